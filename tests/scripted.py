@@ -40,7 +40,8 @@ Wait = Callable[[int], None]
 OPEN, CLOSE = "<|im_start|>", "<|im_end|>"
 ANSWER = f"{OPEN}assistant\n"
 SPECIAL = (CLOSE, OPEN)
-VOCAB = 256 + len(SPECIAL)
+INFILL = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")  # of an engine that fills in the middle
+VOCAB = 256 + len(SPECIAL) + len(INFILL)
 UNLIKELY = -1e4
 WIDEST = 8192
 MEMORY = 1 << 30
@@ -116,12 +117,12 @@ def call(name: str, **arguments: Any) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
 
 
-def tokenizer(template: str = TEMPLATE) -> Tokenizer:
+def tokenizer(template: str = TEMPLATE, special: Sequence[str] = SPECIAL) -> Tokenizer:
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Library(models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
+    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     with TemporaryDirectory() as name:
         folder = Path(name)
         made.save(str(folder / "tokenizer.json"))
@@ -175,15 +176,21 @@ class _Writer:
     def __init__(self, script: Script, tokenizer: Tokenizer) -> None:
         self._script, self._tokenizer = script, tokenizer
         self._open = tokenizer.encode(ANSWER, add_special=False)
+        self._middle = None if tokenizer.infill is None else tokenizer.infill.middle
         self._end = tokenizer.encode(CLOSE, add_special=False)[0]
         self._answer = lru_cache(maxsize=64)(self._answered)
 
     def next(self, history: np.ndarray[Any, Any]) -> int:
         begins = np.flatnonzero(history == self._open[0])
         width = len(self._open)
+        middle = np.flatnonzero(history == self._middle)
+        if len(middle):
+            return self._after(history, int(middle[-1]) + 1)
         if not len(begins) or history[begins[-1] : begins[-1] + width].tolist() != self._open:
             return self._end
-        place = int(begins[-1]) + width
+        return self._after(history, int(begins[-1]) + width)
+
+    def _after(self, history: np.ndarray[Any, Any], place: int) -> int:
         answer = self._answer(history[:place].tobytes())
         written = self._tokenizer.decode(history[place:].tolist(), skip_special=False)
         rest = self._tokenizer.encode(_left(answer, written), add_special=False)
@@ -211,9 +218,11 @@ def start(
     name: str = CARD.name,
     device: Device | None = None,
     wait: Wait = lambda width: None,
+    fills: bool = False,
 ) -> Engine:
-    """A running engine, whose answers are the script's. The caller closes it. `wait` is called before each launch."""
-    spelling = tokenizer(template)
+    """A running engine, whose answers are the script's. The caller closes it. `wait` is called before each launch;
+    `fills`: it fills in the middle too."""
+    spelling = tokenizer(template, (*SPECIAL, *INFILL) if fills else SPECIAL)
 
     def load() -> Loaded:
         footprint = Footprint(((None, 8),), 0, 16, 0, 4 * VOCAB)

@@ -229,6 +229,13 @@ class SettingsTable:
         low=0.01,
         high=3600.0,
     )
+    idle_body_s: float = setting(
+        50.0,
+        "seconds after which an answer that is not streamed gets white space before its JSON, and as often again, for "
+        "clients and proxies that wait no longer for the first byte",
+        low=0.01,
+        high=3600.0,
+    )
     request_timeout_s: float = setting(
         3600.0, "longest time a request may take, queueing included", low=0.01, high=30 * 86400.0
     )

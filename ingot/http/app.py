@@ -29,9 +29,10 @@ from ingot.http.responses.endpoints import Responses
 from ingot.http.routing import app_of
 from ingot.http.service import Service
 from ingot.http.side_service import SideService
-from ingot.http.streaming.sse import named_events
+from ingot.http.streaming.sse import CHUNKS_ALONE, named_events
 from ingot.protocol.anthropic.answers import Ping
 from ingot.protocol.anthropic.body import count_tokens, read_messages
+from ingot.protocol.infill import read_infill
 from ingot.protocol.ollama.embed import read_embed, read_old_embedding
 from ingot.protocol.ollama.models import show, show_side
 from ingot.protocol.openai.chat import read_chat
@@ -90,6 +91,7 @@ def endpoints_of(service: Service) -> dict[str, Any]:
         **side_endpoints(service),
         "createChatCompletion": Generation(service, read_chat),
         "createCompletion": Generation(service, read_completion),
+        "infill": Generation(service, read_infill, CHUNKS_ALONE),
         "createMessage": Generation(service, read_messages, named_events(Ping())),
         "countMessageTokens": reader(service, count_tokens),
         "listModels": models,

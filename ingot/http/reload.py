@@ -13,7 +13,9 @@ from ingot.http.hall import HasHall
 from ingot.http.tenants import Tenants, refuse_short_key
 
 KEYS: Final = frozenset({"api_key", "api_key_file", "admin_api_key"})
-LIVE: Final = KEYS | {"allowed_hosts", "cors_origins", "keepalive_s", "idle_event_s", "drain_s", "log_level"}
+LIVE: Final = KEYS | {
+    *("allowed_hosts", "cors_origins", "keepalive_s", "idle_event_s", "idle_body_s", "drain_s", "log_level"),
+}
 """What is looked at anew for each request, and so can change."""
 
 log = logging.getLogger("ingot.http")

@@ -15,6 +15,7 @@ from ingot.protocol.anthropic.answers import MESSAGE_EVENTS, MessageBody
 from ingot.protocol.anthropic.body import COUNT_BODY, MESSAGES_BODY, TokenCount
 from ingot.protocol.anthropic.errors import AnthropicError
 from ingot.protocol.errors import ErrorBody
+from ingot.protocol.infill import INFILL_BODY, InfillAnswer
 from ingot.protocol.ollama.answers import OllamaChat, OllamaCompletion
 from ingot.protocol.ollama.body import CHAT_BODY as OLLAMA_CHAT_BODY
 from ingot.protocol.ollama.body import GENERATE_BODY
@@ -90,6 +91,7 @@ CHANGED = Shape(ModelBody)
 SHAPES: Final = {
     "createChatCompletion": Shape(ChatCompletion, CHAT_BODY, chunk=ChatChunk),
     "createCompletion": Shape(Completion, COMPLETION_BODY, chunk=Completion),
+    "infill": Shape(InfillAnswer, INFILL_BODY, chunk=InfillAnswer),
     "createMessage": Shape(MessageBody, MESSAGES_BODY, events=MESSAGE_EVENTS, failure=AnthropicError),
     "countMessageTokens": Shape(TokenCount, COUNT_BODY, failure=AnthropicError),
     "createEmbedding": Shape(EmbeddingList, EMBEDDING_BODY),

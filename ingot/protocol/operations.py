@@ -62,6 +62,7 @@ def changes(name: str, what: str, summary: str) -> Operation:
 OPERATIONS: Final = (
     runs("createChatCompletion", "/v1/chat/completions", "Answer a conversation."),
     runs("createCompletion", "/v1/completions", "Continue a text."),
+    runs("infill", "/infill", "Fill in what stands between two texts, in llama.cpp's words."),
     runs("createMessage", "/v1/messages", "Answer a conversation, in Anthropic's words."),
     reads("countMessageTokens", "/v1/messages/count_tokens", "The tokens that a conversation takes as a prompt."),
     runs("createEmbedding", "/v1/embeddings", "A vector for each text."),

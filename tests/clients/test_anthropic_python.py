@@ -118,6 +118,33 @@ def test_the_beta_client_works_too(client: Any) -> None:
     assert message.context_management.applied_edits == []
 
 
+def test_the_tool_runner_goes_on_without_a_thread(client: Any) -> None:
+    asked: list[str] = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """The weather of a city.
+
+        Args:
+            city: Its name.
+        """
+        asked.append(city)
+        return "sunny"
+
+    runner = client.beta.messages.tool_runner(model=MODEL, max_tokens=400, tools=[get_weather], messages=[QUESTION])
+    assert runner.until_done().content[-1].text == "It is sunny."
+    assert asked == ["Rome"]
+
+
+def test_a_thread_is_refused_by_the_code_that_clients_go_by(client: Any) -> None:
+    with pytest.raises(anthropic.BadRequestError) as raised:
+        create(client, extra_body={"thread": {"type": "create"}})
+    assert raised.value.body["error"]["details"] == {"error_code": "thread_unsupported_request"}
+    with pytest.raises(anthropic.BadRequestError) as raised:
+        create(client, extra_body={"inference_geo": "us"})
+    assert "details" not in raised.value.body["error"]
+
+
 @pytest.mark.parametrize(
     ("asked", "reason", "sequence", "text"),
     [

@@ -191,6 +191,17 @@ def test_a_background_response_is_waited_for_or_cancelled(client: openai.OpenAI)
     assert client.responses.retrieve(running.id).status == "cancelled"
 
 
+def test_a_background_stream_is_resumed(client: openai.OpenAI) -> None:
+    stream = client.responses.create(model="default", input="Hi", background=True, stream=True)
+    first = next(iter(stream))
+    stream.close()
+    rest = list(client.responses.retrieve(first.response.id, stream=True, starting_after=first.sequence_number))
+    assert [event.sequence_number for event in rest] == list(range(1, len(rest) + 1))
+    assert rest[-1].type == "response.completed" and rest[-1].response.output_text == "Hello, world"
+    with client.responses.stream(response_id=first.response.id) as again:
+        assert again.get_final_response().output_text == "Hello, world"
+
+
 def test_each_refusal_is_the_clients_own_exception(client: openai.OpenAI) -> None:
     for refused in ({"conversation": "c"}, {"truncation": "auto"}, {"tools": [{"type": "file_search"}]}):
         with pytest.raises(openai.BadRequestError) as raised:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests import scripted
@@ -47,7 +48,9 @@ def slow(width: int) -> None:
 @pytest.fixture(scope="module")
 def filled() -> Iterator[str]:
     engine = scripted.start(SCRIPT, wait=slow)
-    with running(engine, settings(idle_event_s=0.01, alias=("claude-*=default",), api_key=KEY)) as url:
+    with running(
+        engine, settings(idle_event_s=0.01, idle_body_s=0.01, alias=("claude-*=default",), api_key=KEY)
+    ) as url:
         yield url
     engine.close()
 
@@ -73,6 +76,24 @@ def test_anthropics_client_gets_the_same_message(filled: str) -> None:
     told = [block.model_dump(exclude={"id", "parsed_output"}) for block in final.content]
     assert told == [block.model_dump(exclude={"id"}) for block in whole.content]
     assert [block["type"] for block in told] == ["thinking", "text", "tool_use"]
+
+
+def test_every_client_reads_a_whole_answer_behind_white_space(filled: str) -> None:
+    anthropic, ollama, openai = (pytest.importorskip(name) for name in ("anthropic", "ollama", "openai"))
+    said = [{"role": "user", "content": "Hi"}]
+    with httpx.Client(headers={"authorization": f"Bearer {KEY}"}) as plain_client:
+        raw = plain_client.post(f"{filled}/v1/chat/completions", json={"messages": said})
+    assert raw.content.startswith(b" ")
+    with openai.OpenAI(base_url=f"{filled}/v1", api_key=KEY, max_retries=0, timeout=30) as client:
+        assert (
+            client.chat.completions.create(model="default", messages=said).choices[0].message.content == "Hello, world"
+        )
+        assert client.responses.create(model="default", input="Hi").output_text == "Hello, world"
+    with anthropic.Anthropic(base_url=filled, api_key=KEY, max_retries=0, timeout=30) as client:
+        told = client.messages.create(model="claude-opus-5", max_tokens=400, messages=said)
+        assert told.content[0].text == "Hello, world"
+    client = ollama.Client(host=filled, headers={"authorization": f"Bearer {KEY}"}, timeout=30)
+    assert client.chat("default", messages=said).message.content == "Hello, world"
 
 
 def test_a_block_that_was_begun_for_another_stays_empty_and_changes_no_later_prompt(filled: str) -> None:

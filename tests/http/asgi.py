@@ -26,12 +26,13 @@ class Call:
         self.app = app
         raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         given = {"host": "127.0.0.1", "content-type": "application/json", **(headers or {})}
+        path, _, query = path.partition("?")
         self.scope = {
             "type": "http",
             "method": method,
             "path": path,
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query.encode(),
             "root_path": "",
             "scheme": "http",
             "http_version": "1.1",

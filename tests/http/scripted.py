@@ -35,6 +35,7 @@ from ingot.errors import BadRequest, Cancelled, ContextOverflow, IngotError
 from ingot.observe.figures import Figures
 from ingot.observe.speculation import SpeculationCounts
 from ingot.text.prompt.control_tokens import Controls
+from ingot.text.prompt.infill import Infill
 from ingot.text.template.chat_template import ChatTemplate
 
 CHATML = (
@@ -60,12 +61,16 @@ class ByteTokenizer:
     controls = Controls()  # no byte is one
     response_template = None
 
-    def __init__(self, template: str | None = CHATML, *, bos: bool = True) -> None:
+    def __init__(self, template: str | None = CHATML, *, bos: bool = True, infill: Infill | None = None) -> None:
+        self.infill, self.first_ids = infill, (BOS,) * bos
         self.template = compiled(template) if template is not None else None
         self.bos = bos
 
     def encode(self, text: str, *, add_special: bool, quoted: Collection[int] | None = None) -> list[int]:
         return [BOS] * (add_special and self.bos) + list(text.encode())
+
+    def encode_plain(self, text: str, *, leads: bool = True) -> list[int]:
+        return list(text.encode())
 
     def least_tokens(self, text: str) -> int:
         return len(text.encode())

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from ingot.engine.request import Ended, Event, SequenceEnded, TextDelta, Timing, Usage
+from ingot.engine.request import Ended, Event, Failed, SequenceEnded, TextDelta, Timing, Usage
+from ingot.errors import Unavailable
 from ingot.http.app import build_app
-from tests.http.asgi import Call
-from tests.http.scripted import ScriptedEngine, settings
+from tests.http.asgi import Call, call
+from tests.http.scripted import ScriptedEngine, failing, settings
 
 pytestmark = pytest.mark.anyio
 
@@ -76,6 +77,64 @@ async def test_a_stream_that_is_only_short_of_time_has_no_more_events_than_it_ne
     plain = await told(path, lambda so_far: True)
     again = await told(path, lambda so_far: True, keepalive_s=0.01, idle_event_s=3600.0)
     assert len(again) == len(plain)
+
+
+WHOLE = {path: {**body, "stream": False} for path, body in STREAMS.items()}
+
+
+@each
+async def test_white_space_holds_a_whole_answer_open(path: str) -> None:
+    engine = ScriptedEngine(None)
+    async with Call(build_app(engine, settings(idle_body_s=0.01)), path=path, body=WHOLE[path]) as made:
+        await made.until(lambda: made.body.startswith(b"   "))
+        engine.streams[0].put([TextDelta(0, "x")], END)
+        await made.done()
+    assert (made.status, made.headers["content-type"]) == (200, "application/json")
+    assert made.headers["x-request-id"] == engine.requests[0].id and "content-length" not in made.headers
+    held, plain = made.json(), await whole(path)
+    assert plain.keys() == held.keys()
+    assert made.body.strip()[:1] == b"{" and "x" in made.body.decode()
+
+
+@each
+async def test_an_error_of_an_answer_that_has_begun_is_told_in_its_body(path: str) -> None:
+    engine = ScriptedEngine(None)
+    async with Call(build_app(engine, settings(idle_body_s=0.01)), path=path, body=WHOLE[path]) as made:
+        await made.until(lambda: made.body.startswith(b" "))
+        engine.streams[0].put([Failed(Unavailable("The engine stopped."))])
+        await made.done()
+    assert (made.status, made.complete) == (200, True)
+    error = made.json()["error"]
+    assert (error if isinstance(error, str) else error["message"]) == "The engine stopped."
+    if path == "/v1/messages":
+        assert made.json()["type"] == "error"
+    if path == "/v1/responses":
+        assert made.json()["status"] == "failed"
+
+
+@each
+async def test_an_answer_that_comes_in_time_has_its_length_and_an_error_its_status(path: str) -> None:
+    assert (
+        "content-length" in (await call(build_app(ScriptedEngine(), settings()), path=path, body=WHOLE[path])).headers
+    )
+    failed = ScriptedEngine(failing(Unavailable("The engine stopped.")))
+    assert (await call(build_app(failed, settings()), path=path, body=WHOLE[path])).status == 503
+
+
+async def test_a_server_that_stops_ends_a_held_answer_in_words() -> None:
+    engine = ScriptedEngine(None)
+    app = build_app(engine, settings(idle_body_s=0.01))
+    async with Call(app, body=WHOLE["/v1/chat/completions"]) as made:
+        await made.until(lambda: made.body.startswith(b" "))
+        app.state.service.live.abandon_all(Unavailable("The server is shutting down."))
+        await made.done()
+    assert made.json()["error"]["message"] == "The server is shutting down."
+    assert engine.streams[0].closed.is_set()
+
+
+async def whole(path: str) -> Chunk:
+    made: Chunk = (await call(build_app(ScriptedEngine(), settings()), path=path, body=WHOLE[path])).json()
+    return made
 
 
 async def test_the_events_of_a_response_are_numbered_without_a_gap() -> None:

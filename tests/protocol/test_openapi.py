@@ -53,7 +53,9 @@ def test_an_answer_that_is_a_file_may_be_nothing_else() -> None:
 def test_every_operation_has_an_endpoint_and_every_endpoint_an_operation() -> None:
     paths = {route.path for route in build_app(ScriptedEngine(), settings()).routes}  # type: ignore[arg-type]
     described = {route_path(operation.path) for operation in OPERATIONS}
-    known = {path for path in paths if path.startswith(("/v1", "/v2", "/api", "/health", "/metrics", "/version"))}
+    known = {
+        path for path in paths if path.startswith(("/v1", "/v2", "/api", "/health", "/metrics", "/version", "/infill"))
+    }
     assert known - set(REFUSED) == described
 
 

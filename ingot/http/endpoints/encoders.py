@@ -14,9 +14,10 @@ from ingot.http.allowed import refuse_unless_allowed
 from ingot.http.body import Body
 from ingot.http.capture import to_capture
 from ingot.http.disconnect import Exchange
-from ingot.http.edge import answer_of
+from ingot.http.edge import ClientGone, answer_of, as_ingot_error
 from ingot.http.side_request import SideRequest
 from ingot.http.side_service import SideService
+from ingot.http.streaming.response import HeldResponse
 from ingot.protocol.encoders import EncodingTask
 from ingot.protocol.side_served import SideServed
 
@@ -38,6 +39,7 @@ class EncodingEndpoint:
     async def _answer(self, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
         answer = answer_of(scope)
         served = self.service.served_to(answer.tenant)
+        held = HeldResponse(answer, send, self.service.settings)
         captured = body.raw if to_capture(self.service.captures, scope) else b""
 
         async def work() -> None:
@@ -47,13 +49,21 @@ class EncodingEndpoint:
             card = self.service.engine.encoders[job.request.role].card
             refuse_unless_allowed(card.name, key, answer)
             with SideRequest(self.service, answer, card.name, OPERATIONS[job.request.role]) as request:
-                encoded = await self.service.engine.encode(job.request)
+                async with held.waiting():
+                    encoded = await self.service.engine.encode(job.request)
                 request.computed(encoded)
             if self.service.captures is not None and captured:
                 self.service.captures.encoded(captured, scope["path"], job.request, card, encoded)
             self.service.rates.charge(answer.tenant, key, tokens)
             # A thousand vectors are megabytes of JSON, which would hold up every stream.
             told = await anyio.to_thread.run_sync(job.told, encoded)
-            await Response(told, media_type="application/json")(scope, receive, send)
+            await Response(told, media_type="application/json")(scope, receive, held.send)
 
-        await self.service.live.run(Exchange(receive, self.service.settings.request_timeout_s), work)
+        try:
+            await self.service.live.run(Exchange(receive, self.service.settings.request_timeout_s), work)
+        except ClientGone:
+            raise
+        except Exception as error:  # an answer that has begun ends in words, whatever broke it
+            if not held.begun:
+                raise
+            await held.fail(as_ingot_error(error, answer.id))

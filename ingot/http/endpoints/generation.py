@@ -17,7 +17,7 @@ from ingot.http.disconnect import Exchange, beside
 from ingot.http.edge import ClientGone, Json, answer_of, as_ingot_error
 from ingot.http.service import Service
 from ingot.http.streaming.framing import Framing
-from ingot.http.streaming.response import StreamedResponse
+from ingot.http.streaming.response import HeldResponse, StreamedResponse
 from ingot.http.streaming.sse import BARE_EVENTS
 from ingot.protocol.chat.answers import GenerationTask, Streamed, Whole
 from ingot.protocol.served import Served
@@ -40,6 +40,7 @@ class Generation:
         noted = answer_of(scope)
         request_id = noted.id
         out = StreamedResponse(send, self.framing, self.service.settings)
+        held = HeldResponse(noted, send, self.service.settings)
         if to_capture(self.service.captures, scope):
             noted.body = body.raw
         telling: Streamed | None = None
@@ -58,7 +59,9 @@ class Generation:
                     telling = job.view
                     await tell(stream, telling, out)
                 else:
-                    await Json(await gathered(stream, job.view))(scope, receive, send)
+                    async with held.waiting():
+                        told = await gathered(stream, job.view)
+                    await Json(told)(scope, receive, held.send)
             finally:
                 stream.close()
 
@@ -67,13 +70,16 @@ class Generation:
             await self.service.live.run(exchange, answer)
         except ClientGone:
             raise
-        except Exception as error:  # a stream that has begun ends in words, whatever broke it
+        except Exception as error:  # an answer that has begun ends in words, whatever broke it
+            if held.begun:
+                await held.fail(as_ingot_error(error, request_id))
+                return
             if not out.started or telling is None:
                 raise
             await out.end(self.framing.framed(telling.failed(as_ingot_error(error, request_id))))
 
 
-async def gathered(stream: AsyncIterable[list[Event]], view: Whole) -> Struct:
+async def gathered(stream: AsyncIterable[list[Event]], view: Whole) -> Struct | dict[str, Any]:
     last: Event | None = None
     async for events in stream:
         for last in events:

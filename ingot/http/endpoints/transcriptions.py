@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -17,7 +18,7 @@ from ingot.http.edge import ClientGone, answer_of, as_ingot_error
 from ingot.http.multipart import read_form
 from ingot.http.side_request import SideRequest
 from ingot.http.side_service import SideService
-from ingot.http.streaming.response import StreamedResponse
+from ingot.http.streaming.response import HeldResponse, StreamedResponse
 from ingot.http.streaming.sse import BARE_EVENTS
 from ingot.protocol.errors import ErrorBody
 from ingot.protocol.openai.transcription_answers import TranscriptDelta, TranscriptView
@@ -39,6 +40,7 @@ class TranscriptionEndpoint:
 
     async def _answer(self, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
         answer, out = answer_of(scope), StreamedResponse(send, BARE_EVENTS, self.service.settings)
+        held = HeldResponse(answer, send, self.service.settings)
         served = self.service.served_to(answer.tenant)
 
         async def work() -> None:
@@ -53,8 +55,10 @@ class TranscriptionEndpoint:
                     if job.view.streamed:
                         await tell(events, job.view, out)
                     else:
-                        told, media_type = await gathered(events, job.view)
-                        await Response(told, media_type=media_type)(scope, receive, send)
+                        # Subtitles and plain text have no place for white space that means nothing.
+                        async with held.waiting() if job.view.is_json else nullcontext():
+                            told, media_type = await gathered(events, job.view)
+                        await Response(told, media_type=media_type)(scope, receive, held.send)
                 finally:
                     stream.close()
 
@@ -62,7 +66,10 @@ class TranscriptionEndpoint:
             await self.service.live.run(Exchange(receive, self.service.settings.request_timeout_s), work)
         except ClientGone:
             raise
-        except Exception as error:  # a stream that has begun ends in words, whatever broke it
+        except Exception as error:  # an answer that has begun ends in words, whatever broke it
+            if held.begun:
+                await held.fail(as_ingot_error(error, answer.id))
+                return
             if not out.started:
                 raise
             await out.end(out.framing.framed([ErrorBody.of(as_ingot_error(error, answer.id))]))

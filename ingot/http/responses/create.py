@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from contextlib import aclosing
-from typing import Final
 
 from msgspec import Struct
 from starlette.types import Message, Receive, Scope, Send
@@ -13,28 +12,15 @@ from starlette.types import Message, Receive, Scope, Send
 from ingot.errors import IngotError, Stopping
 from ingot.http.body import Body
 from ingot.http.capture import to_capture
-from ingot.http.disconnect import Exchange, beside
+from ingot.http.disconnect import Exchange
 from ingot.http.edge import ClientGone, Json, Reply, answer_of, as_ingot_error
 from ingot.http.responses.endpoints import Responses
-from ingot.http.responses.runs import Run
-from ingot.http.streaming.feed import Feed
-from ingot.http.streaming.framing import Framing
-from ingot.http.streaming.response import StreamedResponse
-from ingot.http.streaming.sse import KEEP_ALIVE, MEDIA_TYPE, bare
-from ingot.protocol.responses.answers import ResponseEvent
+from ingot.http.responses.runs import EVENTS, Run, tell
+from ingot.http.streaming.feed import Feed, FeedReader
+from ingot.http.streaming.response import HeldResponse, StreamedResponse
 from ingot.protocol.responses.request import read_response
 
 Batches = AsyncGenerator[list[Struct], None]
-
-
-def named(buffer: bytearray, chunk: Struct) -> None:
-    """An event by the name of its type."""
-    assert isinstance(chunk, ResponseEvent)
-    buffer += b"event: %s\n" % chunk.type.encode()
-    bare(buffer, chunk)
-
-
-EVENTS: Final = Framing(MEDIA_TYPE, named, alive=KEEP_ALIVE)
 
 
 class CreateResponse:
@@ -50,35 +36,34 @@ class CreateResponse:
     async def _answer(self, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
         noted = answer_of(scope)
         out = StreamedResponse(send, EVENTS, self._service.settings)
+        held = HeldResponse(noted, send, self._service.settings)
         run: Run | None = None
 
         async def answer() -> None:
             nonlocal run
             run = await self._begun(body, noted)
             alone = run.plan.body.background
-            batches: Feed | Batches = await self._alone(run, noted) if alone else self._attended(run)
-            composer = run.plan.composer
-
-            def empty() -> list[Struct]:
-                # What waits to be told has its numbers already.
-                return [] if isinstance(batches, Feed) and len(batches) else composer.empty()
-
-            async with aclosing(batches):
+            reader = await self._alone(run, noted) if alone else None
+            async with aclosing(self._attended(run) if reader is None else reader.batches()) as batches:
                 if run.plan.body.stream:
-                    await tell(batches, empty, out)
+                    await tell(batches, lambda: run.silence(reader), out)
                     return
                 if not alone:
-                    await consume(batches)
-                if run.error is not None:
+                    async with held.waiting():
+                        await consume(batches)
+                if run.error is not None and not held.begun:  # else the body tells that it failed
                     raise run.error
-                await Json(run.body())(scope, receive, send)
+                await Json(run.body())(scope, receive, held.send)
 
         exchange = Exchange(receive, self._service.settings.request_timeout_s, noted)
         try:
             await self._service.live.run(exchange, answer)
         except ClientGone:
             raise
-        except Exception as error:  # a stream that has begun ends in words, whatever broke it
+        except Exception as error:  # an answer that has begun ends in words, whatever broke it
+            if held.begun:
+                await held.fail(as_ingot_error(error, noted.id))
+                return
             if not out.started or run is None:
                 raise
             await out.end(EVENTS.framed(run.plan.composer.failed(as_ingot_error(error, noted.id))))
@@ -110,13 +95,13 @@ class CreateResponse:
             run.ended.set()
             self._responses.runs.remove(run)
 
-    async def _alone(self, run: Run, noted: Reply) -> Feed:
+    async def _alone(self, run: Run, noted: Reply) -> FeedReader:
         """The events of a response that goes on whether or not anybody reads them."""
-        feed = Feed()
+        run.feed = feed = Feed()
         self._responses.runs.add(run)
         await self._responses.keep(run)
         self._responses.go_alone(self._drained(run, feed, noted, self._service.extend()))
-        return feed
+        return feed.reader()
 
     async def _drained(self, run: Run, feed: Feed, noted: Reply, let_go: Callable[[], None]) -> None:
         async def work() -> None:
@@ -134,23 +119,13 @@ class CreateResponse:
         finally:
             run.close()
             run.ended.set()
-            self._responses.runs.remove(run)
+            self._responses.runs.end(run, feed)
             feed.end()
             let_go()
 
     def _broken(self, run: Run, error: IngotError) -> None:
         run.plan.composer.failed(error)
         self._responses.keep_now(run)
-
-
-async def tell(batches: AsyncIterable[list[Struct]], empty: Callable[[], list[Struct]], out: StreamedResponse) -> None:
-    told = aiter(batches)
-    await out.start()
-    await out.write(EVENTS.framed(await anext(told, [])))
-    async with beside(out.keep_alive(empty)):
-        async for events in told:
-            await out.write(EVENTS.framed(events))
-    await out.end(b"")
 
 
 async def consume(batches: AsyncIterable[list[Struct]]) -> None:

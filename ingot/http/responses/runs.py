@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
 from typing import Final
 
 from anyio import to_thread
@@ -12,11 +12,16 @@ from msgspec import Struct
 from ingot.engine.request import Ended, Failed
 from ingot.errors import Cancelled, IngotError
 from ingot.http.accounting import CountedStream, opened
+from ingot.http.disconnect import beside
 from ingot.http.edge import Reply
 from ingot.http.endpoints.generation import cut_short
 from ingot.http.service import Service
+from ingot.http.streaming.feed import Feed, FeedReader
+from ingot.http.streaming.framing import Framing
+from ingot.http.streaming.response import StreamedResponse
+from ingot.http.streaming.sse import KEEP_ALIVE, MEDIA_TYPE, bare
 from ingot.protocol.chat.answers import GenerationTask
-from ingot.protocol.responses.answers import ResponseBody
+from ingot.protocol.responses.answers import ResponseBody, ResponseEvent
 from ingot.protocol.responses.output_items import GrowingServerCall
 from ingot.protocol.responses.request import ResponsePlan
 
@@ -29,6 +34,26 @@ CallTool = Callable[[str, str, str], Awaitable[str]]
 
 
 Keep = Callable[["Run"], Awaitable[None]]
+
+
+def named(buffer: bytearray, chunk: Struct) -> None:
+    """An event by the name of its type."""
+    assert isinstance(chunk, ResponseEvent)
+    buffer += b"event: %s\n" % chunk.type.encode()
+    bare(buffer, chunk)
+
+
+EVENTS: Final = Framing(MEDIA_TYPE, named, alive=KEEP_ALIVE)
+
+
+async def tell(batches: AsyncIterable[list[Struct]], empty: Callable[[], list[Struct]], out: StreamedResponse) -> None:
+    told = aiter(batches)
+    await out.start()
+    await out.write(EVENTS.framed(await anext(told, [])))
+    async with beside(out.keep_alive(empty)):
+        async for events in told:
+            await out.write(EVENTS.framed(events))
+    await out.end(b"")
 
 
 class Run:
@@ -45,6 +70,7 @@ class Run:
         self._cancelled = asyncio.Event()
         self.ended = asyncio.Event()
         self.error: IngotError | None = None
+        self.feed: Feed | None = None  # its events, where it goes on without its client
 
     @property
     def id(self) -> str:
@@ -81,6 +107,10 @@ class Run:
         await to_thread.run_sync(self._service.engine.cancel, self.id)
         async with asyncio.timeout(CANCEL_S):
             await self.ended.wait()
+
+    def silence(self, reader: FeedReader | None) -> list[Struct]:
+        """What fills one. Events that wait to be read have their numbers already."""
+        return [] if reader is not None and len(reader) else self.plan.composer.empty()
 
     def body(self) -> ResponseBody:
         return self.plan.composer.snapshot()

@@ -2,25 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from anyio import to_thread
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from ingot.errors import BadRequest, NotFound
 from ingot.http.edge import Json, answer_of
 from ingot.http.hall import Hall
-from ingot.http.responses.runs import Run
+from ingot.http.responses.runs import EVENTS, Run, tell
 from ingot.http.responses.under_way import Runs
-from ingot.protocol.responses.answers import DeletedResponse
-from ingot.protocol.responses.queries import ITEMS_QUERY, RESPONSE_QUERY, ItemsQuery, listed, query_of
+from ingot.http.streaming.feed import FeedReader
+from ingot.http.streaming.response import StreamedResponse
+from ingot.protocol.responses.answers import DeletedResponse, ResponseEvent
+from ingot.protocol.responses.queries import ITEMS_QUERY, RESPONSE_QUERY, ItemsQuery, ResponseQuery, listed, query_of
 from ingot.protocol.responses.stored_response import StoredResponse
 from ingot.protocol.schema.fields import BodyReading
 from ingot.protocol.schema.terms import NO_TERMS
 
 UNFINISHED: Final = ("queued", "in_progress")
+
+
+class Resumed(Response):
+    """The events after one of them; who leaves changes nothing for the response."""
+
+    def __init__(self, run: Run | None, reader: FeedReader, after: int, hall: Hall) -> None:
+        super().__init__()
+        self._run, self._reader, self._after, self._hall = run, reader, after, hall
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        out = StreamedResponse(send, EVENTS, self._hall.settings)
+
+        async def answer() -> None:
+            async with aclosing(self._batches()) as batches:
+                await tell(batches, lambda: [] if self._run is None else self._run.silence(self._reader), out)
+
+        await self._hall.attended(receive, answer)
+
+    async def _batches(self) -> AsyncGenerator[list[Struct], None]:
+        async with aclosing(self._reader.batches()) as batches:
+            async for told in batches:
+                yield [event for event in told if cast(ResponseEvent, event).sequence_number > self._after]
 
 
 class StoredResponses:
@@ -55,12 +83,26 @@ class StoredResponses:
         return kept
 
     async def retrieve(self, request: Request) -> Response:
-        query_of(request.query_params.multi_items(), RESPONSE_QUERY, self._reading())
+        query: ResponseQuery = query_of(request.query_params.multi_items(), RESPONSE_QUERY, self._reading())
         tenant, response_id = answer_of(request.scope).tenant, request.path_params["response_id"]
+        if query.stream:
+            return await self._resumed(tenant, response_id, query.starting_after)
         run = self.runs.find(tenant, response_id)
         if run is not None and run.plan.store:
             return Json(run.body())
         return Json((await self.find(tenant, response_id)).response)
+
+    async def _resumed(self, tenant: str, response_id: str, after: int | None) -> Response:
+        """The events of a response in the background, from behind the one of this number."""
+        run = self.runs.find(tenant, response_id)
+        feed = self.runs.ended_lately(tenant, response_id) if run is None else run.feed
+        if feed is not None and feed.whole:
+            return Resumed(run, feed.reader(), -1 if after is None else after, self._hall)
+        alone = run is not None and run.plan.body.background
+        if run is None:
+            alone = bool((await self.find(tenant, response_id)).response.get("background"))
+        why = "its events are no longer held" if alone else "it was not asked for with background"
+        raise BadRequest(f"The response '{response_id}' cannot be streamed: {why}. Retrieve it whole.", param="stream")
 
     async def delete(self, request: Request) -> Response:
         tenant, response_id = answer_of(request.scope).tenant, request.path_params["response_id"]
@@ -70,6 +112,7 @@ class StoredResponses:
         await self.find(tenant, response_id)
         assert self.store is not None, "something was found in it"
         await to_thread.run_sync(self.store.delete, tenant, response_id)
+        self.runs.forget(response_id)
         return Json(DeletedResponse(response_id))
 
     async def cancel(self, request: Request) -> Response:

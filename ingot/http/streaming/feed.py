@@ -1,46 +1,73 @@
-"""What a response that goes on alone tells, for a client that reads along."""
+"""What a response that goes on alone tells, for whoever reads along, also from the middle."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncGenerator
 from typing import Final
 
 from msgspec import Struct
 
 from ingot.http.edge import ClientGone
 
-BEHIND: Final = 65_536  # batches that may wait
+HELD: Final = 65_536  # batches
 
 
 class Feed:
-    """Batches of events. Who leaves or falls too far behind misses the rest, and finds the response in the store."""
+    """Batches of events, the latest of which are held. Who falls further behind misses the rest, and finds the response
+    in the store."""
 
     def __init__(self) -> None:
-        self._batches: asyncio.Queue[list[Struct] | None] = asyncio.Queue()
-        self._left = False
+        self._batches: deque[list[Struct]] = deque(maxlen=HELD)
+        self._told = 0  # batches in all
+        self._more = asyncio.Event()
+        self._ended = False
 
     def __len__(self) -> int:
-        return self._batches.qsize()
+        """Batches that are held."""
+        return len(self._batches)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the first batch is still held."""
+        return self._told == len(self._batches)
 
     def put(self, told: list[Struct]) -> None:
-        if len(self) >= BEHIND:
-            self._leave()
-        if not self._left:
-            self._batches.put_nowait(told)
+        self._batches.append(told)
+        self._told += 1
+        self._wake()
 
     def end(self) -> None:
-        self._batches.put_nowait(None)
+        self._ended = True
+        self._wake()
 
-    async def __aiter__(self) -> AsyncIterator[list[Struct]]:
-        while (told := await self._batches.get()) is not None:
-            yield told
-        if self._left:
-            raise ClientGone
+    def reader(self) -> FeedReader:
+        """From the first event on, for a feed that is `whole`."""
+        return FeedReader(self)
 
-    async def aclose(self) -> None:
-        self._leave()
+    def _wake(self) -> None:
+        self._more.set()
+        self._more = asyncio.Event()
 
-    def _leave(self) -> None:
-        self._left, self._batches = True, asyncio.Queue()
-        self.end()
+
+class FeedReader:
+    def __init__(self, feed: Feed) -> None:
+        self._feed, self._next = feed, 0
+
+    def __len__(self) -> int:
+        """Batches that wait to be read."""
+        return self._feed._told - self._next
+
+    async def batches(self) -> AsyncGenerator[list[Struct], None]:
+        feed = self._feed
+        while True:
+            while len(self):
+                behind = len(self)
+                if behind > len(feed._batches):
+                    raise ClientGone
+                self._next += 1
+                yield feed._batches[-behind]
+            if feed._ended:
+                return
+            await feed._more.wait()

@@ -1,15 +1,22 @@
-"""A streamed response: headers at once, frames as they come, and a sign of life when there is nothing to say."""
+"""Responses that take their time. A streamed one: headers at once, frames as they come, and a sign of life when there
+is nothing to say. A whole one: white space before its JSON."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
+import msgspec
 from msgspec import Struct
-from starlette.types import Send
+from starlette.types import Message, Send
 
 from ingot.config import Settings
+from ingot.errors import IngotError
+from ingot.http.disconnect import beside
+from ingot.http.edge import Reply
 from ingot.http.streaming.framing import Framing
+from ingot.protocol.errors import error_body
 
 
 class StreamedResponse:
@@ -65,3 +72,39 @@ class StreamedResponse:
         now = self._clock()
         left = min(self._spoke + self._keepalive_s - now, self._told + self._event_s - now)
         return max(left, min(self._keepalive_s, self._event_s) / 10)
+
+
+class HeldResponse:
+    """One JSON body. Clients and proxies give up where nothing comes for minutes, so a body that is long in the making
+    begins with white space, which JSON allows. By then its status is 200, whatever comes of it: an error that comes
+    later is told in the body, in the shape that the protocol has for errors.
+
+    `send` is what the response is sent by, once it is there: its head goes out only where none has.
+    """
+
+    def __init__(self, answer: Reply, send: Send, settings: Settings) -> None:
+        self._answer, self._send, self._every_s = answer, send, settings.idle_body_s
+        self.begun = False
+
+    @asynccontextmanager
+    async def waiting(self) -> AsyncIterator[None]:
+        """White space goes out for as long as the block lasts."""
+        async with beside(self._hold()):
+            yield
+
+    async def send(self, message: Message) -> None:
+        if not self.begun or message["type"] != "http.response.start":
+            await self._send(message)
+
+    async def fail(self, error: IngotError) -> None:
+        body = error_body(error, self._answer.scope["path"], self._answer.id)
+        await self._send({"type": "http.response.body", "body": msgspec.json.encode(body)})
+
+    async def _hold(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            if not self.begun:
+                self.begun = True
+                headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-cache")]
+                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._send({"type": "http.response.body", "body": b" ", "more_body": True})

@@ -28,6 +28,7 @@ def named(buffer: bytearray, chunk: Struct) -> None:
 
 
 BARE_EVENTS: Final = Framing(MEDIA_TYPE, bare, done=DONE, alive=KEEP_ALIVE)
+CHUNKS_ALONE: Final = Framing(MEDIA_TYPE, bare, alive=KEEP_ALIVE)  # llama.cpp's: the last chunk says that it is
 
 
 def named_events(alive: Struct) -> Framing:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
-from ingot.errors import ContextOverflow, IngotError
+from ingot.errors import ContextOverflow, IngotError, Unsupported
 
 TYPES: Final = {
     401: "authentication_error",
@@ -19,9 +19,16 @@ TYPES: Final = {
 }
 
 
+class ErrorDetails(Struct):
+    """What clients go by rather than by words."""
+
+    error_code: str
+
+
 class AnthropicErrorDetail(Struct):
     type: str
     message: str
+    details: ErrorDetails | UnsetType = UNSET
 
 
 class AnthropicError(Struct, tag_field="type", tag="error", kw_only=True):
@@ -33,7 +40,13 @@ class AnthropicError(Struct, tag_field="type", tag="error", kw_only=True):
     @classmethod
     def of(cls, error: IngotError, request_id: str) -> AnthropicError:
         kind = TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-        return cls(error=AnthropicErrorDetail(kind, error_message(error)), request_id=request_id)
+        return cls(error=AnthropicErrorDetail(kind, error_message(error), details(error)), request_id=request_id)
+
+
+def details(error: IngotError) -> ErrorDetails | UnsetType:
+    """Who asks for a thread is told so by a code, and then sends the whole conversation without one."""
+    unthreaded = isinstance(error, Unsupported) and error.param == "thread"
+    return ErrorDetails("thread_unsupported_request") if unthreaded else UNSET
 
 
 def error_message(error: IngotError) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -31,7 +32,7 @@ class Whole(ABC):
     def take(self, event: Event) -> None: ...
 
     @abstractmethod
-    def body(self) -> Struct:
+    def body(self) -> Struct | dict[str, Any]:
         """The answer; asked for once, after `Ended` was taken."""
 
 

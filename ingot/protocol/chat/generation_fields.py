@@ -77,10 +77,11 @@ class StopFields:
     ignore_eos: bool = accepts(Bool(), "Do not end at the model's own end tokens.", default=False)
     min_tokens: int = accepts(Int(bounds.MIN_TOKENS), "No end token before this many tokens.", default=0)
 
-    def stopping(self, texts: str | tuple[str, ...]) -> Stop:
+    def stopping(self, texts: str | tuple[str, ...], ends: frozenset[int] = frozenset()) -> Stop:
+        """`ends` are tokens that end an answer of this kind, besides those that end all of the model's."""
         return Stop(
             strings=stop_strings(texts),
-            token_ids=frozenset(self.stop_token_ids),
+            token_ids=frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else ends),
             ignore_eos=self.ignore_eos,
             min_tokens=self.min_tokens,
             keep=self.include_stop_str_in_output,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from ingot.errors import BadRequest, ContextOverflow, Unsupported
@@ -11,6 +11,7 @@ from ingot.protocol.served import Served
 from ingot.text.cancellation import checkpoint
 from ingot.text.formats.table import Format
 from ingot.text.prompt.conversation import Conversation, PromptBuilder
+from ingot.text.prompt.infill import Infill
 from ingot.text.prompt.prompt import Prompt
 from ingot.text.template.witness import TemplateHistory
 
@@ -20,13 +21,17 @@ Ending = Literal["opened", "closed", "continued"]
 
 def text_tokens(served: Served, text: str, *, path: str, add_special: bool = True) -> tuple[int, ...]:
     """Raises ContextOverflow before it encodes what can only be too long."""
+    check_length(served, text, path)
+    return tuple(served.tokenizer.encode(text, add_special=add_special))
+
+
+def check_length(served: Served, text: str, path: str) -> None:
     checkpoint()
     context = served.card.context
     if len(text) > context // 4 and (least := served.tokenizer.least_tokens(text)) > context:
         error = ContextOverflow(needed=least, limit=context, counted=False)
         error.param = path
         raise error
-    return tuple(served.tokenizer.encode(text, add_special=add_special))
 
 
 def text_prompt(served: Served, text: str, *, path: str) -> tuple[int, ...]:
@@ -34,6 +39,36 @@ def text_prompt(served: Served, text: str, *, path: str) -> tuple[int, ...]:
     if not tokens:
         raise BadRequest(f"{path} is empty, and the model has no token that begins a text.", param=path)
     return tokens
+
+
+def infill_tokens(served: Served, *, path: str) -> Infill:
+    """Raises Unsupported for a model that cannot fill in the middle."""
+    if served.tokenizer.infill is None:
+        raise Unsupported(
+            f"{path}: the served model cannot fill in the middle: its vocabulary names no tokens for a prefix and a "
+            "suffix. Models that write code, such as Qwen2.5-Coder, StarCoder and DeepSeek-Coder, have them.",
+            param=path,
+        )
+    return served.tokenizer.infill
+
+
+def infill_prompt(
+    served: Served,
+    prefix: str | tuple[int, ...],
+    suffix: str,
+    *,
+    paths: tuple[str, str],
+    files: Sequence[tuple[str, str]] = (),
+) -> tuple[int, ...]:
+    """The prompt for what stands between two texts, which are in the body at these `paths`. Other `files`, by name and
+    text, stand before it."""
+    infill, tokenizer = infill_tokens(served, path=paths[1]), served.tokenizer
+    for text, path in ((prefix, paths[0]), (suffix, paths[1]), *((text, "input_extra") for _, text in files)):
+        if isinstance(text, str):
+            check_length(served, text, path)
+    before = tokenizer.encode_plain(prefix) if isinstance(prefix, str) else prefix
+    made = infill.prompt(before, tokenizer.encode_plain(suffix, leads=False))
+    return (*tokenizer.first_ids, *infill.context(files, tokenizer.encode_plain), *made)
 
 
 def rendered(

@@ -27,7 +27,7 @@ from ingot.protocol.chat.ask import (
 )
 from ingot.protocol.chat.media import Images, MessageList, Unseen, content_of
 from ingot.protocol.chat.prepared import Prepared, prepare_ask
-from ingot.protocol.chat.prompts import text_prompt
+from ingot.protocol.chat.prompts import infill_prompt, infill_tokens, text_prompt
 from ingot.protocol.model_names import DEFAULT_NAME
 from ingot.protocol.ollama.answers import ChatShape, CompletionShape, LineContent, OllamaStreamed, OllamaWhole, Shape
 from ingot.protocol.ollama.options import Options, note_unheeded
@@ -213,7 +213,9 @@ class GenerateBody(OllamaBody):
     prompt: str = accepts(Text(), "What to answer; nothing, and no pictures, only loads the model.", default="")
     system: str | None = accepts(Text(), "Instructions.")
     raw: bool = accepts(Bool(), "Go on from the prompt as it stands, without the chat template.", default=False)
-    suffix: None = refuses("is not supported: no text is filled in before another.", "")
+    suffix: str = accepts(
+        Text(), "The text after the gap that is to be filled in after the prompt; for models that can.", default=""
+    )
     images: tuple[Unseen | PictureMedium, ...] = accepts(Images(), ABOUT_IMAGES, default=())
     template: None = refuses("is not supported: a request cannot bring its own template.", "")
     context: None = refuses("is not supported: send the conversation to /api/chat.", [])
@@ -227,6 +229,8 @@ class GenerateBody(OllamaBody):
         return Ask(messages=messages, thinking=self.thinking, output=self.output)
 
 
+FILLS = (Given("suffix"), Not(Is("suffix", "")))
+NO_TEMPLATE = "goes through the chat template, which filling in before a suffix leaves out."
 NEEDS_LOGPROBS = Never(
     (Given("top_logprobs"), Not(Is("logprobs", True))), "top_logprobs needs logprobs to be true.", param="top_logprobs"
 )
@@ -238,6 +242,10 @@ GENERATE_BODY = ObjectOf(
         *(
             Never((Is("raw", True), Given(name)), f"{name} goes through the chat template, which raw leaves out.", name)
             for name in ("system", "format", "think", "images")
+        ),
+        *(
+            Never((*FILLS, Given(name), Not(Is(name, nothing))), f"{name} {NO_TEMPLATE}", name)
+            for name, nothing in (("system", ""), ("format", ""), ("think", False), ("images", ""))
         ),
     ),
 )
@@ -302,13 +310,17 @@ def read_ollama_chat(value: Any, served: Served, request_id: str) -> GenerationT
 def read_ollama_generate(value: Any, served: Served, request_id: str) -> GenerationTask | Struct:
     reading = served.reading()
     body: GenerateBody = GENERATE_BODY.parse(value, "", reading)
-    if not body.prompt and not body.images:
+    if not body.prompt and not body.images and not body.suffix:
         return loaded(CompletionShape(AnswerHead.of(request_id, int(time.time()), served, reading)))
-    if body.raw:
+    ends: frozenset[int] = frozenset()
+    if body.suffix:
+        wanted = Prepared(infill_prompt(served, body.prompt, body.suffix, paths=("prompt", "suffix")), None, None)
+        ends = infill_tokens(served, path="suffix").ends
+    elif body.raw:
         wanted = Prepared(text_prompt(served, body.prompt, path="prompt"), None, None)
     else:
         wanted = prepare_ask(served, body.chosen.remembering(body.ask()), names=NAMES)
-    return job(body, value, wanted, served, request_id, reading, "prompt")
+    return job(body, value, wanted, served, request_id, reading, "prompt", ends)
 
 
 def job(
@@ -319,6 +331,7 @@ def job(
     request_id: str,
     reading: BodyReading,
     prompt_field: str,
+    ends: frozenset[int] = frozenset(),
 ) -> GenerationTask:
     options = body.chosen
     note_unheeded(value.get("options") or {}, options, served.card.context, reading)
@@ -330,7 +343,7 @@ def job(
         adapter=body.adapter,
         max_tokens=options.limit(len(wanted.prompt)),
         sampling=options.sampling(served.sampling, logprobs=body.told_logprobs),
-        stop=options.stopping(options.stop),
+        stop=options.stopping(options.stop, ends),
         path="options.",
     )
     reading.ignored.extend(wanted.ignored)

@@ -31,7 +31,7 @@ OLLAMA_VERSION: Final = "0.13.0"
 OPTION_NAMES: Final = {"repetition_penalty": "repeat_penalty"}
 NEVER: Final = "9999-12-31T23:59:59Z"
 
-Capability = Literal["completion", "tools", "thinking", "vision", "embedding"]
+Capability = Literal["completion", "tools", "insert", "thinking", "vision", "embedding"]
 
 
 class OllamaVersion(Struct):
@@ -238,6 +238,8 @@ def capabilities(served: Served) -> list[Capability]:
     found: list[Capability] = ["completion"]
     if served.tokenizer.template is not None and served.format.can_call:
         found.append("tools")
+    if served.tokenizer.infill is not None:
+        found.append("insert")
     if thinks(served, served.format):
         found.append("thinking")
     if served.terms.media.kinds:

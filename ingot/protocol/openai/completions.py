@@ -11,12 +11,12 @@ from ingot.errors import BadRequest
 from ingot.protocol.chat.answers import AnswerHead, GenerationTask
 from ingot.protocol.chat.generation_fields import GenerationBody
 from ingot.protocol.chat.prepared import Prepared
-from ingot.protocol.chat.prompts import text_prompt
+from ingot.protocol.chat.prompts import infill_prompt, infill_tokens, text_prompt
 from ingot.protocol.openai.completion_answers import CompletionPlan, CompletionStreamed, CompletionWhole, Echo, spell
 from ingot.protocol.schema import bounds, foreign
 from ingot.protocol.schema.fields import Bool, Either, Int, ListOf, Text
-from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires
-from ingot.protocol.schema.rules import Is, Never, Not
+from ingot.protocol.schema.objects import ObjectOf, accepts, requires
+from ingot.protocol.schema.rules import Given, Is, Never, Not
 from ingot.protocol.schema.stopping import Limit
 from ingot.protocol.schema.token_ids import TokenIds
 from ingot.protocol.served import Served
@@ -43,7 +43,9 @@ class CompletionBody(GenerationBody):
     logprobs: int | None = accepts(
         Int(bounds.LEGACY_LOGPROBS), "Give each token's log-probability, and this many likeliest ones."
     )
-    suffix: None = refuses("is not supported: text is generated after the prompt, never inserted.", "")
+    suffix: str = accepts(
+        Text(), "The text after the gap that is to be filled in after the prompt; for models that can.", default=""
+    )
 
     def check(self) -> None:
         """Refuse what no schema can say: numbers that limit each other."""
@@ -78,6 +80,11 @@ COMPLETION_BODY = ObjectOf(
             "max_tokens is 0, which asks for something only with echo.",
             param="max_tokens",
         ),
+        Never(
+            (Given("suffix"), Not(Is("suffix", "")), Is("echo", True)),
+            "echo gives a prompt back before what follows it, and with a suffix that stands in between.",
+            param="echo",
+        ),
     ),
     foreign.COMPLETIONS,
 )
@@ -89,7 +96,8 @@ def read_completion(value: Any, served: Served, request_id: str) -> GenerationTa
     body: CompletionBody = COMPLETION_BODY.parse(value, "", reading)
     body.check()
     prompts = body.each()
-    tokens = tuple(p if isinstance(p, tuple) else text_prompt(served, p, path="prompt") for p in prompts)
+    tokens = tuple(prompt_tokens(served, prompt, body.suffix) for prompt in prompts)
+    ends = infill_tokens(served, path="suffix").ends if body.suffix else frozenset()
     scored = body.logprobs if body.logprobs is not None else (0 if body.candidates > body.n else None)
     request = body.request(
         request_id,
@@ -100,7 +108,7 @@ def read_completion(value: Any, served: Served, request_id: str) -> GenerationTa
         max_tokens=body.max_tokens,
         n=body.candidates,
         sampling=body.sampling(served, logprobs=scored, prompt_logprobs=body.logprobs if body.echo else None),
-        stop=body.stopping(body.stop),
+        stop=body.stopping(body.stop, ends),
     )
     plan = CompletionPlan(
         prompts=len(prompts),
@@ -116,6 +124,12 @@ def read_completion(value: Any, served: Served, request_id: str) -> GenerationTa
     head = AnswerHead.of(request_id, int(time.time()), served, reading, tokens, request)
     streamed = CompletionStreamed(head, plan, include_usage=body.include_usage)
     return GenerationTask(request, streamed if body.stream else CompletionWhole(head, plan), "prompt", head)
+
+
+def prompt_tokens(served: Served, prompt: OnePrompt, suffix: str) -> tuple[int, ...]:
+    if suffix:
+        return infill_prompt(served, prompt, suffix, paths=("prompt", "suffix"))
+    return prompt if isinstance(prompt, tuple) else text_prompt(served, prompt, path="prompt")
 
 
 def echo(served: Served, prompt: OnePrompt, ids: tuple[int, ...], *, spelled: bool) -> Echo:

@@ -129,6 +129,11 @@ class TranscriptView(Struct, frozen=True, kw_only=True):
     streamed: bool = False
     ignored: list[str] = field(default_factory=list)
 
+    @property
+    def is_json(self) -> bool:
+        """Whether the whole answer is JSON."""
+        return self.format not in ("text", "srt", "vtt")
+
     def told(self, segments: Sequence[Segment], ended: Transcribed) -> tuple[bytes, str]:
         """The whole answer, and its media type."""
         match self.format:

@@ -9,8 +9,9 @@ from typing import Any, Final
 from ingot.protocol.responses.answers import InputItemList
 from ingot.protocol.responses.body import INCLUDABLE
 from ingot.protocol.schema import bounds
-from ingot.protocol.schema.fields import BodyReading, Int, ListOf, OneOf, Text
+from ingot.protocol.schema.fields import BodyReading, Bool, Int, ListOf, OneOf, Text
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses
+from ingot.protocol.schema.rules import Given, Is, Never, Not
 
 INCLUDE = ListOf(OneOf(INCLUDABLE), most=len(INCLUDABLE))
 ABOUT_INCLUDE: Final = "Has no effect: a stored response is given as it was answered."
@@ -20,8 +21,12 @@ LISTS: Final = frozenset({"include"})
 @dataclass(frozen=True, slots=True)
 class ResponseQuery:
     include: tuple[str, ...] = accepts(INCLUDE, ABOUT_INCLUDE, default=())
-    stream: None = refuses("is not supported here: a stored response is given whole. Leave it out.", False)
-    starting_after: None = refuses("is not supported: a stored response is given whole.")
+    stream: bool = accepts(
+        Bool(), "Send the events of a response in the background, those to come as they come.", default=False
+    )
+    starting_after: int | None = accepts(
+        Int((0, 2**31 - 1)), "Leave out the events up to this one's sequence_number; needs stream."
+    )
     include_obfuscation: None = refuses("is not supported: events are never padded.", False)
 
 
@@ -33,7 +38,17 @@ class ItemsQuery:
     include: tuple[str, ...] = accepts(INCLUDE, ABOUT_INCLUDE, default=())
 
 
-RESPONSE_QUERY, ITEMS_QUERY = ObjectOf(ResponseQuery), ObjectOf(ItemsQuery)
+RESPONSE_QUERY = ObjectOf(
+    ResponseQuery,
+    (
+        Never(
+            (Given("starting_after"), Not(Is("stream", True))),
+            "starting_after leaves out events, and needs stream to be true.",
+            param="starting_after",
+        ),
+    ),
+)
+ITEMS_QUERY = ObjectOf(ItemsQuery)
 
 
 def query_of(pairs: Iterable[tuple[str, str]], record: ObjectOf, reading: BodyReading) -> Any:

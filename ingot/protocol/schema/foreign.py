@@ -95,5 +95,27 @@ CHAT: Final[Foreign] = {
     "documents": Refused("is not supported: put documents into the messages.", ([],)),
 }
 COMPLETIONS: Final[Foreign] = {**SHARED, **limits("max_tokens", "max_completion_tokens", "max_output_tokens")}
+INFILL: Final[Foreign] = {
+    **SHARED,
+    **{name: Alias("n_predict") for name in ("max_tokens", "max_completion_tokens", "max_new_tokens")},
+    "id_slot": Passed(-1),
+    "samplers": Passed(),
+    "n_indent": Passed(0),
+    "n_keep": Passed(0, -1),
+    "n_discard": Passed(0),
+    "n_cache_reuse": Passed(0),
+    "min_keep": Passed(0),
+    "repeat_last_n": Passed(-1),
+    "t_max_prompt_ms": Passed(0),
+    "t_max_predict_ms": Passed(0),
+    "timings_per_token": Passed(False),
+    "return_progress": Passed(False),
+    "return_tokens": Passed(False),
+    "n_cmpl": Refused("is not supported: /v1/completions gives several answers, with suffix and n.", (1,)),
+    "post_sampling_probs": Refused("is not supported: log-probabilities are the model's own. Send false.", (False,)),
+    "grammar": Refused("is not supported: what is filled in is held to no grammar.", ("",)),
+    "json_schema": Refused("is not supported: what is filled in is held to no schema."),
+    "lora": Refused("is not supported: send the field adapter, with its name.", ([],)),
+}
 RESPONSES: Final[Foreign] = {**SHARED, **limits("max_output_tokens", "max_tokens", "max_completion_tokens")}
 MESSAGES: Final[Foreign] = {"models": Passed([]), "provider": Passed(), "stop": Alias("stop_sequences")}

@@ -35,7 +35,7 @@ class Given(Condition):
 @dataclass(frozen=True, slots=True)
 class Is(Condition):
     name: str
-    value: bool | int
+    value: bool | int | str
 
     def holds(self, value: Mapping[str, Any]) -> bool:
         held = value.get(self.name)

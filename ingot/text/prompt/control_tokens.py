@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from ingot.errors import BadRequest
+from ingot.text.prompt import infill
 
 _PRIVATE: Final = range(0xE100, 0xF8FF)  # code points that no standard gives a meaning
 _FRAME: Final = re.compile(r"<[|｜].*>|<.*[|｜]>", re.DOTALL)
@@ -40,7 +41,9 @@ class Controls:
     def of(cls, added: Mapping[str, bool], source: str) -> Controls:
         """Those among a vocabulary's `added` tokens (whether each is special) with a template of this `source`."""
         named = {token: special for token, special in added.items() if token.strip() and not _SWITCH.fullmatch(token)}
-        framing = {token for token, special in named.items() if special or _FRAME.fullmatch(token)}
+        framing = {
+            token for token, special in named.items() if special or _FRAME.fullmatch(token) or token in infill.NAMES
+        }
         tags = {token for token in named if token not in framing and _BRACKET.search(token) and token in source}
         return cls(frozenset(framing), frozenset(tags))
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ingot.errors import ModelError
 from ingot.text.json_file import read_object
-from ingot.text.prompt.control_tokens import Controls
+from ingot.text.prompt.control_tokens import Controls, finder
+from ingot.text.prompt.infill import Infill
 from ingot.text.template.chat_template import ChatTemplate
 from ingot.text.tokens import vocabulary
 from ingot.text.tokens.detokenizer import ByteDetokenizer, Detokenizer, PieceDetokenizer
@@ -17,6 +19,7 @@ from ingot.text.tokens.least_tokens import Gauge
 from ingot.text.tokens.token_bytes import spelled
 from ingot.text.tokens.vocabulary import Vocabulary
 
+_LEADER = "\u263a"  # a character that no vocabulary joins with what follows it
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -24,7 +27,8 @@ class Tokenizer:
     """Unchanging once loaded; any thread may use it, and each sequence takes its own `detokenizer()`.
 
     `eos_ids` are all ids that end an answer by any of the model's files. `template` is None for a model that has no
-    chat template. `vocab_size` is one more than the largest id; a model may have more rows than that.
+    chat template. `vocab_size` is one more than the largest id; a model may have more rows than that. `infill` is None
+    where no tokens stand for filling in the middle.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Tokenizer:
         self.special_ids = vocabulary.special_ids
         self.vocab_size = vocabulary.size
         self.controls = Controls.of(vocabulary.added, template.source if template is not None else "")
+        self.infill = Infill.of(vocabulary.id_of)
         self._framed = vocabulary.framed(self.controls.all)
         self._gauge = Gauge(lambda: vocabulary.floor(self.token_bytes))
         self._anchor = None if vocabulary.spelling == "bytes" else _find_anchor(vocabulary)
@@ -91,6 +96,20 @@ class Tokenizer:
             return ids, counts
         begin, end = self._around(text)
         return [*begin, *ids, *end], [len(begin) + count for count in counts]
+
+    def encode_plain(self, text: str, *, leads: bool = True) -> list[int]:
+        """The ids of `text`, in which nothing is a control token. One that does not lead gets no space put before it,
+        as sentencepiece models do to the first word of a text."""
+        if leads or self._vocabulary.spelling != "sentencepiece":
+            return self.encode(text, add_special=False, quoted=finder(self.controls.all).places(text))
+        first = self.encode_plain(_LEADER)
+        whole = self.encode_plain(_LEADER + text)
+        return whole[len(first) :] if whole[: len(first)] == first else self.encode_plain(text)
+
+    @cached_property
+    def first_ids(self) -> tuple[int, ...]:
+        """What the model wants before a bare prompt."""
+        return tuple(self._around("a")[0])
 
     def _takes_at_its_word(self, quoted: Collection[int] | None) -> bool:
         return quoted is None or not (quoted or self._framed.always)

@@ -48,11 +48,11 @@ async def get(app: Starlette, path: str, method: str = "GET", **given: Any) -> C
     return await call(app, method, f"{PATH}/{path}", **given)
 
 
-def events(body: bytes) -> list[dict[str, Any]]:
+def events(body: bytes, first: int = 0) -> list[dict[str, Any]]:
     """The events of a stream, each named as its type, known to OpenAI's client, and numbered."""
-    assert body.endswith(b"\n\n")
+    assert not body or body.endswith(b"\n\n")
     told = []
-    for frame in body[:-2].split(b"\n\n"):
+    for frame in body.split(b"\n\n")[:-1]:
         if frame.startswith(b":"):
             continue
         name, data = frame.split(b"\n")
@@ -60,15 +60,12 @@ def events(body: bytes) -> list[dict[str, Any]]:
         assert name == f"event: {event['type']}".encode()
         STREAM_EVENT.validate_python(event)
         told.append(event)
-    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    assert [event["sequence_number"] for event in told] == list(range(first, first + len(told)))
     return told
 
 
 async def queried(app: Starlette, path: str, query: str) -> Call:
-    made = Call(app, "GET", f"{PATH}/{path}")
-    made.scope["query_string"] = query.encode()
-    async with made:
-        return await made.done()
+    return await get(app, f"{path}?{query}")
 
 
 async def test_a_response_is_answered_whole(app: Starlette, engine: ScriptedEngine) -> None:
@@ -266,6 +263,55 @@ async def test_a_background_stream_is_told_to_its_end(app: Starlette) -> None:
     told = events((await call(app, path=PATH, body=STREAM | {"background": True})).body)
     assert [event["type"] for event in told[:3]] == ["response.created", "response.queued", "response.in_progress"]
     assert told[-1]["type"] == "response.completed"
+
+
+async def test_a_background_stream_goes_on_where_a_client_lost_it(app: Starlette, engine: ScriptedEngine) -> None:
+    engine.script = None
+    async with Call(app, path=PATH, body=STREAM | {"background": True}) as made:
+        await asyncio.to_thread(engine.opened.wait, 10)
+        engine.streams[0].put([TextDelta(0, "Hel")])
+        await made.until(lambda: b"Hel" in made.body)
+        made.leave()
+        await made.done()
+    seen = events(made.body)
+    async with Call(app, "GET", f"{PATH}/{engine.requests[0].id}?stream=true&starting_after=4") as again:
+        await again.until(lambda: b"Hel" in again.body)
+        engine.streams[0].put(*hello(engine.requests[0], ["lo"]))
+        await again.done()
+    rest = events(again.body, first=5)
+    assert rest[: len(seen) - 5] == seen[5:]
+    assert rest[-1]["type"] == "response.completed"
+    assert rest[-1]["response"]["output"][0]["content"][0]["text"] == "Hello"
+    late = await queried(app, engine.requests[0].id, "stream=true")
+    assert events(late.body) == [*seen[:5], *rest], "also once it has ended"
+    none = await queried(app, engine.requests[0].id, f"stream=true&starting_after={rest[-1]['sequence_number']}")
+    assert (none.status, none.body) == (200, b"")
+
+
+async def test_who_leaves_a_resumed_stream_ends_nothing(app: Starlette, engine: ScriptedEngine) -> None:
+    engine.script = None
+    made = await ask(app, background=True)
+    async with Call(app, "GET", f"{PATH}/{made['id']}?stream=true") as reading:
+        await reading.until(lambda: b"in_progress" in reading.body)
+        reading.leave()
+        await reading.done()
+    engine.streams[0].put(*hello(engine.requests[0]))
+    assert (await ended(app, made["id"]))["status"] == "completed"
+
+
+async def test_what_has_no_events_to_resume_says_so(app: Starlette) -> None:
+    attended = await ask(app)
+    told = await get(app, f"{attended['id']}?stream=true")
+    assert (told.status, "background" in told.json()["error"]["message"]) == (400, True)
+    app.state.service.response_store.keep("", response("resp_1", background=True), [])
+    told = await get(app, "resp_1?stream=true")
+    assert (told.status, "no longer held" in told.json()["error"]["message"]) == (400, True)
+    assert (await get(app, "resp_2?stream=true")).status == 404
+    assert (await get(app, f"{attended['id']}?starting_after=3")).status == 400
+    alone = await ask(app, background=True)
+    await ended(app, alone["id"])
+    await get(app, alone["id"], "DELETE")
+    assert (await get(app, f"{alone['id']}?stream=true")).status == 404
 
 
 async def test_a_background_response_is_cancelled_or_deleted(app: Starlette, engine: ScriptedEngine) -> None:

@@ -7,7 +7,7 @@ import pytest
 from openai.types import completion_create_params as sdk
 
 from ingot.engine.request import Ended, Event, Request, SequenceEnded, TextDelta, Timing, TokenInfo, TokenLogprob, Usage
-from ingot.errors import BadRequest, Unsupported
+from ingot.errors import BadRequest
 from ingot.protocol.chat.answers import GenerationTask
 from ingot.protocol.openai.completion_answers import CompletionStreamed, CompletionWhole
 from ingot.protocol.openai.completions import CompletionBody, read_completion
@@ -89,12 +89,6 @@ def test_what_is_out_of_bounds_is_refused_where_it_stands(body: dict[str, Any], 
     with pytest.raises(BadRequest) as raised:
         read(**body)
     assert raised.value.param == param
-
-
-def test_a_suffix_is_refused_by_name() -> None:
-    read(suffix="")
-    with pytest.raises(Unsupported, match="suffix"):
-        read(suffix="!")
 
 
 def test_an_empty_prompt_of_a_model_without_a_first_token_is_refused() -> None:
