@@ -146,7 +146,7 @@ class CallForm:
     - `repeats`: some models write several calls under an opening that we write for each.
     - `opening_in_prompt`: the answer may begin right after the opening.
     - `whole`: a call only once all of it is read, and text as it stands if it turns out otherwise: such calls look like
-      examples of them. What the answer's end cuts off is one all the same, and so is what grows too long to be held.
+      examples of them. What a limit cuts off is one all the same, and so is what grows too long to be held.
     """
 
     call: tuple[Part, ...]

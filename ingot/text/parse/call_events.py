@@ -88,7 +88,8 @@ class Teller:
         then half a marker or half a value, and no text."""
         if not draft.began:
             return
-        if self._held and (self._whole or not self._reader.ended):
+        broken_off = self._reader.cut or (self._reader.ended and draft.ended)
+        if self._held and (self._whole or not broken_off):
             self._take_back()
             return
         self._doubted = False
