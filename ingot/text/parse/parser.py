@@ -88,7 +88,7 @@ class Parser:
         content = Prose(lambda text: self._events.append(ContentDelta(text)))
         named = {tool.name: tool for tool in tools}
         teller = Teller(self._reader, ids, self._events.append, content.restart)
-        self._calls = calls = CallReader(self._reader, named, teller)
+        self._calls = calls = CallReader(self._reader, named, teller, format.forms)
         opened = thinking is ThinkingStart.OPENED
         self._answer: ChannelReader | _TaggedReader
         if format.channels is not None:
@@ -178,6 +178,7 @@ class _TaggedReader:
         self._can_call, self._must_call = can_call, must_call
         self._triggers, self._markers = _compiled(format, can_call)
         self._called = False  # a call was the last thing but text
+        self._broke = False  # and it broke off, so that another may begin within a line
         self.thinking = False
 
     def answer(self, opened: bool) -> Steps[None]:
@@ -203,7 +204,7 @@ class _TaggedReader:
             case "fresh":
                 return self._content.blank
             case "line":
-                return self._content.at_line_start
+                return self._content.at_line_start or self._broke
             case "unfenced line":
                 return self._content.at_line_start and not self._content.fenced
             case "after a call":
@@ -242,10 +243,12 @@ class _TaggedReader:
         reader = self._reader
         reader.record()
         reader.advance(reader.at + len(marker))
-        self._called = True
+        self._called, self._broke = True, False
+        begun = self._calls.begun
         try:
             yield from self._calls.section(forms, opened=opened)
         except Mismatch:
+            self._broke = self._calls.begun > begun
             if reader.cut and (self._must_call or not any(form.bare for form in forms)):
                 reader.drop_rest()
         self._content.write(reader.recorded())

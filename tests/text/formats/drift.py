@@ -211,6 +211,24 @@ FORGOTTEN = [
     Case("glm", "<tool_call>ping\n<arg_key>note</arg_key>\n</tool_call>", [PING]),
 ]
 
+# A line break is taken off behind a value only where one was taken off before it: else it is the value's own.
+LINE_BREAKS = [
+    Case(
+        "qwen3-coder",
+        f"<tool_call>\n<function=write_file>\n<parameter=content>{written}</parameter>\n</function>\n</tool_call>",
+        [calls("write_file", content=content)],
+    )
+    for written, content in (
+        ("a\nb\n", "a\nb\n"),
+        ("\na\nb\n", "a\nb"),
+        ("\na\nb\n\n", "a\nb\n"),
+        ("\na", "a"),
+        ("\n\n", ""),
+        ("a", "a"),
+        ("", ""),
+    )
+]
+
 THINKING = [
     Case("qwen3-coder", "<think>\n<think>\nHm.\n</think>\n</think>\nYes.", [thinks("Hm."), says("Yes.")], OPENED),
     Case("hermes", "<think>One.</think>\n<think>Two.</think>Yes.", [thinks("One.Two."), says("Yes.")]),
@@ -224,4 +242,4 @@ PROSE = [
     Case("qwen3-coder", "So:\n  <function=ping>\n</function>", [says("So:"), PING]),
 ]
 
-DRIFT = [*CLOSERS, *UNCLOSED, *GEMMA, *DSML, *LFM, *OBJECTS, *FORGOTTEN, *THINKING, *PROSE]
+DRIFT = [*CLOSERS, *UNCLOSED, *GEMMA, *DSML, *LFM, *OBJECTS, *FORGOTTEN, *LINE_BREAKS, *THINKING, *PROSE]
