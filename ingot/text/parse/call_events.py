@@ -55,7 +55,7 @@ class Teller:
         self._doubted = False  # which is held because it has to be whole
 
     def only_whole(self, certain: Callable[[], None]) -> None:
-        """From here on, in a text that has ended."""
+        """From here on, in thinking whose text has ended."""
         self._whole, self._certain = True, certain
 
     def begin(self, draft: Draft) -> None:
@@ -70,7 +70,7 @@ class Teller:
             self._reader.keep(read)
         self._doubted = draft.whole
         self._length = 0
-        self._tell(ToolCallBegan(index, draft.id, draft.name))
+        self._tell(ToolCallBegan(index, draft.id, draft.name, in_thinking=self._whole))
 
     def fragment(self, text: str) -> None:
         if text:
