@@ -39,6 +39,7 @@ class AnswerText:
         )
         self._stops = StopMatcher(stop.strings, stop.keep)
         self.called = False  # at least one call is complete
+        self.in_thinking = 0  # calls that were read out of thinking
         self.done = False  # the one call that was allowed is complete
         self.stopped_by: str | None = None
 
@@ -79,6 +80,7 @@ class AnswerText:
             case ReasoningDelta():
                 return [*self._between(), ThinkingDelta(index, event.text)]
             case ToolCallBegan():
+                self.in_thinking += event.in_thinking
                 return [*self._between(), CallBegan(index, event.index, event.id, event.name)]
             case ToolCallArguments():
                 return [CallArguments(index, event.index, event.fragment)]

@@ -46,7 +46,8 @@ class Job:
         )
 
     def ended(self, now: float) -> Ended:
-        return Ended(self.usage(), self.timing(now), self._reports(), self.speculation(), self._sparse())
+        in_thinking = sum(writer.calls_in_thinking for writer in self.writers.values())
+        return Ended(self.usage(), self.timing(now), self._reports(), self.speculation(), self._sparse(), in_thinking)
 
     def speculation(self) -> SpeculationReport:
         return SpeculationReport(

@@ -31,6 +31,10 @@ class Writer:
         self.thinking_tokens = 0
         self.ended: SequenceEnded | None = None
 
+    @property
+    def calls_in_thinking(self) -> int:
+        return self._text.in_thinking
+
     def write(self, result: Result) -> list[Event]:
         """The events that follow from a result; the token in it is the sequence's newest."""
         events = self._score(result.prompt) if self._awaits_prompt else []
@@ -100,6 +104,7 @@ class _PlainText:
     """Text as it stands, up to a stop string. A token's logprobs come with the text in which it begins."""
 
     called = done = thinking = False
+    in_thinking = 0
     missing = ""
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
@@ -159,6 +164,10 @@ class _ReadText:
     @property
     def missing(self) -> str:
         return self._answer.missing
+
+    @property
+    def in_thinking(self) -> int:
+        return self._answer.in_thinking
 
     @property
     def thinking(self) -> bool:

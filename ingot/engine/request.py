@@ -278,6 +278,7 @@ class Ended:
     cache: tuple[CacheReport, ...] = ()  # one for each prompt
     speculation: SpeculationReport = field(default_factory=SpeculationReport)
     sparse: tuple[SparseReport, ...] = ()  # one for each prompt, where less than all was asked for
+    calls_in_thinking: int = 0  # that were read out of thinking, the answer having none
 
 
 @dataclass(frozen=True, slots=True)

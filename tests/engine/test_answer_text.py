@@ -128,3 +128,12 @@ def test_of_several_answers_only_the_first_looks_through_the_special_tokens(monk
     for index in range(request.n):
         Writer(Sequence(request, index, index, (1,), limit=1, seed=0), tokenizer)
     assert looked == len(tokenizer.special_ids) > 0
+
+
+def test_calls_that_were_read_out_of_thinking_are_counted() -> None:
+    reading = AnswerParsing(QWEN, TOOLS, ThinkingStart.OPENED)
+    for text, count in ((f"Hm.\n{CALL}\n{CALL}\n</think>\n", 2), (f"Hm.\n{CALL}", 1), (f"Hm.\n</think>\n{CALL}", 0)):
+        for pieces in ([text], list(text)):
+            answer, events = read(pieces, reading)
+            assert answer.in_thinking == count
+            assert sum(isinstance(event, CallBegan) for event in events) == max(1, count)

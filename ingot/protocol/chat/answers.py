@@ -148,7 +148,7 @@ class SpeculationBody(Struct):
 
 class Receipt(Struct):
     """What the server did beyond the text: how long it took, what it did not have to compute, what was guessed ahead,
-    which adapter it went through, and which fields nobody knew."""
+    which adapter it went through, how many calls it took out of thinking, and which fields nobody knew."""
 
     timing: TimingBody
     cache: CacheReceipt | UnsetType = UNSET
@@ -156,6 +156,7 @@ class Receipt(Struct):
     speculation: SpeculationBody | UnsetType = UNSET
     specprefill: SparseReceipt | UnsetType = UNSET
     adapter: str | UnsetType = UNSET
+    calls_in_thinking: int | UnsetType = UNSET
     ignored: list[str] | UnsetType = UNSET
 
     @classmethod
@@ -166,7 +167,8 @@ class Receipt(Struct):
         cache, prompt = CacheReceipt.of(ended.cache, head.source), PromptNote.of(head.source)
         guessed = SpeculationBody.of(ended.speculation, head.speculate)
         sparse = SparseReceipt.of(ended.sparse, ended.timing)
-        return cls(timing, cache, prompt, guessed, sparse, head.adapter or UNSET, head.ignored or UNSET)
+        calls = ended.calls_in_thinking or UNSET
+        return cls(timing, cache, prompt, guessed, sparse, head.adapter or UNSET, calls, head.ignored or UNSET)
 
 
 class Note(Struct):

@@ -99,8 +99,9 @@ class TextParameters:
     """Parameters as text between tags, up to `end`.
 
     A `value_close` counts only where the next parameter, the end or the form's closing follows, so a value may
-    hold the tag itself. `frame` is written around each value and taken off again, once on each side. One JSON object
-    in the place of them all is understood too, and so is a key without a value, which says nothing.
+    hold the tag itself. `frame`, a line break, is written around each value and taken off again, once on each side;
+    behind a value that does not begin with it, it belongs to the value. One JSON object in the place of them all is
+    understood too, and so is a key without a value, which says nothing.
     """
 
     key_open: str
@@ -113,7 +114,9 @@ class TextParameters:
     quote: tuple[str, str] | None = None  # around values that some models write so, as a whole; not part of them
     object_tags: tuple[str, str] | None = None  # around one JSON object in the place of all parameters
     type_tags: tuple[str, str] | None = None  # around a type that may stand before the value; the schema's counts first
-    close_optional: bool = False  # some models forget it before the next parameter that the tool has, or the end
+    # Models forget it so often before the next parameter that the tool has, or the end, that it is taken for forgotten
+    # at once. In other families a value may be text that goes on behind them: see `parse/forgotten.py`.
+    close_optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +158,7 @@ class CallForm:
     - `repeats`: some models write several calls under an opening that we write for each.
     - `opening_in_prompt`: the answer may begin right after the opening.
     - `whole`: a call only once all of it is read, and text as it stands if it turns out otherwise: such calls look like
-      examples of them. What the answer's end cuts off is one all the same, and so is what grows too long to be held.
+      examples of them. What a limit cuts off is one all the same, and so is what grows too long to be held.
     """
 
     call: tuple[Part, ...]

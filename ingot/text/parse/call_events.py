@@ -19,7 +19,11 @@ class Mismatch(Exception):
 
 @dataclass(slots=True)
 class Draft:
-    """A call that is being read. `only_known`: it must name a given tool to be one; `whole`: all of it must be read."""
+    """A call that is being read. `only_known`: it must name a given tool to be one; `whole`: all of it must be read.
+
+    `strict`: a grammar holds it to its schema. `goes_on`: what broke it is not the answer's end, though that may have
+    come, but something that is to be read by itself.
+    """
 
     only_known: bool
     whole: bool = False
@@ -28,6 +32,8 @@ class Draft:
     early: str | None = None  # arguments that came before the name, or not as an object
     began: bool = False
     ended: bool = False
+    strict: bool = False
+    goes_on: bool = False
 
 
 class Teller:
@@ -41,7 +47,7 @@ class Teller:
     ) -> None:
         self._reader, self._ids = reader, ids
         self._emit, self._certain = emit, certain
-        self._begun = 0
+        self.begun = 0
         self._used_ids: set[str] = set()
         self._whole = False
         self._held: list[ParsedEvent] = []  # of a call that is not whole yet
@@ -49,33 +55,33 @@ class Teller:
         self._doubted = False  # which is held because it has to be whole
 
     def only_whole(self, certain: Callable[[], None]) -> None:
-        """From here on, in a text that has ended."""
+        """From here on, in thinking whose text has ended."""
         self._whole, self._certain = True, certain
 
     def begin(self, draft: Draft) -> None:
-        index = self._begun
+        index = self.begun
         if draft.id is None or draft.id in self._used_ids:
             draft.id = self._ids(draft.name, index)
         self._used_ids.add(draft.id)
-        self._begun += 1
+        self.begun += 1
         draft.began = True
         read = self._reader.recorded()
         if self._whole or draft.whole:
             self._reader.keep(read)
         self._doubted = draft.whole
         self._length = 0
-        self._tell(ToolCallBegan(index, draft.id, draft.name))
+        self._tell(ToolCallBegan(index, draft.id, draft.name, in_thinking=self._whole))
 
     def fragment(self, text: str) -> None:
         if text:
             self._length += len(text)
             self._doubted = self._doubted and self._length <= LONGEST_DOUBT
-            self._tell(ToolCallArguments(self._begun - 1, text))
+            self._tell(ToolCallArguments(self.begun - 1, text))
 
     def end(self, draft: Draft) -> None:
         """The arguments are complete. What the form wants behind them is recorded, to be text if it is not that."""
         draft.ended = True
-        self._tell(ToolCallEnded(self._begun - 1))
+        self._tell(ToolCallEnded(self.begun - 1))
         self._reader.record()
 
     def settle(self) -> None:
@@ -88,15 +94,16 @@ class Teller:
         then half a marker or half a value, and no text."""
         if not draft.began:
             return
-        if self._held and (self._whole or not self._reader.ended):
+        broken_off = self._reader.cut or (self._reader.ended and draft.ended)
+        if self._held and (self._whole or not broken_off):
             self._take_back()
             return
         self._doubted = False
         if not draft.ended:
             draft.ended = True
-            self._tell(ToolCallEnded(self._begun - 1, complete=False))
+            self._tell(ToolCallEnded(self.begun - 1, complete=False))
         self._release()
-        if self._reader.ended:
+        if self._reader.ended and not draft.goes_on:
             self._reader.drop_rest()
 
     def _tell(self, event: ParsedEvent) -> None:
@@ -115,5 +122,5 @@ class Teller:
     def _take_back(self) -> None:
         """Nothing was told of the call: all that was read of it is text."""
         self._held.clear()
-        self._begun -= 1
+        self.begun -= 1
         self._reader.record(self._reader.kept())

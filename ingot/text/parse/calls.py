@@ -30,6 +30,7 @@ from ingot.text.formats.table import (
 from ingot.text.parse.call_events import Draft, Mismatch, Teller
 from ingot.text.parse.elements import ElementReader
 from ingot.text.parse.events import ToolSchema
+from ingot.text.parse.forgotten import call_heads
 from ingot.text.parse.left_to_write import left_to_write
 from ingot.text.parse.reader import Steps, TextReader, markers
 from ingot.text.parse.tagged_arguments import TaggedArgumentReader
@@ -48,13 +49,20 @@ _USUAL_KEYS = ("name", "tool_name", "type", "id", "tool_call_id", *_ARGUMENT_KEY
 class CallReader:
     """Tells the `teller` of what it reads."""
 
-    def __init__(self, reader: TextReader, tools: Mapping[str, ToolSchema], teller: Teller) -> None:
+    def __init__(
+        self, reader: TextReader, tools: Mapping[str, ToolSchema], teller: Teller, forms: tuple[CallForm, ...] = ()
+    ) -> None:
         self._reader = reader
         self._tools = tools
         self._teller = teller
-        self._tagged = TaggedArgumentReader(reader, tools, teller)
-        self._elements = ElementReader(reader, tools, teller)
+        self._tagged = TaggedArgumentReader(reader, tools, teller, call_heads(forms))
+        self._elements = ElementReader(reader, tools, teller, call_heads(forms))
         self._awaited: tuple[Part, ...] = ()  # from where the record began, once a call's arguments are complete
+
+    @property
+    def begun(self) -> int:
+        """How many calls were announced."""
+        return self._teller.begun
 
     @property
     def missing(self) -> str:
@@ -192,6 +200,7 @@ class CallReader:
         if draft.only_known and name not in self._tools:
             raise Mismatch
         draft.name = name
+        draft.strict = name in self._tools and self._tools[name].strict
 
     def _tag_end(self, part: TagEnd, draft: Draft) -> Steps[None]:
         if (yield from self._reader.literal(part.text)):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ingot.text.formats.notation import JSON
 from ingot.text.formats.table import Elements
 from ingot.text.parse.call_events import Draft, Mismatch, Teller
 from ingot.text.parse.events import ToolSchema
+from ingot.text.parse.forgotten import CallHeads, Doubts, ValueMarkers
 from ingot.text.parse.reader import Steps, TextReader, markers
 from ingot.text.parse.schema_types import CONTAINERS, Described, JsonType, JsonTypes
 from ingot.text.parse.text_values import TextValue
@@ -24,10 +25,12 @@ _EMPTY: tuple[tuple[JsonType, str], ...] = (("array", "[]"), ("object", "{}"), (
 
 
 class ElementReader:
-    def __init__(self, reader: TextReader, tools: Mapping[str, ToolSchema], teller: Teller) -> None:
+    def __init__(self, reader: TextReader, tools: Mapping[str, ToolSchema], teller: Teller, heads: CallHeads) -> None:
         self._reader = reader
         self._tools = tools
         self._teller = teller
+        self._heads = heads
+        self._doubts = Doubts(reader)
 
     def read(self, part: Elements, draft: Draft, closing: tuple[str, ...]) -> Steps[None]:
         """All of a call's. `closing` are the literals of the form's closing. Raises Mismatch."""
@@ -35,7 +38,8 @@ class ElementReader:
         yield from reader.gap()
         if (yield from reader.sees(part.mark)):
             self._teller.begin(draft)
-            yield from _Values(reader, self._teller, part).arguments(self._described(draft), ends)
+            values = _Values(reader, self._teller.fragment, part, self._heads, self._doubts, closing, draft)
+            yield from values.arguments(self._described(draft), ends)
             self._teller.end(draft)
         elif (yield from reader.sees("{")):
             self._teller.begin(draft)
@@ -54,23 +58,41 @@ class ElementReader:
 
 
 class _Values:
-    """One call's."""
+    """One call's.
 
-    def __init__(self, reader: TextReader, teller: Teller, part: Elements) -> None:
-        self._reader = reader
-        self._tell = teller.fragment
-        self._part = part
+    Where closing tags were forgotten, an argument that is text ends before the end of its call that another end or the
+    answer's confirms, and before another call, as that of tagged parameters does. An object or array breaks there.
+    """
+
+    def __init__(
+        self,
+        reader: TextReader,
+        tell: Callable[[str], None],
+        part: Elements,
+        heads: CallHeads,
+        doubts: Doubts,
+        closing: tuple[str, ...],
+        draft: Draft,
+    ) -> None:
+        self._reader, self._tell, self._part = reader, tell, part
+        self._heads, self._doubts, self._closing = heads, doubts, closing
+        self._draft = draft
 
     def arguments(self, described: Described, ends: tuple[str, ...]) -> Steps[None]:
-        yield from self._members((yield from self._next(ends)), described, ends, 0)
+        yield from self._members((yield from self._next(ends, 0)), described, ends, 0)
 
-    def _next(self, ends: tuple[str, ...]) -> Steps[str | None]:
-        """Passes the tag that opens another element, and gives its name: None where one of `ends` came instead."""
+    def _next(self, ends: tuple[str, ...], depth: int) -> Steps[str | None]:
+        """Passes the tag that opens another element, and gives its name: None where one of `ends` came instead, or
+        another call, before which the arguments end."""
         reader = self._reader
         reader.record()
         yield from reader.gap()
         if (yield from reader.one_of(ends)) is not None:
             reader.forget()
+            return None
+        if not self._draft.strict and (yield from self._within(self._part.end).head(reader)):
+            if depth:
+                self._break()
             return None
         if not (yield from reader.literal(self._part.mark)):
             raise Mismatch
@@ -80,6 +102,15 @@ class _Values:
             name = yield from self._unopened()
         reader.forget()
         return name
+
+    def _within(self, close: str) -> ValueMarkers:
+        return ValueMarkers(self._heads, close, self._part.end, self._closing, self._part.mark)
+
+    def _break(self) -> None:
+        """What comes next is to be read by itself."""
+        self._draft.goes_on = True
+        self._reader.record()
+        raise Mismatch
 
     def _name(self) -> Steps[str]:
         found = yield from self._reader.until(markers(">"), LONGEST_NAME)
@@ -104,7 +135,7 @@ class _Values:
         while name is not None:
             self._tell(f"{between}{json.dumps(name, ensure_ascii=False)}: ")
             yield from self._value(name, described.member(name), depth)
-            name = yield from self._next(ends)
+            name = yield from self._next(ends, depth)
             between = ", "
         self._tell("}")
 
@@ -115,7 +146,7 @@ class _Values:
         while name is not None:
             self._tell(", " if index else "")
             yield from self._value(name, described.item(index), depth)
-            name = yield from self._next(ends)
+            name = yield from self._next(ends, depth)
             index += 1
         self._tell("]")
 
@@ -131,7 +162,7 @@ class _Values:
             if (yield from self._nests(kinds)):
                 yield from self._nested(described, closing, depth + 1)
                 return
-        yield from self._text(kinds, closing, space)
+        yield from self._text(kinds, closing, space, depth)
 
     def _nests(self, kinds: JsonTypes) -> Steps[bool]:
         """Whether an element comes next. A string may begin with a mark too."""
@@ -142,17 +173,19 @@ class _Values:
     def _nested(self, described: Described, closing: str, depth: int) -> Steps[None]:
         if depth > DEEPEST:
             raise Mismatch
-        first = yield from self._next((closing,))
+        first = yield from self._next((closing,), depth)
         told = described.kinds & CONTAINERS
         is_array = "array" in told if len(told) == 1 else first == self._part.item
         yield from (self._items if is_array else self._members)(first, described, (closing,), depth)
 
-    def _text(self, kinds: JsonTypes, closing: str, space: str) -> Steps[None]:
+    def _text(self, kinds: JsonTypes, closing: str, space: str, depth: int) -> Steps[None]:
         """A value that has no elements, and its closing tag: one that another tag follows."""
-        reader, mark = self._reader, self._part.mark
+        reader, mark, within = self._reader, self._part.mark, self._within(closing)
         value = TextValue(kinds, "", self._tell)
         value.write(space)
         last: list[str] = []  # the text's end, which may be half a closing tag
+        strays = False  # the value holds markers that neither end it nor begin a call
+        wanted = markers(closing, self._part.end, *self._closing, *self._heads.literals)
 
         def write(text: str) -> None:
             if reader.ended:
@@ -160,16 +193,38 @@ class _Values:
             else:
                 value.write(text)
 
-        while (yield from reader.scan(markers(closing), write)) is not None:
+        while (marker := (yield from reader.scan(wanted, write))) is not None:
             value.write("".join(last))
             last.clear()
-            reader.advance(reader.at + len(closing))
             if value.in_json_string:
-                value.write(closing)
+                value.write(reader.advance(reader.at + 1))
+            elif marker == closing:
+                reader.advance(reader.at + len(closing))
+                space = yield from reader.gap()
+                if (yield from reader.sees(mark)) or reader.cut_short((mark,)):
+                    value.close()
+                    return
+                value.write(closing + space)
+                strays = True
+            elif not (yield from self._forgotten(marker, within)):
+                value.write(reader.advance(reader.at + 1))
+                strays = True
+            elif value.may_be_text and (yield from self._goes_on(value, closing, within)):
                 continue
-            space = yield from reader.gap()
-            if (yield from reader.sees(mark)) or reader.cut_short((mark,)):
-                value.close()
+            elif strays or depth:
+                self._break()
+            else:
+                value.close(forgotten=True)
                 return
-            value.write(closing + space)
         raise Mismatch
+
+    def _forgotten(self, marker: str, within: ValueMarkers) -> Steps[bool]:
+        if self._draft.strict:
+            return False
+        if marker in self._heads.literals:
+            return (yield from within.head(self._reader)) > 0
+        return (yield from within.ends_call(self._reader, marker))
+
+    def _goes_on(self, value: TextValue, closing: str, within: ValueMarkers) -> Steps[bool]:
+        closes = within.closes(self._reader, closing, lambda ahead: False)
+        return (yield from self._doubts.goes_on(closes, value, within.all))

@@ -19,11 +19,12 @@ class ContentDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallBegan:
-    """Announces a call, once. Calls come one after another, numbered from 0."""
+    """Announces a call, once. Calls come one after another, numbered from 0. `in_thinking`: it was written there."""
 
     index: int
     id: str
     name: str
+    in_thinking: bool = False
 
 
 @dataclass(frozen=True, slots=True)

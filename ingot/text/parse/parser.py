@@ -5,8 +5,8 @@ What it promises, for every format:
 - The events do not depend on how the text was cut into pieces (`merged` gives their normal form), and the work is
   linear in the text.
 - Thinking, text and calls come in the order in which they were written. A call inside a thinking part is thinking,
-  unless the part is never closed: then what begins a line and is a complete call of a given tool is one, and is told
-  at the answer's end.
+  unless the answer never leaves the part or says nothing else: then a complete call of a given tool is one where
+  it can be nothing else (see `thinking.py`), and is told at the answer's end.
 - A call is announced once, when it is certain. Its arguments follow as fragments of one JSON object. What does not
   parse as a call is delivered as the text it is; without tools everything is.
 - A call that the answer's end cuts off before it was certain is text, or nothing where more would have come and its
@@ -16,7 +16,7 @@ What it promises, for every format:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -91,7 +91,7 @@ class Parser:
         content = Prose(lambda text: self._events.append(ContentDelta(text)))
         named = {tool.name: tool for tool in tools}
         teller = Teller(self._reader, ids, self._events.append, content.restart)
-        self._calls = calls = CallReader(self._reader, named, teller)
+        self._calls = calls = CallReader(self._reader, named, teller, format.forms)
         opened = thinking is ThinkingStart.OPENED
         self._answer: ChannelReader | _TaggedReader
         if format.channels is not None:
@@ -99,7 +99,11 @@ class Parser:
         else:
             # A grammar holds strict tools to their schemas, but not within thinking.
             names = frozenset[str]() if any(tool.strict for tool in tools) else frozenset(named)
-            thoughts = _thoughts(format, names, self._reader, calls, teller, reasoning)
+
+            def says_nothing() -> bool:
+                return content.silent and not teller.begun
+
+            thoughts = _thoughts(format, names, self._reader, calls, teller, reasoning, says_nothing)
             self._answer = _TaggedReader(
                 format, self._reader, calls, thoughts, reasoning, content, can_call=bool(tools), must_call=must_call
             )
@@ -181,6 +185,7 @@ class _TaggedReader:
         self._can_call, self._must_call = can_call, must_call
         self._triggers, self._markers = _compiled(format, can_call)
         self._called = False  # a call was the last thing but text
+        self._broke = False  # and it broke off, so that another may begin within a line
         self.thinking = False
 
     def answer(self, opened: bool) -> Steps[None]:
@@ -206,7 +211,7 @@ class _TaggedReader:
             case "fresh":
                 return self._content.blank
             case "line":
-                return self._content.at_line_start
+                return self._content.at_line_start or self._broke
             case "unfenced line":
                 return self._content.at_line_start and not self._content.fenced
             case "after a call":
@@ -245,10 +250,12 @@ class _TaggedReader:
         reader = self._reader
         reader.record()
         reader.advance(reader.at + len(marker))
-        self._called = True
+        self._called, self._broke = True, False
+        begun = self._calls.begun
         try:
             yield from self._calls.section(forms, opened=opened)
         except Mismatch:
+            self._broke = self._calls.begun > begun
             if reader.cut and (self._must_call or not any(form.bare for form in forms)):
                 reader.drop_rest()
         self._content.write(reader.recorded())
@@ -269,11 +276,17 @@ class _TaggedReader:
 
 
 def _thoughts(
-    format: Format, names: frozenset[str], reader: TextReader, calls: CallReader, teller: Teller, reasoning: Prose
+    format: Format,
+    names: frozenset[str],
+    reader: TextReader,
+    calls: CallReader,
+    teller: Teller,
+    reasoning: Prose,
+    says_nothing: Callable[[], bool],
 ) -> ThoughtReader | None:
     if (thinking := format.thinking) is None:
         return None
-    return ThoughtReader(thinking.close, _openings(format), names, reader, calls, teller, reasoning)
+    return ThoughtReader(thinking.close, _openings(format), names, reader, calls, teller, reasoning, says_nothing)
 
 
 @lru_cache(maxsize=64)

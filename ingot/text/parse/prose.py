@@ -27,11 +27,22 @@ class Prose:
         self._after_marker = False
         self.blank = True  # nothing but white space since the beginning or the last marker
         self.at_line_start = True  # nothing but white space since the last line break
+        self._first = self._last = ""  # the line's first and last characters, white space aside
 
     @property
     def fenced(self) -> bool:
         """Whether the line stands within fenced code."""
         return self._fences.open
+
+    @property
+    def quotes(self) -> bool:
+        """Whether what comes next is shown rather than said: as code, in quotes, or in a quoted line."""
+        return self.fenced or self._first == ">" or self._last in tuple("`'\"“‘«")
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing was said yet."""
+        return self._silent
 
     def write(self, text: str) -> None:
         if not text:
@@ -49,6 +60,7 @@ class Prose:
             self._between = "".join(self._held)
         self._held.clear()
         self._fences.end_line()
+        self._first = self._last = ""
         self._after_marker = self.blank = self.at_line_start = True
 
     def finish(self) -> None:
@@ -69,4 +81,8 @@ class Prose:
     def _follow_lines(self, text: str) -> None:
         self._fences.write(text)
         line = text[text.rfind("\n") + 1 :]
+        if "\n" in text:
+            self._first = self._last = ""
+        if shown := line.strip(_SPACE):
+            self._first, self._last = self._first or shown[0], shown[-1]
         self.at_line_start = not line.strip(_SPACE) and (self.at_line_start or "\n" in text)

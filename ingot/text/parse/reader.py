@@ -35,12 +35,12 @@ class Markers:
         match = self._pattern.search(text, at)
         if match is not None and (ended or match.start() < len(text) - self._reach):
             return match.start(), match.group()
-        undecided = len(text) if ended else self._undecided(text, at)
+        undecided = len(text) if ended else self.undecided(text, at)
         if match is not None and match.start() < undecided:
             return match.start(), match.group()
         return undecided, None
 
-    def _undecided(self, text: str, at: int) -> int:
+    def undecided(self, text: str, at: int = 0) -> int:
         """The first place from which the rest could still become a (longer) marker."""
         start = max(at, len(text) - self._reach)
         while (match := self._firsts.search(text, start)) is not None:
@@ -73,10 +73,13 @@ class TextReader:
         self.cut = False
         self._record: list[str] | None = None
         self._kept: list[str] | None = None
+        self._ahead: list[str] | None = None  # while looking ahead: what was passed and may be put back,
+        self._looked_from: int | None = None  # and from where on, unless more text has arrived since
 
     def feed(self, text: str) -> None:
         self.text = self.text[self.at :] + text
         self.at = 0
+        self._looked_from = None
 
     def end(self, *, cut: bool = False) -> None:
         """`cut`: not of itself, so that more would have come."""
@@ -86,11 +89,17 @@ class TextReader:
         """Pass the text up to `to`."""
         passed = self.text[self.at : to]
         self.at = to
+        if self._ahead is not None:
+            self._ahead.append(passed)
+        else:
+            self._note(passed)
+        return passed
+
+    def _note(self, passed: str) -> None:
         if self._record is not None:
             self._record.append(passed)
         if self._kept is not None:
             self._kept.append(passed)
-        return passed
 
     def record(self, beginning: str = "") -> None:
         self._record = [beginning]
@@ -123,9 +132,27 @@ class TextReader:
         self.text = text + self.text[self.at :]
         self.at = 0
 
+    def look_ahead(self) -> None:
+        """What is passed from here on is put back by `look_back`, or passed for good by `go_there`."""
+        self._ahead, self._looked_from = [], self.at
+
+    def look_back(self) -> None:
+        if self._looked_from is None:
+            self.unread("".join(self._ahead or ()))
+        else:
+            self.at = self._looked_from
+        self._ahead = None
+
+    def go_there(self) -> str:
+        """Passes what was looked at."""
+        passed = "".join(self._ahead or ())
+        self._ahead = None
+        self._note(passed)
+        return passed
+
     def cut_short(self, literals: tuple[str, ...]) -> bool:
         """Whether the text has ended within one of the literals, or right before it."""
-        rest = self.text[self.at :]
+        rest = self.text[self.at : self.at + max(map(len, literals), default=0) + 1]
         return self.ended and any(literal.startswith(rest) for literal in literals)
 
     def drop_rest(self) -> None:

@@ -26,7 +26,8 @@ class TextValue:
         self._frame = frame
         self._emit = emit
         self._at_start = True
-        self._frame_held = ""  # the frame, or text that is like it, until the value ends or goes on
+        self._framed = False  # the frame stands before the value, and so it may stand behind it
+        self._line_end = ""  # a line break, held until the value goes on or ends
         self._text: list[str] = []  # held until the type is known
         # A string that is allowed to be one and looks like Python's spelling of something is just that string.
         notations = (JSON,) if "string" in kinds else (JSON, PYTHON)
@@ -38,7 +39,9 @@ class TextValue:
     def write(self, text: str) -> None:
         if not text:
             return
-        text = self._unframed(text)
+        self._take(self._unframed(text))
+
+    def _take(self, text: str) -> None:
         if self._is_string:
             self._emit(escaped(text))
             return
@@ -52,8 +55,20 @@ class TextValue:
         """Whether the value, which may not be a string itself, stands within one: nothing there can end it."""
         return "string" not in self._kinds and bool(self._readings) and self._readings[0].in_string
 
-    def close(self) -> None:
-        """The value is complete."""
+    @property
+    def may_be_text(self) -> bool:
+        return "string" in self._kinds
+
+    def copy(self) -> TextValue:
+        """Of a value that may not be a string and is held as a whole: to read on for a while, and to no effect."""
+        copy = TextValue(self._kinds, "", lambda text: None)
+        copy.write("".join(self._text) + self._line_end)
+        return copy
+
+    def close(self, *, forgotten: bool = False) -> None:
+        """The value is complete. `forgotten`: its closing tag is not there, which a line break then set off."""
+        if self._line_end and not self._framed and not forgotten:
+            self._take(self._line_end)
         if not self._is_string:
             found = next((value for reading in self._readings if (value := reading.value(self._kinds))), None)
             if found is not None:
@@ -63,14 +78,13 @@ class TextValue:
         self._emit('"')
 
     def _unframed(self, text: str) -> str:
-        if not self._frame:
-            return text
         if self._at_start:
-            text = text.removeprefix(self._frame)
             self._at_start = False
-        text = self._frame_held + text
-        self._frame_held = self._frame if text.endswith(self._frame) else ""
-        return text.removesuffix(self._frame)
+            self._framed = self._frame != "" and text.startswith(self._frame)
+            text = text.removeprefix(self._frame)
+        text = self._line_end + text
+        self._line_end = "\n" if text.endswith("\n") else ""
+        return text.removesuffix("\n")
 
     def _become_string(self) -> None:
         self._is_string = True

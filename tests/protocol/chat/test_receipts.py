@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from ingot.engine.request import CacheReason, CacheReport, Timing
+from ingot.engine.request import CacheReason, CacheReport, Ended, Timing, Usage
+from ingot.protocol.chat.answers import AnswerHead, Receipt
 from ingot.protocol.chat.receipts import CacheReceipt, Source, headers
 from ingot.text.prompt.prompt import MessageSpan, Prompt
 
@@ -96,3 +97,10 @@ def test_a_receipt_names_what_went_through_a_codec() -> None:
     assert told([lossy], source(CONVERSATION))["codec"] == "turbo3"
     assert told([raw, lossy], source(CONVERSATION, CONVERSATION))["codec"] == "turbo3"
     assert told([nothing], source(CONVERSATION))["codec"] is None
+
+
+def test_a_receipt_says_how_many_calls_were_read_out_of_thinking() -> None:
+    head = AnswerHead("id", 0, "model", "print")
+    for count, said in ((2, {"calls_in_thinking": 2}), (0, {})):
+        receipt = msgspec.to_builtins(Receipt.of(head, Ended(Usage(), Timing(), calls_in_thinking=count)))
+        assert {key: receipt[key] for key in receipt.keys() & {"calls_in_thinking"}} == said

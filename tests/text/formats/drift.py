@@ -9,6 +9,7 @@ from tests.text.formats.wire import (
     GLM_CALL,
     GRANITE_ARRAY,
     KIMI_CALL,
+    MINIMAX_CALL,
     OPENED,
     OSLO,
     PARIS,
@@ -55,6 +56,8 @@ CLOSERS = [
     ),
 ]
 
+_HERMES_CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
+
 # Models that call a tool amid their thinking, and end there.
 UNCLOSED = [
     Case(
@@ -92,6 +95,31 @@ UNCLOSED = [
         f"<｜tool▁calls▁begin｜>{V31_CALL}<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{{oops",
         [PARIS, thinks("<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{oops")],
         OPENED,
+    ),
+]
+
+# On one line with what was thought, where nothing else has such markers; and in thinking behind which nothing comes.
+UNCLOSED += [
+    Case("glm", f"Hm. {GLM_CALL}", [thinks("Hm."), PARIS], OPENED),
+    Case("glm", f"Hm.{GLM_CALL}\n{GLM_CALL}", [thinks("Hm."), PARIS, PARIS], OPENED),
+    Case(
+        "kimi-k2",
+        f"Hm. <|tool_calls_section_begin|>{KIMI_CALL}<|tool_calls_section_end|>",
+        [thinks("Hm."), PARIS],
+        OPENED,
+    ),
+    Case("kimi-k2", f"<think>Hm.{KIMI_CALL}", [thinks("Hm."), PARIS]),
+    Case("glm", f"Hm: '{GLM_CALL}'", [thinks(f"Hm: '{GLM_CALL}'")], OPENED),
+    Case("glm", f"Hm.\n{GLM_CALL}\n</think>", [thinks("Hm."), PARIS], OPENED),
+    Case("glm", f"Hm. {GLM_CALL} So.</think>\n\n", [thinks("Hm."), PARIS, thinks(" So.")], OPENED),
+    Case("qwen3-coder", f"<think>\nHm.\n{CODER_CALL}\n</think>\n", [thinks("Hm."), PARIS]),
+    Case("qwen", f"<think>\nHm.\n{_HERMES_CALL}\n</think>\n\n", [thinks("Hm."), PARIS]),
+    Case("qwen", f"<think>\nHm. {_HERMES_CALL}\n</think>\n\n", [thinks(f"Hm. {_HERMES_CALL}")]),
+    Case("glm", f"Hm. {GLM_CALL}</think>{GLM_CALL}", [thinks(f"Hm. {GLM_CALL}"), PARIS], OPENED),
+    Case(
+        "minimax-m2",
+        f"<think>Hm.</think>\nYes.\n<think>Or:\n{MINIMAX_CALL}</think>\n",
+        [thinks("Hm."), says("Yes."), thinks(f"Or:\n{MINIMAX_CALL}")],
     ),
 ]
 
@@ -211,6 +239,24 @@ FORGOTTEN = [
     Case("glm", "<tool_call>ping\n<arg_key>note</arg_key>\n</tool_call>", [PING]),
 ]
 
+# A line break is taken off behind a value only where one was taken off before it: else it is the value's own.
+LINE_BREAKS = [
+    Case(
+        "qwen3-coder",
+        f"<tool_call>\n<function=write_file>\n<parameter=content>{written}</parameter>\n</function>\n</tool_call>",
+        [calls("write_file", content=content)],
+    )
+    for written, content in (
+        ("a\nb\n", "a\nb\n"),
+        ("\na\nb\n", "a\nb"),
+        ("\na\nb\n\n", "a\nb\n"),
+        ("\na", "a"),
+        ("\n\n", ""),
+        ("a", "a"),
+        ("", ""),
+    )
+]
+
 THINKING = [
     Case("qwen3-coder", "<think>\n<think>\nHm.\n</think>\n</think>\nYes.", [thinks("Hm."), says("Yes.")], OPENED),
     Case("hermes", "<think>One.</think>\n<think>Two.</think>Yes.", [thinks("One.Two."), says("Yes.")]),
@@ -224,4 +270,4 @@ PROSE = [
     Case("qwen3-coder", "So:\n  <function=ping>\n</function>", [says("So:"), PING]),
 ]
 
-DRIFT = [*CLOSERS, *UNCLOSED, *GEMMA, *DSML, *LFM, *OBJECTS, *FORGOTTEN, *THINKING, *PROSE]
+DRIFT = [*CLOSERS, *UNCLOSED, *GEMMA, *DSML, *LFM, *OBJECTS, *FORGOTTEN, *LINE_BREAKS, *THINKING, *PROSE]

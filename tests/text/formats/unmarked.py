@@ -38,14 +38,18 @@ _CALLS = [
     (f"```python\nx = {{}}\n```\n```json\n{PARIS_JSON}\n```", [says("```python\nx = {}\n```"), PARIS]),
     (f"```json\n{PARIS_JSON}\n```\nThat will tell.", [PARIS, says("That will tell.")]),
     (f"{PARIS_JSON}\nThat will tell.", [PARIS, says("That will tell.")]),
-    # Cut off, it is a call as far as it goes; what comes behind is not waited for.
-    ('```json\n{"name": "get_weather", "arguments": {"city": "Pa', [("breaks", "get_weather", '{"city": "Pa')]),
+    # What comes behind the arguments is not waited for.
     (PARIS_JSON[:-1], [PARIS]),
     (f"```json\n{PARIS_JSON}", [PARIS]),
     (f"```json\n{PARIS_JSON}\n``", [PARIS]),
     (f"<tools>\n{PARIS_JSON}", [PARIS]),
 ]
 _TEXTS = [
+    '{"name": "get_weather", "arguments": {"city": "Pa',
+    '{"name": "get_weather", "arguments": {"days": 1',
+    '```json\n{"name": "get_weather", "arguments": {"city": "Pa',
+    '```json\n[{"name": "get_weather", "arguments": {"city": "Pa',
+    '<tools>\n{"name": "get_weather", "arguments": {"city": "Paris"',
     FLY_JSON,
     f"```json\n{FLY_JSON}\n```",
     "```json\n{}\n```\n",

@@ -9,7 +9,15 @@ from ingot.text.formats.table import CallForm, Format, Gap, JsonCall, Maybe
 from ingot.text.parse.call_ids import id_maker
 from ingot.text.parse.events import PastCall
 from ingot.text.parse.left_to_write import left_to_write
-from ingot.text.parse.parser import ContentDelta, ParsedEvent, Parser, ThinkingStart, ToolCallBegan, ToolCallEnded
+from ingot.text.parse.parser import (
+    ContentDelta,
+    ParsedEvent,
+    Parser,
+    ThinkingStart,
+    ToolCallBegan,
+    ToolCallEnded,
+    merged,
+)
 from ingot.text.prompt.past_calls import render_call
 from tests.text.parse.answers import TOOLS, new_parser, told
 
@@ -96,3 +104,17 @@ def test_half_a_header_is_no_content() -> None:
     parser = new_parser(format_named("harmony"))
     events = [*parser.push("<|channel|>commentary to=functions.get_w"), *parser.flush(cut=True)]
     assert events == []
+
+
+@pytest.mark.parametrize("opening", ["", "```json\n", "<tools>\n", "Look.\n"])
+def test_an_unmarked_call_is_one_as_far_as_it_goes_only_where_more_would_have_come(opening: str) -> None:
+    text = opening + '{"name": "write_file", "arguments": {"path": "x'
+    for cut in (False, True):
+        for pieces in ([text], text, [text[:20], text[20:]]):
+            parser = new_parser(QWEN)
+            events = merged([*(event for piece in pieces for event in parser.push(piece)), *parser.flush(cut=cut)])
+            if cut:
+                said = [("says", "Look.")] if opening == "Look.\n" else []
+                assert told(events) == [*said, ("breaks", "write_file", '{"path": "x')]
+            else:
+                assert told(events) == [("says", text)]

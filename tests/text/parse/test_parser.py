@@ -92,6 +92,22 @@ def test_a_call_that_begins_a_line_of_a_thinking_part_that_is_never_closed_is_a_
 
 
 @every_marked_format
+def test_so_is_one_in_a_thinking_part_that_is_closed_with_nothing_behind_it(format: Format) -> None:
+    assert format.thinking is not None
+    call = render_call(format, [PARIS, FILE])
+    text = f"I must look.\n{call}\n{format.thinking.close}\n\n"
+    for size in (1, 3, len(text)):
+        pieces = cut(text, range(0, len(text), size))
+        events = parsed(format, pieces, thinking=ThinkingStart.OPENED)
+        check_order(events)
+        assert told(events) == [("thinks", "I must look."), *called(PARIS, FILE)]
+        assert all(event.in_thinking for event in events if isinstance(event, ToolCallBegan))
+        parser = new_parser(format, thinking=ThinkingStart.OPENED)
+        cut_off = [event for piece in pieces for event in parser.push(piece)] + parser.flush(cut=True)
+        assert told(merged(cut_off)) == [("thinks", f"I must look.\n{call}")]
+
+
+@every_marked_format
 def test_within_a_line_or_of_another_tool_or_cut_off_it_stays_thinking(format: Format) -> None:
     whole = render_call(format, [PARIS])
     quoted = "\n".join(f"> {line}" for line in whole.splitlines())
