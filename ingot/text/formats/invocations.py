@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ingot.text.formats.shapes import element, named_tags, typed_tags
-from ingot.text.formats.table import CallForm, Format, Gap, JsonCall
+from ingot.text.formats.table import CallForm, Format, Gap, JsonCall, Maybe, UpTo
 from ingot.text.formats.thinking import THINK
 
 # dots: a section, each value between lines of its own; also JSON in their place.
@@ -39,17 +39,18 @@ GIGACHAT35 = Format(
     signs=(("｜GCML｜",),),
 )
 
-# Step 3: each invocation between markers of its own.
+# Step 3: each invocation between markers of its own, some of which it may leave out, and its name before it.
 
+_STEP3_CALL = named_tags("steptml:invoke", "steptml:parameter", gap="")
 STEP3 = Format(
     name="step3",
     forms=(
         CallForm(
             opening=("<｜tool_calls_begin｜>", Gap("\n")),
             call=(
-                *("<｜tool_call_begin｜>", Gap(), "function", Gap(), "<｜tool_sep｜>", Gap()),
-                *named_tags("steptml:invoke", "steptml:parameter", gap=""),
-                *(Gap(), "<｜tool_call_end｜>"),
+                *("<｜tool_call_begin｜>", Gap(), Maybe("function", written=True), Gap()),
+                *(Maybe("<｜tool_sep｜>", written=True), UpTo('<steptml:invoke name="'), *_STEP3_CALL[1:]),
+                *(Gap(), "<｜tool_call_end｜>", Maybe("<｜tool_sep｜>")),
             ),
             joint="\n",
             closing=(Gap("\n"), "<｜tool_calls_end｜>"),

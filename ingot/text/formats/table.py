@@ -110,10 +110,10 @@ class TextParameters:
     end: str
     value_open: str = ""
     frame: str = ""
+    type_tags: tuple[str, str] | None = None  # around a type that may stand before the value; the schema's counts first
     wrappers: tuple[str, ...] = ()  # names under which some models put all arguments as one object
     quote: tuple[str, str] | None = None  # around values that some models write so, as a whole; not part of them
     object_tags: tuple[str, str] | None = None  # around one JSON object in the place of all parameters
-    type_tags: tuple[str, str] | None = None  # around a type that may stand before the value; the schema's counts first
     # Models forget it so often before the next parameter that the tool has, or the end, that it is taken for forgotten
     # at once. In other families a value may be text that goes on behind them: see `parse/forgotten.py`.
     close_optional: bool = False

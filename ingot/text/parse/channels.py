@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 
-from ingot.text.formats.table import CallForm, Format
+from ingot.text.formats.table import CallForm, Elements, Format, TextParameters
 from ingot.text.parse.call_events import Mismatch
 from ingot.text.parse.calls import CallReader
 from ingot.text.parse.prose import Prose
@@ -35,6 +35,9 @@ class ChannelReader:
         self._within = markers(*breaks)
         openings = [form.opening[0] for form in format.forms if form.opening and can_call]
         self._openings = frozenset(opening for opening in openings if isinstance(opening, str))
+        ends = [part.end for form in format.forms for part in form.call if isinstance(part, TextParameters | Elements)]
+        closings = [part for form in format.forms for part in form.closing if isinstance(part, str)]
+        self._closings = (*ends, *closings)  # what means nothing behind a call
         self._outside = self._awaited = markers(*breaks, *self._openings)
         self._bodies = markers(*channels.bodies)
         kinds = [(re.compile(pattern), kind) for pattern, kind in channels.kinds]
@@ -63,8 +66,10 @@ class ChannelReader:
 
     def _within_header(self) -> Steps[bool]:
         """Whether the answer goes on with the header that the prompt ended in: before any marker, a recipient may
-        come, or a name."""
+        come, or a name, or nothing."""
         reader, recipient = self._reader, self._channels.recipient
+        if (yield from reader.sees_in_turn((self._channels.bodies,))):
+            return True
         if recipient:
             if (yield from reader.sees(" " + recipient)):
                 return True
@@ -121,11 +126,16 @@ class ChannelReader:
         reader = self._reader
         self._reasoning.restart()
         goes_on = True
+        strays: tuple[str, ...] = ()
         while goes_on:
             reader.record()
             yield from reader.gap()
+            if (yield from reader.one_of(strays)) is not None:
+                reader.forget()
+                continue
             try:
                 goes_on = yield from self._section()
+                strays = self._closings
             except Mismatch:
                 goes_on = False
                 if reader.cut:

@@ -308,6 +308,13 @@ FAMILIES = [
     Case("muse", f"to=user<|message|>Write {_MUSE_PING}.<|eot|>", [says(f"Write {_MUSE_PING}.")]),
     Case("muse", " to=ping<|message|>No call.<|eom|>", [says("No call.")]),
     Case("muse", "Just so, to=you.", [says("Just so, to=you.")]),
+    Case("muse", " <|message|>Yes.<|eot|>", [says("Yes.")]),
+    Case(
+        "muse",
+        f" to=ping<|message|>{_MUSE_PING.replace('</atem:invoke>', '</atem:invoke></atem:invoke>')}<|eom|>"
+        "<|start|>assistant to=user<|message|>So.<|eot|>",
+        [PING, says("So.")],
+    ),
     Case(
         "muse",
         " to=write_file<|message|>"
@@ -417,6 +424,9 @@ FAMILIES = [
         OPENED,
     ),
     Case("step3", f"<｜tool_calls_begin｜>{_STEP}", [PARIS]),
+    Case("step3", f"<｜tool_calls_begin｜>{_STEP.replace('function<｜tool_sep｜>', '')}<｜tool_calls_end｜>", [PARIS]),
+    Case("step3", f"<｜tool_calls_begin｜>{_STEP}<｜tool_sep｜>{_STEP}<｜tool_calls_end｜>", [PARIS, PARIS]),
+    Case("step3", _STEP.replace("<steptml:invoke", "get_weather\n<steptml:invoke"), [PARIS]),
     Case("functionary-3.2", f"get_weather\n{ARGUMENTS}", [PARIS]),
     Case("functionary-3.2", "all\nHello all\nof you.", [says("Hello all\nof you.")]),
     Case("functionary-3.2", f"all\nOk.\n>>>get_weather\n{ARGUMENTS}\n>>>ping\n{{}}", [says("Ok."), PARIS, PING]),

@@ -190,6 +190,12 @@ def test_a_chat_template_is_found_wherever_models_keep_it(
     assert template is not None and template.render(HI) == expected
 
 
+def test_a_response_template_is_kept_as_the_checkpoint_states_it(make_folder: MakeFolder) -> None:
+    stated = {"start_anchor": "A:", "fields": {"content": {}}}
+    assert Tokenizer.load(make_folder(tokenizer_config={"response_template": stated})).response_template == stated
+    assert Tokenizer.load(make_folder(tokenizer_config={})).response_template is None
+
+
 def test_a_template_in_a_file_of_its_own_wins(make_folder: MakeFolder) -> None:
     template = Tokenizer.load(make_folder(tokenizer_config={"chat_template": "config"}, chat_template="file")).template
     assert template is not None and template.render(HI) == "file"
