@@ -111,7 +111,10 @@ class CallReader:
             return False
         yield from self._reader.gap()
         leading = form.leading(opened=False)
-        return leading is None or (yield from self._reader.sees(leading))
+        if leading is not None:
+            return (yield from self._reader.sees(leading))
+        closing = next((part for part in form.closing if isinstance(part, str)), "")
+        return bool(joint) or closing == "" or not (yield from self._reader.sees(closing))
 
     def _closing(self, form: CallForm) -> Steps[None]:
         reader = self._reader
@@ -213,7 +216,10 @@ class CallReader:
     # Arguments as one object.
 
     def _arguments(self, notation: Notation, draft: Draft) -> Steps[None]:
-        if not (yield from self._reader.sees(notation.opens)):
+        for opens, _ in notation.brackets:
+            if (yield from self._reader.sees(opens)):
+                break
+        else:
             raise Mismatch
         self._teller.begin(draft)
         yield from transcribed(self._reader, notation, self._teller.fragment)
@@ -231,6 +237,7 @@ class CallReader:
             yield from reader.gap()
             another = yield from reader.literal(",")
             yield from reader.gap()
+            another = another and not (yield from reader.sees("}"))
         if not draft.ended:
             yield from self._without_arguments(draft)
         yield from self._expect("}")
