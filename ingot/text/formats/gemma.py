@@ -5,6 +5,7 @@ from __future__ import annotations
 from ingot.text.formats.notation import unescaped
 from ingot.text.formats.table import Arguments, CallForm, Format, Gap, Name
 from ingot.text.formats.thinking import GEMMA_THINK
+from ingot.text.formats.unmarked import TOOL_CODE
 
 
 def _form(opening: str, quote: str, closing: str) -> CallForm:
@@ -13,18 +14,19 @@ def _form(opening: str, quote: str, closing: str) -> CallForm:
         call=("call:", Name(), Gap(), Arguments(unescaped(quote))),
         closing=(Gap(), closing),
         repeats=True,
+        unopened="line",
     )
 
 
 GEMMA4 = Format(
     name="gemma4",
-    forms=(_form("<|tool_call>", '<|"|>', "<tool_call|>"),),
+    forms=(_form("<|tool_call>", '<|"|>', "<tool_call|>"), TOOL_CODE),
     thinking=GEMMA_THINK,
     signs=(("<|tool_call>", "<tool_call|>"),),
     model_types=("gemma4", "gemma4_text"),
 )
 FUNCTION_GEMMA = Format(
     name="function-gemma",
-    forms=(_form("<start_function_call>", "<escape>", "<end_function_call>"),),
+    forms=(_form("<start_function_call>", "<escape>", "<end_function_call>"), TOOL_CODE),
     signs=(("<start_function_call>",),),
 )

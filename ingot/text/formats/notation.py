@@ -25,9 +25,15 @@ class Notation:
     words: tuple[tuple[str, str], ...] = _JSON_WORDS  # as written, and as JSON has it
     # What models drift into, which is understood and never written:
     also_quotes: tuple[tuple[str, Escapes], ...] = ()
+    also_brackets: tuple[tuple[str, str], ...] = ()  # around the outermost object
     also_assigns: str = ""
     bare_strings: bool = False  # a string without quotes, up to a comma or bracket
     commas_optional: bool = False  # behind what a quote or bracket has closed
+
+    @property
+    def brackets(self) -> tuple[tuple[str, str], ...]:
+        """What may open the outermost object, each with what closes it then."""
+        return ((self.opens, self.closes), *self.also_brackets)
 
 
 JSON = Notation()
@@ -52,6 +58,7 @@ def unescaped(quote: str) -> Notation:
         bare_keys="always",
         words=_JSON_WORDS + _PYTHON_WORDS,
         also_quotes=(('"', "json"), ("'", "python")),
+        also_brackets=(("(", ")"),),
         also_assigns="=",
         bare_strings=True,
         commas_optional=True,

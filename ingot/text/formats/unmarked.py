@@ -1,4 +1,5 @@
-"""Calls as JSON without a family's own markers: bare, in a fence, or between the tags around the tools in the prompt.
+"""Calls without a family's own markers: JSON, bare, in a fence, or between the tags around the tools in the prompt, and
+Python in a fence of `tool_code`, as Gemma was shown it.
 
 Models that were shown tools more than they were taught to call them write so: Qwen2.5-Coder does nothing else. All of
 it also stands in examples, so a call is one only when it is whole, names a given tool and begins a line.
@@ -8,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ingot.text.formats.table import CallForm, Gap, JsonCall, Maybe
+from ingot.text.formats.notation import PYTHON
+from ingot.text.formats.table import Arguments, CallForm, Gap, JsonCall, Maybe, Name
 
 _FENCE = ("```", Maybe("json"), Gap("\n"))
 _FENCE_END = (Gap("\n"), "```")
@@ -28,5 +30,11 @@ TOOLS_ARRAY = replace(
     opening=("<tools>", Gap("\n"), *BARE_ARRAY.opening),
     closing=(*BARE_ARRAY.closing, Gap("\n"), "</tools>"),
 )
+TOOL_CODE = replace(
+    BARE,
+    opening=("```tool_code", Gap("\n")),
+    call=(Maybe("print("), Maybe("default_api."), Name(), Gap(), Arguments(PYTHON), Maybe(")")),
+    closing=_FENCE_END,
+)
 
-UNMARKED = (BARE, BARE_ARRAY, FENCED, FENCED_ARRAY, FENCED_TAGS, TOOLS_TAGS, TOOLS_ARRAY)
+UNMARKED = (BARE, BARE_ARRAY, FENCED, FENCED_ARRAY, FENCED_TAGS, TOOLS_TAGS, TOOLS_ARRAY, TOOL_CODE)

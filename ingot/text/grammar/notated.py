@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +12,7 @@ from ingot.text.grammar.alternatives import KINDS, Alternative, Texts, alternati
 from ingot.text.grammar.lark import Rules, anywhere, exactly, one_of, sequence
 from ingot.text.grammar.members import Members, Scope, join_members, members
 from ingot.text.grammar.schema_rules import SchemaRules
-
-_BARE_KEY = re.compile(r"[A-Za-z_][\w.\-]*", re.ASCII)
+from ingot.text.parse.values import bare_key
 
 
 class NotatedWriter:
@@ -97,9 +95,14 @@ class NotatedWriter:
         return "," if self._notation.escapes == "none" else ", "
 
     def _key(self, name: str) -> str:
-        if not _BARE_KEY.fullmatch(name):
+        if bare_key(name):
+            return self._rules.literal(name)
+        quote = self._notation.quotes[0]
+        if self._notation.escapes != "none":
+            return self._rules.literal(json.dumps(name, ensure_ascii=False))
+        if quote in name:
             raise BadRequest(f"The parameter name {name!r} cannot be written in this model's tool format.")
-        return self._rules.literal(name)
+        return self._rules.literal(f"{quote}{name}{quote}")
 
     def _written(self, value: Any) -> str:
         """A value of an enum."""

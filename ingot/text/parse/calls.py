@@ -222,7 +222,10 @@ class CallReader:
     # Arguments as one object.
 
     def _arguments(self, notation: Notation, draft: Draft) -> Steps[None]:
-        if not (yield from self._reader.sees(notation.opens)):
+        for opens, _ in notation.brackets:
+            if (yield from self._reader.sees(opens)):
+                break
+        else:
             raise Mismatch
         self._teller.begin(draft)
         yield from transcribed(self._reader, notation, self._teller.fragment)
@@ -240,6 +243,7 @@ class CallReader:
             yield from reader.gap()
             another = yield from reader.literal(",")
             yield from reader.gap()
+            another = another and not (yield from reader.sees("}"))
         if not draft.ended:
             yield from self._without_arguments(draft)
         yield from self._expect("}")

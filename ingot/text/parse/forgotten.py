@@ -26,6 +26,7 @@ from ingot.text.formats.table import (
     Part,
     TagEnd,
     TextParameters,
+    UpTo,
 )
 from ingot.text.parse.call_events import Mismatch
 from ingot.text.parse.reader import Markers, Steps, TextReader, markers
@@ -81,6 +82,8 @@ def _pattern(part: Part, closing: tuple[str, ...]) -> str:
             return _GAP
         case Maybe():
             return f"(?:{re.escape(part.text)})?"
+        case UpTo():
+            return rf"[\s\S]{{0,{WINDOW}}}?{re.escape(part.text)}"
         case Name():
             return _NAME
         case TagEnd():

@@ -145,14 +145,15 @@ class Parser:
         return events
 
 
-TriggerPlace = Literal["anywhere", "fresh", "line", "unfenced line", "after a call"]
+TriggerPlace = Literal["anywhere", "no JSON string", "fresh", "line", "unfenced line", "after a call", "after thinking"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Trigger:
     """What a marker sets off where it stands in the right place.
 
-    `fresh`: nothing but white space stands between it and the last marker, or the answer's beginning.
+    `fresh`: nothing but white space stands between it and the last marker, or the answer's beginning. `line`: it begins
+    one, or stands right behind a sentence. `after thinking`: the same, in an answer that has thought before.
     """
 
     marker: str
@@ -185,6 +186,7 @@ class _TaggedReader:
         self._can_call, self._must_call = can_call, must_call
         self._triggers, self._markers = _compiled(format, can_call)
         self._called = False  # a call was the last thing but text
+        self._thought = False
         self._broke = False  # and it broke off, so that another may begin within a line
         self.thinking = False
 
@@ -211,7 +213,12 @@ class _TaggedReader:
             case "fresh":
                 return self._content.blank
             case "line":
-                return self._content.at_line_start or self._broke
+                return self._content.at_line_start or self._broke or self._content.attached
+            case "no JSON string":
+                return not self._content.in_json_string
+            case "after thinking":
+                begins = self._content.at_line_start or self._content.attached
+                return self._thought and begins and not self._content.quotes
             case "unfenced line":
                 return self._content.at_line_start and not self._content.fenced
             case "after a call":
@@ -237,7 +244,7 @@ class _TaggedReader:
         """Up to the closing tag, or the end: an answer that never closes its thinking has no content."""
         reader = self._reader
         assert self._thoughts is not None
-        self.thinking = True
+        self.thinking = self._thought = True
         self._reasoning.restart()
         yield from reader.gap()
         while (yield from reader.literal(thinking.open)):  # some models repeat the tag that the prompt ended with
@@ -308,12 +315,13 @@ def _compiled(format: Format, can_call: bool) -> tuple[dict[str, list[_Trigger]]
 
 
 def _triggers(format: Format, can_call: bool) -> list[_Trigger]:
-    found = [_Trigger(text, "anywhere", "strip") for text in format.strips]
+    found = [_Trigger(text, "no JSON string", "strip") for text in format.strips]
     found += [_Trigger(text, "fresh", "strip") for text in format.heads]
     if (thinking := format.thinking) is not None:
         # A closing tag where nothing was opened and nothing said closes a thinking part that was left out.
         found.append(_Trigger(thinking.close, "fresh", "think"))
         found.append(_Trigger(thinking.open, "line" if thinking.interleaved else "fresh", "think"))
+        found.append(_Trigger(thinking.open, "after thinking", "think"))
     return found + _call_triggers(format.forms) if can_call else found
 
 

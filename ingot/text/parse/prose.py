@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from ingot.text.parse.fences import Fences
 
 _SPACE = " \t\r\n"
+_JSON_SIGNS = re.compile(r'\\.|\\\Z|["\n]', re.DOTALL)
+
+
+class _JsonStrings:
+    """Follows a text that may be a JSON document, and knows whether what comes next is within a string of it."""
+
+    def __init__(self) -> None:
+        self.inside = False
+        self._is_json: bool | None = None  # it begins with a bracket
+        self._escape = ""  # half of one
+
+    def write(self, text: str) -> None:
+        if self._is_json is None and (begins := text.lstrip(_SPACE)[:1]):
+            self._is_json = begins in "{["
+        if not self._is_json:
+            return
+        text = self._escape + text
+        self._escape = ""
+        for sign in _JSON_SIGNS.findall(text):
+            if sign == "\\":
+                self._escape = sign
+            else:
+                self.inside = not self.inside if sign == '"' else self.inside and sign != "\n"
 
 
 class Prose:
@@ -28,6 +52,8 @@ class Prose:
         self.blank = True  # nothing but white space since the beginning or the last marker
         self.at_line_start = True  # nothing but white space since the last line break
         self._first = self._last = ""  # the line's first and last characters, white space aside
+        self._spaced = True  # white space is what was written last
+        self._json = _JsonStrings()
 
     @property
     def fenced(self) -> bool:
@@ -40,6 +66,16 @@ class Prose:
         return self.fenced or self._first == ">" or self._last in tuple("`'\"“‘«")
 
     @property
+    def attached(self) -> bool:
+        """Whether what comes next stands right behind a word or a sentence, as what is shown does not."""
+        said = self._last.isalnum() or self._last in tuple(".!?:;…。！？：；")
+        return said and not self._spaced and not self.quotes
+
+    @property
+    def in_json_string(self) -> bool:
+        return self._json.inside
+
+    @property
     def silent(self) -> bool:
         """Whether nothing was said yet."""
         return self._silent
@@ -48,6 +84,7 @@ class Prose:
         if not text:
             return
         self._follow_lines(text)
+        self._json.write(text)
         body = text.rstrip(_SPACE)
         if body:
             self._emit(self._leading(body) + body.lstrip(_SPACE))
@@ -61,6 +98,7 @@ class Prose:
         self._held.clear()
         self._fences.end_line()
         self._first = self._last = ""
+        self._json = _JsonStrings()
         self._after_marker = self.blank = self.at_line_start = True
 
     def finish(self) -> None:
@@ -83,6 +121,7 @@ class Prose:
         line = text[text.rfind("\n") + 1 :]
         if "\n" in text:
             self._first = self._last = ""
+        self._spaced = text[-1] in _SPACE
         if shown := line.strip(_SPACE):
             self._first, self._last = self._first or shown[0], shown[-1]
         self.at_line_start = not line.strip(_SPACE) and (self.at_line_start or "\n" in text)

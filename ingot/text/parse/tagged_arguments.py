@@ -55,7 +55,7 @@ class TaggedArgumentReader:
         while found == part.key_open:
             key, close = yield from self._key(part, within, draft)
             if not given and (yield from self._wrapped(part, draft, key)):
-                yield from self._object(draft)
+                yield from self._wrapped_object(draft, key, close)
                 yield from self._ending((part.value_close,))
                 yield from self._ending((part.end, *closing))
                 return
@@ -71,6 +71,21 @@ class TaggedArgumentReader:
 
     def _object(self, draft: Draft) -> Steps[None]:
         yield from transcribed(self._reader, JSON, self._teller.fragment)
+        self._teller.end(draft)
+
+    def _wrapped_object(self, draft: Draft, key: str, close: KeyClose) -> Steps[None]:
+        """An object under a name that is no parameter: all the arguments if the tool has such parameters, else the
+        value that it seems to be."""
+        read: list[str] = []
+        try:
+            yield from transcribed(self._reader, JSON, read.append)
+        except Mismatch:
+            self._teller.fragment("".join(read))
+            raise
+        text = "".join(read)
+        unknown = json.loads(text).keys() - self._properties(draft)
+        value = json.dumps(text, ensure_ascii=False) if close.value == "text" else text
+        self._teller.fragment(f"{{{json.dumps(key)}: {value}}}" if unknown else text)
         self._teller.end(draft)
 
     def _ending(self, literals: tuple[str, ...]) -> Steps[None]:

@@ -20,7 +20,9 @@ LONGEST_NUMBER = 4000  # Python's own json refuses integers of a little more
 _SPACE = re.compile(r"[ \t\r\n]*")
 _TOKEN = re.compile(r"[A-Za-z0-9_+.\-]+")
 _BARE_KEY = re.compile(r"[^\s\"'=:,(){}\[\]<>|]+")
+_WRITTEN_KEY = re.compile(r"[\w.\-]+")  # of those, the ones that we write
 _BARE_STRING = re.compile(r"[^,{}\[\]<>\"\r\n]+")
+_BARE_IN_PARENTHESES = re.compile(r"[^,{}()\[\]<>\"\r\n]+")
 _KEY_WITHIN = re.compile(r"\s[A-Za-z_][\w.\-]*[:=]")  # after which a comma may be missing
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
@@ -69,6 +71,7 @@ class Transcriber:
         self._written: list[str] = []
         self._stack: list[_Frame] = []
         self._token: list[str] = []
+        self._spaces: list[str] = []  # behind a comma
         self._quote = ""
         self._escapes = notation.escapes  # of the string that is open
         self._quotes = (*((quote, notation.escapes) for quote in notation.quotes), *notation.also_quotes)
@@ -117,10 +120,11 @@ class Transcriber:
 
     def _arguments(self, text: str, at: int) -> int:
         notation = self._notation
-        if text[at] != notation.opens:
+        closes = dict(notation.brackets).get(text[at])
+        if closes is None:
             return self._fail(at)
         bare = notation.bare_keys != "never"
-        return self._open(_Frame(notation.closes, "}", notation.assigns, bare), "{", at)
+        return self._open(_Frame(closes, "}", notation.assigns, bare), "{", at)
 
     def _value(self, text: str, at: int) -> int:
         at = self._space(text, at)
@@ -187,9 +191,24 @@ class Transcriber:
         left_out = self._may_leave_out_comma(text, at)
         if text[at] != "," and not left_out:
             return self._fail(at)
-        self._written.append(",")
+        self._step = self._after_comma
+        return self._after_comma(text, at) if left_out else at + 1
+
+    def _after_comma(self, text: str, at: int) -> int:
+        """Writes the comma when something comes behind it: what models put before a closing bracket is left out."""
+        match = _SPACE.match(text, at)
+        assert match is not None
+        self._spaces.append(match.group())
+        at = match.end()
+        if at == len(text):
+            return at
+        if text[at] == self._stack[-1].closes:
+            self._spaces.clear()
+            return self._close(at)
+        self._written += [",", *self._spaces]
+        self._spaces.clear()
         self._step = self._key if self._stack[-1].assigns else self._value
-        return self._step(text, at) if left_out else at + 1
+        return self._step(text, at)
 
     def _in_token(self, text: str, at: int) -> int:
         if (match := _TOKEN.match(text, at)) is not None:
@@ -201,7 +220,8 @@ class Transcriber:
         return at
 
     def _in_bare_string(self, text: str, at: int) -> int:
-        if (match := _BARE_STRING.match(text, at)) is not None:
+        outermost = self._stack[0].closes
+        if (match := (_BARE_IN_PARENTHESES if outermost == ")" else _BARE_STRING).match(text, at)) is not None:
             self._token.append(match.group())
             return match.end()
         quote = self._notation.quotes[0]
@@ -209,7 +229,7 @@ class Transcriber:
             return self._finish_bare(text, at + len(quote))  # only the opening quote was left out
         if quote.startswith(text[at:]):
             return at
-        return self._finish_bare(text, at) if text[at] in ",]}" else self._fail(at)
+        return self._finish_bare(text, at) if text[at] in f",]}}{outermost}" else self._fail(at)
 
     def _in_string(self, text: str, at: int) -> int:
         if (match := _run(self._quote[0], self._escapes).match(text, at)) is not None:
@@ -326,6 +346,11 @@ class Transcriber:
 def _run(stop: str, escapes: Escapes) -> re.Pattern[str]:
     """Text of a string up to what may be its end or an escape."""
     return re.compile(f"[^{re.escape(stop)}]+" if escapes == "none" else rf"[^{re.escape(stop)}\\]+")
+
+
+def bare_key(name: str) -> bool:
+    """Whether a member's name is written without quotes, where a notation does that."""
+    return _WRITTEN_KEY.fullmatch(name) is not None
 
 
 def escaped(text: str) -> str:

@@ -24,8 +24,7 @@ from ingot.text.formats.table import (
 )
 from ingot.text.parse.events import PastCall
 from ingot.text.parse.schema_types import kind_of
-
-_BARE_KEY = re.compile(r"[\w.\-]+")
+from ingot.text.parse.values import bare_key
 
 
 def render_call(format: Format, calls: Sequence[PastCall]) -> str:
@@ -136,7 +135,7 @@ def _comma(notation: Notation) -> str:
 
 
 def _key(notation: Notation, key: str, bare: bool) -> str:
-    return key if bare and _BARE_KEY.fullmatch(key) else _string(notation, key)
+    return key if bare and bare_key(key) else _string(notation, key)
 
 
 def _string(notation: Notation, text: str) -> str:

@@ -123,7 +123,39 @@ UNCLOSED += [
     ),
 ]
 
+COMMAS = [
+    Case("hermes", '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris",}}</tool_call>', [PARIS]),
+    Case("hermes", '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", }, }\n</tool_call>', [PARIS]),
+    Case(
+        "qwen3-coder",
+        '<function=get_weather><parameter=tags>["a", "b", ]</parameter></function>',
+        [calls("get_weather", tags=["a", "b"])],
+    ),
+]
+
+TOOL_CODES = [
+    Case(name, f"```tool_code\n{written}\n```", means)
+    for name in ("gemma4", "function-gemma", "hermes")
+    for written, means in (
+        ('get_weather(city="Paris")', [PARIS]),
+        ("print(default_api.get_weather(city='Oslo', days=3))", [OSLO]),
+        ('get_weather(city="Paris")\nping()', [PARIS, PING]),
+        ("import math", [says("```tool_code\nimport math\n```")]),
+        ("fly(to='Rome')", [says("```tool_code\nfly(to='Rome')\n```")]),
+    )
+]
+
 GEMMA = [
+    Case("gemma4", "<|tool_call>call:get_weather(city='Oslo', days=3)<tool_call|>", [OSLO]),
+    Case("gemma4", "<|tool_call>call:get_weather(city=Oslo, days=3)<tool_call|>So.", [OSLO, says("So.")]),
+    Case("gemma4", '<|tool_call>call:get_weather(city=<|"|>Oslo (N)<|"|>)', [calls("get_weather", city="Oslo (N)")]),
+    Case("gemma4", "Ok.\ncall:get_weather(city=Paris)\n", [says("Ok."), PARIS]),
+    Case("gemma4", "call:get_weather{city:Paris}", [PARIS]),
+    Case("gemma4", "call:fly{to:Paris}, or recall:it", [says("call:fly{to:Paris}, or recall:it")]),
+    Case(
+        "gemma4", '<|tool_call>call:get_weather{größe:3,<|"|>a b<|"|>:1}', [calls("get_weather", größe=3, **{"a b": 1})]
+    ),
+    Case("function-gemma", "<start_function_call>call:ping()<end_function_call>", [PING]),
     Case("gemma4", "<|tool_call>call:get_weather{city:'Paris'}<tool_call|>", [PARIS]),
     Case("gemma4", '<|tool_call>call:get_weather{"city":"Paris"}<tool_call|>', [PARIS]),
     Case(
@@ -191,6 +223,15 @@ DSML = [
         [calls("get_weather", arguments=[1])],
     ),
     Case("minimax-m2", '<minimax:tool_call><invoke name="ping"/></minimax:tool_call>', [PING]),
+    # With keys that the tool does not have, it is a value like any other.
+    *(
+        Case(
+            "deepseek-v3.2",
+            f'<｜DSML｜invoke name="get_weather">{_WRAPPED.format("arguments", string, text)}</｜DSML｜invoke>',
+            [calls("get_weather", arguments=value)],
+        )
+        for string, text, value in (("false", '{"who": 1}', {"who": 1}), ("true", '{"who": 1}', '{"who": 1}'))
+    ),
 ]
 
 LFM = [
@@ -260,6 +301,28 @@ LINE_BREAKS = [
 THINKING = [
     Case("qwen3-coder", "<think>\n<think>\nHm.\n</think>\n</think>\nYes.", [thinks("Hm."), says("Yes.")], OPENED),
     Case("hermes", "<think>One.</think>\n<think>Two.</think>Yes.", [thinks("One.Two."), says("Yes.")]),
+    Case(
+        "hermes",
+        "<think>One.</think>Yes.\n<think>Two.</think>No.",
+        [thinks("One."), says("Yes."), thinks("Two."), says("\nNo.")],
+    ),
+    Case(
+        "qwen3-coder",
+        "One.</think>Yes.<think>Two.</think>No.",
+        [thinks("One."), says("Yes."), thinks("Two."), says("No.")],
+        OPENED,
+    ),
+    Case(
+        "hermes",
+        "<think>One.</think>The <think> tag, `<think>`.\n```\n<think>\n```",
+        [thinks("One."), says("The <think> tag, `<think>`.\n```\n<think>\n```")],
+    ),
+    Case(
+        "cohere",
+        '<|START_RESPONSE|>{"a": "<|START_TEXT|> \\"<|END_TEXT|>", "b": 1}<|END_RESPONSE|>',
+        [says('{"a": "<|START_TEXT|> \\"<|END_TEXT|>", "b": 1}')],
+    ),
+    Case("cohere", "<|START_TEXT|>It is <|END_TEXT|>so.", [says("It is so.")]),
 ]
 
 PROSE = [
@@ -268,6 +331,23 @@ PROSE = [
     Case("llama", "Write <function=ping>{}</function>.", [says("Write <function=ping>{}</function>.")]),
     Case("minimax-m2", 'As <invoke name="ping"></invoke>.', [says('As <invoke name="ping"></invoke>.')]),
     Case("qwen3-coder", "So:\n  <function=ping>\n</function>", [says("So:"), PING]),
+    # Right behind a sentence it is a call: what is shown has a space or a quote before it.
+    Case("llama", f"I look.<function=get_weather>{ARGUMENTS}</function>", [says("I look."), PARIS]),
+    Case("llama", f"text<function=get_weather>{ARGUMENTS}</function>", [says("text"), PARIS]),
+    Case("llama", "(<function=ping>{}</function>)", [says("(<function=ping>{}</function>)")]),
 ]
 
-DRIFT = [*CLOSERS, *UNCLOSED, *GEMMA, *DSML, *LFM, *OBJECTS, *FORGOTTEN, *LINE_BREAKS, *THINKING, *PROSE]
+DRIFT = [
+    *CLOSERS,
+    *UNCLOSED,
+    *GEMMA,
+    *DSML,
+    *COMMAS,
+    *TOOL_CODES,
+    *LFM,
+    *OBJECTS,
+    *FORGOTTEN,
+    *LINE_BREAKS,
+    *THINKING,
+    *PROSE,
+]

@@ -286,3 +286,21 @@ def test_text_parameters_keep_any_text_but_their_closing_tag(made: Make, name: s
     events = merged([*parser.push(text), *parser.flush()])
     [fragment] = [event.fragment for event in events if isinstance(event, ToolCallArguments)]
     assert json.loads(fragment) == {"text": value}
+
+
+@pytest.mark.parametrize("name", ["gemma4", "lfm2", "pythonic", "function-gemma"])
+def test_parameters_may_have_any_name_where_keys_are_bare(made: Make, name: str) -> None:
+    format, tokenizer = format_named(name), vocabulary(False)
+    arguments = {"größe": 3, "a b": 1, "3d": 2, "x-y.z": 4}
+    schema = {"properties": {key: {"type": "integer"} for key in arguments}, "required": [*arguments]}
+    tool = GuidedTool("note", {"type": "object", "additionalProperties": False, **schema}, strict=True)
+    text = render_call(format, [PastCall("note", arguments)])
+    guide = made(False).tools(format, [tool], "required", parallel=False).begin()
+    for token in tokenizer.encode(text, add_special=False):
+        guide.accept(token)
+    assert guide.done
+    parser = Parser(
+        format, tools=[ToolSchema("note", tool.parameters)], thinking=ThinkingStart.UNOPENED, ids=id_maker(format.ids)
+    )
+    events = [*(event for character in text for event in parser.push(character)), *parser.flush()]
+    assert complete_calls(merged(events)) == [("note", arguments)]

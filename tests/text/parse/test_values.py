@@ -111,6 +111,23 @@ def test_raw_line_breaks_in_strings_are_escaped() -> None:
     assert arguments(JSON, '{"a": "1\n2\t3\x00"}') == {"a": "1\n2\t3\x00"}
 
 
+@pytest.mark.parametrize("text", ['{"a": [1, 2],}', '{"a": [1, 2 , ] , }', '{"a": [1,2,\n],\n}'])
+def test_a_comma_before_a_closing_bracket_is_left_out(text: str) -> None:
+    assert arguments(JSON, text) == {"a": [1, 2]}
+    assert arguments(PYTHON, text.replace('{"a":', "(a=").replace("}", ")")) == {"a": [1, 2]}
+
+
+def test_parentheses_may_stand_for_braces_where_the_notation_says_so() -> None:
+    assert arguments(GEMMA, "(a=1, b='(x)', c=New York, d={e:[f]})") == {
+        "a": 1,
+        "b": "(x)",
+        "c": "New York",
+        "d": {"e": ["f"]},
+    }
+    assert fails(GEMMA, "(a=1}")
+    assert fails(JSON, '("a": 1)')
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -124,8 +141,9 @@ def test_raw_line_breaks_in_strings_are_escaped() -> None:
         '{"a": tru }',
         '{"a": "\\x41"}',
         '{"a": "\\u12g4"}',
-        '{"a": 1,}',
-        '{"a": [1,]}',
+        '{"a": 1,,}',
+        '{"a": [,]}',
+        "{,}",
         '{"a": [1}',
         "{'a': 1}",
         '{"a": 1]',
