@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import anyio.to_thread
 
 from ingot.config import Settings
+from ingot.config.archive_key import ArchiveKey
 from ingot.engine.model_card import ModelCard
 from ingot.engine.request import Request
 from ingot.http.hall import LONG_BODY, Hall
@@ -63,7 +64,9 @@ class Service(SideService):
             self.served = replace(self.served, secret=self.response_store.secret)
         self._answers = None
         if settings.cache_dir is not None:
-            self._answers = AnswerFile(answers_path(settings.cache_dir, engine.tokenizer, identity_of(engine.card)))
+            secret = ArchiveKey(settings.archive_key_file.expanduser()).secret()
+            path = answers_path(settings.cache_dir, engine.tokenizer, identity_of(engine.card))
+            self._answers = AnswerFile(path, secret)
             self.served = replace(self.served, answers=RememberedAnswers(journal=self._answers))
         self._to_warm: list[Request] = []
         if settings.warm_prompts is not None:

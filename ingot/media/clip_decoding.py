@@ -6,17 +6,16 @@ files and addresses, which a client must not make this server read.
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import numpy as np
 
 from ingot.errors import BadMedia
 from ingot.media import bounds
-from ingot.media.clip_packets import ClipPackets, PacketTime, Stretch, bounded
+from ingot.media.clip_packets import ClipPackets, PacketTime, Stretch, bounded, opened
 from ingot.media.decoding import viewed
 from ingot.media.guard import check_size
 from ingot.media.layout import ClipHeader
@@ -179,21 +178,8 @@ def _pixels(frame: Any, header: ClipHeader, rotation: int) -> Pixels:
     return np.ascontiguousarray(np.rot90(pixels, rotation // 90))
 
 
-@contextmanager
-def _opened(data: bytes) -> Iterator[tuple[Any, Any]]:
-    import av
-
-    try:
-        with av.open(io.BytesIO(data), format=_format(data)) as container:
-            if not container.streams.video:
-                raise BadMedia("the file holds no pictures, only sound.")
-            stream = container.streams.video[0]
-            if stream.codec_context is None:
-                raise BadMedia("the clip is packed in a way that nobody here knows. Convert it to H.264.")
-            stream.codec_context.thread_count = _THREADS
-            yield container, stream
-    except (av.FFmpegError, ValueError, EOFError) as error:
-        raise BadMedia(f"the clip cannot be unpacked: {str(error)[:200] or type(error).__name__}.") from error
+def _opened(data: bytes) -> AbstractContextManager[tuple[Any, Any]]:
+    return opened(data, _format(data), "video", "clip", _THREADS)
 
 
 def _format(data: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Which packets of a clip have to be unpacked to see some of its frames.
+"""What of a file is read as packets, and which of a clip have to be unpacked to see some of its frames.
 
 Packets stand in the order in which they are decoded, which is not that in which frames are shown: a frame may refer to
 ones that are shown after it. What they refer to never lies before the keyframe that they begin at.
@@ -6,10 +6,12 @@ ones that are shown after it. What they refer to never lies before the keyframe 
 
 from __future__ import annotations
 
+import io
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from ingot.errors import BadMedia
 
@@ -17,6 +19,29 @@ _NEAR: Final = 8  # keyframes before a frame, of which as a rule the first will 
 _REREAD: Final = 4
 """How often a file's bytes may be read as packets, compressed ones counted as what they become."""
 _SLACK: Final = 1 << 16
+
+
+@contextmanager
+def opened(
+    data: bytes, format: str, kind: Literal["audio", "video"], thing: str, threads: int
+) -> Iterator[tuple[Any, Any]]:
+    """A file's container, of that format and no other, and its first stream of a kind. Raises BadMedia for what is
+    wrong with it, also where that is found in the block."""
+    import av
+
+    try:
+        with av.open(io.BytesIO(data), format=format) as container:
+            stream = next(iter(getattr(container.streams, kind)), None)
+            if stream is None:
+                raise BadMedia(f"the file holds no {'sound' if kind == 'audio' else 'pictures, only sound'}.")
+            if stream.codec_context is None:
+                raise BadMedia(f"the {thing} is packed in a way that nobody here knows. Convert it.")
+            stream.codec_context.thread_count = threads
+            yield container, stream
+    except (av.FFmpegError, ValueError, EOFError) as error:
+        # In FFmpeg's own words, without its numbers and names.
+        words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise BadMedia(f"the {thing} cannot be unpacked: {str(words)[:200]}.") from error
 
 
 def bounded(packets: Iterable[Any], length: int) -> Iterator[Any]:

@@ -7,9 +7,8 @@ files and addresses, which a client must not make this server read.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from itertools import chain
 from typing import Any, Final
 
@@ -17,7 +16,7 @@ import numpy as np
 
 from ingot.errors import BadMedia
 from ingot.media import bounds, worker
-from ingot.media.clip_packets import bounded
+from ingot.media.clip_packets import bounded, opened
 from ingot.media.mel import RATE, Floats
 from ingot.media.worker import Job
 
@@ -98,20 +97,8 @@ def _resampled(data: bytes) -> Iterator[bytes]:
         yield from (made.to_ndarray()[0].astype("<i2").tobytes() for made in resampler.resample(None))
 
 
-@contextmanager
-def _opened(data: bytes) -> Iterator[tuple[Any, Any]]:
-    import av
-
-    try:
-        with av.open(io.BytesIO(data), format=container_of(data)) as container:
-            if not container.streams.audio:
-                raise BadMedia("the file holds no sound.")
-            stream = container.streams.audio[0]
-            if stream.codec_context is not None:
-                stream.codec_context.thread_count = 1
-            yield container, stream
-    except (av.FFmpegError, ValueError, EOFError) as error:
-        raise BadMedia(f"the sound cannot be unpacked: {said(error)}.") from error
+def _opened(data: bytes) -> AbstractContextManager[tuple[Any, Any]]:
+    return opened(data, container_of(data), "audio", "sound", threads=1)
 
 
 def decoded(container: Any, stream: Any, length: int) -> Iterator[Any]:
@@ -130,16 +117,8 @@ def decoded(container: Any, stream: Any, length: int) -> Iterator[Any]:
         yield from frames
 
 
-def said(error: Exception) -> str:
-    """FFmpeg's own words, without its numbers and names."""
-    words = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return str(words)[:200]
-
-
 def check_form(decoder: Any) -> None:
     """Raises BadMedia for rates and channels that no sound has."""
-    if decoder is None:
-        raise BadMedia("the sound is packed in a way that nobody here knows.")
     rate, channels = decoder.sample_rate or 0, decoder.channels or 0
     if not bounds.SOUND_RATE[0] <= rate <= bounds.SOUND_RATE[1]:
         raise BadMedia(

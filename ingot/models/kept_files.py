@@ -26,7 +26,8 @@ def open_disk(settings: Settings, adapter: Adapter, folder: Path, codec: PairCod
         int(settings.cache_disk_gb * GB), int(settings.cache_disk_free_gb * GB), settings.cache_disk_sync
     )
     try:
-        key = exact_key(adapter, folder, codec, where / DIGESTS, deterministic=settings.deterministic, part=part)
+        exact = settings.deterministic
+        key = exact_key(adapter, folder, codec, where / DIGESTS, secret, deterministic=exact, part=part)
         return Disk.of(RecordStore(where, key, limits, secret))
     except OSError as error:
         raise unusable(where, error) from error

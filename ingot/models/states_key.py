@@ -25,12 +25,20 @@ def states_key(adapter: Adapter, folder: Path, codec: PairCodec) -> dict[str, st
 
 
 def exact_key(
-    adapter: Adapter, folder: Path, codec: PairCodec, digests: Path, *, deterministic: bool, part: str = ""
+    adapter: Adapter,
+    folder: Path,
+    codec: PairCodec,
+    digests: Path,
+    secret: bytes,
+    *,
+    deterministic: bool,
+    part: str = "",
 ) -> dict[str, str]:
     """The same, for states that are to be the very ones that this server would compute. `digests` is a file that
-    remembers what models' files were found to be; `part` says which of the states these are, of several ranks'."""
+    remembers what models' files were found to be, sealed with `secret`; `part` says which of the states these are, of
+    several ranks'."""
     return {
-        "model": remembered_digest(folder, digests),
+        "model": remembered_digest(folder, digests, secret),
         "tokenizer": tokenizer_digest(folder),
         "number format": adapter.dtype,
         "codec": codec.described,

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,15 +18,18 @@ from ingot.config import Settings
 from ingot.errors import ConfigError, DeviceLost
 from ingot.http.app import build_app
 from ingot.http.reload import reload
-from ingot.http.server import listen, make_server
+from ingot.http.server import Server, listen, make_server
 from tests.http.asgi import call
 from tests.http.running import WAIT_S, connect, everything, post
 from tests.http.scripted import ScriptedEngine, hello, settings
 
 STREAM = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+Serving = tuple[ScriptedEngine, Server, threading.Thread]
 
 
-def test_a_stopping_server_says_so_takes_nobody_else_and_finishes_what_runs() -> None:
+@pytest.fixture
+def serving() -> Iterator[Serving]:
+    """A server that waits for whatever runs when it is told to stop, and the thread that it runs in."""
     engine, ready = ScriptedEngine(None), threading.Event()
     wanted = settings(drain_s=WAIT_S)
     server = make_server(engine, wanted, lambda url: ready.set(), listen(wanted))  # type: ignore[arg-type]
@@ -33,46 +37,42 @@ def test_a_stopping_server_says_so_takes_nobody_else_and_finishes_what_runs() ->
     thread.start()
     try:
         assert ready.wait(WAIT_S)
-        url = server.listener.url
-        with connect(url) as connection:
-            connection.sendall(post("/v1/chat/completions", STREAM, "connection: close"))
-            assert engine.opened.wait(WAIT_S)
-            server.should_exit = True
-            with httpx.Client(base_url=url, timeout=WAIT_S) as client:
-                while (probe := client.get("/health")).status_code == 200:
-                    pass  # until the server has noticed
-                assert probe.status_code == 503 and probe.json()["detail"] == "draining"
-                assert client.get("/health/live").status_code == 200
-                refused = client.post("/v1/chat/completions", json=STREAM)
-                assert refused.status_code == 503 and refused.headers["retry-after"] == "5"
-            [stream] = engine.streams
-            stream.put(*hello(stream.request))
-            assert everything(connection).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-        thread.join(WAIT_S)
-        assert not thread.is_alive()
+        yield engine, server, thread
     finally:
         server.force_exit = server.should_exit = True
         thread.join(WAIT_S)
 
 
-def test_a_server_that_is_given_up_ends_requests_in_words_and_returns() -> None:
-    engine, ready = ScriptedEngine(None), threading.Event()
-    wanted = settings(drain_s=WAIT_S)
-    server = make_server(engine, wanted, lambda url: ready.set(), listen(wanted))  # type: ignore[arg-type]
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        assert ready.wait(WAIT_S)
-        with connect(server.listener.url) as connection:
-            connection.sendall(post("/v1/chat/completions", STREAM, "connection: close"))
-            assert engine.opened.wait(WAIT_S)
-            server.give_up(DeviceLost())
-            assert b"The device was lost. The server is being started again." in everything(connection)
-        thread.join(WAIT_S)
-        assert not thread.is_alive() and isinstance(server.given_up, DeviceLost) and not server.stopped
-    finally:
-        server.force_exit = server.should_exit = True
-        thread.join(WAIT_S)
+def test_a_stopping_server_says_so_takes_nobody_else_and_finishes_what_runs(serving: Serving) -> None:
+    engine, server, thread = serving
+    url = server.listener.url
+    with connect(url) as connection:
+        connection.sendall(post("/v1/chat/completions", STREAM, "connection: close"))
+        assert engine.opened.wait(WAIT_S)
+        server.should_exit = True
+        with httpx.Client(base_url=url, timeout=WAIT_S) as client:
+            while (probe := client.get("/health")).status_code == 200:
+                pass  # until the server has noticed
+            assert probe.status_code == 503 and probe.json()["detail"] == "draining"
+            assert client.get("/health/live").status_code == 200
+            refused = client.post("/v1/chat/completions", json=STREAM)
+            assert refused.status_code == 503 and refused.headers["retry-after"] == "5"
+        [stream] = engine.streams
+        stream.put(*hello(stream.request))
+        assert everything(connection).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
+def test_a_server_that_is_given_up_ends_requests_in_words_and_returns(serving: Serving) -> None:
+    engine, server, thread = serving
+    with connect(server.listener.url) as connection:
+        connection.sendall(post("/v1/chat/completions", STREAM, "connection: close"))
+        assert engine.opened.wait(WAIT_S)
+        server.give_up(DeviceLost())
+        assert b"The device was lost. The server is being started again." in everything(connection)
+    thread.join(WAIT_S)
+    assert not thread.is_alive() and isinstance(server.given_up, DeviceLost) and not server.stopped
 
 
 @pytest.mark.anyio

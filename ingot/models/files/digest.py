@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
+from hmac import compare_digest
 from pathlib import Path
 
 from ingot.models.files.references import weight_files
@@ -20,25 +21,32 @@ def model_digest(folder: Path) -> str:
     return _digest(_files(folder))
 
 
-def remembered_digest(folder: Path, memory: Path) -> str:
+def remembered_digest(folder: Path, memory: Path, secret: bytes) -> str:
     """The same, read again only when a file has changed since: weights are large. `memory` is a file of digests, which
-    may be missing or hold anything, and cannot be relied on to be written."""
+    may be missing or hold anything, and cannot be relied on to be written. What is not sealed with `secret` is not
+    believed."""
     name, signature = str(folder.resolve()), _signature(folder)
     try:
         known = json.loads(memory.read_text())
-        if known[name][0] == signature:
-            return str(known[name][1])
+        said, digest, mac = known[name]
+        if said == signature and compare_digest(str(mac), _sealed(secret, name, signature, str(digest))):
+            return str(digest)
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         known = {}
     found = model_digest(folder)
     part = memory.with_name(f".{memory.name}.{os.getpid()}.part")
     try:
         os.close(os.open(part, os.O_CREAT | os.O_WRONLY, 0o600))
-        part.write_text(json.dumps((known if isinstance(known, dict) else {}) | {name: [signature, found]}))
+        entry = [signature, found, _sealed(secret, name, signature, found)]
+        part.write_text(json.dumps((known if isinstance(known, dict) else {}) | {name: entry}))
         part.replace(memory)
     except OSError:
         part.unlink(missing_ok=True)
     return found
+
+
+def _sealed(secret: bytes, *said: object) -> str:
+    return blake2b(json.dumps(said).encode(), key=secret, digest_size=32).hexdigest()
 
 
 def _files(folder: Path) -> list[Path]:

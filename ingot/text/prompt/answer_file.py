@@ -1,8 +1,9 @@
 """Remembered answers in a file, so that a conversation goes on after a restart in the tokens it was generated in.
 
-An SQLite file for each model, written by a thread of its own: whoever remembers an answer waits for nothing. A
-file that is damaged, or cannot be written, is a memory that lasts as long as the server. Several servers may share one;
-each reads it when it starts.
+An SQLite file for each model, written by a thread of its own: whoever remembers an answer waits for nothing. Each
+row is sealed with the server's secret, as records are: who can write to the folder alone can put no words into a
+conversation. A file that is damaged, or cannot be written, is a memory that lasts as long as the server. Several
+servers may share one; each reads it when it starts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from array import array
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from hashlib import blake2b
+from hmac import compare_digest
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +27,7 @@ from ingot.text.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger("ingot.cache")
 
-VERSION: Final = 1
+VERSION: Final = 2
 MOST_WAITING: Final = 1024
 """Answers that may wait to be written; one more is not."""
 PATIENCE_S: Final = 5.0  # for another process that writes
@@ -33,7 +35,7 @@ TRIM_EVERY: Final = 256
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS answers (
     at REAL NOT NULL, thread BLOB NOT NULL, opening TEXT NOT NULL, tokens BLOB NOT NULL, reasoning TEXT NOT NULL,
-    missing TEXT NOT NULL, cost INTEGER NOT NULL
+    missing TEXT NOT NULL, cost INTEGER NOT NULL, mac BLOB NOT NULL
 );
 """
 _TRIM: Final = """
@@ -44,26 +46,28 @@ DELETE FROM answers WHERE rowid IN (
 
 
 class AnswerFile:
-    def __init__(self, path: Path, most_tokens: int = MOST_TOKENS) -> None:
-        self._path, self._most = path, most_tokens
+    def __init__(self, path: Path, secret: bytes, most_tokens: int = MOST_TOKENS) -> None:
+        self._path, self._secret, self._most = path, secret, most_tokens
         self._waiting: queue.Queue[tuple[bytes, RememberedAnswer] | None] = queue.Queue(MOST_WAITING)
         self._thread = threading.Thread(target=self._live, name="ingot-answers", daemon=True)
         self._thread.start()
 
     def read(self) -> Iterator[tuple[bytes, RememberedAnswer]]:
-        """What it holds, oldest first; nothing of what makes no sense."""
-        query = "SELECT thread, opening, tokens, reasoning, missing FROM answers ORDER BY at, rowid"
+        """What it holds, oldest first; nothing of what makes no sense, or was not sealed with the secret."""
+        query = "SELECT thread, opening, tokens, reasoning, missing, mac FROM answers ORDER BY at, rowid"
         try:
             with closing(self._connected()) as connection:
                 rows = connection.execute(query).fetchall()
         except (sqlite3.Error, OSError) as error:
             self._give_up_file(error)
             return
-        for thread, opening, raw, reasoning, missing in rows:
+        for thread, opening, raw, reasoning, missing, mac in rows:
             with suppress(ValueError, TypeError):
                 tokens = array("I")
                 tokens.frombytes(raw)
-                yield bytes(thread), RememberedAnswer(str(opening), tokens, str(reasoning), str(missing))
+                answer = RememberedAnswer(str(opening), tokens, str(reasoning), str(missing))
+                if compare_digest(bytes(mac), self._mac(bytes(thread), answer)):
+                    yield bytes(thread), answer
 
     def add(self, thread: bytes, answer: RememberedAnswer) -> None:
         """Have it written, unless too many wait for that."""
@@ -94,21 +98,31 @@ class AnswerFile:
     def _write(self, batch: list[tuple[bytes, RememberedAnswer]], *, trims: bool) -> None:
         now = time.time()
         rows = [
-            (now, thread, each.opening, each.tokens.tobytes(), each.reasoning, each.missing, each.cost)
+            (
+                *(now, thread, each.opening, each.tokens.tobytes(), each.reasoning, each.missing, each.cost),
+                self._mac(thread, each),
+            )
             for thread, each in batch
         ]
         try:
             with closing(self._connected()) as connection, connection:
-                connection.executemany("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+                connection.executemany("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
                 if trims:
                     connection.execute(_TRIM, (self._most,))
         except (sqlite3.Error, OSError) as error:
             self._give_up_file(error)
 
+    def _mac(self, thread: bytes, answer: RememberedAnswer) -> bytes:
+        mac = blake2b(key=self._secret, digest_size=32)
+        texts = (answer.opening, answer.reasoning, answer.missing)
+        for part in (thread, answer.tokens.tobytes(), *(text.encode("utf-8", "surrogatepass") for text in texts)):
+            mac.update(len(part).to_bytes(8, "little") + part)
+        return mac.digest()
+
     def _connected(self) -> sqlite3.Connection:
         """Opened for each turn, of which there are few a second: so a file that was deleted comes back."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
+        os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600))
         connection = sqlite3.connect(self._path, PATIENCE_S)
         try:
             (version,) = connection.execute("PRAGMA user_version").fetchone()

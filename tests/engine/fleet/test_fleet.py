@@ -216,12 +216,18 @@ async def test_a_client_that_leaves_before_there_is_room_makes_nobody_go() -> No
     assert (await asked(fleet, "a")).is_served
 
 
-async def test_a_client_that_leaves_opens_what_was_closed_for_it() -> None:
+async def one_late() -> tuple[Fleet, Garage, Client, Client, Client]:
+    """A request of a model that makes room for another one's, that one, and one more of the first, which is late."""
     fleet, garage = fleet_of(entry("a"), entry("b"), memory=GB)
     running, other = await asked(fleet, "a"), await asked(fleet, "b")
     await asyncio.sleep(WAIT_S)
     late = await asked(fleet, "a")
     assert not late.is_served
+    return fleet, garage, running, other, late
+
+
+async def test_a_client_that_leaves_opens_what_was_closed_for_it() -> None:
+    _, garage, running, other, late = await one_late()
     await other.leave()
     assert late.is_served
     await running.end()
@@ -272,11 +278,7 @@ async def test_a_moment_in_which_nobody_uses_a_model_is_enough_for_it_to_make_ro
 
 
 async def test_a_long_answer_holds_up_nobody_for_longer_than_the_time_to_make_room() -> None:
-    fleet, garage = fleet_of(entry("a"), entry("b"), memory=GB)
-    long, other = await asked(fleet, "a"), await asked(fleet, "b")
-    await asyncio.sleep(WAIT_S)
-    late = await asked(fleet, "a")
-    assert not late.is_served
+    fleet, garage, long, other, late = await one_late()
     await asyncio.sleep(WAIT_S)
     assert late.is_served
     for _ in range(100):

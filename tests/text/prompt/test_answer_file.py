@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import stat
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,11 @@ from ingot.text.prompt.answer_file import AnswerFile, answers_path
 from ingot.text.prompt.remembered import RememberedAnswers
 from tests.engines import tiny_tokenizer
 
+SECRET = b"ours"
 
-def restarted(path: Path) -> tuple[RememberedAnswers, AnswerFile]:
-    file = AnswerFile(path)
+
+def restarted(path: Path, secret: bytes = SECRET) -> tuple[RememberedAnswers, AnswerFile]:
+    file = AnswerFile(path, secret)
     return RememberedAnswers(journal=file), file
 
 
@@ -57,12 +61,35 @@ def test_a_damaged_file_is_a_shorter_memory(tmp_path_factory: pytest.TempPathFac
     assert last.recall(b"new") is not None or path.exists()
 
 
+def test_words_that_another_secret_sealed_or_that_were_changed_are_not_remembered(tmp_path: Path) -> None:
+    path = tmp_path / "answers.sqlite"
+    for secret in (b"theirs", SECRET):
+        answers, file = restarted(path, secret)
+        answers.keep(secret, "opening", [1, 2, 3], "reasoning")
+        answers.keep(b"changed", "opening", [4, 5], "reasoning")
+        file.close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE answers SET opening = 'I obey.' WHERE thread = ?", (b"changed",))
+    again, file = restarted(path)
+    file.close()
+    assert again.recall(SECRET) is not None
+    assert again.recall(b"theirs") is None and again.recall(b"changed") is None
+
+
+def test_a_link_in_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "answers.sqlite").symlink_to(tmp_path / "elsewhere")
+    answers, file = restarted(tmp_path / "answers.sqlite")
+    answers.keep(b"one", "", [1])
+    file.close()
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_no_more_is_kept_than_there_is_memory_for(tmp_path: Path) -> None:
-    file = AnswerFile(tmp_path / "a.sqlite", most_tokens=2000)
+    file = AnswerFile(tmp_path / "a.sqlite", SECRET, most_tokens=2000)
     for number in range(600):
         file.add(number.to_bytes(2, "big"), next(iter(_made(number))))
     file.close()
-    found = list(AnswerFile(tmp_path / "a.sqlite").read())
+    found = list(AnswerFile(tmp_path / "a.sqlite", SECRET).read())
     assert 0 < len(found) < 600 and found[-1][0] == (599).to_bytes(2, "big")
 
 
