@@ -11,9 +11,9 @@ from typing import Any
 
 from ingot.config import SETTINGS, Config, Setting, Settings
 from ingot.errors import ModelError
+from ingot.models.files import packaged
 from ingot.models.files.shelf import named
 from ingot.protocol.chat.sampling_defaults import sampling_body, sampling_defaults
-from ingot.text.tokens.generation_config import generation_config
 
 
 def show(config: Config) -> str:
@@ -35,7 +35,7 @@ def _sampling(settings: Settings) -> list[str]:
     folder = _folder(settings)
     if folder is None and settings.generation_config == "auto":
         return []
-    recommended = generation_config(settings.generation_config, folder or Path())
+    recommended = packaged.recommended(settings.generation_config, folder or Path())
     found = sampling_body(sampling_defaults(recommended, settings.override_generation_config))
     return [f"# where a request does not say: {_toml(found) if found else 'every token may come, as likely as it is'}"]
 

@@ -1,5 +1,6 @@
 import hashlib
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -157,3 +158,21 @@ def test_the_default_model_answers_in_english() -> None:
     prompt = tokenizer.encode("The capital of France is")
     logits = model(mx.array([prompt.ids]))[0, -1].astype(mx.float32)
     assert tokenizer.decode([int(np.argmax(np.array(logits)))]) == " Paris"
+
+
+def test_a_packaged_model_brings_the_sampling_of_its_makers(
+    index: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [model] = packaged.PACKAGED
+    monkeypatch.setattr(packaged, "PACKAGED", (replace(model, sampling={"temperature": 0.2, "top_p": 0.9}),))
+    folder = ensure("tiny", settings, silent)
+    own = packaged.recommended("none", folder)
+    assert own == {} and packaged.recommended("auto", folder).items() >= {"temperature": 0.2, "top_p": 0.9}.items()
+    (folder / "generation_config.json").write_text('{"temperature": 0.7}')
+    assert packaged.recommended("auto", folder) == {"temperature": 0.7, "top_p": 0.9}, "its files go first"
+    assert packaged.recommended("auto", folder.parent) == {}
+
+
+def test_the_default_model_is_sampled_as_its_makers_say() -> None:
+    model = packaged.find(DEFAULT_MODEL)
+    assert model is not None and model.sampling == {"temperature": 0.2, "top_p": 0.9}
