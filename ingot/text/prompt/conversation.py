@@ -117,6 +117,7 @@ class PromptBuilder:
             call_ids=traits.call_ids,
             begun=plain_text(wanted.messages[-1].get("content")) if wanted.continued else "",
             media=() if placeholders is None else placeholders.items(),
+            said=tuple(map(_texts, messages)),
         )
 
     def _check_length(
@@ -324,6 +325,12 @@ def _cut(pieces: list[TextRun], mark: str) -> list[TextRun]:
         if mark in piece.text:
             return [*pieces[:at], TextRun(piece.message, piece.text[: piece.text.index(mark)])]
     raise Unsupported("The served model's chat template does not show the last message.", param="messages")
+
+
+def _texts(message: Mapping[str, Any]) -> tuple[str, ...]:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    return tuple(text for part in parts if isinstance(text := part.get("text"), str) and text)
 
 
 def _owners(lines: list[TemplateMessage], pieces: list[TextRun]) -> list[TokenOwner]:

@@ -226,6 +226,31 @@ def test_what_a_template_leaves_out_of_an_answer_is_named() -> None:
     assert World(source).prompt(USER, *calling(FIRST)).adapted == ("text-left-out", "thinking-left-out")
 
 
+@pytest.mark.parametrize(
+    ("content", "before", "character"),
+    [
+        ("Hello you", "<system>Be kind.</><user>Hello ", 6),
+        ("  Hello you ", "<system>Be kind.</><user>Hello ", 8),
+        (
+            [{"type": "text", "text": "One "}, {"type": "text", "text": "two three"}],
+            "<system>Be kind.</><user>One\ntwo ",
+            8,
+        ),
+        ("Hello", "<system>Be ki", 0),
+        ("Hello", "<system>Be kind.</><user>Hello<", 5),
+    ],
+)
+def test_a_place_in_a_message_counts_its_own_text_alone(content: Any, before: str, character: int) -> None:
+    source = (
+        "{% for m in messages %}{% if loop.first %}<system>Be kind.</>{% endif %}<{{ m.role }}>"
+        "{{ m.content.split('\\n')|map('trim')|join('\\n') }}</>{% endfor %}"
+    )
+    prompt = World(source).prompt({"role": "user", "content": content})
+    assert prompt.text.startswith(before)
+    place = prompt.place(len(before), lambda tokens: bytes(tokens).decode())
+    assert place.character == character
+
+
 def test_what_follows_a_message_decides_nothing_about_it_in_a_stable_history() -> None:
     source = (
         "{% for m in messages %}{% set ns = namespace(done=false) %}{% for later in messages[loop.index:] %}"
@@ -257,7 +282,7 @@ def test_a_place_is_told_by_message_and_character() -> None:
 
     at = prompt.text.index("brief")
     place = prompt.place(at, decode)
-    assert (place.message, place.role, place.character) == (0, "system", len("<system>Be "))
+    assert (place.message, place.role, place.character) == (0, "system", len("Be "))
     end = prompt.place(len(prompt.tokens), decode)
     assert (end.message, end.role) == (None, "")
     first = prompt.place(len("<system>Be brief.</>"), decode)
