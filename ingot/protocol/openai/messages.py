@@ -123,6 +123,7 @@ MEDIA = {
     "video_url": MediaTag("video", ObjectOf(VideoUrlPart)),
     "video": MediaTag("video", ObjectOf(VideoPart)),
     "input_audio": MediaTag("audio"),
+    "audio_url": MediaTag("audio"),
     "file": MediaTag("file", ObjectOf(FilePart)),
 }
 NO_MEDIA = {name: MediaTag(tag.what) for name, tag in MEDIA.items()}
