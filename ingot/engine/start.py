@@ -28,6 +28,7 @@ from ingot.models.files import packaged
 from ingot.models.files.locate import ModelFolder
 from ingot.models.files.references import weight_bytes
 from ingot.models.pace import paced
+from ingot.text.tokens.generation_config import generation_config
 from ingot.text.tokens.tokenizer import Tokenizer
 from ingot.upstream import load_config
 
@@ -195,7 +196,7 @@ def _card(
         memory_budget=budget.total,
         max_sequences=settings.max_sequences,
         created=int(time.time()),
-        recommended=packaged.recommended(settings.generation_config, named.path),
+        recommended=generation_config(settings.generation_config, named.path, packaged.sampling_of(named.path)),
         quantization=adapter.formats.weights,
         formats=str(adapter.formats),
         proposers=target.guessing.names,

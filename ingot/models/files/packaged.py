@@ -13,14 +13,12 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ingot.config import Settings
 from ingot.errors import ModelError
 from ingot.models.files.disk import says_full
 from ingot.models.files.progress import Progress, format_bytes
 from ingot.models.files.shelf import is_kept, keep, source_of
-from ingot.text.tokens.generation_config import generation_config
 
 BLOCK = 1 << 20
 RAW_PROGRESS_SINCE = (24, 1)  # the first pip that reports progress for programs
@@ -163,13 +161,10 @@ def find(name: str) -> PackagedModel | None:
     return next((model for model in PACKAGED if wanted in (model.name, model.full_name.lower())), None)
 
 
-def recommended(setting: str, folder: Path) -> dict[str, Any]:
-    """How to generate with the model in `folder`: what the setting finds, and for a packaged model what its makers
-    say elsewhere."""
-    found = generation_config(setting, folder)
-    source = source_of(folder) if setting == "auto" else None
-    packaged = next((model for model in PACKAGED if model.origin["source"] == source), None)
-    return found if packaged is None else {**packaged.sampling, **found}
+def sampling_of(folder: Path) -> Mapping[str, float]:
+    """What the makers of the model in `folder` recommend, where it is a packaged one whose files leave that out."""
+    source = source_of(folder)
+    return next((model.sampling for model in PACKAGED if model.origin["source"] == source), {})
 
 
 def names() -> list[str]:

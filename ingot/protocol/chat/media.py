@@ -48,7 +48,7 @@ class MediaTag:
     record: Kind | None = None
 
     def parse(self, value: dict[str, Any], tag: str, path: str, reading: BodyReading) -> Any:
-        if self.record is not None and reading.terms.media.kinds:
+        if self.record is not None and self._is_taken(reading.terms):
             return self.record.parse(value, path, reading)
         held, where = value[tag], f"{path}.{tag}"
         if not reading.past:
@@ -59,9 +59,13 @@ class MediaTag:
         return Unseen(self.what, taken=bool(reading.terms.media.kinds))
 
     def schema(self, tag: str, name: str, terms: Terms) -> Schema:
-        if self.record is not None and terms.media.kinds:
+        if self.record is not None and self._is_taken(terms):
             return self.record.schema(terms)
         return unseen_schema(tag, name)
+
+    def _is_taken(self, terms: Terms) -> bool:
+        """Sounds are, where there is a model that writes them down."""
+        return bool(terms.hearing.models if self.what == "audio" else terms.media.kinds)
 
 
 @dataclass(frozen=True, slots=True)
