@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2.exceptions import SecurityError
 
 from ingot.errors import BadRequest, ModelError
 from ingot.text.prompt.messages import prepared
@@ -78,13 +79,16 @@ def test_real_templates_render_as_transformers_renders_them(name: str) -> None:
                     add_generation_prompt=True,
                     **tokens,
                 )
+            except SecurityError:  # as in two of llama.cpp's, which change lists
+                with pytest.raises(ModelError):
+                    template.render(messages, tools=tools)
             except Exception:  # whatever it raises, ours must refuse the messages too
                 with pytest.raises(BadRequest):
                     template.render(messages, tools=tools)
             else:
                 assert template.render(messages, tools=tools) == expected
                 compared += 1
-    assert compared >= (1 if name in ONLY_WITH_TOOLS else 4)
+    assert name in ONLY_WITH_TOOLS or compared >= 4
 
 
 def render(source: str, messages: list[dict[str, Any]] | None = None, **options: Any) -> str:
