@@ -123,9 +123,16 @@ def _endpoint(url: str, key: str | None, name: str | None = None) -> Endpoint:
         model = writing[0] if name is None else name
         if model not in listed:
             raise ConfigError(f"{url} serves {', '.join(listed)}, and no {model}")
-        context = int(listed[model]["max_model_len"])
+        about = listed[model]
+        context = int(about["max_model_len"])
+        chats = about.get("chats", True)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError):
         raise ModelError(f"{url} does not tell its models and their context: it is no ingot server") from None
+    if chats is False:
+        raise ModelError(
+            f"{model} has no chat template: it is a base model, which only goes on with texts. "
+            "Serve one that was trained to answer, or give it a template with --chat-template FILE."
+        )
     return Endpoint(url.rstrip("/").removesuffix("/v1"), key, model, context)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ingot.config import SETTINGS, Config, Setting, Settings
 from ingot.errors import ModelError
+from ingot.models.files import packaged
 from ingot.models.files.shelf import named
 from ingot.protocol.chat.sampling_defaults import sampling_body, sampling_defaults
 from ingot.text.tokens.generation_config import generation_config
@@ -35,7 +36,8 @@ def _sampling(settings: Settings) -> list[str]:
     folder = _folder(settings)
     if folder is None and settings.generation_config == "auto":
         return []
-    recommended = generation_config(settings.generation_config, folder or Path())
+    elsewhere = packaged.sampling_of(folder) if folder is not None else {}
+    recommended = generation_config(settings.generation_config, folder or Path(), elsewhere)
     found = sampling_body(sampling_defaults(recommended, settings.override_generation_config))
     return [f"# where a request does not say: {_toml(found) if found else 'every token may come, as likely as it is'}"]
 

@@ -24,6 +24,7 @@ from ingot.errors import ConfigError, ModelError
 from ingot.kernels import device, fastblas, native
 from ingot.kernels.gpu.cuda import Compilation
 from ingot.kernels.gpu.launchers import compilation
+from ingot.models.files import packaged
 from ingot.models.files.locate import ModelFolder
 from ingot.models.files.references import weight_bytes
 from ingot.models.pace import paced
@@ -195,7 +196,7 @@ def _card(
         memory_budget=budget.total,
         max_sequences=settings.max_sequences,
         created=int(time.time()),
-        recommended=generation_config(settings.generation_config, named.path),
+        recommended=generation_config(settings.generation_config, named.path, packaged.sampling_of(named.path)),
         quantization=adapter.formats.weights,
         formats=str(adapter.formats),
         proposers=target.guessing.names,

@@ -14,6 +14,7 @@ from starlette.types import Receive
 
 from ingot.config import Settings
 from ingot.engine.health import Health
+from ingot.engine.hearing.request import Transcript, Untranscribed, transcripts
 from ingot.errors import IngotError
 from ingot.http.body import Bodies, decode
 from ingot.http.disconnect import Exchange, Live
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from ingot.text.grammar.compiled import CompiledGrammar
 
 T = TypeVar("T")
+Hear = Callable[[Untranscribed, str], Awaitable[Transcript]]
 LONG_BODY: Final = 512 * 1024
 """Bytes of a body that takes long to read, for which there are threads of their own: others overtake it."""
 UNKNOWN_A_SECOND: Final = 200
@@ -95,7 +97,7 @@ class Hall:
             engine = replace(engine, ready=False, detail=problem)
         return replace(engine, ranks=tuple(standings))
 
-    async def read(self, raw: bytes, translate: Callable[[Any], T], tenant: str) -> T:
+    async def read(self, raw: bytes, translate: Callable[[Any], T], tenant: str, hear: Hear | None = None) -> T:
         """`translate` of the decoded body, in a thread: rendering and tokenizing would hold up every stream.
 
         Raises Overloaded where too many of this tenant's wait for that already.
@@ -104,20 +106,24 @@ class Hall:
         def read() -> T:
             return translate(decode(raw, self.settings.max_json_depth))
 
-        return await self.prepare(read, tenant, self._long_readers if len(raw) > LONG_BODY else self._readers)
+        return await self.prepare(read, tenant, self._long_readers if len(raw) > LONG_BODY else self._readers, hear)
 
     async def prepare_long(self, work: Callable[[], T], tenant: str) -> T:
         """The same, of `work` that takes long whatever it reads."""
         return await self.prepare(work, tenant, self._long_readers)
 
-    async def prepare(self, work: Callable[[], T], tenant: str, lane: Lane | None = None) -> T:
-        """What `work` gives, in a thread of the lane's; the grammars that it needs are compiled elsewhere before, and
-        files that have to be fetched are."""
+    async def prepare(
+        self, work: Callable[[], T], tenant: str, lane: Lane | None = None, hear: Hear | None = None
+    ) -> T:
+        """What `work` gives, in a thread of the lane's; the grammars that it needs are compiled elsewhere before, files
+        that have to be fetched are, and sounds that stand for text are heard."""
         ready: dict[bytes, CompiledGrammar | str] = {}
         files: dict[str, bytes | IngotError] = {}
+        heard: dict[bytes, Transcript] = {}
 
         def prepared_work() -> T:
             prepared.set(ready)
+            transcripts.set(None if hear is None else heard)
             fetched.ready.set(files)
             return work()
 
@@ -128,6 +134,9 @@ class Hall:
                 ready[missing.key] = await self._compilers.run(tenant, missing.compile)
             except fetched.Unfetched as missing:
                 files[missing.url] = await self._fetchers.run(tenant, partial(missing.fetch, wanted))
+            except Untranscribed as missing:
+                assert hear is not None, "reading refuses sounds where nobody hears"
+                heard[missing.digest] = await hear(missing, tenant)
 
     async def attended(self, receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
         """What `work` gives, as long as the client is there."""

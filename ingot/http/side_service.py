@@ -3,7 +3,9 @@ server have in common."""
 
 from __future__ import annotations
 
-from collections import Counter
+import secrets
+import time
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,6 +15,9 @@ from starlette.types import Receive
 
 from ingot.config import Settings
 from ingot.engine.health import Health
+from ingot.engine.hearing.request import Segment, Transcript, TranscriptionRequest, Untranscribed
+from ingot.errors import Forbidden
+from ingot.http.allowed import is_allowed
 from ingot.http.body import Bodies
 from ingot.http.capture import Captures
 from ingot.http.disconnect import Live
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
     from ingot.engine.side_engine import SideEngine
 
 T = TypeVar("T")
+TRANSCRIPTS = 256
 
 
 class SideService:
@@ -44,6 +50,7 @@ class SideService:
         endpoint = settings.otlp_traces_endpoint
         self.traces = None if endpoint is None else traces_to(endpoint)
         self._side_figures: dict[str, SideFigures] = {}
+        self._heard: OrderedDict[tuple[str, bytes], Transcript] = OrderedDict()
 
     def ready(self) -> None:
         """Requests may come. There is nothing to do meanwhile."""
@@ -110,7 +117,28 @@ class SideService:
 
     async def read(self, raw: bytes, translate: Callable[[Any], T], tenant: str) -> T:
         """See `Hall.read`."""
-        return await self.hall.read(raw, translate, tenant)
+        return await self.hall.read(raw, translate, tenant, self._hear if self.served.hearing is not None else None)
+
+    async def _hear(self, missing: Untranscribed, tenant: str) -> Transcript:
+        """What is spoken in a sound of a message. The newest are kept, as every turn sends them again."""
+        hearing = self.served.hearing
+        assert hearing is not None
+        if not is_allowed(hearing.name, self.tenants.key_of(tenant)):
+            raise Forbidden(f"This key is not for {hearing.name}, which would write down the sound.", param="messages")
+        key = (tenant, missing.digest)
+        if key not in self._heard:
+            deadline = time.monotonic() + self.settings.request_timeout_s
+            sound = TranscriptionRequest(secrets.token_hex(8), missing.sound, tenant=tenant, deadline=deadline)
+            stream = self.engine.transcribe(sound)
+            try:
+                said = "".join([event.text async for event in stream if isinstance(event, Segment)]).strip()
+            finally:
+                stream.close()
+            self._heard[key] = Transcript(said)
+        self._heard.move_to_end(key)
+        while len(self._heard) > TRANSCRIPTS:
+            self._heard.popitem(last=False)
+        return self._heard[key]
 
     async def prepare_long(self, work: Callable[[], T], tenant: str) -> T:
         """See `Hall.prepare_long`."""

@@ -118,6 +118,14 @@ def test_the_key_is_passed_on_and_never_among_the_words(launched: Launched, serv
     assert server.headers[-1]["authorization"] == "Bearer sk-secret-key"
 
 
+def test_a_base_model_is_refused_before_the_client_starts(launched: Launched, tmp_path: Path) -> None:
+    env = installed(tmp_path, "claude", TELLS)
+    with scripted_server(Script(about={"max_model_len": CONTEXT, "chats": False})) as base:
+        done = launched(env, "claude", "--url", base.url)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "scripted has no chat template" in done.stderr and "--chat-template" in done.stderr
+
+
 def test_what_is_printed_holds_the_same_and_starts_nothing(launched: Launched, server: Script, tmp_path: Path) -> None:
     for client in AGENTS:
         done = launched(environment(tmp_path), client, "--url", server.url, "--print")

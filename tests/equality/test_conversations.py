@@ -100,8 +100,7 @@ def test_a_place_where_texts_part_is_named_by_message_and_character(engine: Engi
     answer = talk.said([*messages[:3], {**messages[3], "content": "a table and six chairs"}])
     place = answer.diverged
     assert (place["message"], place["role"]) == (3, "tool")
-    rendered = "<|im_start|>user\n<tool_response>\na table and "
-    assert place["character"] == len(rendered)
+    assert place["character"] == len("a table and ")
     assert (place["ours"][:3], place["theirs"][:3]) == ("six", "two")
 
 

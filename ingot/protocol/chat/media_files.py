@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Final
 
+from ingot.engine.hearing.request import Transcript, Untranscribed, transcripts
 from ingot.errors import BadMedia, BadRequest, IngotError, Unsupported
 from ingot.media import bounds, data_url
 from ingot.media.clip import Clip, ClipFile, ClipFrames
 from ingot.media.fetched import fetched_bytes
 from ingot.media.pdf import PdfFile
 from ingot.media.picture import Picture
+from ingot.media.sound import Sound
 from ingot.protocol.schema.fields import BodyReading, Delegate, Kind, ListOf, Text
 from ingot.protocol.schema.terms import Terms
 
@@ -103,6 +106,26 @@ class FrameList(Delegate):
 
     def kind(self, terms: Terms) -> ListOf:
         return ListOf(Text(least=1), most=bounds.SENT_FRAMES, least=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Base64Sound(Delegate):
+    """A sound, of which the model is given what is spoken in it."""
+
+    def parse(self, value: object, path: str, reading: BodyReading) -> Transcript:
+        text = self.kind(reading.terms).parse(value, path, reading)
+        with counted(path, reading):
+            known = transcripts.get()
+            if known is None:
+                raise Unsupported(f"{path}: sounds are not written down at this address.", param=path)
+            data = data_url.decoded(data_url.split(text)[1] if text[:5].lower() == "data:" else text)
+            digest = blake2b(data, digest_size=16).digest()
+            if digest not in known:
+                raise Untranscribed(digest, Sound(data))
+            return known[digest]
+
+    def kind(self, terms: Terms) -> Kind:
+        return Text(least=1)
 
 
 @contextmanager

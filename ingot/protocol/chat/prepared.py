@@ -10,7 +10,15 @@ from ingot.media.item import MediaItem
 from ingot.protocol.chat.ask import Ask, FieldNames, ThinkingOptions, Tool
 from ingot.protocol.chat.guides import answer_guide
 from ingot.protocol.chat.prompts import rendered
-from ingot.protocol.chat.thinking import closed_thinking, may_think, settled, template_variables, thinks, unheeded
+from ingot.protocol.chat.thinking import (
+    closed_thinking,
+    may_think,
+    settled,
+    switched,
+    template_variables,
+    thinks,
+    unheeded,
+)
 from ingot.protocol.chat.tools import shown_tools
 from ingot.protocol.chat.turns import Turn
 from ingot.protocol.served import Served
@@ -54,7 +62,7 @@ def prepare_ask(served: Served, ask: Ask, *, names: FieldNames = FieldNames()) -
 
     Raises BadRequest or Unsupported that name the field.
     """
-    format = _format(served, ask)
+    ask, format = switched(served, ask), _format(served, ask)
     tools = shown_tools(format, ask, ask.history or served.history, names)
     thinking = settled(served, ask.thinking)
     prompt = _prompt(served, ask, format, tools, thinking, names)
@@ -84,7 +92,7 @@ def asked_prompt(
     add_special: bool = False,
 ) -> Prompt:
     """The prompt alone, as `prepare_ask` makes it; `add_special` adds what the tokenizer puts around a bare text."""
-    format = _format(served, ask)
+    ask, format = switched(served, ask), _format(served, ask)
     tools = shown_tools(format, ask, ask.history or served.history, names)
     return _prompt(served, ask, format, tools, settled(served, ask.thinking), names, add_special=add_special)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
+from ingot.engine.hearing.request import Transcript
 from ingot.errors import BadRequest, ContextOverflow, Unsupported
 from ingot.protocol.chat.shown_media import with_media_shown
 from ingot.protocol.served import Served
@@ -113,4 +115,10 @@ def rendered(
         trusted=served.trusting,
     )
     composer = PromptBuilder(served.tokenizer, template, served.answers, served.encodings)
-    return composer.compose(conversation, format or served.format, add_special=add_special)
+    prompt = composer.compose(conversation, format or served.format, add_special=add_special)
+    heard = any(isinstance(text, Transcript) for message in messages for text in _texts(message.get("content")))
+    return replace(prompt, adapted=(*prompt.adapted, "audio-transcribed")) if heard else prompt
+
+
+def _texts(content: Any) -> list[Any]:
+    return [part.get("text") for part in content] if isinstance(content, list) else [content]

@@ -40,7 +40,7 @@ class Source:
 
 
 class Divergence(Struct):
-    """Where the prompt and what was kept part: `character` counts in that message as it was rendered, or in the whole
+    """Where the prompt and what was kept part: `character` counts in that message's own text, or in the whole
     prompt where it was no conversation. `ours` and `theirs` go on from there, a little."""
 
     message: int | None

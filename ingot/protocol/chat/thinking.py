@@ -10,14 +10,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ingot.protocol.chat.ask import Ask, FieldNames, ThinkingOptions
+from ingot.protocol.schema.template_variables import SWITCHES
 from ingot.protocol.served import Served
 from ingot.text.formats.table import Format
 from ingot.text.parse.parser import ThinkingStart
 
 EFFORT_BUDGETS: Final[Mapping[str, int]] = {"minimal": 256, "low": 1024, "medium": 4096}
 """Tokens of thinking that an effort allows where the model's template does not read one; more effort has no limit."""
-SWITCHES: Final = ("enable_thinking", "thinking")
-"""What templates call the variable that switches thinking on and off."""
 EFFORT_VARIABLE: Final = "reasoning_effort"
 
 
@@ -28,6 +27,20 @@ def thinks(served: Served, format: Format) -> bool:
     template = served.tokenizer.template
     tags = format.thinking
     return template is not None and tags is not None and (tags.open in template.source or tags.close in template.source)
+
+
+def switched(served: Served, ask: Ask) -> Ask:
+    """A variable that switches thinking, where the template reads none of that name, says what the field would."""
+    given = ask.variables or {}
+    unread = {name: given[name] for name in SWITCHES if name in given and name not in served.terms.template_variables}
+    if not unread:
+        return ask
+    rest, thinking = {name: value for name, value in given.items() if name not in unread}, ask.thinking
+    if thinking.enabled is None and thinking.effort is None:
+        [(name, enabled), *_] = unread.items()
+        fields = {**thinking.fields, "enabled": f"chat_template_kwargs.{name}"}
+        thinking = replace(thinking, enabled=enabled, fields=fields)
+    return replace(ask, variables=rest or None, thinking=thinking)
 
 
 def settled(served: Served, thinking: ThinkingOptions) -> ThinkingOptions:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ingot.engine.hearing.request import Transcript
 from ingot.media.clip import Clip
 from ingot.media.medium import ClipMedium, Medium, PdfMedium, PictureMedium
 from ingot.media.pdf import PdfFile
@@ -22,7 +23,7 @@ from ingot.protocol.chat.media_fields import (
     MediaWishes,
     told,
 )
-from ingot.protocol.chat.media_files import Base64Pdf, ClipUrl, FrameList, PictureUrl
+from ingot.protocol.chat.media_files import Base64Pdf, Base64Sound, ClipUrl, FrameList, PictureUrl
 from ingot.protocol.schema.bounds import IDENTIFIER_CHARS, MESSAGES, NAME_CHARS, TOOL_CALLS
 from ingot.protocol.schema.fields import Anything, Bool, Either, ListOf, OneOf, Text
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged, text_or
@@ -118,11 +119,28 @@ class FilePart:
         return PdfMedium(self.file.file_data, wishes.picture)
 
 
+@dataclass(frozen=True, slots=True)
+class SentSound:
+    data: Transcript = requires(Base64Sound(), "The sound in base64: FLAC, MP3, MP4, M4A, Ogg, WAV, WebM or AAC.")
+    format: str | None = accepts(Text(NAME_CHARS), "What it is; the file itself tells.")
+
+
+@dataclass(frozen=True, slots=True)
+class AudioPart:
+    type: str = requires(OneOf(("input_audio",)), "The kind of part.")
+    input_audio: SentSound = requires(ObjectOf(SentSound), "The sound, which the model that hears writes down.")
+
+    @property
+    def text(self) -> Transcript:
+        return self.input_audio.data
+
+
 MEDIA = {
     "image_url": MediaTag("image", ObjectOf(ImagePart)),
     "video_url": MediaTag("video", ObjectOf(VideoUrlPart)),
     "video": MediaTag("video", ObjectOf(VideoPart)),
-    "input_audio": MediaTag("audio"),
+    "input_audio": MediaTag("audio", ObjectOf(AudioPart)),
+    "audio_url": MediaTag("audio"),
     "file": MediaTag("file", ObjectOf(FilePart)),
 }
 NO_MEDIA = {name: MediaTag(tag.what) for name, tag in MEDIA.items()}
@@ -130,7 +148,7 @@ CONTENT = text_or(tagged("type", TextPart, media=MEDIA), least=1)
 INSTRUCTIONS = text_or(tagged("type", TextPart, media=NO_MEDIA), least=1)
 ANSWER = text_or(tagged("type", TextPart, RefusalPart, media=NO_MEDIA), least=1)
 MediaPart = ImagePart | VideoUrlPart | VideoPart | FilePart
-Content = str | tuple[TextPart | RefusalPart | MediaPart | Unseen, ...]
+Content = str | tuple[TextPart | RefusalPart | MediaPart | AudioPart | Unseen, ...]
 
 
 @dataclass(frozen=True, slots=True)

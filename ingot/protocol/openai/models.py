@@ -37,6 +37,7 @@ class ModelBody(Struct, kw_only=True):
     lifecycle: Literal["active"] = "active"
     max_input_tokens: int | UnsetType = UNSET
     default_sampling_params: dict[str, float | int] | UnsetType = UNSET  # what holds where a request says nothing
+    chats: bool | UnsetType = UNSET  # false: it has no chat template, and only goes on with texts
     tool_format: str | None = None
     thinking_format: str | None = None
     format_source: FormatSource | None = None
@@ -156,6 +157,7 @@ def model_body(served: Served) -> ModelBody:
     return replace(
         ModelBody.of(served.card, served.card.context),
         default_sampling_params=sampling_body(served.sampling),
+        chats=served.tokenizer.template is not None,
         tool_format=served.format.name,
         thinking_format=thinking.name if thinking is not None else None,
         format_source=served.format_source,

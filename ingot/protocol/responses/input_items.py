@@ -15,6 +15,7 @@ from ingot.protocol.chat.media import MediaTag, MessageList, Unseen
 from ingot.protocol.chat.media_fields import ABOUT_DETAIL, DETAIL, told
 from ingot.protocol.chat.media_files import Base64Pdf, PdfUrl, PictureUrl
 from ingot.protocol.chat.sealing import ThinkingSeal
+from ingot.protocol.openai.messages import AudioPart
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import Anything, BodyReading, Kind, ListOf, OneOf, Schema, Text
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged, text_or
@@ -98,11 +99,11 @@ ONE_FILE: Final = (
 MEDIA: Final = {
     "input_image": MediaTag("image", ObjectOf(InputImage)),
     "input_file": MediaTag("file", ObjectOf(InputFile, rules=ONE_FILE)),
-    "input_audio": MediaTag("audio"),
+    "input_audio": MediaTag("audio", ObjectOf(AudioPart)),
 }
-ContentPart = InputText | PastText | PastRefusal | InputImage | InputFile | Unseen
+ContentPart = InputText | PastText | PastRefusal | InputImage | InputFile | AudioPart | Unseen
 CONTENT = text_or(tagged("type", InputText, PastText, PastRefusal, media=MEDIA))
-ResultPart = InputText | InputImage | InputFile | Unseen
+ResultPart = InputText | InputImage | InputFile | AudioPart | Unseen
 RESULT = text_or(tagged("type", InputText, media=MEDIA))
 
 

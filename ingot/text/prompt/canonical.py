@@ -18,6 +18,7 @@ from ingot.text.parse.call_arguments import as_object, as_text, is_unparsed
 
 Message = Mapping[str, Any]
 
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _INLINE_THINKING = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
 
 
@@ -162,7 +163,7 @@ def reasoning_of(message: Message) -> str | None:
     None where it says nothing of it, as most clients leave it out. Nothing (an empty text in the key for it) is what
     somebody says who wants no thinking there.
     """
-    for key in ("reasoning_content", "reasoning", "thinking"):
+    for key in REASONING_KEYS:
         if isinstance(message.get(key), str):
             return message[key].strip()
     found = _INLINE_THINKING.match(_text(message.get("content")))

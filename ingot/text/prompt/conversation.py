@@ -25,7 +25,7 @@ from ingot.text.prompt.placeholders import Placeholders
 from ingot.text.prompt.prompt import Prompt
 from ingot.text.prompt.remembered import RememberedAnswer, RememberedAnswers
 from ingot.text.prompt.roles import TemplateMessage, in_order
-from ingot.text.prompt.tool_prompt import taught
+from ingot.text.prompt.tool_prompt import taught, text_apart
 from ingot.text.prompt.weave import TokenOwner, Weaver
 from ingot.text.template.chat_template import ChatTemplate
 from ingot.text.template.traits import TemplateTraits
@@ -84,10 +84,11 @@ class PromptBuilder:
         messages, removed = canonical_messages(wanted.messages)
         named = threads(messages, wanted.salt, ids=traits.call_ids)
         quoting = self._quoting(wanted, format)
-        self._check_length(wanted, messages, traits, format, named, quoting)
-        lines, pieces, done = self._drafted(wanted, messages, traits, format, quoting)
-        recalled = self._recalled(wanted, lines, pieces, messages, named)
-        check_calls_shown(lines, pieces, recalled)
+        known = self._known_answers(wanted, messages, named)
+        self._check_length(wanted, messages, traits, format, known, quoting)
+        lines, pieces, done = self._drafted(wanted, messages, traits, format, quoting, known)
+        recalled = _recalled(lines, pieces, known)
+        left_out = check_calls_shown(lines, pieces, recalled)
         media = shown_media(messages)
         placeholders = Placeholders(media, self._tokenizer) if media else None
         weaver = Weaver(self._tokenizer, self._encodings, wanted.salt, quoting, placeholders)
@@ -111,11 +112,12 @@ class PromptBuilder:
             opening=opening,
             history=wanted.history,
             recalled=len(recalled),
-            adapted=removed + done,
+            adapted=removed + done + left_out,
             thread=named[-2 if wanted.continued else -1] if remembers else b"",
             call_ids=traits.call_ids,
             begun=plain_text(wanted.messages[-1].get("content")) if wanted.continued else "",
             media=() if placeholders is None else placeholders.items(),
+            said=tuple(map(_texts, messages)),
         )
 
     def _check_length(
@@ -124,7 +126,7 @@ class PromptBuilder:
         messages: list[Mapping[str, Any]],
         traits: TemplateTraits,
         format: Format,
-        named: list[bytes],
+        known: Mapping[int, RememberedAnswer],
         quoting: Quoting,
     ) -> None:
         """Raises ContextOverflow where there is too much to be quoted, which takes far longer than to render it does.
@@ -135,9 +137,9 @@ class PromptBuilder:
         if 4 * len(said) <= wanted.most or self._tokenizer.least_tokens(said) <= wanted.most:
             return
         unquoted = Quoting()
-        lines, pieces, _ = self._drafted(wanted, messages, traits, format, unquoted)
+        lines, pieces, _ = self._drafted(wanted, messages, traits, format, unquoted, known)
         weaver = Weaver(self._tokenizer, self._encodings, wanted.salt, unquoted)
-        self._weave(weaver, lines, pieces, self._recalled(wanted, lines, pieces, messages, named))
+        self._weave(weaver, lines, pieces, _recalled(lines, pieces, known))
         weaver.check_length(wanted.most)
 
     def _quoting(self, wanted: Conversation, format: Format) -> Quoting:
@@ -153,17 +155,19 @@ class PromptBuilder:
         traits: TemplateTraits,
         format: Format,
         quoting: Quoting,
+        known: Mapping[int, RememberedAnswer],
     ) -> tuple[list[TemplateMessage], list[TextRun], tuple[str, ...]]:
         """The lines that the template got, what it made of them, and what had to be done to them before."""
         tools = ordered_tools(wanted.tools) if wanted.history == "stable" else [dict(tool) for tool in wanted.tools]
         messages, tools = quoting.messages(messages), quoting.told(tools)
         mark = secrets.token_hex(16)
-        lines, done = _lines(
-            _with_mark(messages, mark) if wanted.continued else messages, tools, traits, format, wanted.history
-        )
+        told = _with_mark(messages, mark) if wanted.continued else messages
+        lines, done = _lines(told, tools, traits, format, wanted.history, known)
         tags = self._tags_to_write(traits, format) if wanted.history == "stable" else None
         if tags is not None:
             lines = [_with_thinking(line, tags) for line in lines]
+            if not traits.calls_beside_text:
+                lines = [part for line in lines for part in (text_apart(line) if _hides_calls(line, known) else [line])]
         variables = quoting.told(wanted.variables)
         pieces = self._rendered(lines, tools if traits.tools else None, replace(wanted, variables=variables))
         if wanted.continued:
@@ -201,24 +205,17 @@ class PromptBuilder:
             return [whole]
         return [TextRun(None, base), TextRun(None, whole.text[len(base) :])]
 
-    def _recalled(
-        self,
-        wanted: Conversation,
-        lines: list[TemplateMessage],
-        pieces: list[TextRun],
-        messages: Messages,
-        named: list[bytes],
+    def _known_answers(
+        self, wanted: Conversation, messages: Messages, named: list[bytes]
     ) -> dict[int, RememberedAnswer]:
-        """The answers that are remembered, by the number of their line, where a line has one place in the text."""
+        """The answers that are remembered, by the number of their message."""
         if not wanted.remembers or wanted.history != "stable":
             return {}
-        shown = places_of(pieces[:-1])
         found: dict[int, RememberedAnswer] = {}
-        for at, line in enumerate(lines):
-            if line.role != "assistant" or len(line.sources) != 1 or shown[at] != 1:
+        for at, message in enumerate(messages):
+            if message.get("role") != "assistant":
                 continue
-            source = line.sources[0]
-            answer = self._answers.recall(named[source + 1], reasoning_of(messages[source]))
+            answer = self._answers.recall(named[at + 1], reasoning_of(message))
             if answer is not None:
                 found[at] = answer
         return found
@@ -249,13 +246,33 @@ class PromptBuilder:
         return ""
 
 
+def _recalled(
+    lines: list[TemplateMessage], pieces: list[TextRun], known: Mapping[int, RememberedAnswer]
+) -> dict[int, RememberedAnswer]:
+    """The answers that are remembered, by the number of their line, where a message is one line, and that has one place
+    in the text."""
+    shown = places_of(pieces[:-1])
+    made = Counter(source for line in lines for source in line.sources)
+    return {
+        at: known[line.sources[0]]
+        for at, line in enumerate(lines)
+        if line.role == "assistant" and len(line.sources) == 1 and shown[at] == 1 == made[line.sources[0]]
+        if line.sources[0] in known
+    }
+
+
 def _lines(
-    messages: Messages, tools: list[dict[str, Any]], traits: TemplateTraits, format: Format, history: TemplateHistory
+    messages: Messages,
+    tools: list[dict[str, Any]],
+    traits: TemplateTraits,
+    format: Format,
+    history: TemplateHistory,
+    known: Mapping[int, RememberedAnswer],
 ) -> tuple[list[TemplateMessage], tuple[str, ...]]:
     lines = [TemplateMessage(dict(message), (at,)) for at, message in enumerate(messages)]
     if lines and lines[0].role in ("system", "developer") and not lines[0].message.get("content"):
         del lines[0]  # nothing was in it, or nothing but what is no message to the model
-    lines, told = taught(lines, tools, traits, format)
+    lines, told = taught(lines, tools, traits, format, known)
     lines, placed = in_order(lines, traits, history)
     return lines, told + placed
 
@@ -268,6 +285,12 @@ def _with_thinking(line: TemplateMessage, tags: ThinkingFormat) -> TemplateMessa
     return replace(
         line, message={**line.message, "content": Thought(f"{tags.open}\n{thought}\n{tags.close}\n\n{said}")}
     )
+
+
+def _hides_calls(line: TemplateMessage, known: Mapping[int, RememberedAnswer]) -> bool:
+    """Where thinking was put into a message whose calls are shown only if it says nothing."""
+    told = isinstance(line.message.get("content"), Thought) and line.message.get("tool_calls")
+    return bool(told) and not any(source in known for source in line.sources)
 
 
 def _without_empty_thinking(piece: TextRun, lines: list[TemplateMessage], tags: ThinkingFormat) -> TextRun:
@@ -304,6 +327,12 @@ def _cut(pieces: list[TextRun], mark: str) -> list[TextRun]:
     raise Unsupported("The served model's chat template does not show the last message.", param="messages")
 
 
+def _texts(message: Mapping[str, Any]) -> tuple[str, ...]:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    return tuple(text for part in parts if isinstance(text := part.get("text"), str) and text)
+
+
 def _owners(lines: list[TemplateMessage], pieces: list[TextRun]) -> list[TokenOwner]:
     """Whose each piece is. A system message that has no place of its own is in what comes before all messages."""
     owners = [TokenOwner() if piece.message is None else _owner(lines[piece.message]) for piece in pieces]
@@ -325,20 +354,34 @@ def places_of(pieces: Sequence[TextRun]) -> Counter[int | None]:
 
 def check_calls_shown(
     lines: list[TemplateMessage], pieces: list[TextRun], recalled: Mapping[int, RememberedAnswer]
-) -> None:
-    """A template may leave calls out without a word; the model would answer to half a history."""
+) -> tuple[str, ...]:
+    """A template may leave calls out without a word; the model would answer to half a history. What it leaves out of
+    an assistant's text and thinking is named in what this returns."""
     own: dict[int, str] = {}
     for piece in pieces:
         if piece.message is not None:
             own[piece.message] = own.get(piece.message, "") + piece.text
     whole = "".join(piece.text for piece in pieces)
+
+    def shows(at: int, text: str) -> bool:
+        # In its own place, where it has one: a name may stand among the tools.
+        place = own.get(at) or whole
+        return any(each in place for each in (text, written(text)[1:-1]))
+
+    left_out: set[str] = set()
     for at, line in enumerate(lines):
-        for call in (line.message.get("tool_calls") or ()) if at not in recalled else ():
-            name = call["function"]["name"]
-            # In its own place as a rule, where it is found without looking through everything.
-            if not any(shown in own.get(at, "") or shown in whole for shown in (name, written(name)[1:-1])):
-                path = f"messages.{line.sources[0]}.tool_calls"
-                raise Unsupported(f"{path}: the served model's chat template does not show tool calls.", param=path)
+        if line.role != "assistant" or at in recalled:
+            continue
+        if not all(shows(at, call["function"]["name"]) for call in line.message.get("tool_calls") or ()):
+            path = f"messages.{line.sources[0]}.tool_calls"
+            raise Unsupported(f"{path}: the served model's chat template does not show tool calls.", param=path)
+        if not shows(at, reasoning_of(line.message) or ""):
+            left_out.add("thinking-left-out")
+        content = line.message.get("content")
+        texts = content if isinstance(content, list) else [{"text": content}]
+        if not all(shows(at, visible_text({"content": each.get("text")})) for each in texts):
+            left_out.add("text-left-out")
+    return tuple(sorted(left_out))
 
 
 def _before_ends(text: str, ends: Sequence[str]) -> int:

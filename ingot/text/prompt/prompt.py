@@ -22,7 +22,8 @@ class MessageSpan:
 
 @dataclass(frozen=True, slots=True)
 class PromptPlace:
-    """Where in a conversation a token stands: `character` counts in the message as it was rendered."""
+    """Where in a conversation a token stands: `character` counts in the message's own text, without what the template
+    puts around it; where it is the template's, in that; in a plain text, in all of it."""
 
     message: int | None
     role: str
@@ -48,6 +49,7 @@ class Prompt:
     call_ids: bool = False  # the ids of calls are part of the name
     begun: str = ""  # what of the answer's content the client wrote itself
     media: tuple[MediaItem, ...] = ()  # pictures and clips, in the order of their tokens
+    said: tuple[tuple[str, ...], ...] = ()  # the texts of each message, by their numbers in the client's list
 
     @property
     def marks(self) -> tuple[int, ...]:
@@ -60,4 +62,23 @@ class Prompt:
             return PromptPlace(None, "", len(decode(self.tokens[:token])))
         begins = [span.begin for span in self.spans]
         span = self.spans[max(0, bisect_right(begins, token) - 1)]
-        return PromptPlace(span.message, span.role, len(decode(self.tokens[span.begin : token])))
+        before = len(decode(self.tokens[span.begin : token]))
+        if span.message is not None and span.message < len(self.said):
+            before = _within(decode(self.tokens[span.begin : span.end]), before, self.said[span.message])
+        return PromptPlace(span.message, span.role, before)
+
+
+def _within(rendered: str, place: int, texts: Sequence[str]) -> int:
+    """The place in the texts, one after another, that a place in what was made of them stands for."""
+    passed, at, found_any = 0, 0, False
+    for text in texts:
+        bare = text.strip()
+        found = rendered.find(bare, at)
+        if found >= 0:
+            found_any, at = True, found + len(bare)
+            if place <= found:
+                return passed
+            if place < at:
+                return passed + text.index(bare) + place - found
+        passed += len(text)
+    return passed if found_any else min(place, passed)

@@ -7,14 +7,16 @@ knows a part of it (how calls are written, say, but not what tools there are) is
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from itertools import groupby
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby, islice, takewhile
 from typing import Any, Final
 
 from ingot.errors import Unsupported
 from ingot.text.formats.table import Format
 from ingot.text.parse.call_arguments import as_object
 from ingot.text.parse.events import PastCall
+from ingot.text.prompt.canonical import REASONING_KEYS, reasoning_of, visible_text
 from ingot.text.prompt.messages import plain_text, shown_media
 from ingot.text.prompt.past_calls import render_call
 from ingot.text.prompt.roles import TemplateMessage
@@ -35,9 +37,14 @@ Write nothing after your calls. Their results come with the next message."""
 
 
 def taught(
-    lines: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]], traits: TemplateTraits, format: Format
+    lines: Sequence[TemplateMessage],
+    tools: Sequence[Mapping[str, Any]],
+    traits: TemplateTraits,
+    format: Format,
+    kept: Collection[int] = (),
 ) -> tuple[list[TemplateMessage], tuple[str, ...]]:
     """The lines with whatever the template would not show of tools written into them, and the names of what was.
+    Messages that are `kept` stand in the prompt as they were generated, whatever the template makes of them.
 
     Raises Unsupported for tools where the model's format has no calls.
     """
@@ -46,6 +53,15 @@ def taught(
     if tools and not traits.tools:
         told = _with_lesson(told, _lesson(tools, format))
         done.append("tools-taught")
+    if not traits.text_beside and any(map(_says_and_thinks, told)):
+        told = [_with_text_thought(line) if _says_and_thinks(line) else line for line in told]
+        done.append("text-joined-to-thinking")
+    if not traits.calls_beside_text and any(_says_and_calls(line, kept) for line in told):
+        told = [part for line in told for part in (text_apart(line) if _says_and_calls(line, kept) else [line])]
+        done.append("text-separated-from-calls")
+    if not traits.several_calls and any(len(line.message.get("tool_calls") or ()) > 1 for line in told):
+        told = _with_calls_apart(told)
+        done.append("calls-separated")
     if not traits.calls and any(line.message.get("tool_calls") for line in told):
         told = [_with_calls_written(line, format) for line in told]
         done.append("calls-written")
@@ -72,6 +88,51 @@ def _with_lesson(lines: list[TemplateMessage], lesson: str) -> list[TemplateMess
             content = [*content, {"type": "text", "text": f"\n\n{lesson}"}]
         return [TemplateMessage({**first.message, "content": content}, first.sources), *rest]
     return [TemplateMessage({"role": "system", "content": lesson}, ()), *lines]
+
+
+def _says_and_thinks(line: TemplateMessage) -> bool:
+    message = line.message
+    return bool(message.get("tool_calls") and reasoning_of(message) and visible_text(message))
+
+
+def _with_text_thought(line: TemplateMessage) -> TemplateMessage:
+    """Text beside a call, at the end of the thinking, for a template that takes either of them only."""
+    thought = f"{reasoning_of(line.message)}\n\n{visible_text(line.message)}"
+    kept = {key: value for key, value in line.message.items() if key not in REASONING_KEYS}
+    return replace(line, message={**kept, "content": None, "reasoning_content": thought})
+
+
+def _says_and_calls(line: TemplateMessage, kept: Collection[int]) -> bool:
+    known = any(source in kept for source in line.sources)
+    return bool(not known and line.message.get("tool_calls") and visible_text(line.message))
+
+
+def text_apart(line: TemplateMessage) -> list[TemplateMessage]:
+    """Text and calls in two messages, for a template that leaves out calls beside text."""
+    calls = {"role": line.role, "content": None, "tool_calls": line.message["tool_calls"]}
+    text = {key: value for key, value in line.message.items() if key != "tool_calls"}
+    return [replace(line, message=text), replace(line, message=calls)]
+
+
+def _with_calls_apart(lines: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    """Each call in a message of its own, followed by its result, for a template that shows one call of a message."""
+    apart: list[TemplateMessage] = []
+    at = 0
+    while at < len(lines):
+        line, at = lines[at], at + 1
+        calls = line.message.get("tool_calls") or ()
+        if len(calls) < 2:
+            apart.append(line)
+            continue
+        results = list(takewhile(lambda each: each.role == "tool", islice(lines, at, None)))
+        at += len(results)
+        for call in calls:
+            apart.append(replace(line, message={**line.message, "tool_calls": [call]}))
+            line = replace(line, message={"role": line.role, "content": None})  # what was said stands with the first
+            apart += [each for each in results if each.message.get("tool_call_id") == call.get("id")]
+        ids = {call.get("id") for call in calls}
+        apart += [each for each in results if each.message.get("tool_call_id") not in ids]
+    return apart
 
 
 def _with_calls_written(line: TemplateMessage, format: Format) -> TemplateMessage:

@@ -8,7 +8,7 @@ of tools and thinking at all. None of them says so.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import takewhile
 from types import MappingProxyType
@@ -43,12 +43,15 @@ class TemplateTraits:
     no_content: EmptyForm = "empty"  # of a message that only calls tools
     object_arguments: bool = True  # of tool calls; else they are JSON text
     odd_arguments: bool = False  # shows arguments that are any text, as it stands
-    reasoning: str | None = None  # the key under which it shows what an assistant thought
+    reasoning: str | None = None  # the key under which it shows what an assistant thought, be it only beside calls,
+    text_beside: bool = True  # where there is text, too
     system: bool = True  # shows a system message at the beginning
     late_system: LateSystem = "kept"
     repeats: frozenset[str] = frozenset({"system", "user", "assistant"})  # roles that may speak twice in a row
     tools: bool = True  # shows what tools there are,
     calls: bool = True  # what was called,
+    calls_beside_text: bool = True  # also where the message has text,
+    several_calls: bool = True  # and where a message holds more than one call,
     results: bool = True  # and what came of it,
     user_after_results: bool = True  # and lets the user speak before the assistant has answered to that
     call_ids: bool = False  # shows the ids of calls
@@ -66,18 +69,22 @@ def probed(render: Render, literals: Set[str]) -> TemplateTraits:
     developer = "developer" in literals and _MARK in trial.text("developer", _MARK)
     forms["developer"] = trial.form("developer") if developer else forms["system"]
     calls = trial.shows_calls()
+    reasoning = trial.reasoning([key for key in _REASONING_KEYS if key in literals])
     return TemplateTraits(
         content=MappingProxyType(forms),
         developer=developer,
         no_content=trial.no_content(),
         object_arguments=trial.objects,
         odd_arguments=trial.shows_odd_arguments(),
-        reasoning=next((key for key in _REASONING_KEYS if key in literals and trial.shows_reasoning(key)), None),
+        reasoning=reasoning,
+        text_beside=reasoning is None or not calls or trial.shows_text_beside(reasoning),
         system=_MARK in trial.text("system", trial.said(_MARK, forms["system"])),
         late_system=trial.late_system(forms),
         repeats=frozenset(role for role in ("system", "user", "assistant") if trial.repeats(role, forms[role])),
         tools=_MARK in render([trial.user()], [_TOOL]),
         calls=calls,
+        calls_beside_text=not calls or trial.shows_calls_beside_text(),
+        several_calls=not calls or trial.shows_several_calls(),
         results=calls and "tool" in literals and _MARK in trial.text("tool", trial.said(_MARK, forms["tool"])),
         user_after_results=not trial.wants_answer_after_results(),
         call_ids=trial.shows_call_ids(),
@@ -157,9 +164,28 @@ class _Trial:
         null, empty = (self._call(content, self.objects, then_user=True) for content in (None, ""))
         return "empty" if empty and (not null or "None" in null) else "either"
 
-    def shows_reasoning(self, key: str) -> bool:
-        answer = {"role": "assistant", "content": self.said("Yes.", self.around), key: _MARK}
-        return _MARK in self._render([self.user(), answer, self.user()])
+    def reasoning(self, keys: Sequence[str]) -> str | None:
+        """The first of the keys whose value comes out of a finished answer, or at least of one that calls."""
+        for key in keys:
+            answer = {"role": "assistant", "content": self.said("Yes.", self.around), key: _MARK}
+            if _MARK in self._render([self.user(), answer, self.user()]):
+                return key
+        return next((key for key in keys if _MARK in self._called(**{key: _MARK})), None)
+
+    def shows_text_beside(self, key: str) -> bool:
+        if _MARK not in self._called(**{key: _MARK}):
+            return True  # nothing would be gained
+        text = self._called(content=self.said(_FIRST, self.around), **{key: _MARK})
+        return _FIRST in text and _MARK in text
+
+    def shows_calls_beside_text(self) -> bool:
+        call = self._plain_call(_MARK, _CALL_ID)
+        return _MARK in self._called(content=self.said(_FIRST, self.around), tool_calls=[call], named="probe")
+
+    def shows_several_calls(self) -> bool:
+        calls = [self._plain_call(name, id) for name, id in ((_FIRST, "call00001"), (_SECOND, "call00002"))]
+        text = self._called(tool_calls=calls)
+        return _FIRST in text and _SECOND in text
 
     def late_system(self, forms: Mapping[str, ContentForm]) -> LateSystem:
         answer = {"role": "assistant", "content": self.said(_FIRST, forms["assistant"])}
@@ -187,6 +213,20 @@ class _Trial:
 
     def user(self, text: str = "Hi.") -> dict[str, Any]:
         return {"role": "user", "content": self.said(text, self.around)}
+
+    def _plain_call(self, name: str, id: str) -> dict[str, Any]:
+        function = {"name": name, "arguments": {} if self.objects else "{}"}
+        return {"id": id, "type": "function", "function": function}
+
+    def _called(self, *, named: str | None = None, **more: Any) -> str:
+        """What comes out of a message that calls and has this, too, once its calls were answered, by that name."""
+        empty = "" if self._shows_call("", objects=self.objects) else None
+        calling = {"role": "assistant", "content": empty, "tool_calls": [self._plain_call("probe", _CALL_ID)]} | more
+        results = [
+            {"role": "tool", "tool_call_id": call["id"], "name": named or call["function"]["name"], "content": "Done."}
+            for call in calling["tool_calls"]
+        ]
+        return self._render([self.user(), calling, *results])
 
     def _shows_call(self, content: str | None, *, objects: bool) -> bool:
         """Whether a call's arguments come out, and neither they nor the content in Python's own spelling."""

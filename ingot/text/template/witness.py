@@ -3,8 +3,9 @@
 Both are written into the parsed template. A loop whose item is one of the messages notes where each begins, so that
 nothing has to be guessed from the text. And the two ways in which templates leave out the thinking of earlier turns
 may be made to depend on the message alone, so that what was rendered once is rendered the same in every later turn:
-asking whether a message comes after the newest question, and splitting its content where the thinking ends. What a
-template would show with the newest question, as some do with tools, is then shown with the first.
+asking whether a message comes after the newest question, and splitting its content where the thinking ends. Nor does a
+loop look through what follows a message to decide what is shown of it. What a template would show with the newest
+question, as some do with tools, is then shown with the first.
 """
 
 from __future__ import annotations
@@ -91,6 +92,10 @@ class Witness:
     def visible(self, content: Any, official: Any) -> Any:
         return content if isinstance(content, Thought) else official
 
+    def following(self, official: Any, item: Any) -> Any:
+        looks_ahead = self._history == "stable" and id(item) in self._places and item.get("role") == "assistant"
+        return () if looks_ahead else official
+
     def read(self, marked: str) -> Rendered:
         """The pieces of a text with the marks in it."""
         pieces: list[TextRun] = []
@@ -136,6 +141,9 @@ class WitnessedSandbox(Sandbox):
     def visible(self, content: Any, official: Any) -> Any:
         return current.get().visible(content, official)
 
+    def following(self, official: Any, item: Any) -> Any:
+        return current.get().following(official, item)
+
 
 def witnessed(tree: nodes.Template) -> nodes.Template:
     """The parsed template, with a witness in its loops. Changes the tree it is given."""
@@ -161,6 +169,9 @@ class _Placing(NodeTransformer):
         item = self._item
         self.generic_visit(node)
         self._item = outer
+        later = node.iter
+        if outer is not None and isinstance(later, nodes.Getitem) and _is_rest(later) and not node.find(nodes.Output):
+            node.iter = _call("following", later, nodes.Name(outer, "load", lineno=node.lineno), line=node.lineno)
         if item is None:
             return node
         self._loops += 1
@@ -228,6 +239,16 @@ def _is_loop(node: nodes.Node, attributes: Sequence[str]) -> bool:
         and node.attr in attributes
         and isinstance(node.node, nodes.Name)
         and node.node.name == "loop"
+    )
+
+
+def _is_rest(node: nodes.Getitem) -> bool:
+    """`messages[loop.index:]`: what follows."""
+    return (
+        isinstance(node.arg, nodes.Slice)
+        and node.arg.stop is None
+        and node.arg.start is not None
+        and _is_loop(node.arg.start, ("index",))
     )
 
 

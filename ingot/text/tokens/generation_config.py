@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,11 +13,14 @@ NONE: Final = ("none", "vllm")
 """Settings that follow no such file. To vLLM, its own name means its own defaults, which change nothing either."""
 
 
-def generation_config(setting: str, model: Path) -> dict[str, Any]:
-    """What the file says that the setting names: the model's own for `auto`, none, or that of another folder."""
+def generation_config(setting: str, model: Path, elsewhere: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What the file says that the setting names: the model's own for `auto`, none, or that of another folder. What the
+    model's makers say `elsewhere` completes its own."""
     if setting in NONE:
         return {}
-    return read_object((model if setting == "auto" else Path(setting).expanduser()) / FILE)
+    if setting == "auto":
+        return {**(elsewhere or {}), **read_object(model / FILE)}
+    return read_object(Path(setting).expanduser() / FILE)
 
 
 def setting_problem(setting: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from typing import Any
 
@@ -172,3 +173,49 @@ def test_models_that_hear_are_listed() -> None:
 
     found = {one["id"]: one for one in asyncio.run(listed())["data"]}
     assert found["toy-ears"]["input_modalities"] == ["audio"] and "en" in found["toy-ears"]["languages"]
+
+
+def chatting(
+    *contents: Any, engine: ScriptedEngine, path: str = "/v1/chat/completions", **configured: Any
+) -> list[Call]:
+    """A chat for each of the contents, one after another at one server."""
+
+    async def asked() -> list[Call]:
+        app, calls = build_app(engine, settings(**configured)), []  # type: ignore[arg-type]
+        for content in contents:
+            said = [{"role": "user", "content": content}]
+            body = {"input": said} if path == "/v1/responses" else {"messages": said}
+            async with Call(app, path=path, body=json.dumps(body).encode()) as call:
+                await call.done()
+            calls.append(call)
+        return calls
+
+    return asyncio.run(asked())
+
+
+def spoken(sound: bytes = SOUND) -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": {"data": base64.b64encode(sound).decode(), "format": "wav"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "text"), [("/v1/chat/completions", "text"), ("/v1/responses", "input_text")], ids=["chat", "responses"]
+)
+def test_a_sound_in_a_chat_is_written_down_once_and_the_receipt_says_so(path: str, text: str) -> None:
+    engine = HearingEngine()
+    content = [{"type": text, "text": "What does she say?"}, spoken()]
+    for call in chatting(content, content, engine=engine, path=path):
+        assert call.status == 200, call.body
+        assert json.loads(call.body)["ingot"]["prompt"]["adapted"] == ["audio-transcribed"]
+    prompts = [bytes(token for token in request.prompts[0] if token < 256).decode() for request in engine.requests]
+    assert len(prompts) == 2 and all("Hello, you. <Good> --> bye & é." in prompt for prompt in prompts)
+    assert len(engine.heard) == 1, "the next turn sends it again"
+
+
+def test_a_sound_that_cannot_be_heard_is_refused_with_its_place() -> None:
+    [damaged] = chatting([spoken(b"nothing")], engine=HearingEngine())
+    assert damaged.status == 400
+    assert json.loads(damaged.body)["error"]["param"].startswith("messages.0.content.0.input_audio")
+    [failed] = chatting([spoken()], engine=HearingEngine(fails=BadMedia("the sound breaks off.")))
+    assert failed.status == 400 and b"breaks off" in failed.body
+    [deaf] = chatting([spoken()], engine=ScriptedEngine())
+    assert deaf.status == 400 and b"--audio-model" in deaf.body

@@ -1,5 +1,6 @@
 import hashlib
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from ingot.errors import ModelError
 from ingot.models.files import packaged
 from ingot.models.files.packaged import Companion, PackagedModel, ensure
 from ingot.models.files.progress import silent
+from ingot.text.tokens.generation_config import generation_config
 from tests.models.gguf.making import tiny_model
 
 MEMBER = "tiny_weights/tiny.gguf"
@@ -157,3 +159,22 @@ def test_the_default_model_answers_in_english() -> None:
     prompt = tokenizer.encode("The capital of France is")
     logits = model(mx.array([prompt.ids]))[0, -1].astype(mx.float32)
     assert tokenizer.decode([int(np.argmax(np.array(logits)))]) == " Paris"
+
+
+def test_a_packaged_model_brings_the_sampling_of_its_makers(
+    index: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [model] = packaged.PACKAGED
+    monkeypatch.setattr(packaged, "PACKAGED", (replace(model, sampling={"temperature": 0.2, "top_p": 0.9}),))
+    folder = ensure("tiny", settings, silent)
+    elsewhere = packaged.sampling_of(folder)
+    assert elsewhere == {"temperature": 0.2, "top_p": 0.9} and packaged.sampling_of(folder.parent) == {}
+    assert generation_config("none", folder, elsewhere) == {}
+    assert generation_config("auto", folder, elsewhere).items() >= elsewhere.items()
+    (folder / "generation_config.json").write_text('{"temperature": 0.7}')
+    assert generation_config("auto", folder, elsewhere) == {"temperature": 0.7, "top_p": 0.9}, "its files go first"
+
+
+def test_the_default_model_is_sampled_as_its_makers_say() -> None:
+    model = packaged.find(DEFAULT_MODEL)
+    assert model is not None and model.sampling == {"temperature": 0.2, "top_p": 0.9}

@@ -19,6 +19,7 @@ from ingot.protocol.responses.request import Surroundings, read_response
 from ingot.protocol.served import Served
 from ingot.text.template.chat_template import ChatTemplate
 from tests.http.scripted import CARD, ByteTokenizer, settings
+from tests.text.conftest import llama_cpp_templates
 from tests.text.template.test_chat_template import real_templates
 
 ITERATING = (
@@ -41,7 +42,7 @@ OWN = {
     "taking both": TAKING_BOTH,
     "untold": UNTOLD,
 }
-TEMPLATES = OWN | {name: source for name, (source, _) in real_templates().items()}
+TEMPLATES = OWN | {name: source for name, (source, _) in real_templates().items() if name not in llama_cpp_templates()}
 TOKENS = {name: tokens for name, (_, tokens) in real_templates().items()}
 CUT = '{"city": "Zür'
 ODD: list[Any] = [

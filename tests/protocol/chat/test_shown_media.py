@@ -285,15 +285,16 @@ def test_addresses_are_not_fetched_and_files_of_the_machine_not_read() -> None:
             chat([{"role": "user", "content": [{"type": "image_url", "image_url": url}]}])
 
 
-def test_fields_of_pictures_are_refused_by_name_where_none_are_taken() -> None:
+def test_fields_of_pictures_have_no_effect_and_are_named_where_none_are_taken() -> None:
     for field, value in (
         ("video_fps", 2),
         ("video_max_frames", 8),
         ("mm_processor_kwargs", {}),
         ("media_io_kwargs", {}),
     ):
-        with pytest.raises(Unsupported, match=f"{field}.*run on text alone"):
-            chat([USER], seeing(None), **{field: value})
+        assert read_chat({"messages": [USER], field: value}, seeing(None), "chatcmpl-1").head.ignored == [field]
+    with pytest.raises(BadRequest, match="video_fps"):
+        chat([USER], seeing(None), video_fps=-1)
 
 
 FRAMES = [file_of(64, 64, "jpeg", quality=quality) for quality in (30, 50, 70, 90)]

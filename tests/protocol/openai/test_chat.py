@@ -208,11 +208,18 @@ def test_strict_refuses_what_nobody_knows() -> None:
         read(quux=1, strict=True)
 
 
-@pytest.mark.parametrize("part", ["image_url", "input_audio", "file", "video_url"])
+@pytest.mark.parametrize("part", ["image_url", "input_audio", "audio_url", "file", "video_url"])
 def test_media_is_refused_by_name(part: str) -> None:
     with pytest.raises(Unsupported, match=part) as raised:
         read(messages=[{"role": "user", "content": [{"type": part}]}])
     assert raised.value.param == "messages.0.content.0.type"
+
+
+def test_the_refusal_of_a_sound_names_what_to_use() -> None:
+    with pytest.raises(Unsupported, match=r"'audio_url'.*input_audio.*--audio-model.*not fetched"):
+        read(messages=[{"role": "user", "content": [{"type": "audio_url", "audio_url": {"url": "https://a.b/c"}}]}])
+    with pytest.raises(Unsupported, match=r"'input_audio'.*--audio-model"):
+        read(messages=[{"role": "user", "content": [{"type": "input_audio"}]}])
 
 
 def test_text_parts_reach_the_template() -> None:
@@ -239,10 +246,18 @@ def test_a_history_of_tool_calls_is_shown_also_where_the_template_knows_none() -
 
 def test_a_template_variable_is_set_where_the_template_reads_it() -> None:
     assert prompt(chat_template_kwargs={"mood": "glad"}).endswith("assistant\n[glad] ")
-    with pytest.raises(UnknownField, match=r"enable_thinking.*It reads: mood"):
-        read(chat_template_kwargs={"enable_thinking": False})
+    with pytest.raises(UnknownField, match=r"enable_thought.*It reads: mood"):
+        read(chat_template_kwargs={"enable_thought": False})
     with pytest.raises(UnknownField):
         read(chat_template_kwargs={"messages": "x"})
+
+
+@pytest.mark.parametrize("name", ["enable_thinking", "thinking"])
+def test_a_switch_of_thinking_that_the_template_lacks_says_what_the_field_says(name: str) -> None:
+    switched, by_field = read(chat_template_kwargs={name: False, "mood": "glad"}), read(enable_thinking=False)
+    assert switched.head.ignored == [f"chat_template_kwargs.{name}"] and by_field.head.ignored == ["enable_thinking"]
+    with pytest.raises(BadRequest, match=f"chat_template_kwargs.{name}"):
+        read(chat_template_kwargs={name: "no"})
 
 
 def test_the_prompt_may_end_after_the_last_message() -> None:

@@ -37,3 +37,9 @@ def test_a_format_that_nothing_told_is_called_a_guess() -> None:
 
 def test_a_template_tells_whatever_the_type() -> None:
     assert told(served())[2] == "template"
+
+
+def test_a_model_without_a_chat_template_says_that_it_does_not_chat() -> None:
+    assert msgspec.to_builtins(list_models(served()).data[0])["chats"] is True
+    base = Served.of(scripted.CARD, ByteTokenizer(None), settings())  # type: ignore[arg-type]
+    assert msgspec.to_builtins(list_models(base).data[0])["chats"] is False

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from ingot.errors import BadRequest, ContextOverflow, Unsupported
-from ingot.text.formats.registry import format_named
+from ingot.errors import BadRequest, ContextOverflow, IngotError, Unsupported
+from ingot.text.formats.registry import detect, format_named
 from ingot.text.prompt.canonical import thread_with_answer
 from ingot.text.prompt.control_tokens import Controls, Quoting
 from ingot.text.prompt.conversation import Conversation, PromptBuilder
@@ -16,6 +17,8 @@ from ingot.text.prompt.prompt import Prompt
 from ingot.text.prompt.remembered import RememberedAnswers
 from ingot.text.template.chat_template import ChatTemplate
 from tests.http.scripted import ByteTokenizer
+from tests.text.conftest import llama_cpp_templates
+from tests.text.template.test_chat_template import ONLY_WITH_TOOLS, real_templates
 
 CHATML = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}"
@@ -23,6 +26,7 @@ CHATML = (
     "{% if add_generation_prompt %}<assistant>{% if quiet %}()"
     "{% endif %}{% endif %}{% if tools %}{% endif %}"
 )
+RESULTS = CHATML + "{% if messages[-1].role == 'tool' %}{% endif %}"  # knows that role, too
 USER = {"role": "user", "content": "Hi"}
 HERMES = format_named("hermes")
 
@@ -175,10 +179,87 @@ def test_calls_written_anew_by_the_client_are_those_that_were_generated() -> Non
 
 
 def test_calls_that_a_template_leaves_out_are_refused() -> None:
-    source = CHATML.replace("{% for c in m.tool_calls or [] %}", "{% for c in (m.tool_calls or [])[:1] %}")
+    source = CHATML.replace("m.tool_calls or [] %}", "m.tool_calls or [] if c.function.name != 'two' %}")
     calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in ("one", "two")]
     with pytest.raises(Unsupported, match=r"messages\.1\.tool_calls"):
         World(source).prompt(USER, said(None, tool_calls=calls), USER)
+
+
+def test_calls_of_which_a_template_shows_the_first_come_one_by_one_with_their_results() -> None:
+    world = World(RESULTS.replace("m.tool_calls or [] %}", "(m.tool_calls or [])[:1] %}"))
+    called, one, two = calling(FIRST, SECOND, reasoning_content=None)
+    prompt = world.prompt(USER, called, two, one)
+    assert prompt.adapted == ("calls-separated",)
+    assert prompt.text == (
+        '<user>Hi</><assistant>Text-Words[look {"at": "First-Words"}]</><tool>Result-0</>'
+        '<assistant>[look {"at": "Second-Words"}]</><tool>Result-1</><assistant>'
+    )
+
+
+def test_text_and_calls_come_apart_where_a_template_leaves_out_calls_beside_text() -> None:
+    world = World(RESULTS.replace("m.tool_calls or [] %}", "m.tool_calls or [] if not m.content %}"))
+    called, result = calling(FIRST, reasoning_content=None)
+    prompt = world.prompt(USER, called, result)
+    assert prompt.adapted == ("text-separated-from-calls",)
+    shown = '<user>Hi</><assistant>Text-Words</><assistant>[look {"at": "First-Words"}]</><tool>Result-0</><assistant>'
+    assert prompt.text == shown
+    # An answer that is remembered needs no template to be shown.
+    calls = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in called["tool_calls"]]
+    world.answer(world.prompt(USER), "Text-Words<<look>>", TEXT, calls=calls)
+    again = world.prompt(USER, called, result)
+    assert again.recalled == 1 and not again.adapted and "Text-Words<<look>>" in again.text
+
+
+def test_text_beside_thinking_and_calls_joins_the_thinking_where_a_template_takes_either() -> None:
+    both = "{% if m.content and m.thinking and m.tool_calls %}{{ raise_exception('Either!') }}{% endif %}"
+    source = RESULTS.replace("<{{ m.role }}>", both + "<{{ m.role }}>({{ m.thinking if m.tool_calls }})")
+    called, result = calling(FIRST)
+    prompt = World(source).prompt(USER, called, result)
+    assert prompt.adapted == ("text-joined-to-thinking",)
+    assert "<assistant>(Thought-Words\n\nText-Words)[look" in prompt.text
+
+
+def test_what_a_template_leaves_out_of_an_answer_is_named() -> None:
+    thoughtless = World(RESULTS).prompt(USER, *calling(FIRST))
+    assert thoughtless.adapted == ("thinking-left-out",) and TEXT in thoughtless.text
+    source = RESULTS.replace("{{ m.content }}", "{{ m.content if not m.tool_calls }}")
+    assert World(source).prompt(USER, *calling(FIRST)).adapted == ("text-left-out", "thinking-left-out")
+
+
+@pytest.mark.parametrize(
+    ("content", "before", "character"),
+    [
+        ("Hello you", "<system>Be kind.</><user>Hello ", 6),
+        ("  Hello you ", "<system>Be kind.</><user>Hello ", 8),
+        (
+            [{"type": "text", "text": "One "}, {"type": "text", "text": "two three"}],
+            "<system>Be kind.</><user>One\ntwo ",
+            8,
+        ),
+        ("Hello", "<system>Be ki", 0),
+        ("Hello", "<system>Be kind.</><user>Hello<", 5),
+    ],
+)
+def test_a_place_in_a_message_counts_its_own_text_alone(content: Any, before: str, character: int) -> None:
+    source = (
+        "{% for m in messages %}{% if loop.first %}<system>Be kind.</>{% endif %}<{{ m.role }}>"
+        "{{ m.content.split('\\n')|map('trim')|join('\\n') }}</>{% endfor %}"
+    )
+    prompt = World(source).prompt({"role": "user", "content": content})
+    assert prompt.text.startswith(before)
+    place = prompt.place(len(before), lambda tokens: bytes(tokens).decode())
+    assert place.character == character
+
+
+def test_what_follows_a_message_decides_nothing_about_it_in_a_stable_history() -> None:
+    source = (
+        "{% for m in messages %}{% set ns = namespace(done=false) %}{% for later in messages[loop.index:] %}"
+        "{% if later.role == 'assistant' %}{% set ns.done = true %}{% endif %}{% endfor %}"
+        "<{{ m.role }}>{% if not ns.done %}({{ m.thinking }}){% endif %}{{ m.content }}</>{% endfor %}"
+    )
+    thought = said("Yes", thinking="hm")
+    assert "(hm)Yes" in World(source).prompt(USER, thought, USER, said("No"), USER).text
+    assert "(hm)Yes" not in World(source).prompt(USER, thought, USER, said("No"), USER, history="official").text
 
 
 def test_a_volatile_block_is_no_part_of_prompt_or_name() -> None:
@@ -201,7 +282,7 @@ def test_a_place_is_told_by_message_and_character() -> None:
 
     at = prompt.text.index("brief")
     place = prompt.place(at, decode)
-    assert (place.message, place.role, place.character) == (0, "system", len("<system>Be "))
+    assert (place.message, place.role, place.character) == (0, "system", len("Be "))
     end = prompt.place(len(prompt.tokens), decode)
     assert (end.message, end.role) == (None, "")
     first = prompt.place(len("<system>Be brief.</>"), decode)
@@ -276,3 +357,61 @@ def test_what_the_template_does_not_show_makes_no_prompt_too_long(framed: tuple[
     thought = said("Yes", reasoning_content="<|end|>" * 1000)
     prompt = world.prompt(USER, thought, {"role": "user", "content": "<|end|>"}, most=500, history="official")
     assert prompt.text == "<user>Hi</><assistant>Yes</><user><|end|></><assistant>" and quoted
+
+
+TEXT, THOUGHT, FIRST, SECOND = "Text-Words", "Thought-Words", "First-Words", "Second-Words"
+TOOL = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}}
+SHOWS_ALL = ("openai-gpt-oss-120b", "google-gemma-4-31B-it", "google-gemma-4-31B-it-interleaved", "tencent-Hy3")
+
+
+def calling(*words: str, **more: Any) -> list[dict[str, Any]]:
+    """A message that calls, once for each of the words, and what came of it."""
+    functions = [{"name": "look", "arguments": json.dumps({"at": each})} for each in words]
+    calls = [{"id": f"call0000{at}", "type": "function", "function": each} for at, each in enumerate(functions)]
+    results = [
+        {"role": "tool", "tool_call_id": call["id"], "name": "look", "content": f"Result-{at}"}
+        for at, call in enumerate(calls)
+    ]
+    return [{"role": "assistant", "content": TEXT, "reasoning_content": THOUGHT, "tool_calls": calls, **more}, *results]
+
+
+def told(template: ChatTemplate, messages: Sequence[Any], **options: Any) -> Prompt:
+    tokenizer: Any = Bytes("")
+    composer = PromptBuilder(tokenizer, template, RememberedAnswers())
+    wanted = Conversation(messages, tools=[TOOL], remembers=False, **options)
+    return composer.compose(wanted, detect(template.source, ""))
+
+
+@pytest.mark.parametrize("name", real_templates())
+def test_nothing_that_is_sent_with_calls_is_dropped_without_a_word(name: str) -> None:
+    """It is in the prompt, or the receipt names it, or the request is refused in words."""
+    source, tokens = real_templates()[name]
+    template = ChatTemplate(source, tokens=tokens)
+    for history in ("stable", "official"):
+        for words in ((FIRST,), (FIRST, SECOND)):
+            called = calling(*words)
+            for messages in ([USER, *called], [USER, *called, said("Done."), USER]):
+                try:
+                    prompt = told(template, messages, history=history)
+                except IngotError:
+                    assert name in ONLY_WITH_TOOLS
+                    continue
+                joined = {"text-joined-to-thinking", "thinking-left-out"} <= {*prompt.adapted}
+                assert TEXT in prompt.text or joined or "text-left-out" in prompt.adapted
+                assert THOUGHT in prompt.text or "thinking-left-out" in prompt.adapted
+                assert all(word in prompt.text for word in (*words, "Result-0"))
+                assert len(words) == 1 or "Result-1" in prompt.text
+
+
+@pytest.mark.parametrize("name", SHOWS_ALL)
+def test_thinking_beside_calls_stays_between_calls_and_afterwards(name: str) -> None:
+    if name not in llama_cpp_templates():
+        pytest.skip("the template is not here; tools/fetch-templates fetches it")
+    template = ChatTemplate(llama_cpp_templates()[name])
+    first = told(template, [USER, *calling(FIRST)])
+    assert (
+        TEXT in first.text and THOUGHT in first.text and not {"text-left-out", "thinking-left-out"} & {*first.adapted}
+    )
+    later = told(template, [USER, *calling(FIRST), *calling(SECOND, reasoning_content="Other-Thought")])
+    assert THOUGHT in later.text and "Other-Thought" in later.text
+    assert THOUGHT in told(template, [USER, *calling(FIRST), said("Done."), USER]).text

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2.exceptions import SecurityError
 
 from ingot.errors import BadRequest, ModelError
 from ingot.text.prompt.messages import prepared
 from ingot.text.template.chat_template import ChatTemplate
 from ingot.text.template.meter import RenderLimits
-from tests.text.conftest import collection
+from tests.text.conftest import collection, llama_cpp_templates
 
 HI = [{"role": "user", "content": "Hi <there> & 'you' 😀"}]
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]
@@ -32,6 +33,15 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+ONLY_WITH_TOOLS = {
+    "CohereForAI-c4ai-command-r-plus-tool_use",
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
+    "fireworks-ai-llama-3-firefunction-v2",
+}
+"""Templates that stand beside another one, or want what no server gives."""
+
+
 @cache
 def real_templates() -> dict[str, tuple[str, dict[str, str]]]:
     """Every different chat template of the collection, with its model's special tokens."""
@@ -46,6 +56,9 @@ def real_templates() -> dict[str, tuple[str, dict[str, str]]]:
             names = {name: config.get(name) for name in ("bos_token", "eos_token")}
             texts = {name: v["content"] if isinstance(v, dict) else v for name, v in names.items() if v}
             found[folder.name] = (source, texts)
+    for name, source in llama_cpp_templates().items():
+        if source not in seen:
+            found[name] = (source, {"bos_token": "<s>", "eos_token": "</s>"})
     return found
 
 
@@ -66,13 +79,16 @@ def test_real_templates_render_as_transformers_renders_them(name: str) -> None:
                     add_generation_prompt=True,
                     **tokens,
                 )
+            except SecurityError:  # as in two of llama.cpp's, which change lists
+                with pytest.raises(ModelError):
+                    template.render(messages, tools=tools)
             except Exception:  # whatever it raises, ours must refuse the messages too
                 with pytest.raises(BadRequest):
                     template.render(messages, tools=tools)
             else:
                 assert template.render(messages, tools=tools) == expected
                 compared += 1
-    assert compared >= 4
+    assert name in ONLY_WITH_TOOLS or compared >= 4
 
 
 def render(source: str, messages: list[dict[str, Any]] | None = None, **options: Any) -> str:
