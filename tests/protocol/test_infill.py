@@ -17,8 +17,6 @@ from ingot.protocol.infill import InfillBody, read_infill
 from ingot.protocol.ollama.body import read_ollama_generate
 from ingot.protocol.ollama.models import capabilities
 from ingot.protocol.openai.completions import read_completion
-from ingot.protocol.ours.questions import read_question
-from ingot.protocol.responses.request import Surroundings
 from ingot.protocol.served import Served
 from ingot.text.prompt.infill import Infill
 from tests import scripted
@@ -108,12 +106,6 @@ def test_what_asks_for_nothing_stands_beside_a_suffix() -> None:
 def test_the_line_being_written_follows_the_prefix_and_other_files_come_first() -> None:
     body = {"input_prefix": "a", "prompt": "b", "input_suffix": "c", "input_extra": [{"filename": "f", "text": "d"}]}
     assert asked(read_infill, body).request.prompts == ((BOS, *b"#f\nd\n", PREFIX, *b"ab", SUFFIX, *b"c", MIDDLE),)
-
-
-def test_what_is_kept_of_it_can_be_asked_for() -> None:
-    around = Surroundings(None, {})
-    for body in BODIES.values():
-        assert read_question(body, served(), "req-1", around).request.prompts == (FILLED,)
 
 
 def test_ollama_is_told_that_the_model_can() -> None:

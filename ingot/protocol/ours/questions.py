@@ -9,7 +9,6 @@ from typing import Any, Final
 from ingot.errors import BadRequest, IngotError
 from ingot.protocol.anthropic.body import MESSAGES_BODY, read_messages
 from ingot.protocol.chat.answers import GenerationTask
-from ingot.protocol.infill import INFILL_BODY, read_infill
 from ingot.protocol.ollama import body
 from ingot.protocol.openai.chat import CHAT_BODY, read_chat
 from ingot.protocol.openai.completions import COMPLETION_BODY, read_completion
@@ -52,10 +51,9 @@ WIRES: Final = (
     Wire(body.CHAT_BODY, _alone(body.read_ollama_chat), ("messages",)),
     Wire(COMPLETION_BODY, _alone(read_completion), ("prompt",)),
     Wire(body.GENERATE_BODY, _alone(body.read_ollama_generate), ("prompt",)),
-    Wire(INFILL_BODY, _alone(read_infill), ("input_prefix", "input_suffix")),
     Wire(RESPONSES_BODY, _first_job, ("input", "previous_response_id", "conversation")),
 )
-WANTED: Final = "an object with 'messages', 'prompt', 'input' or 'input_prefix'"
+WANTED: Final = "an object with 'messages', 'prompt' or 'input'"
 
 
 @dataclass(frozen=True, slots=True)
