@@ -10,12 +10,14 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from ingot.agents.agent import Agent, ClientStart, Endpoint, Paste
 from ingot.agents.registry import AGENTS, agent_named
 from ingot.cli.client import Client, ServerError
+from ingot.cli.first_prompt import PREFIXES, FirstPrompt, recording
 from ingot.cli.flags import CommandParser, add_settings, settle
 from ingot.cli.foreground import run_in_foreground
 from ingot.config import SETTINGS, Settings
@@ -42,10 +44,14 @@ def run(arguments: list[str]) -> int:
         print("\n\n".join(map(_shown, agent.pastes(_running(given, config.settings)))))
         return 0
     program = _program(agent)
+    start = _start_warm if "warm" in given else _start
     if "model" not in given:
-        return _start(agent, program, _running(given, config.settings), theirs)
-    with _own_server(config.settings) as endpoint:
-        return _start(agent, program, endpoint, theirs)
+        return start(agent, program, _running(given, config.settings), theirs)
+    settings = config.settings
+    if "warm" in given and settings.cache_dir is None:
+        settings = replace(settings, cache_dir=PREFIXES.expanduser())
+    with _own_server(settings) as endpoint:
+        return start(agent, program, endpoint, theirs)
 
 
 def _parted(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -65,6 +71,11 @@ def launch_parser() -> CommandParser:
     parser.flag("--model", metavar="MODEL", help="serve this one while the client runs, given as to `ingot serve`")
     parser.flag("--print", action="store_true", help="show the settings to paste instead, and start nothing")
     parser.flag(
+        "--warm",
+        action="store_true",
+        help="have the client's first prompt computed before it starts; it is taken down in the first session",
+    )
+    parser.flag(
         SETTINGS["api_key"].flag, dest="api_key", metavar="KEY", help="the server's key (better: INGOT_API_KEY)"
     )
     add_settings(parser, (*LOCAL_SECTIONS, "the rest"))
@@ -78,6 +89,8 @@ def _check(namespace: Namespace) -> None:
             if name in given:
                 raise ConfigError(f"--{name} is about a running server, and --model starts one: give either")
         return
+    if "warm" in given and "print" in given:
+        raise ConfigError("--print starts nothing, and --warm is about a start: give either")
     for known in (SETTINGS[name] for name in given if name in SETTINGS):
         if known.section in LOCAL_SECTIONS:
             raise ConfigError(f"{known.flag} says how to run a model: it goes with --model")
@@ -170,6 +183,24 @@ def _start(agent: Agent, program: str, endpoint: Endpoint, words: list[str]) -> 
         for path, text in launch.files.items():
             path.write_text(text, encoding="utf-8")
         return run_in_foreground([program, *launch.arguments, *words], _environment(launch))
+
+
+def _start_warm(agent: Agent, program: str, endpoint: Endpoint, words: list[str]) -> int:
+    prompt = FirstPrompt.of(agent, program, words)
+    try:
+        computed = prompt.compute(endpoint)
+    except ServerError as error:
+        computed = error.message  # it is the client's to find out what else does not work
+    if computed is not None:
+        print(f"ingot launch: {agent.title}: {computed}", file=sys.stderr)
+        return _start(agent, program, endpoint, words)
+    print(
+        f"ingot launch: {agent.title}'s first prompt is taken down in this session; from the next one on it is "
+        "computed before the client starts",
+        file=sys.stderr,
+    )
+    with recording(prompt, endpoint) as relayed:
+        return _start(agent, program, relayed, words)
 
 
 def _environment(launch: ClientStart) -> dict[str, str]:

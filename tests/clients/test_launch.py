@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests import scripted
@@ -56,7 +57,7 @@ class Talk:
     def greeting(self) -> str:
         return (self.folder / "greeting.txt").read_text()
 
-    def launch(self, client: str, *words: str, **variables: str) -> str:
+    def launch(self, client: str, *words: str, flags: tuple[str, ...] = (), **variables: str) -> str:
         """What the client says."""
         if not PROGRAMS[client].exists():
             pytest.skip(NOT_INSTALLED)
@@ -70,7 +71,7 @@ class Talk:
             "INGOT_API_KEY": KEY,
             **variables,
         }
-        command = [INGOT, "launch", client, "--url", self.url, "--", *words]
+        command = [INGOT, "launch", client, "--url", self.url, *flags, "--", *words]
         return run(command, self.folder, environment, timeout=240)
 
     def check(self) -> None:
@@ -104,6 +105,20 @@ def test_claude_code_reads_edits_and_says_so(tmp_path: Path) -> None:
     assert (told["result"], told["num_turns"], told["is_error"]) == (DONE, 3, False)
     (used,) = told["modelUsage"].values()
     assert used["contextWindow"] == CONTEXT
+
+
+def test_claude_codes_first_prompt_is_computed_before_its_next_session(tmp_path: Path) -> None:
+    with talking(tmp_path, otherwise=DONE) as talk:
+        words = ("-p", "--output-format", "json", "--", TASK)
+        first = json.loads(talk.launch("claude", *words, flags=("--warm",)))
+        [kept] = (tmp_path / "home/.cache/ingot/agents").glob("claude-*.json")
+        httpx.delete(f"{talk.url}/v1/cache", headers={"authorization": f"Bearer {KEY}"})
+        second = json.loads(talk.launch("claude", *words, flags=("--warm",)))
+    assert first["result"] == second["result"] == DONE
+    assert json.loads(kept.read_text())["path"] == "/v1/messages"
+    usage = second["usage"]
+    prompt = usage["input_tokens"] + usage["cache_creation_input_tokens"] + usage["cache_read_input_tokens"]
+    assert usage["cache_read_input_tokens"] > 0.9 * prompt
 
 
 def test_codex_reads_patches_and_says_so(tmp_path: Path) -> None:

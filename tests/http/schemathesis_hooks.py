@@ -42,6 +42,9 @@ SAID = (
     "no archive of kept prefixes",  # a file of any bytes
     "the model's context is",  # what a tokenizer makes of messages and tools
     "input is not supported here",  # a picture, by whose message it is in
+    "cannot fill in the middle",  # what a vocabulary names
+    "needs stream to be true",  # of a query, whose fields are described one by one
+    "says how much specprefill keeps",  # a share against what it is a share of
     "the prompt is empty",  # what a template makes of messages that say nothing
 )
 

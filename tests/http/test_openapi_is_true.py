@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from ingot.config import Settings
+from ingot.text.prompt.infill import Infill
 from tests.http.running import running
 from tests.http.scripted import ByteTokenizer, ScriptedEngine, settings
 from tests.http.scripted_encoders import EncodingEngine
@@ -53,7 +54,8 @@ def examined(url: str, document: str, folder: Path, *flags: str) -> None:
 
 def everything(folder: Path) -> tuple[EncodingEngine, Settings]:
     """A server with all that can be switched on, but for pictures."""
-    engine = EncodingEngine(tokenizer=ByteTokenizer(TALKATIVE), proposers=("forced", "lookup"))
+    fills = Infill(260, 261, 262, False, None, None, None, frozenset())
+    engine = EncodingEngine(tokenizer=ByteTokenizer(TALKATIVE, infill=fills), proposers=("forced", "lookup"))
     kept = settings(responses_store=str(folder / "responses.db"), archive_key_file=folder / "archive.key")
     return engine, kept
 

@@ -25,7 +25,7 @@ class ResponseQuery:
         Bool(), "Send the events of a response in the background, those to come as they come.", default=False
     )
     starting_after: int | None = accepts(
-        Int((0, 2**31 - 1)), "Leave out the events up to this one's sequence_number; needs stream."
+        Int((0, 10**9 - 1)), "Leave out the events up to this one's sequence_number; needs stream."
     )
     include_obfuscation: None = refuses("is not supported: events are never padded.", False)
 
