@@ -50,13 +50,19 @@ class CallReader:
     """Tells the `teller` of what it reads."""
 
     def __init__(
-        self, reader: TextReader, tools: Mapping[str, ToolSchema], teller: Teller, forms: tuple[CallForm, ...] = ()
+        self,
+        reader: TextReader,
+        tools: Mapping[str, ToolSchema],
+        teller: Teller,
+        forms: tuple[CallForm, ...] = (),
+        ends: tuple[str, ...] = (),
     ) -> None:
+        """`ends` end a message that calls stand in."""
         self._reader = reader
         self._tools = tools
         self._teller = teller
-        self._tagged = TaggedArgumentReader(reader, tools, teller, call_heads(forms))
-        self._elements = ElementReader(reader, tools, teller, call_heads(forms))
+        self._tagged = TaggedArgumentReader(reader, tools, teller, call_heads(forms, ends))
+        self._elements = ElementReader(reader, tools, teller, call_heads(forms, ends))
         self._awaited: tuple[Part, ...] = ()  # from where the record began, once a call's arguments are complete
 
     @property
@@ -134,13 +140,21 @@ class CallReader:
 
     def _call(self, form: CallForm, only_known: bool) -> Steps[None]:
         draft = Draft(only_known, form.whole)
-        closing = tuple(part for part in form.closing if isinstance(part, str))
+        tagged = False
         try:
             for place, part in enumerate(form.call, start=1):
                 if not draft.ended:
                     within = ("}",) if isinstance(part, JsonCall) else ()
                     self._awaited = (*within, *form.call[place:], *form.closing)
-                yield from self._part(part, draft, closing)
+                if tagged and isinstance(part, str):
+                    if (yield from self._reader.literal(part)):
+                        continue
+                    if self._reader.cut_short((part,)):
+                        self._reader.drop_rest()
+                    break  # it was forgotten
+                own, closing = _literals(form.call[place:]), _literals(form.closing)
+                yield from self._part(part, draft, own, closing)
+                tagged = tagged or isinstance(part, TextParameters | Elements)
                 if isinstance(part, TagEnd) and draft.ended:
                     break
         except Mismatch:
@@ -148,7 +162,8 @@ class CallReader:
             raise
         self._teller.settle()
 
-    def _part(self, part: Part, draft: Draft, closing: tuple[str, ...]) -> Steps[None]:
+    def _part(self, part: Part, draft: Draft, own: tuple[str, ...], closing: tuple[str, ...]) -> Steps[None]:
+        """`own` are the literals that follow in its call, and `closing` those of the form's closing."""
         match part:
             case Name():
                 yield from self._name(part, draft)
@@ -163,9 +178,9 @@ class CallReader:
             case JsonCall():
                 yield from self._json_call(part, draft)
             case TextParameters():
-                yield from self._tagged.read(part, draft, closing)
+                yield from self._tagged.read(part, draft, own, closing)
             case Elements():
-                yield from self._elements.read(part, draft, closing)
+                yield from self._elements.read(part, draft, (*own, *closing))
             case _:
                 yield from self._plain(part)
 
@@ -314,3 +329,7 @@ def _object(value: str) -> str:
     if not value.startswith("{"):
         raise Mismatch
     return value
+
+
+def _literals(parts: tuple[Part, ...]) -> tuple[str, ...]:
+    return tuple(part for part in parts if isinstance(part, str))

@@ -133,11 +133,11 @@ class ChannelReader:
             if (yield from reader.one_of(strays)) is not None:
                 reader.forget()
                 continue
+            begun, strays = self._calls.begun, self._closings
             try:
                 goes_on = yield from self._section()
-                strays = self._closings
             except Mismatch:
-                goes_on = False
+                goes_on = self._calls.begun > begun and not reader.cut  # behind a broken call others may come
                 if reader.cut:
                     reader.drop_rest()
             self._content.write(reader.recorded())

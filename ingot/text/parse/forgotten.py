@@ -37,15 +37,19 @@ WINDOW = 320
 MOST_DOUBTS = 4
 """Values of one answer that are read to the end to find their closing tags. Later ones end at the first marker."""
 
+_ARGUMENTS = (Arguments, JsonCall, TextParameters, Elements)
 _SPACE = " \t\r\n"
 _GAP = r"[ \t\r\n]*"
 _NAME = r"[^\s<>(){}\[\]\"'`,;=|]{1,256}"
 
 
 class CallHeads:
-    """How the calls of a family begin: from a marker to where the first argument or the end is to come."""
+    """How the calls of a family begin: from a marker to where the first argument or the end is to come.
 
-    def __init__(self, forms: tuple[CallForm, ...]) -> None:
+    `ends` are the markers that end the message that calls stand in, in families that write messages."""
+
+    def __init__(self, forms: tuple[CallForm, ...], ends: tuple[str, ...] = ()) -> None:
+        self.ends = ends
         self._patterns: dict[str, list[re.Pattern[str]]] = {}
         for form in forms:
             if form.opening and isinstance(form.opening[0], str):
@@ -56,8 +60,9 @@ class CallHeads:
 
     def _add(self, form: CallForm, parts: tuple[Part, ...]) -> None:
         assert isinstance(parts[0], str)
-        closing = tuple(part for part in form.closing if isinstance(part, str))
-        pattern = "".join(_pattern(part, closing) for part in parts)
+        last = next(place for place, part in enumerate(parts) if isinstance(part, _ARGUMENTS))
+        closing = tuple(part for part in (*parts[last + 1 :], *form.closing) if isinstance(part, str))
+        pattern = "".join(_pattern(part, closing) for part in parts[: last + 1])
         self._patterns.setdefault(parts[0], []).append(re.compile(pattern))
 
     def found(self, text: str) -> int:
@@ -69,9 +74,9 @@ class CallHeads:
 
 
 @lru_cache(maxsize=64)
-def call_heads(forms: tuple[CallForm, ...]) -> CallHeads:
+def call_heads(forms: tuple[CallForm, ...], ends: tuple[str, ...] = ()) -> CallHeads:
     """Of the forms that have markers of their own."""
-    return CallHeads(tuple(form for form in forms if not form.bare))
+    return CallHeads(tuple(form for form in forms if not form.bare), ends)
 
 
 def _pattern(part: Part, closing: tuple[str, ...]) -> str:
@@ -111,7 +116,7 @@ class ValueMarkers:
     ) -> None:
         self.heads = heads
         self._value_close, self._end, self._closing, self._key_open = value_close, end, closing, key_open
-        self.following = (*((key_open,) if key_open else ()), end, *closing)
+        self.following = (*((key_open,) if key_open else ()), end, *closing, *heads.ends)
         self.all = self.also(value_close)
 
     def also(self, *others: str) -> Markers:
@@ -142,8 +147,8 @@ class ValueMarkers:
         behind = ahead[len(marker) :].lstrip(_SPACE)
         if not behind:
             return len(ahead) < WINDOW
-        ends = self._closing if marker == self._end else ()
-        return any(map(behind.startswith, ends)) or self.heads.found(behind) > 0
+        ends = (*(self._closing if marker == self._end else ()), *self.heads.ends)
+        return marker in self.heads.ends or any(map(behind.startswith, ends)) or self.heads.found(behind) > 0
 
     def closes(self, reader: TextReader, close: str, is_own: Callable[[str], bool]) -> Steps[bool]:
         """Passes a text up to `close`, its own closing tag, if that comes: where no call in the text is open, and with
@@ -162,7 +167,7 @@ class ValueMarkers:
                     frames.append("value")
             elif marker == self._end and "call" in frames:
                 del frames[-1 - frames[::-1].index("call") :]
-            elif marker == self._end or marker in self._closing:
+            elif marker == self._end or marker in (*self._closing, *self.heads.ends):
                 frames.clear()
             elif head := (yield from self.head(reader)):
                 frames.append("call")

@@ -91,7 +91,8 @@ class Parser:
         content = Prose(lambda text: self._events.append(ContentDelta(text)))
         named = {tool.name: tool for tool in tools}
         teller = Teller(self._reader, ids, self._events.append, content.restart)
-        self._calls = calls = CallReader(self._reader, named, teller, format.forms)
+        ends = () if format.channels is None else format.channels.ends
+        self._calls = calls = CallReader(self._reader, named, teller, format.forms, ends)
         opened = thinking is ThinkingStart.OPENED
         self._answer: ChannelReader | _TaggedReader
         if format.channels is not None:

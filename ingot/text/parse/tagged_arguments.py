@@ -28,8 +28,10 @@ class TaggedArgumentReader:
         self._heads = heads
         self._doubts = Doubts(reader)
 
-    def read(self, part: TextParameters, draft: Draft, closing: tuple[str, ...]) -> Steps[None]:
-        """All of a call's. `closing` are the literals of the form's closing. Raises Mismatch."""
+    def read(self, part: TextParameters, draft: Draft, own: tuple[str, ...], closing: tuple[str, ...]) -> Steps[None]:
+        """All of a call's. `own` are the literals that follow in the call, which are not passed, and `closing` those of
+        the form's closing. Raises Mismatch."""
+        closing = (*own, *closing)
         following = (part.key_open, part.end, *closing)
         yield from self._reader.gap()
         if part.object_tags and (yield from self._reader.literal(part.object_tags[0])):
@@ -68,6 +70,8 @@ class TaggedArgumentReader:
                 found = yield from _ValueReader(self._reader, self._doubts, part, within, missing, value, draft).read()
         self._teller.fragment("}" if given else "{}")
         self._teller.end(draft)
+        if found in (*own, *self._heads.ends):
+            self._reader.unread(found)
 
     def _object(self, draft: Draft) -> Steps[None]:
         yield from transcribed(self._reader, JSON, self._teller.fragment)

@@ -139,7 +139,7 @@ def test_no_complete_call_holds_the_markers_of_another(format: Format, data: st.
 
 BROKEN = {
     "minimax-m2": '<invoke name="get_weather">\n<parameter name="city>Paris</parameter>\n</invoke>',
-    "deepseek-v3.2": '<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city">Paris</｜DSML｜parameter>\n'
+    "deepseek-v3.2": '<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city>Paris</｜DSML｜parameter>\n'
     "</｜DSML｜invoke>",
     "seed-oss": "<function=get_weather>\n<parameter=city>Paris</parameter> and more\n</function>",
     "qwen3-coder": "<function=get_weather>\n<parameter=city\nParis\n</parameter>\n</function>",
