@@ -18,7 +18,7 @@ from ingot.protocol.chat.ask import (
     Tool,
     ToolChoice,
 )
-from ingot.protocol.chat.generation_fields import GenerationBody
+from ingot.protocol.chat.generation_fields import HOLD_CALLS, GenerationBody
 from ingot.protocol.chat.media import OfMedia
 from ingot.protocol.chat.media_fields import FRAMES, RATE, MediaReading, MediaWishes, ProcessorWishes, media_wishes
 from ingot.protocol.chat.prepared import prepare_ask
@@ -112,6 +112,7 @@ class ChatBody(GenerationBody):
         TOOL_CHOICE, "Whether a function is called: never, as the model likes (auto), always, or which one."
     )
     parallel_tool_calls: bool = accepts(Bool(), "Whether an answer may hold several calls.", default=True)
+    hold_calls: bool | None = accepts(Bool(), HOLD_CALLS)
     tool_format: str | None = accepts(
         OneOf(FORMAT_NAMES), "How the model writes calls, where that is not what its template shows."
     )
@@ -243,6 +244,7 @@ class ChatBody(GenerationBody):
             tools=tuple(tool.tool for tool in self.tools),
             choice=self.choice,
             parallel=self.parallel_tool_calls,
+            hold_calls=self.hold_calls,
             thinking=self.thinks,
             output=self.output,
             variables=self.chat_template_kwargs,

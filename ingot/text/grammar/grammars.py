@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ingot.errors import BadRequest
+from ingot.errors import BadRequest, Unavailable
 from ingot.text.formats.table import Format
 from ingot.text.grammar import limits
-from ingot.text.grammar.answer import CallPlan, composed
-from ingot.text.grammar.calls import CallChoice, ForcedCall, GuidedTool, call_grammar
+from ingot.text.grammar.answer import AllPlans, CallPlan, composed
+from ingot.text.grammar.calls import CallChoice, ForcedCall, GuidedTool, begun_calls_grammar, call_grammar
 from ingot.text.grammar.compiled import TOO_COMPLEX, CompiledGrammar
 from ingot.text.grammar.guide import GrammarTooComplex, GuidePlan
 from ingot.text.grammar.lark import Rules, json_schema, quoted
+from ingot.text.grammar.lazy import HeldCalls
 from ingot.text.grammar.lexicon import Lexicon
 from ingot.text.grammar.problems import in_our_words
 from ingot.text.grammar.schema_checks import check_schema
@@ -24,6 +27,8 @@ from ingot.text.grammar.trial import Trials
 from ingot.text.grammar.uncompiled import Uncompiled, prepared
 from ingot.text.parse.parser import ThinkingStart
 from ingot.text.tokens.tokenizer import Tokenizer
+
+log = logging.getLogger("ingot.grammar")
 
 __all__ = ["CallChoice", "ForcedCall", "Grammars", "GuidedTool"]
 
@@ -101,6 +106,30 @@ class Grammars:
         source = call_grammar(rules, format, tools, choice, parallel=parallel, opened=opened)
         return CallPlan(self._compiled(_lark_grammar(source), "The tools' schemas", param))
 
+    def begun_calls(
+        self, format: Format, tools: Sequence[GuidedTool], start: ThinkingStart, *, parallel: bool
+    ) -> tuple[GuidePlan | None, tuple[str, ...]]:
+        """Answers that are free but for the calls that they begin, and the tools whose schemas those cannot be held to.
+
+        Never raises: what cannot be held is not. Where no call can be, the plan is None.
+        """
+        key = _key(repr((format.forms, format.channels, parallel, *tools)))
+        ready = prepared.get()
+        found = (ready or {}).get(key) or self._kept(key)
+        if found is None and ready is not None:
+            raise Uncompiled(key, lambda: self._compile_begun(key, format, tools, parallel), optional=True)
+        if found is None:
+            try:
+                found = self._compile_begun(key, format, tools, parallel)
+            except Unavailable as error:
+                found = str(error)
+        if isinstance(found, str) or found.given_up:
+            return None, tuple(tool.name for tool in tools)
+        unseen = self._tokenizer.special_ids - self._tokenizer.special_within(format.markers)
+        names = tuple(tool.name for tool in tools)
+        plan = HeldCalls(self._ready(), found, format, names, start, unseen)
+        return plan.prepare(), found.unheld
+
     def answer(
         self,
         plan: GuidePlan | None,
@@ -108,16 +137,19 @@ class Grammars:
         start: ThinkingStart,
         *,
         calls: GuidePlan | None = None,
+        begun: GuidePlan | None = None,
         budget: int | None = None,
         may_think: bool = False,
     ) -> GuidePlan | None:
         """A whole answer: thinking, which is free but for a `budget` of tokens, and then what `plan` says, or `calls`.
 
-        Calls, which `tools` makes of required ones, may come instead of what the plan says. The prompt leaves the
+        Calls, which `tools` makes of required ones, may come instead of what the plan says. Without either, calls may
+        come that are held once they have `begun`. The prompt leaves the
         answer within a thinking part or before it (`start`); there, the model may open one if it `may_think`. Without
         a plan, what follows the thinking is free. None where all is.
         """
-        return composed(self._ready(), plan, format, start, calls=calls, budget=budget, may_think=may_think)
+        held = composed(self._ready(), plan, format, start, calls=calls, budget=budget, may_think=may_think)
+        return AllPlans((held, begun)) if held and begun else held or begun
 
     def _ready(self) -> Lexicon:
         with self._lock:
@@ -129,7 +161,7 @@ class Grammars:
 
     def _compiled(self, grammar: str, what: str, param: str | None) -> CompiledGrammar:
         _check_size(len(grammar), what, param, limits.MOST_COMPILED_CHARS)
-        key = hashlib.sha256(grammar.encode()).digest()
+        key = _key(grammar)
         ready = prepared.get()
         found = (ready or {}).get(key) or self._kept(key)
         if found is None and ready is not None:
@@ -149,6 +181,43 @@ class Grammars:
         found = self._compiled_anew(grammar)
         self._keep(key, found)
         return found
+
+    def _compile_begun(
+        self, key: bytes, format: Format, tools: Sequence[GuidedTool], parallel: bool
+    ) -> CompiledGrammar | str:
+        """With as many of the schemas as can be held to: all of them, else those that can be alone, else none."""
+        if (known := self._kept(key)) is not None:
+            return known
+        unheld: set[str] = set()
+        found = self._begun(format, tools, parallel)
+        if isinstance(found, str):
+            deadline = time.monotonic() + limits.COMPILE_WALL_S
+            unheld = {
+                tool.name
+                for tool in tools
+                if time.monotonic() > deadline or isinstance(self._begun(format, [tool], parallel), str)
+            }
+            found = self._begun(format, _without_schemas(tools, unheld), parallel)
+        if isinstance(found, str):
+            unheld = {tool.name for tool in tools}
+            found = self._begun(format, _without_schemas(tools, unheld), parallel)
+        if isinstance(found, str):
+            log.warning("calls that models begin are not held to a grammar in the format %s: %s", format.name, found)
+        elif unheld:
+            found.unheld = tuple(sorted(unheld))
+            log.info("calls of %s are not held to their schemas, which cannot be", ", ".join(found.unheld)[:200])
+        self._keep(key, found)
+        return found
+
+    def _begun(self, format: Format, tools: Sequence[GuidedTool], parallel: bool) -> CompiledGrammar | str:
+        rules = Rules(self._ready().special_ids)
+        try:
+            source = begun_calls_grammar(rules, format, tools, parallel=parallel)
+        except BadRequest as error:
+            return str(error)
+        if len(source) > limits.MOST_COMPILED_CHARS:
+            return "it is too large"
+        return self._compiled_anew(_lark_grammar(source))
 
     def _compiled_anew(self, grammar: str) -> CompiledGrammar | str:
         from llguidance import LLMatcher
@@ -173,6 +242,14 @@ class Grammars:
             self._known[key] = found
             while len(self._known) > limits.KEPT:
                 self._known.popitem(last=False)
+
+
+def _key(grammar: str) -> bytes:
+    return hashlib.sha256(grammar.encode()).digest()
+
+
+def _without_schemas(tools: Sequence[GuidedTool], names: Collection[str]) -> list[GuidedTool]:
+    return [GuidedTool(tool.name) if tool.name in names else tool for tool in tools]
 
 
 def _json_grammar(schema: Mapping[str, Any] | bool) -> str:
