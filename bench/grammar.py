@@ -264,7 +264,9 @@ def ask(client: Client, number: int, tokens: int, found: Calls) -> None:
                 said[0] += call["function"].get("name") or ""
                 said[1] += call["function"].get("arguments") or ""
     found.answers += 1
-    found.lost += "tool_call>" in text
+    if "tool_call>" in text:
+        found.lost += 1
+        print(f"a call in the text of answer {number}: {text!r}", file=sys.stderr)
     for place, (name, arguments) in calls.items():
         if reason == "length" and place == len(calls) - 1:
             found.cut += 1

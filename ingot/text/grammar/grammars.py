@@ -8,7 +8,8 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ingot.errors import BadRequest, Unavailable
@@ -22,7 +23,7 @@ from ingot.text.grammar.lark import Rules, json_schema, quoted
 from ingot.text.grammar.lazy import HeldCalls
 from ingot.text.grammar.lexicon import Lexicon
 from ingot.text.grammar.problems import in_our_words
-from ingot.text.grammar.schema_checks import check_schema
+from ingot.text.grammar.schema_checks import check_schema, place_in, plain_schema
 from ingot.text.grammar.trial import Trials
 from ingot.text.grammar.uncompiled import Uncompiled, prepared
 from ingot.text.parse.parser import ThinkingStart
@@ -60,7 +61,8 @@ class Grammars:
 
     def json_schema(self, schema: Mapping[str, Any] | bool, *, param: str | None = None) -> GuidePlan:
         check_schema(schema, param)
-        return self._compiled(_json_grammar(schema), "The schema", param)
+        plain = plain_schema(schema)
+        return self._compiled(_json_grammar(plain), "The schema", param, blamed=lambda problem: _blamed(plain, problem))
 
     def regex(self, pattern: str, *, param: str | None = None) -> GuidePlan:
         """An answer that the whole of `pattern` matches, in the syntax of Rust's regex crate."""
@@ -103,8 +105,16 @@ class Grammars:
         if choice == "auto" and not any(tool.strict for tool in tools):
             return None
         rules = Rules(self._ready().special_ids)
-        source = call_grammar(rules, format, tools, choice, parallel=parallel, opened=opened)
-        return CallPlan(self._compiled(_lark_grammar(source), "The tools' schemas", param))
+        tools = _plain(tools)
+
+        def blamed(problem: str) -> str:
+            return _blamed_tool(tools, problem)
+
+        try:
+            source = call_grammar(rules, format, tools, choice, parallel=parallel, opened=opened)
+        except BadRequest as error:
+            raise type(error)(blamed(str(error)), param=param) from None
+        return CallPlan(self._compiled(_lark_grammar(source), "The tools' schemas", param, blamed=blamed))
 
     def begun_calls(
         self, format: Format, tools: Sequence[GuidedTool], start: ThinkingStart, *, parallel: bool
@@ -113,6 +123,7 @@ class Grammars:
 
         Never raises: what cannot be held is not. Where no call can be, the plan is None.
         """
+        tools = _plain(tools)
         key = _key(repr((format.forms, format.channels, parallel, *tools)))
         ready = prepared.get()
         found = (ready or {}).get(key) or self._kept(key)
@@ -159,7 +170,10 @@ class Grammars:
                 assert self._lexicon.library is not None
             return self._lexicon
 
-    def _compiled(self, grammar: str, what: str, param: str | None) -> CompiledGrammar:
+    def _compiled(
+        self, grammar: str, what: str, param: str | None, blamed: Callable[[str], str] = str
+    ) -> CompiledGrammar:
+        """`blamed`: a problem, with what of the client's it is about."""
         _check_size(len(grammar), what, param, limits.MOST_COMPILED_CHARS)
         key = _key(grammar)
         ready = prepared.get()
@@ -169,7 +183,7 @@ class Grammars:
         if found is None:
             found = self._compile(key, grammar)
         if isinstance(found, str):
-            raise BadRequest(f"{what} cannot be held to: {found}", param=param)
+            raise BadRequest(f"{what} cannot be held to: {blamed(found)}", param=param)
         if found.given_up:
             raise GrammarTooComplex(TOO_COMPLEX, param=param)
         return found
@@ -246,6 +260,23 @@ class Grammars:
 
 def _key(grammar: str) -> bytes:
     return hashlib.sha256(grammar.encode()).digest()
+
+
+def _plain(tools: Sequence[GuidedTool]) -> list[GuidedTool]:
+    return [replace(tool, parameters=plain_schema(tool.parameters)) for tool in tools]
+
+
+def _blamed(schema: Any, problem: str, whose: str = "") -> str:
+    place = place_in(schema, problem)
+    return problem if place is None else f"{problem.removesuffix('.')} ({whose}at {place})"
+
+
+def _blamed_tool(tools: Sequence[GuidedTool], problem: str) -> str:
+    """Strict tools are the first to blame: others are held to what they can be."""
+    for tool in sorted(tools, key=lambda tool: not tool.strict):
+        if (told := _blamed(tool.parameters, problem, f"tool '{tool.name}', ")) != problem:
+            return told
+    return problem
 
 
 def _without_schemas(tools: Sequence[GuidedTool], names: Collection[str]) -> list[GuidedTool]:
