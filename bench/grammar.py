@@ -219,7 +219,7 @@ class Calls:
     calls: int = 0
     unparsable: int = 0  # arguments that are no JSON
     invalid: int = 0  # or not what the tool's schema says
-    lost: int = 0  # answers with the marker of a call in their text
+    lost: int = 0  # answers with the marker that opens calls in their text
     cut: int = 0  # calls that the limit of tokens ended
 
 
@@ -264,9 +264,7 @@ def ask(client: Client, number: int, tokens: int, found: Calls) -> None:
                 said[0] += call["function"].get("name") or ""
                 said[1] += call["function"].get("arguments") or ""
     found.answers += 1
-    if "tool_call>" in text:
-        found.lost += 1
-        print(f"a call in the text of answer {number}: {text!r}", file=sys.stderr)
+    found.lost += "<tool_call>" in text
     for place, (name, arguments) in calls.items():
         if reason == "length" and place == len(calls) - 1:
             found.cut += 1
