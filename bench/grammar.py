@@ -224,9 +224,9 @@ class Calls:
 
 
 def conversation(number: int) -> list[dict[str, Any]]:
-    """Past calls, as agents have them, and a question."""
+    """A question, every other time behind past calls, as agents have them: some models only then call again."""
     said: list[dict[str, Any]] = []
-    for past in range(3):
+    for past in range(3 * (number % 2)):
         place = _PLACES[(number + past) % len(_PLACES)]
         call = {"name": "get_weather", "arguments": f'{{"city": "{place}", "unit": "celsius"}}'}
         said += [
