@@ -2,18 +2,28 @@
 
 python -m bench.grammar
 python -m bench.grammar --streams 1,8 --tokens 64 --model FOLDER
+
+And how many of the calls that a model begins by itself can be parsed, with and without the grammar that holds them:
+
+python -m bench.grammar --calls 1000 --model FOLDER
+python -m bench.grammar --calls 100 --model FOLDER --no-hold-calls
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench import servers
+from ingot.cli.client import Client
 from ingot.config import DEFAULT_MODEL, Settings
 from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Failed, Request, Sampling, Stop
@@ -176,13 +186,130 @@ def measure(engine: Engine, grammars: Grammars, streams: int, tokens: int) -> It
         )
 
 
+_CALLED = {
+    "get_weather": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 24},
+            "unit": {"enum": ["celsius", "fahrenheit"]},
+            "days": {"type": "integer", "minimum": 1, "maximum": 14},
+        },
+        "required": ["city", "unit"],
+        "additionalProperties": False,
+    },
+    "add": {
+        "type": "object",
+        "properties": {
+            "a": {"type": "integer", "minimum": -999, "maximum": 999},
+            "b": {"type": "integer", "minimum": -999, "maximum": 999},
+        },
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    },
+}
+_TOOLS = [{"type": "function", "function": {"name": name, "parameters": said}} for name, said in _CALLED.items()]
+_PLACES = ("Paris", "Lima", "Oslo", "Quito", "Berlin", "Hanoi")
+
+
+@dataclass
+class Calls:
+    """Of streamed answers to questions that call for a tool."""
+
+    answers: int = 0
+    calls: int = 0
+    unparsable: int = 0  # arguments that are no JSON
+    invalid: int = 0  # or not what the tool's schema says
+    lost: int = 0  # answers with the marker that opens calls in their text
+    cut: int = 0  # calls that the limit of tokens ended
+
+
+def conversation(number: int) -> list[dict[str, Any]]:
+    """A question, every other time behind past calls, as agents have them: some models only then call again."""
+    said: list[dict[str, Any]] = []
+    for past in range(3 * (number % 2)):
+        place = _PLACES[(number + past) % len(_PLACES)]
+        call = {"name": "get_weather", "arguments": f'{{"city": "{place}", "unit": "celsius"}}'}
+        said += [
+            {"role": "user", "content": f"What is the weather in {place}?"},
+            {"role": "assistant", "tool_calls": [{"id": f"call_{past}", "type": "function", "function": call}]},
+            {"role": "tool", "tool_call_id": f"call_{past}", "content": '{"sky": "clear"}'},
+            {"role": "assistant", "content": "It is clear."},
+        ]
+    return [*said, {"role": "user", "content": f"What is the weather in {_PLACES[(number + 4) % len(_PLACES)]}?"}]
+
+
+def ask(client: Client, number: int, tokens: int, found: Calls) -> None:
+    import jsonschema
+
+    body = {
+        "model": "default",
+        "messages": conversation(number),
+        "tools": _TOOLS,
+        "temperature": 1.4,
+        "top_p": 1.0,
+        "top_k": 0,
+        "seed": number,
+        "enable_thinking": False,
+        "max_tokens": tokens,
+        "stream": True,
+    }
+    calls: dict[int, list[str]] = {}
+    text, reason = "", None
+    for chunk in client.stream("/v1/chat/completions", body):
+        for choice in chunk.data["choices"]:
+            reason = choice["finish_reason"] or reason
+            text += choice["delta"].get("content") or ""
+            for call in choice["delta"].get("tool_calls") or ():
+                said = calls.setdefault(call["index"], ["", ""])
+                said[0] += call["function"].get("name") or ""
+                said[1] += call["function"].get("arguments") or ""
+    found.answers += 1
+    found.lost += "<tool_call>" in text
+    for place, (name, arguments) in calls.items():
+        if reason == "length" and place == len(calls) - 1:
+            found.cut += 1
+            continue
+        found.calls += 1
+        try:
+            jsonschema.validate(json.loads(arguments), _CALLED[name])
+        except ValueError:
+            found.unparsable += 1
+        except (KeyError, jsonschema.ValidationError):
+            found.invalid += 1
+
+
+def count_calls(model: str, wanted: int, streams: int, tokens: int, *, hold: bool) -> Calls:
+    """Ask until so many calls were made."""
+    found = Calls()
+    flags = ["--context", "2048"] + ([] if hold else ["--no-hold-calls"])
+    numbers = iter(range(100 * wanted))
+    with tempfile.TemporaryDirectory() as folder:
+        weights = None if model == DEFAULT_MODEL else Path(model)
+        with servers.ingot(weights, Path(folder) / "log", streams, own_kernels=True, flags=flags) as running:
+
+            def work() -> None:
+                while found.calls < wanted and (number := next(numbers, None)) is not None:
+                    ask(running.client, number, tokens, found)
+
+            with ThreadPoolExecutor(streams) as workers:
+                for each in [workers.submit(work) for _ in range(streams)]:
+                    each.result()
+    return found
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.grammar", description=__doc__)
     parser.add_argument("--model", default=DEFAULT_MODEL, help="the default model, or a folder")
     parser.add_argument("--memory", default="3GB")
     parser.add_argument("--streams", default="1,8", help="how many at once, separated by commas")
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--calls", type=int, help="count so many calls instead, and those that cannot be parsed")
+    parser.add_argument("--hold-calls", action=argparse.BooleanOptionalAction, default=True)
     given = parser.parse_args(arguments)
+    if given.calls is not None:
+        found = count_calls(given.model, given.calls, 8, given.tokens, hold=given.hold_calls)
+        print(", ".join(f"{name} {count}" for name, count in asdict(found).items()))
+        return int(given.hold_calls and found.unparsable + found.invalid + found.lost > 0)
     engine = start(given.model, given.memory)
     grammars = Grammars(engine.tokenizer, engine.card.vocab)
     grammars.prepare()

@@ -106,6 +106,9 @@ class SettingsTable:
     thinking_budget: int | None = setting(
         None, "most tokens of thinking, where a request says nothing (default: no limit)", low=0, high=1 << 24
     )
+    hold_calls: bool = setting(
+        True, "hold a tool call that the model has begun by itself to the tool's schema, where a request says nothing"
+    )
 
     lora_modules: tuple[str, ...] = setting(
         (),

@@ -15,7 +15,7 @@ from starlette.types import Receive
 from ingot.config import Settings
 from ingot.engine.health import Health
 from ingot.engine.hearing.request import Transcript, Untranscribed, transcripts
-from ingot.errors import IngotError
+from ingot.errors import IngotError, Overloaded, Unavailable
 from ingot.http.body import Bodies, decode
 from ingot.http.disconnect import Exchange, Live
 from ingot.http.lanes import Lane
@@ -131,12 +131,20 @@ class Hall:
             try:
                 return await (lane or self._readers).run(tenant, prepared_work)
             except Uncompiled as missing:
-                ready[missing.key] = await self._compilers.run(tenant, missing.compile)
+                ready[missing.key] = await self._compiled(missing, tenant)
             except fetched.Unfetched as missing:
                 files[missing.url] = await self._fetchers.run(tenant, partial(missing.fetch, wanted))
             except Untranscribed as missing:
                 assert hear is not None, "reading refuses sounds where nobody hears"
                 heard[missing.digest] = await hear(missing, tenant)
+
+    async def _compiled(self, missing: Uncompiled, tenant: str) -> CompiledGrammar | str:
+        try:
+            return await self._compilers.run(tenant, missing.compile)
+        except (Overloaded, Unavailable) as error:
+            if not missing.optional:
+                raise
+            return str(error)
 
     async def attended(self, receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
         """What `work` gives, as long as the client is there."""

@@ -62,6 +62,7 @@ class Served(SideServed):
     encodings: EncodedTexts = field(default_factory=EncodedTexts)  # what was encoded, for the same
     secret: Secret = field(default_factory=lambda: passing_secret(), repr=False)  # what thinking is signed with
     keeps_prefixes: bool = True
+    holds_calls: bool = True  # that models begin by themselves, to their schemas, where a request says nothing
     format_source: FormatSource = "template"  # what told the format
     processor: Processor | None = None  # how the model is shown pictures and clips, where it is
 
@@ -115,6 +116,7 @@ class Served(SideServed):
             history=cast(TemplateHistory, settings.template_history),
             trusting=settings.trust_special_tokens,
             keeps_prefixes=settings.prefix_cache,
+            holds_calls=settings.hold_calls,
             encoders=encoders or {},
             format_source=found.source,
             processor=shown,

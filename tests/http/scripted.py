@@ -89,6 +89,9 @@ class ByteTokenizer:
             errors="replace"
         )
 
+    def special_within(self, markers: frozenset[str]) -> frozenset[int]:
+        return frozenset()
+
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < BOS else b"<bos>" if token == BOS else b""
 

@@ -17,7 +17,7 @@ from ingot.protocol.anthropic.history import as_chat, forget_thinking, loaded_to
 from ingot.protocol.anthropic.tools import TOOL_CHOICE, TOOLS, Chosen, CustomTool, offered
 from ingot.protocol.chat.answers import AnswerHead, GenerationTask, Note
 from ingot.protocol.chat.ask import Ask, FieldNames, JsonSchema, ThinkingOptions
-from ingot.protocol.chat.generation_fields import RequestFields, SamplingFields, StopFields
+from ingot.protocol.chat.generation_fields import HOLD_CALLS, RequestFields, SamplingFields, StopFields
 from ingot.protocol.chat.prepared import Prepared, prepare_ask
 from ingot.protocol.model_names import DEFAULT_NAME
 from ingot.protocol.schema import bounds, foreign
@@ -132,6 +132,7 @@ class PromptBody:
     system: str | tuple[TextBlock, ...] | None = accepts(SYSTEM, "Instructions.")
     tools: tuple[CustomTool, ...] = accepts(TOOLS, "Tools that the model may call.", default=())
     tool_choice: Chosen | None = accepts(TOOL_CHOICE, "Whether, and which, tools are called.")
+    hold_calls: bool | None = accepts(Bool(), HOLD_CALLS)
     thinking: ThinkingOn | ThinkingAdaptive | ThinkingOff | None = accepts(THINKING, "Whether to think.")
     output_config: OutputConfig | None = accepts(ObjectOf(OutputConfig), "Effort, and the form of the answer.")
     output_format: JsonFormat | None = accepts(JSON_FORMAT, "The older name of output_config.format.")
@@ -179,6 +180,7 @@ class PromptBody:
             tools=offered(self.tools, loaded_tools(self.messages)),
             choice="auto" if chosen is None else chosen.choice,
             parallel=chosen is None or not chosen.disable_parallel_tool_use,
+            hold_calls=self.hold_calls,
             thinking=self.thinks,
             output=None if self.format is None else JsonSchema(self.format.schema),
             ending="continued" if self.messages[-1].role == "assistant" else "opened",

@@ -89,6 +89,7 @@ class Ask:
     tools: tuple[Tool, ...] = ()
     choice: ToolChoice = "auto"
     parallel: bool = True  # False: at most one call
+    hold_calls: bool | None = None  # to their schemas, once they have begun; None: what the server's settings say
     thinking: ThinkingOptions = ThinkingOptions()
     output: OutputFormat | None = None
     variables: Mapping[str, Any] | None = None  # for the template, allow-listed

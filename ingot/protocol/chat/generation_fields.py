@@ -36,6 +36,9 @@ SAMPLING = (
 )
 BIASES = Biases(bounds.LOGIT_BIAS, bounds.LOGIT_BIAS_ENTRIES)
 WHAT_IS_ADDED = "Added to the logit, by token id."
+HOLD_CALLS = (
+    "Hold a call that the model begins by itself to its tool's schema; by default as the server's setting says."
+)
 
 
 # These have no slots, so that a body can have several of them as bases.

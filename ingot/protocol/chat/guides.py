@@ -32,15 +32,26 @@ def answer_guide(
     start: ThinkingStart,
     may_think: bool,
     names: FieldNames,
-) -> GuidePlan | None:
+) -> tuple[GuidePlan | None, tuple[str, ...]]:
+    """The plan, and the tools whose schemas calls are not held to though they would be."""
     output = _output_guide(served, ask.output, names)
     calls = _calls_guide(served, format, tools, ask, names)
     budget = thinking_budget(served, thinking) if thinks(served, format) else None
+    begun: GuidePlan | None = None
+    unheld: tuple[str, ...] = ()
+    if (
+        tools
+        and calls is None
+        and output is None
+        and (served.holds_calls if ask.hold_calls is None else ask.hold_calls)
+    ):
+        begun, unheld = served.grammars.begun_calls(format, _guided(tools), start, parallel=ask.parallel)
     if calls is None and output is None and budget is None:
-        return None
+        return begun, unheld
     if output is None or ask.choice != "auto":  # a forced call leaves no room for anything else
         output, calls = calls or output, None
-    return served.grammars.answer(output, format, start, calls=calls, budget=budget, may_think=may_think)
+    plan = served.grammars.answer(output, format, start, calls=calls, begun=begun, budget=budget, may_think=may_think)
+    return plan, unheld
 
 
 def _output_guide(served: Served, output: OutputFormat | None, names: FieldNames) -> GuidePlan | None:
@@ -65,9 +76,12 @@ def _calls_guide(
 ) -> GuidePlan | None:
     if not tools:
         return None
-    guided = [GuidedTool(tool.name, tool.parameters, tool.strict) for tool in tools]
     choice = ForcedCall(ask.choice.name) if isinstance(ask.choice, ForcedTool) else ask.choice
     assert choice != "none"
     if ask.output is not None and choice == "auto":
         choice = "required"  # where the answer is held to something, so is the call that may come instead
-    return served.grammars.tools(format, guided, choice, parallel=ask.parallel, param=names.tools)
+    return served.grammars.tools(format, _guided(tools), choice, parallel=ask.parallel, param=names.tools)
+
+
+def _guided(tools: tuple[Tool, ...]) -> list[GuidedTool]:
+    return [GuidedTool(tool.name, tool.parameters, tool.strict) for tool in tools]

@@ -70,7 +70,7 @@ def prepare_ask(served: Served, ask: Ask, *, names: FieldNames = FieldNames()) -
         format = replace(format, thinking=format.thinking.ending(prompt.text))
     start = ThinkingStart.after(prompt.text, format.thinking)
     thoughtful = may_think(served, format, thinking, start, prompt.text)
-    guide = answer_guide(served, format, tools, ask, thinking, start, thoughtful, names)
+    guide, unheld = answer_guide(served, format, tools, ask, thinking, start, thoughtful, names)
     reading = AnswerParsing(
         format,
         tuple(ToolSchema(tool.name, tool.parameters, tool.strict) for tool in tools),
@@ -80,6 +80,7 @@ def prepare_ask(served: Served, ask: Ask, *, names: FieldNames = FieldNames()) -
         past_calls=sum(len(message.get("tool_calls") or ()) for message in ask.messages),
     )
     ignored = unheeded(ask.thinking, names, can_think=thinks(served, format))
+    ignored += tuple(f"{names.tools}.{name}.parameters" for name in unheld)
     turn = Turn(served, prompt)
     return Prepared(prompt.tokens, reading if _reads(reading) else None, guide, ignored, prompt, turn, thoughtful)
 

@@ -9,7 +9,7 @@ from typing import Any
 from ingot.protocol.chat.ask import Choice, JsonObject, JsonSchema, Lark, OutputFormat, Regex
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import Anything, Bool, ListOf, OneOf, Text
-from ingot.protocol.schema.objects import ObjectOf, accepts, requires
+from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +20,11 @@ class TextFormat:
 @dataclass(frozen=True, slots=True)
 class JsonObjectFormat:
     type: str = requires(OneOf(("json_object",)), "Any JSON object.")
+    schema: dict[str, Any] | None = accepts(Anything(dict), "A JSON schema for it, as other servers take it here.")
 
     @property
     def output(self) -> OutputFormat:
-        return JsonObject()
+        return JsonObject() if self.schema is None else JsonSchema(self.schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,14 @@ class JsonSchemaFormat:
         return JsonObject() if schema is None else JsonSchema(schema)
 
 
+FORMATS_REFUSED = {
+    "structural_tag": "is not supported: send `tools`, whose calls are held to their schemas, or structured_outputs.",
+    "regex": "is not known here: send structured_outputs.regex.",
+    "grammar": "is not known here: send structured_outputs.grammar, in Lark's notation.",
+    "ebnf": "is not known here: send structured_outputs.grammar, in Lark's notation.",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class StructuredOutputs:
     json: dict[str, Any] | None = accepts(Anything(dict), "A JSON schema.")
@@ -54,6 +63,7 @@ class StructuredOutputs:
     )
     grammar: str | None = accepts(Text(bounds.GRAMMAR_CHARS, least=1), "A grammar in Lark's notation.")
     json_object: bool | None = accepts(Bool(), "Any JSON object.")
+    structural_tag: None = refuses(FORMATS_REFUSED["structural_tag"])
 
     @property
     def outputs(self) -> list[OutputFormat]:

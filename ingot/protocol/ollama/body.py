@@ -25,6 +25,7 @@ from ingot.protocol.chat.ask import (
     ThinkingOptions,
     Tool,
 )
+from ingot.protocol.chat.generation_fields import HOLD_CALLS
 from ingot.protocol.chat.media import Images, MessageList, Unseen, content_of
 from ingot.protocol.chat.prepared import Prepared, prepare_ask
 from ingot.protocol.chat.prompts import infill_prompt, infill_tokens, text_prompt
@@ -195,6 +196,7 @@ class OllamaChatBody(OllamaBody):
     tools: tuple[OllamaTool, ...] = accepts(
         ListOf(ObjectOf(OllamaTool), bounds.TOOLS), "Functions that the model may call.", default=()
     )
+    hold_calls: bool | None = accepts(Bool(), HOLD_CALLS)
 
     def ask(self) -> Ask:
         last = self.messages[-1]
@@ -202,6 +204,7 @@ class OllamaChatBody(OllamaBody):
         return Ask(
             messages=as_chat(self.messages),
             tools=tuple(tool.tool for tool in self.tools),
+            hold_calls=self.hold_calls,
             thinking=self.thinking,
             output=self.output,
             ending="continued" if continued else "opened",

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from ingot.errors import BadRequest
+from ingot.errors import BadRequest, nearest
 from ingot.protocol.chat.answers import AnswerHead, GenerationTask
 from ingot.protocol.chat.ask import (
     EFFORTS,
@@ -18,12 +18,19 @@ from ingot.protocol.chat.ask import (
     Tool,
     ToolChoice,
 )
-from ingot.protocol.chat.generation_fields import GenerationBody
+from ingot.protocol.chat.custom_tools import custom_tool
+from ingot.protocol.chat.generation_fields import HOLD_CALLS, GenerationBody
 from ingot.protocol.chat.media import OfMedia
 from ingot.protocol.chat.media_fields import FRAMES, RATE, MediaReading, MediaWishes, ProcessorWishes, media_wishes
 from ingot.protocol.chat.prepared import prepare_ask
 from ingot.protocol.chat.prompts import Ending
-from ingot.protocol.chat.response_format import JsonObjectFormat, JsonSchemaFormat, StructuredOutputs, TextFormat
+from ingot.protocol.chat.response_format import (
+    FORMATS_REFUSED,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    StructuredOutputs,
+    TextFormat,
+)
 from ingot.protocol.chat.thinking_fields import REASONING, THINKING, ReasoningWish, ThinkingWish, thinking_options
 from ingot.protocol.openai.chat_answers import ChatStreamed, ChatWhole
 from ingot.protocol.openai.messages import CONVERSATION, Message, as_dicts
@@ -60,6 +67,53 @@ class FunctionTool:
 
 
 @dataclass(frozen=True, slots=True)
+class TextInput:
+    type: str = requires(OneOf(("text",)), "Any text.")
+
+
+@dataclass(frozen=True, slots=True)
+class InputGrammar:
+    syntax: str = requires(
+        OneOf(("regex", "lark")),
+        "How the grammar is written. The text is held to a regular expression; of a Lark grammar the model is told, "
+        "and the receipt says that its text is not held to it.",
+    )
+    definition: str = requires(Text(bounds.GRAMMAR_CHARS, least=1), "The grammar of the whole text.")
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarInput:
+    type: str = requires(OneOf(("grammar",)), "Text by a grammar.")
+    grammar: InputGrammar = requires(ObjectOf(InputGrammar), "The grammar.")
+
+
+@dataclass(frozen=True, slots=True)
+class CustomDefinition:
+    name: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "The tool's name.")
+    description: str | None = accepts(Text(bounds.TOOL_DESCRIPTION_CHARS), "What it does.")
+    format: TextInput | GrammarInput | None = accepts(
+        tagged("type", TextInput, GrammarInput), "What the text looks like."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CustomTool:
+    type: str = requires(OneOf(("custom",)), "A tool that takes text.")
+    custom: CustomDefinition = requires(ObjectOf(CustomDefinition), "The tool.")
+
+    @property
+    def grammar(self) -> InputGrammar | None:
+        return self.custom.format.grammar if isinstance(self.custom.format, GrammarInput) else None
+
+    @property
+    def tool(self) -> Tool:
+        name, description, held = self.custom.name, self.custom.description, self.grammar
+        if held is None:
+            return custom_tool(name, description)
+        return custom_tool(name, description, held.syntax, held.definition)
+
+
+@dataclass(frozen=True, slots=True)
 class FunctionName:
     name: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "The function to call.")
 
@@ -70,18 +124,36 @@ class ChosenFunction:
     function: FunctionName = requires(ObjectOf(FunctionName), "Which one.")
 
 
-NO_CUSTOM_TOOLS = "tools are not supported here: describe a function, or use /v1/responses."
-TOOLS = ListOf(tagged("type", FunctionTool, refused={"custom": NO_CUSTOM_TOOLS}), most=bounds.TOOLS)
+@dataclass(frozen=True, slots=True)
+class CustomName:
+    name: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "The tool to call.")
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenCustom:
+    type: str = requires(OneOf(("custom",)), "A custom tool is to be called.")
+    custom: CustomName = requires(ObjectOf(CustomName), "Which one.")
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedFunctions:
+    mode: str = requires(OneOf(("auto", "required")), "Whether one of them is called as the model likes, or always.")
+    tools: tuple[ChosenFunction | ChosenCustom, ...] = requires(
+        ListOf(tagged("type", ChosenFunction, ChosenCustom), bounds.TOOLS, least=1), "The tools that may be called."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedTools:
+    type: str = requires(OneOf(("allowed_tools",)), "Some of the tools.")
+    allowed_tools: AllowedFunctions = requires(ObjectOf(AllowedFunctions), "Which of them.")
+
+
+TOOLS = ListOf(tagged("type", FunctionTool, CustomTool), most=bounds.TOOLS)
 TOOL_CHOICE = Either(
     (
         OneOf(("none", "auto", "required")),
-        tagged(
-            *("type", ChosenFunction),
-            refused={
-                "custom": NO_CUSTOM_TOOLS,
-                "allowed_tools": "is not supported: send the tools that are allowed as `tools`.",
-            },
-        ),
+        tagged("type", ChosenFunction, ChosenCustom, AllowedTools),
     )
 )
 
@@ -107,11 +179,12 @@ class ChatBody(GenerationBody):
         TemplateVariables(), "Values for variables that the model's chat template reads."
     )
 
-    tools: tuple[FunctionTool, ...] = accepts(TOOLS, "Functions that the model may call.", default=())
-    tool_choice: str | ChosenFunction | None = accepts(
+    tools: tuple[FunctionTool | CustomTool, ...] = accepts(TOOLS, "Tools that the model may call.", default=())
+    tool_choice: str | ChosenFunction | ChosenCustom | AllowedTools | None = accepts(
         TOOL_CHOICE, "Whether a function is called: never, as the model likes (auto), always, or which one."
     )
     parallel_tool_calls: bool = accepts(Bool(), "Whether an answer may hold several calls.", default=True)
+    hold_calls: bool | None = accepts(Bool(), HOLD_CALLS)
     tool_format: str | None = accepts(
         OneOf(FORMAT_NAMES), "How the model writes calls, where that is not what its template shows."
     )
@@ -144,7 +217,8 @@ class ChatBody(GenerationBody):
     )
 
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = accepts(
-        tagged("type", TextFormat, JsonObjectFormat, JsonSchemaFormat), "The form that the answer is held to."
+        tagged("type", TextFormat, JsonObjectFormat, JsonSchemaFormat, refused=FORMATS_REFUSED),
+        "The form that the answer is held to.",
     )
     structured_outputs: StructuredOutputs | None = accepts(
         ObjectOf(StructuredOutputs), "Another way to say what the answer is held to: exactly one of its fields."
@@ -193,11 +267,38 @@ class ChatBody(GenerationBody):
     @property
     def choice(self) -> ToolChoice:
         match self.tool_choice:
-            case ChosenFunction():
-                return ForcedTool(self.tool_choice.function.name)
+            case ChosenFunction() | ChosenCustom():
+                return ForcedTool(_name(self.tool_choice))
+            case AllowedTools():
+                return "required" if self.tool_choice.allowed_tools.mode == "required" else "auto"
             case "none" | "auto" | "required":
                 return self.tool_choice
         return "auto"
+
+    @property
+    def custom(self) -> frozenset[str]:
+        """The tools that take a text, by name."""
+        return frozenset(tool.custom.name for tool in self.tools if isinstance(tool, CustomTool))
+
+    @property
+    def told_only(self) -> list[str]:
+        """Custom tools with a grammar that the model is told of and not held to."""
+        custom = [tool for tool in self.tools if isinstance(tool, CustomTool)]
+        return [tool.custom.name for tool in custom if tool.grammar is not None and tool.grammar.syntax == "lark"]
+
+    @property
+    def offered(self) -> tuple[Tool, ...]:
+        """The tools that the model is shown: those that it may call."""
+        tools = tuple(tool.tool for tool in self.tools)
+        if not isinstance(self.tool_choice, AllowedTools):
+            return tools
+        allowed = [_name(chosen) for chosen in self.tool_choice.allowed_tools.tools]
+        for name in allowed:
+            if name not in {tool.name for tool in tools}:
+                meant = nearest(name, [tool.name for tool in tools])
+                hint = f" Did you mean '{meant}'?" if meant else ""
+                raise BadRequest(f"tool_choice names '{name[:100]}', which is no tool.{hint}", param="tool_choice")
+        return tuple(tool for tool in tools if tool.name in allowed)
 
     @property
     def output(self) -> OutputFormat | None:
@@ -240,9 +341,10 @@ class ChatBody(GenerationBody):
     def ask(self) -> Ask:
         return Ask(
             messages=as_dicts(self.messages, self.media_wishes),
-            tools=tuple(tool.tool for tool in self.tools),
+            tools=self.offered,
             choice=self.choice,
             parallel=self.parallel_tool_calls,
+            hold_calls=self.hold_calls,
             thinking=self.thinks,
             output=self.output,
             variables=self.chat_template_kwargs,
@@ -251,6 +353,10 @@ class ChatBody(GenerationBody):
             thinking_format=self.thinking_format,
             history=self.template_history,
         )
+
+
+def _name(chosen: ChosenFunction | ChosenCustom) -> str:
+    return chosen.custom.name if isinstance(chosen, ChosenCustom) else chosen.function.name
 
 
 CHAT_BODY = ObjectOf(
@@ -288,15 +394,17 @@ def read_chat(value: Any, served: Served, request_id: str) -> GenerationTask:
         stop=body.stopping(body.stop),
     )
     reading.ignored.extend(wanted.ignored)
+    reading.ignored.extend(f"tools.{name}.format" for name in body.told_only)
     head = AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources, request)
     return GenerationTask(request, chat_view(body, head), "messages", head, wanted.turn)
 
 
 def chat_view(body: ChatBody, head: AnswerHead) -> ChatStreamed | ChatWhole:
-    told = {
+    told: dict[str, Any] = {
         "logprobs": body.logprobs,
         "tiered": body.service_tier is not None,
         "hides_thinking": body.hides_thinking,
+        "custom": body.custom,
     }
     if body.stream:
         return ChatStreamed(head, body.n, include_usage=body.include_usage, **told)

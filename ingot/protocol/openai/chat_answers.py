@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -11,6 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 from ingot.engine.request import (
     CallArguments,
     CallBegan,
+    CallEnded,
     Ended,
     Event,
     FinishReason,
@@ -21,6 +23,7 @@ from ingot.engine.request import (
     TokenLogprob,
 )
 from ingot.protocol.chat.answers import AnswerHead, Receipt, UsageBody, Whole, sayable
+from ingot.protocol.chat.custom_tools import TextArgument
 from ingot.protocol.openai.choices import ChoicesStreamed
 
 
@@ -47,10 +50,16 @@ class CalledFunctionBody(Struct):
     arguments: str
 
 
+class CalledCustomBody(Struct):
+    name: str
+    input: str
+
+
 class CallBody(Struct):
     id: str
-    type: Literal["function"]
-    function: CalledFunctionBody
+    type: Literal["function", "custom"]
+    function: CalledFunctionBody | UnsetType = UNSET
+    custom: CalledCustomBody | UnsetType = UNSET
 
 
 class AnswerMessage(Struct):
@@ -89,13 +98,19 @@ class FunctionDelta(Struct):
     arguments: str | UnsetType = UNSET
 
 
+class CustomDelta(Struct):
+    name: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
+
+
 class CallDelta(Struct):
-    """Announces a call by its id, type and name; later ones add to its arguments."""
+    """Announces a call by its id, type and name; later ones add to its arguments, or to a custom tool's input."""
 
     index: int
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
+    type: Literal["function", "custom"] | UnsetType = UNSET
     function: FunctionDelta | UnsetType = UNSET
+    custom: CustomDelta | UnsetType = UNSET
 
 
 class Delta(Struct):
@@ -133,12 +148,16 @@ class OpenCall:
     name: str
     fragments: list[str] = field(default_factory=list)
 
-    def body(self) -> CallBody:
+    def body(self, custom: Container[str]) -> CallBody:
+        if self.name in custom:
+            argument = TextArgument()
+            text = argument.push("".join(self.fragments)) + argument.rest()
+            return CallBody(self.id, "custom", custom=CalledCustomBody(self.name, text))
         return CallBody(self.id, "function", CalledFunctionBody(self.name, "".join(self.fragments)))
 
 
 class ChatWhole(Whole):
-    """One body. `metadata` and `tiered` are the request's own words, given back."""
+    """One body. `metadata` and `tiered` are the request's own words, given back; `custom` tools take a text."""
 
     def __init__(
         self,
@@ -149,8 +168,10 @@ class ChatWhole(Whole):
         metadata: dict[str, str] | None,
         tiered: bool,
         hides_thinking: bool = False,
+        custom: Container[str] = (),
     ) -> None:
         self.head = head
+        self.custom = custom
         self.hides_thinking = hides_thinking
         self.logprobs = logprobs
         self.metadata = metadata
@@ -195,7 +216,7 @@ class ChatWhole(Whole):
 
     def _choice(self, index: int) -> ChatChoice:
         text, thought = "".join(self.texts[index]), "".join(self.thoughts[index])
-        calls = [call.body() for call in self.calls[index]]
+        calls = [call.body(self.custom) for call in self.calls[index]]
         message = AnswerMessage(
             "assistant",
             text if text or not calls else None,
@@ -219,10 +240,13 @@ class ChatStreamed(ChoicesStreamed):
         include_usage: bool,
         tiered: bool,
         hides_thinking: bool = False,
+        custom: Container[str] = (),
     ) -> None:
         make = partial(ChatChunk, service_tier="default" if tiered else UNSET)
         super().__init__(make, head, n, include_usage=include_usage)
         self.logprobs, self.hides_thinking = logprobs, hides_thinking
+        self.custom = custom
+        self.inputs: dict[tuple[int, int], TextArgument] = {}
 
     def opening(self) -> list[Struct]:
         role = Delta(role="assistant", content="")
@@ -234,14 +258,20 @@ class ChatStreamed(ChoicesStreamed):
                 return self._text(event)
             case ThinkingDelta() if not self.hides_thinking:
                 return self._delta(event.index, Delta(reasoning_content=event.text, reasoning=event.text))
+            case CallBegan() if event.name in self.custom:
+                self.inputs[event.index, event.call] = TextArgument()
+                custom = CustomDelta(event.name, "")
+                return self._call(event.index, CallDelta(event.call, event.id, "custom", custom=custom))
             case CallBegan():
                 function = FunctionDelta(event.name, "")
-                return self._delta(
-                    event.index, Delta(tool_calls=[CallDelta(event.call, event.id, "function", function)])
-                )
+                return self._call(event.index, CallDelta(event.call, event.id, "function", function))
+            case CallArguments() if (argument := self.inputs.get((event.index, event.call))) is not None:
+                return self._input(event.index, event.call, argument.push(event.fragment))
             case CallArguments():
                 function = FunctionDelta(arguments=event.fragment)
-                return self._delta(event.index, Delta(tool_calls=[CallDelta(event.call, function=function)]))
+                return self._call(event.index, CallDelta(event.call, function=function))
+            case CallEnded() if (argument := self.inputs.pop((event.index, event.call), None)) is not None:
+                return self._input(event.index, event.call, argument.rest())
             case SequenceEnded():
                 return self.finish(event.index, ChunkChoice(event.index, Delta(), None, event.reason))
             case Ended():
@@ -257,6 +287,12 @@ class ChatStreamed(ChoicesStreamed):
             return []
         logprobs = ChatLogprobs(list(map(entry, tokens))) if self.logprobs else None
         return [self.chunk(ChunkChoice(event.index, Delta(content=event.text), logprobs))]
+
+    def _input(self, index: int, call: int, text: str) -> list[Struct]:
+        return self._call(index, CallDelta(call, custom=CustomDelta(input=text))) if text else []
+
+    def _call(self, index: int, call: CallDelta) -> list[Struct]:
+        return self._delta(index, Delta(tool_calls=[call]))
 
     def _delta(self, index: int, delta: Delta) -> list[Struct]:
         return [self.chunk(ChunkChoice(index, delta))]

@@ -11,6 +11,7 @@ from ingot.media.clip import Clip
 from ingot.media.medium import ClipMedium, Medium, PdfMedium, PictureMedium
 from ingot.media.pdf import PdfFile
 from ingot.media.picture import Picture
+from ingot.protocol.chat.custom_tools import custom_arguments
 from ingot.protocol.chat.media import TEXT_ONLY, MediaTag, MessageList, Unseen, part_of
 from ingot.protocol.chat.media_fields import (
     ABOUT_DETAIL,
@@ -178,9 +179,26 @@ class CalledFunction:
 
 
 @dataclass(frozen=True, slots=True)
+class CalledCustom:
+    name: str = requires(Text(NAME_CHARS, least=1), "The tool's name.")
+    input: str = requires(Text(), "What it was given.")
+
+
+@dataclass(frozen=True, slots=True)
+class CustomCall:
+    id: str = requires(Text(IDENTIFIER_CHARS), "The call's id, to which a tool message answers.")
+    type: str = requires(OneOf(("custom",)), "A custom tool was called.")
+    custom: CalledCustom = requires(ObjectOf(CalledCustom), "What was called.")
+
+    def as_dict(self) -> dict[str, Any]:
+        function = {"name": self.custom.name, "arguments": custom_arguments(self.custom.input)}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
 class ToolCall:
     id: str = requires(Text(IDENTIFIER_CHARS), "The call's id, to which a tool message answers.")
-    type: str = requires(OneOf(("function",), {"custom": "tools are not supported."}), "Functions are the only tools.")
+    type: str = requires(OneOf(("function",)), "A function was called.")
     function: CalledFunction = requires(ObjectOf(CalledFunction), "What was called.")
 
     def as_dict(self) -> dict[str, Any]:
@@ -194,7 +212,9 @@ class AssistantMessage:
     content: Content | None = accepts(ANSWER, "What the assistant said; none is an empty turn.")
     name: str | None = accepts(Text(NAME_CHARS), "A name for the speaker, for templates that show one.")
     refusal: str | None = accepts(Text(), "What the assistant said when it declined; stands in for the content.")
-    tool_calls: tuple[ToolCall, ...] = accepts(ListOf(ObjectOf(ToolCall), TOOL_CALLS), "The calls it made.", default=())
+    tool_calls: tuple[ToolCall | CustomCall, ...] = accepts(
+        ListOf(tagged("type", ToolCall, CustomCall), TOOL_CALLS), "The calls it made.", default=()
+    )
     reasoning_content: str | None = accepts(Text(), "What it thought, for templates that show past thinking.")
     reasoning: str | None = accepts(Text(), "Another name of reasoning_content.")
     audio: None = refuses(f"cannot be honoured: audio {TEXT_ONLY}")

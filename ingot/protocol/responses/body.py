@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ingot.protocol.chat.ask import EFFORTS, JsonSchema, OutputFormat, ThinkingOptions
-from ingot.protocol.chat.generation_fields import GenerationBody
+from ingot.protocol.chat.generation_fields import HOLD_CALLS, GenerationBody
 from ingot.protocol.chat.response_format import JsonObjectFormat, TextFormat
 from ingot.protocol.chat.thinking_fields import thinking_options
 from ingot.protocol.openai.chat import OTHER_TIER
@@ -111,6 +111,7 @@ class ResponsesBody(GenerationBody):
         TOOL_CHOICE, "Whether a tool is called: never, as the model likes (auto), always, or which one."
     )
     parallel_tool_calls: bool = accepts(Bool(), "Whether an answer may hold several calls.", default=True)
+    hold_calls: bool | None = accepts(Bool(), HOLD_CALLS)
     reasoning: ReasoningOptions | None = accepts(ObjectOf(ReasoningOptions), "How to think, and how to tell of it.")
     text: TextOptions | None = accepts(ObjectOf(TextOptions), "The form of the answer.")
     enable_thinking: bool | None = accepts(Bool(), "Switches thinking on or off.")

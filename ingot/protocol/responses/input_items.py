@@ -3,7 +3,6 @@
 # ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
@@ -11,6 +10,7 @@ from ingot.media.layout import PictureWish
 from ingot.media.medium import Medium, PdfMedium, PictureMedium
 from ingot.media.pdf import PdfFile
 from ingot.media.picture import Picture
+from ingot.protocol.chat.custom_tools import custom_arguments
 from ingot.protocol.chat.media import MediaTag, MessageList, Unseen
 from ingot.protocol.chat.media_fields import ABOUT_DETAIL, DETAIL, told
 from ingot.protocol.chat.media_files import Base64Pdf, PdfUrl, PictureUrl
@@ -271,11 +271,6 @@ class InputItem(Kind):
 
 
 ITEMS = MessageList(ListOf(InputItem(), most=bounds.MESSAGES))
-
-
-def custom_arguments(text: str) -> str:
-    """What a custom tool was called with, as the arguments of the function that stands for it."""
-    return json.dumps({"input": text}, ensure_ascii=False)
 
 
 def joined_name(space: str | None, name: str) -> str:

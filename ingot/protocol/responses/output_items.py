@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Final, cast
@@ -10,6 +9,7 @@ from typing import Any, ClassVar, Final, cast
 from msgspec import UNSET
 
 from ingot.engine.request import TokenInfo
+from ingot.protocol.chat.custom_tools import TextArgument
 from ingot.protocol.chat.sealing import ThinkingSeal
 from ingot.protocol.responses.answers import (
     CustomCallItem,
@@ -27,7 +27,7 @@ from ingot.protocol.responses.answers import (
     SummaryText,
     entries,
 )
-from ingot.protocol.responses.tools import CUSTOM_PARAMETER, Offer
+from ingot.protocol.responses.tools import Offer
 
 ITEM_ID: Final = re.compile(r"[a-z]+_([0-9a-f]{24})_(?:in)?\d+")
 
@@ -253,39 +253,3 @@ class GrowingServerCall(Growing):
     def failed(self, reason: str) -> list[ResponseEvent]:
         self._error = reason
         return [self.tell("mcp_call.failed"), *super().end("completed")]
-
-
-class TextArgument:
-    """The one text in a custom tool's arguments, `{"input": "…"}`, given out as it comes in."""
-
-    _OPENING: Final = re.compile(rf'\s*\{{\s*"{CUSTOM_PARAMETER}"\s*:\s*"')
-    _PLAIN: Final = re.compile(r'(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*')
-    _HALF: Final = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")  # the first half of a character, the second to come
-
-    def __init__(self) -> None:
-        self._raw = ""
-        self._at: int | None = None
-
-    def push(self, fragment: str) -> str:
-        self._raw += fragment
-        if self._at is None:
-            opened = self._OPENING.match(self._raw)
-            if opened is None:
-                return ""
-            self._at = opened.end()
-        found = self._PLAIN.match(self._raw, self._at)
-        piece = self._HALF.sub("", found[0]) if found else ""
-        self._at += len(piece)
-        text: str = json.loads(f'"{piece}"', strict=False)
-        return text
-
-    def rest(self) -> str:
-        """What is left to give out at the end: all of it where the arguments did not begin as expected."""
-        if self._at is not None:
-            return ""
-        try:
-            value = json.loads(self._raw, strict=False)
-        except (ValueError, RecursionError):
-            return self._raw
-        text = value.get(CUSTOM_PARAMETER) if isinstance(value, dict) else None
-        return text if isinstance(text, str) else self._raw

@@ -221,6 +221,7 @@ def wanted_of(
         tools=shown,
         choice=choice,
         parallel=body.parallel_tool_calls,
+        hold_calls=body.hold_calls,
         thinking=body.thinking,
         output=body.output,
         variables=body.chat_template_kwargs,

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, get_args
 
 from ingot.errors import BadRequest, Unsupported, nearest
 from ingot.protocol.chat.ask import ForcedTool, Tool, ToolChoice
+from ingot.protocol.chat.custom_tools import custom_tool
 from ingot.protocol.responses.input_items import joined_name
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import Anything, Bool, Either, ListOf, OneOf, Text
@@ -31,7 +32,6 @@ HOSTED: Final = dict.fromkeys(
 # What agents offer with every request, whether or not it is needed: left out, and named in the receipt.
 WEB_SEARCH: Final = ("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11")
 LEFT_OUT: Final = (*WEB_SEARCH, "tool_search")
-CUSTOM_PARAMETER: Final = "input"
 Direct = ListOf(OneOf(("direct",), {"programmatic": "calling is not supported."}), most=1)
 
 
@@ -75,20 +75,9 @@ class CustomTool:
     defer_loading: None = refuses("is not supported: every tool is shown. Send false.", False)
 
     def shown(self, name: str) -> Tool:
-        text: dict[str, Any] = {"type": "string", "description": "The whole input, as plain text."}
-        description = self.description
-        held = isinstance(self.format, GrammarInput) and self.format.syntax == "regex"
-        if isinstance(self.format, GrammarInput) and held:
-            text["pattern"] = f"^(?:{self.format.definition})$"
-        elif isinstance(self.format, GrammarInput):
-            description = together(description, f"The input follows this Lark grammar:\n{self.format.definition}")
-        parameters = {
-            "type": "object",
-            "properties": {CUSTOM_PARAMETER: text},
-            "required": [CUSTOM_PARAMETER],
-            "additionalProperties": False,
-        }
-        return Tool(name, description, parameters, strict=held)
+        if isinstance(self.format, GrammarInput):
+            return custom_tool(name, self.description, self.format.syntax, self.format.definition)
+        return custom_tool(name, self.description)
 
     @property
     def told_only(self) -> bool:

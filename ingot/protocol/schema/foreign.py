@@ -55,7 +55,19 @@ GUIDED: Final[Foreign] = {
     "guided_whitespace_pattern": Passed(),
     "grammar": Refused("is not known here: send structured_outputs.grammar, in Lark's notation.", ("",)),
     "json_schema": Refused("is not known here by that name: send structured_outputs.json."),
+    "regex": Refused("is not known here by that name: send structured_outputs.regex."),
+    "ebnf": Refused("is not known here: send structured_outputs.grammar, in Lark's notation."),
+    "structural_tag": Refused("is not supported: send `tools`, whose calls are held to their schemas."),
 }
+_HELD_ELSEWHERE: Final = Refused(
+    "is not supported here: /v1/chat/completions holds answers to a form by that name.", ("", {}, {"type": "text"})
+)
+HELD_IN_CHAT: Final[Foreign] = {
+    **{name: _HELD_ELSEWHERE if isinstance(kind, Refused) else kind for name, kind in GUIDED.items()},
+    "structured_outputs": _HELD_ELSEWHERE,
+    "response_format": _HELD_ELSEWHERE,
+}
+"""The same, for protocols that hold answers to nothing by such a name."""
 SERVING: Final[Foreign] = {
     "models": Passed([]),
     "route": Passed(),
@@ -94,7 +106,6 @@ CHAT: Final[Foreign] = {
     "best_of": Refused("is not supported: /v1/completions compares answers.", (1,)),
     "documents": Refused("is not supported: put documents into the messages.", ([],)),
 }
-COMPLETIONS: Final[Foreign] = {**SHARED, **limits("max_tokens", "max_completion_tokens", "max_output_tokens")}
 INFILL: Final[Foreign] = {
     **SHARED,
     **{name: Alias("n_predict") for name in ("max_tokens", "max_completion_tokens", "max_new_tokens")},
@@ -117,5 +128,14 @@ INFILL: Final[Foreign] = {
     "json_schema": Refused("is not supported: what is filled in is held to no schema."),
     "lora": Refused("is not supported: send the field adapter, with its name.", ([],)),
 }
-RESPONSES: Final[Foreign] = {**SHARED, **limits("max_output_tokens", "max_tokens", "max_completion_tokens")}
-MESSAGES: Final[Foreign] = {"models": Passed([]), "provider": Passed(), "stop": Alias("stop_sequences")}
+COMPLETIONS: Final[Foreign] = {
+    **SHARED,
+    **HELD_IN_CHAT,
+    **limits("max_tokens", "max_completion_tokens", "max_output_tokens"),
+}
+RESPONSES: Final[Foreign] = {
+    **SHARED,
+    **HELD_IN_CHAT,
+    **limits("max_output_tokens", "max_tokens", "max_completion_tokens"),
+}
+MESSAGES: Final[Foreign] = {**HELD_IN_CHAT, "models": Passed([]), "provider": Passed(), "stop": Alias("stop_sequences")}

@@ -292,6 +292,11 @@ class Channels:
     recipient: str = ""
     unended: bool = False
 
+    @property
+    def names_calls(self) -> bool:
+        """Whether a header alone tells that its message is a call."""
+        return any(kind == "call" for _, kind in self.kinds)
+
 
 @dataclass(frozen=True)  # without slots: what follows from the table is found once
 class Format:

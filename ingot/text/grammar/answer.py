@@ -83,6 +83,16 @@ class AnswerPlan:
         return parts.GuideChain([thinking, parts.SpacedGuide(lexicon, self._planned())], ends=True)
 
 
+@dataclass(frozen=True, slots=True)
+class AllPlans:
+    """Plans that hold at the same time."""
+
+    plans: tuple[GuidePlan, ...]
+
+    def begin(self) -> Guide:
+        return parts.AllGuides([plan.begin() for plan in self.plans])
+
+
 def composed(
     lexicon: Lexicon,
     plan: GuidePlan | None,

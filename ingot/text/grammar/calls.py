@@ -16,6 +16,7 @@ from ingot.text.formats.notation import JSON
 from ingot.text.formats.table import (
     Arguments,
     CallForm,
+    CallId,
     Channels,
     Elements,
     Format,
@@ -29,7 +30,18 @@ from ingot.text.formats.table import (
     spell_out,
 )
 from ingot.text.grammar.elements import ElementWriter
-from ingot.text.grammar.lark import NOTHING, Rules, anywhere, at_line_start, exactly, one_of, optional, sequence
+from ingot.text.grammar.lark import (
+    JSON_SPACE,
+    NOTHING,
+    Rules,
+    anywhere,
+    at_line_start,
+    exactly,
+    one_of,
+    optional,
+    quoted,
+    sequence,
+)
 from ingot.text.grammar.members import Scope
 from ingot.text.grammar.notated import NotatedWriter
 from ingot.text.grammar.text_parameters import ParameterWriter
@@ -79,6 +91,16 @@ def call_grammar(
     except RecursionError:
         raise Unsupported("The references of a tool's schema go in circles, or too deep.") from None
     return writer.free() if choice == "auto" else writer.forced(opened)
+
+
+def begun_calls_grammar(rules: Rules, format: Format, tools: Sequence[GuidedTool], *, parallel: bool) -> str:
+    """The source of the grammar of calls that have begun, from their markers on, in any form of the family."""
+    if format.channels is not None:
+        return _Messages(rules, format.channels, tools).begun()
+    try:
+        return _Sections(rules, tools, parallel).source(format)
+    except RecursionError:
+        raise Unsupported("The references of a tool's schema go in circles, or too deep.") from None
 
 
 class _Tagged:
@@ -154,31 +176,86 @@ class _Tagged:
                 case JsonCall():
                     head = f'{before}{{"{part.name_key}": {json.dumps(tool.name)}, "{part.arguments_key}": '
                     pieces += [self._rules.literal(head), _json_arguments(self._rules, tool), '"}"']
-                case Arguments():
-                    pieces.append(self._arguments(part, tool, before))
-                case TextParameters():
-                    parameters = ParameterWriter(self._rules, part, _scope(tool), self._form.closing).parameters()
-                    pieces += [self._rules.literal(before), parameters]
-                case Elements():
-                    elements = ElementWriter(self._rules, part, _scope(tool)).arguments()
-                    pieces += [self._rules.literal(before), elements]
+                case Arguments() | TextParameters() | Elements():
+                    pieces.append(_written_arguments(self._rules, part, tool, self._form, before))
                 case _:
                     before += tool.name if isinstance(part, Name) else spell_out(part)
                     continue
             before = ""
         return sequence([*pieces, self._rules.literal(before)])
 
-    def _arguments(self, part: Arguments, tool: GuidedTool, before: str) -> str:
-        if part.notation != JSON:
-            return NotatedWriter(self._rules, part.notation, _scope(tool)).arguments(before)
-        return sequence([self._rules.literal(before), _json_arguments(self._rules, tool)])
+
+class _Sections:
+    """Calls as a model writes them by itself: in any form of its family, with white space wherever it may be."""
+
+    def __init__(self, rules: Rules, tools: Sequence[GuidedTool], parallel: bool) -> None:
+        self._rules, self._tools, self._many = rules, tools, parallel
+        self._space = optional(rules.terminal(f"/{JSON_SPACE}/"))
+
+    def source(self, format: Format) -> str:
+        forms = [(form, form.opening) for form in format.forms]
+        forms += [(form, form.opening[1:]) for form in format.forms if form.opening_in_prompt]
+        sections = [self._section(form, opening) for form, opening in forms if opening]
+        sections += [self._call(form) for form in format.forms if not form.opening or form.leading(opened=False)]
+        return self._rules.source(one_of(list(dict.fromkeys(sections))))
+
+    def _section(self, form: CallForm, opening: tuple[Part, ...]) -> str:
+        call, closing = self._call(form), self._plain((Gap(), *form.closing))
+        if not form.closing:  # what follows is text, or begins a call of its own
+            return sequence([self._plain(opening), call])
+        joint = (form.joint or "").strip()
+        between = (Gap(), joint, Gap()) if joint else (Gap(),)
+        another = self._rules.rule(sequence([self._plain(between), call]))
+        more = f"({another})*" if self._many and form.joint is not None else NOTHING
+        return sequence([self._plain(opening), call, more, closing])
+
+    def _call(self, form: CallForm) -> str:
+        return self._rules.rule(one_of([self._rules.rule(self._one(form, tool)) for tool in self._tools]))
+
+    def _one(self, form: CallForm, tool: GuidedTool) -> str:
+        rules = self._rules
+        pieces = []
+        for part in form.call:
+            match part:
+                case Name():
+                    numbered = [optional(quoted("functions.")), quoted(f"{tool.name}:"), "/[0-9]{1,3}/"]
+                    pieces.append(sequence(numbered) if part.numbered else rules.literal(tool.name))
+                case Ordinal():
+                    number = [rules.literal(part.before), "/[1-9][0-9]{0,2}/", rules.literal(part.after)]
+                    pieces.append(optional(sequence(number)))
+                case CallId():
+                    id = rules.terminal(r"/[A-Za-z0-9_\-]{1,64}/")
+                    pieces.append(optional(sequence([rules.literal(part.marker), id])))
+                case JsonCall():
+                    keys = one_of([quoted(f'"{key}"') for key in ("arguments", "parameters")])
+                    head = (quoted(text) for text in ("{", f'"{part.name_key}"', ":", json.dumps(tool.name), ","))
+                    inside = [*head, keys, quoted(":"), _json_arguments(rules, tool), quoted("}")]
+                    pieces.append(f" {self._space} ".join(inside))
+                case Arguments() | TextParameters() | Elements():
+                    pieces.append(_written_arguments(rules, part, tool, form))
+                case _:
+                    pieces.append(self._plain((part,)))
+        return sequence(pieces)
+
+    def _plain(self, parts: Sequence[Part]) -> str:
+        """Parts that do not depend on the call. One space where several may be: which of them it is would be open."""
+        pieces: list[str] = []
+        for part in parts:
+            match part:
+                case Gap():
+                    pieces += [] if pieces[-1:] == [self._space] else [self._space]
+                case Maybe():
+                    pieces.append(optional(self._rules.literal(part.text)))
+                case _:
+                    pieces.append(self._rules.literal(spell_out(part)))
+        return sequence(pieces)
 
 
 class _Messages:
     """Calls that are messages of their own."""
 
     def __init__(self, rules: Rules, channels: Channels, tools: Sequence[GuidedTool]) -> None:
-        self._rules, self._channels = rules, channels
+        self._rules, self._channels, self._tools = rules, channels, tools
         self._call = _Tagged(rules, Format("", forms=(CallForm(channels.call),)), tools, parallel=False).call
 
     def source(self, *, free: bool) -> str:
@@ -194,13 +271,37 @@ class _Messages:
         answer = sequence([rules.literal(channels.answer), optional(rules.text(without))])
         return rules.source(f"({aside})* ({self._call} | {answer})")
 
+    def begun(self) -> str:
+        """A call from its recipient on, in any of the headers that models write."""
+        rules, channels = self._rules, self._channels
+        before, _, behind, _ = channels.call
+        assert isinstance(before, str) and isinstance(behind, str)
+        channel, [body] = before.partition(channels.recipient)[0].rstrip(), channels.bodies
+        headers = (behind, body, channel + behind, channel + body)
+        header = rules.rule(one_of([rules.literal(text) for text in dict.fromkeys(headers)]))
+        calls = [sequence([quoted(tool.name), header, _json_arguments(rules, tool)]) for tool in self._tools]
+        return rules.source(sequence([rules.literal(channels.recipient), one_of(calls)]))
+
+
+def _written_arguments(
+    rules: Rules, part: Arguments | TextParameters | Elements, tool: GuidedTool, form: CallForm, before: str = ""
+) -> str:
+    """A tool's arguments in the form's own notation, and the text before them."""
+    scope = Scope(tool.parameters, tool.strict)
+    match part:
+        case TextParameters():
+            written = ParameterWriter(rules, part, scope, form.closing).parameters()
+        case Elements():
+            written = ElementWriter(rules, part, scope).arguments()
+        case Arguments(notation=notation) if notation != JSON:
+            return NotatedWriter(rules, notation, scope).arguments(before)
+        case _:
+            written = _json_arguments(rules, tool)
+    return sequence([rules.literal(before), written])
+
 
 def _json_arguments(rules: Rules, tool: GuidedTool) -> str:
     return rules.rule(rules.json({"type": "object", **tool.parameters}, lenient=not tool.strict))
-
-
-def _scope(tool: GuidedTool) -> Scope:
-    return Scope(tool.parameters, tool.strict)
 
 
 def _beginnings(form: CallForm, tools: Sequence[GuidedTool]) -> Iterator[str]:
@@ -216,7 +317,8 @@ def _beginnings(form: CallForm, tools: Sequence[GuidedTool]) -> Iterator[str]:
         yield anywhere(exactly(form.opening[0]))
     leading = form.leading(opened=False)
     if leading is not None and form.unopened != "never":
-        yield at_line_start(exactly(leading)) if form.unopened == "line" else anywhere(exactly(leading))
+        # Within a line, too: behind a word or a sentence it begins a call as well.
+        yield anywhere(exactly(leading))
 
 
 def _spelled(parts: Iterable[Part], tools: Sequence[GuidedTool]) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ingot.text.grammar import limits
 from ingot.text.grammar.ahead import LookingAhead
-from ingot.text.grammar.guide import GrammarTooComplex, Guide, GuideBroken, Mask
+from ingot.text.grammar.guide import GrammarTooComplex, GuideBroken, Mask
 from ingot.text.grammar.lexicon import allows
 
 if TYPE_CHECKING:
@@ -33,12 +34,13 @@ class CompiledGrammar:
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher: LLMatcher | None = matcher
         self._slow = self._steps = 0
+        self.unheld: tuple[str, ...] = ()  # tools whose schemas it does not hold to
 
     @property
     def given_up(self) -> bool:
         return self._matcher is None
 
-    def begin(self) -> Guide:
+    def begin(self) -> GrammarGuide:
         if self._matcher is None:
             raise GrammarTooComplex(TOO_COMPLEX)
         return GrammarGuide(self._matcher.deep_copy(), self)
@@ -97,6 +99,15 @@ class GrammarGuide(LookingAhead):
         admitted = token == forced[0] if forced else self._matcher.validate_tokens([token]) == 1
         self._check()
         return admitted
+
+    def follow(self, tokens: Sequence[int]) -> bool:
+        """Accept tokens that were drawn without a mask, if they may come next in this order."""
+        self._mask = None
+        self._accepted += len(tokens)
+        return self._matcher.try_consume_tokens(list(tokens)) == len(tokens)
+
+    def could_follow(self, tokens: Sequence[int]) -> bool:
+        return self._matcher.validate_tokens(list(tokens)) == len(tokens)
 
     @property
     def narrow(self) -> bool:

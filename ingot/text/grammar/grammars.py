@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from ingot.errors import BadRequest
+from ingot.errors import BadRequest, Unavailable
 from ingot.text.formats.table import Format
 from ingot.text.grammar import limits
-from ingot.text.grammar.answer import CallPlan, composed
-from ingot.text.grammar.calls import CallChoice, ForcedCall, GuidedTool, call_grammar
+from ingot.text.grammar.answer import AllPlans, CallPlan, composed
+from ingot.text.grammar.calls import CallChoice, ForcedCall, GuidedTool, begun_calls_grammar, call_grammar
 from ingot.text.grammar.compiled import TOO_COMPLEX, CompiledGrammar
 from ingot.text.grammar.guide import GrammarTooComplex, GuidePlan
 from ingot.text.grammar.lark import Rules, json_schema, quoted
+from ingot.text.grammar.lazy import HeldCalls
 from ingot.text.grammar.lexicon import Lexicon
 from ingot.text.grammar.problems import in_our_words
-from ingot.text.grammar.schema_checks import check_schema
+from ingot.text.grammar.schema_checks import check_schema, place_in, plain_schema
 from ingot.text.grammar.trial import Trials
 from ingot.text.grammar.uncompiled import Uncompiled, prepared
 from ingot.text.parse.parser import ThinkingStart
 from ingot.text.tokens.tokenizer import Tokenizer
+
+log = logging.getLogger("ingot.grammar")
 
 __all__ = ["CallChoice", "ForcedCall", "Grammars", "GuidedTool"]
 
@@ -55,7 +61,8 @@ class Grammars:
 
     def json_schema(self, schema: Mapping[str, Any] | bool, *, param: str | None = None) -> GuidePlan:
         check_schema(schema, param)
-        return self._compiled(_json_grammar(schema), "The schema", param)
+        plain = plain_schema(schema)
+        return self._compiled(_json_grammar(plain), "The schema", param, blamed=lambda problem: _blamed(plain, problem))
 
     def regex(self, pattern: str, *, param: str | None = None) -> GuidePlan:
         """An answer that the whole of `pattern` matches, in the syntax of Rust's regex crate."""
@@ -98,8 +105,43 @@ class Grammars:
         if choice == "auto" and not any(tool.strict for tool in tools):
             return None
         rules = Rules(self._ready().special_ids)
-        source = call_grammar(rules, format, tools, choice, parallel=parallel, opened=opened)
-        return CallPlan(self._compiled(_lark_grammar(source), "The tools' schemas", param))
+        tools = _plain(tools)
+
+        def blamed(problem: str) -> str:
+            return _blamed_tool(tools, problem)
+
+        try:
+            source = call_grammar(rules, format, tools, choice, parallel=parallel, opened=opened)
+        except BadRequest as error:
+            raise type(error)(blamed(str(error)), param=param) from None
+        return CallPlan(self._compiled(_lark_grammar(source), "The tools' schemas", param, blamed=blamed))
+
+    def begun_calls(
+        self, format: Format, tools: Sequence[GuidedTool], start: ThinkingStart, *, parallel: bool
+    ) -> tuple[GuidePlan | None, tuple[str, ...]]:
+        """Answers that are free but for the calls that they begin, and the tools whose schemas those cannot be held to.
+
+        Never raises: what cannot be held is not. Where no call can be, the plan is None.
+        """
+        tools = _plain(tools)
+        if format.channels is not None and not format.channels.names_calls:
+            return None, tuple(tool.name for tool in tools)
+        key = _key(repr((format.forms, format.channels, parallel, *tools)))
+        ready = prepared.get()
+        found = (ready or {}).get(key) or self._kept(key)
+        if found is None and ready is not None:
+            raise Uncompiled(key, lambda: self._compile_begun(key, format, tools, parallel), optional=True)
+        if found is None:
+            try:
+                found = self._compile_begun(key, format, tools, parallel)
+            except Unavailable as error:
+                found = str(error)
+        if isinstance(found, str) or found.given_up:
+            return None, tuple(tool.name for tool in tools)
+        unseen = self._tokenizer.special_ids - self._tokenizer.special_within(format.markers)
+        names = tuple(tool.name for tool in tools)
+        plan = HeldCalls(self._ready(), found, format, names, start, unseen)
+        return plan.prepare(), found.unheld
 
     def answer(
         self,
@@ -108,16 +150,19 @@ class Grammars:
         start: ThinkingStart,
         *,
         calls: GuidePlan | None = None,
+        begun: GuidePlan | None = None,
         budget: int | None = None,
         may_think: bool = False,
     ) -> GuidePlan | None:
         """A whole answer: thinking, which is free but for a `budget` of tokens, and then what `plan` says, or `calls`.
 
-        Calls, which `tools` makes of required ones, may come instead of what the plan says. The prompt leaves the
+        Calls, which `tools` makes of required ones, may come instead of what the plan says. Without either, calls may
+        come that are held once they have `begun`. The prompt leaves the
         answer within a thinking part or before it (`start`); there, the model may open one if it `may_think`. Without
         a plan, what follows the thinking is free. None where all is.
         """
-        return composed(self._ready(), plan, format, start, calls=calls, budget=budget, may_think=may_think)
+        held = composed(self._ready(), plan, format, start, calls=calls, budget=budget, may_think=may_think)
+        return AllPlans((held, begun)) if held and begun else held or begun
 
     def _ready(self) -> Lexicon:
         with self._lock:
@@ -127,9 +172,12 @@ class Grammars:
                 assert self._lexicon.library is not None
             return self._lexicon
 
-    def _compiled(self, grammar: str, what: str, param: str | None) -> CompiledGrammar:
+    def _compiled(
+        self, grammar: str, what: str, param: str | None, blamed: Callable[[str], str] = str
+    ) -> CompiledGrammar:
+        """`blamed`: a problem, with what of the client's it is about."""
         _check_size(len(grammar), what, param, limits.MOST_COMPILED_CHARS)
-        key = hashlib.sha256(grammar.encode()).digest()
+        key = _key(grammar)
         ready = prepared.get()
         found = (ready or {}).get(key) or self._kept(key)
         if found is None and ready is not None:
@@ -137,7 +185,7 @@ class Grammars:
         if found is None:
             found = self._compile(key, grammar)
         if isinstance(found, str):
-            raise BadRequest(f"{what} cannot be held to: {found}", param=param)
+            raise BadRequest(f"{what} cannot be held to: {blamed(found)}", param=param)
         if found.given_up:
             raise GrammarTooComplex(TOO_COMPLEX, param=param)
         return found
@@ -149,6 +197,43 @@ class Grammars:
         found = self._compiled_anew(grammar)
         self._keep(key, found)
         return found
+
+    def _compile_begun(
+        self, key: bytes, format: Format, tools: Sequence[GuidedTool], parallel: bool
+    ) -> CompiledGrammar | str:
+        """With as many of the schemas as can be held to: all of them, else those that can be alone, else none."""
+        if (known := self._kept(key)) is not None:
+            return known
+        unheld: set[str] = set()
+        found = self._begun(format, tools, parallel)
+        if isinstance(found, str):
+            deadline = time.monotonic() + limits.COMPILE_WALL_S
+            unheld = {
+                tool.name
+                for tool in tools
+                if time.monotonic() > deadline or isinstance(self._begun(format, [tool], parallel), str)
+            }
+            found = self._begun(format, _without_schemas(tools, unheld), parallel)
+        if isinstance(found, str):
+            unheld = {tool.name for tool in tools}
+            found = self._begun(format, _without_schemas(tools, unheld), parallel)
+        if isinstance(found, str):
+            log.warning("calls that models begin are not held to a grammar in the format %s: %s", format.name, found)
+        elif unheld:
+            found.unheld = tuple(sorted(unheld))
+            log.info("calls of %s are not held to their schemas, which cannot be", ", ".join(found.unheld)[:200])
+        self._keep(key, found)
+        return found
+
+    def _begun(self, format: Format, tools: Sequence[GuidedTool], parallel: bool) -> CompiledGrammar | str:
+        rules = Rules(self._ready().special_ids)
+        try:
+            source = begun_calls_grammar(rules, format, tools, parallel=parallel)
+        except BadRequest as error:
+            return str(error)
+        if len(source) > limits.MOST_COMPILED_CHARS:
+            return "it is too large"
+        return self._compiled_anew(_lark_grammar(source))
 
     def _compiled_anew(self, grammar: str) -> CompiledGrammar | str:
         from llguidance import LLMatcher
@@ -173,6 +258,31 @@ class Grammars:
             self._known[key] = found
             while len(self._known) > limits.KEPT:
                 self._known.popitem(last=False)
+
+
+def _key(grammar: str) -> bytes:
+    return hashlib.sha256(grammar.encode()).digest()
+
+
+def _plain(tools: Sequence[GuidedTool]) -> list[GuidedTool]:
+    return [replace(tool, parameters=plain_schema(tool.parameters)) for tool in tools]
+
+
+def _blamed(schema: Any, problem: str, whose: str = "") -> str:
+    place = place_in(schema, problem)
+    return problem if place is None else f"{problem.removesuffix('.')} ({whose}at {place})"
+
+
+def _blamed_tool(tools: Sequence[GuidedTool], problem: str) -> str:
+    """Strict tools are the first to blame: others are held to what they can be."""
+    for tool in sorted(tools, key=lambda tool: not tool.strict):
+        if (told := _blamed(tool.parameters, problem, f"tool '{tool.name}', ")) != problem:
+            return told
+    return problem
+
+
+def _without_schemas(tools: Sequence[GuidedTool], names: Collection[str]) -> list[GuidedTool]:
+    return [GuidedTool(tool.name) if tool.name in names else tool for tool in tools]
 
 
 def _json_grammar(schema: Mapping[str, Any] | bool) -> str:

@@ -49,6 +49,7 @@ class Lexicon:
         self.beginning, self.leading_to, self.holding = map(
             lru_cache, (self._beginning, self._leading_to, self._holding)
         )
+        self.leading_up_to = lru_cache(self._leading_up_to)
         named = sorted(id for id in self._markers | tokenizer.special_ids if id < vocab and self.tokens[id])
         self.special_ids = {self.tokens[id].decode(errors="replace"): id for id in named}
 
@@ -145,6 +146,23 @@ class Lexicon:
     def _holding(self, text: bytes) -> tuple[int, ...]:
         """Tokens that hold all of `text` behind their first byte."""
         return tuple(id for id, token in enumerate(self.tokens) if token.find(text, 1) >= 0)
+
+    def overshooting(self, text: bytes, size: int) -> list[int]:
+        """Tokens that write all of `text` behind its first `size` bytes, and go on."""
+        rest = text[size:]
+        return [id for id in self.beginning(rest) if len(self.tokens[id]) > len(rest)]
+
+    def _leading_up_to(self, text: bytes) -> frozenset[int]:
+        """How many bytes of `text` are written where one more token may end it, or lead to where one may overshoot."""
+        near = {size for size in range(1, len(text)) if self.overshooting(text, size)}
+        found = {
+            size
+            for size in range(len(text))
+            if self.beginning(text[size:]) or any(self._exactly(text[size:to]) for to in near if to > size)
+        }
+        ends = tuple(text[:to] for to in (*near, len(text)))
+        within = any(token.endswith(ends) or text in token for token in self.tokens)
+        return frozenset(found | ({0} if within else set()))
 
     def _exactly(self, text: bytes) -> list[int]:
         place = bisect_left(self._sorted, (text, -1))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ingot.text.grammar.ahead import LookingAhead
 from ingot.text.grammar.guide import Guide, GuideBroken, Mask
 from ingot.text.grammar.lexicon import SPACE, Lexicon, allow, allows, forbid
@@ -284,6 +286,42 @@ class AnyGuide(LookingAhead):
     def go_back(self, standing: Any) -> None:
         self._guides = [guide for guide, _ in standing]
         for guide, own in standing:
+            guide.go_back(own)
+
+
+class AllGuides(LookingAhead):
+    """What all of several guides allow. None of them ends the answer."""
+
+    done = False
+
+    def __init__(self, guides: Sequence[Guide]) -> None:
+        self._guides = guides
+
+    @property
+    def free(self) -> bool:
+        return all(guide.free for guide in self._guides)
+
+    def mask(self) -> Mask | None:
+        masks = [mask for guide in self._guides if (mask := guide.mask()) is not None]
+        size = min(map(len, masks), default=0)
+        return np.bitwise_and.reduce([mask[:size] for mask in masks]) if masks else None
+
+    def accept(self, token: int) -> None:
+        for guide in self._guides:
+            guide.accept(token)
+
+    def admits(self, token: int) -> bool:
+        return all(guide.admits(token) for guide in self._guides)
+
+    @property
+    def narrow(self) -> bool:
+        return any(guide.narrow for guide in self._guides)
+
+    def standing(self) -> Any:
+        return [guide.standing() for guide in self._guides]
+
+    def go_back(self, standing: Any) -> None:
+        for guide, own in zip(self._guides, standing, strict=True):
             guide.go_back(own)
 
 

@@ -3,11 +3,75 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ingot.errors import BadRequest, Unsupported
 from ingot.text.grammar.limits import MOST_CHARS
+
+ANNOTATING = frozenset(
+    {
+        *("binary", "byte", "password", "uri-reference", "iri-reference"),
+        *("path", "file-path", "directory-path", "textarea", "markdown", "html"),
+    }
+)
+"""Formats that tell what a text is for, and not which texts are right."""
+_COUNTS = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"})
+_VALUES = frozenset({"const", "enum", "default", "examples", "example"})
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+
+
+def plain_schema(schema: Any) -> Any:
+    """The same without what says nothing of which values are right, and with whole numbers written as such."""
+    if isinstance(schema, list):
+        return [plain_schema(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {key: _plain(key, value) for key, value in schema.items() if not _says_nothing(schema, key, value)}
+
+
+def _plain(key: str, value: Any) -> Any:
+    if key in _VALUES:
+        return value
+    if key in _NAMED and isinstance(value, Mapping):
+        return {name: plain_schema(each) for name, each in value.items()}
+    if key in _COUNTS and isinstance(value, float) and value.is_integer():
+        return int(value)
+    return plain_schema(value)
+
+
+def _says_nothing(schema: Mapping[str, Any], key: str, value: Any) -> bool:
+    if key == "format":
+        return isinstance(value, str) and value in ANNOTATING
+    most = schema.get("maxItems")
+    single = isinstance(most, int | float) and most <= 1
+    return key == "uniqueItems" and (value is False or single)
+
+
+def place_in(schema: Any, problem: str) -> str | None:
+    """Where in a schema that stands which a problem names: a value between quotes, else a keyword."""
+    words = set(re.findall(r"[$A-Za-z]+", problem))
+    found = list(_stated(schema, ""))
+    quoted = (path for path, _, value in found if isinstance(value, str) and f"'{value}'" in problem)
+    return next(quoted, None) or next((path for path, key, _ in found if key in words), None)
+
+
+def _stated(schema: Any, path: str) -> Iterator[tuple[str, str, Any]]:
+    """Each keyword with its value and where it stands."""
+    if isinstance(schema, list):
+        for at, each in enumerate(schema):
+            yield from _stated(each, f"{path}.{at}")
+    if not isinstance(schema, Mapping):
+        return
+    for key, value in schema.items():
+        where = f"{path}.{key}".removeprefix(".")
+        yield where, key, value
+        if key in _NAMED and isinstance(value, Mapping):
+            for name, each in value.items():
+                yield from _stated(each, f"{where}.{name}")
+        elif key not in _VALUES:
+            yield from _stated(value, where)
 
 
 def check_schema(schema: Any, param: str | None) -> None:

@@ -17,6 +17,7 @@ class Uncompiled(Exception):
     """A grammar has to be compiled first: `compile` it where that may take a while, put the result under `key` into
     what is prepared, and ask again."""
 
-    def __init__(self, key: bytes, compile: Callable[[], CompiledGrammar | str]) -> None:
+    def __init__(self, key: bytes, compile: Callable[[], CompiledGrammar | str], *, optional: bool = False) -> None:
+        """`optional`: the request can go on without it, for which the result is why it does."""
         super().__init__("A grammar is not compiled yet.")
-        self.key, self.compile = key, compile
+        self.key, self.compile, self.optional = key, compile, optional

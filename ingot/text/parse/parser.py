@@ -150,7 +150,7 @@ TriggerPlace = Literal["anywhere", "no JSON string", "fresh", "line", "unfenced 
 
 
 @dataclass(frozen=True, slots=True)
-class _Trigger:
+class Trigger:
     """What a marker sets off where it stands in the right place.
 
     `fresh`: nothing but white space stands between it and the last marker, or the answer's beginning. `line`: it begins
@@ -185,7 +185,7 @@ class _TaggedReader:
         self._reasoning = reasoning
         self._content = content
         self._can_call, self._must_call = can_call, must_call
-        self._triggers, self._markers = _compiled(format, can_call)
+        self._triggers, self._markers = triggers_of(format, can_call)
         self._called = False  # a call was the last thing but text
         self._thought = False
         self._broke = False  # and it broke off, so that another may begin within a line
@@ -199,7 +199,7 @@ class _TaggedReader:
             yield from self._act(trigger)
         self._content.finish()
 
-    def _next(self) -> Steps[_Trigger | None]:
+    def _next(self) -> Steps[Trigger | None]:
         """Delivers text up to the next marker that means something where it stands."""
         reader, content = self._reader, self._content
         while (marker := (yield from reader.scan(self._markers, content.write))) is not None:
@@ -226,7 +226,7 @@ class _TaggedReader:
                 return self._content.blank and self._called
         return True
 
-    def _act(self, trigger: _Trigger) -> Steps[None]:
+    def _act(self, trigger: Trigger) -> Steps[None]:
         reader = self._reader
         if trigger.action == "call":
             yield from self._section(trigger.forms, opened=False)
@@ -308,25 +308,26 @@ def _openings(format: Format) -> dict[str, CallOpening]:
 
 
 @lru_cache(maxsize=64)
-def _compiled(format: Format, can_call: bool) -> tuple[dict[str, list[_Trigger]], Markers]:
-    triggers: dict[str, list[_Trigger]] = {}
+def triggers_of(format: Format, can_call: bool) -> tuple[dict[str, list[Trigger]], Markers]:
+    """What each marker sets off, and what finds them in arriving text."""
+    triggers: dict[str, list[Trigger]] = {}
     for trigger in _triggers(format, can_call):
         triggers.setdefault(trigger.marker, []).append(trigger)
     return triggers, markers(*sorted(triggers))
 
 
-def _triggers(format: Format, can_call: bool) -> list[_Trigger]:
-    found = [_Trigger(text, "no JSON string", "strip") for text in format.strips]
-    found += [_Trigger(text, "fresh", "strip") for text in format.heads]
+def _triggers(format: Format, can_call: bool) -> list[Trigger]:
+    found = [Trigger(text, "no JSON string", "strip") for text in format.strips]
+    found += [Trigger(text, "fresh", "strip") for text in format.heads]
     if (thinking := format.thinking) is not None:
         # A closing tag where nothing was opened and nothing said closes a thinking part that was left out.
-        found.append(_Trigger(thinking.close, "fresh", "think"))
-        found.append(_Trigger(thinking.open, "line" if thinking.interleaved else "fresh", "think"))
-        found.append(_Trigger(thinking.open, "after thinking", "think"))
+        found.append(Trigger(thinking.close, "fresh", "think"))
+        found.append(Trigger(thinking.open, "line" if thinking.interleaved else "fresh", "think"))
+        found.append(Trigger(thinking.open, "after thinking", "think"))
     return found + _call_triggers(format.forms) if can_call else found
 
 
-def _call_triggers(forms: tuple[CallForm, ...]) -> list[_Trigger]:
+def _call_triggers(forms: tuple[CallForm, ...]) -> list[Trigger]:
     by_marker: dict[tuple[str, TriggerPlace, Literal["open", "call"]], list[CallForm]] = {}
     closings: set[str] = set()
     for form in forms:
@@ -342,5 +343,5 @@ def _call_triggers(forms: tuple[CallForm, ...]) -> list[_Trigger]:
         if not form.bare:
             closings |= {part for part in form.closing if isinstance(part, str) and len(part) > 1}
             closings |= {part.end for part in form.call if isinstance(part, TextParameters | Elements)}
-    found = [_Trigger(marker, place, action, tuple(forms)) for (marker, place, action), forms in by_marker.items()]
-    return found + [_Trigger(closing, "after a call", "strip") for closing in sorted(closings)]
+    found = [Trigger(marker, place, action, tuple(forms)) for (marker, place, action), forms in by_marker.items()]
+    return found + [Trigger(closing, "after a call", "strip") for closing in sorted(closings)]

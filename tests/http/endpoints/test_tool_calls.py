@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from openai import OpenAI
 
@@ -153,3 +154,54 @@ def test_a_spent_budget_closes_the_thinking_and_the_answer_goes_on(client: OpenA
     assert message.content and message.model_dump()["reasoning_content"]
     assert answer.usage is not None and answer.usage.completion_tokens_details is not None
     assert answer.usage.completion_tokens_details.reasoning_tokens <= 5 + 8  # the closing tag counts too
+
+
+WEATHER = {
+    "type": "function",
+    "function": {"name": "get_weather", "parameters": SCHEMA},
+}
+
+
+def hot_calls(client: OpenAI, seeds: range, **more: Any) -> list[tuple[str, str]]:
+    """The calls of answers at a temperature at which the model writes nonsense, streamed, several choices at a time."""
+    found = []
+    for seed in seeds:
+        calls: dict[tuple[int, int], list[str]] = {}
+        stream = client.chat.completions.create(
+            model="default",
+            messages=[{"role": "user", "content": "What is the weather in Oslo?"}],
+            tools=[WEATHER],
+            temperature=1.4,
+            seed=seed,
+            n=4,
+            max_tokens=120,
+            stream=True,
+            extra_body={"enable_thinking": False, **more},
+        )
+        for chunk in stream:
+            for choice in chunk.choices:
+                assert choice.finish_reason != "length"
+                for call in choice.delta.tool_calls or ():
+                    said = calls.setdefault((choice.index, call.index), ["", ""])
+                    said[0] += call.function.name or ""
+                    said[1] += call.function.arguments or ""
+        found += [(name, arguments) for name, arguments in calls.values()]
+    return found
+
+
+def fits(name: str, arguments: str) -> bool:
+    try:
+        jsonschema.validate(json.loads(arguments), SCHEMA)
+    except (ValueError, jsonschema.ValidationError):
+        return False
+    return name == "get_weather"
+
+
+def test_calls_that_the_model_begins_by_itself_fit_their_schemas_however_hot_it_is(client: OpenAI) -> None:
+    calls = hot_calls(client, range(3))
+    assert calls and all(fits(*call) for call in calls), calls
+
+
+def test_a_request_can_have_its_calls_not_held(client: OpenAI) -> None:
+    calls = hot_calls(client, range(3), hold_calls=False)
+    assert not all(fits(*call) for call in calls)

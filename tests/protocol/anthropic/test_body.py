@@ -15,6 +15,7 @@ from ingot.protocol.anthropic.body import MessagesBody, PromptBody, count_tokens
 from ingot.protocol.anthropic.history import forget_thinking
 from ingot.protocol.chat.answers import GenerationTask
 from ingot.protocol.served import Served
+from ingot.text.grammar.lazy import HeldCalls
 from ingot.text.prompt.canonical import reasoning_of
 from tests import scripted
 from tests.http.scripted import settings
@@ -191,7 +192,9 @@ def test_a_deferred_tool_is_shown_once_a_result_names_it() -> None:
 def test_the_choice_of_tools_reaches_the_engine(choice: Any, one_call: bool, guided: bool) -> None:
     made = request(tools=[TOOL], tool_choice=choice)
     assert made.reading is not None and made.reading.one_call is one_call
-    assert (made.guide is not None) is guided
+    assert isinstance(made.guide, HeldCalls) is not guided
+    unheld = request(tools=[TOOL], tool_choice=choice, hold_calls=False)
+    assert (unheld.guide is not None) is guided
 
 
 def test_without_the_choice_of_any_tool_none_is_shown() -> None:

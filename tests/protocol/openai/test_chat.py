@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai.types.chat import completion_create_params as sdk
 
-from ingot.engine.request import Request, Sampling, Stop
+from ingot.engine.request import CallArguments, CallBegan, CallEnded, Request, Sampling, Stop
 from ingot.errors import BadRequest, ModelNotFound, UnknownField, Unsupported
 from ingot.protocol.chat.answers import GenerationTask
 from ingot.protocol.openai.chat import ChatBody, read_chat
@@ -125,8 +125,9 @@ def test_what_asks_for_nothing_special_is_taken(harmless: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "custom", "custom": {"name": "f"}}]),
-        ("tool_choice", {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}),
+        ("regex", "a+"),
+        ("ebnf", 'root ::= "a"'),
+        ("structural_tag", {"structures": []}),
         ("functions", [{"name": "f"}]),
         ("function_call", {"name": "f"}),
         ("prediction", {"type": "content", "content": "x"}),
@@ -292,3 +293,71 @@ def test_messages_of_which_the_template_makes_nothing_are_refused() -> None:
 def test_the_view_is_what_was_asked_for() -> None:
     assert isinstance(read().view, ChatWhole)
     assert isinstance(read(stream=True).view, ChatStreamed)
+
+
+LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+RUN = {"type": "custom", "custom": {"name": "run", "description": "Runs it."}}
+SHOWING = "{% for tool in tools %}[{{ tool.function.name }}]{% endfor %}{{ messages[-1].content }}"
+
+
+def test_of_the_tools_those_that_are_allowed_are_shown() -> None:
+    chosen = {"type": "function", "function": {"name": "look"}}
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [chosen]}}
+    made = read(template=SHOWING, tools=[LOOK, RUN], tool_choice=choice).request
+    assert made.reading is not None
+    assert [tool.name for tool in made.reading.tools] == ["look"] and made.reading.must_call
+    chosen["function"]["name"] = "lok"
+    with pytest.raises(BadRequest, match="Did you mean 'look'"):
+        request(tools=[LOOK, RUN], tool_choice=choice)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_custom_tool_is_called_with_a_text(stream: bool) -> None:
+    view = read(template=SHOWING, tools=[RUN], stream=stream).view
+    events = [
+        CallBegan(0, 0, "call_1", "run"),
+        CallArguments(0, 0, '{"input": "a \\"b'),
+        CallArguments(0, 0, '\\" c"}'),
+        CallEnded(0, 0, True),
+    ]
+    if isinstance(view, ChatWhole):
+        for event in events:
+            view.take(event)
+        [call] = [call.body(view.custom) for call in view.calls[0]]
+        assert (call.type, call.custom.name, call.custom.input) == ("custom", "run", 'a "b" c')
+        return
+    assert isinstance(view, ChatStreamed)
+    deltas = [chunk.choices[0].delta.tool_calls[0] for event in events for chunk in view.chunks(event)]
+    assert (deltas[0].type, deltas[0].custom.name) == ("custom", "run")
+    assert "".join(delta.custom.input for delta in deltas) == 'a "b" c'
+
+
+def test_of_a_custom_tool_s_grammars_one_is_held_to_and_the_other_is_told() -> None:
+    def asked(syntax: str) -> GenerationTask:
+        grammar = {"type": "grammar", "grammar": {"syntax": syntax, "definition": "[a-z]+"}}
+        custom = {"type": "custom", "custom": {"name": "run", "format": grammar}}
+        return read(template=SHOWING, tools=[custom])
+
+    held, told = asked("regex"), asked("lark")
+    assert held.request.reading is not None and held.request.reading.tools[0].strict
+    assert held.head.ignored == [] and told.head.ignored == ["tools.run.format"]
+
+
+def test_past_calls_of_custom_tools_are_shown() -> None:
+    call = {"id": "c1", "type": "custom", "custom": {"name": "run", "input": "ls"}}
+    said = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+    answered = [*said, {"role": "tool", "tool_call_id": "c1", "content": "a.txt"}]
+    template = "{% for m in messages %}{% if m.tool_calls %}{{ m.tool_calls[0].function }}{% endif %}{% endfor %}"
+    assert "ls" in prompt(template=template, tools=[RUN], messages=answered)
+
+
+def test_an_object_may_be_held_to_a_schema_where_other_servers_take_one() -> None:
+    form = {"type": "json_object", "schema": {"type": "object", "required": ["n"], "properties": {"n": {"const": 1}}}}
+    plain = request(response_format={"type": "json_object"}).guide
+    held = request(response_format=form).guide
+    assert held is not None and held is not plain
+
+
+def test_a_structural_tag_is_refused_by_name() -> None:
+    with pytest.raises(Unsupported, match="structural_tag"):
+        request(response_format={"type": "structural_tag", "structures": [], "triggers": []})

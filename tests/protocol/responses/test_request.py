@@ -30,9 +30,9 @@ from ingot.engine.request import (
     Usage,
 )
 from ingot.errors import BadRequest, Cancelled, DeadlineExceeded, Overloaded, UnknownField, Unsupported
+from ingot.protocol.chat.custom_tools import TextArgument
 from ingot.protocol.chat.sealing import ThinkingSeal
 from ingot.protocol.responses.body import ResponsesBody
-from ingot.protocol.responses.output_items import TextArgument
 from ingot.protocol.responses.request import PreviousNotFound, ResponsePlan, Surroundings, read_response
 from ingot.protocol.responses.stored_response import StoredResponse
 from ingot.protocol.responses.tools import RemoteTool

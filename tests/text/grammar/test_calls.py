@@ -304,3 +304,19 @@ def test_parameters_may_have_any_name_where_keys_are_bare(made: Make, name: str)
     )
     events = [*(event for character in text for event in parser.push(character)), *parser.flush()]
     assert complete_calls(merged(events)) == [("note", arguments)]
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3-coder"])
+def test_what_is_wrong_with_a_strict_tool_names_it_and_the_place_in_its_schema(made: Make, name: str) -> None:
+    odd = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    tools = [GuidedTool("fine", {}), GuidedTool("odd", odd, strict=True)]
+    with pytest.raises(BadRequest, match=r"tool 'odd', at properties\.a\.uniqueItems"):
+        made(False).tools(format_named(name), tools, "required", parallel=False)
+    lax = [GuidedTool("odd", odd)]
+    assert made(False).tools(format_named(name), lax, "required", parallel=False) is not None
+
+
+def test_formats_that_only_annotate_are_taken_from_strict_tools(made: Make) -> None:
+    secret = {"type": "object", "properties": {"key": {"type": "string", "format": "password"}}}
+    for name in ("hermes", "qwen3-coder"):
+        assert made(False).tools(format_named(name), [GuidedTool("f", secret, strict=True)], "auto", parallel=True)

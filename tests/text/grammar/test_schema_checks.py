@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ingot.errors import BadRequest
 from ingot.text.grammar.grammars import Grammars
+from ingot.text.grammar.schema_checks import place_in, plain_schema
 from tests.text.grammar.schemas import Schema, schemas
 from tests.text.grammar.walks import Walker, allowed, byte_tokenizer
 
@@ -129,3 +130,28 @@ def test_any_schema_at_all_is_held_to_or_refused(grammars: Grammars, schema: Sch
         return
     text = TOKENIZER.decode(Walker(TOKENIZER, random.Random(seed), soft=40, closers=AWAITED).answer(plan))
     jsonschema.Draft7Validator(schema).validate(json.loads(text))
+
+
+@pytest.mark.parametrize(
+    ("schema", "plain"),
+    [
+        ({"type": "string", "format": "password"}, {"type": "string"}),
+        ({"type": "string", "format": "date"}, {"type": "string", "format": "date"}),
+        ({"type": "array", "maxItems": 2.0}, {"type": "array", "maxItems": 2}),
+        ({"type": "array", "uniqueItems": False}, {"type": "array"}),
+        ({"type": "array", "uniqueItems": True, "maxItems": 1}, {"type": "array", "maxItems": 1}),
+        ({"type": "array", "uniqueItems": True}, {"type": "array", "uniqueItems": True}),
+        ({"properties": {"format": {"format": "path"}}}, {"properties": {"format": {}}}),
+        ({"const": {"format": "path"}}, {"const": {"format": "path"}}),
+    ],
+)
+def test_what_only_annotates_is_left_out_of_a_schema(schema: dict[str, Any], plain: dict[str, Any]) -> None:
+    assert plain_schema(schema) == plain
+
+
+def test_a_problem_is_found_in_the_schema_by_its_keyword_or_by_the_value_that_it_quotes() -> None:
+    item = {"format": "uuid4", "uniqueItems": True}
+    schema = {"properties": {"a": {"format": "date"}, "uniqueItems": {"items": item}}}
+    assert place_in(schema, "it uses uniqueItems, which") == "properties.uniqueItems.items.uniqueItems"
+    assert place_in(schema, "the format 'uuid4' is not known") == "properties.uniqueItems.items.format"
+    assert place_in(schema, "something else") is None
