@@ -28,6 +28,7 @@ FINE = {(name, "{}") for name in OBJECTS}
 FINE |= {(name, '{"a": {"b": [{}]}}') for name in ("stream_options", "reasoning")}
 ANY_TEXT = ("user", "stop", "safety_identifier", "prompt_cache_key", "cache_salt", "prompt")
 FINE |= {(name, '"\\u0000"') for name in ANY_TEXT}
+FINE |= {(name, "{}") for name in ("mm_processor_kwargs", "media_io_kwargs")}  # wishes about what nobody sends
 
 
 async def refused(body: Any, path: str = "/v1/chat/completions", **changes: Any) -> Call:
