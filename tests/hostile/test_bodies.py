@@ -22,10 +22,11 @@ ROUTES = {"/v1/chat/completions": (CHAT, ChatBody), "/v1/completions": (TEXT, Co
 LONG = "x" * 100_000
 WRONG: list[Any] = [{}, {"a": {"b": [{}]}}, [[[]]], [None], "\x00", LONG, -(10**30), 10**30, 1e308, [{}] * 3]
 # What a field may hold although it looks odd.
-OBJECTS = ("logit_bias", "metadata", "chat_template_kwargs", "stream_options", "reasoning")
+WISHES = ("mm_processor_kwargs", "media_io_kwargs")  # about what nobody sends
+OBJECTS = ("logit_bias", "metadata", "chat_template_kwargs", "stream_options", "reasoning", *WISHES)
 FINE = {(name, "{}") for name in OBJECTS}
 # an unknown field, which the receipt names
-FINE |= {(name, '{"a": {"b": [{}]}}') for name in ("stream_options", "reasoning")}
+FINE |= {(name, '{"a": {"b": [{}]}}') for name in ("stream_options", "reasoning", *WISHES)}
 ANY_TEXT = ("user", "stop", "safety_identifier", "prompt_cache_key", "cache_salt", "prompt")
 FINE |= {(name, '"\\u0000"') for name in ANY_TEXT}
 
