@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from ingot.protocol.chat.prompts import Ending
+from ingot.text.grammar.calls import StructuralTag
 from ingot.text.template.witness import TemplateHistory
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -78,7 +79,13 @@ class Lark:
     grammar: str
 
 
-OutputFormat = JsonObject | JsonSchema | Regex | Choice | Lark
+@dataclass(frozen=True, slots=True)
+class StructuralTags:
+    tags: tuple[StructuralTag, ...]
+    triggers: tuple[str, ...]
+
+
+OutputFormat = JsonObject | JsonSchema | Regex | Choice | Lark | StructuralTags
 
 
 @dataclass(frozen=True, slots=True)

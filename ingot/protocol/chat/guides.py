@@ -12,6 +12,7 @@ from ingot.protocol.chat.ask import (
     Lark,
     OutputFormat,
     Regex,
+    StructuralTags,
     ThinkingOptions,
     Tool,
 )
@@ -69,6 +70,8 @@ def _output_guide(served: Served, output: OutputFormat | None, names: FieldNames
             return grammars.choice(output.options, param=param)
         case Lark():
             return grammars.lark(output.grammar, param=param)
+        case StructuralTags():
+            return grammars.structural_tags(output.tags, output.triggers, param=param)
 
 
 def _calls_guide(

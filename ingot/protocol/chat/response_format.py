@@ -6,10 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.protocol.chat.ask import Choice, JsonObject, JsonSchema, Lark, OutputFormat, Regex
+from ingot.protocol.chat.ask import Choice, JsonObject, JsonSchema, Lark, OutputFormat, Regex, StructuralTags
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import Anything, Bool, ListOf, OneOf, Text
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires
+from ingot.text.grammar.calls import StructuralTag
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,28 @@ class JsonSchemaFormat:
         return JsonObject() if schema is None else JsonSchema(schema)
 
 
+@dataclass(frozen=True, slots=True)
+class TagStructure:
+    begin: str = requires(Text(bounds.GRAMMAR_CHARS, least=1), "The text before the JSON; a trigger begins it.")
+    schema: dict[str, Any] = requires(Anything(dict), "The JSON schema.")
+    end: str = requires(Text(bounds.GRAMMAR_CHARS, least=1), "The text behind the JSON.")
+
+
+@dataclass(frozen=True, slots=True)
+class StructuralTagFormat:
+    type: str = requires(OneOf(("structural_tag",)), "Text that is free up to a trigger, and then JSON between tags.")
+    structures: tuple[TagStructure, ...] = requires(ListOf(ObjectOf(TagStructure), bounds.TOOLS, least=1), "The tags.")
+    triggers: tuple[str, ...] = requires(
+        ListOf(Text(bounds.GRAMMAR_CHARS, least=1), bounds.TOOLS, least=1), "Texts that begin tags wherever they stand."
+    )
+
+    @property
+    def output(self) -> OutputFormat:
+        tags = (StructuralTag(one.begin, one.schema, one.end) for one in self.structures)
+        return StructuralTags(tuple(tags), self.triggers)
+
+
 FORMATS_REFUSED = {
-    "structural_tag": "is not supported: send `tools`, whose calls are held to their schemas, or structured_outputs.",
     "regex": "is not known here: send structured_outputs.regex.",
     "grammar": "is not known here: send structured_outputs.grammar, in Lark's notation.",
     "ebnf": "is not known here: send structured_outputs.grammar, in Lark's notation.",
@@ -63,7 +84,7 @@ class StructuredOutputs:
     )
     grammar: str | None = accepts(Text(bounds.GRAMMAR_CHARS, least=1), "A grammar in Lark's notation.")
     json_object: bool | None = accepts(Bool(), "Any JSON object.")
-    structural_tag: None = refuses(FORMATS_REFUSED["structural_tag"])
+    structural_tag: None = refuses("is not known here: send response_format of this type.")
 
     @property
     def outputs(self) -> list[OutputFormat]:

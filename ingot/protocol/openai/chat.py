@@ -28,6 +28,7 @@ from ingot.protocol.chat.response_format import (
     FORMATS_REFUSED,
     JsonObjectFormat,
     JsonSchemaFormat,
+    StructuralTagFormat,
     StructuredOutputs,
     TextFormat,
 )
@@ -216,8 +217,8 @@ class ChatBody(GenerationBody):
         OfMedia(ObjectOf(MediaReading)), "How clips are read, in vLLM's words."
     )
 
-    response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = accepts(
-        tagged("type", TextFormat, JsonObjectFormat, JsonSchemaFormat, refused=FORMATS_REFUSED),
+    response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat | None = accepts(
+        tagged("type", TextFormat, JsonObjectFormat, JsonSchemaFormat, StructuralTagFormat, refused=FORMATS_REFUSED),
         "The form that the answer is held to.",
     )
     structured_outputs: StructuredOutputs | None = accepts(
@@ -303,7 +304,7 @@ class ChatBody(GenerationBody):
     @property
     def output(self) -> OutputFormat | None:
         given = [] if self.structured_outputs is None else self.structured_outputs.outputs
-        if isinstance(self.response_format, JsonObjectFormat | JsonSchemaFormat):
+        if isinstance(self.response_format, JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat):
             given.append(self.response_format.output)
         if len(given) > 1 or (self.structured_outputs is not None and not given):
             raise BadRequest(

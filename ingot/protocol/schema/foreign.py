@@ -57,7 +57,7 @@ GUIDED: Final[Foreign] = {
     "json_schema": Refused("is not known here by that name: send structured_outputs.json."),
     "regex": Refused("is not known here by that name: send structured_outputs.regex."),
     "ebnf": Refused("is not known here: send structured_outputs.grammar, in Lark's notation."),
-    "structural_tag": Refused("is not supported: send `tools`, whose calls are held to their schemas."),
+    "structural_tag": Refused("is not known here by that name: send response_format of that type."),
 }
 _HELD_ELSEWHERE: Final = Refused(
     "is not supported here: /v1/chat/completions holds answers to a form by that name.", ("", {}, {"type": "text"})

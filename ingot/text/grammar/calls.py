@@ -103,6 +103,31 @@ def begun_calls_grammar(rules: Rules, format: Format, tools: Sequence[GuidedTool
         raise Unsupported("The references of a tool's schema go in circles, or too deep.") from None
 
 
+@dataclass(frozen=True, slots=True)
+class StructuralTag:
+    """JSON by a schema, between two texts."""
+
+    begin: str
+    schema: Mapping[str, Any]
+    end: str
+
+
+def structural_tags_grammar(rules: Rules, tags: Sequence[StructuralTag], triggers: Sequence[str]) -> str:
+    """The source of the grammar of free text in which a trigger begins one of its tags."""
+    shortest = [one for one in triggers if not any(one != other and one.startswith(other) for other in triggers)]
+    without = [anywhere(exactly(trigger)) for trigger in dict.fromkeys(shortest)]
+    sections = []
+    for trigger in dict.fromkeys(shortest):
+        behind = [
+            sequence([rules.literal(tag.begin[len(trigger) :]), rules.json(tag.schema), rules.literal(tag.end)])
+            for tag in tags
+            if tag.begin.startswith(trigger)
+        ]
+        if behind:
+            sections.append(rules.rule(sequence([rules.text_until(trigger, without), one_of(behind)])))
+    return rules.source(f"({one_of(sections)})* {optional(rules.text(without))}")
+
+
 class _Tagged:
     """Calls that markers set apart from the text."""
 

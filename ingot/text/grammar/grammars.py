@@ -16,7 +16,15 @@ from ingot.errors import BadRequest, Unavailable
 from ingot.text.formats.table import Format
 from ingot.text.grammar import limits
 from ingot.text.grammar.answer import AllPlans, CallPlan, composed
-from ingot.text.grammar.calls import CallChoice, ForcedCall, GuidedTool, begun_calls_grammar, call_grammar
+from ingot.text.grammar.calls import (
+    CallChoice,
+    ForcedCall,
+    GuidedTool,
+    StructuralTag,
+    begun_calls_grammar,
+    call_grammar,
+    structural_tags_grammar,
+)
 from ingot.text.grammar.compiled import TOO_COMPLEX, CompiledGrammar
 from ingot.text.grammar.guide import GrammarTooComplex, GuidePlan
 from ingot.text.grammar.lark import Rules, json_schema, quoted
@@ -86,6 +94,18 @@ class Grammars:
         """An answer by a Lark grammar, in llguidance's dialect."""
         _check_size(len(source), "The grammar", param)
         return self._compiled(_lark_grammar(source), "The grammar", param)
+
+    def structural_tags(
+        self, tags: Sequence[StructuralTag], triggers: Sequence[str], *, param: str | None = None
+    ) -> GuidePlan:
+        """Free text in which what a trigger begins is one of the tags, whose content is held to its schema."""
+        for tag in tags:
+            if not any(map(tag.begin.startswith, triggers)):
+                raise BadRequest(f"No trigger is the beginning of the tag {tag.begin[:100]!r}.", param=param)
+            check_schema(tag.schema, param)
+        plain = [replace(tag, schema=plain_schema(tag.schema)) for tag in tags]
+        source = structural_tags_grammar(Rules(self._ready().special_ids), plain, triggers)
+        return self._compiled(_lark_grammar(source), "The structural tag", param)
 
     def tools(
         self,

@@ -358,6 +358,11 @@ def test_an_object_may_be_held_to_a_schema_where_other_servers_take_one() -> Non
     assert held is not None and held is not plain
 
 
-def test_a_structural_tag_is_refused_by_name() -> None:
+def test_a_structural_tag_holds_what_its_trigger_begins() -> None:
+    tag = {"begin": "<call=ls>", "schema": {"type": "object"}, "end": "</call>"}
+    form = {"type": "structural_tag", "structures": [tag], "triggers": ["<call="]}
+    assert request(response_format=form).guide is not None
+    with pytest.raises(BadRequest, match="No trigger is the beginning of the tag '<call=ls>'"):
+        request(response_format=form | {"triggers": ["<tool"]})
     with pytest.raises(Unsupported, match="structural_tag"):
-        request(response_format={"type": "structural_tag", "structures": [], "triggers": []})
+        request(structured_outputs={"structural_tag": tag})

@@ -14,6 +14,7 @@ import pytest
 
 from ingot.errors import BadRequest, IngotError
 from ingot.text.grammar import limits
+from ingot.text.grammar.calls import StructuralTag
 from ingot.text.grammar.compiled import CompiledGrammar
 from ingot.text.grammar.grammars import Grammars
 from ingot.text.grammar.guide import GrammarTooComplex, GuideBroken, GuidePlan
@@ -87,6 +88,20 @@ def test_a_lark_grammar_is_followed(grammars: Grammars) -> None:
     plan = grammars.lark('start: "(" start ")" | NAME\nNAME: /[a-z]+/')
     for answer in answers(plan):
         assert re.fullmatch(r"\(*[a-z]+\)*", answer) and answer.count("(") == answer.count(")")
+
+
+def test_text_is_free_up_to_a_trigger_and_what_that_begins_is_one_of_its_tags(grammars: Grammars) -> None:
+    number = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    tags = [StructuralTag("<f=a>", number, "</f>"), StructuralTag("<f=b>", {"type": "array"}, "</f>")]
+    plan = grammars.structural_tags([*tags, StructuralTag("<|mark|>x", {"const": 1}, "!")], ["<f=", "<|mark|>", "<f=a"])
+    for answer in answers(plan):
+        for begun in answer.split("<f=")[1:]:
+            name, _, rest = begun.partition(">")
+            held = json.loads(rest.partition("</f>")[0])
+            assert isinstance(held["n"], int) if name == "a" else isinstance(held, list)
+    assert takes(plan, 'I see <f> and <f=a>{"n": 3}</f>, then <f=b>[1, "x"]</f> and <|mark|>x1!.')
+    assert takes(plan, "Only text, 3 < 4.") and takes(plan, "<f=b>[]</f>")
+    assert not takes(plan, '<f=a>{"n": "three"}</f>') and not takes(plan, "<f=c>") and not takes(plan, "<f=b>[1]")
 
 
 def test_lark_may_name_special_tokens(grammars: Grammars) -> None:
