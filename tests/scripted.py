@@ -114,7 +114,7 @@ def last_message(prompt: str) -> str:
 
 def call(name: str, **arguments: Any) -> str:
     """A tool call as the model writes it."""
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments, ensure_ascii=False)}}}\n</tool_call>'
 
 
 def tokenizer(template: str = TEMPLATE, special: Sequence[str] = SPECIAL) -> Tokenizer:
@@ -192,7 +192,10 @@ class _Writer:
 
     def _after(self, history: np.ndarray[Any, Any], place: int) -> int:
         answer = self._answer(history[:place].tobytes())
-        written = self._tokenizer.decode(history[place:].tolist(), skip_special=False)
+        whole, so_far = self._tokenizer.encode(answer, add_special=False), history[place:].tolist()
+        if whole[: len(so_far)] == so_far:  # which may end within a character
+            return whole[len(so_far)] if len(so_far) < len(whole) else self._end
+        written = self._tokenizer.decode(so_far, skip_special=False)
         rest = self._tokenizer.encode(_left(answer, written), add_special=False)
         return rest[0] if rest else self._end
 

@@ -15,6 +15,8 @@ JSON_SPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,40}"
 """White space within JSON. Bounded: a small model that has nothing to say fills pages with it otherwise."""
 NOTHING = '""'
 
+PLAIN_ESCAPES = 'nrbtf\\"'
+
 _ANYTHING = "/(?s:.*)/"
 
 
@@ -90,8 +92,13 @@ class Rules:
 
 
 def json_schema(schema: Mapping[str, Any] | bool, *, lenient: bool = False) -> Mapping[str, Any]:
-    """The schema with the library's options in it: ours, whatever it asked for itself."""
-    options = {"whitespace_pattern": JSON_SPACE, "lenient": lenient, "coerce_one_of": lenient}
+    """The schema with the library's options in it: ours, whatever it asked for itself.
+
+    The library takes `\\uXXXX` for control characters alone. A model that began to write a letter so would have to
+    end with one of those, so where nothing in the schema needs it that escape is not to begin."""
+    options: dict[str, Any] = {"whitespace_pattern": JSON_SPACE, "lenient": lenient, "coerce_one_of": lenient}
+    if lenient and "\\u" not in json.dumps(schema, ensure_ascii=False):
+        options["json_allowed_escapes"] = PLAIN_ESCAPES
     return {**({"allOf": [schema]} if isinstance(schema, bool) else schema), "x-guidance": options}
 
 

@@ -228,6 +228,23 @@ def test_any_other_form_of_a_call_is_out_of_reach_of_a_free_answer(made: Make, n
             jsonschema.validate(arguments, dict(BY_NAME[name].parameters))
 
 
+def test_a_letter_is_not_begun_as_an_escape_that_could_only_end_as_a_control_character(made: Make) -> None:
+    tokenizer = vocabulary(False)
+
+    def goes(schema: dict[str, Any], text: str) -> bool:
+        tool = GuidedTool("note", {"type": "object", "properties": {"t": schema}})
+        guide = made(False).tools(format_named("hermes"), [tool], "required", parallel=False).begin()
+        for token in tokenizer.encode('<tool_call>\n{"name": "note", "arguments": ' + text, add_special=False):
+            mask = guide.mask()
+            if mask is not None and not mask[token >> 5] >> (token & 31) & 1:
+                return False
+            guide.accept(token)
+        return True
+
+    assert goes({"type": "string"}, '{"t": "ü\\n\\""}') and not goes({"type": "string"}, r'{"t": "\u')
+    assert goes({"enum": ["\x1b[0m"]}, r'{"t": "\u001b[0m"}')
+
+
 def test_nothing_is_guided_where_no_tool_is_strict(made: Make) -> None:
     lax = [GuidedTool("ping", {})]
     assert made(False).tools(format_named("hermes"), lax, "auto", parallel=True) is None
