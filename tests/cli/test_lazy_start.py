@@ -32,7 +32,7 @@ LIBRARIES: Final = (
 )
 ROOMS: Final = {
     "cache": {"codecs.names"},
-    "engine": {"health", "loop", "engine_thread", "fleet", "speculation.choice"},
+    "engine": {"health", "loop", "engine_thread", "fleet", "hearing.request", "speculation.choice"},
     "kernels": {"device", "fastblas", "remedy"},
     "media": {"fetched", "fetching", "bounds", "worker"},
     "models": {"files", "gguf.part_names"},
