@@ -4,11 +4,30 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from typing import Any, Final
 
 from ingot.protocol.chat.ask import Tool
+from ingot.protocol.schema import bounds
+from ingot.protocol.schema.fields import OneOf, Text
+from ingot.protocol.schema.objects import requires
 
 CUSTOM_PARAMETER: Final = "input"
+
+
+@dataclass(frozen=True, slots=True)
+class TextInput:
+    type: str = requires(OneOf(("text",)), "Any text.")
+
+
+@dataclass(frozen=True, slots=True)
+class InputGrammar:
+    syntax: str = requires(
+        OneOf(("regex", "lark")),
+        "How the grammar is written. The text is held to a regular expression; of a Lark grammar the model is told, "
+        "and the receipt says that its text is not held to it.",
+    )
+    definition: str = requires(Text(bounds.GRAMMAR_CHARS, least=1), "The grammar of the whole text.")
 
 
 def custom_tool(name: str, description: str | None, syntax: str | None = None, definition: str = "") -> Tool:

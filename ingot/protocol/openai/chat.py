@@ -18,7 +18,7 @@ from ingot.protocol.chat.ask import (
     Tool,
     ToolChoice,
 )
-from ingot.protocol.chat.custom_tools import custom_tool
+from ingot.protocol.chat.custom_tools import InputGrammar, TextInput, custom_tool
 from ingot.protocol.chat.generation_fields import HOLD_CALLS, GenerationBody
 from ingot.protocol.chat.media import OfMedia
 from ingot.protocol.chat.media_fields import FRAMES, RATE, MediaReading, MediaWishes, ProcessorWishes, media_wishes
@@ -65,21 +65,6 @@ class FunctionTool:
     def tool(self) -> Tool:
         function = self.function
         return Tool(function.name, function.description, function.parameters or {}, bool(function.strict))
-
-
-@dataclass(frozen=True, slots=True)
-class TextInput:
-    type: str = requires(OneOf(("text",)), "Any text.")
-
-
-@dataclass(frozen=True, slots=True)
-class InputGrammar:
-    syntax: str = requires(
-        OneOf(("regex", "lark")),
-        "How the grammar is written. The text is held to a regular expression; of a Lark grammar the model is told, "
-        "and the receipt says that its text is not held to it.",
-    )
-    definition: str = requires(Text(bounds.GRAMMAR_CHARS, least=1), "The grammar of the whole text.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, get_args
 
 from ingot.errors import BadRequest, Unsupported, nearest
 from ingot.protocol.chat.ask import ForcedTool, Tool, ToolChoice
-from ingot.protocol.chat.custom_tools import custom_tool
+from ingot.protocol.chat.custom_tools import InputGrammar, TextInput, custom_tool
 from ingot.protocol.responses.input_items import joined_name
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import Anything, Bool, Either, ListOf, OneOf, Text
@@ -48,19 +48,8 @@ class FunctionTool:
 
 
 @dataclass(frozen=True, slots=True)
-class TextInput:
-    type: str = requires(OneOf(("text",)), "Any text.")
-
-
-@dataclass(frozen=True, slots=True)
-class GrammarInput:
+class GrammarInput(InputGrammar):
     type: str = requires(OneOf(("grammar",)), "Text by a grammar.")
-    syntax: str = requires(
-        OneOf(("regex", "lark")),
-        "How the grammar is written. The text is held to a regular expression; of a Lark grammar the model is told, "
-        "and the receipt says that its text is not held to it.",
-    )
-    definition: str = requires(Text(bounds.GRAMMAR_CHARS, least=1), "The grammar of the whole text.")
 
 
 @dataclass(frozen=True, slots=True)
