@@ -281,7 +281,7 @@ def ask(client: Client, number: int, tokens: int, found: Calls) -> None:
 def count_calls(model: str, wanted: int, streams: int, tokens: int, *, hold: bool) -> Calls:
     """Ask until so many calls were made."""
     found = Calls()
-    flags = ["--context", "2048"] + ([] if hold else ["--no-hold-calls"])
+    flags = ["--context", "1024"] + ([] if hold else ["--no-hold-calls"])
     numbers = iter(range(100 * wanted))
     with tempfile.TemporaryDirectory() as folder:
         weights = None if model == DEFAULT_MODEL else Path(model)
