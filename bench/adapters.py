@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from bench.random_models import SHAPES, build
-from ingot.cache.launch import Part
+from ingot.cache.forward_batch import Part
 from ingot.kernels import native
 from ingot.kernels.device import current
 from ingot.models.adapter import Adapter, adapt

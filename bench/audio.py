@@ -26,10 +26,10 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from bench.pictures import Gaps, Reader, asked, gaps
 from ingot.config import DEFAULT_MODEL, Settings
 from ingot.engine.engine import Engine
-from ingot.engine.hearing.request import Segment, Transcribed, TranscriptEvent, TranscriptionRequest
-from ingot.engine.start import start_engine
+from ingot.engine.loading.language_model import start_engine
+from ingot.engine.speech_request import Segment, Transcribed, TranscriptEvent, TranscriptionRequest
+from ingot.media.audio import Sound
 from ingot.media.mel import RATE
-from ingot.media.sound import Sound
 from ingot.models.files.locate import locate
 from ingot.models.files.progress import silent
 

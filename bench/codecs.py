@@ -35,7 +35,7 @@ from ingot.config import DEFAULT_MODEL, Settings
 from ingot.kernels.device import current
 from ingot.models.adapter import load
 from ingot.models.files.packaged import ensure
-from ingot.text.tokens.tokenizer import Tokenizer
+from ingot.text.tokenizer.tokenizer import Tokenizer
 
 # isort: split
 import mlx.core as mx

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ingot.cli.bench.stats import Level
+from ingot.cli.bench_stats import Level
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from typing import Any
 
 from bench import gguf_models, llama_cpp, servers, stock
 from bench.llama_cpp import Build
-from ingot.cli.bench.load import LoadPlan, Target, prepare, run_level
+from ingot.cli.bench import LoadPlan, Target, prepare, run_level
 from ingot.config import DEFAULT_MODEL
 from ingot.errors import IngotError
 from ingot.models.files.packaged import original
@@ -112,7 +112,7 @@ class Model:
     def _launch(self, row: Any, width: int) -> None:
         import mlx.core as mx
 
-        from ingot.cache.launch import Part
+        from ingot.cache.forward_batch import Part
 
         tokens = mx.random.randint(0, self.adapter.vocab, (width,))
         logits = self.adapter.run(self._rows, tokens, [Part((row,), width)], [width - 1])

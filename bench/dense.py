@@ -21,12 +21,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from bench.packed import Clock
-from ingot.kernels.dense.kernels import DenseProduct
+from ingot.kernels.decode_graph.capture import Replay, stage
 from ingot.kernels.dense.tuning import TUNING, WIDTHS, Cut, Stream, Tuning
+from ingot.kernels.dense_matmul.kernels import DenseProduct
 from ingot.kernels.device import Device, current
 from ingot.kernels.gpu.launchers import Launcher, launcher, prepare
 from ingot.kernels.gpu.scores import Score
-from ingot.kernels.stack.replays import Replay, stage
 
 SHAPES = "6144x4096,4096x4096,28672x4096,4096x14336,128256x4096"
 TRIED, GATED = "6144x4096,4096x4096,28672x4096,4096x14336", "28672x4096"

@@ -20,14 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from bench.random_models import SHAPES, build, write_tokenizer
-from ingot.engine.budget import Budget
-from ingot.engine.engine import Engine, Limits, Loaded
+from ingot.engine.admission import Limits
+from ingot.engine.engine import Engine
+from ingot.engine.loaded import Loaded
+from ingot.engine.memory_budget import Budget
 from ingot.engine.model_card import ModelCard
 from ingot.engine.request import Ended, Failed, Request, Sampling, Stop
-from ingot.engine.sparse.prefill import SparseOffer
-from ingot.engine.speculation.proposal import Proposer
-from ingot.engine.stream import BlockingStream
-from ingot.text.tokens.tokenizer import Tokenizer
+from ingot.engine.specprefill.prefill import SparseOffer
+from ingot.engine.speculation.proposer import Proposer
+from ingot.engine.streams import BlockingStream
+from ingot.text.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

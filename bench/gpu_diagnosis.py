@@ -96,7 +96,7 @@ class Passes:
     def _pass(self, fed: Fed) -> Iterator[tuple[tuple[str, int], Any]]:
         import mlx.core as mx
 
-        from ingot.cache.launch import Part
+        from ingot.cache.forward_batch import Part
 
         for name, _ in fed:
             if name not in self._rows:

@@ -26,12 +26,12 @@ from bench import servers
 from ingot.cli.client import Client
 from ingot.config import DEFAULT_MODEL, Settings
 from ingot.engine.engine import Engine
+from ingot.engine.loading.language_model import start_engine
 from ingot.engine.request import Ended, Failed, Request, Sampling, Stop
-from ingot.engine.start import start_engine
 from ingot.models.files.packaged import ensure
 from ingot.models.files.progress import silent
 from ingot.text.grammar.grammars import Grammars
-from ingot.text.grammar.guide import Guide, GuidePlan, Mask
+from ingot.text.grammar.matcher import Guide, GuidePlan, Mask
 
 _TEXT = {"type": "string"}
 _PERSON = {

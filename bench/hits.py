@@ -16,10 +16,9 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache.codecs.codec import Parts
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec, RecordCodec
-from ingot.cache.encoding import LossyEncoding
-from ingot.cache.launch import Part
+from ingot.cache.forward_batch import Part, Row
+from ingot.cache.record_encoding import LossyEncoding
 from ingot.cache.records import Record, put, take
-from ingot.cache.rows import Row
 from ingot.models.form import form_of
 
 # isort: split

@@ -25,11 +25,11 @@ from bench.comparison import unequal
 from bench.engine import measure, requests
 from bench.random_models import SHAPES
 from bench.serve import numbers, surroundings, words
-from ingot.cli.bench.load import LoadPlan, Target, prepare, run_level
+from ingot.cli.bench import LoadPlan, Target, prepare, run_level
 from ingot.cli.client import ServerError
 from ingot.config import Settings
 from ingot.engine.engine import Engine
-from ingot.engine.start import start_engine
+from ingot.engine.loading.language_model import start_engine
 from ingot.errors import IngotError
 from ingot.models.files.progress import TerminalProgress
 

@@ -24,16 +24,16 @@ import mlx.core as mx
 
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
-from ingot.cache.groups import PageGroup
+from ingot.cache.kv_storage import KernelStorage
+from ingot.cache.page_groups import PageGroup
 from ingot.cache.pages import PAGE, Table
 from ingot.cache.reserved import ReservedStorage
-from ingot.cache.slabs import KernelStorage
 from ingot.cache.tail import coded_pages
 from ingot.kernels import native
 from ingot.kernels.device import Device, current
-from ingot.kernels.paged.kernels import PagedAttention, available, paged_attention
-from ingot.kernels.paged.shapes import Shape
 from ingot.kernels.paged.tuning import TUNINGS, Tuning
+from ingot.kernels.paged_attention.kernels import PagedAttention, available, paged_attention
+from ingot.kernels.paged_attention.shapes import Shape
 
 SHAPES = {"default": Shape(9, 3, 64, 64), "llama-8b": Shape(32, 8, 128, 128)}
 DTYPES = {"bfloat16": mx.bfloat16, "float16": mx.float16}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from http.server import ThreadingHTTPServer
 
-from ingot.kernels import fastblas
+from ingot.kernels.cpu import fastblas
 
 QUEUED_CONNECTIONS = 1024
 

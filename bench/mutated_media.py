@@ -53,7 +53,7 @@ class Original(NamedTuple):
 def originals() -> tuple[Original, ...]:
     from tests.hearing import tone, wav
     from tests.media import clips, pdfs, pictures
-    from tests.media.test_sound import FORMS, encoded
+    from tests.media.test_audio import FORMS, encoded
 
     def picture(format: str, mode: str = "RGB", **options: Any) -> Original:
         return Original(f"image/{format}", pictures.saved(pictures.drawn(40, 30, mode), format, **options))

@@ -21,7 +21,7 @@ from unittest.mock import patch
 import mlx.core as mx
 
 from bench.random_models import SHAPES, build
-from ingot.cache.launch import Part
+from ingot.cache.forward_batch import Part
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.texts import Kernel, Work

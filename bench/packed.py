@@ -24,9 +24,9 @@ import mlx.core as mx
 
 from ingot.kernels.device import Device, current
 from ingot.kernels.gpu.launchers import Launcher, launcher, prepare
-from ingot.kernels.packed.kernels import PackedProduct, PackedWeights, Packing
 from ingot.kernels.packed.scratch import Scratch, scratch
 from ingot.kernels.packed.tuning import TUNING, Cut, Tuning
+from ingot.kernels.packed_matmul.kernels import PackedProduct, PackedWeights, Packing
 
 SHAPES = "6144x4096,4096x4096,28672x4096,4096x14336,128256x4096"
 CUTS = (

@@ -24,12 +24,12 @@ import mlx.core as mx
 
 from ingot.kernels.device import Device, current
 from ingot.kernels.gpu.launchers import launcher
-from ingot.kernels.paged.kernels import PagedAttention
-from ingot.kernels.paged.rows import Rows
-from ingot.kernels.paged.selfcheck import BOUNDS, plain
-from ingot.kernels.paged.shapes import Shape
 from ingot.kernels.paged.slabs import PAGE_LIMIT, Slabs, page_number
 from ingot.kernels.paged.tuning import TUNINGS, Matrix, Tuning
+from ingot.kernels.paged_attention.inputs import Rows
+from ingot.kernels.paged_attention.kernels import PagedAttention
+from ingot.kernels.paged_attention.selfcheck import BOUNDS, plain
+from ingot.kernels.paged_attention.shapes import Shape
 
 SHAPES = "32/8x128,16/2x256,64/8x128,32/4x128,64/4x128,14/2x64,32/32x128,24/8x80"
 MATRIX_SHAPES = "32/8x128,16/2x256"

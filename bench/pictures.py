@@ -28,12 +28,12 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from bench.seeing_models import TOWERS, write
 from ingot.config import Settings
 from ingot.engine.engine import Engine
+from ingot.engine.loading.language_model import start_engine
 from ingot.engine.request import Ended, Failed, Request, Sampling, Stop
-from ingot.engine.start import start_engine
-from ingot.engine.stream import BlockingStream
-from ingot.media.decoding import viewed
+from ingot.engine.streams import BlockingStream
 from ingot.media.families.registry import processor_in
-from ingot.media.item import MediaItem
+from ingot.media.images import viewed
+from ingot.media.items import MediaItem
 from ingot.media.layout import PictureWish
 from ingot.media.picture import BICUBIC, Pixels, Unpacking, View, pixels_of
 from ingot.media.processor import Processor

@@ -20,11 +20,11 @@ import mlx.core as mx
 from bench.paged import seconds
 from ingot.kernels.device import current
 from ingot.kernels.gpu.launchers import launcher
-from ingot.kernels.paged.kernels import PagedAttention
-from ingot.kernels.paged.rows import Rows
-from ingot.kernels.paged.shapes import Shape
 from ingot.kernels.paged.slabs import Slabs
 from ingot.kernels.paged.tuning import TUNINGS
+from ingot.kernels.paged_attention.inputs import Rows
+from ingot.kernels.paged_attention.kernels import PagedAttention
+from ingot.kernels.paged_attention.shapes import Shape
 
 SHAPES = "32/8x128,16/4x256,64/8x64"
 

@@ -37,8 +37,8 @@ from ingot.cache.stored import StoredRecord, TensorShape
 from ingot.config import DEFAULT_MODEL, Settings
 from ingot.config.archive_key import ArchiveKey
 from ingot.engine.engine import Engine
+from ingot.engine.loading.language_model import start_engine
 from ingot.engine.request import Ended
-from ingot.engine.start import start_engine
 from ingot.models.files.locate import locate
 from ingot.models.files.progress import TerminalProgress
 

@@ -23,20 +23,22 @@ from typing import TYPE_CHECKING, Any
 
 from bench.serve import surroundings
 from ingot.config import DEFAULT_MODEL, Settings
-from ingot.engine.engine import Engine, Limits, Loaded
+from ingot.engine.admission import Limits
+from ingot.engine.engine import Engine
+from ingot.engine.loaded import Loaded
+from ingot.engine.loading.language_model import load
+from ingot.engine.prefix_cache import STRIDE
 from ingot.engine.request import Ended, Failed, Request, Sampling, Stop, TextDelta
-from ingot.engine.reuse import STRIDE
-from ingot.engine.start import load
 from ingot.models.files.locate import locate
 from ingot.models.files.progress import TerminalProgress
-from ingot.text.tokens.tokenizer import Tokenizer
+from ingot.text.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
-    from ingot.cache.launch import Row
+    from ingot.cache.batch_state import Rows
+    from ingot.cache.forward_batch import Row
     from ingot.cache.records import Record
-    from ingot.cache.rows import Rows
 
 BESIDE = 2 * STRIDE
 """Tokens of the prompt that is computed beside a stream."""
@@ -81,7 +83,7 @@ def measure_parts(loaded: Loaded, tokens: Sequence[int]) -> Parts:
     """On the engine thread, before the engine runs."""
     import mlx.core as mx
 
-    from ingot.cache.launch import Part
+    from ingot.cache.forward_batch import Part
     from ingot.cache.records import take
 
     adapter = loaded.adapter
@@ -118,7 +120,7 @@ def restored(rows: Rows, records: Sequence[Record], length: int) -> float:
     """Until a row has taken them over and is about to compute its next token."""
     import mlx.core as mx
 
-    from ingot.cache.launch import Part
+    from ingot.cache.forward_batch import Part
     from ingot.cache.records import put
 
     mx.eval(rows.pending())

@@ -32,10 +32,10 @@ from bench import comparison_report as report
 from bench import model_folders, servers
 from bench.comparison import Duel, Figures, unequal
 from bench.random_models import SHAPES
-from ingot.cli.bench.load import PATHS, LoadPlan, Target, prepare, request_body, run_level
-from ingot.cli.bench.load import measure as request
-from ingot.cli.bench.report import require_plot
-from ingot.cli.bench.stats import Level
+from ingot.cli.bench import PATHS, LoadPlan, Target, prepare, request_body, run_level
+from ingot.cli.bench import measure as request
+from ingot.cli.bench_report import require_plot
+from ingot.cli.bench_stats import Level
 from ingot.cli.client import ServerError
 from ingot.errors import IngotError
 from ingot.models.files.progress import TerminalProgress

@@ -25,13 +25,13 @@ from bench.engine import started
 from bench.random_models import SHAPES, build
 from foundry.package import MODELS
 from foundry.shapes import SHAPES as TRAINED
-from ingot.engine.budget import Budget
 from ingot.engine.draft_model import AT_ONCE, DraftModel
 from ingot.engine.engine import Engine
+from ingot.engine.memory_budget import Budget
 from ingot.engine.request import Ended, Failed, Request, Sampling, Stop
 from ingot.engine.sparse.ask import SparseAsk
-from ingot.engine.sparse.draft_scorer import DraftScorer
-from ingot.engine.sparse.prefill import SparseOffer
+from ingot.engine.specprefill.prefill import SparseOffer
+from ingot.engine.specprefill.scorers import DraftScorer
 from ingot.upstream import load_config, load_model
 
 WORDS = 500

@@ -14,10 +14,10 @@ from typing import Any
 from bench.sparse_quality import KEEPS, ByDraft, Judge, recalls, tallied
 from foundry.package import MODELS
 from foundry.shapes import SHAPES
-from ingot.cache.rows import Rows
+from ingot.cache.batch_state import Rows
 from ingot.engine.sparse.attention_scores import Onlookers
-from ingot.engine.sparse.selection import Scores
 from ingot.engine.sparse.statistics_scorer import by_statistics
+from ingot.engine.specprefill.selection import Scores
 
 ASKING = 32
 """Tokens at the end of a prompt that ask."""
@@ -34,7 +34,7 @@ def by_layers(adapter: Any, count: int) -> Judge:
     """The scores of so many of the first layers that see all of a prompt."""
     import mlx.core as mx
 
-    from ingot.cache.launch import Part
+    from ingot.cache.forward_batch import Part
 
     def judge(prompt: tuple[int, ...]) -> Scores:
         rows = adapter.new_rows()

@@ -32,8 +32,8 @@ from foundry.tool_lessons import tool_lesson
 from ingot.engine.request import Request
 from ingot.engine.sequence import Sequence as Reading
 from ingot.engine.sparse.ask import Span
-from ingot.engine.sparse.selection import CHUNK, Scores, always, select
 from ingot.engine.sparse.statistics_scorer import by_statistics
+from ingot.engine.specprefill.selection import CHUNK, Scores, always, select
 
 KEEPS = (0.5, 0.3, 0.2, 0.1)
 TASKS = "1024,2048,3800,tools:1200,required:1200"
@@ -127,9 +127,9 @@ def by_chance(prompt: tuple[int, ...]) -> Scores:
 
 class ByDraft:
     def __init__(self, adapter: Any) -> None:
-        from ingot.engine.budget import Budget
         from ingot.engine.draft_model import AT_ONCE, DraftModel
-        from ingot.engine.sparse.draft_scorer import DraftScorer
+        from ingot.engine.memory_budget import Budget
+        from ingot.engine.specprefill.scorers import DraftScorer
 
         total = adapter.weight_bytes + (1 << 28)
         budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=adapter.context, widest=AT_ONCE, rows=1)
@@ -149,7 +149,7 @@ def answered(adapter: Any, sample: Sample, kept: np.ndarray) -> tuple[bool, floa
     """Whether a greedy answer to what is kept is the right one, and how many nats the right one takes."""
     import mlx.core as mx
 
-    from ingot.cache.launch import Part
+    from ingot.cache.forward_batch import Part
 
     rows = adapter.new_rows()
     row, behind = rows.new(), sample.answer[:-1]

@@ -20,11 +20,11 @@ import mlx.core as mx
 
 from bench.random_models import SHAPES
 from bench.sparse import WORDS, scorer
-from ingot.cache.launch import Part
+from ingot.cache.forward_batch import Part
 from ingot.engine.draft_model import AT_ONCE
 from ingot.engine.request import Request
 from ingot.engine.sequence import Sequence
-from ingot.engine.sparse.draft_scorer import DraftScorer
+from ingot.engine.specprefill.scorers import DraftScorer
 from ingot.models.adapter import Adapter
 
 

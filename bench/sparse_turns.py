@@ -18,7 +18,7 @@ from bench.sparse import first_token_s, make, scorer, shape
 from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Event, Failed, Request, Sampling, SequenceEnded, Stop
 from ingot.engine.sparse.ask import SparseAsk
-from ingot.engine.sparse.prefill import SparseOffer
+from ingot.engine.specprefill.prefill import SparseOffer
 
 ANSWER, QUESTION = 64, 400
 """Tokens of each answer, and of each question behind it."""

@@ -24,8 +24,8 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from bench.pictures import Gaps, Reader, asked, gaps
 from ingot.config import DEFAULT_MODEL, Settings
 from ingot.engine.engine import Engine
+from ingot.engine.loading.language_model import start_engine
 from ingot.engine.speaking.request import SpeechEnded, SpeechRequest
-from ingot.engine.start import start_engine
 from ingot.models.files.locate import ModelFolder, locate
 from ingot.models.files.progress import silent
 
@@ -108,9 +108,9 @@ def random_folder(folder: Path) -> ModelFolder:
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
-    from ingot.models.kokoro.config import KokoroConfig
-    from ingot.models.kokoro.convolutions import Convolution, Doubling, Lengthening
-    from ingot.models.kokoro.kokoro import KokoroModel
+    from ingot.models.kokoro_config import KokoroConfig
+    from ingot.models.kokoro_convolutions import Convolution, Doubling, Lengthening
+    from ingot.models.kokoro_kokoro import KokoroModel
 
     (folder / "voices").mkdir()
     (folder / "config.json").write_text(json.dumps(SHAPE))

@@ -19,8 +19,8 @@ from typing import Final
 from bench.random_models import SHAPES, write
 from ingot.config import ModelEntry, Settings, model_entries
 from ingot.engine.engine import Engine
-from ingot.engine.fleet.fleet import Fleet
-from ingot.engine.fleet.garage import Garage
+from ingot.engine.fleet import Fleet
+from ingot.engine.loading.model_loader import Garage
 from ingot.engine.request import Ended, Request, Sampling, Stop
 
 TOKENS: Final = 16

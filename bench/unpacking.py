@@ -19,12 +19,12 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from bench import random_models
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
-from ingot.cache.launch import Part
+from ingot.cache.forward_batch import Part
 from ingot.cache.tail import launch_end
-from ingot.engine.budget import Budget, PassPart
+from ingot.engine.memory_budget import Budget, PassPart
 from ingot.kernels.device import current
 from ingot.models.adapter import Adapter, adapt
-from ingot.models.live_codec import with_live_codec
+from ingot.models.kv_codec import with_live_codec
 
 # isort: split
 import mlx.core as mx

@@ -23,8 +23,8 @@ from foundry.rows import lesson, prose_tokens, written
 from foundry.shapes import SHAPES
 from ingot.config import Settings
 from ingot.engine.engine import Engine
+from ingot.engine.loading.language_model import start_engine
 from ingot.engine.request import Event, Failed, PromptScored, Request, Sampling, TextDelta
-from ingot.engine.start import start_engine
 
 LENGTHS = (256, 1024, 2048, 4096)
 QUESTIONS = 32

@@ -8,10 +8,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ingot.engine.encoder_batches import OfferedEncoder
 from ingot.engine.encoder_request import EncoderCard, Role
-from ingot.text.tokens.encoder_inputs import PairInputs, RerankInputs, TextInputs
-from ingot.text.tokens.least_tokens import Floor
+from ingot.engine.pooling_batches import OfferedEncoder
+from ingot.text.tokenizer.encoder_inputs import PairInputs, RerankInputs, TextInputs
+from ingot.text.tokenizer.length_bounds import Floor
 
 CLS, SEP, VOCAB = 256, 257, 300
 LENGTH, DIMENSION = 64, 4

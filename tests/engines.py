@@ -14,23 +14,25 @@ from ingot.cache.disk.disk import Disk
 from ingot.cache.disk.files import Files
 from ingot.cache.disk.store import DiskLimits, RecordStore
 from ingot.config import Settings
-from ingot.engine.budget import EARLIER_SHARE, TRANSIENT_SHARE, Budget
+from ingot.engine.admission import Limits
 from ingot.engine.encoder_request import Role
-from ingot.engine.engine import Engine, Limits, Loaded
-from ingot.engine.kv_events.news import Teller
+from ingot.engine.engine import Engine
+from ingot.engine.kv_events_news import Teller
+from ingot.engine.loaded import Loaded
+from ingot.engine.loading.pooling_and_speech import offer
 from ingot.engine.loop import Loop
 from ingot.engine.loras import NamedLoras
+from ingot.engine.memory_budget import EARLIER_SHARE, TRANSIENT_SHARE, Budget
 from ingot.engine.model_card import ModelCard
 from ingot.engine.request import Ended, Event, Request, TextDelta
 from ingot.engine.runner import Runner
-from ingot.engine.sparse.prefill import SparseOffer
-from ingot.engine.speculation.proposal import Proposer
-from ingot.engine.start_encoders import offer
+from ingot.engine.specprefill.prefill import SparseOffer
+from ingot.engine.speculation.proposer import Proposer
 from ingot.kernels.device import Device
 from ingot.models.adapter import Adapter
 from ingot.models.files.locate import ModelFolder
-from ingot.models.live_codec import with_live_codec
-from ingot.text.tokens.tokenizer import Tokenizer
+from ingot.models.kv_codec import with_live_codec
+from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests import tiny
 from tests.scripted import Wait
 

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ingot.media.item import MediaItem
+from ingot.media.items import MediaItem
 from ingot.media.layout import Grid, Layout
 from ingot.media.size import Size
 from ingot.models.vision.tower import Features, LookBytes, PixelArray, Slices

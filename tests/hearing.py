@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from ingot.engine.hearing.jobs import OfferedHearing
-from ingot.engine.hearing.request import HearingCard
+from ingot.engine.speech_request import HearingCard
 from ingot.media.mel import RATE, Floats
-from ingot.models.whisper.openai_checkpoint import TASKS, TIMESTAMPS, tokenizer_of
-from ingot.text.tokens.whisper import WhisperVocabulary
+from ingot.models.whisper_convert import TASKS, TIMESTAMPS, tokenizer_of
+from ingot.text.tokenizer.whisper import WhisperVocabulary
 
 LANGUAGES = 4
 JOINED = (b" -", b" '", b" \xe2")
@@ -44,8 +44,8 @@ def save_ears(folder: Path) -> Path:
     import mlx.core as mx
 
     from ingot.models.layers.modules import parameters
-    from ingot.models.whisper.config import WhisperConfig
-    from ingot.models.whisper.layers import WhisperModel
+    from ingot.models.whisper import WhisperModel
+    from ingot.models.whisper_config import WhisperConfig
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(STATED))

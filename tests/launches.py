@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.cache.launch import Part, Row
-from ingot.cache.rows import Rows
+from ingot.cache.batch_state import Rows
+from ingot.cache.forward_batch import Part, Row
 from ingot.models.adapter import Adapter
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Many
 
 from ingot.engine.sequence import Sequence
-from ingot.engine.speculation.proposal import Offer, Proposal
+from ingot.engine.speculation.proposer import Offer, Proposal
 
 
 class Rehearsed:

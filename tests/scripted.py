@@ -23,15 +23,17 @@ import numpy as np
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
+from ingot.cache.batch_state import Rows
 from ingot.cache.footprint import Footprint
-from ingot.cache.launch import Part
-from ingot.cache.rows import Rows
-from ingot.engine.budget import Budget
-from ingot.engine.engine import Engine, Limits, Loaded
+from ingot.cache.forward_batch import Part
+from ingot.engine.admission import Limits
+from ingot.engine.engine import Engine
+from ingot.engine.loaded import Loaded
+from ingot.engine.memory_budget import Budget
 from ingot.engine.model_card import ModelCard
 from ingot.kernels.device import Device, current
 from ingot.models.adapter import Adapter
-from ingot.text.tokens.tokenizer import Tokenizer
+from ingot.text.tokenizer.tokenizer import Tokenizer
 
 Script = Callable[[str], str]
 Wait = Callable[[int], None]

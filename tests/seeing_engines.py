@@ -8,21 +8,23 @@ from pathlib import Path
 from ingot.cache.codecs.pair import RAW_CODEC, PairCodec
 from ingot.cache.disk.disk import Disk
 from ingot.cache.disk.store import RecordStore
-from ingot.engine.budget import Budget
-from ingot.engine.engine import Engine, Limits, Loaded
-from ingot.engine.looks import Eyes, LookMemory, Looks
+from ingot.engine.admission import Limits
+from ingot.engine.engine import Engine
+from ingot.engine.loaded import Loaded
 from ingot.engine.loras import NamedLoras
+from ingot.engine.memory_budget import Budget
 from ingot.engine.model_card import ModelCard
 from ingot.engine.request import Request, Sampling, Stop
-from ingot.engine.sparse.prefill import SparseOffer
-from ingot.engine.speculation.proposal import Proposer
+from ingot.engine.specprefill.prefill import SparseOffer
+from ingot.engine.speculation.proposer import Proposer
+from ingot.engine.vision_encoder import Eyes, LookMemory, Looks
 from ingot.kernels.device import Device, current
 from ingot.media.families.registry import processor_in
-from ingot.media.item import MediaItem
+from ingot.media.items import MediaItem
 from ingot.models.adapter import load
-from ingot.models.heads.finding import find_head
-from ingot.models.heads.loading import load_head, with_head
-from ingot.models.live_codec import with_live_codec
+from ingot.models.draft_heads.checkpoint import find_head
+from ingot.models.draft_heads.mtp import load_head, with_head
+from ingot.models.kv_codec import with_live_codec
 from tests.engines import DISK_LIMITS, DISK_SECRET, tiny_tokenizer
 
 ROOMY = LookMemory(1 << 26, 1 << 22)

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ingot.engine.speaking.jobs import OfferedSpeech
 from ingot.engine.speaking.request import SpeakingCard
+from ingot.engine.text_to_speech import OfferedSpeech
 from ingot.media.mel import Floats
-from ingot.text.speech.pronouncer import Pronouncer
+from ingot.text.speech.phonemizer import Pronouncer
 
 SIGNS = ';:,.!?—…"()“” AIOQWYbdfhijklmnpstuvwzæðŋɐɑɒɔəɛɜɡɪɹɾʃʊʌʒʤʧˈˌːθᵊᵻT'
 VOICES = ("af_heart", "am_echo", "bf_emma")
@@ -50,9 +50,9 @@ def save_kokoro(folder: Path, config: dict[str, Any] = CONFIG) -> Path:
     """Under the names that PyTorch gives its weights, lengths and directions apart."""
     import mlx.core as mx
 
-    from ingot.models.kokoro.config import KokoroConfig
-    from ingot.models.kokoro.convolutions import Convolution, Doubling, Lengthening
-    from ingot.models.kokoro.kokoro import KokoroModel
+    from ingot.models.kokoro_config import KokoroConfig
+    from ingot.models.kokoro_convolutions import Convolution, Doubling, Lengthening
+    from ingot.models.kokoro_kokoro import KokoroModel
     from ingot.models.layers.modules import parameters
 
     (folder / "voices").mkdir(parents=True)

@@ -14,11 +14,13 @@ from typing import Any
 from bench import random_models
 from ingot.cache.disk.disk import Disk
 from ingot.cache.disk.store import RecordStore
-from ingot.engine.budget import Budget
-from ingot.engine.engine import Engine, Limits, Loaded
+from ingot.engine.admission import Limits
+from ingot.engine.engine import Engine
+from ingot.engine.loaded import Loaded
+from ingot.engine.memory_budget import Budget
 from ingot.engine.request import CallArguments, CallBegan, Failed, Request, TextDelta
-from ingot.engine.stream import Stream
-from ingot.http.app import build_app
+from ingot.engine.streams import Stream
+from ingot.http.endpoints.table import build_app
 from ingot.kernels.device import current
 from tests import engines, scripted, tiny
 from tests.http.asgi import call

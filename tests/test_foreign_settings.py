@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.config import FOREIGN, SETTINGS, Config, load
-from ingot.engine.speculation.choice import WORDS, Choice
+from ingot.engine.speculation.options import WORDS, Choice
 from ingot.errors import ConfigError
 
 

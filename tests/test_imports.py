@@ -15,8 +15,8 @@ MODULES = {
 MLX = ("mlx", "mlx_lm", "transformers", "torch")
 
 FLOORS = (
-    *("cli", "agents", "http", "mcp", "protocol", "engine", "ranks", "models", "cache", "kernels"),
-    *("upstream", "config", "text", "media", "observe", "web", "extras", "errors", "heap", "shares", "signals"),
+    *("cli", "agents", "http", "mcp", "protocol", "engine", "distributed", "models", "cache", "kernels"),
+    *("upstream", "config", "text", "media", "observe", "web", "extras", "errors", "heap", "shares", "process"),
     "version",
 )
 """From the top down. Imports go down, or stay."""
@@ -31,13 +31,13 @@ WITHOUT = {
     "models": ("ingot.text",),
 }
 ENGINE_NOUNS = (
-    *("ingot.engine.request", "ingot.engine.encoder_request", "ingot.engine.model_card", "ingot.engine.cache_status"),
+    *("ingot.engine.request", "ingot.engine.encoder_request", "ingot.engine.model_card", "ingot.engine.status"),
     *("ingot.engine.cache_branch", "ingot.engine.health"),
     *(
-        "ingot.engine.hearing.request",
+        "ingot.engine.speech_request",
         "ingot.engine.speaking.request",
         "ingot.engine.sparse.ask",
-        "ingot.engine.fleet.standing",
+        "ingot.engine.fleet_standing",
     ),
 )
 """What protocol and http may know of the engine at run time."""
@@ -60,7 +60,7 @@ def under(name: str, package: str) -> bool:
 
 
 def room(module: str) -> str:
-    return module.split(".")[1]
+    return {"ranks": "distributed"}.get(module.split(".")[1], module.split(".")[1])
 
 
 def test_every_room_is_on_a_floor() -> None:

@@ -13,29 +13,29 @@ import pytest
 
 from ingot.cache.disk.header import RecordOwner
 from ingot.cache.disk.store import DiskLimits
-from ingot.cache.prefix import Owner, PrefixIndex
+from ingot.cache.prefix_index import PrefixIndex
+from ingot.cache.tree import Owner
 from ingot.engine.encoder_request import EncodingRequest
 from ingot.engine.speaking.request import SpeechRequest
 from ingot.errors import Cancelled, Overloaded, Unavailable
 from ingot.http import capture
 from ingot.http.body import Bodies
 from ingot.http.capture import Captures
+from ingot.http.connections import WAITING, Connections
 from ingot.http.endpoints import cache
-from ingot.http.hall import Hall
 from ingot.http.lanes import Turns
-from ingot.http.responses.store import Caps, ResponseStore
-from ingot.http.socket.connections import WAITING, Connections
+from ingot.http.response_store import Caps, ResponseStore
+from ingot.http.shared_state import Hall
 from ingot.media import worker
 from ingot.media.worker import Client, Pool
 from ingot.shares import LEDGER, PerSecond, Shares
-from ingot.text.tokens.encoder_inputs import EncoderInput
+from ingot.text.tokenizer.encoder_inputs import EncoderInput
 from tests.cache.disk import records
 from tests.cache.paper import APPEND, TOKEN, store
-from tests.engine import test_door, test_encoder_jobs
-from tests.engine.speaking import test_jobs
-from tests.http.responses.test_store import ITEMS, response
+from tests.engine import test_admission, test_pooling, test_text_to_speech
 from tests.http.scripted import settings
-from tests.http.socket.test_connections import Visitor, at_work
+from tests.http.test_connections import Visitor, at_work
+from tests.http.test_response_store import ITEMS, response
 
 MOST_BEFORE: Final = 2
 """Of the greedy one's that may go before the polite one, once it asks."""
@@ -130,17 +130,17 @@ def workers(pool: Pool) -> Callable[[Path], Awaitable[int]]:
 
 
 async def queue(folder: Path) -> int:
-    door = test_door.door(8)
+    door = test_admission.door(8)
     with pytest.raises(Overloaded):
         for number in range(100):
-            test_door.enter(door, f"greedy-{number}", GREEDY)
+            test_admission.enter(door, f"greedy-{number}", GREEDY)
     for number in range(4):
-        test_door.enter(door, f"polite-{number}", POLITE)
+        test_admission.enter(door, f"polite-{number}", POLITE)
     return 0
 
 
 async def speech(folder: Path) -> int:
-    world = test_jobs.World(max_queue=8)
+    world = test_text_to_speech.World(max_queue=8)
 
     def ask(name: str, tenant: str, piece: str) -> None:
         world.desk.accept(SpeechRequest(name, (piece,) * 9, "af_heart", tenant=tenant), lambda events: None)
@@ -158,7 +158,7 @@ async def speech(folder: Path) -> int:
 
 
 async def encodings(folder: Path) -> int:
-    world = test_encoder_jobs.World(max_queue=8)
+    world = test_pooling.World(max_queue=8)
 
     def ask(name: str, tenant: str) -> None:
         request = EncodingRequest(name, "embedding", (EncoderInput((1, 2)),), tenant=tenant)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.signals import heeded, is_ignored
+from ingot.process import heeded, is_ignored
 from tests import conftest
 
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)

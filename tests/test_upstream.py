@@ -39,7 +39,7 @@ def check():
     for one, other in zip(before, settings()):
         assert one == other, (one, other)
 before = settings()
-import ingot.engine.start, ingot.upstream
+import ingot.engine.loading.language_model, ingot.upstream
 assert "mlx_vlm" not in sys.modules, "text models pay for what only those need that see"
 check()
 ingot.upstream.import_upstream("mlx_vlm.utils")

@@ -12,10 +12,10 @@ import mlx.nn as nn
 from bench.gpu.goals import Figure
 from bench.gpu.scale import Scale
 from bench.paged import Trial, seconds
-from ingot.kernels.delta.kernels import DeltaShape, Spans, delta_kernels
 from ingot.kernels.device import current
-from ingot.kernels.paged.shapes import Shape
+from ingot.kernels.gated_delta.kernels import DeltaShape, Spans, delta_kernels
 from ingot.kernels.paged.slabs import ordered
+from ingot.kernels.paged_attention.shapes import Shape
 from ingot.upstream import import_upstream
 
 ROUNDS = 5

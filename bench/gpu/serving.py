@@ -126,7 +126,7 @@ def step_times(adapter: Any, count: int, prompt: int) -> tuple[float, float]:
     """Milliseconds: what Python takes to ask for a step while the device has nothing else to do; the whole step."""
     import mlx.core as mx
 
-    from ingot.cache.launch import Part
+    from ingot.cache.forward_batch import Part
 
     rows, dice = adapter.new_rows(), random.Random(1)
     made = [rows.new() for _ in range(count)]

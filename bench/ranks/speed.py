@@ -16,7 +16,7 @@ from pathlib import Path
 from bench import model_folders, servers
 from bench.random_models import SHAPES
 from bench.serve import Load, numbers
-from ingot.cli.bench.load import Target, prepare, run_level
+from ingot.cli.bench import Target, prepare, run_level
 from ingot.cli.client import ServerError
 from ingot.models.files.progress import TerminalProgress
 

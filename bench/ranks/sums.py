@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from bench.serve import numbers
-from ingot.ranks.hosts import local_hosts, told_to
+from ingot.distributed.hosts import local_hosts, told_to
 
 LIMIT_S = 120.0
 

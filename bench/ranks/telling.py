@@ -15,14 +15,14 @@ import time
 from collections.abc import Sequence
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+from ingot.cache.batch_state import Rows
 from ingot.cache.footprint import Footprint
-from ingot.cache.launch import Part, Row
-from ingot.cache.rows import Rows
-from ingot.ranks.leading_rows import LeadingRows
-from ingot.ranks.plan import Kind
-from ingot.ranks.share import Whole
+from ingot.cache.forward_batch import Part, Row
+from ingot.distributed.control_channel import Kind
+from ingot.distributed.group import Whole
+from ingot.distributed.leader_state import LeadingRows
+from ingot.distributed.wire import Link
 from ingot.ranks.voice import Voice
-from ingot.ranks.wire import Link
 
 WHOLE = Whole(
     Footprint(groups=((None, 1024),), recurrent=0, activation=0, score=0, logits=0),

@@ -14,8 +14,8 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from ingot.config import load
+from ingot.models.files.model_store import is_kept
 from ingot.models.files.packaged import find
-from ingot.models.files.shelf import is_kept
 
 MODELS: Final = Path(__file__).parents[2] / "foundry" / "models"
 STAYS: Final = "stays"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from ingot.kernels import fastblas
+from ingot.kernels.cpu import fastblas
 
 # mlx binds its BLAS when it is imported.
 fastblas.install()

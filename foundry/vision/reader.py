@@ -11,7 +11,7 @@ import numpy as np
 
 from foundry.vision.prompts import MERGE, PATCH, TEMPORAL, Read
 from foundry.vision.scenes import Sight
-from ingot.kernels import fastblas
+from ingot.kernels.cpu import fastblas
 
 # mlx binds its BLAS when it is imported.
 fastblas.install()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ingot.agents.agent import Agent
 from ingot.agents.aider import AIDER
 from ingot.agents.claude import CLAUDE
-from ingot.agents.codex import CODEX
+from ingot.agents.clients import CODEX
 from ingot.agents.opencode import OPENCODE
 from ingot.errors import ConfigError, nearest
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
+from ingot.cache.coded_pages import PageForm, in_one
 from ingot.cache.deltas import KVDelta
-from ingot.cache.page_form import PageForm, in_one
 from ingot.cache.pages import PAGE, pages_of
 
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from ingot.cache.page_form import PageForm
+from ingot.cache.coded_pages import PageForm
 from ingot.cache.pools import CodedStorage, Pool
-from ingot.kernels.paged.kernels import PagedAttention
-from ingot.kernels.paged.shapes import CodedPages, CodedShape
+from ingot.kernels.paged_attention.kernels import PagedAttention
+from ingot.kernels.paged_attention.shapes import CodedPages, CodedShape
 
 
 class CodedSlabs(CodedStorage):

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
+from ingot.cache.attention_state import AppendState
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.deltas import Deltas, KVDelta
 from ingot.cache.layer_state import LayerState
-from ingot.cache.layers import AppendState
 
 Size = tuple[int, int]
 """Bytes of any tokens, and of each more."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from ingot.cache.launch import Launch, LaunchSpan, Mask, Mixed, Parted
+from ingot.cache.forward_batch import Launch, LaunchSpan, Mask, Mixed, Parted
 from ingot.cache.positions import Offset
 
 LayerKind = Literal["append", "window", "recurrent"]

@@ -10,16 +10,16 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.cache.archive import ArchiveError
+from ingot.cache.batch_state import Rows
 from ingot.cache.checkpoint import Checkpoint
 from ingot.cache.coded_deltas import CodedDelta
+from ingot.cache.coded_pages import PageForm
 from ingot.cache.deltas import TOKENS, Deltas, KVDelta
-from ingot.cache.extents import Berth, Extent, of_group, raw_delta, read, stored_delta
-from ingot.cache.groups import PageGroup, Run
-from ingot.cache.launch import Row
-from ingot.cache.page_form import PageForm
+from ingot.cache.forward_batch import Row
+from ingot.cache.kv_deltas import Berth, Extent, of_group, raw_delta, read, stored_delta
+from ingot.cache.page_groups import PageGroup, Run
 from ingot.cache.pages import PAGE, Table
 from ingot.cache.records import KVPart, Record, kept_part
-from ingot.cache.rows import Rows
 from ingot.cache.stored import StoredRecord, TensorShape
 
 _NAMES = {

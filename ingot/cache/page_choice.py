@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from ingot.cache.launch import Row
-from ingot.cache.layers import AppendState
+from ingot.cache.attention_state import AppendState
+from ingot.cache.forward_batch import Row
 from ingot.cache.pages import PAGE
 from ingot.kernels.native import KernelChoice
 

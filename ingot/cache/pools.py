@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar
 import mlx.core as mx
 import numpy as np
 
+from ingot.cache.coded_pages import PageForm
 from ingot.cache.forms import Slots
-from ingot.cache.page_form import PageForm
 from ingot.cache.pages import PAGE, Pages
 from ingot.kernels.paged.slabs import page_number
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
+from ingot.cache.batch_state import Rows
 from ingot.cache.checkpoint import Checkpoint
 from ingot.cache.codecs.names import RAW
 from ingot.cache.deltas import Deltas
-from ingot.cache.groups import PageGroup
-from ingot.cache.launch import Row
+from ingot.cache.forward_batch import Row
+from ingot.cache.page_groups import PageGroup
 from ingot.cache.pages import PAGE, Table, joined, pages_of
-from ingot.cache.rows import Rows
 
 
 @dataclass(frozen=True, slots=True)

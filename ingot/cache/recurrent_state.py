@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from ingot.cache.arrays import as_long, copied, with_rows
-from ingot.cache.launch import Launch, Mask
+from ingot.cache.forward_batch import Launch, Mask
 from ingot.cache.layer_state import LayerKind, LayerState
 from ingot.upstream import ArraysCache
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from ingot.cache.groups import PageGroup, Run, Storage
-from ingot.cache.page_form import PageForm, in_one
+from ingot.cache.coded_pages import PageForm, in_one
+from ingot.cache.page_groups import PageGroup, Run, Storage
 from ingot.cache.pages import PAGE, PageCopy
 from ingot.cache.pools import SMALLEST_SLAB, CodedStorage, PageIndex, Pool
 from ingot.kernels import native

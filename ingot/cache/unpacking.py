@@ -9,7 +9,7 @@ from typing import Final
 import mlx.core as mx
 
 from ingot.cache import tail
-from ingot.cache.page_form import PageForm
+from ingot.cache.coded_pages import PageForm
 from ingot.cache.pages import PAGE
 
 AT_ONCE = 32

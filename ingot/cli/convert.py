@@ -37,12 +37,12 @@ def run(arguments: list[str]) -> int:
 
 
 def _convert(namespace: argparse.Namespace, settings: Settings) -> int:
-    from ingot.models.convert.conversion import Conversion, is_packed
-    from ingot.models.convert.head_from import head_from
-    from ingot.models.convert.packing import packing
+    from ingot.models.convert import Conversion, is_packed
+    from ingot.models.convert_head_from import head_from
+    from ingot.models.convert_packing import packing
+    from ingot.models.draft_heads.checkpoint import find_head
     from ingot.models.files.locate import locate
     from ingot.models.files.progress import TerminalProgress, format_bytes
-    from ingot.models.heads.finding import find_head
     from ingot.text.json_file import read_object
 
     given = {name: value for name, value in vars(namespace).items() if name in PACKING}

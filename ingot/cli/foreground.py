@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 from ingot.errors import IngotError
-from ingot.signals import heeded
+from ingot.process import heeded
 
 # The terminal sends these to the program as well, which may do with them what it likes; this one stays.
 BY_TERMINAL = (signal.SIGINT, signal.SIGQUIT)

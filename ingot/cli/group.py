@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ingot.config import Settings
+from ingot.distributed.place import LISTENING, Place
 from ingot.errors import ConfigError, Unavailable
-from ingot.ranks.place import LISTENING, Place
 
 if TYPE_CHECKING:
+    from ingot.distributed.hosts import Hosts
     from ingot.engine.engine import Engine
     from ingot.http.server import Listener, Server
-    from ingot.ranks.hosts import Hosts
     from ingot.ranks.signs import Signs
 
 RETRY_S: Final = 2
@@ -28,7 +28,7 @@ def hosts_wanted(settings: Settings) -> Hosts | None:
     """Where the ranks of this server are to run; None: one process is enough. Raises ConfigError."""
     if settings.hosts is None and settings.ranks == 1:
         return None
-    from ingot.ranks.hosts import hosts_of, local_hosts
+    from ingot.distributed.hosts import hosts_of, local_hosts
 
     if settings.hosts is None:
         return local_hosts(settings.ranks)
@@ -57,9 +57,9 @@ def refuse_several_models(settings: Settings) -> None:
 
 def supervise(settings: Settings, hosts: Hosts, arguments: Sequence[str]) -> int:
     """Start the ranks and watch them until a signal ends it; gives the exit code. `arguments` are those of `serve`."""
+    from ingot.distributed.supervisor import SAVING_S, Supervisor
     from ingot.http.closed import ClosedDoor
     from ingot.http.server import listen
-    from ingot.ranks.supervisor import SAVING_S, Supervisor
 
     with contextlib.closing(listen(settings)) as listener:
         door = ClosedDoor(listener.sockets, settings)

@@ -30,6 +30,8 @@ COMMANDS = {
     "doctor": "say what this machine offers, what is missing and how to get it",
 }
 
+MODULES = {"bench": "bench_init"}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -64,7 +66,7 @@ def _unknown(name: str) -> str:
 
 def _run(name: str, arguments: list[str]) -> int:
     try:
-        code: int = importlib.import_module(f"ingot.cli.{name}").run(arguments)
+        code: int = importlib.import_module(f"ingot.cli.{MODULES.get(name, name)}").run(arguments)
         sys.stdout.flush()  # so that a closed pipe is noticed here and not at exit
         return code
     except ConfigError as error:

@@ -14,8 +14,8 @@ from ingot.cli.flags import CommandParser, add_settings, settle
 if TYPE_CHECKING:
     from huggingface_hub import CachedRevisionInfo
 
-    from ingot.models.files.shelf import ShelvedModel
-    from ingot.models.needs import MemoryNeeds
+    from ingot.models.files.model_store import ShelvedModel
+    from ingot.models.memory_needs import MemoryNeeds
 
 ABOUT = "List the models that are here, and those that can be fetched by name."
 
@@ -48,8 +48,8 @@ def run(arguments: list[str]) -> int:
 
 
 def packaged(folder: Path) -> Iterator[ModelEntry]:
+    from ingot.models.files.model_store import inventory
     from ingot.models.files.packaged import PACKAGED
-    from ingot.models.files.shelf import inventory
 
     here = {kept.path: kept for kept in inventory(folder)}
     for model in PACKAGED:
@@ -60,8 +60,8 @@ def packaged(folder: Path) -> Iterator[ModelEntry]:
 
 def local(folder: Path) -> Iterator[ModelEntry]:
     """Folders and .gguf files in the models folder, whether ingot put them there or the user did."""
+    from ingot.models.files.model_store import inventory
     from ingot.models.files.packaged import names
-    from ingot.models.files.shelf import inventory
 
     shelf = inventory(folder)
     sources, called = {kept.path: kept.source for kept in shelf}, _called(shelf)
@@ -107,7 +107,7 @@ def _with_memory(model: ModelEntry) -> ModelEntry:
     if model.path is None:
         return model
     from ingot.kernels.device import current
-    from ingot.models.needs import needs
+    from ingot.models.memory_needs import needs
 
     needed = needs(Path(model.path), current())
     return model if needed is None else replace(model, memory=asdict(needed))

@@ -20,7 +20,8 @@ SIDE = 512
 
 
 def probe() -> dict[str, object]:
-    from ingot.kernels import device, fastblas, native
+    from ingot.kernels import device, native
+    from ingot.kernels.cpu import fastblas
 
     fast = fastblas.install()  # before mlx, which binds its BLAS when it is loaded
     here = device.current()
@@ -44,8 +45,8 @@ def _paged(here: Device) -> str | None:
     """What is wrong with the GPU's kernels, by the shape that most models' attention has; None where they are right."""
     import mlx.core as mx
 
-    from ingot.kernels.paged.selfcheck import selfcheck
-    from ingot.kernels.paged.shapes import Shape
+    from ingot.kernels.paged_attention.selfcheck import selfcheck
+    from ingot.kernels.paged_attention.shapes import Shape
 
     return selfcheck(
         here, Shape(heads=8, kv_heads=2, key_size=128, value_size=128), mx.float16, scale=128**-0.5, slabs=4
@@ -56,8 +57,8 @@ def _delta(here: Device) -> str | None:
     """The same of the gated delta rule, by the shape that Qwen's has."""
     import mlx.core as mx
 
-    from ingot.kernels.delta.kernels import DeltaShape
-    from ingot.kernels.delta.selfcheck import selfcheck
+    from ingot.kernels.gated_delta.kernels import DeltaShape
+    from ingot.kernels.gated_delta.selfcheck import selfcheck
 
     return selfcheck(here, DeltaShape(key_heads=2, value_heads=4, key_size=128, value_size=128, taps=4), mx.bfloat16)
 
@@ -83,7 +84,7 @@ def _gflops() -> float:
 
 def slower(folder: Path) -> list[str]:
     """What of a model that is not loaded is known to run slower than it could."""
-    from ingot.models.remarks import remarks_ahead
+    from ingot.models.report import remarks_ahead
 
     try:
         return remarks_ahead(folder)

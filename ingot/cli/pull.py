@@ -22,9 +22,9 @@ def run(arguments: list[str]) -> int:
 
     from ingot.kernels.device import current
     from ingot.models.files.locate import locate
+    from ingot.models.files.model_config import moved_weights
     from ingot.models.files.progress import TerminalProgress
-    from ingot.models.files.quantization import moved_weights
-    from ingot.models.needs import needs
+    from ingot.models.memory_needs import needs
     from ingot.text.json_file import read_object
 
     folder = locate(config.settings.model, config.settings, TerminalProgress(), in_place=True)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from ingot.engine.encoder_request import EncoderCard
-    from ingot.engine.fleet.standing import Standing
-    from ingot.engine.hearing.request import HearingCard
+    from ingot.engine.fleet_standing import Standing
     from ingot.engine.model_card import ModelCard
     from ingot.engine.speaking.request import SpeakingCard
-    from ingot.text.formats.registry import FoundFormat
+    from ingot.engine.speech_request import HearingCard
+    from ingot.text.tool_formats.registry import FoundFormat
 
 QUESTION = {"model": "default", "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
 BEGINNING = {"model": "default", "prompt": "The sky is blue because", "max_tokens": 64}

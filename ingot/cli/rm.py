@@ -40,8 +40,8 @@ def run(arguments: list[str]) -> int:
 def removable(name: str, models_dir: Path) -> Removable:
     """The model of that name. Raises ModelError for what is not ingot's to remove, or not there."""
     from ingot.models.files import packaged
+    from ingot.models.files.model_store import named, remove
     from ingot.models.files.progress import silent
-    from ingot.models.files.shelf import named, remove
 
     model = packaged.find(name)
     kept = named(model.name if model else name, models_dir)

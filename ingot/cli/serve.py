@@ -23,11 +23,11 @@ from ingot.cli.flags import CommandParser, add_settings, settle
 from ingot.cli.group import follow, hosts_wanted, listening, over, refuse_several_models, report, supervise
 from ingot.cli.ready import fleet_record, ready_record
 from ingot.config import SETTINGS, ModelEntry, Settings, lone_entry, model_entries
+from ingot.distributed.place import LISTENING, Place, place
 from ingot.errors import DeviceLost
 from ingot.extras import require
 from ingot.kernels.device import is_lost
 from ingot.models.files.kinds import CHAT, kind_of, sees
-from ingot.ranks.place import LISTENING, Place, place
 
 if TYPE_CHECKING:
     from ingot.engine.encoder_request import Role
@@ -179,10 +179,10 @@ def _serve(settings: Settings, settings_again: Callable[[], Settings], signs: Si
 
 def _serve_fleet(entries: Sequence[ModelEntry], settings: Settings, settings_again: Callable[[], Settings]) -> None:
     """The same with several models, or with one that is loaded when it is asked for."""
-    from ingot.engine.fleet.fleet import Fleet
-    from ingot.engine.fleet.garage import Garage
+    from ingot.engine.fleet import Fleet
+    from ingot.engine.loading.model_loader import Garage
+    from ingot.http.app import import_soon
     from ingot.http.fleet.app import build_fleet_app
-    from ingot.http.fleet.later import import_soon
     from ingot.http.server import server_of
 
     with contextlib.closing(listening(settings)) as listener:
@@ -230,7 +230,7 @@ def lone(settings: Settings) -> ModelEntry:
 
 def start_engine(settings: Settings) -> Engine:
     """Find the model, fetching or converting it if need be, and load it. Raises IngotError."""
-    from ingot.engine.speculation.choice import Choice
+    from ingot.engine.speculation.options import Choice
     from ingot.models.files.locate import locate
     from ingot.models.files.progress import TerminalProgress
 
@@ -255,7 +255,7 @@ def start_engine(settings: Settings) -> Engine:
     finally:
         progress.finish()
 
-    from ingot.engine.start import start_engine as start
+    from ingot.engine.loading.language_model import start_engine as start
 
     return start(
         settings,

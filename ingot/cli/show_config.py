@@ -12,7 +12,7 @@ from typing import Any
 from ingot.config import SETTINGS, Config, Setting, Settings
 from ingot.errors import ModelError
 from ingot.models.files import packaged
-from ingot.models.files.shelf import named
+from ingot.models.files.model_store import named
 from ingot.protocol.chat.sampling_defaults import sampling_body, sampling_defaults
 from ingot.text.tokens.generation_config import generation_config
 

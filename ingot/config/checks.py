@@ -84,13 +84,13 @@ def variables_problem(variables: dict[str, Any]) -> str | None:
 
 
 def format_problem(name: str) -> str | None:
-    from ingot.text.formats.registry import format_problem
+    from ingot.text.tool_formats.registry import format_problem
 
     return format_problem(name)
 
 
 def thinking_problem(name: str) -> str | None:
-    from ingot.text.formats.registry import thinking_problem
+    from ingot.text.tool_formats.registry import thinking_problem
 
     return thinking_problem(name)
 
@@ -102,7 +102,7 @@ def codec_problem(name: str) -> str | None:
 
 
 def speculate_problem(text: str) -> str | None:
-    from ingot.engine.speculation.choice import Choice
+    from ingot.engine.speculation.options import Choice
 
     try:
         Choice.parse(text)

@@ -26,7 +26,7 @@ from ingot.config.keys import key_file_problem, key_problem, own_key_problem
 from ingot.config.loras import lora_problem
 from ingot.config.memory import GIB, KIB, MIB, memory_problem
 from ingot.config.model_tables import registry_problem, tables_problem
-from ingot.text.prompt.prompt_files import prompt_file_problem
+from ingot.text.input_files import prompt_file_problem
 from ingot.text.tokens.generation_config import setting_problem as generation_config_problem
 
 DEFAULT_MODEL = "smollm2-135m"

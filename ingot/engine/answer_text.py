@@ -21,8 +21,8 @@ from ingot.text.parse.events import (
     ToolCallBegan,
     ToolCallEnded,
 )
-from ingot.text.parse.parser import Parser
-from ingot.text.tokens.stop_strings import StopMatcher
+from ingot.text.parser.parser import Parser
+from ingot.text.tokenizer.detokenizer import StopMatcher
 
 
 class AnswerText:

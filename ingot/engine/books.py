@@ -9,17 +9,17 @@ from collections.abc import Callable
 from math import inf
 
 from ingot.cache.tail import launch_end
-from ingot.engine.costs import StepCosts
-from ingot.engine.door import Limits
+from ingot.engine.admission import Limits
 from ingot.engine.loaded import Loaded
-from ingot.engine.reuse import Reuse
+from ingot.engine.prefix_cache import Reuse
 from ingot.engine.runner import Runner
 from ingot.engine.scheduler import Scheduler
 from ingot.engine.sequence import Sequence
-from ingot.engine.sparse.prefill import SparsePrefill
+from ingot.engine.specprefill.prefill import SparsePrefill
 from ingot.engine.speculation.controller import Controller
-from ingot.engine.speculation.heads import HeadStates
-from ingot.engine.speculation.speculation import Speculation
+from ingot.engine.speculation.draft_heads import HeadStates
+from ingot.engine.speculation.rounds import Speculation
+from ingot.engine.step_costs import StepCosts
 from ingot.observe.speculation import SpeculationCounts
 
 SCORED_WIDTH = 128

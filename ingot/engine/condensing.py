@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from ingot.cache.encoding import LossyEncoding
+from ingot.cache.record_encoding import LossyEncoding
 from ingot.cache.records import Record
 from ingot.cache.tree import Node
 

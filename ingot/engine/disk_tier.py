@@ -8,13 +8,13 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from typing import Protocol
 
+from ingot.cache.batch_state import Rows
 from ingot.cache.disk.disk import Disk
-from ingot.cache.encoding import RecordEncoding
 from ingot.cache.packing import Form
-from ingot.cache.prefix import Owner, PrefixIndex
-from ingot.cache.rows import Rows
-from ingot.cache.tree import Node
-from ingot.engine.promotion import Promotions
+from ingot.cache.prefix_index import PrefixIndex
+from ingot.cache.record_encoding import RecordEncoding
+from ingot.cache.tree import Node, Owner
+from ingot.engine.offload import Promotions
 from ingot.engine.request import Request
 from ingot.engine.sequence import Sequence
 from ingot.engine.spilling import Spiller

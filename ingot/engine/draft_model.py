@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection
 from collections.abc import Sequence as Many
 
 from ingot.cache.footprint import Footprint
-from ingot.engine.budget import Budget
-from ingot.engine.costs import StepCosts
-from ingot.engine.passes import Passes
-from ingot.engine.reuse import Reuse
+from ingot.engine.forward_pass import Passes
+from ingot.engine.memory_budget import Budget
+from ingot.engine.prefix_cache import Reuse
 from ingot.engine.room import Room
 from ingot.engine.sequence import Sequence
+from ingot.engine.step_costs import StepCosts
 from ingot.models.adapter import Adapter
 
 CATCH_UP = 512

@@ -13,8 +13,8 @@ from ingot.engine.penalties import TokenHistory, needs_history
 from ingot.engine.sampling import Drawn, draw
 from ingot.engine.sequence import Sequence
 from ingot.engine.speculation.ahead import Ahead
-from ingot.kernels.drawing.checked import Drawing
-from ingot.text.grammar.guide import Mask
+from ingot.kernels.sampling import Drawing
+from ingot.text.grammar.matcher import Mask
 
 
 class Draws:

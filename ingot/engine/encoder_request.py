@@ -10,7 +10,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ingot.text.tokens.encoder_inputs import EncoderInput
+from ingot.text.tokenizer.encoder_inputs import EncoderInput
 
 Role = Literal["embedding", "rerank"]
 

@@ -12,23 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from ingot.engine.door import Limits
-from ingot.engine.generation import Generation
-from ingot.engine.kept_prefixes import KeptPrefixes
+from ingot.engine.admission import Limits
+from ingot.engine.cache_admin import KeptPrefixes
+from ingot.engine.core import Generation
 from ingot.engine.loaded import Loaded
 from ingot.engine.loop import Loop, Workload
 from ingot.engine.loras import NamedLoras
 from ingot.engine.model_card import ModelCard
 from ingot.engine.request import LoraRef, Request, RequestStatus
 from ingot.engine.side_engine import SideEngine
-from ingot.engine.stream import BlockingStream, EventSink, Stream
+from ingot.engine.streams import BlockingStream, EventSink, Stream
 from ingot.errors import ClientLeft, IngotError, Unsupported
 from ingot.media.processor import Processor
-from ingot.observe.figures import Figures
+from ingot.observe.metrics import Figures
 from ingot.observe.speculation import SpeculationCounts
-from ingot.text.tokens.tokenizer import Tokenizer
-
-__all__ = ["Engine", "Limits", "Loaded", "Stream"]
+from ingot.text.tokenizer.tokenizer import Tokenizer
 
 
 class Engine(SideEngine):

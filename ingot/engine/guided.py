@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ingot.engine.sequence import Sequence
 from ingot.errors import IngotError
-from ingot.text.grammar.guide import Mask
+from ingot.text.grammar.matcher import Mask
 
 
 def begin(sequence: Sequence) -> None:

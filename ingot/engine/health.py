@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ingot.ranks.standing import Standing
+from ingot.distributed.heartbeat import Standing
 
 
 @dataclass(frozen=True, slots=True)

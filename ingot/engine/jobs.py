@@ -18,8 +18,8 @@ from ingot.engine.request import (
 )
 from ingot.engine.sequence import Sequence
 from ingot.engine.sparse.ask import SparseReport
-from ingot.engine.stream import EventSink
-from ingot.text.tokens.tokenizer import Tokenizer
+from ingot.engine.streams import EventSink
+from ingot.text.tokenizer.tokenizer import Tokenizer
 
 PHASES: tuple[Phase, ...] = ("queued", "prefill", "decode")
 UNSEARCHED: frozenset[CacheReason] = frozenset({"off", "scored", "disabled"})

@@ -8,20 +8,20 @@ from pathlib import Path
 
 from ingot.cache.codecs.pair import RAW_CODEC, PairCodec
 from ingot.cache.disk.disk import Disk
-from ingot.engine.budget import Budget
-from ingot.engine.encoder_batches import OfferedEncoder
 from ingot.engine.encoder_request import Role
 from ingot.engine.hearing.jobs import OfferedHearing
-from ingot.engine.kv_events.news import Teller
-from ingot.engine.looks import Eyes
+from ingot.engine.kv_events_news import Teller
 from ingot.engine.loras import NamedLoras
+from ingot.engine.memory_budget import Budget
 from ingot.engine.model_card import ModelCard
-from ingot.engine.sparse.prefill import SparseOffer
-from ingot.engine.speaking.jobs import OfferedSpeech
-from ingot.engine.speculation.proposal import Proposer
+from ingot.engine.pooling_batches import OfferedEncoder
+from ingot.engine.specprefill.prefill import SparseOffer
+from ingot.engine.speculation.proposer import Proposer
+from ingot.engine.text_to_speech import OfferedSpeech
+from ingot.engine.vision_encoder import Eyes
 from ingot.media.processor import Processor
 from ingot.models.adapter import Adapter
-from ingot.text.tokens.tokenizer import Tokenizer
+from ingot.text.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

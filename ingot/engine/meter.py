@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import Final, get_args
 
 from ingot.cache.pages import PAGE
-from ingot.engine.budget import Budget
 from ingot.engine.jobs import UNSEARCHED, Job
+from ingot.engine.memory_budget import Budget
 from ingot.engine.model_card import ModelCard
 from ingot.engine.request import CacheReason, CacheReport, SequenceEnded
 from ingot.engine.scheduler import StepPlan
 from ingot.engine.sequence import Sequence
 from ingot.errors import Cancelled, IngotError, Stopping
-from ingot.observe.figures import Figures
+from ingot.observe.metrics import Figures
 
 ENDINGS: Final = ("stop", "length", "abort", "error")
 """How requests end, as vLLM calls it: a tool's call is a stop."""

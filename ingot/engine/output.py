@@ -15,8 +15,8 @@ from ingot.engine.request import (
 )
 from ingot.engine.results import Logprobs, Result
 from ingot.engine.sequence import Sequence
-from ingot.text.tokens.stop_strings import StopMatcher
-from ingot.text.tokens.tokenizer import Tokenizer
+from ingot.text.tokenizer.detokenizer import StopMatcher
+from ingot.text.tokenizer.tokenizer import Tokenizer
 
 
 class Writer:

@@ -15,7 +15,7 @@ from ingot.cache import archive
 from ingot.cache.archive import Archive, ArchivedRecord, ArchiveSeal, check_going
 from ingot.cache.packing import Form, described, fitted, packed, unpacked
 from ingot.cache.tree import Node, Owner
-from ingot.engine.reuse import OnThread, Reuse
+from ingot.engine.prefix_cache import OnThread, Reuse
 from ingot.errors import Unavailable
 from ingot.models.form import form_of
 

@@ -12,11 +12,11 @@ from typing import Literal
 
 from ingot.engine.sparse.ask import SparseAsk, SparseReport
 from ingot.errors import IngotError
-from ingot.media.item import MediaItem
-from ingot.text.formats.table import Format
-from ingot.text.grammar.guide import GuidePlan
+from ingot.media.items import MediaItem
+from ingot.text.grammar.matcher import GuidePlan
 from ingot.text.parse.events import ToolSchema
-from ingot.text.parse.parser import ThinkingStart
+from ingot.text.parser.parser import ThinkingStart
+from ingot.text.tool_formats.format import Format
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 Phase = Literal["queued", "prefill", "decode"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ingot.engine.passes import Guess
+from ingot.engine.forward_pass import Guess
 from ingot.engine.sampling import Drawn
 from ingot.engine.sequence import Sequence
 from ingot.engine.speculation.ahead import Ahead

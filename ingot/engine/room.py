@@ -6,7 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 
 from ingot.cache.footprint import PageCount
-from ingot.engine.budget import Budget
+from ingot.engine.memory_budget import Budget
 from ingot.engine.sequence import Sequence
 
 HeldPages = tuple[Many[int], Many[int]]

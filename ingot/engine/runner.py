@@ -15,23 +15,23 @@ from itertools import accumulate, zip_longest
 
 import mlx.core as mx
 
+from ingot.cache.batch_state import Rows
 from ingot.cache.codecs.pair import RAW_CODEC, PairCodec
 from ingot.cache.disk.disk import Disk
-from ingot.cache.rows import Rows
-from ingot.engine.budget import Budget
-from ingot.engine.costs import StepCosts
 from ingot.engine.draws import Draws
-from ingot.engine.passes import NO_GUESSES, Guess, LaunchPart, Passes
+from ingot.engine.forward_pass import NO_GUESSES, Guess, LaunchPart, Passes
+from ingot.engine.memory_budget import Budget
+from ingot.engine.prefix_cache import Reuse
 from ingot.engine.results import Launched, Result, results_of
-from ingot.engine.reuse import Reuse
 from ingot.engine.room import Room
 from ingot.engine.sampling import Drawn, score
 from ingot.engine.scheduler import StepPlan
 from ingot.engine.sequence import Sequence
 from ingot.engine.shown import visual_of
 from ingot.engine.speculation.ahead import agreement, places
-from ingot.engine.speculation.heads import WAITING, HeadStates
-from ingot.kernels.drawing.checked import checked_drawing
+from ingot.engine.speculation.draft_heads import WAITING, HeadStates
+from ingot.engine.step_costs import StepCosts
+from ingot.kernels.sampling import checked_drawing
 from ingot.models.adapter import Adapter
 from ingot.models.form import form_of
 

@@ -17,8 +17,8 @@ import numpy as np
 from ingot.engine.penalties import TokenHistory, penalised
 from ingot.engine.request import Sampling
 from ingot.kernels import native
-from ingot.kernels.drawing.checked import Drawing
-from ingot.text.grammar.guide import Mask
+from ingot.kernels.sampling import Drawing
+from ingot.text.grammar.matcher import Mask
 
 _MASK = (1 << 64) - 1
 

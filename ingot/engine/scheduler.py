@@ -29,8 +29,8 @@ from functools import partial
 from typing import Protocol
 
 from ingot.cache.footprint import CAPACITY_STEP, rounded
-from ingot.engine.costs import StepCosts
 from ingot.engine.sequence import Sequence
+from ingot.engine.step_costs import StepCosts
 
 LONGEST_STEP_MS = 1000.0
 """Most prefill in one step: how long a cancel, a newcomer or, on slow devices, a running stream may have to wait."""

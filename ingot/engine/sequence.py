@@ -6,15 +6,15 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 from ingot.cache.codecs.names import RAW
-from ingot.cache.launch import Row
+from ingot.cache.forward_batch import Row
 from ingot.engine.request import CacheReport, Phase, Request, Sampling
 from ingot.engine.sight import Sight
 from ingot.engine.sparse.ask import SparseReport
-from ingot.engine.sparse.selection import Places
 from ingot.engine.sparse.thinned import Thinned
+from ingot.engine.specprefill.selection import Places
 from ingot.errors import IngotError
 from ingot.models.vision.tower import PositionArray
-from ingot.text.grammar.guide import Guide
+from ingot.text.grammar.matcher import Guide
 from ingot.text.tokens.translation import Translation
 
 

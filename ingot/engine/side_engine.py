@@ -12,20 +12,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ingot.engine.door import Limits
-from ingot.engine.encoder_batches import OfferedEncoder
-from ingot.engine.encoder_jobs import EncoderJobs
+from ingot.engine.admission import Limits
 from ingot.engine.encoder_request import Encoded, EncoderCard, EncodingRequest, Role
 from ingot.engine.engine_thread import engine_loop
 from ingot.engine.health import Health
 from ingot.engine.hearing.jobs import OfferedHearing, TranscriptJobs
-from ingot.engine.hearing.request import HearingCard, OnTranscript, TranscriptionRequest
 from ingot.engine.hearing.stream import TranscriptStream
 from ingot.engine.loop import Loop, Workload
 from ingot.engine.model_card import ModelCard
+from ingot.engine.pooling import EncoderJobs
+from ingot.engine.pooling_batches import OfferedEncoder
 from ingot.engine.request import RequestStatus
-from ingot.engine.speaking.jobs import OfferedSpeech, SpeechJobs, SpeechStream
 from ingot.engine.speaking.request import SpeakingCard, SpeechRequest
+from ingot.engine.speech_request import HearingCard, OnTranscript, TranscriptionRequest
+from ingot.engine.text_to_speech import OfferedSpeech, SpeechJobs, SpeechStream
 from ingot.errors import Cancelled, IngotError, Unavailable
 from ingot.kernels.memory import give_back_memory
 

@@ -11,7 +11,7 @@ from sys import maxsize
 
 import numpy as np
 
-from ingot.media.item import MediaItem, Span
+from ingot.media.items import MediaItem, Span
 from ingot.models.vision.tower import Features, PositionArray, Tower
 
 WORDS = 4

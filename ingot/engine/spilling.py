@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Final
 
+from ingot.cache.batch_state import Rows
 from ingot.cache.disk.disk import Disk
 from ingot.cache.disk.entry import START
 from ingot.cache.disk.header import Header, RecordOwner
-from ingot.cache.encoding import RecordEncoding
 from ingot.cache.filed import FiledRecord
 from ingot.cache.packing import LooseRecord, described, packed
-from ingot.cache.rows import Rows
+from ingot.cache.record_encoding import RecordEncoding
 from ingot.cache.tree import Node
 
 BUSY_SHARE: Final = 0.01

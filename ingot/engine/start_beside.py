@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ingot.config import Settings
 from ingot.engine.encoder_request import Role
-from ingot.engine.start_encoders import Offered, offer
+from ingot.engine.loading.pooling_and_speech import Offered, offer
 from ingot.engine.start_hearing import NO_HEARING, Hearing, offer_hearing
 from ingot.engine.start_speaking import NO_SPEECH, Speaking, offer_speech
 from ingot.kernels.device import Device

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from ingot.config import Settings
 from ingot.engine.hearing.jobs import OfferedHearing
-from ingot.engine.hearing.request import HearingCard
+from ingot.engine.speech_request import HearingCard
 from ingot.errors import ModelError
 from ingot.extras import require
 from ingot.kernels.device import Device
 from ingot.media import worker
 from ingot.models.files.locate import ModelFolder
-from ingot.models.whisper.whisper import load_whisper
-from ingot.text.tokens.whisper import WhisperVocabulary
+from ingot.models.whisper_whisper import load_whisper
+from ingot.text.tokenizer.whisper import WhisperVocabulary
 
 
 @dataclass(frozen=True, slots=True)

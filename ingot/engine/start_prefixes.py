@@ -8,8 +8,8 @@ from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec, RecordCodec
 from ingot.cache.disk.disk import Disk
 from ingot.config import Settings, memory_bytes
-from ingot.engine.budget import Budget
-from ingot.engine.kv_events.publisher import Address, Publisher
+from ingot.engine.kv_events import Address, Publisher
+from ingot.engine.memory_budget import Budget
 from ingot.errors import ConfigError
 from ingot.models.adapter import Adapter
 from ingot.models.kept_files import open_disk

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ingot.engine.draft_model import DraftModel
-from ingot.engine.speculation.choice import Choice
-from ingot.engine.speculation.draft import Draft
+from ingot.engine.speculation.draft_model import Draft
 from ingot.engine.speculation.forced import Forced
 from ingot.engine.speculation.lookup import Lookup
-from ingot.engine.speculation.proposal import Proposer
+from ingot.engine.speculation.options import Choice
+from ingot.engine.speculation.proposer import Proposer
 from ingot.errors import ConfigError, ModelError
 from ingot.models.adapter import Adapter
-from ingot.models.heads.eagle import load_eagle
-from ingot.models.heads.finding import find_head, refuse_unknown_head
-from ingot.models.heads.loading import load_head, with_head
+from ingot.models.draft_heads.checkpoint import find_head, refuse_unknown_head
+from ingot.models.draft_heads.eagle import load_eagle
+from ingot.models.draft_heads.mtp import load_head, with_head
 from ingot.models.heads.probe import check_head
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Final
 
 from ingot.config import Settings
-from ingot.engine.speculation.choice import PROPOSERS, Choice
+from ingot.distributed.group import Share
+from ingot.engine.speculation.options import PROPOSERS, Choice
 from ingot.errors import ConfigError, ModelError
 from ingot.kernels.device import Device
 from ingot.models.adapter import Adapter
 from ingot.ranks.joining import Joined, join_group, stated_place
 from ingot.ranks.leader import LeadingAdapter, lead
-from ingot.ranks.share import Share
 
 HEADS: Final = ("mtp", "eagle")
 PLAIN: Final = ("forced", "lookup")

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Final
 
 from ingot.config import Settings
-from ingot.engine.door import Limits
+from ingot.engine.admission import Limits
 from ingot.engine.encoder_request import Role
+from ingot.engine.loading.pooling_and_speech import offer
 from ingot.engine.loop import Loop
 from ingot.engine.side_engine import SideEngine, SideModel
-from ingot.engine.start_encoders import offer
 from ingot.engine.start_hearing import offer_hearing
 from ingot.engine.start_speaking import offer_speech
 from ingot.kernels import device

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from ingot.engine.speaking.jobs import OfferedSpeech
 from ingot.engine.speaking.request import SpeakingCard
+from ingot.engine.text_to_speech import OfferedSpeech
 from ingot.errors import ModelError
 from ingot.extras import install_command, missing
 from ingot.models.files.locate import ModelFolder
-from ingot.models.kokoro.kokoro import load_kokoro
+from ingot.models.kokoro_kokoro import load_kokoro
 from ingot.text.speech.dictionary import read_ahead
-from ingot.text.speech.pronouncer import ACCENTS, Pronouncer, accent_of
+from ingot.text.speech.phonemizer import ACCENTS, Pronouncer, accent_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
 from ingot.config import Settings
+from ingot.engine.loading.draft_models import load_draft
 from ingot.engine.loras import NamedLoras
-from ingot.engine.speculation.choice import Choice
-from ingot.engine.start_draft import load_draft
+from ingot.engine.speculation.options import Choice
 from ingot.engine.start_loras import begin_loras
 from ingot.engine.start_proposers import OfferedProposers, offer_proposers
 from ingot.engine.start_ranks import among_ranks, load_leading
@@ -19,7 +19,7 @@ from ingot.kernels.device import Device
 from ingot.models import adapter as adapters
 from ingot.models.adapter import Adapter
 from ingot.models.files.locate import ModelFolder
-from ingot.models.live_codec import with_live_codec
+from ingot.models.kv_codec import with_live_codec
 from ingot.ranks.joining import Joined
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.config import Settings
-from ingot.engine.looks import Eyes, LookMemory
+from ingot.engine.vision_encoder import Eyes, LookMemory
 from ingot.errors import ConfigError, ModelError
 from ingot.media import bounds
 from ingot.media.families.registry import processor_in

@@ -15,15 +15,15 @@ from ingot.http.audit import refused
 from ingot.http.capture import Capture, seeded
 from ingot.http.edge import Reply
 from ingot.http.service import Service
-from ingot.http.spans import generation_span
 from ingot.http.traces import carried
-from ingot.observe.timeline import Span
+from ingot.http.tracing import generation_span
+from ingot.observe.recent_requests import Span
 from ingot.protocol.chat.answers import GenerationTask
 from ingot.protocol.chat.receipts import CacheReceipt, headers
 from ingot.protocol.ours.requests import RequestBody
 
 if TYPE_CHECKING:
-    from ingot.engine.engine import Stream
+    from ingot.engine.streams import Stream
 
 
 async def opened(job: GenerationTask, answer: Reply, service: Service) -> CountedStream:

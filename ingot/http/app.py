@@ -1,114 +1,74 @@
-"""The application of a server with one model: its endpoints, by the names of their operations."""
+"""What a server imports once it is ready: all that knows what bodies and answers look like.
+
+That takes a second or more, and a lazy server is there before. So it is imported in the background, or by whoever needs
+it first, in a thread: streams go on meanwhile.
+"""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
 
-from starlette.applications import Starlette
+import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingot.config import Settings
-from ingot.errors import Forbidden
-from ingot.http.edge import Json
-from ingot.http.endpoints.cache import cache_endpoints
-from ingot.http.endpoints.encoders import EncodingEndpoint
-from ingot.http.endpoints.generation import Generation
-from ingot.http.endpoints.health import health_endpoints
-from ingot.http.endpoints.live import live_endpoints
-from ingot.http.endpoints.loras import lora_endpoints
-from ingot.http.endpoints.metrics import metrics_endpoints
-from ingot.http.endpoints.ollama import ollama_endpoints
-from ingot.http.endpoints.reading import reader
-from ingot.http.endpoints.requests import request_endpoints
-from ingot.http.endpoints.speech import SpeechEndpoint
-from ingot.http.endpoints.transcriptions import TranscriptionEndpoint
-from ingot.http.responses.create import CreateResponse
-from ingot.http.responses.endpoints import Responses
-from ingot.http.routing import app_of
-from ingot.http.service import Service
-from ingot.http.side_service import SideService
-from ingot.http.streaming.sse import CHUNKS_ALONE, named_events
-from ingot.protocol.anthropic.answers import Ping
-from ingot.protocol.anthropic.body import count_tokens, read_messages
-from ingot.protocol.infill import read_infill
-from ingot.protocol.ollama.embed import read_embed, read_old_embedding
-from ingot.protocol.ollama.models import show, show_side
-from ingot.protocol.openai.chat import read_chat
-from ingot.protocol.openai.completions import read_completion
-from ingot.protocol.openai.embeddings import read_embeddings
-from ingot.protocol.openai.models import list_models, retrieve_model
-from ingot.protocol.openai.speech import list_voices
-from ingot.protocol.openai.transcriptions import read_transcription, read_translation
-from ingot.protocol.ours.tokenize import detokenize, tokenize
-from ingot.protocol.rerank import read_rerank
+from ingot.config import ModelEntry
+from ingot.http.model_registry import Endpoints, Extend, Models, Opening
+from ingot.http.shared_state import Hall
 
 if TYPE_CHECKING:
-    from ingot.engine.engine import Engine
+    from ingot.engine.side_engine import SideEngine
+    from ingot.http.side_service import SideService
 
-
-def build_app(engine: Engine, settings: Settings) -> Starlette:
-    """The whole HTTP side of `engine`. Nothing is started; `app.state.service` is what the endpoints share."""
-    service = Service(engine, settings)
-    return app_of(service, endpoints_of(service), service.served.terms)
-
-
-def side_endpoints(service: SideService) -> dict[str, Any]:
-    """Those of models that do not generate."""
-
-    async def voices(request: Request) -> Response:
-        return Json(list_voices(service.served))
-
-    return {
-        "createEmbedding": EncodingEndpoint(service, read_embeddings),
-        "ollamaEmbed": EncodingEndpoint(service, read_embed),
-        "ollamaEmbeddings": EncodingEndpoint(service, read_old_embedding),
-        "rerank": EncodingEndpoint(service, read_rerank),
-        "rerankV2": EncodingEndpoint(service, partial(read_rerank, version="2")),
-        "createTranscription": TranscriptionEndpoint(service, read_transcription),
-        "createTranslation": TranscriptionEndpoint(service, read_translation),
-        "createSpeech": SpeechEndpoint(service),
-        "listVoices": voices,
-        "ollamaShow": reader(service, show_side),
+OWN: Final = frozenset(
+    {
+        *("listModels", "retrieveModel", "loadModel", "unloadModel", "swapModel"),
+        *("ollamaTags", "ollamaRunning", "ollamaVersion"),
+        *("listRequests", "retrieveRequest", "cancelRequest"),
+        *("retrieveResponse", "deleteResponse", "cancelResponse", "listInputItems"),
+        *("showLive", "showCacheTree", "metrics", "loads"),
     }
+)
+"""Operations that tell of all models, or change which are loaded."""
 
 
-def endpoints_of(service: Service) -> dict[str, Any]:
-    responses = Responses(service)
+def import_soon(then: Callable[[], None]) -> None:
+    """In the background, before `then`, which imports what takes longer and is needed later."""
 
-    async def models(request: Request) -> Response:
-        return Json(list_models(service.served))
+    def run() -> None:
+        _imported()
+        then()
 
-    async def model(request: Request) -> Response:
-        return Json(retrieve_model(request.path_params["model"], service.served))
+    threading.Thread(target=run, name="ingot-imports", daemon=True).start()
 
-    async def stays(request: Request) -> Response:
-        retrieve_model(request.path_params["model"], service.served)
-        raise Forbidden("This server has one model, which stays loaded: start it with --lazy, or with [models].")
 
-    return {
-        **side_endpoints(service),
-        "createChatCompletion": Generation(service, read_chat),
-        "createCompletion": Generation(service, read_completion),
-        "infill": Generation(service, read_infill, CHUNKS_ALONE),
-        "createMessage": Generation(service, read_messages, named_events(Ping())),
-        "countMessageTokens": reader(service, count_tokens),
-        "listModels": models,
-        "retrieveModel": model,
-        "tokenize": reader(service, tokenize),
-        "detokenize": reader(service, detokenize),
-        "loadModel": model,
-        "unloadModel": stays,
-        "swapModel": stays,
-        **request_endpoints(service.engine, service.ended),
-        **cache_endpoints(service, responses.around),
-        "createResponse": CreateResponse(responses),
-        **responses.endpoints(),
-        **ollama_endpoints(service),
-        "ollamaShow": reader(service, show),
-        **health_endpoints(service.health),
-        **lora_endpoints(service),
-        **metrics_endpoints(lambda: [service.engine], lambda: [service], service.hall),
-        **live_endpoints(service.hall, lambda: [service.engine], service.health),
-    }
+def opened(engine: SideEngine, entry: ModelEntry, hall: Hall, extend: Extend) -> tuple[SideService, Endpoints]:
+    """The service of a loaded model and its endpoints. Takes long at first: not for an event loop."""
+    open_model, _ = _imported()
+    return open_model(engine, entry, hall, extend)
+
+
+def own_endpoints(models: Models) -> Endpoints:
+    """By the names of their operations."""
+    made: Endpoints = {}
+
+    def later(name: str) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            if not made:
+                _, make = await anyio.to_thread.run_sync(_imported)
+                made.update(make(models))
+            answer: Response = await made[name](request)
+            return answer
+
+        return endpoint
+
+    return {name: later(name) for name in OWN}
+
+
+def _imported() -> tuple[Opening, Callable[[Models], Endpoints]]:
+    from ingot.http.fleet.endpoints import fleet_endpoints
+    from ingot.http.fleet.opening import opened
+
+    return opened, fleet_endpoints

@@ -16,7 +16,7 @@ from ingot.config import Settings
 from ingot.errors import Unavailable
 from ingot.http.edge import Edge, Json, answer_of
 from ingot.http.socket.config import server_config
-from ingot.protocol.ours.health import HealthBody
+from ingot.protocol.ingot_api.health import HealthBody
 
 RETRY_S: Final = 2
 KEEP_ALIVE_S: Final = 5  # longer than clients are told to wait

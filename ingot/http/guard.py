@@ -18,11 +18,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ingot.config import Settings
 from ingot.errors import BadRequest, Forbidden, IngotError, RateLimited, Stopping, TooLarge, Unauthorized
 from ingot.http.audit import refused
+from ingot.http.connections import address_of
 from ingot.http.edge import Reply, answer_of
 from ingot.http.endpoints.page import PAGES
-from ingot.http.hall import Hall
 from ingot.http.rates import HEADERS as RATE_HEADERS
-from ingot.http.socket.connections import address_of
+from ingot.http.shared_state import Hall
 from ingot.http.tenants import Tenants, tenant_name
 from ingot.observe.notices import Notice
 from ingot.protocol.chat.receipt_headers import RECEIPT_HEADERS

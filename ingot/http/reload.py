@@ -9,7 +9,7 @@ from typing import Final
 
 from ingot.config import Settings
 from ingot.errors import ConfigError
-from ingot.http.hall import HasHall
+from ingot.http.shared_state import HasHall
 from ingot.http.tenants import Tenants, refuse_short_key
 
 KEYS: Final = frozenset({"api_key", "api_key_file", "admin_api_key"})

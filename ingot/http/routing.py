@@ -21,9 +21,9 @@ from ingot.http.edge import Edge, Json, answer_of
 from ingot.http.endpoints.page import page_routes
 from ingot.http.endpoints.refused import refused_routes
 from ingot.http.guard import Guard
-from ingot.http.hall import HasHall
+from ingot.http.shared_state import HasHall
 from ingot.protocol.operations import OPERATIONS
-from ingot.protocol.schema.terms import Terms
+from ingot.protocol.terms import Terms
 
 
 def app_of(service: HasHall, endpoints: Mapping[str, Any], terms: Terms) -> Starlette:

@@ -20,13 +20,13 @@ from ingot.config import Settings
 from ingot.errors import ConfigError, IngotError
 from ingot.heap import find_trim, trim_heap
 from ingot.http.guard import as_address, shutting_down
-from ingot.http.hall import Hall, HasHall
+from ingot.http.http11 import BoundedHttp
 from ingot.http.reload import reload
+from ingot.http.shared_state import Hall, HasHall
 from ingot.http.socket.config import server_config
-from ingot.http.socket.http11 import BoundedHttp
 from ingot.http.tenants import refuse_short_key
 from ingot.observe.notices import Notice
-from ingot.signals import Terminal, heeded
+from ingot.process import Terminal, heeded
 
 if TYPE_CHECKING:
     from ingot.engine.engine import Engine
@@ -104,7 +104,7 @@ def make_server(
     settings_again: Callable[[], Settings] | None = None,
 ) -> Server:
     """`settings_again` reads them anew, for SIGHUP."""
-    from ingot.http.app import build_app  # which a server whose models come later does not wait for
+    from ingot.http.endpoints.table import build_app  # which a server whose models come later does not wait for
 
     return server_of(build_app(engine, settings), settings, on_ready, listener, settings_again)
 

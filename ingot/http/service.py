@@ -14,17 +14,15 @@ from ingot.config import Settings
 from ingot.config.archive_key import ArchiveKey
 from ingot.engine.model_card import ModelCard
 from ingot.engine.request import Request
-from ingot.http.hall import LONG_BODY, Hall
+from ingot.http.shared_state import Hall
 from ingot.http.side_service import SideService
 from ingot.http.warming import warm, warm_requests
 from ingot.protocol.served import Served
-from ingot.text.prompt.answer_file import AnswerFile, answers_path
+from ingot.text.prompt.answer_cache import AnswerFile, answers_path
 from ingot.text.prompt.remembered import RememberedAnswers
 
 if TYPE_CHECKING:
     from ingot.engine.engine import Engine
-
-__all__ = ["LONG_BODY", "Service"]
 
 
 def nothing_to_end() -> None:

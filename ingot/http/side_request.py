@@ -10,13 +10,13 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from ingot.engine.encoder_request import Encoded
-from ingot.engine.hearing.request import Transcribed
 from ingot.engine.speaking.request import SpeechEnded
+from ingot.engine.speech_request import Transcribed
 from ingot.errors import Cancelled, IngotError
 from ingot.http.edge import ClientGone, Reply
 from ingot.http.side_service import SideService
-from ingot.http.spans import side_span
 from ingot.http.traces import carried
+from ingot.http.tracing import side_span
 
 E = TypeVar("E")
 LEFT: Final = (asyncio.CancelledError, ClientGone, Cancelled)

@@ -15,22 +15,22 @@ from starlette.types import Receive
 
 from ingot.config import Settings
 from ingot.engine.health import Health
-from ingot.engine.hearing.request import Segment, Transcript, TranscriptionRequest, Untranscribed
+from ingot.engine.speech_request import Segment, Transcript, TranscriptionRequest, Untranscribed
 from ingot.errors import Forbidden
 from ingot.http.allowed import is_allowed
 from ingot.http.body import Bodies
 from ingot.http.capture import Captures
-from ingot.http.disconnect import Live
-from ingot.http.hall import Hall
 from ingot.http.lanes import Lane
 from ingot.http.rates import Rates
-from ingot.http.responses.store import ResponseStore
+from ingot.http.request_lifetime import Live
+from ingot.http.response_store import ResponseStore
+from ingot.http.shared_state import Hall
 from ingot.http.tenants import Tenants
 from ingot.http.traces import traces_to
 from ingot.mcp.servers import McpServers
 from ingot.observe.recent import Recent
+from ingot.observe.recent_requests import Timeline
 from ingot.observe.side_figures import SideFigures
-from ingot.observe.timeline import Timeline
 from ingot.protocol.ours.requests import RequestBody
 from ingot.protocol.side_served import SideServed
 

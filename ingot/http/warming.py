@@ -13,7 +13,7 @@ from ingot.engine.request import Failed, Request
 from ingot.errors import IngotError
 from ingot.protocol.chat.warm_prompts import warm_request
 from ingot.protocol.served import Served
-from ingot.text.prompt.prompt_files import read_prompts
+from ingot.text.input_files import read_prompts
 
 if TYPE_CHECKING:
     from ingot.engine.engine import Engine

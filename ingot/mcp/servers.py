@@ -153,7 +153,7 @@ async def connection_to(config: ServerConfig, on_fault: Callable[[str], None]) -
     from mcp.client.streamable_http import streamable_http_client
 
     from ingot.mcp.remote import BoundedTransport
-    from ingot.mcp.stdio import process_streams
+    from ingot.mcp.transports import process_streams
 
     if config.command is not None:
         async with Client(process_streams(config, on_fault)) as client:

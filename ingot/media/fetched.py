@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 
 from ingot.errors import IngotError
-from ingot.media.fetching import fetch
+from ingot.media.fetch import fetch
 
 ready: ContextVar[dict[str, bytes | IngotError] | None] = ContextVar("ready", default=None)
 """Where it is set, nothing is fetched in place: what is not found here raises Unfetched."""

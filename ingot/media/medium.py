@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ingot.errors import Unsupported
 from ingot.media import bounds
 from ingot.media.clip import Clip, PickedFrames
-from ingot.media.item import PixelSource, Shown
+from ingot.media.items import PixelSource, Shown
 from ingot.media.layout import ClipHeader, ClipWish, Layout, MediaKind, PictureWish
 from ingot.media.pdf import PdfFile, PdfPage
 from ingot.media.picture import Picture

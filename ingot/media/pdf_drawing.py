@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ingot.errors import BadMedia
-from ingot.media.decoding import viewed
+from ingot.media.images import viewed
 
 
 def sizes_job(data: bytes, most: int) -> Iterator[tuple[Any, bytes]]:

@@ -29,21 +29,21 @@ from typing import Any, Final
 import msgspec
 
 from ingot.errors import BadMedia
-from ingot.media import clip_decoding, decoding, pdf_drawing, sound
+from ingot.media import audio, images, pdf_drawing, video
 from ingot.media.worker import HEAD
 
 Answer = Iterator[tuple[Any, Any]]
 """Values and raw bytes."""
 JOBS: Final[dict[str, Callable[..., Answer]]] = {
-    "picture header": decoding.header_job,
-    "picture": decoding.picture_job,
-    "clip header": clip_decoding.header_job,
-    "clip keys": clip_decoding.keys_job,
-    "clip frames": clip_decoding.frames_job,
+    "picture header": images.header_job,
+    "picture": images.picture_job,
+    "clip header": video.header_job,
+    "clip keys": video.keys_job,
+    "clip frames": video.frames_job,
     "pdf sizes": pdf_drawing.sizes_job,
     "pdf page": pdf_drawing.page_job,
-    "sound header": sound.header_job,
-    "sound samples": sound.samples_job,
+    "sound header": audio.header_job,
+    "sound samples": audio.samples_job,
 }
 KEPT: Final = 64 << 20
 """Bytes that a worker may have grown by in all its jobs and still be used for the next: stacks of threads are kept."""

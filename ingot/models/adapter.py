@@ -17,37 +17,37 @@ from typing import Any, Literal, overload
 import mlx.core as mx
 import mlx.nn as nn
 
+from ingot.cache.attention_state import WindowState
+from ingot.cache.batch_state import Rows
 from ingot.cache.codecs.pair import PairCodec
-from ingot.cache.encoding import RecordEncoding, encoding_of
 from ingot.cache.footprint import EARLIER_BYTES, Footprint
-from ingot.cache.launch import Part
-from ingot.cache.layers import WindowState
+from ingot.cache.forward_batch import Part
 from ingot.cache.packing import Form
-from ingot.cache.rows import Rows
+from ingot.cache.record_encoding import RecordEncoding, encoding_of
 from ingot.errors import ModelError
+from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.device import Device
-from ingot.kernels.paged.checked import CheckedKernels
 from ingot.models.families import registry
-from ingot.models.files.claims import stated_context
 from ingot.models.files.config_names import older_names
-from ingot.models.files.quantization import moved_weights, weight_format
+from ingot.models.files.folder_checks import stated_context
+from ingot.models.files.model_config import moved_weights, weight_format
 from ingot.models.footprints import footprint_of
 from ingot.models.forward import run
 from ingot.models.heads.headless import classes_in
-from ingot.models.layers.captured import stack_of
+from ingot.models.layers.decode_graph import stack_of
 from ingot.models.layers.deepstack import DeepStack, swap_first_layers
 from ingot.models.layers.experts import given_experts
+from ingot.models.layers.gpu_linear import reserve_scratch
+from ingot.models.layers.lm_head import Selection, nudged, select_at_heads
 from ingot.models.layers.modules import parameters
-from ingot.models.layers.packed_linear import reserve_scratch
-from ingot.models.layers.selection import Selection, nudged, select_at_heads
 from ingot.models.layers.swapping import let_apart, swap_modules, unlower
 from ingot.models.live_states import attends_natively, new_rows
 from ingot.models.lora.loras import Loras
 from ingot.models.pace import evaluate
+from ingot.models.parallelism import Sharing, share
 from ingot.models.precision import main_dtype, rounds_activations, settle
 from ingot.models.probe import Doubts, Findings, Probe
-from ingot.models.remarks import remarks
-from ingot.models.sharing import Sharing, share
+from ingot.models.report import remarks
 from ingot.models.steps import CompiledSteps, compiles
 from ingot.models.vision.loading import load_tower
 from ingot.models.vision.tower import Tower

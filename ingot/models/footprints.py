@@ -6,12 +6,12 @@ from typing import Any
 
 import mlx.nn as nn
 
+from ingot.cache.attention_state import AppendState
 from ingot.cache.footprint import NOTHING_GATHERED, Footprint, Gathered
-from ingot.cache.layers import AppendState
 from ingot.cache.pages import PAGE
+from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.device import Device
-from ingot.kernels.paged.checked import CheckedKernels
-from ingot.kernels.paged.rows import MOST_QUERIES
+from ingot.kernels.paged_attention.inputs import MOST_QUERIES
 from ingot.models.layers.attention import TILE, gathers
 from ingot.models.layers.mixers import tiled
 from ingot.models.probe import Findings

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from ingot.cache.launch import Launch, Part
+from ingot.cache.attention_state import AppendState
+from ingot.cache.batch_state import Rows
+from ingot.cache.coded_pages import PageForm
+from ingot.cache.forward_batch import Launch, Part
 from ingot.cache.layer_state import LayerState
-from ingot.cache.layers import AppendState
 from ingot.cache.packing import Form, loosened
-from ingot.cache.page_form import PageForm
 from ingot.cache.records import take
-from ingot.cache.rows import Rows
 from ingot.models.adapter import Adapter
 
 SAMPLE_TOKENS = 32

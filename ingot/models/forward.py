@@ -9,11 +9,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from ingot.cache.launch import Part
-from ingot.cache.rows import Rows
-from ingot.models.layers.adapted import Blend
+from ingot.cache.batch_state import Rows
+from ingot.cache.forward_batch import Part
 from ingot.models.layers.deepstack import DeepStack
-from ingot.models.layers.selection import Selection, embedding_of
+from ingot.models.layers.lm_head import Selection, embedding_of
+from ingot.models.lora.layers import Blend
 from ingot.models.steps import CompiledSteps
 from ingot.models.vision.visual import Visual
 

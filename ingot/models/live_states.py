@@ -7,13 +7,13 @@ from typing import Any
 
 import mlx.core as mx
 
+from ingot.cache.attention_state import AppendState, parts_of, state_for
+from ingot.cache.batch_state import Rows
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.footprint import EARLIER_BYTES
 from ingot.cache.layer_state import LayerState
-from ingot.cache.layers import AppendState, parts_of, state_for
-from ingot.cache.rows import Rows
 from ingot.errors import ModelError
-from ingot.kernels.paged.checked import CheckedKernels
+from ingot.kernels.checked import CheckedKernels
 from ingot.models.layers.attention import MixedAttention
 from ingot.upstream import caches
 

@@ -17,7 +17,7 @@ from mlx.utils import tree_unflatten
 from ingot.errors import ConfigError
 from ingot.kernels import native
 from ingot.kernels.device import Device
-from ingot.models.gguf import block_layers
+from ingot.models.gguf import weights
 from ingot.models.layers.experts import DenseSwitchLinear, PackedSwitchLinear, fuse_experts
 from ingot.models.layers.modules import (
     DenseEmbedding,
@@ -47,7 +47,7 @@ def settle(model: nn.Module, device: Device, asked: str | None) -> list[str]:
         _settle_on_gpu(model, asked)
         return []
     if asked is not None:
-        _swap(model, block_layers.is_block, lambda module: block_layers.exact(module, DTYPES[asked]))
+        _swap(model, weights.is_block, lambda module: weights.exact(module, DTYPES[asked]))
         model.set_dtype(DTYPES[asked])
         return []
     return _settle_on_cpu(model, device)
@@ -56,10 +56,10 @@ def settle(model: nn.Module, device: Device, asked: str | None) -> list[str]:
 def _settle_on_gpu(model: nn.Module, asked: str | None) -> None:
     """Blocks become what MLX multiplies. Its products want scales and activations in one format, or convert the scales
     each time: all of such a model is then bfloat16, which holds what activations may come to."""
-    if any(block_layers.is_block(module) for _, module in model.named_modules()):
+    if any(weights.is_block(module) for _, module in model.named_modules()):
         asked = asked or "bfloat16"
         dtype = DTYPES[asked]
-        _swap(model, block_layers.is_block, lambda module: block_layers.affine(module, dtype))
+        _swap(model, weights.is_block, lambda module: weights.affine(module, dtype))
     if asked is not None:
         model.set_dtype(DTYPES[asked])
 
@@ -68,10 +68,8 @@ def _settle_on_cpu(model: nn.Module, device: Device) -> list[str]:
     room = device.memory * UNPACK_SHARE
     _swap(
         model,
-        block_layers.is_block,
-        lambda module: (
-            block_layers.multiplied(module) if native.available() else block_layers.exact(module, mx.float16)
-        ),
+        weights.is_block,
+        lambda module: weights.multiplied(module) if native.available() else weights.exact(module, mx.float16),
     )
     multiply_packed(model, room)
     multiply_dense(model, NARROW)

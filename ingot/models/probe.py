@@ -17,8 +17,8 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from ingot.cache.launch import Part, Row
-from ingot.cache.rows import Rows
+from ingot.cache.batch_state import Rows
+from ingot.cache.forward_batch import Part, Row
 from ingot.errors import ModelError
 
 Fed = tuple[Row, list[int]]

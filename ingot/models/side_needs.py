@@ -9,17 +9,17 @@ from typing import Final
 
 from ingot.kernels.device import Device
 from ingot.media import worker
+from ingot.models.checkpoint import weight_files
 from ingot.models.encoders.config import EncoderConfig
-from ingot.models.encoders.encoder import trunk_batch_bytes
-from ingot.models.encoders.load import read_config
-from ingot.models.files.claims import stated_context
+from ingot.models.files.folder_checks import stated_context
 from ingot.models.files.safetensors_header import read_header
-from ingot.models.files.tensors import weight_files
-from ingot.models.kokoro.config import KokoroConfig
-from ingot.models.kokoro.kokoro import KokoroModel
+from ingot.models.kokoro_config import KokoroConfig
+from ingot.models.kokoro_kokoro import KokoroModel
 from ingot.models.layers.modules import parameters
-from ingot.models.needs import needs, settled_bytes
-from ingot.models.whisper.checkpoint import read_model
+from ingot.models.memory_needs import needs, settled_bytes
+from ingot.models.pooling_models.encoder import trunk_batch_bytes
+from ingot.models.pooling_models.loading import read_config
+from ingot.models.whisper_checkpoint import read_model
 
 BATCH_TOKENS: Final = 4096
 """Tokens of a batch that an encoder has memory for."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
+from ingot.cache.attention_state import AppendState, parts_of
 from ingot.cache.codecs.pair import PairCodec
-from ingot.cache.layers import AppendState, parts_of
-from ingot.cache.page_form import VERSION
+from ingot.cache.coded_pages import VERSION
 from ingot.cache.pages import PAGE
 from ingot.models.adapter import Adapter
-from ingot.models.files.digest import model_digest, remembered_digest, tokenizer_digest
+from ingot.models.cache_key import model_digest, remembered_digest, tokenizer_digest
 from ingot.models.live_states import live_states
 
 

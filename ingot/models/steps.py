@@ -20,16 +20,16 @@ from typing import Any
 
 import mlx.core as mx
 
-from ingot.cache.launch import Mixed
+from ingot.cache.attention_state import AppendState
+from ingot.cache.forward_batch import Mixed
+from ingot.cache.kv_storage import KernelStorage
 from ingot.cache.layer_state import LayerState
-from ingot.cache.layers import AppendState
-from ingot.cache.slabs import KernelStorage
 from ingot.kernels.device import Device
-from ingot.kernels.gpu.cuda import CudaLauncher
+from ingot.kernels.gpu.launcher import CudaLauncher
 from ingot.kernels.gpu.launchers import MlxLauncher, launcher
-from ingot.kernels.paged.rows import Rows as KernelRows
-from ingot.models.layers.packed_linear import FEW
-from ingot.models.layers.selection import nudged
+from ingot.kernels.paged_attention.inputs import Rows as KernelRows
+from ingot.models.layers.gpu_linear import FEW
+from ingot.models.layers.lm_head import nudged
 from ingot.models.layers.turning import Angles
 from ingot.models.probe import apart, is_close
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from ingot.observe.figures import REQUEST_S
 from ingot.observe.histogram import Histogram
+from ingot.observe.metrics import REQUEST_S
 
 ENDINGS: Final = ("stop", "abort", "error")
 """How requests end, as vLLM calls it."""

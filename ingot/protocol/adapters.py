@@ -11,7 +11,7 @@ from ingot.engine.request import LoraRef
 from ingot.errors import BadRequest, ModelNotFound
 from ingot.protocol.schema.fields import BodyReading, Kind, Schema
 from ingot.protocol.schema.model_name import adapter_in
-from ingot.protocol.schema.terms import Terms
+from ingot.protocol.terms import Terms
 
 WHICH_ADAPTER: Final = "The LoRA adapter to go through; `model` may name it, too."
 

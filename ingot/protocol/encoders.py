@@ -12,10 +12,10 @@ from msgspec import UNSET, Struct, UnsetType
 from ingot.engine.encoder_request import Encoded, EncodingRequest, Role
 from ingot.errors import BadRequest, ModelNotFound
 from ingot.protocol.schema.fields import BodyReading
-from ingot.text.tokens.encoder_inputs import EncoderInput, TextInputs
+from ingot.text.tokenizer.encoder_inputs import EncoderInput, TextInputs
 
 if TYPE_CHECKING:
-    from ingot.engine.encoder_batches import OfferedEncoder
+    from ingot.engine.pooling_batches import OfferedEncoder
     from ingot.protocol.side_served import SideServed
 
 OneInput = str | tuple[int, ...]

@@ -13,7 +13,7 @@ from ingot.engine.request import Ended, Event, Request, SequenceEnded, TextDelta
 from ingot.protocol.adapters import WHICH_ADAPTER, AdapterName
 from ingot.protocol.chat.answers import AnswerHead, GenerationTask, Receipt, Streamed, Whole, sayable
 from ingot.protocol.chat.generation_fields import RequestFields, SamplingFields, StopFields
-from ingot.protocol.chat.prepared import Prepared
+from ingot.protocol.chat.preparation import Prepared
 from ingot.protocol.chat.prompts import infill_prompt, infill_tokens
 from ingot.protocol.model_names import DEFAULT_NAME
 from ingot.protocol.schema import bounds, foreign

@@ -9,19 +9,24 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from ingot.media.sound_writing import MEDIA_TYPES
-from ingot.observe.exposition import MEDIA_TYPE
+from ingot.media.audio_encoding import MEDIA_TYPES
+from ingot.observe.prometheus import MEDIA_TYPE
 from ingot.protocol.anthropic.answers import MESSAGE_EVENTS, MessageBody
-from ingot.protocol.anthropic.body import COUNT_BODY, MESSAGES_BODY, TokenCount
 from ingot.protocol.anthropic.errors import AnthropicError
+from ingot.protocol.anthropic.request import COUNT_BODY, MESSAGES_BODY, TokenCount
 from ingot.protocol.errors import ErrorBody
 from ingot.protocol.infill import INFILL_BODY, InfillAnswer
+from ingot.protocol.ingot_api.cache import FILE, AdoptedBody, CacheBody, ClearedBody, ExplainedBody
+from ingot.protocol.ingot_api.health import HealthBody, VersionBody
+from ingot.protocol.ingot_api.requests import LiveBody
+from ingot.protocol.ingot_api.tokenize import DETOKENIZE_BODY, TOKENIZE_BODY, Detokenized, Tokenized
+from ingot.protocol.lora_adapters import LOAD_BODY, UNLOAD_BODY, LoraChanged
+from ingot.protocol.model_listings import SHOW_BODY, OllamaRunning, OllamaShown, OllamaTags, OllamaVersion
 from ingot.protocol.ollama.answers import OllamaChat, OllamaCompletion
-from ingot.protocol.ollama.body import CHAT_BODY as OLLAMA_CHAT_BODY
-from ingot.protocol.ollama.body import GENERATE_BODY
 from ingot.protocol.ollama.embed import EMBED_BODY, OLD_EMBEDDING_BODY, OldEmbedding, OllamaEmbedded
 from ingot.protocol.ollama.errors import OllamaError
-from ingot.protocol.ollama.models import SHOW_BODY, OllamaRunning, OllamaShown, OllamaTags, OllamaVersion
+from ingot.protocol.ollama.request import CHAT_BODY as OLLAMA_CHAT_BODY
+from ingot.protocol.ollama.request import GENERATE_BODY
 from ingot.protocol.openai.chat import CHAT_BODY
 from ingot.protocol.openai.chat_answers import ChatChunk, ChatCompletion
 from ingot.protocol.openai.completion_answers import Completion
@@ -32,22 +37,17 @@ from ingot.protocol.openai.speech import SPEECH_BODY, SpeechChunk, VoiceList
 from ingot.protocol.openai.transcription_answers import TranscriptChunk, Transcription
 from ingot.protocol.openai.transcriptions import TRANSCRIPTION_FORM, TRANSLATION_FORM
 from ingot.protocol.operations import OPERATIONS, Operation
-from ingot.protocol.ours.cache import FILE, AdoptedBody, CacheBody, ClearedBody, ExplainedBody
 from ingot.protocol.ours.cache_tree import CacheTreeBody
-from ingot.protocol.ours.health import HealthBody, VersionBody
-from ingot.protocol.ours.live import LiveBody
 from ingot.protocol.ours.loads import LoadsBody
-from ingot.protocol.ours.loras import LOAD_BODY, UNLOAD_BODY, LoraChanged
 from ingot.protocol.ours.questions import EXPLAIN_BODY
 from ingot.protocol.ours.requests import CancelledBody, RequestBody, RunningList
-from ingot.protocol.ours.tokenize import DETOKENIZE_BODY, TOKENIZE_BODY, Detokenized, Tokenized
-from ingot.protocol.rerank import RERANK_BODY, Reranked
+from ingot.protocol.pooling import RERANK_BODY, Reranked
 from ingot.protocol.responses.answers import DeletedResponse, InputItemList, ResponseBody, ResponseEvent, ResponseTokens
 from ingot.protocol.responses.body import RESPONSES_BODY
 from ingot.protocol.responses.queries import ITEMS_QUERY, RESPONSE_QUERY
 from ingot.protocol.schema.fields import Kind, Refused, Schema
 from ingot.protocol.schema.objects import ObjectOf, specs_of
-from ingot.protocol.schema.terms import Terms
+from ingot.protocol.terms import Terms
 from ingot.version import __version__
 
 REFS = "#/components/schemas/{name}"

@@ -9,29 +9,29 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, cast
 
 from ingot.config import Settings
-from ingot.engine.hearing.request import HearingCard
 from ingot.engine.model_card import ModelCard
 from ingot.engine.request import LoraRef, Sampling
+from ingot.engine.speech_request import HearingCard
 from ingot.errors import ConfigError
 from ingot.media.processor import Processor
 from ingot.protocol.chat.sampling_defaults import sampling_body, sampling_defaults
 from ingot.protocol.chat.sealing import ThinkingSeal
 from ingot.protocol.model_names import DEFAULT_NAME, check_aliases, with_aliases
-from ingot.protocol.schema.terms import MediaTerms, Terms
 from ingot.protocol.side_served import SideServed, encoder_terms, hearing_terms, speaking_terms
-from ingot.text.formats.registry import FormatSource, FoundFormat, format_named, found_format, thinking_named
-from ingot.text.formats.table import Format
+from ingot.protocol.terms import MediaTerms, Terms
+from ingot.text.chat_template.sandbox import TemplateHistory
 from ingot.text.grammar.grammars import Grammars
 from ingot.text.prompt.encoded import EncodedTexts
 from ingot.text.prompt.remembered import RememberedAnswers
-from ingot.text.template.witness import TemplateHistory
+from ingot.text.tool_formats.format import Format
+from ingot.text.tool_formats.registry import FormatSource, FoundFormat, format_named, found_format, thinking_named
 from ingot.version import __version__
 
 if TYPE_CHECKING:
-    from ingot.engine.encoder_batches import OfferedEncoder
     from ingot.engine.encoder_request import Role
-    from ingot.engine.speaking.jobs import OfferedSpeech
-    from ingot.text.tokens.tokenizer import Tokenizer
+    from ingot.engine.pooling_batches import OfferedEncoder
+    from ingot.engine.text_to_speech import OfferedSpeech
+    from ingot.text.tokenizer.tokenizer import Tokenizer
 
 Secret = Callable[[], bytes]
 """May have to look for it, and so take a moment: not for an event loop."""

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 from ingot.config import Settings
 from ingot.engine.encoder_request import EncoderCard
-from ingot.engine.hearing.request import HearingCard
 from ingot.engine.model_card import ModelCard
 from ingot.engine.speaking.request import SpeakingCard
+from ingot.engine.speech_request import HearingCard
 from ingot.protocol.model_names import DEFAULT_NAME, check_aliases, with_aliases
 from ingot.protocol.schema.encoder_fields import terms_of
 from ingot.protocol.schema.fields import BodyReading
-from ingot.protocol.schema.terms import EncoderTerms, HearingTerms, SpeakingTerms, Terms
+from ingot.protocol.terms import EncoderTerms, HearingTerms, SpeakingTerms, Terms
 
 if TYPE_CHECKING:
-    from ingot.engine.encoder_batches import OfferedEncoder
     from ingot.engine.encoder_request import Role
-    from ingot.engine.speaking.jobs import OfferedSpeech
+    from ingot.engine.pooling_batches import OfferedEncoder
+    from ingot.engine.text_to_speech import OfferedSpeech
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,22 +13,22 @@ import msgspec
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import RecordCodec
 from ingot.config import Settings
+from ingot.distributed import control_channel
+from ingot.distributed.control_channel import Kind
+from ingot.distributed.follower import FollowingRows
+from ingot.distributed.group import Share
+from ingot.distributed.place import Place
+from ingot.distributed.wire import Frame, Link, LinkLate, LinkLost
 from ingot.kernels import device, native
 from ingot.models.adapter import Adapter
 from ingot.models.forward import run
 from ingot.models.kept_files import open_disk
 from ingot.models.live_states import live_states
-from ingot.models.sharing import Sharing
-from ingot.ranks import plan
+from ingot.models.parallelism import Sharing
 from ingot.ranks.following_files import FollowingFiles
 from ingot.ranks.following_pieces import FollowingPieces
-from ingot.ranks.following_rows import FollowingRows
 from ingot.ranks.joining import KeptForm, join_group
 from ingot.ranks.leader import shared_tokens
-from ingot.ranks.place import Place
-from ingot.ranks.plan import Kind
-from ingot.ranks.share import Share
-from ingot.ranks.wire import Frame, Link, LinkLate, LinkLost
 
 KEPT_SHARE: Final = 10
 """Percent of its memory that mlx may keep of what passes gave back."""
@@ -36,7 +36,7 @@ CLOSING_S: Final = 4.0
 """How long a rank that is not needed any more goes on writing."""
 LOOK_S: Final = 0.005
 """How often it looks whether files are read or written, while some are to be."""
-TIMELESS: Final = (plan.Released, plan.Fetched, plan.Used, plan.Forgotten)
+TIMELESS: Final = (control_channel.Released, control_channel.Fetched, control_channel.Used, control_channel.Forgotten)
 """What has nothing to do with the states that a pass under way computes."""
 MOST_WORDS: Final = 2000
 """Characters of what went wrong."""
@@ -55,9 +55,9 @@ class Follower:
         self._mixed = False
         self._running: list[mx.array] = []
 
-    def hear(self, events: plan.Events) -> None:
+    def hear(self, events: control_channel.Events) -> None:
         for event in events:
-            if isinstance(event, plan.Begun):
+            if isinstance(event, control_channel.Begun):
                 layers = live_states(
                     self._adapter.model, self._adapter.margin, self._adapter.kept, self._adapter.kernels
                 )
@@ -66,9 +66,9 @@ class Follower:
                     self._pieces = FollowingPieces(self._rows, self._kept.codec, self._files)
                 continue
             assert self._rows is not None, "something happened before anything began"
-            if isinstance(event, plan.Pass):
+            if isinstance(event, control_channel.Pass):
                 self._pass(self._rows, event)
-            elif isinstance(event, plan.PieceEvent):
+            elif isinstance(event, control_channel.PieceEvent):
                 assert self._pieces is not None, "this rank has no records outside of pages"
                 if not isinstance(event, TIMELESS):
                     self.settle()
@@ -81,7 +81,7 @@ class Follower:
         """Whether something is to be answered."""
         return self._files is not None and self._files.busy
 
-    def answers(self) -> list[plan.Answer]:
+    def answers(self) -> list[control_channel.Answer]:
         """To what it was asked, as far as it is known now."""
         return [] if self._pieces is None else [*self._pieces.answers()]
 
@@ -90,7 +90,7 @@ class Follower:
         mx.eval(self._running)
         self._running = []
 
-    def _pass(self, rows: FollowingRows, told: plan.Pass) -> None:
+    def _pass(self, rows: FollowingRows, told: control_channel.Pass) -> None:
         tokens = shared_tokens(mx.zeros(told.tokens, mx.uint32), self._group)
         mx.async_eval(tokens)
         adapter = self._adapter
@@ -140,7 +140,7 @@ def _files(
 
 def _obey(follower: Follower, link: Link, on_step: OnStep) -> None:
     while (frame := _next(follower, link)).kind == Kind.TOLD:
-        follower.hear(plan.decode(frame.body))
+        follower.hear(control_channel.decode(frame.body))
         on_step(frame.step)
     follower.settle()
 
@@ -149,7 +149,7 @@ def _next(follower: Follower, link: Link) -> Frame:
     """What rank 0 says next. What it has asked for is answered meanwhile, as it is found."""
     while follower.is_asked:
         for answer in follower.answers():
-            link.send(Kind.ANSWER, plan.encode_answer(answer))
+            link.send(Kind.ANSWER, control_channel.encode_answer(answer))
         with suppress(LinkLate):
             return link.receive(LOOK_S)
     return link.receive()

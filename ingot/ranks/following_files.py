@@ -18,8 +18,8 @@ from ingot.cache.disk.entry import Entry
 from ingot.cache.disk.header import Header, RecordOwner, identity, named
 from ingot.cache.disk.reader import Reading
 from ingot.cache.packing import Form, LooseRecord, described, fitted, packed, unpacked
+from ingot.distributed import control_channel
 from ingot.errors import IngotError
-from ingot.ranks import plan
 
 log = logging.getLogger("ingot.cache")
 
@@ -45,14 +45,14 @@ class FollowingFiles:
         """Whether there is something that will be answered."""
         return bool(self._readings or self._writing or self._refused)
 
-    def fetch(self, event: plan.Fetched) -> None:
+    def fetch(self, event: control_channel.Fetched) -> None:
         entry = self._find(event.file)
         if entry is None:
             self._refused.append(event.number)
         else:
             self._readings[event.number] = _Asked(self._disk.reader.ask(entry), event.checkpoint)
 
-    def file(self, event: plan.Filed, deltas: Deltas, checkpoint: Checkpoint | None) -> None:
+    def file(self, event: control_channel.Filed, deltas: Deltas, checkpoint: Checkpoint | None) -> None:
         loose = LooseRecord(event.file.begin, event.file.begin + len(event.tokens), deltas, checkpoint)
         header = Header(
             self._disk.store.key,
@@ -70,7 +70,7 @@ class FollowingFiles:
         else:
             self._writing[event.asked] = entry
 
-    def use(self, files: list[plan.FileRef]) -> None:
+    def use(self, files: list[control_channel.FileRef]) -> None:
         found = (self._find(file) for file in files)
         self._disk.store.touch([entry for entry in found if entry is not None])
 
@@ -84,14 +84,14 @@ class FollowingFiles:
         """Beside the steps: what is being written is waited for."""
         threading.Thread(target=self._forget, args=(tenant,), name="ingot-disk-clearing").start()
 
-    def written(self) -> Iterator[plan.Answer]:
+    def written(self) -> Iterator[control_channel.Answer]:
         """What has come of files that were to be written, and of what could not even be begun."""
         refused, self._refused = self._refused, []
-        yield from (plan.Answer(number, good=False) for number in refused)
+        yield from (control_channel.Answer(number, good=False) for number in refused)
         for number, entry in [*self._writing.items()]:
             if self._disk.writer.find(entry.name) is not entry:
                 del self._writing[number]
-                yield plan.Answer(number, good=not entry.lost)
+                yield control_channel.Answer(number, good=not entry.lost)
 
     def read(self) -> Iterator[tuple[int, LooseRecord | None]]:
         """What has come of those that were to be read, by number."""
@@ -103,7 +103,7 @@ class FollowingFiles:
     def close(self, within_s: float) -> None:
         self._disk.close(within_s)
 
-    def _find(self, file: plan.FileRef) -> Entry | None:
+    def _find(self, file: control_channel.FileRef) -> Entry | None:
         whose = identity(self._disk.store.key, _owner(file), file.path, file.begin)
         return self._disk.find(named(whose, file.variant))
 
@@ -128,5 +128,5 @@ class FollowingFiles:
             log.error("what is kept in %s cannot be removed: %s", self._disk.store.folder, error)
 
 
-def _owner(file: plan.FileRef) -> RecordOwner:
+def _owner(file: control_channel.FileRef) -> RecordOwner:
     return RecordOwner(file.tenant, file.salt)

@@ -10,10 +10,10 @@ import mlx.core as mx
 from ingot.cache.checkpoint import Checkpoint
 from ingot.cache.delta_codec import DeltaCodec
 from ingot.cache.deltas import Deltas
-from ingot.cache.extents import Berth, Extent, layers_of, raw_delta, read, stored_delta
-from ingot.ranks import plan
+from ingot.cache.kv_deltas import Berth, Extent, layers_of, raw_delta, read, stored_delta
+from ingot.distributed import control_channel
+from ingot.distributed.follower import FollowingRows
 from ingot.ranks.following_files import FollowingFiles
-from ingot.ranks.following_rows import FollowingRows
 
 
 class FollowingPieces:
@@ -25,20 +25,20 @@ class FollowingPieces:
         self._held: dict[int, Deltas] = {}
         self._read: dict[int, Checkpoint | None] = {}  # what came with a piece from its file
 
-    def hear(self, event: plan.PieceEvent) -> None:
+    def hear(self, event: control_channel.PieceEvent) -> None:
         match event:
-            case plan.Loosened(number, extents):
+            case control_channel.Loosened(number, extents):
                 self._keep(number, self._loosened([_extent(*each) for each in extents]))
-            case plan.Cut(number, made, begin, end, whole):
+            case control_channel.Cut(number, made, begin, end, whole):
                 piece = self._held[number]
                 piece = piece if end is None else piece.before(end, whole)
                 piece = piece if begin is None else piece.behind(begin, whole)
                 self._keep(made, piece.copied())
-            case plan.Placed(number, place, coded, held, runs):
+            case control_channel.Placed(number, place, coded, held, runs):
                 self._place(self._held[number], place, Berth(array("i", coded), held, runs))
-            case plan.Recalled(number, checkpoint):
+            case control_channel.Recalled(number, checkpoint):
                 self._rows.recall(checkpoint, self._read[number])
-            case plan.Released(number):
+            case control_channel.Released(number):
                 self._held.pop(number, None)
                 self._read.pop(number, None)
                 if self._files is not None:
@@ -47,7 +47,7 @@ class FollowingPieces:
                 assert self._files is not None, "this rank has no files"
                 self._file(self._files, event)
 
-    def answers(self) -> Iterator[plan.Answer]:
+    def answers(self) -> Iterator[control_channel.Answer]:
         """To what was asked before."""
         if self._files is None:
             return
@@ -56,17 +56,17 @@ class FollowingPieces:
             if record is not None:
                 self._keep(number, record.deltas)
                 self._read[number] = record.checkpoint
-            yield plan.Answer(number, good=record is not None)
+            yield control_channel.Answer(number, good=record is not None)
 
-    def _file(self, files: FollowingFiles, event: plan.PieceEvent) -> None:
+    def _file(self, files: FollowingFiles, event: control_channel.PieceEvent) -> None:
         match event:
-            case plan.Filed():
+            case control_channel.Filed():
                 files.file(event, self._held[event.number], self._rows.recalled(event.checkpoint))
-            case plan.Fetched():
+            case control_channel.Fetched():
                 files.fetch(event)
-            case plan.Used(used):
+            case control_channel.Used(used):
                 files.use(used)
-            case plan.Forgotten(tenant):
+            case control_channel.Forgotten(tenant):
                 files.forget(tenant)
 
     def _loosened(self, extents: list[Extent]) -> Deltas:

@@ -14,19 +14,19 @@ import mlx.core as mx
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec, RecordCodec
 from ingot.cache.delta_codec import DeltaCodec, Size
-from ingot.cache.encoding import check_codec, encoded_form
 from ingot.cache.packing import Form
+from ingot.cache.record_encoding import check_codec, encoded_form
 from ingot.config import Settings
+from ingot.distributed.place import HOSTFILE, Place, place
+from ingot.distributed.wire import Link
 from ingot.errors import ConfigError, ModelError
 from ingot.kernels import device
 from ingot.kernels.device import Device
 from ingot.models import adapter as adapters
 from ingot.models.adapter import Adapter
 from ingot.models.form import form_of
-from ingot.models.live_codec import with_live_codec
-from ingot.models.sharing import Sharing
-from ingot.ranks.place import HOSTFILE, Place, place
-from ingot.ranks.wire import Link
+from ingot.models.kv_codec import with_live_codec
+from ingot.models.parallelism import Sharing
 
 MEETING_S: Final = 120.0
 """How long ranks wait for each other to start."""

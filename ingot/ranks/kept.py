@@ -10,12 +10,12 @@ from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.delta_codec import Size
 from ingot.cache.deltas import Deltas
 from ingot.cache.disk.record_file import StoredData
-from ingot.cache.encoding import LossyEncoding, RecordEncoding
-from ingot.cache.groups import PageGroup
 from ingot.cache.packing import Form, LooseRecord, extents
+from ingot.cache.page_groups import PageGroup
+from ingot.cache.record_encoding import LossyEncoding, RecordEncoding
 from ingot.cache.records import Record
-from ingot.ranks import plan
-from ingot.ranks.leading_rows import LeadingRows
+from ingot.distributed import control_channel
+from ingot.distributed.leader_state import LeadingRows
 from ingot.ranks.pieces import Piece, Sizing, ToldDeltas
 from ingot.ranks.voice import Voice
 
@@ -73,7 +73,7 @@ def loosened(voice: Voice, record: Record) -> Piece:
     piece = Piece(voice)
     places = [(extent.begin, extent.end, array("i", extent.places).tobytes()) for extent in extents(record)]
     voice.note_pages()
-    voice.note(plan.Loosened(piece.number, places))
+    voice.note(control_channel.Loosened(piece.number, places))
     return piece
 
 
@@ -85,5 +85,5 @@ def _recalled(
     deltas, checkpoint = ToldDeltas.of(loose.deltas, found.piece, sizing), loose.checkpoint
     if checkpoint is not None:
         told = checkpoint = rows.told_checkpoint(checkpoint)
-        voice.note(plan.Recalled(found.piece.number, told.number))
+        voice.note(control_channel.Recalled(found.piece.number, told.number))
     return replace(loose, deltas=deltas, checkpoint=checkpoint)

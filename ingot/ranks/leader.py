@@ -13,22 +13,22 @@ from typing import Any
 import mlx.core as mx
 import msgspec
 
+from ingot.cache.batch_state import Rows
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.disk.disk import Disk
-from ingot.cache.encoding import RecordEncoding
-from ingot.cache.launch import Part
+from ingot.cache.forward_batch import Part
 from ingot.cache.packing import Form
-from ingot.cache.rows import Rows
+from ingot.cache.record_encoding import RecordEncoding
+from ingot.distributed.control_channel import Kind
+from ingot.distributed.group import Share, Whole
+from ingot.distributed.leader import LeadingDisk
+from ingot.distributed.leader_state import LeadingRows
+from ingot.distributed.wire import Link
 from ingot.errors import ModelError
 from ingot.models.adapter import Adapter
 from ingot.models.live_states import live_states
 from ingot.ranks.kept import LeadingEncoding, PlainLeadingEncoding
-from ingot.ranks.leading_disk import LeadingDisk
-from ingot.ranks.leading_rows import LeadingRows
-from ingot.ranks.plan import Kind
-from ingot.ranks.share import Share, Whole
 from ingot.ranks.voice import Voice
-from ingot.ranks.wire import Link
 
 
 @dataclass(frozen=True)

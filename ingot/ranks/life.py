@@ -18,13 +18,13 @@ from typing import Final
 
 import msgspec
 
+from ingot.distributed.heartbeat import FAREWELL, SIGN, STANDINGS, Sign, Standing, Watch
+from ingot.distributed.hosts import Hosts, free_ports, told_to
+from ingot.distributed.place import CONTROL, LISTENING, TOKEN, WATCH, Address
+from ingot.distributed.wire import Link
 from ingot.errors import DeviceLost, Unavailable
-from ingot.ranks.hosts import Hosts, free_ports, told_to
 from ingot.ranks.meeting import Stranger, listen, welcome
-from ingot.ranks.place import CONTROL, LISTENING, TOKEN, WATCH, Address
 from ingot.ranks.processes import COMMAND, Letter, RankProcess
-from ingot.ranks.standing import FAREWELL, SIGN, STANDINGS, Sign, Standing, Watch
-from ingot.ranks.wire import Link
 
 LOOK_S: Final = 0.5
 TELL_S: Final = 0.2

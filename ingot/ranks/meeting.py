@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 from typing import Final, Literal
 
-from ingot.ranks.wire import MAGIC, VERSION, Link, LinkLate, LinkLost
+from ingot.distributed.wire import MAGIC, VERSION, Link, LinkLate, LinkLost
 
 CHALLENGE: Final = 32
 GREETING: Final = struct.Struct(f"!4sB3x{CHALLENGE}s")  # from who listens

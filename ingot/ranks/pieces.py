@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ingot.cache.batch_state import Rows
 from ingot.cache.checkpoint import Checkpoint
 from ingot.cache.delta_codec import Size
 from ingot.cache.deltas import Deltas
-from ingot.cache.extents import layers_of
-from ingot.cache.rows import Rows
-from ingot.ranks import plan
+from ingot.cache.kv_deltas import layers_of
+from ingot.distributed import control_channel
 from ingot.ranks.voice import Voice
 
 
@@ -28,7 +28,7 @@ class ToldCheckpoint(Checkpoint):
         return self.size
 
     def __del__(self) -> None:
-        self.voice.note(plan.Dropped(self.number))
+        self.voice.note(control_channel.Dropped(self.number))
 
 
 class Piece:
@@ -40,7 +40,7 @@ class Piece:
         self.number, self.voice = voice.number(), voice
 
     def __del__(self) -> None:
-        self.voice.note(plan.Released(self.number))
+        self.voice.note(control_channel.Released(self.number))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,5 +89,5 @@ class ToldDeltas(Deltas):
 
     def _cut(self, deltas: Deltas, begin: int | None, end: int | None, whole: int) -> ToldDeltas:
         made = Piece(self.piece.voice)
-        made.voice.note(plan.Cut(self.piece.number, made.number, begin, end, whole))
+        made.voice.note(control_channel.Cut(self.piece.number, made.number, begin, end, whole))
         return ToldDeltas.of(deltas, made, self.sizing)

@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from ingot.ranks.hosts import Host
+from ingot.distributed.hosts import Host
 
 COMMAND: Final = ("-P", "-m", "ingot.cli.rank")
 SSH: Final = (

@@ -14,11 +14,11 @@ from typing import Final
 
 import msgspec
 
+from ingot.distributed.heartbeat import BEAT_S, FAREWELL, SIGN, STANDINGS, Sign, Standing
+from ingot.distributed.place import Place
+from ingot.distributed.wire import Link
 from ingot.errors import Unavailable
 from ingot.ranks.meeting import join
-from ingot.ranks.place import Place
-from ingot.ranks.standing import BEAT_S, FAREWELL, SIGN, STANDINGS, Sign, Standing
-from ingot.ranks.wire import Link
 
 PARENT_S: Final = 10.0  # within which it has to be reached
 ORPHANED: Final = 70  # the exit code of who has no parent any more

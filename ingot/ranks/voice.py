@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 
+from ingot.distributed import control_channel
+from ingot.distributed.control_channel import Kind
+from ingot.distributed.wire import Frame, Link, LinkLate, LinkLost, broadcast
 from ingot.errors import Unavailable
-from ingot.ranks import plan
-from ingot.ranks.plan import Kind
-from ingot.ranks.wire import Frame, Link, LinkLate, LinkLost, broadcast
 
 LOST = "The ranks of this model lost each other; they are started again"
 
@@ -36,7 +36,7 @@ class Voice:
 
     def __init__(self, links: Sequence[Link]) -> None:
         self._links = links
-        self._events: list[plan.Event] = []
+        self._events: list[control_channel.Event] = []
         self._numbers = count()
         self._questions: dict[int, Question] = {}
         self.note_pages: Callable[[], None] = lambda: None
@@ -80,25 +80,25 @@ class Voice:
         if frame.kind == Kind.FAILED:
             self.trouble = self.trouble or frame.body.decode(errors="replace")
             raise Unavailable(f"{LOST}: {self.trouble}", retry_after=1)
-        answer = plan.decode_answer(frame.body)
+        answer = control_channel.decode_answer(frame.body)
         question = self._questions.get(answer.number)
         if question is not None:
             question.hear(good=answer.good)
             if question.settled:
                 del self._questions[answer.number]
 
-    def note(self, event: plan.Event) -> None:
+    def note(self, event: control_channel.Event) -> None:
         """Have it told with the next pass."""
         self._events.append(event)
 
-    def tell(self, event: plan.Event) -> None:
+    def tell(self, event: control_channel.Event) -> None:
         """Have it told now, and what was noted before it. Raises Unavailable where somebody is gone."""
         self._events.append(event)
         self._refuse_if_troubled()
-        self.step += isinstance(event, plan.Pass)
+        self.step += isinstance(event, control_channel.Pass)
         events, self._events = self._events, []
         try:
-            broadcast(self._links, Kind.TOLD, plan.encode(events), self.step)
+            broadcast(self._links, Kind.TOLD, control_channel.encode(events), self.step)
         except (LinkLost, LinkLate) as error:
             reason = self._reason() or error
             self.trouble = str(reason)

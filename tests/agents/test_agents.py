@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.agents import claude, codex, opencode
+from ingot.agents import claude, clients, opencode
 from ingot.agents.agent import TIMEOUT_S, Endpoint
 from ingot.agents.registry import AGENTS
 from ingot.config import Settings
@@ -46,11 +46,11 @@ names = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), m
 @given(names)
 def test_codex_reads_from_flags_what_a_file_would_say(model: str) -> None:
     endpoint = Endpoint("http://127.0.0.1:8000", "key", model, 32_768)
-    words = codex.launch(endpoint, HERE).arguments
+    words = clients.launch(endpoint, HERE).arguments
     flags = tomllib.loads("\n".join(words[1::2]))
     assert set(words[::2]) == {"-c"}
-    file = tomllib.loads(codex.pastes(endpoint)[0].text)
-    assert flags == file | {"model_catalog_json": str(HERE / codex.CATALOGUE)}
+    file = tomllib.loads(clients.pastes(endpoint)[0].text)
+    assert flags == file | {"model_catalog_json": str(HERE / clients.CATALOGUE)}
     assert flags["model"] == model and flags["model_context_window"] == 32_768
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from bench.comparison import Duel, Figures, middle, unequal
 from bench.comparison_report import HEAD, Match, as_json, rows
-from ingot.cli.bench.stats import Level, Sample, summarise
+from ingot.cli.bench_stats import Level, Sample, summarise
 
 
 def level(*, tokens: int = 8, prompt: int = 20, error: str | None = None) -> Level:

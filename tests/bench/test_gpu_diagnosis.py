@@ -9,7 +9,7 @@ import pytest
 
 from bench import gpu_diagnosis
 from bench.children import Outcome
-from ingot.kernels.paged.kernels import available
+from ingot.kernels.paged_attention.kernels import available
 from tests import engines
 
 

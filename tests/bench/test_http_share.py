@@ -6,7 +6,7 @@ import pytest
 
 from bench.engine import measure, requests
 from bench.http_share import Shares, as_json, measure_round
-from ingot.cli.bench.load import LoadPlan, Target
+from ingot.cli.bench import LoadPlan, Target
 from ingot.cli.client import Client
 from ingot.engine.engine import Engine
 from tests import engines, tiny

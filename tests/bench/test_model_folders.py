@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bench.model_folders import write
 from ingot.models.files.progress import silent
-from ingot.text.tokens.tokenizer import Tokenizer
+from ingot.text.tokenizer.tokenizer import Tokenizer
 
 
 def test_a_folder_for_measuring_names_no_token_that_ends_an_answer(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.serve import QUICK, STREAM_WORDS, USUAL, Load, compare, measure_beside, read
-from ingot.cli.bench.load import Target
+from ingot.cli.bench import Target
 from ingot.cli.client import Client, ServerError
 from tests.cli.scripted import Answer, Script, scripted_server
 

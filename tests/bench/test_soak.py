@@ -16,7 +16,7 @@ from bench.soak.trend import WARM, trend
 from bench.soak.watch import complaints, figures
 from ingot.config import load, memory_bytes, model_entries
 from ingot.models.lora.weights import read
-from ingot.protocol.ours.metrics import Measured, metrics
+from ingot.protocol.ingot_api.metrics import Measured, metrics
 from tests.http.scripted import ScriptedEngine
 
 FOLDERS = Path(__file__).parents[2] / "foundry" / "models"

@@ -10,7 +10,7 @@ import pytest
 from bench.sparse import Figures
 from bench.sparse_quality import Sample, calls, posed, recalls, required_calls, tallied
 from foundry import vocabulary
-from ingot.engine.sparse.selection import Scores
+from ingot.engine.specprefill.selection import Scores
 
 
 def test_tool_calls_have_a_long_text_before_them_that_is_not_computed_in_any_case() -> None:

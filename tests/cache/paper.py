@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ingot.cache.prefix import Needs, Owner, PrefixIndex
+from ingot.cache.matches import Needs
+from ingot.cache.prefix_index import PrefixIndex
+from ingot.cache.tree import Owner
 
 TOKEN, CHECKPOINT = 10, 100
 """Bytes."""

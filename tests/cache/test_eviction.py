@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.cache.eviction import EvictionQueue
-from ingot.cache.prefix import PrefixIndex
+from ingot.cache.prefix_eviction import EvictionQueue
+from ingot.cache.prefix_index import PrefixIndex
 from ingot.cache.tree import Node, Owner
 from tests.cache.paper import APPEND, store
 

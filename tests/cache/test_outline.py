@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ingot.cache.outline import outline
-from ingot.cache.prefix import Owner
+from ingot.cache.tree import Owner
 from tests.cache.paper import APPEND, index, store
 
 SYSTEM = [1] * 6

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ingot.cache.packing import laid, loosened
 from ingot.cache.pages import PAGE
 from ingot.cache.records import Record, put, take
-from tests.cache.test_rows import KINDS, close, exact, feed, new_rows, spoil
+from tests.cache.test_batch_state import KINDS, close, exact, feed, new_rows, spoil
 
 
 def prompt(count: int, seed: int = 4) -> list[int]:

@@ -83,7 +83,7 @@ def test_wrong_usage_is_one_line(tmp_path: Path, arguments: tuple[str, ...], lin
 def test_what_one_server_kept_is_written_and_kept_by_another(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tests.engine.test_prefix_files import start
+    from tests.engine.test_cache_admin import start
 
     path = str(tmp_path / "kept.safetensors")
     both = start("llama", tmp_path / "a"), start("llama", tmp_path / "b")

@@ -17,11 +17,11 @@ import pytest
 from ingot.cli.main import main
 from ingot.kernels.device import current
 from ingot.models.adapter import load
-from ingot.models.heads.finding import find_head
-from ingot.models.heads.loading import load_head
+from ingot.models.draft_heads.checkpoint import find_head
+from ingot.models.draft_heads.mtp import load_head
 from ingot.models.heads.probe import check_head
-from tests.models.heads.making import make, named, write, write_shards
-from tests.models.heads.test_hybrid import HYBRID
+from tests.models.draft_heads.making import make, named, write, write_shards
+from tests.models.draft_heads.test_hybrid import HYBRID
 
 ROOT = HYBRID.parents[2]
 
@@ -161,7 +161,7 @@ def test_what_was_made_before_is_not_made_again(packed: Path) -> None:
 
 DIES = """
 import os, signal, sys
-from ingot.models.convert import conversion
+from ingot.models import convert as conversion
 conversion.write_head = lambda source, file: os.kill(os.getpid(), signal.SIGKILL)
 from ingot.cli.main import main
 main(sys.argv[1:])

@@ -128,7 +128,7 @@ def test_it_says_of_a_model_whether_its_attention_is_mlx_lms_own(tmp_path: Path)
     import mlx.core as mx
 
     from ingot.models.layers.modules import parameters
-    from ingot.models.remarks import remarks_ahead
+    from ingot.models.report import remarks_ahead
     from tests.models.layers import family_configs
 
     for family in ("llama", "deepseek_v3"):

@@ -15,8 +15,8 @@ import pytest
 
 from ingot.agents.registry import AGENTS
 from ingot.config import DEFAULT_MODEL, load
+from ingot.models.files.model_store import is_kept
 from ingot.models.files.packaged import find
-from ingot.models.files.shelf import is_kept
 from tests.cli.conftest import Done
 from tests.cli.scripted import INGOT, Script, environment, scripted_server
 

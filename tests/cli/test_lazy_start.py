@@ -11,10 +11,10 @@ import sys
 from contextlib import closing
 from ingot.cli.flags import CommandParser, add_settings, settle
 from ingot.cli.serve import lone
-from ingot.engine.fleet.fleet import Fleet
-from ingot.engine.fleet.garage import Garage
+from ingot.engine.fleet import Fleet
+from ingot.engine.loading.model_loader import Garage
 from ingot.http.fleet.app import build_fleet_app
-from ingot.http.fleet.later import import_soon
+from ingot.http.app import import_soon
 from ingot.http.server import listen, server_of
 
 parser = CommandParser("serve", "")
@@ -32,14 +32,16 @@ LIBRARIES: Final = (
 )
 ROOMS: Final = {
     "cache": {"codecs.names"},
-    "engine": {"health", "loop", "engine_thread", "fleet", "hearing.request", "speculation.choice"},
-    "kernels": {"device", "fastblas", "remedy"},
-    "media": {"fetched", "fetching", "bounds", "worker"},
+    "engine": {"health", "loop", "engine_thread", "fleet", "fleet_standing", "fleet_seat", "loading.model_loader"}
+    | {"speech_request", "speculation.options"},
+    "kernels": {"device", "cpu.fastblas", "remedy"},
+    "media": {"fetched", "fetch", "bounds", "worker"},
     "models": {"files", "gguf.part_names"},
-    "protocol": {"operations", "errors", "model_names", "schema.terms", "ours.health", "chat.receipt_headers"}
+    "protocol": {"operations", "errors", "model_names", "terms", "ingot_api.health", "chat.receipt_headers"}
     | {"anthropic.errors", "ollama.errors", "responses.stored_response"},
-    "ranks": {"place", "meeting", "wire", "standing"},
-    "text": {"cancellation", "json_file", "grammar.limits", "grammar.uncompiled", "prompt.prompt_files"}
+    "ranks": {"meeting", "standing"},
+    "distributed": {"place", "wire", "heartbeat"},
+    "text": {"cancellation", "input_files", "json_file", "grammar.limits", "grammar.pending"}
     | {"tokens.generation_config"},
 }
 """Of rooms that are large, what a server may take that has no model yet."""

@@ -43,8 +43,8 @@ def test_help_and_version_load_nothing_heavy() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_command_loads_the_machinery_to_show_its_help(command: str) -> None:
     code = (
-        f"import sys, importlib; module = importlib.import_module('ingot.cli.{command}')\n"
-        "try: module.run(['--help'])\nexcept SystemExit: pass\n"
+        "import sys; from ingot.cli.main import main\n"
+        f"try: main(['{command}', '--help'])\nexcept SystemExit: pass\n"
         "heavy = {'mlx', 'mlx_lm', 'transformers', 'numpy', 'matplotlib', 'starlette'} & set(sys.modules)\n"
         "sys.exit(f'loaded: {heavy}' if heavy else 0)"
     )

@@ -15,7 +15,7 @@ from ingot.cli.replay import body_of, differences, notes, read, texts_in, with_c
 from ingot.config import load
 from ingot.engine.request import Request
 from ingot.errors import ConfigError
-from ingot.http.app import build_app
+from ingot.http.endpoints.table import build_app
 from tests import scripted
 from tests.http.asgi import call
 from tests.http.running import running

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ingot.models.files.model_store import keep
 from ingot.models.files.progress import silent
-from ingot.models.files.shelf import keep
 from tests.cli.conftest import Done
 from tests.cli.scripted import INGOT, environment
 

@@ -17,12 +17,12 @@ from ingot.cli.ready import ready_record
 from ingot.config import DEFAULT_MODEL, load
 from ingot.engine.model_card import ModelCard
 from ingot.errors import Unsupported
+from ingot.models.files.model_store import is_kept
 from ingot.models.files.packaged import find
-from ingot.models.files.shelf import is_kept
 from ingot.protocol.openai.chat import read_chat
 from ingot.protocol.openai.completions import read_completion
 from ingot.protocol.served import Served
-from ingot.text.formats.registry import FoundFormat, format_named, found_format
+from ingot.text.tool_formats.registry import FoundFormat, format_named, found_format
 from tests.cli.conftest import Done
 from tests.cli.scripted import INGOT, environment
 from tests.http import scripted as toy

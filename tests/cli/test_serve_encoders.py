@@ -12,7 +12,7 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from bench import random_models
 from ingot.cli.client import Client
 from ingot.cli.ready import ready_record
-from ingot.text.formats.registry import found_format
+from ingot.text.tool_formats.registry import found_format
 from tests.cli.scripted import INGOT, environment
 from tests.cli.test_serve import CARD
 from tests.encoders import card, write_encoder, write_sentence_files

@@ -22,9 +22,9 @@ from bench.servers import ready_url
 from foundry.package import MODELS
 from ingot.cli import serve
 from ingot.cli.serve import MOST_RESTARTS, RESTARTS, WITHIN_S, _Lost, start_again
+from ingot.distributed.place import LISTENING
 from ingot.errors import DeviceLost, IngotError
 from ingot.http.server import Listener
-from ingot.ranks.place import LISTENING
 from tests.cli.scripted import environment
 
 PATIENCE_S = 120

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import ingot.engine.start
+import ingot.engine.loading.language_model
 from bench import random_models
 from ingot.cli.flags import CommandParser, add_settings, settle
 from ingot.cli.serve import start_engine

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from ingot.cli.show_config import show
 from ingot.config import SETTINGS, load
+from ingot.models.files.model_store import keep
 from ingot.models.files.progress import silent
-from ingot.models.files.shelf import keep
 
 FLAGS = {"allowed_hosts": "a,b", "models_dir": "/m", "memory": "60%", "api_key": "hunter22", "keepalive_s": "2.5"}
 FLAGS |= {"override_generation_config": '{"top_k": 20}', "default_chat_template_kwargs": '{"mood": "glad", "on": true}'}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from ingot.protocol.ours.metrics import Measured, metrics
+from ingot.protocol.ingot_api.metrics import Measured, metrics
 from tests.http.scripted import ScriptedEngine
 
 DASHBOARD = json.loads((Path(__file__).parents[2] / "deploy/grafana/ingot.json").read_text())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ingot.protocol.ours.metrics import Measured, metrics
+from ingot.protocol.ingot_api.metrics import Measured, metrics
 from tests.http.scripted import ScriptedEngine
 
 LATENCIES = ("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds")

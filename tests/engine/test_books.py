@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ingot.cache.disk.store import DiskLimits
-from ingot.cache.prefix import Owner
+from ingot.cache.tree import Owner
 from ingot.engine.request import Ended, Request, Sampling
 from tests import engines
 

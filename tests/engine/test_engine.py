@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ingot.engine.door import Door
-from ingot.engine.engine import Engine, Limits
+from ingot.engine.admission import Door, Limits
+from ingot.engine.engine import Engine
 from ingot.engine.jobs import Job
 from ingot.engine.request import (
     Ended,
@@ -21,7 +21,7 @@ from ingot.engine.request import (
     Stop,
     TextDelta,
 )
-from ingot.engine.stream import EventSink
+from ingot.engine.streams import EventSink
 from ingot.errors import BadRequest, Cancelled, ContextOverflow, DeadlineExceeded, Overloaded, Unavailable
 from tests import engines
 
@@ -285,6 +285,6 @@ def test_a_request_is_looked_at_beside_the_loop_and_one_that_nobody_waits_for_an
 def test_a_slow_step_is_logged(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ingot.engine.journal.SLOW_STEP_S", 0.0)
+    monkeypatch.setattr("ingot.engine.telemetry.SLOW_STEP_S", 0.0)
     engines.answer(engine, Request("slow", (PROMPT,), max_tokens=2, sampling=GREEDY, stop=LONG))
     assert "a step took 0.0 s: 0 rows decoding, 3 prompt tokens of 1 sequences" in caplog.text

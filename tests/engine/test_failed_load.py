@@ -11,11 +11,11 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
+from bench.random_models import write_tokenizer
 from ingot.config.settings import Settings
-from ingot.engine.start import start_engine
+from ingot.engine.loading.language_model import start_engine
 from ingot.errors import ModelError
 from tests import tiny
-from tests.engines import write_tokenizer
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ingot.engine.encoder_jobs import EncoderJobs
-from ingot.engine.engine import Engine, Limits
+from ingot.engine.admission import Limits
+from ingot.engine.engine import Engine
 from ingot.engine.output import Writer
+from ingot.engine.pooling import EncoderJobs
 from ingot.engine.request import Ended, Event, Failed, Request, Sampling, Stop
 from ingot.engine.results import Result
-from ingot.engine.stream import Batch, BlockingStream
+from ingot.engine.streams import Batch, BlockingStream
 from ingot.errors import DeviceLost, Unavailable
 from ingot.kernels.device import Device
 from tests import engines

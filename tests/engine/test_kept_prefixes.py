@@ -11,9 +11,9 @@ import pytest
 
 from ingot.cache.codecs.pair import RAW_CODEC
 from ingot.cache.tree import Owner
-from ingot.engine.cache_status import SaltStatus
-from ingot.engine.kept_prefixes import KeptPrefixes
-from ingot.engine.reuse import Counts
+from ingot.engine.cache_admin import KeptPrefixes
+from ingot.engine.prefix_cache import Counts
+from ingot.engine.status import SaltStatus
 from tests.cache.paper import HYBRID, Paper, index, store
 
 SALTS = 200

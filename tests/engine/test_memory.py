@@ -11,10 +11,10 @@ import pytest
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import RAW_CODEC, PairCodec, RecordCodec
 from ingot.cache.footprint import rounded
-from ingot.cache.groups import Storage
+from ingot.cache.page_groups import Storage
 from ingot.cache.reserved import ReservedStorage
-from ingot.engine.budget import Budget
 from ingot.engine.engine import Engine
+from ingot.engine.memory_budget import Budget
 from ingot.engine.request import Ended, Failed, Request, Sampling, Stop
 from ingot.kernels.device import Device
 from tests import engines

@@ -12,15 +12,16 @@ from bench.random_models import write_tokenizer
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
 from ingot.config import Settings
-from ingot.engine.engine import Engine, Limits
+from ingot.engine.admission import Limits
+from ingot.engine.engine import Engine
+from ingot.engine.loading.language_model import start_engine
 from ingot.engine.request import Sampling
 from ingot.engine.sight import Sight
-from ingot.engine.start import start_engine
 from ingot.errors import ConfigError, Unsupported
 from ingot.kernels.device import current
 from ingot.media.families.registry import processor_in
 from ingot.models.adapter import load
-from ingot.models.live_codec import with_live_codec
+from ingot.models.kv_codec import with_live_codec
 from tests.engines import answer, text_of
 from tests.models.vision.looking import prompt_with
 from tests.models.vision.tiny_families import VOCAB, saved

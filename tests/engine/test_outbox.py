@@ -9,7 +9,7 @@ import pytest
 from ingot.engine.jobs import Job
 from ingot.engine.outbox import Outbox
 from ingot.engine.request import Failed, Request
-from ingot.engine.stream import Batch
+from ingot.engine.streams import Batch
 from ingot.errors import Cancelled, IngotError
 from tests.engines import tiny_tokenizer
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from ingot.cache.attention_state import AppendState
+from ingot.cache.batch_state import Rows
 from ingot.cache.footprint import Footprint
 from ingot.cache.layer_state import LayerState
-from ingot.cache.layers import AppendState
-from ingot.cache.prefix import Needs
+from ingot.cache.matches import Needs
 from ingot.cache.recurrent_state import RecurrentState
-from ingot.cache.rows import Rows
-from ingot.engine.budget import Budget
-from ingot.engine.costs import StepCosts
+from ingot.engine.memory_budget import Budget
+from ingot.engine.prefix_cache import WORTH_WAITING, Reuse, needs_of
 from ingot.engine.request import Request
-from ingot.engine.reuse import WORTH_WAITING, Reuse, needs_of
 from ingot.engine.sequence import Sequence
+from ingot.engine.step_costs import StepCosts
 
 SHAPE = Footprint(groups=((None, 1),), recurrent=0, activation=0, score=0, logits=0)
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.engine.budget import Budget
-from ingot.engine.costs import StepCosts
+from ingot.engine.memory_budget import Budget
 from ingot.engine.request import Request, Sampling
 from ingot.engine.results import Result
 from ingot.engine.runner import Runner, Step
 from ingot.engine.scheduler import Scheduler
 from ingot.engine.sequence import Sequence
+from ingot.engine.step_costs import StepCosts
 from ingot.kernels.device import Device, current
 from ingot.models.adapter import adapt
 from tests import engines, tiny

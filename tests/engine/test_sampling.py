@@ -17,7 +17,7 @@ from ingot.engine.sampling import draw as draw_with
 from ingot.kernels import native
 from ingot.kernels.drawing.kernels import draw as kernel_draw
 from ingot.kernels.gpu.emulator import Emulator
-from tests.kernels.paged.memory import emulated
+from tests.kernels.paged_attention.memory import emulated
 
 VOCAB = 40
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.engine.costs import REMEMBERED, SURE
 from ingot.engine.scheduler import ENOUGH_TOKENS, LEAST_SHARE, LITTLE_TOKENS, PRIORITY_S, SMALLEST_CHUNK
 from ingot.engine.sequence import Sequence
+from ingot.engine.step_costs import REMEMBERED, SURE
 from tests.engine.world import World, expected_token
 
 either_way = pytest.mark.parametrize("mixes", [False, True], ids=["apart", "mixed"])

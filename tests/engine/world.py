@@ -7,12 +7,12 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 from ingot.cache.footprint import Footprint
-from ingot.cache.launch import Row
-from ingot.engine.budget import Budget
-from ingot.engine.costs import StepCosts
+from ingot.cache.forward_batch import Row
+from ingot.engine.memory_budget import Budget
 from ingot.engine.request import Request
 from ingot.engine.scheduler import Chunk, Scheduler
 from ingot.engine.sequence import Sequence
+from ingot.engine.step_costs import StepCosts
 
 DECODE_MS, ROW_MS, TOKEN_MS = 20.0, 1.0, 0.5
 SHAPE = Footprint(groups=((None, 1),), recurrent=0, activation=0, score=0, logits=0)

@@ -17,19 +17,19 @@ from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
 from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Event, Request, Sampling, Stop
-from ingot.engine.speculation.draft import Draft
+from ingot.engine.speculation.draft_model import Draft
 from ingot.engine.speculation.lookup import Lookup
-from ingot.engine.speculation.proposal import Proposer
+from ingot.engine.speculation.proposer import Proposer
 from ingot.errors import AdapterError
 from ingot.kernels.device import Device
 from ingot.media.families.registry import processor_in
 from ingot.models.adapter import Adapter
-from ingot.models.heads.eagle import load_eagle
-from ingot.models.heads.loading import with_head
+from ingot.models.draft_heads.eagle import load_eagle
+from ingot.models.draft_heads.mtp import with_head
 from tests import engines, tiny
-from tests.engine.sparse import world
+from tests.engine.specprefill import world
 from tests.equality.test_adapters import LAYERS, matched, tokens_of, written
-from tests.models.heads import test_eagle as eagles
+from tests.models.draft_heads import test_eagle as eagles
 from tests.models.lora.made import matrices, shapes, write_mlx
 from tests.models.vision import tiny_families
 from tests.models.vision.looking import prompt_with, saved

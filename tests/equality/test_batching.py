@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ingot.engine.engine import Engine, Limits
+from ingot.engine.admission import Limits
+from ingot.engine.engine import Engine
 from ingot.engine.request import Request, Sampling, Stop
 from tests import engines
 

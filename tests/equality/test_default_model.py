@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import mlx.core as mx
 import pytest
 
-from ingot.cache.launch import Part, Row
+from ingot.cache.forward_batch import Part, Row
 from ingot.config import DEFAULT_MODEL, Settings
 from ingot.engine.engine import Engine
+from ingot.engine.loading.language_model import start_engine
 from ingot.engine.request import Request, Sampling, Stop
-from ingot.engine.start import start_engine
 from ingot.kernels import native
 from ingot.kernels.device import current
 from ingot.models import adapter as adapters

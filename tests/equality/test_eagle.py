@@ -9,10 +9,10 @@ import pytest
 from ingot.engine.request import Ended, Request, Sampling, Stop
 from ingot.kernels.device import Device
 from ingot.models.adapter import Adapter
-from ingot.models.heads.eagle import load_eagle
-from ingot.models.heads.loading import with_head
+from ingot.models.draft_heads.eagle import load_eagle
+from ingot.models.draft_heads.mtp import with_head
 from tests import engines
-from tests.models.heads.test_eagle import random_tensors, written
+from tests.models.draft_heads.test_eagle import random_tensors, written
 
 
 @pytest.mark.parametrize("device", [None, engines.GPU], ids=["here", "gpu"])

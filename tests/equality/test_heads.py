@@ -12,8 +12,8 @@ from foundry import mtp_acceptance
 from foundry.rows import lesson, written
 from ingot.config import Settings
 from ingot.engine.engine import Engine
+from ingot.engine.loading.language_model import start_engine
 from ingot.engine.request import Ended, Event, Request, Sampling, SequenceEnded, SpeculationReport, Stop
-from ingot.engine.start import start_engine
 from ingot.kernels.device import current
 from tests.engines import answer, text_of
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ingot.engine.engine import Engine, Limits
+from ingot.engine.admission import Limits
+from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Failed, Request, Sampling, Stop
-from ingot.engine.stream import BlockingStream
+from ingot.engine.streams import BlockingStream
 from tests import engines, tiny
 
 KINDS = ["llama", "window", "hybrid", "moe"]

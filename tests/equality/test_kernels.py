@@ -13,16 +13,17 @@ from itertools import accumulate
 import mlx.core as mx
 import pytest
 
-from ingot.cache.launch import Part, Row
-from ingot.cache.layers import AppendState
+from ingot.cache.attention_state import AppendState
+from ingot.cache.batch_state import Rows
+from ingot.cache.forward_batch import Part, Row
+from ingot.cache.kv_storage import KernelStorage
 from ingot.cache.recurrent_state import RecurrentState
-from ingot.cache.rows import Rows
-from ingot.cache.slabs import KernelStorage
-from ingot.engine.engine import Engine, Limits
+from ingot.engine.admission import Limits
+from ingot.engine.engine import Engine
 from ingot.engine.request import Request, Sampling, Stop
-from ingot.kernels.paged.kernels import PagedAttention, available
-from ingot.kernels.paged.rows import Rows as KernelRows
-from ingot.kernels.paged.turning import Turning
+from ingot.kernels.paged_attention.inputs import Rows as KernelRows
+from ingot.kernels.paged_attention.kernels import PagedAttention, available
+from ingot.kernels.paged_attention.rope import Turning
 from ingot.models.adapter import Adapter, adapt
 from ingot.models.layers.gated_delta import KernelDelta
 from ingot.models.probe import apart

@@ -11,7 +11,8 @@ import pytest
 from ingot.cache import tail
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import RAW_CODEC, PairCodec
-from ingot.engine.engine import Engine, Limits
+from ingot.engine.admission import Limits
+from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Request, Sampling, Stop
 from ingot.engine.speculation.lookup import Lookup
 from ingot.kernels.device import Device

@@ -10,17 +10,17 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from ingot.cache.launch import Part
+from ingot.cache.forward_batch import Part
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.engine.speculation.lookup import Lookup
 from ingot.kernels.dense.checked import CheckedDense
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.gpu.kinds import Kind, kind_of
+from ingot.kernels.gpu.kernel_source import Kind, kind_of
 from ingot.kernels.gpu.texts import Kernel, Work
 from ingot.models.adapter import adapt
 from ingot.models.layers.dense_linear import swap_dense
 from tests import engines, tiny
-from tests.kernels.paged.memory import emulated
+from tests.kernels.paged_attention.memory import emulated
 
 pytestmark = emulated
 

@@ -9,14 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.engine.engine import Engine, Limits
-from ingot.engine.looks import LookMemory
+from ingot.engine.admission import Limits
+from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Event, Failed, Request, SequenceEnded
 from ingot.engine.speculation.lookup import Lookup
+from ingot.engine.vision_encoder import LookMemory
 from ingot.errors import BadMedia, TooLarge
 from ingot.kernels.device import Device
 from ingot.media.families.registry import processor_in
-from ingot.media.item import MediaItem
+from ingot.media.items import MediaItem
 from ingot.media.picture import Pixels, View
 from tests.engines import GPU, answer
 from tests.models.vision.looking import Frames, drawn_frame, prompt_with, saved

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from ingot.engine.engine import Engine, Limits
+from ingot.engine.admission import Limits
+from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Event, Request, Sampling, SequenceEnded, Stop
 from ingot.engine.speculation.forced import Forced
 from ingot.text.grammar.grammars import Grammars
-from ingot.text.grammar.guide import GuidePlan
+from ingot.text.grammar.matcher import GuidePlan
 from tests import engines, tiny
 from tests.rehearsed import Rehearsed
 

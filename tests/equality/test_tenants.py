@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from ingot.engine.engine import Engine, Limits
+from ingot.engine.admission import Limits
+from ingot.engine.engine import Engine
 from tests import engines
 from tests.equality.test_cached import ask, run
 

@@ -13,7 +13,7 @@ import pytest
 from ingot.cache.archive import Archive, ArchivedRecord, ArchiveError, write
 from ingot.engine.engine import Engine
 from ingot.errors import Cancelled
-from tests.engine.test_prefix_files import SECRET, ask, prompts, start
+from tests.engine.test_cache_admin import SECRET, ask, prompts, start
 from tests.http.running import connect, running
 from tests.http.scripted import ScriptedEngine, settings
 

@@ -17,7 +17,7 @@ import pytest
 from bench.mutated_media import mutated, shown
 from bench.soak.further_acts import transcription
 from ingot.engine.engine import Engine
-from ingot.engine.start import start_engine
+from ingot.engine.loading.language_model import start_engine
 from ingot.media import worker
 from tests.http.running import running
 from tests.http.scripted import settings
@@ -26,7 +26,7 @@ from tests.media.clips import filmed
 from tests.media.pdfs import pdf
 from tests.media.pictures import Image, data_url, drawn, file_of, saved, turned_file
 from tests.media.test_clips import sound
-from tests.media.test_picture import png
+from tests.media.test_images import png
 
 pytest.importorskip("mlx_vlm")
 MODEL = Path(__file__).parents[2] / "foundry" / "models" / "vision"

@@ -19,20 +19,19 @@ import pytest
 from ingot.cache.disk.store import DiskLimits
 from ingot.cli import serve
 from ingot.config import Settings
-from ingot.engine.kv_events.publisher import LONGEST, Address, Publisher
+from ingot.engine.kv_events import LONGEST, Address, Publisher
 from ingot.errors import ConfigError
-from ingot.http import guard, hall
-from ingot.http.socket import connections
+from ingot.http import connections, guard, shared_state
 from ingot.media import bounds, fetched
-from ingot.media.fetching import fetch
+from ingot.media.fetch import fetch
 from ingot.shares import PerSecond
-from ingot.text.prompt.control_tokens import Quoting
-from ingot.text.tokens.tokenizer import Tokenizer
+from ingot.text.tokenizer.special_tokens import Quoting
+from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests import engines
 from tests.http.running import connect, everything, post, running
 from tests.http.scripted import ScriptedEngine, settings
 from tests.media.seeing import TIMED
-from tests.media.test_fetching import Dripping
+from tests.media.test_fetch import Dripping
 
 zmq = pytest.importorskip("zmq")
 DENSE = Path(__file__).parents[2] / "foundry" / "models" / "dense"
@@ -194,12 +193,15 @@ def test_an_export_that_nobody_reads_holds_up_no_other_keys(shared: Callable[...
 
 @pytest.mark.parametrize(
     ("path", "other", "capacity"),
-    [("/static/app.js", "/health/live", hall.UNKNOWN_A_SECOND), ("/health/live", "/", hall.PROBES_A_SECOND)],
+    [
+        ("/static/app.js", "/health/live", shared_state.UNKNOWN_A_SECOND),
+        ("/health/live", "/", shared_state.PROBES_A_SECOND),
+    ],
 )
 def test_650_requests_in_a_second_without_a_key_stop_nobody(
     path: str, other: str, capacity: int, shared: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hall, "PerSecond", partial(PerSecond, clock=lambda: 0.0))
+    monkeypatch.setattr(shared_state, "PerSecond", partial(PerSecond, clock=lambda: 0.0))
     monkeypatch.setattr(guard, "FLOOD_S", 0.0)
     with running(ScriptedEngine(), shared()) as url, connect(url) as flood:
         for count in (65,) * 10:

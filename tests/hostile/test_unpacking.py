@@ -19,16 +19,16 @@ import pytest
 
 from ingot.errors import BadMedia, Cancelled
 from ingot.media import bounds, worker
+from ingot.media.audio import Sound
 from ingot.media.clip import ClipFile
 from ingot.media.pdf import PdfFile, PdfPage
 from ingot.media.picture import Picture
 from ingot.media.size import Size
-from ingot.media.sound import Sound
 from tests.hearing import tone, wav
 from tests.media.clips import av, filmed, indexed
 from tests.media.pdfs import pdf
 from tests.media.pictures import Image, file_of, saved
-from tests.media.test_sound import FORMS, encoded
+from tests.media.test_audio import FORMS, encoded
 
 SMALL = Size(64, 64)
 SLACK_MB = 48

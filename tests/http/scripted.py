@@ -12,7 +12,6 @@ from typing import Any
 
 from ingot.config import Settings
 from ingot.engine.cache_branch import CacheBranch
-from ingot.engine.cache_status import CacheStatus, CacheTotals, SaltStatus
 from ingot.engine.health import Health
 from ingot.engine.model_card import ModelCard
 from ingot.engine.request import (
@@ -31,12 +30,13 @@ from ingot.engine.request import (
     TokenLogprob,
     Usage,
 )
+from ingot.engine.status import CacheStatus, CacheTotals, SaltStatus
 from ingot.errors import BadRequest, Cancelled, ContextOverflow, IngotError
-from ingot.observe.figures import Figures
+from ingot.observe.metrics import Figures
 from ingot.observe.speculation import SpeculationCounts
-from ingot.text.prompt.control_tokens import Controls
+from ingot.text.chat_template.chat_template import ChatTemplate
 from ingot.text.prompt.infill import Infill
-from ingot.text.template.chat_template import ChatTemplate
+from ingot.text.tokenizer.special_tokens import Controls
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"

@@ -6,8 +6,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from ingot.engine.hearing.request import HeardToken, HeardWord, Segment, Transcribed, TranscriptionRequest
 from ingot.engine.hearing.stream import TranscriptStream
+from ingot.engine.speech_request import HeardToken, HeardWord, Segment, Transcribed, TranscriptionRequest
 from tests.hearing import card
 from tests.http.scripted import ScriptedEngine
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ingot.engine.speaking.jobs import SpeechStream
 from ingot.engine.speaking.request import SpeechEnded, SpeechRequest, Spoken
+from ingot.engine.text_to_speech import SpeechStream
 from tests.http.scripted import ScriptedEngine
 from tests.speaking import ScriptedMouth, offered
 

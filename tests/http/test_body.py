@@ -14,8 +14,8 @@ from starlette.types import Message
 
 from ingot.errors import BadRequest, ConfigError, TooSlow
 from ingot.http import body as bodies
-from ingot.http.app import build_app
 from ingot.http.body import brackets_of, decode, depth_of, pieces_of
+from ingot.http.endpoints.table import build_app
 from tests.http.asgi import Call, call
 from tests.http.scripted import ScriptedEngine, settings
 

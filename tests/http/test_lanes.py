@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from ingot.errors import Cancelled, IngotError, Overloaded
-from ingot.http.app import build_app
-from ingot.http.hall import Hall
+from ingot.http.endpoints.table import build_app
 from ingot.http.lanes import Lane
-from ingot.http.service import LONG_BODY, Service
+from ingot.http.service import Service
+from ingot.http.shared_state import LONG_BODY, Hall
 from ingot.media.fetched import Unfetched
 from ingot.text.cancellation import checkpoint
 from tests.http.asgi import Call, call

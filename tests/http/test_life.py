@@ -16,7 +16,7 @@ import pytest
 
 from ingot.config import Settings
 from ingot.errors import ConfigError, DeviceLost
-from ingot.http.app import build_app
+from ingot.http.endpoints.table import build_app
 from ingot.http.reload import reload
 from ingot.http.server import Server, listen, make_server
 from tests.http.asgi import call

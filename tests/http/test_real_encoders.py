@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.engine.engine import Engine, Limits
+from ingot.engine.admission import Limits
+from ingot.engine.engine import Engine
 from ingot.models.files.locate import ModelFolder
 from tests import engines
 from tests.encoders import write_encoder, write_sentence_files

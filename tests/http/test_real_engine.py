@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from ingot.engine.engine import Engine, Limits
+from ingot.engine.admission import Limits
+from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Request
 from tests import engines, tiny
 from tests.http.running import connect, post, running

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from ingot.engine import generation
-from ingot.engine.journal import Journal
+from ingot.engine import core
+from ingot.engine.telemetry import Journal
 from ingot.errors import DeadlineExceeded, Stopping
-from ingot.http import disconnect
-from ingot.http.app import build_app
-from ingot.http.disconnect import Exchange
+from ingot.http import request_lifetime
 from ingot.http.edge import ClientGone, Reply
+from ingot.http.endpoints.responses import silence
+from ingot.http.endpoints.table import build_app
 from ingot.http.guard import shutting_down
-from ingot.http.responses.create import silence
+from ingot.http.request_lifetime import Exchange
 from tests import scripted
 from tests.http.asgi import WAIT_S, Call, call
 from tests.http.scripted import settings
@@ -43,7 +43,7 @@ def about(caplog: pytest.LogCaptureFixture, id: str) -> list[str]:
 async def test_a_request_is_logged_from_its_beginning_to_its_end(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generation, "Journal", partial(Journal, every_s=0.0))
+    monkeypatch.setattr(core, "Journal", partial(Journal, every_s=0.0))
     engine = scripted.start(lambda prompt: "Hello.")
     try:
         made = await call(build_app(engine, settings(api_key="sk-long-enough")), body=ASK, headers=KEY)
@@ -111,7 +111,7 @@ async def test_a_stream_that_the_server_cuts_off_is_no_client_that_left(caplog: 
 )
 async def test_a_request_that_is_cut_off_knows_by_what(cause: Any, told: type[object]) -> None:
     answer = Reply({"path": "/", "type": "http"}, asyncio.sleep)
-    exchange = Exchange(silence, -disconnect.GRACE_S if cause is None else WAIT_S, answer)
+    exchange = Exchange(silence, -request_lifetime.GRACE_S if cause is None else WAIT_S, answer)
     known: list[object] = [answer.cut_by()]
 
     async def work() -> None:

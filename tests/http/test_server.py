@@ -20,9 +20,9 @@ import pytest
 
 from ingot.engine.request import TextDelta
 from ingot.errors import ConfigError
+from ingot.http import http11
 from ingot.http import server as servers
 from ingot.http.server import listen, make_server
-from ingot.http.socket import http11
 from tests.http.running import WAIT_S, connect, everything, post, running
 from tests.http.scripted import ScriptedEngine, settings
 
@@ -103,7 +103,7 @@ def test_a_client_that_does_not_read_is_not_waited_for_longer_than_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
 
-    monkeypatch.setattr("ingot.http.disconnect.GRACE_S", 0.0)
+    monkeypatch.setattr("ingot.http.request_lifetime.GRACE_S", 0.0)
     engine = ScriptedEngine(lambda request: [[TextDelta(0, "x" * 1_000_000)] for _ in range(40)])
     with running(engine, settings(request_timeout_s=0.2)) as url:
         connection = connect(url)
@@ -322,7 +322,7 @@ def test_a_second_interrupt_ends_a_server_that_is_still_loading(
 
 def test_the_http_side_is_imported_without_mlx() -> None:
     check = (
-        "import sys, ingot.http.server, ingot.http.app;"
+        "import sys, ingot.http.server, ingot.http.endpoints.table;"
         "sys.exit(any(name.split('.')[0] in ('mlx', 'mlx_lm', 'transformers', 'torch') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=False).returncode == 0

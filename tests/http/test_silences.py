@@ -11,7 +11,7 @@ import pytest
 
 from ingot.engine.request import Ended, Event, Failed, SequenceEnded, TextDelta, Timing, Usage
 from ingot.errors import Unavailable
-from ingot.http.app import build_app
+from ingot.http.endpoints.table import build_app
 from tests.http.asgi import Call, call
 from tests.http.scripted import ScriptedEngine, failing, settings
 

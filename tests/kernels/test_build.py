@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ingot.kernels import build, fastblas, native, remedy
+from ingot.kernels import build, native, remedy
+from ingot.kernels.cpu import fastblas
 
 needs_kernels = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
 
@@ -21,7 +22,7 @@ def python(code: str) -> str:
 
 @needs_kernels
 def test_the_bridge_is_loaded_from_the_kernels_package_before_mlx_is() -> None:
-    code = "import sys; from ingot.kernels import fastblas; print(fastblas.install(), 'mlx.core' in sys.modules)"
+    code = "import sys; from ingot.kernels.cpu import fastblas; print(fastblas.install(), 'mlx.core' in sys.modules)"
     assert python(code) == "True False"
 
 

@@ -11,7 +11,7 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.errors import ConfigError, DeviceLost, IngotError, Unavailable
 from ingot.kernels import native
 from ingot.kernels.device import CUDA_LOST, Device, bound_memory, current, is_lost
-from ingot.kernels.gpu.driver import CudaError
+from ingot.kernels.gpu.cuda_graph import CudaError
 
 GB = 1 << 30
 FAILED_ON_METAL = "[METAL] Command buffer execution failed"

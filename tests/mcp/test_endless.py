@@ -16,7 +16,7 @@ pytest.importorskip("mcp", reason="the MCP SDK is not installed: it is the extra
 
 from ingot.errors import ConfigError
 from ingot.mcp import config as configs
-from ingot.mcp import stdio as processes
+from ingot.mcp import transports as processes
 from ingot.mcp.config import ServerConfig
 from ingot.mcp.servers import McpServers
 from tests.mcp.test_servers import failing, started, stdio

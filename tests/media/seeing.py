@@ -7,7 +7,7 @@ from typing import Any
 
 from ingot.media.families.files import ProcessorFiles
 from ingot.media.families.gemma import Gemma
-from ingot.media.families.qwen import Qwen
+from ingot.media.image_processors import Qwen
 from ingot.media.processor import Processor
 from ingot.protocol.served import Served
 from tests.http.scripted import CARD, settings

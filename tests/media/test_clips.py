@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from ingot.errors import BadMedia
 from ingot.media.clip import ClipFile, ClipFrames
-from ingot.media.clip_decoding import clip_packets, picked
-from ingot.media.clip_packets import ClipPackets, PacketTime, Stretch
+from ingot.media.containers import ClipPackets, PacketTime, Stretch
 from ingot.media.families.files import ProcessorFiles
-from ingot.media.families.qwen import Qwen
+from ingot.media.image_processors import Qwen
 from ingot.media.layout import ClipHeader, ClipWish
 from ingot.media.picture import Picture
 from ingot.media.size import Size
+from ingot.media.video import clip_packets, picked
 from tests.media.clips import brightness, filmed
 from tests.media.pictures import file_of
 

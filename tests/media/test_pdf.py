@@ -11,7 +11,7 @@ import pytest
 from ingot.errors import BadMedia, BadRequest, Unavailable
 from ingot.media import bounds, worker
 from ingot.media.pdf import PdfFile, PdfPage, drawn_size
-from ingot.protocol.anthropic.body import count_tokens, read_messages
+from ingot.protocol.anthropic.request import count_tokens, read_messages
 from ingot.protocol.openai.chat import read_chat
 from ingot.protocol.responses.request import Surroundings, read_response
 from tests.media.pdfs import pdf

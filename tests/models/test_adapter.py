@@ -25,7 +25,7 @@ from ingot.models.adapter import Adapter, adapt, load
 from ingot.models.files.progress import silent
 from ingot.models.gguf.importer import convert_gguf
 from ingot.models.layers.attention import MixedAttention
-from ingot.models.layers.fused import FusedLayers
+from ingot.models.layers.fused_layers import FusedLayers
 from ingot.models.layers.mlp import JoinedMLP
 from ingot.models.layers.recurrent import NativeMixer
 from ingot.models.layers.swapping import unlower

@@ -10,19 +10,19 @@ import mlx.core as mx
 import pytest
 
 from foundry import mtp_acceptance
-from ingot.cache.launch import Part
-from ingot.cache.layers import AppendState
+from ingot.cache.attention_state import AppendState
+from ingot.cache.forward_batch import Part
 from ingot.cache.packing import described, fitted, loosened, packed, unpacked
 from ingot.cache.records import take
 from ingot.config import Settings
 from ingot.engine.engine import Engine
+from ingot.engine.loading.language_model import start_engine
 from ingot.engine.request import CacheReport, Ended, Request, Sampling, Stop
-from ingot.engine.start import start_engine
 from ingot.kernels.device import Device, current
 from ingot.models.adapter import Adapter, load
+from ingot.models.draft_heads.checkpoint import find_head
+from ingot.models.draft_heads.mtp import load_head
 from ingot.models.form import form_of
-from ingot.models.heads.finding import find_head
-from ingot.models.heads.loading import load_head
 from tests import engines
 from tests.engines import GPU
 

@@ -9,13 +9,13 @@ import mlx.nn as nn
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.cache.launch import Launch, Part
+from ingot.cache.attention_state import AppendState
+from ingot.cache.batch_state import Rows
+from ingot.cache.forward_batch import Launch, Part
 from ingot.cache.layer_state import LayerState
-from ingot.cache.layers import AppendState
-from ingot.cache.rows import Rows
 from ingot.errors import ModelError
 from ingot.models.probe import Doubts, Findings, Forward, Probe, apart
-from ingot.models.remarks import remarks
+from ingot.models.report import remarks
 
 Shift = Callable[[LayerState, int], float | mx.array]
 

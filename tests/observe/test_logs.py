@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ingot.http.app import build_app
+from ingot.http.endpoints.table import build_app
 from ingot.observe.logs import JsonLines, about, request_id
 from tests import scripted
 from tests.http.asgi import call

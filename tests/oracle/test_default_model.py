@@ -13,15 +13,15 @@ from mlx.utils import tree_flatten
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.config import DEFAULT_MODEL, Settings
+from ingot.engine.loading.language_model import start_engine
 from ingot.engine.request import Request, Sampling, Stop, TextDelta
-from ingot.engine.start import start_engine
 from ingot.kernels.device import current
 from ingot.models.adapter import adapt
 from ingot.models.files.packaged import ensure
 from ingot.models.files.progress import silent
 from ingot.models.precision import unpack
 from ingot.models.probe import apart
-from ingot.text.tokens.tokenizer import Tokenizer
+from ingot.text.tokenizer.tokenizer import Tokenizer
 from ingot.upstream import load_model
 from tests.engines import answer
 from tests.launches import computed

@@ -12,11 +12,11 @@ import pytest
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.config import Settings
 from ingot.kernels.device import current
-from ingot.models.encoders.encoder import Encoder
-from ingot.models.encoders.load import load_embedder, load_reranker
-from ingot.models.encoders.recipe import Normalize, Recipe, read_recipe
 from ingot.models.files.packaged import ensure
 from ingot.models.files.progress import silent
+from ingot.models.pooling_models.encoder import Encoder
+from ingot.models.pooling_models.loading import load_embedder, load_reranker
+from ingot.models.pooling_models.sentence_transformers import Normalize, Recipe, read_recipe
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.oracle

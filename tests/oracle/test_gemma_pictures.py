@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.cache.launch import Part
+from ingot.cache.forward_batch import Part
 from ingot.kernels.device import Device, current
 from ingot.media.families.registry import processor_in
 from ingot.models.adapter import load

@@ -19,13 +19,13 @@ from ingot.kernels.device import current
 from ingot.media.mel import Floats
 from ingot.models.files.packaged import ensure
 from ingot.models.files.progress import silent
-from ingot.models.kokoro.kokoro import Kokoro, load_kokoro
-from ingot.models.whisper.whisper import load_whisper
-from ingot.text.speech.pronouncer import Pronouncer
-from ingot.text.tokens.whisper import WhisperVocabulary
-from tests.engine.hearing.test_transcript import transcribed
+from ingot.models.kokoro_kokoro import Kokoro, load_kokoro
+from ingot.models.whisper_whisper import load_whisper
+from ingot.text.speech.phonemizer import Pronouncer
+from ingot.text.tokenizer.whisper import WhisperVocabulary
+from tests.engine.test_transcript import transcribed
 from tests.hearing import wav
-from tests.models.kokoro.test_kokoro import finished
+from tests.models.test_kokoro import finished
 from tests.oracle.kokoro_onnx import make_folder
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]

@@ -17,12 +17,12 @@ import pytest
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.config import Settings
 from ingot.kernels.device import current
-from ingot.media.sound import Sound
+from ingot.media.audio import Sound
 from ingot.models.files.packaged import ensure, original
 from ingot.models.files.progress import silent
-from ingot.models.whisper.whisper import load_whisper
-from ingot.text.tokens.whisper import WhisperVocabulary
-from tests.engine.hearing.test_transcript import transcribed
+from ingot.models.whisper_whisper import load_whisper
+from ingot.text.tokenizer.whisper import WhisperVocabulary
+from tests.engine.test_transcript import transcribed
 
 whisper = pytest.importorskip("whisper")
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]

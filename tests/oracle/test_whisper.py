@@ -14,9 +14,9 @@ from mlx.utils import tree_map
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.kernels.device import current
 from ingot.models.layers.modules import parameters
-from ingot.models.whisper.whisper import load_whisper
-from tests.models.whisper.test_checkpoint import DIMS
-from tests.models.whisper.test_whisper import FRAMES, STATED, folder_of, value_of
+from ingot.models.whisper_whisper import load_whisper
+from tests.models.test_whisper import FRAMES, STATED, folder_of, value_of
+from tests.models.test_whisper_checkpoint import DIMS
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.oracle

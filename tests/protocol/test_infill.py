@@ -14,8 +14,8 @@ from ingot.engine.engine import Engine
 from ingot.errors import BadRequest, ContextOverflow, Unsupported
 from ingot.protocol.chat.answers import GenerationTask
 from ingot.protocol.infill import InfillBody, read_infill
-from ingot.protocol.ollama.body import read_ollama_generate
-from ingot.protocol.ollama.models import capabilities
+from ingot.protocol.model_listings import capabilities
+from ingot.protocol.ollama.request import read_ollama_generate
 from ingot.protocol.openai.completions import read_completion
 from ingot.protocol.served import Served
 from ingot.text.prompt.infill import Infill

@@ -6,13 +6,13 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from ingot.http.app import build_app
 from ingot.http.endpoints.refused import REFUSED
+from ingot.http.endpoints.table import build_app
 from ingot.http.routing import route_path
+from ingot.protocol.ingot_api.cache import FILE
 from ingot.protocol.openapi import SHAPES, document
 from ingot.protocol.operations import OPERATIONS
-from ingot.protocol.ours.cache import FILE
-from ingot.protocol.schema.terms import Terms
+from ingot.protocol.terms import Terms
 from tests.http.scripted import ScriptedEngine, settings
 
 TERMS = Terms(models=("org/toy", "default"), vocab=300, timeout_s=60.0)

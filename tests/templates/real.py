@@ -13,12 +13,12 @@ from typing import Any, Final
 
 import pytest
 
-from ingot.text.formats.registry import detect
-from ingot.text.formats.table import Format
-from ingot.text.template.chat_template import ChatTemplate
-from ingot.text.tokens import vocabulary
-from ingot.text.tokens.tokenizer import Tokenizer
-from ingot.text.tokens.vocabulary import Vocabulary
+from ingot.text.chat_template.chat_template import ChatTemplate
+from ingot.text.tokenizer import vocabulary
+from ingot.text.tokenizer.tokenizer import Tokenizer
+from ingot.text.tokenizer.vocabulary import Vocabulary
+from ingot.text.tool_formats.format import Format
+from ingot.text.tool_formats.registry import detect
 from tests.text.conftest import collection
 
 SHELF: Final = Path(sys.prefix) / "share" / "chat-templates"

@@ -9,23 +9,23 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
-from ingot.text.parse.events import PastCall
-from ingot.text.parse.parser import (
+from ingot.text.chat_template.sandbox import TemplateHistory
+from ingot.text.parse.events import (
     ContentDelta,
     ParsedEvent,
+    PastCall,
     ReasoningDelta,
-    ThinkingStart,
     ToolCallArguments,
     ToolCallBegan,
 )
+from ingot.text.parser.parser import ThinkingStart
 from ingot.text.prompt.canonical import thread_with_answer
 from ingot.text.prompt.conversation import Conversation, PromptBuilder
-from ingot.text.prompt.past_calls import render_call
 from ingot.text.prompt.prompt import Prompt
 from ingot.text.prompt.remembered import RememberedAnswers
-from ingot.text.template.witness import TemplateHistory
+from ingot.text.tool_formats.rendering import render_call
 from tests.templates.real import Real
-from tests.text.parse.answers import TOOLS, new_parser
+from tests.text.parser.answers import TOOLS, new_parser
 
 Dict = dict[str, Any]
 SHOWN: list[Dict] = [

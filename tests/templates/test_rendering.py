@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from ingot.text.chat_template.messages import prepared as prepare
 from ingot.text.parse.events import PastCall
 from ingot.text.prompt.conversation import Conversation, PromptBuilder
-from ingot.text.prompt.messages import prepared as prepare
 from ingot.text.prompt.remembered import RememberedAnswers
 from tests.templates.real import MODELS, Real, named
 from tests.templates.talk import SHOWN, Says, Talk, results

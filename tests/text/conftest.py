@@ -17,7 +17,7 @@ import pytest
 from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Library
 
-from ingot.text.tokens.tokenizer import Tokenizer
+from ingot.text.tokenizer.tokenizer import Tokenizer
 
 MakeFolder = Callable[..., Path]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from ingot.text.parse.reader import TextReader
+from ingot.text.parser.reader import TextReader
 
 ROOM = "ingot.text."
 

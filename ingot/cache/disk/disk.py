@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ingot.cache.disk.backend import RecordWriter
 from ingot.cache.disk.counts import DiskCounts
 from ingot.cache.disk.entry import Entry
 from ingot.cache.disk.header import Header
 from ingot.cache.disk.reader import Reading, RecordReader
 from ingot.cache.disk.store import RecordStore
-from ingot.cache.disk.writer import RecordWriter
 
 if TYPE_CHECKING:
     from ingot.cache.packing import LooseRecord

@@ -13,8 +13,8 @@ import numpy as np
 from ingot.engine.loop import Post
 from ingot.errors import BadMedia, IngotError
 from ingot.media import worker
+from ingot.media.audio import Sound
 from ingot.media.mel import FRAMES_A_SECOND, HOP, Floats, MelFrames
-from ingot.media.sound import Sound
 
 log = logging.getLogger("ingot.engine")
 

@@ -11,14 +11,14 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ingot.engine.hearing.frames import Frames
-from ingot.engine.hearing.request import HearingCard, Transcribed, TranscriptEvent, TranscriptionRequest
 from ingot.engine.hearing.stream import TranscriptStream
-from ingot.engine.hearing.transcript import Transcript
-from ingot.engine.hearing.window import Hears, WindowWriter
 from ingot.engine.loop import Post
-from ingot.engine.turns import Turn, Turns
+from ingot.engine.speech_request import HearingCard, Transcribed, TranscriptEvent, TranscriptionRequest
+from ingot.engine.speech_to_text import Transcript
+from ingot.engine.time_slicing import Turn, Turns
+from ingot.engine.whisper_decoding import Hears, WindowWriter
 from ingot.errors import IngotError
-from ingot.text.tokens.whisper import WhisperVocabulary
+from ingot.text.tokenizer.whisper import WhisperVocabulary
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ingot.engine.hearing.request import Segment, Transcribed
 from ingot.engine.piece_stream import PieceStream
+from ingot.engine.speech_request import Segment, Transcribed
 
 
 class TranscriptStream(PieceStream[Segment, Transcribed]):

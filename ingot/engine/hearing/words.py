@@ -8,11 +8,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ingot.engine.hearing.request import HeardWord, Segment
-from ingot.engine.hearing.window import Writing
 from ingot.engine.hearing.writing import Scores
+from ingot.engine.speech_request import HeardWord, Segment
+from ingot.engine.whisper_decoding import Writing
 from ingot.media.mel import FRAMES_A_SECOND
-from ingot.text.tokens.whisper import SECONDS_A_STEP, WhisperVocabulary
+from ingot.text.tokenizer.whisper import SECONDS_A_STEP, WhisperVocabulary
 
 Numbers: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float64]]"
 Places: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.int64]]"

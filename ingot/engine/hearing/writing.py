@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ingot.text.tokens.whisper import WhisperVocabulary
+from ingot.text.tokenizer.whisper import WhisperVocabulary
 
 Scores: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence as Many
 import mlx.core as mx
 import numpy as np
 
-from ingot.cache.groups import PageGroup
-from ingot.cache.launch import Row
-from ingot.cache.layers import AppendState
+from ingot.cache.attention_state import AppendState
+from ingot.cache.batch_state import Rows
+from ingot.cache.forward_batch import Row
+from ingot.cache.page_groups import PageGroup
 from ingot.cache.pages import PAGE, pages_of
 from ingot.cache.pools import PageIndex
-from ingot.cache.rows import Rows
-from ingot.engine.sparse.selection import CHUNK, Scores
+from ingot.engine.specprefill.selection import CHUNK, Scores
 from ingot.models.layers.attention import Queries
 
 BEHIND = 8

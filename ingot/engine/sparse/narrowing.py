@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ingot.cache.launch import Row
-from ingot.cache.layers import AppendState
+from ingot.cache.attention_state import AppendState
+from ingot.cache.batch_state import Rows
+from ingot.cache.forward_batch import Row
 from ingot.cache.page_choice import PageChoice
-from ingot.cache.rows import Rows
 
 
 class Narrowing:

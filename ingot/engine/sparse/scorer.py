@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import Protocol
 
 from ingot.engine.sequence import Sequence
-from ingot.engine.sparse.selection import Scores
+from ingot.engine.specprefill.selection import Scores
 
 Scoring = Generator[None, None, Scores]
 """Goes on by a bounded piece each time, and gives a score for each token in the end. Whoever closes it early leaves

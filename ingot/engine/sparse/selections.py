@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ingot.engine.sparse.selection import Numbers, Places
+from ingot.engine.specprefill.selection import Numbers, Places
 
 REMEMBERED = 64
 """Prompts."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from ingot.engine.sequence import Sequence
 from ingot.engine.sparse.scorer import Scoring
-from ingot.engine.sparse.selection import Scores
+from ingot.engine.specprefill.selection import Scores
 
 TAIL = 64
 """Tokens at the end of a prompt that are looked for in the rest."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ingot.engine.sight import Sight
-from ingot.engine.sparse.selection import Places
+from ingot.engine.specprefill.selection import Places
 from ingot.models.vision.tower import PositionArray
 
 GAP = 1 << 32

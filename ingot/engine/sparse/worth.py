@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingot.engine.costs import LeastCost, StepCosts
+from ingot.engine.step_costs import LeastCost, StepCosts
 
 TRY_AGAIN = 8
 """Of so many prompts in a row that would not have paid, the last is scored: what is measured may change."""

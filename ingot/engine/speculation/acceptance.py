@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable
 from itertools import accumulate
 from typing import NamedTuple
 
-from ingot.engine.speculation.proposal import Offer
+from ingot.engine.speculation.proposer import Offer
 
 UNKNOWN, DOUBT = 0.6, 6.0
 """How often the first guess of a source is thought to be right, and how many have to be verified to weigh as much."""

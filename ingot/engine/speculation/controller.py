@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from math import inf
 
 from ingot.engine.speculation.acceptance import Acceptance, Judged
-from ingot.engine.speculation.proposal import Offer
+from ingot.engine.speculation.proposer import Offer
 from ingot.engine.speculation.purse import Purse
-from ingot.engine.speculation.round_costs import RoundCosts
 from ingot.engine.speculation.slots import Choice, Slots
+from ingot.engine.speculation.step_costs import RoundCosts
 from ingot.engine.speculation.table import Asked, Table
 from ingot.engine.speculation.trials import Trials
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from collections.abc import Sequence as Many
 
 from ingot.engine.sequence import Sequence
-from ingot.engine.speculation.proposal import Offer, Proposal
+from ingot.engine.speculation.proposer import Offer, Proposal
 
 MOST = 64
 """Tokens that are looked ahead for. A longer span is proposed in pieces."""

@@ -8,11 +8,11 @@ from collections.abc import Collection
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
-from ingot.cache.prefix import Owner
+from ingot.cache.tree import Owner
 from ingot.engine.request import Request
 from ingot.engine.sequence import Sequence
 from ingot.engine.speculation.past_answers import PastAnswers
-from ingot.engine.speculation.proposal import Offer, Proposal
+from ingot.engine.speculation.proposer import Offer, Proposal
 from ingot.engine.speculation.suffixes import LENGTHS, LONGEST, Suffixes
 
 MOST = 24

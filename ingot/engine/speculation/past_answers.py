@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from ingot.cache.prefix import Owner
+from ingot.cache.tree import Owner
 from ingot.engine.speculation.suffixes import Match, Suffixes
 
 MOST_TOKENS = 1 << 18

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ingot.errors import ConfigError
-from ingot.text.tokens.tokenizer import Tokenizer
+from ingot.text.tokenizer.tokenizer import Tokenizer
 
 
 def check_tokenizers(target: Path, draft: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate, count, pairwise, repeat
 from operator import add, neg, truediv
 
-from ingot.engine.speculation.round_costs import RoundCosts
+from ingot.engine.speculation.step_costs import RoundCosts
 
 LONGEST = 3.0
 """No round takes longer than a plain one by more than so many of these, whatever it promises."""

@@ -6,9 +6,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from ingot.engine.speculation.acceptance import Acceptance
-from ingot.engine.speculation.proposal import Offer
-from ingot.engine.speculation.round_costs import RoundCosts
+from ingot.engine.speculation.proposer import Offer
 from ingot.engine.speculation.slots import Choice
+from ingot.engine.speculation.step_costs import RoundCosts
 
 WORTH_A_LOOK = 0.7
 """A guess that is needed more rarely than this part of what it costs is none that could pay."""

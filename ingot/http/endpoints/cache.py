@@ -30,7 +30,7 @@ from ingot.http.edge import ClientGone, Json, answer_of
 from ingot.http.lanes import Turns
 from ingot.http.service import Service
 from ingot.protocol.chat.answers import GenerationTask
-from ingot.protocol.ours.cache import FILE, AdoptedBody, CacheBody, ClearedBody, ExplainedBody
+from ingot.protocol.ingot_api.cache import FILE, AdoptedBody, CacheBody, ClearedBody, ExplainedBody
 from ingot.protocol.ours.questions import read_question
 from ingot.protocol.responses.request import Surroundings
 

@@ -13,12 +13,12 @@ from ingot.errors import Unavailable
 from ingot.http.accounting import opened
 from ingot.http.body import Body
 from ingot.http.capture import to_capture
-from ingot.http.disconnect import Exchange, beside
 from ingot.http.edge import ClientGone, Json, answer_of, as_ingot_error
+from ingot.http.request_lifetime import Exchange, beside
 from ingot.http.service import Service
-from ingot.http.streaming.framing import Framing
-from ingot.http.streaming.response import HeldResponse, StreamedResponse
-from ingot.http.streaming.sse import BARE_EVENTS
+from ingot.http.streaming import HeldResponse, StreamedResponse
+from ingot.http.streaming_framing import Framing
+from ingot.http.streaming_sse import BARE_EVENTS
 from ingot.protocol.chat.answers import GenerationTask, Streamed, Whole
 from ingot.protocol.served import Served
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from ingot.engine.health import Health
 from ingot.http.edge import Json, answer_of
-from ingot.protocol.ours.health import HealthBody, VersionBody
+from ingot.protocol.ingot_api.health import HealthBody, VersionBody
 from ingot.version import __version__
 
 

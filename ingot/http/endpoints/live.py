@@ -17,9 +17,9 @@ from ingot.engine.cache_branch import CacheBranch
 from ingot.engine.health import Health
 from ingot.errors import Unavailable
 from ingot.http.edge import Json, answer_of
-from ingot.http.hall import Hall
+from ingot.http.shared_state import Hall
+from ingot.protocol.ingot_api.requests import PAST_S, live, live_engine
 from ingot.protocol.ours.cache_tree import CacheTreeBody
-from ingot.protocol.ours.live import PAST_S, live, live_engine
 
 if TYPE_CHECKING:
     from ingot.engine.engine import Engine

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from ingot.errors import Forbidden
 from ingot.http.edge import Json, answer_of
 from ingot.http.service import Service
-from ingot.protocol.ours.loras import LoraChanged, read_load, read_unload
+from ingot.protocol.lora_adapters import LoraChanged, read_load, read_unload
 
 
 def lora_endpoints(service: Service) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from starlette.responses import Response
 from ingot.http.edge import Json
 from ingot.http.endpoints.generation import Generation
 from ingot.http.service import Service
-from ingot.http.streaming.ndjson import LINES
-from ingot.protocol.ollama.body import read_ollama_chat, read_ollama_generate
-from ingot.protocol.ollama.models import running, tags, version
+from ingot.http.streaming_ndjson import LINES
+from ingot.protocol.model_listings import running, tags, version
+from ingot.protocol.ollama.request import read_ollama_chat, read_ollama_generate
 
 
 def ollama_endpoints(service: Service) -> dict[str, Any]:

@@ -10,14 +10,14 @@ from starlette.types import Receive, Scope, Send
 from ingot.engine.speaking.request import SpeechEnded, Spoken
 from ingot.http.allowed import refuse_unless_allowed
 from ingot.http.body import Body
-from ingot.http.disconnect import Exchange, beside
 from ingot.http.edge import ClientGone, answer_of, as_ingot_error
+from ingot.http.request_lifetime import Exchange, beside
 from ingot.http.side_request import SideRequest
 from ingot.http.side_service import SideService
-from ingot.http.streaming.framing import Framing
-from ingot.http.streaming.response import StreamedResponse
-from ingot.http.streaming.sse import BARE_EVENTS, bare
-from ingot.media.sound_writing import MEDIA_TYPES, writer
+from ingot.http.streaming import StreamedResponse
+from ingot.http.streaming_framing import Framing
+from ingot.http.streaming_sse import BARE_EVENTS, bare
+from ingot.media.audio_encoding import MEDIA_TYPES, writer
 from ingot.protocol.errors import ErrorBody
 from ingot.protocol.openai.speech import SpeechDelta, SpeechDone, SpeechTask, read_speech
 

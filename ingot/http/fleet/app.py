@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Final
 from starlette.applications import Starlette
 
 from ingot.config import Settings
+from ingot.http.app import opened, own_endpoints
 from ingot.http.body import FORM, JSON
+from ingot.http.dispatch import ByBody, ByQuery
 from ingot.http.endpoints.health import health_endpoints
-from ingot.http.fleet.dispatch import ByBody, ByQuery
-from ingot.http.fleet.later import opened, own_endpoints
-from ingot.http.fleet.models import Models
+from ingot.http.model_registry import Models
 from ingot.http.routing import app_of
 from ingot.protocol.model_names import DEFAULT_NAME
 from ingot.protocol.operations import OPERATIONS
-from ingot.protocol.schema.terms import Terms
+from ingot.protocol.terms import Terms
 
 if TYPE_CHECKING:
-    from ingot.engine.fleet.fleet import Fleet
+    from ingot.engine.fleet import Fleet
     from ingot.engine.loop import Pulse
 
 ANY_VOCAB: Final = 1 << 24

@@ -11,12 +11,12 @@ from starlette.types import Message, Send
 
 from ingot.config import Settings
 from ingot.errors import IngotError
-from ingot.http.disconnect import beside
 from ingot.http.edge import Reply
-from ingot.http.streaming.framing import Framing
-from ingot.http.streaming.ndjson import LINES
-from ingot.http.streaming.response import StreamedResponse
-from ingot.http.streaming.sse import BARE_EVENTS, KEEP_ALIVE, MEDIA_TYPE
+from ingot.http.request_lifetime import beside
+from ingot.http.streaming import StreamedResponse
+from ingot.http.streaming_framing import Framing
+from ingot.http.streaming_ndjson import LINES
+from ingot.http.streaming_sse import BARE_EVENTS, KEEP_ALIVE, MEDIA_TYPE
 from ingot.protocol.errors import error_body
 
 

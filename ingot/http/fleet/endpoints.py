@@ -8,16 +8,16 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingot.engine.fleet.standing import Standing
+from ingot.engine.fleet_standing import Standing
 from ingot.engine.health import Health
 from ingot.errors import Forbidden
 from ingot.http.edge import Json, answer_of
 from ingot.http.endpoints.live import live_endpoints
-from ingot.http.endpoints.metrics import metrics_endpoints
+from ingot.http.endpoints.monitoring import metrics_endpoints
 from ingot.http.endpoints.requests import request_endpoints
-from ingot.http.fleet.models import Models
+from ingot.http.model_registry import Models
 from ingot.http.responses.stored import StoredResponses
-from ingot.protocol.ollama.models import running_of, tags_of, version
+from ingot.protocol.model_listings import running_of, tags_of, version
 from ingot.protocol.openai.models import ModelBody, list_standings, standing_body
 from ingot.protocol.side_served import SideServed
 

@@ -10,8 +10,8 @@ from anyio import to_thread
 
 from ingot.errors import Unavailable
 from ingot.http.endpoints.reading import reader
-from ingot.http.responses.runs import Run
-from ingot.http.responses.store import TenantsResponses
+from ingot.http.response_runs import Run
+from ingot.http.response_store import TenantsResponses
 from ingot.http.responses.stored import StoredResponses
 from ingot.http.service import Service
 from ingot.protocol.responses.answers import ResponseTokens

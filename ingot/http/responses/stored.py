@@ -15,16 +15,16 @@ from starlette.types import Receive, Scope, Send
 
 from ingot.errors import BadRequest, NotFound
 from ingot.http.edge import Json, answer_of
-from ingot.http.hall import Hall
-from ingot.http.responses.runs import EVENTS, Run, tell
+from ingot.http.response_runs import EVENTS, Run, tell
 from ingot.http.responses.under_way import Runs
-from ingot.http.streaming.feed import FeedReader
-from ingot.http.streaming.response import StreamedResponse
+from ingot.http.shared_state import Hall
+from ingot.http.streaming import StreamedResponse
+from ingot.http.streaming_feed import FeedReader
 from ingot.protocol.responses.answers import DeletedResponse, ResponseEvent
 from ingot.protocol.responses.queries import ITEMS_QUERY, RESPONSE_QUERY, ItemsQuery, ResponseQuery, listed, query_of
 from ingot.protocol.responses.stored_response import StoredResponse
 from ingot.protocol.schema.fields import BodyReading
-from ingot.protocol.schema.terms import NO_TERMS
+from ingot.protocol.terms import NO_TERMS
 
 UNFINISHED: Final = ("queued", "in_progress")
 

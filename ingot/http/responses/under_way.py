@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Generic, Protocol, TypeVar
 
-from ingot.http.streaming.feed import HELD, Feed
+from ingot.http.streaming_feed import HELD, Feed
 
 
 class Owned(Protocol):

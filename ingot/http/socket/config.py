@@ -7,8 +7,8 @@ from typing import Any
 import uvicorn
 
 from ingot.config import Settings
-from ingot.http.socket.connections import Connections, affordable
-from ingot.http.socket.http11 import BoundedHttp
+from ingot.http.connections import Connections, affordable
+from ingot.http.http11 import BoundedHttp
 
 
 def server_config(app: Any, settings: Settings, *, keep_alive_s: int, last_words_s: int) -> uvicorn.Config:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from ingot.kernels.delta.kernels import DeltaKernels, DeltaShape, delta_kernels
-from ingot.kernels.delta.selfcheck import selfcheck
 from ingot.kernels.device import Device
+from ingot.kernels.gated_delta.kernels import DeltaKernels, DeltaShape, delta_kernels
+from ingot.kernels.gated_delta.selfcheck import selfcheck
 
 
 class CheckedDelta:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from ingot.kernels.delta.kernels import DeltaShape
+from ingot.kernels.gated_delta.kernels import DeltaShape
 
 
 def convolved(x: mx.array, filter: mx.array, tail: mx.array) -> tuple[mx.array, mx.array]:

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import mlx.core as mx
 
-from ingot.kernels.dense.kernels import DenseProduct, DenseWeights, dense_product
-from ingot.kernels.dense.selfcheck import compile_for, selfcheck, slower
 from ingot.kernels.dense.tuning import CHOICES, Tuning
+from ingot.kernels.dense_matmul.kernels import DenseProduct, DenseWeights, dense_product
+from ingot.kernels.dense_matmul.selfcheck import compile_for, selfcheck, slower
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.launchers import launcher

@@ -11,7 +11,7 @@ import mlx.core as mx
 from ingot.kernels.gpu.launchers import Launcher
 from ingot.kernels.gpu.texts import Kernel, Output, Work, read
 
-SOURCE = Path(__file__).parent / "source"
+SOURCE = Path(__file__).parents[1] / "sampling" / "source"
 THREADS = 1024
 Draw = tuple[float, int, float, float, float]
 """Of a row: a temperature (0: the likeliest token is taken), top-k (0: all), top-p, min-p, and a number in [0, 1)."""

@@ -24,7 +24,7 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.kernels.device import cpu_name
-from ingot.kernels.gpu.kinds import Kind, kind_of, leading
+from ingot.kernels.gpu.kernel_source import Kind, kind_of, leading
 from ingot.kernels.gpu.texts import Kernel, KernelText, Work, kernel_text
 
 COMPILER = "g++"

@@ -11,9 +11,9 @@ import mlx.core as mx
 
 from ingot.kernels.device import Device, acting_as
 from ingot.kernels.gpu.cubins import USUAL, CubinFolder
-from ingot.kernels.gpu.cuda import Compilation, CudaLauncher
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.gpu.kinds import Rehearsal, Rehearsed
+from ingot.kernels.gpu.kernel_source import Rehearsal, Rehearsed
+from ingot.kernels.gpu.launcher import Compilation, CudaLauncher
 from ingot.kernels.gpu.nvrtc import Nvrtc, NvrtcError, architecture
 from ingot.kernels.gpu.shelf import Shelf
 from ingot.kernels.gpu.texts import Kernel, Prelude, Work, kernel_text

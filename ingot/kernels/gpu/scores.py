@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ingot.kernels.gpu.kinds import Kind, kind_of, shaped
+from ingot.kernels.gpu.kernel_source import Kind, kind_of, shaped
 from ingot.kernels.gpu.texts import Kernel, Work
 
 ALIGNED = 256

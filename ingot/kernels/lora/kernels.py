@@ -13,7 +13,7 @@ from ingot.kernels.gpu.launchers import Launcher
 from ingot.kernels.gpu.texts import Kernel, Output, Work, read
 
 SOURCE = Path(__file__).parent / "source"
-PACKED, DENSE = (SOURCE.parents[1] / room / "source" for room in ("packed", "dense"))
+PACKED, DENSE = (SOURCE.parents[1] / room / "source" for room in ("packed_matmul", "dense_matmul"))
 CHUNK = 8
 """Numbers that are read at once: ranks and what goes in are multiples of it."""
 MOST_PARTS = 3

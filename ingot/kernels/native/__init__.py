@@ -1,5 +1,21 @@
 """The door to `ingot_native`, the C++ kernels for Linux CPUs. Without them everything works, slower."""
 
+from ingot.kernels.cpu.native import (
+    BITS,
+    GROUPS,
+    GateCurve,
+    block_weights,
+    covers,
+    file_bytes,
+    file_packed,
+    gather,
+    gather_gated,
+    gguf_file,
+    linear,
+    lookup,
+    packed_weights,
+    plain_weights,
+)
 from ingot.kernels.native.attention import FEW_QUERIES, Attention, HeadNorm, attend_segments, attends_segments, rotation
 from ingot.kernels.native.codecs import ROTATED, affine_codec, has_codecs, turbo_codec
 from ingot.kernels.native.extension import advice, available, describe, has_narrow, has_wide, installed, use_one_path
@@ -18,22 +34,6 @@ from ingot.kernels.native.pages import (
 from ingot.kernels.native.recurrent import convolution, gated_delta, scan
 from ingot.kernels.native.stack import Stack
 from ingot.kernels.native.tokens import draw, gated, layer_norm, rms_norm
-from ingot.kernels.native.weights import (
-    BITS,
-    GROUPS,
-    GateCurve,
-    block_weights,
-    covers,
-    file_bytes,
-    file_packed,
-    gather,
-    gather_gated,
-    gguf_file,
-    linear,
-    lookup,
-    packed_weights,
-    plain_weights,
-)
 
 __all__ = [
     "BITS",

@@ -8,7 +8,7 @@ import sys
 from functools import cache
 from typing import Any
 
-from ingot.kernels import fastblas
+from ingot.kernels.cpu import fastblas
 from ingot.kernels.device import acting_as
 from ingot.kernels.remedy import remedy
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ingot.kernels import fastblas
+from ingot.kernels.cpu import fastblas
 from ingot.kernels.native.extension import available, extension
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 import mlx.core as mx
 
 from ingot.kernels.device import Device
-from ingot.kernels.packed.kernels import PackedProduct, PackedWeights, Packing, packed_product
 from ingot.kernels.packed.scratch import Scratch, scratch
-from ingot.kernels.packed.selfcheck import scratch_check, selfcheck
 from ingot.kernels.packed.tuning import TUNING, Cut
+from ingot.kernels.packed_matmul.kernels import PackedProduct, PackedWeights, Packing, packed_product
+from ingot.kernels.packed_matmul.selfcheck import scratch_check, selfcheck
 
 MOST_SCRATCH = 1 << 30
 Key = tuple[Packing, mx.Dtype, bool, int, tuple[Cut, ...], int]

@@ -13,7 +13,7 @@ import mlx.core as mx
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launchers import Launcher, launcher
 from ingot.kernels.gpu.texts import Kernel, Output, Work, read
-from ingot.kernels.packed.kernels import SOURCE, PackedWeights
+from ingot.kernels.packed_matmul.kernels import SOURCE, PackedWeights
 
 INPUTS = ("weight", "scales", "biases", "scratch", "given", "after")
 THREADS = 256

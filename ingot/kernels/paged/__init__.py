@@ -1,1 +1,0 @@
-"""Attention over pages, by kernels of our own for GPUs."""

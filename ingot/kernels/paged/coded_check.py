@@ -11,11 +11,11 @@ import numpy as np
 
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launchers import Launcher, prepare
-from ingot.kernels.paged.kernels import PagedAttention
-from ingot.kernels.paged.rows import MOST_QUERIES, Rows
-from ingot.kernels.paged.selfcheck import BOUNDS, plain
-from ingot.kernels.paged.shapes import CodedPages, CodedShape
 from ingot.kernels.paged.slabs import Slabs, page_number
+from ingot.kernels.paged_attention.inputs import MOST_QUERIES, Rows
+from ingot.kernels.paged_attention.kernels import PagedAttention
+from ingot.kernels.paged_attention.selfcheck import BOUNDS, plain
+from ingot.kernels.paged_attention.shapes import CodedPages, CodedShape
 
 SAMPLED = 10
 """Pages: one is read by itself, and the others reach over the end of a stretch."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ingot.kernels.gpu.texts import Kernel, read
 
-SOURCE = Path(__file__).parent / "source"
+SOURCE = Path(__file__).parents[1] / "paged_attention" / "source"
 INPUTS = {
     "locate": ("keys", "values"),
     "write": ("keys", "values", "slots", "after"),

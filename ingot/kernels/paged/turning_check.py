@@ -9,12 +9,12 @@ import numpy as np
 
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launchers import prepare
-from ingot.kernels.paged.kernels import available
-from ingot.kernels.paged.rows import token_slots
-from ingot.kernels.paged.selfcheck import BOUNDS
 from ingot.kernels.paged.slabs import Slabs, page_number
 from ingot.kernels.paged.tuning import TUNINGS
-from ingot.kernels.paged.turning import Norm, Turning, TurnShape, turning, turns
+from ingot.kernels.paged_attention.inputs import token_slots
+from ingot.kernels.paged_attention.kernels import available
+from ingot.kernels.paged_attention.rope import Norm, Turning, TurnShape, turning, turns
+from ingot.kernels.paged_attention.selfcheck import BOUNDS
 
 TOKENS, SPARE = 11, 3
 

@@ -6,8 +6,8 @@ import mlx.core as mx
 
 from ingot.kernels.gpu.launchers import Launcher
 from ingot.kernels.gpu.texts import Output, Template, Work
-from ingot.kernels.paged.shapes import CodedPages, Shape
 from ingot.kernels.paged.texts import paged_kernel
+from ingot.kernels.paged_attention.shapes import CodedPages, Shape
 
 _THREADS = 128
 

@@ -13,7 +13,7 @@ from ingot.media.families.internvl import InternVL
 from ingot.media.families.llava import Llava
 from ingot.media.families.phi import Phi3
 from ingot.media.families.pixtral import Pixtral
-from ingot.media.families.qwen import Qwen
+from ingot.media.image_processors import Qwen
 from ingot.media.processor import Processor
 
 FAMILIES: Final[Mapping[str, Callable[[ProcessorFiles], Processor]]] = {

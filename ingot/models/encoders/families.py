@@ -8,7 +8,8 @@ from typing import Any
 
 import mlx.nn as nn
 
-from ingot.models.encoders import bert, modernbert, mpnet, xlm_roberta
+from ingot.models.encoders import mpnet, xlm_roberta
+from ingot.models.pooling_models import bert, modernbert
 
 
 @dataclass(frozen=True, slots=True)

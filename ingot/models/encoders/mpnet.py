@@ -12,10 +12,10 @@ import numpy as np
 
 from ingot.errors import ModelError
 from ingot.models.encoders.attention import attend, heads_of, merge_heads
-from ingot.models.encoders.bert import Intermediate, ResidualNorm, Shape
 from ingot.models.encoders.config import EncoderConfig
 from ingot.models.encoders.padded import PaddedTexts
 from ingot.models.encoders.xlm_roberta import Head
+from ingot.models.pooling_models.bert import Intermediate, ResidualNorm, Shape
 
 PAD = 1  # positions count from behind it, whatever the config pads with
 BUCKETS, FARTHEST = 32, 128

@@ -5,10 +5,10 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
+from ingot.models import checkpoint
 from ingot.models.encoders.activations import activation
 from ingot.models.encoders.padded import PaddedTexts
-from ingot.models.encoders.recipe import Dense, Normalize, Recipe
-from ingot.models.files import tensors
+from ingot.models.pooling_models.sentence_transformers import Dense, Normalize, Recipe
 
 LEAST_NORM = 1e-12
 
@@ -40,7 +40,7 @@ class _DenseLayer(nn.Module):
         self._act = activation(step.act)
         self.outputs = step.outputs
         self.linear = nn.Linear(step.inputs, step.outputs, bias=step.bias)
-        tensors.give(self, tensors.read(step.folder), unneeded=(), whose=step.folder.name)
+        checkpoint.give(self, checkpoint.read(step.folder), unneeded=(), whose=step.folder.name)
         self.set_dtype(mx.float32)
 
     def __call__(self, x: mx.array) -> mx.array:

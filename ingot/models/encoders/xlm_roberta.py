@@ -8,8 +8,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.models.encoders.bert import Bert, Embeddings, Shape
 from ingot.models.encoders.padded import PaddedTexts
+from ingot.models.pooling_models.bert import Bert, Embeddings, Shape
 
 DEFAULTS = {"pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
 

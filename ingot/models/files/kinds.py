@@ -9,7 +9,7 @@ from typing import Any, Final
 from ingot.config import Settings
 from ingot.errors import ModelError
 from ingot.models.files import hub, packaged
-from ingot.models.files.shelf import begun, named
+from ingot.models.files.model_store import begun, named
 
 CHAT: Final = "chat"
 TRUNKS: Final = ("Model", "ForMaskedLM")

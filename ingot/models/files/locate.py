@@ -15,10 +15,10 @@ from typing import Any
 from ingot.config import Settings
 from ingot.errors import ModelError, nearest
 from ingot.models.files import hub, packaged
-from ingot.models.files.claims import check_folder
+from ingot.models.files.folder_checks import check_folder
+from ingot.models.files.gguf_files import references_in
+from ingot.models.files.model_store import HASH_LETTERS, ShelvedModel, begun, inventory, keep, named
 from ingot.models.files.progress import Progress
-from ingot.models.files.references import references_in
-from ingot.models.files.shelf import HASH_LETTERS, ShelvedModel, begun, inventory, keep, named
 from ingot.models.gguf.part_names import part_name, parts_of
 
 EDGE = 1 << 20  # how much of a file's beginning and end goes into its fingerprint

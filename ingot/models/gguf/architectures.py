@@ -10,10 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ingot.errors import ModelError, nearest
-from ingot.models.gguf.deepseek import deepseek2
-from ingot.models.gguf.glm import glm4_moe
-from ingot.models.gguf.hyperparameters import Hyperparameters
-from ingot.models.gguf.layers import (
+from ingot.models.gguf.blueprint import (
     HEAD_NORMS,
     LLAMA_NORMS,
     Blueprint,
@@ -25,7 +22,10 @@ from ingot.models.gguf.layers import (
     refuse_window,
     usual_config,
 )
-from ingot.models.gguf.mixtures import gpt_oss, granite_moe, mixtral, olmoe, qwen2_moe, qwen3_moe
+from ingot.models.gguf.deepseek import deepseek2
+from ingot.models.gguf.glm import glm4_moe
+from ingot.models.gguf.hyperparameters import Hyperparameters
+from ingot.models.gguf.moe_architectures import gpt_oss, granite_moe, mixtral, olmoe, qwen2_moe, qwen3_moe
 from ingot.models.gguf.parts import GGUFModel
 from ingot.models.gguf.rope import rope_scaling
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import ModelError
-from ingot.models.gguf.hyperparameters import Hyperparameters
-from ingot.models.gguf.layers import (
+from ingot.models.gguf.blueprint import (
     LLAMA_NORMS,
     Blueprint,
     Sizes,
@@ -21,7 +20,8 @@ from ingot.models.gguf.layers import (
     usual_config,
     vocabulary,
 )
-from ingot.models.gguf.mixtures import SIGMOID, SOFTMAX, shared_mixture
+from ingot.models.gguf.hyperparameters import Hyperparameters
+from ingot.models.gguf.moe_architectures import SIGMOID, SOFTMAX, shared_mixture
 from ingot.models.gguf.rope import rope_scaling
 
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ingot.errors import ModelError
-from ingot.models.gguf.hyperparameters import Hyperparameters
-from ingot.models.gguf.layers import (
+from ingot.models.gguf.blueprint import (
     HEAD_NORMS,
     Blueprint,
     Sizes,
@@ -18,7 +17,8 @@ from ingot.models.gguf.layers import (
     refuse_window,
     usual_config,
 )
-from ingot.models.gguf.mixtures import POST_NORMS, SIGMOID, shared_mixture, unscaled
+from ingot.models.gguf.hyperparameters import Hyperparameters
+from ingot.models.gguf.moe_architectures import POST_NORMS, SIGMOID, shared_mixture, unscaled
 
 NEXTN_NORMS = {"enorm": "enorm", "hnorm": "hnorm", "shared_head_norm": "shared_head.norm"}
 

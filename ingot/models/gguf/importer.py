@@ -16,15 +16,15 @@ from gguf.constants import GGMLQuantizationType as Kind
 from gguf.constants import LlamaFileType
 
 from ingot.errors import ModelError
+from ingot.models.files.gguf_files import ReferencedTensor, References, SourceFile, write_references
+from ingot.models.files.model_config import FILE_TYPE, MOVED
 from ingot.models.files.progress import Progress, format_bytes
-from ingot.models.files.quantization import FILE_TYPE, MOVED
-from ingot.models.files.references import ReferencedTensor, References, SourceFile, write_references
-from ingot.models.files.safetensors_writer import SHARD_BYTES, Tensor, write_weights
+from ingot.models.files.tensor_files import SHARD_BYTES, Tensor, write_weights
 from ingot.models.gguf.architectures import blueprint
+from ingot.models.gguf.blueprint import Blueprint, Wanted
 from ingot.models.gguf.file import TensorEntry
 from ingot.models.gguf.hyperparameters import Hyperparameters
 from ingot.models.gguf.lattices import ADDED
-from ingot.models.gguf.layers import Blueprint, Wanted
 from ingot.models.gguf.parts import GGUFModel
 from ingot.models.gguf.quant_types import (
     BLOCK_BITS,

@@ -17,7 +17,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 
 from ingot.errors import ModelError
 from ingot.kernels import native
-from ingot.models.files.references import ReferencedTensor, References, references_in
+from ingot.models.files.gguf_files import ReferencedTensor, References, references_in
 from ingot.models.gguf.file import MAGIC
 from ingot.models.gguf.quant_types import PACKED_BITS, SMALL, head_order, pack
 from ingot.models.pace import pause

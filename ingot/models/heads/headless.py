@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ingot.models.gguf.block_layers import with_blocks
+from ingot.models.draft_heads.checkpoint import head_tensors
 from ingot.models.gguf.in_place import with_file
-from ingot.models.heads.finding import head_tensors
+from ingot.models.gguf.weights import with_blocks
 from ingot.models.vision.language import language_classes
 from ingot.models.vision.registry import FAMILIES
 from ingot.upstream import model_classes

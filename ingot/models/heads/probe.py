@@ -11,11 +11,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from ingot.cache.launch import Part
+from ingot.cache.forward_batch import Part
 from ingot.errors import ModelError
 from ingot.models.adapter import Adapter
+from ingot.models.draft_heads.mtp import head_rows
 from ingot.models.heads.head import Guesser
-from ingot.models.heads.loading import head_rows
 
 TOKENS = 48
 """The model writes so many, greedily, one forward pass each; then the head runs once over all of them."""

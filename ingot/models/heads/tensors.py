@@ -14,10 +14,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ingot.errors import ModelError
+from ingot.models.draft_heads.checkpoint import HeadSource
 from ingot.models.families.description import HeadWiring
 from ingot.models.files.safetensors_header import StoredTensor
 from ingot.models.gguf.quant_types import BLOCKS_KEY
-from ingot.models.heads.finding import HeadSource
 from ingot.models.heads.norms import factors
 from ingot.upstream import packing_of
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from ingot.kernels.decode_graph.capture import Stage
 from ingot.kernels.lora.kernels import LoraMatrices
-from ingot.kernels.paged.rows import room_of
-from ingot.kernels.stack.replays import Stage
-from ingot.models.layers.adapted import Blend
+from ingot.kernels.paged_attention.inputs import room_of
 from ingot.models.layers.covered import matrices_of
 from ingot.models.layers.products import Product
+from ingot.models.lora.layers import Blend
 
 
 class AdaptedGraphs:

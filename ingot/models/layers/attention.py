@@ -15,16 +15,16 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.cache.launch import Launch, Mask, Masks, Mixed, Parted
-from ingot.cache.layers import AppendState
+from ingot.cache.attention_state import AppendState
+from ingot.cache.forward_batch import Launch, Mask, Masks, Mixed, Parted
 from ingot.cache.page_choice import ASKING
 from ingot.cache.positions import Positions
-from ingot.kernels.paged.checked import CheckedKernels
+from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.paged.coded_check import CodedSample
 from ingot.models.families.description import Wiring
 from ingot.models.families.registry import wiring_of
+from ingot.models.layers.attention_backends import RaggedAttention, Rotations, head_norm
 from ingot.models.layers.modules import adopt
-from ingot.models.layers.native_attention import RaggedAttention, Rotations, head_norm
 from ingot.models.layers.paged_attention import KernelAttention
 from ingot.models.layers.products import Product, product_of
 from ingot.models.layers.rope import SharedRope, SharedRopes

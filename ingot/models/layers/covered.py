@@ -8,14 +8,14 @@ from typing import Any
 
 import mlx.core as mx
 
+from ingot.kernels.decode_graph.kernels import Norm, gate, shift
 from ingot.kernels.gpu.scores import Score
 from ingot.kernels.lora.kernels import LoraMatrices, add_adapted
-from ingot.kernels.stack.kernels import Norm, gate, shift
 from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.dense_linear import DenseKernelLinear
+from ingot.models.layers.gpu_linear import KernelLinear
 from ingot.models.layers.mlp import JoinedMLP
 from ingot.models.layers.norms import factor, is_rms
-from ingot.models.layers.packed_linear import KernelLinear
 from ingot.models.layers.products import Product
 
 

@@ -10,7 +10,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ingot.kernels.dense.checked import CheckedDense
-from ingot.kernels.dense.kernels import MOST_ROWS, DenseProduct, DenseWeights
+from ingot.kernels.dense_matmul.kernels import MOST_ROWS, DenseProduct, DenseWeights
 from ingot.models.layers.modules import adopt
 from ingot.models.layers.products import products_of
 

@@ -14,7 +14,7 @@ import mlx.nn as nn
 
 from ingot.cache.recurrent_state import RecurrentState
 from ingot.kernels.delta.checked import CheckedDelta
-from ingot.kernels.delta.kernels import DeltaKernels, DeltaShape, Spans
+from ingot.kernels.gated_delta.kernels import DeltaKernels, DeltaShape, Spans
 from ingot.models.families.description import GatedDelta
 from ingot.models.families.registry import recurrence_of
 from ingot.models.layers.modules import adopt

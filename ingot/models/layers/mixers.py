@@ -18,19 +18,19 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from ingot.cache.launch import Mixed, Parted
+from ingot.cache.forward_batch import Mixed, Parted
 from ingot.cache.layer_state import LayerState
 from ingot.cache.positions import Positions
 from ingot.kernels import native
-from ingot.kernels.paged.checked import CheckedKernels
+from ingot.kernels.checked import CheckedKernels
 from ingot.models.families.registry import recurrence_of, wiring_of
-from ingot.models.layers.adapted import Blend
 from ingot.models.layers.attention import MixedAttention, mixed_attention
+from ingot.models.layers.attention_backends import Rotations
 from ingot.models.layers.gated_delta import kernel_delta
 from ingot.models.layers.modules import adopt, own_class, restored
-from ingot.models.layers.native_attention import Rotations
 from ingot.models.layers.rope import SharedRopes
 from ingot.models.layers.turning import Turns
+from ingot.models.lora.layers import Blend
 
 _NOTHING = nullcontext()
 

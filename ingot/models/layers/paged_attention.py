@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from ingot.cache.launch import Masks, Mixed, Parted
-from ingot.cache.layers import AppendState
+from ingot.cache.attention_state import AppendState
+from ingot.cache.forward_batch import Masks, Mixed, Parted
+from ingot.cache.kv_storage import KernelStorage
 from ingot.cache.pages import PAGE
-from ingot.cache.slabs import KernelStorage
-from ingot.kernels.paged.checked import CheckedKernels
+from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.paged.coded_check import CodedSample
-from ingot.kernels.paged.kernels import PagedAttention
-from ingot.kernels.paged.rows import MOST_QUERIES
-from ingot.kernels.paged.shapes import Shape
+from ingot.kernels.paged_attention.inputs import MOST_QUERIES
+from ingot.kernels.paged_attention.kernels import PagedAttention
+from ingot.kernels.paged_attention.shapes import Shape
 
 
 class KernelAttention:

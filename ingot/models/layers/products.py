@@ -9,8 +9,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.models.layers.adapted import Sites
 from ingot.models.layers.modules import adopt
+from ingot.models.lora.layers import Sites
 
 _FORMAT = ("group_size", "bits", "mode")
 

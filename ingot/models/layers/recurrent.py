@@ -16,13 +16,13 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from ingot.cache.launch import LaunchSpan
+from ingot.cache.forward_batch import LaunchSpan
 from ingot.cache.recurrent_state import RecurrentState
 from ingot.kernels import native
 from ingot.models.families.description import GatedDelta, Recurrence, Scan, ShortConvolution
 from ingot.models.families.registry import recurrence_of
-from ingot.models.layers.adapted import Blend
 from ingot.models.layers.modules import adopt, weights_of
+from ingot.models.lora.layers import Blend
 
 
 class NativeMixer(nn.Module):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.cache.launch import Mixed
+from ingot.cache.forward_batch import Mixed
 from ingot.models.layers.modules import PositionedRope, Rotation
 
 

@@ -8,18 +8,18 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ingot.kernels import native
+from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.device import Device
-from ingot.kernels.paged.checked import CheckedKernels
 from ingot.models.layers.attention import MixedAttention
-from ingot.models.layers.captured import capture_layers
+from ingot.models.layers.decode_graph import capture_layers
 from ingot.models.layers.dense_linear import swap_dense
-from ingot.models.layers.fused import FusedLayers, OwnLayer, fuse_layers
+from ingot.models.layers.fused_layers import FusedLayers, OwnLayer, fuse_layers
 from ingot.models.layers.gated_delta import KernelDelta
+from ingot.models.layers.gpu_linear import swap_packed
 from ingot.models.layers.mixers import SplitMixer, split_mixers, swap_mixers
 from ingot.models.layers.mlp import GatedMLP, JoinedMLP, join_gates, swap_gates
 from ingot.models.layers.modules import restored, swap_ropes
 from ingot.models.layers.norms import swap_norms
-from ingot.models.layers.packed_linear import swap_packed
 from ingot.models.layers.recurrent import NativeMixer, swap_recurrences
 
 LOWERED = (OwnLayer, MixedAttention, SplitMixer, NativeMixer, KernelDelta, GatedMLP, JoinedMLP)

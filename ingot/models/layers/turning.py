@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.cache.launch import Mixed
-from ingot.cache.layers import AppendState
+from ingot.cache.attention_state import AppendState
+from ingot.cache.forward_batch import Mixed
+from ingot.cache.kv_storage import KernelStorage
 from ingot.cache.pages import PAGE
-from ingot.cache.slabs import KernelStorage
-from ingot.kernels.paged.checked import CheckedKernels
-from ingot.kernels.paged.shapes import Shape
-from ingot.kernels.paged.turning import Norm, Turning, TurnShape, turns
+from ingot.kernels.checked import CheckedKernels
+from ingot.kernels.paged_attention.rope import Norm, Turning, TurnShape, turns
+from ingot.kernels.paged_attention.shapes import Shape
 from ingot.models.layers.modules import PositionedRope, Rotation
 from ingot.models.layers.norms import factor, is_rms
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from ingot.cache.launch import Part
+from ingot.cache.forward_batch import Part
 from ingot.errors import AdapterError
 from ingot.models.adapter import Adapter
 from ingot.models.lora.weights import LoraWeights, read

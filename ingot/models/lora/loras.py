@@ -16,13 +16,13 @@ from mlx.utils import tree_unflatten
 from ingot.errors import AdapterError
 from ingot.kernels import native
 from ingot.kernels.device import Device
-from ingot.models.layers.adapted import Blend, Sites, adapted, padded
-from ingot.models.layers.captured import stack_of
-from ingot.models.layers.fused import FusedLayers
+from ingot.models.layers.decode_graph import stack_of
+from ingot.models.layers.fused_layers import FusedLayers
 from ingot.models.layers.mixers import SplitMixer
 from ingot.models.layers.products import Product
 from ingot.models.layers.recurrent import NativeMixer
 from ingot.models.layers.swapping import let_apart
+from ingot.models.lora.layers import Blend, Sites, adapted, padded
 from ingot.models.lora.weights import LoraPair, LoraWeights
 from ingot.upstream import SwitchLinear
 

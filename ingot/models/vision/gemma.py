@@ -12,7 +12,7 @@ from ingot.media.families.files import ProcessorFiles
 from ingot.media.layout import Layout
 from ingot.models.vision.frames import Normal
 from ingot.models.vision.slicing import Slicing
-from ingot.models.vision.tiled import TiledTower, one_view
+from ingot.models.vision.tiles import TiledTower, one_view
 from ingot.models.vision.vit import Vit, clip_layer, learned
 
 PARTS: Final = ("vision_tower", "multi_modal_projector")

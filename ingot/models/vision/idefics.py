@@ -16,7 +16,7 @@ from ingot.media.size import Size
 from ingot.models.vision.frames import Normal
 from ingot.models.vision.language import LanguagePart
 from ingot.models.vision.slicing import Slicing
-from ingot.models.vision.tiled import TiledTower, tiles
+from ingot.models.vision.tiles import TiledTower, tiles
 from ingot.models.vision.tower import PixelArray
 from ingot.models.vision.vit import Vit, clip_layer, learned, merged
 

@@ -20,7 +20,7 @@ from ingot.models.vision.interpolation import bicubic
 from ingot.models.vision.language import LanguagePart
 from ingot.models.vision.qwen import CLIP
 from ingot.models.vision.slicing import Slicing
-from ingot.models.vision.tiled import TiledTower, tiles
+from ingot.models.vision.tiles import TiledTower, tiles
 from ingot.models.vision.tower import PixelArray
 from ingot.models.vision.vit import Vit, clip_layer, learned, merged
 from ingot.upstream import create_attention_mask

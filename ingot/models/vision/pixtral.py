@@ -15,7 +15,7 @@ from ingot.media.layout import Layout
 from ingot.models.vision.frames import Normal
 from ingot.models.vision.qwen import CLIP
 from ingot.models.vision.slicing import Slicing
-from ingot.models.vision.tiled import TiledTower, one_view
+from ingot.models.vision.tiles import TiledTower, one_view
 from ingot.models.vision.vit import Angles, RowWork, Vit, VitLayer, joined, merged, up_to
 
 PARTS: Final = ("vision_tower", "multi_modal_projector")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ingot.media.item import MediaItem, Span
+from ingot.media.items import MediaItem, Span
 from ingot.media.layout import Grid
 from ingot.models.vision.tower import PositionArray
 

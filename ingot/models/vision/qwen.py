@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ingot.kernels.device import Device
 from ingot.media.families.files import ProcessorFiles
-from ingot.media.item import MediaItem
+from ingot.media.items import MediaItem
 from ingot.media.layout import Grid, Layout
 from ingot.media.picture import View
 from ingot.media.size import Size

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ingot.kernels.device import Device
 from ingot.media.families.files import ProcessorFiles
-from ingot.models.vision import gemma, idefics, internvl, llava, phi, pixtral, qwen
+from ingot.models.vision import clip_towers, gemma, idefics, phi, pixtral, qwen, siglip_towers
 from ingot.models.vision.language import LanguagePart
 from ingot.models.vision.tower import Tower
 
@@ -32,10 +32,12 @@ FAMILIES: Final[Mapping[str, TowerFamily]] = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN),
     "gemma3": TowerFamily(gemma.gemma_tower, gemma.PARTS),
     **dict.fromkeys(("idefics3", "smolvlm"), _IDEFICS),
-    "internvl": TowerFamily(internvl.internvl_tower, internvl.PARTS, internvl.LANGUAGE),
-    "internvl_chat": TowerFamily(internvl.internvl_chat_tower, internvl.CHAT_PARTS, internvl.LANGUAGE),
-    "llava": TowerFamily(llava.llava_tower, llava.PARTS, llava.LANGUAGE),
-    "llava_next": TowerFamily(llava.llava_next_tower, llava.PARTS, llava.LANGUAGE, arrays=(llava.LINE_END,)),
+    "internvl": TowerFamily(siglip_towers.internvl_tower, siglip_towers.PARTS, siglip_towers.LANGUAGE),
+    "internvl_chat": TowerFamily(siglip_towers.internvl_chat_tower, siglip_towers.CHAT_PARTS, siglip_towers.LANGUAGE),
+    "llava": TowerFamily(clip_towers.llava_tower, clip_towers.PARTS, clip_towers.LANGUAGE),
+    "llava_next": TowerFamily(
+        clip_towers.llava_next_tower, clip_towers.PARTS, clip_towers.LANGUAGE, arrays=(clip_towers.LINE_END,)
+    ),
     "phi3_v": TowerFamily(phi.phi3_tower, phi.PARTS, phi.LANGUAGE),
     **dict.fromkeys(("pixtral", "mistral3"), _PIXTRAL),
 }

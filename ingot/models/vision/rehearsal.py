@@ -13,7 +13,7 @@ from typing import Final
 import mlx.core as mx
 import numpy as np
 
-from ingot.media.item import MediaItem
+from ingot.media.items import MediaItem
 from ingot.media.layout import PictureWish
 from ingot.media.picture import BICUBIC, Pixels, Unpacking, View
 from ingot.media.processor import Processor

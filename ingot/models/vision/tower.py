@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.media.item import MediaItem
+from ingot.media.items import MediaItem
 from ingot.media.layout import Layout
 from ingot.media.picture import View
 from ingot.media.size import Size

@@ -8,7 +8,7 @@ from typing import Any
 
 from ingot.errors import BadRequest
 from ingot.media.medium import Medium
-from ingot.protocol.anthropic.content import (
+from ingot.protocol.anthropic.messages import (
     AssistantMessage,
     Message,
     RedactedBlock,

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot.errors import Unsupported
-from ingot.protocol.anthropic.content import CacheControl, marks
+from ingot.protocol.anthropic.messages import CacheControl, marks
 from ingot.protocol.chat.ask import ForcedTool, Tool, ToolChoice
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import Anything, BodyReading, Bool, Delegate, Kind, ListOf, OneOf, Text
 from ingot.protocol.schema.objects import ObjectOf, accepts, requires, tagged
-from ingot.protocol.schema.terms import Terms
+from ingot.protocol.terms import Terms
 
 CUSTOM = "custom"
 

@@ -16,7 +16,7 @@ from msgspec import UNSET, Struct, UnsetType
 from ingot.engine.request import Ended, Event, Request, SpeculationReport, Usage
 from ingot.errors import IngotError
 from ingot.protocol.chat.receipts import CacheReceipt, PromptNote, Source
-from ingot.protocol.chat.sparse import SparseReceipt
+from ingot.protocol.chat.specprefill import SparseReceipt
 from ingot.protocol.chat.turns import Turn
 from ingot.protocol.errors import ErrorBody
 from ingot.protocol.schema.bounds import LEAST_LOGPROB

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from ingot.protocol.chat.prompts import Ending
+from ingot.text.chat_template.sandbox import TemplateHistory
 from ingot.text.grammar.calls import StructuralTag
-from ingot.text.template.witness import TemplateHistory
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 EFFORTS: Final[tuple[Effort, ...]] = ("none", "minimal", "low", "medium", "high", "xhigh", "max")

@@ -14,19 +14,19 @@ from ingot.engine.request import Request, Sampling, Stop
 from ingot.engine.sparse.ask import SparseAsk
 from ingot.protocol.adapters import WHICH_ADAPTER, AdapterName, lora_of
 from ingot.protocol.chat.ask import Ask
-from ingot.protocol.chat.prepared import Prepared
+from ingot.protocol.chat.preparation import Prepared
 from ingot.protocol.chat.sampling_defaults import with_defaults
-from ingot.protocol.chat.sparse import HOW_MUCH, WHETHER, sparse_ask
+from ingot.protocol.chat.specprefill import HOW_MUCH, WHETHER, sparse_ask
 from ingot.protocol.model_names import DEFAULT_NAME
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import Bool, Int, Number, Text, Timeout
 from ingot.protocol.schema.keeping import HOW_LONG, TimeToLive
+from ingot.protocol.schema.model_fields import Biases, TokenIds
 from ingot.protocol.schema.model_name import ModelName
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses
 from ingot.protocol.schema.proposers import WHO_GUESSES, Proposers
 from ingot.protocol.schema.reuse import REUSE, WHAT_IS_REUSED
 from ingot.protocol.schema.stopping import STOP, stop_strings
-from ingot.protocol.schema.token_ids import Biases, TokenIds
 from ingot.protocol.served import Served
 from ingot.text.prompt.prompt import Prompt
 

@@ -18,10 +18,10 @@ from ingot.protocol.chat.ask import (
 )
 from ingot.protocol.chat.thinking import thinking_budget, thinks
 from ingot.protocol.served import Served
-from ingot.text.formats.table import Format
-from ingot.text.grammar.grammars import ForcedCall, GuidedTool
-from ingot.text.grammar.guide import GuidePlan
-from ingot.text.parse.parser import ThinkingStart
+from ingot.text.grammar.calls import ForcedCall, GuidedTool
+from ingot.text.grammar.matcher import GuidePlan
+from ingot.text.parser.parser import ThinkingStart
+from ingot.text.tool_formats.format import Format
 
 
 def answer_guide(

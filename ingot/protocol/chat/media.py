@@ -17,8 +17,8 @@ from ingot.media.medium import ClipMedium, Medium, PdfMedium, PictureMedium
 from ingot.protocol.chat.media_files import Base64Picture
 from ingot.protocol.schema.bounds import PARTS
 from ingot.protocol.schema.fields import BodyReading, Delegate, Kind, ListOf, Schema, Text
-from ingot.protocol.schema.terms import Terms
 from ingot.protocol.schema.unheeded import note
+from ingot.protocol.terms import Terms
 
 TEXT_ONLY: Final = "input is not supported: the served model is run on text alone."
 

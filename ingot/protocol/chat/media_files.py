@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
 
-from ingot.engine.hearing.request import Transcript, Untranscribed, transcripts
+from ingot.engine.speech_request import Transcript, Untranscribed, transcripts
 from ingot.errors import BadMedia, BadRequest, IngotError, Unsupported
 from ingot.media import bounds, data_url
+from ingot.media.audio import Sound
 from ingot.media.clip import Clip, ClipFile, ClipFrames
 from ingot.media.fetched import fetched_bytes
 from ingot.media.pdf import PdfFile
 from ingot.media.picture import Picture
-from ingot.media.sound import Sound
 from ingot.protocol.schema.fields import BodyReading, Delegate, Kind, ListOf, Text
-from ingot.protocol.schema.terms import Terms
+from ingot.protocol.terms import Terms
 
 FRAMES: Final = "video/jpeg"
 NO_FETCHING: Final = (

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from ingot.engine.hearing.request import Transcript
+from ingot.engine.speech_request import Transcript
 from ingot.errors import BadRequest, ContextOverflow, Unsupported
 from ingot.protocol.chat.shown_media import with_media_shown
 from ingot.protocol.served import Served
 from ingot.text.cancellation import checkpoint
-from ingot.text.formats.table import Format
+from ingot.text.chat_template.sandbox import TemplateHistory
 from ingot.text.prompt.conversation import Conversation, PromptBuilder
 from ingot.text.prompt.infill import Infill
 from ingot.text.prompt.prompt import Prompt
-from ingot.text.template.witness import TemplateHistory
+from ingot.text.tool_formats.format import Format
 
 # How a rendered conversation ends: where an answer begins, after the last message, or within it.
 Ending = Literal["opened", "closed", "continued"]

@@ -13,8 +13,8 @@ from msgspec import UNSET, Struct, UnsetType
 
 from ingot.engine.request import CacheReason, CacheReport, Timing
 from ingot.protocol.chat.receipt_headers import MATCHED_HEADER, REASON_HEADER, TIMING_HEADERS
+from ingot.text.chat_template.sandbox import TemplateHistory
 from ingot.text.prompt.prompt import Prompt
-from ingot.text.template.witness import TemplateHistory
 
 if TYPE_CHECKING:
     from ingot.protocol.served import Served

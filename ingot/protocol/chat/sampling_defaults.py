@@ -11,7 +11,7 @@ from ingot.engine.request import Sampling
 from ingot.errors import BadRequest, nearest
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import BodyReading, Int, Kind, Number
-from ingot.protocol.schema.terms import Terms
+from ingot.protocol.terms import Terms
 
 FIELDS: Final[Mapping[str, Kind]] = {
     "temperature": Number(bounds.TEMPERATURE),

@@ -9,7 +9,7 @@ from ingot.errors import BadMedia, Unsupported
 from ingot.media.processor import Processor
 from ingot.protocol.chat.media_files import is_media
 from ingot.text.cancellation import checkpoint
-from ingot.text.prompt.messages import media_part
+from ingot.text.chat_template.messages import media_part
 
 
 def with_media_shown(messages: list[dict[str, Any]], processor: Processor | None) -> list[dict[str, Any]]:

@@ -12,8 +12,8 @@ from typing import Any, Final
 from ingot.protocol.chat.ask import Ask, FieldNames, ThinkingOptions
 from ingot.protocol.schema.template_variables import SWITCHES
 from ingot.protocol.served import Served
-from ingot.text.formats.table import Format
-from ingot.text.parse.parser import ThinkingStart
+from ingot.text.parser.parser import ThinkingStart
+from ingot.text.tool_formats.format import Format
 
 EFFORT_BUDGETS: Final[Mapping[str, int]] = {"minimal": 256, "low": 1024, "medium": 4096}
 """Tokens of thinking that an effort allows where the model's template does not read one; more effort has no limit."""

@@ -10,9 +10,9 @@ from typing import Final
 from ingot.errors import BadRequest, Unsupported, nearest
 from ingot.protocol.chat.ask import Ask, FieldNames, ForcedTool, Tool
 from ingot.protocol.schema.bounds import TOOL_NAME_CHARS
-from ingot.text.formats.table import Format
+from ingot.text.chat_template.sandbox import TemplateHistory
 from ingot.text.prompt.canonical import ordered_schema
-from ingot.text.template.witness import TemplateHistory
+from ingot.text.tool_formats.format import Format
 
 TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_.\-]+")
 

@@ -10,7 +10,7 @@ from ingot.protocol.chat.answers import GenerationTask
 from ingot.protocol.openai.chat import read_chat
 from ingot.protocol.openai.completions import read_completion
 from ingot.protocol.served import Served
-from ingot.text.prompt.prompt_files import FilePrompt
+from ingot.text.input_files import FilePrompt
 
 INSTRUCTIONS: Final = ("system", "developer")
 FOLLOWING: Final = {"role": "user", "content": "."}

@@ -13,8 +13,8 @@ from ingot.engine.encoder_request import Encoded, EncoderCard
 from ingot.protocol.encoders import EncodingReceipt, EncodingTask, encoder_for, encoding_request, inputs_of
 from ingot.protocol.model_names import DEFAULT_NAME
 from ingot.protocol.ollama.answers import nanoseconds
-from ingot.protocol.ollama.body import KEEP_ALIVE, Duration, OllamaName
 from ingot.protocol.ollama.options import Options, note_unheeded
+from ingot.protocol.ollama.request import KEEP_ALIVE, Duration, OllamaName
 from ingot.protocol.openai.embeddings import shortened
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.encoder_fields import Dimensions, EncoderName

@@ -22,7 +22,7 @@ from ingot.protocol.chat.custom_tools import InputGrammar, TextInput, custom_too
 from ingot.protocol.chat.generation_fields import HOLD_CALLS, GenerationBody
 from ingot.protocol.chat.media import OfMedia
 from ingot.protocol.chat.media_fields import FRAMES, RATE, MediaReading, MediaWishes, ProcessorWishes, media_wishes
-from ingot.protocol.chat.prepared import prepare_ask
+from ingot.protocol.chat.preparation import prepare_ask
 from ingot.protocol.chat.prompts import Ending
 from ingot.protocol.chat.response_format import (
     FORMATS_REFUSED,
@@ -42,8 +42,8 @@ from ingot.protocol.schema.rules import Given, Is, Never, Not
 from ingot.protocol.schema.stopping import Limit
 from ingot.protocol.schema.template_variables import TemplateVariables
 from ingot.protocol.served import Served
-from ingot.text.formats.registry import FORMAT_NAMES, THINKING_NAMES
-from ingot.text.template.witness import TemplateHistory
+from ingot.text.chat_template.sandbox import TemplateHistory
+from ingot.text.tool_formats.registry import FORMAT_NAMES, THINKING_NAMES
 
 OTHER_TIER = "is not offered: every request is served alike."
 

@@ -10,15 +10,15 @@ from typing import Any
 from ingot.errors import BadRequest
 from ingot.protocol.chat.answers import AnswerHead, GenerationTask
 from ingot.protocol.chat.generation_fields import GenerationBody
-from ingot.protocol.chat.prepared import Prepared
+from ingot.protocol.chat.preparation import Prepared
 from ingot.protocol.chat.prompts import infill_prompt, infill_tokens, text_prompt
 from ingot.protocol.openai.completion_answers import CompletionPlan, CompletionStreamed, CompletionWhole, Echo, spell
 from ingot.protocol.schema import bounds, foreign
 from ingot.protocol.schema.fields import Bool, Either, Int, ListOf, Text
+from ingot.protocol.schema.model_fields import TokenIds
 from ingot.protocol.schema.objects import ObjectOf, accepts, requires
 from ingot.protocol.schema.rules import Given, Is, Never, Not
 from ingot.protocol.schema.stopping import Limit
-from ingot.protocol.schema.token_ids import TokenIds
 from ingot.protocol.served import Served
 
 TOKENS = TokenIds(bounds.PROMPT_TOKENS)

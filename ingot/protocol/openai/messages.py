@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.engine.hearing.request import Transcript
+from ingot.engine.speech_request import Transcript
 from ingot.media.clip import Clip
 from ingot.media.medium import ClipMedium, Medium, PdfMedium, PictureMedium
 from ingot.media.pdf import PdfFile

@@ -10,17 +10,17 @@ from msgspec import UNSET, Struct, UnsetType, field
 from msgspec.structs import replace
 
 from ingot.engine.encoder_request import EncoderCard
-from ingot.engine.fleet.standing import ModelState, Standing
-from ingot.engine.hearing.request import HearingCard
+from ingot.engine.fleet_standing import ModelState, Standing
 from ingot.engine.model_card import ModelCard
 from ingot.engine.request import LoraRef
 from ingot.engine.speaking.request import SpeakingCard
+from ingot.engine.speech_request import HearingCard
 from ingot.protocol.chat.sampling_defaults import sampling_body
 from ingot.protocol.model_names import is_name, unknown_name
 from ingot.protocol.schema.model_name import adapter_in
 from ingot.protocol.served import Served
 from ingot.protocol.side_served import SideServed
-from ingot.text.formats.registry import FormatSource
+from ingot.text.tool_formats.registry import FormatSource
 
 NEVER_MADE: Final = "1970-01-01T00:00:00Z"
 

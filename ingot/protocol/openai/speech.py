@@ -12,7 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from ingot.engine.speaking.request import SpeechEnded, SpeechRequest
 from ingot.errors import ModelNotFound
-from ingot.media.sound_writing import MEDIA_TYPES
+from ingot.media.audio_encoding import MEDIA_TYPES
 from ingot.protocol.encoders import EncodingTiming
 from ingot.protocol.model_names import DEFAULT_NAME
 from ingot.protocol.schema import bounds
@@ -21,7 +21,7 @@ from ingot.protocol.schema.keeping import HOW_LONG, TimeToLive
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires
 from ingot.protocol.schema.speaking_fields import SpeakingName, Voice
 from ingot.protocol.side_served import SideServed
-from ingot.text.speech.pronouncer import accent_of
+from ingot.text.speech.phonemizer import accent_of
 
 NO_MODEL = (
     "No model that speaks is served here. Start ingot with --speech-model MODEL, a folder or a hub id of a Kokoro "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ingot.engine.hearing.request import Segment
+from ingot.engine.speech_request import Segment
 
 
 def srt(segments: Iterable[Segment]) -> str:

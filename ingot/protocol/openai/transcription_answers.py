@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
-from ingot.engine.hearing.request import HeardToken, Segment, Transcribed
+from ingot.engine.speech_request import HeardToken, Segment, Transcribed
 from ingot.media.languages import LANGUAGES
 from ingot.protocol.encoders import EncodingTiming
 from ingot.protocol.openai.subtitles import srt, vtt

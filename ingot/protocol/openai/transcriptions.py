@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.engine.hearing.request import Task, TranscriptionRequest
+from ingot.engine.speech_request import Task, TranscriptionRequest
 from ingot.errors import BadMedia, BadRequest, ModelNotFound, Unsupported
-from ingot.media.sound import Sound
+from ingot.media.audio import Sound
 from ingot.protocol.model_names import DEFAULT_NAME
 from ingot.protocol.openai.transcription_answers import TranscriptView
 from ingot.protocol.schema import bounds

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from ingot.engine.model_card import ModelCard
 from ingot.engine.request import RequestStatus
-from ingot.observe.figures import Figures
+from ingot.observe.metrics import Figures
 
 
 class Load(Struct, kw_only=True):

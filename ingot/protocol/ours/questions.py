@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ingot.errors import BadRequest, IngotError
-from ingot.protocol.anthropic.body import MESSAGES_BODY, read_messages
+from ingot.protocol.anthropic.request import MESSAGES_BODY, read_messages
 from ingot.protocol.chat.answers import GenerationTask
-from ingot.protocol.ollama import body
+from ingot.protocol.ollama import request
 from ingot.protocol.openai.chat import CHAT_BODY, read_chat
 from ingot.protocol.openai.completions import COMPLETION_BODY, read_completion
 from ingot.protocol.responses.body import RESPONSES_BODY
 from ingot.protocol.responses.request import Surroundings, read_response
 from ingot.protocol.schema.fields import BodyReading, Kind, Schema
 from ingot.protocol.schema.objects import ObjectOf, specs_of
-from ingot.protocol.schema.terms import Terms
 from ingot.protocol.served import Served
+from ingot.protocol.terms import Terms
 
 Read = Callable[[Any, Served, str, Surroundings], Any]
 
@@ -48,9 +48,9 @@ class Wire:
 WIRES: Final = (
     Wire(CHAT_BODY, _alone(read_chat), ("messages",)),
     Wire(MESSAGES_BODY, _alone(read_messages), ("messages",)),
-    Wire(body.CHAT_BODY, _alone(body.read_ollama_chat), ("messages",)),
+    Wire(request.CHAT_BODY, _alone(request.read_ollama_chat), ("messages",)),
     Wire(COMPLETION_BODY, _alone(read_completion), ("prompt",)),
-    Wire(body.GENERATE_BODY, _alone(body.read_ollama_generate), ("prompt",)),
+    Wire(request.GENERATE_BODY, _alone(request.read_ollama_generate), ("prompt",)),
     Wire(RESPONSES_BODY, _first_job, ("input", "previous_response_id", "conversation")),
 )
 WANTED: Final = "an object with 'messages', 'prompt' or 'input'"

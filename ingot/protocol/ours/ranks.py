@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ingot.observe.exposition import Metric
-from ingot.protocol.ours.metrics import Family
-from ingot.ranks.standing import Standing
+from ingot.distributed.heartbeat import Standing
+from ingot.observe.prometheus import Metric
+from ingot.protocol.ingot_api.metrics import Family
 
 
 def rank_metrics(model: str, standings: Sequence[Standing]) -> Sequence[Metric]:

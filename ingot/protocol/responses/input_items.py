@@ -20,7 +20,7 @@ from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import Anything, BodyReading, Kind, ListOf, OneOf, Schema, Text
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged, text_or
 from ingot.protocol.schema.rules import Given, Never, Not
-from ingot.protocol.schema.terms import Terms
+from ingot.protocol.terms import Terms
 
 NO_HOSTED: Final = "items belong to a tool that this server does not have."
 HOSTED_ITEMS: Final = dict.fromkeys(

@@ -14,13 +14,13 @@ from ingot.engine.request import Sampling
 from ingot.errors import BadRequest, Unsupported
 from ingot.protocol.chat.answers import AnswerHead, GenerationTask, Note
 from ingot.protocol.chat.ask import Ask, FieldNames, Tool, ToolChoice
-from ingot.protocol.chat.prepared import Prepared, prepare_ask
+from ingot.protocol.chat.preparation import Prepared, prepare_ask
 from ingot.protocol.chat.receipts import Source
 from ingot.protocol.responses.answers import ReasoningEcho, ResponseBody, ResponseTokens, TextEcho
 from ingot.protocol.responses.body import RESPONSES_BODY, SEALED, ResponsesBody
 from ingot.protocol.responses.conversation import InputConversation
 from ingot.protocol.responses.input_items import ITEMS
-from ingot.protocol.responses.output_items import item_id, response_of
+from ingot.protocol.responses.output import item_id, response_of
 from ingot.protocol.responses.stored_response import StoredResponse
 from ingot.protocol.responses.stream import ResponseBuilder, ResponseOptions
 from ingot.protocol.responses.tools import RemoteTools, Toolbox

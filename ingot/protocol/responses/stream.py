@@ -39,7 +39,7 @@ from ingot.protocol.responses.answers import (
     ResponseFault,
     ResponseUsage,
 )
-from ingot.protocol.responses.output_items import (
+from ingot.protocol.responses.output import (
     Growing,
     GrowingCall,
     GrowingCustomCall,

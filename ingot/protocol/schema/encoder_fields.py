@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from ingot.engine.encoder_request import Role
 from ingot.protocol.model_names import is_name, names_schema, unknown_name
 from ingot.protocol.schema.fields import BodyReading, Delegate, Int, Kind, OneOf, Schema
+from ingot.protocol.schema.model_fields import TokenIds
 from ingot.protocol.schema.model_name import ModelName
-from ingot.protocol.schema.terms import EncoderTerms, Terms
-from ingot.protocol.schema.token_ids import TokenIds
-from ingot.text.tokens.encoder_inputs import TextInputs
+from ingot.protocol.terms import EncoderTerms, Terms
+from ingot.text.tokenizer.encoder_inputs import TextInputs
 
 if TYPE_CHECKING:
-    from ingot.engine.encoder_batches import OfferedEncoder
+    from ingot.engine.pooling_batches import OfferedEncoder
 
 
 @dataclass(frozen=True, slots=True)

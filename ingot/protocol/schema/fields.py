@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from ingot.errors import BadRequest, UnknownField, Unsupported
 from ingot.protocol.schema.bounds import UNKNOWN_FIELDS, IntRange, Range
-from ingot.protocol.schema.terms import NO_TERMS, Terms
+from ingot.protocol.terms import NO_TERMS, Terms
 
 Schema = dict[str, Any]
 

@@ -8,7 +8,7 @@ from ingot.media.languages import LANGUAGES
 from ingot.protocol.model_names import is_name, names_schema, unknown_name
 from ingot.protocol.schema.fields import BodyReading, Kind, OneOf, Schema
 from ingot.protocol.schema.model_name import ModelName
-from ingot.protocol.schema.terms import Terms
+from ingot.protocol.terms import Terms
 
 
 @dataclass(frozen=True, slots=True)

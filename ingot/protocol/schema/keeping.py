@@ -7,7 +7,7 @@ from typing import Final
 
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import BodyReading, Delegate, Number
-from ingot.protocol.schema.terms import Terms
+from ingot.protocol.terms import Terms
 
 HOW_LONG: Final = "Seconds that the model stays loaded after the request; one that is alone always stays."
 

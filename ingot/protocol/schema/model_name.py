@@ -8,7 +8,7 @@ from typing import Final
 from ingot.errors import ModelNotFound
 from ingot.protocol.model_names import is_name, names_schema, unknown_name
 from ingot.protocol.schema.fields import BodyReading, Kind, Schema
-from ingot.protocol.schema.terms import Terms
+from ingot.protocol.terms import Terms
 
 BETWEEN: Final = ":"
 

@@ -20,8 +20,8 @@ from ingot.protocol.schema.fields import BodyReading, Either, Kind, ListOf, OneO
 from ingot.protocol.schema.foreign import Alias, Foreign
 from ingot.protocol.schema.misspelling import misspelt
 from ingot.protocol.schema.rules import Never
-from ingot.protocol.schema.terms import Terms
 from ingot.protocol.schema.unheeded import Passed, note
+from ingot.protocol.terms import Terms
 
 
 def requires(kind: Kind, about: str) -> Any:

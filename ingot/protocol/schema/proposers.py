@@ -9,7 +9,7 @@ from typing import Final
 from ingot.errors import BadRequest
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import BodyReading, Kind, Schema, described
-from ingot.protocol.schema.terms import Terms
+from ingot.protocol.terms import Terms
 
 WHO_GUESSES: Final = (
     "Who may guess tokens ahead: `auto` for all that the server offers, `off`, or some of them, joined by commas. The "

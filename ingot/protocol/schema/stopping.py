@@ -8,7 +8,7 @@ from typing import Final
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.bounds import IntRange
 from ingot.protocol.schema.fields import BodyReading, Either, Int, Kind, ListOf, Schema, Text, as_whole
-from ingot.protocol.schema.terms import Terms
+from ingot.protocol.terms import Terms
 
 UNLIMITED: Final = -1
 STOP_STRINGS: Final = ListOf(Text(bounds.STOP_STRING_CHARS), bounds.STOP_STRINGS)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from ingot.errors import BadRequest, UnknownField
 from ingot.protocol.schema.bounds import TEMPLATE_NUMBER, TEMPLATE_TEXT_CHARS
 from ingot.protocol.schema.fields import BodyReading, Bool, Either, Kind, Number, Schema, Text
-from ingot.protocol.schema.terms import NO_TERMS, Terms
+from ingot.protocol.terms import NO_TERMS, Terms
 
 SWITCHES: Final = ("enable_thinking", "thinking")
 """What templates call the variable that switches thinking on and off. It is taken of every model, as the field of that

@@ -7,7 +7,7 @@ from typing import Any
 
 from ingot.errors import Unsupported
 from ingot.protocol.schema.fields import BodyReading, Kind, OneOf, Schema
-from ingot.protocol.schema.terms import Terms
+from ingot.protocol.terms import Terms
 
 
 def note(path: str, reading: BodyReading) -> None:

@@ -1,1 +1,0 @@
-"""Wire formats of model families: one table each."""

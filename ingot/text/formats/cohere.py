@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.shapes import array
-from ingot.text.formats.table import Format, Gap, JsonCall
 from ingot.text.formats.thinking import COHERE_THINK
+from ingot.text.tool_formats.format import Format, Gap, JsonCall
+from ingot.text.tool_formats.shapes import array
 
 COHERE = Format(
     name="cohere",

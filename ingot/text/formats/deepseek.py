@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ingot.text.formats.notation import JSON
-from ingot.text.formats.shapes import typed_tags
-from ingot.text.formats.table import Arguments, CallForm, Format, Gap, Name
 from ingot.text.formats.thinking import THINK
+from ingot.text.tool_formats.format import Arguments, CallForm, Format, Gap, Name
+from ingot.text.tool_formats.shapes import typed_tags
 
 _SECTION = "<｜tool▁calls▁begin｜>"
 _SECTION_END = "<｜tool▁calls▁end｜>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ingot.text.formats.llama import FUNCTION_TAG
 from ingot.text.formats.notation import JSON
-from ingot.text.formats.table import Arguments, CallForm, Format, Gap, Name
+from ingot.text.tool_formats.format import Arguments, CallForm, Format, Gap, Name
 
 RECIPIENT = CallForm(
     opening=("<|recipient|>", Gap()),

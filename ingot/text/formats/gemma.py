@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ingot.text.formats.notation import unescaped
-from ingot.text.formats.table import Arguments, CallForm, Format, Gap, Name
 from ingot.text.formats.thinking import GEMMA_THINK
 from ingot.text.formats.unmarked import TOOL_CODE
+from ingot.text.tool_formats.format import Arguments, CallForm, Format, Gap, Name
 
 
 def _form(opening: str, quote: str, closing: str) -> CallForm:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.shapes import array, element
-from ingot.text.formats.table import Format, Gap, JsonCall
 from ingot.text.formats.thinking import KIMI_VL_THINK, THINK
 from ingot.text.formats.unmarked import UNMARKED
+from ingot.text.tool_formats.format import Format, Gap, JsonCall
+from ingot.text.tool_formats.shapes import array, element
 
 TAGGED = element("tool_call", JsonCall())
 # The same tags around an array, as small models like to write.

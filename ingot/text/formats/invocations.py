@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.shapes import element, named_tags, typed_tags
-from ingot.text.formats.table import CallForm, Format, Gap, JsonCall, Maybe, UpTo
 from ingot.text.formats.thinking import THINK
+from ingot.text.tool_formats.format import CallForm, Format, Gap, JsonCall, Maybe, UpTo
+from ingot.text.tool_formats.shapes import element, named_tags, typed_tags
 
 # dots: a section, each value between lines of its own; also JSON in their place.
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ingot.text.formats.notation import JSON
-from ingot.text.formats.table import Arguments, CallForm, Format, Gap, KeyClose, Name, Ordinal, TextParameters
 from ingot.text.formats.thinking import KIMI_K3_THINK, THINK
-from ingot.text.parse.schema_types import JsonType, JsonTypes
+from ingot.text.parser.arguments import JsonType, JsonTypes
+from ingot.text.tool_formats.format import Arguments, CallForm, Format, Gap, KeyClose, Name, Ordinal, TextParameters
 
 KIMI_K2 = Format(
     name="kimi-k2",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ingot.text.formats.notation import JSON
-from ingot.text.formats.table import Arguments, CallForm, Format, Gap, JsonCall, Name
 from ingot.text.formats.unmarked import FENCED, FENCED_ARRAY
+from ingot.text.tool_formats.format import Arguments, CallForm, Format, Gap, JsonCall, Name
 
 BARE = CallForm(call=(JsonCall("parameters"),), joint="; ", bare=True)
 PYTHON_TAG = CallForm(opening=("<|python_tag|>", Gap()), call=(JsonCall("parameters"),), joint="; ")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ingot.text.formats.shapes import element, named_tags
-from ingot.text.formats.table import CallForm, Elements, Format, Gap, Name, TagEnd
 from ingot.text.formats.thinking import INTERLEAVED_THINK, MINIMAX_M3_THINK
+from ingot.text.tool_formats.format import CallForm, Elements, Format, Gap, Name, TagEnd
+from ingot.text.tool_formats.shapes import element, named_tags
 
 MINIMAX_M2 = Format(
     name="minimax-m2",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ingot.text.formats.notation import JSON
-from ingot.text.formats.shapes import array
-from ingot.text.formats.table import Arguments, CallForm, CallId, Format, Gap, Maybe, Name
 from ingot.text.formats.thinking import MISTRAL_THINK
+from ingot.text.tool_formats.format import Arguments, CallForm, CallId, Format, Gap, Maybe, Name
+from ingot.text.tool_formats.shapes import array
 
 ARRAY = array("[TOOL_CALLS]", Gap(" "))
 NAMED = CallForm(

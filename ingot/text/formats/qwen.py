@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from ingot.text.formats.hermes import TAGGED, TAGGED_ARRAY
 from ingot.text.formats.notation import JSON
-from ingot.text.formats.shapes import assigned_tags, element
-from ingot.text.formats.table import Arguments, CallForm, Format, Gap, Name
 from ingot.text.formats.thinking import THINK
 from ingot.text.formats.unmarked import UNMARKED
+from ingot.text.tool_formats.format import Arguments, CallForm, Format, Gap, Name
+from ingot.text.tool_formats.shapes import assigned_tags, element
 
 XML = element("tool_call", *assigned_tags(frame="\n", close_optional=True), unopened="line")
 BRACKET = CallForm(opening=("[Calling tool:", Gap(" ")), call=(Name(), "(", Arguments(JSON), ")"), closing=("]",))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.shapes import assigned_tags, element
-from ingot.text.formats.table import Format
 from ingot.text.formats.thinking import SEED_THINK
+from ingot.text.tool_formats.format import Format
+from ingot.text.tool_formats.shapes import assigned_tags, element
 
 SEED_OSS = Format(
     name="seed-oss",

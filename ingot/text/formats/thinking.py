@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.table import ThinkingFormat
+from ingot.text.tool_formats.format import ThinkingFormat
 
 THINK = ThinkingFormat("think", "<think>", "</think>")
 INTERLEAVED_THINK = ThinkingFormat("interleaved-think", "<think>", "</think>", interleaved=True)

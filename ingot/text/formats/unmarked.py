@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ingot.text.formats.notation import PYTHON
-from ingot.text.formats.table import Arguments, CallForm, Gap, JsonCall, Maybe, Name
+from ingot.text.tool_formats.format import Arguments, CallForm, Gap, JsonCall, Maybe, Name
 
 _FENCE = ("```", Maybe("json"), Gap("\n"))
 _FENCE_END = (Gap("\n"), "```")

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import IngotError
-from ingot.text.grammar.guide import Mask
-from ingot.text.grammar.lexicon import allows
+from ingot.text.grammar.matcher import Mask
+from ingot.text.grammar.vocabulary import allows
 
 
 class LookingAhead(ABC):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ingot.text.formats.table import Format, ThinkingFormat
 from ingot.text.grammar import parts
-from ingot.text.grammar.guide import Guide, GuidePlan
-from ingot.text.grammar.lexicon import Lexicon
-from ingot.text.parse.parser import ThinkingStart
+from ingot.text.grammar.matcher import Guide, GuidePlan
+from ingot.text.grammar.vocabulary import Lexicon
+from ingot.text.parser.parser import ThinkingStart
+from ingot.text.tool_formats.format import Format, ThinkingFormat
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,23 @@ from typing import Any, Literal
 
 from ingot.errors import BadRequest, Unsupported
 from ingot.text.formats.notation import JSON
-from ingot.text.formats.table import (
+from ingot.text.grammar.argument_rules import NotatedWriter
+from ingot.text.grammar.elements import ElementWriter
+from ingot.text.grammar.lark import (
+    JSON_SPACE,
+    NOTHING,
+    Rules,
+    anywhere,
+    at_line_start,
+    exactly,
+    one_of,
+    optional,
+    quoted,
+    sequence,
+)
+from ingot.text.grammar.members import Scope
+from ingot.text.grammar.text_parameters import ParameterWriter
+from ingot.text.tool_formats.format import (
     Arguments,
     CallForm,
     CallId,
@@ -29,22 +45,6 @@ from ingot.text.formats.table import (
     TextParameters,
     spell_out,
 )
-from ingot.text.grammar.elements import ElementWriter
-from ingot.text.grammar.lark import (
-    JSON_SPACE,
-    NOTHING,
-    Rules,
-    anywhere,
-    at_line_start,
-    exactly,
-    one_of,
-    optional,
-    quoted,
-    sequence,
-)
-from ingot.text.grammar.members import Scope
-from ingot.text.grammar.notated import NotatedWriter
-from ingot.text.grammar.text_parameters import ParameterWriter
 
 MOST_SPACE = 4
 """Characters of white space that may come behind a call: a model that only breaks lines comes to an end."""

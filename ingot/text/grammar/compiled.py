@@ -11,8 +11,8 @@ import numpy as np
 
 from ingot.text.grammar import limits
 from ingot.text.grammar.ahead import LookingAhead
-from ingot.text.grammar.guide import GrammarTooComplex, GuideBroken, Mask
-from ingot.text.grammar.lexicon import allows
+from ingot.text.grammar.matcher import GrammarTooComplex, GuideBroken, Mask
+from ingot.text.grammar.vocabulary import allows
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

@@ -11,13 +11,13 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ingot.text.formats.table import Elements
-from ingot.text.grammar.alternatives import Alternative, alternatives
+from ingot.text.grammar.json_schema import Alternative, alternatives
 from ingot.text.grammar.lark import Rules, anywhere, exactly, one_of, optional, sequence
 from ingot.text.grammar.members import Members, Scope, members
 from ingot.text.grammar.schema_rules import SchemaRules
 from ingot.text.grammar.text_values import TextValueWriter
-from ingot.text.parse.schema_types import CONTAINERS, Described
+from ingot.text.parser.arguments import CONTAINERS, Described
+from ingot.text.tool_formats.format import Elements
 
 
 class ElementWriter:

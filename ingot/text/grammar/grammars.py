@@ -13,12 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from ingot.errors import BadRequest, Unavailable
-from ingot.text.formats.table import Format
 from ingot.text.grammar import limits
 from ingot.text.grammar.answer import AllPlans, CallPlan, composed
 from ingot.text.grammar.calls import (
     CallChoice,
-    ForcedCall,
     GuidedTool,
     StructuralTag,
     begun_calls_grammar,
@@ -26,20 +24,19 @@ from ingot.text.grammar.calls import (
     structural_tags_grammar,
 )
 from ingot.text.grammar.compiled import TOO_COMPLEX, CompiledGrammar
-from ingot.text.grammar.guide import GrammarTooComplex, GuidePlan
 from ingot.text.grammar.lark import Rules, json_schema, quoted
-from ingot.text.grammar.lazy import HeldCalls
-from ingot.text.grammar.lexicon import Lexicon
+from ingot.text.grammar.lazy_calls import HeldCalls
+from ingot.text.grammar.matcher import GrammarTooComplex, GuidePlan
+from ingot.text.grammar.pending import Uncompiled, prepared
 from ingot.text.grammar.problems import in_our_words
 from ingot.text.grammar.schema_checks import check_schema, place_in, plain_schema
 from ingot.text.grammar.trial import Trials
-from ingot.text.grammar.uncompiled import Uncompiled, prepared
-from ingot.text.parse.parser import ThinkingStart
-from ingot.text.tokens.tokenizer import Tokenizer
+from ingot.text.grammar.vocabulary import Lexicon
+from ingot.text.parser.parser import ThinkingStart
+from ingot.text.tokenizer.tokenizer import Tokenizer
+from ingot.text.tool_formats.format import Format
 
 log = logging.getLogger("ingot.grammar")
-
-__all__ = ["CallChoice", "ForcedCall", "Grammars", "GuidedTool"]
 
 
 class Grammars:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ingot.text.grammar.ahead import LookingAhead
-from ingot.text.grammar.guide import Guide, GuideBroken, Mask
-from ingot.text.grammar.lexicon import SPACE, Lexicon, allow, allows, forbid
+from ingot.text.grammar.matcher import Guide, GuideBroken, Mask
+from ingot.text.grammar.vocabulary import SPACE, Lexicon, allow, allows, forbid
 
 SPACES = tuple(bytes((byte,)) for byte in SPACE)
 MOST_SPACES = 4

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.errors import BadRequest
-from ingot.text.formats.table import KeyClose, Part, TextParameters
 from ingot.text.grammar.lark import Rules, anywhere, exactly, one_of, optional, sequence
 from ingot.text.grammar.members import Member, Scope, members
 from ingot.text.grammar.text_values import TextValueWriter
-from ingot.text.parse.schema_types import ANY, STRING, JsonTypes, parameter_kinds
+from ingot.text.parser.arguments import ANY, STRING, JsonTypes, parameter_kinds
+from ingot.text.tool_formats.format import KeyClose, Part, TextParameters
 
 _KEY = r"/[A-Za-z_][A-Za-z0-9_.\-]{0,63}/"
 

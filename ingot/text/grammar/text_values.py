@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ingot.errors import Unsupported
-from ingot.text.grammar.alternatives import Alternative, Texts, alternatives
+from ingot.text.grammar.json_schema import Alternative, Texts, alternatives
 from ingot.text.grammar.lark import Rules, one_of, sequence
 from ingot.text.grammar.members import Scope
-from ingot.text.parse.schema_types import STRING, JsonTypes
 from ingot.text.parse.text_values import TextValue
+from ingot.text.parser.arguments import STRING, JsonTypes
 
 _WORDS = {"null": ("null",), "boolean": ("true", "false")}
 

@@ -17,8 +17,8 @@ import threading
 import time
 
 from ingot.errors import Unavailable
-from ingot.text.grammar.lexicon import Lexicon
 from ingot.text.grammar.limits import COMPILE_WALL_S, COMPILERS, WAIT_S
+from ingot.text.grammar.vocabulary import Lexicon
 
 log = logging.getLogger("ingot.grammar")
 
@@ -64,7 +64,7 @@ class Trial:
 
     def _start(self) -> None:
         # -P: what lies in the working directory is nothing to import.
-        command = [sys.executable, "-P", "-m", "ingot.text.grammar.trial_process"]
+        command = [sys.executable, "-P", "-m", "ingot.text.grammar.compile_process"]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
         )

@@ -7,7 +7,7 @@ import string
 from collections.abc import Callable
 from typing import Protocol
 
-from ingot.text.formats.table import IdStyle
+from ingot.text.tool_formats.format import IdStyle
 
 _ALPHABET = string.ascii_letters + string.digits
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 
-from ingot.text.formats.table import CallForm, Elements, Format, TextParameters
-from ingot.text.parse.call_events import Mismatch
-from ingot.text.parse.calls import CallReader
 from ingot.text.parse.prose import Prose
-from ingot.text.parse.reader import Steps, TextReader, markers
+from ingot.text.parser.calls import CallReader
+from ingot.text.parser.events import Mismatch
+from ingot.text.parser.reader import Steps, TextReader, markers
+from ingot.text.tool_formats.format import CallForm, Elements, Format, TextParameters
 
 LONGEST_HEADER = 1024
 LONGEST_NAME = 256

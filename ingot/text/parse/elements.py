@@ -6,14 +6,14 @@ import json
 from collections.abc import Callable, Mapping
 
 from ingot.text.formats.notation import JSON
-from ingot.text.formats.table import Elements
-from ingot.text.parse.call_events import Draft, Mismatch, Teller
 from ingot.text.parse.events import ToolSchema
-from ingot.text.parse.forgotten import CallHeads, Doubts, ValueMarkers
-from ingot.text.parse.reader import Steps, TextReader, markers
-from ingot.text.parse.schema_types import CONTAINERS, Described, JsonType, JsonTypes
 from ingot.text.parse.text_values import TextValue
 from ingot.text.parse.transcript import transcribed
+from ingot.text.parser.arguments import CONTAINERS, Described, JsonType, JsonTypes
+from ingot.text.parser.events import Draft, Mismatch, Teller
+from ingot.text.parser.reader import Steps, TextReader, markers
+from ingot.text.parser.unclosed_tags import CallHeads, Doubts, ValueMarkers
+from ingot.text.tool_formats.format import Elements
 
 DEEPEST = 64
 """Elements within one another."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ingot.text.formats.table import Part, plain
+from ingot.text.tool_formats.format import Part, plain
 
 _SPACE = " \t\r\n"
 

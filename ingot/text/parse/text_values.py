@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 
 from ingot.text.formats.notation import JSON, PYTHON
-from ingot.text.parse.schema_types import JsonType, JsonTypes
-from ingot.text.parse.values import Transcriber, escaped
+from ingot.text.parser.arguments import JsonType, JsonTypes
+from ingot.text.parser.values import Transcriber, escaped
 
 _WHOLE = re.compile(r"(-?[0-9]+)(?:\.0+)?")
 _FIRST: dict[str, JsonType] = {"{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ingot.text.formats.notation import Notation
-from ingot.text.parse.call_events import Mismatch
-from ingot.text.parse.reader import Steps, TextReader
-from ingot.text.parse.values import Transcriber
+from ingot.text.parser.events import Mismatch
+from ingot.text.parser.reader import Steps, TextReader
+from ingot.text.parser.values import Transcriber
 
 
 def transcribed(reader: TextReader, notation: Notation, tell: Callable[[str], None]) -> Steps[None]:

@@ -15,24 +15,24 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ingot.errors import BadRequest, Unsupported
-from ingot.text.formats.table import Format, ThinkingFormat
+from ingot.text.chat_template.chat_template import ChatTemplate
+from ingot.text.chat_template.messages import plain_text, shown_media
+from ingot.text.chat_template.sandbox import TemplateHistory, TextRun, Thought
+from ingot.text.chat_template.traits import TemplateTraits
 from ingot.text.parse.call_arguments import written
+from ingot.text.prompt.assembly import TokenOwner, Weaver
 from ingot.text.prompt.canonical import canonical_messages, ordered_tools, reasoning_of, threads, visible_text
-from ingot.text.prompt.control_tokens import Controls, Quoting
 from ingot.text.prompt.encoded import EncodedTexts
-from ingot.text.prompt.messages import plain_text, shown_media
 from ingot.text.prompt.placeholders import Placeholders
 from ingot.text.prompt.prompt import Prompt
 from ingot.text.prompt.remembered import RememberedAnswer, RememberedAnswers
 from ingot.text.prompt.roles import TemplateMessage, in_order
 from ingot.text.prompt.tool_prompt import taught, text_apart
-from ingot.text.prompt.weave import TokenOwner, Weaver
-from ingot.text.template.chat_template import ChatTemplate
-from ingot.text.template.traits import TemplateTraits
-from ingot.text.template.witness import TemplateHistory, TextRun, Thought
+from ingot.text.tokenizer.special_tokens import Controls, Quoting
+from ingot.text.tool_formats.format import Format, ThinkingFormat
 
 if TYPE_CHECKING:
-    from ingot.text.tokens.tokenizer import Tokenizer
+    from ingot.text.tokenizer.tokenizer import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
 

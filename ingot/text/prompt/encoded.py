@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from ingot.text.tokens.tokenizer import Tokenizer
+    from ingot.text.tokenizer.tokenizer import Tokenizer
 
 MOST_BYTES: Final = 32 << 20
 _OVERHEAD: Final = 200

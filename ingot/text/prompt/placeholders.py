@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ingot.errors import BadRequest, ModelError, Unsupported
-from ingot.media.item import MediaItem, Shown, Span
+from ingot.media.items import MediaItem, Shown, Span
 from ingot.text.prompt.encoded import EncodedText
 
 if TYPE_CHECKING:
-    from ingot.text.tokens.tokenizer import Tokenizer
+    from ingot.text.tokenizer.tokenizer import Tokenizer
 
 AMISS = "The messages hold the text of tokens that stand for pictures, which only the server may write. Leave it out."
 

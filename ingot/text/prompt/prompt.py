@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ingot.media.item import MediaItem
-from ingot.text.template.witness import TemplateHistory
+from ingot.media.items import MediaItem
+from ingot.text.chat_template.sandbox import TemplateHistory
 
 
 @dataclass(frozen=True, slots=True)

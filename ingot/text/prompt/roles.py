@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ingot.text.prompt.messages import plain_text
-from ingot.text.template.traits import TemplateTraits
-from ingot.text.template.witness import TemplateHistory
+from ingot.text.chat_template.messages import plain_text
+from ingot.text.chat_template.sandbox import TemplateHistory
+from ingot.text.chat_template.traits import TemplateTraits
 
 
 @dataclass(frozen=True, slots=True)

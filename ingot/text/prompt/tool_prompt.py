@@ -13,14 +13,14 @@ from itertools import groupby, islice, takewhile
 from typing import Any, Final
 
 from ingot.errors import Unsupported
-from ingot.text.formats.table import Format
+from ingot.text.chat_template.messages import plain_text, shown_media
+from ingot.text.chat_template.traits import TemplateTraits
 from ingot.text.parse.call_arguments import as_object
 from ingot.text.parse.events import PastCall
 from ingot.text.prompt.canonical import REASONING_KEYS, reasoning_of, visible_text
-from ingot.text.prompt.messages import plain_text, shown_media
-from ingot.text.prompt.past_calls import render_call
 from ingot.text.prompt.roles import TemplateMessage
-from ingot.text.template.traits import TemplateTraits
+from ingot.text.tool_formats.format import Format
+from ingot.text.tool_formats.rendering import render_call
 
 _EXAMPLE: Final = PastCall("function_name", {"argument_name": "value"}, "functions.function_name:0")
 _LESSON: Final = """# Tools

@@ -24,7 +24,14 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 from markupsafe import Markup
 
-from ingot.text.template.filters import FILTERS, FUNCTIONS, OPERATORS, TESTS, UNBOUNDED_METHODS, bound_string_method
+from ingot.text.chat_template.render_limits import (
+    FILTERS,
+    FUNCTIONS,
+    OPERATORS,
+    TESTS,
+    UNBOUNDED_METHODS,
+    bound_string_method,
+)
 from ingot.text.template.meter import current
 
 _BOUND = (types.MethodType, types.BuiltinMethodType)

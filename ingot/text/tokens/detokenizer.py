@@ -10,8 +10,8 @@ import codecs
 from collections.abc import Callable
 from typing import Protocol
 
+from ingot.text.tokenizer.vocabulary import Vocabulary
 from ingot.text.tokens.token_bytes import byte_of
-from ingot.text.tokens.vocabulary import Vocabulary
 
 
 class Detokenizer(Protocol):

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Library
 
 from ingot.text.characters import whole_characters
-from ingot.text.prompt.control_tokens import finder
+from ingot.text.tokenizer.special_tokens import finder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizer

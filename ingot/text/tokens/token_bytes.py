@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ingot.text.tokens.byte_alphabet import ALPHABET
 
 if TYPE_CHECKING:
-    from ingot.text.tokens.vocabulary import Vocabulary
+    from ingot.text.tokenizer.vocabulary import Vocabulary
 
 
 def spelled(vocabulary: Vocabulary, token: int) -> bytes:

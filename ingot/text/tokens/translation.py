@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.text.tokens.tokenizer import Tokenizer
+from ingot.text.tokenizer.tokenizer import Tokenizer
 
 Numbers = np.ndarray[Any, np.dtype[np.float32]]
 

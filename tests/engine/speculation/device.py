@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ingot.engine.speculation.controller import Asked, Chosen, Controller, Outcome, Round
-from ingot.engine.speculation.proposal import Offer
+from ingot.engine.speculation.controller import Chosen, Controller, Outcome, Round
+from ingot.engine.speculation.proposer import Offer
 from ingot.engine.speculation.sizes import size_of
+from ingot.engine.speculation.table import Asked
 
 Rates = Callable[[int, int], float]
 """By row and position: how likely a guess is right that follows right ones."""

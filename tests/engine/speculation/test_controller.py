@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.engine.speculation.controller import Asked, Chosen, Controller, Outcome, Round
-from ingot.engine.speculation.proposal import Offer
-from ingot.engine.speculation.round_costs import FIRST
+from ingot.engine.speculation.controller import Chosen, Controller, Outcome, Round
+from ingot.engine.speculation.proposer import Offer
+from ingot.engine.speculation.step_costs import FIRST
+from ingot.engine.speculation.table import Asked
 from tests.engine.speculation.device import (
     BETWEEN,
     COMPUTE_BOUND,

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.cache.prefix import Owner
+from ingot.cache.tree import Owner
 from ingot.engine.request import Request, Sampling
 from ingot.engine.sequence import Sequence
 from ingot.engine.speculation import past_answers
 from ingot.engine.speculation.lookup import LEAD, MOST, SLICE, Lookup
 from ingot.engine.speculation.past_answers import END, PastAnswers
-from ingot.engine.speculation.proposal import Offer
+from ingot.engine.speculation.proposer import Offer
 from ingot.engine.speculation.suffixes import SHORTEST
 
 NUMBERS = count()

@@ -11,7 +11,7 @@ from ingot.engine.engine import Engine
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.engine.sequence import Sequence
 from ingot.engine.speculation.controller import Round
-from ingot.engine.speculation.proposal import Offer, Proposal
+from ingot.engine.speculation.proposer import Offer, Proposal
 from ingot.kernels.device import Device
 from tests import engines
 from tests.memory import pretended

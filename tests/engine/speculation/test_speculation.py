@@ -11,8 +11,8 @@ from ingot.engine.request import Request, Stop
 from ingot.engine.scheduler import Chunk, StepPlan
 from ingot.engine.sequence import Sequence
 from ingot.engine.speculation.controller import Controller
-from ingot.engine.speculation.proposal import Offer, Proposal
-from ingot.engine.speculation.speculation import Speculation
+from ingot.engine.speculation.proposer import Offer, Proposal
+from ingot.engine.speculation.rounds import Speculation
 from ingot.observe.speculation import SpeculationCounts
 
 

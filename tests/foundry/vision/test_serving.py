@@ -16,11 +16,11 @@ from foundry.package import MODELS
 from foundry.vision.layouts import LAYOUTS
 from ingot.cli.ready import ready_record
 from ingot.engine.engine import Engine
+from ingot.engine.loading.language_model import start_engine
 from ingot.engine.scheduler import Scheduler
 from ingot.engine.sequence import Sequence
-from ingot.engine.start import start_engine
-from ingot.http.app import build_app
-from ingot.text.formats.registry import FORMATS, FoundFormat
+from ingot.http.endpoints.table import build_app
+from ingot.text.tool_formats.registry import FORMATS, FoundFormat
 from tests.foundry.vision.asking import Asked, asked, body_of
 from tests.http import asgi
 from tests.http.asgi import call

@@ -170,7 +170,7 @@ def test_several_prompts_are_explained_one_by_one(client: httpx.Client) -> None:
 
 
 def test_what_is_kept_goes_out_as_a_file_and_comes_in_again(tmp_path: Path) -> None:
-    from tests.engine.test_prefix_files import start
+    from tests.engine.test_cache_admin import start
 
     engine = start("llama", tmp_path / "model")
     limits = settings(archive_key_file=tmp_path / "archive.key")

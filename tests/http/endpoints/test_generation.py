@@ -8,9 +8,9 @@ import pytest
 
 from ingot.engine.request import Ended, SequenceEnded, TextDelta, Timing, Usage
 from ingot.errors import ContextOverflow, DeadlineExceeded, Overloaded, Unavailable
-from ingot.http import disconnect as exchanges
-from ingot.http.app import build_app
-from ingot.http.streaming.sse import KEEP_ALIVE
+from ingot.http import request_lifetime as exchanges
+from ingot.http.endpoints.table import build_app
+from ingot.http.streaming_sse import KEEP_ALIVE
 from tests.http.asgi import Call, call, events
 from tests.http.scripted import ScriptedEngine, failing, settings
 

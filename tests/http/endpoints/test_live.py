@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ingot.errors import Overloaded
-from ingot.http.app import build_app
-from ingot.protocol.ours.live import MOST
+from ingot.http.endpoints.table import build_app
+from ingot.protocol.ingot_api.requests import MOST
 from tests import scripted
 from tests.http.asgi import Call, call
 from tests.http.scripted import ScriptedEngine, failing, settings

@@ -10,7 +10,7 @@ import pytest
 
 from ingot.engine.request import Ended, Event, Request
 from ingot.engine.sparse.ask import SparseAsk, SparseReport
-from ingot.protocol.chat.sparse import TURN_BEGIN, TURN_END
+from ingot.protocol.chat.specprefill import TURN_BEGIN, TURN_END
 from tests.http.asgi import call
 from tests.http.endpoints.test_speculation import WIRES, app, last_line, wires
 from tests.http.scripted import ScriptedEngine, hello

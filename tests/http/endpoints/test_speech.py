@@ -13,7 +13,7 @@ import av
 import pytest
 
 from ingot.errors import BadRequest
-from ingot.http.app import build_app
+from ingot.http.endpoints.table import build_app
 from tests.http.asgi import Call
 from tests.http.scripted import ScriptedEngine, settings
 from tests.http.scripted_speaking import SAMPLES, SpeakingEngine

@@ -13,8 +13,8 @@ from openai import OpenAI
 
 from foundry.lesson import Lesson, seeded
 from foundry.tool_lessons import tool_lesson
-from ingot.engine.start import start_engine
-from ingot.text.tokens.tokenizer import Tokenizer
+from ingot.engine.loading.language_model import start_engine
+from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests.http.running import running
 from tests.http.scripted import settings
 

@@ -9,20 +9,20 @@ from functools import cache
 import mlx.core as mx
 import pytest
 
-from ingot.kernels.delta.kernels import DeltaKernels, DeltaShape, Spans
-from ingot.kernels.dense.kernels import DTYPES as DENSE_DTYPES
-from ingot.kernels.dense.kernels import DenseProduct
-from ingot.kernels.gpu.kinds import Kind, Rehearsal, program
+from ingot.kernels.dense_matmul.kernels import DTYPES as DENSE_DTYPES
+from ingot.kernels.dense_matmul.kernels import DenseProduct
+from ingot.kernels.gated_delta.kernels import DeltaKernels, DeltaShape, Spans
+from ingot.kernels.gpu.kernel_source import Kind, Rehearsal, program
 from ingot.kernels.gpu.nvrtc import Nvrtc, NvrtcError
-from ingot.kernels.packed.kernels import DTYPES, PackedProduct, PackedWeights, Packing
 from ingot.kernels.packed.scratch import Scratch
-from ingot.kernels.paged.kernels import PagedAttention
-from ingot.kernels.paged.rows import Rows, page_copies, token_slots
-from ingot.kernels.paged.shapes import Shape
+from ingot.kernels.packed_matmul.kernels import DTYPES, PackedProduct, PackedWeights, Packing
 from ingot.kernels.paged.slabs import Slabs
 from ingot.kernels.paged.tuning import TUNINGS, Tuning
-from ingot.kernels.paged.turning import Turning, TurnShape
-from tests.kernels.paged.memory import VECTORS
+from ingot.kernels.paged_attention.inputs import Rows, page_copies, token_slots
+from ingot.kernels.paged_attention.kernels import PagedAttention
+from ingot.kernels.paged_attention.rope import Turning, TurnShape
+from ingot.kernels.paged_attention.shapes import Shape
+from tests.kernels.paged_attention.memory import VECTORS
 
 
 class Verbose(Nvrtc):

@@ -16,9 +16,9 @@ from ingot.kernels.gpu import emulator
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.launchers import launcher
 from ingot.kernels.gpu.texts import Kernel, KernelText, Output, Work
-from ingot.kernels.paged.shapes import Shape
 from ingot.kernels.paged.tuning import TUNINGS
-from tests.kernels.paged.memory import START, Memory, Variant, emulated
+from ingot.kernels.paged_attention.shapes import Shape
+from tests.kernels.paged_attention.memory import START, Memory, Variant, emulated
 
 BARRIER = "group_barrier();"
 SEEDS = range(1, 7)

@@ -11,17 +11,17 @@ import pytest
 
 from ingot.kernels.device import Device
 from ingot.kernels.gpu import launchers
-from ingot.kernels.gpu.cuda import CudaLauncher
+from ingot.kernels.gpu.launcher import CudaLauncher
 from ingot.kernels.gpu.launchers import MlxLauncher, compilation, launcher
 from ingot.kernels.gpu.nvrtc import Nvrtc, NvrtcError
 from ingot.kernels.gpu.texts import Kernel, Prelude, Work
-from ingot.kernels.paged.kernels import PagedAttention
-from ingot.kernels.paged.rows import Rows, token_slots
-from ingot.kernels.paged.shapes import Shape
 from ingot.kernels.paged.slabs import Slabs
 from ingot.kernels.paged.tuning import TUNINGS
+from ingot.kernels.paged_attention.inputs import Rows, token_slots
+from ingot.kernels.paged_attention.kernels import PagedAttention
+from ingot.kernels.paged_attention.shapes import Shape
 from tests.kernels.gpu.fake_nvrtc import fake_nvrtc, needs_compiler
-from tests.kernels.paged.memory import START
+from tests.kernels.paged_attention.memory import START
 
 H200 = Device("cuda", "H200", 1)
 

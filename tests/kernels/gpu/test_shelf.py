@@ -8,10 +8,10 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from ingot.kernels.gpu.cuda import CudaLauncher
+from ingot.kernels.gpu.launcher import CudaLauncher
 from ingot.kernels.gpu.shelf import NO_BYTES, VARIABLE, Shelf
 from tests.kernels.gpu.fake_nvrtc import fake_nvrtc, needs_compiler
-from tests.kernels.gpu.test_cuda_launcher import Device, halve
+from tests.kernels.gpu.test_launcher import Device, halve
 
 pytestmark = needs_compiler
 

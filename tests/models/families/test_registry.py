@@ -24,10 +24,11 @@ FOLDER = MODELS / "families"
 FILES = [path for path in sorted(FOLDER.glob("*.py")) if path.stem not in ("__init__", "description", "registry")]
 OTHERS = [path for path in sorted(MODELS.glob("**/*.py")) if not path.is_relative_to(FOLDER)]
 THEIRS = {
-    "recipe.py": {"Transformer"},
+    "sentence_transformers.py": {"Transformer"},
     "packaged.py": {"gpt2"},
     "swapping.py": {"MLP"},
     "kinds.py": {"Model"},
+    "locate.py": {"Model"},
 }
 """What other projects call something, too: sentence-transformers its modules, OpenAI a vocabulary, mlx-vlm towers',
 transformers its models without a head."""

@@ -34,7 +34,7 @@ GGUFS = {
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from ingot.config import Settings
+from ingot.config.settings import Settings
 from ingot.errors import ModelError
 from ingot.models.files.hub import fetch, fetch_gguf
 said = []

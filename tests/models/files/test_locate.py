@@ -9,9 +9,9 @@ from ingot.config import Settings
 from ingot.errors import ModelError
 from ingot.kernels import native
 from ingot.models.files import hub, locate, packaged
+from ingot.models.files.gguf_files import references_in, weight_files
 from ingot.models.files.locate import ModelFolder
 from ingot.models.files.progress import silent
-from ingot.models.files.references import references_in, weight_files
 from tests.models.gguf.making import tiny_model
 from tests.models.gguf.test_parts import split
 

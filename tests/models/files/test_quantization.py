@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from ingot.models.files.quantization import FILE_TYPE, MOVED, moved_weights, weight_format
+from ingot.models.files.model_config import FILE_TYPE, MOVED, moved_weights, weight_format
 
 
 @pytest.mark.parametrize(

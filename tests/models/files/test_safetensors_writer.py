@@ -6,7 +6,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from ingot.models.files.safetensors_writer import Tensor, write_weights
+from ingot.models.files.tensor_files import Tensor, write_weights
 
 
 def group(name: str, rows: int) -> list[Tensor]:

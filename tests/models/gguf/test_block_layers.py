@@ -17,7 +17,7 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.kernels import native
 from ingot.kernels.device import Device
 from ingot.models.adapter import Adapter, load
-from ingot.models.gguf import block_layers
+from ingot.models.gguf import weights
 from ingot.models.gguf.quant_types import BLOCK_BITS
 from ingot.models.layers.modules import PackedEmbedding, PackedLinear, parameters
 from tests.engines import GPU
@@ -43,7 +43,7 @@ def layer(kind: Kind, rows: int = 40, columns: int = 512, *, cls: type = nn.Line
     """A layer of random blocks, and its weights."""
     raw = random_rows(np.random.default_rng(kind), kind, rows, columns)
     given = nn.Linear(columns, rows, bias=False) if cls is nn.Linear else nn.Embedding(rows, columns)
-    held = {nn.Linear: block_layers.BlockLinear, nn.Embedding: block_layers.BlockEmbedding}[cls](given, kind)
+    held = {nn.Linear: weights.BlockLinear, nn.Embedding: weights.BlockEmbedding}[cls](given, kind)
     assert held.weight.shape == raw.shape
     held.weight = mx.array(raw)
     return held, dequantize(raw, kind)
@@ -97,7 +97,7 @@ def test_on_gpus_a_q4_k_m_model_is_in_mlx_forms_with_factors_of_16_bits(tmp_path
 def test_in_affine_form_weights_are_off_by_little(kind: Kind) -> None:
     held, values = layer(kind)
     for dtype, rounding in ((mx.float16, 2.0**-11), (mx.bfloat16, 2.0**-8)):
-        found = unpacked(block_layers.affine(held, dtype))
+        found = unpacked(weights.affine(held, dtype))
         groups = values.reshape(len(values), -1, 32)
         reach = np.abs(groups).max(axis=-1) + np.ptp(groups, axis=-1)
         step = 0 if kind in (Kind.Q4_K, Kind.Q5_K) else np.ptp(groups, axis=-1) / (2 ** (BLOCK_BITS[kind] + 2) - 2)
@@ -115,7 +115,7 @@ def test_no_group_that_lies_below_zero_is_left_to_mlx(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(mx, "quantize", watched)
     held, values = layer(Kind.Q2_K)
-    found = unpacked(block_layers.affine(held, mx.float16))
+    found = unpacked(weights.affine(held, mx.float16))
     groups = values.reshape(-1, 32)
     below = groups.max(axis=1) < 0
     assert below.any() and np.concatenate(given).max(axis=1).min() >= 0
@@ -126,7 +126,7 @@ def test_no_group_that_lies_below_zero_is_left_to_mlx(monkeypatch: pytest.Monkey
 @KINDS
 def test_in_exact_form_weights_are_what_they_were(kind: Kind) -> None:
     held, values = layer(kind)
-    made: Any = block_layers.exact(held, mx.float32)
+    made: Any = weights.exact(held, mx.float32)
     found = unpacked(made) if "scales" in made else np.array(made.weight)
     np.testing.assert_allclose(found, values, rtol=0, atol=np.abs(values).max() * 2**-22)
 
@@ -136,7 +136,7 @@ def test_plain_numbers_that_overflow_float16_are_float32() -> None:
     raw = np.array(held.weight)
     raw[0, 208:210] = np.array([1000.0], np.float16).view(np.uint8)
     held.weight = mx.array(raw)
-    assert block_layers.exact(held, mx.float16).weight.dtype == mx.float32  # type: ignore[attr-defined]
+    assert weights.exact(held, mx.float16).weight.dtype == mx.float32  # type: ignore[attr-defined]
 
 
 def test_without_native_kernels_blocks_become_what_mlx_computes(
@@ -147,7 +147,7 @@ def test_without_native_kernels_blocks_become_what_mlx_computes(
     expected = expected_logits(model, folder)
     monkeypatch.setattr(native, "available", lambda: False)
     adapter = load(folder, CPU)
-    assert not any(block_layers.is_block(module) for _, module in adapter.model.named_modules())
+    assert not any(weights.is_block(module) for _, module in adapter.model.named_modules())
     np.testing.assert_allclose(logits(adapter), expected, atol=0.01 * np.abs(expected).max())
 
 

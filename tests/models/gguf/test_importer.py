@@ -72,7 +72,7 @@ def logits_of(folder: Path, config: dict[str, Any] | None = None) -> np.ndarray:
     """Computed in float32, so that only the weights' own values can differ."""
     mx = pytest.importorskip("mlx.core")
     from ingot.kernels.device import Device
-    from ingot.models.gguf.block_layers import with_blocks
+    from ingot.models.gguf.weights import with_blocks
     from ingot.models.precision import settle
     from ingot.upstream import load_model, model_classes
 

@@ -10,15 +10,15 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
 
-from ingot.cache.launch import Part
+from ingot.cache.forward_batch import Part
 from ingot.kernels.device import Device, current
 from ingot.models.adapter import load
-from ingot.models.heads.finding import find_head
-from ingot.models.heads.loading import head_rows, load_head
+from ingot.models.draft_heads.checkpoint import find_head
+from ingot.models.draft_heads.mtp import head_rows, load_head
 from ingot.models.probe import apart
 from tests.engines import GPU
 from tests.models.gguf.making import TinyModel, random_rows
-from tests.models.gguf.test_mixtures import HIDDEN, TOKENS, as_gguf, imported, original
+from tests.models.gguf.test_moe_architectures import HIDDEN, TOKENS, as_gguf, imported, original
 
 mx = pytest.importorskip("mlx.core")
 

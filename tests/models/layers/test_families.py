@@ -14,7 +14,7 @@ import mlx.core as mx
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.cache.launch import Part
+from ingot.cache.forward_batch import Part
 from ingot.cache.records import put, take
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.errors import ModelError

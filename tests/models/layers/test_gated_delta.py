@@ -5,8 +5,8 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from ingot.cache.launch import Part
-from ingot.kernels.paged.kernels import available
+from ingot.cache.forward_batch import Part
+from ingot.kernels.paged_attention.kernels import available
 from ingot.models.adapter import Adapter, adapt
 from ingot.models.layers import mixers
 from ingot.models.layers.gated_delta import KernelDelta

@@ -9,13 +9,13 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from ingot.cache.launch import Part
-from ingot.engine.budget import Budget
-from ingot.kernels.paged.kernels import available
+from ingot.cache.forward_batch import Part
+from ingot.engine.memory_budget import Budget
+from ingot.kernels.paged_attention.kernels import available
 from ingot.models.adapter import Adapter, adapt
 from ingot.models.layers import swapping
+from ingot.models.layers.gpu_linear import KernelEmbedding, KernelLinear, KernelSwitchLinear
 from ingot.models.layers.modules import parameters
-from ingot.models.layers.packed_linear import KernelEmbedding, KernelLinear, KernelSwitchLinear
 from ingot.models.probe import apart
 from tests import engines, tiny
 

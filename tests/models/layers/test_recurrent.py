@@ -10,7 +10,7 @@ import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache import records
-from ingot.cache.launch import Part
+from ingot.cache.forward_batch import Part
 from ingot.kernels import native
 from ingot.kernels.device import current
 from ingot.models.adapter import Adapter, adapt, load

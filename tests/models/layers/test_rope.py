@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.cache.launch import Launch, Mixed, Row
+from ingot.cache.forward_batch import Launch, Mixed, Row
 from ingot.models.layers.modules import positioned
 from ingot.models.layers.rope import SharedRopes
 from tests.models.layers.test_modules import ROPES

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from ingot.cache.launch import Part
+from ingot.cache.forward_batch import Part
 from ingot.kernels import native
 from ingot.kernels.device import Device, current
 from ingot.models.adapter import Adapter, adapt

@@ -13,8 +13,8 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from ingot.media.decoding import viewed
-from ingot.media.item import MediaItem
+from ingot.media.images import viewed
+from ingot.media.items import MediaItem
 from ingot.media.layout import ClipHeader, ClipWish, Layout, PictureWish
 from ingot.media.picture import BICUBIC, Pixels, Unpacking, View, pixels_of
 from ingot.media.processor import Processor

@@ -11,11 +11,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from ingot.cache.launch import Part
+from ingot.cache.forward_batch import Part
 from ingot.errors import ModelError
 from ingot.kernels.device import Device, current
 from ingot.media.families.registry import processor_in
-from ingot.media.item import MediaItem
+from ingot.media.items import MediaItem
 from ingot.media.layout import PictureWish
 from ingot.media.size import Size
 from ingot.models.adapter import Adapter, load

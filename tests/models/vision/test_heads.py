@@ -7,12 +7,12 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from ingot.cache.launch import Part
+from ingot.cache.forward_batch import Part
 from ingot.kernels.device import current
 from ingot.models.adapter import load
-from ingot.models.heads.finding import find_head
-from ingot.models.heads.loading import head_rows, load_head
-from ingot.models.layers.selection import embedding_of
+from ingot.models.draft_heads.checkpoint import find_head
+from ingot.models.draft_heads.mtp import head_rows, load_head
+from ingot.models.layers.lm_head import embedding_of
 from ingot.models.vision.visual import Visual
 
 

@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from ingot.cache.launch import Part
+from ingot.cache.forward_batch import Part
 from ingot.errors import ModelError
 from ingot.kernels.device import current
 from ingot.media.families.registry import processor_in

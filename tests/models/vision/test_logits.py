@@ -9,10 +9,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from ingot.cache.launch import Part
+from ingot.cache.forward_batch import Part
 from ingot.kernels.device import Device, current
 from ingot.media.families.registry import processor_in
-from ingot.media.item import MediaItem
+from ingot.media.items import MediaItem
 from ingot.models.adapter import Adapter, load
 from ingot.models.vision.tower import Features
 from ingot.models.vision.visual import Visual

@@ -9,10 +9,10 @@ import pytest
 
 from bench.random_models import write_tokenizer
 from ingot.config import Settings
-from ingot.engine.start import start_engine
+from ingot.engine.loading.language_model import start_engine
 from ingot.errors import ModelError
 from ingot.kernels.device import current
-from ingot.models.needs import needs
+from ingot.models.memory_needs import needs
 from tests.models.vision.looking import VOCAB, saved
 
 SETTINGS = Settings(memory="1GB", cache_dir=None)

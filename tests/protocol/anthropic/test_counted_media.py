@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.media import decoding
-from ingot.protocol.anthropic.body import count_tokens, read_messages
+from ingot.media import images
+from ingot.protocol.anthropic.request import count_tokens, read_messages
 from tests.media.pictures import FORMATS, file_of
 from tests.media.seeing import STILLS, TIMED, UNTIMED, seeing
 
@@ -46,7 +46,7 @@ def conversations(draw: st.DrawFn) -> list[Block]:
 def _packed() -> Iterator[None]:
     """Nothing here can be unpacked."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoding, "picture_pixels", None)
+        patch.setattr(images, "picture_pixels", None)
         yield
 
 

@@ -19,10 +19,10 @@ import pytest
 import ingot.protocol
 from ingot.engine.request import LoraRef, Request, Sampling, Stop
 from ingot.engine.sparse.ask import SparseAsk
-from ingot.protocol.anthropic.body import MESSAGES_BODY, read_messages
+from ingot.protocol.anthropic.request import MESSAGES_BODY, read_messages
 from ingot.protocol.chat.answers import GenerationTask
-from ingot.protocol.ollama.body import CHAT_BODY as OLLAMA_CHAT_BODY
-from ingot.protocol.ollama.body import GENERATE_BODY, read_ollama_chat, read_ollama_generate
+from ingot.protocol.ollama.request import CHAT_BODY as OLLAMA_CHAT_BODY
+from ingot.protocol.ollama.request import GENERATE_BODY, read_ollama_chat, read_ollama_generate
 from ingot.protocol.openai.chat import CHAT_BODY, read_chat
 from ingot.protocol.openai.completions import COMPLETION_BODY, read_completion
 from ingot.protocol.responses.body import RESPONSES_BODY
@@ -188,7 +188,7 @@ def test_past_answers_are_looked_for_under_the_requests_own_salt(wire: str, monk
         asked.append((salt, remembers))
         raise InterruptedError
 
-    monkeypatch.setattr("ingot.protocol.chat.prepared.rendered", rendered)
+    monkeypatch.setattr("ingot.protocol.chat.preparation.rendered", rendered)
     for body in (told.least, told.body("cache_salt", "mine"), told.body("cache", "off")):
         with pytest.raises(InterruptedError):
             told.request(body)

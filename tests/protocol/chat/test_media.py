@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ingot.errors import BadRequest, Unsupported
-from ingot.protocol.anthropic.body import read_messages
+from ingot.protocol.anthropic.request import read_messages
 from ingot.protocol.chat.answers import GenerationTask
-from ingot.protocol.ollama.body import read_ollama_chat
+from ingot.protocol.ollama.request import read_ollama_chat
 from ingot.protocol.openai.chat import read_chat
 from ingot.protocol.responses.request import Surroundings, read_response
 from ingot.protocol.served import Served

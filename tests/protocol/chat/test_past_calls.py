@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.protocol.anthropic.body import read_messages
-from ingot.protocol.ollama.body import read_ollama_chat
+from ingot.protocol.anthropic.request import read_messages
+from ingot.protocol.ollama.request import read_ollama_chat
 from ingot.protocol.openai.chat import read_chat
 from ingot.protocol.responses.request import Surroundings, read_response
 from ingot.protocol.served import Served
-from ingot.text.template.chat_template import ChatTemplate
+from ingot.text.chat_template.chat_template import ChatTemplate
 from tests.http.scripted import CARD, ByteTokenizer, settings
+from tests.text.chat_template.test_chat_template import real_templates
 from tests.text.conftest import llama_cpp_templates
-from tests.text.template.test_chat_template import real_templates
 
 ITERATING = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}{% for c in m.tool_calls or [] %}<{{ c.function.name }}>"

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from ingot.errors import Cancelled, ContextOverflow
-from ingot.protocol.anthropic.body import count_tokens, read_messages
-from ingot.protocol.ollama.body import read_ollama_chat, read_ollama_generate
+from ingot.protocol.anthropic.request import count_tokens, read_messages
+from ingot.protocol.ingot_api.tokenize import tokenize
+from ingot.protocol.ollama.request import read_ollama_chat, read_ollama_generate
 from ingot.protocol.openai.chat import read_chat
 from ingot.protocol.openai.completions import read_completion
-from ingot.protocol.ours.tokenize import tokenize
 from ingot.protocol.served import Served
 from ingot.text import cancellation
 from tests.http.scripted import CARD, settings

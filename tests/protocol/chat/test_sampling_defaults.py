@@ -13,10 +13,10 @@ import pytest
 from ingot.config import load
 from ingot.engine.request import Sampling
 from ingot.errors import ConfigError
-from ingot.protocol.anthropic.body import read_messages
+from ingot.protocol.anthropic.request import read_messages
 from ingot.protocol.chat.sampling_defaults import sampling_defaults
-from ingot.protocol.ollama.body import read_ollama_chat, read_ollama_generate
-from ingot.protocol.ollama.models import show
+from ingot.protocol.model_listings import show
+from ingot.protocol.ollama.request import read_ollama_chat, read_ollama_generate
 from ingot.protocol.openai.chat import read_chat
 from ingot.protocol.openai.completions import read_completion
 from ingot.protocol.openai.models import list_models, retrieve_model

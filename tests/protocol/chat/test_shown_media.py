@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from ingot.errors import BadMedia, BadRequest, ContextOverflow, Unsupported
 from ingot.media import bounds, worker
-from ingot.media.item import MediaItem
-from ingot.protocol.anthropic.body import count_tokens, read_messages
-from ingot.protocol.ollama.body import read_ollama_chat, read_ollama_generate
+from ingot.media.items import MediaItem
+from ingot.protocol.anthropic.request import count_tokens, read_messages
+from ingot.protocol.ingot_api.tokenize import tokenize
+from ingot.protocol.ollama.request import read_ollama_chat, read_ollama_generate
 from ingot.protocol.openai.chat import read_chat
-from ingot.protocol.ours.tokenize import tokenize
 from ingot.protocol.responses.request import Surroundings, read_response
 from ingot.protocol.served import Served
 from tests.media.pictures import data_url, drawn, file_of, saved, turned_file

@@ -13,7 +13,7 @@ from ingot.protocol.chat.sealing import ThinkingSeal
 from ingot.protocol.responses.conversation import InputConversation
 from ingot.protocol.responses.input_items import HOSTED_ITEMS, ITEMS
 from ingot.protocol.schema.fields import BodyReading
-from ingot.protocol.schema.terms import Terms
+from ingot.protocol.terms import Terms
 
 SEAL = ThinkingSeal.of(b"a secret", "tenant")
 TERMS = Terms(("toy",), 300, 60.0)

@@ -37,7 +37,7 @@ from ingot.protocol.responses.request import PreviousNotFound, ResponsePlan, Sur
 from ingot.protocol.responses.stored_response import StoredResponse
 from ingot.protocol.responses.tools import RemoteTool
 from ingot.protocol.served import Served
-from ingot.text.tokens.tokenizer import Tokenizer
+from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests import scripted
 from tests.http.scripted import CARD, info, settings
 

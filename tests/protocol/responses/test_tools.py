@@ -10,7 +10,7 @@ from ingot.errors import BadRequest, Unsupported
 from ingot.protocol.chat.ask import ForcedTool, Tool, ToolChoice
 from ingot.protocol.responses.tools import HOSTED, LEFT_OUT, TOOL_CHOICE, TOOLS, RemoteTool, Toolbox
 from ingot.protocol.schema.fields import BodyReading
-from ingot.protocol.schema.terms import Terms
+from ingot.protocol.terms import Terms
 
 TERMS = Terms(("toy",), 300, 60.0)
 SCHEMA = {"type": "object", "properties": {"x": {"type": "string"}}}

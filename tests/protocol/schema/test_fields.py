@@ -27,10 +27,10 @@ from ingot.protocol.schema.fields import (
     Text,
     Timeout,
 )
+from ingot.protocol.schema.model_fields import Biases, TokenIds, numerals_up_to
 from ingot.protocol.schema.model_name import ModelName
 from ingot.protocol.schema.template_variables import TemplateVariables
-from ingot.protocol.schema.terms import Terms
-from ingot.protocol.schema.token_ids import Biases, TokenIds, numerals_up_to
+from ingot.protocol.terms import Terms
 
 TERMS = Terms(models=("org/toy", "default"), vocab=300, timeout_s=60.0, template_variables=("mood",))
 

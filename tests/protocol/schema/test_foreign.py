@@ -9,7 +9,7 @@ import pytest
 
 from ingot.engine.request import Ended, SequenceEnded, TextDelta, ThinkingDelta, Timing, Usage
 from ingot.errors import BadRequest, UnknownField, Unsupported
-from ingot.protocol.anthropic.body import read_messages
+from ingot.protocol.anthropic.request import read_messages
 from ingot.protocol.chat.answers import GenerationTask
 from ingot.protocol.openai.chat import ChatBody, read_chat
 from ingot.protocol.openai.completions import read_completion

@@ -9,7 +9,7 @@ import pytest
 from ingot.errors import BadRequest, UnknownField, Unsupported
 from ingot.protocol.schema.fields import BodyReading, Bool, Int, ListOf, OneOf, Text
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged, text_or
-from ingot.protocol.schema.terms import Terms
+from ingot.protocol.terms import Terms
 
 TERMS = Terms(models=("m",), vocab=10, timeout_s=1.0)
 STRICT = Terms(models=("m",), vocab=10, timeout_s=1.0, strict=True)

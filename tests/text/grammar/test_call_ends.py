@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import pytest
 
-from ingot.text.formats.registry import format_named
-from ingot.text.formats.table import CallForm
-from ingot.text.grammar.calls import MOST_SPACE
-from ingot.text.grammar.grammars import CallChoice, ForcedCall, Grammars, GuidedTool
-from ingot.text.grammar.guide import Guide
-from ingot.text.grammar.lexicon import allows
+from ingot.text.grammar.calls import MOST_SPACE, CallChoice, ForcedCall, GuidedTool
+from ingot.text.grammar.grammars import Grammars
+from ingot.text.grammar.matcher import Guide
+from ingot.text.grammar.vocabulary import allows
 from ingot.text.parse.events import PastCall
-from ingot.text.prompt.past_calls import render_call
-from ingot.text.tokens.tokenizer import Tokenizer
+from ingot.text.tokenizer.tokenizer import Tokenizer
+from ingot.text.tool_formats.format import CallForm
+from ingot.text.tool_formats.registry import format_named
+from ingot.text.tool_formats.rendering import render_call
 from tests.text.grammar.test_calls import CALLING, calls, parsed, said, vocabulary
 
 pytestmark = pytest.mark.sampled(5)

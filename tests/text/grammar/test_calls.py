@@ -12,26 +12,26 @@ import jsonschema
 import pytest
 
 from ingot.errors import BadRequest, Unsupported
-from ingot.text.formats.registry import FORMATS, format_named
-from ingot.text.formats.table import Arguments, Elements, Format, TextParameters
-from ingot.text.grammar.grammars import CallChoice, ForcedCall, Grammars, GuidedTool
-from ingot.text.grammar.guide import GuidePlan
+from ingot.text.grammar.calls import CallChoice, ForcedCall, GuidedTool
+from ingot.text.grammar.grammars import Grammars
+from ingot.text.grammar.matcher import GuidePlan
 from ingot.text.parse.call_ids import id_maker
-from ingot.text.parse.events import PastCall
-from ingot.text.parse.parser import (
+from ingot.text.parse.events import (
     ContentDelta,
     ParsedEvent,
-    Parser,
+    PastCall,
     ReasoningDelta,
-    ThinkingStart,
     ToolCallArguments,
     ToolCallBegan,
     ToolCallEnded,
     ToolSchema,
     merged,
 )
-from ingot.text.prompt.past_calls import render_call
-from ingot.text.tokens.tokenizer import Tokenizer
+from ingot.text.parser.parser import Parser, ThinkingStart
+from ingot.text.tokenizer.tokenizer import Tokenizer
+from ingot.text.tool_formats.format import Arguments, Elements, Format, TextParameters
+from ingot.text.tool_formats.registry import FORMATS, format_named
+from ingot.text.tool_formats.rendering import render_call
 from tests.text.grammar.walks import Walker, byte_tokenizer
 
 pytestmark = pytest.mark.sampled(3)
@@ -209,7 +209,7 @@ def test_a_free_answer_may_call_and_may_not(made: Make, name: str) -> None:
 @pytest.mark.parametrize("name", CALLING)
 def test_any_other_form_of_a_call_is_out_of_reach_of_a_free_answer(made: Make, name: str) -> None:
     """Else the model could call around a strict schema."""
-    from tests.text.formats.cases import CASES
+    from tests.text.tool_formats.cases import CASES
 
     format, tokenizer = format_named(name), vocabulary(False)
     plan = made(False).tools(format, TOOLS, "auto", parallel=True)

@@ -11,13 +11,14 @@ import jsonschema
 import pytest
 
 from ingot.errors import BadRequest
-from ingot.text.formats.registry import format_named
-from ingot.text.formats.table import Format
-from ingot.text.grammar.grammars import Grammars, GuidedTool
+from ingot.text.grammar.calls import GuidedTool
+from ingot.text.grammar.grammars import Grammars
 from ingot.text.parse.call_ids import id_maker
-from ingot.text.parse.events import PastCall
-from ingot.text.parse.parser import Parser, ThinkingStart, ToolCallArguments, ToolSchema, merged
-from ingot.text.prompt.past_calls import render_call
+from ingot.text.parse.events import PastCall, ToolCallArguments, ToolSchema, merged
+from ingot.text.parser.parser import Parser, ThinkingStart
+from ingot.text.tool_formats.format import Format
+from ingot.text.tool_formats.registry import format_named
+from ingot.text.tool_formats.rendering import render_call
 from tests.text.grammar.test_calls import closers, vocabulary, written
 from tests.text.grammar.walks import Walker
 

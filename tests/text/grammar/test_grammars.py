@@ -17,7 +17,7 @@ from ingot.text.grammar import limits
 from ingot.text.grammar.calls import StructuralTag
 from ingot.text.grammar.compiled import CompiledGrammar
 from ingot.text.grammar.grammars import Grammars
-from ingot.text.grammar.guide import GrammarTooComplex, GuideBroken, GuidePlan
+from ingot.text.grammar.matcher import GrammarTooComplex, GuideBroken, GuidePlan
 from ingot.text.grammar.trial import Trials
 from tests.text.grammar.walks import END, Walker, allowed, byte_tokenizer
 
@@ -350,7 +350,7 @@ def test_grammars_are_compiled_once_and_the_oldest_are_forgotten(monkeypatch: py
 
 
 def test_a_model_without_a_stop_token_can_still_be_held_to_a_grammar() -> None:
-    from ingot.text.tokens.tokenizer import Tokenizer
+    from ingot.text.tokenizer.tokenizer import Tokenizer
 
     endless = Tokenizer(TOKENIZER._vocabulary, named={})
     assert not endless.eos_ids

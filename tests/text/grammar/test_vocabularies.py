@@ -8,14 +8,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from ingot.text.formats.registry import format_named
-from ingot.text.grammar.grammars import Grammars, GuidedTool
-from ingot.text.grammar.guide import GuidePlan
-from ingot.text.grammar.lexicon import Lexicon
+from ingot.text.grammar.calls import GuidedTool
+from ingot.text.grammar.grammars import Grammars
+from ingot.text.grammar.matcher import GuidePlan
+from ingot.text.grammar.vocabulary import Lexicon
 from ingot.text.parse.events import PastCall
-from ingot.text.parse.parser import ThinkingStart
-from ingot.text.prompt.past_calls import render_call
-from ingot.text.tokens.tokenizer import Tokenizer
+from ingot.text.parser.parser import ThinkingStart
+from ingot.text.tokenizer.tokenizer import Tokenizer
+from ingot.text.tool_formats.registry import format_named
+from ingot.text.tool_formats.rendering import render_call
 from tests.text.grammar.walks import Walker, allowed
 
 Load = Callable[[str], Tokenizer]

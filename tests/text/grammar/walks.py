@@ -13,8 +13,8 @@ import numpy as np
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers
 
-from ingot.text.grammar.guide import GuidePlan
-from ingot.text.tokens.tokenizer import Tokenizer
+from ingot.text.grammar.matcher import GuidePlan
+from ingot.text.tokenizer.tokenizer import Tokenizer
 
 END = "<|end of answer|>"
 MOST = 3000

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from ingot.errors import BadRequest, ContextOverflow, IngotError, Unsupported
-from ingot.text.formats.registry import detect, format_named
+from ingot.text.chat_template.chat_template import ChatTemplate
 from ingot.text.prompt.canonical import thread_with_answer
-from ingot.text.prompt.control_tokens import Controls, Quoting
 from ingot.text.prompt.conversation import Conversation, PromptBuilder
 from ingot.text.prompt.prompt import Prompt
 from ingot.text.prompt.remembered import RememberedAnswers
-from ingot.text.template.chat_template import ChatTemplate
+from ingot.text.tokenizer.special_tokens import Controls, Quoting
+from ingot.text.tool_formats.registry import detect, format_named
 from tests.http.scripted import ByteTokenizer
+from tests.text.chat_template.test_chat_template import ONLY_WITH_TOOLS, real_templates
 from tests.text.conftest import llama_cpp_templates
-from tests.text.template.test_chat_template import ONLY_WITH_TOOLS, real_templates
 
 CHATML = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}"

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from ingot.text.formats.registry import format_named
+from ingot.text.chat_template.sandbox import TextRun
+from ingot.text.chat_template.traits import TemplateTraits
 from ingot.text.prompt.conversation import check_calls_shown, places_of
 from ingot.text.prompt.roles import TemplateMessage, in_order
 from ingot.text.prompt.tool_prompt import taught
-from ingot.text.template.traits import TemplateTraits
-from ingot.text.template.witness import TextRun
+from ingot.text.tool_formats.registry import format_named
 from tests.text.work import spent
 
 FEW, TIMES = 3000, 8

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from ingot.errors import Unsupported
-from ingot.text.formats.registry import FORMATS, format_named
+from ingot.text.chat_template.traits import TemplateTraits
 from ingot.text.prompt.roles import TemplateMessage
 from ingot.text.prompt.tool_prompt import taught
-from ingot.text.template.traits import TemplateTraits
-from tests.text.parse.answers import TOOLS, parsed, told
+from ingot.text.tool_formats.registry import FORMATS, format_named
+from tests.text.parser.answers import TOOLS, parsed, told
 
 IGNORANT = TemplateTraits(tools=False, calls=False, results=False)
 SHOWN = [{"type": "function", "function": {"name": tool.name, "parameters": dict(tool.parameters)}} for tool in TOOLS]

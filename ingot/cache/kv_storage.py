@@ -1,0 +1,298 @@
+"""Keys and values in slabs: arrays [pages, heads, PAGE, size], of which there are more and more.
+
+Each is a quarter of what there is already, so that what exists is at most a quarter more than what was ever held,
+nothing is copied when it grows, and a write that mlx cannot do in place copies one slab. Where kernels take so many
+and no more, each is so much larger that these come to the whole budget. A GPU's kernels write to slabs always in place.
+Only the engine thread may call anything here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import mlx.core as mx
+
+from ingot.cache.coded_pages import PageForm
+from ingot.cache.coded_slabs import CodedSlabs, KernelCodedSlabs
+from ingot.cache.page_groups import PageGroup, Run, Storage
+from ingot.cache.pages import PAGE, PageCopy, Table
+from ingot.cache.pools import CodedStorage, PageIndex, Pool
+from ingot.cache.unpacking import Piece, paced, slices
+from ingot.kernels.paged.slabs import Slabs, ordered
+from ingot.kernels.paged_attention.inputs import MOST_QUERIES, page_copies, token_slots
+from ingot.kernels.paged_attention.inputs import Rows as KernelRows
+from ingot.kernels.paged_attention.kernels import PagedAttention
+from ingot.kernels.paged_attention.rope import Turning
+from ingot.kernels.paged_attention.shapes import CodedPages, CodedShape
+
+
+class SlabStorage(Storage):
+    """Written and read by mlx's own operations."""
+
+    def __init__(self, group: PageGroup, heads: int, sizes: tuple[int, int], dtype: mx.Dtype) -> None:
+        super().__init__(group, heads, sizes, dtype)
+        self._written: set[int] = set()
+        if group.coded is not None:
+            self.coded = self._made_coded(group.coded, group.form(heads, sizes, dtype))
+
+    def _made_coded(self, pool: Pool[CodedStorage], form: PageForm) -> CodedSlabs:
+        return CodedSlabs(pool, form)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(slab.nbytes for slab in (*self.keys, *self.values))
+
+    def provide(self) -> None:
+        for pages in self._group.slabs[len(self.keys) :]:
+            for slabs, size in zip((self.keys, self.values), self.sizes, strict=True):
+                slabs.append(mx.zeros((pages, self.heads, PAGE, size), self.dtype))
+
+    def write(self, keys: mx.array, values: mx.array, runs: Sequence[Run]) -> None:
+        self.provide()
+        for slabs, new in ((self.keys, keys), (self.values, values)):
+            if new.size:
+                self._put(slabs, new.astype(self.dtype), runs)
+
+    def _put(self, slabs: list[mx.array], new: mx.array, runs: Sequence[Run]) -> None:
+        single: dict[int, list[tuple[int, int, int]]] = {}
+        for token, count, slot, at in runs:
+            slab, number = self._group.slab_of(slot)
+            self._written.add(slab)
+            if count == 1:
+                single.setdefault(slab, []).append((token, number, at))
+            else:
+                slabs[slab][number, :, at : at + count] = new[token : token + count].swapaxes(0, 1)
+        for slab, written in single.items():
+            tokens, numbers, places = (_integers(list(each)) for each in zip(*written, strict=True))
+            slabs[slab][numbers, :, places] = new if len(written) == new.shape[0] else new[tokens]
+
+    @classmethod
+    def copy_all(cls, storages: Sequence[SlabStorage], copies: Sequence[PageCopy]) -> None:
+        for storage in storages:
+            storage.copy(copies)
+
+    def copy(self, copies: Sequence[PageCopy]) -> None:
+        self.provide()
+        for slabs in (self.keys, self.values):
+            for source, target, tokens, _ in copies:
+                (from_slab, from_number), (to_slab, to_number) = map(self._group.slab_of, (source, target))
+                self._written.add(to_slab)
+                if slabs[to_slab].size:
+                    slabs[to_slab][to_number, :, :tokens] = slabs[from_slab][from_number, :, :tokens]
+
+    def gathered(self, index: PageIndex) -> tuple[mx.array, mx.array]:
+        pieces = self._pieces(index)
+        if index.has_coded:
+            mx.eval(self.keys, self.values)  # what layers before this one gathered is gone then
+        keys, values = zip(*(paced(pieces) if index.has_coded else pieces), strict=True)
+        return _behind_one_another(keys), _behind_one_another(values)
+
+    def _pieces(self, index: PageIndex) -> Iterator[Piece]:
+        """Keys and values of pages of the same slab and form, so many at once as are to be unpacked."""
+        for (coded, slab), numbers in zip(index.runs, index.numbers(self.heads), strict=True):
+            if coded:
+                own = numbers.reshape(self.heads, -1)
+                for some in slices(own.shape[1]):
+                    yield self._unpacked(slab, own[:, some].reshape(-1))
+            else:
+                yield self._read(self.keys, slab, numbers), self._read(self.values, slab, numbers)
+
+    def _read(self, slabs: list[mx.array], slab: int, numbers: mx.array) -> mx.array:
+        """[1, heads, pages * PAGE, size] of some pages of a slab, head by head."""
+        size = slabs[slab].shape[3]
+        if not size:
+            return mx.zeros((1, self.heads, numbers.size // self.heads * PAGE, 0), self.dtype)
+        taken = mx.take(slabs[slab].reshape(-1, PAGE, size), self._ordered(numbers), axis=0)
+        return taken.reshape(1, self.heads, -1, size)
+
+    def _unpacked(self, slab: int, numbers: mx.array) -> tuple[mx.array, mx.array]:
+        """The same of pages in fewer bits."""
+        assert isinstance(self.coded, CodedSlabs)
+        pages = self.coded.read_slab(slab, self._ordered(numbers))
+        keys, values = self.coded.form.decode(pages.reshape(self.heads, -1, pages.shape[-1]))
+        keys, values = (part.reshape(1, self.heads, -1, part.shape[-1]) for part in (keys, values))
+        return keys, values
+
+    def whole_pages(self, slots: Sequence[int]) -> tuple[mx.array, mx.array]:
+        keys, values = self.gathered(self._group.raw_index(slots))
+        heads = ((part.reshape(self.heads, len(slots), PAGE, -1)).swapaxes(0, 1) for part in (keys, values))
+        return next(heads), next(heads)
+
+    def _ordered(self, numbers: mx.array) -> mx.array:
+        """The same numbers, not before what was written is there: mlx's own writing sees to that."""
+        return numbers
+
+    def join(self, first: int) -> None:
+        self.provide()
+        for slabs in (self.keys, self.values):
+            slabs[first : first + 2] = [mx.concatenate(slabs[first : first + 2])]
+            mx.eval(slabs[first])
+        self._written = {slab if slab <= first else slab - 1 for slab in self._written}
+
+    def trim(self) -> None:
+        del self.keys[len(self._group.slabs) :], self.values[len(self._group.slabs) :]
+        self._written = set()
+
+    def pending(self) -> list[mx.array]:
+        written, self._written = self._written, set()
+        return [slabs[slab] for slab in written for slabs in (self.keys, self.values)]
+
+
+class CodedKernels(Protocol):
+    """Says what kernels do with pages in fewer bits."""
+
+    def reads(self, coded: CodedShape) -> bool:
+        """Whether they attend to them as they lie."""
+
+    def unpacks(self, coded: CodedShape) -> bool:
+        """Whether they unpack them for prompts."""
+
+
+class KernelStorage(SlabStorage):
+    """Written in place by the kernels of a GPU, whatever still reads it. The slabs' arrays stay the same; a token
+    orders what is read behind what was written.
+
+    Kernels that find slabs by their addresses do not keep them alive: whatever reads or writes them is evaluated before
+    they go, and they go when the device has nothing left to do (`trim`).
+    """
+
+    def __init__(
+        self,
+        group: PageGroup,
+        heads: int,
+        sizes: tuple[int, int],
+        dtype: mx.Dtype,
+        kernel: PagedAttention,
+        kernels: CodedKernels,
+    ) -> None:
+        self._kernel, self._kernels = kernel, kernels
+        super().__init__(group, heads, sizes, dtype)
+        self._token = mx.zeros(1, mx.int32)
+        self._slabs: Slabs | None = None
+        self.most_slabs = kernel.most_slabs
+        if kernel.most_slabs is not None:
+            group.join(kernel.most_slabs)
+
+    def _made_coded(self, pool: Pool[CodedStorage], form: PageForm) -> CodedSlabs:
+        shape = form.kernel_shape
+        if shape is None or not self._kernels.reads(shape):
+            return super()._made_coded(pool, form)
+        return KernelCodedSlabs(pool, form, shape, self._kernel)
+
+    def reads(self, rows: KernelRows) -> bool:
+        """Whether the kernels see all that these rows do."""
+        if not rows.coded:
+            return True
+        if not isinstance(self.coded, KernelCodedSlabs):
+            return False
+        return rows.most <= MOST_QUERIES or self._kernels.unpacks(self.coded.shape)
+
+    def provide(self) -> None:
+        if len(self.keys) != len(self._group.slabs) or self._slabs is None:
+            super().provide()
+            mx.eval(self.keys, self.values)
+            self._slabs = Slabs(self.keys, self.values, before=self._slabs)
+
+    def join(self, first: int) -> None:
+        mx.eval(self._token)  # all that is to be written, which joining must not miss
+        super().join(first)
+        self._slabs = None
+
+    @property
+    def slabs(self) -> Slabs:
+        self.provide()
+        assert self._slabs is not None
+        return self._slabs
+
+    def write(self, keys: mx.array, values: mx.array, runs: Sequence[Run]) -> None:
+        self.write_at(keys, values, self.places(runs))
+
+    def places(self, runs: Sequence[Run]) -> mx.array:
+        """Where the kernel writes each token: made once for all layers of a group."""
+        encoded = self._group.encoded
+        return token_slots([(encoded[slot], place) for _, count, slot, at in runs for place in range(at, at + count)])
+
+    def write_at(self, keys: mx.array, values: mx.array, places: mx.array) -> None:
+        keys, values = (part.astype(self.dtype) for part in (keys, values))
+        self._token = self._kernel.write(keys, values, places, self.slabs, self._token)
+
+    def turn(self, turning: Turning, projected: mx.array, angles: mx.array, places: mx.array) -> mx.array:
+        """Write keys and values of what was projected, and give its queries, all turned to their positions."""
+        queries, self._token = turning(projected, angles, places, self.slabs, self._token)
+        return queries
+
+    def copy(self, copies: Sequence[PageCopy]) -> None:
+        encoded = self._group.encoded
+        made = page_copies([(encoded[source], encoded[target], tokens) for source, target, tokens, _ in copies])
+        self._token = self._kernel.copy(made, self.slabs, self._token)
+
+    def attend(self, kernel: PagedAttention, queries: mx.array, rows: KernelRows) -> mx.array:
+        """What queries [tokens, heads, size] see, [tokens, heads, size]."""
+        return kernel.attend(queries, rows, self.slabs, self._token, self.coded_pages if rows.coded else None)
+
+    @property
+    def coded_pages(self) -> CodedPages:
+        """Those in fewer bits, where kernels read them."""
+        assert isinstance(self.coded, KernelCodedSlabs)
+        return self.coded.pages
+
+    def rows(self, tables: Sequence[Table], lengths: Sequence[int], counts: Sequence[int]) -> KernelRows:
+        """Rows of so many tokens, whose last `counts` attend: made once for all layers of a group."""
+        encoded = [self._group.numbered(table) for table in tables]
+        firsts = [table.first for table in tables]
+        coded = any(table.coded for table in tables)
+        return KernelRows.of(encoded, lengths, firsts=firsts, counts=counts, coded=coded)
+
+    # For steps that are compiled: what of it is data.
+
+    @property
+    def by_address(self) -> bool:
+        return self.most_slabs is None
+
+    @property
+    def token(self) -> mx.array:
+        return self._token
+
+    def go_on(self, token: mx.array) -> None:
+        """Something was written; whoever reads it waits for this one."""
+        self._token = token
+
+    @property
+    def addresses(self) -> mx.array:
+        return self._kernel.addresses(self.slabs)
+
+    @contextmanager
+    def standing_for(self, token: mx.array, addresses: mx.array) -> Iterator[None]:
+        """While this is open, these are its token and where its slabs lie."""
+        own, self._token = self._token, token
+        try:
+            with self.slabs.standing_for(addresses):
+                yield
+        finally:
+            self._token = own
+
+    def _ordered(self, numbers: mx.array) -> mx.array:
+        return ordered(numbers, self._token)
+
+    def trim(self) -> None:
+        if len(self.keys) > len(self._group.slabs):
+            mx.synchronize()
+        super().trim()
+        self._slabs = None
+
+    def free(self) -> None:
+        super().free()
+        self._slabs = None
+
+    def pending(self) -> list[mx.array]:
+        return [self._token]
+
+
+def _behind_one_another(parts: Sequence[mx.array]) -> mx.array:
+    return parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=2)
+
+
+def _integers(numbers: list[int]) -> mx.array:
+    return mx.array(numbers, dtype=mx.int32)

@@ -1,1 +1,0 @@
-"""What is kept, told to routers before several servers."""

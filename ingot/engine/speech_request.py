@@ -1,0 +1,118 @@
+"""The nouns of transcription that cross the engine's door: a sound goes in, segments of text come out one by one.
+
+All of them are plain, frozen values that any thread may hold; none refers to mlx.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from ingot.errors import IngotError
+
+if TYPE_CHECKING:
+    from ingot.media.audio import Sound
+
+Task = Literal["transcribe", "translate"]
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptionRequest:
+    """One sound, and what is to be made of it."""
+
+    id: str
+    sound: Sound
+    task: Task = "transcribe"
+    language: str | None = None  # None: whichever it sounds like
+    prompt: str = ""  # what was said or written before
+    temperature: float = 0.0  # 0: the likeliest, and warmer where that makes no sense
+    words: bool = False  # when each word is spoken, too
+    tenant: str = ""  # whose it is
+    deadline: float | None = None  # on the clock of time.monotonic()
+    arrived: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True, slots=True)
+class HeardWord:
+    text: str
+    start: float
+    end: float
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeardToken:
+    """A token of text, and the logarithm of its probability."""
+
+    bytes: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What was said from `start` to `end`, in seconds from the beginning."""
+
+    id: int
+    seek: int  # where its window begins, in hundredths of a second
+    start: float
+    end: float
+    text: str
+    tokens: tuple[int, ...]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+    heard: tuple[HeardToken, ...] = ()
+    words: tuple[HeardWord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Transcribed:
+    """The end of a transcript that came to its end."""
+
+    language: str
+    seconds: float  # of sound
+    tokens: int  # that were written
+    queue_s: float
+    compute_s: float
+
+
+class Transcript(str):
+    """What was heard in a sound that stands in a message, in its place."""
+
+    __slots__ = ()
+
+
+transcripts: ContextVar[dict[bytes, Transcript] | None] = ContextVar("transcripts", default=None)
+"""By the digest of their sounds. What is not found here raises Untranscribed; without it, sounds cannot be heard."""
+
+
+class Untranscribed(Exception):
+    """A sound is to be read as text that nobody has heard yet."""
+
+    def __init__(self, digest: bytes, sound: Sound) -> None:
+        super().__init__("a sound is not heard yet")
+        self.digest, self.sound = digest, sound
+
+
+TranscriptEvent: TypeAlias = Segment | Transcribed | IngotError
+"""The last one is no segment, and the others are."""
+OnTranscript = Callable[[list[TranscriptEvent]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class HearingCard:
+    """What the rest of the program may know of a loaded model without touching mlx."""
+
+    name: str
+    source: str
+    languages: tuple[str, ...]  # that it hears
+    translates: bool  # into English
+    context: int  # most tokens of a window, with what came before it
+    dtype: str
+    weight_bytes: int
+    created: int  # unix time of loading
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,210 @@
+"""HTTP/1.1 on the socket: uvicorn's httptools protocol with bounds on what a client may hold without using it.
+
+The parser below takes a head of any size at any pace, so both are watched here, where the bytes come in; and so is
+whether they leave, as a client that does not read would otherwise hold its answer for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, ClassVar, Final
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from ingot.errors import BadRequest, HeadTooLarge, IngotError, Unavailable
+from ingot.http.connections import Connections, address_of
+from ingot.http.socket.options import watch
+from ingot.observe.notices import Notice
+from ingot.protocol.errors import ErrorBody, retry_after
+
+log = logging.getLogger("ingot.http")
+
+HEAD_S: Final = 30.0  # from the first byte of a connection, or of the next request on it, to the end of the head
+WAITING_HEAD_S: Final = 5.0  # the same, for a connection above the most
+STALLED_S: Final = 5.0  # without a byte of a body after which its connection is given to another, where there are none
+UNREAD_S: Final = 60.0  # that a client may take without reading anything of what waits for it
+unread = Notice(log)
+
+
+class BoundedHttp(HttpToolsProtocol):
+    max_head_bytes: ClassVar[int]
+    open_ones: ClassVar[Connections]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_bytes = 0
+        self._in_head = True
+        self._unfinished = 0
+        self._in_body = False
+        self._waits = False  # for a place among the connections
+        self.address = ""
+        self.received = 0  # bytes of the request that comes in or is under way
+        self._heard = 0.0
+        self._patience: asyncio.TimerHandle | None = None
+        self._reading: asyncio.TimerHandle | None = None  # runs while something waits to be read by the client
+        self._cycles: list[RequestResponseCycle] = []
+
+    @classmethod
+    def with_limits(cls, max_head_bytes: int, open_ones: Connections) -> type[BoundedHttp]:
+        return type(cls.__name__, (cls,), {"max_head_bytes": max_head_bytes, "open_ones": open_ones})
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        watch(transport.get_extra_info("socket"))
+        # Whatever the kernel does not take at once counts as waiting for the client.
+        transport.set_write_buffer_limits(high=0)
+        self.address = address_of(self.client)
+        self._waits = not self.open_ones.enter(self)
+        self._expect_more()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        self.resume_writing()
+        self.open_ones.leave(self)
+        # The parent tells only the newest request of a pipeline that its client has gone.
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self.received += len(data)
+        self._heard = self.loop.time()
+        super().data_received(data)
+        if self._patience is None and (self.cycle is None or self.cycle.response_complete):
+            self._expect_more()  # what came was nothing that a request begins with, or of one that was answered
+        if self._in_head:
+            # The parser keeps a header to itself until it is whole, so what it holds is counted here.
+            self._unfinished += len(data)
+            if self._unfinished > self.max_head_bytes and not self.transport.is_closing():
+                self._refuse_head()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head, self._head_bytes, self._unfinished = True, 0, 0
+        if self._patience is None:
+            self._expect_more()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + 4)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._stop_waiting()
+        self._in_head, self._in_body = False, True
+        self.scope["state"]["connection"] = self
+        self.open_ones.work(self)
+        super().on_headers_complete()
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
+        if self.cycle is not None:
+            self._cycles.append(self.cycle)
+            self.cycle.keep_alive = self.cycle.keep_alive and not self._waits
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        if not self.pipeline:
+            self.received = 0
+            self.open_ones.rest(self)
+        super().on_response_complete()
+        if self._in_body and not self.pipeline and not self.transport.is_closing():
+            self._expect_more()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._reading is None:
+            self._expect_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    @property
+    def is_sending(self) -> bool:
+        return self._in_body
+
+    @property
+    def is_stalled(self) -> bool:
+        # Nothing comes either while the server does not read.
+        return self._in_body and not self.flow.read_paused and self.loop.time() - self._heard > STALLED_S
+
+    def claim(self, tenant: str) -> None:
+        """The request on it is this tenant's, or nobody's that is known. Raises Unavailable where it cannot stay."""
+        if not self.open_ones.claim(self, tenant):
+            raise crowded(self.open_ones.most)
+
+    def give_way(self, why: IngotError | None = None) -> None:
+        """Nobody answers on it any more; one whose answer was not begun is told why: for others, if nothing else."""
+        begun = [cycle for cycle in self._cycles if not cycle.response_complete]
+        for cycle in begun:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if len(begun) == 1 and not begun[0].response_started:
+            error = why or crowded(self.open_ones.most)
+            begun[0].scope["state"]["gave_way"] = error  # for the log, which would take its client to have left
+            self._refuse(error)
+        else:
+            self.transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        """What the parser could not take: ours if it was too long, else no HTTP at all."""
+        if self._head_bytes > self.max_head_bytes:
+            self._refuse_head()
+        else:
+            self._refuse(BadRequest("This is not a valid HTTP request."))
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > self.max_head_bytes:
+            raise ValueError("the head is too large")  # stops the parser, which then calls send_400_response
+
+    def _expect_more(self) -> None:
+        """The next head, or the rest of a body that nobody reads any more, within bounded time."""
+        self._stop_waiting()
+        seconds = WAITING_HEAD_S if self._waits else HEAD_S
+        self._patience = self.loop.call_later(seconds, self.transport.close)
+
+    def _expect_reading(self) -> None:
+        waiting = self.transport.get_write_buffer_size()
+        self._reading = self.loop.call_later(UNREAD_S, self._check_reading, waiting)
+
+    def _check_reading(self, waited: int) -> None:
+        """Nothing is written while something waits, so any change is the client's doing."""
+        if self.transport.get_write_buffer_size() != waited:
+            self._expect_reading()
+            return
+        unread.warn("a client read nothing for %g seconds while %d bytes waited; it was dropped", UNREAD_S, waited)
+        if self.cycle is not None:
+            self.cycle.scope["state"]["gone"] = f"The client did not read its answer for {UNREAD_S:g} seconds."
+        self.transport.abort()
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _refuse_head(self) -> None:
+        self._refuse(HeadTooLarge(f"The head of a request may have {self.max_head_bytes} bytes."))
+
+    def _refuse(self, error: IngotError) -> None:
+        body = msgspec.json.encode(ErrorBody.of(error))
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
+        if (seconds := retry_after(error)) is not None:
+            head += b"retry-after: %s\r\n" % seconds.encode()
+        self.transport.write(STATUS_LINE[error.status] + head + b"\r\n" + body)
+        self.transport.close()
+
+
+def crowded(most: int) -> Unavailable:
+    return Unavailable(f"The server has as many connections as it takes ({most}), all at work.", retry_after=1)

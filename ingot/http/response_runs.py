@@ -1,0 +1,171 @@
+"""Responses under way: rounds of the engine and of the server's own calls, until the model has nothing more to ask."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
+from typing import Final
+
+from anyio import to_thread
+from msgspec import Struct
+
+from ingot.engine.request import Ended, Failed
+from ingot.errors import Cancelled, IngotError
+from ingot.http.accounting import CountedStream, opened
+from ingot.http.edge import Reply
+from ingot.http.endpoints.generation import cut_short
+from ingot.http.request_lifetime import beside
+from ingot.http.service import Service
+from ingot.http.streaming import StreamedResponse
+from ingot.http.streaming_feed import Feed, FeedReader
+from ingot.http.streaming_framing import Framing
+from ingot.http.streaming_sse import KEEP_ALIVE, MEDIA_TYPE, bare
+from ingot.protocol.chat.answers import GenerationTask
+from ingot.protocol.responses.answers import ResponseBody, ResponseEvent
+from ingot.protocol.responses.output import GrowingServerCall
+from ingot.protocol.responses.request import ResponsePlan
+
+CALLS: Final = 32  # that the server makes for one response where the request does not say
+
+CANCEL_S: Final = 10.0  # what a response gets to end once it was cancelled
+
+CallTool = Callable[[str, str, str], Awaitable[str]]
+"""Calls a tool of an MCP server, by its label, with JSON arguments. Raises IngotError, in words for the model."""
+
+
+Keep = Callable[["Run"], Awaitable[None]]
+
+
+def named(buffer: bytearray, chunk: Struct) -> None:
+    """An event by the name of its type."""
+    assert isinstance(chunk, ResponseEvent)
+    buffer += b"event: %s\n" % chunk.type.encode()
+    bare(buffer, chunk)
+
+
+EVENTS: Final = Framing(MEDIA_TYPE, named, alive=KEEP_ALIVE)
+
+
+async def tell(batches: AsyncIterable[list[Struct]], empty: Callable[[], list[Struct]], out: StreamedResponse) -> None:
+    told = aiter(batches)
+    await out.start()
+    await out.write(EVENTS.framed(await anext(told, [])))
+    async with beside(out.keep_alive(empty)):
+        async for events in told:
+            await out.write(EVENTS.framed(events))
+    await out.end(b"")
+
+
+class Run:
+    """One response. `start` opens the engine, which may refuse; `batches` then gives its events, to the end.
+
+    `keep` is called once, when the response has ended and before anybody is told.
+    """
+
+    def __init__(self, service: Service, plan: ResponsePlan, answer: Reply, call: CallTool, keep: Keep) -> None:
+        self.plan, self.tenant = plan, answer.tenant
+        self._service, self._answer, self._call, self._keep = service, answer, call, keep
+        self._stream: CountedStream | None = None
+        self._calls_left = plan.body.max_tool_calls or CALLS
+        self._cancelled = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.error: IngotError | None = None
+        self.feed: Feed | None = None  # its events, where it goes on without its client
+
+    @property
+    def id(self) -> str:
+        return self.plan.composer.head.id
+
+    async def start(self) -> None:
+        self._stream = await self._open(self.plan.first)
+
+    async def batches(self) -> AsyncGenerator[list[Struct], None]:
+        """Events for the wire, a batch at a time. Whatever breaks after `start` is told in the last one."""
+        composer = self.plan.composer
+        yield composer.opening()
+        try:
+            while self._stream is not None:
+                async for told in self._round(self._stream):
+                    yield told
+                for call in composer.calls:
+                    yield await self._made(call)
+                self._stream = await self._next()
+            last = composer.close()
+        except IngotError as error:
+            self.error = error
+            last = composer.failed(error)
+        finally:
+            # Here and not in the rounds: a generator that is left alone does not end those within it.
+            self.close()
+        await self._keep(self)
+        self.ended.set()
+        yield last
+
+    async def cancel(self) -> None:
+        """Returns when the response has ended and is stored as such."""
+        self._cancelled.set()
+        await to_thread.run_sync(self._service.engine.cancel, self.id)
+        async with asyncio.timeout(CANCEL_S):
+            await self.ended.wait()
+
+    def silence(self, reader: FeedReader | None) -> list[Struct]:
+        """What fills one. Events that wait to be read have their numbers already."""
+        return [] if reader is not None and len(reader) else self.plan.composer.empty()
+
+    def body(self) -> ResponseBody:
+        return self.plan.composer.snapshot()
+
+    def close(self) -> None:
+        """Lets go of the engine."""
+        if self._stream is not None:
+            self._stream.close()
+
+    async def _round(self, stream: CountedStream) -> AsyncGenerator[list[Struct], None]:
+        composer = self.plan.composer
+        async for events in stream:
+            last = events[-1]
+            told = events[:-1] if isinstance(last, Failed) else events
+            yield [chunk for event in told for chunk in composer.chunks(event)]
+            if isinstance(last, Failed):
+                raise last.error
+            if isinstance(last, Ended):
+                return
+        raise cut_short()
+
+    async def _made(self, call: GrowingServerCall) -> list[Struct]:
+        """Makes one call; what went wrong with it is the model's to read."""
+        if self._calls_left <= 0:
+            return [*call.failed("No more calls are allowed in this response.")]
+        self._calls_left -= 1
+        making = asyncio.ensure_future(self._call(call.offer.space or "", call.offer.name, call.text))
+        stopping = asyncio.ensure_future(self._cancelled.wait())
+        try:
+            await asyncio.wait({making, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if self._cancelled.is_set():
+                raise Cancelled("The response was cancelled.")
+            return [*call.succeeded(making.result())]
+        except Cancelled:
+            raise
+        except IngotError as error:
+            return [*call.failed(error.message)]
+        finally:
+            making.cancel()
+            stopping.cancel()
+
+    async def _next(self) -> CountedStream | None:
+        """The next round, where the server made calls and the client has none to make."""
+        composer = self.plan.composer
+        self.close()
+        made, composer.calls = composer.calls, []
+        if not made or composer.cut_short or composer.waits_for_client:
+            return None
+        job = await self._service.prepare(self.plan.go_on, self.tenant)
+        if job is None:
+            composer.cut_short = True
+            return None
+        return await self._open(job)
+
+    async def _open(self, job: GenerationTask) -> CountedStream:
+        if self._cancelled.is_set():
+            raise Cancelled("The response was cancelled.")
+        return await opened(job, self._answer, self._service)

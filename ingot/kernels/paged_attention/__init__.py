@@ -1,0 +1,1 @@
+"""Attention over pages, by kernels of our own for GPUs."""

@@ -1,0 +1,308 @@
+"""Attention over pages of keys and values, for a few queries a row, or a prompt's: one kernel source for CUDA and
+Metal. How pages lie in memory, and what orders reading and writing them, `slabs.py` says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from copy import copy
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from ingot.kernels.device import Device
+from ingot.kernels.gpu.launchers import Launcher, launcher
+from ingot.kernels.gpu.texts import Output, Template, Work
+from ingot.kernels.paged.slabs import Slabs
+from ingot.kernels.paged.texts import paged_kernel
+from ingot.kernels.paged.tuning import TUNINGS, Matrix, Tuning
+from ingot.kernels.paged_attention.inputs import MOST_QUERIES, WIDTHS, Bound, Rows, room_of
+from ingot.kernels.paged_attention.shapes import CodedPages, CodedShape, Shape
+
+DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+CODED_PART = 16
+"""Queries that a group of threads attends for where pages are in fewer bits: a tile of them."""
+_THREADS = 128
+"""In a group that writes, copies or merges."""
+
+
+class _Cut(NamedTuple):
+    """How a launch is cut into groups of threads."""
+
+    kernel: str
+    part: int  # queries that share a head of keys and values, in a group of threads
+    attend: Template
+    merge: Template
+
+
+class PagedAttention:
+    """One layer's attention, or that of all layers alike. Keeps nothing but what it was made with."""
+
+    def __init__(
+        self,
+        run: Launcher,
+        tuning: Tuning,
+        shape: Shape,
+        dtype: mx.Dtype,
+        *,
+        scale: float,
+        cap: float | None = None,
+        sinks: mx.array | None = None,
+        window: int | None = None,
+    ) -> None:
+        """With `cap` a score s counts as cap * tanh(s / cap). `sinks` [heads] are scores that weigh nothing. With
+        `window` a query sees so many places, its own included. Raises ValueError for what there is no kernel for."""
+        if (reason := shape.unsupported()) is not None:
+            raise ValueError(reason)
+        if dtype not in DTYPES:
+            raise ValueError(f"{dtype}: there are kernels for {', '.join(map(str, DTYPES))}")
+        self._run, self._tuning, self._shape, self._dtype = run, tuning, shape, dtype
+        self._size = max(shape.key_size, shape.value_size)
+        self.stretch = tuning.stretch_of(dtype, self._size)
+        """Places that a group of threads looks at: beyond, what several found is merged."""
+        self._window, self._capped, self._sinks = window or 0, bool(cap), sinks is not None
+        log2e = math.log2(math.e)
+        factors = mx.array([scale / cap, cap * log2e] if cap else [scale * log2e, 0.0], mx.float32)
+        lows = mx.zeros(shape.heads) if sinks is None else sinks.astype(mx.float32) * log2e
+        self._numbers = mx.concatenate([factors, lows])
+        mx.eval(self._numbers)
+        self._values: Template = (("T", dtype), ("VALUE_SIZE", shape.value_size), ("KV_HEADS", shape.kv_heads))
+        self._pages: Template = (*self._values, ("KEY_SIZE", shape.key_size), ("PAGE", shape.page))
+        self._cuts: dict[tuple[int, CodedShape | None], _Cut] = {}
+
+    def write(self, keys: mx.array, values: mx.array, slots: mx.array, slabs: Slabs, after: mx.array) -> mx.array:
+        """Put keys and values [tokens, kv_heads, size] into pages, in place, where `token_slots` say;
+        what goes to page -1 is not written. Gives a token for `after` of whoever reads or writes next."""
+        self._check(keys.dtype, values.dtype, slabs.dtype)
+        return self._in_place("write", [keys, values, slots, after], slabs, keys.shape[0])
+
+    def copy(self, copies: mx.array, slabs: Slabs, after: mx.array) -> mx.array:
+        """Copy beginnings of pages, as `page_copies` say. No page may be written and read in one call; page -1 is not
+        copied. Gives a token, like `write`."""
+        self._check(slabs.dtype)
+        return self._in_place("copy", [copies, after], slabs, copies.shape[0])
+
+    def attend(
+        self, queries: mx.array, rows: Rows, slabs: Slabs, after: mx.array, coded: CodedPages | None = None
+    ) -> mx.array:
+        """What queries [tokens, heads, key_size], in contiguous memory, see in their rows' pages: [tokens, heads,
+        value_size]. Numbers of pages below 0 are those of `coded` ones, -1 that of the first.
+
+        A query's bits depend on its own row alone, not on the others nor on how many queries it is beside.
+        """
+        self._check(queries.dtype, slabs.dtype)
+        if rows.most > MOST_QUERIES:
+            return self._attend_prompts(queries, rows, slabs, after, coded)
+        shape, tokens = self._shape, queries.shape[0]
+        cut = self._cuts.get((rows.most, coded and coded.shape)) or self._cut(rows.most, coded and coded.shape)
+        taken, chunks = self._tuning.taken(len(slabs.keys)), -(-rows.most * shape.group // cut.part)
+        stretches = rows.stretches(self.stretch, self._window)
+        attended = Output((tokens, shape.heads, shape.value_size), self._dtype)
+        partial = Output((tokens, shape.heads, stretches, shape.value_size + 4), mx.float32)
+        sole = stretches == 1
+        # What it does not write is small, but of the same type: with another it would be another kernel.
+        given = (partial._replace(shape=(1,)), attended) if sole else (partial, attended._replace(shape=(1,)))
+        found = self._run(
+            paged_kernel(cut.kernel, taken),
+            [
+                *(queries, self._numbers, rows.table, rows.rows, after, *(coded[1:] if coded else ())),
+                *slabs.found(taken, self._run),
+            ],
+            Work(
+                template=cut.attend,
+                groups=(stretches * chunks, shape.kv_heads, len(rows.spans)),
+                threads=self._tuning.warps * 32,
+                outputs=given,
+            ),
+        )
+        return found[1] if sole else self._merged(found[0], rows, cut, attended)
+
+    def bound(self, rows: Rows) -> Bound:
+        return Bound(room_of(len(rows.spans)), rows.most, rows.stretches(self.stretch, self._window))
+
+    def standing_for(self, bound: Bound, table: mx.array, rows: mx.array) -> Rows:
+        """Any rows that are bound so."""
+        spans, stretches = ((0, 0),) * bound.rows, {(self.stretch, self._window): bound.stretches}
+        return Rows(table, rows, spans, bound.most, _stretches=stretches)
+
+    def by(self, run: Launcher) -> PagedAttention:
+        """The same, launched otherwise."""
+        other = copy(self)
+        other._run = run
+        return other
+
+    def _merged(self, partial: mx.array, rows: Rows, cut: _Cut, attended: Output) -> mx.array:
+        groups = (1, self._shape.heads, len(rows.spans) * rows.most)
+        work = Work(template=cut.merge, groups=groups, threads=_THREADS, outputs=(attended,))
+        return self._run(paged_kernel("merge"), [partial, self._numbers, rows.rows], work)[0]
+
+    @property
+    def takes_prompts(self) -> bool:
+        """Whether a row may have more than `MOST_QUERIES`."""
+        return bool(self._tuning.prompts) and self._dtype.size == 2
+
+    def _attend_prompts(
+        self, queries: mx.array, rows: Rows, slabs: Slabs, after: mx.array, coded: CodedPages | None
+    ) -> mx.array:
+        if not self.takes_prompts:
+            raise ValueError(f"{rows.most} queries in a row: at most {MOST_QUERIES}")
+        if coded is None:
+            return self._attend_many("attend_prompt", queries, rows, slabs, after)
+        unpacked = rows.unpacked(self._shape, self._dtype)
+        after = unpacked.fill(self._run, self._pages, coded, after)
+        attended = self._attend_many("attend_unpacked", queries, rows, slabs, after, unpacked.arrays)
+        unpacked.free_after(attended)
+        return attended
+
+    def _attend_many(
+        self,
+        kernel: str,
+        queries: mx.array,
+        rows: Rows,
+        slabs: Slabs,
+        after: mx.array,
+        unpacked: Sequence[mx.array] = (),
+    ) -> mx.array:
+        shape, warps, taken = self._shape, self._tuning.prompts, self._tuning.taken(len(slabs.keys))
+        block = 32 if max(shape.key_size, shape.value_size) <= 128 else 16
+        seen = (("BLOCK", block), ("WINDOW", self._window), ("GROUP", shape.group), ("WARPS", warps))
+        [attended] = self._run(
+            paged_kernel(kernel, taken),
+            [queries, self._numbers, rows.table, rows.rows, after, *unpacked, *slabs.found(taken, self._run)],
+            Work(
+                template=(*self._pages, *seen, ("CAPPED", self._capped), ("SINKS", self._sinks)),
+                groups=(-(-rows.most * shape.group // (warps * 16)), shape.kv_heads, len(rows.spans)),
+                threads=warps * 32,
+                outputs=(Output((queries.shape[0], shape.heads, shape.value_size), self._dtype),),
+            ),
+        )
+        return attended
+
+    @property
+    def widths(self) -> list[int]:
+        """For each kernel that it attends with, the most queries of a row that this one is for, or more than any."""
+        few = sorted({self._part(width): width for width in WIDTHS}.values())
+        return [*few, *([3 * MOST_QUERIES] if self.takes_prompts else [])]
+
+    def _part(self, width: int) -> tuple[int, int]:
+        return self._tuning.part(width * self._shape.group, self._dtype, self._size)
+
+    @property
+    def shape(self) -> Shape:
+        return self._shape
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        return self._dtype
+
+    def coded_widths(self, coded: CodedShape) -> list[int]:
+        """Like `widths`, of the kernels that read such pages."""
+        return sorted({self._cut(width, coded).attend: width for width in WIDTHS}.values())
+
+    def reads(self, coded: CodedShape) -> bool:
+        """Whether there is a kernel for pages in fewer bits; whether it is right, `check_coded` says."""
+        cut = self._tuning
+        if cut.matrix is None or self._dtype.size != 2 or cut.slabs or self._window:
+            return False
+        return coded.unsupported(self._shape) is None
+
+    def unpacks(self, coded: CodedShape) -> bool:
+        """The same for more than `MOST_QUERIES` of a row."""
+        return self.takes_prompts and self.reads(coded)
+
+    def store(self, pages: mx.array, numbers: mx.array, addresses: mx.array, after: mx.array) -> mx.array:
+        """Put pages in fewer bits, int32 [pages, kv_heads, words], into slabs that are found by their addresses, where
+        the numbers say. Gives a token, like `write`."""
+        words = pages.shape[2]
+        [done] = self._run(
+            paged_kernel("store"),
+            [pages, numbers, after, addresses],
+            Work(
+                template=(("KV_HEADS", self._shape.kv_heads), ("WORDS", words), ("THREADS", _THREADS)),
+                groups=(pages.shape[0], self._shape.kv_heads, 1),
+                threads=_THREADS,
+                outputs=(Output((1,), mx.int32),),
+            ),
+        )
+        return done
+
+    def locate(self, slabs: Sequence[mx.array]) -> mx.array:
+        """Where slabs of pages in fewer bits lie."""
+        work = Work((("T", mx.int32),), (1, 1, 1), 32, (Output((4,), mx.int32),))
+        found = [self._run(paged_kernel("locate"), [slab, slab], work)[0][:2] for slab in slabs]
+        return mx.concatenate([*found, *[mx.zeros(2, mx.int32)] * max(0, 4 - len(found))])
+
+    def _cut(self, count: int, coded: CodedShape | None = None) -> _Cut:
+        if count > MOST_QUERIES:
+            raise ValueError(f"{count} queries in a row: at most {MOST_QUERIES}")
+        width, tuning = next(width for width in WIDTHS if width >= count), self._tuning
+        part, unroll = self._part(width)
+        part = part if coded is None else CODED_PART
+        seen = (("STRETCH", self.stretch), ("WINDOW", self._window), ("GROUP", self._shape.group))
+        matrix = tuning.matrix if self._dtype.size == 2 else None
+        cut = (("UNROLL", unroll), ("RUN", tuning.run)) if matrix is None else self._pieces(matrix, part)
+        ends = ("CAPPED", self._capped), ("SINKS", self._sinks), ("PART", part), ("WARPS", tuning.warps)
+        attend = (*self._pages, *seen, *ends, *cut)
+        if coded is not None and matrix is not None:
+            halves = 1 if width * self._shape.group <= CODED_PART // 2 else 2
+            attend = (*attend, *coded.template, ("AT_ONCE", matrix.coded), ("HALVES", halves))
+        merge = (*self._values, *seen, ("SINKS", self._sinks), ("THREADS", _THREADS))
+        name = "attend" if matrix is None else "attend_wide" if coded is None else "attend_coded"
+        made = self._cuts[count, coded] = _Cut(name, part, attend, merge)
+        return made
+
+    def _pieces(self, matrix: Matrix, part: int) -> Template:
+        return ("KEYS", matrix.keys(self._size)), ("SLOTS", matrix.slots_for(self._size, part, self.stretch))
+
+    def _in_place(self, kernel: str, given: list[mx.array], slabs: Slabs, count: int) -> mx.array:
+        taken = self._tuning.taken(len(slabs.keys))
+        [done] = self._run(
+            paged_kernel(kernel, taken),
+            [*given, *slabs.found(taken, self._run)],
+            Work(
+                template=(*self._pages, ("THREADS", _THREADS)),
+                groups=(count, self._shape.kv_heads, 1),
+                threads=_THREADS,
+                outputs=(Output((1,), mx.int32),),
+            ),
+        )
+        return done
+
+    def addresses(self, slabs: Slabs) -> mx.array:
+        """Where kernels find them, if they do so by address."""
+        return slabs.addresses(self._run)
+
+    @property
+    def most_slabs(self) -> int | None:
+        """How many there may be; None: any number."""
+        return self._tuning.slabs[-1] if self._tuning.slabs else None
+
+    def _check(self, *dtypes: mx.Dtype) -> None:
+        for dtype in dtypes:
+            if dtype != self._dtype:
+                raise ValueError(f"{dtype} where {self._dtype} was said")
+
+
+def available(device: Device) -> bool:
+    """Whether kernels run there at all; whether they are right, `selfcheck` says."""
+    return launcher(device) is not None
+
+
+def paged_attention(
+    device: Device,
+    shape: Shape,
+    dtype: mx.Dtype,
+    *,
+    scale: float,
+    cap: float | None = None,
+    sinks: mx.array | None = None,
+    window: int | None = None,
+    tuning: Tuning | None = None,
+) -> PagedAttention:
+    """Attention by this device's kernels, cut as is best there or as `tuning` says. Only where `available`; raises
+    ValueError as `PagedAttention` does."""
+    run = launcher(device)
+    if run is None:
+        raise ValueError(f"no kernels for {device.name}")
+    tuning = tuning or TUNINGS[device.kind]
+    return PagedAttention(run, tuning, shape, dtype, scale=scale, cap=cap, sinks=sinks, window=window)

@@ -1,1 +1,0 @@
-"""Making a model folder of another: packed, with its head beside it as it was."""

@@ -1,0 +1,190 @@
+"""EAGLE-3: a draft of one layer that reads what three layers of its model are given, from a checkpoint of its own.
+
+Its layer sees each token's embedding beside the hidden state before it. Guesses go on from guesses by its own states,
+which are as wide as one of the three. Its output head may know fewer tokens than the model.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ingot.errors import ModelError
+from ingot.models.adapter import Adapter
+from ingot.models.checkpoint import give, read
+from ingot.models.draft_heads.mtp import prepare
+from ingot.models.files.config_names import older_names
+from ingot.models.heads.tensors import pack_like, path_of_layers
+from ingot.models.layers.fused_layers import FusedLayers, SkippedLayer
+from ingot.models.layers.lm_head import embedding_of, tap
+from ingot.models.layers.modules import parameters
+from ingot.upstream import caches, create_attention_mask, load_config, model_classes
+
+_TAPS = "eagle_aux_hidden_state_layer_ids"
+_RENAMED = {"midlayer.": "layers.0."}
+_MAPS = ("d2t", "t2d")
+
+
+class MiddleLayer(nn.Module):
+    """A decoder layer whose attention takes an embedding and a hidden state, each normed, side by side."""
+
+    def __init__(self, block: Any, size: int, eps: float, *, norm_first: bool) -> None:
+        """`norm_first`: the normed hidden state is what the layer's output is added to."""
+        super().__init__()
+        self._norm_first = norm_first
+        self.self_attn, self.mlp = block.self_attn, block.mlp
+        for name in ("q_proj", "k_proj", "v_proj"):
+            narrow = self.self_attn[name]
+            self.self_attn[name] = nn.Linear(2 * size, narrow.weight.shape[0], bias="bias" in narrow)
+        self.input_layernorm, self.hidden_norm = nn.RMSNorm(size, eps), nn.RMSNorm(size, eps)
+        self.post_attention_layernorm = nn.RMSNorm(size, eps)
+
+    def __call__(self, embedded: mx.array, hidden: mx.array, mask: Any, cache: Any) -> mx.array:
+        normed = self.hidden_norm(hidden)
+        pair = mx.concatenate([self.input_layernorm(embedded), normed], axis=-1)
+        states = (normed if self._norm_first else hidden) + self.self_attn(pair, mask, cache)
+        out: mx.array = states + self.mlp(self.post_attention_layernorm(states))
+        return out
+
+
+class EagleHead(nn.Module):
+    """Takes the place of a `Head`: called alike, with states of the model or with its own."""
+
+    name = "eagle"
+    sees = False
+
+    def __init__(self, config: Mapping[str, Any], block: Any, *, vocab: int, target_size: int, embeds: bool) -> None:
+        """`block` is a layer of mlx-lm's; `embeds`: it has an embedding of its own."""
+        super().__init__()
+        size, eps = int(config["hidden_size"]), float(config.get("rms_norm_eps") or 1e-6)
+        known = int(config.get("draft_vocab_size") or vocab)
+        self.size, self._vocab = 3 * target_size, vocab
+        self._embedding: Callable[[mx.array], mx.array] | None = None  # the model's
+        self._ids: mx.array | None = None  # of the model, by its own
+        self.fc = nn.Linear(self.size, size, bias=False)
+        self.layers = [MiddleLayer(block, size, eps, norm_first=bool(_said(config, "norm_before_residual")))]
+        self.norm = nn.RMSNorm(size, eps)
+        self.lm_head = nn.Linear(size, known, bias=False)
+        if embeds:
+            self.embed_tokens = nn.Embedding(vocab, size)
+
+    def share(self, embedding: Any) -> None:
+        """Look tokens up in the model's embedding, without owning it."""
+        self._embedding = lambda tokens: embedding(tokens)
+
+    def learn(self, offsets: mx.array | None) -> None:
+        """What its own tokens are in the model's vocabulary: each one's number and an offset. Raises ModelError."""
+        known = self.lm_head.weight.shape[0]
+        if offsets is None and known != self._vocab:
+            raise ModelError(f"The draft knows {known} of {self._vocab} tokens and does not say which (d2t is missing)")
+        if offsets is None:
+            return
+        ids = mx.arange(known) + offsets.astype(mx.int32)
+        if offsets.shape != (known,) or mx.any((ids < 0) | (ids >= self._vocab)).item():
+            raise ModelError("The draft's table d2t names tokens that its model does not have")
+        self._ids = ids
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(array.nbytes for _, array in parameters(self))
+
+    def make_cache(self) -> list[Any]:
+        return [caches.KVCache()]
+
+    def __call__(self, hidden: mx.array, tokens: mx.array, cache: Any = None) -> mx.array:
+        """See `Head`. Hidden states are the model's three side by side [1, T, 3 * its size], or what this gave."""
+        look_up = self.embed_tokens if self._embedding is None else self._embedding
+        embedded = look_up(tokens)
+        states = hidden.astype(embedded.dtype)
+        if hidden.shape[-1] == self.size:
+            states = self.fc(states)
+        mask = create_attention_mask(states, cache)
+        out: mx.array = self.layers[0](embedded, states, mask, cache)
+        return out
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """Logits [..., vocab]; tokens that it does not know are never its guess."""
+        known: mx.array = self.lm_head(self.norm(hidden))
+        if self._ids is None:
+            return known
+        logits = mx.full((*known.shape[:-1], self._vocab), -mx.inf, known.dtype)
+        logits[..., self._ids] = known
+        return logits
+
+
+def load_eagle(folder: Path, adapter: Adapter, *, dtype: str | None = None) -> EagleHead:
+    """The draft in `folder`, beside the adapter's model, which hands over what it reads from now on.
+
+    Raises ModelError where it is no EAGLE-3 draft, or not one of this model.
+    """
+    config = _config(folder)
+    tensors = {_renamed(name): array for name, array in read(folder).items()}
+    head = _built(config, adapter, embeds="embed_tokens.weight" in tensors)
+    offsets, own = tensors.get("d2t"), {name: array for name, array in tensors.items() if name not in _MAPS}
+    pack_like(head, own)
+    give(head, own, unneeded=(), whose=f"the draft in {folder.name}")
+    head.learn(offsets)
+    _tap(config, adapter)
+    prepare(head, adapter, dtype, lambda path: True)
+    return head
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        stated = load_config(folder)
+    except (OSError, json.JSONDecodeError) as error:
+        raise ModelError(f"{folder.name} has no config.json that can be read") from error
+    if _said(stated, "norm_before_fc"):
+        raise ModelError(f"{folder.name} norms hidden states before it joins them (norm_before_fc): not supported yet")
+    return {**stated, **older_names(stated)}
+
+
+def _built(config: dict[str, Any], adapter: Adapter, *, embeds: bool) -> EagleHead:
+    embedding = embedding_of(adapter.model)
+    if embedding is None or adapter.selection is None:
+        raise ModelError("This model cannot use a draft: where it computes embeddings or logits is not known")
+    alone = {**copy.deepcopy(config), "num_hidden_layers": 1, "vocab_size": adapter.vocab}
+    try:
+        model_class, args_class = model_classes(config=alone)
+        block = model_class(args_class.from_dict(alone)).layers[0]
+        size = _target_size(adapter)
+        head = EagleHead(config, block, vocab=adapter.vocab, target_size=size, embeds=embeds)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise ModelError(f"The draft's config describes no layer that is known: {error}") from error
+    if not embeds:
+        head.share(embedding)
+    return head
+
+
+def _tap(config: Mapping[str, Any], adapter: Adapter) -> None:
+    layers, path = adapter.model.layers, path_of_layers(adapter.model)
+    if any(isinstance(layer, FusedLayers | SkippedLayer) for layer in layers):
+        raise ModelError("The model's layers are one operation here: load it with its layers apart")
+    count = len(layers)
+    numbers = _said(config, _TAPS) or [2, count // 2, count - 3]
+    if len(numbers) != 3 or not all(isinstance(number, int) and 0 <= number < count for number in numbers):
+        raise ModelError(f"The draft reads the layers {numbers}, and the model has {count}")
+    assert adapter.selection is not None
+    tap(adapter.model, [f"{path}.{number}" for number in numbers], adapter.selection)
+
+
+def _target_size(adapter: Adapter) -> int:
+    text = {**adapter.config, **(adapter.config.get("text_config") or {})}
+    return int(text["hidden_size"])
+
+
+def _said(config: Mapping[str, Any], key: str) -> Any:
+    """Some write it at the top of the config, some into a part of their own."""
+    return config.get(key, (config.get("eagle_config") or {}).get(key))
+
+
+def _renamed(name: str) -> str:
+    for theirs, ours in _RENAMED.items():
+        name = name.replace(theirs, ours, 1) if name.startswith(theirs) else name
+    return name

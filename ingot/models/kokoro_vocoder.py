@@ -1,0 +1,194 @@
+"""From frames of text, pitch and loudness to samples: Kokoro's decoder, which ends in an inverse Fourier transform."""
+
+from __future__ import annotations
+
+from math import prod
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from ingot.kernels import native
+from ingot.models.kokoro_config import HARMONICS, RATE, KokoroConfig, VocoderConfig
+from ingot.models.kokoro_convolutions import Convolution, Lengthening, Work, overlapped
+from ingot.models.kokoro_prosody import StyledBlock, StyledInstanceNorm
+
+VOICED_HZ = 10.0
+LOUDNESS, HISS = 0.1, 0.003
+"""Of what is voiced, and of the noise in it."""
+
+
+class SnakeBlock(nn.Module):
+    """Pairs of convolutions, each around what it is given, with sines in front of them."""
+
+    def __init__(self, channels: int, taps: int, dilations: tuple[int, ...], style: int) -> None:
+        super().__init__()
+        self.convs1 = [Convolution(channels, channels, taps, dilation=dilation) for dilation in dilations]
+        self.convs2 = [Convolution(channels, channels, taps) for _ in dilations]
+        self.adain1, self.adain2 = ([StyledInstanceNorm(style, channels) for _ in dilations] for _ in range(2))
+        self.alpha1, self.alpha2 = ([mx.ones((1, channels, 1)) for _ in dilations] for _ in range(2))
+
+    def run(self, x: mx.array, style: mx.array) -> Work:
+        firsts = zip(self.convs1, self.adain1, self.alpha1, strict=True)
+        seconds = zip(self.convs2, self.adain2, self.alpha2, strict=True)
+        for first, second in zip(firsts, seconds, strict=True):
+            found = x
+            for convolution, norm, alpha in (first, second):
+                scale, shift = norm.fixed(found, style)
+                yield
+                found = yield from convolution.run(found, _snake(scale, shift, alpha.reshape(-1)))
+            x = x + found
+            mx.eval(x)
+            yield
+        return x
+
+
+def _snake(scale: mx.array, shift: mx.array, alpha: mx.array):  # type: ignore[no-untyped-def]
+    def active(part: mx.array) -> mx.array:
+        if native.convolves():
+            return native.snake(part, scale, shift, alpha)
+        part = part * scale + shift
+        return part + mx.square(mx.sin(alpha * part)) / alpha
+
+    return active
+
+
+class Fourier:
+    """Short transforms of a sound, and back, as products: `fft` samples each, `hop` from one to the next."""
+
+    def __init__(self, fft: int, hop: int) -> None:
+        self.fft, self.hop = fft, hop
+        window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(fft) / fft)
+        angle = 2 * np.pi * np.outer(np.arange(fft), np.arange(fft // 2 + 1)) / fft
+        # Exactly real where it has to be, so that the sign of a phase is no accident of rounding.
+        real, imaginary = np.cos(angle), np.where(np.arange(fft // 2 + 1) % (fft // 2) == 0, 0.0, -np.sin(angle))
+        twice = np.where(np.arange(fft // 2 + 1) % (fft // 2) == 0, 1.0, 2.0) / fft
+        self._there = mx.array((window[:, None] * np.hstack([real, imaginary])).astype(np.float32))
+        self._back = mx.array((window * np.vstack([(twice * real).T, (twice * imaginary).T])).astype(np.float32))
+        self._window = mx.array((window * window).astype(np.float32))
+
+    def polar(self, samples: mx.array) -> mx.array:
+        """Magnitudes and phases of frames around each hop, [frames, fft + 2]."""
+        half = self.fft // 2
+        padded = mx.concatenate([samples[half:0:-1], samples, samples[-2 : -half - 2 : -1]])
+        count = samples.shape[0] // self.hop + 1
+        spread = (count - 1) * self.hop + 1
+        frames = mx.stack([padded[at : at + spread : self.hop] for at in range(self.fft)], axis=-1)
+        real, imaginary = mx.split(frames @ self._there, 2, axis=-1)
+        return mx.concatenate(
+            [mx.sqrt(real * real + imaginary * imaginary), mx.arctan2(imaginary + 0.0, real)], axis=-1
+        )
+
+    def sound(self, magnitude: mx.array, phase: mx.array) -> mx.array:
+        """The samples of which `polar` frames are these."""
+        parts = mx.concatenate([magnitude * mx.cos(phase), magnitude * mx.sin(phase)], axis=-1)
+        total = overlapped((parts @ self._back)[:, :, None], self.hop)
+        weights = overlapped(
+            mx.broadcast_to(self._window[None, :, None], (*magnitude.shape[:1], self.fft, 1)), self.hop
+        )
+        half, length = self.fft // 2, (magnitude.shape[0] - 1) * self.hop
+        return (total[half : half + length] / weights[half : half + length])[:, 0]
+
+
+class SineMix(nn.Module):
+    """A voice's pitch and its harmonics as one sound."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l_linear = nn.Linear(HARMONICS, 1)
+
+    def __call__(self, pitch: mx.array, times: int, noise: mx.array) -> mx.array:
+        """`pitch` in Hz, each of which holds for `times` samples."""
+        told = np.array(pitch, dtype=np.float64).reshape(-1, 1)
+        cycles = (told * np.arange(1, HARMONICS + 1) / RATE % 1.0) * times
+        ends = np.cumsum(cycles, axis=0)
+        # Where a sample lies between the middles of what was told; in front of the first nothing turns.
+        begin = np.concatenate([ends[:1], ends]) % 1.0
+        turn = np.concatenate([np.zeros((1, HARMONICS)), cycles[1:], np.zeros((1, HARMONICS))])
+        along = (mx.arange(times).astype(mx.float32) + 0.5)[None, :, None] / times
+        phase = mx.array(begin.astype(np.float32))[:, None] + along * mx.array(turn.astype(np.float32))[:, None]
+        half, count = times // 2, told.shape[0] * times
+        phase = phase.reshape(-1, HARMONICS)[half : half + count]
+        voiced = mx.repeat((pitch.reshape(-1, 1) > VOICED_HZ).astype(mx.float32), times, axis=0)
+        hiss = voiced * HISS + (1 - voiced) * LOUDNESS / 3
+        sines = LOUDNESS * mx.sin(2 * np.pi * phase) * voiced + hiss * noise
+        return mx.tanh(self.l_linear(sines))[:, 0]
+
+
+class Generator(nn.Module):
+    """Stages that lengthen, each of which is told again what the voice's pitch sounds like."""
+
+    def __init__(self, config: VocoderConfig, style: int) -> None:
+        super().__init__()
+        self.m_source = SineMix()
+        self._fourier = Fourier(config.fft, config.hop)
+        self._kernels, self._times = len(config.block_kernels), prod(config.rates) * config.hop
+        self.ups, self.noise_convs, self.noise_res, self.resblocks = [], [], [], []
+        channels = config.channels
+        for stage, (rate, taps) in enumerate(zip(config.rates, config.kernels, strict=True)):
+            self.ups.append(Lengthening(channels, channels // 2, taps, rate))
+            channels //= 2
+            later = prod(config.rates[stage + 1 :])
+            last = stage + 1 == len(config.rates)
+            pads = {} if last else {"stride": later, "pad": (later + 1) // 2}
+            self.noise_convs.append(Convolution(config.fft + 2, channels, 1 if last else 2 * later, **pads))
+            self.noise_res.append(SnakeBlock(channels, 11 if last else 7, (1, 3, 5), style))
+            self.resblocks += [
+                SnakeBlock(channels, kernel, dilations, style)
+                for kernel, dilations in zip(config.block_kernels, config.block_dilations, strict=True)
+            ]
+        self.conv_post = Convolution(channels, config.fft + 2, 7)
+
+    def run(self, x: mx.array, style: mx.array, pitch: mx.array, noise: mx.array) -> Work:
+        hum = self.m_source(pitch, self._times, noise)
+        mx.eval(hum)
+        yield
+        source = self._fourier.polar(hum)
+        mx.eval(source)
+        yield
+        for stage, lengthen in enumerate(self.ups):
+            hummed = yield from self.noise_convs[stage].run(source)
+            hummed = yield from self.noise_res[stage].run(hummed, style)
+            x = yield from lengthen.run(nn.leaky_relu(x, 0.1))
+            if stage == len(self.ups) - 1:
+                x = mx.concatenate([x[1:2], x])
+            x = x + hummed
+            mx.eval(x)
+            yield
+            total = None
+            for block in self.resblocks[stage * self._kernels : (stage + 1) * self._kernels]:
+                found = yield from block.run(x, style)
+                total = found if total is None else total + found
+                mx.eval(total)
+                yield
+            assert total is not None, "there is a kernel"
+            x = total / self._kernels
+        x = yield from self.conv_post.run(x, lambda part: nn.leaky_relu(part, 0.01))
+        magnitude, phase = mx.split(x, 2, axis=-1)
+        return self._fourier.sound(mx.exp(magnitude), mx.sin(phase))
+
+
+class Decoder(nn.Module):
+    def __init__(self, config: KokoroConfig) -> None:
+        super().__init__()
+        style, inner, seen = config.style, config.inner, config.seen
+        joined = inner + 2 + seen
+        self.encode = StyledBlock(config.width + 2, inner, style)
+        self.decode = [
+            *(StyledBlock(joined, inner, style) for _ in range(3)),
+            StyledBlock(joined, config.vocoder.channels, style, doubles=True),
+        ]
+        self.F0_conv, self.N_conv = (Convolution(1, 1, 3, stride=2) for _ in range(2))
+        self.asr_res = [Convolution(config.width, seen, 1)]
+        self.generator = Generator(config.vocoder, style)
+
+    def run(self, text: mx.array, pitch: mx.array, loudness: mx.array, style: mx.array, noise: mx.array) -> Work:
+        """Samples of the frames of `text`; pitch and loudness are told twice a frame."""
+        slow_pitch = yield from self.F0_conv.run(pitch)
+        slow_loudness = yield from self.N_conv.run(loudness)
+        seen = yield from self.asr_res[0].run(text)
+        x = yield from self.encode.run(mx.concatenate([text, slow_pitch, slow_loudness], axis=-1), style)
+        for block in self.decode:
+            x = yield from block.run(mx.concatenate([x, seen, slow_pitch, slow_loudness], axis=-1), style)
+        samples = yield from self.generator.run(x, style, pitch, noise)
+        return samples

@@ -1,0 +1,182 @@
+"""What a model takes in memory, told by its files' headers before a weight of it is read.
+
+The model is built as it would be loaded, but nothing is computed: its arrays have shapes and no memory. So is a step
+of one token, after which its caches say what a token leaves in them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from gguf.constants import GGMLQuantizationType as Kind
+from mlx.utils import tree_unflatten
+
+from ingot.errors import ModelError
+from ingot.kernels import native
+from ingot.kernels.device import Device
+from ingot.models.families.registry import wiring_of
+from ingot.models.files.config_names import older_names
+from ingot.models.files.folder_checks import stated_context
+from ingot.models.gguf.architectures import blueprint
+from ingot.models.gguf.file import TensorEntry
+from ingot.models.gguf.parts import GGUFModel
+from ingot.models.gguf.quant_types import BLOCK_BITS, BLOCKS_KEY, GROUP, PACKED_BITS
+from ingot.models.gguf.weights import BlockEmbedding, BlockLinear, affine_bits, is_block, stand_in
+from ingot.models.heads.headless import classes_in
+from ingot.models.layers.fused_layers import layers_of
+from ingot.models.layers.modules import parameters
+from ingot.models.precision import NARROW
+from ingot.models.vision.loading import has_tower, unread_parts
+from ingot.upstream import QuantizedSwitchLinear, SwitchLinear, caches, load_config, load_model, model_classes
+
+TILE = 16  # rows, of which the native kernels keep whole numbers: so many at most
+UNIT_COLUMNS = 256  # columns of a row that share the units of their scales
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeeds:
+    """Bytes. States are those of one sequence; those of attention that sees everything grow with each token."""
+
+    weights: int
+    per_token: int
+    at_full_context: int
+    context: int
+    tower: int = 0  # of the weights, those that it sees with: `--text-only` leaves them out
+
+
+def needs(path: Path, device: Device) -> MemoryNeeds | None:
+    """Of a model folder or a .gguf file; None where that cannot be told without loading it."""
+    try:
+        return _of_gguf(path, device) if path.suffix == ".gguf" else _of_folder(path, device)
+    # The code of a hundred families reads this and may trip over anything; one asks Python to exit.
+    except (Exception, SystemExit):
+        return None
+
+
+def _of_folder(folder: Path, device: Device) -> MemoryNeeds:
+    stated = load_config(folder)
+    classes = classes_in(folder, stated)
+    model, config = load_model(folder, model_config=older_names(stated), get_model_classes=classes)
+    told = _told(model, config, settled_bytes(model, device), device)
+    tower = _tower_weights(folder, device)
+    return replace(told, weights=told.weights + tower, tower=tower)
+
+
+def _tower_weights(folder: Path, device: Device) -> int:
+    """0 where it has no tower, or cannot be served with it as things are."""
+    config = load_config(folder)
+    if not has_tower(config):
+        return 0
+    try:
+        return sum(settled_bytes(part, device) for part in unread_parts(folder, config))
+    except ModelError:
+        return 0
+
+
+def _of_gguf(path: Path, device: Device) -> MemoryNeeds:
+    with GGUFModel(path) as file:
+        config = blueprint(file).config
+        weights = sum(_entry_bytes(entry, device) for entry in file.tensors.values())
+        narrow = any(entry.type in BLOCK_BITS for entry in file.tensors.values())
+    model_class, args_class = model_classes(config=config)
+    model = model_class(args_class.from_dict(config))
+    return _told(model, {**config, BLOCKS_KEY: narrow}, weights, device)
+
+
+def _told(model: Any, config: dict[str, Any], weights: int, device: Device) -> MemoryNeeds:
+    context = stated_context(config)
+    width = _state_width(model, config, device)
+    per_token = full = 0
+    for cache in _caches(model):
+        if isinstance(cache, caches.ArraysCache):
+            parts: list[Any] = cache.cache
+            full += sum(part.size * max(width, 4) for part in parts if part is not None)
+            continue
+        kept: list[Any] = [cache.keys, cache.values]
+        size = width * sum(math.prod(array.shape) // array.shape[2] for array in kept)
+        window = cache.max_size if isinstance(cache, caches.RotatingKVCache) else None
+        per_token += size if window is None else 0
+        full += size * min(context, window or context)
+    return MemoryNeeds(weights, per_token, full, context)
+
+
+def _caches(model: Any) -> Iterator[Any]:
+    """The model's caches after one token, none of which was computed."""
+    blocks = [(path, stand_in(module)) for path, module in model.named_modules() if is_block(module)]
+    model.update_modules(tree_unflatten(blocks))
+    made = caches.make_prompt_cache(model)
+    model(mx.zeros((1, 1), mx.int32), cache=made)
+    for cache in made:
+        yield from cache.caches if isinstance(cache, caches.CacheList) else [cache]
+
+
+def _state_width(model: Any, config: dict[str, Any], device: Device) -> int:
+    """Bytes of a number in keys and values."""
+    if device.kind != "cpu":
+        floats = [array.itemsize for _, array in parameters(model) if mx.issubdtype(array.dtype, mx.floating)]
+        return 2 if config.get(BLOCKS_KEY) else max(floats)
+    attention = [module for _, module in model.named_modules() if wiring_of(module) is not None]
+    asked = [cache for cache in caches.make_prompt_cache(model) if not isinstance(cache, caches.ArraysCache)]
+    covered = bool(layers_of(model)) or 0 < len(attention) == len(asked)
+    return 2 if native.available() and covered else 4
+
+
+def settled_bytes(model: Any, device: Device) -> int:
+    """What the parameters take once they are settled (see `precision`)."""
+    layers = {path: module for path, module in model.named_modules() if isinstance(module, _LAYERS)}
+    inside = {f"{path}.{name}" for path in layers for name in ("weight", "scales", "biases")}
+    narrow = device.kind != "cpu" and any(is_block(module) for module in layers.values())
+    rest = 0
+    for path, array in parameters(model):
+        if path not in inside:
+            rest += array.size * (4 if device.kind == "cpu" else 2 if narrow else array.itemsize)
+    return rest + sum(_layer_bytes(module, device) for module in layers.values())
+
+
+def _layer_bytes(module: Any, device: Device) -> int:
+    if is_block(module):
+        return _block_bytes(math.prod(module.shape), module.kind, device)
+    held = sum(module[name].nbytes for name in ("weight", "scales", "biases") if module.get(name) is not None)
+    if device.kind != "cpu":
+        return int(held)
+    if "scales" not in module:
+        kept = native.available() and module.weight.dtype in NARROW
+        return int(held if kept else 4 * module.weight.size)
+    count = module.weight.size * 32 // module.bits
+    if native.covers(bits=module.bits, group_size=module.group_size, mode=module.mode):
+        rows = module.weight.shape[-2]
+        return int(held if module.mode == "affine" else count * 10 // 8) * -(-rows // TILE) * TILE // rows
+    return int(count * (2 if module.mode in ("mxfp8", "nvfp4") and native.available() else 4))
+
+
+def _block_bytes(count: int, kind: Kind, device: Device) -> int:
+    if device.kind != "cpu":
+        return count * affine_bits(kind) // 8 + count // GROUP * 4
+    if not native.available():
+        return count * 4
+    units = 4 if kind in (Kind.Q2_K, Kind.Q4_K, Kind.Q5_K) else 2
+    return count * BLOCK_BITS[kind] // 8 + count // UNIT_COLUMNS * (units + 16)
+
+
+def _entry_bytes(entry: TensorEntry, device: Device) -> int:
+    """A tensor of a GGUF file, once it is converted and settled."""
+    count = math.prod(entry.shape)
+    if len(entry.shape) > 1 and entry.type in BLOCK_BITS:
+        return _block_bytes(count, entry.type, device)
+    if (device.kind == "cpu" and not native.available()) or len(entry.shape) == 1 or entry.type == Kind.F32:
+        return count * 4
+    if entry.type in PACKED_BITS:
+        return count * PACKED_BITS[entry.type] // 8 + count // GROUP * 4
+    return count * 2
+
+
+_LAYERS = (
+    *(nn.Linear, nn.Embedding, SwitchLinear, nn.QuantizedLinear, nn.QuantizedEmbedding, QuantizedSwitchLinear),
+    *(BlockLinear, BlockEmbedding),
+)

@@ -1,0 +1,233 @@
+"""Decoders that make a vector of a text, or judge one by a yes or a no: Qwen3-Embedding and Qwen3-Reranker, mostly.
+
+They run through the same adapter as models that generate, chunk by chunk over live states of their own. For vectors
+the output head is swapped for one that hands on the hidden states it is given.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_unflatten
+
+from ingot.cache.batch_state import Rows
+from ingot.cache.forward_batch import Part
+from ingot.cache.pages import PAGE
+from ingot.errors import ModelError
+from ingot.kernels.device import Device
+from ingot.models import checkpoint
+from ingot.models.adapter import Adapter, adapt
+from ingot.models.encoders.padded import PaddedTexts
+from ingot.models.encoders.pooling import Pooling
+from ingot.models.files.config_names import older_names
+from ingot.models.gguf.weights import with_blocks
+from ingot.models.layers.lm_head import SELECTIVE, Selection
+from ingot.models.layers.modules import adopt
+from ingot.models.pooling_models.encoder import Encoder, EncoderTraits, Numbers, Work, numbers, weight_bytes
+from ingot.models.precision import settle
+from ingot.upstream import load_config, load_model, model_classes
+
+CHUNK = 512
+"""Most tokens of a row in one launch, after which streams may have their turn."""
+
+
+class BareHead(nn.Module):
+    """Stands in for an output head and gives back the hidden states that were selected."""
+
+    def __init__(self, selection: Selection) -> None:
+        super().__init__()
+        self._selection = selection
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self._selection.of(x)
+
+
+class _KeepsHidden:
+    """The same for an embedding that is the output head too."""
+
+    selection: Selection
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return self.selection.of(x)
+
+
+_TIED = {kind: type(f"Bare{kind.__name__}", (_KeepsHidden, kind), {}) for kind in SELECTIVE.values()}
+
+
+class DecoderEncoder(Encoder):
+    """Rows through a decoder. `_finish` makes numbers of what the launches gave, which are hidden states or logits."""
+
+    def __init__(self, adapter: Adapter, traits: EncoderTraits) -> None:
+        self._adapter, self.traits = adapter, traits
+
+    def run(self, tokens: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> Work:
+        order = list(range(len(tokens)))
+        groups = [order] if self._adapter.mixed else [[row] for row in order]
+        done: dict[int, Any] = {}
+        for group in groups:
+            found = yield from self._group([tokens[row] for row in group])
+            done |= dict(zip(group, found, strict=True))
+        return [done[row] for row in range(len(tokens))]
+
+    def _group(self, texts: list[Sequence[int]]) -> Work:
+        rows = self._adapter.new_rows()
+        live = [rows.new() for _ in texts]
+        chunk = min(CHUNK, self._adapter.widest)
+        kept: list[list[mx.array]] = [[] for _ in texts]
+        for begin in range(0, max(map(len, texts)), chunk):
+            going = [number for number, text in enumerate(texts) if len(text) > begin]
+            pieces = [list(texts[number][begin : begin + chunk]) for number in going]
+            parts = [Part((live[number],), len(piece)) for number, piece in zip(going, pieces, strict=True)]
+            tokens = mx.array([token for piece in pieces for token in piece])
+            for number, given in zip(going, self._launch(rows, tokens, parts), strict=True):
+                kept[number].append(given)
+            mx.eval([kept[number][-1] for number in going], rows.pending())
+            yield
+        return self._finish(kept, texts)
+
+    @abstractmethod
+    def _launch(self, rows: Rows, tokens: mx.array, parts: list[Part]) -> list[mx.array]:
+        """What one launch gives for each part, [tokens or 1, ...]."""
+
+    @abstractmethod
+    def _finish(self, kept: list[list[mx.array]], texts: list[Sequence[int]]) -> Numbers:
+        """The texts' numbers; `kept` is what the launches gave for each."""
+
+    def batch_bytes(self, tokens: int, width: int) -> int:
+        shape = self._adapter.footprint
+        states = (tokens + PAGE * max(1, tokens // max(1, width))) * sum(size for _, size in shape.groups)
+        # A launch takes a chunk of each row; whatever the rows' number, that many scores are alive at most.
+        launch = tokens * (shape.activation + min(CHUNK, width) * shape.score)
+        return states + launch + shape.recurrent * max(1, tokens // max(1, width)) + self._answer_bytes(tokens)
+
+    def _answer_bytes(self, tokens: int) -> int:
+        return 4 * tokens * self.traits.dimension
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._adapter.weight_bytes + self._adapter.footprint.scratch
+
+    @property
+    def dtype(self) -> str:
+        return self._adapter.dtype
+
+
+class EmbeddingDecoder(DecoderEncoder):
+    def __init__(self, adapter: Adapter, traits: EncoderTraits, pooling: Pooling) -> None:
+        super().__init__(_without_head(adapter), traits)
+        self._pooling = pooling
+
+    def _launch(self, rows: Rows, tokens: mx.array, parts: list[Part]) -> list[mx.array]:
+        ends = list(accumulate(part.width for part in parts))
+        return list(mx.split(self._adapter.run(rows, tokens, parts), ends[:-1]))
+
+    def _finish(self, kept: list[list[mx.array]], texts: list[Sequence[int]]) -> Numbers:
+        longest = max(map(len, texts))
+        whole = mx.stack(
+            [
+                mx.pad(mx.concatenate(own), [(0, longest - len(text)), (0, 0)])
+                for own, text in zip(kept, texts, strict=True)
+            ]
+        )
+        return numbers(self._pooling(whole, PaddedTexts.of(texts, [()] * len(texts), 0)))
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._adapter.weight_bytes + weight_bytes([self._pooling])
+
+
+class JudgingDecoder(DecoderEncoder):
+    """The score of a row is how much likelier than "no" it goes on with "yes", as the logarithm of the ratio."""
+
+    def __init__(self, adapter: Adapter, traits: EncoderTraits, *, yes: int, no: int) -> None:
+        super().__init__(adapter, traits)
+        self._yes, self._no = yes, no
+
+    def _launch(self, rows: Rows, tokens: mx.array, parts: list[Part]) -> list[mx.array]:
+        logits = self._adapter.run(rows, tokens, parts, [end - 1 for end in accumulate(part.width for part in parts)])
+        scores = logits[:, self._yes].astype(mx.float32) - logits[:, self._no].astype(mx.float32)
+        return list(mx.split(scores, len(parts)))
+
+    def _finish(self, kept: list[list[mx.array]], texts: list[Sequence[int]]) -> Numbers:
+        return numbers(mx.stack([own[-1] for own in kept]))
+
+    def _answer_bytes(self, tokens: int) -> int:
+        return self._adapter.footprint.logits * max(1, tokens // CHUNK)
+
+
+def load_decoder(folder: Path, device: Device, *, dtype: str | None, headless: bool) -> Adapter:
+    """The decoder in `folder`; `headless` where its checkpoint may hold no output head, as embedding models' do not.
+
+    Raises ModelError with what is wrong with it.
+    """
+    config = load_config(folder)
+    _refuse_seeing_ahead(config)
+    changes = older_names(config)
+    if headless and "lm_head.weight" not in checkpoint.read(folder):
+        changes["tie_word_embeddings"] = True
+    try:
+        model, config = load_model(folder, model_config=changes, get_model_classes=with_blocks(_classes))
+    # The code of a hundred families reads this folder and may trip over anything.
+    except Exception as error:
+        said = str(error) or type(error).__name__
+        raise ModelError(f"The model in {folder.name} cannot be loaded: {said}") from error
+    notes = settle(model, device, dtype)
+    mx.eval(model.parameters())
+    model.eval()
+    # A text's keys and values live as long as it is computed: fewer bits would gain nothing.
+    return adapt(model, config, device, widest=CHUNK, notes=notes, exact=True)
+
+
+def _refuse_seeing_ahead(config: dict[str, Any]) -> None:
+    text = {**config, **(config.get("text_config") or {})}
+    if text.get("is_causal") is False or text.get("use_bidirectional_attention"):
+        raise ModelError(
+            f"This {config.get('model_type')} model lets its tokens see the ones after them, which ingot does not know "
+            "for decoders"
+        )
+    for architecture in config.get("architectures") or []:
+        if str(architecture).endswith("Classification"):
+            raise ModelError(f"{architecture}: classification heads of decoders are not known to ingot")
+
+
+def known_upstream(config: dict[str, Any]) -> bool:
+    """Whether mlx-lm has code for models of this type."""
+    try:
+        model_classes(config=config)
+    except (ValueError, KeyError):
+        return False
+    return True
+
+
+def _classes(config: dict[str, Any]) -> tuple[type, type]:
+    """mlx-lm's classes for `config`, with one that also reads checkpoints saved without the head's prefix."""
+    model_class, args_class = model_classes(config=config)
+
+    class Prefixed(model_class):  # type: ignore[misc, valid-type]
+        def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+            return super().sanitize(_prefixed(weights))
+
+    return Prefixed, args_class
+
+
+def _prefixed(weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    if any(name.startswith("model.") for name in weights):
+        return weights
+    return {name if name.startswith("lm_head.") else f"model.{name}": weight for name, weight in weights.items()}
+
+
+def _without_head(adapter: Adapter) -> Adapter:
+    """The same adapter, whose `forward` gives hidden states. Raises ModelError where its head is not known."""
+    if adapter.selection is None or not adapter.selection.obeyed:
+        raise ModelError(f"The output head of {adapter.family} models is not known, so hidden states cannot be had")
+    found = [(path, module) for path, module in adapter.model.named_modules() if type(module) in _TIED]
+    [(path, module)] = found
+    bare = adopt(module, _TIED[type(module)]) if isinstance(module, nn.Embedding | nn.QuantizedEmbedding) else None
+    adapter.model.update_modules(tree_unflatten([(path, bare or BareHead(adapter.selection))]))
+    return adapter

@@ -1,1 +1,0 @@
-"""OpenAI's Whisper: what it hears with, and what it writes."""

@@ -1,0 +1,199 @@
+"""`GET /v1/live`: what the page about the engine draws, as it stands at one moment. Numbers and ids alone.
+
+Counts only grow: whoever asks twice knows what happened between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from msgspec import UNSET, Struct, UnsetType
+
+from ingot.engine.health import Health
+from ingot.engine.model_card import ModelCard
+from ingot.engine.request import Phase, RequestStatus
+from ingot.observe.metrics import Figures
+from ingot.observe.recent_requests import Span
+from ingot.observe.speculation import SpeculationCounts
+
+PAST_S: Final = 120.0
+"""How long ago what is told may have ended."""
+MOST: Final = 128
+"""Requests of each kind that are told of."""
+OWNERS: Final = 16
+
+
+class LiveRequest(Struct):
+    """One that waits or runs. `queued_s`, `prompt_s` and `answer_s` are what its phases took so far."""
+
+    id: str
+    phase: Phase
+    queued_s: float
+    prompt_s: float
+    answer_s: float
+    prompt_tokens: int
+    prefilled_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    max_tokens: int
+    tokens_per_second: float
+    preemptions: int
+
+    @classmethod
+    def of(cls, status: RequestStatus) -> LiveRequest:
+        answered = 0.0 if status.first_token_s is None else status.age_s - status.first_token_s
+        return cls(
+            id=status.id,
+            phase=status.phase,
+            queued_s=round(status.queued_s, 3),
+            prompt_s=round(max(0.0, status.age_s - status.queued_s - answered), 3),
+            answer_s=round(answered, 3),
+            prompt_tokens=status.prompt_tokens,
+            prefilled_tokens=status.prefilled_tokens,
+            cached_tokens=status.cached_tokens,
+            completion_tokens=status.completion_tokens,
+            max_tokens=status.max_tokens,
+            tokens_per_second=round(status.tokens_per_second, 2),
+            preemptions=status.preemptions,
+        )
+
+
+class PastRequest(Struct):
+    """One that ended lately."""
+
+    id: str
+    path: str
+    outcome: str
+    ended_ago_s: float
+    queued_s: float
+    prompt_s: float
+    answer_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+    @classmethod
+    def of(cls, span: Span, now: float) -> PastRequest:
+        return cls(
+            id=span.id,
+            path=span.path,
+            outcome=span.outcome,
+            ended_ago_s=round(now - span.ended, 3),
+            queued_s=round(span.queued_s, 3),
+            prompt_s=round(span.prompt_s, 3),
+            answer_s=round(span.answer_s, 3),
+            prompt_tokens=span.prompt_tokens,
+            cached_tokens=span.cached_tokens,
+            completion_tokens=span.completion_tokens,
+        )
+
+
+class LiveTotals(Struct):
+    """Since the start. `computed_tokens` are those of prompts and answers that went through the model."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    computed_tokens: int
+    steps: int
+    step_s: float
+    preemptions: int
+    refused: int
+
+
+class OwnerMemory(Struct):
+    """What is kept of one key's prompts."""
+
+    owner: str
+    kept_bytes: int
+
+
+class LiveMemory(Struct):
+    """`used` is the part of the memory for states that running requests have reserved, 1 is all. `active_bytes` are
+    all that MLX has in use."""
+
+    budget_bytes: int
+    weight_bytes: int
+    state_bytes: int
+    held_bytes: int
+    active_bytes: int
+    used: float
+    owners: list[OwnerMemory]
+
+
+class LiveSpeculation(Struct):
+    drafts: int
+    draft_tokens: int
+    accepted_tokens: int
+    accepted_per_position: list[int]
+
+
+class LiveEngine(Struct):
+    """What is of all keys together."""
+
+    model: str
+    device: str
+    formats: str
+    running: int
+    waiting: int
+    totals: LiveTotals
+    memory: LiveMemory
+    speculation: LiveSpeculation
+
+
+class LiveBody(Struct):
+    """The asking key's requests: those that wait and run, and those that ended in the last two minutes. The
+    administrator, and everybody where there are no keys, is told of all keys' and of the `engines`, one for each model
+    that is loaded."""
+
+    ready: bool
+    detail: str
+    requests: list[LiveRequest]
+    past: list[PastRequest]
+    engines: list[LiveEngine] | UnsetType = UNSET
+
+
+def live(
+    health: Health,
+    statuses: Sequence[RequestStatus],
+    spans: Iterable[Span],
+    now: float,
+    engines: list[LiveEngine] | UnsetType = UNSET,
+) -> LiveBody:
+    """At most `MOST` of each kind, whatever is going on."""
+    past = [PastRequest.of(span, now) for span, _ in zip(spans, range(MOST), strict=False)]
+    return LiveBody(health.ready, health.detail, [LiveRequest.of(status) for status in statuses[:MOST]], past, engines)
+
+
+def live_engine(card: ModelCard, health: Health, figures: Figures, counts: SpeculationCounts) -> LiveEngine:
+    kept = sorted(figures.kept_bytes.items(), key=lambda pair: -pair[1])[:OWNERS]
+    return LiveEngine(
+        model=card.name,
+        device=card.device,
+        formats=card.formats or card.dtype,
+        running=health.running,
+        waiting=health.queued,
+        totals=LiveTotals(
+            prompt_tokens=figures.prompt_tokens,
+            cached_tokens=figures.matched_tokens,
+            generated_tokens=figures.generated_tokens,
+            computed_tokens=int(figures.step_tokens.sum),
+            steps=figures.step_s.cumulative()[-1],
+            step_s=round(figures.step_s.sum, 4),
+            preemptions=figures.preemptions,
+            refused=health.refused,
+        ),
+        memory=LiveMemory(
+            budget_bytes=card.memory_budget,
+            weight_bytes=card.weight_bytes,
+            state_bytes=figures.state_bytes,
+            held_bytes=figures.held_bytes,
+            active_bytes=figures.active_bytes,
+            used=round(figures.occupied, 4),
+            owners=[OwnerMemory(owner, held) for owner, held in kept],
+        ),
+        speculation=LiveSpeculation(
+            counts.drafts, counts.draft_tokens, counts.accepted_tokens, list(counts.accepted_per_position)
+        ),
+    )

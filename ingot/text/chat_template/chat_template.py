@@ -1,0 +1,228 @@
+"""A model's chat template: messages in, the prompt's text out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from jinja2 import meta, nodes
+from jinja2.exceptions import SecurityError, TemplateSyntaxError
+
+from ingot.errors import BadRequest, Cancelled, IngotError, ModelError
+from ingot.text.chat_template import sandbox as witness
+from ingot.text.chat_template.messages import Message, prepared
+from ingot.text.chat_template.render_limits import Refusal
+from ingot.text.chat_template.sandbox import Rendered, TemplateHistory, Witness, WitnessedSandbox, witnessed
+from ingot.text.chat_template.traits import TemplateTraits, probed
+from ingot.text.template.meter import Exhausted, Meter, RenderLimits, current
+
+_OURS = ("messages", "tools", "add_generation_prompt")
+_LONGEST_REASON = 1000
+_QUESTION = "Hi?"
+
+
+class ChatTemplate:
+    """Compiled once; any number of threads may render.
+
+    A template sees `messages`, `tools` (None when there are none), `add_generation_prompt`, the model's named special
+    tokens (`bos_token`, `eos_token`, ...), and what the caller gives as `extra`: nothing else. `tool_source`, where a
+    model has one, takes the place of `source` when there are tools. Raises ModelError for a source that cannot be
+    compiled or uses what a chat template may not.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        tool_source: str | None = None,
+        tokens: Mapping[str, str] | None = None,
+        limits: RenderLimits | None = None,
+    ) -> None:
+        self.source = source if tool_source is None else f"{source}{tool_source}"
+        self._limits = limits or RenderLimits()
+        self._tokens = dict(tokens or {})
+        sandbox = WitnessedSandbox()
+        self._plain = _Program(sandbox, source, self._tokens, self._limits)
+        self._with_tools = self._plain
+        if tool_source is not None:
+            self._with_tools = _Program(sandbox, tool_source, self._tokens, self._limits)
+
+    def check(self) -> None:
+        """Raises ModelError, in words, where the template cannot render one plain question."""
+        try:
+            shown = _QUESTION in self.render([{"role": "user", "content": _QUESTION}])
+        except IngotError as error:
+            reason = error.message.rstrip(".")
+            raise ModelError(
+                f"The model's chat template cannot render a plain question: {reason}. Another one is taken with "
+                "--chat-template FILE."
+            ) from error
+        if not shown:
+            raise ModelError(
+                "The model's chat template does not show a plain question. Another one is taken with "
+                "--chat-template FILE."
+            )
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """The names that the template reads: an `extra` that is not among them has no effect."""
+        return self._plain.variables | self._with_tools.variables
+
+    @property
+    def traits(self) -> TemplateTraits:
+        return self._plain.traits
+
+    def traits_for(self, tools: bool) -> TemplateTraits:
+        """The traits that hold for a conversation with tools, or without."""
+        return self._with_tools.traits if tools and self._with_tools.traits.tools else self._plain.traits
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: list[Any] | None = None,
+        add_generation_prompt: bool = True,
+        extra: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text, as the template's authors meant it. Messages need no preparing. Raises as `rendered`."""
+        options: dict[str, Any] = {"tools": tools, "add_generation_prompt": add_generation_prompt, "extra": extra}
+        return self.rendered(messages, history="official", **options).text
+
+    def rendered(
+        self,
+        messages: Sequence[Message],
+        *,
+        history: TemplateHistory,
+        tools: list[Any] | None = None,
+        add_generation_prompt: bool = True,
+        extra: Mapping[str, Any] | None = None,
+    ) -> Rendered:
+        """The prompt's text, with the place of each message in it.
+
+        Raises BadRequest where the template refuses the messages (in its own words), cannot read them, or would take
+        more than its limits allow; ModelError where it tries to leave its sandbox.
+        """
+        program = self._with_tools if tools else self._plain
+        for name in extra or ():
+            if name in _OURS or name in self._tokens:
+                raise BadRequest(
+                    f"The chat template's variable {name!r} cannot be set by a request.",
+                    param="chat_template_kwargs",
+                )
+        variables = {
+            **(extra or {}),
+            "messages": prepared(messages, program.traits),
+            "tools": tools or None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return program.run(variables, history)
+
+
+class _TooMuch(BadRequest):
+    """Beyond the limits, which no short conversation is in a template that can be served."""
+
+
+class _Program:
+    """One compiled template, with what was found out about it."""
+
+    def __init__(self, sandbox: WitnessedSandbox, source: str, tokens: Mapping[str, str], limits: RenderLimits) -> None:
+        self._tokens = tokens
+        self._limits = limits
+        if len(source) > limits.source:
+            raise ModelError(f"The chat template is longer than {limits.source} characters.")
+        with _metered(Meter(limits)), _compiling():
+            tree = sandbox.parse(source)
+            self.variables = frozenset(meta.find_undeclared_variables(tree))
+            literals = {const.value for const in tree.find_all(nodes.Const) if isinstance(const.value, str)}
+            literals |= {each.attr for each in tree.find_all(nodes.Getattr)}
+            self._generate = sandbox.compiled(witnessed(tree))
+        # All trials together may take what one rendering may.
+        with _metered(Meter(limits)):
+            self.traits = probed(self._trial, literals)
+
+    def run(self, variables: Mapping[str, Any], history: TemplateHistory) -> Rendered:
+        with _metered(Meter(self._limits)):
+            return self._rendered(variables, history)
+
+    def _rendered(self, variables: Mapping[str, Any], history: TemplateHistory) -> Rendered:
+        seen = Witness(variables["messages"], history)
+        with _rendering(), _witnessing(seen):
+            return seen.read(_collected(self._generate({**self._tokens, **variables}), self._limits.output))
+
+    def _trial(self, messages: list[dict[str, Any]], tools: list[Any] | None = None) -> str:
+        """The stable text of a short conversation, empty where the template cannot render it."""
+        try:
+            variables = {"messages": messages, "tools": tools, "add_generation_prompt": False}
+            return self._rendered(variables, "stable").text
+        except _TooMuch as error:
+            raise ModelError(error.message) from error
+        except IngotError:
+            return ""
+
+
+@contextmanager
+def _metered(meter: Meter) -> Iterator[None]:
+    token = current.set(meter)
+    try:
+        yield
+    finally:
+        current.reset(token)
+
+
+@contextmanager
+def _witnessing(seen: Witness) -> Iterator[None]:
+    token = witness.current.set(seen)
+    try:
+        yield
+    finally:
+        witness.current.reset(token)
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    try:
+        yield
+    except TemplateSyntaxError as error:
+        reason = (error.message or "").rstrip(".")
+        raise ModelError(f"The chat template does not compile: {reason} (line {error.lineno}).") from error
+    except Exhausted as error:
+        raise ModelError(f"The chat template is refused: {error}.") from error
+    # Python's compiler has its own limits on nesting and numbers, and constants are computed while compiling.
+    except Exception as error:
+        raise ModelError(f"The chat template does not compile: {_reason(error)}.") from error
+
+
+@contextmanager
+def _rendering() -> Iterator[None]:
+    try:
+        yield
+    except Cancelled:
+        raise
+    except Refusal as error:
+        text = str(error) or "The chat template refuses these messages."
+        raise BadRequest(text[:_LONGEST_REASON], param="messages") from error
+    except Exhausted as error:
+        raise _TooMuch(f"The chat template asks for too much: {error}.", param="messages") from error
+    except SecurityError as error:
+        raise ModelError(f"The model's chat template is not allowed what it tries: {_reason(error)}.") from error
+    # A template can raise whatever Python raises for the operations it writes down.
+    except Exception as error:
+        text = f"The chat template cannot render these messages: {_reason(error)}."
+        raise BadRequest(text, param="messages") from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it nests too deeply"
+    return (str(error) or type(error).__name__)[:_LONGEST_REASON].rstrip(".")
+
+
+def _collected(pieces: Iterator[str], limit: int) -> str:
+    taken, size = [], 0
+    for piece in pieces:
+        taken.append(piece)
+        size += len(piece)
+        if size > limit:
+            raise Exhausted(f"its text is longer than {limit} characters")
+    return "".join(taken)

@@ -1,0 +1,335 @@
+"""Reads calls out of an answer, by the tables of `formats`.
+
+A call is held back until it is certain: its name is known and its arguments have begun. From then on it streams, and
+what follows can no longer take it back. Before, anything that does not fit raises `Mismatch`, and what was read is
+in the reader's record, to be given out as the text that it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+
+from ingot.text.formats.notation import JSON, Notation
+from ingot.text.parse.elements import ElementReader
+from ingot.text.parse.events import ToolSchema
+from ingot.text.parse.left_to_write import left_to_write
+from ingot.text.parse.transcript import transcribed, wants_more
+from ingot.text.parser.events import Draft, Mismatch, Teller
+from ingot.text.parser.reader import Steps, TextReader, markers
+from ingot.text.parser.tagged_arguments import TaggedArgumentReader
+from ingot.text.parser.unclosed_tags import call_heads
+from ingot.text.parser.values import Transcriber
+from ingot.text.tool_formats.format import (
+    Arguments,
+    CallForm,
+    CallId,
+    Elements,
+    Gap,
+    JsonCall,
+    Maybe,
+    Name,
+    Ordinal,
+    Part,
+    TagEnd,
+    TextParameters,
+    UpTo,
+)
+
+LONGEST_NAME = 256
+
+_NAME = re.compile(r"[^\s<>(){}\[\]\"'`,;=|]+")
+_ID = re.compile(r"[A-Za-z0-9_\-]+")
+_NUMBERED = re.compile(r"(?:functions\.)?(.+):[0-9]+")
+_ARGUMENT_KEYS = ("arguments", "parameters")
+_USUAL_KEYS = ("name", "tool_name", "type", "id", "tool_call_id", *_ARGUMENT_KEYS)
+
+
+class CallReader:
+    """Tells the `teller` of what it reads."""
+
+    def __init__(
+        self,
+        reader: TextReader,
+        tools: Mapping[str, ToolSchema],
+        teller: Teller,
+        forms: tuple[CallForm, ...] = (),
+        ends: tuple[str, ...] = (),
+    ) -> None:
+        """`ends` end a message that calls stand in."""
+        self._reader = reader
+        self._tools = tools
+        self._teller = teller
+        self._tagged = TaggedArgumentReader(reader, tools, teller, call_heads(forms, ends))
+        self._elements = ElementReader(reader, tools, teller, call_heads(forms, ends))
+        self._awaited: tuple[Part, ...] = ()  # from where the record began, once a call's arguments are complete
+
+    @property
+    def begun(self) -> int:
+        """How many calls were announced."""
+        return self._teller.begun
+
+    @property
+    def missing(self) -> str:
+        """What is left to write of the last call and what closes it, once its arguments are complete."""
+        return left_to_write(self._awaited, self._reader.unsettled)
+
+    def section(self, forms: tuple[CallForm, ...], *, opened: bool, only_known: bool = False) -> Steps[None]:
+        """Calls in one of the forms. The reader records, and stands behind the forms' common marker if `opened`, else
+        where the first call begins. Raises Mismatch. Either way, what is in the record afterwards is text."""
+        form = yield from self._chosen(forms, opened)
+        for part in form.opening[1:] if opened else ():
+            yield from self._plain(part)
+        only_known = only_known or form.bare or not opened
+        yield from self._call(form, only_known)
+        while (yield from self._another(form)):
+            yield from self._call(form, only_known)
+        yield from self._closing(form)
+
+    def named(self, name: str) -> Steps[None]:
+        """The arguments, in JSON, of a call whose name was said elsewhere. Raises Mismatch."""
+        draft = Draft(only_known=False, name=name)
+        try:
+            yield from self._arguments(JSON, draft)
+        except Mismatch:
+            self._teller.cut_off(draft)
+            raise
+
+    def _chosen(self, forms: tuple[CallForm, ...], opened: bool) -> Steps[CallForm]:
+        """Forms may share a marker; what follows it tells them apart, and a name is what remains."""
+        if len(forms) == 1:
+            return forms[0]
+        yield from self._reader.gap()
+        for form in sorted(forms, key=lambda form: len(form.leads(opened=opened)), reverse=True):
+            if (yield from self._reader.sees_in_turn(form.leads(opened=opened))):
+                return form
+        raise Mismatch
+
+    def _another(self, form: CallForm) -> Steps[bool]:
+        """Whether one more call follows. From here on a record is kept again."""
+        self._reader.record()
+        self._awaited = form.closing
+        yield from self._reader.gap()
+        if form.joint is None and not form.repeats:
+            return False
+        joint = (form.joint or "").strip()
+        if joint and not (yield from self._reader.literal(joint)):
+            return False
+        yield from self._reader.gap()
+        if (leading := form.leading(opened=False)) is not None:
+            return (yield from self._reader.sees(leading))
+        # A name comes first: where only white space sets calls apart, there is one unless the form is closed.
+        closing = next((part for part in form.closing if isinstance(part, str)), None)
+        if joint or closing is None:
+            return True
+        return not ((yield from self._reader.sees(closing)) or self._reader.cut_short((closing,)))
+
+    def _closing(self, form: CallForm) -> Steps[None]:
+        reader = self._reader
+        for place, part in enumerate(form.closing, start=1):
+            if not isinstance(part, str):
+                yield from self._plain(part)
+            elif (yield from reader.literal(part)):
+                reader.record()
+                self._awaited = form.closing[place:]
+            else:
+                if reader.cut_short((part,)):
+                    reader.drop_rest()
+                return
+
+    def _call(self, form: CallForm, only_known: bool) -> Steps[None]:
+        draft = Draft(only_known, form.whole)
+        tagged = False
+        try:
+            for place, part in enumerate(form.call, start=1):
+                if not draft.ended:
+                    within = ("}",) if isinstance(part, JsonCall) else ()
+                    self._awaited = (*within, *form.call[place:], *form.closing)
+                if tagged and isinstance(part, str):
+                    if (yield from self._reader.literal(part)):
+                        continue
+                    if self._reader.cut_short((part,)):
+                        self._reader.drop_rest()
+                    break  # it was forgotten
+                own, closing = _literals(form.call[place:]), _literals(form.closing)
+                yield from self._part(part, draft, own, closing)
+                tagged = tagged or isinstance(part, TextParameters | Elements)
+                if isinstance(part, TagEnd) and draft.ended:
+                    break
+        except Mismatch:
+            self._teller.cut_off(draft)
+            raise
+        self._teller.settle()
+
+    def _part(self, part: Part, draft: Draft, own: tuple[str, ...], closing: tuple[str, ...]) -> Steps[None]:
+        """`own` are the literals that follow in its call, and `closing` those of the form's closing."""
+        match part:
+            case Name():
+                yield from self._name(part, draft)
+            case TagEnd():
+                yield from self._tag_end(part, draft)
+            case Ordinal():
+                yield from self._ordinal(part)
+            case CallId():
+                yield from self._call_id(part, draft)
+            case Arguments():
+                yield from self._arguments(part.notation, draft)
+            case JsonCall():
+                yield from self._json_call(part, draft)
+            case TextParameters():
+                yield from self._tagged.read(part, draft, own, closing)
+            case Elements():
+                yield from self._elements.read(part, draft, (*own, *closing))
+            case _:
+                yield from self._plain(part)
+
+    def _plain(self, part: Part) -> Steps[None]:
+        match part:
+            case str():
+                yield from self._expect(part)
+            case Gap():
+                yield from self._reader.gap()
+            case Maybe():
+                yield from self._reader.literal(part.text)
+            case UpTo():
+                if (yield from self._reader.until(markers(part.text), LONGEST_NAME)) is None:
+                    raise Mismatch
+
+    def _expect(self, literal: str) -> Steps[None]:
+        if not (yield from self._reader.literal(literal)):
+            raise Mismatch
+
+    # Names and ids.
+
+    def _name(self, part: Name, draft: Draft) -> Steps[None]:
+        name = yield from self._reader.run(_NAME, LONGEST_NAME)
+        if part.numbered:
+            numbered = _NUMBERED.fullmatch(name)
+            name, draft.id = (numbered[1], name) if numbered else (name.removeprefix("functions."), None)
+        self._take_name(name, draft)
+
+    def _take_name(self, name: str, draft: Draft) -> None:
+        if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+            raise Mismatch
+        if draft.only_known and name not in self._tools:
+            raise Mismatch
+        draft.name = name
+        draft.strict = name in self._tools and self._tools[name].strict
+
+    def _tag_end(self, part: TagEnd, draft: Draft) -> Steps[None]:
+        if (yield from self._reader.literal(part.text)):
+            return
+        if (yield from self._reader.one_of(part.alone)) is None:
+            raise Mismatch
+        self._whole("{}", draft)
+
+    def _ordinal(self, part: Ordinal) -> Steps[None]:
+        if (yield from self._reader.literal(part.before)):
+            yield from self._reader.run(_ID, LONGEST_NAME)
+            if not (yield from self._reader.literal(part.after)):
+                raise Mismatch
+
+    def _call_id(self, part: CallId, draft: Draft) -> Steps[None]:
+        if (yield from self._reader.literal(part.marker)):
+            draft.id = (yield from self._reader.run(_ID, LONGEST_NAME)) or None
+
+    # Arguments as one object.
+
+    def _arguments(self, notation: Notation, draft: Draft) -> Steps[None]:
+        for opens, _ in notation.brackets:
+            if (yield from self._reader.sees(opens)):
+                break
+        else:
+            raise Mismatch
+        self._teller.begin(draft)
+        yield from transcribed(self._reader, notation, self._teller.fragment)
+        self._teller.end(draft)
+
+    # A JSON object with the name and the arguments in it.
+
+    def _json_call(self, part: JsonCall, draft: Draft) -> Steps[None]:
+        reader = self._reader
+        yield from self._expect("{")
+        yield from reader.gap()
+        another = not (yield from reader.sees("}"))
+        while another:
+            yield from self._member(part, draft)
+            yield from reader.gap()
+            another = yield from reader.literal(",")
+            yield from reader.gap()
+            another = another and not (yield from reader.sees("}"))
+        if not draft.ended:
+            yield from self._without_arguments(draft)
+        yield from self._expect("}")
+
+    def _member(self, part: JsonCall, draft: Draft) -> Steps[None]:
+        usual = (*_USUAL_KEYS, part.name_key, part.arguments_key)
+        key = yield from self._json_key(usual if draft.only_known else None)
+        if key == part.name_key and not draft.name:
+            self._take_name((yield from self._json_string(self._tools if draft.only_known else None)), draft)
+        elif key not in (*_ARGUMENT_KEYS, part.arguments_key) or draft.ended:
+            yield from self._json_value()
+        elif draft.name and (yield from self._reader.sees("{")):
+            yield from self._arguments(JSON, draft)
+        else:
+            draft.early = _object((yield from self._json_value()))
+        if draft.name and draft.early is not None and not draft.ended:
+            self._whole(draft.early, draft)
+
+    def _without_arguments(self, draft: Draft) -> Steps[None]:
+        """A call that has a name alone takes no arguments; but a bare object is none without them."""
+        if draft.only_known or not draft.name or not (yield from self._reader.sees("}")):
+            raise Mismatch
+        self._whole("{}", draft)
+
+    def _whole(self, arguments: str, draft: Draft) -> None:
+        self._teller.begin(draft)
+        self._teller.fragment(arguments)
+        self._teller.end(draft)
+
+    def _json_key(self, only: Iterable[str] | None) -> Steps[str]:
+        key = yield from self._json_string(only)
+        yield from self._reader.gap()
+        yield from self._expect(":")
+        yield from self._reader.gap()
+        return key
+
+    def _json_string(self, only: Iterable[str] | None) -> Steps[str]:
+        """Where it can be `only` some, any other is let go as soon as it differs from them."""
+        if only is not None:
+            found = yield from self._reader.one_of(tuple(json.dumps(each, ensure_ascii=False) for each in only))
+            if found is None:
+                raise Mismatch
+            return str(json.loads(found))
+        if not (yield from self._reader.sees('"')):
+            raise Mismatch
+        return str(json.loads((yield from self._json_value())))
+
+    def _json_value(self) -> Steps[str]:
+        transcriber = Transcriber.of_value(JSON)
+        while wants_more(self._reader, transcriber):
+            yield
+        if transcriber.progress != "done":
+            raise Mismatch
+        return transcriber.take()
+
+
+def _object(value: str) -> str:
+    """Arguments that came before the name, or as a JSON text within a string, or as null for none."""
+    if value.startswith('"'):
+        value = json.loads(value)
+        reading = Transcriber.of_arguments(JSON)
+        text = value.strip()
+        if reading.feed(text, 0) != len(text) or reading.progress != "done":
+            raise Mismatch
+        return reading.take()
+    if value == "null":
+        return "{}"
+    if not value.startswith("{"):
+        raise Mismatch
+    return value
+
+
+def _literals(parts: tuple[Part, ...]) -> tuple[str, ...]:
+    return tuple(part for part in parts if isinstance(part, str))

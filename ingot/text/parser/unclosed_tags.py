@@ -1,0 +1,214 @@
+"""Closing tags that a model forgot: whether a value that holds the markers of calls goes on behind them.
+
+Models forget the closing tag of a value or of a call, above all between parallel calls. A value then seems to go on
+through the next call. But a value may also be a text about calls, with whole calls in it. Only what comes later tells
+the two apart: a text is closed by the tags that belong to its own call, the calls within it being balanced; where that
+never comes, a tag was forgotten at the first marker.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Literal
+
+from ingot.text.parse.text_values import TextValue
+from ingot.text.parser.events import Mismatch
+from ingot.text.parser.reader import Markers, Steps, TextReader, markers
+from ingot.text.tool_formats.format import (
+    Arguments,
+    CallForm,
+    CallId,
+    Elements,
+    Gap,
+    JsonCall,
+    Maybe,
+    Name,
+    Ordinal,
+    Part,
+    TagEnd,
+    TextParameters,
+    UpTo,
+)
+
+WINDOW = 320
+"""Characters within which a call has to begin, from its marker to its first argument, to be seen as one."""
+MOST_DOUBTS = 4
+"""Values of one answer that are read to the end to find their closing tags. Later ones end at the first marker."""
+
+_ARGUMENTS = (Arguments, JsonCall, TextParameters, Elements)
+_SPACE = " \t\r\n"
+_GAP = r"[ \t\r\n]*"
+_NAME = r"[^\s<>(){}\[\]\"'`,;=|]{1,256}"
+
+
+class CallHeads:
+    """How the calls of a family begin: from a marker to where the first argument or the end is to come.
+
+    `ends` are the markers that end the message that calls stand in, in families that write messages."""
+
+    def __init__(self, forms: tuple[CallForm, ...], ends: tuple[str, ...] = ()) -> None:
+        self.ends = ends
+        self._patterns: dict[str, list[re.Pattern[str]]] = {}
+        for form in forms:
+            if form.opening and isinstance(form.opening[0], str):
+                self._add(form, (*form.opening, *form.call))
+            if isinstance(form.call[0], str):
+                self._add(form, form.call)
+        self.literals = tuple(sorted(self._patterns))
+
+    def _add(self, form: CallForm, parts: tuple[Part, ...]) -> None:
+        assert isinstance(parts[0], str)
+        last = next(place for place, part in enumerate(parts) if isinstance(part, _ARGUMENTS))
+        closing = tuple(part for part in (*parts[last + 1 :], *form.closing) if isinstance(part, str))
+        pattern = "".join(_pattern(part, closing) for part in parts[: last + 1])
+        self._patterns.setdefault(parts[0], []).append(re.compile(pattern))
+
+    def found(self, text: str) -> int:
+        """The length of the head that the text begins with; 0 where there is none."""
+        for literal, patterns in self._patterns.items():
+            if text.startswith(literal):
+                return next((found.end() for each in patterns if (found := each.match(text)) is not None), 0)
+        return 0
+
+
+@lru_cache(maxsize=64)
+def call_heads(forms: tuple[CallForm, ...], ends: tuple[str, ...] = ()) -> CallHeads:
+    """Of the forms that have markers of their own."""
+    return CallHeads(tuple(form for form in forms if not form.bare), ends)
+
+
+def _pattern(part: Part, closing: tuple[str, ...]) -> str:
+    match part:
+        case str():
+            return re.escape(part)
+        case Gap():
+            return _GAP
+        case Maybe():
+            return f"(?:{re.escape(part.text)})?"
+        case UpTo():
+            return rf"[\s\S]{{0,{WINDOW}}}?{re.escape(part.text)}"
+        case Name():
+            return _NAME
+        case TagEnd():
+            return re.escape(part.text)
+        case Ordinal():
+            return f"(?:{re.escape(part.before)}[\\w\\-]*{re.escape(part.after)})?"
+        case CallId():
+            return f"(?:{re.escape(part.marker)}[\\w\\-]*)?"
+        case Arguments():
+            return f"(?={re.escape(part.notation.opens)})"
+        case JsonCall():
+            return rf'(?=\{{{_GAP}"(?:{part.name_key}|{part.arguments_key})"{_GAP}:)'
+        case TextParameters():
+            begins = (part.key_open, part.end, "{", *(part.object_tags or ())[:1], *closing)
+        case Elements():
+            begins = (part.mark, "{")
+    return f"{_GAP}(?={'|'.join(map(re.escape, begins))})"
+
+
+class ValueMarkers:
+    """The markers of calls that the values of one form may hold: those that begin and end a call, and a parameter."""
+
+    def __init__(
+        self, heads: CallHeads, value_close: str, end: str, closing: tuple[str, ...], key_open: str = ""
+    ) -> None:
+        self.heads = heads
+        self._value_close, self._end, self._closing, self._key_open = value_close, end, closing, key_open
+        self.following = (*((key_open,) if key_open else ()), end, *closing, *heads.ends)
+        self.all = self.also(value_close)
+
+    def also(self, *others: str) -> Markers:
+        return markers(*others, self._value_close, *self.following, *self.heads.literals)
+
+    def head(self, reader: TextReader) -> Steps[int]:
+        """The length of the head of a call that comes next; 0 where none does. Passes nothing."""
+        for literal in self.heads.literals:
+            if (yield from reader.sees(literal)):
+                return self.heads.found((yield from reader.ahead(WINDOW)))
+        return 0
+
+    def follows(self, reader: TextReader, close: str) -> Steps[bool]:
+        """Whether behind the closing tag of a value, which comes next, its call goes on or ends."""
+        return (yield from reader.sees_in_turn(((close,), self.following)))
+
+    def ends_form(self, reader: TextReader) -> Steps[bool]:
+        """Whether the end of a call comes next, and that of its form."""
+        for closing in self._closing:
+            if (yield from reader.sees_in_turn(((self._end,), (closing,)))):
+                return True
+        return False
+
+    def ends_call(self, reader: TextReader, marker: str) -> Steps[bool]:
+        """Whether the end of a call or of its form, which comes next, is confirmed by what stands behind it: another
+        end, another call, or the end of the answer."""
+        ahead = yield from reader.ahead(WINDOW)
+        behind = ahead[len(marker) :].lstrip(_SPACE)
+        if not behind:
+            return len(ahead) < WINDOW
+        ends = (*(self._closing if marker == self._end else ()), *self.heads.ends)
+        return marker in self.heads.ends or any(map(behind.startswith, ends)) or self.heads.found(behind) > 0
+
+    def closes(self, reader: TextReader, close: str, is_own: Callable[[str], bool]) -> Steps[bool]:
+        """Passes a text up to `close`, its own closing tag, if that comes: where no call in the text is open, and with
+        what may follow it. `is_own`: whether a parameter of the value's own tool begins."""
+        frames: list[Literal["call", "value"]] = []
+        wanted = self.also(close)
+        while (marker := (yield from reader.scan(wanted, _ignore))) is not None:
+            size = len(marker)
+            if marker in (close, self._value_close):
+                if frames[-1:] == ["value"]:
+                    frames.pop()
+                elif not frames and marker == close and (yield from self.follows(reader, close)):
+                    return True
+            elif marker == self._key_open:
+                if frames[-1:] == ["call"] or (not frames and is_own((yield from reader.ahead(WINDOW)))):
+                    frames.append("value")
+            elif marker == self._end and "call" in frames:
+                del frames[-1 - frames[::-1].index("call") :]
+            elif marker == self._end or marker in (*self._closing, *self.heads.ends):
+                frames.clear()
+            elif head := (yield from self.head(reader)):
+                frames.append("call")
+                size = head
+            reader.advance(reader.at + size)
+        return False
+
+    def closes_json(self, reader: TextReader, close: str, value: TextValue) -> Steps[bool]:
+        """The same for JSON, of which `value` is what was read so far: where no string in it is open."""
+        while (yield from reader.scan(markers(close), value.write)) is not None:
+            if not value.in_json_string and (yield from self.follows(reader, close)):
+                return True
+            value.write(reader.advance(reader.at + len(close)))
+        return False
+
+
+class Doubts:
+    """One answer's."""
+
+    def __init__(self, reader: TextReader) -> None:
+        self._reader = reader
+        self._left = MOST_DOUBTS
+
+    def goes_on(self, closes: Steps[bool], value: TextValue, wanted: Markers, tag: str = "") -> Steps[bool]:
+        """Whether the value goes on up to a closing tag that `closes` finds. It is then written up to there, with the
+        `tag` that was passed before. Raises Mismatch where the answer was cut before it could be found."""
+        reader = self._reader
+        if not self._left:
+            return False
+        reader.look_ahead()
+        if (yield from closes):
+            value.write(tag + reader.go_there())
+            return True
+        if reader.cut:
+            text = tag + reader.go_there()
+            value.write(text[: wanted.undecided(text)])
+            raise Mismatch
+        reader.look_back()
+        self._left -= 1
+        return False
+
+
+def _ignore(text: str) -> None:
+    """What is looked at on the way is written later, if it belongs to the value."""

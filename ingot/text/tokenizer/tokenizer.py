@@ -1,0 +1,226 @@
+"""A model's tokenizer: text to ids and back, its special tokens, and its chat template."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ingot.errors import ModelError
+from ingot.text.chat_template.chat_template import ChatTemplate
+from ingot.text.json_file import read_object
+from ingot.text.prompt.infill import Infill
+from ingot.text.tokenizer import vocabulary
+from ingot.text.tokenizer.length_bounds import Gauge
+from ingot.text.tokenizer.special_tokens import Controls, finder
+from ingot.text.tokenizer.vocabulary import Vocabulary
+from ingot.text.tokens.detokenizer import ByteDetokenizer, Detokenizer, PieceDetokenizer
+from ingot.text.tokens.token_bytes import spelled
+
+_LEADER = "\u263a"  # a character that no vocabulary joins with what follows it
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """Unchanging once loaded; any thread may use it, and each sequence takes its own `detokenizer()`.
+
+    `eos_ids` are all ids that end an answer by any of the model's files. `template` is None for a model that has no
+    chat template. `vocab_size` is one more than the largest id; a model may have more rows than that. `infill` is None
+    where no tokens stand for filling in the middle.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        named: Mapping[str, str],
+        eos_ids: Iterable[int] = (),
+        template: ChatTemplate | None = None,
+        response_template: Any = None,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._bytes: dict[int, bytes] = {}
+        self._within: dict[frozenset[str], frozenset[int]] = {}  # special tokens; as many entries as formats are named
+        self.template = template
+        self.response_template = response_template  # as the checkpoint states it
+        self.bos_id = vocabulary.id_of(named["bos_token"]) if "bos_token" in named else None
+        eos = vocabulary.id_of(named["eos_token"]) if "eos_token" in named else None
+        self.eos_ids = frozenset(eos_ids) | (frozenset() if eos is None else {eos})
+        self.special_ids = vocabulary.special_ids
+        self.vocab_size = vocabulary.size
+        self.controls = Controls.of(vocabulary.added, template.source if template is not None else "")
+        self.infill = Infill.of(vocabulary.id_of)
+        self._framed = vocabulary.framed(self.controls.all)
+        self._gauge = Gauge(lambda: vocabulary.floor(self.token_bytes))
+        self._anchor = None if vocabulary.spelling == "bytes" else _find_anchor(vocabulary)
+
+    @classmethod
+    def load(cls, folder: Path, template: str | None = None) -> Tokenizer:
+        """The tokenizer of the model in `folder`. `template`, a Jinja source, replaces the model's own.
+
+        Raises ModelError where a file is missing, broken or asks for what cannot be honoured.
+        """
+        config = read_object(folder / "tokenizer_config.json")
+        named = _named_tokens(config, read_object(folder / "special_tokens_map.json"))
+        sources = {"default": template} if template is not None else _template_sources(folder, config)
+        return cls(
+            vocabulary.load(folder, config, named),
+            named=named,
+            eos_ids=_eos_ids(folder),
+            template=_chat_template(sources, named),
+            response_template=config.get("response_template"),
+        )
+
+    def encode(self, text: str, *, add_special: bool, quoted: Collection[int] | None = None) -> list[int]:
+        """The ids of `text`, in which the text of a special token becomes that token.
+
+        - `add_special` adds what the model wants around a bare prompt, such as its first token; a rendered chat
+          already holds it.
+        - `quoted`: a control token that begins at one of these places is text. None: every one is a token.
+        """
+        if self._takes_at_its_word(quoted):
+            return self._vocabulary.encode(text, add_special=add_special)
+        return self.encode_with_places(text, (), add_special=add_special, quoted=quoted)[0]
+
+    def encode_with_places(
+        self, text: str, places: Sequence[int], *, add_special: bool, quoted: Collection[int] | None = None
+    ) -> tuple[list[int], list[int]]:
+        """The ids of `text`, and how many of them end before or at each of the `places` in it."""
+        if self._takes_at_its_word(quoted):
+            ids, ends = self._vocabulary.encode_with_ends(text, add_special=add_special)
+            return ids, [bisect_right(ends, place) for place in places]
+        ids, counts = self._framed.encode(text, places, quoted or ())
+        if not add_special:
+            return ids, counts
+        begin, end = self._around(text)
+        return [*begin, *ids, *end], [len(begin) + count for count in counts]
+
+    def encode_plain(self, text: str, *, leads: bool = True) -> list[int]:
+        """The ids of `text`, in which nothing is a control token. One that does not lead gets no space put before it,
+        as sentencepiece models do to the first word of a text."""
+        if leads or self._vocabulary.spelling != "sentencepiece":
+            return self.encode(text, add_special=False, quoted=finder(self.controls.all).places(text))
+        first = self.encode_plain(_LEADER)
+        whole = self.encode_plain(_LEADER + text)
+        return whole[len(first) :] if whole[: len(first)] == first else self.encode_plain(text)
+
+    @cached_property
+    def first_ids(self) -> tuple[int, ...]:
+        """What the model wants before a bare prompt."""
+        return tuple(self._around("a")[0])
+
+    def _takes_at_its_word(self, quoted: Collection[int] | None) -> bool:
+        return quoted is None or not (quoted or self._framed.always)
+
+    def _around(self, text: str) -> tuple[list[int], list[int]]:
+        """What the tokenizer puts around a bare text."""
+        inner, whole = (self._vocabulary.encode(text, add_special=each) for each in (False, True))
+        at = next((at for at in range(len(whole) - len(inner) + 1) if whole[at : at + len(inner)] == inner), 0)
+        return whole[:at], whole[at + len(inner) :]
+
+    def least_tokens(self, text: str) -> int:
+        """A number of tokens that no encoding of `text` goes below; known at once, also for a text of any length."""
+        return self._gauge.least(text)
+
+    def sets_apart(self, text: str) -> bool:
+        """Whether `text` begins with a token that is encoded as such whatever stands before it."""
+        return text.startswith(self._vocabulary.set_apart)
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of `ids`; an id that has no token has no text."""
+        return self._vocabulary.decode(ids, skip_special=skip_special)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The token's own bytes, which may be part of a character. A special token's are its name's."""
+        known = self._bytes.get(token)
+        if known is None:
+            known = self._bytes[token] = spelled(self._vocabulary, token)
+        return known
+
+    def token_text(self, token: int) -> str:
+        """The token alone, with U+FFFD where its bytes are not whole characters."""
+        return self.token_bytes(token).decode("utf-8", "replace")
+
+    def detokenizer(self, shown_ids: frozenset[int] = frozenset()) -> Detokenizer:
+        """One sequence's. Special tokens have no text, except those to be shown."""
+        if self._anchor is None:
+            return ByteDetokenizer(self.token_bytes, self.special_ids - shown_ids)
+        return PieceDetokenizer(self._vocabulary, self._anchor, shown_ids)
+
+    def special_within(self, markers: frozenset[str]) -> frozenset[int]:
+        """The special tokens whose text stands in one of the markers: looked for once, as each sequence asks."""
+        found = self._within.get(markers)
+        if found is None:
+            texts = {token: self.token_text(token) for token in self.special_ids}
+            found = frozenset(id for id, text in texts.items() if any(text in marker for marker in markers))
+            self._within[markers] = found
+        return found
+
+
+def _find_anchor(vocabulary: Vocabulary) -> int:
+    """A token that decodes to the same plain text whatever follows it."""
+    letters = (vocabulary.id_of(chr(code)) for code in range(ord("a"), ord("z") + 1))
+    for id in (*letters, *range(vocabulary.size)):
+        if id is None or id in vocabulary.special_ids:
+            continue
+        text = vocabulary.decode([id], skip_special=True)
+        if text.isascii() and text.isalnum() and vocabulary.piece(id) == text:
+            return id
+    raise ModelError("The tokenizer has no token of plain ASCII text, which streaming its text relies on.")
+
+
+def _named_tokens(*configs: Mapping[str, Any]) -> dict[str, str]:
+    """Special tokens by role; the first file that states one wins. A token is a string, or an object with its text."""
+    found: dict[str, str] = {}
+    for config in configs:
+        for name in _NAMED:
+            token = config.get(name)
+            text = token.get("content") if isinstance(token, dict) else token
+            if isinstance(text, str) and text and name not in found:
+                found[name] = text
+    return found
+
+
+def _eos_ids(folder: Path) -> set[int]:
+    config = read_object(folder / "config.json")
+    inner = config.get("text_config")
+    sources = [read_object(folder / "generation_config.json"), config, inner if isinstance(inner, dict) else {}]
+    ids: set[int] = set()
+    for source in sources:
+        stated = source.get("eos_token_id")
+        ids.update(id for id in (stated if isinstance(stated, list) else [stated]) if isinstance(id, int))
+    return ids
+
+
+def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """The model's chat templates by name. A file of its own wins over the configuration's copy."""
+    stated = config.get("chat_template") or read_object(folder / "chat_template.json").get("chat_template") or {}
+    if isinstance(stated, str):
+        stated = {"default": stated}
+    elif isinstance(stated, list):
+        stated = {entry["name"]: entry["template"] for entry in stated}
+    files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    if (folder / "chat_template.jinja").is_file():
+        files["default"] = folder / "chat_template.jinja"
+    return dict(stated) | {name: _read_text(path) for name, path in files.items()}
+
+
+def _chat_template(sources: Mapping[str, str], named: Mapping[str, str]) -> ChatTemplate | None:
+    if not sources:
+        return None
+    main = sources.get("default") if len(sources) > 1 else next(iter(sources.values()))
+    if main is None:
+        raise ModelError(
+            f"The model has several chat templates ({', '.join(sources)}) and none is called 'default'; "
+            "choose one with --chat-template FILE."
+        )
+    return ChatTemplate(main, tool_source=sources.get("tool_use"), tokens=named)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path.name} is not UTF-8 text: {error}") from error

@@ -1,0 +1,89 @@
+"""What an unload says came back, beside workloads of other models that take memory meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+import mlx.core as mx
+import pytest
+
+from ingot.engine.engine_thread import engine_loop
+from ingot.engine.loading.fleet_models import Loading
+from ingot.engine.loop import Loop
+from ingot.errors import IngotError
+from ingot.kernels import device
+from tests.engines import start
+
+MEMORY = 1 << 30
+WAIT_S = 10
+
+
+class Greedy:
+    """A workload that takes whatever others give back, at its next turn."""
+
+    name, busy = "greedy", True
+
+    def __init__(self) -> None:
+        self.seen = mx.get_active_memory()
+        self.held: list[mx.array] = []
+        self.took = threading.Event()
+
+    def advance(self, spent_s: float, shared: Callable[[], bool]) -> None:
+        free = self.seen - mx.get_active_memory()
+        if free > 0:
+            self.held.append(mx.zeros((free,), mx.uint8))
+            mx.eval(self.held)
+            self.took.set()
+
+    def expire(self, now: float) -> None: ...
+
+    def rest(self) -> None: ...
+
+    def check(self) -> None: ...
+
+    def abandon(self, error: IngotError) -> None:
+        self.held.clear()
+
+    begin_anew = farewell = abandon
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = engine_loop()
+    made.start()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def loading(loop: Loop) -> Loading:
+    return Loading(loop, loop.run(device.current), MEMORY, alone=False)
+
+
+def levels(log: pytest.LogCaptureFixture) -> list[str]:
+    return [record.levelname for record in log.records if record.name == "ingot.fleet"]
+
+
+def test_what_others_take_meanwhile_is_not_what_did_not_come_back(
+    loop: Loop, loading: Loading, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = start("llama", loop=loop)
+    [greedy] = loop.add(lambda: [Greedy()])
+    with caplog.at_level(logging.INFO, "ingot.fleet"):
+        loading.unload(engine)
+    assert isinstance(greedy, Greedy) and greedy.took.wait(WAIT_S), "nobody took anything"
+    assert levels(caplog) == ["INFO"]
+
+
+def test_weights_that_somebody_still_holds_are_warned_of(
+    loop: Loop, loading: Loading, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = start("llama", loop=loop)
+    held = engine.kept  # which reads files for the model, and so holds it
+    with caplog.at_level(logging.INFO, "ingot.fleet"):
+        loading.unload(engine)
+    assert held is not None and levels(caplog) == ["WARNING"]

@@ -1,0 +1,107 @@
+"""From a folder to a mouth that the engine offers: what it is, what it takes, and that it speaks."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from ingot.cli.serve import require_extras
+from ingot.config import Settings, lone_entry
+from ingot.engine.admission import Limits
+from ingot.engine.side_engine import SideEngine, SideModel
+from ingot.engine.speaking.request import SpeechEnded, SpeechRequest, Spoken
+from ingot.engine.start_speaking import Speaking, offer_speech
+from ingot.errors import ModelError, Unsupported
+from ingot.kernels.device import current
+from ingot.media.audio_encoding import writer
+from ingot.models.files.kinds import kind_in
+from ingot.models.files.locate import ModelFolder
+from ingot.models.side_needs import NEEDS
+from ingot.text.speech import dictionary
+from tests.speaking import VOICES, save_kokoro
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+    return ModelFolder(save_kokoro(tmp_path_factory.mktemp("mouths") / "tiny"), "tiny-mouth", "a test")
+
+
+def offered(folder: ModelFolder, free: int = 1 << 30) -> Speaking:
+    return offer_speech(folder, free)
+
+
+def test_the_card_has_the_voices_that_speak_english(folder: ModelFolder) -> None:
+    speaking = offered(folder)
+    assert speaking.offered is not None
+    card = speaking.offered.card
+    assert (card.name, card.voices, card.rate, card.context) == ("tiny-mouth", VOICES, 24_000, 254)
+    assert speaking.taken > card.weight_bytes > 0
+    assert speaking.notes == [
+        "tiny-mouth: 1 voices of other languages are left out: English is what is pronounced here"
+    ]
+
+
+def test_without_what_writes_mp3_it_speaks_in_wav_and_says_so(
+    folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    assert "tiny-mouth: speaks in wav and pcm alone; for mp3, the default, and others run " in offered(folder).notes[1]
+    require_extras([lone_entry(Settings(speech_model=str(folder.path)), "chat", "chat")])
+    assert writer("wav", 24_000).write(b"\0\0").startswith(b"RIFF")
+    with pytest.raises(Unsupported, match=r"mp3 is written by PyAV.*wav and pcm need none"):
+        writer("mp3", 24_000)
+
+
+def test_its_dictionaries_are_read_when_it_is_loaded(folder: ModelFolder) -> None:
+    dictionary._read.cache_clear()
+    offered(folder)
+    for thread in threading.enumerate():
+        if thread.name == "ingot-dictionaries":
+            thread.join(60)
+    assert dictionary._read.cache_info().currsize == 2
+
+
+def test_a_model_that_does_not_fit_the_budget_is_refused(folder: ModelFolder) -> None:
+    with pytest.raises(ModelError, match="memory budget are left"):
+        offered(folder, free=1000)
+
+
+def test_its_files_tell_what_it_is_for_and_what_it_takes(folder: ModelFolder) -> None:
+    assert kind_in(folder.path) == "speech"
+    told, taken = NEEDS["speech"](folder.path, current()), offered(folder).taken
+    assert taken <= told < 1.01 * taken
+
+
+def test_an_engine_speaks_a_text_to_its_end(folder: ModelFolder) -> None:
+    def load() -> SideModel:
+        speech = offered(folder).offered
+        assert speech is not None
+        return SideModel(speech.card, speaking=speech)
+
+    async def listen(engine: SideEngine) -> list[object]:
+        assert engine.speaking is not None
+        pieces = engine.speaking.pronouncer.pieces("Hello there, you two. This is a second sentence, too.", VOICES[0])
+        stream = engine.speak(SpeechRequest("one", pieces, VOICES[0]))
+        return [event async for event in stream]
+
+    engine = SideEngine(load, Limits(1, 1, 50.0))
+    try:
+        *sounds, ended = asyncio.run(listen(engine))
+        engine.check()
+    finally:
+        engine.close()
+    assert isinstance(ended, SpeechEnded) and len(sounds) == 2
+    assert sum(len(sound.samples) for sound in sounds if isinstance(sound, Spoken)) == 2 * ended.samples
+    assert ended.samples % 600 == 0
+
+
+def test_a_folder_without_an_english_voice_is_refused(tmp_path: Path) -> None:
+    foreign = save_kokoro(tmp_path / "foreign")
+    for voice in VOICES:
+        (foreign / "voices" / f"{voice}.safetensors").unlink()
+    with pytest.raises(ModelError, match="no voice that speaks English"):
+        offered(ModelFolder(foreign, "foreign", "a test"))

@@ -1,0 +1,179 @@
+"""A next turn goes on from what an earlier one kept, where it asks for the same; nobody else does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.engine.engine import Engine
+from ingot.engine.request import PromptScored, Request, Sampling, SequenceEnded
+from ingot.engine.sparse.ask import SparseAsk
+from ingot.engine.sparse.selections import REMEMBERED, Selections
+from ingot.engine.specprefill.selection import always, select
+from tests.engine.specprefill.world import Told, ask, ended, evenly, report, some, start, written_by_stock
+from tests.engines import answer
+
+KINDS = ["llama", "window", "hybrid"]
+LENGTH = 700
+Starting = Callable[..., tuple[Engine, Told]]
+
+
+@pytest.fixture
+def starting() -> Iterator[Starting]:
+    made: list[Engine] = []
+
+    def started(kind: str = "llama", **options: Any) -> tuple[Engine, Told]:
+        scorer = Told(evenly)
+        made.append(start(kind, (lambda: scorer), **options))
+        return made[-1], scorer
+
+    yield started
+    for engine in made:
+        if engine.health().alive:
+            engine.check()
+        engine.close()
+
+
+def tokens_of(engine: Engine, request: Request) -> tuple[int, ...]:
+    events = answer(engine, request)
+    ended(events)
+    return next(event.tokens for event in events if isinstance(event, SequenceEnded))
+
+
+def kept_of(prompt: tuple[int, ...]) -> list[int]:
+    places: list[int] = select(evenly(prompt), always(len(prompt)), 0.3).tolist()
+    return places
+
+
+def first_turn(engine: Engine, **options: Any) -> tuple[int, ...]:
+    """A prompt and its answer."""
+    prompt = some(LENGTH)
+    return prompt + tokens_of(engine, ask(prompt, **options))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_short_next_turn_is_computed_whole_behind_what_was_kept(starting: Starting, kind: str) -> None:
+    engine, scorer = starting(kind)
+    turn = (*first_turn(engine), *some(90, 1))
+    events = answer(engine, ask(turn, max_tokens=3))
+    told = report(events)
+    assert len(scorer.asked) == 1, "it is not scored again"
+    assert (told.scored, told.kept, told.unused) == (0, 0, None) and LENGTH <= told.reused < len(turn)
+    cached = ended(events).usage.cached_tokens
+    assert cached >= len(kept_of(some(LENGTH))) - 1 if kind != "hybrid" else cached > 0
+    if kind == "llama":
+        wanted = written_by_stock(kind, turn, [*kept_of(some(LENGTH)), *range(LENGTH, len(turn))], 3)
+        assert list(next(event.tokens for event in events if isinstance(event, SequenceEnded))) == wanted
+
+
+def test_of_a_long_next_turn_only_what_is_new_is_scored_and_thinned_out(starting: Starting) -> None:
+    engine, scorer = starting()
+    turn = (*first_turn(engine), *some(600, 1))
+    events = answer(engine, ask(turn))
+    told = report(events)
+    assert len(scorer.asked) == 2
+    assert LENGTH <= told.reused <= LENGTH + 12 and told.scored == len(turn) - told.reused
+    assert 0 < told.kept < 450
+    assert ended(events).usage.cached_tokens == len(kept_of(some(LENGTH))) + told.reused - LENGTH
+    again = report(answer(engine, ask(turn)))
+    assert again.reused == len(turn) and len(scorer.asked) == 2, "and it is what a third turn goes on from"
+
+
+@pytest.mark.parametrize(
+    "other", [{"sparse": SparseAsk(keep=0.5)}, {"salt": "another"}, {"tenant": "another"}, {"cache": False}], ids=str
+)
+def test_whoever_asks_for_something_else_is_scored_anew(starting: Starting, other: dict[str, Any]) -> None:
+    engine, scorer = starting()
+    turn = (*first_turn(engine), *some(90, 1))
+    told = report(answer(engine, ask(turn, **other)))
+    assert len(scorer.asked) == 2 and told.reused == 0 and told.kept < told.scored
+
+
+def test_who_does_not_ask_is_answered_like_on_the_first_day(starting: Starting) -> None:
+    engine, _ = starting()
+    turn = (*first_turn(engine), *some(90, 1))
+    answer(engine, ask(turn))
+    dense = answer(engine, ask(turn, None))
+    assert not ended(dense).sparse
+    fresh, _ = starting()
+    assert next(e.tokens for e in dense if isinstance(e, SequenceEnded)) == tokens_of(fresh, ask(turn, None))
+
+
+def test_exact_states_that_reach_further_are_taken_instead(starting: Starting) -> None:
+    engine, scorer = starting()
+    turn = (*first_turn(engine), *some(600, 1))
+    answer(engine, ask(turn[:-200], None))
+    told = report(answer(engine, ask(turn)))
+    assert told.unused == "cached" and len(scorer.asked) == 1
+
+
+def test_what_must_be_whole_and_was_left_out_is_not_gone_on_from(starting: Starting) -> None:
+    engine, scorer = starting()
+    turn = (*first_turn(engine), *some(90, 1))
+    gap = next(place for place in range(LENGTH) if place not in set(kept_of(some(LENGTH))))
+    told = report(answer(engine, ask(turn, SparseAsk(whole=(((gap, gap + 5),),)))))
+    assert told.reused == 0 and len(scorer.asked) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_on_disk_is_found_by_who_asks_for_the_same_and_by_nobody_else(
+    starting: Starting, kind: str, tmp_path: Path
+) -> None:
+    prompt = some(LENGTH)
+    engine, _ = starting(kind, disk=tmp_path)
+    first = tokens_of(engine, ask(prompt))
+    engine.close()
+    later, _ = starting(kind, disk=tmp_path)
+    events = answer(later, ask(prompt))
+    assert next(event.tokens for event in events if isinstance(event, SequenceEnded)) == first
+    assert ended(events).cache[0].read == ended(events).usage.cached_tokens > 100, "the receipt says so"
+    another, _ = starting(kind, disk=tmp_path)
+    gap = next(place for place, token in enumerate(kept_of(prompt)) if token > place)
+    exact = answer(another, ask(prompt, None))
+    assert ended(exact).usage.cached_tokens <= gap
+    fresh, _ = starting(kind)
+    assert next(e.tokens for e in exact if isinstance(e, SequenceEnded)) == tokens_of(fresh, ask(prompt, None))
+
+
+def test_the_longest_prompt_that_another_begins_with_is_remembered_by_its_terms() -> None:
+    held, kept = Selections(), [np.arange(count, dtype=np.int32) for count in range(4)]
+    held.remember("a", [1, 2], kept[1])
+    held.remember("a", [1, 2, 3], kept[2])
+    held.remember("b", [1, 2, 3, 4], kept[3])
+    found = held.longest("a", [1, 2, 3, 4])
+    assert found is not None and (found.length, found.kept is kept[2]) == (3, True)
+    shorter = held.longest("a", [1, 2, 9])
+    assert shorter is not None and shorter.length == 2
+    assert held.longest("a", [1]) is None and held.longest("c", [1, 2]) is None
+
+
+def test_the_prompts_that_were_asked_for_longest_ago_are_forgotten() -> None:
+    held, none = Selections(), np.arange(0, dtype=np.int32)
+    for number in range(REMEMBERED):
+        held.remember("a", [number], none)
+    assert held.longest("a", [0]) is not None
+    held.remember("a", [1000], none)
+    assert held.longest("a", [1]) is None and held.longest("a", [0]) is not None
+
+
+def test_a_prompt_that_was_forced_is_whole_where_the_threshold_is_to_decide(starting: Starting) -> None:
+    engine, _ = starting()
+    prompt = some(280)
+    assert report(answer(engine, ask(prompt, SparseAsk(forced=True)))).kept < 280
+    told = answer(engine, ask(prompt))
+    assert report(told).unused == "below_threshold"
+    fresh, _ = starting()
+    assert next(e.tokens for e in told if isinstance(e, SequenceEnded)) == tokens_of(fresh, ask(prompt, None))
+
+
+def test_a_prompt_whose_logprobs_are_asked_for_is_whole_though_it_was_thinned_out_before(starting: Starting) -> None:
+    engine, _ = starting()
+    tokens_of(engine, ask(some(LENGTH)))
+    told = answer(engine, ask(some(LENGTH), sampling=Sampling(temperature=0.0, prompt_logprobs=0)))
+    assert report(told).unused == "unsupported"
+    [scored] = [event for event in told if isinstance(event, PromptScored)]
+    assert len(scored.tokens) == LENGTH

@@ -1,0 +1,308 @@
+"""Long prompts of which only what matters is computed, in a running engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.cache.packing import packed
+from ingot.engine.engine import Engine
+from ingot.engine.prefix_cache import Reuse
+from ingot.engine.request import Failed, Request, Sampling, SequenceEnded, Stop
+from ingot.engine.scheduler import SMALLEST_CHUNK
+from ingot.engine.sequence import Sequence as Running
+from ingot.engine.sparse.ask import SparseAsk
+from ingot.engine.specprefill.prefill import SparseOffer, SparsePrefill
+from ingot.engine.specprefill.selection import Scores, always, select
+from ingot.engine.speculation.lookup import Lookup
+from ingot.engine.step_costs import StepCosts
+from ingot.errors import BadRequest, Cancelled, ContextOverflow, Unsupported
+from ingot.text.grammar.grammars import Grammars
+from tests import engines, tiny
+from tests.engine.specprefill.world import Told, ask, draft_model, ended, evenly, report, some, start, written_by_stock
+from tests.engines import answer, text_of
+
+Starting = Callable[..., Engine]
+KINDS = [("llama", None), ("window", None), ("hybrid", None), ("kernel", engines.GPU)]
+
+
+@pytest.fixture
+def starting() -> Iterator[Starting]:
+    made: list[Engine] = []
+
+    def started(kind: str = "llama", scorer: Told | None = None, **options: Any) -> Engine:
+        made.append(start(kind, (lambda: scorer or Told(evenly)), **options))
+        return made[-1]
+
+    yield started
+    for engine in made:
+        engine.check()
+        engine.close()
+
+
+def tokens_of(engine: Engine, request: Request) -> tuple[int, ...]:
+    events = answer(engine, request)
+    ended(events)
+    return next(event.tokens for event in events if isinstance(event, SequenceEnded))
+
+
+def states_of(engine: Engine) -> dict[tuple[int, ...], list[bytes]]:
+    """All that is kept, bit by bit."""
+
+    def told(reuse: Reuse) -> dict[tuple[int, ...], list[bytes]]:
+        nodes = [(node, node.record) for node in reuse.index.nodes() if node.record is not None]
+        return {tuple(node.tokens): packed(reuse.encoding.loose(record)) for node, record in nodes}
+
+    return engine.kept._run(told)
+
+
+def kept_of(prompt: tuple[int, ...], keep: float = 0.3, scores: Callable[..., Scores] = evenly) -> list[int]:
+    places: list[int] = select(scores(prompt), always(len(prompt)), keep).tolist()
+    return places
+
+
+def first_gap(prompt: tuple[int, ...]) -> int:
+    return next(place for place, token in enumerate(kept_of(prompt)) if token > place)
+
+
+def test_the_answer_is_what_stock_layers_write_where_the_rest_is_hidden(starting: Starting) -> None:
+    prompt = some(420)
+    kept = kept_of(prompt)
+    assert len(kept) < 300
+    wanted = written_by_stock("llama", prompt, kept, 3)
+    assert list(tokens_of(starting(), ask(prompt, max_tokens=3))) == wanted
+    assert wanted != written_by_stock("llama", prompt, range(420), 3)
+
+
+@pytest.mark.parametrize(("kind", "device"), KINDS, ids=lambda value: str(getattr(value, "kind", value)))
+def test_a_prompt_in_pieces_is_answered_like_one_at_once_on_every_kind_of_layer(
+    starting: Starting, kind: str, device: Any
+) -> None:
+    prompt = some(420)
+    pair = [starting(kind, device=device, widest=widest, cache_bytes=0) for widest in (1024, 100)]
+    told = [tokens_of(engine, ask(prompt, max_tokens=6)) for engine in pair]
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("kind", ["llama", "window", "hybrid"])
+def test_who_does_not_ask_never_meets_what_was_computed_in_part(starting: Starting, kind: str) -> None:
+    prompt, engine = some(700), starting(kind)
+    fresh = tokens_of(starting(kind), ask(prompt, None))
+    thin = tokens_of(engine, ask(prompt))
+    dense = answer(engine, ask(prompt, None))
+    assert text_of(dense) == text_of(answer(starting(kind), ask(prompt, None)))
+    assert next(event.tokens for event in dense if isinstance(event, SequenceEnded)) == fresh
+    assert kind == "hybrid" or fresh != thin
+    # Up to the first gap all that was computed is what anybody would have computed.
+    assert ended(dense).usage.cached_tokens <= first_gap(prompt)
+    assert ended(answer(engine, ask(prompt, None))).usage.cached_tokens >= 690
+
+
+def test_the_same_prompt_asked_again_is_taken_over_and_not_scored_again(starting: Starting) -> None:
+    scorer, prompt = Told(evenly), some(700)
+    engine = starting(scorer=scorer)
+    first = tokens_of(engine, ask(prompt))
+    again = answer(engine, ask(prompt))
+    assert next(event.tokens for event in again if isinstance(event, SequenceEnded)) == first
+    assert len(scorer.asked) == 1
+    assert ended(again).usage.cached_tokens == len(kept_of(prompt)) - 1
+
+
+@pytest.mark.parametrize(("kind", "device"), KINDS, ids=lambda value: str(getattr(value, "kind", value)))
+def test_the_whole_share_is_the_whole_prompt_and_the_very_same_states(
+    starting: Starting, kind: str, device: Any
+) -> None:
+    prompt = some(310)
+    # Prompts are cut by the clock, but for pieces of the least size, and what is computed is rounded as it is cut.
+    engine, fresh = (starting(kind, device=device, widest=SMALLEST_CHUNK) for _ in range(2))
+    whole = tokens_of(engine, ask(prompt, SparseAsk(keep=1.0)))
+    tokens_of(fresh, ask(prompt, None))
+    assert states_of(engine) == states_of(fresh) != {}
+    dense = answer(engine, ask(prompt, None))
+    assert next(event.tokens for event in dense if isinstance(event, SequenceEnded)) == whole
+    assert ended(dense).usage.cached_tokens == 309
+
+
+def test_usage_counts_what_was_sent_and_the_report_what_was_done(starting: Starting) -> None:
+    prompt = some(700)
+    events = answer(starting(), ask(prompt))
+    assert ended(events).usage.prompt_tokens == 700
+    told = report(events)
+    assert (told.scorer, told.scored, told.kept, told.unused) == ("told", 700, len(kept_of(prompt)), None)
+    assert 0 < told.scoring_s <= ended(events).timing.prefill
+
+
+def test_limits_count_what_was_sent_however_little_of_it_is_kept(starting: Starting) -> None:
+    engine = starting(context=720)
+    with pytest.raises(ContextOverflow):
+        engine.generate(ask(some(730)))
+    events = answer(engine, ask(some(700), max_tokens=None))
+    assert report(events).unused is None
+    assert ended(events).usage.completion_tokens == 20
+
+
+def test_a_grammar_holds_the_answer_behind_a_thinned_prompt(starting: Starting) -> None:
+    with closing(Grammars(engines.tiny_tokenizer(), tiny.VOCAB)) as grammars:
+        plan = grammars.choice(["neither of them"])
+    events = answer(starting(), ask(some(700), max_tokens=60, guide=plan, stop=Stop()))
+    assert report(events).unused is None
+    assert text_of(events) == "neither of them"
+
+
+def test_decoding_goes_on_at_the_full_length_and_memory_holds_what_is_kept(starting: Starting) -> None:
+    prompt, engine, seen = some(700), starting(), list[tuple[int, int, int]]()
+    for _ in engine.generate(ask(prompt, max_tokens=40)):
+        rows = engines.runner_of(engine).seated
+        seen += [(row.row.length, row.row.position, row.reserved) for row in rows if row.row is not None]
+    left = 700 - len(kept_of(prompt))
+    behind = [each for each in seen if each[1] > 700]
+    assert behind and all(position - length == left for length, position, _ in behind)
+    assert all(reserved < 700 for _, _, reserved in seen)
+
+
+@pytest.mark.parametrize("options", [{"n": 3}, {"sampling": Sampling(temperature=0.8, seed=3, repetition_penalty=1.2)}])
+def test_answers_are_as_many_as_asked_for_and_their_prompt_is_scored_once(
+    starting: Starting, options: dict[str, Any]
+) -> None:
+    scorer, prompt = Told(evenly), some(700)
+    engine = starting(scorer=scorer)
+    events = answer(engine, ask(prompt, **options))
+    assert len([event for event in events if isinstance(event, SequenceEnded)]) == options.get("n", 1)
+    assert len(scorer.asked) == 1
+    assert text_of(events) == text_of(answer(starting(), ask(prompt, **{**options, "n": 1})))
+
+
+def test_short_prompts_and_known_ones_are_computed_whole_and_the_report_says_why(starting: Starting) -> None:
+    engine, prompt = starting(), some(700)
+    assert report(answer(engine, ask(prompt[:299]))).unused == "below_threshold"
+    answer(engine, ask(prompt, None))
+    assert report(answer(engine, ask(prompt))).unused == "cached"
+    scored = ask(prompt, sampling=Sampling(temperature=0.0, prompt_logprobs=0))
+    assert report(answer(engine, scored)).unused == "unsupported"
+    assert report(answer(starting(context=8192), ask(some(4100)))).unused == "unsupported"
+
+
+def test_who_forces_it_is_thinned_out_however_short_his_prompt_and_what_is_new_of_it_are(starting: Starting) -> None:
+    engine, forced = starting(), SparseAsk(forced=True)
+    told = report(answer(engine, ask(some(250), forced)))
+    assert told.unused is None and told.kept < told.scored == 250
+    answer(engine, ask(some(700)[:500], None))
+    told = report(answer(engine, ask(some(700), forced)))
+    assert told.unused is None and told.kept < told.scored == 200
+    # There is nothing that could be left out.
+    assert report(answer(engine, ask(some(100), forced))).unused == "does_not_pay"
+    answer(engine, ask(some(400), None))
+    assert report(answer(engine, ask(some(400), forced))).unused == "cached"
+
+
+def test_what_is_known_stays_whole_and_what_is_new_is_thinned_out(starting: Starting) -> None:
+    engine, prompt = starting(), some(1200)
+    answer(engine, ask(prompt[:600], None))
+    events = answer(engine, ask(prompt))
+    told = report(events)
+    assert ended(events).usage.cached_tokens == 600
+    assert told.scored == 600 and told.kept < 400
+
+
+@pytest.mark.parametrize(("takes_s", "left"), [(0.5, "does_not_pay"), (0.3, None)])
+def test_scoring_that_would_cost_more_than_it_saves_is_left(takes_s: float, left: str | None) -> None:
+    now = 0.0
+
+    def slowly(prompt: tuple[int, ...]) -> Scores:
+        nonlocal now
+        now += takes_s
+        return evenly(prompt)
+
+    costs, scorer = StepCosts(), Told(slowly)
+    costs.observe_prefill(1000, 1000.0)  # so leaving out 400 tokens of 700 saves 0.4 s
+    offer = SparseOffer(scorer, threshold=300, keep=0.3)
+    sparse = SparsePrefill(offer, costs, draft_model(cache_bytes=0).reuse, 0, clock=lambda: now)
+    prompts = [some(700, seed) for seed in range(5)]
+    waiting = [Running(ask(prompt), 0, ticket, prompt, 1, 0) for ticket, prompt in enumerate(prompts)]
+    for sequence in waiting:
+        while not sparse.ready(sequence):
+            sparse.advance(sequence, seconds=1.0)
+    told = [sequence.sparse for sequence in waiting if sequence.sparse is not None]
+    assert [each.unused for each in told] == [None, None, None, left, left]
+    assert [each.scoring_s for each in told[:3]] == [pytest.approx(takes_s)] * 3
+
+
+def test_a_request_that_is_cancelled_while_it_is_scored_leaves_nothing(starting: Starting) -> None:
+    scorer = Told(evenly, pieces=1_000_000)
+    engine = starting(scorer=scorer)
+    request = ask(some(700))
+    stream = engine.generate(request)
+    while not scorer.asked:
+        pass
+    engine.cancel(request.id)
+    last = [event for batch in stream for event in batch][-1]
+    assert isinstance(last, Failed) and isinstance(last.error, Cancelled)
+    answer(engine, ask(some(50), None))
+    assert scorer.open == 0
+
+
+def test_a_scorer_that_fails_ends_its_request_alone(starting: Starting) -> None:
+    def failing(prompt: tuple[int, ...]) -> Scores:
+        raise RuntimeError("no idea")
+
+    engine = starting(scorer=Told(failing))
+    assert isinstance(answer(engine, ask(some(700)))[-1], Failed)
+    ended(answer(engine, ask(some(700), None)))
+
+
+def test_a_preempted_sequence_goes_on_with_what_was_kept(starting: Starting) -> None:
+    prompts = [some(700, seed) for seed in range(2)]
+    wanted = [text_of(answer(starting(), ask(prompt, max_tokens=500))) for prompt in prompts]
+    engine = starting(cache_bytes=0)
+    tight = starting(memory=engines.tight_memory(engine, rows=2, tokens=800), cache_bytes=0)
+    texts, seen = engines.preempted(tight, [ask(prompt, max_tokens=500) for prompt in prompts])
+    assert texts == wanted and seen
+
+
+def test_a_cache_report_counts_in_tokens_of_what_was_sent(starting: Starting) -> None:
+    engine, prompt = starting(), some(700)
+    answer(engine, ask(prompt))
+    [told] = ended(answer(engine, ask(prompt))).cache
+    assert (told.prompt_tokens, told.known) == (700, 700) and told.matched == len(kept_of(prompt)) - 1
+
+
+def test_guesses_behind_a_thinned_prompt_change_nothing(starting: Starting) -> None:
+    prompt = some(60) * 8
+    plain = answer(starting(), ask(prompt, max_tokens=40))
+    guessed = answer(starting(proposers=[Lookup()], guessed_tokens=4), ask(prompt, max_tokens=40))
+    assert text_of(guessed) == text_of(plain)
+    assert ended(guessed).speculation.proposed > 0 == ended(plain).speculation.proposed
+    assert report(guessed).kept == report(plain).kept < 480
+
+
+def test_thinned_prompts_run_beside_whole_ones_as_they_would_alone(starting: Starting) -> None:
+    engine, prompts = starting(cache_bytes=0), [some(420, seed) for seed in range(4)]
+    asks = [ask(prompt, SparseAsk() if number % 2 else None) for number, prompt in enumerate(prompts)]
+    alone = [text_of(answer(engine, replace(request, id=f"{request.id} alone"))) for request in asks]
+    streams = [engine.generate(request) for request in asks]
+    assert [text_of([event for batch in stream for event in batch]) for stream in streams] == alone
+
+
+def test_nobody_to_score_is_refused() -> None:
+    engine = engines.start("llama")
+    try:
+        with pytest.raises(Unsupported, match="--specprefill"):
+            engine.generate(ask(some(700)))
+    finally:
+        engine.close()
+
+
+def test_exact_and_in_part_cannot_both_be_asked_for(starting: Starting) -> None:
+    with pytest.raises(BadRequest, match="exact"):
+        starting().generate(ask(some(700), exact=True))
+
+
+def test_windows_are_whole_behind_the_prompt(starting: Starting) -> None:
+    assert tiny.CONFIGS["window"]["sliding_window"] < 64  # which is kept in any case
+    flags = always(1000, window=512)
+    assert np.flatnonzero(~flags).max() < 1000 - 512

@@ -1,0 +1,127 @@
+"""Engines whose long prompts are scored, and what they compute by mlx-lm's own modules."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ingot.engine.draft_model import CATCH_UP, DraftModel
+from ingot.engine.engine import Engine
+from ingot.engine.memory_budget import Budget
+from ingot.engine.request import Ended, Event, Request, Sampling, Stop
+from ingot.engine.sequence import Sequence as Running
+from ingot.engine.sparse.ask import SparseAsk, SparseReport
+from ingot.engine.sparse.scorer import Scorer, Scoring
+from ingot.engine.specprefill.prefill import SparseOffer
+from ingot.engine.specprefill.scorers import DraftScorer
+from ingot.engine.specprefill.selection import Scores
+from ingot.kernels.device import Device, current
+from ingot.models.adapter import adapt
+from ingot.models.precision import settle
+from tests import engines, tiny
+
+NUMBERS = count()
+
+
+def some(length: int, seed: int = 0) -> tuple[int, ...]:
+    chance = random.Random(f"{seed} {length}")
+    return tuple(chance.randrange(tiny.VOCAB - 1) for _ in range(length))
+
+
+def draft_model(
+    kind: str = "llama",
+    device: Device | None = None,
+    *,
+    states: int = 1 << 26,
+    cache_bytes: int = 1 << 24,
+    seed: int = 1,
+    widest: int = CATCH_UP,
+) -> DraftModel:
+    model, here = tiny.build(kind, seed), device or current()
+    settle(model, here, None)
+    adapter = adapt(model, tiny.CONFIGS[kind], here)
+    total = adapter.weight_bytes + states
+    budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=4096, widest=widest, rows=8)
+    return DraftModel(adapter, budget, cache_bytes=cache_bytes)
+
+
+class Told:
+    """A scorer that was told what matters, and counts how often it is asked."""
+
+    name = "told"
+
+    def __init__(self, judge: Callable[[tuple[int, ...]], Scores], pieces: int = 3) -> None:
+        self._judge, self._pieces = judge, pieces
+        self.asked: list[tuple[int, ...]] = []
+        self.open = 0
+
+    def able(self, sequence: Running) -> bool:
+        return len(sequence.prompt) <= 4000
+
+    def unread(self, sequence: Running) -> int:
+        return len(sequence.prompt)
+
+    def score(self, sequence: Running) -> Scoring:
+        self.asked.append(sequence.prompt)
+        self.open += 1
+        try:
+            for _ in range(self._pieces):
+                yield
+            return self._judge(sequence.prompt)
+        finally:
+            self.open -= 1
+
+    def rest(self) -> None: ...
+
+    def check(self) -> None: ...
+
+
+def evenly(prompt: tuple[int, ...]) -> Scores:
+    """Every seventh chunk matters."""
+    return (np.arange(len(prompt)) // 32 % 7 == 0).astype(np.float32)
+
+
+def start(kind: str = "llama", scorer: Callable[[], Scorer] | None = None, **options: Any) -> Engine:
+    def offer() -> SparseOffer:
+        made = DraftScorer(draft_model(device=options.get("device"))) if scorer is None else scorer()
+        return SparseOffer(made, threshold=300, keep=0.3)
+
+    return engines.start(kind, sparse=offer, **{"cache_bytes": 1 << 26, **options})
+
+
+def ask(prompt: Sequence[int], sparse: SparseAsk | None = SparseAsk(), **options: Any) -> Request:  # noqa: B008  (frozen)
+    said = {"max_tokens": 12, "sampling": Sampling(temperature=0.0), "stop": Stop(ignore_eos=True), **options}
+    return Request(f"s{next(NUMBERS)}", (tuple(prompt),), sparse=sparse, **said)
+
+
+def ended(events: list[Event]) -> Ended:
+    assert isinstance(events[-1], Ended), events[-1]
+    return events[-1]
+
+
+def report(events: list[Event]) -> SparseReport:
+    [found] = ended(events).sparse
+    return found
+
+
+def written_by_stock(kind: str, prompt: Sequence[int], kept: Sequence[int], most: int) -> list[int]:
+    """What mlx-lm's own layers would write behind a prompt of which some tokens are hidden from all others."""
+    model, tokens, shown = tiny.build(kind), list(prompt), [True] * len(prompt)
+    for place in set(range(len(prompt))) - set(kept):
+        shown[place] = False
+    for _ in range(most):
+        count = len(tokens)
+        mask = mx.tril(mx.ones((count, count), mx.bool_)) & mx.array(shown)
+        mask = mask | mx.eye(count).astype(mx.bool_)  # what is hidden sees itself, and nobody sees it
+        x = model.model.embed_tokens(mx.array([tokens]))
+        for layer in model.model.layers:
+            x = layer(x, mask, None)
+        logits = model.lm_head(model.model.norm(x))[0, -1]
+        tokens.append(int(mx.argmax(logits)))
+        shown.append(True)
+    return tokens[len(prompt) :]

@@ -1,0 +1,218 @@
+"""What one engine keeps goes on in another: taken out to a file, and in from it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from ingot.cache.archive import ArchiveError
+from ingot.cache.packing import LooseRecord
+from ingot.cache.prefix_index import PrefixIndex
+from ingot.cache.records import Record
+from ingot.engine.engine import Engine
+from ingot.engine.prefix_cache import Reuse
+from ingot.engine.prefix_files import LOOKED_AT, _Walk, export
+from ingot.engine.request import Ended, Request, Sampling, Stop
+from ingot.errors import Unsupported
+from tests import engines, tiny
+from tests.cache.paper import APPEND, store
+
+KINDS = ["llama", "window", "hybrid"]
+EOS = tiny.VOCAB - 1
+SECRET = b"of both servers"
+
+
+def start(kind: str, folder: Path, cache_bytes: int = 1 << 24) -> Engine:
+    """An engine that knows its model by the files in a folder."""
+    made = engines.start(kind, cache_bytes=cache_bytes)
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(kind)
+    (folder / "model.safetensors").write_bytes(b"weights of " + kind.encode())
+    (folder / "tokenizer.json").write_text("{}")
+    made._loaded = replace(made._loaded, folder=folder)
+    return made
+
+
+@pytest.fixture(params=KINDS)
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Engine, Engine]]:
+    both = start(request.param, tmp_path / "a"), start(request.param, tmp_path / "b")
+    yield both
+    for engine in both:
+        engine.check()
+        engine.close()
+
+
+def ask(engine: Engine, name: str, prompt: list[int], **more: object) -> tuple[str, int]:
+    greedy, endless = Sampling(temperature=0.0), Stop(ignore_eos=True)
+    events = engines.answer(
+        engine,
+        Request(name, (tuple(prompt),), max_tokens=6, sampling=greedy, stop=endless, **more),  # type: ignore[arg-type]
+    )
+    assert isinstance(events[-1], Ended)
+    return engines.text_of(events), events[-1].usage.cached_tokens
+
+
+def prompts() -> list[list[int]]:
+    rng = random.Random(3)
+    head = [*(rng.randrange(95) for _ in range(80)), EOS]
+    tails = [[*(rng.randrange(95) for _ in range(40)), EOS] for _ in range(3)]
+    return [[*head, *tail, number] for number, tail in enumerate(tails)]
+
+
+def test_another_engine_goes_on_where_this_one_was(pair: tuple[Engine, Engine], tmp_path: Path) -> None:
+    here, there = pair
+    for number, prompt in enumerate(prompts()):
+        ask(here, f"first{number}", prompt)
+        ask(here, f"salted{number}", prompt, salt="s")
+    path = tmp_path / "kept.safetensors"
+    tokens = here.kept.export("", path, SECRET)
+    assert there.kept.adopt("", path, SECRET) == tokens > 0
+    there.check()
+    for number, prompt in enumerate(prompts()):
+        longer = [*prompt, 7, 8]
+        warm, cached = ask(there, f"warm{number}", longer)
+        assert (warm, cached) == ask(here, f"warm{number}", longer)
+        assert warm == ask(there, f"cold{number}", longer, cache=False)[0]
+        assert cached >= len(prompt) - 1
+        assert ask(there, f"salt{number}", longer, salt="s")[1] == cached
+
+
+def test_what_is_here_already_is_not_kept_twice(pair: tuple[Engine, Engine], tmp_path: Path) -> None:
+    here, there = pair
+    for number, prompt in enumerate(prompts()):
+        ask(here, f"first{number}", prompt)
+    ask(there, "own", prompts()[0])
+    path = tmp_path / "kept.safetensors"
+    tokens = here.kept.export("", path, SECRET)
+    assert 0 < there.kept.adopt("", path, SECRET) < tokens
+    assert there.kept.adopt("", path, SECRET) == 0
+    there.check()
+
+
+def test_tenants_move_their_own_alone(pair: tuple[Engine, Engine], tmp_path: Path) -> None:
+    here, there = pair
+    ask(here, "mine", prompts()[0], tenant="me")
+    path = tmp_path / "kept.safetensors"
+    assert here.kept.export("you", path, SECRET) == 0
+    assert here.kept.export("me", path, SECRET) > 0
+    there.kept.adopt("you", path, SECRET)
+    assert ask(there, "me", [*prompts()[0], 9], tenant="me")[1] == 0
+    assert ask(there, "you", [*prompts()[0], 9], tenant="you")[1] > 0
+
+
+def test_no_more_is_kept_than_there_is_room_for(tmp_path: Path) -> None:
+    here, there = start("llama", tmp_path / "a"), start("llama", tmp_path / "b", cache_bytes=100_000)
+    for number, prompt in enumerate(prompts()):
+        ask(here, f"first{number}", prompt)
+    path = tmp_path / "kept.safetensors"
+    here.kept.export("", path, SECRET)
+    there.kept.adopt("", path, SECRET)
+    there.check()
+    assert 0 < there.kept.status("").used_bytes <= 100_000
+    for engine in (here, there):
+        engine.close()
+
+
+def test_another_models_file_is_refused_by_name(tmp_path: Path) -> None:
+    here, there = start("llama", tmp_path / "a"), start("moe", tmp_path / "b")
+    ask(here, "first", prompts()[0])
+    path = tmp_path / "kept.safetensors"
+    here.kept.export("", path, SECRET)
+    with pytest.raises(ArchiveError, match="another model"):
+        there.kept.adopt("", path, SECRET)
+    for engine in (here, there):
+        engine.close()
+
+
+def test_states_of_other_shapes_are_refused_whatever_the_key_says(tmp_path: Path) -> None:
+    here, there = start("window", tmp_path / "a"), start("llama", tmp_path / "b")
+    ask(here, "first", prompts()[0])
+    here._loaded = replace(here._loaded, folder=tmp_path / "b")
+    path = tmp_path / "kept.safetensors"
+    here.kept.export("", path, SECRET)
+    with pytest.raises(ArchiveError, match="other states"):
+        there.kept.adopt("", path, SECRET)
+    there.check()
+    assert there.kept.status("").used_bytes == 0
+    for engine in (here, there):
+        engine.close()
+
+
+def test_each_call_of_an_export_takes_one_record_however_many_there_are(tmp_path: Path) -> None:
+    engine = start("hybrid", tmp_path / "model")
+    for number, prompt in enumerate(prompts()):
+        ask(engine, f"mine{number}", prompt, salt=f"s{number}")
+    reuse = engine._generation.reuse
+    loose, counts = reuse.encoding.loose, [0]
+
+    def counted(record: Record) -> LooseRecord:
+        counts[-1] += 1
+        return loose(record)
+
+    def run(work: Callable[[Reuse], Any]) -> Any:
+        counts.append(0)
+        return engine._loop.run(lambda: work(reuse))
+
+    reuse.encoding.loose = counted  # type: ignore[method-assign]
+    seal = engine.kept._seal(SECRET)
+    tokens = export(run, "", seal, tmp_path / "kept", lambda: True)
+    assert max(counts) == 1 and sum(counts) == engine._loop.run(lambda: len(list(reuse.index.nodes())))
+    assert tokens == sum(salt.tokens for salt in engine.kept.status("").salts)
+    engine.close()
+
+
+def test_nodes_that_have_nothing_in_memory_are_passed_over_a_few_at_a_time() -> None:
+    held = PrefixIndex(APPEND, float, spill=lambda node: True)
+    for first in range(3 * LOOKED_AT):
+        store(held, [first, 1], APPEND)
+    held.shrink(0)
+    walk, calls = _Walk(cast(Any, SimpleNamespace(index=held)), ""), 0
+    while not walk.ended:
+        assert walk.advance(cast(Any, SimpleNamespace(index=held))) is None
+        calls += 1
+    assert calls >= 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_changes_while_it_is_exported_leaves_a_file_that_fits(kind: str, tmp_path: Path) -> None:
+    """Between any two pieces nodes are cut in two, evicted or come."""
+    here, there = start(kind, tmp_path / "a"), start(kind, tmp_path / "b")
+    for number, prompt in enumerate(prompts()):
+        ask(here, f"mine{number}", prompt)
+    reuse, calls = here._generation.reuse, [0]
+
+    def disturb(number: int) -> None:
+        if number in (2, 3):
+            ask(here, f"parts{number}", [*prompts()[0][: 100 - 60 * (number - 2)], 1, 2, 3])
+        elif number == 5:
+            here._loop.run(lambda: reuse.index.shrink(reuse.index.nbytes // 2))
+
+    def run(work: Callable[[Reuse], Any]) -> Any:
+        calls[0] += 1
+        disturb(calls[0])
+        return here._loop.run(lambda: work(reuse))
+
+    path = tmp_path / "kept"
+    assert export(run, "", here.kept._seal(SECRET), path, lambda: True) > 0
+    assert calls[0] > 6
+    assert there.kept.adopt("", path, SECRET) > 0
+    for engine in (here, there):
+        engine.check()
+        for number, prompt in enumerate(prompts()):
+            longer = [*prompt, 7, 8]
+            warm, _ = ask(engine, f"warm{number}", longer)
+            assert warm == ask(engine, f"cold{number}", longer, cache=False)[0]
+        engine.close()
+
+
+def test_a_model_without_files_cannot_be_known_again(tmp_path: Path) -> None:
+    engine = engines.start("llama", cache_bytes=1 << 20)
+    with pytest.raises(Unsupported, match="no files"):
+        engine.kept.export("", tmp_path / "kept", SECRET)
+    engine.close()

@@ -1,0 +1,224 @@
+"""A server of models for several things: each request goes to one that does what it asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+
+from ingot.config import ModelEntry, lone_entry, model_entries
+from ingot.engine.fleet import Fleet
+from ingot.engine.loop import Pulse
+from ingot.http.fleet.app import build_fleet_app
+from tests.encoders import offered
+from tests.hearing import card as hearing_card
+from tests.hearing import tone, wav
+from tests.http.asgi import call
+from tests.http.scripted import ScriptedEngine, settings
+from tests.http.scripted_encoders import EncodingEngine
+from tests.http.scripted_hearing import HearingEngine
+
+pytestmark = pytest.mark.anyio
+TABLES = {
+    "talk": {"path": "a"},
+    "vectors": {"path": "b", "kind": "embedding", "aliases": ["text-embedding-3-small"]},
+    "more": {"path": "c", "kind": "embedding"},
+    "judge": {"path": "d", "kind": "rerank"},
+    "ears": {"path": "e", "kind": "audio", "aliases": ["whisper-1"]},
+}
+ASK = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+
+
+class Garage:
+    """Engines of the kinds that entries are of."""
+
+    def __init__(self) -> None:
+        self.diary: list[str] = []
+
+    async def measure(self, entry: ModelEntry) -> int:
+        return 1
+
+    async def load(self, entry: ModelEntry, claim: int, told: Callable[[float], None]) -> Any:
+        self.diary.append(f"+{entry.name}")
+        if entry.kind in ("embedding", "rerank"):
+            side: Any = EncodingEngine()
+            side.encoders = {entry.kind: offered(entry.kind, name=entry.name)}  # type: ignore[arg-type]
+            side.card = side.encoders[entry.kind].card
+            return side
+        if entry.kind == "audio":
+            ears: Any = HearingEngine()
+            ears.card = replace(hearing_card(), name=entry.name)
+            ears.hearing = SimpleNamespace(card=ears.card)
+            return ears
+        return EncodingEngine() if entry.further_kinds else ScriptedEngine()
+
+    async def unload(self, engine: Any) -> None:
+        self.diary.append(f"-{engine.card.name}")
+
+
+def made(tables: Any = TABLES, memory: int = 10, **changes: Any) -> tuple[Starlette, Garage]:
+    chosen = settings(models=tables, lazy=True, **changes)
+    return app_of(model_entries(chosen), chosen, memory)
+
+
+def app_of(entries: tuple[ModelEntry, ...], chosen: Any, memory: int = 10) -> tuple[Starlette, Garage]:
+    garage = Garage()
+    return build_fleet_app(Fleet(entries, garage, memory), lambda: Pulse(True, True, "ok", 0.0), chosen), garage
+
+
+async def post(app: Starlette, path: str, body: Any, **given: Any) -> Any:
+    return await call(app, "POST", path, body=body, **given)
+
+
+async def form(app: Starlette, path: str, fields: dict[str, str]) -> Any:
+    parts = [f'--b\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{text}\r\n' for name, text in fields.items()]
+    file = (
+        b'--b\r\ncontent-disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
+        + wav(tone(0.1))
+        + b"\r\n--b--\r\n"
+    )
+    headers = {"content-type": "multipart/form-data; boundary=b"}
+    return await post(app, path, "".join(parts).encode() + file, headers=headers)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "loaded"),
+    [
+        ("/v1/embeddings", {"input": "a", "model": "text-embedding-3-small"}, "vectors"),
+        ("/v1/embeddings", {"input": "a", "model": "more"}, "more"),
+        ("/v1/embeddings", {"input": "a"}, "vectors"),
+        ("/api/embed", {"input": "a", "model": "more:latest"}, "more"),
+        ("/api/embeddings", {"prompt": "a", "model": "default"}, "vectors"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "model": "judge"}, "judge"),
+        ("/v2/rerank", {"query": "a", "documents": ["b"], "model": "judge"}, "judge"),
+    ],
+)
+async def test_a_request_for_numbers_loads_the_encoder_that_it_names(path: str, body: Any, loaded: str) -> None:
+    app, garage = made()
+    answer = await post(app, path, body)
+    assert (answer.status, garage.diary) == (200, [f"+{loaded}"]), answer.body
+    if path != "/api/embeddings":
+        assert answer.json().get("model", loaded) == loaded
+
+
+@pytest.mark.parametrize("fields", [{"model": "whisper-1"}, {"model": "ears", "stream": "true"}, {}])
+async def test_a_form_names_the_model_that_hears(fields: dict[str, str]) -> None:
+    app, garage = made()
+    answer = await form(app, "/v1/audio/transcriptions", fields)
+    assert (answer.status, garage.diary) == (200, ["+ears"]) and b"Hello, you." in answer.body
+
+
+async def test_a_form_says_how_long_the_model_stays() -> None:
+    app, garage = made()
+    assert (await form(app, "/v1/audio/transcriptions", {"model": "ears", "ttl": "0"})).status == 200
+    async with asyncio.timeout(30):
+        while garage.diary != ["+ears", "-ears"]:
+            await asyncio.sleep(0.001)
+
+
+async def test_a_broken_form_is_refused_in_the_words_of_a_model() -> None:
+    app, _ = made()
+    answer = await post(app, "/v1/audio/transcriptions", b"x", headers={"content-type": "multipart/form-data"})
+    assert answer.status == 400 and b"boundary" in answer.body
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("/v1/chat/completions", {"model": "vectors", **ASK}, "makes vectors of texts (/v1/embeddings)"),
+        ("/v1/messages", {"model": "judge", **ASK}, "ranks documents (/v1/rerank)"),
+        ("/api/chat", {"model": "ears", "messages": ASK["messages"]}, "writes down what is spoken"),
+        ("/v1/embeddings", {"model": "talk", "input": "a"}, "answers conversations"),
+        ("/v1/rerank", {"model": "vectors", "query": "a", "documents": ["b"]}, "One that does: 'judge'."),
+    ],
+)
+async def test_a_model_for_something_else_is_a_400_that_says_what_it_is_for(path: str, body: Any, told: str) -> None:
+    app, garage = made()
+    answer = await post(app, path, body)
+    assert answer.status == 400 and told in answer.body.decode() and garage.diary == []
+
+
+async def test_a_name_of_no_model_is_a_404_that_lists_those_for_the_same() -> None:
+    app, _ = made()
+    answer = await post(app, "/v1/embeddings", {"model": "nobody", "input": "a"})
+    assert answer.status == 404 and b"'vectors', 'text-embedding-3-small', 'more'" in answer.body
+
+
+async def test_what_no_table_is_for_is_a_404_that_says_so() -> None:
+    app, _ = made({"talk": {"path": "a"}})
+    answer = await post(app, "/v1/embeddings", {"input": "a"})
+    assert answer.status == 404 and b"makes vectors of texts" in answer.body and b"'talk' (chat)" in answer.body
+
+
+async def test_models_of_all_kinds_are_listed_with_what_they_are_for() -> None:
+    app, _ = made()
+    await post(app, "/v1/embeddings", {"model": "vectors", "input": "a"})
+    await form(app, "/v1/audio/transcriptions", {})
+    listed = {each["id"]: each for each in (await call(app, "GET", "/v1/models")).json()["data"]}
+    assert {name: (one["kind"], one["state"]) for name, one in listed.items()} == {
+        "talk": ("chat", "unloaded"),
+        "vectors": ("embedding", "loaded"),
+        "more": ("embedding", "unloaded"),
+        "judge": ("rerank", "unloaded"),
+        "ears": ("audio", "loaded"),
+    }
+    assert listed["vectors"]["max_model_len"] == 64 and listed["ears"]["input_modalities"] == ["audio"]
+    running = (await call(app, "GET", "/api/ps")).json()["models"]
+    assert [one["name"] for one in running] == ["vectors", "ears"]
+    shown = (await post(app, "/api/show", {"model": "vectors"})).json()
+    assert shown["capabilities"] == ["embedding"] and shown["model_info"]["toy.embedding_length"] == 4
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "a", "ttl": 0}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "ttl": 0}),
+        ("/api/embed", {"input": "a", "keep_alive": 0}),
+    ],
+)
+async def test_a_request_for_numbers_says_how_long_its_encoder_stays(path: str, body: Any) -> None:
+    app, garage = made()
+    answer = await post(app, path, body)
+    assert answer.status == 200 and "ignored" not in json.dumps(answer.json())
+    async with asyncio.timeout(30):
+        while len(garage.diary) < 2:
+            await asyncio.sleep(0.001)
+    loaded, gone = garage.diary
+    assert gone == loaded.replace("+", "-")
+
+
+async def test_an_encoder_makes_room_for_a_model_that_chats_and_back() -> None:
+    app, garage = made(memory=1)
+    for path, body in (
+        ("/v1/embeddings", {"model": "vectors", "input": "a"}),
+        ("/v1/chat/completions", {"model": "talk", **ASK}),
+        ("/v1/embeddings", {"model": "vectors", "input": "a"}),
+    ):
+        assert (await post(app, path, body)).status == 200
+    assert garage.diary == ["+vectors", "-vectors", "+talk", "-org/toy", "+vectors"]
+
+
+async def test_who_watches_is_told_of_requests_to_encoders_and_of_answering_models_alone() -> None:
+    app, _ = made()
+    await post(app, "/v1/embeddings", {"model": "vectors", "input": "a"})
+    assert (await call(app, "GET", "/v1/live")).json()["engines"] == []
+    for path in ("/metrics", "/v1/loads", "/health", "/v1/requests"):
+        assert (await call(app, "GET", path)).status == 200, path
+
+
+async def test_a_lazy_server_of_one_model_has_its_encoders_beside_it() -> None:
+    chosen = settings(model="a", lazy=True, embedding_model="e")
+    app, garage = app_of((lone_entry(chosen, "org/toy"),), chosen)
+    answer = await post(app, "/v1/embeddings", {"input": "a", "model": "toy-embedding"})
+    assert (answer.status, garage.diary) == (200, ["+org/toy"])
+    unknown = await post(app, "/v1/embeddings", {"input": "a", "model": "nobody"})
+    assert unknown.status == 404 and b"toy-embedding" in unknown.body
+    listed = (await call(app, "GET", "/v1/models")).json()["data"]
+    assert [one["id"] for one in listed] == ["org/toy", "toy-embedding", "toy-rerank"]

@@ -1,0 +1,171 @@
+"""Products of few rows with packed weights, against float64."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingot.kernels.gpu.emulator import Emulator
+from ingot.kernels.gpu.texts import Kernel, Work
+from ingot.kernels.packed.tuning import TUNING, Cut, Tuning
+from ingot.kernels.packed_matmul.kernels import BITS, DTYPES, GROUPS, PackedProduct, Packing
+from tests.kernels.packed_matmul.weights import BOUNDS, activations, exact, experts, off, packed, product
+from tests.kernels.paged_attention.memory import emulated
+
+pytestmark = emulated
+FOURS = Packing(4, 64)
+
+
+@pytest.mark.sampled(7)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("bits", BITS)
+def test_every_packing_is_multiplied_rightly(bits: int, group: int, dtype: mx.Dtype) -> None:
+    packing = Packing(bits, group)
+    weights = packed(packing, 21, group * 5, dtype)
+    x = activations(3, weights.columns, dtype)
+    assert off(product(packing, dtype)(x, weights), exact(x, weights)) < BOUNDS[dtype]
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=st.integers(1, 40), outputs=st.integers(1, 70), groups=st.integers(1, 40), seed=st.integers(0, 99))
+def test_any_number_of_rows_outputs_and_groups_is_multiplied_rightly(
+    rows: int, outputs: int, groups: int, seed: int
+) -> None:
+    weights = packed(FOURS, outputs, groups * 64, mx.bfloat16, seed)
+    x = activations(rows, weights.columns, mx.bfloat16, seed)
+    assert off(product(FOURS, mx.bfloat16)(x, weights), exact(x, weights)) < BOUNDS[mx.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(dtype: mx.Dtype) -> None:
+    weights = packed(FOURS, 40, 64 * 19, dtype)
+    x, multiply = activations(33, weights.columns, dtype), product(FOURS, dtype)
+    together = multiply(x, weights)
+    for rows in (1, 2, 8, 9, 16, 17):
+        assert mx.array_equal(multiply(x[-rows:], weights), together[-rows:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_experts_multiply_as_each_would_alone(dtype: mx.Dtype) -> None:
+    weights = experts(FOURS, 5, 24, 64 * 7, dtype)
+    x, multiply, chosen = activations(3, weights.columns, dtype), product(FOURS, dtype), [4, 0, 2, 2, 1, 4]
+    found = multiply.gather(x, weights, mx.array(chosen, mx.int32))
+    for number, expert in enumerate(chosen):
+        row = x[number // 2 : number // 2 + 1]
+        assert mx.array_equal(found[number : number + 1], multiply(row, weights.part(expert)))
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("cut", [Cut(8, 2, stages=2), Cut(8, 1, stages=4, ahead=False), Cut(8, 4)], ids=str)
+@pytest.mark.parametrize("rows", [5, 13])
+@pytest.mark.parametrize("groups", [64, 37])
+def test_how_many_outputs_and_stages_there_are_changes_no_bits(cut: Cut, rows: int, groups: int) -> None:
+    weights = packed(FOURS, 50, 64 * groups, mx.bfloat16)
+    x = activations(rows, weights.columns, mx.bfloat16)
+    found = product(FOURS, mx.bfloat16, Tuning(wide=1, many=(cut, cut)))(x, weights)
+    assert mx.array_equal(found, product(FOURS, mx.bfloat16, Tuning(few=(Cut(8, 1), Cut(8, 1))))(x, weights))
+    assert off(found, exact(x, weights)) < BOUNDS[mx.bfloat16]
+
+
+@pytest.mark.parametrize("cut", [Cut(4, 2, fetch=128), Cut(4, 4, fetch=32), Cut(16, 1, fetch=256)], ids=str)
+def test_columns_may_be_dealt_out_to_any_number_of_warps(cut: Cut) -> None:
+    weights = packed(FOURS, 50, 64 * 37, mx.bfloat16)
+    multiply, x = product(FOURS, mx.bfloat16, Tuning(few=(cut, cut))), activations(11, weights.columns, mx.bfloat16)
+    assert off(multiply(x, weights), exact(x, weights)) < BOUNDS[mx.bfloat16]
+    assert mx.array_equal(multiply(x[3:4], weights), multiply(x, weights)[3:4])
+
+
+@pytest.mark.parametrize("packing", [Packing(bits, group) for bits in BITS for group in GROUPS], ids=str)
+@pytest.mark.parametrize("outputs", [4096, 28672])
+def test_every_packing_has_memory_for_enough_stages_and_is_summed_alike(packing: Packing, outputs: int) -> None:
+    bits, group = packing.bits, packing.group
+    cuts = [TUNING.cut_of(bits, group, outputs, eights) for eights in (1, 2)]
+    for cut in cuts:
+        stage = cut.tiles * 16 * cut.depth_of(bits, group) * group * bits // 8
+        assert cut.stages >= 3 and cut.warps * cut.stages * stage <= 48 * 1024
+    assert len({(cut.warps, cut.depth_of(bits, group)) for cut in cuts}) == 1, "for any number of rows"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 11])
+def test_what_is_added_is_added_to_the_rounded_product(dtype: mx.Dtype, rows: int) -> None:
+    weights, multiply = packed(FOURS, 40, 64 * 7, dtype), product(FOURS, dtype)
+    x, residual = activations(rows, weights.columns, dtype), activations(rows, 40, dtype, 5)
+    assert mx.array_equal(multiply(x, weights, residual), multiply(x, weights) + residual)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("tuning", [TUNING, Tuning(wide=1)], ids=["few outputs", "many"])
+@pytest.mark.parametrize("outputs", [64, 88])
+@pytest.mark.parametrize("rows", [1, 11])
+def test_a_gate_and_what_it_lets_through_are_rounded_as_operations_of_their_own(
+    rows: int, outputs: int, tuning: Tuning
+) -> None:
+    weights, multiply = packed(FOURS, outputs, 64 * 7, mx.bfloat16), product(FOURS, mx.bfloat16, tuning)
+    x = activations(rows, weights.columns, mx.bfloat16)
+    gate, other = mx.split(multiply(x, weights), 2, axis=-1)
+    grown = mx.exp(mx.abs(gate).astype(mx.float32)).astype(mx.bfloat16)
+    less = (1 / (1 + grown)).astype(mx.bfloat16)
+    wanted = gate * mx.where(gate < 0, less, 1 - less) * other
+    found = multiply.gated(x, weights)
+    assert found.shape == (rows, outputs // 2)
+    # The exponential itself may be rounded otherwise.
+    assert mx.mean(found == wanted) > 0.98 and mx.allclose(found, wanted, rtol=0.02, atol=1e-3)
+
+
+def test_what_is_no_number_stays_in_its_own_row() -> None:
+    weights = packed(FOURS, 18, 256, mx.bfloat16)
+    x = activations(2, 256, mx.bfloat16)
+    x[1, 7] = float("nan")
+    found = product(FOURS, mx.bfloat16)(x, weights)
+    assert mx.all(mx.isnan(found[1])) and not mx.any(mx.isnan(found[0]))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_threads_may_run_in_any_order(seed: int) -> None:
+    weights = packed(FOURS, 40, 64 * 9, mx.bfloat16)
+    x = activations(9, weights.columns, mx.bfloat16)
+    found = product(FOURS, mx.bfloat16, TUNING, Emulator(seed))(x, weights)
+    assert mx.array_equal(found, product(FOURS, mx.bfloat16)(x, weights))
+
+
+@pytest.mark.parametrize(
+    ("packing", "said"),
+    [
+        (Packing(4, 32, "mxfp4"), "packed as mxfp4"),
+        (Packing(1, 64), "of 1 bits"),
+        (Packing(4, 16), "groups of 16"),
+    ],
+    ids=str,
+)
+def test_a_packing_without_a_kernel_is_named(packing: Packing, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        PackedProduct(Emulator(), packing, mx.bfloat16)
+
+
+def test_how_a_product_is_cut_is_chosen_once_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[tuple[int, ...]] = []
+    choose = Tuning.cut_of
+
+    def counted(self: Tuning, bits: int, group: int, outputs: int, eights: int) -> Cut:
+        chosen.append((outputs, eights))
+        return choose(self, bits, group, outputs, eights)
+
+    monkeypatch.setattr(Tuning, "cut_of", counted)
+    some, others = packed(FOURS, 24, 64 * 2, mx.bfloat16), packed(FOURS, 40, 64 * 3, mx.bfloat16)
+    multiply = product(FOURS, mx.bfloat16, run=_unrun)
+    for _ in range(3):
+        for weights in (some, others):
+            for rows in (1, 9):
+                given = activations(rows, weights.columns, mx.bfloat16)
+                assert multiply(given, weights).shape == (rows, weights.outputs)
+                multiply.by(_unrun)(given, weights)
+    assert sorted(chosen) == [(24, 1), (24, 2), (40, 1), (40, 2)]
+
+
+def _unrun(kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
+    """What a launcher is given, without a launch."""
+    return [mx.zeros(output.shape, output.dtype) for output in work.outputs]

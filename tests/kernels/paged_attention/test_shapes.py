@@ -1,0 +1,74 @@
+"""How kernels are cut: always so that a GPU can run them."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.paged import WAYS
+from ingot.kernels.gpu.texts import Kernel, Work
+from ingot.kernels.paged.slabs import Slabs
+from ingot.kernels.paged.tuning import TUNINGS, Tuning
+from ingot.kernels.paged_attention.inputs import MOST_QUERIES, Rows
+from ingot.kernels.paged_attention.kernels import PagedAttention
+from ingot.kernels.paged_attention.shapes import Shape
+from tests.kernels.paged_attention.memory import START
+
+SHARED = 48 * 1024
+"""Bytes that a group of threads may share on any CUDA device."""
+BY_MATRICES = [tuning for tuning in WAYS.values() if tuning.matrix is not None]
+
+
+class Noted:
+    """Notes what is launched, and launches nothing."""
+
+    def __init__(self) -> None:
+        self.work: dict[str, Work] = {}
+
+    def __call__(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
+        self.work[kernel.name] = work
+        return [mx.zeros(output.shape, output.dtype) for output in work.outputs]
+
+
+def _launched(shape: Shape, tuning: Tuning, count: int) -> Work:
+    noted = Noted()
+    attention = PagedAttention(noted, tuning, shape, mx.bfloat16, scale=1.0)
+    slabs = Slabs(*([mx.zeros((1, shape.kv_heads, shape.page, size), mx.bfloat16)] for size in (16, 16)))
+    queries = mx.zeros((count, shape.heads, shape.key_size), mx.bfloat16)
+    attention.attend(queries, Rows.of([[0]], [shape.page], counts=[count]), slabs, START)
+    return noted.work["attend_wide"]
+
+
+sizes = st.integers(1, 16).map(lambda number: number * 16)
+
+
+@pytest.mark.parametrize("tuning", BY_MATRICES, ids=repr)
+@given(sizes, sizes, st.integers(1, 16), st.integers(1, MOST_QUERIES))
+def test_pieces_of_any_heads_fit_in_shared_memory(
+    tuning: Tuning, key_size: int, value_size: int, group: int, count: int
+) -> None:
+    cut = dict(_launched(Shape(group, 1, key_size, value_size), tuning, count).template)
+    keys, slots, part, stretch = (int(cut[name]) for name in ("KEYS", "SLOTS", "PART", "STRETCH"))  # type: ignore[call-overload]
+    line = 16 * (max(key_size, value_size) // 8 | 1)
+    weights, of_warps, factors, units = part * 16 * (keys // 8 | 1), 16 * part, 4 * part, stretch // 64 * 16
+    assert keys * line * slots + weights + of_warps + factors + units <= SHARED
+    assert slots >= 2, "one to be multiplied while the next is on its way"
+    assert keys in (32, 64) and part in (16, 32, 64)
+
+
+def test_all_queries_of_a_head_of_keys_share_what_is_read() -> None:
+    widths = {width: _launched(Shape(32, 8, 128, 128), BY_MATRICES[0], width).groups for width in (1, 4, 8, 16)}
+    assert set(widths.values()) == {(1, 8, 1)}, "one group, however many queries"
+    assert _launched(Shape(64, 8, 128, 128), BY_MATRICES[0], 16).groups == (2, 8, 1)
+    assert _launched(Shape(16, 2, 256, 256), BY_MATRICES[0], 8).groups == (2, 2, 1), "registers hold no more"
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "stretch"), [(128, mx.bfloat16, 512), (256, mx.bfloat16, 1024), (256, mx.float32, 512)]
+)
+def test_groups_of_threads_look_at_more_places_of_large_heads(size: int, dtype: mx.Dtype, stretch: int) -> None:
+    attention = PagedAttention(Noted(), TUNINGS["cuda"], Shape(16, 2, size, size), dtype, scale=1.0)
+    assert attention.stretch == stretch
+    assert PagedAttention(Noted(), TUNINGS["metal"], Shape(16, 2, size, size), dtype, scale=1.0).stretch == 512

@@ -1,0 +1,87 @@
+"""Draws in one launch, against float64 by the definition of each filter."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingot.kernels.drawing.kernels import draw
+from ingot.kernels.gpu.emulator import Emulator
+from tests.kernels.cpu.test_draw import kept
+from tests.kernels.paged_attention.memory import emulated
+
+pytestmark = emulated
+
+
+@given(
+    vocab=st.integers(1, 3000),
+    spread=st.sampled_from([0.01, 1.0, 8.0]),
+    temperature=st.sampled_from([0.5, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 1, 3, 40, 10_000]),
+    top_p=st.sampled_from([1.0, 0.95, 0.5, 0.01]),
+    min_p=st.sampled_from([0.0, 0.1, 1.0]),
+    seed=st.integers(0, 1000),
+)
+def test_a_token_lies_where_the_running_sum_of_what_is_kept_passes_the_draw(
+    vocab: int, spread: float, temperature: float, top_k: int, top_p: float, min_p: float, seed: int
+) -> None:
+    dice = np.random.default_rng(seed)
+    logits = (spread * dice.standard_normal((3, vocab))).astype(np.float32)
+    places = dice.random(3)
+    drawn = draw(Emulator(seed), mx.array(logits), [(temperature, top_k, top_p, min_p, float(at)) for at in places])
+    assert drawn.dtype == mx.uint32
+    for row, at, token in zip(logits, places, np.array(drawn), strict=True):
+        # A filter's edge may fall on either side of a weight that rounding moves.
+        for nudge in (0, 1e-5, -1e-5):
+            shares = kept(row, temperature, top_k, min(1.0, top_p + nudge), max(0.0, min_p + nudge) if min_p else 0.0)
+            running = np.cumsum(shares)
+            if shares[token] > 0 and running[token] - shares[token] - 1e-5 <= at <= running[token] + 1e-5:
+                break
+        else:
+            raise AssertionError((token, at))
+
+
+def test_without_a_temperature_the_first_of_the_likeliest_is_taken() -> None:
+    logits = np.random.default_rng(1).standard_normal((4, 3333)).astype(np.float32)
+    logits[1, [7, 300, 3000]] = 9
+    logits[2] = -np.inf
+    logits[2, 3332] = -5
+    logits[3] = -np.inf
+    drawn = draw(Emulator(), mx.array(logits), [(0.0, 0, 1.0, 0.0, 0.9)] * 4)
+    assert drawn.tolist() == [int(logits[0].argmax()), 7, 3332, 0]
+
+
+def test_weights_that_are_alike_are_kept_or_dropped_together() -> None:
+    logits = np.zeros((1, 2000), np.float32)
+    logits[0, :1000] = 1.0
+    for at in (0.0, 0.25, 0.9999):
+        [token] = draw(Emulator(), mx.array(logits), [(1.0, 7, 1.0, 0.0, at)]).tolist()  # type: ignore[misc]
+        assert token == int(at * 1000), "all thousand that weigh as much as the seventh"
+
+
+def test_what_may_not_be_drawn_is_not() -> None:
+    logits = np.full((1, 5000), -np.inf, np.float32)
+    logits[0, [17, 4999]] = [0.0, -1.0]
+    found = {
+        at: draw(Emulator(), mx.array(logits), [(1.0, 0, 0.99, 0.0, at)]).item() for at in (0.0, 0.7, 0.8, 0.999999)
+    }
+    assert found == {0.0: 17, 0.7: 17, 0.8: 4999, 0.999999: 4999}
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_threads_may_run_in_any_order(seed: int) -> None:
+    logits = mx.random.normal((2, 2500), key=mx.random.key(seed))
+    draws = [(0.8, 50, 0.9, 0.0, 0.3), (1.5, 0, 0.95, 0.01, 0.77)]
+    assert draw(Emulator(seed), logits, draws).tolist() == draw(Emulator(), logits, draws).tolist()
+
+
+def test_a_large_vocabulary_is_drawn_from() -> None:
+    dice = np.random.default_rng(5)
+    logits = (3 * dice.standard_normal((1, 50_257))).astype(np.float32)
+    [token] = draw(Emulator(), mx.array(logits), [(1.0, 0, 0.9, 0.0, 0.4)]).tolist()  # type: ignore[misc]
+    shares = kept(logits[0], 1.0, 0, 0.9, 0.0)
+    running = np.cumsum(shares)
+    assert running[token] - shares[token] - 1e-5 <= 0.4 <= running[token] + 1e-5

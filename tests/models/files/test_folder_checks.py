@@ -1,0 +1,74 @@
+"""A folder that claims what its files do not hold is refused before anything is built."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from ingot.errors import ModelError
+from ingot.models.files import folder_checks
+from ingot.models.files.folder_checks import check_folder, stated_context
+
+
+def folder_of(place: Path, **config: Any) -> Path:
+    (place / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    tensors = {f"model.layers.{number}.w": np.zeros(2, np.float32) for number in range(4)}
+    save_file(tensors, place / "model.safetensors")
+    return place
+
+
+@pytest.mark.parametrize("config", [{"num_hidden_layers": 4}, {}, {"text_config": {"num_hidden_layers": 4}}])
+def test_what_the_weights_hold_is_believed(tmp_path: Path, config: dict[str, Any]) -> None:
+    check_folder(folder_of(tmp_path, **config), "it")
+
+
+@pytest.mark.parametrize("config", [{"num_hidden_layers": 10**6}, {"n_layer": 5}, {"text_config": {"num_layers": 9}}])
+def test_more_layers_than_there_are_tensors_are_refused(tmp_path: Path, config: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match="layers, and there are weights of 4 tensors"):
+        check_folder(folder_of(tmp_path, **config), "it")
+
+
+@pytest.mark.parametrize("file", ["model-2.safetensors", "tokenizer.json", "chat_template.jinja"])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, file: str) -> None:
+    os.mkfifo(folder_of(tmp_path, num_hidden_layers=2) / file)
+    with pytest.raises(ModelError, match=f"{file} is no regular file"):
+        check_folder(tmp_path, "it")
+
+
+def test_a_link_to_a_file_is_one(tmp_path: Path) -> None:
+    folder_of(tmp_path, num_hidden_layers=2)
+    (tmp_path / "blob").write_text("{}")
+    (tmp_path / "tokenizer.json").symlink_to(tmp_path / "blob")
+    check_folder(tmp_path, "it")
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"\xff" * 8, b"\x10\0\0\0\0\0\0\0{", b"\x02\0\0\0\0\0\0\0[}", b"\x01\0\0\0\0\0\0\x007"]
+)
+def test_weights_that_are_none_are_named(tmp_path: Path, raw: bytes) -> None:
+    (folder_of(tmp_path, num_hidden_layers=2) / "model.safetensors").write_bytes(raw)
+    with pytest.raises(ModelError, match=r"model\.safetensors"):
+        check_folder(tmp_path, "it")
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json"])
+def test_a_file_larger_than_any_of_its_kind_is_not_read(
+    tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_checks, "CONFIG_BYTES", 1000)
+    monkeypatch.setattr(folder_checks, "TOKENIZER_BYTES", 1000)
+    (folder_of(tmp_path) / file).write_bytes(b" " * 1001)
+    with pytest.raises(ModelError, match=f"{file} is larger"):
+        check_folder(tmp_path, "it")
+
+
+@pytest.mark.parametrize("stated", [-1, 0])
+def test_a_context_of_no_tokens_is_refused(stated: int) -> None:
+    with pytest.raises(ModelError, match="max_position_embeddings"):
+        stated_context({"max_position_embeddings": stated})

@@ -1,0 +1,204 @@
+"""Steps that are compiled, over kernels that are plain operations of all data that real ones are given."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from ingot.cache.batch_state import Rows
+from ingot.cache.forward_batch import Part, Row
+from ingot.kernels.paged.slabs import Slabs
+from ingot.kernels.paged_attention.inputs import Rows as KernelRows
+from ingot.kernels.paged_attention.kernels import PagedAttention, available
+from ingot.kernels.paged_attention.rope import Turning
+from ingot.models import steps as module
+from ingot.models.adapter import Adapter, adapt
+from ingot.models.forward import run
+from ingot.models.probe import apart
+from ingot.models.steps import TRIALS, CompiledSteps
+from tests import engines, tiny
+from tests.memory import pretended
+
+pytestmark = [
+    pytest.mark.skipif(not available(engines.GPU), reason="kernels run on no device here, nor can be emulated"),
+    pretended,
+]
+
+
+def turn(
+    self: Turning, projected: mx.array, angles: mx.array, slots: mx.array, slabs: Slabs, after: mx.array
+) -> tuple[mx.array, mx.array]:
+    heads = self._shape.heads
+    queries = projected[:, : heads.heads * heads.key_size].reshape(-1, heads.heads, heads.key_size)
+    shown = angles[:, None, :1] + slots[: queries.shape[0], None, 1:] * 0.01
+    # A step that is run twice is to give the same twice.
+    return queries + shown.astype(queries.dtype), after * 0 + slots.sum() % 1000
+
+
+def attend(
+    self: PagedAttention, queries: mx.array, rows: KernelRows, slabs: Slabs, after: mx.array, coded: None = None
+) -> mx.array:
+    lengths = rows.rows[: len(rows.spans), 0]
+    tokens = mx.concatenate([mx.full(count, n) for n, (_, count) in enumerate(rows.spans)])
+    pages = rows.table[rows.rows[: len(rows.spans), 4]] % 7
+    lain = slabs.addresses(self._run)[:1] % 2
+    shown = (lengths + pages)[tokens][:, None, None] * 0.02 + (after % 5 + lain) * 0.1
+    return queries * mx.cos(shown + rows.stretches(64, 0)).astype(queries.dtype)
+
+
+class Counted:
+    """The model, and how often Python went through it."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.calls = model, 0
+        self.model_type = model.model_type
+
+    def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+        self.calls += 1
+        logits: mx.array = self.model(tokens, cache=cache)
+        return logits
+
+
+@pytest.fixture
+def adapter(monkeypatch: pytest.MonkeyPatch) -> Adapter:
+    made = adapt(tiny.build("kernel"), tiny.CONFIGS["kernel"], engines.GPU)
+    assert made.steps is None, "the emulator cannot be asked without running"
+    monkeypatch.setattr(Turning, "__call__", turn)
+    monkeypatch.setattr(PagedAttention, "attend", attend)
+    return made
+
+
+class Session:
+    """Rows that begin with prompts of these lengths and decode."""
+
+    def __init__(self, adapter: Adapter, model: Any, lengths: list[int]) -> None:
+        self._adapter, self._model = adapter, model
+        self.states: Rows = adapter.new_rows()
+        self.rows: list[Row] = [self.states.new() for _ in lengths]
+        for number, (row, length) in enumerate(zip(self.rows, lengths, strict=True)):
+            self._run([5 + number] * length, Part((row,), length))
+
+    def _run(self, tokens: list[int], part: Part) -> mx.array:
+        given = mx.array(tokens, mx.uint32)
+        logits = run(self._model, self._adapter.selection, self.states, given, [part], None, mixed=True)
+        mx.eval(logits, self.states.pending())
+        return logits
+
+    def step(self, tokens: list[int], rows: list[Row]) -> mx.array:
+        return self._run(tokens, Part(tuple(rows), 1))
+
+
+def compare(adapter: Adapter, steps: CompiledSteps, lengths: list[int], count: int) -> None:
+    dice, plain, mine = random.Random(1), Session(adapter, adapter.model, lengths), Session(adapter, steps, lengths)
+    for number in range(count):
+        some = slice(0, 1 + number // 8 % len(lengths))
+        tokens = [dice.randrange(90) for _ in plain.rows[some]]
+        wanted, found = plain.step(tokens, plain.rows[some]), mine.step(tokens, mine.rows[some])
+        assert apart(found, wanted) < 1e-5, f"at step {number}"  # what is compiled may round elsewhere
+
+
+def test_they_say_what_the_model_says_while_rows_grow_join_and_leave(adapter: Adapter) -> None:
+    counted = Counted(adapter.model)
+    steps = CompiledSteps(counted)
+    compare(adapter, steps, [3, 60, 130], 60)
+    assert steps.refused is None
+    prompts, seen, graphs = 3, 1, len(steps._steps)
+    assert 3 <= graphs <= 9
+    # Once by itself at each trial, and once a graph: not at every step.
+    assert counted.calls <= prompts + seen + TRIALS + 1 + graphs
+
+
+def test_a_model_that_keeps_something_of_a_step_is_not_compiled(
+    adapter: Adapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keeps(
+        self: PagedAttention, queries: mx.array, rows: KernelRows, slabs: Slabs, after: mx.array, coded: None = None
+    ) -> mx.array:
+        return attend(self, queries, rows, slabs, after) + 0.01 * rows.spans[0][0]
+
+    monkeypatch.setattr(PagedAttention, "attend", keeps)
+    steps = CompiledSteps(adapter.model)
+    compare(adapter, steps, [3, 60], 24)
+    assert steps.refused is not None and steps.refused.startswith("compiled steps differ by")
+
+
+class Shifted(CompiledSteps):
+    """Whose graphs answer otherwise than the model, by as much of each logit."""
+
+    def __init__(self, model: Any, by: float) -> None:
+        super().__init__(model)
+        self._by = by
+
+    def _traced(self, *given: Any) -> tuple[mx.array, list[mx.array]]:
+        logits, after = super()._traced(*given)
+        return logits * (1 + self._by), after
+
+
+def test_steps_that_round_elsewhere_are_compiled(adapter: Adapter) -> None:
+    steps = Shifted(adapter.model, 1e-6)
+    compare(adapter, steps, [3, 60], 24)
+    assert steps.refused is None and steps._agreed == TRIALS
+
+
+def test_steps_that_are_off_by_more_than_the_model_rounds_are_not_compiled(adapter: Adapter) -> None:
+    session, steps = Session(adapter, adapter.model, [3, 60]), Shifted(adapter.model, 0.01)
+    wanted = [session.step([7, 8], session.rows) for _ in range(6)]
+    again = Session(adapter, steps, [3, 60])
+    for number, logits in enumerate(wanted):
+        found = again.step([7, 8], again.rows)
+        assert mx.array_equal(found, logits).item(), f"at step {number}: trials leave no trace in states"
+    assert steps.refused is not None and steps.refused.startswith("compiled steps differ by 0.0")
+
+
+def test_how_far_a_model_rounds_is_asked_of_itself(adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Shifted(adapter.model, 0.01)
+    monkeypatch.setattr(CompiledSteps, "_moved", lambda *_: 0.02)
+    session = Session(adapter, steps, [3, 60])
+    for _ in range(6):
+        session.step([7, 8], session.rows)
+    assert steps.refused is None
+
+
+def test_what_is_asked_of_a_step_and_not_known_is_not_compiled(
+    adapter: Adapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = CompiledSteps(adapter.model)
+    monkeypatch.setattr(module, "_is_known", lambda key: key != "calls")
+    compare(adapter, steps, [3, 60], 12)
+    assert steps.refused == "qwen3 looks at its rows in a way that cannot be compiled"
+
+
+def test_few_graphs_are_kept(adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_KEPT", 2)
+    steps = CompiledSteps(adapter.model)
+    compare(adapter, steps, [3, 60, 130], 60)
+    assert len(steps._steps) == 2 and steps.refused is None
+
+
+def test_logits_after_some_tokens_alone_are_the_models_own(adapter: Adapter) -> None:
+    steps = CompiledSteps(adapter.model)
+    compare(adapter, steps, [3, 60], 12)
+    assert steps.refused is None and steps._steps
+    session = Session(adapter, steps, [3, 60])
+    for at in ([], [1], [0]):
+        given, part = mx.array([4, 5], mx.uint32), Part(tuple(session.rows), 1)
+        logits = run(steps, adapter.selection, session.states, given, [part], at, mixed=True)
+        mx.eval(logits, session.states.pending())
+        assert logits.shape[0] == len(at)
+
+
+def test_more_rows_than_packed_weights_are_multiplied_by_as_they_are_are_not_compiled(
+    adapter: Adapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = Counted(adapter.model)
+    steps = CompiledSteps(counted)
+    compare(adapter, steps, [3, 60, 130], 24)
+    graphs, calls = len(steps._steps), counted.calls
+    monkeypatch.setattr(module, "FEW", 1)
+    session = Session(adapter, steps, [3, 60])
+    for _ in range(3):
+        session.step([4, 5], session.rows)
+    assert counted.calls == calls + 2 + 3 and len(steps._steps) == graphs, "prompts, and steps by the model itself"

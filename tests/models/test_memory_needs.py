@@ -1,0 +1,96 @@
+"""What is said of a model's memory before it is loaded, against what it takes once it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from gguf.constants import GGMLQuantizationType as Kind
+
+import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+from ingot.cli.models import describe
+from ingot.config import DEFAULT_MODEL, Settings
+from ingot.kernels.device import Device
+from ingot.models.adapter import load
+from ingot.models.files.packaged import ensure
+from ingot.models.files.progress import silent
+from ingot.models.memory_needs import MemoryNeeds, needs
+from tests.engines import GPU
+from tests.memory import settled
+from tests.models.gguf.making import CONTEXT, as_q4_k_m, tiny_model
+from tests.models.gguf.test_importer import converted
+from tests.models.vision import looking as qwens
+from tests.models.vision import tiny_families as tiled
+
+CPU = Device("cpu", "a CPU", 1 << 34)
+
+
+def told(path: Path, device: Device) -> MemoryNeeds:
+    found = needs(path, device)
+    assert found is not None
+    return found
+
+
+def assert_true(found: MemoryNeeds, folder: Path, device: Device) -> None:
+    adapter = load(folder, device)
+    assert found.weights == pytest.approx(adapter.weight_bytes, rel=0.03)
+    assert found.per_token == adapter.footprint.token
+    assert found.context == adapter.context
+
+
+def test_it_is_true_of_the_default_model() -> None:
+    folder = ensure(DEFAULT_MODEL, Settings(), silent)
+    found = told(folder, CPU)
+    assert_true(found, folder, CPU)
+    assert found.at_full_context == found.per_token * found.context
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma3"])
+def test_it_is_true_of_a_q4_k_m_file_before_and_after_it_is_converted(
+    device: Device, architecture: str, tmp_path: Path
+) -> None:
+    folder = converted(as_q4_k_m(tiny_model(architecture)), tmp_path)
+    for path in (folder, tmp_path / "tiny.gguf"):
+        assert_true(told(path, device), folder, device)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q5_0, Kind.Q8_0, Kind.BF16, Kind.F32, Kind.Q3_K], ids=lambda kind: kind.name)
+def test_it_is_true_of_other_formats(kind: Kind, tmp_path: Path) -> None:
+    folder = converted(tiny_model("llama", kinds=[kind]), tmp_path)
+    for path in (folder, tmp_path / "tiny.gguf"):
+        assert_true(told(path, CPU), folder, CPU)
+
+
+@pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
+def test_what_a_model_sees_with_is_counted_and_told_apart(device: Device, family: str, tmp_path: Path) -> None:
+    pytest.importorskip("mlx_vlm")
+    folder = (qwens if family.startswith("qwen") else tiled).saved(family, tmp_path / family)
+    found = told(folder, device)
+    assert found.weights == pytest.approx(load(folder, device, sees=True).weight_bytes, rel=0.03)
+    assert found.weights - found.tower == pytest.approx(load(folder, device).weight_bytes, rel=0.03)
+    assert "--text-only leaves out" in describe(found) and "--text-only" not in describe(replace(found, tower=0))
+
+
+def test_windows_grow_no_further_than_they_see(tmp_path: Path) -> None:
+    converted(tiny_model("gemma3"), tmp_path)
+    found = told(tmp_path / "tiny.gguf", CPU)
+    assert found.per_token * CONTEXT < found.at_full_context < 2 * found.per_token * CONTEXT
+
+
+def test_nothing_is_read_of_the_weights(tmp_path: Path) -> None:
+    folder = converted(as_q4_k_m(tiny_model("llama")), tmp_path)
+    before = settled()
+    told(folder, CPU)
+    assert mx.get_peak_memory() - before < 1 << 14
+
+
+def test_what_is_no_model_has_no_needs(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert needs(tmp_path, CPU) is None
+    (tmp_path / "some.gguf").write_bytes(bytes(7))
+    assert needs(tmp_path / "some.gguf", CPU) is None

@@ -1,0 +1,114 @@
+"""How a model is dealt out to ranks, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from ingot.errors import ModelError
+from ingot.models.layers.modules import parameters
+from ingot.models.layers.sharded import Summed, swap_sharded
+from ingot.models.parallelism import Sharing, share, ways
+from tests import tiny
+
+
+class Ranks:
+    """As much of a group as dealing out asks for."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def size(self) -> int:
+        return self._size
+
+    def rank(self) -> int:
+        return 0
+
+
+def dealt_out(kind: str, way: Any, size: int, bits: int | None = None, **changed: Any) -> Any:
+    config = {**tiny.CONFIGS[kind], **changed}
+    model = tiny.random_models.build(config)
+    if bits is not None:
+        nn.quantize(model, 32, bits)
+    share(model, config, Sharing(way, Ranks(size)))
+    return model
+
+
+def test_a_class_says_how_its_models_can_be_dealt_out() -> None:
+    assert ways(tiny.build("llama")) == ("tensor",)
+    assert ways(tiny.build("moe")) == ("tensor", "pipeline")
+    assert ways(tiny.build("window")) == ()
+
+
+def test_what_a_family_cannot_do_is_refused_with_what_it_can() -> None:
+    with pytest.raises(ModelError, match=r"type llama cannot be dealt out to ranks as pipeline. It can be: tensor"):
+        dealt_out("llama", "pipeline", 2)
+    with pytest.raises(ModelError, match="It runs on one rank"):
+        dealt_out("window", "tensor", 2)
+
+
+def test_heads_that_cannot_be_dealt_out_evenly_are_refused() -> None:
+    with pytest.raises(ModelError, match="4 heads of attention cannot be dealt out to 3 ranks"):
+        dealt_out("llama", "tensor", 3)
+    with pytest.raises(ModelError, match="1 heads of keys cannot be dealt out to 2 ranks"):
+        dealt_out("single", "tensor", 2)
+
+
+def test_more_ranks_than_layers_are_refused() -> None:
+    with pytest.raises(ModelError, match="cannot be dealt out to 4 ranks"):
+        dealt_out("moe", "pipeline", 4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "said"),
+    [
+        ("llama", {"intermediate_size": 96}, "the 3 groups of 32 packed columns of model.layers.0.mlp.down_proj"),
+        ("llama", {"num_attention_heads": 2}, "the 1 groups of 32 packed columns of model.layers.0.self_attn.o_proj"),
+        ("moe", {"moe_intermediate_size": 32}, "the 1 groups of 32 packed columns of model.layers.0.mlp.switch_mlp.d"),
+    ],
+)
+def test_groups_of_packed_columns_that_do_not_come_out_even_are_refused(
+    kind: str, changed: dict[str, int], said: str
+) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64, "head_dim": 16}
+    with pytest.raises(ModelError, match=f"cannot be dealt out to 2 ranks: {said}"):
+        dealt_out(kind, "tensor", 2, 4, **sizes | changed)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("kind", "way", "part"), [("llama", "tensor", 1 / 2), ("moe", "tensor", 1 / 2), ("moe", "pipeline", 2 / 3)]
+)
+def test_a_rank_holds_its_part_of_packed_layers_and_no_more(kind: str, way: str, part: float, bits: int) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64, "head_dim": 16}
+    own, all_of_it = (
+        sum(array.nbytes for path, array in parameters(dealt_out(kind, way, ranks, bits, **sizes)) if "proj" in path)
+        for ranks in (2, 1)
+    )
+    assert own == pytest.approx(part * all_of_it)
+
+
+def test_layers_dealt_out_by_their_outputs_are_plain_and_the_others_add_up() -> None:
+    model = dealt_out("llama", "tensor", 2)
+    attention = model.model.layers[0].self_attn
+    assert type(attention.q_proj) is nn.Linear and attention.q_proj.weight.shape == (16, 32)
+    assert isinstance(attention.o_proj, Summed) and attention.o_proj.linear.weight.shape == (32, 16)
+    assert (attention.n_heads, attention.n_kv_heads) == (2, 1)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_sharded_layer_gives_what_mlxs_own_gives(packed: bool) -> None:
+    group = mx.distributed.init()
+    plain: Any = nn.Linear(64, 32)
+    made: Any = nn.QuantizedLinear.from_linear(plain, 32, 4) if packed else plain
+    model = nn.Sequential(
+        *(nn.layers.distributed.shard_linear(made, way, group=group) for way in ("all-to-sharded", "sharded-to-all"))
+    )
+    x = mx.random.normal((3, 64))
+    expected = [layer(x) for layer in model.layers]
+    assert swap_sharded(model) == 2
+    for layer, y in zip(model.layers, expected, strict=True):
+        assert mx.allclose(layer(x), y, atol=1e-6)

@@ -1,0 +1,124 @@
+"""Phi 3.5 sees tiles of a padded picture and the whole, in the arrangement that its makers gave them.
+
+mlx-vlm's own arrangement takes tiles that stand side by side for ones that stand one below another, so that its
+transformer's states are what is compared with.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from ingot.cache.forward_batch import Part
+from ingot.kernels.device import current
+from ingot.media.families.registry import processor_in
+from ingot.media.layout import PictureWish
+from ingot.media.size import Size
+from ingot.models.adapter import load
+from ingot.models.vision.interpolation import bicubic
+from ingot.models.vision.phi import filling, on_white
+from ingot.models.vision.upstream import family_package, unloaded_model
+from ingot.models.vision.visual import Visual
+from tests.models.vision.looking import drawn_frame, item_at, looked
+
+pytest.importorskip("mlx_vlm")
+CONFIG = {
+    "model_type": "phi3_v",
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 4096,
+    "original_max_position_embeddings": 4096,
+    "img_processor": {"image_dim_out": 1024, "name": "clip_vision_model", "num_img_tokens": 144},
+}
+
+
+@pytest.fixture
+def phi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint whose tower has three layers instead of 24."""
+    package = family_package(CONFIG)
+    stated = package.VisionModel.CLIP_VIT_LARGE_PATCH14_336_CONFIG
+    monkeypatch.setattr(stated, "num_hidden_layers", 3)
+    monkeypatch.setattr(stated, "intermediate_size", 64)
+    random = np.random.default_rng(0)
+    weights = {}
+    for name, weight in tree_flatten(unloaded_model(package, CONFIG).parameters()):
+        drawn = random.normal(0, 0.02, weight.shape).astype(np.float32)
+        weights[name] = mx.array(drawn + (1 if "norm" in name and name.endswith("weight") else 0))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights, metadata={"format": "mlx"})
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"num_crops": 4}))
+    return tmp_path
+
+
+def arranged(model: Any, tiles: mx.array, rows: int, columns: int) -> mx.array:
+    """The makers' arrangement of mlx-vlm's states."""
+    eyes = model.model.vision_embed_tokens
+    states = eyes.img_processor.vision_model(tiles, True)[-1][-2][:, 1:]
+    count, along, width = states.shape[0], 12, states.shape[-1]
+    blocks = states.reshape(count, along, 2, along, 2, width).transpose(0, 1, 3, 2, 4, 5)
+    blocks = blocks.reshape(count, along, along, 4 * width)
+    tiled = blocks[1:].reshape(rows, columns, along, along, -1).transpose(0, 2, 1, 3, 4)
+    lines = []
+    for part in (tiled.reshape(rows * along, columns * along, -1), blocks[0]):
+        ends = mx.broadcast_to(eyes.sub_GN[0], (part.shape[0], 1, part.shape[-1]))
+        lines.append(mx.concatenate([part, ends], axis=1).reshape(-1, part.shape[-1]))
+    x = mx.concatenate([lines[0], eyes.glb_GN[0], lines[1]])
+    for layer in eyes.img_projection:
+        x = layer(x)
+    return x
+
+
+def test_pictures_give_the_features_and_logits_of_mlx_vlm(phi: Path) -> None:
+    adapter = load(phi, current(), dtype="float32", sees=True)
+    model = unloaded_model(family_package(CONFIG), CONFIG)
+    model.load_weights(str(phi / "model.safetensors"))
+    random = np.random.default_rng(1)
+    for size in (Size(300, 200), Size(90, 260)):
+        layout = processor_in(phi).picture(size, PictureWish())
+        item = item_at(2, "image", layout, [drawn_frame(random, *size)])
+        pixels = adapter.tower.pixels(item)
+        tiles = pixels.reshape(-1, 24, 24, 14, 14, 3).transpose(0, 1, 3, 2, 4, 5).reshape(-1, 336, 336, 3)
+        wanted = arranged(model, mx.array(tiles), layout.size.height // 336, layout.size.width // 336)
+        found = looked(adapter.tower, item).embeddings
+        assert found.shape == wanted.shape == (layout.features, 32)
+        assert mx.abs(found - wanted).max().item() < 1e-4 * mx.abs(wanted).max().item()
+        tokens = [3, 4, *[5] * layout.features, 6]
+        embeds = model.model.embed_tokens(mx.array([tokens]))
+        embeds[0, 2:-1] = wanted
+        logits = model(mx.array([tokens]), inputs_embeds=embeds).logits[0]
+        rows = adapter.new_rows()
+        visual = Visual(mx.arange(2, 2 + layout.features), found)
+        ours = adapter.run(rows, mx.array(tokens), [Part((rows.new(),), len(tokens))], visual=visual)
+        assert mx.abs(ours - logits).max().item() < 2e-3 * mx.abs(logits).max().item()
+
+
+def test_a_picture_stands_in_the_middle_of_white() -> None:
+    assert filling(Size(300, 100), Size(672, 336)) == (672, 224)
+    made = on_white(np.zeros((224, 672, 3), np.uint8), Size(672, 336))
+    assert made.shape == (336, 672, 3)
+    assert not made[56:280].any() and (made[:56] == 255).all() and (made[280:] == 255).all()
+    aside = on_white(np.zeros((672, 224, 3), np.uint8), Size(336, 672))
+    assert np.array_equal(aside, made.swapaxes(0, 1))
+
+
+@pytest.mark.oracle
+def test_numbers_are_resized_as_by_torch() -> None:
+    torch = pytest.importorskip("torch")
+    frame = np.random.default_rng(0).normal(size=(50, 90, 3)).astype(np.float32)
+    for size in (Size(33, 33), Size(180, 20), Size(90, 50)):
+        theirs = torch.nn.functional.interpolate(
+            torch.tensor(frame).permute(2, 0, 1)[None], size=(size.height, size.width), mode="bicubic"
+        )[0].permute(1, 2, 0)
+        assert np.abs(bicubic(frame, size) - theirs.numpy()).max() < 5e-5  # torch finds places in float32

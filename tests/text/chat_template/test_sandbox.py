@@ -1,0 +1,208 @@
+"""Hostile templates: each ends soon, in an error, whether it is met when loading or when rendering."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+
+import pytest
+from jinja2.sandbox import modifies_known_mutable
+from markupsafe import Markup
+
+from ingot.errors import BadRequest, IngotError, ModelError
+from ingot.text.chat_template.chat_template import ChatTemplate
+from ingot.text.chat_template.render_limits import UNBOUNDED_METHODS
+from ingot.text.template.meter import RenderLimits
+
+TIGHT = RenderLimits(steps=20_000, value=1 << 20, made=1 << 23, output=1 << 20, seconds=2.0)
+GO = [{"role": "user", "content": "go"}]
+
+
+def sprung(source: str, limits: RenderLimits = TIGHT) -> IngotError:
+    """The error of a template that behaves until a certain message comes."""
+    template = ChatTemplate("{% if messages[0].content == 'go' %}" + source + "{% endif %}", limits=limits)
+    start = time.process_time()
+    with pytest.raises(IngotError) as caught:
+        template.render(GO)
+    assert time.process_time() - start < limits.seconds + 10
+    return caught.value
+
+
+def doubled(expression: str, start: str = "'ab'") -> str:
+    return "{% set x = " + start + " %}" + ("{% set x = " + expression + " %}") * 60 + "{{ x|length }}"
+
+
+LONG = "('a' * 1000000)"
+BOMBS = {
+    "a long range": "{% for a in range(10**9) %}{% endfor %}",
+    "nested ranges": "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
+    "nested ranges that write": "{% for a in range(90000) %}{% for b in range(90000) %}x{% endfor %}{% endfor %}",
+    "a loop that only skips": "{% for a in range(99999) if range(99999)|sum < 0 %}{% endfor %}",
+    "a loop that writes much": "{% for a in range(9999) %}" + "y" * 5000 + "{% endfor %}",
+    "a block that writes much": "{% set b %}{% for a in range(9999) %}" + "y" * 5000 + "{% endfor %}{% endset %}",
+    "a recursive loop": (
+        "{% for a in range(9) recursive %}{% if loop.depth < 12 %}{{ loop(range(9)) }}{% endif %}{% endfor %}"
+    ),
+    "an endless macro": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "a doubling macro": ("{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(50) }}"),
+    "a multiplied string": "{{ 'x' * 10**9 }}",
+    "a string multiplied from the left": "{{ 10**9 * 'x' }}",
+    "a multiplied list": "{{ ([0] * 10**9)|length }}",
+    "a power": "{{ 9 ** (9 ** 9) }}",
+    "squares": doubled("x * x", "3"),
+    "sums": doubled("x + x"),
+    "concatenations": doubled("x ~ x"),
+    "lists in lists": doubled("[x, x]") + "{{ x }}",
+    "tuples in tuples": doubled("(x, x)") + "{{ x }}",
+    "objects in objects": doubled("{'a': x, 'b': x}") + "{{ x|tojson }}",
+    "lists compared": doubled("[x, x]") + "{{ x == x }}",
+    "sums of lists": doubled("x + x", "[1]"),
+    "blocks in blocks": "{% set x = 'ab' %}" + "{% set x %}{{ x }}{{ x }}{% endset %}" * 60,
+    "replacements": doubled("x.replace('', 'abcd')"),
+    "replacements by a filter": doubled("x|replace('', 'abcd')"),
+    "joins": doubled("x.join([x, x, x])"),
+    "joins by a filter": doubled("[x, x]|join(x)"),
+    "formats": doubled("'%s%s' % (x, x)"),
+    "formats by a filter": doubled("'%s%s'|format(x, x)"),
+    "escapes": doubled("x + ('&'|safe) + x", "'&'|safe"),
+    "slices kept": "{% set x = 'a' * 1000000 %}" + "".join(f"{{% set y{n} = x[1:] %}}" for n in range(30)),
+    "a wide format": "{{ '%1000000000d' % 1 }}",
+    "a precise format": "{{ '%.1000000000f' % 1 }}",
+    "a format whose width is an argument": "{{ '%*d' % (1000000000, 1) }}",
+    "a format that hides its width": "{{ '%(a(b))1000000000d' % {'a(b)': 1} }}",
+    "a wide replacement field": "{{ '{:>1000000000}'.format(1) }}",
+    "a wide replacement field of other digits": "{{ '{:>１０００００００００}'.format(1) }}",
+    "a precise replacement field": "{{ '{:.1000000000f}'.format(1.5) }}",
+    "a replacement field whose width is an argument": "{{ '{:>{}}'.format(1, 10**9) }}",
+    "a replacement field of a mapping": "{{ '{a:>1000000000}'.format_map({'a': 1}) }}",
+    "a replacement field of safe text": "{{ ('{:>1000000000}'|safe).format(1) }}",
+    "a replacement field by its attribute": "{{ (['{:>1000000000}']|map(attribute='format')|first)(1) }}",
+    "replacement fields": doubled("'{0}{0}{0}'.format(x)"),
+    "replacement fields shown as Python writes them": doubled("'{0!r}{0!r}'.format(x)"),
+    "many replacement fields": "{% set x = ('{0}' * 99999).format('y' * 99999) %}",
+    "many braces": "{{ ('{{' * 400000).format()|length }}",
+    "wide tabs": "{{ 'a\tb'.expandtabs(10**9) }}",
+    "wide tabs by name": "{{ 'a\tb'.expandtabs(tabsize=10**9) }}",
+    "a split by name": "{{ " + LONG + ".split(maxsplit=-1, sep='a')|length }}",
+    "a key that takes long to hash": "{% set t = range(9999)|list|batch(9999)|first|join(',') %}"
+    + "{% set k = (t, t, t) %}{% for a in range(99999) %}{% if {}[k] %}{% endif %}{% endfor %}",
+    "a recursive block": "{% block a %}{{ self.a() }}{% endblock %}",
+    "a wide centre": "{{ 'a'|center(10**9) }}",
+    "wide padding": "{{ 'a'.ljust(10**9) }}{{ 'a'.zfill(10**9) }}",
+    "wide indentation": "{{ 'a\nb'|indent(10**9) }}",
+    "wide JSON": "{{ [1]|tojson(indent=10**9) }}",
+    "wide separators": "{{ [1, 2]|tojson(separators=('x' * 99999, 'y')) }}",
+    "many columns": "{{ [1]|batch(10**9, 0)|list|length }}",
+    "many slices": "{{ [1]|slice(10**9)|list|length }}",
+    "a fine rounding": "{{ 1|round(-10**9) }}",
+    "a wide date": "{{ strftime_now('%999999999Y') }}",
+    "a list filled with one default": "{{ range(9999)|map(attribute='q', default='x' * 99999)|list|string }}",
+    "a search in a search": "{% set xs = range(9999)|list %}{{ xs|select('in', xs)|list }}",
+    "a backward search": "{{ " + LONG + ".rfind('b' + 'a' * 500000) }}",
+    "a backward split": "{{ " + LONG + ".rsplit('b' + 'a' * 500000) }}",
+    "a strip of everything": "{{ " + LONG + ".strip('b' * 900000 + 'a') }}",
+    "a trim of everything": "{{ " + LONG + "|trim('b' * 900000 + 'a') }}",
+    "many words": "{{ ('a ' * 500000).split()|length }}",
+    "keys that collide": "{{ dict(range(0, 99999 * (2**61 - 1), 2**61 - 1)|batch(2))|length }}",
+    "a huge text": "{% set x = 'a' * 900000 %}{{ x }}{{ x }}",
+}
+ESCAPES = {
+    "the class of a string": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "the class by subscript": "{{ ''['__class__']['__mro__'] }}",
+    "a function's globals": "{{ raise_exception.__globals__['os'] }}",
+    "a class's globals": "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    "a macro's function": "{% macro f() %}{% endmacro %}{{ f._func.__globals__['os'] }}",
+    "a loop's frame": "{% for i in [1] %}{{ loop._iterator.gi_frame.f_globals['os'] }}{% endfor %}",
+    "a generator's frame": "{{ ([1]|map('string')).gi_frame.f_builtins['open'] }}",
+    "a format's attributes": "{{ '{0.__class__.__mro__}'.format(1) }}",
+    "a format by subscript": "{{ ''['format'].__globals__['os'] }}{{ '{0[__class__][__mro__]}'['format']('x') }}",
+    "a format in disguise": "{{ cycler('{0.__class__.__mro__}'.format).next()(1) }}",
+    "a format of a mapping": "{{ '{a.__class__.__mro__}'.format_map({'a': 1}) }}",
+    "a change of the messages": "{{ messages.append(1) }}",
+    "a change of a message": "{{ messages[0].update({'role': 'system'}) }}",
+    "a method that Python keeps for itself": "{% set ns = namespace() %}{% set ns.__html__ = 1 %}",
+    "a private name in a namespace": "{{ namespace(__call__=1) }}",
+    "bytes": "{{ 'a'.encode().hex() }}",
+    "bytes of a number": "{{ (1).to_bytes(10**9, 'big')|length }}",
+    "a table of letters": "{{ 'a'.translate({97: 'x' * 999999}) }}",
+    "keys that are placed at once": "{{ {}.fromkeys(range(9))|length }}",
+    "tags taken off": "{{ ('<a>'|safe).striptags() }}",
+}
+LOOKED_AT = {
+    str: """capitalize casefold center count endswith expandtabs find format format_map index isalnum isalpha isascii
+        isdecimal isdigit isidentifier islower isnumeric isprintable isspace istitle isupper join ljust lower lstrip
+        partition removeprefix removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines
+        startswith strip swapcase title upper zfill""",
+    dict: "copy get items keys values",
+    list: "copy count index",
+    tuple: "count index",
+    int: "as_integer_ratio bit_count bit_length conjugate denominator imag is_integer numerator real",
+    float: "as_integer_ratio conjugate fromhex from_number hex imag is_integer real",
+    complex: "conjugate from_number imag real",
+    range: "count index start step stop",
+    Markup: "escape unescape",
+}
+"""What may be called of Python's types: linear in what it is given, or bounded before."""
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_ends_soon_in_a_bad_request(name: str) -> None:
+    assert isinstance(sprung(BOMBS[name]), BadRequest)
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_an_escape_is_the_model_s_fault_and_leads_nowhere(name: str) -> None:
+    assert isinstance(sprung(ESCAPES[name]), ModelError)
+
+
+def test_a_bomb_that_goes_off_at_once_is_refused_when_loading() -> None:
+    start = time.process_time()
+    with pytest.raises(ModelError, match="too much"):
+        ChatTemplate(BOMBS["nested ranges"], limits=TIGHT)
+    assert time.process_time() - start < TIGHT.seconds + 10
+
+
+def test_the_ordinary_limits_end_a_bomb_too() -> None:
+    error = sprung(BOMBS["nested ranges"], RenderLimits())
+    assert error.status == 400
+    assert "too much" in error.message
+
+
+def test_a_bomb_takes_little_memory() -> None:
+    tracemalloc.start()
+    try:
+        for name in ("sums", "replacements", "blocks in blocks", "formats", "slices kept"):
+            sprung(BOMBS[name])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100 << 20
+
+
+def test_a_limit_once_passed_stays_passed() -> None:
+    # `is sequence` swallows whatever goes wrong while it looks at its operand.
+    source = (
+        "{% for n in range(99) %}{% if loop is sequence %}{% endif %}{% for m in range(999) %}{% endfor %}{% endfor %}"
+    )
+    assert isinstance(sprung(source), BadRequest)
+
+
+def test_printing_an_unsafe_attribute_shows_nothing() -> None:
+    assert ChatTemplate("[{{ ''.__class__ }}{{ '{0.__class__}'.format(1) }}]").render(GO) == "[]"
+
+
+def _some(kind: type) -> object:
+    return range(1) if kind is range else kind()
+
+
+@pytest.mark.parametrize("kind", LOOKED_AT, ids=lambda kind: kind.__name__)
+def test_a_method_that_python_adds_is_looked_at_first(kind: type) -> None:
+    public = {name for name in dir(kind) if not name.startswith("_") and not modifies_known_mutable(_some(kind), name)}
+    known = {*LOOKED_AT[kind].split(), *(LOOKED_AT[str].split() if kind is Markup else ())}
+    assert public - UNBOUNDED_METHODS <= known
+
+
+def test_a_message_cannot_inject_a_template() -> None:
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    text = "{{ 7 * 7 }}{% for x in range(10**9) %}"
+    assert ChatTemplate(source).render([{"role": "user", "content": text}]) == text

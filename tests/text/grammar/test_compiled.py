@@ -1,0 +1,299 @@
+"""Guides that look ahead: what they would say after tokens that have not been drawn."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingot.errors import IngotError
+from ingot.text.grammar.calls import GuidedTool
+from ingot.text.grammar.compiled import CompiledGrammar
+from ingot.text.grammar.grammars import Grammars
+from ingot.text.grammar.matcher import GrammarTooComplex, Guide, GuidePlan, Mask
+from ingot.text.parser.parser import ThinkingStart
+from ingot.text.tokenizer.tokenizer import Tokenizer
+from ingot.text.tool_formats.registry import format_named
+from tests.text.grammar.walks import allowed, byte_tokenizer
+
+OPENED, UNOPENED = ThinkingStart.OPENED, ThinkingStart.UNOPENED
+HERMES, HARMONY = format_named("hermes"), format_named("harmony")
+SPELLED = byte_tokenizer()
+MARKED = byte_tokenizer("<think>", "</think>", "<tool_call>", "</tool_call>")
+HARMONIC = byte_tokenizer("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
+SCHEMA = {
+    "type": "object",
+    "properties": {"number": {"type": "integer"}, "word": {"enum": ["the thing", "then"]}, "text": {"type": "string"}},
+    "required": ["number", "word"],
+    "additionalProperties": False,
+}
+TOOLS = [GuidedTool("find_it", SCHEMA), GuidedTool("fix_it", {"type": "object"})]
+
+
+@cache
+def grammars(tokenizer: Tokenizer) -> Grammars:
+    return Grammars(tokenizer, tokenizer.vocab_size)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    for tokenizer in (SPELLED, MARKED, HARMONIC):
+        grammars(tokenizer).close()
+
+
+def schema(made: Grammars) -> GuidePlan | None:
+    return made.json_schema(SCHEMA)
+
+
+def pattern(made: Grammars) -> GuidePlan | None:
+    return made.regex("[a-c]{2,5}(the|thx)?")
+
+
+def choice(made: Grammars) -> GuidePlan | None:
+    return made.choice(["the one", "the other", "12"])
+
+
+def nested(made: Grammars) -> GuidePlan | None:
+    return made.lark('start: "(" start* ")" | "the" | /[12]+/')
+
+
+def required(made: Grammars) -> GuidePlan | None:
+    return made.tools(HERMES, TOOLS, "required", parallel=True)
+
+
+def budgeted(made: Grammars) -> GuidePlan | None:
+    return made.answer(None, HERMES, OPENED, budget=6)
+
+
+def thoughtful(made: Grammars) -> GuidePlan | None:
+    return made.answer(schema(made), HERMES, OPENED, budget=9)
+
+
+def unopened(made: Grammars) -> GuidePlan | None:
+    return made.answer(made.choice(["<this>", "<that>"]), HERMES, UNOPENED, budget=5, may_think=True)
+
+
+def calls_after_thinking(made: Grammars) -> GuidePlan | None:
+    return made.answer(required(made), HERMES, OPENED, budget=4)
+
+
+def schema_or_call(made: Grammars) -> GuidePlan | None:
+    return made.answer(schema(made), HERMES, UNOPENED, calls=required(made), may_think=True, budget=3)
+
+
+def channels(made: Grammars) -> GuidePlan | None:
+    return made.answer(schema(made), HARMONY, UNOPENED, may_think=True, budget=5)
+
+
+Make = Callable[[Grammars], GuidePlan | None]
+PLANS: list[tuple[Make, Tokenizer]] = [
+    *((make, SPELLED) for make in (schema, pattern, choice, nested, required, budgeted, thoughtful, unopened)),
+    *((make, MARKED) for make in (required, thoughtful, unopened, calls_after_thinking, schema_or_call)),
+    (channels, HARMONIC),
+]
+
+
+@cache
+def planned(number: int) -> tuple[GuidePlan, Tokenizer]:
+    make, tokenizer = PLANS[number]
+    plan = make(grammars(tokenizer))
+    assert plan is not None
+    return plan, tokenizer
+
+
+def begun(plan: GuidePlan, tokens: Sequence[int]) -> Guide:
+    """A guide that was never asked to look ahead."""
+    guide = plan.begin()
+    for token in tokens:
+        guide.accept(token)
+    return guide
+
+
+def choices(guide: Guide, tokenizer: Tokenizer) -> list[int]:
+    mask = guide.mask()
+    return list(range(tokenizer.vocab_size)) if mask is None else allowed(mask, tokenizer.vocab_size)
+
+
+def walked(plan: GuidePlan, tokenizer: Tokenizer, chance: random.Random, before: Sequence[int], most: int) -> list[int]:
+    """Random tokens that may follow those before, until the guide is done."""
+    guide, found = begun(plan, before), list[int]()
+    while not guide.done and len(found) < most:
+        # Few tokens close anything, and a walk that takes them all alike never gets anywhere.
+        free = choices(guide, tokenizer)
+        closing = [id for id in free if tokenizer.token_bytes(id).strip() in CLOSERS]
+        found.append(chance.choice(closing if closing and chance.random() < 0.5 else free))
+        guide.accept(found[-1])
+    return found
+
+
+CLOSERS = {b'"', b'"}', b"}", b",", b"</", b"</think>", b"</tool_call>", b"<|end|>", b"<|message|>", b")", b"12"}
+
+
+def same(one: Mask | None, other: Mask | None, vocab: int) -> bool:
+    if one is None or other is None:
+        return one is other
+    return allowed(one, vocab) == allowed(other, vocab)
+
+
+walks = st.tuples(st.integers(0, len(PLANS) - 1), st.randoms(use_true_random=False), st.integers(0, 40))
+
+
+@given(walks)
+def test_masks_are_those_of_a_guide_that_accepts_the_tokens_one_by_one(
+    walk: tuple[int, random.Random, int],
+) -> None:
+    number, chance, length = walk
+    plan, tokenizer = planned(number)
+    before = walked(plan, tokenizer, chance, (), length)
+    draft = walked(plan, tokenizer, chance, before, 12)
+    looking, plain = begun(plan, before), begun(plan, before)
+    if looking.done:
+        return
+    count = looking.agreed(draft)
+    assert count == len(draft) - begun(plan, [*before, *draft]).done
+    masks = looking.masks(draft[:count])
+    assert len(masks) == count + 1
+    for place, mask in enumerate(masks):
+        assert same(mask, plain.mask(), tokenizer.vocab_size)
+        if place < count:
+            plain.accept(draft[place])
+
+
+@given(walks, st.lists(st.integers(0, 8), max_size=3))
+def test_a_guide_goes_on_as_one_that_never_looked_ahead(walk: tuple[int, random.Random, int], looks: list[int]) -> None:
+    number, chance, length = walk
+    plan, tokenizer = planned(number)
+    written = walked(plan, tokenizer, chance, (), length + 12)
+    looking, plain = plan.begin(), plan.begin()
+    for place, token in enumerate(written):
+        for most in looks:
+            draft = walked(plan, tokenizer, chance, written[:place], most)
+            noise = [chance.randrange(tokenizer.vocab_size) for _ in range(2)]
+            looking.masks(draft[: looking.agreed([*draft, *noise])])
+            looking.forced(most)
+        assert (looking.free, looking.done) == (plain.free, plain.done)
+        assert same(looking.mask(), plain.mask(), tokenizer.vocab_size)
+        looking.accept(token)
+        plain.accept(token)
+    assert looking.done == plain.done
+
+
+@given(walks, st.lists(st.integers(0, 255), max_size=3))
+def test_a_guide_agrees_up_to_what_its_masks_forbid_or_what_completes_it(
+    walk: tuple[int, random.Random, int], noise: list[int]
+) -> None:
+    number, chance, length = walk
+    plan, tokenizer = planned(number)
+    before = walked(plan, tokenizer, chance, (), length)
+    draft = [*walked(plan, tokenizer, chance, before, chance.randrange(6)), *noise]
+    guide, expected = begun(plan, before), 0
+    if guide.done:
+        return
+    agreed = begun(plan, before).agreed(draft)
+    for token in draft:
+        if token not in choices(guide, tokenizer):
+            break
+        guide.accept(token)
+        if guide.done:
+            break
+        expected += 1
+    assert agreed == expected
+
+
+@given(walks, st.integers(0, 20))
+def test_a_token_is_forced_where_the_mask_leaves_but_one(walk: tuple[int, random.Random, int], most: int) -> None:
+    number, chance, length = walk
+    plan, tokenizer = planned(number)
+    before = walked(plan, tokenizer, chance, (), length)
+    guide = begun(plan, before)
+    if guide.done:
+        return
+    forced = begun(plan, before).forced(most)
+    assert len(forced) <= most
+    for token in forced:
+        assert choices(guide, tokenizer) == [token]
+        guide.accept(token)
+        assert not guide.done
+
+
+def test_what_a_schema_leaves_no_choice_about_is_forced_up_to_where_there_is_one() -> None:
+    plan = grammars(SPELLED).json_schema(SCHEMA)
+    guide = begun(plan, SPELLED.encode('{"n', add_special=False))
+    assert "".join(map(SPELLED.token_text, guide.forced(99))) == "umber"
+    assert "".join(map(SPELLED.token_text, guide.forced(3))) == "umb"
+    assert guide.forced(0) == ()
+    assert begun(plan, SPELLED.encode('{"number": ', add_special=False)).forced(99) == ()
+
+
+def test_the_token_that_completes_an_answer_is_neither_forced_nor_agreed_to() -> None:
+    guide = grammars(SPELLED).choice(["zqx"]).begin()
+    tokens = SPELLED.encode("zqx", add_special=False)
+    assert guide.forced(9) == tuple(tokens[:2])
+    assert guide.agreed(tokens) == 2
+    assert guide.agreed([*tokens, *SPELLED.eos_ids]) == 2
+
+
+def test_a_spent_budget_forces_the_end_of_the_thinking() -> None:
+    plan = grammars(MARKED).answer(None, HERMES, OPENED, budget=2)
+    assert plan is not None
+    guide = begun(plan, MARKED.encode("ab", add_special=False))
+    assert "".join(map(MARKED.token_text, guide.forced(99))) == "\n</think>\n\n"
+    assert guide.mask() is not None
+
+
+def test_masks_may_be_kept() -> None:
+    guide = grammars(SPELLED).regex("[a-c]{3}x").begin()
+    draft = SPELLED.encode("abc", add_special=False)
+    masks = guide.masks(draft)
+    kept = [None if mask is None else mask.copy() for mask in masks]
+    for token in draft:
+        guide.mask()
+        guide.accept(token)
+    guide.masks([])
+    assert all(same(one, other, SPELLED.vocab_size) for one, other in zip(masks, kept, strict=True))
+
+
+def test_a_grammar_that_is_given_up_says_so_where_masks_are_asked_for_and_only_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = grammars(SPELLED).regex("(ab){9}[a-z]{2}")
+    guide = plan.begin()
+    draft = SPELLED.encode("abab", add_special=False)
+
+    def give_up(grammar: CompiledGrammar, seconds: float) -> None:
+        raise grammar.failed("too complex")
+
+    monkeypatch.setattr(CompiledGrammar, "took", give_up)
+    assert guide.forced(4) == ()
+    assert guide.agreed(draft) == 4
+    with pytest.raises(GrammarTooComplex):
+        guide.masks(draft)
+    monkeypatch.undo()
+    assert begun_again(guide, draft) is None
+
+
+def begun_again(guide: Guide, tokens: Sequence[int]) -> IngotError | None:
+    """What goes wrong when these tokens are accepted, if anything does."""
+    try:
+        for token in tokens:
+            guide.accept(token)
+    except IngotError as error:
+        return error
+    return None
+
+
+def test_a_token_is_admitted_just_where_the_mask_allows_it() -> None:
+    for number in range(len(PLANS)):
+        plan, tokenizer = planned(number)
+        chance = random.Random(number)
+        for length in (0, 3, 9, 20):
+            before = walked(plan, tokenizer, chance, (), length)
+            guide = begun(plan, before)
+            admitted = [id for id in range(tokenizer.vocab_size) if begun(plan, before).admits(id)]
+            assert guide.done or np.array_equal(admitted, choices(guide, tokenizer))

@@ -1,0 +1,279 @@
+"""Calls that are held once they have begun, and text that is free before and behind them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ingot.errors import Unavailable
+from ingot.text.grammar.calls import GuidedTool
+from ingot.text.grammar.compiled import GrammarGuide
+from ingot.text.grammar.grammars import Grammars
+from ingot.text.grammar.lazy_calls import HeldCallsGuide, _beginning
+from ingot.text.grammar.matcher import GrammarTooComplex, Guide, GuidePlan
+from ingot.text.grammar.pending import Uncompiled, prepared
+from ingot.text.grammar.trial import Trials
+from ingot.text.parser.parser import ThinkingStart
+from ingot.text.tokenizer.tokenizer import Tokenizer
+from ingot.text.tool_formats.format import Format, Gap, Maybe, Name
+from ingot.text.tool_formats.registry import format_named
+from tests.text.grammar.test_calls import CALLING, MARKED, PLAIN, TOOLS, calls, closers, parsed, said, written
+from tests.text.grammar.walks import Walker, allowed
+
+OPENED, UNOPENED = ThinkingStart.OPENED, ThinkingStart.UNOPENED
+LAX = tuple(replace(tool, strict=False) for tool in TOOLS)
+Make = Callable[[Tokenizer], Grammars]
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[Make]:
+    known = {id(tokenizer): Grammars(tokenizer, tokenizer.vocab_size) for tokenizer in (PLAIN, MARKED)}
+    yield lambda tokenizer: known[id(tokenizer)]
+    for grammars in known.values():
+        grammars.close()
+
+
+def plan(
+    made: Make, name: str, tokenizer: Tokenizer, *, start: ThinkingStart = UNOPENED, parallel: bool = True
+) -> GuidePlan:
+    found, unheld = made(tokenizer).begun_calls(format_named(name), LAX, start, parallel=parallel)
+    assert found is not None and not unheld
+    return found
+
+
+def write(guide: Guide, tokenizer: Tokenizer, text: str) -> list[int]:
+    """Tokens that nothing may forbid."""
+    tokens = tokenizer.encode(text, add_special=False)
+    for token in tokens:
+        assert guide.admits(token), (text, tokenizer.token_text(token))
+        guide.accept(token)
+    return tokens
+
+
+def is_held(guide: Guide) -> bool:
+    assert isinstance(guide, HeldCallsGuide)
+    return guide._place.held is not None
+
+
+def finished(guide: Guide, tokenizer: Tokenizer, chance: random.Random, closings: list[str]) -> list[int]:
+    """Random tokens that the guide allows, until nothing is held."""
+    walker = Walker(tokenizer, chance, soft=25, closers=closings)
+    tokens: list[int] = []
+    text = b""
+    while is_held(guide):
+        assert len(tokens) < 3000, text
+        mask = guide.mask()
+        assert mask is not None
+        choices = [id for id in allowed(mask, tokenizer.vocab_size) if id not in tokenizer.eos_ids]
+        assert choices, text
+        token = walker._chosen(choices, text, len(tokens))
+        guide.accept(token)
+        tokens.append(token)
+        text += tokenizer.token_bytes(token)
+    return tokens
+
+
+def all_closers(format: Format) -> list[str]:
+    """Of all its forms, and not of the first alone."""
+    found = [one for form in format.forms for one in closers(replace(format, forms=(form,)))] or closers(format)
+    return [one for one in found if one != "```"]
+
+
+def beginnings(name: str) -> list[str]:
+    """Each of the ways in which calls of a family begin, as far as they have to be written to be held."""
+    format = format_named(name)
+    if (channels := format.channels) is not None:
+        if not channels.names_calls:
+            return []  # calls in such messages are not held
+        return [f"<|channel|>commentary {channels.recipient}", f" {channels.recipient}"]
+    found = []
+    for form in format.forms:
+        if form.opening and not form.bare and not any(text.startswith(str(form.opening[0])) for text in format.strips):
+            found.append(str(form.opening[0]))
+        else:
+            found.append(spelled(_beginning((*form.opening, *form.call))))
+        if form.leading(opened=False) is not None and (form.bare or form.unopened != "never"):
+            found.append(spelled(_beginning(form.call)))
+    return list(dict.fromkeys(found))
+
+
+def spelled(parts: tuple[Any, ...]) -> str:
+    return "".join(
+        "ping" if isinstance(part, Name) else part.encode("latin-1").decode() if isinstance(part, str) else ""
+        for part in parts
+        if not isinstance(part, Gap | Maybe)
+    )
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("special", [False, True], ids=["text", "special"])
+@pytest.mark.parametrize(("name", "begun"), [(name, begun) for name in CALLING for begun in beginnings(name)])
+def test_whatever_follows_the_beginning_of_a_call_it_parses_back_as_complete_calls(
+    made: Make, name: str, begun: str, special: bool
+) -> None:
+    format, tokenizer = format_named(name), MARKED if special else PLAIN
+    guides = plan(made, name, tokenizer)
+    for seed in range(3):
+        guide = guides.begin()
+        tokens = write(guide, tokenizer, begun)
+        assert is_held(guide), begun
+        tokens += finished(guide, tokenizer, random.Random(seed), all_closers(format))
+        text = written(format, tokenizer, tokens)
+        events = parsed(format, text)
+        assert calls(events) and not said(events), text
+
+
+@pytest.mark.parametrize("tokenizer", [PLAIN, MARKED], ids=["text", "special"])
+def test_text_before_and_behind_a_call_is_free(made: Make, tokenizer: Tokenizer) -> None:
+    guide = plan(made, "hermes", tokenizer).begin()
+    write(guide, tokenizer, 'I look: {"name": "pin')
+    assert not is_held(guide) and guide.mask() is None and not guide.done
+    write(guide, tokenizer, '\n<tool_call>{"name": "ping", "arguments": {}}</tool_call>')
+    assert not is_held(guide) and guide.mask() is None
+    write(guide, tokenizer, "\nThat was it. <tool_")
+    assert not is_held(guide)
+    write(guide, tokenizer, "box> no")
+    assert guide.mask() is None
+
+
+def test_a_call_in_a_row_is_held_again(made: Make) -> None:
+    guide = plan(made, "hermes", PLAIN).begin()
+    for _ in range(3):
+        write(guide, PLAIN, '<tool_call>\n{"name": "ping", "arguments": {')
+        assert is_held(guide)
+        write(guide, PLAIN, "}}\n</tool_call>")
+        assert not is_held(guide)
+        write(guide, PLAIN, "\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '```python\n{"name": "ping", "arguments',
+        'Send {"name": "ping", "arguments',
+        '{"name": "pong", "arguments',
+        '{"name": "ping"}',
+        "<think>I could write <tool_call> here, or {",
+    ],
+)
+def test_what_the_parser_takes_for_no_call_is_not_held(made: Make, text: str) -> None:
+    guide = plan(made, "hermes", PLAIN).begin()
+    write(guide, PLAIN, text)
+    assert not is_held(guide) and guide.mask() is None
+
+
+def test_thinking_is_free_and_the_call_behind_it_is_held(made: Make) -> None:
+    guide = plan(made, "hermes", MARKED, start=OPENED).begin()
+    write(guide, MARKED, "Maybe <tool_call> and so")
+    assert guide.free and not is_held(guide)
+    write(guide, MARKED, "</think>\n\n<tool_call>")
+    assert is_held(guide)
+
+
+def test_beside_a_budget_of_thinking_both_hold(made: Make) -> None:
+    format, grammars = format_named("hermes"), made(MARKED)
+    begun, _ = grammars.begun_calls(format, LAX, OPENED, parallel=True)
+    both = grammars.answer(None, format, OPENED, begun=begun, budget=3)
+    assert both is not None
+    guide = both.begin()
+    write(guide, MARKED, "abc")
+    assert guide.mask() is not None
+    for _ in range(10):
+        if guide.mask() is None:
+            break
+        [token] = allowed(guide.mask(), MARKED.vocab_size)
+        guide.accept(token)
+    write(guide, MARKED, '<tool_call>{"name": "p')
+    mask = guide.mask()
+    assert mask is not None
+    assert {MARKED.token_text(id) for id in allowed(mask, MARKED.vocab_size)} <= {"i", "in", "ing", 'ing"'}
+
+
+def test_a_token_may_end_a_marker_only_where_a_call_goes_on_so(made: Make) -> None:
+    """The vocabulary has a token `>x`, and `>` with a line break."""
+    guide = plan(made, "hermes", PLAIN).begin()
+    write(guide, PLAIN, "Well, <tool_call")
+    tokens = {PLAIN.token_text(id): id for id in range(PLAIN.vocab_size)}
+    assert not guide.admits(tokens[">x"]) and guide.admits(tokens[">\n"]) and guide.admits(tokens[">"])
+    guide.accept(tokens[">\n"])
+    assert is_held(guide)
+
+
+def test_nobody_waits_for_tokens_that_cannot_begin_a_call(made: Make) -> None:
+    spelled = plan(made, "hermes", PLAIN).begin()
+    write(spelled, PLAIN, "Some text <")
+    assert spelled.free
+    write(spelled, PLAIN, "tool_call")
+    assert not spelled.free
+    marked = plan(made, "hermes", MARKED).begin()
+    write(marked, MARKED, "Some text")
+    assert not marked.free  # any token may be the marker
+
+
+def test_looking_ahead_leaves_it_as_it_was(made: Make) -> None:
+    text = 'Hm.\n<tool_call>{"name": "ping", "arguments": {}}</tool_call> and <tool_call>{"name": "ping", "arg'
+    tokens = PLAIN.encode(text, add_special=False)
+    for cut in range(len(tokens)):
+        guide = plan(made, "hermes", PLAIN).begin()
+        for token in tokens[:cut]:
+            guide.accept(token)
+        assert guide.agreed(tokens[cut:]) == len(tokens) - cut
+        masks = guide.masks(tokens[cut:])
+        for token, mask in zip(tokens[cut:], masks, strict=False):
+            now = guide.mask()
+            assert (now is None) == (mask is None) and (now is None or (now == mask).all())
+            guide.accept(token)
+
+
+def test_a_schema_that_cannot_be_held_to_costs_that_tool_alone(made: Make) -> None:
+    wrong = {"type": "object", "properties": {"a": {"$ref": "#/$defs/nowhere"}}}
+    found, unheld = made(PLAIN).begun_calls(
+        format_named("hermes"), [*LAX, GuidedTool("odd", wrong)], UNOPENED, parallel=True
+    )
+    assert found is not None and unheld == ("odd",)
+    guide = found.begin()
+    write(guide, PLAIN, '<tool_call>{"name": "odd", "arguments": {"a": [1')
+    assert is_held(guide)
+    write(guide, PLAIN, "]}}</tool_call>")
+
+
+def test_a_grammar_that_fails_on_the_way_leaves_the_answer_free(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = plan(made, "hermes", PLAIN).begin()
+    write(guide, PLAIN, "<tool_call>")
+
+    def fail(self: GrammarGuide) -> None:
+        raise GrammarTooComplex("too complex")
+
+    monkeypatch.setattr(GrammarGuide, "mask", fail)
+    assert guide.mask() is None and not is_held(guide)
+    write(guide, PLAIN, "whatever")
+
+
+def test_while_others_compile_an_answer_is_not_held_and_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(self: Trials, grammar: str) -> None:
+        raise Unavailable("busy")
+
+    monkeypatch.setattr(Trials, "problem", busy)
+    grammars = Grammars(PLAIN, PLAIN.vocab_size)
+    assert grammars.begun_calls(format_named("hermes"), LAX, UNOPENED, parallel=True) == (
+        None,
+        tuple(tool.name for tool in LAX),
+    )
+    grammars.close()
+
+
+def test_it_is_compiled_elsewhere_and_the_request_can_go_on_without(made: Make) -> None:
+    token = prepared.set({})
+    try:
+        with pytest.raises(Uncompiled) as missing:
+            made(PLAIN).begun_calls(format_named("glm"), LAX, UNOPENED, parallel=False)
+        assert missing.value.optional
+        prepared.set({missing.value.key: "others are compiled"})
+        found, unheld = made(PLAIN).begun_calls(format_named("glm"), LAX, UNOPENED, parallel=False)
+        assert found is None and unheld
+    finally:
+        prepared.reset(token)

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ingot.config import Settings
+from ingot.errors import ConfigError
+from ingot.text.input_files import prompt_file_problem, read_prompts
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_a_text_is_one_prompt_as_it_stands(tmp_path: Path) -> None:
+    path = written(tmp_path, "system.txt", "You are\nkind.\n")
+    assert [prompt.value for prompt in read_prompts(path)] == ["You are\nkind.\n"]
+
+
+def test_lines_are_one_prompt_each_and_empty_ones_are_none(tmp_path: Path) -> None:
+    path = written(tmp_path, "p.jsonl", '"one"\n\n[{"role": "user", "content": "hi"}]\n{"prompt": "three"}\n')
+    found = read_prompts(path)
+    assert [prompt.value for prompt in found] == ["one", [{"role": "user", "content": "hi"}], {"prompt": "three"}]
+    assert found[2].place.endswith("p.jsonl, line 4")
+
+
+def test_a_list_holds_prompts_and_an_object_alone_is_one(tmp_path: Path) -> None:
+    several = written(tmp_path, "p.json", '["one", {"messages": [], "tools": []}]')
+    assert len(read_prompts(several)) == 2
+    assert read_prompts(several)[1].place.endswith("p.json, prompt 2")
+    assert len(read_prompts(written(tmp_path, "q.json", '{"prompt": "one"}'))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("p.jsonl", '"fine"\n{"prompt": \n', "line 2: not valid JSON"),
+        ("p.json", '["one",\n\n nope]', "line 3: not valid JSON"),
+        ("p.json", "[1]", "prompt 1: a prompt is a text"),
+        ("p.json", '[["hi"]]', "prompt 1: a list holds messages"),
+        ("p.json", '[{"messages": [], "prompt": ""}]', "either 'messages' or 'prompt'"),
+        ("p.json", "[{}]", "either 'messages' or 'prompt'"),
+        ("p.json", '[""]', "prompt 1"),
+        ("p.json", "[]", "holds no prompt"),
+        ("p.txt", " \n", "holds no prompt"),
+        ("p.json", "[" * 100_000, "p.json"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, name: str, text: str, words: str) -> None:
+    problem = prompt_file_problem(written(tmp_path, name, text))
+    assert problem is not None and words in problem
+
+
+def test_a_file_that_is_not_there_stops_the_settings(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        Settings(warm_prompts=tmp_path / "nothing.json")
+
+
+def test_prompts_cannot_be_kept_warm_where_nothing_is_kept(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="prefix_cache"):
+        Settings(warm_prompts=written(tmp_path, "p.txt", "Be kind."), prefix_cache=False)

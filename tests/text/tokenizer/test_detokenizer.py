@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ingot.text.tokenizer.tokenizer import Tokenizer
+from ingot.text.tokenizer.vocabulary import FastVocabulary
+from ingot.text.tokens.detokenizer import PieceDetokenizer
+from tests.text.conftest import sentencepiece_library
+
+REAL = ["qwen-2.5", "deepseek-v3", "glm-4.7-flash", "jiutian-139moe-chat"]
+MADE = ["llama-like", "gemma-like"]
+Loader = Callable[[str], Tokenizer]
+share_fixtures = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+TEXTS = [
+    "The quick brown fox.",
+    "  two  spaces\n\n\tand a tab ",
+    "naïve façade, 日本語, 한국어, עברית",
+    "😀👨‍👩‍👧🏳️‍🌈 emoji",
+    "def f(x):\n    return x ** 2  # ok\n",
+    "𒀀𒀁 rare",
+]
+
+
+@pytest.fixture
+def load(real: Loader, made: Loader) -> Loader:
+    return lambda name: real(name) if name in REAL else made(name)
+
+
+def stream(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    detokenizer = tokenizer.detokenizer()
+    return [*map(detokenizer.push, ids), detokenizer.flush()]
+
+
+def mixed_ids(tokenizer: Tokenizer, data: st.DataObject) -> list[int]:
+    """Any ids, with some real text, special tokens and single bytes among them."""
+    special = sorted(tokenizer.special_ids)
+    parts = data.draw(
+        st.lists(
+            st.one_of(
+                st.lists(st.integers(0, tokenizer.vocab_size + 20), max_size=4),
+                st.lists(st.integers(0, 300), max_size=6),
+                st.sampled_from(special).map(lambda id: [id]),
+                st.sampled_from(TEXTS).map(lambda text: tokenizer.encode(text, add_special=False)),
+            ),
+            max_size=6,
+        )
+    )
+    return [id for part in parts for id in part]
+
+
+@pytest.mark.parametrize("name", REAL + MADE)
+@share_fixtures
+@given(data=st.data())
+def test_the_pieces_make_up_what_decoding_all_at_once_gives(load: Loader, name: str, data: st.DataObject) -> None:
+    tokenizer = load(name)
+    ids = mixed_ids(tokenizer, data)
+    assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("name", REAL + MADE)
+@pytest.mark.parametrize("text", TEXTS)
+def test_real_text_never_shows_half_a_character(load: Loader, name: str, text: str) -> None:
+    tokenizer = load(name)
+    ids = tokenizer.encode(text, add_special=True)
+    pieces = stream(tokenizer, ids)
+    assert "".join(pieces) == tokenizer.decode(ids)
+    assert all("�" not in piece for piece in pieces)
+
+
+def test_a_character_comes_out_with_its_last_token(real: Loader) -> None:
+    tokenizer = real("qwen-2.5")
+    ids = tokenizer.encode("𒀀", add_special=False)
+    assert stream(tokenizer, ids) == [""] * (len(ids) - 1) + ["𒀀", ""]
+
+
+def test_a_character_that_is_never_completed_shows_at_the_end(real: Loader) -> None:
+    tokenizer = real("qwen-2.5")
+    ids = tokenizer.encode("𒀀", add_special=False)[:-1]
+    assert stream(tokenizer, ids)[-1] == tokenizer.decode(ids) != ""
+
+
+def test_a_special_token_inside_a_character_does_not_break_it(made: Loader) -> None:
+    tokenizer = made("llama-like")
+    *head, tail = tokenizer.encode("the ö", add_special=False)
+    assert tokenizer.eos_ids
+    assert "".join(stream(tokenizer, [*head, *tokenizer.eos_ids, tail])) == "the ö"
+
+
+def test_only_the_text_s_first_space_is_dropped(made: Loader) -> None:
+    tokenizer = made("llama-like")
+    ids = tokenizer.encode("the a the", add_special=True)
+    assert stream(tokenizer, ids) == ["", "the", " a", " the", ""]
+
+
+def test_words_come_out_one_by_one_and_not_at_the_end(made: Loader) -> None:
+    tokenizer = made("gemma-like")
+    pieces = stream(tokenizer, tokenizer.encode("the a the a", add_special=True))
+    assert all(pieces[1:-1]) and pieces[-1] == ""
+
+
+class CountingVocabulary(FastVocabulary):
+    decoded = 0
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
+        self.decoded += len(ids)
+        return super().decode(ids, skip_special=skip_special)
+
+
+@pytest.mark.parametrize("ids", [[260, 262], [4, 5, 6], [260, 200, 201, 265], [259]], ids=str)
+def test_each_token_is_decoded_a_bounded_number_of_times(ids: list[int]) -> None:
+    vocabulary = CountingVocabulary(sentencepiece_library(strip=True))
+    anchor = vocabulary.id_of("a")
+    assert anchor is not None
+    detokenizer = PieceDetokenizer(vocabulary, anchor)
+    many = ids * (20_000 // len(ids))
+    text = "".join(map(detokenizer.push, many)) + detokenizer.flush()
+    assert vocabulary.decoded <= 3 * len(many)
+    assert text == vocabulary.decode(many, skip_special=True)
+
+
+@pytest.mark.parametrize("name", ["qwen-2.5", "jiutian-139moe-chat"])
+def test_twenty_thousand_tokens_give_the_text_that_they_decode_to(real: Loader, name: str) -> None:
+    tokenizer = real(name)
+    ids = [(n * 7919) % tokenizer.vocab_size for n in range(20_000)]
+    text = "".join(stream(tokenizer, ids))
+    assert text == tokenizer.decode(ids)
