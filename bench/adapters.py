@@ -13,24 +13,24 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from bench.random_models import SHAPES, build
-from ingot.cache.forward_batch import Part
-from ingot.kernels import native
-from ingot.kernels.device import current
-from ingot.models.adapter import Adapter, adapt
+from ingot.cache.forward_batch import ForwardPart
+from ingot.kernels.cpu import native
+from ingot.kernels.device import current_device
+from ingot.models.adapter import ModelAdapter, adapt_model
 from ingot.models.lora.weights import LoraPair, LoraWeights
-from ingot.models.precision import settle
+from ingot.models.precision import settle_precision
 
 PROMPT, WARM = 64, 8
 
 
-def made(shape: str, bits: int | None) -> Adapter:
-    here = current()
+def made(shape: str, bits: int | None) -> ModelAdapter:
+    here = current_device()
     model = build(SHAPES[shape], dtype=mx.float32 if here.kind == "cpu" else mx.bfloat16)
     if bits is not None:
         nn.quantize(model, bits=bits, group_size=64)
     native.use_one_path()
-    settle(model, here, None)
-    return adapt(model, SHAPES[shape], here)
+    settle_precision(model, here, None)
+    return adapt_model(model, SHAPES[shape], here)
 
 
 def drawn(model: Any, rank: int, number: int) -> LoraWeights:
@@ -46,20 +46,20 @@ def drawn(model: Any, rank: int, number: int) -> LoraWeights:
     return LoraWeights(str(number), pairs, lambda path, layers: True)
 
 
-def decoded(model: Adapter, slots: list[int], steps: int, first: int = 0) -> tuple[float, list[list[int]]]:
+def decoded(model: ModelAdapter, slots: list[int], steps: int, first: int = 0) -> tuple[float, list[list[int]]]:
     """Milliseconds a step, and each row's greedy tokens. Prompts are told by rows' numbers, from `first` on."""
-    rows = model.new_rows()
+    rows = model.new_batch_state()
     own = [rows.new(lora=slot) for slot in slots]
     for number, row in enumerate(own, start=first):
         prompt = mx.array([(7 * number + place) % 100 for place in range(PROMPT)], mx.uint32)
-        mx.eval(model.run(rows, prompt, [Part((row,), PROMPT)], [PROMPT - 1]), rows.pending())
+        mx.eval(model.run(rows, prompt, [ForwardPart((row,), PROMPT)], [PROMPT - 1]), rows.pending())
     token, came = mx.full(len(slots), 5, mx.uint32), []
     began = 0.0
     for step in range(WARM + steps):
         if step == WARM:
             mx.eval(token, rows.pending())
             began = time.perf_counter()
-        logits = model.run(rows, token, [Part(tuple(own), 1)])
+        logits = model.run(rows, token, [ForwardPart(tuple(own), 1)])
         token = mx.argmax(logits, axis=-1).astype(mx.uint32)
         came.append(token)
         mx.async_eval(token, rows.pending())

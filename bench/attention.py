@@ -40,14 +40,14 @@ class Layer:
         import mlx.core as mx
 
         import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-        from ingot.kernels import native
+        from ingot.kernels.cpu import native
 
         if not native.available():
             raise SystemExit(f"bench.attention: {native.advice()}")
         pages = -(-(deepest + PROMPT + STEPS) // PAGE)
         self.table = array("i", random.Random(0).sample(range(pages), pages))
-        rotation = native.rotation(1e6 ** (-mx.arange(0, SIZE, 2) / SIZE), dims=SIZE, neighbours=False, gain=1.0)
-        self.operation = native.Attention(
+        rotation = native.rope_rotation(1e6 ** (-mx.arange(0, SIZE, 2) / SIZE), dims=SIZE, neighbours=False, gain=1.0)
+        self.operation = native.NativeAttention(
             heads=HEADS,
             kv_heads=KV_HEADS,
             size=SIZE,
@@ -75,10 +75,10 @@ class Layer:
     def _run(self, depth: int, tokens: int) -> None:
         import mlx.core as mx
 
-        from ingot.kernels import native
+        from ingot.kernels.cpu import native
 
         q, k, v = (x[:tokens] for x in self.given)
-        spans = native.spans([(0, tokens, 0, depth, depth)], [(0, self.table)])
+        spans = native.attention_spans([(0, tokens, 0, depth, depth)], [(0, self.table)])
         attended, *states = self.operation(q, k, v, *self.states, spans)
         self.states = tuple(states)
         mx.eval(attended, *states)
@@ -113,7 +113,7 @@ def compare(depths: str, rounds: int, before: Path | None) -> list[Figure]:
 
 def _measure(depths: str, one_path: bool) -> dict[str, float]:
     import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-    from ingot.kernels import native
+    from ingot.kernels.cpu import native
 
     native.use_one_path(one_path)
     return measured([int(depth) for depth in depths.split(",")])

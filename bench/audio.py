@@ -27,11 +27,10 @@ from bench.pictures import Gaps, Reader, asked, gaps
 from ingot.config import DEFAULT_MODEL, Settings
 from ingot.engine.engine import Engine
 from ingot.engine.loading.language_model import start_engine
-from ingot.engine.speech_request import Segment, Transcribed, TranscriptEvent, TranscriptionRequest
-from ingot.media.audio import Sound
-from ingot.media.mel import RATE
-from ingot.models.files.locate import locate
-from ingot.models.files.progress import silent
+from ingot.engine.speech_request import Segment, TranscriptEvent, TranscriptionEnded, TranscriptionRequest
+from ingot.media.audio import SAMPLE_RATE, AudioFile
+from ingot.models.files.locate import locate_model
+from ingot.models.files.progress import no_progress
 
 EARS = "whisper-tiny.en"
 LOOK_S = 0.2
@@ -53,13 +52,13 @@ class Heard:
 def heard(engine: Engine, file: bytes, name: str) -> Heard:
     events: queue.SimpleQueue[list[TranscriptEvent]] = queue.SimpleQueue()
     began, first, said = time.monotonic(), None, list[str]()
-    engine.hear(TranscriptionRequest(name, Sound(file)), events.put)
+    engine.hear(TranscriptionRequest(name, AudioFile(file)), events.put)
     while True:
         for event in events.get():
             if isinstance(event, Segment):
                 first = first or time.monotonic() - began
                 said.append(event.text)
-            elif isinstance(event, Transcribed):
+            elif isinstance(event, TranscriptionEnded):
                 took = time.monotonic() - began
                 return Heard(event.seconds, took, first or took, "".join(said).strip())
             else:
@@ -102,7 +101,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-def repeated(sound: Sound, hours: float) -> bytes:
+def repeated(sound: AudioFile, hours: float) -> bytes:
     """The sound over and over, as one file."""
     once = np.concatenate(list(sound.samples()))
     spoken = (once * 32767).astype("<i2").tobytes()
@@ -110,8 +109,8 @@ def repeated(sound: Sound, hours: float) -> bytes:
     with wave.open(file, "wb") as out:
         out.setnchannels(1)
         out.setsampwidth(2)
-        out.setframerate(RATE)
-        for _ in range(max(1, round(hours * 3600 * RATE / len(once)))):
+        out.setframerate(SAMPLE_RATE)
+        for _ in range(max(1, round(hours * 3600 * SAMPLE_RATE / len(once)))):
             out.writeframes(spoken)
     return file.getvalue()
 
@@ -125,12 +124,12 @@ def main() -> int:
     parser.add_argument("--alone", type=float, default=3.0, help="seconds for which the stream is measured alone")
     arguments = parser.parse_args()
     settings = Settings(memory="4GB", context=8192)
-    model, ears = (locate(name, settings, silent) for name in (arguments.model, arguments.audio_model))
+    model, ears = (locate_model(name, settings, no_progress) for name in (arguments.model, arguments.audio_model))
     engine = start_engine(settings, model.path, name=model.name, source=model.source, hearing=ears)
     try:
         file = arguments.file.read_bytes()
         if arguments.hours:
-            long = repeated(Sound(file), arguments.hours)
+            long = repeated(AudioFile(file), arguments.hours)
             memory = Memory()
             memory.start()
             heard(engine, file, "warm-up")

@@ -20,7 +20,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Kind
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.kernels import native
+from ingot.kernels.cpu import native
 
 HIDDEN, INNER, KV, VOCAB = 1536, 8960, 256, 32000
 MATRICES = {
@@ -49,7 +49,7 @@ class Forms:
 def forms(kind: Kind, rows: int, columns: int, dice: np.random.Generator) -> Forms:
     import mlx.core as mx
 
-    from ingot.models.gguf.quant_types import BLOCK_BITS, GROUP, PACKED_BITS, dense, pack
+    from ingot.models.gguf.quant_types import BLOCK_BITS, PACKED_BITS, QUANT_GROUP, dequantize_rows, pack_blocks
 
     block, size = GGML_QUANT_SIZES[kind]
     raw = dice.integers(0, 256, (rows * columns // block, size), dtype=np.uint8)
@@ -58,11 +58,11 @@ def forms(kind: Kind, rows: int, columns: int, dice: np.random.Generator) -> For
         raw[:, at : at + 2] = np.full((len(raw), 1), 1e-4, np.float16).view(np.uint8)
     raw = raw.reshape(rows, -1)
     if kind in PACKED_BITS:
-        packed = pack(raw, kind)
+        packed = pack_blocks(raw, kind)
         parts = [mx.array(part) for part in (packed.weight, packed.scales, packed.biases)]
-        unfolded = native.packed_weights(parts[0], parts[1], parts[2], None, GROUP, PACKED_BITS[kind])
+        unfolded = native.packed_weights(parts[0], parts[1], parts[2], None, QUANT_GROUP, PACKED_BITS[kind])
     else:
-        unfolded = native.plain_weights(mx.array(dense(raw, kind).astype(np.float16)), None)
+        unfolded = native.plain_weights(mx.array(dequantize_rows(raw, kind).astype(np.float16)), None)
     return Forms(columns, raw.nbytes, native.block_weights(mx.array(raw), None, BLOCK_BITS[kind]), unfolded)
 
 

@@ -32,9 +32,9 @@ from foundry.recall import PAIR, probe_rows
 from foundry.shapes import SHAPES
 from ingot.cache.codecs.pair import RAW_CODEC, PairCodec
 from ingot.config import DEFAULT_MODEL, Settings
-from ingot.kernels.device import current
-from ingot.models.adapter import load
-from ingot.models.files.packaged import ensure
+from ingot.kernels.device import current_device
+from ingot.models.adapter import load_model_adapter
+from ingot.models.files.packaged import ensure_packaged_model
 from ingot.text.tokenizer.tokenizer import Tokenizer
 
 # isort: split
@@ -129,7 +129,7 @@ def probes(count: int) -> Iterator[tuple[list[int], list[int]]]:
 
 @contextmanager
 def model_folder(name: str) -> Iterator[Path]:
-    default = ensure(DEFAULT_MODEL, Settings(), lambda *said: None)
+    default = ensure_packaged_model(DEFAULT_MODEL, Settings(), lambda *said: None)
     if name == "default":
         yield default
     elif name == "biased":
@@ -144,7 +144,7 @@ def measured(name: str, asked: argparse.Namespace) -> dict[str, dict[str, float]
     """What is said of a model, by codec; that of a foundry model includes what it recalls."""
     codecs = [LAST_BIT, *asked.codecs]
     with model_folder(name) as folder:
-        adapter = load(folder, current())
+        adapter = load_model_adapter(folder, current_device())
         texts = held_out(folder, asked.tokens, asked.texts)
     figures = {codec: asdict(found) for codec, found in text_figures(adapter, texts, asked.tokens // 2, codecs).items()}
     if name in SHAPES:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ingot.cli.bench_stats import Level
+from ingot.cli.bench import LoadLevel
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Figures:
     seconds_per_token: float  # after the first one
 
     @classmethod
-    def of(cls, level: Level) -> Figures:
+    def of(cls, level: LoadLevel) -> Figures:
         assert level.ttft is not None and level.seconds_per_token is not None
         return cls(level.output_tokens_per_second, level.ttft.p50, level.seconds_per_token.p50)
 
@@ -65,7 +65,7 @@ class Duel:
         return self.ratio.tokens_per_second > 1 > self.ratio.ttft
 
 
-def unequal(levels: Sequence[Level], output_tokens: int) -> str | None:
+def unequal(levels: Sequence[LoadLevel], output_tokens: int) -> str | None:
     """Why these levels, of the same prompts on different servers, cannot be compared; None when they can."""
     for level in levels:
         if level.errors:

@@ -24,10 +24,10 @@ from typing import Any
 
 from bench import gguf_models, llama_cpp, servers, stock
 from bench.llama_cpp import Build
-from ingot.cli.bench import LoadPlan, Target, prepare, run_level
+from ingot.cli.bench import LoadPlan, LoadTarget, prepare_target, run_level
 from ingot.config import DEFAULT_MODEL
 from ingot.errors import IngotError
-from ingot.models.files.packaged import original
+from ingot.models.files.packaged import fetch_original_weights
 from ingot.models.files.progress import TerminalProgress
 from ingot.models.gguf.importer import convert_gguf
 
@@ -61,11 +61,11 @@ class Model:
     """A loaded model on this thread, run as the engine runs it, without sampling."""
 
     def __init__(self, folder: Path) -> None:
-        from ingot.kernels.device import current
-        from ingot.models.adapter import load
+        from ingot.kernels.device import current_device
+        from ingot.models.adapter import load_model_adapter
 
-        self.adapter = load(folder, current())
-        self._rows = self.adapter.new_rows()
+        self.adapter = load_model_adapter(folder, current_device())
+        self._rows = self.adapter.new_batch_state()
         self._begun: dict[int, Any] = {}  # records of so many tokens
 
     def products_per_token(self) -> int:
@@ -97,25 +97,25 @@ class Model:
     @contextmanager
     def _row(self, depth: int) -> Iterator[Any]:
         """A row of so many tokens, which are computed the first time and then taken over."""
-        from ingot.cache.records import put, take
+        from ingot.cache.records import restore_row, take_record
 
         row = self._rows.new()
         if depth in self._begun:
-            put(self._rows, row, [self._begun[depth]], depth)
+            restore_row(self._rows, row, [self._begun[depth]], depth)
         elif depth:
             for begin in range(0, depth, CHUNK):
                 self._launch(row, min(CHUNK, depth - begin))
-            self._begun[depth] = take(self._rows, row, 0)
+            self._begun[depth] = take_record(self._rows, row, 0)
         yield row
         self._rows.leave(row)
 
     def _launch(self, row: Any, width: int) -> None:
         import mlx.core as mx
 
-        from ingot.cache.forward_batch import Part
+        from ingot.cache.forward_batch import ForwardPart
 
         tokens = mx.random.randint(0, self.adapter.vocab, (width,))
-        logits = self.adapter.run(self._rows, tokens, [Part((row,), width)], [width - 1])
+        logits = self.adapter.run(self._rows, tokens, [ForwardPart((row,), width)], [width - 1])
         mx.eval(logits, self._rows.pending())
 
 
@@ -157,8 +157,8 @@ def through_http(
         servers.llama_cpp(build.server, weights, logs / "llama.log", most, threads) as theirs,
     ):
         plan = LoadPlan(endpoint="completions", prompt_tokens=192, output_tokens=answer, warmup=1)
-        target = prepare(ours.client, plan)
-        other = Target(theirs.client, theirs.model, is_ingot=False, words=target.words)
+        target = prepare_target(ours.client, plan)
+        other = LoadTarget(theirs.client, theirs.model, is_ingot=False, words=target.words)
         for count in streams:
             levels = [run_level(each, plan, count) for each in (target, other)]
             if any(level.failed or level.ttft is None for level in levels):
@@ -193,7 +193,7 @@ def product_speed(size: int = 2048, rows: int = 512) -> float:
     """Multiplications with additions per second of one large product with packed weights, on all threads."""
     import mlx.core as mx
 
-    from ingot.kernels import native
+    from ingot.kernels.cpu import native
 
     packed = native.packed_weights(*mx.quantize(mx.random.normal((size, size)), 32, 4), None, 32, 4)
     x = mx.random.normal((rows, size))
@@ -230,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             weights = (
                 gguf_models.write(chosen.shape, home, progress, chosen.tokenizer)
                 if chosen.shape
-                else original(DEFAULT_MODEL, llama_cpp.KEPT.expanduser(), progress)
+                else fetch_original_weights(DEFAULT_MODEL, llama_cpp.KEPT.expanduser(), progress)
             )
             folder = home / "model"
             folder.mkdir()

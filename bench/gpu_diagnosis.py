@@ -74,7 +74,7 @@ class Passes:
 
     def __init__(self, adapter: Any, *, together: bool = True, wait: bool = False) -> None:
         self._adapter, self._together, self._wait = adapter, together and adapter.mixed, wait
-        self._states, self._rows = adapter.new_rows(), dict[str, Any]()
+        self._states, self._rows = adapter.new_batch_state(), dict[str, Any]()
 
     def run(self, plan: Plan) -> Iterator[tuple[tuple[str, int], Any]]:
         """Logits as they are queued: nobody waits for them before the end, unless asked to."""
@@ -96,15 +96,15 @@ class Passes:
     def _pass(self, fed: Fed) -> Iterator[tuple[tuple[str, int], Any]]:
         import mlx.core as mx
 
-        from ingot.cache.forward_batch import Part
+        from ingot.cache.forward_batch import ForwardPart
 
         for name, _ in fed:
             if name not in self._rows:
                 self._rows[name] = self._states.new()
         single, wide = ([each for each in fed if (len(each[1]) == 1) is few] for few in (True, False))
         ordered = [*single, *wide]
-        parts = [Part(tuple(self._rows[name] for name, _ in single), 1)] if single else []
-        parts += [Part((self._rows[name],), len(tokens)) for name, tokens in wide]
+        parts = [ForwardPart(tuple(self._rows[name] for name, _ in single), 1)] if single else []
+        parts += [ForwardPart((self._rows[name],), len(tokens)) for name, tokens in wide]
         tokens = mx.array([token for _, own in ordered for token in own], dtype=mx.uint32)
         ends = accumulate(len(own) for _, own in ordered)
         logits = self._adapter.run(self._states, tokens, parts, [end - 1 for end in ends])
@@ -162,12 +162,12 @@ def difference(found: Logits, expected: Logits) -> Difference:
 
 
 def equality(kinds: Sequence[str]) -> Iterator[str]:
-    from ingot.kernels.device import current
-    from ingot.models.adapter import adapt
+    from ingot.kernels.device import current_device
+    from ingot.models.adapter import adapt_model
     from tests import tiny
 
     for kind in kinds:
-        adapter = adapt(tiny.build(kind), tiny.CONFIGS[kind], current())
+        adapter = adapt_model(tiny.build(kind), tiny.CONFIGS[kind], current_device())
         asked = plan(tiny.VOCAB - 1)
         batched = computed(adapter, asked)
         order = {
@@ -249,11 +249,11 @@ def long(tokens: int, *, shape: str) -> list[str]:
     import mlx.core as mx
 
     from bench.random_models import SHAPES, build
-    from ingot.kernels.device import current
-    from ingot.models.adapter import adapt
+    from ingot.kernels.device import current_device
+    from ingot.models.adapter import adapt_model
 
     config = {**SHAPES[shape], "num_hidden_layers": 1, "vocab_size": 1024}
-    adapter = adapt(build(config, dtype=mx.bfloat16), config, current())
+    adapter = adapt_model(build(config, dtype=mx.bfloat16), config, current_device())
     dice, left, steps, widths = random.Random(2), tokens, list[Fed](), list[int]()
     steps.append([(f"short{number}", [1] * (100 + number)) for number in range(7)])
     while left:

@@ -23,15 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from bench import servers
-from ingot.cli.client import Client
+from ingot.cli.client import ServerClient
 from ingot.config import DEFAULT_MODEL, Settings
 from ingot.engine.engine import Engine
 from ingot.engine.loading.language_model import start_engine
 from ingot.engine.request import Ended, Failed, Request, Sampling, Stop
-from ingot.models.files.packaged import ensure
-from ingot.models.files.progress import silent
+from ingot.models.files.packaged import ensure_packaged_model
+from ingot.models.files.progress import no_progress
 from ingot.text.grammar.grammars import Grammars
-from ingot.text.grammar.matcher import Guide, GuidePlan, Mask
+from ingot.text.grammar.matcher import CompiledGrammar, GrammarMatcher, TokenMask
 
 _TEXT = {"type": "string"}
 _PERSON = {
@@ -66,15 +66,15 @@ class Meter:
 class Timed:
     """A plan whose guides are timed."""
 
-    plan: GuidePlan
+    plan: CompiledGrammar
     meter: Meter
 
-    def begin(self) -> Guide:
+    def begin(self) -> GrammarMatcher:
         return _TimedGuide(self.plan.begin(), self.meter)
 
 
 class _TimedGuide:
-    def __init__(self, guide: Guide, meter: Meter) -> None:
+    def __init__(self, guide: GrammarMatcher, meter: Meter) -> None:
         self._guide, self._meter = guide, meter
 
     @property
@@ -85,7 +85,7 @@ class _TimedGuide:
     def done(self) -> bool:
         return self._guide.done
 
-    def mask(self) -> Mask | None:
+    def mask(self) -> TokenMask | None:
         began = time.perf_counter()
         try:
             return self._guide.mask()
@@ -116,11 +116,11 @@ class Figures:
 
 def start(model: str, memory: str) -> Engine:
     settings = Settings(memory=memory, context=2048)
-    folder = ensure(model, settings, silent) if model == DEFAULT_MODEL else Path(model)
+    folder = ensure_packaged_model(model, settings, no_progress) if model == DEFAULT_MODEL else Path(model)
     return start_engine(settings, folder, name=Path(model).name, source=model)
 
 
-def decode(engine: Engine, name: str, streams: int, tokens: int, plan: GuidePlan | None) -> tuple[float, int]:
+def decode(engine: Engine, name: str, streams: int, tokens: int, plan: CompiledGrammar | None) -> tuple[float, int]:
     """Seconds of decoding, and the tokens of the longest answer."""
     template = engine.tokenizer.template
     text = template.render([{"role": "user", "content": QUESTION}]) if template else QUESTION
@@ -153,7 +153,7 @@ def apply_seconds(vocab: int, rows: int, repeats: int = 30) -> float:
     import mlx.core as mx
     import numpy as np
 
-    from ingot.engine.sampling import masked
+    from ingot.engine.sampling import apply_masks
 
     logits = mx.zeros((rows, vocab))
     masks = [np.full(vocab // 32 + 1, 0x5A5A5A5A, dtype=np.uint32)] * rows
@@ -161,7 +161,7 @@ def apply_seconds(vocab: int, rows: int, repeats: int = 30) -> float:
     taken = []
     for _ in range(repeats):
         began = time.perf_counter()
-        mx.eval(masked(logits, masks))
+        mx.eval(apply_masks(logits, masks))
         taken.append(time.perf_counter() - began)
     return sorted(taken)[repeats // 2]
 
@@ -238,7 +238,7 @@ def conversation(number: int) -> list[dict[str, Any]]:
     return [*said, {"role": "user", "content": f"What is the weather in {_PLACES[(number + 4) % len(_PLACES)]}?"}]
 
 
-def ask(client: Client, number: int, tokens: int, found: Calls) -> None:
+def ask(client: ServerClient, number: int, tokens: int, found: Calls) -> None:
     import jsonschema
 
     body = {

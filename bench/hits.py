@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.cache.codecs.codec import Parts
+from ingot.cache.codecs.codec import EncodedParts
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec, RecordCodec
-from ingot.cache.forward_batch import Part, Row
+from ingot.cache.forward_batch import ForwardPart, Row
 from ingot.cache.record_encoding import LossyEncoding
-from ingot.cache.records import Record, put, take
-from ingot.models.form import form_of
+from ingot.cache.records import Record, restore_row, take_record
+from ingot.models.kv_codec import record_form_of
 
 # isort: split
 import mlx.core as mx
@@ -37,7 +37,7 @@ class LastBit(PairCodec):
     def __init__(self) -> None:
         super().__init__(CodecName())
 
-    def decode(self, arrays: Parts, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
+    def decode(self, arrays: EncodedParts, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
         keys, values = super().decode(arrays, dtype)
         whole = mx.uint32 if dtype.size == 4 else mx.uint16
         return (keys.view(whole) ^ 1).view(dtype), (values.view(whole) ^ 1).view(dtype)
@@ -51,19 +51,19 @@ class Prefix:
     """The states of a text's first tokens."""
 
     def __init__(self, adapter: Any, tokens: Sequence[int]) -> None:
-        self._adapter, self._rows, self.length = adapter, adapter.new_rows(), len(tokens)
-        self._form = form_of(adapter, self._rows)
+        self._adapter, self._rows, self.length = adapter, adapter.new_batch_state(), len(tokens)
+        self._form = record_form_of(adapter, self._rows)
         row = self._rows.new()
         for begin in range(0, len(tokens), adapter.widest):
             part = tokens[begin : begin + adapter.widest]
             self._run(row, part, [len(part) - 1])
-        self._record = take(self._rows, row, 0)
+        self._record = take_record(self._rows, row, 0)
         self._rows.leave(row)
 
     def logits_behind(self, tokens: Sequence[int], codec: PairCodec) -> mx.array:
         """Logits at tokens that follow, in float32."""
         row = self._rows.new()
-        put(self._rows, row, [self._read_back(codec)], self.length)
+        restore_row(self._rows, row, [self._read_back(codec)], self.length)
         logits = self._run(row, tokens, list(range(len(tokens)))).astype(mx.float32)
         self._rows.leave(row)
         return logits
@@ -76,7 +76,7 @@ class Prefix:
         return record
 
     def _run(self, row: Row, tokens: Sequence[int], wanted: list[int]) -> mx.array:
-        logits: mx.array = self._adapter.run(self._rows, mx.array(tokens), [Part((row,), len(tokens))], wanted)
+        logits: mx.array = self._adapter.run(self._rows, mx.array(tokens), [ForwardPart((row,), len(tokens))], wanted)
         mx.eval(logits, self._rows.pending())
         return logits
 

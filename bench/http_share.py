@@ -25,7 +25,7 @@ from bench.comparison import unequal
 from bench.engine import measure, requests
 from bench.random_models import SHAPES
 from bench.serve import numbers, surroundings, words
-from ingot.cli.bench import LoadPlan, Target, prepare, run_level
+from ingot.cli.bench import LoadPlan, LoadTarget, prepare_target, run_level
 from ingot.cli.client import ServerError
 from ingot.config import Settings
 from ingot.engine.engine import Engine
@@ -52,7 +52,7 @@ class Shares:
         return [through / own for through, own in zip(self.http, self.engine, strict=True)]
 
 
-def measure_round(target: Target, engine: Engine, plan: LoadPlan, streams: int, round_: int) -> tuple[float, float]:
+def measure_round(target: LoadTarget, engine: Engine, plan: LoadPlan, streams: int, round_: int) -> tuple[float, float]:
     """(through HTTP, the engine's own); the engine gets prompts as long as those that came through HTTP."""
     level = run_level(target, plan, streams)
     if (problem := unequal([level], plan.output_tokens)) is not None:
@@ -64,7 +64,7 @@ def measure_round(target: Target, engine: Engine, plan: LoadPlan, streams: int, 
     return level.output_tokens_per_second, own.tokens_per_second
 
 
-def compare(target: Target, engine: Engine, plan: LoadPlan, streams: Sequence[int], rounds: int) -> list[Shares]:
+def compare(target: LoadTarget, engine: Engine, plan: LoadPlan, streams: Sequence[int], rounds: int) -> list[Shares]:
     found = {number: Shares(number) for number in streams}
     for round_ in range(rounds):
         for number, shares in found.items():
@@ -87,7 +87,7 @@ def run(model: str, chosen: argparse.Namespace) -> list[Shares]:
             engine = start_engine(Settings(), folder, name=model, source="benchmark")
             try:
                 plan = plan_for(server.model, chosen)
-                found = compare(prepare(server.client, plan), engine, plan, chosen.streams, chosen.rounds)
+                found = compare(prepare_target(server.client, plan), engine, plan, chosen.streams, chosen.rounds)
             finally:
                 engine.close()
     _print(model, found)

@@ -24,18 +24,16 @@ import mlx.core as mx
 
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
-from ingot.cache.kv_storage import KernelStorage
+from ingot.cache.footprint import coded_page_count
+from ingot.cache.kv_storage import KernelStorage, ReservedStorage
 from ingot.cache.page_groups import PageGroup
-from ingot.cache.pages import PAGE, Table
-from ingot.cache.reserved import ReservedStorage
-from ingot.cache.tail import coded_pages
-from ingot.kernels import native
-from ingot.kernels.device import Device, current
-from ingot.kernels.paged.tuning import TUNINGS, Tuning
-from ingot.kernels.paged_attention.kernels import PagedAttention, available, paged_attention
-from ingot.kernels.paged_attention.shapes import Shape
+from ingot.cache.pages import PAGE, PageTable
+from ingot.kernels.cpu import native
+from ingot.kernels.device import Device, current_device
+from ingot.kernels.paged_attention.kernels import PagedAttention, has_paged_kernels, paged_attention
+from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape, AttentionTuning
 
-SHAPES = {"default": Shape(9, 3, 64, 64), "llama-8b": Shape(32, 8, 128, 128)}
+SHAPES = {"default": AttentionShape(9, 3, 64, 64), "llama-8b": AttentionShape(32, 8, 128, 128)}
 DTYPES = {"bfloat16": mx.bfloat16, "float16": mx.float16}
 TRAFFIC = 192 << 20
 """Bytes of raw keys and values that are read in a round, so that none of them are still in a cache."""
@@ -57,7 +55,13 @@ class Trial:
     """Rows of so many tokens in several layers, raw or coded."""
 
     def __init__(
-        self, device: Device, shape: Shape, dtype: mx.Dtype, length: int, rows: int, tuning: Tuning | None
+        self,
+        device: Device,
+        shape: AttentionShape,
+        dtype: mx.Dtype,
+        length: int,
+        rows: int,
+        tuning: AttentionTuning | None,
     ) -> None:
         self.device, self.shape, self.dtype, self.tuning = device, shape, dtype, tuning
         self.length, self.rows = length, rows
@@ -66,7 +70,7 @@ class Trial:
 
     def made(self, codec: PairCodec | None) -> Layers:
         group = PageGroup(0, None, codec=codec)
-        tables = [Table(group.pages) for _ in range(self.rows)]
+        tables = [PageTable(group.pages) for _ in range(self.rows)]
         for table in tables:
             table.grow(0, self.length)
         group.provide()
@@ -74,7 +78,7 @@ class Trial:
         for storage in storages:
             self._fill(group, storage, tables)
         if codec is not None:
-            fresh = [page for table in tables for page in table.encode(coded_pages(self.length))]
+            fresh = [page for table in tables for page in table.encode(coded_page_count(self.length))]
             if fresh:
                 assert group.coded is not None
                 group.coded.provide()
@@ -85,10 +89,12 @@ class Trial:
         shape, sizes = self.shape, (self.shape.key_size, self.shape.value_size)
         if self.device.kind == "cpu":
             return ReservedStorage(group, self.layers, shape.kv_heads, sizes, self.dtype)
-        kernel = paged_attention(self.device, Shape(shape.kv_heads, shape.kv_heads, *sizes), self.dtype, scale=1.0)
+        kernel = paged_attention(
+            self.device, AttentionShape(shape.kv_heads, shape.kv_heads, *sizes), self.dtype, scale=1.0
+        )
         return KernelStorage(group, shape.kv_heads, sizes, self.dtype, kernel, kernel)
 
-    def _fill(self, group: PageGroup, storage: Any, tables: Sequence[Table]) -> None:
+    def _fill(self, group: PageGroup, storage: Any, tables: Sequence[PageTable]) -> None:
         for table in tables:
             keys, values = (
                 mx.random.normal((self.length, self.shape.kv_heads, size)).astype(self.dtype) for size in storage.sizes
@@ -101,7 +107,7 @@ class Trial:
             mx.eval(storage.pending())
 
     def _attending(
-        self, group: PageGroup, storages: Sequence[Any], tables: Sequence[Table]
+        self, group: PageGroup, storages: Sequence[Any], tables: Sequence[PageTable]
     ) -> Callable[[int], mx.array]:
         shape = self.shape
         queries = mx.random.normal((self.rows, shape.heads, shape.key_size)).astype(self.dtype)
@@ -113,9 +119,9 @@ class Trial:
         assert storages[0].reads(rows), "no kernel reads these pages as they lie"
         return partial(_by_kernel, storages, kernel, rows, queries)
 
-    def _operation(self) -> native.Attention:
+    def _operation(self) -> native.NativeAttention:
         shape = self.shape
-        return native.Attention(
+        return native.NativeAttention(
             heads=shape.heads,
             kv_heads=shape.kv_heads,
             size=shape.key_size,
@@ -127,15 +133,15 @@ class Trial:
             gated=False,
         )
 
-    def _spans(self, group: PageGroup, tables: Sequence[Table]) -> Any:
+    def _spans(self, group: PageGroup, tables: Sequence[PageTable]) -> Any:
         place = self.length - 1
         spans = [(row, 1, row, place, place) for row in range(self.rows)]
-        return native.spans(spans, [group.native_table(table) for table in tables])
+        return native.attention_spans(spans, [group.native_table(table) for table in tables])
 
     def _natively(
         self,
         storages: Sequence[ReservedStorage],
-        attention: native.Attention,
+        attention: native.NativeAttention,
         spans: Any,
         queries: mx.array,
         layer: int,
@@ -163,8 +169,8 @@ def _by_kernel(
 
 def seconds(layers: Layers) -> float:
     """Of one layer. What Python takes to ask for it is not counted, nor on a CPU what others take of it meanwhile."""
-    clock = time.process_time if current().kind == "cpu" else time.perf_counter
-    calls = max(layers.count, LEAST_CALLS if current().kind != "cpu" else 1)
+    clock = time.process_time if current_device().kind == "cpu" else time.perf_counter
+    calls = max(layers.count, LEAST_CALLS if current_device().kind != "cpu" else 1)
     asked = [layers.attend(number % layers.count) for number in range(calls)]
     mx.synchronize()
     begun = clock()
@@ -189,7 +195,7 @@ def measure(trial: Trial, name: str, codecs: Sequence[str]) -> None:
         )
 
 
-def tunings(device: Device, at_once: str | None) -> Iterator[tuple[str, Tuning | None]]:
+def tunings(device: Device, at_once: str | None) -> Iterator[tuple[str, AttentionTuning | None]]:
     """How kernels are cut, and what to call that."""
     usual = None if device.kind == "cpu" else TUNINGS[device.kind]
     if at_once is None or usual is None or usual.matrix is None:
@@ -208,8 +214,8 @@ def main() -> None:
     parser.add_argument("--codecs", default="k8v4,affine8,affine4")
     parser.add_argument("--at-once", help="keys in fewer bits that a warp of a GPU takes at once, several to compare")
     arguments = parser.parse_args()
-    device = current()
-    if device.kind != "cpu" and not available(device):
+    device = current_device()
+    if device.kind != "cpu" and not has_paged_kernels(device):
         parser.error(f"there are no kernels for {device.name}")
     if device.kind == "cpu" and not native.available():
         parser.error("there are no native kernels here")

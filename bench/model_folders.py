@@ -13,7 +13,7 @@ from typing import Any
 
 from bench import random_models
 from ingot.config import DEFAULT_MODEL, Settings
-from ingot.models.files.packaged import ensure
+from ingot.models.files.packaged import ensure_packaged_model
 from ingot.models.files.progress import Progress
 from ingot.upstream import load_model
 
@@ -31,13 +31,13 @@ def write(name: str, folder: Path, progress: Progress) -> None:
 
 
 def write_default(folder: Path, progress: Progress) -> None:
-    source = ensure(DEFAULT_MODEL, Settings(), progress)
+    source = ensure_packaged_model(DEFAULT_MODEL, Settings(), progress)
     folder.mkdir(parents=True, exist_ok=True)
     for name in TOKENIZER:
         shutil.copyfile(source / name, folder / name)
-    from ingot.kernels.device import current
+    from ingot.kernels.device import current_device
 
-    if current().kind == "cpu":
+    if current_device().kind == "cpu":
         _write_dense(source, folder)
     else:
         for file in (source / "config.json", *source.glob("model*.safetensors*")):
@@ -49,10 +49,10 @@ def _write_dense(source: Path, folder: Path) -> None:
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
-    from ingot.models.precision import unpack
+    from ingot.models.precision import dequantize_layers
 
     model, config = load_model(source)
-    unpack(model)
+    dequantize_layers(model)
     model.set_dtype(mx.float32)
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})
     packing = ("quantization", "quantization_config")

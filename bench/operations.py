@@ -21,11 +21,11 @@ from unittest.mock import patch
 import mlx.core as mx
 
 from bench.random_models import SHAPES, build
-from ingot.cache.forward_batch import Part
+from ingot.cache.forward_batch import ForwardPart
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.gpu.texts import Kernel, Work
-from ingot.models.adapter import Adapter, adapt
+from ingot.kernels.gpu.kernel_source import Kernel, LaunchConfig
+from ingot.models.adapter import ModelAdapter, adapt_model
 
 VIEWS = {"Reshape", "Slice", "Split", "Transpose", "ExpandDims", "Squeeze", "Broadcast", "Flatten", "Unflatten"}
 """Launch nothing where memory lies as it should."""
@@ -39,7 +39,7 @@ def recorded() -> Iterator[list[tuple[str, list[mx.array]]]]:
     """While this is open no kernel runs: each is written down, with its inputs, and gives zeros."""
     launched: list[tuple[str, list[mx.array]]] = []
 
-    def launch(self: Emulator, kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
+    def launch(self: Emulator, kernel: Kernel, inputs: list[mx.array], work: LaunchConfig) -> list[mx.array]:
         launched.append((kernel.name, inputs))
         made = [mx.zeros(output.shape, output.dtype) for output in work.outputs]
         mx.eval(made)
@@ -49,14 +49,14 @@ def recorded() -> Iterator[list[tuple[str, list[mx.array]]]]:
         yield launched
 
 
-def counted(adapter: Adapter, rows: int, widths: int = 1) -> Counter[str]:
+def counted(adapter: ModelAdapter, rows: int, widths: int = 1) -> Counter[str]:
     """The operations of one forward pass over so many rows of one new token each, by name."""
-    states = adapter.new_rows()
+    states = adapter.new_batch_state()
     running = [states.new() for _ in range(rows)]
     for number, row in enumerate(running):
-        mx.eval(adapter.run(states, mx.arange(3 + number), [Part((row,), 3 + number)]), states.pending())
+        mx.eval(adapter.run(states, mx.arange(3 + number), [ForwardPart((row,), 3 + number)]), states.pending())
     with recorded() as launched:
-        logits = adapter.run(states, mx.zeros(rows * widths, mx.int32), [Part(tuple(running), widths)])
+        logits = adapter.run(states, mx.zeros(rows * widths, mx.int32), [ForwardPart(tuple(running), widths)])
     kernels = Counter(name for name, _ in launched)
     return kernels + _primitives([logits, *(array for _, inputs in launched for array in inputs)])
 
@@ -71,7 +71,7 @@ def _primitives(roots: list[mx.array]) -> Counter[str]:
 def a_layer(config: dict[str, Any], device: Device, rows: int = 1) -> Counter[str]:
     """What one more layer adds."""
     few, more = (
-        counted(adapt(build({**config, "num_hidden_layers": layers}, dtype=mx.float16), config, device), rows)
+        counted(adapt_model(build({**config, "num_hidden_layers": layers}, dtype=mx.float16), config, device), rows)
         for layers in (2, 3)
     )
     return _as_on_gpus(more - few)

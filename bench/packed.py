@@ -22,16 +22,29 @@ from typing import Any
 
 import mlx.core as mx
 
-from ingot.kernels.device import Device, current
-from ingot.kernels.gpu.launchers import Launcher, launcher, prepare
-from ingot.kernels.packed.scratch import Scratch, scratch
-from ingot.kernels.packed.tuning import TUNING, Cut, Tuning
-from ingot.kernels.packed_matmul.kernels import PackedProduct, PackedWeights, Packing
+from ingot.kernels.device import Device, current_device
+from ingot.kernels.gpu.launcher import Launcher, compile_kernels, kernel_launcher
+from ingot.kernels.packed_matmul.kernels import (
+    PACKED_TUNING,
+    PackedCut,
+    PackedFormat,
+    PackedProduct,
+    PackedTuning,
+    PackedWeights,
+    UnpackScratch,
+    make_scratch,
+)
 
 SHAPES = "6144x4096,4096x4096,28672x4096,4096x14336,128256x4096"
 CUTS = (
-    *(Cut(8, 1), Cut(8, 1, stages=4), Cut(8, 1, stages=4, ahead=False), Cut(16, 1), Cut(4, 1, stages=4)),
-    *(Cut(4, 2), Cut(4, 2, stages=4), Cut(4, 2, stages=4, ahead=False), Cut(4, 2, ahead=False)),
+    *(
+        PackedCut(8, 1),
+        PackedCut(8, 1, stages=4),
+        PackedCut(8, 1, stages=4, ahead=False),
+        PackedCut(16, 1),
+        PackedCut(4, 1, stages=4),
+    ),
+    *(PackedCut(4, 2), PackedCut(4, 2, stages=4), PackedCut(4, 2, stages=4, ahead=False), PackedCut(4, 2, ahead=False)),
 )
 MANY = (16, 32, 64, 128, 256, 2048)
 BEYOND_CACHES, QUEUED, ROUNDS = 256 << 20, 6 << 30, 5
@@ -42,7 +55,7 @@ SECTIONS = ("products", "cuts", "experts", "prompts")
 class Trial:
     """Weights of one shape, as many of them as no cache holds."""
 
-    def __init__(self, packing: Packing, outputs: int, columns: int, *, beyond: int = BEYOND_CACHES) -> None:
+    def __init__(self, packing: PackedFormat, outputs: int, columns: int, *, beyond: int = BEYOND_CACHES) -> None:
         self.packing, self.outputs, self.columns, self._beyond = packing, outputs, columns, beyond
         words = columns * packing.bits // 32
         self.bytes = 4 * outputs * words + 4 * outputs * (columns // packing.group)
@@ -78,7 +91,7 @@ class Trial:
     def unpacked(self, x: mx.array) -> mx.array:
         return x @ next(self._next).unpacked(x.dtype).T
 
-    def by_turns(self, room: Scratch, x: mx.array) -> mx.array:
+    def by_turns(self, room: UnpackScratch, x: mx.array) -> mx.array:
         return room.multiply(x, next(self._next))
 
     def off(self, product: PackedProduct, x: mx.array) -> float:
@@ -126,9 +139,9 @@ class Clock:
 
 
 def products(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
-    prepare(device, partial(_rehearsed, arguments, [TUNING]))
+    compile_kernels(device, partial(_rehearsed, arguments, [PACKED_TUNING]))
     print(f"{'weights':>14} {'rows':>4}   ours us   TB/s | MLX's us   TB/s |  off")
-    product = _product(device, arguments, TUNING)
+    product = _product(device, arguments, PACKED_TUNING)
     for trial in _trials(arguments):
         for rows in arguments.rows:
             x = trial.drawn(rows)
@@ -141,12 +154,12 @@ def products(device: Device, clock: Clock, arguments: argparse.Namespace) -> Non
 
 def prompts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
     print(f"{'weights':>14} rows   ours us | MLX's us | unpacked by MLX | unpacked by us, us")
-    product, rows = _product(device, arguments, TUNING), (17, 80) if arguments.tiny else MANY
+    product, rows = _product(device, arguments, PACKED_TUNING), (17, 80) if arguments.tiny else MANY
     for trial in _trials(arguments):
         for count in rows if arguments.tiny or trial.outputs in (4096, 28672) else ():
             x = trial.drawn(count)
             ours = clock.seconds(partial(trial.ours, product), x, trial.repeats(16)) if count <= 256 else None
-            room = scratch(device, trial.outputs * trial.columns, mx.bfloat16)
+            room = make_scratch(device, trial.outputs * trial.columns, mx.bfloat16)
             assert room is not None
             works = (trial.theirs if arguments.mlx else None, trial.unpacked, partial(trial.by_turns, room))
             others = [None if work is None else clock.seconds(work, x, trial.repeats(16)) for work in works]
@@ -155,7 +168,7 @@ def prompts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None
 
 def experts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
     print(f"{'weights':>14} tokens   ours us   TB/s | MLX's us   TB/s |  off")
-    product, packing = _product(device, arguments, TUNING), Packing(arguments.bits, arguments.group)
+    product, packing = _product(device, arguments, PACKED_TUNING), PackedFormat(arguments.bits, arguments.group)
     for outputs, columns in ((48, 128),) if arguments.tiny else ((768, 2048), (2048, 768)):
         trial = ExpertsTrial(packing, outputs, columns)
         for tokens in (1, 2) if arguments.tiny else (1, 4, 8, 16, 32):
@@ -171,7 +184,7 @@ def experts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None
 class ExpertsTrial:
     """A layer of 128 experts, of which each token chooses eight."""
 
-    def __init__(self, packing: Packing, outputs: int, columns: int) -> None:
+    def __init__(self, packing: PackedFormat, outputs: int, columns: int) -> None:
         flat = Trial(packing, EXPERTS * outputs, columns, beyond=1).first
         parts = (part.reshape(EXPERTS, outputs, -1) for part in flat.inputs)
         self.outputs, self.columns, self._weights = outputs, columns, PackedWeights(packing, *parts)
@@ -225,10 +238,12 @@ class ExpertsTrial:
 def cuts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
     """Of one shape after another, TB/s at some numbers of rows."""
     tried = CUTS[:1] if arguments.tiny else CUTS
-    prepare(device, partial(_rehearsed, arguments, [Tuning(few=(cut, cut), many=(cut, cut)) for cut in tried]))
+    compile_kernels(
+        device, partial(_rehearsed, arguments, [PackedTuning(few=(cut, cut), many=(cut, cut)) for cut in tried])
+    )
     for trial in _trials(arguments):
         for cut in tried:
-            product, found = _product(device, arguments, Tuning(few=(cut, cut), many=(cut, cut))), []
+            product, found = _product(device, arguments, PackedTuning(few=(cut, cut), many=(cut, cut))), []
             for rows in (1, 8, 16):
                 x = trial.drawn(rows)
                 wrong = trial.off(product, x) > 0.02
@@ -243,25 +258,25 @@ def cuts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
             )
 
 
-def _rehearsed(arguments: argparse.Namespace, tried: Sequence[Tuning], run: Launcher) -> None:
+def _rehearsed(arguments: argparse.Namespace, tried: Sequence[PackedTuning], run: Launcher) -> None:
     """Launches all kernels that will be measured, so that they are compiled at once."""
-    packing = Packing(arguments.bits, arguments.group)
+    packing = PackedFormat(arguments.bits, arguments.group)
     for trial in _trials(arguments, few=True):
         for tuning in tried:
             for rows in (8, 16):
                 PackedProduct(run, packing, mx.bfloat16, tuning)(trial.drawn(rows), trial.first)
 
 
-def _product(device: Device, arguments: argparse.Namespace, tuning: Tuning) -> PackedProduct:
-    run = launcher(device)
+def _product(device: Device, arguments: argparse.Namespace, tuning: PackedTuning) -> PackedProduct:
+    run = kernel_launcher(device)
     if run is None:
         raise SystemExit("bench.packed: no kernels here; on a CPU set INGOT_AS=cuda, and install g++")
-    return PackedProduct(run, Packing(arguments.bits, arguments.group), mx.bfloat16, tuning)
+    return PackedProduct(run, PackedFormat(arguments.bits, arguments.group), mx.bfloat16, tuning)
 
 
 def _trials(arguments: argparse.Namespace, *, few: bool = False) -> Iterator[Trial]:
     """With weights beyond all caches, or `few` of them."""
-    packing, beyond = Packing(arguments.bits, arguments.group), 1 if few or arguments.tiny else BEYOND_CACHES
+    packing, beyond = PackedFormat(arguments.bits, arguments.group), 1 if few or arguments.tiny else BEYOND_CACHES
     for shape in arguments.shapes.split(","):
         outputs, columns = map(int, shape.split("x"))
         yield Trial(packing, outputs, columns, beyond=beyond)
@@ -295,7 +310,7 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--only", type=_sections, default=SECTIONS, help=f"of {', '.join(SECTIONS)}, joined by commas")
     parser.add_argument("--mlx", action="store_true", help="MLX's own products, too")
     parser.add_argument("--tiny", action="store_true", help="sizes for the emulator: see whether it runs")
-    arguments, device = parser.parse_args(given), current()
+    arguments, device = parser.parse_args(given), current_device()
     arguments.shapes = arguments.shapes or ("48x256" if arguments.tiny else SHAPES)
     clock = Clock(32 if arguments.tiny else LARGE)
     print(device.name)

@@ -22,14 +22,12 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from ingot.kernels.device import Device, current
-from ingot.kernels.gpu.launchers import launcher
-from ingot.kernels.paged.slabs import PAGE_LIMIT, Slabs, page_number
-from ingot.kernels.paged.tuning import TUNINGS, Matrix, Tuning
-from ingot.kernels.paged_attention.inputs import Rows
+from ingot.kernels.device import Device, current_device
+from ingot.kernels.gpu.launcher import kernel_launcher
+from ingot.kernels.paged_attention.inputs import PAGE_LIMIT, KernelRows, KVSlabs, page_number
 from ingot.kernels.paged_attention.kernels import PagedAttention
-from ingot.kernels.paged_attention.selfcheck import BOUNDS, plain
-from ingot.kernels.paged_attention.shapes import Shape
+from ingot.kernels.paged_attention.selfcheck import BOUNDS, plain_attention
+from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape, AttentionTuning, MatrixTuning
 
 SHAPES = "32/8x128,16/2x256,64/8x128,32/4x128,64/4x128,14/2x64,32/32x128,24/8x80"
 MATRIX_SHAPES = "32/8x128,16/2x256"
@@ -37,10 +35,10 @@ CUTS = ("stretch", "warps", "most", "run")
 CUDA = TUNINGS["cuda"]
 WAYS = {
     "vectors": replace(CUDA, matrix=None),
-    "512 in 8K": replace(CUDA, stretch=512, matrix=Matrix(piece=8192, slots=5)),
-    "1024 in 8K": replace(CUDA, stretch=1024, matrix=Matrix(piece=8192, slots=5)),
-    "512 in 16K": replace(CUDA, stretch=512, matrix=Matrix(piece=16384, slots=2)),
-    "256 in 8K": replace(CUDA, stretch=256, matrix=Matrix(piece=8192, slots=5)),
+    "512 in 8K": replace(CUDA, stretch=512, matrix=MatrixTuning(piece=8192, slots=5)),
+    "1024 in 8K": replace(CUDA, stretch=1024, matrix=MatrixTuning(piece=8192, slots=5)),
+    "512 in 16K": replace(CUDA, stretch=512, matrix=MatrixTuning(piece=16384, slots=2)),
+    "256 in 8K": replace(CUDA, stretch=256, matrix=MatrixTuning(piece=8192, slots=5)),
 }
 """What `--matrix` measures: places of a stretch, in pieces of so many bytes."""
 SHORT = [16, 90, 577, 1030]
@@ -52,7 +50,9 @@ class Trial:
 
     width = 1
 
-    def __init__(self, device: Device, shape: Shape, lengths: list[int], tuning: Tuning | None = None) -> None:
+    def __init__(
+        self, device: Device, shape: AttentionShape, lengths: list[int], tuning: AttentionTuning | None = None
+    ) -> None:
         """Cut as usual on that device, if not told how."""
         self.device, self.shape, self.lengths = device, shape, lengths
         counts = [-(-length // PAGE) for length in lengths]
@@ -61,16 +61,16 @@ class Trial:
         self.tables = [[free.pop() for _ in range(count)] for count in counts]
         size = (each, shape.kv_heads, PAGE, shape.key_size)
         slabs = [[mx.random.normal(size).astype(mx.bfloat16) for _ in range(SLABS)] for _ in range(2)]
-        self.slabs = Slabs(*slabs)
+        self.slabs = KVSlabs(*slabs)
         self.after = mx.zeros(1, mx.int32)
         self.scale = shape.key_size**-0.5
         self.cut(tuning or TUNINGS[device.kind])
         self.ask(1)
         mx.eval(self.slabs.keys, self.slabs.values, self.after)
 
-    def cut(self, tuning: Tuning) -> None:
+    def cut(self, tuning: AttentionTuning) -> None:
         """From now on, attend that way."""
-        run = launcher(self.device)
+        run = kernel_launcher(self.device)
         assert run is not None, "who measures has looked"
         self.attention = PagedAttention(run, tuning, self.shape, mx.bfloat16, scale=self.scale)
 
@@ -79,7 +79,7 @@ class Trial:
         self.width, rows = width, len(self.lengths)
         size = (rows * width, self.shape.heads, self.shape.key_size)
         self.queries = mx.random.normal(size).astype(mx.bfloat16)
-        self.rows = Rows.of(self.tables, self.lengths, counts=[width] * rows)
+        self.rows = KernelRows.of(self.tables, self.lengths, counts=[width] * rows)
         mx.eval(self.queries)
 
     def paged(self) -> mx.array:
@@ -87,7 +87,7 @@ class Trial:
 
     def alone(self) -> mx.array:
         """What the last query of each row gives if it is the only one asked for."""
-        rows, last = Rows.of(self.tables, self.lengths), mx.contiguous(self.queries[self.width - 1 :: self.width])
+        rows, last = KernelRows.of(self.tables, self.lengths), mx.contiguous(self.queries[self.width - 1 :: self.width])
         return self.attention.attend(last, rows, self.slabs, self.after)
 
     def gathered(self) -> mx.array:
@@ -117,7 +117,7 @@ class Trial:
                 for slabs in (self.slabs.keys, self.slabs.values)
             )
             asked = self.queries[row * self.width : (row + 1) * self.width]
-            made.append(plain(asked, keys, values, scale=self.scale))
+            made.append(plain_attention(asked, keys, values, scale=self.scale))
         return mx.concatenate(made)
 
     def bytes(self) -> int:
@@ -152,7 +152,7 @@ class Figure:
         return f"{self.shape:10} {self.rows:18} {self.width:2} wide {paged}, {gathered}, off {self.off:.4f}{width}"
 
 
-def _shape_name(shape: Shape) -> str:
+def _shape_name(shape: AttentionShape) -> str:
     return f"{shape.heads}/{shape.kv_heads}x{shape.key_size}"
 
 
@@ -178,7 +178,7 @@ def measure_widths(trial: Trial, rows: str, arguments: argparse.Namespace) -> li
     return figures
 
 
-def measure_lengths(device: Device, shape: Shape, longest: int, arguments: argparse.Namespace) -> list[Figure]:
+def measure_lengths(device: Device, shape: AttentionShape, longest: int, arguments: argparse.Namespace) -> list[Figure]:
     rows, figures = arguments.rows, []
     given = {name: getattr(arguments, name) for name in CUTS if getattr(arguments, name)}
     usual = TUNINGS[device.kind]
@@ -216,7 +216,7 @@ def _off(found: mx.array, wanted: mx.array) -> float:
     return float(mx.abs(found - wanted).max() / mx.abs(wanted).max())
 
 
-def measure_ways(device: Device, shape: Shape, longest: int, arguments: argparse.Namespace) -> list[Way]:
+def measure_ways(device: Device, shape: AttentionShape, longest: int, arguments: argparse.Namespace) -> list[Way]:
     """For rows alike, one row, a shorter one, and some of awkward lengths, which float32 tells right from wrong."""
     lengths = ([longest] * arguments.rows, [longest], [longest // 4])
     alike = {f"{len(each)} x {each[0]}": Trial(device, shape, each) for each in lengths}
@@ -255,8 +255,8 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(given: list[str] | None = None) -> None:
-    arguments, device = parsed(given), current()
-    if launcher(device) is None:
+    arguments, device = parsed(given), current_device()
+    if kernel_launcher(device) is None:
         raise SystemExit("bench.paged: no kernels here; on a CPU set INGOT_AS=cuda or metal, and install g++")
     print(device.name)
     figures: list[Figure | Way] = []
@@ -264,7 +264,7 @@ def main(given: list[str] | None = None) -> None:
         heads, kv_heads, size = map(int, shape.replace("x", "/").split("/"))
         for longest in (int(length) for length in arguments.lengths.split(",")):
             measured = measure_ways if arguments.matrix else measure_lengths
-            figures += measured(device, Shape(heads, kv_heads, size, size, PAGE), longest, arguments)
+            figures += measured(device, AttentionShape(heads, kv_heads, size, size, PAGE), longest, arguments)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=1))
 

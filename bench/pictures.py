@@ -31,14 +31,11 @@ from ingot.engine.engine import Engine
 from ingot.engine.loading.language_model import start_engine
 from ingot.engine.request import Ended, Failed, Request, Sampling, Stop
 from ingot.engine.streams import BlockingStream
-from ingot.media.families.registry import processor_in
-from ingot.media.images import viewed
+from ingot.media.image_processors import read_processor
+from ingot.media.images import BICUBIC, DecodingMemory, Pixels, View, frames_of_parts, render_views
 from ingot.media.items import MediaItem
-from ingot.media.layout import PictureWish
-from ingot.media.picture import BICUBIC, Pixels, Unpacking, View, pixels_of
-from ingot.media.processor import Processor
-from ingot.media.size import Size
-from ingot.media.worker import Part
+from ingot.media.layout import ImageLayoutOptions, MediaProcessor, Size
+from ingot.media.worker import DecodedPart
 
 FOUNDRY = Path(__file__).parents[1] / "foundry" / "models" / "vision"
 ENDLESS = 4096
@@ -56,13 +53,13 @@ class Noise:
     def size(self) -> Size:
         return Size(self.side, self.side)
 
-    def unpacking(self, views: Sequence[View]) -> Unpacking:
-        return Unpacking(0, 0, self.size)
+    def unpacking(self, views: Sequence[View]) -> DecodingMemory:
+        return DecodingMemory(0, 0, self.size)
 
     def frames(self, *views: View, resample: int = BICUBIC) -> Iterator[Pixels]:
         drawn = np.random.default_rng(self.seed).integers(0, 256, (self.side, self.side, 3), dtype=np.uint8)
-        made = viewed(Image.fromarray(drawn), views, resample)
-        return pixels_of((Part(None, bytearray(data)) for _, data in made), self.size, views)
+        made = render_views(Image.fromarray(drawn), views, resample)
+        return frames_of_parts((DecodedPart(None, bytearray(data)) for _, data in made), self.size, views)
 
 
 @dataclass(frozen=True)
@@ -124,11 +121,11 @@ def asked(name: str, tokens: Sequence[int], items: Sequence[MediaItem] = (), cou
     )
 
 
-def showing(name: str, processor: Processor, pictures: int, side: int, seed: int = 0) -> Request:
+def showing(name: str, processor: MediaProcessor, pictures: int, side: int, seed: int = 0) -> Request:
     """A request of so many pictures, no two alike."""
     tokens: list[int] = [1, 2, 3]
     items = []
-    layout = processor.picture(Size(side, side), PictureWish())
+    layout = processor.picture(Size(side, side), ImageLayoutOptions())
     for number in range(pictures):
         begin = len(tokens)
         tokens += [3] * layout.features + [4]
@@ -154,7 +151,9 @@ class Found:
     seconds: float  # until the request of pictures had its token
 
 
-def measure(engine: Engine, processor: Processor, *, streams: int, pictures: int, side: int, alone_s: float) -> Found:
+def measure(
+    engine: Engine, processor: MediaProcessor, *, streams: int, pictures: int, side: int, alone_s: float
+) -> Found:
     ended(engine.generate(showing("warm-up", processor, 1, side)))
     readers = [Reader(engine, asked(f"stream {number}", [5 + number, 6, 7])) for number in range(streams)]
     for reader in readers:
@@ -197,7 +196,7 @@ def main() -> int:
         try:
             found = measure(
                 engine,
-                processor_in(folder),
+                read_processor(folder),
                 streams=chosen.streams,
                 pictures=chosen.pictures,
                 side=chosen.side,

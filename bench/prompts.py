@@ -18,13 +18,11 @@ from dataclasses import replace
 import mlx.core as mx
 
 from bench.paged import seconds
-from ingot.kernels.device import current
-from ingot.kernels.gpu.launchers import launcher
-from ingot.kernels.paged.slabs import Slabs
-from ingot.kernels.paged.tuning import TUNINGS
-from ingot.kernels.paged_attention.inputs import Rows
+from ingot.kernels.device import current_device
+from ingot.kernels.gpu.launcher import kernel_launcher
+from ingot.kernels.paged_attention.inputs import KernelRows, KVSlabs
 from ingot.kernels.paged_attention.kernels import PagedAttention
-from ingot.kernels.paged_attention.shapes import Shape
+from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape
 
 SHAPES = "32/8x128,16/4x256,64/8x64"
 
@@ -32,16 +30,16 @@ SHAPES = "32/8x128,16/4x256,64/8x64"
 class Trial:
     """One row's last tokens, whose pages lie in any order."""
 
-    def __init__(self, shape: Shape, before: int, width: int) -> None:
+    def __init__(self, shape: AttentionShape, before: int, width: int) -> None:
         self.shape, self.width, self.length = shape, width, before + width
         pages = -(-self.length // shape.page)
         self.table = mx.random.permutation(pages).tolist()
         slab = [
             mx.random.normal((pages, shape.kv_heads, shape.page, shape.key_size)).astype(mx.bfloat16) for _ in range(2)
         ]
-        self.slabs = Slabs([slab[0]], [slab[1]])
+        self.slabs = KVSlabs([slab[0]], [slab[1]])
         self.queries = mx.random.normal((width, shape.heads, shape.key_size)).astype(mx.bfloat16)
-        self.rows, self.after = Rows.of([self.table], [self.length], counts=[width]), mx.zeros(1, mx.int32)
+        self.rows, self.after = KernelRows.of([self.table], [self.length], counts=[width]), mx.zeros(1, mx.int32)
         mx.eval(slab, self.queries, self.after)
 
     def paged(self, attention: PagedAttention) -> mx.array:
@@ -70,8 +68,8 @@ def once(work: Callable[[], mx.array]) -> float:
     return time.perf_counter() - begun
 
 
-def compare(shape: Shape, before: int, width: int, warps: list[int], repeats: int) -> None:
-    run = launcher(current())
+def compare(shape: AttentionShape, before: int, width: int, warps: list[int], repeats: int) -> None:
+    run = kernel_launcher(current_device())
     if run is None:
         raise SystemExit("bench.prompts: no kernels here; on a CPU set INGOT_AS=cuda, and install g++")
     trial = Trial(shape, before, width)
@@ -104,11 +102,11 @@ def main() -> None:
     parser.add_argument("--warps", default="4,8")
     parser.add_argument("--repeats", type=int, default=10)
     given = parser.parse_args()
-    print(current().name)
+    print(current_device().name)
     for text in given.shapes.split(","):
         heads, kv_heads, size = map(int, text.replace("x", "/").split("/"))
         for before in map(int, given.before.split(",")):
-            shape = Shape(heads, kv_heads, size, size, given.page)
+            shape = AttentionShape(heads, kv_heads, size, size, given.page)
             compare(shape, before, given.width, [int(each) for each in given.warps.split(",")], given.repeats)
 
 

@@ -27,7 +27,7 @@ from bench import agent_models, servers
 from bench.agent import Course, Player
 from bench.agent_session import Session
 from bench.serve import surroundings
-from ingot.cli.client import Client, ServerError
+from ingot.cli.client import ServerClient, ServerError
 from ingot.errors import IngotError
 from ingot.models.files.progress import TerminalProgress
 
@@ -89,7 +89,7 @@ def _play(
     before = [_served(each) for each in behind]
     course, lock = Course(chosen.turns, chosen.tokens), threading.Lock()
     # Each with a key of its own, by which a router can tell sessions apart.
-    doors = [replace(door, client=Client(door.client.url, f"agent-{seed + n}")) for n in range(chosen.agents)]
+    doors = [replace(door, client=ServerClient(door.client.url, f"agent-{seed + n}")) for n in range(chosen.agents)]
     players = [
         Player(f"agent {n}", own, Session(True, seed=seed + n), course, forced=False) for n, own in enumerate(doors)
     ]

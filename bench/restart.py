@@ -30,16 +30,15 @@ from pathlib import Path
 
 from bench.restore import ended, request
 from bench.serve import surroundings
-from ingot.cache.disk.files import Files
-from ingot.cache.disk.header import Header, RecordOwner, digest, sums_of
+from ingot.cache.archive import StoredRecord, TensorShape
+from ingot.cache.disk.record_file import FileSystem, RecordHeader, RecordOwner, hex_digest, tensor_checksums
 from ingot.cache.disk.store import DiskLimits, RecordStore
-from ingot.cache.stored import StoredRecord, TensorShape
 from ingot.config import DEFAULT_MODEL, Settings
-from ingot.config.archive_key import ArchiveKey
+from ingot.config.keys import ArchiveKey
 from ingot.engine.engine import Engine
 from ingot.engine.loading.language_model import start_engine
 from ingot.engine.request import Ended
-from ingot.models.files.locate import locate
+from ingot.models.files.locate import locate_model
 from ingot.models.files.progress import TerminalProgress
 
 HYBRID = Path(__file__).parent.parent / "foundry" / "models" / "hybrid"
@@ -184,22 +183,24 @@ def measured_streams(settings: Settings, folder: Path, rng: random.Random, vocab
 
 def stored(
     key: Mapping[str, str], path: Sequence[int], begin: int, before: str, whole: str
-) -> tuple[Header, list[bytes]]:
+) -> tuple[RecordHeader, list[bytes]]:
     """A record of the last tokens of a path, with next to nothing in it: nobody is going to read it."""
     data = [bytes(8)]
     record = StoredRecord(
         tuple(path[begin:]), begin, False, ((begin, len(path), 1), None), None, (TensorShape("U8", (8,)),)
     )
-    return Header(key, RecordOwner.of("", SALT), before, whole, "", (begin,), record, sums_of(data)), data
+    return RecordHeader(
+        key, RecordOwner.of("", SALT), before, whole, "", (begin,), record, tensor_checksums(data)
+    ), data
 
 
-def conversation(key: Mapping[str, str], rng: random.Random, pieces: int) -> Iterator[tuple[Header, list[bytes]]]:
+def conversation(key: Mapping[str, str], rng: random.Random, pieces: int) -> Iterator[tuple[RecordHeader, list[bytes]]]:
     path: list[int] = []
-    before = digest([])
+    before = hex_digest([])
     for _ in range(pieces):
         begin = len(path)
         path += [rng.randrange(1000) for _ in range(PIECE)]
-        whole = digest(path)
+        whole = hex_digest(path)
         yield stored(key, path, begin, before, whole)
         before = whole
 
@@ -209,7 +210,7 @@ def fill(folder: Path, key: Mapping[str, str], secret: bytes, rng: random.Random
     the conversations."""
     store = RecordStore(folder, key, LIMITS, secret)
     store.close()
-    files, home = Files(), folder / store.scope
+    files, home = FileSystem(), folder / store.scope
     path: list[int] = []
     for begun in range(0, records, PIECES):
         path = []
@@ -342,7 +343,7 @@ def main() -> int:
         name, rng = Path(model).name, random.Random(0)
         found: dict[str, object] = {"tokens": tokens}
         with tempfile.TemporaryDirectory() as kept, tempfile.TemporaryDirectory() as made:
-            folder = longer(locate(model, Settings(), TerminalProgress()).path, Path(made), tokens)
+            folder = longer(locate_model(model, Settings(), TerminalProgress()).path, Path(made), tokens)
             settings = Settings(cache_dir=Path(kept), cache_disk_free_gb=0.0)
             prompt = [rng.randrange(1000) for _ in range(tokens)]
             if "restarts" in given.parts:

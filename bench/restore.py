@@ -23,24 +23,24 @@ from typing import TYPE_CHECKING, Any
 
 from bench.serve import surroundings
 from ingot.config import DEFAULT_MODEL, Settings
-from ingot.engine.admission import Limits
+from ingot.engine.admission import EngineLimits
+from ingot.engine.core import LoadedModel
 from ingot.engine.engine import Engine
-from ingot.engine.loaded import Loaded
-from ingot.engine.loading.language_model import load
-from ingot.engine.prefix_cache import STRIDE
+from ingot.engine.loading.language_model import load_language_model
+from ingot.engine.prefix_cache import CACHE_STRIDE
 from ingot.engine.request import Ended, Failed, Request, Sampling, Stop, TextDelta
-from ingot.models.files.locate import locate
+from ingot.models.files.locate import locate_model
 from ingot.models.files.progress import TerminalProgress
 from ingot.text.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
-    from ingot.cache.batch_state import Rows
+    from ingot.cache.batch_state import BatchState
     from ingot.cache.forward_batch import Row
     from ingot.cache.records import Record
 
-BESIDE = 2 * STRIDE
+BESIDE = 2 * CACHE_STRIDE
 """Tokens of the prompt that is computed beside a stream."""
 TURNS = 5
 """Of restoring and copying, in each round."""
@@ -79,33 +79,33 @@ class Stall:
     keeping: float
 
 
-def measure_parts(loaded: Loaded, tokens: Sequence[int]) -> Parts:
+def measure_parts(loaded: LoadedModel, tokens: Sequence[int]) -> Parts:
     """On the engine thread, before the engine runs."""
     import mlx.core as mx
 
-    from ingot.cache.forward_batch import Part
-    from ingot.cache.records import take
+    from ingot.cache.forward_batch import ForwardPart
+    from ingot.cache.records import take_record
 
     adapter = loaded.adapter
-    rows = adapter.new_rows()
+    rows = adapter.new_batch_state()
     row = rows.new()
 
     def compute(part: Sequence[int]) -> float:
         began = time.perf_counter()
-        logits = adapter.run(rows, mx.array(list(part)), [Part((row,), len(part))], [len(part) - 1])
+        logits = adapter.run(rows, mx.array(list(part)), [ForwardPart((row,), len(part))], [len(part) - 1])
         mx.eval(logits, rows.pending())
         return time.perf_counter() - began
 
     def keep(begin: int) -> tuple[float, Record]:
         began = time.perf_counter()
-        record = take(rows, row, begin)
+        record = take_record(rows, row, begin)
         mx.eval(record.checkpoint_arrays())
         return time.perf_counter() - began, record
 
     computed = kept = 0.0
     records: list[Record] = []
-    for begin in range(0, len(tokens), STRIDE):
-        computed += compute(tokens[begin : begin + STRIDE])
+    for begin in range(0, len(tokens), CACHE_STRIDE):
+        computed += compute(tokens[begin : begin + CACHE_STRIDE])
         spent, record = keep(begin)
         kept += spent
         records.append(record)
@@ -116,25 +116,25 @@ def measure_parts(loaded: Loaded, tokens: Sequence[int]) -> Parts:
     return Parts(computed, kept, restore, copy)
 
 
-def restored(rows: Rows, records: Sequence[Record], length: int) -> float:
+def restored(rows: BatchState, records: Sequence[Record], length: int) -> float:
     """Until a row has taken them over and is about to compute its next token."""
     import mlx.core as mx
 
-    from ingot.cache.forward_batch import Part
-    from ingot.cache.records import put
+    from ingot.cache.forward_batch import ForwardPart
+    from ingot.cache.records import restore_row
 
     mx.eval(rows.pending())
     began = time.perf_counter()
     row = rows.new()
-    put(rows, row, records, length)
-    with rows.launch([Part((row,), 1)]):
+    restore_row(rows, row, records, length)
+    with rows.launch([ForwardPart((row,), 1)]):
         mx.eval(rows.pending())
     spent = time.perf_counter() - began
     rows.leave(row)
     return spent
 
 
-def dense_arrays(rows: Rows, row: Row) -> list[list[mx.array]]:
+def dense_arrays(rows: BatchState, row: Row) -> list[list[mx.array]]:
     """All keys and values of a row [heads, tokens, size], each in pieces as long as the engine keeps."""
     import mlx.core as mx
 
@@ -149,7 +149,7 @@ def dense_arrays(rows: Rows, row: Row) -> list[list[mx.array]]:
 
 
 def _cuts(tokens: int) -> list[int]:
-    return list(range(STRIDE, tokens, STRIDE))
+    return list(range(CACHE_STRIDE, tokens, CACHE_STRIDE))
 
 
 def copied(dense: Sequence[Sequence[mx.array]]) -> float:
@@ -161,7 +161,7 @@ def copied(dense: Sequence[Sequence[mx.array]]) -> float:
     began = time.perf_counter()
     for target, pieces in zip(targets, dense, strict=True):
         for number, piece in enumerate(pieces):
-            target[:, number * STRIDE : number * STRIDE + piece.shape[1]] = piece
+            target[:, number * CACHE_STRIDE : number * CACHE_STRIDE + piece.shape[1]] = piece
     mx.eval(targets)
     return time.perf_counter() - began
 
@@ -183,7 +183,7 @@ def measure_whole(engine: Engine, name: str, tokens: list[int]) -> Whole:
     cold = ended(engine, request(f"{name}-cold", tokens, cache=False))
     kept = ended(engine, request(f"{name}-kept", tokens, cache=True))
     warm = ended(engine, request(f"{name}-warm", [*tokens[:-1], (tokens[-1] + 1) % 1000], cache=True))
-    assert warm.usage.cached_tokens >= len(tokens) - 1 - STRIDE, "the prefix was not taken over"
+    assert warm.usage.cached_tokens >= len(tokens) - 1 - CACHE_STRIDE, "the prefix was not taken over"
     return Whole(cold.timing.prefill, kept.timing.prefill, warm.timing.prefill)
 
 
@@ -207,19 +207,19 @@ def measure_stall(engine: Engine, name: str, tokens: list[int], *, cache: bool) 
 def run(chosen: argparse.Namespace) -> dict[str, Any]:
     dice = random.Random(chosen.seed)
     settings = Settings(model=chosen.model)
-    folder = locate(settings.model, settings, TerminalProgress())
+    folder = locate_model(settings.model, settings, TerminalProgress())
     tokenizer = Tokenizer.load(folder.path)
     parts: list[Parts] = []
 
     def prompt() -> list[int]:
         return [dice.randrange(1000) for _ in range(chosen.tokens)]
 
-    def begin() -> Loaded:
-        loaded = load(settings, folder.path, tokenizer, {}, {}, name=folder.name, source=folder.source)
+    def begin() -> LoadedModel:
+        loaded = load_language_model(settings, folder.path, tokenizer, {}, {}, name=folder.name, source=folder.source)
         parts.extend(measure_parts(loaded, prompt()) for _ in range(chosen.rounds))
         return loaded
 
-    engine = Engine(begin, Limits())
+    engine = Engine(begin, EngineLimits())
     try:
         wholes = [measure_whole(engine, str(number), prompt()) for number in range(chosen.rounds)]
         stalls = [
@@ -250,7 +250,7 @@ def show(chosen: argparse.Namespace, parts: Sequence[Parts], wholes: Sequence[Wh
     print(f"{chosen.model}: {chosen.tokens} tokens, medians of {chosen.rounds} rounds, in ms")
     print(f"computed in {_ms(compute)}, restored in {_ms(restore)}: {compute / restore:.0f}x")
     print(f"copied in {_ms(copy)}, restored in {_ms(restore)}: {copy / restore:.0f}x, wanted {WANTED:.0f}x")
-    print(f"kept in {_ms(keep)}, {STRIDE} tokens at a time: {keep / compute:.1%} of computing them")
+    print(f"kept in {_ms(keep)}, {CACHE_STRIDE} tokens at a time: {keep / compute:.1%} of computing them")
     print(f"first token after {_ms(cold)}, or {_ms(kept)} where it is kept; then after {_ms(warm)}: {cold / warm:.0f}x")
     print(f"longest wait of a stream beside it {_ms(without)}, or {_ms(keeping)} where it is kept")
 

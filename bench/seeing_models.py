@@ -56,10 +56,10 @@ def write(folder: Path, tower: str, depth: int | None = None) -> None:
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
-    from ingot.models.vision.upstream import family_package, unloaded_model
+    from ingot.models.vision.loading import mlx_vlm_package, unloaded_mlx_vlm_model
 
     config = config_of(tower, depth)
-    model = unloaded_model(family_package(config), config)
+    model = unloaded_mlx_vlm_model(mlx_vlm_package(config), config)
     mx.random.seed(0)
     weights = {
         name: (mx.ones(weight.shape) if weight.ndim == 1 else 0.05 * mx.random.normal(weight.shape)).astype(mx.bfloat16)

@@ -32,10 +32,17 @@ from bench import comparison_report as report
 from bench import model_folders, servers
 from bench.comparison import Duel, Figures, unequal
 from bench.random_models import SHAPES
-from ingot.cli.bench import PATHS, LoadPlan, Target, prepare, request_body, run_level
-from ingot.cli.bench import measure as request
-from ingot.cli.bench_report import require_plot
-from ingot.cli.bench_stats import Level
+from ingot.cli.bench import (
+    ENDPOINT_PATHS,
+    LoadLevel,
+    LoadPlan,
+    LoadTarget,
+    prepare_target,
+    request_body,
+    require_plotting,
+    run_level,
+)
+from ingot.cli.bench import measure_request as request
 from ingot.cli.client import ServerError
 from ingot.errors import IngotError
 from ingot.models.files.progress import TerminalProgress
@@ -72,7 +79,7 @@ QUICK = Load((1, 4), 64, 16, rounds=1, requests_per_stream=1, least_requests=2, 
 
 
 @contextmanager
-def started(folder: Path, load: Load) -> Iterator[tuple[Target, Target]]:
+def started(folder: Path, load: Load) -> Iterator[tuple[LoadTarget, LoadTarget]]:
     """Both servers on one folder, asked for prompts of the same words."""
     logs = folder.parent
     most = max(load.streams)
@@ -80,13 +87,15 @@ def started(folder: Path, load: Load) -> Iterator[tuple[Target, Target]]:
         servers.ingot(folder, logs / "ingot.log", most) as ours,
         servers.mlx_lm(folder, logs / "mlx_lm.log", most) as theirs,
     ):
-        target = prepare(ours.client, load.plan(ours.model, 1, 0))
-        yield target, Target(theirs.client, theirs.model, is_ingot=False, words=target.words)
+        target = prepare_target(ours.client, load.plan(ours.model, 1, 0))
+        yield target, LoadTarget(theirs.client, theirs.model, is_ingot=False, words=target.words)
 
 
-def measure(targets: tuple[Target, Target], load: Load, streams: int, round_: int) -> tuple[Level, Level]:
+def measure(
+    targets: tuple[LoadTarget, LoadTarget], load: Load, streams: int, round_: int
+) -> tuple[LoadLevel, LoadLevel]:
     """One right after the other; who goes first changes with the round."""
-    found: dict[int, Level] = {}
+    found: dict[int, LoadLevel] = {}
     for side in (0, 1) if round_ % 2 == 0 else (1, 0):
         found[side] = run_level(targets[side], load.plan(targets[side].model, streams, round_), streams)
     problem = unequal([found[0], found[1]], load.output_tokens)
@@ -95,7 +104,7 @@ def measure(targets: tuple[Target, Target], load: Load, streams: int, round_: in
     return found[0], found[1]
 
 
-def compare(model: str, targets: tuple[Target, Target], load: Load) -> report.Match:
+def compare(model: str, targets: tuple[LoadTarget, LoadTarget], load: Load) -> report.Match:
     duels = {streams: Duel(streams) for streams in load.streams}
     prompts: list[float] = []
     for round_ in range(load.rounds):
@@ -137,9 +146,9 @@ class Beside:
         return self.beside / self.alone
 
 
-def prompt_speed(target: Target, plan: LoadPlan, name: str) -> float:
+def prompt_speed(target: LoadTarget, plan: LoadPlan, name: str) -> float:
     """Prompt tokens per second up to the first token, which is the only one."""
-    sample = request(target.client, PATHS[plan.endpoint], request_body(target, plan, name))
+    sample = request(target.client, ENDPOINT_PATHS[plan.endpoint], request_body(target, plan, name))
     if sample.error is not None or not sample.prompt_tokens:
         raise ServerError(sample.error or "the server says nothing of the prompt's length")
     return sample.prompt_tokens / (sample.ended - sample.started)
@@ -148,11 +157,11 @@ def prompt_speed(target: Target, plan: LoadPlan, name: str) -> float:
 class Stream:
     """An answer that goes on until it is left."""
 
-    def __init__(self, target: Target, plan: LoadPlan, name: str) -> None:
+    def __init__(self, target: LoadTarget, plan: LoadPlan, name: str) -> None:
         self.arrivals: list[float] = []
         self._left = False
         body = request_body(replace(target, words=STREAM_WORDS), replace(plan, output_tokens=ENDLESS), name)
-        self._events = target.client.stream(PATHS[plan.endpoint], body)
+        self._events = target.client.stream(ENDPOINT_PATHS[plan.endpoint], body)
         self._flows = threading.Event()
         self._thread = threading.Thread(target=self._read, daemon=True)
 
@@ -185,7 +194,7 @@ class Stream:
         return tuple(later - sooner for sooner, later in pairwise(within))
 
 
-def measure_beside(target: Target, plan: LoadPlan, round_: int) -> Beside:
+def measure_beside(target: LoadTarget, plan: LoadPlan, round_: int) -> Beside:
     """By turns: what goes first changes with the round."""
     found: dict[str, float] = {}
     waits: tuple[float, ...] = ()
@@ -220,7 +229,7 @@ def run_beside(model: str, load: Load, others: int) -> list[Beside]:
             model_folders.write(model, folder, TerminalProgress())
         with servers.ingot(folder, Path(scratch) / "ingot.log", 1, own_kernels=True) as ours, busy(others):
             plan = replace(load.plan(ours.model, 1, 0), output_tokens=1)
-            target = prepare(ours.client, plan)
+            target = prepare_target(ours.client, plan)
             prompt_speed(target, plan, "warm-up")
             rounds = []
             for round_ in range(load.rounds):
@@ -260,7 +269,7 @@ def read(arguments: Sequence[str]) -> tuple[argparse.Namespace, Load]:
     parser.add_argument("--output-tokens", type=int, help=f"default: {USUAL.output_tokens}")
     parser.add_argument("--rounds", type=int, help=f"default: {USUAL.rounds}")
     parser.add_argument("--requests-per-stream", type=int, help=f"in a round (default: {USUAL.requests_per_stream})")
-    parser.add_argument("--endpoint", choices=tuple(PATHS), help=f"default: {USUAL.endpoint}")
+    parser.add_argument("--endpoint", choices=tuple(ENDPOINT_PATHS), help=f"default: {USUAL.endpoint}")
     parser.add_argument("--beside", action="store_true", help="ingot alone: prompts beside a stream and by themselves")
     parser.add_argument("--busy", type=int, default=0, help="with --beside: so many busy processes on the same cores")
     parser.add_argument("--json", type=Path, help="write every round's figures here")
@@ -302,7 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     around = surroundings()
     try:
         if chosen.plot:
-            require_plot(chosen.plot)
+            require_plotting(chosen.plot)
         if chosen.beside:
             measured = {model: run_beside(model, load, chosen.busy) for model in chosen.models}
         else:

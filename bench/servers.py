@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from ingot.cli.client import Client, ServerError
+from ingot.cli.client import ServerClient, ServerError
 
 START_S = 300.0
 POLL_S = 0.1
@@ -27,7 +27,7 @@ class Running:
     """A server that answers. `model` is what its requests call the model."""
 
     name: str
-    client: Client
+    client: ServerClient
     model: str
     pid: int
 
@@ -45,7 +45,7 @@ def ingot(
     kernels = {} if own_kernels else {"INGOT_KERNELS": "blas"}
     with _process(command, log, kernels) as process:
         url = _wait("ingot", process, log, lambda: ready_url(log.read_text(errors="replace")))
-        yield Running("ingot", Client(url), "default", process.pid)
+        yield Running("ingot", ServerClient(url), "default", process.pid)
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def replica(folder: Path, log: Path, name: str) -> Iterator[Running]:
     flags = ["--port", "0", "--log-level", "warning", "--served-model-name", name, "--memory", "2GB"]
     with _process([sys.executable, "-m", "ingot.cli.main", "serve", str(folder), *flags], log) as process:
         url = _wait("ingot", process, log, lambda: ready_url(log.read_text(errors="replace")))
-        yield Running("ingot", Client(url), name, process.pid)
+        yield Running("ingot", ServerClient(url), name, process.pid)
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def smg(program: Path, behind: Sequence[Running], log: Path, name: str, flags: S
     port, metrics = _free_port(), _free_port()
     told = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-host", "127.0.0.1"]
     told += ["--prometheus-port", str(metrics), "--worker-urls", *(each.client.url for each in behind)]
-    client = Client(f"http://127.0.0.1:{port}")
+    client = ServerClient(f"http://127.0.0.1:{port}")
 
     def knows_all() -> str | None:
         try:
@@ -89,7 +89,7 @@ def mlx_lm(folder: Path, log: Path, streams: int) -> Iterator[Running]:
     port = _free_port()
     flags = ["--model", str(folder), "--host", "127.0.0.1", "--port", str(port), "--log-level", "ERROR"]
     flags += ["--decode-concurrency", str(max(streams, 32))]
-    client = Client(f"http://127.0.0.1:{port}")
+    client = ServerClient(f"http://127.0.0.1:{port}")
     with _process([sys.executable, "-m", "bench.mlx_lm_launcher", *flags], log) as process:
         _wait("mlx_lm.server", process, log, lambda: _answers(client))
         yield Running("mlx_lm.server", client, "default_model", process.pid)
@@ -101,7 +101,7 @@ def llama_cpp(program: Path, weights: Path, log: Path, streams: int, threads: in
     port = _free_port()
     flags = ["-m", str(weights), "--host", "127.0.0.1", "--port", str(port), "-t", str(threads), "-fa", "on"]
     flags += ["-np", str(streams), "-c", str(1024 * streams), "--no-warmup", "-ngl", "0"]
-    client = Client(f"http://127.0.0.1:{port}")
+    client = ServerClient(f"http://127.0.0.1:{port}")
     with _process([str(program), *flags], log) as process:
         _wait("llama-server", process, log, lambda: _answers(client))
         yield Running("llama-server", client, "default", process.pid)
@@ -112,7 +112,7 @@ def vllm_mlx(program: Path, folder: Path, log: Path) -> Iterator[Running]:
     """`vllm-mlx serve`, from an environment of its own, with its defaults, which keep prefixes."""
     port = _free_port()
     flags = ["serve", str(folder), "--host", "127.0.0.1", "--port", str(port), "--served-model-name", "default"]
-    client = Client(f"http://127.0.0.1:{port}")
+    client = ServerClient(f"http://127.0.0.1:{port}")
     with _process([str(program), *flags], log) as process:
         _wait("vllm-mlx", process, log, lambda: _answers(client))
         yield Running("vllm-mlx", client, "default", process.pid)
@@ -165,7 +165,7 @@ def _wait(name: str, process: subprocess.Popen[bytes], log: Path, ready: Callabl
     raise ServerError(f"{name} did not start; the end of what it said:\n{last}")
 
 
-def _answers(client: Client) -> str | None:
+def _answers(client: ServerClient) -> str | None:
     try:
         client.get("/health")
     except ServerError:

@@ -25,13 +25,12 @@ from bench.engine import started
 from bench.random_models import SHAPES, build
 from foundry.package import MODELS
 from foundry.shapes import SHAPES as TRAINED
-from ingot.engine.draft_model import AT_ONCE, DraftModel
 from ingot.engine.engine import Engine
-from ingot.engine.memory_budget import Budget
-from ingot.engine.request import Ended, Failed, Request, Sampling, Stop
-from ingot.engine.sparse.ask import SparseAsk
-from ingot.engine.specprefill.prefill import SparseOffer
+from ingot.engine.memory_budget import MemoryBudget
+from ingot.engine.request import Ended, Failed, Request, Sampling, SpecPrefillRequest, Stop
+from ingot.engine.specprefill.prefill import SpecPrefillSetup
 from ingot.engine.specprefill.scorers import DraftScorer
+from ingot.engine.speculation.draft_model import LONGEST_DRAFT_PASS, DraftModel
 from ingot.upstream import load_config, load_model
 
 WORDS = 500
@@ -76,13 +75,15 @@ def make(name: str, dtype: str, context: int) -> Any:
 
 
 def scorer(name: str, dtype: str, context: int, memory_gb: float) -> DraftScorer:
-    from ingot.kernels.device import current
-    from ingot.models.adapter import adapt
+    from ingot.kernels.device import current_device
+    from ingot.models.adapter import adapt_model
 
-    here = current()
-    adapter = adapt(make(name, dtype, context), shape(name, context), here)
+    here = current_device()
+    adapter = adapt_model(make(name, dtype, context), shape(name, context), here)
     total = adapter.weight_bytes + int(memory_gb * 1e9)
-    budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=context, widest=AT_ONCE, rows=4)
+    budget = MemoryBudget(
+        total, adapter.weight_bytes, adapter.footprint, context=context, widest=LONGEST_DRAFT_PASS, rows=4
+    )
     return DraftScorer(DraftModel(adapter, budget))
 
 
@@ -91,7 +92,7 @@ def engine_of(name: str, asked: argparse.Namespace, *, draft: str | None = None)
     context = max(asked.lengths) + 1024
     offer = None
     if draft is not None:
-        offer = lambda: SparseOffer(scorer(draft, asked.dtype, context, asked.memory_gb), 1, asked.keep)  # noqa: E731
+        offer = lambda: SpecPrefillSetup(scorer(draft, asked.dtype, context, asked.memory_gb), 1, asked.keep)  # noqa: E731
     engine = started(
         name,
         shape(name, context),
@@ -114,7 +115,7 @@ def measure(engine: Engine, tokens: int, seed: int, *, sparse: bool = False) -> 
         max_tokens=AHEAD,
         sampling=Sampling(temperature=0.0),
         stop=Stop(ignore_eos=True),
-        sparse=SparseAsk() if sparse else None,
+        sparse=SpecPrefillRequest() if sparse else None,
     )
     *_, batch = engine.generate(request)
     if isinstance(failed := batch[-1], Failed):

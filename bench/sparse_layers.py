@@ -14,18 +14,17 @@ from typing import Any
 from bench.sparse_quality import KEEPS, ByDraft, Judge, recalls, tallied
 from foundry.package import MODELS
 from foundry.shapes import SHAPES
-from ingot.cache.batch_state import Rows
-from ingot.engine.sparse.attention_scores import Onlookers
-from ingot.engine.sparse.statistics_scorer import by_statistics
-from ingot.engine.specprefill.selection import Scores
+from ingot.cache.batch_state import BatchState
+from ingot.engine.specprefill.scorers import AttentionCapture, rarity_scores
+from ingot.engine.specprefill.selection import PromptScores
 
 ASKING = 32
 """Tokens at the end of a prompt that ask."""
 PIECE = 512
 
 
-class FirstLayers(Onlookers):
-    def __init__(self, rows: Rows, count: int) -> None:
+class FirstLayers(AttentionCapture):
+    def __init__(self, rows: BatchState, count: int) -> None:
         super().__init__(rows)
         self.layers = self.layers[:count]
 
@@ -34,17 +33,17 @@ def by_layers(adapter: Any, count: int) -> Judge:
     """The scores of so many of the first layers that see all of a prompt."""
     import mlx.core as mx
 
-    from ingot.cache.forward_batch import Part
+    from ingot.cache.forward_batch import ForwardPart
 
-    def judge(prompt: tuple[int, ...]) -> Scores:
-        rows = adapter.new_rows()
+    def judge(prompt: tuple[int, ...]) -> PromptScores:
+        rows = adapter.new_batch_state()
         row, tokens, asking = rows.new(), mx.array(prompt, dtype=mx.uint32), len(prompt) - ASKING
         for begin in range(0, asking, PIECE):
             piece = tokens[begin : min(begin + PIECE, asking)]
-            mx.eval(adapter.run(rows, piece, [Part((row,), piece.size)], [piece.size - 1]), rows.pending())
+            mx.eval(adapter.run(rows, piece, [ForwardPart((row,), piece.size)], [piece.size - 1]), rows.pending())
         stated = mx.arange(asking, len(prompt), dtype=mx.int32)
         with FirstLayers(rows, count) as asked:
-            last = adapter.run(rows, tokens[asking:], [Part((row,), ASKING, stated, len(prompt))], [ASKING - 1])
+            last = adapter.run(rows, tokens[asking:], [ForwardPart((row,), ASKING, stated, len(prompt))], [ASKING - 1])
             mx.eval(last, rows.pending(), asked.pending())
         return asked.scored(row, len(prompt))
 
@@ -57,15 +56,18 @@ def main() -> int:
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--samples", type=int, default=8)
     asked = parser.parse_args()
-    from ingot.kernels.device import current
+    from ingot.kernels.device import current_device
     from ingot.models import adapter as adapters
 
-    here, path = current(), MODELS / asked.model
-    target, apart = adapters.load(path, here), adapters.load(path, here, apart=here.kind == "cpu")
-    layers = len(Onlookers(apart.new_rows()).layers)
+    here, path = current_device(), MODELS / asked.model
+    target, apart = (
+        adapters.load_model_adapter(path, here),
+        adapters.load_model_adapter(path, here, apart=here.kind == "cpu"),
+    )
+    layers = len(AttentionCapture(apart.new_batch_state()).layers)
     judges: dict[str, Judge] = {f"first {count} of {layers}": by_layers(apart, count) for count in range(1, layers)}
-    judges["statistics"] = by_statistics
-    judges["draft"] = ByDraft(adapters.load(MODELS / "draft", here))
+    judges["statistics"] = rarity_scores
+    judges["draft"] = ByDraft(adapters.load_model_adapter(MODELS / "draft", here))
     samples = list(islice(recalls(SHAPES[asked.model].style, asked.length, 0), asked.samples))
     found = tallied(target, judges, samples)
     print(f"{asked.model}: right answers (perplexity of them) of the share that was computed")

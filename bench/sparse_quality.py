@@ -29,16 +29,15 @@ from foundry.recall import recall_lesson
 from foundry.rows import written
 from foundry.shapes import SHAPES
 from foundry.tool_lessons import tool_lesson
-from ingot.engine.request import Request
-from ingot.engine.sequence import Sequence as Reading
-from ingot.engine.sparse.ask import Span
-from ingot.engine.sparse.statistics_scorer import by_statistics
-from ingot.engine.specprefill.selection import CHUNK, Scores, always, select
+from ingot.engine.request import Request, TokenRange
+from ingot.engine.sequence import TokenSequence as Reading
+from ingot.engine.specprefill.scorers import rarity_scores
+from ingot.engine.specprefill.selection import CHUNK_TOKENS, PromptScores, required_tokens, select_tokens
 
 KEEPS = (0.5, 0.3, 0.2, 0.1)
 TASKS = "1024,2048,3800,tools:1200,required:1200"
 """Lengths of texts to recall pairs of, and of those that were asked about before tools are called."""
-Judge = Callable[[tuple[int, ...]], Scores]
+Judge = Callable[[tuple[int, ...]], PromptScores]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class Sample:
     task: str
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
-    whole: tuple[Span, ...] = ()
+    whole: tuple[TokenRange, ...] = ()
 
 
 @dataclass(slots=True)
@@ -113,35 +112,37 @@ def _behind(taught: Lesson, earlier: Lesson) -> Lesson:
     return replace(taught, messages=[*earlier.messages, assistant(earlier.content), *taught.messages])
 
 
-def _ends_in_common(long: Sequence[int], short: Sequence[int]) -> tuple[Span, ...]:
+def _ends_in_common(long: Sequence[int], short: Sequence[int]) -> tuple[TokenRange, ...]:
     begin = next((at for at, (one, other) in enumerate(zip(long, short, strict=False)) if one != other), len(short))
     pairs = zip(reversed(long), reversed(short), strict=False)
     end = next((at for at, (one, other) in enumerate(pairs) if one != other), len(short))
     return (0, begin), (len(long) - end, len(long))
 
 
-def by_chance(prompt: tuple[int, ...]) -> Scores:
+def by_chance(prompt: tuple[int, ...]) -> PromptScores:
     dice = np.random.default_rng(len(prompt))
-    return np.repeat(dice.random(-(-len(prompt) // CHUNK), dtype=np.float32), CHUNK)[: len(prompt)]
+    return np.repeat(dice.random(-(-len(prompt) // CHUNK_TOKENS), dtype=np.float32), CHUNK_TOKENS)[: len(prompt)]
 
 
 class ByDraft:
     def __init__(self, adapter: Any) -> None:
-        from ingot.engine.draft_model import AT_ONCE, DraftModel
-        from ingot.engine.memory_budget import Budget
+        from ingot.engine.memory_budget import MemoryBudget
         from ingot.engine.specprefill.scorers import DraftScorer
+        from ingot.engine.speculation.draft_model import LONGEST_DRAFT_PASS, DraftModel
 
         total = adapter.weight_bytes + (1 << 28)
-        budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=adapter.context, widest=AT_ONCE, rows=1)
+        budget = MemoryBudget(
+            total, adapter.weight_bytes, adapter.footprint, context=adapter.context, widest=LONGEST_DRAFT_PASS, rows=1
+        )
         self._scorer = DraftScorer(DraftModel(adapter, budget))
 
-    def __call__(self, prompt: tuple[int, ...]) -> Scores:
+    def __call__(self, prompt: tuple[int, ...]) -> PromptScores:
         scoring = self._scorer.score(Reading(Request("bench", (prompt,), cache=False), 0, 0, prompt, 1, 0))
         while True:
             try:
                 next(scoring)
             except StopIteration as done:
-                scores: Scores = done.value
+                scores: PromptScores = done.value
                 return scores
 
 
@@ -149,13 +150,13 @@ def answered(adapter: Any, sample: Sample, kept: np.ndarray) -> tuple[bool, floa
     """Whether a greedy answer to what is kept is the right one, and how many nats the right one takes."""
     import mlx.core as mx
 
-    from ingot.cache.forward_batch import Part
+    from ingot.cache.forward_batch import ForwardPart
 
-    rows = adapter.new_rows()
+    rows = adapter.new_batch_state()
     row, behind = rows.new(), sample.answer[:-1]
     tokens = [*(sample.prompt[place] for place in kept.tolist()), *behind]
     positions = mx.array([*kept.tolist(), *range(len(sample.prompt), len(sample.prompt) + len(behind))], dtype=mx.int32)
-    part = Part((row,), len(tokens), positions, len(sample.prompt) + len(behind))
+    part = ForwardPart((row,), len(tokens), positions, len(sample.prompt) + len(behind))
     at = range(len(kept) - 1, len(tokens))
     logits = adapter.run(rows, mx.array(tokens, dtype=mx.uint32), [part], at).astype(mx.float32)
     wanted = mx.array(sample.answer)
@@ -166,14 +167,14 @@ def answered(adapter: Any, sample: Sample, kept: np.ndarray) -> tuple[bool, floa
 
 def tallied(target: Any, judges: dict[str, Judge], samples: Sequence[Sample]) -> dict[tuple[str, str, float], Tally]:
     """By task, who chose, and the share that he chose."""
-    window = max((group.window or 0 for group in target.new_rows().groups), default=0)
+    window = max((group.window or 0 for group in target.new_batch_state().groups), default=0)
     found: dict[tuple[str, str, float], Tally] = {}
     for sample in samples:
-        flags = always(len(sample.prompt), sample.whole, window=window)
+        flags = required_tokens(len(sample.prompt), sample.whole, window=window)
         chosen = {("all", 1.0): np.arange(len(sample.prompt))}
         for name, judge in judges.items():
             scores = judge(sample.prompt)
-            chosen |= {(name, keep): select(scores, flags, keep) for keep in KEEPS}
+            chosen |= {(name, keep): select_tokens(scores, flags, keep) for keep in KEEPS}
         for (name, keep), kept in chosen.items():
             right, nats = answered(target, sample, kept)
             tally = found.setdefault((sample.task, name, keep), Tally())
@@ -190,14 +191,14 @@ def main() -> int:
     parser.add_argument("--tasks", default=TASKS)
     parser.add_argument("--first-seed", type=int, default=0)
     asked = parser.parse_args()
-    from ingot.kernels.device import current
+    from ingot.kernels.device import current_device
     from ingot.models import adapter as adapters
 
-    here, style = current(), SHAPES[asked.model].style
-    target = adapters.load(MODELS / asked.model, here)
+    here, style = current_device(), SHAPES[asked.model].style
+    target = adapters.load_model_adapter(MODELS / asked.model, here)
     judges: dict[str, Judge] = {
-        "draft": ByDraft(adapters.load(MODELS / "draft", here)),
-        "statistics": by_statistics,
+        "draft": ByDraft(adapters.load_model_adapter(MODELS / "draft", here)),
+        "statistics": rarity_scores,
         "chance": by_chance,
     }
     tasks = asked.tasks.split(",")

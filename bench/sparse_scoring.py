@@ -20,12 +20,12 @@ import mlx.core as mx
 
 from bench.random_models import SHAPES
 from bench.sparse import WORDS, scorer
-from ingot.cache.forward_batch import Part
-from ingot.engine.draft_model import AT_ONCE
+from ingot.cache.forward_batch import ForwardPart
 from ingot.engine.request import Request
-from ingot.engine.sequence import Sequence
+from ingot.engine.sequence import TokenSequence
 from ingot.engine.specprefill.scorers import DraftScorer
-from ingot.models.adapter import Adapter
+from ingot.engine.speculation.draft_model import LONGEST_DRAFT_PASS
+from ingot.models.adapter import ModelAdapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def some(tokens: int, seed: int) -> tuple[int, ...]:
 def scored(scorer: DraftScorer, prompt: tuple[int, ...]) -> Seconds:
     """It yields behind each piece that is read, and behind what is written. Each is awaited, so that it is known how
     long it takes: in all that is a little longer."""
-    scoring = scorer.score(Sequence(Request("bench", (prompt,), cache=False), 0, 0, prompt, 1, 0))
+    scoring = scorer.score(TokenSequence(Request("bench", (prompt,), cache=False), 0, 0, prompt, 1, 0))
     times, before = [time.monotonic()], time.process_time()
     for _ in scoring:
         mx.synchronize()
@@ -58,13 +58,13 @@ def scored(scorer: DraftScorer, prompt: tuple[int, ...]) -> Seconds:
     return Seconds(read - times[0], written - read, asked, processors)
 
 
-def read_alone(adapter: Adapter, prompt: tuple[int, ...]) -> tuple[float, float]:
+def read_alone(adapter: ModelAdapter, prompt: tuple[int, ...]) -> tuple[float, float]:
     """As long as it takes to have a token behind it, seeing everything, and what that takes of processors."""
-    rows, began, before = adapter.new_rows(), time.monotonic(), time.process_time()
+    rows, began, before = adapter.new_batch_state(), time.monotonic(), time.process_time()
     row = rows.new()
-    for begin in range(0, len(prompt), AT_ONCE):
-        piece = mx.array(prompt[begin : begin + AT_ONCE], dtype=mx.uint32)
-        logits = adapter.run(rows, piece, [Part((row,), piece.size)], [piece.size - 1])
+    for begin in range(0, len(prompt), LONGEST_DRAFT_PASS):
+        piece = mx.array(prompt[begin : begin + LONGEST_DRAFT_PASS], dtype=mx.uint32)
+        logits = adapter.run(rows, piece, [ForwardPart((row,), piece.size)], [piece.size - 1])
         mx.async_eval(logits, rows.pending())
     mx.eval(logits, rows.pending())
     return time.monotonic() - began, time.process_time() - before

@@ -16,16 +16,15 @@ from bench.engine import started
 from bench.random_models import SHAPES
 from bench.sparse import first_token_s, make, scorer, shape
 from ingot.engine.engine import Engine
-from ingot.engine.request import Ended, Event, Failed, Request, Sampling, SequenceEnded, Stop
-from ingot.engine.sparse.ask import SparseAsk
-from ingot.engine.specprefill.prefill import SparseOffer
+from ingot.engine.request import Ended, Event, Failed, Request, Sampling, SequenceEnded, SpecPrefillRequest, Stop
+from ingot.engine.specprefill.prefill import SpecPrefillSetup
 
 ANSWER, QUESTION = 64, 400
 """Tokens of each answer, and of each question behind it."""
 TURNS = 4
 VOCAB = 500
 NUMBERS = count()
-WAYS = {"whole": None, "scored anew": SparseAsk(forced=True), "gone on": SparseAsk()}
+WAYS = {"whole": None, "scored anew": SpecPrefillRequest(forced=True), "gone on": SpecPrefillRequest()}
 
 
 def said(tokens: int, seed: str) -> tuple[int, ...]:
@@ -78,7 +77,7 @@ def main() -> int:
         memory_gb=asked.memory_gb,
         context=context,
         cache_gb=asked.memory_gb / 2,
-        sparse=lambda: SparseOffer(
+        sparse=lambda: SpecPrefillSetup(
             scorer(asked.draft, asked.dtype, context, asked.memory_gb), asked.tokens // 2, asked.keep
         ),
     )

@@ -83,7 +83,7 @@ class Bench:
         self._free, self._fixed = Synthetic({}, (0.0,)), Synthetic({}, (0.0,))
         made = partial(start, shape, dtype, bits=bits, memory_gb=memory_gb, weights=decided)
         self._auto = made(proposers=(self._free,))
-        self._always = made(proposers=(self._fixed,), guessed_tokens=self._fixed.most) if fixed else None
+        self._always = made(proposers=(self._fixed,), fixed_draft_tokens=self._fixed.most) if fixed else None
         self._vocab = SHAPES[shape]["vocab_size"] - 1
 
     def figures(

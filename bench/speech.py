@@ -25,9 +25,9 @@ from bench.pictures import Gaps, Reader, asked, gaps
 from ingot.config import DEFAULT_MODEL, Settings
 from ingot.engine.engine import Engine
 from ingot.engine.loading.language_model import start_engine
-from ingot.engine.speaking.request import SpeechEnded, SpeechRequest
-from ingot.models.files.locate import ModelFolder, locate
-from ingot.models.files.progress import silent
+from ingot.engine.speech_request import SpeechEnded, SpeechRequest
+from ingot.models.files.locate import ModelFolder, locate_model
+from ingot.models.files.progress import no_progress
 
 TEXT = (
     "The harbour was quiet that morning, and the boats lay still. An old man sat on the wall, mending a net that he "
@@ -108,9 +108,8 @@ def random_folder(folder: Path) -> ModelFolder:
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
-    from ingot.models.kokoro_config import KokoroConfig
-    from ingot.models.kokoro_convolutions import Convolution, Doubling, Lengthening
-    from ingot.models.kokoro_kokoro import KokoroModel
+    from ingot.models.kokoro import KokoroModel
+    from ingot.models.kokoro_acoustic import DoublingConvolution, KokoroConfig, KokoroConvolution, UpsamplingConvolution
 
     (folder / "voices").mkdir()
     (folder / "config.json").write_text(json.dumps(SHAPE))
@@ -120,11 +119,11 @@ def random_folder(folder: Path) -> ModelFolder:
     for name, held in tree_flatten(model.parameters()):
         numbers = mx.ones(held.shape) if "alpha" in name else mx.random.normal(held.shape) * 0.02
         match modules.get(name.removesuffix(".weight")):
-            case Convolution():
+            case KokoroConvolution():
                 numbers = numbers.transpose(2, 1, 0)
-            case Lengthening():
+            case UpsamplingConvolution():
                 numbers = numbers.transpose(1, 2, 0)
-            case Doubling():
+            case DoublingConvolution():
                 numbers = numbers.transpose(1, 0)[:, None]
         weights[name] = numbers[..., None] if name.endswith("conv1x1.weight") else numbers
     weights["predictor.duration_proj.linear_layer.bias"] = mx.full((SHAPE["max_dur"],), FRAMES_A_PHONEME)
@@ -143,10 +142,10 @@ def main() -> int:
     parser.add_argument("--alone", type=float, default=3.0, help="seconds for which the stream is measured alone")
     arguments = parser.parse_args()
     settings = Settings(memory="4GB", context=8192)
-    model = locate(arguments.model, settings, silent)
+    model = locate_model(arguments.model, settings, no_progress)
     with tempfile.TemporaryDirectory() as folder:
         named = arguments.speech_model
-        mouth = locate(named, settings, silent) if named else random_folder(Path(folder))
+        mouth = locate_model(named, settings, no_progress) if named else random_folder(Path(folder))
         engine = start_engine(settings, model.path, name=model.name, source=model.source, speaking=mouth)
         try:
             said(engine, "Hello there.", arguments.voice, "warm-up")

@@ -6,8 +6,8 @@ import random
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 
-from ingot.engine.sequence import Sequence
-from ingot.engine.speculation.proposer import Offer, Proposal
+from ingot.engine.sequence import TokenSequence
+from ingot.engine.speculation.proposer import DraftOffer, Proposal
 
 Prompt = tuple[int, ...]
 
@@ -23,27 +23,27 @@ class Synthetic:
         self._dice = random.Random(seed)
         self.judged = 0  # guesses up to the first wrong one: as many are judged where tokens are those it knows
 
-    def offers(self, rows: Many[Sequence]) -> list[Offer | None]:
+    def offers(self, rows: Many[TokenSequence]) -> list[DraftOffer | None]:
         """They are there already, so that what is measured is what verifying costs."""
-        return [Offer(self.name, self.most, free=True) if self._following(row) else None for row in rows]
+        return [DraftOffer(self.name, self.most, free=True) if self._following(row) else None for row in rows]
 
-    def propose(self, rows: Many[Sequence], counts: Many[int]) -> list[Proposal]:
+    def propose(self, rows: Many[TokenSequence], counts: Many[int]) -> list[Proposal]:
         return [
             Proposal(self._erring(self._following(row)[:count]), self.name)
             for row, count in zip(rows, counts, strict=True)
         ]
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: TokenSequence) -> None:
         """Nothing is held for one."""
 
     @property
-    def follows(self) -> Many[Sequence]:
+    def follows(self) -> Many[TokenSequence]:
         return ()
 
     def rest(self) -> None:
         pass
 
-    def _following(self, row: Sequence) -> Many[int]:
+    def _following(self, row: TokenSequence) -> Many[int]:
         return self.answers.get(row.prompt, ())[row.produced :]
 
     def _erring(self, tokens: Many[int]) -> tuple[int, ...]:

@@ -20,13 +20,13 @@ from bench.random_models import SHAPES, write
 from ingot.config import ModelEntry, Settings, model_entries
 from ingot.engine.engine import Engine
 from ingot.engine.fleet import Fleet
-from ingot.engine.loading.model_loader import Garage
+from ingot.engine.loading.model_loader import ModelLoader
 from ingot.engine.request import Ended, Request, Sampling, Stop
 
 TOKENS: Final = 16
 
 
-class Counted(Garage):
+class Counted(ModelLoader):
     """Counts what it loads."""
 
     loads = 0

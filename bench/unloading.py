@@ -26,7 +26,7 @@ from typing import Final
 from bench.random_models import SHAPES, write
 from ingot.config import Settings, model_entries
 from ingot.engine.fleet import Fleet
-from ingot.engine.loading.model_loader import Garage
+from ingot.engine.loading.model_loader import ModelLoader
 from ingot.engine.request import Request
 from ingot.kernels.device import active_memory
 
@@ -79,7 +79,7 @@ async def measure(folder: Path, shapes: list[str], cycles: int) -> float:
     """The part by which the memory in use grew after each model was there for the first few times."""
     tables = {f"m{number}": {"path": str(written(folder, shape))} for number, shape in enumerate(shapes)}
     settings = Settings(models=tables, lazy=True)
-    garage = Garage(settings, alone=False)
+    garage = ModelLoader(settings, alone=False)
     fleet = Fleet(model_entries(settings), garage, garage.memory)
     empty, longest, taken = active_memory(), 0.0, list[int]()
     for cycle, name in zip(range(cycles), itertools.cycle(tables), strict=False):

@@ -19,12 +19,12 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from bench import random_models
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
-from ingot.cache.forward_batch import Part
-from ingot.cache.tail import launch_end
-from ingot.engine.memory_budget import Budget, PassPart
-from ingot.kernels.device import current
-from ingot.models.adapter import Adapter, adapt
-from ingot.models.kv_codec import with_live_codec
+from ingot.cache.footprint import batch_end_limit
+from ingot.cache.forward_batch import ForwardPart
+from ingot.engine.memory_budget import MemoryBudget, PassPart
+from ingot.kernels.device import current_device
+from ingot.models.adapter import ModelAdapter, adapt_model
+from ingot.models.kv_codec import with_kv_codec
 
 # isort: split
 import mlx.core as mx
@@ -43,20 +43,20 @@ class Found:
     predicted: int
 
 
-def measured(adapter: Adapter, tokens: int) -> Found:
+def measured(adapter: ModelAdapter, tokens: int) -> Found:
     taken = []
     for _ in range(2):
         begun = time.perf_counter()
         peak, width = computed(adapter, tokens)
         taken.append(time.perf_counter() - begun)
-    budget = Budget(MEMORY, 0, adapter.footprint, context=tokens, widest=CHUNK, rows=1)
+    budget = MemoryBudget(MEMORY, 0, adapter.footprint, context=tokens, widest=CHUNK, rows=1)
     predicted = budget.pass_bytes([PassPart(width, tokens)]) + adapter.footprint.scratch
     return Found(taken[0], taken[1], peak, predicted)
 
 
-def computed(adapter: Adapter, tokens: int) -> tuple[int, int]:
+def computed(adapter: ModelAdapter, tokens: int) -> tuple[int, int]:
     """What the last piece held at a time beside the rest, and how long it was."""
-    rows = adapter.new_rows()
+    rows = adapter.new_batch_state()
     row = rows.new()
     peak = width = 0
     for end in ends(adapter, tokens):
@@ -64,18 +64,18 @@ def computed(adapter: Adapter, tokens: int) -> tuple[int, int]:
         mx.synchronize()  # what the piece before held is free then
         before = mx.get_active_memory()
         mx.reset_peak_memory()
-        logits = adapter.run(rows, mx.full((width,), 5, mx.uint32), [Part((row,), width)], [width - 1])
+        logits = adapter.run(rows, mx.full((width,), 5, mx.uint32), [ForwardPart((row,), width)], [width - 1])
         mx.eval(logits, rows.pending())
         peak = mx.get_peak_memory() - before
     rows.leave(row)
     return peak, width
 
 
-def ends(adapter: Adapter, tokens: int) -> Iterator[int]:
+def ends(adapter: ModelAdapter, tokens: int) -> Iterator[int]:
     """Where the pieces of a prompt end."""
     length = 0
     while length < tokens:
-        most = CHUNK if adapter.live is None else min(CHUNK, launch_end(length) - length)
+        most = CHUNK if adapter.live is None else min(CHUNK, batch_end_limit(length) - length)
         length = min(tokens, length + most)
         yield length
 
@@ -87,15 +87,15 @@ def main() -> None:
     parser.add_argument("--tokens", default="8192,32768")
     parser.add_argument("--codecs", default="k8v4")
     asked = parser.parse_args()
-    device = current()
+    device = current_device()
     config = {**random_models.SHAPES[asked.shape], "num_hidden_layers": asked.layers, "vocab_size": 1024}
-    raw = adapt(random_models.build(config, dtype=mx.bfloat16), config, device, widest=CHUNK)
+    raw = adapt_model(random_models.build(config, dtype=mx.bfloat16), config, device, widest=CHUNK)
     print(f"{asked.shape}, {asked.layers} layers, {device.name} ({device.kind})", flush=True)
     for tokens in map(int, asked.tokens.split(",")):
         plain = measured(raw, tokens)
         told("raw", tokens, plain, plain)
         for name in asked.codecs.split(","):
-            live = with_live_codec(raw, PairCodec(CodecName.parse(name)))
+            live = with_kv_codec(raw, PairCodec(CodecName.parse(name)))
             for note in (note for note in live.notes if "kv_codec" in note):
                 print(f"  {note}")
             told(name, tokens, measured(live, tokens), plain)

@@ -10,29 +10,29 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from foundry.rows import lesson, written
-from ingot.kernels.device import current
-from ingot.models.precision import settle
+from ingot.kernels.device import current_device
+from ingot.models.precision import settle_precision
 from ingot.upstream import import_upstream, load_model
 
 
 def acceptance(folder: Path, style: str, seeds: Iterable[int]) -> float:
     """Over the answers of held-out chat: the share of tokens where the head's likeliest is the model's likeliest."""
     model, _ = load_model(folder)
-    settle(model, current(), None)
+    settle_precision(model, current_device(), None)
     weights = mx.load(str(folder / "model.safetensors"))
     assert isinstance(weights, dict)
     head = Head(model.language_model.args, weights)
     agreed = count = 0
     for seed in seeds:
         asked, answer = written(lesson(seed, held_out=True), style)
-        chosen, guessed = guesses(model, head, asked + answer)
+        chosen, guessed = drafts(model, head, asked + answer)
         first = len(asked)
         same = guessed[first - 2 : -1] == chosen[first - 1 : -1]
         agreed, count = agreed + int(mx.sum(same)), count + same.size
     return agreed / count
 
 
-def guesses(model: Any, head: Head, tokens: list[int]) -> tuple[mx.array, mx.array]:
+def drafts(model: Any, head: Head, tokens: list[int]) -> tuple[mx.array, mx.array]:
     """At each place, the token that the model puts next; and from the second on, what the head had guessed for it.
 
     The guess at place i comes from the hidden state there and token i + 1, and is about token i + 2.

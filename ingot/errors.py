@@ -94,13 +94,13 @@ class MethodNotAllowed(IngotError):
     status, type, code = 405, "invalid_request_error", "method_not_allowed"
 
 
-class TooSlow(IngotError):
+class RequestTooSlow(IngotError):
     """The client did not send its request in time."""
 
     status, type, code = 408, "invalid_request_error", "request_timeout"
 
 
-class TooLarge(IngotError):
+class RequestTooLarge(IngotError):
     status, type, code = 413, "invalid_request_error", "request_too_large"
 
 
@@ -108,7 +108,7 @@ class UnsupportedMedia(IngotError):
     status, type, code = 415, "invalid_request_error", "unsupported_media_type"
 
 
-class HeadTooLarge(IngotError):
+class HeadersTooLarge(IngotError):
     status, type, code = 431, "invalid_request_error", "headers_too_large"
 
 
@@ -164,7 +164,7 @@ class ConfigError(IngotError):
     code = "config_error"
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
     """The known name that `name` most likely meant, or None."""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
     return found[0] if found else None

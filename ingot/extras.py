@@ -32,12 +32,12 @@ EXTRAS: Final[Mapping[str, Mapping[str, str]]] = {
 """Modules, and what to ask an installer for to have each, as pyproject.toml says it."""
 
 
-def missing(extra: str) -> list[str]:
+def missing_packages(extra: str) -> list[str]:
     """What an installer would have to be asked for."""
-    return [requirement for module, requirement in EXTRAS[extra].items() if not _is_here(module)]
+    return [requirement for module, requirement in EXTRAS[extra].items() if not _is_installed(module)]
 
 
-def _is_here(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # not even what it is in
@@ -47,14 +47,14 @@ def _is_here(module: str) -> bool:
 def install_command(requirements: Iterable[str]) -> str:
     """What to run so that this interpreter finds them."""
     python = shlex.quote(sys.executable)
-    installer = f"{python} -m pip install" if _is_here("pip") else f"uv pip install --python {python}"
+    installer = f"{python} -m pip install" if _is_installed("pip") else f"uv pip install --python {python}"
     return f"{installer} {shlex.join(requirements)}"
 
 
-def require(extra: str, feature: str, *, param: str | None = None, instead: str = "") -> None:
+def require_extra(extra: str, feature: str, *, param: str | None = None, instead: str = "") -> None:
     """Raises ConfigError, with the command that installs what is missing, where `feature` lacks any of it. `instead` is
     what can be done without it."""
-    if wanted := missing(extra):
+    if wanted := missing_packages(extra):
         names = " and ".join(requirement.partition(">")[0] for requirement in wanted)
         way = f"Run {install_command(wanted)}{instead and f', {instead}'}"
         raise ConfigError(f"{feature} needs {names}, which this Python does not have. {way}", param=param)

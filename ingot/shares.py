@@ -77,10 +77,12 @@ class Shares:
     def exceeding(self, most: int) -> set[str]:
         """Who holds more than its share of `most`. Somebody does, where all together hold more than that."""
         since = self._clock() - self._idle_s
-        return exceeding(self.held, most, {holder for holder in self.held if self._came.get(holder, since) > since})
+        return holders_exceeding(
+            self.held, most, {holder for holder in self.held if self._came.get(holder, since) > since}
+        )
 
 
-class PerSecond(Shares):
+class SharesPerSecond(Shares):
     """An entry of which there is so much in each second, such as requests that cost their sender nothing."""
 
     def __init__(self, name: str, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -100,12 +102,12 @@ class PerSecond(Shares):
         return True
 
 
-def exceeding(held: Mapping[str, int], most: int, active: Collection[str]) -> set[str]:
+def holders_exceeding(held: Mapping[str, int], most: int, active: Collection[str]) -> set[str]:
     """Who holds more than its share of `most`, which the `active` ones have; all others' are lent."""
     share = most / max(1, len(active))
     return {holder for holder, amount in held.items() if holder not in active or amount > share}
 
 
-def heaviest(held: Mapping[str, int]) -> str:
+def heaviest_holder(held: Mapping[str, int]) -> str:
     """Who holds most, and so gives way first."""
     return max(held, key=held.__getitem__)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ingot.engine.encoder_request import EncoderCard, Role
-from ingot.engine.pooling_batches import OfferedEncoder
+from ingot.engine.pooling_batches import ServedPoolingModel
+from ingot.engine.request import PoolingModelCard, PoolingTask
 from ingot.text.tokenizer.encoder_inputs import PairInputs, RerankInputs, TextInputs
-from ingot.text.tokenizer.length_bounds import Floor
+from ingot.text.tokenizer.length_bounds import TokenFloor
 
 CLS, SEP, VOCAB = 256, 257, 300
 LENGTH, DIMENSION = 64, 4
@@ -42,8 +42,8 @@ class ByteVocabulary:
     def id_of(self, piece: str) -> int | None:
         return None
 
-    def floor(self, spell: Callable[[int], bytes]) -> Floor | None:
-        return Floor((1, 1, 1, 1, 1, 1))
+    def floor(self, spell: Callable[[int], bytes]) -> TokenFloor | None:
+        return TokenFloor((1, 1, 1, 1, 1, 1))
 
 
 class CountingEncoder:
@@ -74,7 +74,7 @@ def row_of(tokens: Sequence[int], types: Sequence[int] = ()) -> array[float]:
     return array("f", [len(tokens), sum(tokens), sum(types), 1.0])
 
 
-def card(role: Role, **changes: Any) -> EncoderCard:
+def card(role: PoolingTask, **changes: Any) -> PoolingModelCard:
     told: dict[str, Any] = {
         "role": role,
         "name": f"toy-{role}",
@@ -89,10 +89,10 @@ def card(role: Role, **changes: Any) -> EncoderCard:
         "batch_tokens": 256,
         "created": 1_700_000_000,
     }
-    return EncoderCard(**told | changes)
+    return PoolingModelCard(**told | changes)
 
 
-def offered(role: Role, model: Any = None, **changes: Any) -> OfferedEncoder:
+def offered(role: PoolingTask, model: Any = None, **changes: Any) -> ServedPoolingModel:
     described = card(role, **changes)
     vocabulary: Any = ByteVocabulary()
     inputs: TextInputs | RerankInputs
@@ -100,7 +100,7 @@ def offered(role: Role, model: Any = None, **changes: Any) -> OfferedEncoder:
         inputs = TextInputs(vocabulary, length=described.length, prompts={"query": "Q:", "document": ""})
     else:
         inputs = PairInputs(vocabulary, length=described.length)
-    return OfferedEncoder(described, inputs, model or CountingEncoder())
+    return ServedPoolingModel(described, inputs, model or CountingEncoder())
 
 
 # Folders, with weights that mean nothing
@@ -140,12 +140,12 @@ def write_encoder(folder: Path, family: str, *, head: bool = False, seed: int = 
     import mlx.core as mx
     from mlx.utils import tree_flatten, tree_map
 
-    from ingot.models.encoders.families import FAMILIES
+    from ingot.models.pooling_models.loading import ENCODER_FAMILIES
 
     config = {"model_type": family, **SHARED, **changes}
     if head:
         config |= {"architectures": ["ToyForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
-    known = FAMILIES[family]
+    known = ENCODER_FAMILIES[family]
     mx.random.seed(seed)
     model = (known.classifier if head else known.trunk)(config)
     model.update(tree_map(lambda x: x + 0.3 * mx.random.normal(x.shape), model.parameters()))

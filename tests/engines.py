@@ -10,28 +10,25 @@ from typing import Any
 
 from bench.random_models import write_tokenizer
 from ingot.cache.codecs.pair import RAW_CODEC, PairCodec
-from ingot.cache.disk.disk import Disk
-from ingot.cache.disk.files import Files
+from ingot.cache.disk.backend import DiskBackend
+from ingot.cache.disk.record_file import FileSystem
 from ingot.cache.disk.store import DiskLimits, RecordStore
 from ingot.config import Settings
-from ingot.engine.admission import Limits
-from ingot.engine.encoder_request import Role
+from ingot.engine.admission import EngineLimits, ServedLoras
+from ingot.engine.core import LoadedModel
 from ingot.engine.engine import Engine
-from ingot.engine.kv_events_news import Teller
-from ingot.engine.loaded import Loaded
-from ingot.engine.loading.pooling_and_speech import offer
+from ingot.engine.kv_events import KVEventSink
+from ingot.engine.loading.pooling_and_speech import load_pooling_models
 from ingot.engine.loop import Loop
-from ingot.engine.loras import NamedLoras
-from ingot.engine.memory_budget import EARLIER_SHARE, TRANSIENT_SHARE, Budget
-from ingot.engine.model_card import ModelCard
-from ingot.engine.request import Ended, Event, Request, TextDelta
+from ingot.engine.memory_budget import REWIND_SHARE, TRANSIENT_SHARE, MemoryBudget
+from ingot.engine.request import Ended, Event, ModelCard, PoolingTask, Request, TextDelta
 from ingot.engine.runner import Runner
-from ingot.engine.specprefill.prefill import SparseOffer
+from ingot.engine.specprefill.prefill import SpecPrefillSetup
 from ingot.engine.speculation.proposer import Proposer
 from ingot.kernels.device import Device
-from ingot.models.adapter import Adapter
+from ingot.models.adapter import ModelAdapter
 from ingot.models.files.locate import ModelFolder
-from ingot.models.kv_codec import with_live_codec
+from ingot.models.kv_codec import with_kv_codec
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests import tiny
 from tests.scripted import Wait
@@ -43,12 +40,12 @@ DISK_LIMITS = DiskLimits(1 << 28, sync=False)
 DISK_SECRET = b"ours"
 
 
-class Held(Adapter):
+class Held(ModelAdapter):
     """Waits before it runs."""
 
     @classmethod
-    def of(cls, adapter: Adapter, wait: Wait) -> Held:
-        known = {each.name: getattr(adapter, each.name) for each in fields(Adapter)}
+    def of(cls, adapter: ModelAdapter, wait: Wait) -> Held:
+        known = {each.name: getattr(adapter, each.name) for each in fields(ModelAdapter)}
         return cls(**known | {"config": {**adapter.config, "wait": wait}})
 
     def run(self, rows: Any, tokens: Any, parts: Any, at: Any = None, **asked: Any) -> Any:
@@ -60,7 +57,7 @@ def tight_memory(engine: Engine, *, rows: int, tokens: int) -> int:
     """What `start` must be given for so many sequences of so many tokens, and no more."""
     budget = engine._loaded.budget
     states = rows * budget.row_bytes(tokens) + budget.slot_bytes(rows)
-    aside = TRANSIENT_SHARE + (EARLIER_SHARE if budget.earlier else 0)
+    aside = TRANSIENT_SHARE + (REWIND_SHARE if budget.earlier else 0)
     return int(states / (1 - aside)) + budget.footprint.scratch + 1000
 
 
@@ -76,22 +73,22 @@ def start(
     memory: int | None = None,
     context: int = 2048,
     widest: int = 256,
-    limits: Limits | None = None,
+    limits: EngineLimits | None = None,
     cache_bytes: int = 0,
-    encoders: Mapping[Role, ModelFolder] | None = None,
+    encoders: Mapping[PoolingTask, ModelFolder] | None = None,
     device: Device | None = None,
     wait: Wait | None = None,
     proposers: Sequence[Proposer] = (),
-    guessed_tokens: int | None = None,
-    headed: Callable[[Adapter], Adapter] | None = None,
+    fixed_draft_tokens: int | None = None,
+    headed: Callable[[ModelAdapter], ModelAdapter] | None = None,
     disk: Path | None = None,
     disk_limits: DiskLimits = DISK_LIMITS,
-    files: Files | None = None,
+    files: FileSystem | None = None,
     codec: PairCodec = RAW_CODEC,
     live: PairCodec = RAW_CODEC,
     folder: Path | None = None,
-    sparse: Callable[[], SparseOffer] | None = None,
-    teller: Teller | None = None,
+    sparse: Callable[[], SpecPrefillSetup] | None = None,
+    teller: KVEventSink | None = None,
     loras: Mapping[str, Path] | None = None,
     loop: Loop | None = None,
 ) -> Engine:
@@ -101,24 +98,24 @@ def start(
     `sparse` makes who scores long prompts, `teller` is told what is kept, `loras` are the folders of adapters, and
     `loop` is one that it shares with other engines."""
 
-    def load() -> Loaded:
-        from ingot.kernels import native
-        from ingot.kernels.device import current
-        from ingot.models.adapter import adapt
-        from ingot.models.precision import settle
+    def load() -> LoadedModel:
+        from ingot.kernels.cpu import native
+        from ingot.kernels.device import current_device
+        from ingot.models.adapter import adapt_model
+        from ingot.models.precision import settle_precision
 
         native.use_one_path()  # without which equality holds but for the last bits
-        model, here = tiny.build(kind), device or current()
-        settle(model, here, None)
-        adapter = adapt(model, tiny.CONFIGS[kind], here, widest=widest, apart=headed is not None)
+        model, here = tiny.build(kind), device or current_device()
+        settle_precision(model, here, None)
+        adapter = adapt_model(model, tiny.CONFIGS[kind], here, widest=widest, apart=headed is not None)
         if headed is not None:
             adapter = headed(adapter)
-        adapter = with_live_codec(adapter, live)
+        adapter = with_kv_codec(adapter, live)
         if wait is not None:
             adapter = Held.of(adapter, wait)
         scoring = None if sparse is None else sparse()
         total = adapter.weight_bytes + (memory or 1 << 28)
-        budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=context, widest=widest, rows=32)
+        budget = MemoryBudget(total, adapter.weight_bytes, adapter.footprint, context=context, widest=widest, rows=32)
         card = ModelCard(
             name=f"tiny-{kind}",
             source="random weights",
@@ -135,15 +132,15 @@ def start(
             proposers=tuple(proposer.name for proposer in proposers),
             scorer="" if scoring is None else scoring.scorer.name,
         )
-        named = None if loras is None else NamedLoras(adapter, most=64, most_rank=64)
+        named = None if loras is None else ServedLoras(adapter, most=64, most_rank=64)
         for lora, where in (loras or {}).items():
             assert named is not None
             named.load(lora, where)
-        offered = offer(encoders or {}, Settings(), current(), 1 << 30)
+        offered = load_pooling_models(encoders or {}, Settings(), current_device(), 1 << 30)
         kept = (
             None
             if disk is None
-            else Disk.of(
+            else DiskBackend.of(
                 RecordStore(
                     disk,
                     {"model": kind, "device": here.kind, "codec": codec.described},
@@ -153,7 +150,7 @@ def start(
                 )
             )
         )
-        return Loaded(
+        return LoadedModel(
             adapter,
             tokenizer,
             card,
@@ -163,7 +160,7 @@ def start(
             folder,
             codec=codec,
             proposers=proposers,
-            guessed_tokens=guessed_tokens,
+            fixed_draft_tokens=fixed_draft_tokens,
             disk=kept,
             sparse=scoring,
             teller=teller,
@@ -171,7 +168,7 @@ def start(
         )
 
     tokenizer = tiny_tokenizer()
-    return Engine(load, limits or Limits(), loop)
+    return Engine(load, limits or EngineLimits(), loop)
 
 
 def runner_of(engine: Engine) -> Runner:

@@ -10,9 +10,8 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.media.items import MediaItem
-from ingot.media.layout import Grid, Layout
-from ingot.media.size import Size
-from ingot.models.vision.tower import Features, LookBytes, PixelArray, Slices
+from ingot.media.layout import Grid, Layout, Size
+from ingot.models.vision.tower import EncodingBytes, EncodingSlices, PixelArray, VisionFeatures
 
 SLICES, FEATURES = 5, 8
 NBYTES = 4 * FEATURES
@@ -25,7 +24,7 @@ class FakeTower:
 
     deep: int = 0
     axes: None = None
-    mutual: bool = False
+    bidirectional: bool = False
     modules: Sequence[Any] = ()
     fails: type[Exception] | None = None
     slice_s: float = 0.0  # by the clock that it moves
@@ -45,13 +44,13 @@ class FakeTower:
             raise self.fails("damaged")
         return np.full((1, 1), item.digest[0] if item.digest else 0, dtype=np.float32)
 
-    def look(self, pixels: PixelArray, layout: Layout) -> Slices:
+    def look(self, pixels: PixelArray, layout: Layout) -> EncodingSlices:
         seen = int(pixels[0, 0])
         for _ in range(SLICES):
             self.sliced.append(seen)
             self.now += self.slice_s
             yield [mx.array(0)]
-        return Features(mx.full((FEATURES, 1), float(seen)))
+        return VisionFeatures(mx.full((FEATURES, 1), float(seen)))
 
-    def needs(self, layout: Layout) -> LookBytes:
-        return LookBytes(pixels=100, work=50, features=NBYTES)
+    def needs(self, layout: Layout) -> EncodingBytes:
+        return EncodingBytes(pixels=100, work=50, features=NBYTES)

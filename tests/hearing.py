@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from ingot.engine.hearing.jobs import OfferedHearing
-from ingot.engine.speech_request import HearingCard
-from ingot.media.mel import RATE, Floats
-from ingot.models.whisper_convert import TASKS, TIMESTAMPS, tokenizer_of
+from ingot.engine.speech_request import SpeechToTextCard
+from ingot.engine.speech_to_text import ServedSpeechToText
+from ingot.media.audio import SAMPLE_RATE, FloatArray
+from ingot.models.whisper_convert import TASK_TOKENS, TIMESTAMP_COUNT, whisper_tokenizer
 from ingot.text.tokenizer.whisper import WhisperVocabulary
 
 LANGUAGES = 4
 JOINED = (b" -", b" '", b" \xe2")
 """Beside the bytes: what begins the signs that are never written, so that a space is not among it."""
-VOCAB = 256 + len(JOINED) + 2 + LANGUAGES + len(TASKS) + TIMESTAMPS
+VOCAB = 256 + len(JOINED) + 2 + LANGUAGES + len(TASK_TOKENS) + TIMESTAMP_COUNT
 CONTEXT = 448
 SURE = 20.0
 STATED = {
@@ -36,22 +36,21 @@ STATED = {
 def save_tokenizer(folder: Path) -> None:
     """Each byte is a token, and a few languages are known."""
     ranks = {token: rank for rank, token in enumerate([*(bytes([byte]) for byte in range(256)), *JOINED])}
-    tokenizer_of(ranks, VOCAB).save(str(folder / "tokenizer.json"))
+    whisper_tokenizer(ranks, VOCAB).save(str(folder / "tokenizer.json"))
 
 
 def save_ears(folder: Path) -> Path:
     """A tiny Whisper with random weights."""
     import mlx.core as mx
 
-    from ingot.models.layers.modules import parameters
-    from ingot.models.whisper import WhisperModel
-    from ingot.models.whisper_config import WhisperConfig
+    from ingot.models.layers.modules import named_parameters
+    from ingot.models.whisper import WhisperConfig, WhisperModel
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(STATED))
     mx.random.seed(5)
     model = WhisperModel(WhisperConfig.read(folder))
-    weights = {f"model.{name}": 0.1 * mx.random.normal(weight.shape) for name, weight in parameters(model)}
+    weights = {f"model.{name}": 0.1 * mx.random.normal(weight.shape) for name, weight in named_parameters(model)}
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
     save_tokenizer(folder)
     return folder
@@ -80,7 +79,7 @@ class ScriptedWriting:
         self.length = 0
         self.pushed: list[int] = []
 
-    def push(self, tokens: Sequence[int], asked: Sequence[int]) -> Floats:
+    def push(self, tokens: Sequence[int], asked: Sequence[int]) -> FloatArray:
         del self.pushed[self.length :]
         self.pushed += tokens
         self.length = len(self.pushed)
@@ -93,7 +92,7 @@ class ScriptedWriting:
             scores[0, vocabulary().silent] += self.ears.silence
         return scores
 
-    def attention(self, tokens: Sequence[int]) -> Generator[None, None, Floats]:
+    def attention(self, tokens: Sequence[int]) -> Generator[None, None, FloatArray]:
         """Each token looks at a tenth of a second of its own."""
         yield
         looks = np.zeros((1, len(tokens), 1500), np.float32)
@@ -110,12 +109,12 @@ class ScriptedEars:
     def __init__(self, *scripts: Sequence[int], sureness: float = SURE, silence: float = 0.0, parts: int = 2) -> None:
         self.scripts, self.sureness, self.silence, self.parts = list(scripts), sureness, silence, parts
         self.opening = vocabulary().opening("en", "transcribe")
-        self.windows: list[Floats] = []
+        self.windows: list[FloatArray] = []
         self.writings: list[ScriptedWriting] = []
         self.meanwhile: Callable[[], None] = lambda: None
         self.rested = 0
 
-    def listen(self, frames: Floats) -> Generator[None, None, int]:
+    def listen(self, frames: FloatArray) -> Generator[None, None, int]:
         self.windows.append(frames)
         for _ in range(self.parts):
             self.meanwhile()
@@ -131,20 +130,20 @@ class ScriptedEars:
         self.rested += 1
 
 
-def card(**told: Any) -> HearingCard:
+def card(**told: Any) -> SpeechToTextCard:
     languages = tuple(vocabulary().languages)
-    return HearingCard("toy-ears", "a script", languages, True, CONTEXT, "float32", 0, 1_700_000_000, **told)
+    return SpeechToTextCard("toy-ears", "a script", languages, True, CONTEXT, "float32", 0, 1_700_000_000, **told)
 
 
-def offered(ears: ScriptedEars) -> OfferedHearing:
-    return OfferedHearing(card(), 80, vocabulary(), ears)
+def offered(ears: ScriptedEars) -> ServedSpeechToText:
+    return ServedSpeechToText(card(), 80, vocabulary(), ears)
 
 
-def tone(seconds: float, *, loudness: float = 0.3, rate: int = RATE) -> Floats:
+def tone(seconds: float, *, loudness: float = 0.3, rate: int = SAMPLE_RATE) -> FloatArray:
     return (loudness * np.sin(2 * np.pi * 440 * np.arange(int(seconds * rate)) / rate)).astype(np.float32)
 
 
-def wav(samples: Floats, *, rate: int = RATE, channels: int = 1) -> bytes:
+def wav(samples: FloatArray, *, rate: int = SAMPLE_RATE, channels: int = 1) -> bytes:
     file = io.BytesIO()
     with wave.open(file, "wb") as out:
         out.setnchannels(channels)

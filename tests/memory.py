@@ -5,9 +5,9 @@ import gc
 import mlx.core as mx
 import pytest
 
-from ingot.kernels.device import GPUS, acting_as, current
+from ingot.kernels.device import GPUS, acting_as, current_device
 
-REAL_GPU = acting_as() is None and current().kind in GPUS
+REAL_GPU = acting_as() is None and current_device().kind in GPUS
 
 freed_at_once = pytest.mark.skipif(
     REAL_GPU, reason="what a GPU's commands have used is free only when they are done, which small peaks consist of"

@@ -6,8 +6,8 @@ import random
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 
-from ingot.engine.sequence import Sequence
-from ingot.engine.speculation.proposer import Offer, Proposal
+from ingot.engine.sequence import TokenSequence
+from ingot.engine.speculation.proposer import DraftOffer, Proposal
 
 
 class Rehearsed:
@@ -25,24 +25,24 @@ class Rehearsed:
     ) -> None:
         self.answers, self.right, self.most = dict(answers), right, most
         self._rng = random.Random(seed)
-        self.forgotten: list[Sequence] = []
+        self.forgotten: list[TokenSequence] = []
 
-    def offers(self, rows: Many[Sequence]) -> list[Offer | None]:
-        return [Offer(self.name, self._rng.randrange(self.most + 1)) for _ in rows]
+    def offers(self, rows: Many[TokenSequence]) -> list[DraftOffer | None]:
+        return [DraftOffer(self.name, self._rng.randrange(self.most + 1)) for _ in rows]
 
-    def propose(self, rows: Many[Sequence], counts: Many[int]) -> list[Proposal]:
+    def propose(self, rows: Many[TokenSequence], counts: Many[int]) -> list[Proposal]:
         return [Proposal(self._guess(row, count), self.name) for row, count in zip(rows, counts, strict=True)]
 
-    def _guess(self, row: Sequence, count: int) -> tuple[int, ...]:
+    def _guess(self, row: TokenSequence, count: int) -> tuple[int, ...]:
         assert row.known, "guesses are asked for a sequence that does not know its own tokens"
         following = self.answers.get((row.prompt, row.index), ())[row.produced : row.produced + count]
         return tuple(token if self._rng.random() < self.right else self._rng.randrange(95) for token in following)
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: TokenSequence) -> None:
         self.forgotten.append(sequence)
 
     @property
-    def follows(self) -> Many[Sequence]:
+    def follows(self) -> Many[TokenSequence]:
         return ()
 
     def rest(self) -> None:

@@ -23,16 +23,16 @@ import numpy as np
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
-from ingot.cache.batch_state import Rows
+from ingot.cache.batch_state import BatchState
 from ingot.cache.footprint import Footprint
-from ingot.cache.forward_batch import Part
-from ingot.engine.admission import Limits
+from ingot.cache.forward_batch import ForwardPart
+from ingot.engine.admission import EngineLimits
+from ingot.engine.core import LoadedModel
 from ingot.engine.engine import Engine
-from ingot.engine.loaded import Loaded
-from ingot.engine.memory_budget import Budget
-from ingot.engine.model_card import ModelCard
-from ingot.kernels.device import Device, current
-from ingot.models.adapter import Adapter
+from ingot.engine.memory_budget import MemoryBudget
+from ingot.engine.request import ModelCard
+from ingot.kernels.device import Device, current_device
+from ingot.models.adapter import ModelAdapter
 from ingot.text.tokenizer.tokenizer import Tokenizer
 
 Script = Callable[[str], str]
@@ -141,14 +141,14 @@ class _OneLayer(nn.Module):
         self.layers = [nn.Linear(1, 1)]
 
 
-class ScriptedAdapter(Adapter):
+class ScriptedAdapter(ModelAdapter):
     """Puts all weight on the token that the script wants next."""
 
     def run(
         self,
-        rows: Rows,
+        rows: BatchState,
         tokens: mx.array,
-        parts: Sequence[Part],
+        parts: Sequence[ForwardPart],
         at: Sequence[int] | None = None,
         *,
         visual: None = None,
@@ -160,7 +160,7 @@ class ScriptedAdapter(Adapter):
             state: Any = layers[0]
             state.write(kept, kept)
             history = np.array(state.keys_and_values()[0][:, 0, :, 0]).astype(np.int64)
-            starts = state.open_launch.starts
+            starts = state.open_batch.starts
         wanted = range(tokens.size) if at is None else at
         ends = [(token // part.width, token % part.width + 1) for token in wanted]
         found = [self._next(history[row, : starts[row] + end]) for row, end in ends]
@@ -218,7 +218,7 @@ def start(
     *,
     context: int = CARD.context,
     cache_bytes: int = 1 << 28,
-    limits: Limits | None = None,
+    limits: EngineLimits | None = None,
     template: str = TEMPLATE,
     name: str = CARD.name,
     device: Device | None = None,
@@ -229,12 +229,12 @@ def start(
     `fills`: it fills in the middle too."""
     spelling = tokenizer(template, (*SPECIAL, *INFILL) if fills else SPECIAL)
 
-    def load() -> Loaded:
+    def load() -> LoadedModel:
         footprint = Footprint(((None, 8),), 0, 16, 0, 4 * VOCAB)
         known = {
             "model": _OneLayer(),
             "config": {"model_type": "scripted", "script": _Writer(script, spelling), "wait": wait},
-            "device": device or current(),
+            "device": device or current_device(),
             "widest": WIDEST,
             "margin": 0,
             "footprint": footprint,
@@ -243,9 +243,9 @@ def start(
             "vocab": VOCAB,
             "notes": (),
         }
-        made = ScriptedAdapter(**{each.name: known.get(each.name) for each in fields(Adapter)})
-        budget = Budget(MEMORY, 0, footprint, context=context, widest=WIDEST, rows=32)
+        made = ScriptedAdapter(**{each.name: known.get(each.name) for each in fields(ModelAdapter)})
+        budget = MemoryBudget(MEMORY, 0, footprint, context=context, widest=WIDEST, rows=32)
         card = replace(CARD, name=name, context=context)
-        return Loaded(made, spelling, card, budget, cache_bytes)
+        return LoadedModel(made, spelling, card, budget, cache_bytes)
 
-    return Engine(load, limits or Limits())
+    return Engine(load, limits or EngineLimits())

@@ -6,28 +6,26 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ingot.cache.codecs.pair import RAW_CODEC, PairCodec
-from ingot.cache.disk.disk import Disk
+from ingot.cache.disk.backend import DiskBackend
 from ingot.cache.disk.store import RecordStore
-from ingot.engine.admission import Limits
+from ingot.engine.admission import EngineLimits, ServedLoras
+from ingot.engine.core import LoadedModel
 from ingot.engine.engine import Engine
-from ingot.engine.loaded import Loaded
-from ingot.engine.loras import NamedLoras
-from ingot.engine.memory_budget import Budget
-from ingot.engine.model_card import ModelCard
-from ingot.engine.request import Request, Sampling, Stop
-from ingot.engine.specprefill.prefill import SparseOffer
+from ingot.engine.memory_budget import MemoryBudget
+from ingot.engine.request import ModelCard, Request, Sampling, Stop
+from ingot.engine.specprefill.prefill import SpecPrefillSetup
 from ingot.engine.speculation.proposer import Proposer
-from ingot.engine.vision_encoder import Eyes, LookMemory, Looks
-from ingot.kernels.device import Device, current
-from ingot.media.families.registry import processor_in
+from ingot.engine.vision_encoder import VisionEncoder, VisionEncoderRunner, VisionMemory
+from ingot.kernels.device import Device, current_device
+from ingot.media.image_processors import read_processor
 from ingot.media.items import MediaItem
-from ingot.models.adapter import load
+from ingot.models.adapter import load_model_adapter
 from ingot.models.draft_heads.checkpoint import find_head
-from ingot.models.draft_heads.mtp import load_head, with_head
-from ingot.models.kv_codec import with_live_codec
+from ingot.models.draft_heads.mtp import load_mtp_head, with_draft_head
+from ingot.models.kv_codec import with_kv_codec
 from tests.engines import DISK_LIMITS, DISK_SECRET, tiny_tokenizer
 
-ROOMY = LookMemory(1 << 26, 1 << 22)
+ROOMY = VisionMemory(1 << 26, 1 << 22)
 
 
 def start_seeing(
@@ -36,36 +34,36 @@ def start_seeing(
     device: Device | None = None,
     memory: int = 1 << 28,
     cache_bytes: int = 0,
-    looking: LookMemory = ROOMY,
-    limits: Limits | None = None,
+    looking: VisionMemory = ROOMY,
+    limits: EngineLimits | None = None,
     proposers: tuple[Proposer, ...] = (),
     widest: int = 64,
     disk: Path | None = None,
     headed: bool = False,
     live: PairCodec = RAW_CODEC,
-    sparse: SparseOffer | None = None,
+    sparse: SpecPrefillSetup | None = None,
     loras: Mapping[str, Path] | None = None,
 ) -> Engine:
     """A running engine; `memory` are the bytes that states may take. `headed`: the model's head guesses; `sparse` says
     who scores prompts, `loras` are the folders of adapters."""
 
-    def loaded() -> Loaded:
-        from ingot.kernels import native
+    def loaded() -> LoadedModel:
+        from ingot.kernels.cpu import native
 
         native.use_one_path()
-        adapter = load(folder, device or current(), widest=widest, sees=True)
+        adapter = load_model_adapter(folder, device or current_device(), widest=widest, sees=True)
         assert adapter.tower is not None
         if headed:
             source = find_head(folder, adapter.config)
             assert source is not None
-            adapter = with_head(adapter, load_head(source, adapter))
-        adapter = with_live_codec(adapter, live)
-        named = None if loras is None else NamedLoras(adapter, most=64, most_rank=64)
+            adapter = with_draft_head(adapter, load_mtp_head(source, adapter))
+        adapter = with_kv_codec(adapter, live)
+        named = None if loras is None else ServedLoras(adapter, most=64, most_rank=64)
         for name, where in (loras or {}).items():
             assert named is not None
             named.load(name, where)
         total = adapter.weight_bytes + memory
-        budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=1024, widest=widest, rows=32)
+        budget = MemoryBudget(total, adapter.weight_bytes, adapter.footprint, context=1024, widest=widest, rows=32)
         card = ModelCard(
             name="tiny",
             source="random weights",
@@ -80,22 +78,24 @@ def start_seeing(
             created=0,
             scorer="" if sparse is None else sparse.scorer.name,
         )
-        return Loaded(
+        return LoadedModel(
             adapter,
             tiny_tokenizer(),
             card,
             budget,
             cache_bytes,
             proposers=proposers,
-            guessed_tokens=3 if headed else None,
-            processor=processor_in(folder),
-            eyes=Eyes(adapter.tower, looking),
+            fixed_draft_tokens=3 if headed else None,
+            processor=read_processor(folder),
+            vision_encoder=VisionEncoder(adapter.tower, looking),
             sparse=sparse,
             loras=named,
-            disk=None if disk is None else Disk.of(RecordStore(disk, {"model": folder.name}, DISK_LIMITS, DISK_SECRET)),
+            disk=None
+            if disk is None
+            else DiskBackend.of(RecordStore(disk, {"model": folder.name}, DISK_LIMITS, DISK_SECRET)),
         )
 
-    return Engine(loaded, limits or Limits(target_itl_ms=5.0))
+    return Engine(loaded, limits or EngineLimits(target_itl_ms=5.0))
 
 
 def asked(name: str, tokens: list[int], items: list[MediaItem], count: int = 6, **options: object) -> Request:
@@ -110,7 +110,7 @@ def asked(name: str, tokens: list[int], items: list[MediaItem], count: int = 6, 
     )
 
 
-def looks_of(engine: Engine) -> Looks:
+def looks_of(engine: Engine) -> VisionEncoderRunner:
     looks = engine._generation._looks
     assert looks is not None
     return looks

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ingot.engine.speaking.request import SpeakingCard
-from ingot.engine.text_to_speech import OfferedSpeech
-from ingot.media.mel import Floats
-from ingot.text.speech.phonemizer import Pronouncer
+from ingot.engine.speech_request import TextToSpeechCard
+from ingot.engine.text_to_speech import ServedTextToSpeech
+from ingot.media.audio import FloatArray
+from ingot.text.speech.phonemizer import Phonemizer
 
 SIGNS = ';:,.!?—…"()“” AIOQWYbdfhijklmnpstuvwzæðŋɐɑɒɔəɛɜɡɪɹɾʃʊʌʒʤʧˈˌːθᵊᵻT'
 VOICES = ("af_heart", "am_echo", "bf_emma")
@@ -50,23 +50,22 @@ def save_kokoro(folder: Path, config: dict[str, Any] = CONFIG) -> Path:
     """Under the names that PyTorch gives its weights, lengths and directions apart."""
     import mlx.core as mx
 
-    from ingot.models.kokoro_config import KokoroConfig
-    from ingot.models.kokoro_convolutions import Convolution, Doubling, Lengthening
-    from ingot.models.kokoro_kokoro import KokoroModel
-    from ingot.models.layers.modules import parameters
+    from ingot.models.kokoro import KokoroModel
+    from ingot.models.kokoro_acoustic import DoublingConvolution, KokoroConfig, KokoroConvolution, UpsamplingConvolution
+    from ingot.models.layers.modules import named_parameters
 
     (folder / "voices").mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     model = KokoroModel(KokoroConfig.read(folder))
     modules = dict(model.named_modules())
     draw, saved = np.random.default_rng(5), {}
-    for name, held in parameters(model):
+    for name, held in named_parameters(model):
         module = modules.get(name.removesuffix(".weight"))
         numbers = draw.normal(0, 0.3, held.shape).astype(np.float32)
         if "alpha" in name:
             numbers = np.ones(held.shape, np.float32)
-        if isinstance(module, Convolution | Lengthening | Doubling):
-            axes = {Convolution: (2, 1, 0), Lengthening: (1, 2, 0)}.get(type(module))
+        if isinstance(module, KokoroConvolution | UpsamplingConvolution | DoublingConvolution):
+            axes = {KokoroConvolution: (2, 1, 0), UpsamplingConvolution: (1, 2, 0)}.get(type(module))
             numbers = numbers.transpose(axes) if axes else numbers.T[:, None]
             saved[f"{name}_v"] = mx.array(np.ascontiguousarray(numbers))
             saved[f"{name}_g"] = mx.array(np.sqrt((numbers**2).sum((1, 2), keepdims=True)))
@@ -86,7 +85,7 @@ class ScriptedMouth:
         self.parts, self.spoken, self.rested = parts, list[tuple[str, str, float]](), 0
         self.meanwhile: Callable[[], None] = lambda: None
 
-    def speak(self, phonemes: str, voice: str, speed: float) -> Generator[None, None, Floats]:
+    def speak(self, phonemes: str, voice: str, speed: float) -> Generator[None, None, FloatArray]:
         self.spoken.append((phonemes, voice, speed))
         for _ in range(self.parts):
             self.meanwhile()
@@ -97,9 +96,9 @@ class ScriptedMouth:
         self.rested += 1
 
 
-def card() -> SpeakingCard:
-    return SpeakingCard("toy-mouth", "a script", VOICES, 24_000, 254, "float32", 0, 1_700_000_000)
+def card() -> TextToSpeechCard:
+    return TextToSpeechCard("toy-mouth", "a script", VOICES, 24_000, 254, "float32", 0, 1_700_000_000)
 
 
-def offered(mouth: ScriptedMouth) -> OfferedSpeech:
-    return OfferedSpeech(card(), Pronouncer(frozenset(SIGNS), 254), mouth)
+def offered(mouth: ScriptedMouth) -> ServedTextToSpeech:
+    return ServedTextToSpeech(card(), Phonemizer(frozenset(SIGNS), 254), mouth)

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from bench import random_models
-from ingot.cache.disk.disk import Disk
+from ingot.cache.disk.backend import DiskBackend
 from ingot.cache.disk.store import RecordStore
-from ingot.engine.admission import Limits
+from ingot.engine.admission import EngineLimits
+from ingot.engine.core import LoadedModel
 from ingot.engine.engine import Engine
-from ingot.engine.loaded import Loaded
-from ingot.engine.memory_budget import Budget
+from ingot.engine.memory_budget import MemoryBudget
 from ingot.engine.request import CallArguments, CallBegan, Failed, Request, TextDelta
-from ingot.engine.streams import Stream
+from ingot.engine.streams import EventStream
 from ingot.http.endpoints.table import build_app
-from ingot.kernels.device import current
+from ingot.kernels.device import current_device
 from tests import engines, scripted, tiny
 from tests.http.asgi import call
 from tests.http.scripted import settings
@@ -74,27 +74,29 @@ TOOLS = [
 ]
 
 
-def start(kind: str, *, cache_bytes: int = 1 << 26, limits: Limits | None = None, disk: Path | None = None) -> Engine:
+def start(
+    kind: str, *, cache_bytes: int = 1 << 26, limits: EngineLimits | None = None, disk: Path | None = None
+) -> Engine:
     """A running engine of one of `KINDS`, which keeps records in the folder `disk`, if there is one. The caller closes
     it."""
     spelling = scripted.tokenizer(TEMPLATE)
     config = tiny.CONFIGS[KINDS[kind]] | {"vocab_size": scripted.VOCAB}
 
-    def load() -> Loaded:
-        from ingot.models.adapter import adapt
+    def load() -> LoadedModel:
+        from ingot.models.adapter import adapt_model
 
-        adapter = adapt(random_models.build(config, spread=0.2), config, current(), widest=WIDEST)
+        adapter = adapt_model(random_models.build(config, spread=0.2), config, current_device(), widest=WIDEST)
         total = adapter.weight_bytes + (1 << 28)
-        budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=CONTEXT, widest=WIDEST, rows=32)
+        budget = MemoryBudget(total, adapter.weight_bytes, adapter.footprint, context=CONTEXT, widest=WIDEST, rows=32)
         card = replace(scripted.CARD, name=kind, context=CONTEXT, memory_budget=total)
         kept = (
             None
             if disk is None
-            else Disk.of(RecordStore(disk, {"model": kind}, engines.DISK_LIMITS, engines.DISK_SECRET))
+            else DiskBackend.of(RecordStore(disk, {"model": kind}, engines.DISK_LIMITS, engines.DISK_SECRET))
         )
-        return Loaded(adapter, spelling, card, budget, cache_bytes, disk=kept)
+        return LoadedModel(adapter, spelling, card, budget, cache_bytes, disk=kept)
 
-    return Engine(load, limits or Limits())
+    return Engine(load, limits or EngineLimits())
 
 
 @dataclass
@@ -118,7 +120,7 @@ class Answered:
     def left(self) -> int:
         """Tokens of which states were left. The last one of an answer is not computed, unless the next step runs
         already when it is read, as on a GPU: there only an answer that may be no longer is known to end before."""
-        computed_ahead = self.ended_by_itself and current().kind != "cpu"
+        computed_ahead = self.ended_by_itself and current_device().kind != "cpu"
         return self.prompt_tokens + self.completion_tokens - (0 if computed_ahead else 1)
 
 
@@ -166,7 +168,7 @@ def talking(engine: Engine, **changes: Any) -> Talk:
     opened: list[Request] = []
     take = engine.open
 
-    async def noted(request: Request) -> Stream:
+    async def noted(request: Request) -> EventStream:
         opened.append(request)
         return await take(request)
 

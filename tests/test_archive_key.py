@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.config.archive_key import ArchiveKey
+from ingot.config.keys import ArchiveKey
 from ingot.errors import Unavailable
 
 

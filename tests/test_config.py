@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.config import SETTINGS, Config, Settings, is_loopback, load, memory_bytes
+from ingot.config import SETTINGS, Config, Settings, is_loopback, load_config, memory_bytes
 from ingot.errors import ConfigError
 
 NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,8}", fullmatch=True)
@@ -53,7 +53,7 @@ def write(path: Path, text: str) -> Path:
 
 def refusal(**arguments: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        load(**{"flags": {}, "environ": {}, **arguments})
+        load_config(**{"flags": {}, "environ": {}, **arguments})
     return caught.value.message
 
 
@@ -66,7 +66,7 @@ def test_a_flag_beats_a_variable_beats_the_file_beats_the_default(
     given_flags = {name: value if isinstance(value, bool) else as_text(value) for name, value in flags.items()}
     variables = {SETTINGS[name].variable: as_text(value) for name, value in environ.items()}
 
-    config = load(given_flags, variables, path)
+    config = load_config(given_flags, variables, path)
 
     for name in SETTINGS:
         value, origin = getattr(config.settings, name), config.origins[name]
@@ -115,7 +115,7 @@ def test_an_unknown_flag_is_named_with_the_nearest() -> None:
 
 
 def test_variables_that_are_no_settings_are_let_pass() -> None:
-    assert load({}, {"INGOT_KERNELS": "mlx", "PATH": "/bin"}).settings == Settings()
+    assert load_config({}, {"INGOT_KERNELS": "mlx", "PATH": "/bin"}).settings == Settings()
 
 
 @pytest.mark.parametrize(
@@ -145,28 +145,28 @@ def test_a_broken_or_missing_file_is_refused(tmp_path: Path) -> None:
 
 def test_the_usual_file_is_read_when_it_is_there(tmp_path: Path) -> None:
     environ = {"XDG_CONFIG_HOME": str(tmp_path)}
-    assert load({}, environ).file is None
+    assert load_config({}, environ).file is None
     (tmp_path / "ingot").mkdir()
     path = write(tmp_path / "ingot" / "config.toml", "port = 9000")
-    assert load({}, environ) == Config(Settings(port=9000), load({}, environ).origins, path)
+    assert load_config({}, environ) == Config(Settings(port=9000), load_config({}, environ).origins, path)
 
 
 def test_a_named_file_replaces_the_usual_one(tmp_path: Path) -> None:
     named, flagged = write(tmp_path / "a.toml", "port = 1"), write(tmp_path / "b.toml", "port = 2")
-    assert load({}, {"INGOT_CONFIG": str(named)}).settings.port == 1
-    assert load({}, {"INGOT_CONFIG": str(named)}, flagged).settings.port == 2
+    assert load_config({}, {"INGOT_CONFIG": str(named)}).settings.port == 1
+    assert load_config({}, {"INGOT_CONFIG": str(named)}, flagged).settings.port == 2
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.4", "example.org", "127.0.0.1.example.org"])
 def test_listening_off_loopback_needs_a_key(host: str) -> None:
     assert "API key" in refusal(flags={"host": host})
-    assert load({"host": host}, {"INGOT_API_KEY": "k" * 8}).settings.host == host
+    assert load_config({"host": host}, {"INGOT_API_KEY": "k" * 8}).settings.host == host
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "localhost", "::1", "[::1]"])
 def test_loopback_is_recognised(host: str) -> None:
     assert is_loopback(host)
-    assert load({"host": host}, {}).settings.host == host
+    assert load_config({"host": host}, {}).settings.host == host
 
 
 def test_a_bad_key_is_refused_without_showing_it() -> None:
@@ -182,13 +182,13 @@ def test_a_cors_origin_must_be_one_origin(origin: str) -> None:
 
 def test_an_empty_text_unsets_an_optional_value(tmp_path: Path) -> None:
     path = write(tmp_path / "x.toml", "context = 100\nmemory = '1GB'")
-    settings = load({"context": ""}, {"INGOT_MEMORY": ""}, path).settings
+    settings = load_config({"context": ""}, {"INGOT_MEMORY": ""}, path).settings
     assert settings.context is None and settings.memory is None
 
 
 def test_paths_have_their_tilde_expanded(tmp_path: Path) -> None:
     assert Settings().models_dir == tmp_path / ".cache/ingot/models"
-    assert load({"models_dir": "~/m"}, {}).settings.models_dir == tmp_path / "m"
+    assert load_config({"models_dir": "~/m"}, {}).settings.models_dir == tmp_path / "m"
 
 
 def test_settings_made_in_code_obey_the_same_limits() -> None:
@@ -213,12 +213,12 @@ def test_no_amount_of_memory_is_guessed_or_above_what_is_there(text: str) -> Non
 def test_what_is_about_the_caches_folder_needs_one(tmp_path: Path) -> None:
     for name, value in (("cache_disk_gb", "3"), ("cache_disk_free_gb", "0"), ("cache_disk_sync", "off")):
         assert "cache_dir" in refusal(flags={name: value})
-        assert load({name: value, "cache_dir": str(tmp_path)}, {}).settings.cache_dir == tmp_path
+        assert load_config({name: value, "cache_dir": str(tmp_path)}, {}).settings.cache_dir == tmp_path
     assert "choose one" in refusal(flags={"cache_dir": str(tmp_path), "prefix_cache": False})
 
 
 def test_a_codec_is_known_by_name_and_needs_prefixes_to_keep() -> None:
-    assert load({"cache_codec": "affine8/turbo3"}, {}).settings.cache_codec == "affine8/turbo3"
+    assert load_config({"cache_codec": "affine8/turbo3"}, {}).settings.cache_codec == "affine8/turbo3"
     assert "did you mean turbo4" in refusal(flags={"cache_codec": "turbo44"})
     assert "choose one" in refusal(flags={"cache_codec": "turbo4", "prefix_cache": False})
 

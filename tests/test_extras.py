@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ingot import extras
-from ingot.cli import examine
+from ingot.cli import doctor
 from ingot.errors import ConfigError, ModelError
-from ingot.extras import EXTRAS, install_command, missing, require
+from ingot.extras import EXTRAS, install_command, missing_packages, require_extra
 
 PYPROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
 
@@ -29,9 +29,9 @@ def test_the_requirements_are_those_of_the_project(extra: str) -> None:
 
 def test_nothing_is_required_of_who_has_it_and_the_rest_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "EXTRAS", {"some": {"json": "json>=1", "no.such": "such>=2,<3", "nor_this": "this>1"}})
-    assert missing("some") == ["such>=2,<3", "this>1"]
+    assert missing_packages("some") == ["such>=2,<3", "this>1"]
     with pytest.raises(ConfigError) as refused:
-        require("some", "--this", instead="or do without")
+        require_extra("some", "--this", instead="or do without")
     assert refused.value.message == (
         "--this needs such and this, which this Python does not have. "
         f"Run {sys.executable} -m pip install 'such>=2,<3' 'this>1', or do without"
@@ -50,14 +50,14 @@ def test_the_command_is_for_this_interpreter_wherever_it_lies_and_whatever_insta
 @pytest.mark.parametrize("module", ["mlx_vlm", "PIL", "av", "pypdfium2"])
 def test_a_model_that_sees_is_not_loaded_without_what_it_needs(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     without(monkeypatch, module)
-    upstream = importlib.import_module("ingot.models.vision.upstream")
+    upstream = importlib.import_module("ingot.models.vision.loading")
     with pytest.raises(ModelError, match=r"-m pip install .*, or serve it for text alone with --text-only"):
         upstream.require_vision()
 
 
 def test_the_doctor_names_what_is_missing_and_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "av")
-    found = {finding.name: finding for finding in examine.extras()}
+    found = {finding.name: finding for finding in doctor.examine_extras()}
     assert found["audio"].state == "note" and found["audio"].detail == "without av; for speech"
     assert found["audio"].advice == install_command(["av>=15,<19"])
     assert found["events"].state == "ok" and found["events"].detail.startswith("pyzmq ")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.config import FOREIGN, SETTINGS, Config, load
-from ingot.engine.speculation.options import WORDS, Choice
+from ingot.config import FOREIGN_SETTINGS, SETTINGS, Config, load_config
+from ingot.engine.speculation.options import KNOWN_WORDS, SpeculationOptions
 from ingot.errors import ConfigError
 
 
@@ -21,11 +21,13 @@ def nothing_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
 
 def settled(**flags: Any) -> Config:
-    return load({name: json.dumps(value) if isinstance(value, dict) else value for name, value in flags.items()}, {})
+    return load_config(
+        {name: json.dumps(value) if isinstance(value, dict) else value for name, value in flags.items()}, {}
+    )
 
 
-def chosen(config: Config) -> Choice:
-    return Choice.parse(config.settings.speculate, config.settings.speculate_tokens)
+def chosen(config: Config) -> SpeculationOptions:
+    return SpeculationOptions.parse(config.settings.speculate, config.settings.speculate_tokens)
 
 
 def refusal(**flags: Any) -> str:
@@ -35,16 +37,16 @@ def refusal(**flags: Any) -> str:
 
 
 def test_nothing_said_is_auto_and_as_many_tokens_as_pay() -> None:
-    assert chosen(load({}, {})) == Choice(None, {}, None)
+    assert chosen(load_config({}, {})) == SpeculationOptions(None, {}, None)
 
 
 def test_the_help_names_every_word() -> None:
-    assert all(word in SETTINGS["speculate"].help for word in WORDS)
+    assert all(word in SETTINGS["speculate"].help for word in KNOWN_WORDS)
 
 
 def test_a_wrong_word_is_refused_by_the_flag_with_those_that_exist() -> None:
     message = refusal(speculate="ngram")
-    assert message.startswith("--speculate: ") and ", ".join(WORDS) in message
+    assert message.startswith("--speculate: ") and ", ".join(KNOWN_WORDS) in message
 
 
 @pytest.mark.parametrize("tokens", ["0", "17"])
@@ -67,31 +69,31 @@ def test_tokens_are_bounded(tokens: str) -> None:
 )
 def test_the_lineages_flags_mean_words_of_ours(flags: dict[str, Any], words: str) -> None:
     config = settled(**flags)
-    assert chosen(config) == Choice.parse(words)
-    assert config.origins["speculate"] == " and ".join(f"flag {FOREIGN[name].flag}" for name in flags)
+    assert chosen(config) == SpeculationOptions.parse(words)
+    assert config.origins["speculate"] == " and ".join(f"flag {FOREIGN_SETTINGS[name].flag}" for name in flags)
 
 
 @pytest.mark.parametrize("name", ["num_draft_tokens", "mtp_num_draft_tokens"])
 def test_the_lineages_counts_are_ours(name: str) -> None:
     config = settled(**{name: "4"})
-    assert chosen(config) == Choice(None, {}, 4)
-    assert config.origins["speculate_tokens"] == f"flag {FOREIGN[name].flag}"
+    assert chosen(config) == SpeculationOptions(None, {}, 4)
+    assert config.origins["speculate_tokens"] == f"flag {FOREIGN_SETTINGS[name].flag}"
 
 
 @pytest.mark.parametrize(
     ("config", "choice"),
     [
-        ({"method": "mtp", "num_speculative_tokens": 3}, Choice(("mtp",), {}, 3)),
-        ({"method": "deepseek_mtp"}, Choice(("mtp",))),
-        ({"method": "qwen3_next_mtp", "model": None, "draft_tensor_parallel_size": 1}, Choice(("mtp",))),
-        ({"method": "ngram", "num_speculative_tokens": 5}, Choice(("lookup",), {}, 5)),
-        ({"method": "suffix"}, Choice(("lookup",))),
-        ({"method": "draft_model", "model": "a/b"}, Choice(("draft",), {"draft": "a/b"})),
-        ({"model": "a/b", "num_speculative_tokens": 1}, Choice(("draft",), {"draft": "a/b"}, 1)),
-        ({"method": "eagle3", "model": "a/b"}, Choice(("eagle",), {"eagle": "a/b"})),
+        ({"method": "mtp", "num_speculative_tokens": 3}, SpeculationOptions(("mtp",), {}, 3)),
+        ({"method": "deepseek_mtp"}, SpeculationOptions(("mtp",))),
+        ({"method": "qwen3_next_mtp", "model": None, "draft_tensor_parallel_size": 1}, SpeculationOptions(("mtp",))),
+        ({"method": "ngram", "num_speculative_tokens": 5}, SpeculationOptions(("lookup",), {}, 5)),
+        ({"method": "suffix"}, SpeculationOptions(("lookup",))),
+        ({"method": "draft_model", "model": "a/b"}, SpeculationOptions(("draft",), {"draft": "a/b"})),
+        ({"model": "a/b", "num_speculative_tokens": 1}, SpeculationOptions(("draft",), {"draft": "a/b"}, 1)),
+        ({"method": "eagle3", "model": "a/b"}, SpeculationOptions(("eagle",), {"eagle": "a/b"})),
     ],
 )
-def test_vllms_form_means_words_of_ours(config: dict[str, Any], choice: Choice) -> None:
+def test_vllms_form_means_words_of_ours(config: dict[str, Any], choice: SpeculationOptions) -> None:
     assert chosen(settled(speculative_config=config)) == choice
 
 
@@ -145,35 +147,35 @@ def test_no_json_makes_vllms_form_fail_otherwise_than_in_words(config: dict[str,
 )
 def test_what_is_said_twice_is_refused_with_both_names(flags: dict[str, Any]) -> None:
     message = refusal(**flags)
-    assert all({**SETTINGS, **FOREIGN}[name].flag in message for name in flags)
+    assert all({**SETTINGS, **FOREIGN_SETTINGS}[name].flag in message for name in flags)
     assert "give one of them" in message
 
 
 def test_a_flag_in_any_words_beats_the_file_in_any_words(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_text('speculate = "lookup"\nnum_draft_tokens = 2')
-    config = load({"enable_mtp": True}, {"INGOT_SPECULATE_TOKENS": "5"}, path)
-    assert chosen(config) == Choice(("mtp",), {}, 5)
-    assert chosen(load({"speculate": "off"}, {"INGOT_DRAFT_MODEL": "a/b"}, path)).names == ()
+    config = load_config({"enable_mtp": True}, {"INGOT_SPECULATE_TOKENS": "5"}, path)
+    assert chosen(config) == SpeculationOptions(("mtp",), {}, 5)
+    assert chosen(load_config({"speculate": "off"}, {"INGOT_DRAFT_MODEL": "a/b"}, path)).names == ()
 
 
 def test_variables_and_the_file_know_them_too(tmp_path: Path) -> None:
-    assert chosen(load({}, {"INGOT_ENABLE_MTP": "true"})).names == ("mtp",)
-    assert chosen(load({}, {"INGOT_SPECULATIVE_CONFIG": '{"method": "ngram"}'})).names == ("lookup",)
+    assert chosen(load_config({}, {"INGOT_ENABLE_MTP": "true"})).names == ("mtp",)
+    assert chosen(load_config({}, {"INGOT_SPECULATIVE_CONFIG": '{"method": "ngram"}'})).names == ("lookup",)
     path = tmp_path / "x.toml"
     path.write_text('speculative_config = {method = "mtp", num_speculative_tokens = 2}')
-    assert chosen(load({}, {}, path)) == Choice(("mtp",), {}, 2)
+    assert chosen(load_config({}, {}, path)) == SpeculationOptions(("mtp",), {}, 2)
     with pytest.raises(ConfigError, match="did you mean INGOT_ENABLE_MTP"):
-        load({}, {"INGOT_ENABLE_MPT": "1"})
+        load_config({}, {"INGOT_ENABLE_MPT": "1"})
 
 
 def test_what_only_switches_on_cannot_be_switched_off() -> None:
     with pytest.raises(ConfigError, match="INGOT_ENABLE_MTP: it can only be switched on"):
-        load({}, {"INGOT_ENABLE_MTP": "false"})
+        load_config({}, {"INGOT_ENABLE_MTP": "false"})
 
 
 def test_an_empty_variable_says_nothing() -> None:
-    assert chosen(load({"speculate": "mtp"}, {"INGOT_DRAFT_MODEL": ""})).names == ("mtp",)
+    assert chosen(load_config({"speculate": "mtp"}, {"INGOT_DRAFT_MODEL": ""})).names == ("mtp",)
 
 
 @pytest.mark.parametrize(
@@ -205,14 +207,14 @@ def test_numbers_that_no_live_codec_has_are_refused(dtype: str, said: str) -> No
 
 def test_vllms_words_say_where_events_are_told() -> None:
     config = {"enable_kv_cache_events": True, "publisher": "zmq", "replay_endpoint": "tcp://*:5558", "topic": "kv"}
-    settings = load({"kv_events_config": json.dumps(config)}, {}).settings
+    settings = load_config({"kv_events_config": json.dumps(config)}, {}).settings
     assert (settings.kv_events, settings.kv_events_replay) == ("tcp://*:5557", "tcp://*:5558")
     assert settings.kv_events_topic == "kv"
 
 
 @pytest.mark.parametrize("config", [{}, {"enable_kv_cache_events": False}, {"publisher": "null"}])
 def test_events_that_are_not_asked_for_are_not_told(config: dict[str, Any]) -> None:
-    assert load({"kv_events_config": json.dumps(config)}, {}).settings.kv_events is None
+    assert load_config({"kv_events_config": json.dumps(config)}, {}).settings.kv_events is None
 
 
 @pytest.mark.parametrize(
@@ -226,4 +228,4 @@ def test_events_that_are_not_asked_for_are_not_told(config: dict[str, Any]) -> N
 )
 def test_what_cannot_be_honoured_of_events_is_named(config: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        load({"kv_events_config": json.dumps(config)}, {})
+        load_config({"kv_events_config": json.dumps(config)}, {})

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ingot.config import ModelEntry, load, model_entries
-from ingot.config.model_tables import KINDS
+from ingot.config import ModelEntry, load_config, model_entries
+from ingot.config.model_tables import MODEL_KINDS
 from ingot.errors import ConfigError
 
 EVENTS = "kv_events = 'tcp://127.0.0.1:5557'"
@@ -17,7 +17,7 @@ WARM = Path(__file__).parent / "tiny.py"  # any text is a prompt
 def entries(folder: Path, text: str, **flags: object) -> tuple[ModelEntry, ...]:
     file = folder / "config.toml"
     file.write_text(text)
-    return model_entries(load(flags, {}, file).settings)
+    return model_entries(load_config(flags, {}, file).settings)
 
 
 def test_tables_become_models_with_names_and_settings_of_their_own(tmp_path: Path) -> None:
@@ -153,14 +153,14 @@ def test_a_table_may_say_what_its_model_is_for_and_the_files_are_asked_else(tmp_
         asked.append(path)
         return "audio"
 
-    made = model_entries(load({}, {}, file).settings, kind_of)
+    made = model_entries(load_config({}, {}, file).settings, kind_of)
     assert ([entry.kind for entry in made], asked) == (["audio", "rerank"], ["a"])
 
 
 def test_a_registry_in_yaml_names_models_of_all_kinds(tmp_path: Path) -> None:
     file = tmp_path / "models.yaml"
     file.write_text("models:\n- {name: talk, path: a}\n- {name: vectors, path: b, kind: embedding}\n")
-    made = model_entries(load({"models_config": str(file)}, {}, None).settings)
+    made = model_entries(load_config({"models_config": str(file)}, {}, None).settings)
     assert [(entry.name, entry.kind) for entry in made] == [("talk", "chat"), ("vectors", "embedding")]
 
 
@@ -169,9 +169,9 @@ def test_an_encoder_beside_tables_is_told_to_have_one_of_its_own(tmp_path: Path)
         entries(tmp_path, 'embedding_model = "e"\n[models.a]\npath = "a"\n')
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODEL_KINDS)
 def test_a_model_of_any_kind_has_its_own_memory_and_queue(kind: str, tmp_path: Path) -> None:
     file = tmp_path / "ingot.toml"
     file.write_text(f'[models.a]\npath = "a"\nkind = "{kind}"\nmemory = "1GB"\nmax_sequences = 3\nmax_queue = 5\n')
-    (entry,) = model_entries(load({}, {}, file).settings)
+    (entry,) = model_entries(load_config({}, {}, file).settings)
     assert (entry.settings.memory, entry.settings.max_sequences, entry.settings.max_queue) == ("1GB", 3, 5)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ingot.heap import find_trim, trim_heap
+from ingot.process import find_malloc_trim, is_signal_ignored, signals_not_ignored, trim_heap
+from tests import conftest
 
 PIECE, PIECES = 64 << 10, 1024
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries give memory back by themselves")
@@ -22,7 +27,7 @@ def resident() -> int:
 @glibc
 @pytest.mark.alone
 def test_holes_between_what_is_kept_are_given_back() -> None:
-    library, trim = ctypes.CDLL(None), find_trim()
+    library, trim = ctypes.CDLL(None), find_malloc_trim()
     assert trim is not None
     library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
     pieces = [library.malloc(PIECE) for _ in range(PIECES)]
@@ -57,3 +62,38 @@ def test_a_heap_is_trimmed_again_and_again_until_the_server_stops() -> None:
         return times
 
     assert asyncio.run(seen()) >= 3
+
+
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+@pytest.fixture
+def ignoring() -> Iterator[None]:
+    """All of them are, for as long as the test takes."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in HANDLED}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_no_test_runs_with_signals_ignored() -> None:
+    assert signals_not_ignored(*HANDLED) == HANDLED
+
+
+@pytest.mark.usefixtures("ignoring")
+def test_who_is_started_to_ignore_signals_heeds_none_of_them() -> None:
+    assert signals_not_ignored(*HANDLED) == () and all(map(is_signal_ignored, HANDLED))
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    assert signals_not_ignored(*HANDLED) == (signal.SIGTERM,)
+
+
+@pytest.mark.usefixtures("ignoring")
+@pytest.mark.parametrize("number", HANDLED)
+def test_what_tests_start_does_not_ignore_what_they_were_started_to_ignore(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    told = [sys.executable, "-c", f"import os, signal; os.kill(os.getpid(), {number.value}); print('alive')"]
+    assert b"alive" in subprocess.run(told, capture_output=True, check=False, cwd=tmp_path).stdout
+    conftest.ignore_signals_alone()
+    assert b"alive" not in subprocess.run(told, capture_output=True, check=False, cwd=tmp_path).stdout
+    signal.raise_signal(number)  # which the tests themselves still ignore

@@ -11,24 +11,24 @@ from typing import Any, Final
 
 import pytest
 
-from ingot.cache.disk.header import RecordOwner
+from ingot.cache.disk.record_file import RecordOwner
 from ingot.cache.disk.store import DiskLimits
 from ingot.cache.prefix_index import PrefixIndex
-from ingot.cache.tree import Owner
-from ingot.engine.encoder_request import EncodingRequest
-from ingot.engine.speaking.request import SpeechRequest
+from ingot.cache.prefix_tree import CacheOwner
+from ingot.engine.request import PoolingRequest
+from ingot.engine.speech_request import SpeechRequest
 from ingot.errors import Cancelled, Overloaded, Unavailable
 from ingot.http import capture
-from ingot.http.body import Bodies
-from ingot.http.capture import Captures
-from ingot.http.connections import WAITING, Connections
+from ingot.http.body import HeldBodies
+from ingot.http.capture import CaptureFolder
+from ingot.http.connections import MOST_WAITING_CONNECTIONS, OpenConnections
 from ingot.http.endpoints import cache
-from ingot.http.lanes import Turns
-from ingot.http.response_store import Caps, ResponseStore
-from ingot.http.shared_state import Hall
+from ingot.http.lanes import FairTurns
+from ingot.http.response_store import ResponseStore, StoreLimits
+from ingot.http.shared_state import SharedState
 from ingot.media import worker
-from ingot.media.worker import Client, Pool
-from ingot.shares import LEDGER, PerSecond, Shares
+from ingot.media.worker import MediaClient, WorkerPool
+from ingot.shares import LEDGER, Shares, SharesPerSecond
 from ingot.text.tokenizer.encoder_inputs import EncoderInput
 from tests.cache.disk import records
 from tests.cache.paper import APPEND, TOKEN, store
@@ -43,7 +43,7 @@ GREEDY, POLITE = "greedy", "polite"
 
 
 async def connections(folder: Path) -> int:
-    ones = Connections(64)
+    ones = OpenConnections(64)
     at_work(ones, [Visitor(is_sending=True) for _ in range(64)], GREEDY)
     asking = [Visitor() for _ in range(32)]
     for one in asking:
@@ -54,17 +54,21 @@ async def connections(folder: Path) -> int:
 
 
 async def waiting_connections(folder: Path) -> int:
-    ones = Connections(1)
+    ones = OpenConnections(1)
     at_work(ones, [Visitor()])
     polite = Visitor(POLITE)
-    for one in [*(Visitor(GREEDY) for _ in range(WAITING)), polite, *(Visitor(GREEDY) for _ in range(500))]:
+    for one in [
+        *(Visitor(GREEDY) for _ in range(MOST_WAITING_CONNECTIONS)),
+        polite,
+        *(Visitor(GREEDY) for _ in range(500)),
+    ]:
         ones.enter(one)
     return 1 << 30 if polite.sent_away else 0
 
 
 def per_second(name: str) -> Callable[[Path], Awaitable[int]]:
     async def walk(folder: Path) -> int:
-        budget = PerSecond(name, 100, clock=lambda: 0.0)
+        budget = SharesPerSecond(name, 100, clock=lambda: 0.0)
         while budget.take(GREEDY):
             pass
         return sum(not budget.take(POLITE) for _ in range(50)) << 30
@@ -74,23 +78,23 @@ def per_second(name: str) -> Callable[[Path], Awaitable[int]]:
 
 def lane(name: str) -> Callable[[Path], Awaitable[int]]:
     async def walk(folder: Path) -> int:
-        hall = Hall(settings())
+        shared_state = SharedState(settings())
         try:
-            return await turns_before(vars(hall)[name]._turns)
+            return await turns_before(vars(shared_state)[name]._turns)
         finally:
-            await hall.stop()
+            await shared_state.stop()
 
     return walk
 
 
 def archives(at_once: int, name: str) -> Callable[[Path], Awaitable[int]]:
     async def walk(folder: Path) -> int:
-        return await turns_before(Turns(name, at_once=at_once, each=1, waiting=cache.WAITING))
+        return await turns_before(FairTurns(name, at_once=at_once, each=1, waiting=cache.MOST_WAITING_ARCHIVES))
 
     return walk
 
 
-async def turns_before(turns: Turns) -> int:
+async def turns_before(turns: FairTurns) -> int:
     """Everything that goes ends as soon as another could go on."""
     gone: list[str] = []
 
@@ -115,15 +119,15 @@ async def turns_before(turns: Turns) -> int:
     return before
 
 
-def workers(pool: Pool) -> Callable[[Path], Awaitable[int]]:
+def workers(pool: WorkerPool) -> Callable[[Path], Awaitable[int]]:
     async def walk(folder: Path) -> int:
         """Whoever would have to wait leaves instead."""
-        made = Pool(pool._running.name, pool._running.capacity, pool._each, 1 << 30)
+        made = WorkerPool(pool._running.name, pool._running.capacity, pool._each, 1 << 30)
         with ExitStack() as at_work:
             with pytest.raises(Cancelled):
                 while True:
-                    at_work.enter_context(made._turn(Client(GREEDY, lambda: False), 1))
-            with made._turn(Client(POLITE, lambda: False), 1):
+                    at_work.enter_context(made._turn(MediaClient(GREEDY, lambda: False), 1))
+            with made._turn(MediaClient(POLITE, lambda: False), 1):
                 return 0
 
     return walk
@@ -161,7 +165,7 @@ async def encodings(folder: Path) -> int:
     world = test_pooling.World(max_queue=8)
 
     def ask(name: str, tenant: str) -> None:
-        request = EncodingRequest(name, "embedding", (EncoderInput((1, 2)),), tenant=tenant)
+        request = PoolingRequest(name, "embedding", (EncoderInput((1, 2)),), tenant=tenant)
         world.desk.accept(request, lambda answer: None)
 
     with pytest.raises(Overloaded):
@@ -172,7 +176,7 @@ async def encodings(folder: Path) -> int:
 
 
 async def bodies(folder: Path) -> int:
-    held = Bodies(1000)
+    held = HeldBodies(1000)
     with pytest.raises(Unavailable):
         while True:
             held._take(GREEDY, 50, 0)
@@ -181,18 +185,18 @@ async def bodies(folder: Path) -> int:
 
 
 async def captures(folder: Path) -> int:
-    writing = Captures(folder, settings())
+    writing = CaptureFolder(folder, settings())
     for number, tenant in enumerate([POLITE, *[GREEDY] * 20]):
         writing.write({"id": f"{tenant}-{number}"}, tenant)
     writing.close()
-    assert len(list(folder.iterdir())) == capture.MOST
+    assert len(list(folder.iterdir())) == capture.MOST_CAPTURES
     return 0 if (folder / f"{POLITE}-0.json").exists() else 1 << 30
 
 
 async def prefix_cache(folder: Path) -> int:
     index = PrefixIndex(APPEND, float, lambda: 1e6)
     for number, tenant in enumerate([POLITE, *[GREEDY] * 50]):
-        store(index, [number] * 10, APPEND, Owner(tenant))
+        store(index, [number] * 10, APPEND, CacheOwner(tenant))
         index.shrink(100 * TOKEN)
     return index.shares.evictions[POLITE] << 30
 
@@ -206,7 +210,7 @@ async def disk_cache(folder: Path) -> int:
 
 
 async def stored_responses(folder: Path) -> int:
-    kept = ResponseStore(folder / "responses.db", Caps(rows=4, size=1 << 20, age_s=3600.0))
+    kept = ResponseStore(folder / "responses.db", StoreLimits(rows=4, size=1 << 20, age_s=3600.0))
     for number, tenant in enumerate([POLITE, *[GREEDY] * 20]):
         kept.keep(tenant, response(f"resp_{number}"), ITEMS)
     found = kept.find(POLITE, "resp_0")
@@ -222,16 +226,16 @@ WALKS: Final[dict[str, Callable[[Path], Awaitable[int]]]] = {
     "read": lane("_readers"),
     "read-long": lane("_long_readers"),
     "fetch": lane("_fetchers"),
-    "media headers": workers(worker.headers),
-    "media pixels": workers(worker.pixels),
-    "media sounds": workers(worker.samples),
+    "media headers": workers(worker.header_pool),
+    "media pixels": workers(worker.pixel_pool),
+    "media sounds": workers(worker.audio_pool),
     "compile": lane("_compilers"),
     "speech": speech,
     "encodings": encodings,
     "bodies": bodies,
     "captures": captures,
     "archive work": archives(1, "archive work"),
-    "archive files": archives(cache.FILES, "archive files"),
+    "archive files": archives(cache.MOST_ARCHIVE_FILES, "archive files"),
     "queue": queue,
     "prefix cache": prefix_cache,
     "disk cache": disk_cache,
@@ -243,7 +247,7 @@ WALKS: Final[dict[str, Callable[[Path], Awaitable[int]]]] = {
 def test_whatever_a_greedy_one_holds_a_polite_one_is_served_soon(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capture, "MOST", 8)
+    monkeypatch.setattr(capture, "MOST_CAPTURES", 8)
 
     async def walk() -> int:
         return await WALKS[name](tmp_path)

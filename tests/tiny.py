@@ -120,7 +120,7 @@ def build(kind: str, seed: int = 0) -> Any:
 
 @cache
 def adapter(kind: str, widest: int = 2048, *, exact: bool = False) -> Any:
-    from ingot.kernels.device import current
-    from ingot.models.adapter import adapt
+    from ingot.kernels.device import current_device
+    from ingot.models.adapter import adapt_model
 
-    return adapt(build(kind), CONFIGS[kind], current(), widest=widest, exact=exact)
+    return adapt_model(build(kind), CONFIGS[kind], current_device(), widest=widest, exact=exact)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from bench.gpu.goals import DIFFERING, Figure
 from bench.gpu.scale import Scale
-from ingot.engine.admission import Limits
+from ingot.engine.admission import EngineLimits
 from ingot.engine.engine import Engine
 from ingot.engine.request import Request, Sampling, Stop
 from tests import engines
@@ -35,7 +35,7 @@ def _checked(kind: str) -> Iterator[Figure]:
     memory = engines.tight_memory(roomy, rows=2, tokens=512)
     roomy.check()
     roomy.close()
-    tight = engines.start(kind, context=CONTEXT, memory=memory, limits=Limits(max_sequences=2))
+    tight = engines.start(kind, context=CONTEXT, memory=memory, limits=EngineLimits(max_sequences=2))
     preempted, times = engines.preempted(tight, grown)
     tight.check()
     tight.close()

@@ -12,10 +12,10 @@ import mlx.nn as nn
 from bench.gpu.goals import Figure
 from bench.gpu.scale import Scale
 from bench.paged import Trial, seconds
-from ingot.kernels.device import current
-from ingot.kernels.gated_delta.kernels import DeltaShape, Spans, delta_kernels
-from ingot.kernels.paged.slabs import ordered
-from ingot.kernels.paged_attention.shapes import Shape
+from ingot.kernels.device import current_device
+from ingot.kernels.gated_delta.kernels import DeltaShape, DeltaSpans, delta_kernels
+from ingot.kernels.paged_attention.inputs import order_after
+from ingot.kernels.paged_attention.shapes import AttentionShape
 from ingot.upstream import import_upstream
 
 ROUNDS = 5
@@ -24,7 +24,9 @@ ROUNDS = 5
 def attention(scale: Scale) -> Iterator[Figure]:
     """Bytes of keys and values over the time, beside pages gathered for MLX's own attention."""
     heads = (
-        (Shape(4, 2, 16, 16), Shape(4, 2, 32, 32)) if scale.tiny else (Shape(32, 8, 128, 128), Shape(16, 2, 256, 256))
+        (AttentionShape(4, 2, 16, 16), AttentionShape(4, 2, 32, 32))
+        if scale.tiny
+        else (AttentionShape(32, 8, 128, 128), AttentionShape(16, 2, 256, 256))
     )
     alike = [scale.depth] * scale.rows
     mixed = [
@@ -32,18 +34,18 @@ def attention(scale: Scale) -> Iterator[Figure]:
     ]
     speeds = []
     for name, shape in zip(("128", "256"), heads, strict=True):
-        trial = Trial(current(), shape, alike)
+        trial = Trial(current_device(), shape, alike)
         speeds.append(trial.bytes() / _median(trial, scale) / 1e12)
         beside = trial.bytes() / min(seconds(trial.gathered, 1) for _ in range(3)) / 1e12
         yield Figure(f"attention, 8 x 8K, heads of {name}", speeds[-1], "TB/s", beside)
-    trial = Trial(current(), heads[0], mixed)
+    trial = Trial(current_device(), heads[0], mixed)
     over = trial.bytes() / _median(trial, scale) / 1e12 / speeds[0]
     yield Figure("attention, 1K to 16K mixed, over alike", over, "x")
     yield from _widths(heads[0], scale)
 
 
-def _widths(shape: Shape, scale: Scale) -> Iterator[Figure]:
-    trial = Trial(current(), shape, [scale.wide_depth] * scale.rows)
+def _widths(shape: AttentionShape, scale: Scale) -> Iterator[Figure]:
+    trial = Trial(current_device(), shape, [scale.wide_depth] * scale.rows)
     single = _median(trial, scale)
     for width in (4, 8, 16):
         trial.ask(width)
@@ -62,16 +64,16 @@ class DeltaTrial:
         self.a, self.b = (mx.random.normal((rows, tokens, shape.value_heads)).astype(mx.bfloat16) for _ in range(2))
         self.tails, self.states = mx.zeros((rows, *shape.tail)), mx.zeros((rows, *shape.state))
         self.kernels = delta_kernels(
-            current(), shape, mx.bfloat16, filter=self.filter, a_log=self.a_log, dt_bias=self.dt_bias
+            current_device(), shape, mx.bfloat16, filter=self.filter, a_log=self.a_log, dt_bias=self.dt_bias
         )
         self._last = mx.zeros(1)
-        self.spans = Spans.of([(row * tokens, tokens, row, 0) for row in range(rows)])
+        self.spans = DeltaSpans.of([(row * tokens, tokens, row, 0) for row in range(rows)])
         mx.eval(self.filter, self.a_log, self.dt_bias, self.x, self.a, self.b, self.tails, self.states)
 
     def ours(self) -> mx.array:
         """Behind the one before: a device would run several at once, which those of a model never do."""
         x, a, b = (part.flatten(0, 1) for part in (self.x, self.a, self.b))
-        spans = replace(self.spans, spans=ordered(self.spans.spans, self._last))
+        spans = replace(self.spans, spans=order_after(self.spans.spans, self._last))
         convolved = self.kernels.convolve(x, spans, self.tails)
         self._last, _ = self.kernels.advance(convolved, a, b, spans, self.states)
         return self._last

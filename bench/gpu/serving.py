@@ -126,20 +126,20 @@ def step_times(adapter: Any, count: int, prompt: int) -> tuple[float, float]:
     """Milliseconds: what Python takes to ask for a step while the device has nothing else to do; the whole step."""
     import mlx.core as mx
 
-    from ingot.cache.forward_batch import Part
+    from ingot.cache.forward_batch import ForwardPart
 
-    rows, dice = adapter.new_rows(), random.Random(1)
+    rows, dice = adapter.new_batch_state(), random.Random(1)
     made = [rows.new() for _ in range(count)]
     for row in made:
         width = dice.randrange(prompt // 2, prompt)
-        mx.eval(adapter.run(rows, mx.ones(width, mx.uint32), [Part((row,), width)], [width - 1]), rows.pending())
+        mx.eval(adapter.run(rows, mx.ones(width, mx.uint32), [ForwardPart((row,), width)], [width - 1]), rows.pending())
     groups = [tuple(made)] if adapter.ragged else [(row,) for row in made]
     asked, whole = [], []
     for _ in range(24):
         mx.synchronize()
         began = time.perf_counter()
         for group in groups:
-            logits = adapter.run(rows, mx.ones(len(group), mx.uint32), [Part(group, 1)])
+            logits = adapter.run(rows, mx.ones(len(group), mx.uint32), [ForwardPart(group, 1)])
             mx.async_eval(mx.argmax(logits, axis=-1), rows.pending())
         asked.append(time.perf_counter() - began)
         mx.synchronize()

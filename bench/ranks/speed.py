@@ -16,12 +16,12 @@ from pathlib import Path
 from bench import model_folders, servers
 from bench.random_models import SHAPES
 from bench.serve import Load, numbers
-from ingot.cli.bench import Target, prepare, run_level
+from ingot.cli.bench import LoadTarget, prepare_target, run_level
 from ingot.cli.client import ServerError
 from ingot.models.files.progress import TerminalProgress
 
 
-def compare(targets: Sequence[Target], load: Load, streams: int) -> list[float]:
+def compare(targets: Sequence[LoadTarget], load: Load, streams: int) -> list[float]:
     """Tokens a second that each gives, the median of the rounds. Raises ServerError."""
     found: list[list[float]] = [[] for _ in targets]
     for round_ in range(load.rounds):
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
             servers.ingot(folder, Path(name) / "one.log", most, own_kernels=True) as one,
             servers.ingot(folder, Path(name) / "group.log", most, own_kernels=True, flags=group) as several,
         ):
-            targets = [prepare(each.client, load.plan(each.model, 1, 0)) for each in (one, several)]
+            targets = [prepare_target(each.client, load.plan(each.model, 1, 0)) for each in (one, several)]
             for streams in asked.streams:
                 alone, together = compare(targets, load, streams)
                 print(

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from bench.serve import numbers
-from ingot.distributed.hosts import local_hosts, told_to
+from ingot.distributed.hosts import local_hosts, rank_environments
 
 LIMIT_S = 120.0
 
@@ -31,7 +31,7 @@ def measured(ranks: int, size: int, sums: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         processes: list[subprocess.Popen[str]] = []
         try:
-            for told in told_to(hosts):
+            for told in rank_environments(hosts):
                 files = {name: Path(folder) / name for name in told.files}
                 for name, file in files.items():
                     file.write_text(told.files[name])

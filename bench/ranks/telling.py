@@ -15,16 +15,15 @@ import time
 from collections.abc import Sequence
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.cache.batch_state import Rows
+from ingot.cache.batch_state import BatchState
 from ingot.cache.footprint import Footprint
-from ingot.cache.forward_batch import Part, Row
-from ingot.distributed.control_channel import Kind
-from ingot.distributed.group import Whole
-from ingot.distributed.leader_state import LeadingRows
+from ingot.cache.forward_batch import ForwardPart, Row
+from ingot.distributed.control_channel import ControlChannel, FrameKind
+from ingot.distributed.group import GroupTotals
+from ingot.distributed.leader_state import LeaderBatchState
 from ingot.distributed.wire import Link
-from ingot.ranks.voice import Voice
 
-WHOLE = Whole(
+WHOLE = GroupTotals(
     Footprint(groups=((None, 1024),), recurrent=0, activation=0, score=0, logits=0),
     ragged=True,
     mixed=True,
@@ -46,34 +45,34 @@ def follower() -> tuple[Link, int]:
         return Link(ours, "follower"), said
     ours.close()
     link, read = Link(theirs, "rank 0"), 0
-    while (frame := link.receive()).kind == Kind.TOLD:
+    while (frame := link.receive()).kind == FrameKind.TOLD:
         read += len(frame.body)
     os.write(says, str(read).encode())
     os._exit(0)
 
 
-def steps(rows: Rows, seated: list[Row], count: int) -> list[float]:
+def steps(rows: BatchState, seated: list[Row], count: int) -> list[float]:
     """Seconds of each step that decodes all rows."""
     spent = []
     for _ in range(count):
         began = time.perf_counter()
-        launch(rows, [Part(tuple(seated), 1)], len(seated))
+        launch(rows, [ForwardPart(tuple(seated), 1)], len(seated))
         spent.append(time.perf_counter() - began)
     return spent
 
 
-def launch(rows: Rows, parts: list[Part], tokens: int) -> None:
-    if isinstance(rows, LeadingRows):
+def launch(rows: BatchState, parts: list[ForwardPart], tokens: int) -> None:
+    if isinstance(rows, LeaderBatchState):
         with rows.passing(tokens, range(tokens)), rows.launch(parts):
             return
     with rows.launch(parts):
         return
 
 
-def begun(rows: Rows, count: int, tokens: int) -> list[Row]:
+def begun(rows: BatchState, count: int, tokens: int) -> list[Row]:
     seated = [rows.new() for _ in range(count)]
     for row in seated:
-        launch(rows, [Part((row,), tokens)], 1)
+        launch(rows, [ForwardPart((row,), tokens)], 1)
     return seated
 
 
@@ -85,9 +84,9 @@ def main(arguments: Sequence[str]) -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     asked = parser.parse_args(arguments)
     followers = [follower() for _ in range(asked.followers)]
-    voice = Voice([link for link, _ in followers])
-    told = LeadingRows([], WHOLE, voice, None, 0)
-    plain = Rows([], windows=[None])
+    voice = ControlChannel([link for link, _ in followers])
+    told = LeaderBatchState([], WHOLE, voice, None, 0)
+    plain = BatchState([], windows=[None])
     each = [(rows, begun(rows, asked.rows, asked.tokens)) for rows in (told, plain)]
     leading, alone = (steps(rows, seated, asked.steps) for rows, seated in each)
     voice.end()

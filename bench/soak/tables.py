@@ -13,9 +13,9 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from ingot.config import load
-from ingot.models.files.model_store import is_kept
-from ingot.models.files.packaged import find
+from ingot.config import load_config
+from ingot.models.files.model_store import is_stored
+from ingot.models.files.packaged import find_packaged_model
 
 MODELS: Final = Path(__file__).parents[2] / "foundry" / "models"
 STAYS: Final = "stays"
@@ -29,9 +29,9 @@ CLAIMS_MB: Final = {STAYS: 450, "hybrid": 250, "window": 250, "rerank": 100, "ve
 
 def here() -> list[str]:
     """Which of the packaged models were fetched."""
-    shelf = load({}, os.environ).settings.models_dir
-    known = {name: find(model) for name, model in PACKAGED.items()}
-    return [name for name, model in known.items() if model and is_kept(shelf / PACKAGED[name], model.origin)]
+    shelf = load_config({}, os.environ).settings.models_dir
+    known = {name: find_packaged_model(model) for name, model in PACKAGED.items()}
+    return [name for name, model in known.items() if model and is_stored(shelf / PACKAGED[name], model.origin)]
 
 
 def write_tables(model: Path, folder: Path) -> Path:

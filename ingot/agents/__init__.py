@@ -1,4 +1,4 @@
-"""Other projects' clients that `ingot launch` starts: what each has to be told of a server, in the words it reads.
+"""Other projects' clients that `ingot launch` starts: how each is configured for a server, in the words it reads.
 
-A client is one file here and one line in `registry`.
+A client is a section of `clients`, and one name in `AGENTS` at its end.
 """

@@ -1,4 +1,4 @@
-"""The nouns: a model behind an address, a client that can be pointed at it, and how."""
+"""The nouns: a model behind an address, a client that can be pointed at it, and how it is configured."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-TIMEOUT_S: Final = 3600
+CLIENT_TIMEOUT_S: Final = 3600
 """How long a client is to wait for an answer, as long as the server works on one. Prompts of agents are long, and
 where only a CPU computes them, the first takes minutes."""
 NO_KEY: Final = "unneeded"
@@ -54,7 +54,7 @@ class ClientStart:
 
 
 @dataclass(frozen=True, slots=True)
-class Paste:
+class ConfigSnippet:
     """A text for somebody to put at a place, and the language it is in."""
 
     place: str
@@ -64,7 +64,7 @@ class Paste:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """`launch` says how to start it, given a folder for its files; `pastes` what to write where, to start it by hand.
+    """`launch` says how to start it, given a folder for its files; `snippets` what to write where, to start it by hand.
 
     `first_prompt` is about what its first prompt takes, in tokens, before anybody has said anything.
     """
@@ -75,7 +75,7 @@ class Agent:
     install: str
     first_prompt: int
     launch: Callable[[Endpoint, Path], ClientStart]
-    pastes: Callable[[Endpoint], tuple[Paste, ...]]
+    snippets: Callable[[Endpoint], tuple[ConfigSnippet, ...]]
 
     def warning(self, endpoint: Endpoint) -> str | None:
         """What to say of a context in which there is little room to work."""

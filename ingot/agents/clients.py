@@ -1,4 +1,10 @@
-"""Codex: its configuration as flags, and a catalogue that knows the model, without which it goes by guesses."""
+"""The clients that `ingot launch` starts, by name: Claude Code, Codex, opencode and aider.
+
+- Claude Code: variables, which its own settings files overrule, so that they come as settings as well.
+- Codex: its configuration as flags, and a catalogue that knows the model, without which it goes by guesses.
+- opencode: one more layer of its configuration, in a variable.
+- aider: flags, variables of its own (a project's .env would overrule others), and a file about the model.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +14,79 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from ingot.agents.agent import TIMEOUT_S, Agent, ClientStart, Endpoint, Paste
+from ingot.agents.agent import CLIENT_TIMEOUT_S, Agent, ClientStart, ConfigSnippet, Endpoint
+from ingot.errors import ConfigError, nearest_name
 
-CATALOGUE: Final = "ingot-models.json"
-KEY: Final = "INGOT_API_KEY"
-LONGEST_RESULT: Final = 10_000
+CLAUDE_FIRST_PROMPT: Final = 20_000
+CLAUDE_COMPACTS_BEFORE: Final = 13_000
+"""Tokens before the end of its window, less an answer, at which it compacts a conversation by itself."""
+CLAUDE_MODEL_SIZES: Final = ("OPUS", "SONNET", "HAIKU", "FABLE")
+# Each of these would have it ask somebody else, or with another key.
+CLAUDE_OTHER_VARIABLES: Final = (
+    "ANTHROPIC_API_KEY",
+    "ANTHROPIC_SMALL_FAST_MODEL",
+    "CLAUDE_CODE_USE_ANTHROPIC_AWS",
+    "CLAUDE_CODE_USE_BEDROCK",
+    "CLAUDE_CODE_USE_FOUNDRY",
+    "CLAUDE_CODE_USE_GATEWAY",
+    "CLAUDE_CODE_USE_MANTLE",
+    "CLAUDE_CODE_USE_VERTEX",
+)
+
+
+def claude_variables(endpoint: Endpoint) -> dict[str, str]:
+    # It believes that it knows the window of any model whose name begins so, whatever it is told.
+    model = "default" if endpoint.model.startswith("claude-") else endpoint.model
+    wait = str(CLIENT_TIMEOUT_S * 1000)
+    told = {
+        "ANTHROPIC_BASE_URL": endpoint.url,
+        "ANTHROPIC_AUTH_TOKEN": endpoint.secret,
+        "ANTHROPIC_MODEL": model,
+        **{f"ANTHROPIC_DEFAULT_{size}_MODEL": model for size in CLAUDE_MODEL_SIZES},
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(endpoint.context),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(endpoint.answer),
+        "API_TIMEOUT_MS": wait,
+        "CLAUDE_STREAM_IDLE_TIMEOUT_MS": wait,
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+    # It would compact the first prompt already, and again at each turn. So it asks for /compact at the window's end.
+    if endpoint.prompt - CLAUDE_COMPACTS_BEFORE < CLAUDE_FIRST_PROMPT * 3 // 2:
+        told["DISABLE_AUTO_COMPACT"] = "1"
+    return told
+
+
+def launch_claude(endpoint: Endpoint, folder: Path) -> ClientStart:
+    told = claude_variables(endpoint)
+    settings = folder / "settings.json"
+    return ClientStart(
+        arguments=("--settings", str(settings)),
+        environment=told,
+        without=CLAUDE_OTHER_VARIABLES,
+        files={settings: json.dumps({"env": {**dict.fromkeys(CLAUDE_OTHER_VARIABLES, ""), **told}}, indent=2)},
+    )
+
+
+def claude_snippets(endpoint: Endpoint) -> tuple[ConfigSnippet, ...]:
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in claude_variables(endpoint).items()]
+    return (ConfigSnippet("your shell", "sh", "\n".join([*exports, "claude"])),)
+
+
+CLAUDE = Agent(
+    "claude",
+    "Claude Code",
+    program="claude",
+    install="npm install -g @anthropic-ai/claude-code",
+    first_prompt=CLAUDE_FIRST_PROMPT,
+    launch=launch_claude,
+    snippets=claude_snippets,
+)
+
+
+CODEX_CATALOGUE: Final = "ingot-models.json"
+CODEX_KEY_VARIABLE: Final = "INGOT_API_KEY"
+CODEX_LONGEST_RESULT: Final = 10_000
 # Codex has instructions of its own for models that it knows, and takes a model into its catalogue only with some.
-INSTRUCTIONS: Final = """\
+CODEX_INSTRUCTIONS: Final = """\
 You are a coding agent in the terminal of the user's machine, run by the Codex CLI. Work on the task until it is done, \
 with the tools that you are given, and then say in a few words what you did.
 
@@ -27,12 +99,12 @@ with the tools that you are given, and then say in a few words what you did.
 """
 
 
-def config(endpoint: Endpoint, catalogue: str) -> dict[str, Any]:
+def codex_config(endpoint: Endpoint, catalogue: str) -> dict[str, Any]:
     provider = {
         "name": "ingot",
         "base_url": endpoint.api,
         "wire_api": "responses",
-        "stream_idle_timeout_ms": TIMEOUT_S * 1000,
+        "stream_idle_timeout_ms": CLIENT_TIMEOUT_S * 1000,
     }
     return {
         "model": endpoint.model,
@@ -40,20 +112,20 @@ def config(endpoint: Endpoint, catalogue: str) -> dict[str, Any]:
         "model_context_window": endpoint.context,
         "model_auto_compact_token_limit": endpoint.prompt,
         "model_catalog_json": catalogue,
-        "model_providers": {"ingot": provider | ({"env_key": KEY} if endpoint.key else {})},
+        "model_providers": {"ingot": provider | ({"env_key": CODEX_KEY_VARIABLE} if endpoint.key else {})},
     }
 
 
-def catalogue(endpoint: Endpoint) -> dict[str, Any]:
+def codex_catalogue(endpoint: Endpoint) -> dict[str, Any]:
     known = {
         "slug": endpoint.model,
         "display_name": endpoint.model,
         "context_window": endpoint.context,
         "effective_context_window_percent": 100,
-        "base_instructions": INSTRUCTIONS,
+        "base_instructions": CODEX_INSTRUCTIONS,
         "shell_type": "unified_exec",
         "apply_patch_tool_type": "freeform",
-        "truncation_policy": {"mode": "tokens", "limit": min(LONGEST_RESULT, endpoint.context // 8)},
+        "truncation_policy": {"mode": "tokens", "limit": min(CODEX_LONGEST_RESULT, endpoint.context // 8)},
         "supported_reasoning_levels": [],
         "experimental_supported_tools": [],
         "input_modalities": ["text"],
@@ -65,42 +137,46 @@ def catalogue(endpoint: Endpoint) -> dict[str, Any]:
     return {"models": [known]}
 
 
-def launch(endpoint: Endpoint, folder: Path) -> ClientStart:
-    known = folder / CATALOGUE
-    flags = [f"{name}={_toml(value)}" for name, value in _flat(config(endpoint, str(known)))]
+def launch_codex(endpoint: Endpoint, folder: Path) -> ClientStart:
+    known = folder / CODEX_CATALOGUE
+    flags = [f"{name}={_toml_value(value)}" for name, value in _flatten_table(codex_config(endpoint, str(known)))]
     return ClientStart(
         arguments=tuple(word for flag in flags for word in ("-c", flag)),
-        environment={KEY: endpoint.key} if endpoint.key else {},
-        files={known: json.dumps(catalogue(endpoint))},
+        environment={CODEX_KEY_VARIABLE: endpoint.key} if endpoint.key else {},
+        files={known: json.dumps(codex_catalogue(endpoint))},
     )
 
 
-def pastes(endpoint: Endpoint) -> tuple[Paste, ...]:
-    told = config(endpoint, CATALOGUE)
+def codex_snippets(endpoint: Endpoint) -> tuple[ConfigSnippet, ...]:
+    told = codex_config(endpoint, CODEX_CATALOGUE)
     provider = told.pop("model_providers")["ingot"]
     lines = [
-        *(f"{name} = {_toml(value)}" for name, value in told.items()),
+        *(f"{name} = {_toml_value(value)}" for name, value in told.items()),
         "",
         "[model_providers.ingot]",
-        *(f"{name} = {_toml(value)}" for name, value in provider.items()),
+        *(f"{name} = {_toml_value(value)}" for name, value in provider.items()),
     ]
-    exported = (Paste("your shell", "sh", f"export {KEY}={shlex.quote(endpoint.key)}"),) if endpoint.key else ()
+    exported = (
+        (ConfigSnippet("your shell", "sh", f"export {CODEX_KEY_VARIABLE}={shlex.quote(endpoint.key)}"),)
+        if endpoint.key
+        else ()
+    )
     return (
-        Paste("~/.codex/config.toml", "toml", "\n".join(lines)),
-        Paste(f"~/.codex/{CATALOGUE}", "json", json.dumps(catalogue(endpoint), indent=2)),
+        ConfigSnippet("~/.codex/config.toml", "toml", "\n".join(lines)),
+        ConfigSnippet(f"~/.codex/{CODEX_CATALOGUE}", "json", json.dumps(codex_catalogue(endpoint), indent=2)),
         *exported,
     )
 
 
-def _flat(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten_table(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in table.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{path}{name}.")
+            yield from _flatten_table(value, f"{path}{name}.")
         else:
             yield path + name, value
 
 
-def _toml(value: str | int) -> str:
+def _toml_value(value: str | int) -> str:
     """A text or a number. What JSON writes of either, TOML reads."""
     return json.dumps(value, ensure_ascii=False)
 
@@ -111,6 +187,117 @@ CODEX = Agent(
     program="codex",
     install="npm install -g @openai/codex",
     first_prompt=5_000,
-    launch=launch,
-    pastes=pastes,
+    launch=launch_codex,
+    snippets=codex_snippets,
 )
+
+
+def opencode_config(endpoint: Endpoint) -> dict[str, Any]:
+    wait = CLIENT_TIMEOUT_S * 1000
+    limits = {"context": endpoint.context, "output": endpoint.answer}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "ingot",
+        "options": {"baseURL": endpoint.api, "apiKey": endpoint.secret, "timeout": wait, "chunkTimeout": wait},
+        "models": {endpoint.model: {"name": endpoint.model, "limit": limits}},
+    }
+    name = f"ingot/{endpoint.model}"
+    return {
+        "$schema": "https://opencode.ai/config.json",
+        "model": name,
+        "small_model": name,
+        "provider": {"ingot": provider},
+    }
+
+
+def launch_opencode(endpoint: Endpoint, folder: Path) -> ClientStart:
+    return ClientStart(environment={"OPENCODE_CONFIG_CONTENT": json.dumps(opencode_config(endpoint))})
+
+
+def opencode_snippets(endpoint: Endpoint) -> tuple[ConfigSnippet, ...]:
+    return (ConfigSnippet("~/.config/opencode/opencode.json", "json", json.dumps(opencode_config(endpoint), indent=2)),)
+
+
+OPENCODE = Agent(
+    "opencode",
+    "opencode",
+    program="opencode",
+    install="npm install -g opencode-ai",
+    first_prompt=7_000,
+    launch=launch_opencode,
+    snippets=opencode_snippets,
+)
+
+
+AIDER_METADATA: Final = ".aider.model.metadata.json"
+
+
+def aider_model_name(endpoint: Endpoint) -> str:
+    """As litellm wants it: the protocol first."""
+    return f"openai/{endpoint.model}"
+
+
+def aider_metadata(endpoint: Endpoint) -> dict[str, Any]:
+    return {
+        aider_model_name(endpoint): {
+            "max_input_tokens": endpoint.prompt,
+            "max_output_tokens": endpoint.answer,
+            "input_cost_per_token": 0,
+            "output_cost_per_token": 0,
+            "litellm_provider": "openai",
+            "mode": "chat",
+        }
+    }
+
+
+def launch_aider(endpoint: Endpoint, folder: Path) -> ClientStart:
+    known, name = folder / AIDER_METADATA, aider_model_name(endpoint)
+    return ClientStart(
+        arguments=(
+            *("--model", name),
+            *("--weak-model", name),
+            *("--model-metadata-file", str(known)),
+            *("--timeout", str(CLIENT_TIMEOUT_S)),
+            "--no-show-model-warnings",
+        ),
+        environment={"AIDER_OPENAI_API_BASE": endpoint.api, "AIDER_OPENAI_API_KEY": endpoint.secret},
+        files={known: json.dumps(aider_metadata(endpoint))},
+    )
+
+
+def aider_snippets(endpoint: Endpoint) -> tuple[ConfigSnippet, ...]:
+    told = {
+        "model": aider_model_name(endpoint),
+        "weak-model": aider_model_name(endpoint),
+        "openai-api-base": endpoint.api,
+        "openai-api-key": endpoint.secret,
+        "timeout": CLIENT_TIMEOUT_S,
+        "show-model-warnings": False,
+    }
+    lines = [f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in told.items()]
+    return (
+        ConfigSnippet("~/.aider.conf.yml", "yaml", "\n".join(lines)),
+        ConfigSnippet(f"~/{AIDER_METADATA}", "json", json.dumps(aider_metadata(endpoint), indent=2)),
+    )
+
+
+AIDER = Agent(
+    "aider",
+    "aider",
+    program="aider",
+    install="python -m pip install aider-install && aider-install",
+    first_prompt=1_000,
+    launch=launch_aider,
+    snippets=aider_snippets,
+)
+
+
+AGENTS: dict[str, Agent] = {agent.name: agent for agent in (CLAUDE, CODEX, OPENCODE, AIDER)}
+
+
+def agent_by_name(name: str) -> Agent:
+    """Raises ConfigError that names the nearest."""
+    if (found := AGENTS.get(name)) is not None:
+        return found
+    near = nearest_name(name, AGENTS)
+    raise ConfigError(f"unknown client {name}; " + (f"did you mean {near}?" if near else f"known: {', '.join(AGENTS)}"))

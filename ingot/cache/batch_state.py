@@ -1,9 +1,10 @@
-"""The live states of all running sequences: rows, the pages that they hold and the slots of their recurrent states.
+"""The batch KV state: the live states of all running sequences. Rows, the pages that they hold and the slots of their
+recurrent states.
 
 What is copied, by whom and when: a row that goes on from the middle of a page that others have gone on from copies that
-page, when it does (`launch`); recurrent states are copied when a record is taken or put back, before tokens that may be
+page, when it does (`launch`); recurrent states are copied when a record is taken or restored, before tokens that may be
 taken back or before each of them, and when there are more rows than ever before. Nothing else is: joining, leaving,
-growing and taking over what was kept move no states.
+growing and reusing what is cached move no states.
 
 Only the engine thread may call anything here.
 """
@@ -16,30 +17,25 @@ from typing import Any
 
 import mlx.core as mx
 
-from ingot.cache.attention_state import AppendState, parts_of
-from ingot.cache.checkpoint import Checkpoint
+from ingot.cache.attention_state import AppendState, flatten_states
 from ingot.cache.codecs.names import RAW
 from ingot.cache.codecs.pair import PairCodec
-from ingot.cache.deltas import Deltas
-from ingot.cache.footprint import EARLIER_BYTES
-from ingot.cache.forward_batch import Before, Launch, Mixed, Part, Row
-from ingot.cache.kv_deltas import Berth, write
-from ingot.cache.layer_state import LayerKind, LayerState
-from ingot.cache.page_groups import PageGroup
-from ingot.cache.pages import PageCopy, Table
-from ingot.cache.pools import Pool
-from ingot.cache.recurrent_state import RecurrentState
-from ingot.cache.tail import coded_pages
+from ingot.cache.footprint import REWIND_STATE_BYTES, coded_page_count
+from ingot.cache.forward_batch import ForwardBatch, ForwardPart, MixedBatch, RewindPoint, Row
+from ingot.cache.kv_deltas import KVPlacement, LayerDeltas, StateCheckpoint, write_deltas
+from ingot.cache.layer_state import LayerKind, LayerState, RecurrentState
+from ingot.cache.page_groups import PageGroup, PagePool
+from ingot.cache.pages import PageCopy, PageTable
 
 
-class Rows:
+class BatchState:
     def __init__(
         self,
         layers: list[LayerState],
         most: int | None = None,
         token_bytes: Sequence[int] | None = None,
         beside: Sequence[LayerState] = (),
-        earlier: int = EARLIER_BYTES,
+        earlier: int = REWIND_STATE_BYTES,
         codec: PairCodec | None = None,
         coded_bytes: int = 0,
         windows: Sequence[int | None] = (),
@@ -56,8 +52,8 @@ class Rows:
         There are groups for all `windows`, None for layers that keep every token, also where no layer here has one.
         """
         self.layers, self.beside, self._most, self._earlier_bytes = layers, list(beside), most, earlier
-        self.states = parts_of((*layers, *beside))
-        self.groups = _grouped(self.states, token_bytes or (), codec, coded_bytes, windows)
+        self.states = flatten_states((*layers, *beside))
+        self.groups = _make_groups(self.states, token_bytes or (), codec, coded_bytes, windows)
         self.codec = codec
         self.when_encoded: Callable[[], None] = lambda: None
         """Called when pages take less than before."""
@@ -103,7 +99,7 @@ class Rows:
         if not self._free:
             self._free = list(range(self._slots, 2 * self._slots))
             self._resize(2 * self._slots)
-        return Row(self._free.pop(0), tuple(Table(group.pages) for group in self.groups), exact=exact, lora=lora)
+        return Row(self._free.pop(0), tuple(PageTable(group.pages) for group in self.groups), exact=exact, lora=lora)
 
     def leave(self, row: Row) -> None:
         """Whatever records hold of it stays."""
@@ -144,14 +140,14 @@ class Rows:
             state.resize(slots)
 
     @contextmanager
-    def launch(self, parts: Sequence[Part], *, mixed: bool = True) -> Iterator[list[LayerState]]:
+    def launch(self, parts: Sequence[ForwardPart], *, mixed: bool = True) -> Iterator[list[LayerState]]:
         """The caches of a forward pass over the parts, which are of different rows; afterwards these are longer.
 
         Unless `mixed`, there is one part, and any model understands its caches; mixed ones take mixers that can take
         launches apart. Raises nothing and changes no length if the forward pass fails.
         """
         assert mixed or len(parts) == 1
-        launches = tuple(_opened(part) for part in parts)
+        launches = tuple(_open_batch(part) for part in parts)
         self._remember(parts)
         self._encode(launches)
         self._make_room(launches)
@@ -159,18 +155,20 @@ class Rows:
             yield self.layers
         for part, launch in zip(parts, launches, strict=True):
             self._advance(part, launch)
-        self._remember_earlier(parts)
+        self._store_earlier_states(parts)
 
     @contextmanager
-    def aside(self, launches: Sequence[Launch]) -> Iterator[list[LayerState]]:
+    def aside(self, launches: Sequence[ForwardBatch]) -> Iterator[list[LayerState]]:
         """The caches of a forward pass of the layers beside the model's own, over tokens that the rows have room for.
         The rows stay as long as they are."""
         with self._opened(self.beside, tuple(launches), mixed=True):
             yield self.beside
 
     @contextmanager
-    def _opened(self, layers: Sequence[LayerState], launches: tuple[Launch, ...], *, mixed: bool) -> Iterator[None]:
-        whole, states = Mixed(launches) if mixed else None, parts_of(layers)
+    def _opened(
+        self, layers: Sequence[LayerState], launches: tuple[ForwardBatch, ...], *, mixed: bool
+    ) -> Iterator[None]:
+        whole, states = MixedBatch(launches) if mixed else None, flatten_states(layers)
         for state in states:
             state.neighbours = states  # no longer than for this, as they would keep each other alive
             state.mixed = whole
@@ -184,7 +182,7 @@ class Rows:
                 state.close()
 
     @contextmanager
-    def room_ahead(self, ends: Sequence[tuple[Row, int]]) -> Iterator[None]:
+    def reserve_ahead(self, ends: Sequence[tuple[Row, int]]) -> Iterator[None]:
         """While this is open, rows have room for tokens up to these ends, where layers that keep every token are
         concerned. What is stored there is lost afterwards."""
         for group in self.groups:
@@ -200,7 +198,7 @@ class Rows:
                     for row, _ in ends:
                         row.tables[group.number].rewind(row.length)
 
-    def _remember(self, parts: Sequence[Part]) -> None:
+    def _remember(self, parts: Sequence[ForwardPart]) -> None:
         """Keep what rows with tentative tokens are to be taken back to, where layers cannot go back themselves; or ask
         for it."""
         earlier = self._earlier(parts)
@@ -213,25 +211,27 @@ class Rows:
         # Now: the launch writes to the slots.
         mx.async_eval([array for before in kept for state in before.states for array in state if array is not None])
 
-    def _earlier(self, parts: Sequence[Part]) -> int:
+    def _earlier(self, parts: Sequence[ForwardPart]) -> int:
         """For how many of the last tokens of a launch layers are to give the states before them; 0 where some cannot,
         and where that is too much to be held."""
         most = max(part.tentative for part in parts)
         rows = sum(len(part.rows) for part in parts)
-        able = all(state.goes_back for state in self._recurrent) and all(part.tentative <= part.width for part in parts)
+        able = all(state.gives_earlier_states for state in self._recurrent) and all(
+            part.tentative <= part.width for part in parts
+        )
         return most if able and most * rows * self.slot_bytes <= self._earlier_bytes else 0
 
-    def _remember_earlier(self, parts: Sequence[Part]) -> None:
+    def _store_earlier_states(self, parts: Sequence[ForwardPart]) -> None:
         """What layers gave for rows with tentative tokens is theirs."""
         for part in parts:
             for row in part.rows if part.tentative and self._recurrent and self._recurrent[0].wanted else ():
                 earlier = tuple(state.earlier(row.slot) for state in self._recurrent)
-                row.before = Before(row.length, row.position, earlier=earlier)
+                row.before = RewindPoint(row.length, row.position, earlier=earlier)
         for state in self._recurrent:
             state.forget_earlier()
 
-    def _before(self, row: Row) -> Before:
-        return Before(row.length, row.position, tuple(state.row(row.slot) for state in self._recurrent))
+    def _before(self, row: Row) -> RewindPoint:
+        return RewindPoint(row.length, row.position, tuple(state.row(row.slot) for state in self._recurrent))
 
     def rewind(self, row: Row, length: int) -> int:
         """Take back the tokens from `length` on, all of them tentative in the row's last launch, of which nothing was
@@ -256,18 +256,18 @@ class Rows:
             table.rewind(length)
         return length
 
-    def checkpoint(self, row: Row) -> Checkpoint | None:
+    def checkpoint(self, row: Row) -> StateCheckpoint | None:
         """A copy of the row's recurrent states; None where layers have none."""
         if "recurrent" not in self.kinds:
             return None
-        copies = Checkpoint(
+        copies = StateCheckpoint(
             tuple(state.row(row.slot)) if isinstance(state, RecurrentState) else () for state in self.states
         )
         # Now: the next launch writes to the slots, and could not do so in place while these wait to be made.
         mx.async_eval(copies.arrays())
         return copies
 
-    def resume(self, row: Row, checkpoint: Checkpoint) -> None:
+    def resume(self, row: Row, checkpoint: StateCheckpoint) -> None:
         """Give a row the recurrent states that were copied."""
         for state, parts in zip(self.states, checkpoint, strict=True):
             if isinstance(state, RecurrentState):
@@ -277,11 +277,11 @@ class Rows:
         """What some of the row's tokens went through, or what they were computed from."""
         return str(self.codec.name) if self.codec is not None and any(table.coded for table in row.tables) else RAW
 
-    def _encode(self, launches: Sequence[Launch]) -> None:
+    def _encode(self, launches: Sequence[ForwardBatch]) -> None:
         """Put what lies behind the rows' tails into fewer bits, before anything new is stored."""
         for group in self.groups if self.codec is not None else ():
             if group.coded is not None:
-                fresh = [page for launch in launches for row in launch.rows for page in _due(row, group)]
+                fresh = [page for launch in launches for row in launch.rows for page in _pages_to_encode(row, group)]
                 if fresh:
                     self.provide(group.coded)
                     self._encode_pages(group, fresh)
@@ -290,7 +290,7 @@ class Rows:
     def _encode_pages(self, group: PageGroup, pages: Sequence[int]) -> None:
         group.encode(pages)
 
-    def _make_room(self, launches: Sequence[Launch]) -> None:
+    def _make_room(self, launches: Sequence[ForwardBatch]) -> None:
         for group in self.groups:
             copies = [
                 copy
@@ -306,16 +306,16 @@ class Rows:
         if copies:
             group.copy(copies)
 
-    def lay(self, group: PageGroup, deltas: Deltas, berth: Berth) -> None:
+    def lay(self, group: PageGroup, deltas: LayerDeltas, placement: KVPlacement) -> None:
         """Put what was outside of pages into some of a group; the caller has what is pending computed."""
-        write(self.states, group, deltas, berth)
+        write_deltas(self.states, group, deltas, placement)
 
-    def provide(self, pool: Pool[Any]) -> None:
+    def provide(self, pool: PagePool[Any]) -> None:
         """See that there is memory for every page of a group in one form: a group is the pool of its raw ones."""
         if not pool.provided:
             pool.provide(self._most, 0 if self._most is None else self._most - self._stored)
 
-    def _advance(self, part: Part, launch: Launch) -> None:
+    def _advance(self, part: ForwardPart, launch: ForwardBatch) -> None:
         for row in launch.rows:
             row.length += launch.width
             row.position = row.position + launch.width if part.following is None else part.following
@@ -323,7 +323,7 @@ class Rows:
                 if group.window is not None:
                     row.tables[group.number].forget(self._sure(row, part) - group.window + 1)
 
-    def _sure(self, row: Row, part: Part) -> int:
+    def _sure(self, row: Row, part: ForwardPart) -> int:
         """How long the row is at least, whatever is taken back."""
         return row.length - part.tentative if row.before is None else row.before.length
 
@@ -333,17 +333,17 @@ class Rows:
             group.pages.check()
 
 
-def _opened(part: Part) -> Launch:
+def _open_batch(part: ForwardPart) -> ForwardBatch:
     starts, positions = tuple(row.length for row in part.rows), tuple(row.position for row in part.rows)
-    return Launch(part.rows, part.width, starts, positions, part.positions, part.tentative, part.mutual)
+    return ForwardBatch(part.rows, part.width, starts, positions, part.positions, part.tentative, part.bidirectional)
 
 
-def _due(row: Row, group: PageGroup) -> list[int]:
+def _pages_to_encode(row: Row, group: PageGroup) -> list[int]:
     """Pages that are to be encoded before the row's next launch."""
-    return [] if row.exact else row.tables[group.number].encode(coded_pages(row.length))
+    return [] if row.exact else row.tables[group.number].encode(coded_page_count(row.length))
 
 
-def _grouped(
+def _make_groups(
     states: Sequence[LayerState],
     token_bytes: Sequence[int],
     codec: PairCodec | None,

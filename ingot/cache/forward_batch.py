@@ -1,9 +1,13 @@
-"""Which rows a forward pass computes, and how their tokens lie in it.
+"""Forward batches: which rows a forward pass computes, where their tokens stand, and which tokens each may see.
 
 A row is a running sequence. Its *places* count what is stored of it, from 0 on; its *positions* are what RoPE is told,
-and need not be the same. A launch takes rows, each with the same number of tokens. A mixed launch is several of them in
-one forward pass: their tokens stand one behind another in a single row of tokens, so that everything that treats tokens
-one by one (norms, products with weights, experts) sees all of them at once.
+and need not be the same. A forward batch takes rows, each with the same number of tokens. A mixed batch is several of
+them in one forward pass: their tokens stand one behind another in a single row of tokens, so that everything that
+treats tokens one by one (norms, products with weights, experts) sees all of them at once.
+
+Every layer state hands its batch's positions to the model as `cache.offset`. Consecutive positions travel as what
+`mx.fast.rope` takes, an int or an array with an entry per row, so that any model understands them. Positions that are
+not consecutive travel as a `TokenPositions` object, which only the swapped RoPE modules understand.
 """
 
 from __future__ import annotations
@@ -16,10 +20,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from ingot.cache.pages import Table
-from ingot.cache.positions import Offset, Positions, consecutive
+from ingot.cache.pages import PageTable
 
-LaunchSpan = tuple[int, int, int, int]
+TokenSpan = tuple[int, int, int, int]
 """A sequence's tokens in a forward pass: the first one's number in it, how many, the row's slot, the first's place."""
 
 
@@ -29,16 +32,16 @@ class Row:
     forget alike) and in `slot` of the recurrent states. Its next token has the position `position`."""
 
     slot: int
-    tables: tuple[Table, ...]
+    tables: tuple[PageTable, ...]
     length: int = 0
     position: int = 0
-    before: Before | None = None  # where it stood before tokens that may be taken back
+    before: RewindPoint | None = None  # where it stood before tokens that may be taken back
     exact: bool = False  # what it stores stays as it was computed, where others' goes into fewer bits
     lora: int = 0  # the slot of the adapter that it goes through; 0: none
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
+class RewindPoint:
     """Of a row with recurrent layers, whose states only move forward: what they were before its last launch, or what
     they were without the last token of it, without the last two, and so on."""
 
@@ -50,7 +53,7 @@ class Before:
 
 
 @dataclass(frozen=True)
-class Part:
+class ForwardPart:
     """What a launch is asked to compute: the next `width` tokens of each row. Their positions go on from the rows' own,
     unless they are stated: [width] for one row, or [3, width] for RoPE of three axes."""
 
@@ -59,11 +62,11 @@ class Part:
     positions: mx.array | None = None
     following: int | None = None  # where stated positions end: the position of the next token
     tentative: int = 0  # how many of the last tokens may be taken back (`Rows.rewind`)
-    mutual: tuple[tuple[int, int], ...] = ()  # of a single row: tokens [begin, end) that all see each other
+    bidirectional: tuple[tuple[int, int], ...] = ()  # of a single row: tokens [begin, end) that all see each other
 
 
 @dataclass(frozen=True, eq=False)
-class Launch:
+class ForwardBatch:
     """A part that is being computed. `starts` are the rows' lengths before it."""
 
     rows: tuple[Row, ...]
@@ -73,7 +76,7 @@ class Launch:
     stated: mx.array | None = None
     tentative: int = 0
     """Tokens that may be taken back: where there are some, each is to be computed as it would be alone."""
-    mutual: tuple[tuple[int, int], ...] = ()
+    bidirectional: tuple[tuple[int, int], ...] = ()
     memo: dict[object, Any] = field(default_factory=dict)
     """What layers compute once for all of them."""
 
@@ -86,11 +89,11 @@ class Launch:
         return self.count * self.width
 
     @cached_property
-    def offset(self) -> Offset:
+    def offset(self) -> CacheOffset:
         """The positions as models take them."""
         if self.stated is not None:
-            return Positions(self.stated[..., None, :])
-        return consecutive(self.positions)
+            return TokenPositions(self.stated[..., None, :])
+        return consecutive_offset(self.positions)
 
     @cached_property
     def slots(self) -> mx.array:
@@ -101,12 +104,12 @@ class Launch:
         return len(set(self.starts)) > 1
 
     @cached_property
-    def pieces(self) -> tuple[LaunchSpan, ...]:
+    def pieces(self) -> tuple[TokenSpan, ...]:
         rows = enumerate(zip(self.rows, self.starts, strict=True))
         return tuple((number * self.width, self.width, row.slot, start) for number, (row, start) in rows)
 
     @property
-    def is_stated(self) -> bool:
+    def has_stated_positions(self) -> bool:
         return self.stated is not None
 
     @property
@@ -120,25 +123,25 @@ class Launch:
             return self.stated
         return mx.array([first + number for first in self.positions for number in range(self.width)], dtype=mx.int32)
 
-    def every(self, step: int) -> Launch:
+    def every(self, step: int) -> ForwardBatch:
         """Each `step`-th token of its only row, as a launch: to compute what they ask, and store nothing."""
         stated = self.explicit[..., step - 1 :: step]
-        return Launch(self.rows, stated.shape[-1], self.starts, self.positions, stated)
+        return ForwardBatch(self.rows, stated.shape[-1], self.starts, self.positions, stated)
 
-    def within(self, begin: int, end: int) -> Launch:
+    def within(self, begin: int, end: int) -> ForwardBatch:
         """Tokens [begin, end) of its only row, as a launch."""
         stated = None if self.stated is None else self.stated[..., begin:end]
-        return Launch(self.rows, end - begin, (self.starts[0] + begin,), (self.positions[0] + begin,), stated)
+        return ForwardBatch(self.rows, end - begin, (self.starts[0] + begin,), (self.positions[0] + begin,), stated)
 
 
-Mask = mx.array | str | None
+AttentionMask = mx.array | str | None
 
 
 @dataclass(frozen=True, eq=False)
-class Mixed:
+class MixedBatch:
     """Launches of different rows whose tokens stand in one row: launch by launch, row by row."""
 
-    parts: tuple[Launch, ...]
+    parts: tuple[ForwardBatch, ...]
     memo: dict[object, Any] = field(default_factory=dict)
 
     @cached_property
@@ -152,7 +155,7 @@ class Mixed:
         return self.bounds[-1][1]
 
     @cached_property
-    def pieces(self) -> tuple[LaunchSpan, ...]:
+    def pieces(self) -> tuple[TokenSpan, ...]:
         return tuple(
             (begin + first, count, slot, start)
             for (begin, _), part in zip(self.bounds, self.parts, strict=True)
@@ -160,8 +163,8 @@ class Mixed:
         )
 
     @property
-    def is_stated(self) -> bool:
-        return any(part.is_stated for part in self.parts)
+    def has_stated_positions(self) -> bool:
+        return any(part.has_stated_positions for part in self.parts)
 
     @cached_property
     def three_axes(self) -> bool:
@@ -175,24 +178,24 @@ class Mixed:
     @cached_property
     def positions(self) -> mx.array:
         """[tokens], or [3, tokens] where some launch states three: where each token stands for RoPE."""
-        if not self.is_stated:
-            return mx.array([at for part in self.parts for row in _counted(part) for at in row], dtype=mx.int32)
+        if not self.has_stated_positions:
+            return mx.array([at for part in self.parts for row in _row_positions(part) for at in row], dtype=mx.int32)
         stated = [part.explicit for part in self.parts]
         if self.three_axes:
             stated = [each if each.ndim == 2 else mx.broadcast_to(each, (3, *each.shape)) for each in stated]
         return mx.concatenate(stated, axis=-1)
 
     @cached_property
-    def offset(self) -> Positions:
-        return Positions(self.positions[..., None, :])
+    def offset(self) -> TokenPositions:
+        return TokenPositions(self.positions[..., None, :])
 
     @cached_property
-    def mutual(self) -> tuple[tuple[int, int, Mixed], ...]:
+    def bidirectional(self) -> tuple[tuple[int, int, MixedBatch], ...]:
         """Tokens [begin, end) that all see each other, and the same as a launch of their own."""
         return tuple(
-            (first + begin, first + end, Mixed((part.within(begin, end),)))
+            (first + begin, first + end, MixedBatch((part.within(begin, end),)))
             for (first, _), part in zip(self.bounds, self.parts, strict=True)
-            for begin, end in part.mutual
+            for begin, end in part.bidirectional
         )
 
     def taken(self, number: int, x: mx.array) -> mx.array:
@@ -203,9 +206,9 @@ class Mixed:
 
     def joined(self, outputs: Sequence[mx.array]) -> mx.array:
         """What the launches gave, each [rows, width, ...], as one row of tokens again."""
-        return _in_one_row([output.reshape(1, -1, *output.shape[2:]) for output in outputs])
+        return _concatenate_rows([output.reshape(1, -1, *output.shape[2:]) for output in outputs])
 
-    def taken_heads(self, number: int, x: mx.array) -> mx.array:
+    def split_batch_heads(self, number: int, x: mx.array) -> mx.array:
         """The part of x [tokens, heads, 1, size] that belongs to a launch, as [rows, heads, width, size]."""
         (begin, end), part = self.bounds[number], self.parts[number]
         own = x if len(self.parts) == 1 else x[begin:end]
@@ -215,34 +218,73 @@ class Mixed:
             return own.swapaxes(0, 2)
         return own.reshape(part.count, part.width, *x.shape[1::2]).swapaxes(1, 2)
 
-    def joined_heads(self, outputs: Sequence[mx.array]) -> mx.array:
+    def join_batch_heads(self, outputs: Sequence[mx.array]) -> mx.array:
         """What the launches gave, each [rows, heads, width, size], as [1, tokens, heads * size]."""
         flat = []
         for output in outputs:
             rows, heads, width, size = output.shape
             by_tokens = output if width == 1 else output.swapaxes(1, 2)
             flat.append(by_tokens.reshape(1, rows * width, heads * size))
-        return _in_one_row(flat)
+        return _concatenate_rows(flat)
 
 
-def _counted(part: Launch) -> Sequence[range]:
+def _row_positions(part: ForwardBatch) -> Sequence[range]:
     return [range(first, first + part.width) for first in part.positions]
 
 
-def _in_one_row(outputs: list[mx.array]) -> mx.array:
+def _concatenate_rows(outputs: list[mx.array]) -> mx.array:
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
 
 
 @dataclass(frozen=True)
-class Parted:
+class PerBatch:
     """A value for each launch of a mixed one, such as its mask. Only modules that take launches apart understand it."""
 
-    mixed: Mixed
+    mixed: MixedBatch
     parts: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Masks(Parted):
+class BatchMasks(PerBatch):
     """Masks that show each token the tokens up to itself: the newest `window` of them, or all."""
 
     window: int | None
+
+
+@dataclass(frozen=True)
+class TokenPositions:
+    """An explicit position for every token: shape [rows, width], or [3, rows, width] for three-axis RoPE."""
+
+    at: mx.array
+
+
+CacheOffset = int | mx.array | TokenPositions
+
+
+def consecutive_offset(starts: Sequence[int]) -> int | mx.array:
+    """The offset of rows whose tokens stand at consecutive positions from `starts`."""
+    if len(set(starts)) == 1:
+        return starts[0]
+    return mx.array(list(starts), dtype=mx.int32)
+
+
+def causal_mask(starts: Sequence[int], firsts: Sequence[int], width: int, end: int, window: int | None) -> mx.array:
+    """[rows, 1, width, end]: True where a token may see a key. Key j of row i stands at place firsts[i] + j.
+
+    Rows that see the same share one, as some models can only broadcast a mask without rows.
+    """
+    if len(set(zip(starts, firsts, strict=True))) == 1:
+        starts, firsts = starts[:1], firsts[:1]
+    token = (mx.array(list(starts))[:, None] + mx.arange(width))[:, None, :, None]
+    key = (mx.array(list(firsts))[:, None] + mx.arange(end))[:, None, None, :]
+    mask = key <= token
+    return mask if window is None else mask & (key > token - window)
+
+
+def bidirectional_mask(start: int, first: int, width: int, end: int, window: int | None) -> mx.array | None:
+    """[1, 1, width, end]: the same for the last `width` tokens, from place `start` on, which also see those behind
+    themselves; None: each of them sees every key."""
+    if window is None or end <= window:
+        return None
+    token, key = mx.arange(start, start + width)[:, None], first + mx.arange(end)
+    return (key > token - window)[None, None]

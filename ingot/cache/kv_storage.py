@@ -1,34 +1,40 @@
-"""Keys and values in slabs: arrays [pages, heads, PAGE, size], of which there are more and more.
+"""How a layer's keys and values are stored: by mlx in slabs, by GPU kernels in slabs, or by native CPU kernels in
+reserved memory; each raw, and coded (in fewer bits) beside that where the group has a codec.
 
-Each is a quarter of what there is already, so that what exists is at most a quarter more than what was ever held,
-nothing is copied when it grows, and a write that mlx cannot do in place copies one slab. Where kernels take so many
-and no more, each is so much larger that these come to the whole budget. A GPU's kernels write to slabs always in place.
-Only the engine thread may call anything here.
+Slabs are arrays [pages, heads, PAGE, size], of which there are more and more. Each is a quarter of what there is
+already, so that what exists is at most a quarter more than what was ever held, nothing is copied when it grows, and a
+write that mlx cannot do in place copies one slab. Where kernels take so many slabs and no more, each is so much larger
+that these come to the whole budget. A GPU's kernels write to slabs always in place. The native kernels have one array
+as long as memory could be, of which only what was written to exists. Only the engine thread may call anything here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 
-from ingot.cache.coded_pages import PageForm
-from ingot.cache.coded_slabs import CodedSlabs, KernelCodedSlabs
-from ingot.cache.page_groups import PageGroup, Run, Storage
-from ingot.cache.pages import PAGE, PageCopy, Table
-from ingot.cache.pools import CodedStorage, PageIndex, Pool
-from ingot.cache.unpacking import Piece, paced, slices
-from ingot.kernels.paged.slabs import Slabs, ordered
-from ingot.kernels.paged_attention.inputs import MOST_QUERIES, page_copies, token_slots
-from ingot.kernels.paged_attention.inputs import Rows as KernelRows
+from ingot.cache.coded_pages import CodedPageLayout, KVPair, join_pages, pace_evaluation, page_slices
+from ingot.cache.page_groups import SMALLEST_SLAB, CodedStorage, KVStorage, PageGroup, PageIndex, PagePool, TokenRun
+from ingot.cache.pages import PAGE, PageCopy, PageTable
+from ingot.kernels.cpu import native
+from ingot.kernels.device import total_memory
+from ingot.kernels.paged_attention.inputs import (
+    MOST_QUERIES,
+    KernelRows,
+    KVSlabs,
+    order_after,
+    page_copies,
+    token_slots,
+)
 from ingot.kernels.paged_attention.kernels import PagedAttention
-from ingot.kernels.paged_attention.rope import Turning
+from ingot.kernels.paged_attention.rope import RopeKernel
 from ingot.kernels.paged_attention.shapes import CodedPages, CodedShape
 
 
-class SlabStorage(Storage):
+class SlabStorage(KVStorage):
     """Written and read by mlx's own operations."""
 
     def __init__(self, group: PageGroup, heads: int, sizes: tuple[int, int], dtype: mx.Dtype) -> None:
@@ -37,7 +43,7 @@ class SlabStorage(Storage):
         if group.coded is not None:
             self.coded = self._made_coded(group.coded, group.form(heads, sizes, dtype))
 
-    def _made_coded(self, pool: Pool[CodedStorage], form: PageForm) -> CodedSlabs:
+    def _made_coded(self, pool: PagePool[CodedStorage], form: CodedPageLayout) -> CodedSlabs:
         return CodedSlabs(pool, form)
 
     @property
@@ -49,13 +55,13 @@ class SlabStorage(Storage):
             for slabs, size in zip((self.keys, self.values), self.sizes, strict=True):
                 slabs.append(mx.zeros((pages, self.heads, PAGE, size), self.dtype))
 
-    def write(self, keys: mx.array, values: mx.array, runs: Sequence[Run]) -> None:
+    def write(self, keys: mx.array, values: mx.array, runs: Sequence[TokenRun]) -> None:
         self.provide()
         for slabs, new in ((self.keys, keys), (self.values, values)):
             if new.size:
                 self._put(slabs, new.astype(self.dtype), runs)
 
-    def _put(self, slabs: list[mx.array], new: mx.array, runs: Sequence[Run]) -> None:
+    def _put(self, slabs: list[mx.array], new: mx.array, runs: Sequence[TokenRun]) -> None:
         single: dict[int, list[tuple[int, int, int]]] = {}
         for token, count, slot, at in runs:
             slab, number = self._group.slab_of(slot)
@@ -65,7 +71,7 @@ class SlabStorage(Storage):
             else:
                 slabs[slab][number, :, at : at + count] = new[token : token + count].swapaxes(0, 1)
         for slab, written in single.items():
-            tokens, numbers, places = (_integers(list(each)) for each in zip(*written, strict=True))
+            tokens, numbers, places = (_int32_array(list(each)) for each in zip(*written, strict=True))
             slabs[slab][numbers, :, places] = new if len(written) == new.shape[0] else new[tokens]
 
     @classmethod
@@ -86,15 +92,15 @@ class SlabStorage(Storage):
         pieces = self._pieces(index)
         if index.has_coded:
             mx.eval(self.keys, self.values)  # what layers before this one gathered is gone then
-        keys, values = zip(*(paced(pieces) if index.has_coded else pieces), strict=True)
-        return _behind_one_another(keys), _behind_one_another(values)
+        keys, values = zip(*(pace_evaluation(pieces) if index.has_coded else pieces), strict=True)
+        return _concatenate_tokens(keys), _concatenate_tokens(values)
 
-    def _pieces(self, index: PageIndex) -> Iterator[Piece]:
+    def _pieces(self, index: PageIndex) -> Iterator[KVPair]:
         """Keys and values of pages of the same slab and form, so many at once as are to be unpacked."""
         for (coded, slab), numbers in zip(index.runs, index.numbers(self.heads), strict=True):
             if coded:
                 own = numbers.reshape(self.heads, -1)
-                for some in slices(own.shape[1]):
+                for some in page_slices(own.shape[1]):
                     yield self._unpacked(slab, own[:, some].reshape(-1))
             else:
                 yield self._read(self.keys, slab, numbers), self._read(self.values, slab, numbers)
@@ -170,12 +176,12 @@ class KernelStorage(SlabStorage):
         self._kernel, self._kernels = kernel, kernels
         super().__init__(group, heads, sizes, dtype)
         self._token = mx.zeros(1, mx.int32)
-        self._slabs: Slabs | None = None
+        self._slabs: KVSlabs | None = None
         self.most_slabs = kernel.most_slabs
         if kernel.most_slabs is not None:
             group.join(kernel.most_slabs)
 
-    def _made_coded(self, pool: Pool[CodedStorage], form: PageForm) -> CodedSlabs:
+    def _made_coded(self, pool: PagePool[CodedStorage], form: CodedPageLayout) -> CodedSlabs:
         shape = form.kernel_shape
         if shape is None or not self._kernels.reads(shape):
             return super()._made_coded(pool, form)
@@ -193,7 +199,7 @@ class KernelStorage(SlabStorage):
         if len(self.keys) != len(self._group.slabs) or self._slabs is None:
             super().provide()
             mx.eval(self.keys, self.values)
-            self._slabs = Slabs(self.keys, self.values, before=self._slabs)
+            self._slabs = KVSlabs(self.keys, self.values, before=self._slabs)
 
     def join(self, first: int) -> None:
         mx.eval(self._token)  # all that is to be written, which joining must not miss
@@ -201,15 +207,15 @@ class KernelStorage(SlabStorage):
         self._slabs = None
 
     @property
-    def slabs(self) -> Slabs:
+    def slabs(self) -> KVSlabs:
         self.provide()
         assert self._slabs is not None
         return self._slabs
 
-    def write(self, keys: mx.array, values: mx.array, runs: Sequence[Run]) -> None:
+    def write(self, keys: mx.array, values: mx.array, runs: Sequence[TokenRun]) -> None:
         self.write_at(keys, values, self.places(runs))
 
-    def places(self, runs: Sequence[Run]) -> mx.array:
+    def places(self, runs: Sequence[TokenRun]) -> mx.array:
         """Where the kernel writes each token: made once for all layers of a group."""
         encoded = self._group.encoded
         return token_slots([(encoded[slot], place) for _, count, slot, at in runs for place in range(at, at + count)])
@@ -218,7 +224,7 @@ class KernelStorage(SlabStorage):
         keys, values = (part.astype(self.dtype) for part in (keys, values))
         self._token = self._kernel.write(keys, values, places, self.slabs, self._token)
 
-    def turn(self, turning: Turning, projected: mx.array, angles: mx.array, places: mx.array) -> mx.array:
+    def turn(self, turning: RopeKernel, projected: mx.array, angles: mx.array, places: mx.array) -> mx.array:
         """Write keys and values of what was projected, and give its queries, all turned to their positions."""
         queries, self._token = turning(projected, angles, places, self.slabs, self._token)
         return queries
@@ -238,7 +244,7 @@ class KernelStorage(SlabStorage):
         assert isinstance(self.coded, KernelCodedSlabs)
         return self.coded.pages
 
-    def rows(self, tables: Sequence[Table], lengths: Sequence[int], counts: Sequence[int]) -> KernelRows:
+    def rows(self, tables: Sequence[PageTable], lengths: Sequence[int], counts: Sequence[int]) -> KernelRows:
         """Rows of so many tokens, whose last `counts` attend: made once for all layers of a group."""
         encoded = [self._group.numbered(table) for table in tables]
         firsts = [table.first for table in tables]
@@ -274,7 +280,7 @@ class KernelStorage(SlabStorage):
             self._token = own
 
     def _ordered(self, numbers: mx.array) -> mx.array:
-        return ordered(numbers, self._token)
+        return order_after(numbers, self._token)
 
     def trim(self) -> None:
         if len(self.keys) > len(self._group.slabs):
@@ -290,9 +296,214 @@ class KernelStorage(SlabStorage):
         return [self._token]
 
 
-def _behind_one_another(parts: Sequence[mx.array]) -> mx.array:
+def _concatenate_tokens(parts: Sequence[mx.array]) -> mx.array:
     return parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=2)
 
 
-def _integers(numbers: list[int]) -> mx.array:
+def _int32_array(numbers: list[int]) -> mx.array:
     return mx.array(numbers, dtype=mx.int32)
+
+
+class CodedSlabs(CodedStorage):
+    """Written and read by mlx's own operations."""
+
+    def __init__(self, pool: PagePool[CodedStorage], form: CodedPageLayout) -> None:
+        super().__init__(pool, form)
+        self.slabs: list[mx.array] = []
+        self._written: set[int] = set()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(slab.nbytes for slab in self.slabs)
+
+    def provide(self) -> None:
+        for pages in self._pool.slabs[len(self.slabs) :]:
+            self.slabs.append(mx.zeros((pages, self.form.heads, self.form.head_bytes // 4), mx.int32))
+
+    def put(self, slots: Sequence[int], pages: mx.array) -> None:
+        self.provide()
+        pages = pages.view(mx.int32)
+        by_slab: dict[int, list[tuple[int, int]]] = {}
+        for place, slot in enumerate(slots):
+            slab, number = self._pool.slab_of(slot)
+            by_slab.setdefault(slab, []).append((place, number))
+        for slab, written in by_slab.items():
+            places, numbers = (mx.array(list(each), dtype=mx.int32) for each in zip(*written, strict=True))
+            self._put(slab, numbers, pages if len(written) == len(slots) else pages[places])
+
+    def _put(self, slab: int, numbers: mx.array, pages: mx.array) -> None:
+        self.slabs[slab][numbers] = pages
+        self._written.add(slab)
+
+    def read(self, slots: Sequence[int]) -> mx.array:
+        self.provide()
+        found = [(slab, number) for slab, number in map(self._pool.slab_of, slots)]
+        return mx.concatenate([self.slabs[slab][number : number + 1] for slab, number in found]).view(mx.uint8)
+
+    def read_slab(self, slab: int, numbers: mx.array) -> mx.array:
+        """The bytes [numbers, head_bytes] of heads of pages: the numbers of heads, one page's behind another's."""
+        self.provide()
+        words = self.slabs[slab].shape[2]
+        return mx.take(self.slabs[slab].reshape(-1, words), numbers, axis=0).view(mx.uint8)
+
+    def join(self, first: int) -> None:
+        self.provide()
+        self.slabs[first : first + 2] = [mx.concatenate(self.slabs[first : first + 2])]
+        mx.eval(self.slabs[first])
+        self._written = {slab if slab <= first else slab - 1 for slab in self._written}
+
+    def trim(self) -> None:
+        del self.slabs[len(self._pool.slabs) :]
+        self._written = set()
+
+    def free(self) -> None:
+        self.slabs.clear()
+
+    def pending(self) -> list[mx.array]:
+        written, self._written = self._written, set()
+        return [self.slabs[slab] for slab in written]
+
+
+class KernelCodedSlabs(CodedSlabs):
+    """Written in place and read as they lie by the kernels of a GPU, which find slabs by their addresses: these arrays
+    stay the same."""
+
+    def __init__(
+        self, pool: PagePool[CodedStorage], form: CodedPageLayout, shape: CodedShape, kernel: PagedAttention
+    ) -> None:
+        super().__init__(pool, form)
+        self._kernel, self.shape = kernel, shape
+        self._constants = shape.constants(form.sizes[1])
+        self._pages: CodedPages | None = None
+        self._stored = mx.zeros(1, mx.int32)
+
+    def provide(self) -> None:
+        if len(self.slabs) != len(self._pool.slabs) or self._pages is None:
+            super().provide()
+            mx.eval(self.slabs)
+            addresses = self._kernel.locate(self.slabs)
+            mx.eval(addresses)
+            self._pages = CodedPages(self.shape, self._constants, addresses)
+
+    @property
+    def pages(self) -> CodedPages:
+        """As the kernels take them: another object when they lie elsewhere."""
+        self.provide()
+        assert self._pages is not None
+        return self._pages
+
+    def put(self, slots: Sequence[int], pages: mx.array) -> None:
+        numbers = mx.array(self._pool.encoded[list(slots)])
+        self._stored = self._kernel.store(pages.view(mx.int32), numbers, self.pages.addresses, self._stored)
+
+    def join(self, first: int) -> None:
+        mx.eval(self._stored)
+        super().join(first)
+        self._pages = None
+
+    def trim(self) -> None:
+        super().trim()
+        self._pages = None
+
+    def free(self) -> None:
+        super().free()
+        self._pages = None
+
+    def pending(self) -> list[mx.array]:
+        return [self._stored]
+
+
+class ReservedStorage(KVStorage):
+    """Written and read by the native kernels. One array each, as long as memory could be; what is not written to does
+    not exist."""
+
+    def __init__(self, group: PageGroup, layers: int, heads: int, sizes: tuple[int, int], dtype: mx.Dtype) -> None:
+        """`layers` are those that share the memory."""
+        super().__init__(group, heads, sizes, dtype)
+        most = max(SMALLEST_SLAB, total_memory() // (layers * PAGE * max(1, self.token_bytes)))
+        self.keys, self.values = ([native.reserve_memory((most, heads, PAGE, size), dtype)] for size in sizes)
+        if group.coded is not None:
+            self.coded = ReservedCodedStorage(group.coded, layers, group.form(heads, sizes, dtype))
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the native kernels read what it has in fewer bits, if it has any."""
+        return self.coded is None or self.coded.form.native is not None
+
+    @property
+    def native_coded(self) -> tuple[mx.array, Any] | None:
+        """Its pages in fewer bits, as the native kernels take them."""
+        return (self.coded.pages, self.coded.form.native) if isinstance(self.coded, ReservedCodedStorage) else None
+
+    @property
+    def nbytes(self) -> int:
+        return self._group.slots.used * PAGE * self.token_bytes
+
+    def write(self, keys: mx.array, values: mx.array, runs: Sequence[TokenRun]) -> None:
+        for slabs, new in ((self.keys, keys), (self.values, values)):
+            for token, count, slot, at in runs:
+                own = new[token : token + count].swapaxes(0, 1).astype(self.dtype)
+                slabs[0] = native.write_tokens(slabs[0], slot, at, own)
+
+    @classmethod
+    def copy_all(cls, storages: Sequence[ReservedStorage], copies: Sequence[PageCopy]) -> None:
+        """In one operation for all layers."""
+        arrays = [slab for storage in storages for slab in (storage.keys[0], storage.values[0])]
+        copied = iter(native.copy_tokens(arrays, [copy[:3] for copy in copies]))
+        for storage in storages:
+            storage.keys[0], storage.values[0] = next(copied), next(copied)
+
+    def gathered(self, index: PageIndex) -> tuple[mx.array, mx.array]:
+        keys: list[mx.array] = []
+        values: list[mx.array] = []
+        for (coded, _), slots in zip(index.runs, index.slots, strict=True):
+            if coded:
+                for read, pages in zip((keys, values), self.decoded(slots), strict=True):
+                    read.append(join_pages(pages))
+            else:
+                keys += [self.keys[0][slot : slot + 1] for slot in slots]
+                values += [self.values[0][slot : slot + 1] for slot in slots]
+        return mx.concatenate(keys, axis=2), mx.concatenate(values, axis=2)
+
+    def whole_pages(self, slots: Sequence[int]) -> tuple[mx.array, mx.array]:
+        keys, values = (
+            mx.concatenate([slab[slot : slot + 1] for slot in slots]) for slab in (self.keys[0], self.values[0])
+        )
+        return keys, values
+
+    def trim(self) -> None:
+        free = sorted(self._group.slots.free)
+        for slab in (self.keys[0], self.values[0]):
+            native.discard_pages(slab, free)
+
+    def pending(self) -> list[mx.array]:
+        return [self.keys[0], self.values[0]]
+
+
+class ReservedCodedStorage(CodedStorage):
+    """The same for pages in fewer bits: bytes [pages, heads, 1, head_bytes]."""
+
+    def __init__(self, pool: PagePool[CodedStorage], layers: int, form: CodedPageLayout) -> None:
+        super().__init__(pool, form)
+        most = max(SMALLEST_SLAB, total_memory() // (layers * form.page_bytes))
+        self.pages = native.reserve_memory((most, form.heads, 1, form.head_bytes), mx.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        return self._pool.slots.used * self.form.page_bytes
+
+    def put(self, slots: Sequence[int], pages: mx.array) -> None:
+        for place, slot in enumerate(slots):
+            self.pages = native.write_tokens(self.pages, slot, 0, pages[place][:, None])
+
+    def read(self, slots: Sequence[int]) -> mx.array:
+        return mx.concatenate([self.pages[slot : slot + 1, :, 0] for slot in slots])
+
+    def trim(self) -> None:
+        native.discard_pages(self.pages, sorted(self._pool.slots.free))
+
+    def free(self) -> None:
+        self.pages = mx.zeros(0, mx.uint8)
+
+    def pending(self) -> list[mx.array]:
+        return [self.pages]

@@ -1,34 +1,187 @@
-"""The trees of the index, one for each owner: finding a way in them, cutting nodes, and counting what is in memory.
+"""The radix trees of the prefix index, one for each owner: their nodes, finding a way in them, splitting nodes, and
+counting what is in memory.
 
-Pure Python. Whose bytes are in memory is changed by `hold`, and by `recount` where pages became smaller.
+A node is tokens that follow one another, with the record that was made of them in memory, on disk (`DiskRecord`), or
+both. Whose bytes are in memory is changed by `hold`, and by `recount` where pages became smaller. Pure Python.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import NamedTuple, Protocol
 
-from ingot.cache.disk.entry import Entry
-from ingot.cache.filed import FiledRecord
+from ingot.cache.disk.index import DiskEntry
+from ingot.cache.disk.record_file import PathHash, extend_path_hash, new_path_hash
 from ingot.cache.records import Record
-from ingot.cache.tree import Node, Owner, Tally, agreement
 from ingot.shares import Shares
 
 
-class Forest:
-    def __init__(self, shares: Shares, changed: Callable[[Node], None] = lambda node: None) -> None:
+class CacheOwner(NamedTuple):
+    """Whose tokens these are. Owners share nothing; of another tenant's nothing is even told."""
+
+    tenant: str = ""
+    salt: str = ""
+    exact: bool = False  # takes and leaves nothing that went through a codec, where others do
+    lora: str = ""  # the digest of the adapter that the states went through
+
+    @property
+    def words(self) -> tuple[str, str, str, str]:
+        return self.tenant, self.salt, "exact" if self.exact else "", self.lora
+
+
+class MemoryTally(NamedTuple):
+    """What is in memory of some nodes."""
+
+    records: int = 0
+    tokens: int = 0
+    checkpoints: int = 0
+    pinned_tokens: int = 0
+    bytes: int = 0
+    pinned_bytes: int = 0
+
+    def plus(self, other: MemoryTally, sign: int = 1) -> MemoryTally:
+        return MemoryTally(*(mine + sign * theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+NO_MEMORY = MemoryTally()
+
+
+@dataclass(eq=False, slots=True)
+class PrefixNode:
+    """Tokens up to `end` of its path, and what was computed of them: a record in memory, one on disk, or both. What is
+    in memory goes on from what is. A root, and only that, has an owner; it has no tokens and no record."""
+
+    parent: PrefixNode | None
+    tokens: tuple[int, ...]
+    record: Record | None
+    end: int = 0
+    children: dict[int, PrefixNode] = field(default_factory=dict)
+    worth: float = 0.0
+    touched: float = 0.0  # how worth counts time, when it was last used,
+    turn: int = 0  # and how many times any was before
+    uses: int = 0  # prompts that it was a part of
+    resumed: int = 0  # sequences that went on from its end
+    landmark: bool = False  # its end is one that new conversations share, such as the system prompt's
+    pinned: bool = False
+    lost: bool = False  # its checkpoint was evicted
+    owner: CacheOwner | None = None
+    filed: DiskRecord | None = None
+    hashed: PathHash | None = None  # of all tokens up to its end, once somebody asked
+    resident_children: int = 0  # those that have a record in memory
+    tally: MemoryTally = NO_MEMORY  # of a root: what is in memory of all nodes below it
+    root: PrefixNode = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.root = self if self.parent is None else self.parent.root
+
+    @property
+    def begin(self) -> int:
+        return self.end - len(self.tokens)
+
+    @property
+    def root_owner(self) -> CacheOwner:
+        owner = self.root.owner
+        assert owner is not None
+        return owner
+
+    @property
+    def tenant(self) -> str:
+        return self.root_owner.tenant
+
+    @property
+    def path(self) -> list[PrefixNode]:
+        """From the first node below the root to this one."""
+        found: list[PrefixNode] = []
+        node: PrefixNode | None = self
+        while node is not None and node.parent is not None:
+            found.append(node)
+            node = node.parent
+        return found[::-1]
+
+    @property
+    def path_tokens(self) -> tuple[int, ...]:
+        """All tokens up to its end."""
+        return tuple(token for node in self.path for token in node.tokens)
+
+    @property
+    def path_hash(self) -> PathHash:
+        """Of all tokens up to its end: those alone are hashed that were not before."""
+        behind: list[PrefixNode] = []
+        node = self
+        while node.hashed is None and node.parent is not None:
+            behind.append(node)
+            node = node.parent
+        hashed = node.hashed or new_path_hash()
+        for node in reversed(behind):
+            hashed = node.hashed = extend_path_hash(hashed, node.tokens)
+        return hashed
+
+    @property
+    def is_on_disk(self) -> bool:
+        return self.filed is not None and self.filed.there
+
+    @property
+    def has_disk_checkpoint(self) -> bool:
+        return self.filed is not None and self.filed.there and self.filed.has_checkpoint
+
+    @property
+    def is_saved(self) -> bool:
+        """Nothing that it has in memory is missing on disk."""
+        if self.filed is None or not self.filed.there:
+            return False
+        return self.record is None or self.filed.holds_all_of(self.record)
+
+    @property
+    def is_last_in_memory(self) -> bool:
+        """Nothing in memory goes on from it."""
+        return not self.resident_children
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return self.record is not None and self.record.has_checkpoint
+
+    @property
+    def own_tally(self) -> MemoryTally:
+        """What is in memory of this node."""
+        if self.record is None:
+            return NO_MEMORY
+        tokens, nbytes, pinned = len(self.tokens), self.record.nbytes, int(self.pinned)
+        return MemoryTally(1, tokens, int(self.record.has_checkpoint), tokens * pinned, nbytes, nbytes * pinned)
+
+
+def common_prefix_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences have in common at their beginning."""
+    shorter = min(len(one), len(other))
+    if one[:shorter] == other[:shorter]:  # the ordinary case
+        return shorter
+    agreed, differ = 0, shorter  # by halves, as comparing slices is many times faster than comparing tokens
+    while differ - agreed > 1:
+        middle = (agreed + differ) // 2
+        if one[agreed:middle] == other[agreed:middle]:
+            agreed = middle
+        else:
+            differ = middle
+    return agreed
+
+
+class PrefixForest:
+    def __init__(self, shares: Shares, changed: Callable[[PrefixNode], None] = lambda node: None) -> None:
         """`changed` is told of each node that has another record than before, is pinned, or is the last in memory on
         its path where it was not, or the other way round."""
-        self._roots: dict[str, dict[Owner, Node]] = {}  # by tenant
+        self._roots: dict[str, dict[CacheOwner, PrefixNode]] = {}  # by tenant
         self._changed = changed
-        self._unswept: Iterator[Node] = iter(())
+        self._unswept: Iterator[PrefixNode] = iter(())
         self.shares = shares
         self.pinned_bytes = 0
         self.changes = 0
 
     # Finding
 
-    def walk(self, owner: Owner, tokens: Sequence[int]) -> tuple[list[Node], int]:
+    def walk(self, owner: CacheOwner, tokens: Sequence[int]) -> tuple[list[PrefixNode], int]:
         """The nodes along `tokens`, the last one perhaps only in part, and how many tokens agree."""
         tokens = tuple(tokens)
         node, known, found = self._root(owner), 0, []
@@ -36,17 +189,17 @@ class Forest:
             node = self._child(node, tokens[known])
             if node is not None:
                 found.append(node)
-                known += agreement(node.tokens, tokens[known : known + len(node.tokens)])
+                known += common_prefix_length(node.tokens, tokens[known : known + len(node.tokens)])
         return found, known
 
-    def _child(self, node: Node, token: int) -> Node | None:
+    def _child(self, node: PrefixNode, token: int) -> PrefixNode | None:
         child = node.children.get(token)
-        if child is not None and child.record is None and not child.is_filed:  # its file is gone
+        if child is not None and child.record is None and not child.is_on_disk:  # its file is gone
             self.prune(child)
             return None
         return child
 
-    def nodes(self, owner: Owner | None = None) -> Iterator[Node]:
+    def nodes(self, owner: CacheOwner | None = None) -> Iterator[PrefixNode]:
         """An owner's, or all of them."""
         if owner is not None:
             root = self._root(owner)
@@ -54,38 +207,38 @@ class Forest:
         else:
             roots = [root for owned in self._roots.values() for root in owned.values()]
         for root in roots:
-            yield from _below(root)
+            yield from _nodes_below(root)
 
     @property
     def tenants(self) -> list[str]:
         return list(self._roots)
 
-    def owners(self, tenant: str) -> list[Owner]:
+    def owners(self, tenant: str) -> list[CacheOwner]:
         """As whom something of a tenant's is kept."""
         return list(self._roots.get(tenant, {}))
 
-    def tallies(self, tenant: str) -> list[tuple[Owner, Tally]]:
+    def tallies(self, tenant: str) -> list[tuple[CacheOwner, MemoryTally]]:
         """What is in memory of each of a tenant's owners. Looks at no node but their roots."""
         return [(owner, root.tally) for owner, root in self._roots.get(tenant, {}).items()]
 
-    def first(self, owner: Owner) -> list[Node]:
+    def first(self, owner: CacheOwner) -> list[PrefixNode]:
         """The nodes that an owner's paths begin with."""
         root = self._root(owner)
         return [] if root is None else list(root.children.values())
 
-    def roots(self, tenant: str) -> list[Node]:
+    def roots(self, tenant: str) -> list[PrefixNode]:
         return list(self._roots.get(tenant, {}).values())
 
-    def _root(self, owner: Owner) -> Node | None:
+    def _root(self, owner: CacheOwner) -> PrefixNode | None:
         return self._roots.get(owner.tenant, {}).get(owner)
 
     # Changing
 
-    def planted(self, owner: Owner) -> Node:
+    def planted(self, owner: CacheOwner) -> PrefixNode:
         """An owner's root."""
-        return self._roots.setdefault(owner.tenant, {}).setdefault(owner, Node(None, (), None, owner=owner))
+        return self._roots.setdefault(owner.tenant, {}).setdefault(owner, PrefixNode(None, (), None, owner=owner))
 
-    def hold(self, node: Node, record: Record | None) -> None:
+    def hold(self, node: PrefixNode, record: Record | None) -> None:
         """Have a record in memory, another one than before, or none any more."""
         before, came = node.own_tally, (record is not None) - (node.record is not None)
         assert node.parent is not None
@@ -97,13 +250,13 @@ class Forest:
         if came and node.parent.record is not None:
             self._changed(node.parent)
 
-    def pin(self, node: Node) -> None:
+    def pin(self, node: PrefixNode) -> None:
         before = node.own_tally
         node.pinned = True
         self._count(node, before)
         self._changed(node)
 
-    def _count(self, node: Node, before: Tally) -> None:
+    def _count(self, node: PrefixNode, before: MemoryTally) -> None:
         """A node holds something else than `before`."""
         added = node.own_tally.plus(before, -1)
         node.root.tally = node.root.tally.plus(added)
@@ -114,17 +267,19 @@ class Forest:
         """Pages take less than before, whosever records hold them."""
         for tenant, owned in self._roots.items():
             for root in owned.values():
-                before, root.tally = root.tally, _counted(root)
+                before, root.tally = root.tally, _tally_below(root)
                 self.pinned_bytes += root.tally.pinned_bytes - before.pinned_bytes
                 self.shares.add(tenant, root.tally.bytes - before.bytes)
 
-    def split(self, node: Node, at: int) -> Node:
+    def split(self, node: PrefixNode, at: int) -> PrefixNode:
         """Cut a node in two where a new branch leaves it; returns the upper half."""
         assert node.parent is not None
         cut, record = at - node.begin, node.record
         halves = None if record is None else record.split(at)
         self.hold(node, None)  # until it is of other tokens
-        upper = Node(node.parent, node.tokens[:cut], None, at, worth=node.worth, uses=node.uses, pinned=node.pinned)
+        upper = PrefixNode(
+            node.parent, node.tokens[:cut], None, at, worth=node.worth, uses=node.uses, pinned=node.pinned
+        )
         upper.touched, upper.turn = node.touched, node.turn
         node.parent.children[node.tokens[0]] = upper
         node.parent, node.tokens = upper, node.tokens[cut:]
@@ -136,22 +291,22 @@ class Forest:
             upper.filed, node.filed = node.filed.split(at)
         return upper
 
-    def plant(self, behind: Node, entry: Entry) -> None:
+    def plant(self, behind: PrefixNode, entry: DiskEntry) -> None:
         """Know of a record on disk that goes on from a node's end."""
         self.changes += 1
-        filed, node = FiledRecord.whole(entry), behind
+        filed, node = DiskRecord.whole(entry), behind
         tokens = tuple(entry.tokens)
         while node.end < entry.end:
             known = node.end - entry.begin
             child = self._step(node, tokens[known:])
             if child is None:
-                child = Node(node, tokens[known:], None, entry.end, landmark=entry.landmark)
+                child = PrefixNode(node, tokens[known:], None, entry.end, landmark=entry.landmark)
                 node.children[tokens[known]] = child
             node, part = child, filed.part(child.begin, child.end)
             if not (node.filed and node.filed.there and node.filed.holds_all_of(part)):
                 node.filed = part
 
-    def ending(self, behind: Node, tokens: Sequence[int]) -> Node | None:
+    def ending(self, behind: PrefixNode, tokens: Sequence[int]) -> PrefixNode | None:
         """The node that ends where `tokens`, which go on from another's end, do: cut where it goes on. None where that
         is not known."""
         tokens, node, end = tuple(tokens), behind, behind.end + len(tokens)
@@ -162,15 +317,15 @@ class Forest:
             node = child
         return node
 
-    def _step(self, node: Node, tokens: tuple[int, ...]) -> Node | None:
+    def _step(self, node: PrefixNode, tokens: tuple[int, ...]) -> PrefixNode | None:
         """The node behind another one that `tokens` go through, or a part of it: cut where they end or part from it."""
         child = self._child(node, tokens[0])
         if child is None:
             return None
-        agreed = agreement(child.tokens, tokens[: len(child.tokens)])
+        agreed = common_prefix_length(child.tokens, tokens[: len(child.tokens)])
         return child if agreed == len(child.tokens) else self.split(child, child.begin + agreed)
 
-    def prune(self, node: Node) -> None:
+    def prune(self, node: PrefixNode) -> None:
         """Forget a node, and what goes on from it, none of which is in memory."""
         self.changes += 1
         parent = node.parent
@@ -189,10 +344,10 @@ class Forest:
             if node is None:
                 self._unswept = self.nodes()
                 return
-            if node.record is None and not node.is_filed and self._is_here(node):
+            if node.record is None and not node.is_on_disk and self._is_here(node):
                 self.prune(node)
 
-    def _is_here(self, node: Node) -> bool:
+    def _is_here(self, node: PrefixNode) -> bool:
         """Whether it can still be found, as others may have been forgotten meanwhile, and what goes on from them."""
         while node.parent is not None:
             if node.parent.children.get(node.tokens[0]) is not node:
@@ -220,7 +375,7 @@ class Forest:
     def check(self) -> None:
         for tenant, owned in self._roots.items():
             for root in owned.values():
-                assert root.tally == _counted(root), "the index has lost count of what an owner has"
+                assert root.tally == _tally_below(root), "the index has lost count of what an owner has"
                 assert root.owner is not None and root.owner.tenant == tenant
         for node in self.nodes():
             assert node.parent is not None and node.root is node.parent.root
@@ -242,17 +397,88 @@ class Forest:
         assert self.pinned_bytes == sum(tally.pinned_bytes for _, tally in roots), "pins are miscounted"
 
 
-def _counted(root: Node) -> Tally:
+def _tally_below(root: PrefixNode) -> MemoryTally:
     """What is in memory below a root, looked at anew."""
-    total = Tally()
-    for node in _below(root):
+    total = MemoryTally()
+    for node in _nodes_below(root):
         total = total.plus(node.own_tally)
     return total
 
 
-def _below(root: Node) -> Iterator[Node]:
+def _nodes_below(root: PrefixNode) -> Iterator[PrefixNode]:
     pending = list(root.children.values())
     while pending:
         node = pending.pop()
         pending.extend(node.children.values())
         yield node
+
+
+class CachedStates(Protocol):
+    """What some tokens' layers left, wherever it is."""
+
+    @property
+    def has_checkpoint(self) -> bool: ...
+
+    def oldest(self, group: int) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DiskRecord:
+    """Tokens [begin, end) of what a file holds."""
+
+    entry: DiskEntry
+    begin: int
+    end: int
+
+    @classmethod
+    def whole(cls, entry: DiskEntry) -> DiskRecord:
+        return cls(entry, entry.begin, entry.end)
+
+    @property
+    def there(self) -> bool:
+        """As far as is known."""
+        return not self.entry.lost
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return self.entry.checkpoint and self.end == self.entry.end
+
+    def oldest(self, group: int) -> int:
+        """The first token whose keys and values it has in a group; behind its end where it has none."""
+        first = self.entry.oldest[group]
+        if first < self.entry.begin:  # it reaches back so as to need nobody before it: that is about its end
+            return first if self.end == self.entry.end else self.end
+        return max(first, self.begin)
+
+    def holds_all_of(self, record: CachedStates) -> bool:
+        """Whether nothing that a record of the same tokens has is missing here."""
+        if record.has_checkpoint and not self.has_checkpoint:
+            return False
+        return all(self.oldest(group) <= record.oldest(group) for group in range(len(self.entry.oldest)))
+
+    def part(self, begin: int, end: int) -> DiskRecord:
+        return replace(self, begin=begin, end=end)
+
+    def split(self, at: int) -> tuple[DiskRecord, DiskRecord]:
+        return self.part(self.begin, at), self.part(at, self.end)
+
+
+def outline_prefixes(roots: Iterable[PrefixNode], most: int) -> list[tuple[PrefixNode, int | None, int]]:
+    """At most so many nodes, each behind the one that it goes on from: the node, that one's place in the list, and how
+    many that go on from it are left out. Looks at the listed ones and their children alone."""
+    order = count()
+    waiting: list[tuple[int, int, PrefixNode, int | None]] = []
+
+    def offer(node: PrefixNode, parent: int | None) -> None:
+        for child in node.children.values():
+            heapq.heappush(waiting, (-child.uses, next(order), child, parent))
+
+    for root in roots:
+        offer(root, None)
+    found: list[tuple[PrefixNode, int | None]] = []
+    while waiting and len(found) < most:
+        _, _, node, parent = heapq.heappop(waiting)
+        found.append((node, parent))
+        offer(node, len(found) - 1)
+    listed = Counter(parent for _, parent in found)
+    return [(node, parent, len(node.children) - listed[place]) for place, (node, parent) in enumerate(found)]

@@ -10,17 +10,25 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from ingot.cache.batch_state import Rows
+from ingot.cache.batch_state import BatchState
 from ingot.cache.codecs.names import RAW
 from ingot.cache.codecs.pair import PairCodec
-from ingot.cache.delta_codec import DeltaCodec
-from ingot.cache.deltas import Deltas
 from ingot.cache.disk.record_file import StoredData
-from ingot.cache.kv_deltas import layers_of, of_group, raw_delta, read
-from ingot.cache.packing import Form, LooseRecord, as_stored, extents, fitted, laid, laid_part, unpacked
+from ingot.cache.kv_deltas import DeltaCodec, LayerDeltas, deltas_of_group, layers_of_group, read_deltas, read_raw_delta
 from ingot.cache.page_groups import PageGroup
-from ingot.cache.pages import PAGE, Table
-from ingot.cache.records import KVPart, Record
+from ingot.cache.pages import PAGE, PageTable
+from ingot.cache.records import (
+    KVPart,
+    Record,
+    RecordForm,
+    UnpagedRecord,
+    deserialise_record,
+    fit_record,
+    place_record,
+    place_record_part,
+    record_extents,
+    unpage_record_as_stored,
+)
 from ingot.errors import ConfigError
 
 
@@ -29,26 +37,26 @@ class RecordEncoding:
 
     lossy = False
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: BatchState) -> None:
         self._rows = rows
         self.name = RAW if rows.codec is None else str(rows.codec.name)
         """What records went through that it gives."""
 
-    def form(self, form: Form) -> Form:
+    def form(self, form: RecordForm) -> RecordForm:
         """What records look like outside of pages, for one that has them raw."""
         return form
 
-    def loose(self, record: Record) -> LooseRecord:
+    def loose(self, record: Record) -> UnpagedRecord:
         """A record as it is written to files."""
-        return as_stored(self._rows, record)
+        return unpage_record_as_stored(self._rows, record)
 
-    def opened(self, found: StoredData, form: Form) -> LooseRecord:
+    def opened(self, found: StoredData, form: RecordForm) -> UnpagedRecord:
         """What was read from one. Raises ArchiveError unless it is of that form."""
-        return fitted(unpacked(found.header.record, found.tensors), form)
+        return fit_record(deserialise_record(found.header.record, found.tensors), form)
 
-    def taken(self, before: Sequence[Record], loose: LooseRecord) -> Record:
+    def taken(self, before: Sequence[Record], loose: UnpagedRecord) -> Record:
         """A record of what was read; `before` are those of the tokens before it."""
-        return replace(laid(self._rows, before, loose), codec=self.name)
+        return replace(place_record(self._rows, before, loose), codec=self.name)
 
 
 class LossyEncoding(RecordEncoding):
@@ -56,29 +64,29 @@ class LossyEncoding(RecordEncoding):
 
     lossy = True
 
-    def __init__(self, rows: Rows, codec: PairCodec, form: Form) -> None:
+    def __init__(self, rows: BatchState, codec: PairCodec, form: RecordForm) -> None:
         """`form` is that of raw records. Raises ConfigError where the model's states cannot be encoded."""
         super().__init__(rows)
         self.name = str(codec.name)
         self._codec = DeltaCodec(codec, form.sample.deltas)
         if self._codec.is_idle:
-            raise refused(codec, "this model keeps no keys and values")
-        check_codec(codec, self._codec)
+            raise codec_refused_error(codec, "this model keeps no keys and values")
+        check_codec_fits(codec, self._codec)
         sizes = self._codec.sizes(rows.states)
         self._sizes = tuple(sizes.get(group.window, (0, 0)) for group in rows.groups)
 
-    def form(self, form: Form) -> Form:
-        return encoded_form(self._codec, form)
+    def form(self, form: RecordForm) -> RecordForm:
+        return encode_form(self._codec, form)
 
-    def loose(self, record: Record) -> LooseRecord:
-        return LooseRecord(record.begin, record.end, self._deltas(record), record.checkpoint)
+    def loose(self, record: Record) -> UnpagedRecord:
+        return UnpagedRecord(record.begin, record.end, self._deltas(record), record.checkpoint)
 
-    def taken(self, before: Sequence[Record], loose: LooseRecord) -> Record:
+    def taken(self, before: Sequence[Record], loose: UnpagedRecord) -> Record:
         """Without pages: it gets some when a sequence goes on from it."""
         parts = []
         for group in self._rows.groups:
-            delta, _ = of_group(self._rows.states, group, loose.deltas)[0]
-            parts.append(KVPart(group, delta.begin, delta.end, Table(group.pages, kept=True), delta.begin))
+            delta, _ = deltas_of_group(self._rows.states, group, loose.deltas)[0]
+            parts.append(KVPart(group, delta.begin, delta.end, PageTable(group.pages, kept=True), delta.begin))
         deltas = loose.deltas.copied()
         mx.eval(deltas.arrays())
         return Record(loose.begin, loose.end, tuple(parts), loose.checkpoint, deltas, self.name)
@@ -121,25 +129,25 @@ class LossyEncoding(RecordEncoding):
                 parts[group.number] = self._part_with_pages(part, before, self._decoded(record.encoded, group))
         return replace(record, parts=tuple(parts))
 
-    def _part_with_pages(self, part: KVPart, before: Sequence[Record], deltas: Deltas) -> KVPart:
+    def _part_with_pages(self, part: KVPart, before: Sequence[Record], deltas: LayerDeltas) -> KVPart:
         """What it still has of its pages stays: others go on from inside of the last one, and count on it to pay."""
         group, held = part.group, part.table
         if group.window is not None or not held.numbers:
-            return laid_part(self._rows, group, before, deltas)
-        made = laid_part(self._rows, group, before, deltas.before(held.first * PAGE, part.begin))
-        table = Table(group.pages, made.table.first, [*made.table.numbers, *held.numbers], kept=True)
+            return place_record_part(self._rows, group, before, deltas)
+        made = place_record_part(self._rows, group, before, deltas.before(held.first * PAGE, part.begin))
+        table = PageTable(group.pages, made.table.first, [*made.table.numbers, *held.numbers], kept=True)
         return replace(part, table=table, paid=min(made.paid, held.first))
 
-    def _deltas(self, record: Record) -> Deltas:
+    def _deltas(self, record: Record) -> LayerDeltas:
         return self._encoded(record) if record.encoded is None else record.encoded
 
-    def _encoded(self, record: Record) -> Deltas:
+    def _encoded(self, record: Record) -> LayerDeltas:
         """Of a record that has its pages."""
-        return self._codec.encode(read(self._rows.states, extents(record), raw_delta))
+        return self._codec.encode(read_deltas(self._rows.states, record_extents(record), read_raw_delta))
 
-    def _decoded(self, deltas: Deltas, group: PageGroup) -> Deltas:
+    def _decoded(self, deltas: LayerDeltas, group: PageGroup) -> LayerDeltas:
         """In the layers of a group."""
-        return self._codec.decode(deltas, layers_of(self._rows.states, group))
+        return self._codec.decode(deltas, layers_of_group(self._rows.states, group))
 
     def _encoded_bytes(self, record: Record) -> int:
         """What its keys and values take, or would."""
@@ -149,7 +157,7 @@ class LossyEncoding(RecordEncoding):
         return sum(each + count * more for count, (each, more) in tokens if count)
 
 
-def encoding_of(rows: Rows, codec: PairCodec, form: Form | None) -> RecordEncoding:
+def record_encoding_for(rows: BatchState, codec: PairCodec, form: RecordForm | None) -> RecordEncoding:
     """`form` is that of raw records, which a lossy codec has to know."""
     if not codec.lossy:
         return RecordEncoding(rows)
@@ -157,18 +165,18 @@ def encoding_of(rows: Rows, codec: PairCodec, form: Form | None) -> RecordEncodi
     return LossyEncoding(rows, codec, form)
 
 
-def encoded_form(codec: DeltaCodec, form: Form) -> Form:
+def encode_form(codec: DeltaCodec, form: RecordForm) -> RecordForm:
     """What records look like in fewer bits."""
     sample = replace(form.sample, deltas=codec.encode(form.sample.deltas))
     mx.eval(sample.arrays())
     return replace(form, sample=sample, pages=(None,) * len(form.pages))
 
 
-def check_codec(codec: PairCodec, met: DeltaCodec) -> None:
+def check_codec_fits(codec: PairCodec, met: DeltaCodec) -> None:
     """Raises ConfigError where some layer's states cannot be encoded."""
     if (problem := met.problem) is not None:
-        raise refused(codec, problem)
+        raise codec_refused_error(codec, problem)
 
 
-def refused(codec: PairCodec, problem: str) -> ConfigError:
+def codec_refused_error(codec: PairCodec, problem: str) -> ConfigError:
     return ConfigError(f"cache_codec {codec.name} cannot be used: {problem}. Use cache_codec raw.", param="cache_codec")

@@ -1,35 +1,160 @@
-"""Puts a measured load on an OpenAI-compatible server: so many streams at once, each prompt its own.
+"""`ingot bench SUBJECT`: measurements of servers. `ingot bench serve` measures a running OpenAI-compatible server under
+several loads: so many streams at once, each prompt its own.
 
-Prompts are random words from a seed. They differ from the first word on, so that a prefix cache has nothing to
-offer, and their length is calibrated by the server's own count of a probe's tokens.
+Prompts are random words from a seed. They differ from the first word on, so that a prefix cache has nothing to offer,
+and their length is calibrated by the server's own count of a probe's tokens. Figures come as a table, as JSON and as a
+plot.
 """
 
 from __future__ import annotations
 
+import importlib
+import json
+import math
 import queue
 import random
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from ingot.cli.bench_stats import Level, Sample, summarise
-from ingot.cli.client import Client, ServerError, delta_of
-from ingot.errors import ConfigError
+from ingot.cli.client import ServerClient, ServerError, chunk_delta
+from ingot.cli.flags import (
+    DEFAULT_URL,
+    CommandParser,
+    add_settings,
+    number_flag,
+    parse_whole_number,
+    require_parent_folder,
+    settings_from_arguments,
+    timeout_flag,
+)
+from ingot.errors import ConfigError, nearest_name
+from ingot.extras import require_extra
+from ingot.version import __version__
 
-PATHS = {"chat": "chat/completions", "completions": "completions"}
+BENCH_SUBJECTS = {
+    "serve": "measure a running server under several loads",
+    "speculate": "measure what guessing ahead gains, on several kinds of work",
+}
+
+
+def run_bench(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_bench_usage())
+        return 0
+    if arguments[0] not in BENCH_SUBJECTS:
+        near = nearest_name(arguments[0], BENCH_SUBJECTS)
+        hint = f"did you mean {near}?" if near else f"try: {', '.join(BENCH_SUBJECTS)}"
+        raise ConfigError(f"unknown subject {arguments[0]}; {hint}")
+    if arguments[0] == "serve":
+        return run_bench_serve(arguments[1:])
+    code: int = importlib.import_module("ingot.cli.bench_speculation").run_bench_speculate(arguments[1:])
+    return code
+
+
+def _bench_usage() -> str:
+    rows = "\n".join(f"  {name:<10} {about} (ingot bench {name} --help)" for name, about in BENCH_SUBJECTS.items())
+    return f"usage: ingot bench SUBJECT [FLAGS]\n\n{rows}"
+
+
+ABOUT_BENCH_SERVE = (
+    "Measure a running OpenAI-compatible server: time to first token (TTFT), time between tokens (ITL) and "
+    "throughput, at several numbers of concurrent streams."
+)
+
+
+def run_bench_serve(arguments: list[str]) -> int:
+    namespace = _bench_serve_parser().parse(arguments)
+    settings = settings_from_arguments(namespace).settings
+    given = vars(namespace)
+    plan = read_load_plan(given)
+    json_to, plot_to = given.get("json"), given.get("plot")
+    for path in filter(None, (json_to, plot_to)):
+        require_parent_folder(path)
+    if plot_to:
+        require_plotting(plot_to)
+
+    client = ServerClient(given.get("url", DEFAULT_URL), settings.api_key, timeout=timeout_flag(given))
+    target = prepare_target(client, plan)
+    print(f"{target.model} at {client.url}: about {plan.prompt_tokens} tokens in, {plan.output_tokens} out")
+    print(load_table_head())
+    levels: list[LoadLevel] = []
+    for concurrency in plan.concurrency:
+        levels.append(run_level(target, plan, concurrency))
+        print(load_table_row(levels[-1]), flush=True)
+    if json_to:
+        write_json(json_to, load_report(target, plan, levels))
+    if plot_to:
+        write_load_plot(plot_to, target, plan, levels)
+    return _report_load_errors(levels)
+
+
+def _bench_serve_parser() -> CommandParser:
+    parser = CommandParser("bench serve", ABOUT_BENCH_SERVE)
+    usual = LoadPlan()
+    levels = ",".join(map(str, usual.concurrency))
+    parser.flag("--url", metavar="URL", help=f"the server (default: {DEFAULT_URL})")
+    parser.flag("--model", metavar="NAME", dest="name", help="the model to ask for (default: what the server lists)")
+    parser.flag("--endpoint", metavar="NAME", help=f"{' or '.join(ENDPOINT_PATHS)} (default: {usual.endpoint})")
+    parser.flag("--concurrency", metavar="N,N", help=f"numbers of streams at once (default: {levels})")
+    parser.flag("--prompt-tokens", metavar="N", help=f"prompt length (default: {usual.prompt_tokens})")
+    parser.flag("--output-tokens", metavar="N", help=f"answer length (default: {usual.output_tokens})")
+    parser.flag("--requests", metavar="N", help=f"requests a level (default: {REQUESTS_PER_STREAM} a stream)")
+    parser.flag("--warmup", metavar="N", help=f"requests before each level (default: {usual.warmup})")
+    parser.flag("--seed", metavar="N", help=f"seed of the prompts (default: {usual.seed})")
+    parser.flag("--timeout", metavar="N", help="seconds of silence after which a request fails (default: 600)")
+    parser.flag("--json", metavar="FILE", type=Path, help="write all figures here")
+    parser.flag("--plot", metavar="FILE", type=Path, help="draw them here (.png, .svg or .pdf)")
+    parser.flag("--api-key", metavar="KEY", dest="api_key", help="the server's key (better: INGOT_API_KEY)")
+    add_settings(parser, ("the rest",))
+    return parser
+
+
+def read_load_plan(given: Mapping[str, Any]) -> LoadPlan:
+    """The plan that the flags describe. Raises ConfigError."""
+    usual = LoadPlan()
+    endpoint = given.get("endpoint", usual.endpoint)
+    if endpoint not in ENDPOINT_PATHS:
+        raise ConfigError(f"--endpoint: {endpoint!r} is not one of {', '.join(ENDPOINT_PATHS)}")
+    levels = given["concurrency"].split(",") if "concurrency" in given else usual.concurrency
+    return LoadPlan(
+        endpoint=endpoint,
+        model=given.get("name"),
+        concurrency=tuple(parse_whole_number("--concurrency", part, 1, 4096) for part in levels),
+        prompt_tokens=number_flag(given, "prompt_tokens", usual.prompt_tokens, low=1),
+        output_tokens=number_flag(given, "output_tokens", usual.output_tokens, low=1),
+        requests=number_flag(given, "requests", 0, low=1) or None,
+        warmup=number_flag(given, "warmup", usual.warmup, low=0),
+        seed=number_flag(given, "seed", usual.seed, low=0),
+    )
+
+
+def _report_load_errors(levels: list[LoadLevel]) -> int:
+    """Failed requests make a failed benchmark, each kind of failure named once."""
+    for level in levels:
+        for message, times in level.errors.items():
+            print(f"ingot bench: {level.concurrency} streams: {times}x {message}", file=sys.stderr)
+    return 1 if any(level.errors for level in levels) else 0
+
+
+ENDPOINT_PATHS = {"chat": "chat/completions", "completions": "completions"}
 REQUESTS_PER_STREAM = 4
 PROBE_WORDS = 256
 # Short and common, so that most tokenizers spend one token on each.
-_WORDS = (
+_PROMPT_WORDS_TEXT = (
     "time year people way day man thing woman life child world school state family student group country problem "
     "hand part place case week company system program question work number night point home water room mother area "
     "money story fact month lot right study book eye job word business issue side kind head house service friend "
     "father power hour game line end member law car city name team minute idea body back parent face level office "
     "door health person art war history party result change morning reason research girl guy moment air teacher"
 )
-WORDS = _WORDS.split()
+PROMPT_WORDS = _PROMPT_WORDS_TEXT.split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +173,26 @@ class LoadPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LoadTarget:
     """A server that was looked at: what to call its model, whether it is ingot, how many words to send."""
 
-    client: Client
+    client: ServerClient
     model: str
     is_ingot: bool
     words: int
 
 
-def prepare(client: Client, plan: LoadPlan) -> Target:
+def prepare_target(client: ServerClient, plan: LoadPlan) -> LoadTarget:
     """Find the model's name and the prompts' length. Raises ServerError or ConfigError."""
-    ingot = is_ingot(client)
+    ingot = is_ingot_server(client)
     model = plan.model or ("default" if ingot else _first_model(client))
-    target = Target(client, model, ingot, words=1)
-    return Target(client, model, ingot, calibrate(plan.prompt_tokens, lambda words: _probe(target, plan, words)))
+    target = LoadTarget(client, model, ingot, words=1)
+    return LoadTarget(
+        client, model, ingot, calibrate_words(plan.prompt_tokens, lambda words: _probe_tokens(target, plan, words))
+    )
 
 
-def calibrate(wanted: int, count: Callable[[int], int]) -> int:
+def calibrate_words(wanted: int, count: Callable[[int], int]) -> int:
     """How many words make a prompt of `wanted` tokens, where `count` asks the server for a number of words."""
     many = max(2, min(wanted, PROBE_WORDS))
     few = many // 2
@@ -78,24 +205,26 @@ def calibrate(wanted: int, count: Callable[[int], int]) -> int:
     return words
 
 
-def run_level(target: Target, plan: LoadPlan, concurrency: int) -> Level:
+def run_level(target: LoadTarget, plan: LoadPlan, concurrency: int) -> LoadLevel:
     """Warm up, then keep `concurrency` requests under way until the level's number is done."""
     warmups = [request_body(target, plan, f"warm-up {concurrency}/{index}") for index in range(plan.warmup)]
-    _drive(target, plan, warmups, concurrency)
+    _drive_streams(target, plan, warmups, concurrency)
     total = plan.requests_at(concurrency)
     bodies = [request_body(target, plan, f"{concurrency}/{index}") for index in range(total)]
-    return summarise(concurrency, _drive(target, plan, bodies, concurrency))
+    return summarise_level(concurrency, _drive_streams(target, plan, bodies, concurrency))
 
 
-def _drive(target: Target, plan: LoadPlan, bodies: list[dict[str, Any]], concurrency: int) -> list[Sample]:
+def _drive_streams(
+    target: LoadTarget, plan: LoadPlan, bodies: list[dict[str, Any]], concurrency: int
+) -> list[RequestSample]:
     waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     for body in bodies:
         waiting.put(body)
-    done: queue.SimpleQueue[Sample] = queue.SimpleQueue()
+    done: queue.SimpleQueue[RequestSample] = queue.SimpleQueue()
 
     def stream() -> None:
-        for body in _drain(waiting):
-            done.put(measure(target.client, PATHS[plan.endpoint], body))
+        for body in _drain_queue(waiting):
+            done.put(measure_request(target.client, ENDPOINT_PATHS[plan.endpoint], body))
 
     # Daemons: when the user interrupts, the program must not wait for answers that nobody wants.
     threads = [threading.Thread(target=stream, daemon=True) for _ in range(min(concurrency, len(bodies)))]
@@ -104,7 +233,7 @@ def _drive(target: Target, plan: LoadPlan, bodies: list[dict[str, Any]], concurr
     return [done.get() for _ in bodies]
 
 
-def _drain(waiting: queue.SimpleQueue[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _drain_queue(waiting: queue.SimpleQueue[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     while True:
         try:
             yield waiting.get_nowait()
@@ -112,54 +241,256 @@ def _drain(waiting: queue.SimpleQueue[dict[str, Any]]) -> Iterator[dict[str, Any
             return
 
 
-def measure(client: Client, path: str, body: Mapping[str, Any]) -> Sample:
+def measure_request(client: ServerClient, path: str, body: Mapping[str, Any]) -> RequestSample:
     """One streamed request, timed from before it connects to its last byte."""
     started = time.perf_counter()
     arrivals: list[float] = []
     usage: Mapping[str, Any] = {}
     try:
         for chunk in client.stream(path, body):
-            if any(delta_of(chunk.data)):
+            if any(chunk_delta(chunk.data)):
                 arrivals.append(chunk.at)
             usage = chunk.data.get("usage") or usage
     except ServerError as error:
-        return Sample(started, time.perf_counter(), tuple(arrivals), error=error.message)
+        return RequestSample(started, time.perf_counter(), tuple(arrivals), error=error.message)
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    return Sample(started, time.perf_counter(), tuple(arrivals), prompt, completion)
+    return RequestSample(started, time.perf_counter(), tuple(arrivals), prompt, completion)
 
 
-def request_body(target: Target, plan: LoadPlan, name: str) -> dict[str, Any]:
-    body = _question(target, plan, name, target.words)
+def request_body(target: LoadTarget, plan: LoadPlan, name: str) -> dict[str, Any]:
+    body = _question_body(target, plan, name, target.words)
     body |= {"max_tokens": plan.output_tokens, "stream": True, "stream_options": {"include_usage": True}}
     # Only ingot is known to honour it; another server's answer may be shorter, and the counts then show it.
     return body | ({"ignore_eos": True} if target.is_ingot else {})
 
 
-def _question(target: Target, plan: LoadPlan, name: str, words: int) -> dict[str, Any]:
+def _question_body(target: LoadTarget, plan: LoadPlan, name: str, words: int) -> dict[str, Any]:
     dice = random.Random(f"{plan.seed}/{name}")
-    text = " ".join(dice.choices(WORDS, k=words))
+    text = " ".join(dice.choices(PROMPT_WORDS, k=words))
     asked = {"prompt": text} if plan.endpoint == "completions" else {"messages": [{"role": "user", "content": text}]}
     return {"model": target.model, "temperature": 0, **asked}
 
 
-def _probe(target: Target, plan: LoadPlan, words: int) -> int:
-    body = _question(target, plan, f"probe {words}", words) | {"max_tokens": 1}
-    answer = target.client.post(PATHS[plan.endpoint], body)
+def _probe_tokens(target: LoadTarget, plan: LoadPlan, words: int) -> int:
+    body = _question_body(target, plan, f"probe {words}", words) | {"max_tokens": 1}
+    answer = target.client.post(ENDPOINT_PATHS[plan.endpoint], body)
     tokens = (answer.get("usage") or {}).get("prompt_tokens") if isinstance(answer, dict) else None
     if not isinstance(tokens, int):
         raise ServerError(f"{target.client.url} does not say how many tokens a prompt has (usage.prompt_tokens)")
     return tokens
 
 
-def is_ingot(client: Client) -> bool:
+def is_ingot_server(client: ServerClient) -> bool:
     try:
         return any(model.get("owned_by") == "ingot" for model in client.get("models")["data"])
     except (ServerError, KeyError, TypeError, AttributeError):
         return False
 
 
-def _first_model(client: Client) -> str:
+def _first_model(client: ServerClient) -> str:
     try:
         return str(client.get("models")["data"][0]["id"])
     except (KeyError, IndexError, TypeError):
         raise ServerError(f"{client.url} lists no models; name one with --model") from None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSample:
+    """One request. Times are seconds on one clock; `arrivals` are those of the chunks that held text."""
+
+    started: float
+    ended: float
+    arrivals: tuple[float, ...] = ()
+    prompt_tokens: int | None = None  # as the server counted them
+    completion_tokens: int | None = None
+    error: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        return self.error or (None if self.arrivals else "the answer held no text")
+
+    @property
+    def tokens(self) -> int:
+        """The server's own count, or the number of chunks where it gives none."""
+        return len(self.arrivals) if self.completion_tokens is None else self.completion_tokens
+
+    @property
+    def ttft(self) -> float:
+        return self.arrivals[0] - self.started
+
+    @property
+    def gaps(self) -> list[float]:
+        return [later - earlier for earlier, later in pairwise(self.arrivals)]
+
+    @property
+    def seconds_per_token(self) -> float:
+        """After the first one; unlike a gap, right also where a chunk holds several tokens."""
+        return (self.arrivals[-1] - self.arrivals[0]) / (self.tokens - 1)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / (self.ended - self.started)
+
+
+@dataclass(frozen=True, slots=True)
+class LatencySpread:
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadLevel:
+    """All the requests at one concurrency. A spread is None when nothing was measured."""
+
+    concurrency: int
+    requests: int
+    seconds: float  # from the first request's start to the last one's end
+    prompt_tokens: int
+    output_tokens: int
+    chunks: int
+    counted_by: str  # what output_tokens rests on: usage, chunks, or (over several requests) both
+    output_tokens_per_second: float
+    prompt_tokens_per_second: float
+    requests_per_second: float
+    ttft: LatencySpread | None
+    inter_token: LatencySpread | None  # between the chunks of a stream
+    seconds_per_token: LatencySpread | None  # one value a request
+    request_seconds: LatencySpread | None
+    request_tokens_per_second: LatencySpread | None
+    errors: dict[str, int]  # message: how often
+
+    @property
+    def failed(self) -> int:
+        return sum(self.errors.values())
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` of the sorted `values` lie, interpolated between neighbours."""
+    place = share * (len(values) - 1)
+    low, high = math.floor(place), math.ceil(place)
+    return values[low] + (values[high] - values[low]) * (place - low)
+
+
+def spread_of(values: Sequence[float]) -> LatencySpread | None:
+    if not values:
+        return None
+    ordered = sorted(values)
+    mean = math.fsum(ordered) / len(ordered)
+    return LatencySpread(mean, quantile(ordered, 0.5), quantile(ordered, 0.9), quantile(ordered, 0.99), ordered[-1])
+
+
+def summarise_level(concurrency: int, samples: Sequence[RequestSample]) -> LoadLevel:
+    """Failed requests count as errors alone: their tokens and times are in no other figure."""
+    good = [sample for sample in samples if sample.problem is None]
+    errors = Counter(sample.problem for sample in samples if sample.problem is not None)
+    seconds = max(s.ended for s in samples) - min(s.started for s in samples)
+    output = sum(sample.tokens for sample in good)
+    prompt = sum(sample.prompt_tokens or 0 for sample in good)
+    counts = {"chunks" if sample.completion_tokens is None else "usage" for sample in good}
+    return LoadLevel(
+        concurrency=concurrency,
+        requests=len(samples),
+        seconds=seconds,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        chunks=sum(len(sample.arrivals) for sample in good),
+        counted_by=" and ".join(sorted(counts)),
+        output_tokens_per_second=output / seconds,
+        prompt_tokens_per_second=prompt / seconds,
+        requests_per_second=len(good) / seconds,
+        ttft=spread_of([sample.ttft for sample in good]),
+        inter_token=spread_of([gap for sample in good for gap in sample.gaps]),
+        seconds_per_token=spread_of([sample.seconds_per_token for sample in good if sample.tokens > 1]),
+        request_seconds=spread_of([sample.ended - sample.started for sample in good]),
+        request_tokens_per_second=spread_of([sample.tokens_per_second for sample in good]),
+        errors=dict(errors),
+    )
+
+
+TABLE_HEAD = ("streams", "done", "failed", "prompt", "output", "tok/s", "tok/s each")
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+SPREAD_HEAD = ("TTFT p50", "p90", "p99 ms", "ITL p50", "p90", "p99 ms")
+
+
+def load_table_head() -> str:
+    return _table_cells([*TABLE_HEAD, *SPREAD_HEAD])
+
+
+def load_table_row(level: LoadLevel) -> str:
+    good = level.requests - level.failed
+    each = level.request_tokens_per_second
+    cells = [
+        str(level.concurrency),
+        str(good),
+        str(level.failed),
+        f"{level.prompt_tokens / good:.0f}" if good else "-",
+        f"{level.output_tokens / good:.0f}" if good else "-",
+        f"{level.output_tokens_per_second:.1f}",
+        f"{each.mean:.1f}" if each else "-",
+    ]
+    return _table_cells([*cells, *_spread_milliseconds(level.ttft), *_spread_milliseconds(level.inter_token)])
+
+
+def _spread_milliseconds(spread: LatencySpread | None) -> list[str]:
+    return ["-"] * 3 if spread is None else [f"{value * 1e3:.1f}" for value in (spread.p50, spread.p90, spread.p99)]
+
+
+def _table_cells(cells: Sequence[str]) -> str:
+    return "  ".join(
+        f"{cell:>{max(7, len(head))}}" for cell, head in zip(cells, (*TABLE_HEAD, *SPREAD_HEAD), strict=True)
+    )
+
+
+def load_report(target: LoadTarget, plan: LoadPlan, levels: Sequence[LoadLevel]) -> dict[str, Any]:
+    """Times are in seconds."""
+    server = {"url": target.client.url, "model": target.model, "is_ingot": target.is_ingot}
+    return {
+        "ingot": __version__,
+        "server": server,
+        "plan": asdict(plan) | {"words_per_prompt": target.words},
+        "levels": [asdict(level) | {"failed": level.failed} for level in levels],
+    }
+
+
+def write_json(path: Path, report: dict[str, Any]) -> None:
+    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def require_plotting(path: Path) -> None:
+    """Raise before anything is measured, rather than after, when no plot can be drawn."""
+    if path.suffix not in PLOT_SUFFIXES:
+        raise ConfigError(f"--plot: {path} must end in {', '.join(PLOT_SUFFIXES)}")
+    require_extra("bench", "--plot")
+
+
+def write_load_plot(path: Path, target: LoadTarget, plan: LoadPlan, levels: Sequence[LoadLevel]) -> None:
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 3.8), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    streams = [level.concurrency for level in levels]
+    left.plot(streams, [level.output_tokens_per_second for level in levels], marker="o")
+    left.set(title="throughput", ylabel="output tokens per second")
+    _plot_spread(middle, "time to first token", [(level.concurrency, level.ttft) for level in levels])
+    _plot_spread(right, "time between tokens", [(level.concurrency, level.inter_token) for level in levels])
+    for axes in (left, middle, right):
+        axes.set(xlabel="streams at once", xticks=streams)
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    figure.suptitle(f"{target.model}, {plan.prompt_tokens} tokens in, {plan.output_tokens} out, {plan.endpoint}")
+    figure.savefig(path, dpi=130)
+
+
+def _plot_spread(axes: Any, title: str, points: Sequence[tuple[int, LatencySpread | None]]) -> None:
+    measured = [(streams, spread) for streams, spread in points if spread is not None]
+    for name in ("p50", "p90", "p99"):
+        values = [asdict(spread)[name] * 1e3 for _, spread in measured]
+        axes.plot([streams for streams, _ in measured], values, marker="o", label=name)
+    axes.set(title=title, ylabel="milliseconds")
+    axes.legend()

@@ -1,28 +1,315 @@
-"""Plain decoding against each proposer of a server, on the same questions, in turns."""
+"""`ingot bench speculate`: what speculation gains on several kinds of work, and whether texts stay the same.
+
+Plain decoding is set against each proposer of a server, on the same questions, in turns. The texts are of our own.
+Variants differ in names and figures, so that no answer is known from the one before.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
+import random
 import statistics
+import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Final
 
-from ingot.cli.bench_workloads import WORKLOADS, Body, body_of
-from ingot.cli.client import Client, ServerError
+from ingot.cli.bench import write_json
+from ingot.cli.client import ServerClient, ServerError
+from ingot.cli.flags import (
+    DEFAULT_URL,
+    CommandParser,
+    add_settings,
+    number_flag,
+    require_parent_folder,
+    settings_from_arguments,
+    timeout_flag,
+)
+from ingot.config import FOREIGN_SETTINGS, SETTINGS, Settings
+from ingot.errors import ConfigError, nearest_name
+from ingot.version import __version__
 
-PLAIN: Final = "off"
-LEAST_TOKENS: Final = 2
+ABOUT_BENCH_SPECULATE = (
+    "Measure what guessing ahead gains: plain decoding against each proposer that the server offers, on the same "
+    "questions, in turns. Texts are compared, too: they must be the same."
+)
+LOCAL_SECTIONS = ("the model", "the engine")
+OUTCOME_HEAD = (
+    f"{'workload':<18} {'proposer':<9} {'tok/s':>8} {'ratio':>7} {'accepted':>9} {'tok/pass':>9} {'same text':>10}"
+)
+
+
+def run_bench_speculate(arguments: list[str]) -> int:
+    namespace = _bench_speculate_parser().parse(arguments)
+    given = vars(namespace)
+    settings = settings_from_arguments(namespace).settings
+    plan = read_speculation_plan(given)
+    if "json" in given:
+        require_parent_folder(given["json"])
+    with contextlib.ExitStack() as stack:
+        client = _speculation_client(given, settings, stack)
+        proposers = offered_proposers(client)
+        print(f"{client.url}: {', '.join(proposers)} against plain decoding, {plan.rounds} rounds of {plan.streams}")
+        print(OUTCOME_HEAD)
+        outcomes = []
+        for outcome in measure_proposers(client, plan, proposers):
+            outcomes.append(outcome)
+            print(_outcome_row(outcome), flush=True)
+    if "json" in given:
+        made = {"ingot": __version__, "plan": asdict(plan), "outcomes": [asdict(each) for each in outcomes]}
+        write_json(given["json"], made)
+    return _report_differences(outcomes)
+
+
+def _bench_speculate_parser() -> CommandParser:
+    parser = CommandParser("bench speculate", ABOUT_BENCH_SPECULATE)
+    usual = SpeculationPlan()
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="a model to serve here, instead of a running server")
+    parser.flag("--url", metavar="URL", help=f"the running server (default: {DEFAULT_URL})")
+    parser.flag("--workloads", metavar="A,B", help=f"some of: {', '.join(WORKLOADS)} (default: all)")
+    parser.flag("--rounds", metavar="N", help=f"rounds of each workload (default: {usual.rounds})")
+    parser.flag("--streams", metavar="N", help=f"questions at once (default: {usual.streams})")
+    parser.flag("--output-tokens", metavar="N", help=f"longest answer (default: {usual.output_tokens})")
+    parser.flag("--seed", metavar="N", help=f"seed of the questions (default: {usual.seed})")
+    parser.flag("--timeout", metavar="N", help="seconds of silence after which a request fails (default: 600)")
+    parser.flag("--json", metavar="FILE", type=Path, help="write all figures here")
+    parser.flag("--api-key", metavar="KEY", dest="api_key", help="the server's key (better: INGOT_API_KEY)")
+    foreign = {known.section for known in FOREIGN_SETTINGS.values()}
+    add_settings(parser, (*LOCAL_SECTIONS, *foreign, "the rest"))
+    return parser
+
+
+def read_speculation_plan(given: Mapping[str, Any]) -> SpeculationPlan:
+    """The plan that the flags describe. Raises ConfigError."""
+    usual = SpeculationPlan()
+    named = given["workloads"].split(",") if "workloads" in given else usual.workloads
+    return SpeculationPlan(
+        workloads=tuple(dict.fromkeys(_known_workload(name.strip()) for name in named)),
+        rounds=number_flag(given, "rounds", usual.rounds, low=1),
+        streams=number_flag(given, "streams", usual.streams, low=1, high=256),
+        output_tokens=number_flag(given, "output_tokens", usual.output_tokens, low=2),
+        seed=number_flag(given, "seed", usual.seed, low=0),
+    )
+
+
+def _known_workload(name: str) -> str:
+    if name in WORKLOADS:
+        return name
+    near = nearest_name(name, WORKLOADS)
+    hint = f"; did you mean {near}?" if near else ""
+    raise ConfigError(f"--workloads: {name[:100]!r} is not one of {', '.join(WORKLOADS)}{hint}")
+
+
+def _speculation_client(given: Mapping[str, Any], settings: Settings, stack: contextlib.ExitStack) -> ServerClient:
+    """A client of the running server, or of one that is started here and lives as long as `stack`."""
+    if given.get("model") is not None:
+        if "url" in given:
+            raise ConfigError("--url names a running server and MODEL one to start: give one of them")
+        from ingot.cli.serve import local_server
+
+        return ServerClient(stack.enter_context(local_server(settings)), settings.api_key, timeout=timeout_flag(given))
+    known = {**SETTINGS, **FOREIGN_SETTINGS}
+    for name in given:
+        if name != "model" and name in known and known[name].section not in ("the rest", "the door"):
+            raise ConfigError(f"{known[name].flag} says how to run a model here: it needs a MODEL")
+    return ServerClient(given.get("url", DEFAULT_URL), settings.api_key, timeout=timeout_flag(given))
+
+
+def _outcome_row(outcome: SpeculationOutcome) -> str:
+    return (
+        f"{outcome.workload:<18} {'plain' if outcome.proposer == PLAIN_DECODING else outcome.proposer:<9} "
+        f"{_format_figure(outcome.speed, '.1f'):>8} {_format_figure(outcome.ratio, '.2f'):>7} "
+        f"{_format_figure(outcome.acceptance, '.0%'):>9} {_format_figure(outcome.tokens_per_pass, '.2f'):>9} "
+        f"{f'{outcome.same}/{outcome.answers}':>10}"
+    )
+
+
+def _format_figure(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _report_differences(outcomes: Sequence[SpeculationOutcome]) -> int:
+    """Texts that differ make a failed benchmark."""
+    wrong = [each for each in outcomes if each.same < each.answers]
+    for each in wrong:
+        differ = f"{each.answers - each.same} of {each.answers} texts differ from plain decoding"
+        print(f"ingot bench: {each.workload}, {each.proposer}: {differ}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+WorkloadBody = dict[str, Any]
+
+WORKLOAD_PEOPLE: Final = (
+    "Amara",
+    "Bruno",
+    "Chiyo",
+    "Dagny",
+    "Emeka",
+    "Farah",
+    "Goran",
+    "Hina",
+    "Ivo",
+    "Jonna",
+    "Kofi",
+    "Liv",
+)
+CITIES: Final = ("Bergen", "Cusco", "Dakar", "Gdansk", "Hanoi", "Izmir", "Kigali", "Lagos", "Porto", "Quito", "Riga")
+GOODS: Final = ("bolts", "cables", "hinges", "lamps", "pumps", "ropes", "screws", "springs", "tiles", "valves")
+NOUNS: Final = ("invoice", "parcel", "reading", "recipe", "sensor", "ticket", "vehicle", "visit")
+QUESTIONS: Final = (
+    "Why do leaves change colour in autumn?",
+    "How does a sailing boat move against the wind?",
+    "What makes bread rise, and what goes wrong when it does not?",
+    "Why is the night sky dark although there are so many stars?",
+    "How do noise-cancelling headphones work?",
+    "What should somebody know before planting an apple tree?",
+    "How does a refrigerator make things cold?",
+    "Why do bridges have gaps in them?",
+)
+WORKLOAD_CODE: Final = """\
+from dataclasses import dataclass, field
+
+
+@dataclass
+class {Noun}:
+    name: str
+    owner: str
+    amount: float = 0.0
+    tags: list[str] = field(default_factory=list)
+
+
+class {Noun}Store:
+    def __init__(self) -> None:
+        self.items: dict[str, {Noun}] = {{}}
+
+    def add(self, item: {Noun}) -> None:
+        if item.name in self.items:
+            raise ValueError(f"{{item.name}} is stored already")
+        self.items[item.name] = item
+
+    def total(self, owner: str) -> float:
+        return sum(item.amount for item in self.items.values() if item.owner == owner)
+
+    def tagged(self, tag: str) -> list[{Noun}]:
+        return [item for item in self.items.values() if tag in item.tags]
+
+    def largest(self, count: int = {count}) -> list[{Noun}]:
+        ordered = sorted(self.items.values(), key=lambda item: item.amount, reverse=True)
+        return ordered[:count]
+"""
+ORDERS_SCHEMA: Final = {
+    "type": "object",
+    "properties": {
+        "orders": {
+            "type": "array",
+            "minItems": 3,
+            "maxItems": 3,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "customer": {"type": "string", "maxLength": 20},
+                    "city": {"type": "string", "maxLength": 20},
+                    "article": {"enum": list(GOODS)},
+                    "quantity": {"type": "integer"},
+                    "paid": {"type": "boolean"},
+                },
+                "required": ["customer", "city", "article", "quantity", "paid"],
+                "additionalProperties": False,
+            },
+        }
+    },
+    "required": ["orders"],
+    "additionalProperties": False,
+}
+TRIP_SCHEMA: Final = {
+    "type": "object",
+    "properties": {
+        "traveller": {"type": "string", "maxLength": 20},
+        "departure_city": {"type": "string", "maxLength": 20},
+        "destination_city": {"type": "string", "maxLength": 20},
+        "passengers": {"type": "integer"},
+        "travel_class": {"enum": ["economy", "premium", "business"]},
+    },
+    "required": ["traveller", "departure_city", "destination_city", "passengers", "travel_class"],
+    "additionalProperties": False,
+}
+
+
+def code_edit_work(dice: random.Random) -> WorkloadBody:
+    noun = dice.choice(NOUNS)
+    code = WORKLOAD_CODE.format(Noun=noun.capitalize(), count=dice.randint(3, 99))
+    return _user_message(
+        f"Rename the method `total` to `sum_for_{noun}` and change nothing else. Answer with the whole file.\n\n"
+        f"```python\n{code}```"
+    )
+
+
+def copy_work(dice: random.Random) -> WorkloadBody:
+    lines = "\n".join(f"- {sentence}" for sentence in _order_sentences(dice, 8))
+    return _user_message(f"Repeat this list word for word, and write nothing else:\n\n{lines}")
+
+
+def chat_work(dice: random.Random) -> WorkloadBody:
+    return _user_message(f"{dice.choice(WORKLOAD_PEOPLE)} from {dice.choice(CITIES)} asks: {dice.choice(QUESTIONS)}")
+
+
+def structured_work(dice: random.Random) -> WorkloadBody:
+    text = " ".join(_order_sentences(dice, 3))
+    form = {"type": "json_schema", "json_schema": {"name": "orders", "schema": ORDERS_SCHEMA, "strict": True}}
+    return _user_message(f"Write these orders as JSON. {text}") | {"response_format": form}
+
+
+def tool_call_work(dice: random.Random) -> WorkloadBody:
+    who, (start, end), seats = dice.choice(WORKLOAD_PEOPLE), dice.sample(CITIES, 2), dice.randint(1, 6)
+    function = {"name": "book_flight", "description": "Books a flight.", "parameters": TRIP_SCHEMA, "strict": True}
+    return _user_message(f"Book a flight from {start} to {end} for {who} and {seats} others, in economy.") | {
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+    }
+
+
+WORKLOADS: Final[Mapping[str, Callable[[random.Random], WorkloadBody]]] = {
+    "code edit": code_edit_work,
+    "copy": copy_work,
+    "chat": chat_work,
+    "structured output": structured_work,
+    "tool calls": tool_call_work,
+}
+
+
+def workload_body(workload: str, variant: str) -> WorkloadBody:
+    """What is asked, without how it is to be answered."""
+    return WORKLOADS[workload](random.Random(f"{workload}/{variant}"))
+
+
+def _user_message(text: str) -> WorkloadBody:
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+def _order_sentences(dice: random.Random, count: int) -> list[str]:
+    return [
+        f"{dice.choice(WORKLOAD_PEOPLE)} from {dice.choice(CITIES)} ordered {dice.randint(2, 900)} "
+        f"{dice.choice(GOODS)} "
+        f"and {dice.choice(('has paid', 'has not paid yet'))}."
+        for _ in range(count)
+    ]
+
+
+PLAIN_DECODING: Final = "off"
+LEAST_MEASURED_TOKENS: Final = 2
 """An answer of fewer has no speed: the first comes with the prompt."""
-WARM_UP: Final = -1
+WARM_UP_ROUND: Final = -1
 """The number of the round that is not measured: what is made at first use is made then, and the server learns what
 guessing costs."""
 
 
 @dataclass(frozen=True, slots=True)
-class GuessingPlan:
+class SpeculationPlan:
     workloads: tuple[str, ...] = tuple(WORKLOADS)
     rounds: int = 3
     streams: int = 1  # questions at once
@@ -31,7 +318,7 @@ class GuessingPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class MeasuredAnswer:
     """One answer: its text, its calls included, and what the server's receipt says of it."""
 
     text: str
@@ -44,11 +331,11 @@ class Answered:
     @property
     def speed(self) -> float | None:
         """Tokens a second, from the first on."""
-        return (self.tokens - 1) / self.decode_s if self.tokens >= LEAST_TOKENS and self.decode_s > 0 else None
+        return (self.tokens - 1) / self.decode_s if self.tokens >= LEAST_MEASURED_TOKENS and self.decode_s > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SpeculationOutcome:
     """A workload done by one proposer, against plain decoding of the same questions in the same rounds."""
 
     workload: str
@@ -61,7 +348,7 @@ class Outcome:
     tokens_per_pass: float | None
 
 
-def proposers_of(client: Client) -> tuple[str, ...]:
+def offered_proposers(client: ServerClient) -> tuple[str, ...]:
     """What to set against plain decoding: each that the server offers, and all together. Raises ServerError."""
     try:
         model = client.get("models")["data"][0]
@@ -73,25 +360,29 @@ def proposers_of(client: Client) -> tuple[str, ...]:
     return (*offered, "auto") if len(offered) > 1 else offered
 
 
-def measure(client: Client, plan: GuessingPlan, proposers: Sequence[str]) -> Iterator[Outcome]:
+def measure_proposers(
+    client: ServerClient, plan: SpeculationPlan, proposers: Sequence[str]
+) -> Iterator[SpeculationOutcome]:
     """Outcomes by workload, plain decoding first. Raises ServerError."""
-    _round(client, plan, plan.workloads[0], WARM_UP, proposers)
+    _run_round(client, plan, plan.workloads[0], WARM_UP_ROUND, proposers)
     for workload in plan.workloads:
-        rounds = [_round(client, plan, workload, number, proposers) for number in range(plan.rounds)]
-        for proposer in (PLAIN, *proposers):
-            yield outcome(workload, proposer, rounds)
+        rounds = [_run_round(client, plan, workload, number, proposers) for number in range(plan.rounds)]
+        for proposer in (PLAIN_DECODING, *proposers):
+            yield summarise_outcome(workload, proposer, rounds)
 
 
-def outcome(workload: str, proposer: str, rounds: Sequence[Mapping[str, Sequence[Answered]]]) -> Outcome:
+def summarise_outcome(
+    workload: str, proposer: str, rounds: Sequence[Mapping[str, Sequence[MeasuredAnswer]]]
+) -> SpeculationOutcome:
     """What the rounds, each with the answers by proposer, say of one of them."""
     answers = [one for each in rounds for one in each[proposer]]
-    pairs = [pair for each in rounds for pair in zip(each[proposer], each[PLAIN], strict=True)]
-    speeds = [(_speed(each[proposer]), _speed(each[PLAIN])) for each in rounds]
+    pairs = [pair for each in rounds for pair in zip(each[proposer], each[PLAIN_DECODING], strict=True)]
+    speeds = [(_mean_speed(each[proposer]), _mean_speed(each[PLAIN_DECODING])) for each in rounds]
     ratios = [own / plain for own, plain in speeds if own and plain]
     own_speeds = [own for own, _ in speeds if own]
     proposed, passes = sum(one.proposed for one in answers), sum(one.passes for one in answers)
     accepted = sum(one.accepted for one in answers)
-    return Outcome(
+    return SpeculationOutcome(
         workload,
         proposer,
         answers=len(answers),
@@ -103,18 +394,18 @@ def outcome(workload: str, proposer: str, rounds: Sequence[Mapping[str, Sequence
     )
 
 
-def _speed(answers: Sequence[Answered]) -> float | None:
+def _mean_speed(answers: Sequence[MeasuredAnswer]) -> float | None:
     speeds = [one.speed for one in answers if one.speed is not None]
     return statistics.fmean(speeds) if speeds else None
 
 
-def _round(
-    client: Client, plan: GuessingPlan, workload: str, number: int, proposers: Sequence[str]
-) -> dict[str, list[Answered]]:
+def _run_round(
+    client: ServerClient, plan: SpeculationPlan, workload: str, number: int, proposers: Sequence[str]
+) -> dict[str, list[MeasuredAnswer]]:
     """Everybody answers the same questions, one after another; another one begins each time."""
-    modes = [PLAIN, *proposers]
+    modes = [PLAIN_DECODING, *proposers]
     first = number % len(modes)
-    asked = [body_of(workload, f"{plan.seed}/{number}/{stream}") for stream in range(plan.streams)]
+    asked = [workload_body(workload, f"{plan.seed}/{number}/{stream}") for stream in range(plan.streams)]
     told = {"model": "default", "temperature": 0, "max_tokens": plan.output_tokens}
     answered = {}
     for mode in modes[first:] + modes[:first]:
@@ -123,16 +414,16 @@ def _round(
             body | told | {"speculate": mode, "cache_salt": f"bench {plan.seed}/{workload}/{number}/{stream}/{mode}"}
             for stream, body in enumerate(asked)
         ]
-        answered[mode] = _at_once(client, bodies)
+        answered[mode] = _post_at_once(client, bodies)
     return answered
 
 
-def _at_once(client: Client, bodies: Sequence[Body]) -> list[Answered]:
-    done: queue.SimpleQueue[tuple[int, Answered | ServerError]] = queue.SimpleQueue()
+def _post_at_once(client: ServerClient, bodies: Sequence[WorkloadBody]) -> list[MeasuredAnswer]:
+    done: queue.SimpleQueue[tuple[int, MeasuredAnswer | ServerError]] = queue.SimpleQueue()
 
-    def ask(number: int, body: Body) -> None:
+    def ask(number: int, body: WorkloadBody) -> None:
         try:
-            done.put((number, read(client.post("chat/completions", body))))
+            done.put((number, read_measured_answer(client.post("chat/completions", body))))
         except ServerError as error:
             done.put((number, error))
 
@@ -140,22 +431,22 @@ def _at_once(client: Client, bodies: Sequence[Body]) -> list[Answered]:
         # Daemons: when the user interrupts, the program must not wait for answers that nobody wants.
         threading.Thread(target=ask, args=asked, daemon=True).start()
     told = dict(done.get() for _ in bodies)
-    return [_or_raise(told[number]) for number in range(len(bodies))]
+    return [_raise_errors(told[number]) for number in range(len(bodies))]
 
 
-def _or_raise(told: Answered | ServerError) -> Answered:
+def _raise_errors(told: MeasuredAnswer | ServerError) -> MeasuredAnswer:
     if isinstance(told, ServerError):
         raise told
     return told
 
 
-def read(answer: Any) -> Answered:
+def read_measured_answer(answer: Any) -> MeasuredAnswer:
     """An answer of ours. Raises ServerError where it lacks its receipt."""
     try:
         message, receipt = answer["choices"][0]["message"], answer["ingot"]
         calls = [call["function"] for call in message.get("tool_calls") or ()]
         guessed = receipt.get("speculation") or {}
-        return Answered(
+        return MeasuredAnswer(
             json.dumps([message.get("reasoning_content"), message.get("content"), calls]),
             answer["usage"]["completion_tokens"],
             receipt["timing"]["decode_s"],

@@ -1,37 +1,40 @@
-"""`ingot chat [MODEL|URL]`: a conversation in the terminal, or one question from a pipe."""
+"""`ingot chat [MODEL|URL]`: a conversation in the terminal, or one question from a pipe; its /commands are functions in
+one table."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import logging
+import math
 import os
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from ingot.cli.chat_commands import run_command
-from ingot.cli.client import Client, ServerError, delta_of, is_url
-from ingot.cli.conversation import SAMPLING, ChatSession, sampling_value
-from ingot.cli.flags import CommandParser, add_settings, settle
+from ingot.cli.client import ServerClient, ServerError, chunk_delta, is_url
+from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
 from ingot.config import SETTINGS, Settings
-from ingot.errors import ConfigError, ModelError
+from ingot.errors import ConfigError, ModelError, nearest_name
 
-ABOUT = "Talk to a model. MODEL runs here, in this process; a URL is any OpenAI-compatible server."
+ABOUT_CHAT = "Talk to a model. MODEL runs here, in this process; a URL is any OpenAI-compatible server."
 LOCAL_SECTIONS = ("the model", "the engine")  # settings that say how to run a model: no use with a URL
-FENCE = '"""'
+TEXT_FENCE = '"""'
 HISTORY_LENGTH = 2000
-DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+DIM_TEXT, PLAIN_TEXT = "\x1b[2m", "\x1b[0m"
 # A model's text is not to be trusted with the terminal: no control characters but line feed and tab.
-_CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {0x0A, 0x09})
+_CONTROL_CHARACTERS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {0x0A, 0x09})
 
 
-def run(arguments: list[str]) -> int:
-    namespace = _parser().parse(arguments)
-    config = settle(namespace)
+def run_chat(arguments: list[str]) -> int:
+    namespace = _chat_parser().parse(arguments)
+    config = settings_from_arguments(namespace)
     if config.origins["log_level"] == "default":
         logging.getLogger("ingot").setLevel(logging.WARNING)  # the terminal belongs to the conversation
     given = vars(namespace)
@@ -40,20 +43,20 @@ def run(arguments: list[str]) -> int:
         # Whoever sits at a terminal means this program by Ctrl-C, also where a script was started to ignore it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     with contextlib.ExitStack() as stack:
-        client = _client(namespace, config.settings, stack)
-        sampling = {name: sampling_value(name, given[name]) for name in SAMPLING if name in given}
+        client = _chat_client(namespace, config.settings, stack)
+        sampling = {name: parse_sampling_value(name, given[name]) for name in SAMPLING_PARAMETERS if name in given}
         name = given.get("name") or _served_name(client)
         conversation = ChatSession(name, system=given.get("system"), sampling=sampling)
         return _converse(client, conversation) if interactive else _one_shot(client, conversation)
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser("chat", ABOUT)
+def _chat_parser() -> CommandParser:
+    parser = CommandParser("chat", ABOUT_CHAT)
     parser.add_argument("model", nargs="?", metavar="MODEL|URL", help="what to talk to", default=None)
     parser.flag("--system", metavar="TEXT", section="the chat", help="the system prompt")
     parser.flag("--name", metavar="NAME", section="the chat", help="which of the server's models to ask")
-    for name in SAMPLING:
-        metavar = "N" if SAMPLING[name] is int else "X"
+    for name in SAMPLING_PARAMETERS:
+        metavar = "N" if SAMPLING_PARAMETERS[name] is int else "X"
         about = f"{name.replace('_', ' ')} (default: the server's)"
         parser.flag("--" + name.replace("_", "-"), dest=name, metavar=metavar, section="the chat", help=about)
     add_settings(parser, (*LOCAL_SECTIONS, "the rest"))
@@ -62,33 +65,35 @@ def _parser() -> CommandParser:
     return parser
 
 
-def _client(namespace: argparse.Namespace, settings: Settings, stack: contextlib.ExitStack) -> Client:
+def _chat_client(namespace: argparse.Namespace, settings: Settings, stack: contextlib.ExitStack) -> ServerClient:
     """A client of the server at URL, or of one that is started here and lives as long as `stack`."""
     if not is_url(settings.model):
-        from ingot.cli.local_server import local_server
+        from ingot.cli.serve import local_server
 
-        return Client(stack.enter_context(local_server(settings)), settings.api_key)
+        return ServerClient(stack.enter_context(local_server(settings)), settings.api_key)
     useless = [SETTINGS[name] for name in vars(namespace) if name in SETTINGS and name != "model"]
     for known in useless:
         if known.section in LOCAL_SECTIONS:
             raise ConfigError(f"{known.flag} says how to run a model here; it means nothing to {settings.model}")
-    return Client(settings.model, settings.api_key)
+    return ServerClient(settings.model, settings.api_key)
 
 
-def _served_name(client: Client) -> str:
+def _served_name(client: ServerClient) -> str:
     try:
         return str(client.get("models")["data"][0]["id"])
     except (KeyError, IndexError, TypeError):
         raise ModelError(f"{client.url} lists no models; name one with --name") from None
 
 
-def answer(client: Client, conversation: ChatSession, question: str) -> Generator[tuple[str, str], None, None]:
+def stream_chat_answer(
+    client: ServerClient, conversation: ChatSession, question: str
+) -> Generator[tuple[str, str], None, None]:
     """(reasoning, text) as they arrive. What was said is kept, also when the answer is stopped or fails."""
     said: list[str] = []
     try:
         with contextlib.closing(client.stream("chat/completions", conversation.ask(question))) as chunks:
             for chunk in chunks:
-                reasoning, text = delta_of(chunk.data)
+                reasoning, text = chunk_delta(chunk.data)
                 said.append(text)
                 yield reasoning, text
     finally:
@@ -96,20 +101,20 @@ def answer(client: Client, conversation: ChatSession, question: str) -> Generato
             conversation.answered("".join(said))
 
 
-def _one_shot(client: Client, conversation: ChatSession) -> int:
+def _one_shot(client: ServerClient, conversation: ChatSession) -> int:
     question = sys.stdin.read().removesuffix("\n")
     if not question:
         raise ConfigError("nothing to ask: standard input is empty")
     clean = sys.stdout.isatty()
-    for _, text in answer(client, conversation, question):
-        _write(printable(text) if clean else text)
-    _write("\n")
+    for _, text in stream_chat_answer(client, conversation, question):
+        _write_now(printable_text(text) if clean else text)
+    _write_now("\n")
     return 0
 
 
-def _converse(client: Client, conversation: ChatSession) -> int:
+def _converse(client: ServerClient, conversation: ChatSession) -> int:
     print(f"{conversation.model} at {client.url} - /help lists commands, Ctrl-D leaves")
-    with _history(history_path()):
+    with _line_history(history_path()):
         while True:
             try:
                 message = read_message(input)
@@ -120,7 +125,7 @@ def _converse(client: Client, conversation: ChatSession) -> int:
                 print("\n(Ctrl-D or /quit leaves)")
                 continue
             if message.startswith("/"):
-                outcome = run_command(conversation, message)
+                outcome = run_chat_command(conversation, message)
                 if outcome.say:
                     print(outcome.say)
                 if outcome.leave:
@@ -133,40 +138,40 @@ def _converse(client: Client, conversation: ChatSession) -> int:
 def read_message(read: Callable[[str], str]) -> str:
     """One message: a line, lines joined by a backslash at their end, or a block between two `\"\"\"`."""
     line = read("> ")
-    if line.lstrip().startswith(FENCE):
-        lines = [line.lstrip().removeprefix(FENCE)]
-        while not lines[-1].rstrip().endswith(FENCE):
+    if line.lstrip().startswith(TEXT_FENCE):
+        lines = [line.lstrip().removeprefix(TEXT_FENCE)]
+        while not lines[-1].rstrip().endswith(TEXT_FENCE):
             lines.append(read(". "))
-        lines[-1] = lines[-1].rstrip().removesuffix(FENCE)
+        lines[-1] = lines[-1].rstrip().removesuffix(TEXT_FENCE)
         return "\n".join(lines).strip("\n")
     while line.endswith("\\"):
         line = line[:-1] + "\n" + read(". ")
     return line
 
 
-def _show_answer(client: Client, conversation: ChatSession, question: str) -> None:
+def _show_answer(client: ServerClient, conversation: ChatSession, question: str) -> None:
     """Ctrl-C ends the answer, not the program; a failed one is said and the chat goes on."""
-    stream = answer(client, conversation, question)
+    stream = stream_chat_answer(client, conversation, question)
     thinking = False
     try:
-        with _at_interrupts(client.break_off):
+        with _calling_at_interrupts(client.break_off):
             for reasoning, text in stream:
                 if bool(reasoning) != thinking and (reasoning or text):
                     thinking = bool(reasoning)
-                    _write(DIM if thinking else f"{PLAIN}\n")
-                _write(printable(reasoning + text))
-        _write("\n")
+                    _write_now(DIM_TEXT if thinking else f"{PLAIN_TEXT}\n")
+                _write_now(printable_text(reasoning + text))
+        _write_now("\n")
     except KeyboardInterrupt:
-        _write(f"{PLAIN}\n(stopped)\n")
+        _write_now(f"{PLAIN_TEXT}\n(stopped)\n")
     except ServerError as error:
-        _write(f"{PLAIN}\n")
+        _write_now(f"{PLAIN_TEXT}\n")
         print(f"ingot chat: {error.message}", file=sys.stderr)
     finally:
         stream.close()
 
 
 @contextlib.contextmanager
-def _at_interrupts(act: Callable[[], None]) -> Iterator[None]:
+def _calling_at_interrupts(act: Callable[[], None]) -> Iterator[None]:
     """`act` is called in a thread at Ctrl-C. KeyboardInterrupt alone is not enough: a read that begins just as it comes
     is not woken by it, and a server may be silent for long."""
     ours, theirs = socket.socketpair()
@@ -189,11 +194,11 @@ def _at_interrupts(act: Callable[[], None]) -> Iterator[None]:
         ours.close()
 
 
-def printable(text: str) -> str:
-    return text.translate(_CONTROLS)
+def printable_text(text: str) -> str:
+    return text.translate(_CONTROL_CHARACTERS)
 
 
-def _write(text: str) -> None:
+def _write_now(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
 
@@ -204,7 +209,7 @@ def history_path() -> Path:
 
 
 @contextlib.contextmanager
-def _history(path: Path) -> Iterator[None]:
+def _line_history(path: Path) -> Iterator[None]:
     """Line editing with the lines of earlier chats; those of this one are added when it ends."""
     try:
         import readline
@@ -223,3 +228,177 @@ def _history(path: Path) -> Iterator[None]:
             readline.write_history_file(path)
         except OSError as error:
             print(f"ingot chat: the history was not saved: {error}", file=sys.stderr)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandOutcome:
+    """What to do after a command: say something, ask something, or leave."""
+
+    say: str = ""
+    ask: str | None = None
+    leave: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCommand:
+    usage: str
+    help: str
+    run: Callable[[ChatSession, str], CommandOutcome]
+
+
+def run_chat_command(conversation: ChatSession, line: str) -> CommandOutcome:
+    """Run `/name rest`. A mistake is something to say, never an exception."""
+    name, _, rest = line[1:].partition(" ")
+    if name not in CHAT_COMMANDS:
+        near = nearest_name(name, CHAT_COMMANDS)
+        return CommandOutcome(f"unknown command /{name}; " + (f"did you mean /{near}?" if near else "see /help"))
+    return CHAT_COMMANDS[name].run(conversation, rest.strip())
+
+
+def _system_command(conversation: ChatSession, text: str) -> CommandOutcome:
+    if not text:
+        return CommandOutcome(conversation.system or "no system prompt is set")
+    conversation.system = None if text == "none" else text
+    return CommandOutcome("system prompt removed" if text == "none" else "system prompt set")
+
+
+def _set_command(conversation: ChatSession, text: str) -> CommandOutcome:
+    name, _, value = text.partition(" ")
+    if not name:
+        return CommandOutcome(
+            "\n".join(f"{key} {conversation.sampling.get(key, 'default')}" for key in SAMPLING_PARAMETERS)
+        )
+    try:
+        if value.strip() in ("", "default") and name in SAMPLING_PARAMETERS:
+            conversation.sampling.pop(name, None)
+            return CommandOutcome(f"{name} is the server's default")
+        conversation.sampling[name] = parse_sampling_value(name, value.strip())
+    except ConfigError as error:
+        return CommandOutcome(error.message)
+    return CommandOutcome(f"{name} is {conversation.sampling[name]}")
+
+
+def _retry_command(conversation: ChatSession, _: str) -> CommandOutcome:
+    question = conversation.retry()
+    return CommandOutcome("nothing was asked yet") if question is None else CommandOutcome(ask=question)
+
+
+def _clear_command(conversation: ChatSession, _: str) -> CommandOutcome:
+    conversation.clear()
+    return CommandOutcome("the conversation starts anew (system prompt and parameters are kept)")
+
+
+def _save_command(conversation: ChatSession, name: str) -> CommandOutcome:
+    if not name:
+        return CommandOutcome("say where to: /save FILE")
+    try:
+        conversation.save(Path(name).expanduser())
+    except OSError as error:
+        return CommandOutcome(f"cannot save to {name}: {error.strerror}")
+    return CommandOutcome(f"saved to {name}")
+
+
+def _help_command(_: ChatSession, __: str) -> CommandOutcome:
+    rows = [f"{command.usage:<26} {command.help}" for command in CHAT_COMMANDS.values()]
+    rows += [
+        f"{'''line ending in a backslash''':<26} goes on in the next line",
+        f"{chr(34) * 3:<26} starts and ends a text of many lines",
+        f"{'Ctrl-C':<26} stops the answer; Ctrl-D leaves",
+    ]
+    return CommandOutcome("\n".join(rows))
+
+
+CHAT_COMMANDS = {
+    "system": ChatCommand("/system TEXT", "set the system prompt (/system none removes it)", _system_command),
+    "set": ChatCommand("/set NAME VALUE", "set a sampling parameter (/set shows them all)", _set_command),
+    "retry": ChatCommand("/retry", "ask the last question again", _retry_command),
+    "clear": ChatCommand("/clear", "forget the conversation", _clear_command),
+    "save": ChatCommand("/save FILE", "write the conversation to a new .md or .json file", _save_command),
+    "help": ChatCommand("/help", "show this", _help_command),
+    "quit": ChatCommand("/quit", "leave", lambda _, __: CommandOutcome(leave=True)),
+}
+
+
+SessionMessage = dict[str, str]
+
+# The server knows the bounds; here only the type is settled.
+SAMPLING_PARAMETERS: dict[str, type[int] | type[float]] = {
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "max_tokens": int,
+    "seed": int,
+    "presence_penalty": float,
+    "frequency_penalty": float,
+    "repetition_penalty": float,
+}
+
+
+def parse_sampling_value(name: str, text: str) -> int | float:
+    """Raises ConfigError for an unknown name or a value of the wrong type."""
+    if name not in SAMPLING_PARAMETERS:
+        near = nearest_name(name, SAMPLING_PARAMETERS)
+        raise ConfigError(
+            f"unknown parameter {name}; " + (f"did you mean {near}?" if near else ", ".join(SAMPLING_PARAMETERS))
+        )
+    try:
+        value = SAMPLING_PARAMETERS[name](text)
+    except ValueError:
+        wanted = "whole number" if SAMPLING_PARAMETERS[name] is int else "number"
+        raise ConfigError(f"{name}: {text!r} is not a {wanted}") from None
+    if not math.isfinite(value):
+        raise ConfigError(f"{name}: {text} is not a finite number")
+    return value
+
+
+@dataclass
+class ChatSession:
+    """Answered turns alternate between user and assistant; a question without an answer is not kept, but
+    `asked` remembers it, so that it can be asked again."""
+
+    model: str
+    system: str | None = None
+    sampling: dict[str, int | float] = field(default_factory=dict)
+    turns: list[SessionMessage] = field(default_factory=list)
+    asked: str | None = None
+    kept: bool = False  # whether `asked` and its answer are the last turn
+
+    def ask(self, text: str) -> dict[str, Any]:
+        """The body of the request that asks `text`."""
+        self.asked, self.kept = text, False
+        messages = [*self.messages, {"role": "user", "content": text}]
+        return {"model": self.model, "messages": messages, "stream": True, **self.sampling}
+
+    def answered(self, text: str) -> None:
+        """Keep the last question with its answer, which may be a part of one."""
+        if self.asked is None:
+            raise ValueError("nothing was asked")
+        self.turns += [{"role": "user", "content": self.asked}, {"role": "assistant", "content": text}]
+        self.kept = True
+
+    def retry(self) -> str | None:
+        """Forget the last answer; what had been asked, or None if nothing was."""
+        if self.kept:
+            del self.turns[-2:]
+        self.kept = False
+        return self.asked
+
+    def clear(self) -> None:
+        self.turns, self.asked, self.kept = [], None, False
+
+    @property
+    def messages(self) -> list[SessionMessage]:
+        return [*([{"role": "system", "content": self.system}] if self.system else []), *self.turns]
+
+    def save(self, path: Path) -> None:
+        """As JSON when the name ends so, else as Markdown. Raises FileExistsError rather than overwrite."""
+        with path.open("x", encoding="utf-8") as file:
+            file.write(self._json() if path.suffix == ".json" else self._markdown())
+
+    def _json(self) -> str:
+        whole = {"model": self.model, "messages": self.messages, "sampling": self.sampling}
+        return json.dumps(whole, ensure_ascii=False, indent=2) + "\n"
+
+    def _markdown(self) -> str:
+        return "\n".join(f"## {message['role']}\n\n{message['content']}\n" for message in self.messages)

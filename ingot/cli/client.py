@@ -21,7 +21,7 @@ from ingot.errors import ConfigError, IngotError
 from ingot.version import __version__
 
 Payload = Mapping[str, Any] | BinaryIO | None
-_READ = 1 << 16
+_READ_BYTES = 1 << 16
 _LONGEST_ERROR = 1 << 20
 
 
@@ -45,7 +45,7 @@ def is_url(text: str) -> bool:
     return text.lower().startswith(("http://", "https://"))
 
 
-class Client:
+class ServerClient:
     """`url` is a server's root (`http://host:8000`) or its API's base (`http://host:8000/v1`)."""
 
     def __init__(self, url: str, api_key: str | None = None, timeout: float = 600.0) -> None:
@@ -105,7 +105,7 @@ class Client:
                 for data in events.feed(piece):
                     if data == b"[DONE]":
                         return
-                    yield TimedEvent(now, _event(data))
+                    yield TimedEvent(now, _parse_event(data))
             raise ServerError("the server closed the stream before its end")
         finally:
             self._streaming = None
@@ -160,11 +160,11 @@ class Client:
             text = response.read(_LONGEST_ERROR)
         except (OSError, http.client.HTTPException) as error:
             raise self._broken(error) from error
-        raise ServerError(_refusal(response.status, text), response.status)
+        raise ServerError(_refusal_text(response.status, text), response.status)
 
     def _read(self, response: http.client.HTTPResponse) -> bytes:
         try:
-            return response.read1(_READ)
+            return response.read1(_READ_BYTES)
         except (OSError, http.client.HTTPException) as error:
             raise self._broken(error) from error
 
@@ -194,14 +194,14 @@ class EventLines:
                 yield data
 
 
-def delta_of(chunk: Mapping[str, Any]) -> tuple[str, str]:
+def chunk_delta(chunk: Mapping[str, Any]) -> tuple[str, str]:
     """(reasoning, text) that a chunk of a chat or a completion adds; empty where none."""
     choices = chunk.get("choices") or [{}]
     delta = choices[0].get("delta") or {}
     return delta.get("reasoning_content") or "", delta.get("content") or choices[0].get("text") or ""
 
 
-def _event(data: bytes) -> Mapping[str, Any]:
+def _parse_event(data: bytes) -> Mapping[str, Any]:
     try:
         event = json.loads(data)
     except ValueError:
@@ -209,19 +209,19 @@ def _event(data: bytes) -> Mapping[str, Any]:
     if not isinstance(event, dict):
         raise ServerError(f"the server sent an event that is no object: {data[:80]!r}")
     if event.get("error"):
-        raise ServerError(_message(event) or "the server reported an error")
+        raise ServerError(_error_message(event) or "the server reported an error")
     return event
 
 
-def _refusal(status: int, text: bytes) -> str:
+def _refusal_text(status: int, text: bytes) -> str:
     try:
-        message = _message(json.loads(text))
+        message = _error_message(json.loads(text))
     except ValueError:
         message = text.decode("utf-8", "replace").strip()[:200]
     return f"{message or http.client.responses.get(status, 'refused')} (HTTP {status})"
 
 
-def _message(body: Any) -> str | None:
+def _error_message(body: Any) -> str | None:
     error = body.get("error") if isinstance(body, dict) else None
     if isinstance(error, dict):
         error = error.get("message")

@@ -1,24 +1,36 @@
-"""`ingot doctor`: what this machine offers, what is missing, and how to get it."""
+"""`ingot doctor`: what this machine offers, what is missing, and how to get it. Each examination looks at one thing and
+says what it found; none imports mlx."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import os
+import platform
+import resource
+import shutil
+import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Literal
 
-from ingot.cli import examine
-from ingot.cli.examine import Finding
-from ingot.cli.flags import CommandParser, add_settings, settle
-from ingot.config import Settings
+from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
+from ingot.config import GIB, Settings
+from ingot.extras import EXTRAS, install_command, missing_packages
+from ingot.kernels import device
 
-ABOUT = "Say what this machine offers, what is missing and how to get it. Fails when something required is missing."
-MARKS = {"ok": "ok", "note": "note", "missing": "MISSING"}
+ABOUT_DOCTOR = (
+    "Say what this machine offers, what is missing and how to get it. Fails when something required is missing."
+)
+STATE_MARKS = {"ok": "ok", "note": "note", "missing": "MISSING"}
 
 
-def run(arguments: list[str]) -> int:
-    parser = CommandParser("doctor", ABOUT)
+def run_doctor(arguments: list[str]) -> int:
+    parser = CommandParser("doctor", ABOUT_DOCTOR)
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="a model's folder: what of it is slower than it could be"
     )
@@ -28,40 +40,231 @@ def run(arguments: list[str]) -> int:
     namespace = parser.parse(arguments)
     given = vars(namespace)
     model = given.pop("model", None)
-    settings = settle(namespace).settings
-    findings = list(look(settings, network="network" in given, model=None if model is None else Path(model)))
+    settings = settings_from_arguments(namespace).settings
+    findings = list(examine_machine(settings, network="network" in given, model=None if model is None else Path(model)))
     healthy = all(finding.state != "missing" for finding in findings)
     if "json" in given:
         print(json.dumps({"ok": healthy, "findings": [asdict(finding) for finding in findings]}, indent=2))
     else:
-        print(_text(findings))
+        print(_format_findings(findings))
     return 0 if healthy else 1
 
 
-def look(settings: Settings, network: bool, model: Path | None = None) -> Iterator[Finding]:
-    probed = examine.probe_mlx() if model is None else examine.probe_mlx(model)
-    yield examine.python()
-    yield examine.processor()
-    yield from examine.nvidia(probed)
-    yield from examine.mlx(probed)
-    yield from examine.packages()
+def examine_machine(settings: Settings, network: bool, model: Path | None = None) -> Iterator[Finding]:
+    probed = run_mlx_probe() if model is None else run_mlx_probe(model)
+    yield examine_python()
+    yield examine_processor()
+    yield from examine_nvidia(probed)
+    yield from examine_mlx(probed)
+    yield from examine_packages()
     if sys.platform == "linux":
-        yield examine.compiler("C++ compiler", ("g++",), "CPUs need it for mx.compile, CUDA for launching graphs")
-    yield examine.memory()
-    yield examine.disk(settings.models_dir)
-    yield examine.open_files()
-    yield from examine.extras()
+        yield examine_compiler("C++ compiler", ("g++",), "CPUs need it for mx.compile, CUDA for launching graphs")
+    yield examine_memory()
+    yield examine_disk(settings.models_dir)
+    yield examine_open_files()
+    yield from examine_extras()
     if model is not None:
-        yield from examine.model(probed, model)
+        yield from examine_model(probed, model)
     if network:
-        yield examine.hub(settings)
+        yield examine_hub(settings)
 
 
-def _text(findings: list[Finding]) -> str:
+def _format_findings(findings: list[Finding]) -> str:
     width = max(len(finding.name) for finding in findings)
     lines = []
     for finding in findings:
-        lines.append(f"{MARKS[finding.state]:<8}{finding.name:<{width}}  {finding.detail}")
+        lines.append(f"{STATE_MARKS[finding.state]:<8}{finding.name:<{width}}  {finding.detail}")
         if finding.advice:
             lines.append(f"{'':<8}{'':<{width}}  -> {finding.advice}")
     return "\n".join(lines)
+
+
+REQUIRED_PACKAGES = ("mlx-lm", "transformers", "tokenizers", "safetensors", "gguf", "starlette", "uvicorn")
+EXTRA_USES = {
+    "vision": "models that see",
+    "audio": "speech",
+    "mcp": "tools of MCP servers",
+    "events": "`--kv-events`",
+    "otel": "`--otlp-traces-endpoint`",
+    "bench": "plots of `ingot bench`",
+}
+CPU_FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve")
+PROBE_SECONDS = 120
+LEAST_DISK = 2 * GIB
+LEAST_FILES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`missing_packages`: required and not there; `note`: works, and could be better; `advice`: what to do about it."""
+
+    name: str
+    state: Literal["ok", "note", "missing"]
+    detail: str
+    advice: str | None = None
+
+
+def examine_python() -> Finding:
+    return Finding("Python", "ok", f"{platform.python_version()} ({sys.executable})")
+
+
+def examine_processor() -> Finding:
+    cores = f"{os.cpu_count()} cores"
+    features = ", ".join(_cpu_features())
+    return Finding("processor", "ok", "; ".join(part for part in (device.cpu_name(), cores, features) if part))
+
+
+def _cpu_features() -> list[str]:
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return []
+    for line in cpuinfo.read_text().splitlines():
+        if line.lower().startswith(("flags", "features")):
+            present = set(line.partition(":")[2].split())
+            return [feature for feature in CPU_FEATURES if feature in present]
+    return []
+
+
+def run_mlx_probe(model: Path | None = None) -> dict[str, Any] | str:
+    """What `run_mlx_probe` printed, or why it could not. `examine_model` is a folder that it looks into as well."""
+    command = [sys.executable, "-m", "ingot.cli.probe_mlx", *([] if model is None else [str(model)])]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"mlx did nothing for {PROBE_SECONDS} s"
+    if done.returncode != 0:
+        return (done.stderr.strip().splitlines() or [f"mlx died with code {done.returncode}"])[-1]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def examine_mlx(probed: dict[str, Any] | str) -> Iterator[Finding]:
+    if isinstance(probed, str):
+        extra = "" if sys.platform == "darwin" else ", with one of its extras [cpu] and [cuda]"
+        yield Finding("mlx", "missing", probed, f"install ingot again{extra}")
+        return
+    speed = f"{probed['gflops']:.0f} GFLOP/s in float32"
+    yield Finding("mlx", "ok", f"{probed['version']} on {probed['kind']} ({probed['name']}), {speed}")
+    if probed["kind"] == "cpu" and sys.platform == "linux":
+        blas = "OpenBLAS" if probed["fast_blas"] else "mlx's reference BLAS (slow)"
+        yield Finding("BLAS", "note" if probed["blas_advice"] else "ok", blas, probed["blas_advice"])
+        kernels = probed["native"] or "none: packed weights are unpacked"
+        yield Finding("native kernels", "note" if probed["native_advice"] else "ok", kernels, probed["native_advice"])
+    if probed["kind"] != "cpu":
+        yield _kernel_finding("paged attention", probed["paged"], "attention gathers pages instead")
+    if probed["kind"] == "cuda":
+        yield _kernel_finding("gated delta", probed["delta"], "its tokens run one after another instead")
+    if "compiled" in probed:
+        slower = probed["compiled_slower"]
+        advice = "install CUDA's compiler (nvidia-cuda-nvrtc) and headers (nvidia-cuda-runtime) beside mlx"
+        yield Finding("kernels", "note" if slower else "ok", slower or probed["compiled"], advice if slower else None)
+
+
+def examine_model(probed: dict[str, Any] | str, folder: Path) -> Iterator[Finding]:
+    """What of a model in a folder runs slower than it could."""
+    if isinstance(probed, str):
+        return
+    if not (folder / "config.json").is_file():
+        yield Finding("model", "note", f"{folder} is no folder with a config.json", "give the folder of a model")
+        return
+    for said in probed["slower"]:
+        yield Finding("model", "note", f"{folder.name}: {said}")
+    if not probed["slower"]:
+        yield Finding("model", "ok", f"{folder.name}: its attention runs by ingot's own modules")
+
+
+def _kernel_finding(name: str, wrong: str | None, instead: str) -> Finding:
+    if wrong is None:
+        return Finding(name, "ok", "right", None)
+    return Finding(name, "note", f"not used: {wrong}", f"{instead}, slower; tell the project what it says here")
+
+
+def examine_nvidia(probed: dict[str, Any] | str) -> Iterator[Finding]:
+    """Nothing where there is no NVIDIA GPU."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return
+    query = [program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        yield Finding("NVIDIA GPU", "note", f"nvidia-smi failed: {error}", "check the driver")
+        return
+    if done.returncode != 0:
+        yield Finding("NVIDIA GPU", "note", "nvidia-smi finds no working GPU", "check the driver")
+        return
+    unused = isinstance(probed, dict) and probed["kind"] == "cpu"
+    advice = "mlx runs on the CPU: install ingot into a fresh environment, with its extra [cuda]"
+    detail = "; ".join(done.stdout.strip().splitlines())
+    yield Finding("NVIDIA GPU", "note" if unused else "ok", detail, advice if unused else None)
+
+
+def examine_packages() -> Iterator[Finding]:
+    for name in REQUIRED_PACKAGES:
+        try:
+            yield Finding(name, "ok", importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(name, "missing", "not installed", install_command([name]))
+
+
+def examine_compiler(name: str, programs: Sequence[str], use: str) -> Finding:
+    found = next((path for program in programs if (path := shutil.which(program))), None)
+    if found is None:
+        return Finding(name, "note", f"none; {use}", "apt-get install g++ (or your system's package)")
+    return Finding(name, "ok", found)
+
+
+def examine_memory() -> Finding:
+    total, available = device.total_memory(), device.available_memory()
+    return Finding("memory", "ok", f"{available / GIB:.1f} GiB available of {total / GIB:.1f} GiB")
+
+
+def examine_disk(folder: Path) -> Finding:
+    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(there).free
+    detail = f"{free / GIB:.1f} GiB free for {folder}"
+    if not os.access(there, os.W_OK):
+        return Finding("models folder", "missing", f"{there} cannot be written", "choose another: --models-dir")
+    if free < LEAST_DISK:
+        return Finding("models folder", "note", detail, "make room, or choose another folder: --models-dir")
+    return Finding("models folder", "ok", detail)
+
+
+def examine_open_files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    detail = f"{_format_limit(soft)} (at most {_format_limit(hard)})"
+    if soft != resource.RLIM_INFINITY and soft < LEAST_FILES:
+        return Finding("open files", "note", detail, f"each client needs one: ulimit -n {LEAST_FILES}")
+    return Finding("open files", "ok", detail)
+
+
+def _format_limit(value: int) -> str:
+    return "unlimited" if value == resource.RLIM_INFINITY else str(value)
+
+
+def examine_extras() -> Iterator[Finding]:
+    for extra, use in EXTRA_USES.items():
+        if wanted := missing_packages(extra):
+            lacks = ", ".join(requirement.partition(">")[0] for requirement in wanted)
+            yield Finding(extra, "note", f"without {lacks}; for {use}", install_command(wanted))
+        else:
+            names = [requirement.partition(">")[0] for requirement in EXTRAS[extra].values()]
+            yield Finding(extra, "ok", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names))
+
+
+def examine_hub(settings: Settings) -> Finding:
+    """Whether the model hub answers; not asked when the settings forbid the network."""
+    if settings.offline:
+        return Finding("model hub", "ok", "not asked: offline")
+    from huggingface_hub.constants import ENDPOINT as address  # follows the user's own settings for the hub
+
+    request = urllib.request.Request(address, method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=10):
+            return Finding("model hub", "ok", f"{address} answers")
+    except urllib.error.HTTPError as error:
+        return Finding("model hub", "ok", f"{address} answers (HTTP {error.code})")
+    except (OSError, ValueError) as error:
+        return Finding(
+            "model hub", "note", f"{address} cannot be reached: {error}", "check the network, or use --offline"
+        )

@@ -1,60 +1,78 @@
-"""`ingot launch CLIENT`: another project's client, told of a running server, or of one that runs as long as it does."""
+"""`ingot launch CLIENT`: another project's client, configured for a running server, or for one that runs as long as it
+does.
+
+The client runs in this terminal: signals reach it, and its exit code becomes ours. With `--warm`, its first prompt is
+recorded once, and from then on computed before the client starts. Only a real session shows it: what a client says to a
+terminal and to a script differs from the first line on. So the first session goes through a relay of this process,
+which writes down the longest request that answers nothing yet.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import logging
 import os
+import select
 import shutil
+import signal
+import socket
+import subprocess
 import sys
 import tempfile
+import threading
+import time
 from argparse import Namespace
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
+from urllib.parse import urlsplit
 
-from ingot.agents.agent import Agent, ClientStart, Endpoint, Paste
-from ingot.agents.registry import AGENTS, agent_named
-from ingot.cli.client import Client, ServerError
-from ingot.cli.first_prompt import PREFIXES, FirstPrompt, recording
-from ingot.cli.flags import CommandParser, add_settings, settle
-from ingot.cli.foreground import run_in_foreground
+from ingot.agents.agent import CLIENT_TIMEOUT_S, Agent, ClientStart, ConfigSnippet, Endpoint
+from ingot.agents.clients import AGENTS, agent_by_name
+from ingot.cli.client import ServerClient, ServerError
+from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
 from ingot.config import SETTINGS, Settings
 from ingot.errors import ConfigError, IngotError, ModelError
+from ingot.process import signals_not_ignored
 
-ABOUT = (
+ABOUT_LAUNCH = (
     "Start a client against a running server, or against one that is started for it with --model, with the right "
     "address, key, model, context and time limits. What follows -- goes to the client. Nothing is written into the "
     "client's own configuration."
 )
 LOCAL_SECTIONS = ("the model", "the engine")  # settings that say how to run a model: of use with --model alone
 ANSWERS_WITHIN_S: Final = 30.0
-EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+WILDCARD_HOSTS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
-def run(arguments: list[str]) -> int:
-    ours, theirs = _parted(arguments)
+def run_launch(arguments: list[str]) -> int:
+    ours, theirs = _split_at_dashes(arguments)
     namespace = launch_parser().parse(ours)
-    config = settle(namespace)
-    agent = agent_named(namespace.client)
+    config = settings_from_arguments(namespace)
+    agent = agent_by_name(namespace.client)
     given = vars(namespace)
-    _check(namespace)
+    _check_flags(namespace)
     if "print" in given:
-        print("\n\n".join(map(_shown, agent.pastes(_running(given, config.settings)))))
+        print("\n\n".join(map(_format_paste, agent.snippets(_running_endpoint(given, config.settings)))))
         return 0
-    program = _program(agent)
-    start = _start_warm if "warm" in given else _start
+    program = _find_program(agent)
+    start = _start_client_warm if "warm" in given else _start_client
     if "model" not in given:
-        return start(agent, program, _running(given, config.settings), theirs)
+        return start(agent, program, _running_endpoint(given, config.settings), theirs)
     settings = config.settings
     if "warm" in given and settings.cache_dir is None:
-        settings = replace(settings, cache_dir=PREFIXES.expanduser())
-    with _own_server(settings) as endpoint:
+        settings = replace(settings, cache_dir=LAUNCH_CACHE_FOLDER.expanduser())
+    with _private_server(settings) as endpoint:
         return start(agent, program, endpoint, theirs)
 
 
-def _parted(arguments: list[str]) -> tuple[list[str], list[str]]:
+def _split_at_dashes(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Our words, and those after `--`."""
     if "--" not in arguments:
         return arguments, []
@@ -63,7 +81,7 @@ def _parted(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def launch_parser() -> CommandParser:
-    parser = CommandParser("launch", ABOUT)
+    parser = CommandParser("launch", ABOUT_LAUNCH)
     known = ", ".join(AGENTS)
     parser.add_argument("client", metavar="CLIENT", help=f"one of {known}")
     parser.flag("--url", metavar="URL", help="a running server (default: where `ingot serve` listens)")
@@ -82,7 +100,7 @@ def launch_parser() -> CommandParser:
     return parser
 
 
-def _check(namespace: Namespace) -> None:
+def _check_flags(namespace: Namespace) -> None:
     given = vars(namespace)
     if "model" in given:
         for name in ("url", "name", "print"):
@@ -96,7 +114,7 @@ def _check(namespace: Namespace) -> None:
             raise ConfigError(f"{known.flag} says how to run a model: it goes with --model")
 
 
-def _program(agent: Agent) -> str:
+def _find_program(agent: Agent) -> str:
     found = shutil.which(agent.program)
     if found is None:
         raise IngotError(
@@ -105,11 +123,11 @@ def _program(agent: Agent) -> str:
     return found
 
 
-def _running(given: dict[str, Any], settings: Settings) -> Endpoint:
+def _running_endpoint(given: dict[str, Any], settings: Settings) -> Endpoint:
     """What is served at the given address, or where `ingot serve` listens. Raises IngotError with what to do."""
-    url = given.get("url") or _usual_url(settings)
+    url = given.get("url") or _default_server_url(settings)
     try:
-        return _endpoint(url, settings.api_key, given.get("name"))
+        return _endpoint_at(url, settings.api_key, given.get("name"))
     except ServerError as error:
         if error.answered in (401, 403):
             raise IngotError(f"{error.message} Give the server's key with --api-key or INGOT_API_KEY.") from error
@@ -122,13 +140,13 @@ def _running(given: dict[str, Any], settings: Settings) -> Endpoint:
         ) from error
 
 
-def _usual_url(settings: Settings) -> str:
-    host = EVERYWHERE.get(settings.host, settings.host)
+def _default_server_url(settings: Settings) -> str:
+    host = WILDCARD_HOSTS.get(settings.host, settings.host)
     return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
 
 
-def _endpoint(url: str, key: str | None, name: str | None = None) -> Endpoint:
-    client = Client(url, key, timeout=ANSWERS_WITHIN_S)
+def _endpoint_at(url: str, key: str | None, name: str | None = None) -> Endpoint:
+    client = ServerClient(url, key, timeout=ANSWERS_WITHIN_S)
     try:
         listed = {str(model["id"]): model for model in client.get("models")["data"]}
         # Encoders, which are listed too, write nothing.
@@ -150,14 +168,14 @@ def _endpoint(url: str, key: str | None, name: str | None = None) -> Endpoint:
 
 
 @contextlib.contextmanager
-def _own_server(settings: Settings) -> Iterator[Endpoint]:
+def _private_server(settings: Settings) -> Iterator[Endpoint]:
     """A server in this process. What it logs goes to a file, as the terminal is the client's."""
-    from ingot.cli.local_server import local_server
+    from ingot.cli.serve import local_server
 
     descriptor, log = tempfile.mkstemp(prefix="ingot-launch-", suffix=".log")
     os.close(descriptor)
     with local_server(settings) as url, _logging_to(Path(log)):
-        endpoint = _endpoint(url, settings.api_key)
+        endpoint = _endpoint_at(url, settings.api_key)
         print(f"ingot launch: {endpoint.model} is served at {url}; the log is {log}", file=sys.stderr)
         yield endpoint
 
@@ -175,17 +193,17 @@ def _logging_to(path: Path) -> Iterator[None]:
         file.close()
 
 
-def _start(agent: Agent, program: str, endpoint: Endpoint, words: list[str]) -> int:
+def _start_client(agent: Agent, program: str, endpoint: Endpoint, words: list[str]) -> int:
     if (warning := agent.warning(endpoint)) is not None:
         print(f"ingot launch: {warning}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="ingot-launch-") as folder:
         launch = agent.launch(endpoint, Path(folder))
         for path, text in launch.files.items():
             path.write_text(text, encoding="utf-8")
-        return run_in_foreground([program, *launch.arguments, *words], _environment(launch))
+        return run_in_foreground([program, *launch.arguments, *words], _client_environment(launch))
 
 
-def _start_warm(agent: Agent, program: str, endpoint: Endpoint, words: list[str]) -> int:
+def _start_client_warm(agent: Agent, program: str, endpoint: Endpoint, words: list[str]) -> int:
     prompt = FirstPrompt.of(agent, program, words)
     try:
         computed = prompt.compute(endpoint)
@@ -193,20 +211,245 @@ def _start_warm(agent: Agent, program: str, endpoint: Endpoint, words: list[str]
         computed = error.message  # it is the client's to find out what else does not work
     if computed is not None:
         print(f"ingot launch: {agent.title}: {computed}", file=sys.stderr)
-        return _start(agent, program, endpoint, words)
+        return _start_client(agent, program, endpoint, words)
     print(
         f"ingot launch: {agent.title}'s first prompt is taken down in this session; from the next one on it is "
         "computed before the client starts",
         file=sys.stderr,
     )
-    with recording(prompt, endpoint) as relayed:
-        return _start(agent, program, relayed, words)
+    with recording_relay(prompt, endpoint) as relayed:
+        return _start_client(agent, program, relayed, words)
 
 
-def _environment(launch: ClientStart) -> dict[str, str]:
+def _client_environment(launch: ClientStart) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in launch.without}
     return {**kept, **launch.environment}
 
 
-def _shown(paste: Paste) -> str:
+def _format_paste(paste: ConfigSnippet) -> str:
     return f"# {paste.place}\n\n{paste.text}"
+
+
+FIRST_PROMPTS_FOLDER: Final = Path("~/.cache/ingot/agents")
+LAUNCH_CACHE_FOLDER: Final = FIRST_PROMPTS_FOLDER / "prefixes"
+"""Where a server that runs as long as its client keeps what it computed, unless it is told another place."""
+TOKEN_LIMIT_FIELDS: Final = {
+    "/v1/messages": "max_tokens",
+    "/v1/responses": "max_output_tokens",
+    "/v1/chat/completions": "max_tokens",
+}
+"""Addresses that prompts come to, and what their bodies call the most tokens to generate."""
+HOP_HEADERS: Final = frozenset({"connection", "content-length", "host", "keep-alive", "transfer-encoding"})
+
+
+@dataclass(frozen=True, slots=True)
+class FirstPrompt:
+    """Where a client's first prompt is kept on this machine: one for each version of it, and way of starting it."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, agent: Agent, program: str, words: list[str]) -> FirstPrompt:
+        """In a terminal (without words) clients say something else than to a script."""
+        about = Path(program).resolve().stat()
+        told = f"{Path(program).resolve()} {about.st_size} {about.st_mtime_ns} {bool(words)}"
+        digest = blake2b(told.encode(), digest_size=8).hexdigest()
+        return cls(FIRST_PROMPTS_FOLDER.expanduser() / f"{agent.name}-{digest}.json")
+
+    def read(self) -> tuple[str, dict[str, Any]] | None:
+        """The address that it went to, and its body."""
+        try:
+            kept = json.loads(self.path.read_text(encoding="utf-8"))
+            return str(kept["path"]), dict(kept["body"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def write(self, path: str, body: dict[str, Any]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        made = self.path.with_suffix(f".{os.getpid()}.part")
+        made.touch(mode=0o600)
+        made.write_text(json.dumps({"path": path, "body": body}), encoding="utf-8")
+        made.replace(self.path)
+
+    def compute(self, endpoint: Endpoint) -> str | None:
+        """Has the server compute it; what that came to, in words. None where there is none. Raises ServerError."""
+        kept = self.read()
+        if kept is None:
+            return None
+        path, body = kept
+        began = time.monotonic()
+        told = ServerClient(endpoint.url, endpoint.key, timeout=CLIENT_TIMEOUT_S).post(
+            path, one_token_request(path, body, endpoint)
+        )
+        if told.get("error"):
+            raise ServerError(f"the first prompt was not computed: {told['error'].get('message', '')}")
+        prompt, found = prompt_usage(told.get("usage") or {})
+        took = time.monotonic() - began
+        return f"its first prompt has {prompt} tokens; {found} were there, the rest was computed: {took:.1f} s"
+
+
+def one_token_request(path: str, body: dict[str, Any], endpoint: Endpoint) -> dict[str, Any]:
+    """The request with an answer of one token."""
+    left_out = ("stream_options", "max_completion_tokens", "background")
+    kept = {name: value for name, value in body.items() if name not in left_out}
+    made = {**kept, "model": endpoint.model, "stream": False, TOKEN_LIMIT_FIELDS[path]: 1}
+    return made | ({"store": False} if path == "/v1/responses" else {})
+
+
+def prompt_usage(usage: dict[str, Any]) -> tuple[int, int]:
+    """Of the prompt, and those of them that were kept from before, in the words of any protocol."""
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    if details is not None:
+        return usage.get("prompt_tokens", usage.get("input_tokens", 0)), details.get("cached_tokens", 0)
+    found = usage.get("cache_read_input_tokens") or 0
+    return (usage.get("input_tokens") or 0) + (usage.get("cache_creation_input_tokens") or 0) + found, found
+
+
+def is_first_request(body: dict[str, Any]) -> bool:
+    """Whether nothing in the conversation was said by the model yet."""
+    said = body.get("messages", body.get("input"))
+    if not isinstance(said, list):
+        return True
+    return not any(one.get("role") == "assistant" or "call" in str(one.get("type")) for one in said)
+
+
+@contextlib.contextmanager
+def recording_relay(prompt: FirstPrompt, endpoint: Endpoint) -> Iterator[Endpoint]:
+    """A relay to the server, which keeps the first prompt that comes."""
+    relay = FirstPromptRelay(prompt, endpoint)
+    thread = threading.Thread(target=relay.serve_forever, name="ingot-relay", daemon=True)
+    thread.start()
+    try:
+        yield replace(endpoint, url=f"http://127.0.0.1:{relay.server_address[1]}")
+    finally:
+        relay.shutdown()
+        relay.server_close()
+
+
+class FirstPromptRelay(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, prompt: FirstPrompt, endpoint: Endpoint) -> None:
+        super().__init__(("127.0.0.1", 0), RelayHandler)
+        self.prompt, self.upstream = prompt, urlsplit(endpoint.url)
+        self._longest, self._lock = 0, threading.Lock()
+
+    def connect(self) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self.upstream.scheme == "https" else http.client.HTTPConnection
+        return kind(self.upstream.hostname or "", self.upstream.port, timeout=CLIENT_TIMEOUT_S)
+
+    def notice(self, path: str, raw: bytes) -> None:
+        """Keeps the longest: some clients ask for a title before they ask what they were asked."""
+        with self._lock:
+            if path not in TOKEN_LIMIT_FIELDS or len(raw) <= self._longest:
+                return
+            try:
+                body = json.loads(raw)
+            except ValueError:
+                return
+            if isinstance(body, dict) and is_first_request(body):
+                self._longest = len(raw)
+                self.prompt.write(path, body)
+
+
+class RelayHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: FirstPromptRelay
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """The terminal is the client's."""
+
+    def do_POST(self) -> None:
+        raw = self.rfile.read(int(self.headers.get("content-length") or 0))
+        if self.command == "POST":
+            self.server.notice(self.path.partition("?")[0], raw)
+        upstream = self.server.connect()
+        try:
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in HOP_HEADERS}
+            upstream.request(self.command, self.server.upstream.path + self.path, raw or None, headers)
+            if self._answered(upstream):
+                self._pass_on(upstream.getresponse())
+        except (OSError, http.client.HTTPException):
+            self.close_connection = True  # half an answer, or none: the client asks again
+        finally:
+            upstream.close()
+
+    do_GET = do_HEAD = do_DELETE = do_POST
+
+    def _answered(self, upstream: http.client.HTTPConnection) -> bool:
+        """Waits for the server to say something; False where the client leaves before."""
+        ready, _, _ = select.select([upstream.sock, self.connection], [], [])
+        self.close_connection = upstream.sock not in ready
+        return not self.close_connection
+
+    def _pass_on(self, response: http.client.HTTPResponse) -> None:
+        self.send_response_only(response.status)
+        for name, value in response.getheaders():
+            if name.lower() not in HOP_HEADERS:
+                self.send_header(name, value)
+        length = response.getheader("content-length")
+        self.send_header(*(("content-length", length) if length else ("connection", "close")))
+        self.end_headers()
+        while self.command != "HEAD" and (piece := response.read1(65_536)):
+            self.wfile.write(piece)
+            self.wfile.flush()
+
+
+# The terminal sends these to the program as well, which may do with them what it likes; this one stays.
+TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT)
+FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+def run_in_foreground(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """The program's exit code, or 128 and the number of the signal that ended it. Raises IngotError."""
+    started: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []  # signals that came while it was being started
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        if started:
+            started[0].send_signal(number)
+        else:
+            early.append(number)
+
+    def stay(number: int, frame: FrameType | None) -> None:
+        pass
+
+    stays, passed = (*signals_not_ignored(*TERMINAL_SIGNALS), signal.SIGCHLD), signals_not_ignored(*FORWARDED_SIGNALS)
+    handlers = {**dict.fromkeys(stays, stay), **dict.fromkeys(passed, pass_on)}
+    with _handling_signals(handlers), _signal_wakeup() as bell:
+        try:
+            program = subprocess.Popen(command, env=environment)
+        except OSError as error:
+            raise IngotError(f"cannot start {command[0]}: {error.strerror}") from error
+        started.append(program)
+        for number in early:
+            program.send_signal(number)
+        while (code := program.poll()) is None:
+            bell.recv(1024)
+    return code if code >= 0 else 128 - code
+
+
+@contextlib.contextmanager
+def _signal_wakeup() -> Iterator[socket.socket]:
+    """Something to read whenever a signal has come: one that another thread takes, or that comes just before this one
+    goes to sleep, does not wake it."""
+    ours, rings = socket.socketpair()
+    with ours, rings:
+        rings.setblocking(False)
+        before = signal.set_wakeup_fd(rings.fileno(), warn_on_full_buffer=False)
+        try:
+            yield ours
+        finally:
+            signal.set_wakeup_fd(before)
+
+
+@contextlib.contextmanager
+def _handling_signals(handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], Any]]) -> Iterator[None]:
+    """Handlers, unlike signals that are ignored, are not inherited: the program starts with its own, and ignores what
+    this one was started to ignore."""
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,7 +1,8 @@
 """`ingot COMMAND ...`: finds the command, runs it, and turns what goes wrong into one line and an exit code.
 
-A command is a module with `run(arguments) -> exit code`, imported only when it is called, so that `--help`
-and `--version` answer at once. Exit codes: 0 done, 1 failed, 2 wrong usage, 75 lost the device, 130 interrupted.
+A command is a function `run_<command>(arguments) -> exit code` of a module that is imported only when it is called, so
+that `--help` and `--version` answer at once. Exit codes: 0 done, 1 failed, 2 wrong usage, 75 lost the device, 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ingot.errors import ConfigError, IngotError, nearest
+from ingot.errors import ConfigError, IngotError, nearest_name
 from ingot.version import __version__
 
 COMMANDS = {
@@ -30,24 +31,25 @@ COMMANDS = {
     "doctor": "say what this machine offers, what is missing and how to get it",
 }
 
-MODULES = {"bench": "bench_init"}
+MODULES = {"pull": "models", "convert": "models", "rm": "models"}
+"""Commands that stand in another's module. A command's function is `run_NAME`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     name = words[0] if words else "--help"
     if name in ("--help", "-h", "help"):
-        print(_help())
+        print(_help_text())
         return 0
     if name in ("--version", "-V", "version"):
         print(f"ingot {__version__}")
         return 0
     if name not in COMMANDS:
-        return _refuse(f"ingot: {_unknown(name)}")
-    return _run(name, words[1:])
+        return _refuse_usage(f"ingot: {_unknown_command(name)}")
+    return _run_command(name, words[1:])
 
 
-def _help() -> str:
+def _help_text() -> str:
     rows = "\n".join(f"  {name:<8} {about}" for name, about in COMMANDS.items())
     return (
         "usage: ingot COMMAND [ARGUMENTS]\n\n"
@@ -58,23 +60,23 @@ def _help() -> str:
     )
 
 
-def _unknown(name: str) -> str:
+def _unknown_command(name: str) -> str:
     what = "unknown flag" if name.startswith("-") else "unknown command"
-    near = nearest(name, [*COMMANDS, "--help", "--version"])
+    near = nearest_name(name, [*COMMANDS, "--help", "--version"])
     return f"{what} {name}; " + (f"did you mean {near}?" if near else f"commands: {', '.join(COMMANDS)}")
 
 
-def _run(name: str, arguments: list[str]) -> int:
+def _run_command(name: str, arguments: list[str]) -> int:
     try:
-        code: int = importlib.import_module(f"ingot.cli.{MODULES.get(name, name)}").run(arguments)
+        code: int = getattr(importlib.import_module(f"ingot.cli.{MODULES.get(name, name)}"), f"run_{name}")(arguments)
         sys.stdout.flush()  # so that a closed pipe is noticed here and not at exit
         return code
     except ConfigError as error:
-        return _refuse(f"ingot {name}: {error.message}")
+        return _refuse_usage(f"ingot {name}: {error.message}")
     except IngotError as error:
-        return _fail(name, error, error.message)
+        return _report_failure(name, error, error.message)
     except ImportError as error:
-        return _fail(name, error, f"{error}. `ingot doctor` says what is missing and how to get it.")
+        return _report_failure(name, error, f"{error}. `ingot doctor` says what is missing and how to get it.")
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
@@ -83,10 +85,10 @@ def _run(name: str, arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:  # the program's last line of defence: a person reads this, not a traceback
-        return _fail(name, error, f"{type(error).__name__}: {error}")
+        return _report_failure(name, error, f"{type(error).__name__}: {error}")
 
 
-def _fail(name: str, error: Exception, message: str) -> int:
+def _report_failure(name: str, error: Exception, message: str) -> int:
     import logging
     import traceback
 
@@ -96,7 +98,7 @@ def _fail(name: str, error: Exception, message: str) -> int:
     return 1
 
 
-def _refuse(line: str) -> int:
+def _refuse_usage(line: str) -> int:
     print(line, file=sys.stderr)
     return 2
 

@@ -1,27 +1,32 @@
-"""`ingot models`: those that are here, and those that can be fetched by name."""
+"""`ingot models`, `ingot pull`, `ingot convert` and `ingot rm`: list the models that are here or can be fetched by
+name, fetch one, quantise its weights, and remove what was fetched or converted."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ingot.cli.flags import CommandParser, add_settings, settle
+from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
+from ingot.config import Settings
+from ingot.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRevisionInfo
 
-    from ingot.models.files.model_store import ShelvedModel
+    from ingot.models.files.model_store import StoredModel
     from ingot.models.memory_needs import MemoryNeeds
 
-ABOUT = "List the models that are here, and those that can be fetched by name."
+ABOUT_MODELS = "List the models that are here, and those that can be fetched by name."
 
 
 @dataclass(frozen=True, slots=True)
-class ModelEntry:
+class ListedModel:
     """`name` is what `ingot serve` takes; without a `path` the model is not here yet."""
 
     name: str
@@ -32,59 +37,59 @@ class ModelEntry:
     memory: dict[str, int] | None = None  # what it takes when it is served, where its files tell
 
 
-def run(arguments: list[str]) -> int:
-    parser = CommandParser("models", ABOUT)
+def run_models(arguments: list[str]) -> int:
+    parser = CommandParser("models", ABOUT_MODELS)
     parser.flag("--json", action="store_true", help="print the list as JSON")
     leave_out = ("offline", "context", "dtype", "chat_template")
     add_settings(parser, ("the model", "the rest"), leave_out=leave_out)
     namespace = parser.parse(arguments)
-    folder = settle(namespace).settings.models_dir
-    listed = [_with_memory(model) for model in (*packaged(folder), *local(folder), *cached_from_hub())]
+    folder = settings_from_arguments(namespace).settings.models_dir
+    listed = [_with_memory(model) for model in (*list_packaged(folder), *list_local(folder), *list_hub_cache())]
     if "json" in vars(namespace):
         print(json.dumps({"models_dir": str(folder), "models": [asdict(model) for model in listed]}, indent=2))
     else:
-        print(_table(listed))
+        print(_format_table(listed))
     return 0
 
 
-def packaged(folder: Path) -> Iterator[ModelEntry]:
-    from ingot.models.files.model_store import inventory
-    from ingot.models.files.packaged import PACKAGED
+def list_packaged(folder: Path) -> Iterator[ListedModel]:
+    from ingot.models.files.model_store import list_stored_models
+    from ingot.models.files.packaged import PACKAGED_MODELS
 
-    here = {kept.path: kept for kept in inventory(folder)}
-    for model in PACKAGED:
+    here = {kept.path: kept for kept in list_stored_models(folder)}
+    for model in PACKAGED_MODELS:
         kept = here.get(folder / model.name)
         size, path = (kept.size, str(kept.path)) if kept else (model.size, None)
-        yield ModelEntry(model.name, "packaged", size, path, model.origin["source"])
+        yield ListedModel(model.name, "packaged", size, path, model.origin["source"])
 
 
-def local(folder: Path) -> Iterator[ModelEntry]:
+def list_local(folder: Path) -> Iterator[ListedModel]:
     """Folders and .gguf files in the models folder, whether ingot put them there or the user did."""
-    from ingot.models.files.model_store import inventory
-    from ingot.models.files.packaged import names
+    from ingot.models.files.model_store import list_stored_models
+    from ingot.models.files.packaged import packaged_model_names
 
-    shelf = inventory(folder)
-    sources, called = {kept.path: kept.source for kept in shelf}, _called(shelf)
+    shelf = list_stored_models(folder)
+    sources, called = {kept.path: kept.source for kept in shelf}, _listed_name(shelf)
     for path in sorted(folder.glob("*")):
-        if path.name.startswith(".") or path.name in names():
+        if path.name.startswith(".") or path.name in packaged_model_names():
             continue
         if (path / "config.json").is_file() or (path.suffix == ".gguf" and path.is_file()):
             name = called.get(path, str(path))
-            yield ModelEntry(name, "local", _size(path), str(path), sources.get(path, str(path)))
+            yield ListedModel(name, "local", _folder_bytes(path), str(path), sources.get(path, str(path)))
 
 
-def _called(shelf: list[ShelvedModel]) -> dict[Path, str]:
+def _listed_name(shelf: list[StoredModel]) -> dict[Path, str]:
     """The shortest name of each: without its hash, where no other has the same."""
     times = Counter(kept.name.lower() for kept in shelf)
     return {kept.path: kept.name if times[kept.name.lower()] == 1 else kept.path.name for kept in shelf}
 
 
-def _size(path: Path) -> int:
+def _folder_bytes(path: Path) -> int:
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return sum(file.stat().st_size for file in files)
 
 
-def cached_from_hub() -> Iterator[ModelEntry]:
+def list_hub_cache() -> Iterator[ListedModel]:
     """What `huggingface_hub` has fetched for anyone on this machine."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
@@ -95,25 +100,25 @@ def cached_from_hub() -> Iterator[ModelEntry]:
         return
     for repository in sorted(repositories, key=lambda found: found.repo_id):
         if repository.repo_type == "model":
-            name, path = repository.repo_id, str(max(repository.revisions, key=_age).snapshot_path)
-            yield ModelEntry(name, "hub", repository.size_on_disk, path, f"hub:{name}")
+            name, path = repository.repo_id, str(max(repository.revisions, key=_revision_age).snapshot_path)
+            yield ListedModel(name, "hub", repository.size_on_disk, path, f"hub:{name}")
 
 
-def _age(revision: CachedRevisionInfo) -> float:
+def _revision_age(revision: CachedRevisionInfo) -> float:
     return revision.last_modified
 
 
-def _with_memory(model: ModelEntry) -> ModelEntry:
+def _with_memory(model: ListedModel) -> ListedModel:
     if model.path is None:
         return model
-    from ingot.kernels.device import current
-    from ingot.models.memory_needs import needs
+    from ingot.kernels.device import current_device
+    from ingot.models.memory_needs import memory_needs
 
-    needed = needs(Path(model.path), current())
+    needed = memory_needs(Path(model.path), current_device())
     return model if needed is None else replace(model, memory=asdict(needed))
 
 
-def describe(needed: MemoryNeeds) -> str:
+def describe_needs(needed: MemoryNeeds) -> str:
     """What a model takes, in a sentence."""
     from ingot.models.files.progress import format_bytes
 
@@ -124,13 +129,13 @@ def describe(needed: MemoryNeeds) -> str:
     )
 
 
-def _table(listed: list[ModelEntry]) -> str:
+def _format_table(listed: list[ListedModel]) -> str:
     from ingot.models.files.progress import format_bytes
 
     width = max([len(model.name) for model in listed], default=0)
 
-    def line(model: ModelEntry) -> str:
-        taken = "" if model.memory is None else _taken(model.memory)
+    def line(model: ListedModel) -> str:
+        taken = "" if model.memory is None else _format_memory(model.memory)
         return (
             f"{model.name:<{width}}  {model.kind:<8}  {format_bytes(model.bytes):>9}  {taken:<34}  "
             f"{model.path or 'not fetched yet'}"
@@ -139,7 +144,170 @@ def _table(listed: list[ModelEntry]) -> str:
     return "\n".join(map(line, listed))
 
 
-def _taken(memory: dict[str, int]) -> str:
+def _format_memory(memory: dict[str, int]) -> str:
     from ingot.models.files.progress import format_bytes
 
     return f"{format_bytes(memory['weights'])} in memory, {format_bytes(memory['per_token'])} a token"
+
+
+ABOUT_PULL = "Fetch a model, convert it if need be, and keep it, so that a later start needs no network."
+
+
+def run_pull(arguments: list[str]) -> int:
+    parser = CommandParser("pull", ABOUT_PULL)
+    about = (
+        "a hub id, alone or with a kind of GGUF file (org/name:Q4_K_M), a .gguf file, or the name of a packaged model "
+        "(default: the one that is served by default)"
+    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=about)
+    add_settings(parser, ("the model", "the rest"), leave_out=("context", "dtype", "chat_template"))
+    config = settings_from_arguments(parser.parse(arguments))
+
+    from ingot.kernels.device import current_device
+    from ingot.models.files.locate import locate_model
+    from ingot.models.files.model_config import moved_weight_notes
+    from ingot.models.files.progress import TerminalProgress
+    from ingot.models.memory_needs import memory_needs
+    from ingot.text.input_files import read_json_object
+
+    folder = locate_model(config.settings.model, config.settings, TerminalProgress(), in_place=True)
+    print(folder.path)
+    for note in moved_weight_notes(read_json_object(folder.path / "config.json")):
+        print(f"note: {note}", file=sys.stderr)
+    if (needed := memory_needs(folder.path, current_device())) is not None:
+        print(describe_needs(needed), file=sys.stderr)
+    return 0
+
+
+ABOUT_CONVERT = (
+    "Pack a model's weights into fewer bits, and keep beside them, in bfloat16, the head that guesses further tokens. "
+    "Or take such a head out of another checkpoint and join it to a model that is packed already."
+)
+QUANTISATION_FLAGS = ("mode", "bits", "group_size")
+
+
+def run_convert(arguments: list[str]) -> int:
+    parser = CommandParser("convert", ABOUT_CONVERT)
+    parser.add_argument(
+        "source", metavar="SOURCE", help="a model folder, a hub id, or a name that `ingot models` lists"
+    )
+    parser.add_argument("target", metavar="TARGET", type=Path, help="the folder to make")
+    parser.flag("--bits", type=int, metavar="N", help="of a weight: 2, 3, 4, 5, 6 or 8 (default: 4)")
+    parser.flag("--group-size", type=int, metavar="N", help="weights that share a scale: 32, 64 or 128 (default: 64)")
+    parser.flag("--mode", metavar="MODE", help="affine, or a form of its own: mxfp4, nvfp4, mxfp8 (default: affine)")
+    parser.flag(
+        "--head-from",
+        metavar="MODEL",
+        help="take the head out of this folder, file or hub id, of which only the files that hold it are read",
+    )
+    add_settings(parser, ("the model", "the rest"), leave_out=("context", "dtype", "chat_template"))
+    namespace = parser.parse(arguments)
+    return _convert_model(namespace, settings_from_arguments(namespace).settings)
+
+
+def _convert_model(namespace: argparse.Namespace, settings: Settings) -> int:
+    from ingot.models.convert import Conversion, choose_quantization, find_head_elsewhere, is_quantized_config
+    from ingot.models.draft_heads.checkpoint import find_head
+    from ingot.models.files.locate import locate_model
+    from ingot.models.files.progress import TerminalProgress, format_bytes
+    from ingot.text.input_files import read_json_object
+
+    given = {name: value for name, value in vars(namespace).items() if name in QUANTISATION_FLAGS}
+    asked, donor = choose_quantization(**given), vars(namespace).get("head_from")
+    progress = TerminalProgress()
+    folder = locate_model(namespace.source, settings, progress)
+    config = read_json_object(folder.path / "config.json")
+    packed = is_quantized_config(config)
+    if packed and given:
+        raise ConfigError(f"{folder.name} is packed already: packing it again would only lose more")
+    if packed and donor is None:
+        raise ConfigError(f"{folder.name} is packed already; --head-from joins a head to it")
+    head = find_head(folder.path, config) if donor is None else find_head_elsewhere(donor, config, settings, progress)
+    target = namespace.target.expanduser().absolute()
+    Conversion(folder.path, folder.name, None if packed else asked, head).run(target, progress)
+    progress.finish()
+    print(target)
+    if head is None:
+        print("note: it has no head that guesses further tokens, or none that is known", file=sys.stderr)
+    else:
+        files = ", ".join(file.name for file in head.files)
+        print(
+            f"head: {len(head.tensors)} tensors, {head.nbytes} bytes ({format_bytes(head.nbytes)}) read from {files}",
+            file=sys.stderr,
+        )
+    return 0
+
+
+ABOUT_RM = "Remove models that were fetched or converted. Files and folders of your own are left alone."
+
+
+@dataclass(frozen=True, slots=True)
+class RemovableModel:
+    told: str
+    size: int  # bytes
+    remove: Callable[[], None]
+
+
+def run_rm(arguments: list[str]) -> int:
+    parser = CommandParser("rm", ABOUT_RM)
+    parser.add_argument("named", nargs="+", metavar="MODEL", help="a name that `ingot models` lists")
+    parser.flag("--yes", action="store_true", help="remove them without asking")
+    add_settings(parser, ("the model", "the rest"), leave_out=("offline", "context", "dtype", "chat_template"))
+    namespace = parser.parse(arguments)
+    models_dir = settings_from_arguments(namespace).settings.models_dir.expanduser()
+    found = [find_removable(name, models_dir) for name in namespace.named]
+    if "yes" not in vars(namespace) and not _confirmed(found):
+        print("nothing was removed", file=sys.stderr)
+        return 1
+    for one in found:
+        one.remove()
+        print(f"removed {one.told}")
+    return 0
+
+
+def find_removable(name: str, models_dir: Path) -> RemovableModel:
+    """The model of that name. Raises ModelError for what is not ingot's to remove, or not there."""
+    from ingot.models.files import packaged
+    from ingot.models.files.model_store import find_stored_model, remove_stored_model
+    from ingot.models.files.progress import no_progress
+
+    model = packaged.find_packaged_model(name)
+    kept = find_stored_model(model.name if model else name, models_dir)
+    if kept is not None:
+        return RemovableModel(
+            f"{kept.path.name} from the models folder", kept.size, lambda: remove_stored_model(kept, no_progress)
+        )
+    if model is not None:
+        raise ModelError(f"{model.name} has not been fetched, so there is nothing to remove")
+    if Path(name).expanduser().exists() or (models_dir / name).exists():
+        raise ModelError(f"{name} is a file or folder of your own: ingot did not put it there and does not remove it")
+    if (cached := _in_hub_cache(name)) is not None:
+        return cached
+    raise ModelError(f"there is no model {name!r} here; `ingot models` lists those that are")
+
+
+def _in_hub_cache(name: str) -> RemovableModel | None:
+    """A model in the hub's cache."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        cache = scan_cache_dir()
+    except CacheNotFound:
+        return None
+    for repository in cache.repos:
+        if repository.repo_type == "model" and repository.repo_id == name:
+            revisions = cache.delete_revisions(*(revision.commit_hash for revision in repository.revisions))
+            told = f"{name} from the hub's cache, which other programs share"
+            return RemovableModel(told, repository.size_on_disk, revisions.execute)
+    return None
+
+
+def _confirmed(found: list[RemovableModel]) -> bool:
+    from ingot.models.files.progress import format_bytes
+
+    if not sys.stdin.isatty():
+        raise ConfigError("there is no terminal to ask on; give --yes to remove without being asked")
+    for one in found:
+        print(f"{one.told} ({format_bytes(one.size)})")
+    return input("Remove? [y/N] ").strip().lower() in ("y", "yes")

@@ -16,81 +16,87 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ingot.kernels.device import Device
 
-SIDE = 512
+MATRIX_SIDE = 512
 
 
-def probe() -> dict[str, object]:
-    from ingot.kernels import device, native
-    from ingot.kernels.cpu import fastblas
+def probe_device() -> dict[str, object]:
+    from ingot.kernels import device
+    from ingot.kernels.cpu import fastblas, native
 
     fast = fastblas.install()  # before mlx, which binds its BLAS when it is loaded
-    here = device.current()
+    here = device.current_device()
     return {
         "version": importlib.metadata.version("mlx"),
         "kind": here.kind,
         "name": here.name,
         "memory": here.memory,
-        "gflops": _gflops(),
+        "gflops": _measure_gflops(),
         "fast_blas": fast,
         "blas_advice": fastblas.advice() if here.kind == "cpu" else None,
         "native": native.describe() if here.kind == "cpu" else None,
         "native_advice": native.advice() if here.kind == "cpu" else None,
-        "paged": _paged(here) if here.kind != "cpu" else None,
-        "delta": _delta(here) if here.kind == "cuda" else None,
-        **_compiled(here),
+        "paged": _check_paged_attention(here) if here.kind != "cpu" else None,
+        "delta": _check_gated_delta(here) if here.kind == "cuda" else None,
+        **_compiler_status(here),
     }
 
 
-def _paged(here: Device) -> str | None:
+def _check_paged_attention(here: Device) -> str | None:
     """What is wrong with the GPU's kernels, by the shape that most models' attention has; None where they are right."""
     import mlx.core as mx
 
-    from ingot.kernels.paged_attention.selfcheck import selfcheck
-    from ingot.kernels.paged_attention.shapes import Shape
+    from ingot.kernels.paged_attention.selfcheck import check_paged_attention
+    from ingot.kernels.paged_attention.shapes import AttentionShape
 
-    return selfcheck(
-        here, Shape(heads=8, kv_heads=2, key_size=128, value_size=128), mx.float16, scale=128**-0.5, slabs=4
+    return check_paged_attention(
+        here, AttentionShape(heads=8, kv_heads=2, key_size=128, value_size=128), mx.float16, scale=128**-0.5, slabs=4
     )
 
 
-def _delta(here: Device) -> str | None:
+def _check_gated_delta(here: Device) -> str | None:
     """The same of the gated delta rule, by the shape that Qwen's has."""
     import mlx.core as mx
 
     from ingot.kernels.gated_delta.kernels import DeltaShape
-    from ingot.kernels.gated_delta.selfcheck import selfcheck
+    from ingot.kernels.gated_delta.selfcheck import check_delta_kernels
 
-    return selfcheck(here, DeltaShape(key_heads=2, value_heads=4, key_size=128, value_size=128, taps=4), mx.bfloat16)
+    return check_delta_kernels(
+        here, DeltaShape(key_heads=2, value_heads=4, key_size=128, value_size=128, taps=4), mx.bfloat16
+    )
 
 
-def _compiled(here: Device) -> dict[str, str | None]:
+def _compiler_status(here: Device) -> dict[str, str | None]:
     """What it took to compile those; nothing where MLX is to do so."""
-    from ingot.kernels.gpu.launchers import compilation
+    from ingot.kernels.gpu.launcher import compilation_stats
 
-    done = compilation(here) if here.kind == "cuda" else None
+    done = compilation_stats(here) if here.kind == "cuda" else None
     return {} if done is None else {"compiled": str(done), "compiled_slower": done.slower}
 
 
-def _gflops() -> float:
+def _measure_gflops() -> float:
     """Of a float32 matrix product, the second one, as the first may wake things up."""
     import mlx.core as mx
 
-    left, right = mx.random.normal((SIDE, SIDE)), mx.random.normal((SIDE, SIDE))
+    left, right = mx.random.normal((MATRIX_SIDE, MATRIX_SIDE)), mx.random.normal((MATRIX_SIDE, MATRIX_SIDE))
     mx.eval(left, right, left @ right)
     started = time.perf_counter()
     mx.eval(left @ right)
-    return 2 * SIDE**3 / (time.perf_counter() - started) / 1e9
+    return 2 * MATRIX_SIDE**3 / (time.perf_counter() - started) / 1e9
 
 
-def slower(folder: Path) -> list[str]:
+def slower_parts(folder: Path) -> list[str]:
     """What of a model that is not loaded is known to run slower than it could."""
-    from ingot.models.report import remarks_ahead
+    from ingot.models.report import model_notes_before_loading
 
     try:
-        return remarks_ahead(folder)
+        return model_notes_before_loading(folder)
     except (Exception, SystemExit) as error:  # of the code of a hundred families
         return [f"it cannot be examined: {' '.join(str(error).split())[:200] or type(error).__name__}"]
 
 
 if __name__ == "__main__":
-    print(json.dumps({**probe(), "slower": [said for folder in sys.argv[1:] for said in slower(Path(folder))]}))
+    print(
+        json.dumps(
+            {**probe_device(), "slower": [said for folder in sys.argv[1:] for said in slower_parts(Path(folder))]}
+        )
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from ingot.cli.main import main
-from ingot.ranks.arrival import arrive
+from ingot.distributed.hosts import read_rank_assignment
 
 if __name__ == "__main__":
-    sys.exit(main(["serve", *arrive().arguments]))
+    sys.exit(main(["serve", *read_rank_assignment().arguments]))

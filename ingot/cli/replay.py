@@ -13,20 +13,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from ingot.cli.client import Client
-from ingot.cli.flags import CommandParser, add_settings, settle
+from ingot.cli.client import ServerClient
+from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
 from ingot.config import SETTINGS, Config, Settings
 from ingot.errors import ConfigError, IngotError
 
-ABOUT = "Run a captured request again, here or on another server, and show where the answers part."
-VERSION: Final = 1
-ROUNDING: Final = 1e-3  # of a vector's largest number
-SHOWN: Final = 60  # characters of each text from where they part
-Json = Mapping[str, Any]
+ABOUT_REPLAY = "Run a captured request again, here or on another server, and show where the answers part."
+REPLAY_VERSION: Final = 1
+ROUNDING_TOLERANCE: Final = 1e-3  # of a vector's largest number
+SHOWN_CHARS: Final = 60  # characters of each text from where they part
+JsonObject = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class AnswerDifference:
     """Where two answers part: a place, and what each says from there on."""
 
     answer: int
@@ -38,26 +38,28 @@ class Difference:
         return f"answer {self.answer} parts at {self.place}:\n  captured: {self.before}\n  now:      {self.after}"
 
 
-def run(arguments: list[str]) -> int:
-    parser = CommandParser("replay", ABOUT)
+def run_replay(arguments: list[str]) -> int:
+    parser = CommandParser("replay", ABOUT_REPLAY)
     parser.add_argument("file", metavar="FILE", type=Path, help="what a server wrote into its --capture folder")
     parser.add_argument("model", metavar="MODEL", nargs="?", help="another model than the captured one")
     parser.flag("--url", metavar="URL", help="ask this server instead of loading the model here")
     parser.flag("--api-key", metavar="KEY", dest="api_key", help="the server's key (better: INGOT_API_KEY)")
     add_settings(parser, ("the model", "the engine", "the rest"), leave_out=("capture",))
     given = parser.parse(arguments)
-    record = read(given.file)
-    config = settle(given)
+    record = read_capture(given.file)
+    config = settings_from_arguments(given)
     if (url := vars(given).get("url")) is not None:
-        texts = texts_in(record["path"], _asked(Client(url, config.settings.api_key), record))
-        return _tell(record, [text_difference(number, *pair) for number, pair in enumerate(_paired(record, texts))])
-    again = replayed(record, with_captured(config, record))
-    for note in notes(record, again):
+        texts = answer_texts(record["path"], _ask_again(ServerClient(url, config.settings.api_key), record))
+        return _print_differences(
+            record, [text_difference(number, *pair) for number, pair in enumerate(_paired_answers(record, texts))]
+        )
+    again = replay_locally(record, with_captured_settings(config, record))
+    for note in replay_notes(record, again):
         print(f"note: {note}")
-    return _tell(record, differences(record, again))
+    return _print_differences(record, answer_differences(record, again))
 
 
-def read(path: Path) -> Json:
+def read_capture(path: Path) -> JsonObject:
     """Raises ConfigError where the file is no captured request that can be run again."""
     try:
         record = json.loads(path.read_bytes())
@@ -65,16 +67,16 @@ def read(path: Path) -> Json:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except ValueError:
         raise ConfigError(f"{path} is not JSON") from None
-    if not isinstance(record, dict) or record.get("version") != VERSION or "body" not in record:
+    if not isinstance(record, dict) or record.get("version") != REPLAY_VERSION or "body" not in record:
         raise ConfigError(f"{path} is no request that this ingot captured")
     if "error" in record:
         raise ConfigError(f"{path}: the request failed, and has no answer to compare: {record['error']['message']}")
     return record
 
 
-def body_of(record: Json) -> dict[str, Any]:
+def replayed_body(record: JsonObject) -> dict[str, Any]:
     """The body that gives the same answer, at once: with the seed that was used."""
-    if is_encoding(record):
+    if is_encoding_capture(record):
         return dict(record["body"])
     body = dict(record["body"]) | {"stream": False}
     if record["path"].startswith("/api/"):
@@ -82,38 +84,38 @@ def body_of(record: Json) -> dict[str, Any]:
     return body | {"seed": record["seed"]}
 
 
-def with_captured(config: Config, record: Json) -> Settings:
+def with_captured_settings(config: Config, record: JsonObject) -> Settings:
     """The captured settings, where none were given now."""
     captured = {
-        name: _value(name, value)
+        name: _setting_value(name, value)
         for name, value in record["settings"].items()
         if name in SETTINGS and config.origins[name] == "default"
     }
     return replace(config.settings, **captured)
 
 
-def _value(name: str, value: Any) -> Any:
+def _setting_value(name: str, value: Any) -> Any:
     made: dict[Any, Callable[[Any], Any]] = {tuple: tuple, Path: Path}
     return made.get(SETTINGS[name].kind, lambda same: same)(value)
 
 
-def replayed(record: Json, settings: Settings) -> Json:
+def replay_locally(record: JsonObject, settings: Settings) -> JsonObject:
     """What the same request gives when it is captured here."""
-    from ingot.cli.local_server import local_server
+    from ingot.cli.serve import local_server
 
     with tempfile.TemporaryDirectory(prefix="ingot-replay-") as folder:
         private = replace(settings, capture=Path(folder), capture_requests="all", responses_store="off")
-        with local_server(private, encoders=is_encoding(record)) as url:
-            _asked(Client(url, settings.api_key), record)
+        with local_server(private, encoders=is_encoding_capture(record)) as url:
+            _ask_again(ServerClient(url, settings.api_key), record)
         [written] = Path(folder).glob("*.json")  # all is written when the server has stopped
-        return read(written)
+        return read_capture(written)
 
 
-def _asked(client: Client, record: Json) -> Any:
-    return client.post(record["path"], body_of(record))
+def _ask_again(client: ServerClient, record: JsonObject) -> Any:
+    return client.post(record["path"], replayed_body(record))
 
 
-def notes(record: Json, again: Json) -> list[str]:
+def replay_notes(record: JsonObject, again: JsonObject) -> list[str]:
     """What else is not as it was."""
     found = []
     if record["fingerprint"] != again["fingerprint"]:
@@ -123,60 +125,60 @@ def notes(record: Json, again: Json) -> list[str]:
     return found
 
 
-def differences(record: Json, again: Json) -> list[Difference | None]:
+def answer_differences(record: JsonObject, again: JsonObject) -> list[AnswerDifference | None]:
     """Of each answer's tokens, or numbers."""
-    difference = number_difference if is_encoding(record) else token_difference
-    return [difference(number, *pair) for number, pair in enumerate(_paired(record, again["answers"]))]
+    difference = number_difference if is_encoding_capture(record) else token_difference
+    return [difference(number, *pair) for number, pair in enumerate(_paired_answers(record, again["answers"]))]
 
 
-def is_encoding(record: Json) -> bool:
+def is_encoding_capture(record: JsonObject) -> bool:
     """Whether vectors or scores were asked for."""
     return any("numbers" in answer for answer in record["answers"])
 
 
-def number_difference(number: int, before: Json, after: Json) -> Difference | None:
+def number_difference(number: int, before: JsonObject, after: JsonObject) -> AnswerDifference | None:
     """Where numbers part by more than what rounding in other batches makes of the largest."""
     pairs = list(zip(before["numbers"], after["numbers"], strict=True))
-    near = ROUNDING * max((abs(one) for one, _ in pairs), default=0.0)
+    near = ROUNDING_TOLERANCE * max((abs(one) for one, _ in pairs), default=0.0)
     parted = next((place for place, (one, other) in enumerate(pairs) if abs(one - other) > near), None)
     if parted is None:
         return None
-    return Difference(number, f"number {parted} of {len(pairs)}", *(f"{value:.6g}" for value in pairs[parted]))
+    return AnswerDifference(number, f"number {parted} of {len(pairs)}", *(f"{value:.6g}" for value in pairs[parted]))
 
 
-def token_difference(number: int, before: Json, after: Json) -> Difference | None:
+def token_difference(number: int, before: JsonObject, after: JsonObject) -> AnswerDifference | None:
     if before["tokens"] == after["tokens"]:
         return None
-    place = f"token {_shared(before['tokens'], after['tokens'])} of {len(before['tokens'])}"
-    text = _shared(before["text"], after["text"])
-    return Difference(number, place, _rest(before["text"], text), _rest(after["text"], text))
+    place = f"token {_shared_length(before['tokens'], after['tokens'])} of {len(before['tokens'])}"
+    text = _shared_length(before["text"], after["text"])
+    return AnswerDifference(number, place, _text_from(before["text"], text), _text_from(after["text"], text))
 
 
-def text_difference(number: int, before: Json, after: str) -> Difference | None:
-    shared = _shared(before["text"], after)
+def text_difference(number: int, before: JsonObject, after: str) -> AnswerDifference | None:
+    shared = _shared_length(before["text"], after)
     if before["text"] == after:
         return None
     place = f"character {shared} of {len(before['text'])}"
-    return Difference(number, place, _rest(before["text"], shared), _rest(after, shared))
+    return AnswerDifference(number, place, _text_from(before["text"], shared), _text_from(after, shared))
 
 
-def _shared(before: Sequence[Any], after: Sequence[Any]) -> int:
+def _shared_length(before: Sequence[Any], after: Sequence[Any]) -> int:
     """How far they are the same."""
     unlike = (place for place, (one, other) in enumerate(zip(before, after, strict=False)) if one != other)
     return next(unlike, min(len(before), len(after)))
 
 
-def _rest(text: str, begin: int) -> str:
-    return repr(text[begin : begin + SHOWN]) if begin < len(text) else "(its end)"
+def _text_from(text: str, begin: int) -> str:
+    return repr(text[begin : begin + SHOWN_CHARS]) if begin < len(text) else "(its end)"
 
 
-def _paired(record: Json, others: Sequence[Any]) -> list[tuple[Json, Any]]:
+def _paired_answers(record: JsonObject, others: Sequence[Any]) -> list[tuple[JsonObject, Any]]:
     if len(record["answers"]) != len(others):
         raise IngotError(f"{len(record['answers'])} answers were captured, and {len(others)} came now")
     return list(zip(record["answers"], others, strict=True))
 
 
-def texts_in(path: str, answer: Any) -> list[str]:
+def answer_texts(path: str, answer: Any) -> list[str]:
     """The texts of a server's answers, in the words of the protocol that `path` belongs to."""
     match path:
         case "/v1/chat/completions":
@@ -195,12 +197,12 @@ def texts_in(path: str, answer: Any) -> list[str]:
     raise ConfigError(f"requests to {path} cannot be compared with another server's: leave out --url")
 
 
-def _tell(record: Json, found: Sequence[Difference | None]) -> int:
+def _print_differences(record: JsonObject, found: Sequence[AnswerDifference | None]) -> int:
     parted = [one for one in found if one is not None]
     for one in parted:
         print(one)
     if not parted:
-        counted = "numbers" if is_encoding(record) else "tokens"
+        counted = "numbers" if is_encoding_capture(record) else "tokens"
         count = sum(len(answer[counted]) for answer in record["answers"])
         print(f"the same: {len(record['answers'])} answers, {count} {counted}")
     return 1 if parted else 0

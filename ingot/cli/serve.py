@@ -1,11 +1,14 @@
-"""`ingot serve [MODEL]`: find the model, start the engine, open the door, say that it is ready.
+"""`ingot serve [MODEL]`: find the model, start the engine, listen, say that it is ready; and a server inside this
+process on a free loopback port, for as long as a `with` block lasts.
 
-What a lazy server can do without until then is imported where it is needed: its start is that of its imports.
+What a lazy server can do without until it is ready is imported where it is needed: its start is that of its imports.
+After a lost device the same command is run again in place of this one, at the same sockets.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -14,72 +17,83 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from ingot.cli.flags import CommandParser, add_settings, settle
-from ingot.cli.group import follow, hosts_wanted, listening, over, refuse_several_models, report, supervise
-from ingot.cli.ready import fleet_record, ready_record
+from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
+from ingot.cli.group import (
+    find_group_hosts,
+    inherited_listener,
+    refuse_several_models,
+    report_to_parent,
+    run_follower,
+    settings_for_group,
+    supervise_group,
+)
 from ingot.config import SETTINGS, ModelEntry, Settings, lone_entry, model_entries
-from ingot.distributed.place import LISTENING, Place, place
+from ingot.distributed.place import LISTEN_VARIABLE, RankPlace, read_rank_place
 from ingot.errors import DeviceLost
-from ingot.extras import require
-from ingot.kernels.device import is_lost
-from ingot.models.files.kinds import CHAT, kind_of, sees
+from ingot.extras import require_extra
+from ingot.kernels.device import is_device_lost
+from ingot.models.files.locate import CHAT_KIND, has_vision, model_kind
 
 if TYPE_CHECKING:
-    from ingot.engine.encoder_request import Role
+    from ingot.distributed.heartbeat import HeartbeatSender
     from ingot.engine.engine import Engine
-    from ingot.http.server import Listener, Server
-    from ingot.ranks.signs import Signs
+    from ingot.engine.request import PoolingTask
+    from ingot.http.server import HttpServer, Listener
 
-ABOUT = "Serve a model over HTTP, in OpenAI's, Anthropic's and Ollama's words, with a page to chat at the same address."
+ABOUT_SERVE = (
+    "Serve a model over HTTP, in OpenAI's, Anthropic's and Ollama's words, with a page to chat at the same address."
+)
 INTERRUPTED = 130
-RESTARTS: Final = "INGOT_RESTARTS"
+RESTARTS_VARIABLE: Final = "INGOT_RESTARTS"
 """The variable that says when a lost device made this server start again, in seconds since the epoch."""
 MOST_RESTARTS: Final = 3
-WITHIN_S: Final = 600.0
+RESTART_WINDOW_S: Final = 600.0
 """Within which that many restarts may be. A device that is lost once more does not come back by that."""
-LAST_WORDS_S: Final = 10.0
+LOST_DEVICE_GRACE_S: Final = 10.0
 """By when a server whose device is lost has ended its requests, or is started again nevertheless."""
 LAST_STANDARD_FILE: Final = 2
-RETURNING: Final = "the device was lost and the server is being started again"
+RETURNING_NOTICE: Final = "the device was lost and the server is being started again"
 
 log = logging.getLogger("ingot.cli")
 
 
-def run(arguments: list[str]) -> int:
-    parser = CommandParser("serve", ABOUT)
+def run_serve(arguments: list[str]) -> int:
+    parser = CommandParser("serve", ABOUT_SERVE)
     known = SETTINGS["model"]
     parser.add_argument("model", nargs="?", metavar="MODEL", help=f"{known.help} (default: {known.default})")
     parser.flag("--print-config", action="store_true", help="show every setting, where it came from, and stop")
     add_settings(parser)
     namespace = parser.parse(arguments)
-    config = settle(namespace)
-    entries = model_entries(config.settings, kind_of)
+    config = settings_from_arguments(namespace)
+    entries = model_entries(config.settings, model_kind)
     if "print_config" in vars(namespace):
-        from ingot.cli.show_config import show
+        from ingot.cli.show_config import format_config
 
-        print(show(config))
+        print(format_config(config))
         return 0
-    alone = lone(config.settings)
+    alone = single_model_entry(config.settings)
     require_extras(entries or (alone,))
     require_folders(entries or (alone,))
-    here = place(os.environ)
-    hosts = hosts_wanted(config.settings) if here is None else None
+    here = read_rank_place(os.environ)
+    hosts = find_group_hosts(config.settings) if here is None else None
     if here is not None or hosts is not None:
         refuse_several_models(config.settings)
     if hosts is not None:
-        return supervise(config.settings, hosts, arguments)
+        return supervise_group(config.settings, hosts, arguments)
     if here is not None:
-        _serve_rank(config.settings, here, lambda: settle(namespace).settings)
+        _serve_rank(config.settings, here, lambda: settings_from_arguments(namespace).settings)
         return 0
-    if entries or config.settings.lazy or alone.kind != CHAT:
-        _serve_fleet(entries or (alone,), config.settings, lambda: settle(namespace).settings)
+    if entries or config.settings.lazy or alone.kind != CHAT_KIND:
+        _serve_fleet(entries or (alone,), config.settings, lambda: settings_from_arguments(namespace).settings)
     else:
-        _serve(config.settings, lambda: settle(namespace).settings)
+        _serve_model(config.settings, lambda: settings_from_arguments(namespace).settings)
     return 0
 
 
@@ -89,15 +103,15 @@ def require_extras(entries: Sequence[ModelEntry]) -> None:
     for entry in entries:
         settings = entry.settings
         if settings.audio_model is not None:
-            require("audio", "--audio-model", param="audio_model")
+            require_extra("audio", "--audio-model", param="audio_model")
         if entry.kind == "audio":
-            require("audio", f"{entry.name}, of kind audio,")
-        if entry.kind == CHAT and sees(entry.path, settings):
-            require("vision", f"{entry.name}, which sees,", instead="or serve it for text alone with --text-only")
+            require_extra("audio", f"{entry.name}, of kind audio,")
+        if entry.kind == CHAT_KIND and has_vision(entry.path, settings):
+            require_extra("vision", f"{entry.name}, which sees,", instead="or serve it for text alone with --text-only")
         if settings.kv_events is not None:
-            require("events", "--kv-events", param="kv_events")
+            require_extra("events", "--kv-events", param="kv_events")
         if settings.otlp_traces_endpoint is not None:
-            require("otel", "--otlp-traces-endpoint", param="otlp_traces_endpoint")
+            require_extra("otel", "--otlp-traces-endpoint", param="otlp_traces_endpoint")
 
 
 def require_folders(entries: Sequence[ModelEntry]) -> None:
@@ -109,41 +123,45 @@ def require_folders(entries: Sequence[ModelEntry]) -> None:
             folder_secret(folder, key_file)
 
 
-def _serve_rank(settings: Settings, here: Place, settings_again: Callable[[], Settings]) -> None:
+def _serve_rank(settings: Settings, here: RankPlace, settings_again: Callable[[], Settings]) -> None:
     """A process of several that run one model: the first serves, the others do what it says."""
-    from ingot.ranks.signs import signs_to_parent
+    from ingot.distributed.heartbeat import start_heartbeats
 
-    signs = signs_to_parent(here)
+    signs = start_heartbeats(here)
     if here.rank:
         try:
-            follow(over(settings, here.size), here, signs)
+            run_follower(settings_for_group(settings, here.size), here, signs)
         except Exception as error:
-            if is_lost(error):
-                leave_lost(f"rank {here.rank} lost its device: {error}")
+            if is_device_lost(error):
+                exit_lost_device(f"rank {here.rank} lost its device: {error}")
             raise
     else:
-        _serve(over(settings, here.size), lambda: over(settings_again(), here.size), signs)
+        _serve_model(
+            settings_for_group(settings, here.size), lambda: settings_for_group(settings_again(), here.size), signs
+        )
 
 
-def _serve(settings: Settings, settings_again: Callable[[], Settings], signs: Signs | None = None) -> None:
+def _serve_model(
+    settings: Settings, settings_again: Callable[[], Settings], signs: HeartbeatSender | None = None
+) -> None:
     """Until the first interrupt, which lets running requests finish; a second one leaves at once."""
     from ingot.http.server import make_server
-    from ingot.protocol.served import format_of
+    from ingot.protocol.served import answer_format_of
 
     # The port is taken before the model is loaded, so that a wrong one is known at once.
-    returns = signs is None and LISTENING in os.environ
-    with contextlib.closing(listening(settings)) as listener:
+    returns = signs is None and LISTEN_VARIABLE in os.environ
+    with contextlib.closing(inherited_listener(settings)) as listener:
         try:
-            with _saying_so(listener, settings) if returns else contextlib.nullcontext():
+            with _answering_unavailable(listener, settings) if returns else contextlib.nullcontext():
                 engine = start_engine(settings)
         except KeyboardInterrupt:
-            leave_at_once()
+            exit_at_once()
         except DeviceLost:
-            leave_lost("the device was lost") if signs is not None else start_again(listener.sockets)
+            exit_lost_device("the device was lost") if signs is not None else restart_process(listener.sockets)
 
         def say_ready(url: str) -> None:
             encoders = [offered.card for offered in engine.encoders.values()]
-            found = format_of(engine.card, engine.tokenizer, settings)
+            found = answer_format_of(engine.card, engine.tokenizer, settings)
             chats = engine.tokenizer.template is not None
             record = ready_record(
                 url,
@@ -161,32 +179,31 @@ def _serve(settings: Settings, settings_again: Callable[[], Settings], signs: Si
 
         try:
             server = make_server(engine, settings, say_ready, listener, settings_again)
-            server.leave = leave_at_once
+            server.leave = exit_at_once
             if signs is not None:
-                report(signs, engine, server)
-            lost = _Lost(server, alone=signs is None)
-            engine.when_lost(lost)
+                report_to_parent(signs, engine, server)
+            lost = _LostDevice(server, alone=signs is None)
+            engine.on_device_lost(lost)
             server.run()
         except BaseException:
             engine.close()
             raise
-        engine.when_lost(lost.leave)
+        engine.on_device_lost(lost.leave)
         if server.force_exit or server.given_up:
-            leave_at_once()
-        _say_saving(settings)
+            exit_at_once()
+        _print_saving(settings)
         engine.close()
 
 
 def _serve_fleet(entries: Sequence[ModelEntry], settings: Settings, settings_again: Callable[[], Settings]) -> None:
     """The same with several models, or with one that is loaded when it is asked for."""
     from ingot.engine.fleet import Fleet
-    from ingot.engine.loading.model_loader import Garage
-    from ingot.http.app import import_soon
-    from ingot.http.fleet.app import build_fleet_app
-    from ingot.http.server import server_of
+    from ingot.engine.loading.model_loader import ModelLoader
+    from ingot.http.app import build_fleet_app, import_in_background
+    from ingot.http.server import make_app_server
 
-    with contextlib.closing(listening(settings)) as listener:
-        garage = Garage(settings, alone=len(entries) == 1)
+    with contextlib.closing(inherited_listener(settings)) as listener:
+        garage = ModelLoader(settings, alone=len(entries) == 1)
         fleet = Fleet(
             *(entries, garage, garage.memory),
             min_residency_s=settings.min_residency_s,
@@ -195,60 +212,63 @@ def _serve_fleet(entries: Sequence[ModelEntry], settings: Settings, settings_aga
 
         def say_ready(url: str) -> None:
             print(fleet_record(url, fleet.standings(), garage.memory, needs_key=settings.keyed), flush=True)
-            import_soon(then=garage.warm_up)
+            import_in_background(then=garage.warm_up)
 
-        server = server_of(
+        server = make_app_server(
             build_fleet_app(fleet, garage.pulse, settings), settings, say_ready, listener, settings_again
         )
-        lost = _Lost(server)
-        garage.when_lost(lost)
-        server.leave = leave_at_once
+        lost = _LostDevice(server)
+        garage.on_device_lost(lost)
+        server.leave = exit_at_once
         try:
             server.run()
         except BaseException:
             garage.close()
             raise
-        garage.when_lost(lost.leave)
+        garage.on_device_lost(lost.leave)
         if server.force_exit:
-            leave_at_once()
-        _say_saving(settings)
+            exit_at_once()
+        _print_saving(settings)
         garage.close()
 
 
-def _say_saving(settings: Settings) -> None:
+def _print_saving(settings: Settings) -> None:
     if settings.cache_dir is not None:
-        from ingot.engine.spilling import CLOSING_S
+        from ingot.engine.offload import OFFLOAD_CLOSING_S
 
-        log.info("what is kept of prompts is written to the disk, for up to %g s", CLOSING_S)
+        log.info("what is kept of prompts is written to the disk, for up to %g s", OFFLOAD_CLOSING_S)
 
 
-def lone(settings: Settings) -> ModelEntry:
+def single_model_entry(settings: Settings) -> ModelEntry:
     """The one model of a server without tables, under the name that it is known by before it is found."""
     name = served_name(settings, Path(settings.model).name)
-    return lone_entry(settings, name, kind_of(settings.model, settings))
+    return lone_entry(settings, name, model_kind(settings.model, settings))
 
 
 def start_engine(settings: Settings) -> Engine:
     """Find the model, fetching or converting it if need be, and load it. Raises IngotError."""
-    from ingot.engine.speculation.options import Choice
-    from ingot.models.files.locate import locate
+    from ingot.engine.speculation.options import SpeculationOptions
+    from ingot.models.files.locate import locate_model
     from ingot.models.files.progress import TerminalProgress
 
     progress = TerminalProgress()
     try:
-        folder = locate(settings.model, settings, progress, in_place=True)
-        further: dict[Role, str | None] = {"embedding": settings.embedding_model, "rerank": settings.rerank_model}
-        encoders = {role: locate(name, settings, progress) for role, name in further.items() if name is not None}
-        models = Choice.parse(settings.speculate).models
+        folder = locate_model(settings.model, settings, progress, in_place=True)
+        further: dict[PoolingTask, str | None] = {
+            "embedding": settings.embedding_model,
+            "rerank": settings.rerank_model,
+        }
+        encoders = {role: locate_model(name, settings, progress) for role, name in further.items() if name is not None}
+        models = SpeculationOptions.parse(settings.speculate).models
         guessing = {
-            proposer: locate(name, settings, progress, in_place=proposer == "draft")
+            proposer: locate_model(name, settings, progress, in_place=proposer == "draft")
             for proposer, name in models.items()
         }
         reader = settings.specprefill_draft_model
-        scorer = None if reader is None else locate(reader, settings, progress, in_place=True)
+        scorer = None if reader is None else locate_model(reader, settings, progress, in_place=True)
         audio, speech = settings.audio_model, settings.speech_model
-        hearing = None if audio is None else locate(audio, settings, progress)
-        speaking = None if speech is None else locate(speech, settings, progress)
+        hearing = None if audio is None else locate_model(audio, settings, progress)
+        speaking = None if speech is None else locate_model(speech, settings, progress)
         beside = [one for one in (scorer, hearing, speaking) if one is not None]
         named = (folder, *encoders.values(), *guessing.values(), *beside)
         progress(f"loading {', '.join(dict.fromkeys(found.name for found in named))}")
@@ -275,11 +295,11 @@ def served_name(settings: Settings, own: str) -> str:
     return settings.served_model_name[0] if settings.served_model_name else own
 
 
-class _Lost:
+class _LostDevice:
     """How a server ends whose device is lost: requests end in words, then the process is another one. Where the server
     is a rank, its parent sees to that."""
 
-    def __init__(self, server: Server, *, alone: bool = True) -> None:
+    def __init__(self, server: HttpServer, *, alone: bool = True) -> None:
         self._server, self._alone = server, alone
         self._listening: Sequence[socket.socket] = ()
         self._late: threading.Timer | None = None
@@ -288,7 +308,7 @@ class _Lost:
         """The device is lost. Any thread may call it."""
         if not self._server.stopped:
             self._listening = [one.dup() for one in self._server.listener.sockets]  # its own are closed when it ends
-        self._late = threading.Timer(LAST_WORDS_S, self.leave)
+        self._late = threading.Timer(LOST_DEVICE_GRACE_S, self.leave)
         self._late.daemon = True
         self._late.start()
         self._server.give_up(DeviceLost())
@@ -297,39 +317,41 @@ class _Lost:
         if self._late is not None:
             self._late.cancel()
         if not self._alone:
-            leave_lost("rank 0 lost its device")
+            exit_lost_device("rank 0 lost its device")
         if self._server.stopped:
-            leave_lost("the device was lost while the server was stopping")
-        start_again(self._listening)
+            exit_lost_device("the device was lost while the server was stopping")
+        restart_process(self._listening)
 
 
 @contextlib.contextmanager
-def _saying_so(listener: Listener, settings: Settings) -> Iterator[None]:
+def _answering_unavailable(listener: Listener, settings: Settings) -> Iterator[None]:
     """Tell clients that the server will be back, for as long as the block lasts."""
-    from ingot.http.closed import ClosedDoor
+    from ingot.http.server import UnavailableServer
 
-    door = ClosedDoor(listener.sockets, settings)
-    door.open(RETURNING)
+    door = UnavailableServer(listener.sockets, settings)
+    door.open(RETURNING_NOTICE)
     try:
         yield
     finally:
         door.close()
 
 
-def start_again(listening: Sequence[socket.socket]) -> NoReturn:
+def restart_process(listening: Sequence[socket.socket]) -> NoReturn:
     """Run the same command in place of this one, at the same sockets. Nothing of this process is taken down, which
     would reach for a device that is lost. Who comes to this too often ends."""
     now = time.time()
-    known = [int(at) for at in re.findall(r"\d+", os.environ.get(RESTARTS, ""))]
-    lately = [at for at in known if 0 <= now - at < WITHIN_S]
+    known = [int(at) for at in re.findall(r"\d+", os.environ.get(RESTARTS_VARIABLE, ""))]
+    lately = [at for at in known if 0 <= now - at < RESTART_WINDOW_S]
     if len(lately) >= MOST_RESTARTS:
-        times = f"{len(lately) + 1} times within {WITHIN_S / 60:.0f} minutes"
-        leave_lost(f"the device was lost {times}; the server is not started again. `ingot doctor` looks at the device.")
+        times = f"{len(lately) + 1} times within {RESTART_WINDOW_S / 60:.0f} minutes"
+        exit_lost_device(
+            f"the device was lost {times}; the server is not started again. `ingot doctor` looks at the device."
+        )
     handed = [one.fileno() for one in listening]
-    os.environ[RESTARTS] = ",".join(str(at) for at in (*lately, int(now)))
+    os.environ[RESTARTS_VARIABLE] = ",".join(str(at) for at in (*lately, int(now)))
     if handed:
-        os.environ[LISTENING] = ",".join(map(str, handed))
-    _flush(f"the device was lost; starting again ({len(lately) + 1} of {MOST_RESTARTS} times)")
+        os.environ[LISTEN_VARIABLE] = ",".join(map(str, handed))
+    _print_last_line(f"the device was lost; starting again ({len(lately) + 1} of {MOST_RESTARTS} times)")
     for file in _open_files():
         with contextlib.suppress(OSError):  # a driver's file, too, or the device would not be given back
             os.set_inheritable(file, False)
@@ -338,7 +360,7 @@ def start_again(listening: Sequence[socket.socket]) -> NoReturn:
     try:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     except OSError as error:
-        leave_lost(f"the device was lost, and the server cannot be started again: {error.strerror}")
+        exit_lost_device(f"the device was lost, and the server cannot be started again: {error.strerror}")
 
 
 def _open_files() -> list[int]:
@@ -348,13 +370,13 @@ def _open_files() -> list[int]:
     return []
 
 
-def leave_lost(said: str) -> NoReturn:
+def exit_lost_device(said: str) -> NoReturn:
     """With the exit code that tells of a lost device, and without the usual farewells."""
-    _flush(said)
+    _print_last_line(said)
     os._exit(DeviceLost.exit_code)
 
 
-def _flush(said: str) -> None:
+def _print_last_line(said: str) -> None:
     """The last line, behind all others."""
     with contextlib.suppress(OSError, ValueError):  # nobody may be there to read it
         for handler in logging.getLogger().handlers:
@@ -363,8 +385,172 @@ def _flush(said: str) -> None:
         print(f"ingot serve: {said}", file=sys.stderr, flush=True)
 
 
-def leave_at_once(signal_number: int = signal.SIGINT, frame: FrameType | None = None) -> NoReturn:
+def exit_at_once(signal_number: int = signal.SIGINT, frame: FrameType | None = None) -> NoReturn:
     """Without the usual farewells: the engine's thread may be deep inside mlx, where nothing can interrupt it."""
     sys.stdout.flush()
     print(file=sys.stderr, flush=True)
     os._exit(INTERRUPTED)
+
+
+if TYPE_CHECKING:
+    from ingot.engine.request import ModelCard, PoolingModelCard
+    from ingot.engine.speech_request import SpeechToTextCard, TextToSpeechCard
+    from ingot.engine.status import ModelStatus
+    from ingot.text.tool_formats.registry import FoundFormat
+
+SAMPLE_QUESTION = {"model": "default", "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+SAMPLE_BEGINNING = {"model": "default", "prompt": "The sky is blue because", "max_tokens": 64}
+MEDIA_WORDS = {"image": "pictures", "video": "clips"}
+NO_CHAT = "the model has no chat template and only goes on with texts (/v1/completions); --chat-template gives it one"
+
+
+def ready_record(
+    url: str,
+    card: ModelCard,
+    found: FoundFormat,
+    *,
+    needs_key: bool,
+    chats: bool = True,
+    encoders: Iterable[PoolingModelCard] = (),
+    hearing: SpeechToTextCard | None = None,
+    speaking: TextToSpeechCard | None = None,
+) -> str:
+    """One record: the ready line, one for each further model, a note for each thing that is guessed or could be faster,
+    a curl to paste. `chats` says whether there is a chat template."""
+    facts = (
+        f"ready: {url}",
+        f"{card.name} ({card.formats or card.dtype})",
+        card.device,
+        f"context {card.context} tokens",
+        f"memory budget {card.memory_budget / 1e9:.1f} GB",
+        *([f"sees {' and '.join(MEDIA_WORDS[kind] for kind in card.sees)}"] if card.sees else []),
+        *([f"tool format {found.format.name}{' (a guess)' if found.guessed else ''}"] if chats else []),
+        *([f"guessing ahead: {', '.join(card.proposers)}"] if card.proposers else []),
+        *([f"kernels: {card.kernels}"] if card.kernels else []),
+    )
+    notes = [f"note: {note}" for note in (*card.notes, *(_format_guess_note(found) if chats else [NO_CHAT]))]
+    further = [_describe_encoder(encoder) for encoder in encoders]
+    further += [] if hearing is None else [_describe_speech_to_text(hearing)]
+    further += [] if speaking is None else [_describe_text_to_speech(speaking)]
+    first = SAMPLE_REQUESTS["chat"] if chats else CONTINUES_TEXT
+    return "\n".join((" | ".join(facts), *further, *notes, f"try: {_curl_command(url, needs_key, *first)}"))
+
+
+def fleet_record(url: str, standings: Iterable[ModelStatus], memory: int, *, needs_key: bool) -> str:
+    """The same of several models: a line for each, with how it stands."""
+    each = list(standings)
+    count = f"{len(each)} model{'' if len(each) == 1 else 's'}"
+    kinds = [one.kind for one in each]
+    kind = "chat" if "chat" in kinds else kinds[0]
+    return "\n".join(
+        (
+            f"ready: {url} | {count} | memory budget {memory / 1e9:.1f} GB",
+            *map(_describe_state, each),
+            f"try: {_curl_command(url, needs_key, *SAMPLE_REQUESTS[kind])}",
+        )
+    )
+
+
+def _describe_state(one: ModelStatus) -> str:
+    why = f": {one.failure}" if one.failure else ""
+    facts = (one.kind, *(["pinned"] if one.pinned else []), f"{one.state}{why}")
+    return f"model: {', '.join((one.name, *one.aliases))} ({', '.join(facts)})"
+
+
+def _format_guess_note(found: FoundFormat) -> list[str]:
+    unused = [f"the checkpoint's response_template is not used: {found.unused}"] if found.unused else []
+    if not found.guessed:
+        return unused
+    why = (
+        "the model shows none of its own"
+        if found.source == "guess"
+        else "by the model's type, as its template shows none"
+    )
+    return [*unused, f"tool format {found.format.name} is a guess: {why}; --tool-format names another"]
+
+
+def _describe_encoder(card: PoolingModelCard) -> str:
+    purpose = f"vectors of {card.dimension} numbers" if card.role == "embedding" else "reranking"
+    return f"also: {card.name} ({card.dtype}) for {purpose} | inputs of {card.length} tokens"
+
+
+def _describe_speech_to_text(card: SpeechToTextCard) -> str:
+    heard = "English" if len(card.languages) == 1 else f"{len(card.languages)} languages"
+    return f"also: {card.name} ({card.dtype}) for transcription | hears {heard}"
+
+
+def _describe_text_to_speech(card: TextToSpeechCard) -> str:
+    return f"also: {card.name} ({card.dtype}) for speech | {len(card.voices)} voices"
+
+
+def _curl_command(url: str, needs_key: bool, path: str, given: str) -> str:
+    key = ' -H "Authorization: Bearer $INGOT_API_KEY"' if needs_key else ""
+    return f"curl {url}/v1/{path}{key} {given}"
+
+
+def _curl_body(value: object) -> str:
+    return f"-H 'Content-Type: application/json' -d '{json.dumps(value)}'"
+
+
+SAMPLE_REQUESTS: Final = {
+    "chat": ("chat/completions", _curl_body(SAMPLE_QUESTION)),
+    "embedding": ("embeddings", _curl_body({"input": "Why is the sky blue?"})),
+    "rerank": (
+        "rerank",
+        _curl_body({"query": "Why is the sky blue?", "documents": ["It scatters light.", "It rains."]}),
+    ),
+    "audio": ("audio/transcriptions", "-F file=@speech.mp3"),
+    "speech": ("audio/speech", _curl_body({"input": "The sky is blue."}) + " -o speech.mp3"),
+}
+"""What to ask a model of each kind for first: where, and with what."""
+CONTINUES_TEXT: Final = ("completions", _curl_body(SAMPLE_BEGINNING))
+
+
+if TYPE_CHECKING:
+    from ingot.http.server import HttpServer
+
+
+@contextlib.contextmanager
+def local_server(settings: Settings, *, encoders: bool = False) -> Iterator[str]:
+    """Yields the server's URL. Interrupts are the caller's: the server runs in a thread that never sees them. Models
+    that make vectors and scores are left out, unless it is for `encoders`."""
+    from ingot.http.server import make_server, open_listener
+
+    private = replace(
+        settings,
+        host="127.0.0.1",
+        port=0,
+        api_key_file=None,
+        warm_prompts=None,
+        embedding_model=settings.embedding_model if encoders else None,
+        rerank_model=settings.rerank_model if encoders else None,
+    )
+    ready: Future[str] = Future()
+    try:
+        engine = start_engine(private)
+    except KeyboardInterrupt:
+        exit_at_once()
+    try:
+        with _running_server(make_server(engine, private, ready.set_result, open_listener(private)), ready) as url:
+            yield url
+    finally:
+        engine.close()
+
+
+@contextlib.contextmanager
+def _running_server(server: HttpServer, ready: Future[str]) -> Iterator[str]:
+    def serve() -> None:
+        try:
+            server.run()
+        except BaseException as error:  # whatever it is, the thread that waits has to hear of it
+            if ready.done():
+                raise
+            ready.set_exception(error)
+
+    door = threading.Thread(target=serve, name="ingot-door", daemon=True)
+    door.start()
+    try:
+        yield ready.result()
+    finally:
+        server.should_exit = True
+        door.join()

@@ -2,22 +2,19 @@
 
 A field's metadata holds its help text and its limits; its flag is `--field-name`, its variable `INGOT_FIELD_NAME`, its
 key in the file `field_name`. Precedence: flag, then variable, then file, then the default of the field. What other
-servers call a setting (`foreign`) is known too, and becomes ours where it is read.
+servers call a setting is known too, and becomes ours where it is read (`sources`).
 """
 
-from ingot.config.checks import is_loopback
+from ingot.config.checks import GIB, is_loopback, memory_bytes
 from ingot.config.field import Setting
-from ingot.config.foreign import FOREIGN
 from ingot.config.keys import ApiKey, own_key_problem, read_keys
-from ingot.config.memory import GIB, memory_bytes
 from ingot.config.model_entries import ModelEntry, lone_entry, model_entries
-from ingot.config.settings import SETTINGS, Settings
-from ingot.config.sources import Config, load
-from ingot.config.table import DEFAULT_MODEL
+from ingot.config.settings import DEFAULT_MODEL, SETTINGS, Settings
+from ingot.config.sources import FOREIGN_SETTINGS, Config, load_config
 
 __all__ = [
     "DEFAULT_MODEL",
-    "FOREIGN",
+    "FOREIGN_SETTINGS",
     "GIB",
     "SETTINGS",
     "ApiKey",
@@ -26,7 +23,7 @@ __all__ = [
     "Setting",
     "Settings",
     "is_loopback",
-    "load",
+    "load_config",
     "lone_entry",
     "memory_bytes",
     "model_entries",

@@ -1,12 +1,16 @@
 """What is wrong with the values of single settings: each check returns it in words, or None.
 
-What another room reads is checked by that room, which is imported inside of the function alone.
+What another package reads is checked by that package, which is imported inside of the function alone. LoRA adapters are
+named as `name=path` or by vLLM's JSON objects; amounts of memory are written as `12GB`, `800MiB` or `60%`.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,38 +65,38 @@ def endpoint_problem(endpoint: str) -> str | None:
 
 
 def mcp_problem(path: Path) -> str | None:
-    from ingot.mcp.config import read_servers, require_sdk
+    from ingot.mcp.config import read_mcp_servers, require_mcp_sdk
 
     try:
-        require_sdk()
-        read_servers(path)
+        require_mcp_sdk()
+        read_mcp_servers(path)
     except ConfigError as error:
         return error.message
     return None
 
 
 def override_problem(overrides: dict[str, Any]) -> str | None:
-    from ingot.protocol.chat.sampling_defaults import override_problem
+    from ingot.protocol.chat.sampling_defaults import sampling_override_problem
 
-    return override_problem(overrides)
+    return sampling_override_problem(overrides)
 
 
 def variables_problem(variables: dict[str, Any]) -> str | None:
-    from ingot.protocol.schema.template_variables import variables_problem
+    from ingot.protocol.schema.model_fields import template_variables_problem
 
-    return variables_problem(variables)
+    return template_variables_problem(variables)
 
 
 def format_problem(name: str) -> str | None:
-    from ingot.text.tool_formats.registry import format_problem
+    from ingot.text.tool_formats.registry import tool_format_problem
 
-    return format_problem(name)
+    return tool_format_problem(name)
 
 
 def thinking_problem(name: str) -> str | None:
-    from ingot.text.tool_formats.registry import thinking_problem
+    from ingot.text.tool_formats.registry import thinking_format_problem
 
-    return thinking_problem(name)
+    return thinking_format_problem(name)
 
 
 def codec_problem(name: str) -> str | None:
@@ -102,10 +106,111 @@ def codec_problem(name: str) -> str | None:
 
 
 def speculate_problem(text: str) -> str | None:
-    from ingot.engine.speculation.options import Choice
+    from ingot.engine.speculation.options import SpeculationOptions
 
     try:
-        Choice.parse(text)
+        SpeculationOptions.parse(text)
+    except ConfigError as error:
+        return error.message
+    return None
+
+
+_LORA_NAME = re.compile(r"[^\s:=,*{}]{1,200}")
+_LORA_KEYS = {"name", "path", "base_model_name"}
+_LORA_SHAPE = 'write it like NAME=PATH or {"name": "NAME", "path": "PATH"}'
+
+
+@dataclass(frozen=True, slots=True)
+class LoraModule:
+    name: str
+    path: Path
+    base: str | None = None  # the model that it is for, if that is said
+
+
+def lora_modules(values: Sequence[str]) -> tuple[LoraModule, ...]:
+    """Raises ConfigError."""
+    found = tuple(_parse_module(text) for text in _rejoin_objects(values))
+    names = [module.name for module in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"two adapters are called {twice!r}")
+    return found
+
+
+def is_lora_name(name: str) -> bool:
+    return _LORA_NAME.fullmatch(name) is not None and name.isprintable()
+
+
+def lora_problem(values: Sequence[str]) -> str | None:
+    try:
+        lora_modules(values)
+    except ConfigError as error:
+        return error.message
+    return None
+
+
+def _rejoin_objects(values: Sequence[str]) -> list[str]:
+    """Lists are split at commas: objects are put together again."""
+    found: list[str] = []
+    for part in values:
+        if found and found[-1].count("{") > found[-1].count("}"):
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    return found
+
+
+def _parse_module(text: str) -> LoraModule:
+    if text.startswith("{"):
+        return _parse_json_module(text)
+    name, equals, path = text.partition("=")
+    if not equals or not path:
+        raise ConfigError(f"{text[:100]!r} is no adapter; {_LORA_SHAPE}")
+    return LoraModule(_check_lora_name(name), Path(path).expanduser())
+
+
+def _parse_json_module(text: str) -> LoraModule:
+    try:
+        stated = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{text[:100]!r} is no JSON object; {_LORA_SHAPE}") from None
+    unknown = stated.keys() - _LORA_KEYS
+    if unknown:
+        raise ConfigError(f"{min(unknown)[:100]!r} is not known of an adapter; {_LORA_SHAPE}")
+    if not all(isinstance(stated.get(key), str) and stated[key] for key in ("name", "path")):
+        raise ConfigError(f"an adapter needs a name and a path; {_LORA_SHAPE}")
+    base = stated.get("base_model_name")
+    if base is not None and not isinstance(base, str):
+        raise ConfigError("base_model_name is no name")
+    return LoraModule(_check_lora_name(stated["name"]), Path(stated["path"]).expanduser(), base)
+
+
+def _check_lora_name(name: str) -> str:
+    if not is_lora_name(name):
+        raise ConfigError(f"{name[:100]!r} is no name for an adapter: no blanks, and none of : = , * {{ }}")
+    return name
+
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+MEMORY_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+MEMORY_UNITS |= {"KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": 1 << 40}
+
+
+def memory_bytes(text: str, total: int) -> int:
+    """What `12GB`, `800MiB` or `60%` means on a device with `total` bytes. Raises ConfigError."""
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*(%|[KMGT]?i?B)\s*", text, re.IGNORECASE | re.ASCII)
+    if match is None:
+        raise ConfigError(f"{text!r} is no amount of memory; write it like 12GB, 800MiB or 60%")
+    number, unit = float(match[1]), match[2].upper()
+    amount = int(total * number / 100) if unit == "%" else int(number * MEMORY_UNITS[unit])
+    if not 0 < amount <= total:
+        raise ConfigError(f"{text} is {amount} bytes; the memory here is {total} bytes")
+    return amount
+
+
+def memory_problem(text: str) -> str | None:
+    try:
+        memory_bytes(text, 1 << 62)
     except ConfigError as error:
         return error.message
     return None

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ingot.errors import ConfigError, nearest
+from ingot.errors import ConfigError, nearest_name
 
-PREFIX = "INGOT_"
+VARIABLE_PREFIX = "INGOT_"
 """Begins the variables that hold settings."""
 
-KINDS = {
+VALUE_KINDS_IN_WORDS = {
     str: "text",
     int: "a whole number",
     float: "a number",
@@ -55,7 +55,7 @@ class Setting:
 
     @property
     def variable(self) -> str:
-        return PREFIX + self.name.upper()
+        return VARIABLE_PREFIX + self.name.upper()
 
     def from_toml(self, value: Any, place: str) -> Any:
         """A value of a TOML file as the setting has it."""
@@ -83,7 +83,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenSetting:
     """What a source says of a setting: where that came from, and what to call the place in an error."""
 
     known: Setting
@@ -102,7 +102,7 @@ def settings_of(table: type) -> Iterator[Setting]:
     for each in fields(table):
         meta = each.metadata
         section = meta.get("section", section)
-        kind, optional = _kind(hints[each.name])
+        kind, optional = _value_kind(hints[each.name])
         limits = {name: meta.get(name) for name in ("positional", "low", "high", "choices", "check")}
         secret = meta.get("secret", False)
         also = meta.get("also", ())
@@ -111,7 +111,7 @@ def settings_of(table: type) -> Iterator[Setting]:
         )
 
 
-def _kind(hint: Any) -> tuple[Any, bool]:
+def _value_kind(hint: Any) -> tuple[Any, bool]:
     if typing.get_origin(hint) is types.UnionType:
         plain = [arm for arm in typing.get_args(hint) if arm is not types.NoneType]
         return typing.get_origin(plain[0]) or plain[0], True
@@ -122,7 +122,7 @@ def _type_problem(known: Setting, value: Any) -> str | None:
     number = known.kind is float and type(value) is int
     if not (isinstance(value, known.kind) or number) or (isinstance(value, bool) and known.kind is not bool):
         shown = "this" if known.secret else repr(value)
-        return f"{shown} is not {KINDS[known.kind]}"
+        return f"{shown} is not {VALUE_KINDS_IN_WORDS[known.kind]}"
     if known.kind is tuple and not all(isinstance(part, str) and part for part in value):
         return f"{value!r} is not a list of texts"
     return "must not be empty" if value == "" else None
@@ -136,6 +136,6 @@ def _limit_problem(known: Setting, value: Any) -> str | None:
     if known.high is not None and value > known.high:
         return f"{value} is too large; the most is {known.high}"
     if known.choices is not None and value not in known.choices:
-        near = nearest(value, known.choices)
+        near = nearest_name(value, known.choices)
         return f"{value!r} is not one of {', '.join(known.choices)}" + (f"; did you mean {near}?" if near else "")
     return None

@@ -1,20 +1,33 @@
-"""API keys: what one is made of, files of them, and what each may ask for."""
+"""API keys, and the key that authenticates cache files.
+
+An API key says who may come in, by which secrets, and how much it may ask for; keys come from files of them. Errors
+never hold a key.
+
+`ArchiveKey` is the secret that records in `--cache-dir` and exported prefixes are authenticated with: a file of the
+server's own, made at its first use. Whoever has it can make files that the server takes for its own, so nobody but the
+server's user may read it. Servers that are to take each other's files are given the same one.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import re
+import secrets
+import stat
+import tempfile
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct
 
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, Unavailable
 
 LEAST_KEY_CHARS = 8  # fewer are soon guessed
-DIGEST = re.compile(r"[0-9a-f]{16}")  # what keys without a name are called by
+KEY_DIGEST = re.compile(r"[0-9a-f]{16}")  # what keys without a name are called by
 
 PerMinute = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
@@ -66,13 +79,13 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except ValueError:
         raise ConfigError(f"{path} is not UTF-8 text") from None
-    found = _named(path, text) if path.suffix == ".toml" else _listed(path, text)
+    found = _read_key_tables(path, text) if path.suffix == ".toml" else _read_key_lines(path, text)
     if not found:
         raise ConfigError(f"{path} holds no key")
     return found
 
 
-def _listed(path: Path, text: str) -> tuple[ApiKey, ...]:
+def _read_key_lines(path: Path, text: str) -> tuple[ApiKey, ...]:
     """Empty lines and those that begin with # are no keys."""
     found = {number: line.strip() for number, line in enumerate(text.splitlines(), start=1)}
     keys = {number: line for number, line in found.items() if line and not line.startswith("#")}
@@ -82,7 +95,7 @@ def _listed(path: Path, text: str) -> tuple[ApiKey, ...]:
     return tuple(ApiKey((key,)) for key in dict.fromkeys(keys.values()))
 
 
-def _named(path: Path, text: str) -> tuple[ApiKey, ...]:
+def _read_key_tables(path: Path, text: str) -> tuple[ApiKey, ...]:
     try:
         tables = msgspec.convert(tomllib.loads(text), dict[str, KeyTable])
     except tomllib.TOMLDecodeError as error:
@@ -91,7 +104,7 @@ def _named(path: Path, text: str) -> tuple[ApiKey, ...]:
         raise ConfigError(f"{path}: {error}") from None
     owners: dict[str, str] = {}
     for name, table in tables.items():
-        if (problem := _table_problem(name, table, owners)) is not None:
+        if (problem := _key_table_problem(name, table, owners)) is not None:
             raise ConfigError(f"{path}, [{name}]: {problem}")
     return tuple(
         ApiKey(
@@ -106,9 +119,9 @@ def _named(path: Path, text: str) -> tuple[ApiKey, ...]:
     )
 
 
-def _table_problem(name: str, table: KeyTable, owners: dict[str, str]) -> str | None:
+def _key_table_problem(name: str, table: KeyTable, owners: dict[str, str]) -> str | None:
     """`owners` are those of the secrets so far."""
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name) or DIGEST.fullmatch(name):
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name) or KEY_DIGEST.fullmatch(name):
         return "a name has 1 to 64 letters, digits, dots, dashes and underscores, and is not 16 hexadecimal digits"
     if not table.secrets:
         return "there is neither a key nor keys"
@@ -126,3 +139,50 @@ def key_file_problem(path: Path) -> str | None:
     except ConfigError as error:
         return error.message
     return None
+
+
+log = logging.getLogger("ingot.cache")
+
+SECRET_BYTES: Final = 32
+OTHERS_MAY_ACCESS: Final = stat.S_IRWXG | stat.S_IRWXO
+
+
+class ArchiveKey:
+    """Its call reads a file: not for an event loop."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def secret(self) -> bytes:
+        """Raises Unavailable, and logs what to do, where there is none that can be relied on."""
+        try:
+            if not self._path.exists():
+                self._make()
+            return self._read()
+        except OSError as error:
+            log.error("the key that files of kept prompts are sealed with, %s: %s", self._path, error)
+            raise Unavailable("The server cannot use its key for files of kept prompts; its log says why.") from error
+
+    def _make(self) -> None:
+        """Whole or not at all, and never in place of one that is there."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix=".archive-key-")  # for this user's eyes alone
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_hex(SECRET_BYTES) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(name, self._path)
+        except FileExistsError:  # another server of the same user was faster
+            pass
+        finally:
+            Path(name).unlink()
+
+    def _read(self) -> bytes:
+        with self._path.open() as file:
+            if os.fstat(file.fileno()).st_mode & OTHERS_MAY_ACCESS:
+                raise OSError("other users may read it; run chmod 600 on it, or delete it to have a new one made")
+            text = file.read(2 * SECRET_BYTES + 2).strip()
+        if not re.fullmatch(rf"[0-9a-f]{{{2 * SECRET_BYTES}}}", text):
+            raise OSError(f"it does not hold {2 * SECRET_BYTES} hexadecimal digits; delete it to have a new one made")
+        return bytes.fromhex(text)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from ingot.config.model_tables import ModelTable, read_registry, tables_of
+from ingot.config.model_tables import ModelTable, read_model_tables, read_registry
 from ingot.config.settings import SETTINGS, Settings
-from ingot.errors import ConfigError, nearest
+from ingot.errors import ConfigError, nearest_name
 
-PER_MODEL: Final = frozenset(
+PER_MODEL_SETTINGS: Final = frozenset(
     {
         *("context", "dtype", "text_only", "chat_template", "template_history", "trust_special_tokens"),
         *("tool_format", "thinking_format", "generation_config", "override_generation_config"),
@@ -29,7 +29,7 @@ PER_MODEL: Final = frozenset(
     }
 )
 """Settings that may differ from model to model."""
-OF_ONE_MODEL: Final = {
+LONE_MODEL_SETTINGS: Final = {
     "served_model_name": "",
     **dict.fromkeys(
         ("embedding_model", "rerank_model", "audio_model", "speech_model"), "give that model a table of its own"
@@ -38,15 +38,15 @@ OF_ONE_MODEL: Final = {
     "kv_events": "an endpoint tells of one model, so say one in that one's table",
 }
 """Settings that say what a table says of a model, and what to do instead."""
-_OF_EVERY_KIND: Final = frozenset({"memory", "max_sequences", "max_queue"})
-OF_KIND: Final = {
-    **dict.fromkeys(("embedding", "rerank", "audio"), _OF_EVERY_KIND | {"dtype"}),
-    "speech": _OF_EVERY_KIND,
-    "chat": PER_MODEL,
+_SETTINGS_OF_EVERY_KIND: Final = frozenset({"memory", "max_sequences", "max_queue"})
+SETTINGS_OF_KIND: Final = {
+    **dict.fromkeys(("embedding", "rerank", "audio"), _SETTINGS_OF_EVERY_KIND | {"dtype"}),
+    "speech": _SETTINGS_OF_EVERY_KIND,
+    "chat": PER_MODEL_SETTINGS,
 }
 """Which of them mean something to a model of a kind."""
-ENDPOINTS: Final = ("kv_events", "kv_events_replay")
-FURTHER: Final = {
+ENDPOINT_SETTINGS: Final = ("kv_events", "kv_events_replay")
+FURTHER_MODELS: Final = {
     "embedding": "embedding_model",
     "rerank": "rerank_model",
     "audio": "audio_model",
@@ -80,18 +80,18 @@ class ModelEntry:
     @property
     def further_kinds(self) -> tuple[str, ...]:
         """What the models are for that are loaded with it."""
-        return tuple(kind for kind, setting in FURTHER.items() if getattr(self.settings, setting) is not None)
+        return tuple(kind for kind, setting in FURTHER_MODELS.items() if getattr(self.settings, setting) is not None)
 
 
-def chats(model: str, settings: Settings) -> str:
+def assume_chat_model(model: str, settings: Settings) -> str:
     """The kind of a model of which nothing else is known."""
     return "chat"
 
 
-def model_entries(settings: Settings, kind_of: KindOf = chats) -> tuple[ModelEntry, ...]:
+def model_entries(settings: Settings, kind_of: KindOf = assume_chat_model) -> tuple[ModelEntry, ...]:
     """The models that the tables name, in their order; none where there are no tables. `kind_of` is asked where a table
     does not say. Raises ConfigError."""
-    tables = tables_of(settings.models or {})
+    tables = read_model_tables(settings.models or {})
     if settings.models_config is not None:
         if tables:
             raise ConfigError("models_config and [models] name models, both: choose one", param="models_config")
@@ -99,11 +99,11 @@ def model_entries(settings: Settings, kind_of: KindOf = chats) -> tuple[ModelEnt
         settings = settings if memory is None else replace(settings, memory=memory)
     if not tables:
         return ()
-    for name, instead in OF_ONE_MODEL.items():
+    for name, instead in LONE_MODEL_SETTINGS.items():
         if getattr(settings, name) != SETTINGS[name].default:
             hint = f"; {instead}" if instead else ""
             raise ConfigError(f"{name} is about a single model: there are tables for several{hint}", param=name)
-    entries = tuple(_entry(name, table, settings, kind_of) for name, table in tables.items())
+    entries = tuple(_model_entry(name, table, settings, kind_of) for name, table in tables.items())
     _refuse_shared_names(entries)
     _refuse_shared_endpoints(entries)
     return entries
@@ -114,8 +114,8 @@ def lone_entry(settings: Settings, name: str, kind: str = "chat") -> ModelEntry:
     return ModelEntry(name, settings, kind, preload=not settings.lazy, idle_s=settings.idle_unload_seconds)
 
 
-def _entry(name: str, table: ModelTable, settings: Settings, kind_of: KindOf) -> ModelEntry:
-    given = _settings_of(name, table.settings)
+def _model_entry(name: str, table: ModelTable, settings: Settings, kind_of: KindOf) -> ModelEntry:
+    given = _model_settings(name, table.settings)
     aliases = (*table.aliases, *_aliases_for((name, *table.aliases), settings.alias))
     try:
         own = replace(
@@ -133,16 +133,16 @@ def _entry(name: str, table: ModelTable, settings: Settings, kind_of: KindOf) ->
     idle = settings.idle_unload_seconds if table.idle_unload_s is None else table.idle_unload_s
     kind = kind_of(table.path, settings) if table.kind is None else table.kind
     for key in given:
-        if key not in OF_KIND[kind]:
+        if key not in SETTINGS_OF_KIND[kind]:
             raise ConfigError(f"[models.{name}]: {key} means nothing to a model of kind {kind}")
     return ModelEntry(name, own, kind, aliases, preload, table.pin, None if table.pin else idle)
 
 
-def _settings_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _model_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
     for key, value in given.items():
-        if key not in PER_MODEL:
-            near = nearest(key, PER_MODEL)
+        if key not in PER_MODEL_SETTINGS:
+            near = nearest_name(key, PER_MODEL_SETTINGS)
             hint = f"; did you mean {near}?" if near else ""
             what = "holds for the whole server" if key in SETTINGS else "is not known"
             raise ConfigError(f"[models.{name}]: {key[:100]} {what}{hint}")
@@ -166,6 +166,6 @@ def _refuse_shared_names(entries: Iterable[ModelEntry]) -> None:
 def _refuse_shared_endpoints(entries: Iterable[ModelEntry]) -> None:
     owners: dict[str, str] = {}
     for entry in entries:
-        for endpoint in filter(None, (getattr(entry.settings, name) for name in ENDPOINTS)):
+        for endpoint in filter(None, (getattr(entry.settings, name) for name in ENDPOINT_SETTINGS)):
             if not endpoint.endswith(":*") and owners.setdefault(endpoint, entry.name) != entry.name:
                 raise ConfigError(f"models: {owners[endpoint]} and {entry.name} would tell events at {endpoint}, both")

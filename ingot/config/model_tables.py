@@ -9,10 +9,10 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from ingot.config.memory import memory_problem
+from ingot.config.checks import memory_problem
 from ingot.errors import ConfigError
 
-KINDS: Final = ("chat", "embedding", "rerank", "audio", "speech")
+MODEL_KINDS: Final = ("chat", "embedding", "rerank", "audio", "speech")
 """What a model of a table may be for."""
 Seconds = Annotated[float, Meta(ge=0, le=30 * 86_400)]
 
@@ -32,26 +32,26 @@ class ModelTable(Struct, kw_only=True):
     def problem(self) -> str | None:
         if not self.path:
             return "path must not be empty"
-        if self.kind is not None and self.kind not in KINDS:
-            return f"kind is {self.kind!r}; known are {', '.join(KINDS)}"
-        wrong = next((name for name in self.aliases if not _is_name(name)), None)
+        if self.kind is not None and self.kind not in MODEL_KINDS:
+            return f"kind is {self.kind!r}; known are {', '.join(MODEL_KINDS)}"
+        wrong = next((name for name in self.aliases if not _is_model_name(name)), None)
         return None if wrong is None else f"{wrong[:100]!r} is no name for a model"
 
 
-OWN: Final = frozenset(ModelTable.__struct_fields__) - {"settings"}
+TABLE_KEYS: Final = frozenset(ModelTable.__struct_fields__) - {"settings"}
 
 
-class Contention(Struct, forbid_unknown_fields=True):
+class ContentionPolicy(Struct, forbid_unknown_fields=True):
     strategy: str = "wait"
     wait_timeout_s: float | None = None
 
 
-class Manager(Struct, forbid_unknown_fields=True):
+class ManagerTable(Struct, forbid_unknown_fields=True):
     memory_budget_gb: float | None = None
-    contention_policy: Contention | None = None
+    contention_policy: ContentionPolicy | None = None
 
 
-class NamedTable(Struct):
+class NamedModelTable(Struct):
     name: str
 
 
@@ -59,17 +59,17 @@ class RegistryFile(Struct, forbid_unknown_fields=True):
     """A YAML file as vllm-mlx has it."""
 
     models: list[dict[str, Any]]
-    manager: Manager | None = None
+    manager: ManagerTable | None = None
 
 
-def tables_of(given: Mapping[str, Any]) -> dict[str, ModelTable]:
+def read_model_tables(given: Mapping[str, Any]) -> dict[str, ModelTable]:
     """What `[models]` of the TOML file holds, by name. Raises ConfigError that names the table at fault."""
-    return {name: _table(name, table) for name, table in given.items()}
+    return {name: _read_table(name, table) for name, table in given.items()}
 
 
-def tables_problem(given: Mapping[str, Any]) -> str | None:
+def model_tables_problem(given: Mapping[str, Any]) -> str | None:
     try:
-        tables_of(given)
+        read_model_tables(given)
     except ConfigError as error:
         return error.message
     return None
@@ -81,7 +81,7 @@ def read_registry(path: Path) -> tuple[dict[str, ModelTable], str | None]:
 
     try:
         said = msgspec.convert(yaml.safe_load(path.expanduser().read_text(encoding="utf-8")), RegistryFile)
-        names = [msgspec.convert(table, NamedTable).name for table in said.models]
+        names = [msgspec.convert(table, NamedModelTable).name for table in said.models]
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError, msgspec.ValidationError) as error:
@@ -89,9 +89,9 @@ def read_registry(path: Path) -> tuple[dict[str, ModelTable], str | None]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"{path}: there are two models {twice!r}")
-    manager = said.manager or Manager()
-    _refuse_policy(path, manager.contention_policy or Contention())
-    tables = {name: _table(name, _in_our_words(table)) for name, table in zip(names, said.models, strict=True)}
+    manager = said.manager or ManagerTable()
+    _refuse_policy(path, manager.contention_policy or ContentionPolicy())
+    tables = {name: _read_table(name, _translate_table(table)) for name, table in zip(names, said.models, strict=True)}
     memory = None if manager.memory_budget_gb is None else f"{manager.memory_budget_gb:g}GB"
     if memory is not None and (problem := memory_problem(memory)) is not None:
         raise ConfigError(f"{path}: memory_budget_gb: {problem}")
@@ -106,7 +106,7 @@ def registry_problem(path: Path) -> str | None:
     return None
 
 
-def _refuse_policy(path: Path, policy: Contention) -> None:
+def _refuse_policy(path: Path, policy: ContentionPolicy) -> None:
     if policy.strategy != "wait" or policy.wait_timeout_s is not None:
         raise ConfigError(
             f"{path}: contention_policy: requests wait until there is room, as long as they may take at all "
@@ -114,20 +114,20 @@ def _refuse_policy(path: Path, policy: Contention) -> None:
         )
 
 
-def _in_our_words(table: Mapping[str, Any]) -> dict[str, Any]:
+def _translate_table(table: Mapping[str, Any]) -> dict[str, Any]:
     told = {key: value for key, value in table.items() if key != "name"}
     if "estimated_memory_gb" in told:
         told["memory"] = f"{told.pop('estimated_memory_gb')}GB"
     return told
 
 
-def _table(name: str, given: Any) -> ModelTable:
-    if not _is_name(name):
+def _read_table(name: str, given: Any) -> ModelTable:
+    if not _is_model_name(name):
         raise ConfigError(f"models: {name[:100]!r} is no name for a model")
     if not isinstance(given, dict):
         raise ConfigError(f"[models.{name}]: it must be a table with a path")
-    own = {key: value for key, value in given.items() if key in OWN}
-    rest = {key: value for key, value in given.items() if key not in OWN}
+    own = {key: value for key, value in given.items() if key in TABLE_KEYS}
+    rest = {key: value for key, value in given.items() if key not in TABLE_KEYS}
     try:
         table = msgspec.convert({**own, "settings": rest}, ModelTable)
     except msgspec.ValidationError as error:
@@ -137,5 +137,5 @@ def _table(name: str, given: Any) -> ModelTable:
     return table
 
 
-def _is_name(name: str) -> bool:
+def _is_model_name(name: str) -> bool:
     return bool(name) and name.isprintable() and len(name) <= 256 and not set(name) & set("*=:,")

@@ -1,23 +1,34 @@
-"""What is known of a rank: what it says of itself, and how the parent process sees it."""
+"""Heartbeats: what a rank says of itself, how the parent process sees it, and a rank's line to its parent.
+
+Heartbeats go out and what becomes of the group comes in on threads of their own, so that it goes on while the rank
+computes. Without a parent any more the process ends: nobody would stop it. Never imports mlx.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
 
-SIGN: Final = 1  # from a rank: `Sign`
-STANDINGS: Final = 2  # to rank 0: a list of `Standing`
-FAREWELL: Final = 3  # to rank 0: why the group ends, as text
+from ingot.distributed.place import RankPlace
+from ingot.distributed.wire import Link, connect_to_host
+from ingot.errors import Unavailable
 
-BEAT_S: Final = 0.25
+HEARTBEAT_FRAME: Final = 1  # from a rank: `Heartbeat`
+STATUS_FRAME: Final = 2  # to rank 0: a list of `RankStatus`
+FAREWELL_FRAME: Final = 3  # to rank 0: why the group ends, as text
+
+HEARTBEAT_S: Final = 0.25
 """Every rank shows that it lives this often,"""
-FIRST_SIGN_S: Final = 60.0
+FIRST_HEARTBEAT_S: Final = 60.0
 """from so long after its start on: a machine has to be reached, and Python to find its modules."""
 
 
-class Sign(msgspec.Struct, frozen=True, array_like=True):
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
     """`step` is the last one that the rank has done, `stuck_s` how long it has been at one and the same piece of work;
     `ready` once it is loaded, `trouble` why it cannot go on."""
 
@@ -28,7 +39,7 @@ class Sign(msgspec.Struct, frozen=True, array_like=True):
     trouble: str = ""
 
 
-class Standing(msgspec.Struct, frozen=True, array_like=True):
+class RankStatus(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     ready: bool
     step: int
@@ -44,16 +55,16 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
         return None
 
 
-class Watched:
+class WatchedRank:
     """A rank as its parent sees it. All times are those of one monotonic clock."""
 
     def __init__(self, rank: int, now: float) -> None:
         self.rank = rank
-        self.sign = Sign(False, 0, 0.0, 0)
-        self._heard = now + FIRST_SIGN_S
+        self.sign = Heartbeat(False, 0, 0.0, 0)
+        self._heard = now + FIRST_HEARTBEAT_S
         self._behind: tuple[int, float] | None = None  # at which step, and since when
 
-    def hear(self, sign: Sign, now: float) -> None:
+    def hear(self, sign: Heartbeat, now: float) -> None:
         self.sign, self._heard = sign, now
 
     def compare(self, furthest: int, now: float) -> None:
@@ -64,19 +75,19 @@ class Watched:
         elif self._behind is None or self._behind[0] != step:
             self._behind = step, now
 
-    def standing(self, now: float) -> Standing:
+    def standing(self, now: float) -> RankStatus:
         behind_s = 0.0 if self._behind is None else now - self._behind[1]
         silent_s = max(now - self._heard, 0.0)
-        return Standing(self.rank, self.sign.ready, self.sign.step, silent_s, max(behind_s, self.sign.stuck_s))
+        return RankStatus(self.rank, self.sign.ready, self.sign.step, silent_s, max(behind_s, self.sign.stuck_s))
 
 
-class Watch:
+class GroupWatch:
     """All ranks of a group."""
 
     def __init__(self, size: int, now: float) -> None:
-        self._ranks = [Watched(rank, now) for rank in range(size)]
+        self._ranks = [WatchedRank(rank, now) for rank in range(size)]
 
-    def hear(self, rank: int, sign: Sign, now: float) -> None:
+    def hear(self, rank: int, sign: Heartbeat, now: float) -> None:
         self._ranks[rank].hear(sign, now)
         furthest = max(each.sign.step for each in self._ranks)
         for each in self._ranks[1:]:  # the first one says what is next: it is late when it says so itself
@@ -90,16 +101,80 @@ class Watch:
         """Of its process, on its machine; 0 where it has not said so yet."""
         return self._ranks[rank].sign.pid
 
-    def standings(self, now: float) -> list[Standing]:
+    def standings(self, now: float) -> list[RankStatus]:
         return [each.standing(now) for each in self._ranks]
 
 
-def first_problem(standings: Iterable[Standing], limit_s: float) -> str | None:
+def first_rank_problem(standings: Iterable[RankStatus], limit_s: float) -> str | None:
     """Of who is furthest behind."""
     worst = max(standings, key=lambda one: max(one.silent_s, one.late_s), default=None)
     return None if worst is None else worst.problem(limit_s)
 
 
-def not_ready(standings: Iterable[Standing]) -> str | None:
+def rank_not_ready(standings: Iterable[RankStatus]) -> str | None:
     """Who is still being loaded."""
     return next((f"rank {one.rank} is being started" for one in standings if not one.ready), None)
+
+
+PARENT_S: Final = 10.0  # within which it has to be reached
+ORPHANED: Final = 70  # the exit code of who has no parent any more
+
+_encode_heartbeat = msgspec.msgpack.Encoder().encode
+_decode_statuses = msgspec.msgpack.Decoder(list[RankStatus]).decode
+
+
+class HeartbeatSender:
+    """`step` gives the last one that the rank knows of, by default the last that it `did`; `stuck_s` how long it has
+    been at one and the same piece of work; `trouble` why it cannot go on, if so."""
+
+    def __init__(self, link: Link) -> None:
+        self.ready = False
+        self.step: Callable[[], int] = lambda: self._done
+        self.stuck_s: Callable[[], float] = float
+        self.trouble: Callable[[], str] = str
+        self.on_farewell: Callable[[str], None] = lambda reason: os._exit(ORPHANED)
+        self.standings: Sequence[RankStatus] = (
+            RankStatus(0, False, 0, 0.0, 0.0),
+        )  # until the parent says how all stand
+        self._done = 0
+        self._link = link
+        self._closed = threading.Event()
+        for work in (self._tell, self._listen):
+            threading.Thread(target=work, name="ingot-signs", daemon=True).start()
+
+    def did(self, step: int) -> None:
+        """The rank has done it. 0: it is loaded."""
+        self._done, self.ready = step, True
+
+    def close(self) -> None:
+        """The rank ends as it should: the parent's end is no reason to hurry any more."""
+        self._closed.set()
+
+    def _tell(self) -> None:
+        with contextlib.suppress(Unavailable):  # the other thread notices, too
+            while not self._closed.is_set():
+                stuck_s = self.stuck_s() if self.ready else 0.0
+                sign = Heartbeat(self.ready, self.step(), stuck_s, os.getpid(), self.trouble())
+                self._link.send(HEARTBEAT_FRAME, _encode_heartbeat(sign))
+                self._closed.wait(HEARTBEAT_S)
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                frame = self._link.receive()
+                if frame.kind == STATUS_FRAME:
+                    self.standings = _decode_statuses(frame.body)
+                elif frame.kind == FAREWELL_FRAME:
+                    self.on_farewell(frame.body.decode())
+        except Unavailable:
+            if not self._closed.is_set():
+                os._exit(ORPHANED)
+
+
+def start_heartbeats(place: RankPlace) -> HeartbeatSender | None:
+    """None where nobody watches, as under `mlx.launch`. Raises LinkLate and LinkLost."""
+    if place.watch is None:
+        return None
+    return HeartbeatSender(
+        connect_to_host(place.watch.host, place.watch.port, place.token, place.rank, "the parent process", PARENT_S)
+    )

@@ -1,13 +1,27 @@
-"""Which machines run a model together, and what MLX has to be told on each: hostfiles as `mlx.launch` reads them."""
+"""Which machines run a model together, what MLX has to be told on each, and a rank's process there.
+
+Hostfiles are as `mlx.launch` reads them. A rank is started here or over ssh, told who it is over its standard input,
+and killed with all it started. What a rank is told never stands on a command line. Its standard input stays open for as
+long as the parent lives: its end is how a rank notices, wherever it runs, that nobody would stop it any more. Never
+imports mlx.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import importlib.metadata
 import ipaddress
 import json
 import os
+import shlex
+import signal
 import socket
+import subprocess
+import sys
+import tempfile
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,15 +29,16 @@ from typing import Final
 
 import msgspec
 
-from ingot.distributed.place import DEVICES, HOSTFILE, RANK, SIZE
+from ingot.distributed.heartbeat import ORPHANED
+from ingot.distributed.place import DEVICES_VARIABLE, HOSTFILE_VARIABLE, RANK_VARIABLE, SIZE_VARIABLE
 from ingot.errors import ConfigError
 
 BACKENDS: Final = ("ring", "nccl", "jaccl", "jaccl-ring")
 LOOPBACK: Final = "127.0.0.1"
-MOST: Final = 64
+MOST_RANKS: Final = 64
 RING_PORT: Final = 32323  # and those that follow, as `mlx.launch` has it
 NCCL_PORT: Final = 12345
-THREADS: Final = "INGOT_THREADS"
+THREADS_VARIABLE: Final = "INGOT_THREADS"
 
 
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,24 +75,24 @@ class Hosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def variables(self) -> dict[str, str]:
         """What the hostfile sets for every rank."""
-        return dict(_variable(each) for each in self.envs)
+        return dict(_split_variable(each) for each in self.envs)
 
 
-class Told(msgspec.Struct, frozen=True):
+class RankEnvironment(msgspec.Struct, frozen=True):
     """What MLX is told on a rank: variables, and files whose paths are to be put in variables."""
 
     variables: Mapping[str, str]
     files: Mapping[str, str] = {}
 
 
-def hosts_of(text: str) -> Hosts:
+def parse_hosts(text: str) -> Hosts:
     """Of a number of ranks on this machine, or the path of a hostfile. Raises ConfigError."""
     return local_hosts(int(text)) if text.isdecimal() else read_hosts(Path(text).expanduser())
 
 
 def local_hosts(count: int) -> Hosts:
-    if not 1 <= count <= MOST:
-        raise ConfigError(f"{count} ranks: there can be 1 to {MOST} of them", param="hosts")
+    if not 1 <= count <= MOST_RANKS:
+        raise ConfigError(f"{count} ranks: there can be 1 to {MOST_RANKS} of them", param="hosts")
     return Hosts((Host(LOOPBACK, (LOOPBACK,)),) * count)
 
 
@@ -90,15 +105,15 @@ def read_hosts(path: Path) -> Hosts:
         raise ConfigError(f"cannot read {path}: {error.strerror}", param="hosts") from error
     except (ValueError, msgspec.ValidationError) as error:
         raise ConfigError(f"{path} is no hostfile: {error}", param="hosts") from error
-    problem = _problem(found)
+    problem = _hosts_problem(found)
     if problem is not None:
         raise ConfigError(f"{path}: {problem}", param="hosts")
     return found
 
 
-def _problem(hosts: Hosts) -> str | None:
-    if not 1 <= len(hosts.hosts) <= MOST:
-        return f"{len(hosts.hosts)} hosts: there can be 1 to {MOST} of them"
+def _hosts_problem(hosts: Hosts) -> str | None:
+    if not 1 <= len(hosts.hosts) <= MOST_RANKS:
+        return f"{len(hosts.hosts)} hosts: there can be 1 to {MOST_RANKS} of them"
     if hosts.backend and hosts.backend not in BACKENDS:
         return f"backend {hosts.backend!r} is none of {', '.join(BACKENDS)}"
     for host in hosts.hosts:
@@ -110,7 +125,7 @@ def _problem(hosts: Hosts) -> str | None:
             if not _is_ip(ip):
                 return f"{ip!r} of {host.ssh} is no address"
     for each in hosts.envs:
-        if not _variable(each)[0].replace("_", "a").isalnum():
+        if not _split_variable(each)[0].replace("_", "a").isalnum():
             return f"{each!r} in envs is not NAME=VALUE"
     if not hosts.hosts[0].is_here:
         return f"the first host, {hosts.hosts[0].ssh}, is not this machine: start ingot there, or list this one first"
@@ -119,37 +134,37 @@ def _problem(hosts: Hosts) -> str | None:
     return None
 
 
-def told_to(hosts: Hosts) -> list[Told]:
+def rank_environments(hosts: Hosts) -> list[RankEnvironment]:
     """For each rank what its backend reads, as `mlx.launch` would say it."""
-    backend = hosts.backend or usual_backend()
+    backend = hosts.backend or default_backend()
     size = len(hosts.hosts)
-    shared: dict[str, str] = {SIZE: str(size)}
+    shared: dict[str, str] = {SIZE_VARIABLE: str(size)}
     files: dict[str, str] = {}
     if backend == "ring":
-        files[HOSTFILE] = json.dumps(_ring(hosts))
+        files[HOSTFILE_VARIABLE] = json.dumps(_ring_addresses(hosts))
     elif backend == "nccl":
         shared |= {"NCCL_HOST_IP": hosts.hosts[0].ips[0], "NCCL_PORT": str(NCCL_PORT)}
     else:
-        files[DEVICES] = json.dumps([host.rdma for host in hosts.hosts])
+        files[DEVICES_VARIABLE] = json.dumps([host.rdma for host in hosts.hosts])
         shared["MLX_JACCL_COORDINATOR"] = f"{hosts.hosts[0].ips[0]}:{RING_PORT}"
         if backend == "jaccl-ring":
             shared["MLX_JACCL_RING"] = "1"
     told = []
     before: Counter[str] = Counter()
     for rank, host in enumerate(hosts.hosts):
-        own = {RANK: str(rank)}
+        own = {RANK_VARIABLE: str(rank)}
         if backend == "nccl":
             own["CUDA_VISIBLE_DEVICES"] = str(before[host.ssh])
         before[host.ssh] += 1
-        told.append(Told(_threads(hosts) | hosts.variables | shared | own, files))
+        told.append(RankEnvironment(_thread_variables(hosts) | hosts.variables | shared | own, files))
     return told
 
 
-def _threads(hosts: Hosts) -> dict[str, str]:
+def _thread_variables(hosts: Hosts) -> dict[str, str]:
     """Ranks on one machine share its cores, where nobody says otherwise: threads that wait for a core hold up all."""
-    if not hosts.are_here or THREADS in os.environ:
+    if not hosts.are_here or THREADS_VARIABLE in os.environ:
         return {}
-    return {THREADS: str(max(1, usable_cores() // len(hosts.hosts)))}
+    return {THREADS_VARIABLE: str(max(1, usable_cores() // len(hosts.hosts)))}
 
 
 def usable_cores() -> int:
@@ -157,7 +172,7 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _ring(hosts: Hosts) -> list[list[str]]:
+def _ring_addresses(hosts: Hosts) -> list[list[str]]:
     """Where each rank listens. On one machine ports are taken that are free now; others cannot be asked."""
     ips = [ip for host in hosts.hosts for ip in host.ips]
     ports = iter(free_ports(len(ips)) if hosts.are_here else range(RING_PORT, RING_PORT + len(ips)))
@@ -171,7 +186,7 @@ def free_ports(count: int, host: str = LOOPBACK) -> Sequence[int]:
         return [each.getsockname()[1] for each in listening]
 
 
-def usual_backend() -> str:
+def default_backend() -> str:
     """What `mlx.launch` takes where nobody says: nccl where MLX is built for NVIDIA's GPUs."""
     for package in ("mlx-cuda-13", "mlx-cuda-12"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -180,7 +195,7 @@ def usual_backend() -> str:
     return "ring"
 
 
-def _variable(text: str) -> tuple[str, str]:
+def _split_variable(text: str) -> tuple[str, str]:
     name, _, value = text.partition("=")
     return name, value
 
@@ -202,3 +217,118 @@ def _is_own(name: str) -> bool:
         probe.bind((name, 0))
         return True
     return False
+
+
+RANK_COMMAND: Final = ("-P", "-m", "ingot.cli.rank")
+SSH_COMMAND: Final = (
+    *("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
+    *("-o", "ServerAliveInterval=3", "-o", "ServerAliveCountMax=3"),
+)
+PASSED_ON: Final = ("INGOT_", "MLX_", "HF_")  # what variables' names begin with that other machines are told, too
+KILL_S: Final = 5.0
+
+
+class RankAssignment(msgspec.Struct, frozen=True):
+    """What a rank is told: the words behind `ingot serve`, variables, and files whose paths are put in variables."""
+
+    arguments: Sequence[str]
+    variables: Mapping[str, str]
+    files: Mapping[str, str]
+
+
+class RankProcess:
+    """Owns the process. To be made by a thread that lives as long as the parent does."""
+
+    def __init__(self, host: Host, letter: RankAssignment, inherited: Sequence[int], command: Sequence[str]) -> None:
+        """`inherited` are open files that a rank on this machine is given, under their numbers."""
+        self.host = host
+        self.is_here = host.is_here
+        if not self.is_here:
+            passed = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
+            letter = msgspec.structs.replace(letter, variables=passed | dict(letter.variables))
+        self._process = subprocess.Popen(
+            [sys.executable, *command] if self.is_here else ssh_command_line(host, command),
+            stdin=subprocess.PIPE,
+            pass_fds=tuple(inherited),
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it ended at once, which is noticed elsewhere
+            self._process.stdin.write(msgspec.json.encode(letter) + b"\n")
+            self._process.stdin.flush()
+
+    def wait(self, within: float | None = None) -> int:
+        """Its exit code, negative for a signal. Raises TimeoutError."""
+        try:
+            return self._process.wait(within)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError from None
+
+    def send(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    def kill(self, remote_pid: int = 0) -> None:
+        """At once, with whatever it started; on another machine, too, where its number there is known."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it is gone, or about to be
+            os.killpg(self._process.pid, signal.SIGKILL)
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        if not self.is_here and remote_pid:
+            _kill_remote(self.host, remote_pid)
+
+
+def ssh_command_line(host: Host, command: Sequence[str]) -> list[str]:
+    """In the folder that the parent is in, where it is there: models may be named by paths from it."""
+    python = host.python or sys.executable
+    folder = shlex.quote(str(Path.cwd()))
+    return [*SSH_COMMAND, host.ssh, f"cd {folder} 2>/dev/null; exec {shlex.join((python, *command))}"]
+
+
+def _kill_remote(host: Host, pid: int) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(
+            [*SSH_COMMAND, host.ssh, f"kill -9 {pid}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=KILL_S,
+            check=False,
+        )
+
+
+PR_SET_PDEATHSIG: Final = 1
+
+
+def read_rank_assignment() -> RankAssignment:
+    """What the parent says, with its variables set and its files written. To be called first, by the main thread."""
+    if sys.platform == "linux":  # elsewhere the end of the parent's pipe has to do
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    line = sys.stdin.buffer.readline()
+    if not line:
+        sys.exit(ORPHANED)
+    letter = msgspec.json.decode(line, type=RankAssignment)
+    os.environ.update(letter.variables)
+    for name, content in letter.files.items():
+        os.environ[name] = _write_private_file(content)
+    threading.Thread(target=_end_with_parent, name="ingot-parent", daemon=True).start()
+    return letter
+
+
+def _write_private_file(content: str) -> str:
+    """The path of a file for this process alone; on Linux one that is gone with it, however it ends."""
+    if sys.platform == "linux":
+        descriptor = os.memfd_create("ingot-rank")
+        path = f"/proc/self/fd/{descriptor}"
+    else:
+        descriptor, path = tempfile.mkstemp(prefix="ingot-rank-")
+        atexit.register(os.unlink, path)
+    os.write(descriptor, content.encode())
+    return path
+
+
+def _end_with_parent() -> None:
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os._exit(ORPHANED)

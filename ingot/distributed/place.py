@@ -14,27 +14,26 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from ingot.distributed.wire import Link
+from ingot.distributed.wire import Link, accept_ranks, connect_to_host, listen_at
 from ingot.errors import ConfigError
-from ingot.ranks.meeting import gather, join, listen
 
-RANK: Final = "MLX_RANK"
-SIZE: Final = "MLX_WORLD_SIZE"
-HOSTFILE: Final = "MLX_HOSTFILE"
-DEVICES: Final = "MLX_IBV_DEVICES"
-CONTROL: Final = "INGOT_CONTROL"
-WATCH: Final = "INGOT_WATCH"
-TOKEN: Final = "INGOT_GROUP_TOKEN"
-LISTENING: Final = "INGOT_LISTEN"  # numbers of open files: the sockets to take connections from
+RANK_VARIABLE: Final = "MLX_RANK"
+SIZE_VARIABLE: Final = "MLX_WORLD_SIZE"
+HOSTFILE_VARIABLE: Final = "MLX_HOSTFILE"
+DEVICES_VARIABLE: Final = "MLX_IBV_DEVICES"
+CONTROL_VARIABLE: Final = "INGOT_CONTROL"
+WATCH_VARIABLE: Final = "INGOT_WATCH"
+TOKEN_VARIABLE: Final = "INGOT_GROUP_TOKEN"
+LISTEN_VARIABLE: Final = "INGOT_LISTEN"  # numbers of open files: the sockets to take connections from
 SHORTEST_TOKEN: Final = 16
 CONTROL_PORT: Final = 32322  # the ring's follow it
 
-Listed = Annotated[list[Annotated[list[Any], msgspec.Meta(min_length=1)]], msgspec.Meta(min_length=1)]
+PerRankList = Annotated[list[Annotated[list[Any], msgspec.Meta(min_length=1)]], msgspec.Meta(min_length=1)]
 """What belongs to each rank: addresses, or devices."""
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class HostAddress:
     host: str
     port: int
 
@@ -43,88 +42,89 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     rank: int
     size: int
-    control: Address
-    watch: Address | None
+    control: HostAddress
+    watch: HostAddress | None
     token: str
 
     def links(self, within: float) -> list[Link]:
         """For rank 0, to the followers in their order; for the others, the one to rank 0. Raises LinkLate, LinkLost."""
         if self.rank:
-            return [join(self.control.host, self.control.port, self.token, self.rank, "rank 0", within)]
-        with listen(self.control.host, self.control.port) as listener:
-            return gather(listener, self.token, range(1, self.size), within)
+            return [connect_to_host(self.control.host, self.control.port, self.token, self.rank, "rank 0", within)]
+        with listen_at(self.control.host, self.control.port) as listener:
+            return accept_ranks(listener, self.token, range(1, self.size), within)
 
 
-def place(environment: Mapping[str, str]) -> Place | None:
+def read_rank_place(environment: Mapping[str, str]) -> RankPlace | None:
     """None for a process that is alone. Raises ConfigError where its variables contradict each other."""
-    if RANK not in environment:
+    if RANK_VARIABLE not in environment:
         return None
-    size = _size(environment)
-    rank = _whole(environment, RANK)
+    size = _group_size(environment)
+    rank = _integer_variable(environment, RANK_VARIABLE)
     if not 0 <= rank < size:
-        raise ConfigError(f"{RANK} is {rank}, of a group of {size}.")
+        raise ConfigError(f"{RANK_VARIABLE} is {rank}, of a group of {size}.")
     if size == 1:
         return None
-    token = environment.get(TOKEN, "")
+    token = environment.get(TOKEN_VARIABLE, "")
     if len(token) < SHORTEST_TOKEN:
         raise ConfigError(
-            f"Ranks know each other by {TOKEN}, the same for all and at least {SHORTEST_TOKEN} characters long: "
+            f"Ranks know each other by {TOKEN_VARIABLE}, the same for all and at least {SHORTEST_TOKEN} "
+            f"characters long: "
             f"give it to `mlx.launch` by --env, or use `ingot serve --hosts`, which makes one."
         )
-    control = _address(environment, CONTROL) or _usual_control(environment)
-    return Place(rank, size, control, _address(environment, WATCH), token)
+    control = _address_variable(environment, CONTROL_VARIABLE) or _default_control(environment)
+    return RankPlace(rank, size, control, _address_variable(environment, WATCH_VARIABLE), token)
 
 
-def address(text: str) -> Address:
+def parse_address(text: str) -> HostAddress:
     """Of `host:port`. Raises ValueError."""
     host, _, port = text.rpartition(":")
     if not host or not 0 < int(port) < 65536:
         raise ValueError(text)
-    return Address(host.removeprefix("[").removesuffix("]"), int(port))
+    return HostAddress(host.removeprefix("[").removesuffix("]"), int(port))
 
 
-def _address(environment: Mapping[str, str], name: str) -> Address | None:
+def _address_variable(environment: Mapping[str, str], name: str) -> HostAddress | None:
     text = environment.get(name)
     try:
-        return None if text is None else address(text)
+        return None if text is None else parse_address(text)
     except ValueError:
         raise ConfigError(f"{name} is {text!r}, which is no host:port.") from None
 
 
-def _usual_control(environment: Mapping[str, str]) -> Address:
+def _default_control(environment: Mapping[str, str]) -> HostAddress:
     """At the address of rank 0 that its backend is told, where nobody says."""
-    if environment.get(HOSTFILE):
-        (first, *_), *_ = _listed(environment, HOSTFILE)
-        return Address(address(first).host, CONTROL_PORT)
+    if environment.get(HOSTFILE_VARIABLE):
+        (first, *_), *_ = _read_per_rank_list(environment, HOSTFILE_VARIABLE)
+        return HostAddress(parse_address(first).host, CONTROL_PORT)
     if "NCCL_HOST_IP" in environment:
-        return Address(environment["NCCL_HOST_IP"], CONTROL_PORT)
-    coordinator = _address(environment, "MLX_JACCL_COORDINATOR")
+        return HostAddress(environment["NCCL_HOST_IP"], CONTROL_PORT)
+    coordinator = _address_variable(environment, "MLX_JACCL_COORDINATOR")
     if coordinator is None:
-        raise ConfigError(f"Nothing says where rank 0 is: set {CONTROL} to its host:port.")
-    return Address(coordinator.host, CONTROL_PORT)
+        raise ConfigError(f"Nothing says where rank 0 is: set {CONTROL_VARIABLE} to its host:port.")
+    return HostAddress(coordinator.host, CONTROL_PORT)
 
 
-def _size(environment: Mapping[str, str]) -> int:
+def _group_size(environment: Mapping[str, str]) -> int:
     """As each of MLX's backends is told it: a number, or a list of what belongs to each rank."""
-    if SIZE in environment:
-        return _whole(environment, SIZE)
-    for name in (HOSTFILE, DEVICES):
+    if SIZE_VARIABLE in environment:
+        return _integer_variable(environment, SIZE_VARIABLE)
+    for name in (HOSTFILE_VARIABLE, DEVICES_VARIABLE):
         if environment.get(name):
-            return len(_listed(environment, name))
+            return len(_read_per_rank_list(environment, name))
     return 1
 
 
-def _listed(environment: Mapping[str, str], name: str) -> list[list[Any]]:
+def _read_per_rank_list(environment: Mapping[str, str], name: str) -> list[list[Any]]:
     try:
-        return msgspec.json.decode(Path(environment[name]).read_bytes(), type=Listed)
+        return msgspec.json.decode(Path(environment[name]).read_bytes(), type=PerRankList)
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{name} holds no list with an entry for each rank: {error}") from error
 
 
-def _whole(environment: Mapping[str, str], name: str) -> int:
+def _integer_variable(environment: Mapping[str, str], name: str) -> int:
     try:
         return int(environment[name])
     except ValueError:

@@ -2,26 +2,43 @@
 
 It never imports mlx, so nothing that can hang a rank can hang it. The port that clients know is its own: rank 0 is
 handed it and takes connections from it, and while no rank 0 does, the parent itself answers there that it will be back.
+
+`GroupProcesses` are the processes of one start, until all of them are gone. A process that has ended, a line that is
+lost and every heartbeat become events in the parent's mailbox.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
+import secrets
 import signal
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Final, Protocol
 
-from ingot.distributed.heartbeat import BEAT_S, first_problem
-from ingot.distributed.hosts import Hosts
-from ingot.errors import DeviceLost
-from ingot.process import Terminal, heeded
-from ingot.ranks.life import Gone, Life, Showed
-from ingot.ranks.processes import COMMAND
+import msgspec
+
+from ingot.distributed.heartbeat import (
+    FAREWELL_FRAME,
+    HEARTBEAT_FRAME,
+    HEARTBEAT_S,
+    STATUS_FRAME,
+    GroupWatch,
+    Heartbeat,
+    RankStatus,
+    first_rank_problem,
+)
+from ingot.distributed.hosts import RANK_COMMAND, Hosts, RankAssignment, RankProcess, free_ports, rank_environments
+from ingot.distributed.place import CONTROL_VARIABLE, LISTEN_VARIABLE, TOKEN_VARIABLE, WATCH_VARIABLE, HostAddress
+from ingot.distributed.wire import Link, UnknownPeer, authenticate_guest, listen_at
+from ingot.errors import DeviceLost, Unavailable
+from ingot.process import ControllingTerminal, signals_not_ignored
 
 log = logging.getLogger("ingot.ranks")
 
@@ -31,12 +48,12 @@ SAVING_S: Final = 20.0  # what rank 0 has to have written what is kept, where th
 FOLLOWERS_S: Final = 5.0  # what the others have to end once rank 0 has
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 30.0
-TRIES: Final = 8  # in a row
-INTERRUPTED: Final = 130
-FAILED: Final = 1
+MOST_RESTARTS: Final = 8  # in a row
+EXIT_INTERRUPTED: Final = 130
+EXIT_FAILED: Final = 1
 
 
-class Door(Protocol):
+class FallbackServer(Protocol):
     """Answers clients while no rank does."""
 
     def open(self, reason: str) -> None:
@@ -47,7 +64,7 @@ class Door(Protocol):
 
 
 @dataclass(slots=True)
-class Patience:
+class RestartBackoff:
     """How long to wait before the group is started again, and when not to any more."""
 
     failures: int = 0
@@ -55,13 +72,13 @@ class Patience:
     def pause_after(self, *, was_ready: bool) -> float | None:
         """`was_ready`: the group that failed had served. None: too many in a row never did."""
         self.failures = 1 if was_ready else self.failures + 1
-        if self.failures > TRIES:
+        if self.failures > MOST_RESTARTS:
             return None
         return min(FIRST_PAUSE_S * 4 ** (self.failures - 1), LONGEST_PAUSE_S)
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class GroupFault:
     """`final`: it would be the same again."""
 
     reason: str
@@ -69,7 +86,7 @@ class Fault:
 
 
 @dataclass(slots=True)
-class Asked:
+class SignalCounts:
     """What signals asked for."""
 
     stops: int = 0
@@ -81,42 +98,42 @@ class Supervisor:
     hosts: Hosts
     arguments: Sequence[str]
     listening: Sequence[socket.socket]
-    door: Door
+    door: FallbackServer
     stall_s: float
     drain_s: float
-    command: Sequence[str] = COMMAND
-    asked: Asked = field(default_factory=Asked)
+    command: Sequence[str] = RANK_COMMAND
+    asked: SignalCounts = field(default_factory=SignalCounts)
     _served: bool = False
     _ready: bool = False
 
     def run(self) -> int:
         """Until a signal ends it; the process's exit code. From the main thread."""
         self._take_signals()
-        patience = Patience()
+        patience = RestartBackoff()
         reason = "the ranks are being started"
         while True:
             self.door.open(reason)
-            life = Life(self.hosts, self.arguments, self.listening, self.command)
+            life = GroupProcesses(self.hosts, self.arguments, self.listening, self.command)
             try:
                 fault = self._attend(life)
                 if fault is None:
                     return self._stop(life)
                 log.error("%s; all ranks are ended", fault.reason)
                 self.door.open(fault.reason)
-                life.say_farewell(fault.reason, LAST_WORDS_S)
+                life.send_farewell(fault.reason, LAST_WORDS_S)
             finally:
                 life.end()
             pause = None if fault.final else patience.pause_after(was_ready=self._ready)
             if pause is None:
                 log.critical("given up: %s", fault.reason)
-                return FAILED
+                return EXIT_FAILED
             log.warning("started again in %.1f s", pause)
             if not self._rest(pause):
                 return 0
             reason = f"{fault.reason}; the ranks are being started again"
 
     def _take_signals(self) -> None:
-        terminal = Terminal()
+        terminal = ControllingTerminal()
 
         def stop(number: int, frame: FrameType | None) -> None:
             self.asked.stops += 1
@@ -127,11 +144,11 @@ class Supervisor:
             else:
                 self.asked.reloads += 1
 
-        for number in (signal.SIGTERM, *heeded(signal.SIGINT)):
+        for number in (signal.SIGTERM, *signals_not_ignored(signal.SIGINT)):
             signal.signal(number, stop)
         signal.signal(signal.SIGHUP, reload)
 
-    def _attend(self, life: Life) -> Fault | None:
+    def _attend(self, life: GroupProcesses) -> GroupFault | None:
         """What went wrong, once something has; None: it is asked to stop."""
         self._ready = False
         while not self.asked.stops:
@@ -139,18 +156,18 @@ class Supervisor:
                 self.asked.reloads = 0
                 life.reload()
             try:
-                event = life.mail.get(timeout=BEAT_S)
+                event = life.mail.get(timeout=HEARTBEAT_S)
                 while True:
-                    if isinstance(event, Gone) or event.sign.trouble:
+                    if isinstance(event, RankGone) or event.sign.trouble:
                         return self._cause(life, event)
                     life.watch.hear(event.rank, event.sign, time.monotonic())
                     event = life.mail.get_nowait()
             except queue.Empty:
                 pass
             standings = life.watch.standings(time.monotonic())
-            problem = first_problem(standings, self.stall_s)
+            problem = first_rank_problem(standings, self.stall_s)
             if problem is not None:
-                return Fault(problem)
+                return GroupFault(problem)
             if not self._ready and life.watch.ready:
                 self._ready = self._served = True
                 self.door.close()
@@ -158,39 +175,177 @@ class Supervisor:
                 life.tell(standings)
         return None
 
-    def _cause(self, life: Life, first: Gone | Showed) -> Fault:
+    def _cause(self, life: GroupProcesses, first: RankGone | HeartbeatReceived) -> GroupFault:
         """Of what went wrong at about the same time: who was killed is more likely the cause than who gave up, and
         that more likely than that somebody cannot go on."""
-        gone = [first] if isinstance(first, Gone) else []
+        gone = [first] if isinstance(first, RankGone) else []
         deadline = time.monotonic() + SAME_CAUSE_S
         while (left := deadline - time.monotonic()) > 0:
             try:
                 event = life.mail.get(timeout=left)
             except queue.Empty:
                 break
-            if not isinstance(event, Showed):
+            if not isinstance(event, HeartbeatReceived):
                 gone.append(event)
         ended = [each for each in gone if each.code is not None]
         killed = [each for each in ended if each.code is not None and each.code < 0]
         cause = next(iter(killed or ended or gone), None)
-        reason = first.sign.trouble if cause is None and isinstance(first, Showed) else str(cause)
+        reason = first.sign.trouble if cause is None and isinstance(first, HeartbeatReceived) else str(cause)
         lost = any(each.code == DeviceLost.exit_code for each in ended)
-        return Fault(reason, final=not self._served and not killed and not lost and bool(ended))
+        return GroupFault(reason, final=not self._served and not killed and not lost and bool(ended))
 
     def _rest(self, pause: float) -> bool:
         """False: it is asked to stop meanwhile."""
         deadline = time.monotonic() + pause
         while not self.asked.stops and (left := deadline - time.monotonic()) > 0:
-            time.sleep(min(left, BEAT_S))
+            time.sleep(min(left, HEARTBEAT_S))
         return not self.asked.stops
 
-    def _stop(self, life: Life) -> int:
+    def _stop(self, life: GroupProcesses) -> int:
         """Let requests finish as one server would; asked once more, leave at once."""
-        life.ask_to_end()
+        life.stop_leader()
         deadline = time.monotonic() + self.drain_s + LAST_WORDS_S + FOLLOWERS_S
         while time.monotonic() < deadline:
-            if life.wait(BEAT_S):
+            if life.wait(HEARTBEAT_S):
                 return 0
             if self.asked.stops > 1:
-                return INTERRUPTED
+                return EXIT_INTERRUPTED
         return 0
+
+
+ACCEPT_POLL_S: Final = 0.5
+STATUS_SEND_S: Final = 0.2
+
+_encode_statuses = msgspec.msgpack.Encoder().encode
+_decode_heartbeat = msgspec.msgpack.Decoder(Heartbeat).decode
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReceived:
+    rank: int
+    sign: Heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class RankGone:
+    """`code` is the process's exit code; None where only its line is lost."""
+
+    rank: int
+    code: int | None
+
+    def __str__(self) -> str:
+        match self.code:
+            case None:
+                return f"rank {self.rank} is not reached any more"
+            case code if code < 0:
+                return f"rank {self.rank} was killed by signal {-code}"
+            case DeviceLost.exit_code:
+                return f"rank {self.rank} lost its device"
+            case code:
+                return f"rank {self.rank} ended with code {code}"
+
+
+GroupEvent = HeartbeatReceived | RankGone
+
+
+class GroupProcesses:
+    """To be made and ended by the parent's main thread, and used by it alone."""
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        arguments: Sequence[str],
+        listening: Sequence[socket.socket],
+        command: Sequence[str] = RANK_COMMAND,
+    ) -> None:
+        """Starts them. `listening` is handed down to rank 0; `command` is what Python is given to run a rank."""
+        self.mail: queue.SimpleQueue[GroupEvent] = queue.SimpleQueue()
+        self.watch = GroupWatch(len(hosts.hosts), time.monotonic())
+        self._token = secrets.token_hex(32)
+        self._links: dict[int, Link] = {}
+        self._over = False
+        self._listener = listen_at(hosts.address)
+        address = HostAddress(hosts.address, self._listener.getsockname()[1])
+        control = HostAddress(hosts.address, free_ports(1, hosts.address)[0])
+        ours = {TOKEN_VARIABLE: self._token, CONTROL_VARIABLE: str(control), WATCH_VARIABLE: str(address)}
+        self._processes: list[RankProcess] = []
+        self._threads = [threading.Thread(target=self._accept_ranks, daemon=True)]
+        for rank, (host, told) in enumerate(zip(hosts.hosts, rank_environments(hosts), strict=True)):
+            given = [one.fileno() for one in listening] if rank == 0 else []
+            inherited = {LISTEN_VARIABLE: ",".join(map(str, given))} if given else {}
+            letter = RankAssignment(arguments, {**told.variables, **ours, **inherited}, told.files)
+            process = RankProcess(host, letter, given, command)
+            self._processes.append(process)
+            self._threads.append(threading.Thread(target=self._await_end, args=(rank, process), daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    def tell(self, standings: Sequence[RankStatus]) -> None:
+        """Rank 0 how all of them stand. It may be gone, which is noticed elsewhere."""
+        self._say(STATUS_FRAME, _encode_statuses(standings))
+
+    def send_farewell(self, reason: str, within: float) -> None:
+        """Let rank 0 end its requests with that reason, and wait for it for so long."""
+        if 0 in self._links:
+            self._say(FAREWELL_FRAME, reason.encode())
+            with contextlib.suppress(TimeoutError):
+                self._processes[0].wait(within)
+
+    def stop_leader(self) -> None:
+        """Rank 0 ends its requests as a server that is stopped does, and the others' work with it."""
+        self._processes[0].send(signal.SIGTERM)
+
+    def reload(self) -> None:
+        """Rank 0 reads its settings again."""
+        self._processes[0].send(signal.SIGHUP)
+
+    def wait(self, within: float) -> bool:
+        """Whether all have ended by themselves in that time."""
+        deadline = time.monotonic() + within
+        with contextlib.suppress(TimeoutError):
+            for process in self._processes:
+                process.wait(max(deadline - time.monotonic(), 0.0))
+            return True
+        return False
+
+    def end(self) -> None:
+        """Kill all that still run, at once. Nothing of it is left when this returns."""
+        self._over = True
+        for rank, process in enumerate(self._processes):
+            process.kill(self.watch.pid(rank))
+        for process in self._processes:
+            process.wait()
+        for link in list(self._links.values()):
+            link.close()
+        for thread in self._threads:
+            thread.join()
+        self._listener.close()
+
+    def _say(self, kind: int, body: bytes) -> None:
+        with contextlib.suppress(Unavailable):
+            if 0 in self._links:
+                self._links[0].send(kind, body, within=STATUS_SEND_S)
+
+    def _await_end(self, rank: int, process: RankProcess) -> None:
+        self.mail.put(RankGone(rank, process.wait()))
+
+    def _accept_ranks(self) -> None:
+        self._listener.settimeout(ACCEPT_POLL_S)
+        while not self._over:
+            with contextlib.suppress(TimeoutError, UnknownPeer):
+                connection, _ = self._listener.accept()
+                rank = authenticate_guest(connection, self._token)
+                if rank in self._links or rank >= len(self._processes):
+                    connection.close()
+                    continue
+                link = self._links[rank] = Link(connection, f"rank {rank}")
+                threading.Thread(target=self._hear, args=(rank, link), daemon=True).start()
+
+    def _hear(self, rank: int, link: Link) -> None:
+        try:
+            while True:
+                frame = link.receive()
+                if frame.kind == HEARTBEAT_FRAME:
+                    self.mail.put(HeartbeatReceived(rank, _decode_heartbeat(frame.body)))
+        except (Unavailable, msgspec.MsgspecError):
+            self.mail.put(RankGone(rank, None))

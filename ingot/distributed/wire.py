@@ -1,26 +1,35 @@
-"""Messages between the processes of a group: frames on a TCP connection, each way in order, none of them unbounded.
+"""Links between the processes of a group: frames on a TCP connection, each way in order, none of them unbounded; and
+the handshake by which both ends prove that they know the group's token.
 
 A frame is a header of a fixed size (magic, version, kind, length of the body, number of the step that it belongs to)
 and a body: msgpack of whatever the two ends agreed on for that kind, or nothing. Nothing here waits without a deadline
 but for the beginning of the next message, and a peer that is cut off ends even that (TCP's keep-alive). Whatever else
 comes than a frame is as good as a lost connection. No mlx here, and no pickle.
+
+In the handshake one listens, the others come. Before either has proved that it knows the token, the other reads nothing
+but a fixed number of bytes, within a second. The token itself never travels: each answers the other's random challenge
+with it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
+import secrets
 import select
 import socket
 import struct
 import time
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal, NamedTuple
 
 from ingot.errors import Unavailable
 
 MAGIC: Final = b"ingt"
-VERSION: Final = 1
-LARGEST: Final = 16 << 20  # bytes of a body: a step's plan has thousands; the longest prompt's tokens, a few million
+WIRE_VERSION: Final = 1
+LARGEST_BODY: Final = (
+    16 << 20
+)  # bytes of a body: a step's plan has thousands; the longest prompt's tokens, a few million
 SEND_S: Final = 5.0
 REST_S: Final = 10.0  # what has begun to come has to be there by then
 SILENT_S: Final = 5  # then the kernel asks whether the other end is still there,
@@ -28,7 +37,7 @@ ASK_AGAIN_S: Final = 2
 ASK_TIMES: Final = 3  # and after so many questions without an answer it is not
 SENT_BYTES: Final = 4 << 20  # that the kernel takes for a peer that reads late, before a sender has to wait for it
 
-HEADER: Final = struct.Struct("!4sBBxxIQ")
+FRAME_HEADER: Final = struct.Struct("!4sBBxxIQ")
 
 
 class LinkLost(Unavailable):
@@ -39,17 +48,17 @@ class LinkLate(Unavailable):
     """The other end did not send, or did not read, in time."""
 
 
-class Frame(NamedTuple):
+class LinkFrame(NamedTuple):
     kind: int
     step: int
     body: bytes
 
 
-def packed(kind: int, body: bytes = b"", step: int = 0) -> bytes:
+def encode_frame(kind: int, body: bytes = b"", step: int = 0) -> bytes:
     """A frame's bytes. Raises ValueError where a body is larger than any may be."""
-    if len(body) > LARGEST:
-        raise ValueError(f"a message of {len(body)} bytes is larger than the {LARGEST} that a link carries")
-    return HEADER.pack(MAGIC, VERSION, kind, len(body), step) + body
+    if len(body) > LARGEST_BODY:
+        raise ValueError(f"a message of {len(body)} bytes is larger than the {LARGEST_BODY} that a link carries")
+    return FRAME_HEADER.pack(MAGIC, WIRE_VERSION, kind, len(body), step) + body
 
 
 class Link:
@@ -63,25 +72,25 @@ class Link:
         self._connection = connection
         self._header = bytearray()
         self._body = bytearray()
-        steady(connection)
+        configure_socket(connection)
         self._incoming = select.poll()
         self._incoming.register(connection, select.POLLIN)
 
     def send(self, kind: int, body: bytes = b"", step: int = 0, within: float = SEND_S) -> None:
         """Raises LinkLost, or LinkLate when the other end does not read, and is closed: it may have half a frame."""
-        broadcast((self,), kind, body, step, within)
+        broadcast_frame((self,), kind, body, step, within)
 
-    def receive(self, within: float | None = None) -> Frame:
+    def receive(self, within: float | None = None) -> LinkFrame:
         """The next frame. `within` so many seconds, or whenever it begins to come, and then soon.
 
         Raises LinkLost and LinkLate. After the latter it may be called again: nothing that came is forgotten.
         """
         deadline = None if within is None else time.monotonic() + within
-        self._fill(self._header, HEADER.size, deadline)
+        self._fill(self._header, FRAME_HEADER.size, deadline)
         deadline = time.monotonic() + REST_S if deadline is None else deadline
         kind, length, step = self._read_header()
         self._fill(self._body, length, deadline)
-        frame = Frame(kind, step, bytes(self._body))
+        frame = LinkFrame(kind, step, bytes(self._body))
         self._header.clear()
         self._body.clear()
         return frame
@@ -108,8 +117,8 @@ class Link:
         return LinkLate(f"{self.peer} was silent for {seconds:.1f} seconds", retry_after=1)
 
     def _read_header(self) -> tuple[int, int, int]:
-        magic, version, kind, length, step = HEADER.unpack(self._header)
-        if (magic, version) != (MAGIC, VERSION) or length > LARGEST:
+        magic, version, kind, length, step = FRAME_HEADER.unpack(self._header)
+        if (magic, version) != (MAGIC, WIRE_VERSION) or length > LARGEST_BODY:
             self.close()
             raise LinkLost(f"{self.peer} sent what is no message of this version of ingot", retry_after=1)
         return kind, length, step
@@ -138,12 +147,12 @@ class Link:
         return LinkLost(f"{self.peer} {why}", retry_after=1)
 
 
-def broadcast(links: Sequence[Link], kind: int, body: bytes = b"", step: int = 0, within: float = SEND_S) -> None:
+def broadcast_frame(links: Sequence[Link], kind: int, body: bytes = b"", step: int = 0, within: float = SEND_S) -> None:
     """The same frame to each. Who does not read at once keeps none of the others waiting for theirs.
 
     Raises LinkLost or LinkLate for the first that fails, once the others have the frame; a late one is closed.
     """
-    data = memoryview(packed(kind, body, step))
+    data = memoryview(encode_frame(kind, body, step))
     lost: LinkLost | None = None
     left: dict[int, tuple[Link, int]] = {}
     for link in links:
@@ -187,7 +196,7 @@ def _send_rest(left: dict[int, tuple[Link, int]], data: memoryview, within: floa
         raise lost
 
 
-def steady(connection: socket.socket) -> None:
+def configure_socket(connection: socket.socket) -> None:
     """Small messages leave at once, nothing waits inside of the kernel, and a peer that is cut off is noticed."""
     connection.setblocking(False)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -203,3 +212,133 @@ def steady(connection: socket.socket) -> None:
         ):
             if hasattr(socket, name):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+CHALLENGE: Final = 32
+GREETING: Final = struct.Struct(f"!4sB3x{CHALLENGE}s")  # from who listens
+ANSWER: Final = struct.Struct(f"!4sB3xI{CHALLENGE}s32s")  # from who comes: its rank, a challenge of its own, its proof
+PROOF: Final = 32
+GREETING_S: Final = 1.0
+TRY_AGAIN_S: Final = 0.05
+
+Role = Literal["host", "guest"]
+
+
+class UnknownPeer(Exception):
+    """Who came knows no token, or speaks something else. It is not told more than that the connection ends."""
+
+
+def listen_at(host: str, port: int = 0) -> socket.socket:
+    """Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=64)
+
+
+def accept_ranks(listener: socket.socket, token: str, ranks: Iterable[int], within: float) -> list[Link]:
+    """A link to each of the ranks, in their order, once all have come. Raises LinkLate, which names who did not."""
+    wanted = list(ranks)
+    found: dict[int, Link] = {}
+    deadline = time.monotonic() + within
+    while missing := [rank for rank in wanted if rank not in found]:
+        try:
+            connection = _accept_connection(listener, deadline)
+            rank = authenticate_guest(connection, token)
+        except UnknownPeer:
+            continue
+        except TimeoutError:
+            for link in found.values():
+                link.close()
+            names = ", ".join(map(str, missing))
+            raise LinkLate(f"rank {names} did not come within {within:.0f} seconds", retry_after=1) from None
+        if rank in missing:
+            found[rank] = Link(connection, f"rank {rank}")
+        else:
+            connection.close()
+    return [found[rank] for rank in wanted]
+
+
+def _accept_connection(listener: socket.socket, deadline: float) -> socket.socket:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    listener.settimeout(left)
+    return listener.accept()[0]
+
+
+def authenticate_guest(connection: socket.socket, token: str) -> int:
+    """The rank of who came. Raises Stranger, and the connection is closed, where it does not know the token."""
+    try:
+        connection.settimeout(GREETING_S)
+        own = secrets.token_bytes(CHALLENGE)
+        connection.sendall(GREETING.pack(MAGIC, WIRE_VERSION, own))
+        magic, version, rank, theirs, proof = ANSWER.unpack(_receive_exactly(connection, ANSWER.size))
+        known = hmac.compare_digest(proof, handshake_proof(token, "guest", own, theirs, rank))
+        if not known or (magic, version) != (MAGIC, WIRE_VERSION):
+            raise UnknownPeer
+        connection.sendall(handshake_proof(token, "host", own, theirs, rank))
+        return int(rank)
+    except (OSError, EOFError) as error:
+        connection.close()
+        raise UnknownPeer from error
+    except UnknownPeer:
+        connection.close()
+        raise
+
+
+def connect_to_host(host: str, port: int, token: str, rank: int, peer: str, within: float) -> Link:
+    """The link to who listens there, maybe not yet. Raises LinkLate, and LinkLost where it is somebody else."""
+    deadline = time.monotonic() + within
+    reason: Exception | None = None
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            connection = socket.create_connection((host, port), timeout=left)
+        except OSError as error:
+            reason = error
+            time.sleep(min(TRY_AGAIN_S, left))
+            continue
+        try:
+            _authenticate_to_host(connection, token, rank, peer, left)
+        except (OSError, EOFError) as error:
+            connection.close()
+            reason = error
+            time.sleep(min(TRY_AGAIN_S, left))
+            continue
+        except LinkLost:
+            connection.close()
+            raise
+        return Link(connection, peer)
+    raise LinkLate(f"{peer} was not reached within {within:.0f} seconds ({reason})", retry_after=1)
+
+
+def _authenticate_to_host(connection: socket.socket, token: str, rank: int, peer: str, left: float) -> None:
+    connection.settimeout(left)
+    magic, version, theirs = GREETING.unpack(_receive_exactly(connection, GREETING.size))
+    if magic != MAGIC:
+        raise LinkLost(f"{peer} is not where it is said to be: something else listens there")
+    if version != WIRE_VERSION:
+        raise LinkLost(
+            f"{peer} speaks version {version} between ranks, this one {WIRE_VERSION}: install the same ingot"
+        )
+    own = secrets.token_bytes(CHALLENGE)
+    connection.sendall(ANSWER.pack(MAGIC, WIRE_VERSION, rank, own, handshake_proof(token, "guest", theirs, own, rank)))
+    if not hmac.compare_digest(_receive_exactly(connection, PROOF), handshake_proof(token, "host", theirs, own, rank)):
+        raise LinkLost(f"{peer} does not know the group's token")
+
+
+def handshake_proof(token: str, role: Role, hosts: bytes, guests: bytes, rank: int) -> bytes:
+    """What only who knows the token can say to these two challenges."""
+    said = role.encode() + hosts + guests + rank.to_bytes(4, "big")
+    return hmac.digest(token.encode(), said, "sha256")
+
+
+def _receive_exactly(connection: socket.socket, size: int) -> bytes:
+    """Raises EOFError where the connection ends before, TimeoutError where that takes too long in all."""
+    deadline = time.monotonic() + (connection.gettimeout() or GREETING_S)
+    data = bytearray()
+    while len(data) < size:
+        connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        some = connection.recv(size - len(data))
+        if not some:
+            raise EOFError("it hung up: is the token the same there?")
+        data += some
+    return bytes(data)

@@ -1,60 +1,65 @@
-"""The way in: refuses what can be refused at once, counts who waits, and makes jobs of requests.
+"""Admission: refuses what can be refused at once, counts who waits, and makes active requests of requests.
 
-Any thread may call it. What takes long for long prompts or many answers is done outside of the lock.
+Any thread may call it. It raises BadRequest, ContextOverflow, Unsupported, ModelNotFound or Overloaded. What takes
+long for long prompts or many answers is done outside of the lock. Each tenant has an equal share of the queue.
+What others leave of theirs is lent, so that one alone has all of it; who has less than its share waiting is let in
+also where the others have taken everything.
 
-Each tenant has an equal share of the queue. What others leave of theirs is lent, so that one alone has all of it; who
-has less than its share waiting is let in also where the others have taken everything.
+`ServedLoras` are the LoRA adapters that requests may name. Any thread may read `named`; loading and unloading are
+the engine thread's, between two steps. An adapter whose name is gone stays for those that run with it.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 
-from ingot.engine.jobs import Job
-from ingot.engine.loras import NamedLoras, gone
-from ingot.engine.model_card import ModelCard
-from ingot.engine.request import Request
-from ingot.engine.sequence import Sequence
-from ingot.engine.sight import Sight
+from ingot.engine.output import ActiveRequest
+from ingot.engine.request import LoraRef, ModelCard, Request
+from ingot.engine.sequence import PromptMedia, TokenSequence
 from ingot.engine.streams import EventSink
-from ingot.engine.vision_encoder import Eyes
-from ingot.errors import BadRequest, ContextOverflow, Overloaded, Unsupported
+from ingot.engine.vision_encoder import VisionEncoder
+from ingot.errors import AdapterError, BadRequest, ContextOverflow, ModelNotFound, Overloaded, Unsupported
+from ingot.models.adapter import ModelAdapter
+from ingot.models.lora.loading import load_lora
 from ingot.shares import Shares
-from ingot.text.tokenizer.tokenizer import Tokenizer
-from ingot.text.tokens.translation import Translate
+from ingot.text.tokenizer.tokenizer import Tokenizer, TranslatePrompt
 
 FIRST_MARKS, LAST_MARKS = 2, 8
 """Messages' ends at which checkpoints are taken: behind the system prompt and the first message, and the newest."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EngineLimits:
     max_sequences: int = 32
     max_queue: int = 256
     target_itl_ms: float = 100.0
 
 
-class Door:
+class Admission:
     def __init__(
         self,
         card: ModelCard,
         tokenizer: Tokenizer,
-        limits: Limits,
-        free_seats: Callable[[], int],
-        eyes: Eyes | None = None,
-        loras: NamedLoras | None = None,
-        translate: Translate | None = None,
+        limits: EngineLimits,
+        free_sequences: Callable[[], int],
+        vision_encoder: VisionEncoder | None = None,
+        loras: ServedLoras | None = None,
+        translate: TranslatePrompt | None = None,
     ) -> None:
-        """`free_seats` says how many sequences could run that do not: those do not have to wait. `eyes` are what the
-        model sees with, `loras` the adapters beside it; `translate` tells prompts to a scorer that has other tokens."""
-        self._eyes, self._loras, self._translate = eyes, loras, translate
-        self._card, self._tokenizer, self._limits, self._free_seats = card, tokenizer, limits, free_seats
-        self.jobs: dict[str, Job] = {}
+        """`free_sequences` says how many sequences could run that do not: those do not have to wait. `vision_encoder`
+        are what the model sees with, `loras` the adapters beside it; `translate` tells prompts to a scorer that has
+        other tokens."""
+        self._vision_encoder, self._loras, self._translate = vision_encoder, loras, translate
+        self._card, self._tokenizer, self._limits, self._free_sequences = card, tokenizer, limits, free_sequences
+        self.jobs: dict[str, ActiveRequest] = {}
         self._queued = Shares("queue", limits.max_queue)  # sequences let in and not yet running for the first time
         self._entering = 0  # of those, the ones whose jobs are being made
         self._tickets = itertools.count()
@@ -62,7 +67,7 @@ class Door:
         self.refused = 0  # requests that found the queue full
         self._lock = threading.Lock()
 
-    def enter(self, request: Request, reader: EventSink) -> Job:
+    def enter(self, request: Request, reader: EventSink) -> ActiveRequest:
         """Raises BadRequest, ContextOverflow or Overloaded."""
         self._validate(request)
         count = len(request.prompts) * request.n
@@ -70,9 +75,9 @@ class Door:
             self._refuse_if_full(request, count)
             self._queued.add(request.tenant, count)
             self._entering += count
-        job: Job | None = None
+        job: ActiveRequest | None = None
         try:
-            job = Job(request, reader, self._sequences(request), self._tokenizer)
+            job = ActiveRequest(request, reader, self._sequences(request), self._tokenizer)
         finally:
             with self._lock:
                 self._entering -= count
@@ -84,19 +89,19 @@ class Door:
             raise BadRequest(f"A request with the id {request.id} is already running")
         return job
 
-    def began(self, sequences: Many[Sequence]) -> None:
+    def began(self, sequences: Many[TokenSequence]) -> None:
         """They run, each for the first time."""
         with self._lock:
             for sequence in sequences:
                 self._queued.add(sequence.request.tenant, -1)
 
-    def left(self, sequence: Sequence) -> None:
+    def left(self, sequence: TokenSequence) -> None:
         """It ended, wherever it was."""
         if sequence.admitted_at is None:
             with self._lock:
                 self._queued.add(sequence.request.tenant, -1)
 
-    def close(self, request_id: str) -> Job | None:
+    def close(self, request_id: str) -> ActiveRequest | None:
         """Its job is no longer known; None where it was not."""
         with self._lock:
             return self.jobs.pop(request_id, None)
@@ -119,7 +124,7 @@ class Door:
                 param="n" if request.n > 1 else "prompt",
             )
         here = (job.request.tenant for job in self.jobs.values())
-        if not self._queued.fits(request.tenant, count, spare=self._free_seats(), sharing=here):
+        if not self._queued.fits(request.tenant, count, spare=self._free_sequences(), sharing=here):
             self.refused += 1
             told = f"The queue is full: {self._queued.total} sequences wait, at most {most} may"
             raise Overloaded(told, retry_after=self._retry_after())
@@ -132,14 +137,18 @@ class Door:
         if self._loras is not None:
             self._loras.refuse(request)
         elif request.lora is not None:
-            raise gone(request.lora)
+            raise lora_gone_error(request.lora)
         if request.sparse is not None:
-            self._refuse_sparse(request)
-        if any(request.media) and self._eyes is None:
+            self._refuse_specprefill(request)
+        if any(request.media) and self._vision_encoder is None:
             raise Unsupported(f"{self._card.name} is run on text alone: it has no vision tower here", param="messages")
-        if self._eyes is not None:
-            self._eyes.refuse(request.media)
-            if self._eyes.tower.mutual and any(request.media) and request.sampling.prompt_logprobs is not None:
+        if self._vision_encoder is not None:
+            self._vision_encoder.refuse(request.media)
+            if (
+                self._vision_encoder.tower.bidirectional
+                and any(request.media)
+                and request.sampling.prompt_logprobs is not None
+            ):
                 raise Unsupported(
                     f"{self._card.name} reads a picture's tokens all at once: there are no prompt_logprobs beside one",
                     param="prompt_logprobs",
@@ -153,7 +162,7 @@ class Door:
             if max(prompt) >= vocab or min(prompt) < 0:
                 raise BadRequest(f"The prompt holds a token outside the vocabulary of {vocab}", param="prompt")
 
-    def _refuse_sparse(self, request: Request) -> None:
+    def _refuse_specprefill(self, request: Request) -> None:
         if not self._card.scorer:
             raise Unsupported(
                 "This server computes prompts whole: it has nobody to score them. Start it with --specprefill.",
@@ -164,7 +173,7 @@ class Door:
                 "cache is exact, and specprefill computes a part of the prompt: choose one", param="specprefill"
             )
 
-    def _sequences(self, request: Request) -> list[Sequence]:
+    def _sequences(self, request: Request) -> list[TokenSequence]:
         stop_tokens = request.stop.token_ids | (frozenset() if request.stop.ignore_eos else self._tokenizer.eos_ids)
         seed = request.sampling.seed if request.sampling.seed is not None else random.getrandbits(63)
         made = []
@@ -178,10 +187,10 @@ class Door:
                 # Answers of one request differ, and the first one is what a request for a single one gives.
                 own_seed = seed + choice * 0x9E3779B9
                 index = number * request.n + choice
-                sequence = Sequence(request, index, next(self._tickets), prompt, limit, own_seed, stop_tokens)
+                sequence = TokenSequence(request, index, next(self._tickets), prompt, limit, own_seed, stop_tokens)
                 sequence.marks, sequence.translated = marks, translated
-                if items and self._eyes is not None:
-                    sequence.sight = Sight.of(prompt, items, self._eyes.tower)
+                if items and self._vision_encoder is not None:
+                    sequence.sight = PromptMedia.of(prompt, items, self._vision_encoder.tower)
                 made.append(sequence)
         return made
 
@@ -194,3 +203,77 @@ class Door:
     def _ends(self, prompt: Many[int]) -> list[int]:
         ending = self._tokenizer.eos_ids
         return [place for place, token in enumerate(prompt, start=1) if token in ending]
+
+
+log = logging.getLogger("ingot.engine")
+
+
+class ServedLoras:
+    def __init__(self, model: ModelAdapter, *, most: int, most_rank: int, room: int | None = None) -> None:
+        """At most so many adapters at once, each of at most that rank. `room`: bytes that they may take in all."""
+        self._model, self._room = model, room
+        self.most, self.most_rank = most, most_rank
+        self.named: Mapping[str, LoraRef] = MappingProxyType({})
+        self._leaving: set[str] = set()  # digests that nobody can ask for any more
+
+    # For any thread
+
+    def refuse(self, request: Request) -> None:
+        """Raises ModelNotFound where a request is for an adapter that is gone."""
+        lora = request.lora
+        if lora is not None and self.named.get(lora.name) != lora:
+            raise lora_gone_error(lora)
+
+    # The engine thread's
+
+    @property
+    def nbytes(self) -> int:
+        return self._model.loras.nbytes
+
+    def load(self, name: str, folder: Path) -> LoraRef:
+        """Raises AdapterError."""
+        if name in self.named:
+            raise AdapterError(f"There is an adapter {name!r} already: unload it first.", param="lora_name")
+        if len(self.named) >= self.most:
+            raise AdapterError(f"There are {self.most} adapters already, which is the most (--max-loras).")
+        known = set(self._digests)
+        weights = load_lora(self._model, folder, most_rank=self.most_rank)
+        if self._room is not None and self.nbytes > self._room:
+            if weights.digest not in known:
+                self._model.loras.drop(weights.digest)
+            raise AdapterError("What is set aside for adapters does not hold it: raise --max-loras or --max-lora-rank.")
+        self._leaving.discard(weights.digest)
+        made = LoraRef(name, weights.digest, weights.rank)
+        self.named = MappingProxyType({**self.named, name: made})
+        log.info("adapter %s is loaded: rank %d, for %d layers", name, weights.rank, len(weights.pairs))
+        return made
+
+    def unload(self, name: str) -> None:
+        """Nobody can ask for it any more; `drop_unused` lets it go. Raises ModelNotFound."""
+        if name not in self.named:
+            listed = ", ".join(f"'{each}'" for each in self.named) or "none"
+            raise ModelNotFound(f"There is no adapter '{name[:200]}' here. Loaded: {listed}.", param="lora_name")
+        digest = self.named[name].digest
+        self.named = MappingProxyType({each: lora for each, lora in self.named.items() if each != name})
+        if digest not in set(self._digests):
+            self._leaving.add(digest)
+        log.info("adapter %s is unloaded", name)
+
+    def drop_unused(self, jobs: Iterable[ActiveRequest]) -> None:
+        if self._leaving:
+            used = {job.request.lora.digest for job in jobs if job.request.lora is not None}
+            for digest in self._leaving - used:
+                self._model.loras.drop(digest)
+            self._leaving &= used
+
+    def holds(self, request: Request) -> bool:
+        """Whether a request's adapter, if it has one, is in memory."""
+        return request.lora is None or request.lora.digest in self._model.loras
+
+    @property
+    def _digests(self) -> Iterable[str]:
+        return (lora.digest for lora in self.named.values())
+
+
+def lora_gone_error(lora: LoraRef) -> ModelNotFound:
+    return ModelNotFound(f"The adapter '{lora.name}' is not loaded any more.", param="model")

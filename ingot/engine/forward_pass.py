@@ -1,48 +1,51 @@
-"""Which of a step's work shares a forward pass: all of it, as far as memory allows.
+"""Forward passes: which of a step's work shares one, and what each gives.
 
-Only a prompt whose logprobs are asked for takes a pass of its own, and every part does where the model's code cannot
-mix them.
+All of a step's work shares a pass, as far as memory allows. Only a prompt whose logprobs are asked for takes a
+pass of its own, and every part does where the model's code cannot mix them. Results are tokens and logprobs, by
+sequences; `read_results` waits for the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import mlx.core as mx
 
-from ingot.cache.forward_batch import Part, Row
-from ingot.engine.memory_budget import Budget, PassPart
-from ingot.engine.scheduler import Chunk
-from ingot.engine.sequence import Sequence
-from ingot.media.items import Span
-from ingot.models.adapter import Adapter
+from ingot.cache.forward_batch import ForwardPart, Row
+from ingot.engine.memory_budget import MemoryBudget, PassPart
+from ingot.engine.sampling import DraftPosition, SampledTokens
+from ingot.engine.scheduler import PromptChunk
+from ingot.engine.sequence import TokenSequence
+from ingot.media.items import TokenSpan
+from ingot.models.adapter import ModelAdapter
 
-Guess = tuple[int, ...]
+DraftTokens = tuple[int, ...]
 """Tokens that a sequence may draw next."""
-NO_GUESSES: Mapping[Sequence, Guess] = {}
+NO_DRAFT_TOKENS: Mapping[TokenSequence, DraftTokens] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchPart:
+class BatchPart:
     """The next `width` tokens of each sequence, the last of them `guessed`. If it `draws`, it does so after each of the
     guessed ones and after the one before them."""
 
-    sequences: tuple[Sequence, ...]
+    sequences: tuple[TokenSequence, ...]
     width: int
     draws: bool
     scoring: bool = False  # a prompt alone, whose logprobs are asked for
     guessed: int = 0
 
     @property
-    def part(self) -> Part:
-        rows = tuple(_row(sequence) for sequence in self.sequences)
+    def part(self) -> ForwardPart:
+        rows = tuple(_row_of(sequence) for sequence in self.sequences)
         stated, following = self._positions()
-        return Part(rows, self.width, stated, following, self.guessed, self._mutual)
+        return ForwardPart(rows, self.width, stated, following, self.guessed, self._mutual)
 
     @property
-    def _mutual(self) -> tuple[Span, ...]:
+    def _mutual(self) -> tuple[TokenSpan, ...]:
         first = self.sequences[0]
         if first.sight is None or self.decoding:
             return ()
@@ -75,67 +78,72 @@ class LaunchPart:
         return self.sequences[0].decoding
 
 
-def _row(sequence: Sequence) -> Row:
+def _row_of(sequence: TokenSequence) -> Row:
     assert sequence.row is not None
     return sequence.row
 
 
-def _has_adapter(sequence: Sequence) -> bool:
+def _has_adapter(sequence: TokenSequence) -> bool:
     return sequence.request.lora is not None
 
 
-def _alike(rows: Many[Sequence], guesses: Mapping[Sequence, Guess]) -> list[tuple[list[Sequence], int, int]]:
+def _group_alike(
+    rows: Many[TokenSequence], drafts: Mapping[TokenSequence, DraftTokens]
+) -> list[tuple[list[TokenSequence], int, int]]:
     """Rows with as many tokens to compute, and as many of them guessed; the fewest first."""
-    found: dict[tuple[int, int], list[Sequence]] = {}
+    found: dict[tuple[int, int], list[TokenSequence]] = {}
     for row in rows:
-        found.setdefault((row.remaining, len(guesses.get(row, ()))), []).append(row)
+        found.setdefault((row.remaining, len(drafts.get(row, ()))), []).append(row)
     return [(alike, *key) for key, alike in sorted(found.items(), key=lambda item: item[0])]
 
 
-class Passes:
-    def __init__(self, adapter: Adapter, budget: Budget) -> None:
+class PassPlanner:
+    def __init__(self, adapter: ModelAdapter, budget: MemoryBudget) -> None:
         self._adapter, self._budget = adapter, budget
 
     def of(
-        self, decoding: Many[Sequence], chunks: Many[Chunk], guesses: Mapping[Sequence, Guess] = NO_GUESSES
-    ) -> list[list[LaunchPart]]:
+        self,
+        decoding: Many[TokenSequence],
+        chunks: Many[PromptChunk],
+        drafts: Mapping[TokenSequence, DraftTokens] = NO_DRAFT_TOKENS,
+    ) -> list[list[BatchPart]]:
         """The parts of each forward pass, decoding ones first."""
         rows = (*decoding, *(chunk.sequence for chunk in chunks))
-        if not any(map(_has_adapter, rows)) or not self._adapter.adapts_apart:
-            return self._of_any(decoding, chunks, guesses)
+        if not any(map(_has_adapter, rows)) or not self._adapter.separates_lora_rows:
+            return self._of_any(decoding, chunks, drafts)
         return [
             parts
             for adapted in (False, True)
             for parts in self._of_any(
                 [row for row in decoding if _has_adapter(row) == adapted],
                 [chunk for chunk in chunks if _has_adapter(chunk.sequence) == adapted],
-                guesses,
+                drafts,
             )
         ]
 
     def _of_any(
-        self, decoding: Many[Sequence], chunks: Many[Chunk], guesses: Mapping[Sequence, Guess]
-    ) -> list[list[LaunchPart]]:
-        decode = [part for alike in _alike(decoding, guesses) for part in self._together(*alike)]
-        prompts = [LaunchPart((chunk.sequence,), chunk.count, chunk.final, chunk.sequence.scoring) for chunk in chunks]
+        self, decoding: Many[TokenSequence], chunks: Many[PromptChunk], drafts: Mapping[TokenSequence, DraftTokens]
+    ) -> list[list[BatchPart]]:
+        decode = [part for alike in _group_alike(decoding, drafts) for part in self._together(*alike)]
+        prompts = [BatchPart((chunk.sequence,), chunk.count, chunk.final, chunk.sequence.scoring) for chunk in chunks]
         if not self._adapter.mixed:
             return [[part] for part in (*decode, *prompts)]
         scored = [[part] for part in prompts if part.scoring]
         return [*self._packed([*decode, *(part for part in prompts if not part.scoring)]), *scored]
 
-    def _together(self, rows: Many[Sequence], remaining: int, guessed: int) -> list[LaunchPart]:
+    def _together(self, rows: Many[TokenSequence], remaining: int, guessed: int) -> list[BatchPart]:
         """Decoding rows that are one part: all of them, where the model's code takes rows of different lengths and
         memory allows."""
-        whole = LaunchPart(tuple(rows), remaining + guessed, draws=True, guessed=guessed)
+        whole = BatchPart(tuple(rows), remaining + guessed, draws=True, guessed=guessed)
         if len(rows) == 1 or (self._adapter.ragged and self._budget.runs([whole.size])):
             return [whole]
         middle = len(rows) // 2
         halves = rows[:middle], rows[middle:]
         return [part for half in halves for part in self._together(half, remaining, guessed)]
 
-    def _packed(self, parts: Iterable[LaunchPart]) -> list[list[LaunchPart]]:
+    def _packed(self, parts: Iterable[BatchPart]) -> list[list[BatchPart]]:
         """As few forward passes as memory allows."""
-        passes: list[list[LaunchPart]] = []
+        passes: list[list[BatchPart]] = []
         for part in parts:
             together = [*passes[-1], part] if passes else []
             if together and self._budget.runs([each.size for each in together]):
@@ -143,3 +151,82 @@ class Passes:
             else:
                 passes.append([part])
         return passes
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Of one token: (token, logprob) of itself and of the likeliest ones."""
+
+    chosen: tuple[int, float]
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceResult:
+    """What a step gave one sequence: a new token, or logprobs of prompt tokens, or both."""
+
+    sequence: TokenSequence
+    token: int | None
+    logprobs: Logprobs | None = None
+    prompt: tuple[Logprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedPass:
+    """A forward pass on its way. At each of `places` a token is drawn; `scored` is a prompt and its logprobs."""
+
+    places: tuple[DraftPosition, ...]
+    drawn: SampledTokens | None
+    witness: mx.array | None  # where nothing is drawn: something small that exists when the pass is done
+    tokens: int
+    prefill: bool
+    began: float  # when its graph was begun, on the clock of time.perf_counter()
+    scored: tuple[TokenSequence, SampledTokens] | None = None
+
+    @property
+    def rows(self) -> list[TokenSequence]:
+        """Those that draw."""
+        return [place.sequence for place in self.places if not place.guessed]
+
+    @property
+    def drafts(self) -> dict[TokenSequence, DraftTokens]:
+        """What is verified."""
+        return {place.sequence: place.guessed for place in self.places if place.guessed}
+
+    def arrays(self) -> list[mx.array]:
+        drawn = self.drawn.arrays() if self.drawn else []
+        scored = self.scored[1].arrays() if self.scored else []
+        return [*drawn, *scored, *([] if self.witness is None else [self.witness])]
+
+
+def read_results(launched: LaunchedPass) -> dict[TokenSequence, list[SequenceResult]]:
+    """What was drawn for each sequence, place by place. Waits for it."""
+    tokens = _to_list(launched.drawn.tokens) if launched.drawn is not None else []
+    found: list[Logprobs | None] = [None] * len(tokens)
+    if launched.drawn is not None and launched.drawn.logprobs is not None:
+        found = [*_read_logprobs(launched.drawn, tokens)]
+    drawn: dict[TokenSequence, list[SequenceResult]] = {}
+    for place, token, logprobs in zip(launched.places, tokens, found, strict=True):
+        drawn.setdefault(place.sequence, []).append(SequenceResult(place.sequence, token, logprobs))
+    if launched.scored is not None:
+        row, scores = launched.scored
+        [last] = drawn.get(row, [SequenceResult(row, None)])
+        drawn[row] = [replace(last, prompt=tuple(_read_logprobs(scores, _to_list(scores.tokens))))]
+    return drawn
+
+
+def _to_list(array: mx.array) -> list[Any]:
+    values: Any = array.tolist()
+    return list(values)
+
+
+def _read_logprobs(drawn: SampledTokens, tokens: list[int]) -> list[Logprobs]:
+    assert drawn.logprobs is not None
+    values = _to_list(drawn.logprobs)
+    if drawn.top_tokens is None or drawn.top_logprobs is None:
+        return [Logprobs((token, value), ()) for token, value in zip(tokens, values, strict=True)]
+    likeliest = zip(_to_list(drawn.top_tokens), _to_list(drawn.top_logprobs), strict=True)
+    return [
+        Logprobs((token, value), tuple(zip(ids, logs, strict=True)))
+        for token, value, (ids, logs) in zip(tokens, values, likeliest, strict=True)
+    ]

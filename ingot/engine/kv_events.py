@@ -1,7 +1,12 @@
-"""Events on ZeroMQ sockets, as vLLM's subscribers expect them.
+"""KV events, told to routers as vLLM tells them: which blocks of tokens came to the prefix cache and which went.
 
-PUB sends [topic, number, batch]. Who missed some asks ROUTER, by the number of the first, and gets what is left of
-them, [number, batch] each, and -1 at the end. A thread of its own owns both sockets.
+The cache's blocks are listed anew when it has changed, between two steps, and what differs from what was told last
+is told: so that whoever listens is right by construction, and nothing in the cache has to know of it. How often
+that is done is bounded by the share of the engine's time that it takes.
+
+Messages are arrays [time, events, rank], each event a map with its type, on ZeroMQ sockets: PUB sends [topic,
+number, batch]; who missed some asks ROUTER, by the number of the first, and gets what is left of them, [number,
+batch] each, and -1 at the end. A thread of the publisher's own owns both sockets.
 """
 
 from __future__ import annotations
@@ -11,49 +16,171 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import groupby
+from typing import Any, Final, Protocol
 
 import msgspec
 
-from ingot.engine.kv_events_events import Batch, BlockEvent
+from ingot.cache.block_listing import BlockListing, BlockMedium, PrefixBlock
+from ingot.cache.prefix_index import PrefixIndex, ResumeNeeds
 from ingot.errors import ConfigError
-from ingot.extras import require
+from ingot.extras import require_extra
+
+LISTING_PAUSE_S = 0.1
+"""Between two counts, at least."""
+LISTING_SHARE = 0.01
+"""Of the engine's time, that counting may take."""
+
+
+class KVEventSink(Protocol):
+    def tell(self, events: list[BlockEvent]) -> bool:
+        """False where they cannot be taken now: they are to be told later."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class KVEventTracker:
+    def __init__(self, teller: KVEventSink, clock: Callable[[], float] = time.monotonic) -> None:
+        self._teller, self._clock = teller, clock
+        self._census: BlockListing | None = None
+        self._index: PrefixIndex | None = None
+        self._told: dict[int, PrefixBlock] = {}
+        self._changes, self._next = -1, 0.0
+
+    def of(self, index: PrefixIndex, needs: ResumeNeeds) -> None:
+        """What is kept is there from now on; what was told of another index is gone."""
+        self._index, self._census, self._changes = index, BlockListing(needs), -1
+
+    def look(self, *, now: bool = False) -> None:
+        """Tell what changed, unless that was done just before; `now` tells it all the same."""
+        began = self._clock()
+        if self._index is None or self._census is None or self._index.changes == self._changes:
+            return
+        if not now and began < self._next:
+            return
+        changes, found = self._index.changes, self._census.take(self._index)
+        events = block_differences(self._told, found)
+        if not events or self._teller.tell(events):
+            self._told, self._changes = found, changes
+        took = self._clock() - began
+        self._next = began + max(LISTING_PAUSE_S, took / LISTING_SHARE)
+
+    def close(self) -> None:
+        """Nothing is kept any more, and nothing told."""
+        if self._told:
+            self._teller.tell([AllBlocksCleared()])
+        self._told = {}
+        self._teller.close()
+
+
+MOST_EVENT_BLOCKS: Final = 512
+"""In one event."""
+
+
+class BlockStored(msgspec.Struct, tag=True, tag_field="type", omit_defaults=True):
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    medium: BlockMedium
+    lora_name: str | None = None
+    extra_keys: list[list[str] | None] | None = None
+
+
+class BlockRemoved(msgspec.Struct, tag=True, tag_field="type"):
+    block_hashes: list[int]
+    medium: BlockMedium
+
+
+class AllBlocksCleared(msgspec.Struct, tag=True, tag_field="type"):
+    pass
+
+
+BlockEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class KVEventBatch(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[BlockEvent]
+    data_parallel_rank: int = 0
+
+
+def block_differences(before: Mapping[int, PrefixBlock], after: Mapping[int, PrefixBlock]) -> list[BlockEvent]:
+    """What makes the one of the other. What is gone comes first: whoever follows never counts too much for long."""
+    gone = [block for block in before.values() if after.get(block.id) != block]
+    come = [block for block in after.values() if before.get(block.id) != block]
+    return [*_removed_events(gone), *_stored_events(come)]
+
+
+def _removed_events(blocks: list[PrefixBlock]) -> Iterator[BlockRemoved]:
+    """Those that go on from others before those that they go on from."""
+    for medium, group in groupby(reversed(blocks), key=lambda block: block.medium):
+        ids = [block.id for block in group]
+        for begin in range(0, len(ids), MOST_EVENT_BLOCKS):
+            yield BlockRemoved(ids[begin : begin + MOST_EVENT_BLOCKS], medium)
+
+
+def _stored_events(blocks: Iterable[PrefixBlock]) -> Iterator[BlockStored]:
+    """One event for blocks that follow one another."""
+    run: list[PrefixBlock] = []
+    for block in blocks:
+        if run and (block.parent != run[-1].id or block.medium != run[-1].medium or len(run) == MOST_EVENT_BLOCKS):
+            yield _stored_event(run)
+            run = []
+        run.append(block)
+    if run:
+        yield _stored_event(run)
+
+
+def _stored_event(run: list[PrefixBlock]) -> BlockStored:
+    words = [word for word in run[0].owner.words if word]
+    return BlockStored(
+        [block.id for block in run],
+        run[0].parent,
+        [token for block in run for token in block.tokens],
+        len(run[0].tokens),
+        medium=run[0].medium,
+        extra_keys=[words] * len(run) if words else None,
+    )
+
 
 log = logging.getLogger("ingot.engine")
 
-QUEUED: Final = 1_000
+QUEUED_BATCHES: Final = 1_000
 """Batches that wait to be sent; one more is told later."""
-REMEMBERED: Final = 10_000
+REPLAYED_BATCHES: Final = 10_000
 """Batches that can be asked for again."""
-UNREAD: Final = 100_000
+UNREAD_MESSAGES: Final = 100_000
 """Messages that a subscriber may leave unread before it misses some."""
-LONGEST: Final = 4096
+LONGEST_MESSAGE: Final = 4096
 """Bytes that a peer may send in one piece: a number, or a topic that it subscribes to. Anybody may connect."""
 POLL_MS: Final = 50
-END: Final = (-1).to_bytes(8, "big", signed=True)
+END_OF_REPLAY: Final = (-1).to_bytes(8, "big", signed=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class KVEventsAddress:
     endpoint: str
     replay: str | None = None
     topic: str = ""
 
 
-class Publisher:
-    def __init__(self, address: Address) -> None:
+class KVEventPublisher:
+    def __init__(self, address: KVEventsAddress) -> None:
         """Raises ConfigError where the sockets cannot be opened."""
-        require("events", "kv_events", param="kv_events")
+        require_extra("events", "kv_events", param="kv_events")
         import zmq
 
         self._zmq = zmq
         self._context = self._zmq.Context()
-        self._batches: queue.Queue[Batch | None] = queue.Queue(QUEUED)
-        self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=REMEMBERED)
+        self._batches: queue.Queue[KVEventBatch | None] = queue.Queue(QUEUED_BATCHES)
+        self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=REPLAYED_BATCHES)
         self._topic = address.topic.encode()
         self._pub = self._bound(self._zmq.PUB, address.endpoint)
-        self._pub.set_hwm(UNREAD)
+        self._pub.set_hwm(UNREAD_MESSAGES)
         self._router = None if address.replay is None else self._bound(self._zmq.ROUTER, address.replay)
         self.endpoint: str = self._pub.last_endpoint.decode()
         self.replay: str | None = None if self._router is None else self._router.last_endpoint.decode()
@@ -63,7 +190,7 @@ class Publisher:
     def _bound(self, kind: int, endpoint: str) -> Any:
         socket = self._context.socket(kind)
         socket.linger = 0
-        socket.maxmsgsize = LONGEST
+        socket.maxmsgsize = LONGEST_MESSAGE
         try:
             socket.bind(endpoint)
         except self._zmq.ZMQError as error:
@@ -74,7 +201,7 @@ class Publisher:
     def tell(self, events: list[BlockEvent]) -> bool:
         """From any thread; never waits."""
         try:
-            self._batches.put_nowait(Batch(time.time(), events))
+            self._batches.put_nowait(KVEventBatch(time.time(), events))
         except queue.Full:
             return False
         return True
@@ -114,4 +241,4 @@ class Publisher:
             for number, batch in self._sent:
                 if number >= asked:
                     self._router.send_multipart((who, b"", number, batch))
-            self._router.send_multipart((who, b"", END, b""))
+            self._router.send_multipart((who, b"", END_OF_REPLAY, b""))

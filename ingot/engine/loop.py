@@ -1,12 +1,16 @@
-"""One thread that runs workloads by turns, and a mailbox for all other threads.
+"""The engine thread: one thread that runs workloads by turns, and a mailbox for all other threads.
 
 Any thread may call `post`, `wake`, `run`, `add`, `check`, `pulse`, `refuse_if_stopped` and `close`. Workloads are
-called from the loop's thread alone, each call guarded; they may come and go while it runs. A workload ends the request
-that is at fault by itself; a fault that it lets through is the workload's own, which gives up its requests and begins
-anew, and the others go on. If even that fails the thread ends, everybody who waits is told, and the pulse says so.
+called from the loop's thread alone, each call guarded; they may come and go while it runs. A workload ends the
+request that is at fault by itself; a fault that it lets through is the workload's own, which gives up its requests
+and begins anew, and the others go on. If even that fails the thread ends, everybody who waits is told, and the
+pulse says so.
 
-A device that is lost is the end of all of them: nothing is computed, saved or given back any more, since each of these
-would fail or crash. Everybody who waits is told, and so is who asked for it (`when_lost`), who ends the process.
+A device that is lost is the end of all of them: nothing is computed, saved or given back any more, since each of
+these would fail or crash. Everybody who waits is told, and so is who asked for it (`on_device_lost`), who ends the
+process.
+
+The loop knows nothing of what it runs. `engine_loop` makes the one whose thread may touch mlx.
 """
 
 from __future__ import annotations
@@ -25,12 +29,13 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from ingot.errors import DeviceLost, IngotError, Stopping, Unavailable
+from ingot.kernels.device import is_device_lost, leave_device
 
 log = logging.getLogger("ingot.engine")
 T = TypeVar("T")
 
-Letter = Callable[[], None]
-Post = Callable[[Letter], None]
+LoopMessage = Callable[[], None]
+PostMessage = Callable[[LoopMessage], None]
 
 BEAT_S = 1.0
 """An idle loop shows that it lives this often."""
@@ -38,8 +43,8 @@ REST_S = 1.0
 """Who has nothing to do rests this often while others are busy."""
 STALLED_S = 60.0
 """No beat for this long means that the loop is stuck."""
-LOST = "the device was lost; the server is being started again"
-FAILED = "The engine failed while computing this request; the server's log says why"
+DEVICE_IS_LOST = "the device was lost; the server is being started again"
+REQUEST_FAILED = "The engine failed while computing this request; the server's log says why"
 
 
 class Workload(Protocol):
@@ -70,7 +75,7 @@ class Workload(Protocol):
     def abandon(self, error: IngotError) -> None:
         """End every request with `error`."""
 
-    def begin_anew(self, error: IngotError) -> None:
+    def reset_after_fault(self, error: IngotError) -> None:
         """The same after a fault: nothing that it holds is to be trusted."""
 
     def farewell(self, error: IngotError) -> None:
@@ -82,14 +87,14 @@ class Workload(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
+class LoopHealth:
     alive: bool
     ready: bool  # and takes what comes
     detail: str
     beat_ago_s: float
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     """What is done where there is nothing to do."""
 
 
@@ -101,18 +106,18 @@ class Loop:
         self,
         name: str,
         prepare: Callable[[], Sequence[Workload]] = tuple,
-        leave: Callable[[], None] = nothing,
+        leave: Callable[[], None] = do_nothing,
         is_lost: Callable[[BaseException], bool] = lambda error: isinstance(error, DeviceLost),
     ) -> None:
         self._prepare, self._leave, self._is_lost = prepare, leave, is_lost
         self._workloads: tuple[Workload, ...] = ()
-        self._mail: queue.SimpleQueue[Letter] = queue.SimpleQueue()
+        self._mailbox: queue.SimpleQueue[LoopMessage] = queue.SimpleQueue()
         self._beat = self._rested = time.monotonic()
         self._closing = False
         self._over = False  # no turn comes any more
         self._failure: BaseException | None = None
         self._lost = False  # the device is
-        self._when_lost: Callable[[], None] = nothing
+        self._on_device_lost: Callable[[], None] = do_nothing
         self._ready = threading.Event()
         self._left = threading.Event()  # whoever lost the device may end
         self._thread = threading.Thread(target=self._live, name=name, daemon=True)
@@ -135,19 +140,19 @@ class Loop:
         atexit.unregister(self.close)
         self._closing = True
         self._left.set()
-        self._mail.put(lambda: None)
+        self._mailbox.put(lambda: None)
         self._thread.join()
 
-    def when_lost(self, call: Callable[[], None]) -> None:
+    def on_device_lost(self, call: Callable[[], None]) -> None:
         """Have `call` made once the device is lost and everybody who waited was told; at once where it is. From then on
         the process is to end without `close` and whatever else would reach the device."""
-        self._when_lost = call
+        self._on_device_lost = call
         if self._lost:
             call()
 
-    def post(self, owner: Workload, letter: Letter) -> None:
+    def post(self, owner: Workload, letter: LoopMessage) -> None:
         """Have a letter read between two turns. What fails in it is its owner's fault."""
-        self._mail.put(partial(self._guarded, owner, letter))
+        self._mailbox.put(partial(self._guarded, owner, letter))
         if self._over and threading.current_thread() is not self._thread:
             # Whoever came just now may have missed the farewell.
             if not self._lost:
@@ -156,7 +161,7 @@ class Loop:
 
     def wake(self) -> None:
         """Let an idle loop look about now."""
-        self._mail.put(lambda: None)
+        self._mailbox.put(lambda: None)
 
     def run(self, work: Callable[[], T]) -> T:
         """Have the thread do something and wait for it; raises what it raises."""
@@ -172,14 +177,14 @@ class Loop:
                     raise DeviceLost from error
                 done.set_exception(error)
 
-        self._mail.put(settle)
+        self._mailbox.put(settle)
         while not wait([done], BEAT_S).done:
             self.refuse_if_stopped()
         return done.result()
 
     def add(self, make: Callable[[], Sequence[Workload]]) -> tuple[Workload, ...]:
         """Have the thread make further workloads, wait for it, and run them from then on; raises what `make` raises.
-        Others get no turn meanwhile but when `make` calls `breathe`."""
+        Others get no turn meanwhile but when `make` calls `run_other_workloads`."""
 
         def added() -> tuple[Workload, ...]:
             made = tuple(make())
@@ -195,7 +200,7 @@ class Loop:
         for workload in workloads:
             self._part(workload, error)
 
-    def breathe(self) -> None:
+    def run_other_workloads(self) -> None:
         """Give the workloads a turn. For work of the loop's own thread that takes long, and nobody else. Raises
         Unavailable where the loop is to end."""
         if self._closing:
@@ -210,14 +215,14 @@ class Loop:
         if self._lost or self._closing or not self._thread.is_alive():
             raise self._refusal()
 
-    def pulse(self) -> Pulse:
+    def pulse(self) -> LoopHealth:
         ago = time.monotonic() - self._beat
         if self._lost:
-            return Pulse(False, False, LOST, ago)
+            return LoopHealth(False, False, DEVICE_IS_LOST, ago)
         runs = self._thread.is_alive()
         alive = runs and ago < STALLED_S
         detail = "ok" if alive else "the engine is stuck" if runs else "the engine has stopped"
-        return Pulse(alive, alive and not self._closing, detail, ago)
+        return LoopHealth(alive, alive and not self._closing, detail, ago)
 
     # The loop's thread
 
@@ -259,7 +264,7 @@ class Loop:
         self._lost = self._over = True
         self._farewell(DeviceLost())
         self._ready.set()
-        self._when_lost()
+        self._on_device_lost()
         self._left.wait()
         with suppress(Exception):
             self._leave()
@@ -275,7 +280,7 @@ class Loop:
 
     def _turn(self, *, waits: bool = False) -> None:
         self._beat = time.monotonic()
-        self._take_mail(waits=waits)
+        self._read_mailbox(waits=waits)
         began = time.monotonic()
         for workload in self._workloads:
             self._guarded(workload, workload.expire, began)
@@ -283,16 +288,16 @@ class Loop:
             spent, shared = time.monotonic() - began, partial(self._others_busy, workload)
             self._guarded(workload, workload.advance, spent, shared)
 
-    def _take_mail(self, *, waits: bool) -> None:
+    def _read_mailbox(self, *, waits: bool) -> None:
         """Run what other threads sent; with nothing else to do, wait for it if that is allowed."""
         busy = any(workload.busy for workload in self._workloads) or not waits
         if not busy or (waits and time.monotonic() - self._rested > REST_S):
             self._rest()
         try:
-            letter = self._mail.get(block=not busy, timeout=None if busy else BEAT_S)
+            letter = self._mailbox.get(block=not busy, timeout=None if busy else BEAT_S)
             while True:
                 letter()
-                letter = self._mail.get_nowait()
+                letter = self._mailbox.get_nowait()
         except queue.Empty:
             pass
 
@@ -323,9 +328,9 @@ class Loop:
                 told: IngotError = error
             else:
                 log.exception("%s failed; the requests that were running are given up", workload.name)
-                told = IngotError(FAILED)
+                told = IngotError(REQUEST_FAILED)
             _clear_frames(error)
-        workload.begin_anew(told)  # here, where nobody refers to what failed
+        workload.reset_after_fault(told)  # here, where nobody refers to what failed
 
     def _farewell(self, error: IngotError) -> None:
         for workload in self._workloads:
@@ -343,3 +348,8 @@ def _clear_frames(error: BaseException) -> None:
     while cause is not None:
         traceback.clear_frames(cause.__traceback__)
         cause = cause.__cause__ or cause.__context__
+
+
+def engine_loop(prepare: Callable[[], Sequence[Workload]] = tuple) -> Loop:
+    """A loop on that thread; to be started."""
+    return Loop("ingot-engine", prepare, leave_device, is_device_lost)

@@ -1,26 +1,36 @@
-"""The memory model: what the states of running sequences take, from the model's own shapes, before they exist.
+"""The memory model: what the KV of running sequences takes, from the model's own shapes, before it exists.
 
-Pure arithmetic. A sequence takes the pages that its tokens lie in, in each group of layers that forget alike, and a
-slot of the recurrent states. What several hold together is counted once, by who knows what they hold (`room.py`).
+`MemoryBudget` is pure arithmetic: a sequence takes the pages that its tokens lie in, in each group of layers that
+forget alike, and a slot of the recurrent states. `KVReservations` counts what several sequences hold together
+once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence as Many
 from typing import NamedTuple
 
-from ingot.cache.footprint import EARLIER_BYTES, Footprint, PageCount, held_pages, rounded
+from ingot.cache.footprint import (
+    REWIND_STATE_BYTES,
+    Footprint,
+    PageCount,
+    coded_page_count,
+    pages_held_by_row,
+    raw_page_limit,
+    round_up_capacity,
+)
 from ingot.cache.pages import PAGE
-from ingot.cache.tail import coded_pages, raw_pages
+from ingot.engine.sequence import TokenSequence
 
 TRANSIENT_SHARE = 0.25
 """At most this share of what the weights leave is set aside for what a forward pass holds while it runs."""
 
-EARLIER_SHARE = 1 / 16
+REWIND_SHARE = 1 / 16
 """And this share at most for recurrent states that rows may go back to, where tokens were guessed wrongly."""
-DEEPEST = 16
+DEEPEST_REWIND = 16
 """Tokens that a row may go back, as far as memory is set aside for it."""
-COPIES, COPIES_OF_SEVERAL = 2, 4
+GATHERED_COPIES, GATHERED_COPIES_OF_SEVERAL = 2, 4
 """How often gathered pages exist at a time: as they are read, and one behind another; of several rows one beside
 another, too, and without what lies behind their ends."""
 
@@ -33,7 +43,7 @@ class PassPart(NamedTuple):
     rows: int = 1
 
 
-class Budget:
+class MemoryBudget:
     """Says whether a set of sequences fits, and how wide a launch may be."""
 
     def __init__(self, total: int, weights: int, footprint: Footprint, *, context: int, widest: int, rows: int) -> None:
@@ -43,7 +53,7 @@ class Budget:
         # Rows whose pages are gathered are parted where they do not fit at once: one of them has to.
         wanted = self.pass_bytes([PassPart(widest, context), PassPart(rows, context)]) + rows * 4 * footprint.logits
         self.transient = min(wanted, int(free * TRANSIENT_SHARE))
-        self.earlier = min(DEEPEST * rows * footprint.recurrent, EARLIER_BYTES, int(free * EARLIER_SHARE))
+        self.earlier = min(DEEPEST_REWIND * rows * footprint.recurrent, REWIND_STATE_BYTES, int(free * REWIND_SHARE))
         self.states = free - self.transient - self.earlier
 
     def pass_bytes(self, parts: Iterable[PassPart]) -> int:
@@ -57,7 +67,7 @@ class Budget:
 
     def _gathered_bytes(self, part: PassPart) -> int:
         few, many, width, unpacked = self.footprint.gathered
-        copies = COPIES if part.rows == 1 else COPIES_OF_SEVERAL
+        copies = GATHERED_COPIES if part.rows == 1 else GATHERED_COPIES_OF_SEVERAL
         each = copies * few if part.tokens <= width * part.rows else copies * many + unpacked
         return each * part.rows * self._seen(part.context)
 
@@ -79,8 +89,8 @@ class Budget:
         bits."""
         window = self.footprint.groups[group][0]
         if window is None and self.footprint.coded and not exact:
-            return PageCount(raw_pages(tokens), coded_pages(tokens))
-        return PageCount(held_pages(tokens, window, self.widest), 0)
+            return PageCount(raw_page_limit(tokens), coded_page_count(tokens))
+        return PageCount(pages_held_by_row(tokens, window, self.widest), 0)
 
     def slot_bytes(self, rows: int) -> int:
         """What the recurrent states of so many sequences take: slots are made in powers of two."""
@@ -94,23 +104,23 @@ class Budget:
     def fits(self, reserved: Sequence[tuple[int, bool]]) -> bool:
         """Whether sequences with these reservations, in tokens, and exact or not, can run together, though they share
         nothing."""
-        taken = sum(self.row_bytes(rounded(tokens), exact=exact) for tokens, exact in reserved)
+        taken = sum(self.row_bytes(round_up_capacity(tokens), exact=exact) for tokens, exact in reserved)
         return taken + self.slot_bytes(len(reserved)) <= self.states
 
     def longest(self, limit: int, *, exact: bool = False) -> int:
         """The longest single sequence that fits, at most `limit` tokens."""
-        return _most(limit, lambda tokens: self.fits([(tokens, exact)]))
+        return _largest_fitting(limit, lambda tokens: self.fits([(tokens, exact)]))
 
-    def widest_launch(self, context: int) -> int:
+    def widest_pass(self, context: int) -> int:
         """Tokens that one launch may compute behind `context` earlier ones, with room for some that decode."""
 
         def fits(width: int) -> bool:
             return self.runs([PassPart(width + min(self._rows, width), context + width)])
 
-        return max(1, _most(self.widest, fits))
+        return max(1, _largest_fitting(self.widest, fits))
 
 
-def _most(limit: int, fits: Callable[[int], bool]) -> int:
+def _largest_fitting(limit: int, fits: Callable[[int], bool]) -> int:
     """The largest number up to `limit` that fits, where all that are smaller do; 0 where none does."""
     if fits(limit):
         return limit
@@ -119,3 +129,42 @@ def _most(limit: int, fits: Callable[[int], bool]) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low
+
+
+HeldPages = tuple[Many[int], Many[int]]
+"""Raw ones, and those in fewer bits."""
+KnownPages = Callable[[TokenSequence], Many[HeldPages]]
+"""By group, the pages that a sequence which does not run yet would take over."""
+
+
+class KVReservations:
+    def __init__(self, budget: MemoryBudget, known: KnownPages) -> None:
+        self._budget, self._known = budget, known
+
+    def fits(self, reserved: Many[tuple[TokenSequence, int]]) -> bool:
+        """Whether sequences with these reservations, in tokens, can run together."""
+        if self._budget.fits([(tokens, sequence.request.exact) for sequence, tokens in reserved]):
+            return True  # even if they share nothing
+        return self.needed(reserved) <= self._budget.states
+
+    def needed(self, reserved: Many[tuple[TokenSequence, int]]) -> int:
+        """Bytes that their states take once they are as long as what is reserved for them."""
+        held = [(self._held(sequence), tokens, sequence.request.exact) for sequence, tokens in reserved]
+        total = self._budget.slot_bytes(len(reserved))
+        for group in range(len(self._budget.footprint.groups)):
+            counts = [0, 0]
+            for form in (0, 1):
+                pages: set[int] = set()
+                for tables, tokens, exact in held:
+                    own = tables[group][form] if tables else ()
+                    pages.update(own)
+                    counts[form] += max(0, self._budget.pages(group, tokens, exact=exact)[form] - len(own))
+                counts[form] += len(pages)
+            total += self._budget.pages_bytes(group, PageCount(*counts))
+        return total
+
+    def _held(self, sequence: TokenSequence) -> Many[HeldPages]:
+        if sequence.row is not None:
+            tables = sequence.row.tables
+            return [(table.numbers[table.coded :], table.numbers[: table.coded]) for table in tables]
+        return self._known(sequence)

@@ -1,10 +1,10 @@
-"""Encoders as a workload of the engine's loop: who waits, and how much is computed between two steps.
+"""Pooling (embeddings and rerank scores) as a workload of the engine's loop: who waits, and how much runs between
+steps.
 
-Pure Python over the `Encodes` protocol: no mlx, tested without it. The contract:
-
+Pure Python over the `PoolingModel` protocol: no mlx, tested without it. The contract:
 - Any thread may call `encode`, `accept`, `cancel` and `status`; the rest is the engine thread's.
-- `advance` works for a bounded time, at most one batch, in parts that the encoder bounds.
-- An encoding ends exactly once: with its numbers, or with the error that ended it.
+- `advance` works for a bounded time, at most one batch, in parts that the model bounds.
+- A request ends exactly once: with its numbers, or with the error that ended it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,23 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from ingot.engine.beside import BesideSteps
-from ingot.engine.encoder_request import Encoded, EncodingRequest, Role
-from ingot.engine.loop import FAILED, Post
-from ingot.engine.pooling_batches import EncoderBatch, OfferedEncoder, OnEncoded, Row, RunningEncoding, pick, urgency
-from ingot.engine.request import Phase, RequestStatus
+from ingot.engine.loop import REQUEST_FAILED, PostMessage
+from ingot.engine.pooling_batches import (
+    OnPoolingOutput,
+    PooledRow,
+    PoolingBatch,
+    RunningPooling,
+    ServedPoolingModel,
+    pick_batch,
+    pooling_urgency,
+)
+from ingot.engine.request import Phase, PoolingOutput, PoolingRequest, PoolingTask, RequestStatus
 from ingot.engine.step_costs import CostLine
+from ingot.engine.time_slicing import TimeSlicedWorkload
 from ingot.errors import BadRequest, Cancelled, IngotError, InputTooLong, Overloaded
-from ingot.kernels.device import is_lost
+from ingot.kernels.device import is_device_lost
 from ingot.shares import Shares
-from ingot.text.tokenizer.encoder_inputs import REMEDY
+from ingot.text.tokenizer.encoder_inputs import TOO_LONG_REMEDY
 
 log = logging.getLogger("ingot.engine")
 
@@ -34,15 +41,15 @@ UNMEASURED_TOKENS = 512
 """Size of a batch as long as nobody knows what one costs."""
 
 
-class EncoderJobs(BesideSteps):
+class PoolingWorkload(TimeSlicedWorkload):
     """All encodings under way."""
 
     name = "the encoders"
 
     def __init__(
         self,
-        encoders: Mapping[Role, OfferedEncoder],
-        post: Post,
+        encoders: Mapping[PoolingTask, ServedPoolingModel],
+        post: PostMessage,
         max_queue: int,
         target_ms: float,
         clock: Callable[[], float] = time.monotonic,
@@ -52,20 +59,20 @@ class EncoderJobs(BesideSteps):
         self._target_ms = target_ms
         # One may always be computed, besides those that wait.
         self._queued = Shares("encodings", max_queue + 1)
-        self._jobs: dict[str, RunningEncoding] = {}
+        self._jobs: dict[str, RunningPooling] = {}
         self._lock = threading.Lock()
         self._costs = {role: CostLine() for role in encoders}
-        self._batch: EncoderBatch | None = None
-        self._used: set[Role] = set()
+        self._batch: PoolingBatch | None = None
+        self._used: set[PoolingTask] = set()
 
     # For any thread
 
-    async def encode(self, request: EncodingRequest) -> Encoded:
+    async def encode(self, request: PoolingRequest) -> PoolingOutput:
         """Wait for the numbers. Raises before any work what can be known then; a cancelled wait ends the work."""
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Encoded] = loop.create_future()
+        answer: asyncio.Future[PoolingOutput] = loop.create_future()
 
-        def settle(result: Encoded | IngotError) -> None:
+        def settle(result: PoolingOutput | IngotError) -> None:
             if answer.done():
                 return
             if isinstance(result, IngotError):
@@ -73,7 +80,7 @@ class EncoderJobs(BesideSteps):
             else:
                 answer.set_result(result)
 
-        def reply(result: Encoded | IngotError) -> None:
+        def reply(result: PoolingOutput | IngotError) -> None:
             # A loop that is closed has nobody left who waits.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(settle, result)
@@ -86,12 +93,12 @@ class EncoderJobs(BesideSteps):
         finally:
             self.cancel(request.id)
 
-    def accept(self, request: EncodingRequest, reply: OnEncoded) -> None:
+    def accept(self, request: PoolingRequest, reply: OnPoolingOutput) -> None:
         """Queue a request from a plain thread. `reply` is called once, from the engine thread."""
         self._validate(request)
         self._queue(request, reply)
 
-    def _queue(self, request: EncodingRequest, reply: OnEncoded) -> None:
+    def _queue(self, request: PoolingRequest, reply: OnPoolingOutput) -> None:
         with self._lock:
             if request.id in self._jobs:
                 raise BadRequest(f"A request with the id {request.id} is already running")
@@ -102,7 +109,7 @@ class EncoderJobs(BesideSteps):
                     retry_after=self._retry_after(),
                 )
             self._queued.add(request.tenant, 1)
-            self._jobs[request.id] = RunningEncoding(request, reply)
+            self._jobs[request.id] = RunningPooling(request, reply)
         self._post(lambda: None)  # wakes an idle engine
 
     def cancel(self, request_id: str) -> bool:
@@ -128,12 +135,12 @@ class EncoderJobs(BesideSteps):
             for job in list(self._jobs.values())
         ]
 
-    def phases(self, role: Role) -> list[Phase]:
+    def phases(self, role: PoolingTask) -> list[Phase]:
         """Of the encodings for one of the encoders."""
         jobs = [job for job in list(self._jobs.values()) if job.request.role == role]
         return ["queued" if job.began is None else "prefill" for job in jobs]
 
-    def _validate(self, request: EncodingRequest) -> None:
+    def _validate(self, request: PoolingRequest) -> None:
         card = self._encoders[request.role].card
         if not request.inputs:
             raise BadRequest("There is no input", param="input")
@@ -141,7 +148,7 @@ class EncoderJobs(BesideSteps):
             if not piece.tokens:
                 raise BadRequest("An input is empty: it has no tokens", param="input")
             if len(piece.tokens) > card.length:
-                raise InputTooLong(needed=len(piece.tokens), limit=card.length, remedy=REMEDY)
+                raise InputTooLong(needed=len(piece.tokens), limit=card.length, remedy=TOO_LONG_REMEDY)
             if max(piece.tokens) >= card.vocab or min(piece.tokens) < 0:
                 raise BadRequest(f"An input holds a token outside the vocabulary of {card.vocab}", param="input")
 
@@ -169,12 +176,12 @@ class EncoderJobs(BesideSteps):
                 self._deliver(batch, rows)
         # A model or a device may fail in ways nobody foresaw; the requests at hand fail, the server goes on.
         except Exception as error:
-            if is_lost(error):
+            if is_device_lost(error):
                 raise
             log.exception("an encoder failed; the requests in its batch are given up")
             self._batch = None
             for share in batch.shares:
-                self._end(share.encoding.request.id, IngotError(FAILED))
+                self._end(share.encoding.request.id, IngotError(REQUEST_FAILED))
 
     def rest(self) -> None:
         """Nothing runs: see that nothing was lost, and give back what running took."""
@@ -183,7 +190,7 @@ class EncoderJobs(BesideSteps):
             self._encoders[role].model.rest()
         self._used.clear()
 
-    def begin_anew(self, error: IngotError) -> None:
+    def reset_after_fault(self, error: IngotError) -> None:
         """After a fault that no batch answers for."""
         self._batch = None
         self.abandon(error)
@@ -203,7 +210,7 @@ class EncoderJobs(BesideSteps):
         if not jobs:
             assert self._batch is None, "idle, but a batch is held"
 
-    def _go_on(self, batch: EncoderBatch, milliseconds: float) -> list[Row] | None:
+    def _go_on(self, batch: PoolingBatch, milliseconds: float) -> list[PooledRow] | None:
         """Go on with a batch; its rows where that ended it."""
         began = self._clock()
         try:
@@ -212,40 +219,40 @@ class EncoderJobs(BesideSteps):
                 if (self._clock() - began) * 1000 >= milliseconds:
                     return None
         except StopIteration as ended:
-            found: list[Row] = ended.value
+            found: list[PooledRow] = ended.value
             return found
         finally:
             batch.spent += self._clock() - began
 
-    def _begin(self, milliseconds: float) -> EncoderBatch | None:
+    def _begin(self, milliseconds: float) -> PoolingBatch | None:
         now = self._clock()
         waiting = [job for job in list(self._jobs.values()) if job.waiting]
         if not waiting:
             return None
-        waiting.sort(key=lambda job: urgency(job, self._cost_ms(job.request.role, job.remaining), now))
+        waiting.sort(key=lambda job: pooling_urgency(job, self._cost_ms(job.request.role, job.remaining), now))
         role = waiting[0].request.role
         urgent = [job for job in waiting if job.request.role == role]
-        shares = pick(urgent, self._budget(role, milliseconds))
+        shares = pick_batch(urgent, self._budget(role, milliseconds))
         for share in shares:
             share.encoding.waiting.remove(share.place)
             share.encoding.began = share.encoding.began or now
         pieces = [share.encoding.request.inputs[share.place] for share in shares]
         self._used.add(role)
         work = self._encoders[role].model.run([p.tokens for p in pieces], [p.types for p in pieces])
-        return EncoderBatch(role, shares, work)
+        return PoolingBatch(role, shares, work)
 
-    def _budget(self, role: Role, milliseconds: float) -> int:
+    def _budget(self, role: PoolingTask, milliseconds: float) -> int:
         most = self._encoders[role].card.batch_tokens
         line = self._costs[role]
         if not line.known:
             return min(most, UNMEASURED_TOKENS)
         return max(1, int(min(most, max(line.size_for(milliseconds), 1.0))))
 
-    def _cost_ms(self, role: Role, tokens: int) -> float:
+    def _cost_ms(self, role: PoolingTask, tokens: int) -> float:
         line = self._costs[role]
         return line.cost(tokens) if line.known else float(tokens)
 
-    def _deliver(self, batch: EncoderBatch, rows: list[Row]) -> None:
+    def _deliver(self, batch: PoolingBatch, rows: list[PooledRow]) -> None:
         self._costs[batch.role].observe(batch.padded_tokens, 1000 * batch.spent)
         for share, row in zip(batch.shares, rows, strict=True):
             if not math.isfinite(sum(row)):
@@ -255,15 +262,15 @@ class EncoderJobs(BesideSteps):
             if not encoding.ended and None not in encoding.rows:
                 self._close(encoding)
 
-    def _close(self, encoding: RunningEncoding) -> None:
+    def _close(self, encoding: RunningPooling) -> None:
         now = self._clock()
         began = encoding.began if encoding.began is not None else now
         rows = tuple(row for row in encoding.rows if row is not None)
         queued = began - encoding.request.arrived
-        encoded = Encoded(rows, encoding.request.tokens, queue_s=max(0.0, queued), compute_s=now - began)
+        encoded = PoolingOutput(rows, encoding.request.tokens, queue_s=max(0.0, queued), compute_s=now - began)
         self._end(encoding.request.id, encoded)
 
-    def _end(self, request_id: str, result: Encoded | IngotError) -> None:
+    def _end(self, request_id: str, result: PoolingOutput | IngotError) -> None:
         with self._lock:
             encoding = self._jobs.pop(request_id, None)
             if encoding is not None:

@@ -1,4 +1,4 @@
-"""Encodings as they wait, and which inputs are computed together. Pure Python: no mlx, no clock, no threads."""
+"""Pooling requests as they wait, and which inputs share a batch. Pure Python: no mlx, no clock, no threads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from ingot.engine.encoder_request import Encoded, EncoderCard, EncodingRequest, Role
+from ingot.engine.request import PoolingModelCard, PoolingOutput, PoolingRequest, PoolingTask
 from ingot.errors import IngotError
 from ingot.text.tokenizer.encoder_inputs import RerankInputs, TextInputs
 
@@ -16,14 +16,16 @@ PADDING_SHARE = 0.25
 PADDING_TOKENS = 16
 """...or by no more than this many tokens, as very short ones always do."""
 
-Row: TypeAlias = "array[float]"
-OnEncoded = Callable[[Encoded | IngotError], None]
+PooledRow: TypeAlias = "array[float]"
+OnPoolingOutput = Callable[[PoolingOutput | IngotError], None]
 
 
-class Encodes(Protocol):
+class PoolingModel(Protocol):
     """An encoder, as the loop sees it."""
 
-    def run(self, tokens: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> Generator[None, None, list[Row]]:
+    def run(
+        self, tokens: Sequence[Sequence[int]], types: Sequence[Sequence[int]]
+    ) -> Generator[None, None, list[PooledRow]]:
         """Compute a batch, part by part; the end's value has one row an input."""
         ...
 
@@ -33,22 +35,22 @@ class Encodes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class OfferedEncoder:
+class ServedPoolingModel:
     """An encoder that is served: what it is, and how texts become its inputs."""
 
-    card: EncoderCard
+    card: PoolingModelCard
     inputs: TextInputs | RerankInputs
-    model: Encodes
+    model: PoolingModel
 
 
 @dataclass(eq=False, slots=True)
-class RunningEncoding:
+class RunningPooling:
     """A request while it runs. `waiting` are the places of inputs that are not yet begun, the longest first."""
 
-    request: EncodingRequest
-    reply: OnEncoded
+    request: PoolingRequest
+    reply: OnPoolingOutput
     waiting: list[int] = field(default_factory=list)
-    rows: list[Row | None] = field(default_factory=list)
+    rows: list[PooledRow | None] = field(default_factory=list)
     began: float | None = None
     ended: bool = False
 
@@ -71,10 +73,10 @@ class RunningEncoding:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class BatchedInput:
     """One input of an encoding, in a batch."""
 
-    encoding: RunningEncoding
+    encoding: RunningPooling
     place: int
 
     @property
@@ -83,10 +85,10 @@ class Share:
 
 
 @dataclass(slots=True)
-class EncoderBatch:
-    role: Role
-    shares: list[Share]
-    work: Generator[None, None, list[Row]]
+class PoolingBatch:
+    role: PoolingTask
+    shares: list[BatchedInput]
+    work: Generator[None, None, list[PooledRow]]
     spent: float = 0.0
 
     @property
@@ -94,7 +96,7 @@ class EncoderBatch:
         return len(self.shares) * max(share.length for share in self.shares)
 
 
-def urgency(encoding: RunningEncoding, cost_ms: float, now: float) -> tuple[float, float]:
+def pooling_urgency(encoding: RunningPooling, cost_ms: float, now: float) -> tuple[float, float]:
     """What sorts encodings, the most urgent first.
 
     The least work goes first, but a second of age weighs as much as a second of work, so that a question gets past a
@@ -103,14 +105,14 @@ def urgency(encoding: RunningEncoding, cost_ms: float, now: float) -> tuple[floa
     return cost_ms - 1000 * (now - encoding.request.arrived), encoding.request.arrived
 
 
-def pick(urgent: Sequence[RunningEncoding], budget: int) -> list[Share]:
+def pick_batch(urgent: Sequence[RunningPooling], budget: int) -> list[BatchedInput]:
     """The inputs to compute together: the first one's longest, and what is about as long, of it and the others.
 
     They take at most `budget` tokens with their padding, but one is always among them.
     """
     first = width = urgent[0].length(urgent[0].waiting[0])
     apart = max(PADDING_SHARE * first, PADDING_TOKENS)
-    shares: list[Share] = []
+    shares: list[BatchedInput] = []
     for encoding in urgent:
         for place in encoding.waiting:
             length = encoding.length(place)
@@ -119,5 +121,5 @@ def pick(urgent: Sequence[RunningEncoding], budget: int) -> list[Share]:
             if shares and (len(shares) + 1) * max(width, length) > budget:
                 return shares
             width = max(width, length)
-            shares.append(Share(encoding, place))
+            shares.append(BatchedInput(encoding, place))
     return shares

@@ -1,21 +1,28 @@
-"""The nouns that cross the engine's door: a request goes in, a stream of events comes out.
+"""The nouns that cross the engine's boundary: a request goes in, a stream of events comes out.
 
-All of them are plain, frozen values that any thread may hold; none refers to mlx. A stream ends in exactly one
-terminal event, `Ended` or `Failed`, after which nothing follows.
+Requests for generation and what they may ask for (sampling, stops, grammar, prefix cache, SpecPrefill), the events
+that answer them, requests for pooling models (embeddings and rerank scores), and the cards that describe loaded
+models. All of them are plain, frozen values that any thread may hold; none refers to mlx. Protocols and the HTTP
+edge may import this module, `speech_request` and `status`, and nothing else of the engine.
+
+A stream ends in exactly one terminal event, `Ended` or `Failed`, after which nothing follows.
 """
 
 from __future__ import annotations
 
 import time
+from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from ingot.engine.sparse.ask import SparseAsk, SparseReport
 from ingot.errors import IngotError
 from ingot.media.items import MediaItem
-from ingot.text.grammar.matcher import GuidePlan
-from ingot.text.parse.events import ToolSchema
+from ingot.media.layout import MediaKind
+from ingot.text.grammar.matcher import CompiledGrammar
+from ingot.text.parser.events import ToolSchema
 from ingot.text.parser.parser import ThinkingStart
+from ingot.text.tokenizer.encoder_inputs import EncoderInput
 from ingot.text.tool_formats.format import Format
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -103,7 +110,7 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     stop: Stop = field(default_factory=Stop)
     reading: AnswerParsing | None = None  # None: the text is delivered as it stands
-    guide: GuidePlan | None = None  # what each answer is held to
+    guide: CompiledGrammar | None = None  # what each answer is held to
     cache: bool = True  # may take over computed prefixes and leave its own
     exact: bool = False  # takes over only what is the very same as if it were computed anew
     salt: str = ""  # requests with different salts share nothing
@@ -115,7 +122,7 @@ class Request:
     media: tuple[tuple[MediaItem, ...], ...] = ()  # each prompt's pictures and clips; none: there are none at all
     lora: LoraRef | None = None  # the adapter that it goes through
     speculate: tuple[str, ...] | None = None  # which proposers may guess for it; None: all that there are
-    sparse: SparseAsk | None = None  # only what matters of its prompts is to be computed
+    sparse: SpecPrefillRequest | None = None  # only what matters of its prompts is to be computed
     deadline: float | None = None  # on the clock of time.monotonic()
     arrived: float = field(default_factory=time.monotonic)
     via: str = ""  # the address that it came to, for the log
@@ -277,7 +284,7 @@ class Ended:
     timing: Timing
     cache: tuple[CacheReport, ...] = ()  # one for each prompt
     speculation: SpeculationReport = field(default_factory=SpeculationReport)
-    sparse: tuple[SparseReport, ...] = ()  # one for each prompt, where less than all was asked for
+    sparse: tuple[SpecPrefillReport, ...] = ()  # one for each prompt, where less than all was asked for
     calls_in_thinking: int = 0  # that were read out of thinking, the answer having none
 
 
@@ -316,3 +323,116 @@ class RequestStatus:
     @property
     def cached_tokens(self) -> int:
         return sum(report.matched for report in self.cache)
+
+
+TokenRange = tuple[int, int]
+"""Tokens [begin, end) of a prompt."""
+SpecPrefillSkipped = Literal[
+    "below_threshold",  # the prompt is too short for it
+    "cached",  # too little of it was left to compute
+    "unsupported",  # of such a prompt, all is computed
+    "does_not_pay",  # scoring it would take longer than what it saves, as measured
+]
+"""Why all of a prompt was computed, though less was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpecPrefillRequest:
+    """Asks for an answer to what matters of a prompt. `keep` is the share of the rest that is computed, or the
+    server's; `whole` says for each prompt what is computed in any case. `forced` asks for it also where the prompt, or
+    what is new of it, is shorter than the server's threshold."""
+
+    keep: float | None = None
+    whole: tuple[tuple[TokenRange, ...], ...] = ()
+    forced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SpecPrefillReport:
+    """Of one prompt: how many of its tokens were `scored`, those that were not taken over, and `kept` of them; how long
+    scoring took; how many of its first tokens were thinned out by an earlier request, and are `reused` as they are
+    left; or why all of them were computed."""
+
+    scorer: str
+    scored: int = 0
+    kept: int = 0
+    scoring_s: float = 0.0
+    reused: int = 0
+    unused: SpecPrefillSkipped | None = None
+
+
+PoolingTask = Literal["embedding", "rerank"]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingRequest:
+    """Inputs for the encoder of one role, under one id."""
+
+    id: str
+    role: PoolingTask
+    inputs: tuple[EncoderInput, ...]
+    tenant: str = ""  # whose it is
+    deadline: float | None = None  # on the clock of time.monotonic()
+    arrived: float = field(default_factory=time.monotonic)
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(piece.tokens) for piece in self.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingOutput:
+    """The answer: for each input, in order, its vector, or its one score before any squashing."""
+
+    rows: tuple[array[float], ...]
+    tokens: int  # that were computed
+    queue_s: float
+    compute_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingModelCard:
+    """What the rest of the program may know of a loaded encoder without touching mlx."""
+
+    role: PoolingTask
+    name: str
+    source: str
+    family: str  # the model_type of its config
+    length: int  # longest input, in tokens
+    dimension: int  # numbers of a vector; 1 for a score
+    unit: bool  # vectors have length 1
+    vocab: int
+    dtype: str
+    weight_bytes: int
+    batch_tokens: int  # most that are computed together
+    created: int  # unix time of loading
+    notes: tuple[str, ...] = ()  # what is guessed, or slower than it could be
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What the rest of the program may know of the loaded model without touching mlx."""
+
+    name: str
+    source: str
+    family: str  # the model_type of its config
+    context: int
+    vocab: int
+    device: str
+    dtype: str
+    weight_bytes: int
+    memory_budget: int
+    max_sequences: int
+    created: int  # unix time of loading
+    notes: tuple[str, ...] = ()  # what is slower or different here than it could be
+    recommended: Mapping[str, Any] = field(default_factory=dict, hash=False)  # how to generate, as its makers say
+    quantization: str = ""  # what the weights are in the model's files, as people call it
+    formats: str = ""  # that, and what activations and states are
+    proposers: tuple[str, ...] = ()  # by whom tokens are guessed ahead, in the order in which they are asked
+    kernels: str = ""  # what was compiled for the device, where that is ours to do
+    sees: tuple[MediaKind, ...] = ()  # what it is shown besides text
+    scorer: str = ""  # who scores long prompts, of which only what matters is computed when a request asks for it
+    exact_context: int | None = None  # of requests for exact states, where others' are in fewer bits: memory holds less
+
+    def context_of(self, *, exact: bool) -> int:
+        return self.context if self.exact_context is None or not exact else self.exact_context

@@ -28,8 +28,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from ingot.cache.footprint import CAPACITY_STEP, rounded
-from ingot.engine.sequence import Sequence
+from ingot.cache.footprint import CAPACITY_STEP, round_up_capacity
+from ingot.engine.sequence import TokenSequence
 from ingot.engine.step_costs import StepCosts
 
 LONGEST_STEP_MS = 1000.0
@@ -40,7 +40,7 @@ SMALLEST_CHUNK = 8
 LITTLE_TOKENS = 3 * SMALLEST_CHUNK
 """Prompts with no more left than this have half of a step's prompt tokens, and at least the smallest chunk, for
 themselves: any of them is computed within three steps, unless those before it fill that share."""
-LEAST_SHARE = 3.0
+LEAST_PREFILL_SHARE = 3.0
 """Prefill gets at least so many times the time that a step costs before its first prompt token. So beside one stream it
 keeps three quarters of its speed, less what it takes to learn what steps cost."""
 UNMEASURED_CHUNK = 64
@@ -49,65 +49,67 @@ SLOW_SHARE = 8.0
 gets up to this many times the time of a decode step: short steps would only make everything slower."""
 STEEPNESS = 4.0
 """How soon it gets all of that, beyond half of the target."""
-PATIENCE_S = 10.0
+OVERTAKEN_FOR_S = 10.0
 """How old a sequence that does not fit may get before nobody overtakes it any more, so that it fits in the end."""
-PRIORITY_S = 5.0
+PRIORITY_STEP_S = 5.0
 """Waiting for so long is worth a step of priority, so that nobody waits for ever."""
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PromptChunk:
     """The next `count` tokens of a sequence; `final` when they are its last, so that a token is drawn."""
 
-    sequence: Sequence
+    sequence: TokenSequence
     count: int
     final: bool
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    preempted: tuple[Sequence, ...] = ()
-    retired: tuple[Sequence, ...] = ()  # all their tokens are drawn: their states are free
-    admitted: tuple[Sequence, ...] = ()
-    decode: tuple[Sequence, ...] = ()
-    chunks: tuple[Chunk, ...] = ()
+    preempted: tuple[TokenSequence, ...] = ()
+    retired: tuple[TokenSequence, ...] = ()  # all their tokens are drawn: their states are free
+    admitted: tuple[TokenSequence, ...] = ()
+    decode: tuple[TokenSequence, ...] = ()
+    chunks: tuple[PromptChunk, ...] = ()
 
     @property
     def empty(self) -> bool:
         return not (self.decode or self.chunks)
 
 
-class Prefixes(Protocol):
+class PrefixLookup(Protocol):
     """What is known of a sequence before it runs."""
 
-    def expect(self, waiting: Many[Sequence]) -> None:
+    def expect(self, waiting: Many[TokenSequence]) -> None:
         """Get ready what those that wait will take over."""
         ...
 
-    def waits(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
+    def waits(self, sequence: TokenSequence, running: Iterable[TokenSequence]) -> bool:
         """Whether it should wait, as one that runs is computing its prefix, or it is being read."""
         ...
 
-    def admit(self, sequence: Sequence) -> None:
+    def admit(self, sequence: TokenSequence) -> None:
         """Sets `computed` to what it can take over; the runner does so when it seats the sequence."""
         ...
 
-    def next_stop(self, sequence: Sequence) -> int:
+    def next_stop(self, sequence: TokenSequence) -> int:
         """The length at which its next chunk ends at the latest."""
         ...
 
 
 @dataclass
 class Scheduler:
-    fits: Callable[[Many[tuple[Sequence, int]]], bool]  # can sequences with these reservations run together?
-    widest: Callable[[Sequence], int]  # most tokens of its next chunk
-    prefixes: Prefixes
+    fits: Callable[[Many[tuple[TokenSequence, int]]], bool]  # can sequences with these reservations run together?
+    widest: Callable[[TokenSequence], int]  # most tokens of its next chunk
+    prefixes: PrefixLookup
     costs: StepCosts
     max_sequences: int
     target_ms: float
-    ready: Callable[[Sequence], bool] = lambda sequence: True  # has it all that it is computed from, besides tokens?
-    waiting: list[Sequence] = field(default_factory=list)
-    running: list[Sequence] = field(default_factory=list)
+    ready: Callable[[TokenSequence], bool] = lambda sequence: (
+        True
+    )  # has it all that it is computed from, besides tokens?
+    waiting: list[TokenSequence] = field(default_factory=list)
+    running: list[TokenSequence] = field(default_factory=list)
     _turns_taken: Counter[str] = field(default_factory=Counter)  # by tenant: when it was last given a seat
     _turn: int = 0
     # By tenant: when a prompt of it last went first, of those with little left and of the others.
@@ -115,11 +117,11 @@ class Scheduler:
     _other_turns: Counter[str] = field(default_factory=Counter)
     _oldest_first: bool = True  # in the last step in which several long prompts waited
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: TokenSequence) -> None:
         """Queue in order of arrival, which a preempted sequence keeps."""
         insort(self.waiting, sequence, key=lambda queued: queued.ticket)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: TokenSequence) -> None:
         for place in (self.waiting, self.running):
             if sequence in place:
                 place.remove(sequence)
@@ -143,9 +145,9 @@ class Scheduler:
         assert all(not sequence.ended for sequence in everyone), "an ended sequence is still queued"
         assert all(s.reserved == 0 and s.computed == 0 for s in self.waiting), "a waiting sequence holds states"
         assert all(s.reserved >= s.computed for s in self.running), "a sequence outgrew its reservation"
-        assert self.fits(_reserved(self.running)), "more memory is reserved than there is"
+        assert self.fits(_reservations(self.running)), "more memory is reserved than there is"
 
-    def _retire(self) -> list[Sequence]:
+    def _retire(self) -> list[TokenSequence]:
         """Rows that need no further computing give up their states while their last token is still on its way."""
         done = [sequence for sequence in self.running if sequence.exhausted]
         for sequence in done:
@@ -153,14 +155,14 @@ class Scheduler:
             _release(sequence)
         return done
 
-    def _grow(self) -> list[Sequence]:
+    def _grow(self) -> list[TokenSequence]:
         """See that every running row has room for its next tokens; the newest go back to the queue if need be."""
         preempted = []
         for sequence in sorted(self.running, key=lambda running: running.ticket):
             while sequence in self.running and sequence.total > sequence.reserved:
-                wanted = min(rounded(sequence.total + CAPACITY_STEP), rounded(sequence.peak))
+                wanted = min(round_up_capacity(sequence.total + CAPACITY_STEP), round_up_capacity(sequence.peak))
                 others = [other for other in self.running if other is not sequence]
-                if self.fits([*_reserved(others), (sequence, wanted)]):
+                if self.fits([*_reservations(others), (sequence, wanted)]):
                     sequence.reserved = wanted
                 else:
                     preempted.append(self._preempt(_least_entitled(self.running, self._seats())))
@@ -173,21 +175,21 @@ class Scheduler:
         """Seats that each tenant who wants some may have."""
         return self.max_sequences // max(1, len({row.tenant for row in (*self.waiting, *self.running)}))
 
-    def _preempt(self, sequence: Sequence) -> Sequence:
+    def _preempt(self, sequence: TokenSequence) -> TokenSequence:
         self.running.remove(sequence)
         _release(sequence)
         sequence.preemptions += 1
         self.add(sequence)
         return sequence
 
-    def _admit(self, now: float) -> tuple[list[Sequence], list[Sequence]]:
+    def _admit(self, now: float) -> tuple[list[TokenSequence], list[TokenSequence]]:
         """Who joins, and who is preempted for them.
 
         First come, first served among a tenant's own. Overtaken is who waits for another's prefix, and for a while who
         does not fit, so nobody starves.
         """
-        admitted: list[Sequence] = []
-        preempted: list[Sequence] = []
+        admitted: list[TokenSequence] = []
+        preempted: list[TokenSequence] = []
         for head in self._in_turn(now):
             if not head.known:  # preempted a moment ago; its last token is read before the next step
                 break
@@ -195,12 +197,12 @@ class Scheduler:
                 break
             if self._gives_way(head) or self.prefixes.waits(head, self.running) or not self.ready(head):
                 continue
-            wanted = rounded(min(head.peak, head.total + CAPACITY_STEP))
+            wanted = round_up_capacity(min(head.peak, head.total + CAPACITY_STEP))
             if not self._has_room(self.running, head, wanted):
-                leaving = self._lent_to_others(head, wanted, admitted)
+                leaving = self._borrowers_of_share(head, wanted, admitted)
                 if leaving:
                     preempted += [self._preempt(sequence) for sequence in leaving]
-                elif now - head.arrived > PATIENCE_S:
+                elif now - head.arrived > OVERTAKEN_FOR_S:
                     break
                 else:
                     continue
@@ -208,10 +210,10 @@ class Scheduler:
             admitted.append(head)
         return admitted, preempted
 
-    def _has_room(self, rows: Many[Sequence], head: Sequence, wanted: int) -> bool:
-        return len(rows) < self.max_sequences and self.fits([*_reserved(rows), (head, wanted)])
+    def _has_room(self, rows: Many[TokenSequence], head: TokenSequence, wanted: int) -> bool:
+        return len(rows) < self.max_sequences and self.fits([*_reservations(rows), (head, wanted)])
 
-    def _seat(self, head: Sequence, wanted: int, now: float) -> None:
+    def _seat(self, head: TokenSequence, wanted: int, now: float) -> None:
         head.reserved = wanted
         head.admitted_at = head.admitted_at or now
         self.waiting.remove(head)
@@ -220,16 +222,16 @@ class Scheduler:
         self._turns_taken[head.tenant] = self._turn
         self.prefixes.admit(head)
 
-    def _in_turn(self, now: float) -> Iterator[Sequence]:
+    def _in_turn(self, now: float) -> Iterator[TokenSequence]:
         """Who is next: of the tenants with the highest priority the one with the fewest that run, of several such the
         one whose turn was longest ago, and of its own the sequence with the highest priority, of several such the one
         that has waited longest. May be asked while those that it named are seated."""
-        queues: dict[str, deque[Sequence]] = {}
+        queues: dict[str, deque[TokenSequence]] = {}
         for sequence in self.waiting:
             queues.setdefault(sequence.tenant, deque()).append(sequence)
         for tenant, queue in queues.items():
             most = max(sequence.priority for sequence in queue)
-            queues[tenant] = deque(sorted(queue, key=partial(_behind, most, now)))
+            queues[tenant] = deque(sorted(queue, key=partial(_priority_behind, most, now)))
         while queues:
             runs = self._seats() if len(queues) > 1 else Counter()
             heads = [queue[0] for queue in queues.values()]
@@ -240,16 +242,16 @@ class Scheduler:
             if not queues[tenant]:
                 del queues[tenant]
 
-    def _rank(self, runs: Counter[str], highest: int, now: float, head: Sequence) -> tuple[int, ...]:
+    def _rank(self, runs: Counter[str], highest: int, now: float, head: TokenSequence) -> tuple[int, ...]:
         """A tenant's place in the order, by the sequence that would be next of it."""
-        return _behind(highest, now, head), runs[head.tenant], self._turns_taken[head.tenant], head.ticket
+        return _priority_behind(highest, now, head), runs[head.tenant], self._turns_taken[head.tenant], head.ticket
 
-    def _lent_to_others(self, head: Sequence, wanted: int, joined: Many[Sequence]) -> list[Sequence]:
+    def _borrowers_of_share(self, head: TokenSequence, wanted: int, joined: Many[TokenSequence]) -> list[TokenSequence]:
         """Whom to preempt so that a tenant gets a seat of its own share: nobody, where that would not help."""
         share, runs = self._share(), self._seats()
         if runs[head.tenant] >= share:
             return []
-        leaving: list[Sequence] = []
+        leaving: list[TokenSequence] = []
         staying = list(self.running)
         while lent := [row for row in staying if runs[row.tenant] > share and row not in joined]:
             leaving.append(_least_entitled(lent, runs))
@@ -259,16 +261,16 @@ class Scheduler:
                 return leaving
         return []
 
-    def _clear_the_way(self) -> list[Sequence]:
+    def _clear_the_way(self) -> list[TokenSequence]:
         """Those in no hurry go back to the queue when others come, with their memory."""
         return [self._preempt(sequence) for sequence in list(self.running) if self._gives_way(sequence)]
 
-    def _gives_way(self, sequence: Sequence) -> bool:
+    def _gives_way(self, sequence: TokenSequence) -> bool:
         if not sequence.request.background:
             return False
         return any(not other.request.background for other in (*self.waiting, *self.running))
 
-    def _chunks(self, now: float, decoding: int) -> Iterable[Chunk]:
+    def _chunks(self, now: float, decoding: int) -> Iterable[PromptChunk]:
         pending = [sequence for sequence in self.running if not sequence.decoding]
         if not pending:
             return
@@ -279,14 +281,14 @@ class Scheduler:
         if not little and budget < sum(row.remaining for row in others) and (decoding or budget < ENOUGH_TOKENS):
             budget = self.costs.varied(budget, decoding)
         little, others = self._taking_turns(little, self._little_turns, now), self._others(others, now)
-        counts: dict[Sequence, int] = {}
+        counts: dict[TokenSequence, int] = {}
         share = max(SMALLEST_CHUNK, budget // 2)
         spent = self._hand_out(share, little, least, counts)
         self._hand_out(max(budget - spent, budget // 2), [*others, *little], least, counts)
         for sequence, count in counts.items():
-            yield Chunk(sequence, count, final=count == sequence.remaining)
+            yield PromptChunk(sequence, count, final=count == sequence.remaining)
 
-    def _hand_out(self, tokens: int, rows: Many[Sequence], least: int, counts: dict[Sequence, int]) -> int:
+    def _hand_out(self, tokens: int, rows: Many[TokenSequence], least: int, counts: dict[TokenSequence, int]) -> int:
         """Give rows tokens of a step, in their order, on top of the `counts` that they have. Returns what that costs,
         which may be a little more."""
         spent = 0
@@ -300,7 +302,7 @@ class Scheduler:
                 counts[sequence] = count
         return spent
 
-    def _cut(self, sequence: Sequence, count: int, least: int) -> int:
+    def _cut(self, sequence: TokenSequence, count: int, least: int) -> int:
         """How many of its next tokens to compute where there is room for so many."""
         room = min(self.prefixes.next_stop(sequence) - sequence.computed, sequence.remaining)
         if room - count < least:  # what would be left is not worth a launch of its own
@@ -308,15 +310,15 @@ class Scheduler:
         count = min(count, self.widest(sequence))
         return count if sequence.sight is None else sequence.sight.uncut(sequence.computed, count)
 
-    def _taking_turns(self, rows: Iterable[Sequence], turns: Counter[str], now: float) -> list[Sequence]:
+    def _taking_turns(self, rows: Iterable[TokenSequence], turns: Counter[str], now: float) -> list[TokenSequence]:
         """One of each tenant's, then another of each, in order of arrival: first of the tenant whose turn was longest
         ago, of those with the highest priority."""
         rows = sorted(rows, key=lambda row: row.ticket)
         highest = max((row.priority for row in rows), default=0)
         before: Counter[tuple[int, str]] = Counter()
-        ranks: dict[Sequence, tuple[int, int, int]] = {}
+        ranks: dict[TokenSequence, tuple[int, int, int]] = {}
         for row in rows:
-            behind = _behind(highest, now, row)
+            behind = _priority_behind(highest, now, row)
             ranks[row] = behind, before[behind, row.tenant], turns[row.tenant]
             before[behind, row.tenant] += 1
         rows.sort(key=ranks.__getitem__)
@@ -324,7 +326,7 @@ class Scheduler:
             turns[rows[0].tenant] = max(turns.values(), default=0) + 1
         return rows
 
-    def _others(self, rows: Many[Sequence], now: float) -> list[Sequence]:
+    def _others(self, rows: Many[TokenSequence], now: float) -> list[TokenSequence]:
         """In one step the shortest first, in the next the oldest: so short ones need not wait for long ones, and none
         waits for those that come after it."""
         if len(rows) > 1:
@@ -333,9 +335,9 @@ class Scheduler:
             return self._taking_turns(rows, self._other_turns, now)
         return sorted(rows, key=lambda row: (self._work(row), row.remaining, row.ticket))
 
-    def _work(self, sequence: Sequence) -> float:
+    def _work(self, sequence: TokenSequence) -> float:
         """Milliseconds that it still takes, less those that its priority is worth."""
-        return self.costs.prefill_ms(sequence.remaining) - 1000 * PRIORITY_S * sequence.priority
+        return self.costs.prefill_ms(sequence.remaining) - 1000 * PRIORITY_STEP_S * sequence.priority
 
     def _least_chunk(self, decoding: int) -> int:
         return max(SMALLEST_CHUNK, self.costs.efficient_tokens(decoding))
@@ -351,7 +353,7 @@ class Scheduler:
     def _worthwhile_tokens(self, decoding: int) -> int:
         """So many that the fixed cost of a step takes no more than its share, as far as that cost is known. What a
         step costs that is much longer than those before is not known."""
-        longest = (1 + LEAST_SHARE) * self.costs.fixed_ms(decoding)
+        longest = (1 + LEAST_PREFILL_SHARE) * self.costs.fixed_ms(decoding)
         return min(self._tokens_within(longest, decoding), 2 * self.costs.largest_tokens)
 
     def _tokens_within(self, milliseconds: float, decoding: int) -> int:
@@ -365,20 +367,20 @@ class Scheduler:
         return min(max(self.target_ms - step, beyond), max(LONGEST_STEP_MS, self.target_ms))
 
 
-def _behind(highest: int, now: float, sequence: Sequence) -> int:
+def _priority_behind(highest: int, now: float, sequence: TokenSequence) -> int:
     """Steps of priority that a sequence is behind the highest, less those that its waiting is worth."""
-    return max(0, highest - sequence.priority - int((now - sequence.arrived) / PRIORITY_S))
+    return max(0, highest - sequence.priority - int((now - sequence.arrived) / PRIORITY_STEP_S))
 
 
-def _reserved(rows: Iterable[Sequence]) -> list[tuple[Sequence, int]]:
+def _reservations(rows: Iterable[TokenSequence]) -> list[tuple[TokenSequence, int]]:
     return [(row, row.reserved) for row in rows]
 
 
-def _least_entitled(rows: Iterable[Sequence], runs: Counter[str]) -> Sequence:
+def _least_entitled(rows: Iterable[TokenSequence], runs: Counter[str]) -> TokenSequence:
     """The newest of the tenant that runs most."""
     return max(rows, key=lambda row: (runs[row.tenant], row.ticket))
 
 
-def _release(sequence: Sequence) -> None:
+def _release(sequence: TokenSequence) -> None:
     sequence.reserved = sequence.computed = 0
     sequence.decoding = False

@@ -1,6 +1,7 @@
-"""The nouns of transcription that cross the engine's door: a sound goes in, segments of text come out one by one.
+"""The nouns of speech that cross the engine's boundary: audio in and segments of text out, phonemes in and audio out.
 
-All of them are plain, frozen values that any thread may hold; none refers to mlx.
+All of them are plain, frozen values that any thread may hold; none refers to mlx. Light to import: the HTTP edge
+needs some of them before any model is loaded.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from ingot.errors import IngotError
 
 if TYPE_CHECKING:
-    from ingot.media.audio import Sound
+    from ingot.media.audio import AudioFile
 
-Task = Literal["transcribe", "translate"]
+SpeechTask = Literal["transcribe", "translate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +25,8 @@ class TranscriptionRequest:
     """One sound, and what is to be made of it."""
 
     id: str
-    sound: Sound
-    task: Task = "transcribe"
+    sound: AudioFile
+    task: SpeechTask = "transcribe"
     language: str | None = None  # None: whichever it sounds like
     prompt: str = ""  # what was said or written before
     temperature: float = 0.0  # 0: the likeliest, and warmer where that makes no sense
@@ -36,7 +37,7 @@ class TranscriptionRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class HeardWord:
+class TranscribedWord:
     text: str
     start: float
     end: float
@@ -44,7 +45,7 @@ class HeardWord:
 
 
 @dataclass(frozen=True, slots=True)
-class HeardToken:
+class TranscribedToken:
     """A token of text, and the logarithm of its probability."""
 
     bytes: bytes
@@ -65,12 +66,12 @@ class Segment:
     avg_logprob: float
     compression_ratio: float
     no_speech_prob: float
-    heard: tuple[HeardToken, ...] = ()
-    words: tuple[HeardWord, ...] = ()
+    heard: tuple[TranscribedToken, ...] = ()
+    words: tuple[TranscribedWord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Transcribed:
+class TranscriptionEnded:
     """The end of a transcript that came to its end."""
 
     language: str
@@ -80,31 +81,31 @@ class Transcribed:
     compute_s: float
 
 
-class Transcript(str):
+class TranscribedText(str):
     """What was heard in a sound that stands in a message, in its place."""
 
     __slots__ = ()
 
 
-transcripts: ContextVar[dict[bytes, Transcript] | None] = ContextVar("transcripts", default=None)
+known_transcripts: ContextVar[dict[bytes, TranscribedText] | None] = ContextVar("transcripts", default=None)
 """By the digest of their sounds. What is not found here raises Untranscribed; without it, sounds cannot be heard."""
 
 
-class Untranscribed(Exception):
+class UntranscribedAudio(Exception):
     """A sound is to be read as text that nobody has heard yet."""
 
-    def __init__(self, digest: bytes, sound: Sound) -> None:
+    def __init__(self, digest: bytes, sound: AudioFile) -> None:
         super().__init__("a sound is not heard yet")
         self.digest, self.sound = digest, sound
 
 
-TranscriptEvent: TypeAlias = Segment | Transcribed | IngotError
+TranscriptEvent: TypeAlias = Segment | TranscriptionEnded | IngotError
 """The last one is no segment, and the others are."""
-OnTranscript = Callable[[list[TranscriptEvent]], None]
+OnTranscriptEvents = Callable[[list[TranscriptEvent]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class HearingCard:
+class SpeechToTextCard:
     """What the rest of the program may know of a loaded model without touching mlx."""
 
     name: str
@@ -112,6 +113,55 @@ class HearingCard:
     languages: tuple[str, ...]  # that it hears
     translates: bool  # into English
     context: int  # most tokens of a window, with what came before it
+    dtype: str
+    weight_bytes: int
+    created: int  # unix time of loading
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechRequest:
+    """A text as it is pronounced, and how it is to be spoken."""
+
+    id: str
+    pieces: tuple[str, ...]  # phonemes; each is spoken at once
+    voice: str
+    speed: float = 1.0
+    tenant: str = ""  # whose it is
+    deadline: float | None = None  # on the clock of time.monotonic()
+    arrived: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechAudio:
+    """The sound of one piece: samples of 16 bits, the lower byte first."""
+
+    samples: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechEnded:
+    """The end of a text that was spoken to its end."""
+
+    phonemes: int
+    samples: int
+    queue_s: float
+    compute_s: float
+
+
+SpeechEvent: TypeAlias = SpeechAudio | SpeechEnded | IngotError
+"""The last one is no sound, and the others are."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextToSpeechCard:
+    """What the rest of the program may know of a loaded model without touching mlx."""
+
+    name: str
+    source: str
+    voices: tuple[str, ...]
+    rate: int  # samples a second
+    context: int  # most phonemes of a piece
     dtype: str
     weight_bytes: int
     created: int  # unix time of loading

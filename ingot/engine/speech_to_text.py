@@ -1,36 +1,154 @@
-"""A whole sound, written down window by window. Where one ends depends on the last time that was written in it.
+"""Speech-to-text as a workload of the engine's loop: audio is transcribed window by window; a turn is a window.
 
-Pure Python over the `Hears` protocol: no mlx, no clock, no threads.
+Where a window ends depends on the last timestamp that was written in it. Mel frames are read ahead in a thread,
+and forgotten once they are transcribed. Pure Python over the `SpeechToTextModel` protocol: no mlx, tested without
+it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from ingot.engine.hearing.frames import WINDOW, Frames
-from ingot.engine.hearing.words import with_words
-from ingot.engine.speech_request import HeardToken, Segment, TranscriptionRequest
-from ingot.engine.whisper_decoding import Hears, WindowWriter, Written
-from ingot.media.mel import FRAMES_A_SECOND, Floats, normalized
-from ingot.text.tokenizer.whisper import SECONDS_A_STEP, WhisperVocabulary
+from ingot.engine.loop import PostMessage
+from ingot.engine.speech_request import (
+    Segment,
+    SpeechToTextCard,
+    TranscribedToken,
+    TranscriptEvent,
+    TranscriptionEnded,
+    TranscriptionRequest,
+)
+from ingot.engine.streams import PieceStream
+from ingot.engine.time_slicing import TimeSlicedJob, TimeSlicedJobs
+from ingot.engine.whisper_decoding import DecodedWindow, SpeechToTextModel, WindowDecoder, add_word_times
+from ingot.errors import BadMedia, IngotError
+from ingot.media import worker
+from ingot.media.audio import FRAMES_A_SECOND, MEL_HOP, AudioFile, FloatArray, MelFrames, normalize_mels
+from ingot.text.tokenizer.whisper import SECONDS_PER_TIMESTAMP, WhisperVocabulary
+
+
+class TranscriptStream(PieceStream[Segment, TranscriptionEnded]):
+    piece = Segment
+
+
+log = logging.getLogger("ingot.engine")
+
+WINDOW_FRAMES = 30 * FRAMES_A_SECOND
+FRAMES_AHEAD = WINDOW_FRAMES
+"""Frames that are there beyond the window that is heard, so that the next need not be waited for."""
+
+
+class MelFrameReader:
+    """Belongs to the engine thread, but for what reads in a thread of `executor`; `post` brings back what it found."""
+
+    def __init__(
+        self, sound: AudioFile, bands: int, executor: Executor, post: PostMessage, tenant: str = "", request: str = ""
+    ) -> None:
+        self._pieces = read_mel_frames(sound, bands)
+        self._left = threading.Event()
+        self._client = worker.MediaClient(tenant, lambda: not self._left.is_set(), request)
+        self._lock = threading.Lock()  # whoever reads, or ends reading, has it
+        self._executor, self._post = executor, post
+        self._held = np.zeros((0, bands), np.float32)
+        self._begin = 0  # of what is held
+        self._reading = False
+        self.ended = False
+        self.failure: IngotError | None = None
+        self._ask()
+
+    @property
+    def known(self) -> int:
+        """Frames so far; all of them, where `ended`."""
+        return self._begin + len(self._held)
+
+    def ready(self, seek: int) -> bool:
+        """Whether a window that begins at `seek` can be heard now. Raises what is wrong with the sound."""
+        if self.failure is not None:
+            raise self.failure
+        self._held, self._begin = self._held[max(0, seek - self._begin) :], max(seek, self._begin)
+        if not self.ended and not self._reading and len(self._held) < WINDOW_FRAMES + FRAMES_AHEAD:
+            self._ask()
+        return self.ended or len(self._held) >= WINDOW_FRAMES
+
+    def window(self) -> FloatArray:
+        """The frames from the last `seek` on, fewer at the end."""
+        return self._held[:WINDOW_FRAMES]
+
+    def _ask(self) -> None:
+        self._reading = True
+        self._executor.submit(self._read).add_done_callback(self._answer)
+
+    def _read(self) -> FloatArray | None:
+        with self._lock, worker.working_for(self._client):
+            return next(self._pieces, None)
+
+    def close(self) -> None:
+        """Nobody hears the sound any more: who unpacks it stops."""
+        self._left.set()
+        with contextlib.suppress(RuntimeError):  # no threads are left, and no workers
+            self._executor.submit(self._stop)
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._pieces.close()
+
+    def _answer(self, read: Future[FloatArray | None]) -> None:
+        if not read.cancelled():
+            self._post(lambda: self._take(read))
+
+    def _take(self, read: Future[FloatArray | None]) -> None:
+        self._reading = False
+        error = read.exception()
+        if isinstance(error, IngotError):
+            self.failure = error
+            return
+        if error is not None:
+            log.error("a sound could not be read", exc_info=error)
+            self.failure = BadMedia("the sound cannot be unpacked.")
+            return
+        piece = read.result()
+        if piece is None:
+            self.ended = True
+        else:
+            self._held = np.concatenate([self._held, piece])
+
+
+def read_mel_frames(sound: AudioFile, bands: int) -> Generator[FloatArray, None, None]:
+    """All frames of a sound, about a window at a time."""
+    mel, gathered = MelFrames(bands), 0
+    held: list[FloatArray] = []
+    for samples in sound.samples():
+        held.append(samples)
+        gathered += len(samples)
+        if gathered >= WINDOW_FRAMES * MEL_HOP:
+            yield mel.push(np.concatenate(held))
+            held, gathered = [], 0
+    held.append(np.zeros(0, np.float32))
+    yield np.concatenate([mel.push(np.concatenate(held)), mel.end()])
+
 
 T = TypeVar("T")
-FRAMES_A_STEP = round(SECONDS_A_STEP * FRAMES_A_SECOND)
-TOO_WARM = 0.5
+FRAMES_A_STEP = round(SECONDS_PER_TIMESTAMP * FRAMES_A_SECOND)
+MOST_CARRIED_TEMPERATURE = 0.5
 """What was written at a higher temperature is not told to the windows after it."""
-QUIET = -6.5
+SILENCE_LEVEL = -6.5
 """A window in which no band is ever stronger than this power of ten is silence: some 70 dB below the loudest."""
 
-Progress: TypeAlias = "tuple[Segment, ...] | None"
+TranscriptionProgress: TypeAlias = "tuple[Segment, ...] | None"
 """After a part of the work: the segments that it ended. None: there is no sound yet to go on with."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
+class _TimedTokens:
     """Tokens of a window, from its first time to its last, in seconds from the window's beginning."""
 
     start: float
@@ -39,16 +157,16 @@ class _Span:
     logprobs: Sequence[float]
 
 
-class Transcript:
+class TranscriptionRun:
     """One sound's. `work` is run to its end, or closed; the other fields grow meanwhile."""
 
     def __init__(
         self,
         request: TranscriptionRequest,
-        frames: Frames,
-        model: Hears,
+        frames: MelFrameReader,
+        model: SpeechToTextModel,
         vocabulary: WhisperVocabulary,
-        writer: WindowWriter,
+        writer: WindowDecoder,
     ) -> None:
         self.request, self.frames = request, frames
         self._model, self._vocabulary, self._writer = model, vocabulary, writer
@@ -56,7 +174,7 @@ class Transcript:
         self.language = request.language if vocabulary.multilingual else "en"
         self.segments = self.tokens = self.seek = 0
 
-    def work(self) -> Generator[Progress, None, None]:
+    def work(self) -> Generator[TranscriptionProgress, None, None]:
         """Raises what is wrong with the sound."""
         while True:
             while not self.frames.ready(self.seek):
@@ -64,20 +182,22 @@ class Transcript:
             frames = self.frames.window()
             if not len(frames):
                 return
-            if frames.max() < QUIET:
+            if frames.max() < SILENCE_LEVEL:
                 self.seek += len(frames)
                 yield ()
                 continue
             yield from self._window(frames)
 
-    def _window(self, frames: Floats) -> Generator[Progress, None, None]:
-        heard = yield from _quietly(self._model.listen(_padded(normalized(frames))))
+    def _window(self, frames: FloatArray) -> Generator[TranscriptionProgress, None, None]:
+        heard = yield from _without_segments(self._model.listen(_pad_window(normalize_mels(frames))))
         writing = self._model.write(heard)
         if self.language is None:
             self.language = self._writer.language(writing)
             yield ()
         opening = self._vocabulary.opening(self.language, self.request.task)
-        written = yield from _quietly(self._writer.write(writing, self._before, opening, self.request.temperature))
+        written = yield from _without_segments(
+            self._writer.write(writing, self._before, opening, self.request.temperature)
+        )
         seek = self.seek
         if written.silent:
             self.seek += len(frames)
@@ -87,14 +207,18 @@ class Transcript:
         self.seek += used
         segments = tuple(self._segments(spans, written, seek))
         if self.request.words and segments:
-            timed = with_words(segments, writing, opening, self._vocabulary, self.language, len(frames))
-            segments = yield from _quietly(timed)
+            timed = add_word_times(segments, writing, opening, self._vocabulary, self.language, len(frames))
+            segments = yield from _without_segments(timed)
         self.segments += len(segments)
         self.tokens += len(written.tokens)
-        self._before = [] if written.temperature > TOO_WARM else self._before + [t for s in segments for t in s.tokens]
+        self._before = (
+            []
+            if written.temperature > MOST_CARRIED_TEMPERATURE
+            else self._before + [t for s in segments for t in s.tokens]
+        )
         yield segments
 
-    def _spans(self, written: Written, frames: int) -> tuple[list[_Span], int]:
+    def _spans(self, written: DecodedWindow, frames: int) -> tuple[list[_TimedTokens], int]:
         """The parts of a window that have times, and how many frames they cover: what is cut off at the window's end
         is heard again with the next."""
         first, tokens = self._vocabulary.first_time, written.tokens
@@ -103,19 +227,26 @@ class Transcript:
         cuts = [at for at in range(1, len(tokens)) if times[at - 1] and times[at]]
         if not cuts:
             said = [token for token in tokens if token >= first]
-            last = (said[-1] - first) * SECONDS_A_STEP if said and said[-1] != first else frames / FRAMES_A_SECOND
-            return [_Span(0.0, last, tokens, written.logprobs)], frames
+            last = (
+                (said[-1] - first) * SECONDS_PER_TIMESTAMP if said and said[-1] != first else frames / FRAMES_A_SECOND
+            )
+            return [_TimedTokens(0.0, last, tokens, written.logprobs)], frames
         if whole:
             cuts.append(len(tokens))
         spans = []
         for begin, end in zip([0, *cuts], cuts, strict=False):
             start, stop = (tokens[at] - first for at in (begin, end - 1))
             spans.append(
-                _Span(start * SECONDS_A_STEP, stop * SECONDS_A_STEP, tokens[begin:end], written.logprobs[begin:end])
+                _TimedTokens(
+                    start * SECONDS_PER_TIMESTAMP,
+                    stop * SECONDS_PER_TIMESTAMP,
+                    tokens[begin:end],
+                    written.logprobs[begin:end],
+                )
             )
         return spans, frames if whole else (tokens[cuts[-1] - 1] - first) * FRAMES_A_STEP
 
-    def _segments(self, spans: Sequence[_Span], written: Written, seek: int) -> Iterator[Segment]:
+    def _segments(self, spans: Sequence[_TimedTokens], written: DecodedWindow, seek: int) -> Iterator[Segment]:
         """Spans in which something is said."""
         offset, id = seek / FRAMES_A_SECOND, self.segments
         for span in spans:
@@ -134,12 +265,14 @@ class Transcript:
                 written.avg_logprob,
                 written.compression_ratio,
                 written.no_speech_prob,
-                tuple(HeardToken(self._vocabulary.bytes_of(t), log) for t, log in heard if t < self._vocabulary.end),
+                tuple(
+                    TranscribedToken(self._vocabulary.bytes_of(t), log) for t, log in heard if t < self._vocabulary.end
+                ),
             )
             id += 1
 
 
-def _quietly(work: Generator[None, None, T]) -> Generator[Progress, None, T]:
+def _without_segments(work: Generator[None, None, T]) -> Generator[TranscriptionProgress, None, T]:
     """The same work, whose parts end no segment."""
     while True:
         try:
@@ -150,5 +283,84 @@ def _quietly(work: Generator[None, None, T]) -> Generator[Progress, None, T]:
         yield ()
 
 
-def _padded(frames: Floats) -> Floats:
-    return np.pad(frames, ((0, WINDOW - len(frames)), (0, 0)))
+def _pad_window(frames: FloatArray) -> FloatArray:
+    return np.pad(frames, ((0, WINDOW_FRAMES - len(frames)), (0, 0)))
+
+
+@dataclass(frozen=True, slots=True)
+class ServedSpeechToText:
+    """A model that hears and is served: what it is, and what it writes."""
+
+    card: SpeechToTextCard
+    bands: int  # of pitches, in a frame of sound
+    vocabulary: WhisperVocabulary
+    model: SpeechToTextModel
+
+
+class TranscriptionWorkload(TimeSlicedJobs[TranscriptionRequest, TranscriptionRun, TranscriptEvent, TranscriptStream]):
+    """All transcripts under way."""
+
+    name, things = "transcription", "sounds"
+    stream = TranscriptStream
+
+    def __init__(
+        self,
+        hearing: ServedSpeechToText | None,
+        post: PostMessage,
+        max_queue: int,
+        target_ms: float,
+        clock: Callable[[], float] = time.monotonic,
+        readers: Executor | None = None,
+    ) -> None:
+        """`readers` wait for sounds to be unpacked, beside the engine's thread: one for each that may be under way, as
+        those that are heard must not wait for those that wait for a worker."""
+        super().__init__(post, max_queue, target_ms, clock)
+        self._speech_to_text = hearing
+        self._writer = None if hearing is None else WindowDecoder(hearing.model, hearing.vocabulary)
+        self._readers = readers or ThreadPoolExecutor(max_queue + 2, thread_name_prefix="ingot-hear")
+
+    def _begun(self, request: TranscriptionRequest, wake: Callable[[], None]) -> TranscriptionRun:
+        assert self._speech_to_text is not None and self._writer is not None, "nobody asks where no model hears"
+
+        def post(letter: Callable[[], None]) -> None:
+            def woken() -> None:
+                letter()
+                wake()
+
+            self._post(woken)
+
+        frames = MelFrameReader(
+            request.sound, self._speech_to_text.bands, self._readers, post, request.tenant, request.id
+        )
+        return TranscriptionRun(
+            request, frames, self._speech_to_text.model, self._speech_to_text.vocabulary, self._writer
+        )
+
+    def _ended(
+        self,
+        job: TimeSlicedJob[TranscriptionRequest, TranscriptionRun, TranscriptEvent],
+        queue_s: float,
+        compute_s: float,
+    ) -> TranscriptionEnded:
+        transcript = job.task_run
+        assert transcript is not None, "what ends has begun"
+        return TranscriptionEnded(
+            transcript.language or "en",
+            job.request.sound.seconds,
+            transcript.tokens,
+            queue_s=queue_s,
+            compute_s=compute_s,
+        )
+
+    def _end(self, request_id: str, last: TranscriptEvent | IngotError) -> None:
+        job = self._jobs.get(request_id)
+        super()._end(request_id, last)
+        if job is not None and job.task_run is not None:
+            job.task_run.frames.close()
+
+    def _give_back(self) -> None:
+        assert self._speech_to_text is not None, "it was used"
+        self._speech_to_text.model.rest()
+
+    def close(self) -> None:
+        self._readers.shutdown(wait=False, cancel_futures=True)

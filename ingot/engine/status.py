@@ -1,8 +1,47 @@
-"""What is kept of prompts, as it is told to tenants and to the administrator. Plain values that any thread may hold."""
+"""What the engine says about itself: its health, the state of each model of the fleet, and what the prefix cache
+holds.
+
+Plain, frozen values that any thread may hold. Light to import: a server answers health checks before it has a
+model. What a tenant is told about the prefix cache is its own; `CacheTotals` are for the administrator.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+from ingot.distributed.heartbeat import RankStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    alive: bool
+    ready: bool
+    detail: str
+    stepped_ago_s: float
+    running: int
+    queued: int
+    refused: int = 0  # requests that found the queue full, since the start
+    ranks: tuple[RankStatus, ...] = ()  # the processes that run the model, where there are several
+
+
+ModelState = Literal["unloaded", "loading", "loaded", "unloading", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    name: str
+    state: ModelState
+    kind: str = "chat"
+    aliases: tuple[str, ...] = ()
+    pinned: bool = False
+    since_s: float = 0.0  # how long it has stood so
+    claimed: int = 0  # bytes of memory that it has, or is to have
+    progress: float | None = None  # of a load: the share that is done
+    failure: str | None = None  # why it could not be loaded
+    requests: int = 0  # that use it
+    waiting: int = 0  # requests that wait for it
+    expires_s: float | None = None  # when it is unloaded, unless somebody asks for it; None: it stays
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +111,18 @@ class CacheStatus:
     disk: DiskStatus | None = None
     codec: str = "raw"  # what is kept is put into when memory is short, and on disk
     live_codec: str = "raw"  # what running sequences have behind their newest tokens
+
+
+@dataclass(frozen=True, slots=True)
+class CacheBranch:
+    """Tokens [begin, end) of prompts that are kept, which go on from those of the branch at place `parent`."""
+
+    parent: int | None
+    salt: str
+    begin: int
+    end: int
+    uses: int  # prompts that they were a part of
+    bytes: int  # in memory
+    pinned: bool
+    on_disk: bool
+    more: int  # branches that go on from this one and are not told of

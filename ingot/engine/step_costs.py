@@ -12,20 +12,20 @@ LEAST_SLOPE = 0.25
 """However the measurements lie, this part of the mean cost grows with size, so that no size seems free."""
 LARGEST_EFFICIENT = 128
 """No fixed cost makes chunks of more tokens than this necessary."""
-REMEMBERED = 32
+REMEMBERED_COSTS = 32
 """Measurements that a line is fitted to: the last ones."""
-SURE = 3
+SURE_COSTS = 3
 """Small ones and large ones that it takes to know the fixed part: the median of three bears one that is wrong."""
-APART = 2.0
+TELLING_RATIO = 2.0
 """How many times as large sizes must be to say something of the slope. Of sizes that lie closer together the noise
 says more than they do."""
-VARIED = 4
+VARIED_BY = 4
 """How many times as small a step is made to learn the fixed part."""
 FAR_BELOW = 1 / 3
 """A measurement that is less than this part of what was expected shows that something else was in those before, such as
 kernels that were compiled when they were first met: they are forgotten."""
 
-LATELY = 4
+RECENT_COSTS = 4
 """Times that the least is taken of."""
 
 
@@ -33,7 +33,7 @@ class CostLine:
     """cost = fixed + slope * size, through the medians of recent measurements: of small sizes and of large ones."""
 
     def __init__(self) -> None:
-        self._recent: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)
+        self._recent: deque[tuple[float, float]] = deque(maxlen=REMEMBERED_COSTS)
         self._fit: _Fit | None = None  # to these, once it was asked for
 
     def observe(self, size: float, cost: float) -> None:
@@ -72,12 +72,12 @@ class CostLine:
 
     def lacks_smaller(self, size: float) -> bool:
         """Whether work of a much smaller size than this should be measured next. Never twice in a row."""
-        smaller = [APART * measured <= size for measured, _ in self._recent]
-        return self.known and sum(smaller) <= SURE and not smaller[-1]
+        smaller = [TELLING_RATIO * measured <= size for measured, _ in self._recent]
+        return self.known and sum(smaller) <= SURE_COSTS and not smaller[-1]
 
     def _fitted(self) -> _Fit:
         if self._fit is None:
-            self._fit = _fitted(self._recent)
+            self._fit = _fit_line(self._recent)
         return self._fit
 
 
@@ -88,31 +88,31 @@ class _Fit:
     sure: bool
 
 
-def _fitted(measured: Iterable[tuple[float, float]]) -> _Fit:
+def _fit_line(measured: Iterable[tuple[float, float]]) -> _Fit:
     """A line through the middle of the small ones and that of the large ones."""
     by_size = sorted(measured)
-    if by_size[-1][0] < APART * by_size[0][0]:
-        return _proportional(by_size)
-    small, large = _parted(by_size)
-    (below, cheaper), (size, cost) = _middle(small), _middle(large)
-    if size < APART * below:
-        return _proportional(by_size)
+    if by_size[-1][0] < TELLING_RATIO * by_size[0][0]:
+        return _fit_proportional(by_size)
+    small, large = _split_by_size(by_size)
+    (below, cheaper), (size, cost) = _median_point(small), _median_point(large)
+    if size < TELLING_RATIO * below:
+        return _fit_proportional(by_size)
     proportional = cost / size
     # Noise may say that more costs less.
     slope = min(max((cost - cheaper) / (size - below), LEAST_SLOPE * proportional), proportional)
-    smaller = sum(APART * each <= size for each, _ in small)
-    return _Fit(max(0.0, cost - slope * size), slope, sure=min(smaller, len(large)) >= SURE)
+    smaller = sum(TELLING_RATIO * each <= size for each, _ in small)
+    return _Fit(max(0.0, cost - slope * size), slope, sure=min(smaller, len(large)) >= SURE_COSTS)
 
 
-def _proportional(measured: Iterable[tuple[float, float]]) -> _Fit:
-    size, cost = _middle(measured)
+def _fit_proportional(measured: Iterable[tuple[float, float]]) -> _Fit:
+    size, cost = _median_point(measured)
     return _Fit(0.0, cost / max(size, 1e-9), sure=False)
 
 
-def _parted(by_size: list[tuple[float, float]]) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+def _split_by_size(by_size: list[tuple[float, float]]) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
     """Small ones and large ones: parted where sizes lie far apart and there are many on both sides."""
     count = len(by_size)
-    least = min(SURE, count // 2)
+    least = min(SURE_COSTS, count // 2)
 
     def gap(split: int) -> float:
         apart = math.log(max(by_size[split][0], 1e-9) / max(by_size[split - 1][0], 1e-9))
@@ -122,7 +122,7 @@ def _parted(by_size: list[tuple[float, float]]) -> tuple[list[tuple[float, float
     return by_size[:split], by_size[split:]
 
 
-def _middle(measured: Iterable[tuple[float, float]]) -> tuple[float, float]:
+def _median_point(measured: Iterable[tuple[float, float]]) -> tuple[float, float]:
     sizes, costs = zip(*measured, strict=True)
     return median(sizes), median(costs)
 
@@ -137,7 +137,7 @@ class LeastCost:
     def observe(self, size: int, cost: float) -> None:
         known = self._lately.get(size.bit_length())
         if known is None:
-            self._lately[size.bit_length()] = deque(maxlen=LATELY)
+            self._lately[size.bit_length()] = deque(maxlen=RECENT_COSTS)
         else:
             known.append(cost / max(size, 1))
 
@@ -185,8 +185,8 @@ class StepCosts:
     def varied(self, tokens: int, rows: int) -> int:
         """So many prompt tokens, or far fewer where none of the last steps were so small: of steps that are all of one
         size nobody can tell which part of their cost is fixed."""
-        fewer, beside = max(1, tokens // VARIED), rows if self._mixes else 0
-        tells = APART * (fewer + beside) <= tokens + beside
+        fewer, beside = max(1, tokens // VARIED_BY), rows if self._mixes else 0
+        tells = TELLING_RATIO * (fewer + beside) <= tokens + beside
         return fewer if tells and self._prefill.lacks_smaller(tokens + beside) else tokens
 
     def further_tokens(self) -> int:

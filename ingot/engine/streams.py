@@ -1,4 +1,9 @@
-"""The reader's end of a request: batches of events, the last of which ends in the one terminal event."""
+"""The reader's end of a request: streams of events, the last of which is terminal.
+
+`EventStream` is for coroutines that read an answer, `BlockingStream` for threads without an event loop,
+`PieceStream` for work that comes piece by piece (transcripts, speech). The engine thread posts; whoever reads
+closes the stream in the end, which cancels a request that has not ended.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +11,30 @@ import asyncio
 import queue
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Final, Protocol
+from typing import ClassVar, Final, Generic, Protocol, TypeVar, cast
 
 from ingot.engine.request import CallArguments, Ended, Event, Failed, TextDelta, ThinkingDelta
 from ingot.errors import Cancelled, ClientLeft, IngotError
 
-Batch = list[Event]
+EventBatch = list[Event]
 
-WAITING: Final = 16 << 20  # bytes, roughly, that may wait for one reader; no answer's text is so long
-INFO_BYTES: Final = 160  # what a token with its logprob takes
+MOST_WAITING_BYTES: Final = 16 << 20  # bytes, roughly, that may wait for one reader; no answer's text is so long
+TOKEN_INFO_BYTES: Final = 160  # what a token with its logprob takes
 EVENT_BYTES: Final = 64
-JOINED: Final = 1024  # events that wait before they are joined
+MERGED_AFTER: Final = 1024  # events that wait before they are joined
 
 
-def is_last(batch: Batch) -> bool:
+def ends_stream(batch: EventBatch) -> bool:
     return isinstance(batch[-1], Ended | Failed)
 
 
 class EventSink(Protocol):
     """Where the engine puts a request's events. Called from the engine thread only."""
 
-    def post(self, batch: Batch) -> None: ...
+    def post(self, batch: EventBatch) -> None: ...
 
 
-class Stream:
+class EventStream:
     """For a coroutine. `close` cancels the request if it has not ended; always call it in the end. `cancel` is told
     why.
 
@@ -39,9 +44,9 @@ class Stream:
 
     def __init__(self, cancel: Callable[[IngotError], object]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._waiting: Batch = []
+        self._waiting: EventBatch = []
         self._size = 0
-        self._join_at = JOINED
+        self._join_at = MERGED_AFTER
         self._arrived = asyncio.Event()
         self._cancel = cancel
         self._complete = False  # the last event has arrived
@@ -52,19 +57,19 @@ class Stream:
         """How many events wait."""
         return len(self._waiting)
 
-    def post(self, batch: Batch) -> None:
+    def post(self, batch: EventBatch) -> None:
         try:
             self._loop.call_soon_threadsafe(self._take, batch)
         except RuntimeError:  # the loop is closed: nobody reads any more
-            self._cancel(_left())
+            self._cancel(_client_left())
 
-    async def __aiter__(self) -> AsyncIterator[Batch]:
+    async def __aiter__(self) -> AsyncIterator[EventBatch]:
         while not self._ended:
             await self._arrived.wait()
             self._arrived.clear()
             batch, self._waiting = self._waiting, []
-            self._size, self._join_at = 0, JOINED
-            self._ended = is_last(batch)
+            self._size, self._join_at = 0, MERGED_AFTER
+            self._ended = ends_stream(batch)
             yield batch
 
     def close(self, heard: Callable[[Ended | Failed], None] | None = None, cause: IngotError | None = None) -> None:
@@ -73,28 +78,28 @@ class Stream:
         if self._ended:
             return
         self._ended, self._heard = True, heard
-        self._cancel(cause or _left())
+        self._cancel(cause or _client_left())
         if self._complete:
             self._hear(self._waiting[-1])
 
-    def _take(self, batch: Batch) -> None:
+    def _take(self, batch: EventBatch) -> None:
         if self._complete:
             return
         if self._ended:
-            self._complete = is_last(batch)
+            self._complete = ends_stream(batch)
             self._hear(batch[-1])
             return
         self._waiting += batch
-        self._size += sum(map(size_of, batch))
-        self._complete = is_last(batch)
-        if self._size > WAITING and not self._complete:
+        self._size += sum(map(event_bytes, batch))
+        self._complete = ends_stream(batch)
+        if self._size > MOST_WAITING_BYTES and not self._complete:
             self._complete = True
-            behind = Cancelled(f"The request was cancelled: its reader is {WAITING >> 20} MiB behind.")
+            behind = Cancelled(f"The request was cancelled: its reader is {MOST_WAITING_BYTES >> 20} MiB behind.")
             self._waiting.append(Failed(behind))
             self._cancel(behind)
         if len(self._waiting) > self._join_at:
             self._waiting = merge_deltas(self._waiting)
-            self._join_at = max(JOINED, 2 * len(self._waiting))
+            self._join_at = max(MERGED_AFTER, 2 * len(self._waiting))
         self._arrived.set()
 
     def _hear(self, event: Event) -> None:
@@ -102,34 +107,34 @@ class Stream:
             self._heard(event)
 
 
-def _left() -> ClientLeft:
+def _client_left() -> ClientLeft:
     return ClientLeft("The client left")
 
 
-def size_of(event: Event) -> int:
+def event_bytes(event: Event) -> int:
     match event:
         case TextDelta(text=text, tokens=tokens):
-            return len(text) + INFO_BYTES * sum(1 + len(token.top) for token in tokens)
+            return len(text) + TOKEN_INFO_BYTES * sum(1 + len(token.top) for token in tokens)
         case ThinkingDelta(text=text) | CallArguments(fragment=text):
             return len(text)
     return EVENT_BYTES
 
 
-def merge_deltas(events: Sequence[Event]) -> Batch:
+def merge_deltas(events: Sequence[Event]) -> EventBatch:
     """The same events with each sequence's together, and neighbouring pieces of a text as one. The last stays last."""
-    own: dict[int | None, Batch] = {}
+    own: dict[int | None, EventBatch] = {}
     for event in events:
         own.setdefault(getattr(event, "index", None), []).append(event)
     last = own.pop(None, [])
-    runs = (list(run) for sequence in own.values() for _, run in groupby(sequence, key=kind_of))
-    return [event for run in runs for event in as_one(run)] + last
+    runs = (list(run) for sequence in own.values() for _, run in groupby(sequence, key=event_kind))
+    return [event for run in runs for event in merge_run(run)] + last
 
 
-def kind_of(event: Event) -> tuple[type[Event], int | None]:
+def event_kind(event: Event) -> tuple[type[Event], int | None]:
     return type(event), getattr(event, "call", None)
 
 
-def as_one(run: Batch) -> Iterable[Event]:
+def merge_run(run: EventBatch) -> Iterable[Event]:
     """A run of events of one kind and one sequence."""
     match run[0]:
         case TextDelta(index):
@@ -148,14 +153,54 @@ class BlockingStream:
     """For a thread without an event loop: benchmarks and tests."""
 
     def __init__(self) -> None:
-        self._batches: queue.SimpleQueue[Batch] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[EventBatch] = queue.SimpleQueue()
 
-    def post(self, batch: Batch) -> None:
+    def post(self, batch: EventBatch) -> None:
         self._batches.put(batch)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[EventBatch]:
         while True:
             batch = self._batches.get()
             yield batch
-            if is_last(batch):
+            if ends_stream(batch):
                 return
+
+
+Piece = TypeVar("Piece")
+Last = TypeVar("Last")
+
+
+class PieceStream(Generic[Piece, Last]):
+    """For a coroutine. `close` cancels the request if it has not ended; always call it in the end."""
+
+    piece: ClassVar[type]  # what all events but the last are
+
+    def __init__(self, cancel: Callable[[], object]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[Piece | Last | IngotError] = asyncio.Queue()
+        self._cancel, self._ended = cancel, False
+
+    def post(self, events: Sequence[Piece | Last | IngotError]) -> None:
+        """From the engine thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._take, events)
+        except RuntimeError:  # the loop is closed: nobody reads any more
+            self._cancel()
+
+    async def __aiter__(self) -> AsyncIterator[Piece | Last]:
+        """Raises the error that the work ends in."""
+        while not self._ended:
+            event = await self._events.get()
+            self._ended = not isinstance(event, self.piece)
+            if isinstance(event, IngotError):
+                raise event
+            yield cast("Piece | Last", event)
+
+    def close(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._cancel()
+
+    def _take(self, events: Sequence[Piece | Last | IngotError]) -> None:
+        for event in events:
+            self._events.put_nowait(event)

@@ -1,6 +1,6 @@
-"""Speech as a workload of the engine's loop: a turn is a piece of text.
+"""Text-to-speech as a workload of the engine's loop: a turn is a piece of text.
 
-Pure Python over the `Speaks` protocol: no mlx, tested without it.
+Pure Python over the `TextToSpeechModel` protocol: no mlx, tested without it.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ingot.engine.loop import Post
-from ingot.engine.piece_stream import PieceStream
-from ingot.engine.speaking.request import SpeakingCard, SpeechEnded, SpeechEvent, SpeechRequest, Spoken
-from ingot.engine.time_slicing import Turn, Turns
-from ingot.media.mel import Floats
-from ingot.text.speech.phonemizer import Pronouncer
+from ingot.engine.loop import PostMessage
+from ingot.engine.speech_request import SpeechAudio, SpeechEnded, SpeechEvent, SpeechRequest, TextToSpeechCard
+from ingot.engine.streams import PieceStream
+from ingot.engine.time_slicing import TimeSlicedJob, TimeSlicedJobs
+from ingot.media.audio import FloatArray
+from ingot.text.speech.phonemizer import Phonemizer
 
-LOUDEST = 32767
+LARGEST_SAMPLE = 32767
 
 
-class Speaks(Protocol):
+class TextToSpeechModel(Protocol):
     """A model that speaks."""
 
-    def speak(self, phonemes: str, voice: str, speed: float) -> Generator[None, None, Floats]:
+    def speak(self, phonemes: str, voice: str, speed: float) -> Generator[None, None, FloatArray]:
         """Samples from -1 to 1. Yields between parts of bounded time."""
 
     def rest(self) -> None:
@@ -31,22 +31,22 @@ class Speaks(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class OfferedSpeech:
+class ServedTextToSpeech:
     """A model that speaks and is served: what it is, and who says how texts are pronounced."""
 
-    card: SpeakingCard
-    pronouncer: Pronouncer
-    model: Speaks
+    card: TextToSpeechCard
+    pronouncer: Phonemizer
+    model: TextToSpeechModel
 
 
-class SpeechStream(PieceStream[Spoken, SpeechEnded]):
-    piece = Spoken
+class SpeechStream(PieceStream[SpeechAudio, SpeechEnded]):
+    piece = SpeechAudio
 
 
-class Speech:
+class SpeechSynthesis:
     """One text on its way."""
 
-    def __init__(self, request: SpeechRequest, model: Speaks) -> None:
+    def __init__(self, request: SpeechRequest, model: TextToSpeechModel) -> None:
         self._request, self._model = request, model
         self.tokens = self.samples = 0
 
@@ -57,15 +57,15 @@ class Speech:
                 try:
                     next(parts)
                 except StopIteration as end:
-                    samples: Floats = end.value
+                    samples: FloatArray = end.value
                     break
                 yield ()
             self.tokens += len(piece)
             self.samples += len(samples)
-            yield [Spoken((samples * LOUDEST).astype("<i2").tobytes())]
+            yield [SpeechAudio((samples * LARGEST_SAMPLE).astype("<i2").tobytes())]
 
 
-class SpeechJobs(Turns[SpeechRequest, Speech, SpeechEvent, SpeechStream]):
+class SpeechWorkload(TimeSlicedJobs[SpeechRequest, SpeechSynthesis, SpeechEvent, SpeechStream]):
     """All texts that are spoken."""
 
     name, things = "speech", "texts"
@@ -73,23 +73,25 @@ class SpeechJobs(Turns[SpeechRequest, Speech, SpeechEvent, SpeechStream]):
 
     def __init__(
         self,
-        speaking: OfferedSpeech | None,
-        post: Post,
+        speaking: ServedTextToSpeech | None,
+        post: PostMessage,
         max_queue: int,
         target_ms: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(post, max_queue, target_ms, clock)
-        self._speaking = speaking
+        self._text_to_speech = speaking
 
-    def _begun(self, request: SpeechRequest, wake: Callable[[], None]) -> Speech:
-        assert self._speaking is not None, "nobody asks where no model speaks"
-        return Speech(request, self._speaking.model)
+    def _begun(self, request: SpeechRequest, wake: Callable[[], None]) -> SpeechSynthesis:
+        assert self._text_to_speech is not None, "nobody asks where no model speaks"
+        return SpeechSynthesis(request, self._text_to_speech.model)
 
-    def _ended(self, job: Turn[SpeechRequest, Speech, SpeechEvent], queue_s: float, compute_s: float) -> SpeechEnded:
-        assert job.doing is not None, "what ends has begun"
-        return SpeechEnded(job.doing.tokens, job.doing.samples, queue_s=queue_s, compute_s=compute_s)
+    def _ended(
+        self, job: TimeSlicedJob[SpeechRequest, SpeechSynthesis, SpeechEvent], queue_s: float, compute_s: float
+    ) -> SpeechEnded:
+        assert job.task_run is not None, "what ends has begun"
+        return SpeechEnded(job.task_run.tokens, job.task_run.samples, queue_s=queue_s, compute_s=compute_s)
 
     def _give_back(self) -> None:
-        assert self._speaking is not None, "it was used"
-        self._speaking.model.rest()
+        assert self._text_to_speech is not None, "it was used"
+        self._text_to_speech.model.rest()

@@ -1,12 +1,13 @@
-"""Long work beside steps, done in parts: who has a turn next, and how each ends.
+"""Workloads between the steps of a generating model: how long they work at a time, who has a turn next, how each
+ends.
 
-Pure Python: no mlx, tested without it. The contract:
-
+They answer each of their requests once, and take what steps leave of the latency target. Pure Python: no mlx,
+tested without it. The contract of `TimeSlicedJobs`:
 - Any thread may call `open`, `accept`, `cancel` and `status`; the rest is the engine thread's.
-- `advance` works for a bounded time, in parts that the model bounds. Tenants take turns, and of a tenant's requests
-  each, so that one turn's states are held at a time. The queue is shared as `ingot.shares` says.
-- Whoever is next in line is begun while another's turn goes on, so that what it waits for (a sound that has to be
-  read) is there when its turn comes.
+- `advance` works for a bounded time, in parts that the model bounds. Tenants take turns, and of a tenant's
+  requests each, so that one turn's states are held at a time. The queue is shared as `ingot.shares` says.
+- Whoever is next in line is begun while another's turn goes on, so that what it waits for (audio that has to be
+  decoded) is there when its turn comes.
 - A request ends exactly once, in an event that is no piece.
 """
 
@@ -17,24 +18,78 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from ingot.engine.beside import BesideSteps
-from ingot.engine.loop import FAILED, Post
-from ingot.engine.piece_stream import PieceStream
+from ingot.engine.loop import REQUEST_FAILED, PostMessage
 from ingot.engine.request import RequestStatus
-from ingot.errors import BadRequest, Cancelled, ClientLeft, IngotError, Overloaded
-from ingot.kernels.device import is_lost
+from ingot.engine.streams import PieceStream
+from ingot.errors import BadRequest, Cancelled, ClientLeft, DeadlineExceeded, IngotError, Overloaded
+from ingot.kernels.device import is_device_lost
 from ingot.shares import Shares
+
+IDLE_SLICE_MS = 1000.0
+"""Longest work while nobody streams: how long a cancel or a newcomer may have to wait."""
+LEAST_STEP_SHARE = 0.5
+"""It gets at least this part of the time that a step took."""
+
+
+class _HasDeadline(Protocol):
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def deadline(self) -> float | None: ...
+
+
+class _HasRequest(Protocol):
+    @property
+    def request(self) -> _HasDeadline: ...
+
+
+class TimeSlicedWorkload:
+    _jobs: Mapping[str, _HasRequest]
+    _target_ms: float
+
+    def work(self, milliseconds: float) -> None:
+        """For about that long."""
+        raise NotImplementedError
+
+    def _end(self, request_id: str, result: Any) -> None:
+        """Answer a request, with what came of it or with the error that ended it; nothing where it has ended."""
+        raise NotImplementedError
+
+    def advance(self, spent_s: float, shared: Callable[[], bool]) -> None:
+        """Work between two steps of the generating model, of which the one before took `spent_s`.
+
+        Where nobody streams, for as long as a newcomer may have to wait. Else for what the step left of the target,
+        but at least a part of what it took, so that this goes on beside the longest steps too.
+        """
+        spent_ms = 1000 * spent_s
+        self.work(max(self._target_ms - spent_ms, LEAST_STEP_SHARE * spent_ms) if shared() else IDLE_SLICE_MS)
+
+    def expire(self, now: float) -> None:
+        late = [job.request.id for job in list(self._jobs.values()) if (job.request.deadline or now) < now]
+        for request_id in late:
+            self._end(request_id, DeadlineExceeded("The request took longer than its deadline allows"))
+
+    def abandon(self, error: IngotError) -> None:
+        for request_id in list(self._jobs):
+            self._end(request_id, error)
+
+    def farewell(self, error: IngotError) -> None:
+        for request_id in list(self._jobs):
+            with contextlib.suppress(Exception):
+                self._end(request_id, error)
+
 
 log = logging.getLogger("ingot.engine")
 
-RETRY_S = 10.0
+RETRY_AFTER_S = 10.0
 
 
-class Asked(Protocol):
+class TimeSlicedRequest(Protocol):
     @property
     def id(self) -> str: ...
 
@@ -48,40 +103,40 @@ class Asked(Protocol):
     def deadline(self) -> float | None: ...
 
 
-Piece = TypeVar("Piece", covariant=True)
+PieceT = TypeVar("PieceT", covariant=True)
 
 
-class Doing(Protocol[Piece]):
+class TimeSlicedTask(Protocol[PieceT]):
     """What is done for one request."""
 
     @property
     def tokens(self) -> int:
         """That came of it so far."""
 
-    def work(self) -> Generator[Sequence[Piece] | None, None, None]:
+    def work(self) -> Generator[Sequence[PieceT] | None, None, None]:
         """After each part: nothing while a turn goes on, what came of it at its end, None where more has to come first
         and whoever brings it calls `wake`."""
 
 
-AskedT = TypeVar("AskedT", bound=Asked)
-DoingT = TypeVar("DoingT", bound=Doing[object])
+RequestT = TypeVar("RequestT", bound=TimeSlicedRequest)
+TaskT = TypeVar("TaskT", bound=TimeSlicedTask[object])
 EventT = TypeVar("EventT")
 StreamT = TypeVar("StreamT", bound=PieceStream[Any, Any])
 
 
 @dataclass(eq=False, slots=True)
-class Turn(Generic[AskedT, DoingT, EventT]):
+class TimeSlicedJob(Generic[RequestT, TaskT, EventT]):
     """A request under way."""
 
-    request: AskedT
+    request: RequestT
     reply: Callable[[list[EventT]], None]
-    doing: DoingT | None = None
+    task_run: TaskT | None = None
     work: Generator[Sequence[EventT] | None, None, None] | None = None
     began: float | None = None  # when its first turn came
     waits: bool = False  # for more that it needs
 
 
-class Turns(BesideSteps, Generic[AskedT, DoingT, EventT, StreamT]):
+class TimeSlicedJobs(TimeSlicedWorkload, Generic[RequestT, TaskT, EventT, StreamT]):
     """All requests of one kind that are under way."""
 
     name: ClassVar[str]
@@ -89,27 +144,27 @@ class Turns(BesideSteps, Generic[AskedT, DoingT, EventT, StreamT]):
     stream: type[StreamT]
 
     def __init__(
-        self, post: Post, max_queue: int, target_ms: float, clock: Callable[[], float] = time.monotonic
+        self, post: PostMessage, max_queue: int, target_ms: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`post` puts something into the engine thread's mailbox; `target_ms` is the time wanted between two tokens."""
         self._post, self._clock = post, clock
         self._target_ms = target_ms
         # One may always be under way, besides those that wait.
         self._queued = Shares("speech", max_queue + 1)
-        self._had: dict[str, int] = {}  # by tenant, which turn was its last,
+        self._last_turns: dict[str, int] = {}  # by tenant, which turn was its last,
         self._turns = itertools.count(1)  # of all
-        self._jobs: dict[str, Turn[AskedT, DoingT, EventT]] = {}
+        self._jobs: dict[str, TimeSlicedJob[RequestT, TaskT, EventT]] = {}
         self._lock = threading.Lock()
-        self._at: Turn[AskedT, DoingT, EventT] | None = None  # whose turn is begun
+        self._at: TimeSlicedJob[RequestT, TaskT, EventT] | None = None  # whose turn is begun
         self._used = False
 
     # For whoever knows what is done
 
-    def _begun(self, request: AskedT, wake: Callable[[], None]) -> DoingT:
+    def _begun(self, request: RequestT, wake: Callable[[], None]) -> TaskT:
         """Begin with a request."""
         raise NotImplementedError
 
-    def _ended(self, job: Turn[AskedT, DoingT, EventT], queue_s: float, compute_s: float) -> EventT:
+    def _ended(self, job: TimeSlicedJob[RequestT, TaskT, EventT], queue_s: float, compute_s: float) -> EventT:
         """What a request that came to its end is told."""
         raise NotImplementedError
 
@@ -119,13 +174,13 @@ class Turns(BesideSteps, Generic[AskedT, DoingT, EventT, StreamT]):
 
     # For any thread
 
-    def open(self, request: AskedT) -> StreamT:
+    def open(self, request: RequestT) -> StreamT:
         """Accept a request from a coroutine. Raises at once what can be known at once."""
         stream = self.stream(lambda: self.cancel(request.id, ClientLeft("The client left")))
         self.accept(request, stream.post)
         return stream
 
-    def accept(self, request: AskedT, reply: Callable[[list[EventT]], None]) -> None:
+    def accept(self, request: RequestT, reply: Callable[[list[EventT]], None]) -> None:
         """`reply` is called from the engine thread. Raises at once what can be known at once."""
         with self._lock:
             if request.id in self._jobs:
@@ -133,10 +188,11 @@ class Turns(BesideSteps, Generic[AskedT, DoingT, EventT, StreamT]):
             if not self._queued.fits(request.tenant, 1):
                 most = self._queued.capacity - 1
                 raise Overloaded(
-                    f"The queue is full: {len(self._jobs)} {self.things} wait, at most {most} may", retry_after=RETRY_S
+                    f"The queue is full: {len(self._jobs)} {self.things} wait, at most {most} may",
+                    retry_after=RETRY_AFTER_S,
                 )
             self._queued.add(request.tenant, 1)
-            self._jobs[request.id] = Turn(request, reply)
+            self._jobs[request.id] = TimeSlicedJob(request, reply)
         self._post(lambda: None)  # wakes an idle engine
 
     def cancel(self, request_id: str, cause: IngotError | None = None) -> bool:
@@ -153,7 +209,7 @@ class Turns(BesideSteps, Generic[AskedT, DoingT, EventT, StreamT]):
                 phase="queued" if job.began is None else "decode",
                 prompt_tokens=0,
                 prefilled_tokens=0,
-                completion_tokens=0 if job.doing is None else job.doing.tokens,
+                completion_tokens=0 if job.task_run is None else job.task_run.tokens,
                 max_tokens=0,
                 age_s=now - job.request.arrived,
                 tokens_per_second=0.0,
@@ -174,20 +230,20 @@ class Turns(BesideSteps, Generic[AskedT, DoingT, EventT, StreamT]):
         until = self._clock() + milliseconds / 1000
         while (job := self._next()) is not None:
             self._part(job)
-            self._look_ahead()
+            self._begin_next()
             if job.waits or self._clock() >= until:
                 return
 
-    def _next(self) -> Turn[AskedT, DoingT, EventT] | None:
+    def _next(self) -> TimeSlicedJob[RequestT, TaskT, EventT] | None:
         """Whoever's turn is begun, else the next in line."""
         return self._at if self._at is not None else self._in_line()
 
-    def _in_line(self) -> Turn[AskedT, DoingT, EventT] | None:
+    def _in_line(self) -> TimeSlicedJob[RequestT, TaskT, EventT] | None:
         """Of the tenant that had a turn longest ago, the request that had."""
         ready = [job for job in list(self._jobs.values()) if job is not self._at and not job.waits]
-        return min(ready, key=lambda job: self._had.get(job.request.tenant, 0), default=None)
+        return min(ready, key=lambda job: self._last_turns.get(job.request.tenant, 0), default=None)
 
-    def _part(self, job: Turn[AskedT, DoingT, EventT]) -> None:
+    def _part(self, job: TimeSlicedJob[RequestT, TaskT, EventT]) -> None:
         with self._failing_alone(job):
             if job.work is None:
                 self._begin(job)
@@ -204,43 +260,43 @@ class Turns(BesideSteps, Generic[AskedT, DoingT, EventT, StreamT]):
             if said:
                 self._tell(job, list(said))
             if said is not None and self._at is None:
-                self._to_the_end(job)
+                self._move_to_back(job)
 
-    def _look_ahead(self) -> None:
+    def _begin_next(self) -> None:
         """Begin with whoever has the next turn."""
         job = self._in_line()
         if job is not None and job.work is None:
             with self._failing_alone(job):
                 self._begin(job)
 
-    def _begin(self, job: Turn[AskedT, DoingT, EventT]) -> None:
+    def _begin(self, job: TimeSlicedJob[RequestT, TaskT, EventT]) -> None:
         def wake() -> None:
             job.waits = False
 
-        job.doing = self._begun(job.request, wake)
-        job.work, self._used = job.doing.work(), True  # type: ignore[assignment]
+        job.task_run = self._begun(job.request, wake)
+        job.work, self._used = job.task_run.work(), True  # type: ignore[assignment]
 
     @contextlib.contextmanager
-    def _failing_alone(self, job: Turn[AskedT, DoingT, EventT]) -> Iterator[None]:
+    def _failing_alone(self, job: TimeSlicedJob[RequestT, TaskT, EventT]) -> Iterator[None]:
         """A model or a device may fail in ways nobody foresaw; the request at hand fails, the server goes on."""
         try:
             yield
         except IngotError as error:
             self._end(job.request.id, error)
         except Exception as error:
-            if is_lost(error):
+            if is_device_lost(error):
                 raise
             log.exception("a request of %s failed and is given up", self.name)
-            self._end(job.request.id, IngotError(FAILED))
+            self._end(job.request.id, IngotError(REQUEST_FAILED))
 
-    def _to_the_end(self, job: Turn[AskedT, DoingT, EventT]) -> None:
+    def _move_to_back(self, job: TimeSlicedJob[RequestT, TaskT, EventT]) -> None:
         """It has had its turn."""
-        self._had[job.request.tenant] = next(self._turns)
+        self._last_turns[job.request.tenant] = next(self._turns)
         with self._lock:
             if self._jobs.pop(job.request.id, None) is not None:
                 self._jobs[job.request.id] = job
 
-    def _close(self, job: Turn[AskedT, DoingT, EventT]) -> None:
+    def _close(self, job: TimeSlicedJob[RequestT, TaskT, EventT]) -> None:
         assert job.began is not None, "what ends has begun"
         queue_s, compute_s = max(0.0, job.began - job.request.arrived), self._clock() - job.began
         self._end(job.request.id, self._ended(job, queue_s, compute_s))
@@ -252,9 +308,9 @@ class Turns(BesideSteps, Generic[AskedT, DoingT, EventT, StreamT]):
                 self._queued.add(job.request.tenant, -1)
         if job is None:
             return
-        self._had[job.request.tenant] = next(self._turns)
+        self._last_turns[job.request.tenant] = next(self._turns)
         if not self._jobs:
-            self._had.clear()
+            self._last_turns.clear()
         if self._at is job:
             self._at = None
         try:
@@ -263,7 +319,7 @@ class Turns(BesideSteps, Generic[AskedT, DoingT, EventT, StreamT]):
         finally:
             self._tell(job, [last])  # type: ignore[list-item]
 
-    def _tell(self, job: Turn[AskedT, DoingT, EventT], events: list[EventT]) -> None:
+    def _tell(self, job: TimeSlicedJob[RequestT, TaskT, EventT], events: list[EventT]) -> None:
         try:
             job.reply(events)
         except Exception:  # whoever waited for it is at fault, and nobody else ends for that
@@ -276,7 +332,7 @@ class Turns(BesideSteps, Generic[AskedT, DoingT, EventT, StreamT]):
             self._give_back()
             self._used = False
 
-    def begin_anew(self, error: IngotError) -> None:
+    def reset_after_fault(self, error: IngotError) -> None:
         self.abandon(error)
 
     def close(self) -> None:
@@ -286,4 +342,6 @@ class Turns(BesideSteps, Generic[AskedT, DoingT, EventT, StreamT]):
         """Raises AssertionError if anything was lost or is held by nobody."""
         jobs = list(self._jobs.values())
         assert self._at is None or self._at in jobs, "a turn is held by nobody"
-        assert all(not job.waits or job.doing is not None for job in jobs), "something is waited for and not asked for"
+        assert all(not job.waits or job.task_run is not None for job in jobs), (
+            "something is waited for and not asked for"
+        )

@@ -1,7 +1,9 @@
-"""Looking at what requests show: pixels in threads, the tower in slices between steps, features kept by content.
+"""The vision encoder at work between steps: pixels in threads, the encoder in slices, features cached by content.
 
-A sequence that needs features waits without holding up others, and books the memory for all of them at once, so that
-nobody waits for memory that only waiting ones hold. What nobody needs any more stays until room is needed.
+A sequence that needs features waits without holding up others, and books the memory for all of them at once, so
+that nobody waits for memory that only waiting ones hold. Features that nobody needs any more stay until room is
+needed. `visual_inputs` are the features that a forward pass is given. For the engine thread alone, but that pixels
+are made in others.
 """
 
 from __future__ import annotations
@@ -16,26 +18,26 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from ingot.engine.sequence import Sequence
-from ingot.errors import IngotError, TooLarge
-from ingot.kernels.device import is_lost
+from ingot.engine.sequence import TokenSequence
+from ingot.errors import IngotError, RequestTooLarge
+from ingot.kernels.device import is_device_lost
 from ingot.media import worker
+from ingot.media.images import DecodingMemory
 from ingot.media.items import MediaItem
-from ingot.media.picture import Unpacking
-from ingot.models.vision.tower import Features, PixelArray, Slices, Tower
+from ingot.models.vision.tower import EncodingSlices, PixelArray, VisionFeatures, VisionTower, VisualInputs
 
 log = logging.getLogger("ingot.engine")
 
-THREADS, THREADS_EACH = 8, 6
+PIXEL_THREADS, PIXEL_THREADS_EACH = 8, 6
 """That wait for workers to unpack pictures and clips, in all and for one tenant."""
-FORGETTING = 0.9
+SLICE_TIME_DECAY = 0.9
 """What is left, slice by slice, of the longest slice's time in what is expected of the next."""
-PAUSE_S = 0.005
-FAILED = "The picture or clip could not be looked at; the server's log says why"
+PIXEL_PAUSE_S = 0.005
+VISION_FAILED = "The picture or clip could not be looked at; the server's log says why"
 
 
 @dataclass(frozen=True, slots=True)
-class LookMemory:
+class VisionMemory:
     """Bytes that are set aside for looking: for pixels and what the tower holds while it runs, for features, and for
     the processes that unpack files."""
 
@@ -45,23 +47,23 @@ class LookMemory:
 
     @property
     def total(self) -> int:
-        return self.work + self.features + self.unpacking + (worker.headers.memory if self.unpacking else 0)
+        return self.work + self.features + self.unpacking + (worker.header_pool.memory if self.unpacking else 0)
 
-    def refuse(self, items: Iterable[MediaItem], tower: Tower) -> None:
+    def refuse(self, items: Iterable[MediaItem], tower: VisionTower) -> None:
         """Raises TooLarge for what cannot be looked at within them."""
         features = 0
         for item in {item.digest: item for item in items}.values():
             needs = tower.needs(item.layout)
             features += needs.features
-            _refuse_unpacking(item.source.unpacking(tower.views(item.source.size, item.layout)))
+            _refuse_decoding(item.source.unpacking(tower.views(item.source.size, item.layout)))
             if needs.pixels + needs.work > self.work:
-                raise TooLarge(
+                raise RequestTooLarge(
                     f"Looking at one of the pictures or clips takes {_mb(needs.pixels + needs.work)}, of "
                     f"{_mb(self.work)} that are set aside for it. Send a smaller one, or ask for fewer pixels.",
                     param="messages",
                 )
         if features > self.features:
-            raise TooLarge(
+            raise RequestTooLarge(
                 f"What is seen in the request's pictures and clips takes {_mb(features)}, of {_mb(self.features)} that "
                 "are set aside for it. Send fewer or smaller ones.",
                 param="messages",
@@ -69,11 +71,11 @@ class LookMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Eyes:
+class VisionEncoder:
     """What a model sees with, and what memory that may take."""
 
-    tower: Tower
-    memory: LookMemory
+    tower: VisionTower
+    memory: VisionMemory
 
     def refuse(self, media: Iterable[Iterable[MediaItem]]) -> None:
         """Raises TooLarge for prompts with more than can be looked at, before anything is unpacked."""
@@ -82,38 +84,38 @@ class Eyes:
 
 
 @dataclass(eq=False, slots=True)
-class _Look:
+class _EncodedItem:
     """An item that somebody waits for or holds features of. Its bytes are booked."""
 
     item: MediaItem
     nbytes: int
     tenant: str  # who asked first
     request: str
-    holders: set[Sequence] = field(default_factory=set)
+    holders: set[TokenSequence] = field(default_factory=set)
     left: threading.Event = field(default_factory=threading.Event)  # nobody waits for it any more
     pixels: Future[PixelArray] | None = None
-    slices: Slices | None = None
-    features: Features | None = None
+    slices: EncodingSlices | None = None
+    features: VisionFeatures | None = None
 
 
-class Looks:
+class VisionEncoderRunner:
     """For the engine's thread alone, but that pixels are made in others."""
 
-    def __init__(self, eyes: Eyes) -> None:
-        self._tower, self._memory = eyes.tower, eyes.memory
-        self._looks: OrderedDict[bytes, _Look] = (
+    def __init__(self, vision_encoder: VisionEncoder) -> None:
+        self._tower, self._memory = vision_encoder.tower, vision_encoder.memory
+        self._looks: OrderedDict[bytes, _EncodedItem] = (
             OrderedDict()
         )  # those that somebody holds, in the order of their asking
-        self._kept: OrderedDict[bytes, Features] = OrderedDict()  # the others, the longest unused first
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ingot-pixels")
-        worker.pixels.lend(eyes.memory.unpacking)
+        self._kept: OrderedDict[bytes, VisionFeatures] = OrderedDict()  # the others, the longest unused first
+        self._threads = ThreadPoolExecutor(PIXEL_THREADS, thread_name_prefix="ingot-pixels")
+        worker.pixel_pool.lend(vision_encoder.memory.unpacking)
         self._expected_s = 0.0  # of the next slice
         self.runs = 0
         """How often the tower was run."""
         self.asked = self.found = 0
         """Pictures and clips that a prompt first came with, and those whose features were there or on their way."""
 
-    def ready(self, sequence: Sequence, known: int) -> bool:
+    def ready(self, sequence: TokenSequence, known: int) -> bool:
         """Whether a sequence of which `known` tokens will be taken over has the features of all the others. If not, it
         will, once there is memory for them."""
         sight = sequence.sight
@@ -145,7 +147,7 @@ class Looks:
             while look.features is None:
                 self._slice(look)
                 began, now = now, time.monotonic()
-                self._expected_s = max(now - began, FORGETTING * self._expected_s)
+                self._expected_s = max(now - began, SLICE_TIME_DECAY * self._expected_s)
                 worked = True
                 if now + self._expected_s > end:
                     return worked
@@ -155,7 +157,7 @@ class Looks:
         """Nothing can be computed: wait a little for pixels."""
         waited = [look.pixels for look in self._looks.values() if look.pixels is not None]
         if waited:
-            wait(waited, PAUSE_S)
+            wait(waited, PIXEL_PAUSE_S)
 
     def check(self) -> None:
         self._let_go()
@@ -166,9 +168,9 @@ class Looks:
         for look in self._looks.values():
             look.left.set()
         self._threads.shutdown(wait=True, cancel_futures=True)
-        worker.pixels.lend(-self._memory.unpacking)
+        worker.pixel_pool.lend(-self._memory.unpacking)
 
-    def _holders(self, item: MediaItem) -> set[Sequence]:
+    def _holders(self, item: MediaItem) -> set[TokenSequence]:
         look = self._looks.get(item.digest)
         return set() if look is None else look.holders
 
@@ -180,7 +182,7 @@ class Looks:
     def _kept_bytes(self) -> int:
         return sum(features.nbytes for features in self._kept.values())
 
-    def _book(self, sequence: Sequence, wanted: list[MediaItem]) -> bool:
+    def _book(self, sequence: TokenSequence, wanted: list[MediaItem]) -> bool:
         """Have all that a sequence wants looked at, if memory holds it beside what others want."""
         fresh = [item for item in wanted if item.digest not in self._looks]
         needed = {item.digest: self._tower.needs(item.layout).features for item in fresh}
@@ -192,14 +194,16 @@ class Looks:
         for item in fresh:
             features = self._kept.pop(item.digest, None)
             asked = sequence.request
-            self._looks[item.digest] = _Look(item, needed[item.digest], asked.tenant, asked.id, features=features)
+            self._looks[item.digest] = _EncodedItem(
+                item, needed[item.digest], asked.tenant, asked.id, features=features
+            )
         for item in wanted:
             self._looks[item.digest].holders.add(sequence)
         while self._kept and self._booked + self._kept_bytes > self._memory.features:
             self._kept.popitem(last=False)
         return True
 
-    def _pending(self) -> list[_Look]:
+    def _pending(self) -> list[_EncodedItem]:
         """Those whose work is under way, then those whose pixels are there."""
         self._let_go()
         looks = [look for look in self._looks.values() if look.features is None]
@@ -207,7 +211,7 @@ class Looks:
         begun = [look for look in looks if look.slices is not None]
         return begun + [look for look in looks if look.pixels is not None and look.pixels.done()]
 
-    def _unpack(self, looks: list[_Look]) -> None:
+    def _unpack(self, looks: list[_EncodedItem]) -> None:
         """Have pixels made for the next ones, as far as there is memory for them beside the tower's work. Tenants take
         turns, and none has all threads."""
         needs = {look: self._tower.needs(look.item.layout) for look in looks}
@@ -215,9 +219,9 @@ class Looks:
         work = max((each.work for each in needs.values()), default=0)
         running = Counter(look.tenant for look in looks if look.pixels is not None and not look.pixels.done())
         waiting = [look for look in looks if look.pixels is None and look.slices is None]
-        while waiting and running.total() < THREADS:
+        while waiting and running.total() < PIXEL_THREADS:
             look = min(waiting, key=lambda each: running[each.tenant])
-            if running[look.tenant] >= THREADS_EACH:
+            if running[look.tenant] >= PIXEL_THREADS_EACH:
                 return
             if held and held + needs[look].pixels + work > self._memory.work:
                 return
@@ -226,12 +230,12 @@ class Looks:
             running[look.tenant] += 1
             held += needs[look].pixels
 
-    def _made(self, look: _Look) -> PixelArray:
+    def _made(self, look: _EncodedItem) -> PixelArray:
         """Its pixels, in a thread that waits for a worker; that is killed where nobody waits for them any more."""
-        with worker.working_for(worker.Client(look.tenant, lambda: not look.left.is_set(), look.request)):
+        with worker.working_for(worker.MediaClient(look.tenant, lambda: not look.left.is_set(), look.request)):
             return self._tower.pixels(look.item)
 
-    def _slice(self, look: _Look) -> None:
+    def _slice(self, look: _EncodedItem) -> None:
         try:
             if look.slices is None:
                 assert look.pixels is not None
@@ -240,20 +244,20 @@ class Looks:
                 self.runs += 1
             mx.eval(*next(look.slices))
         except StopIteration as done:
-            features: Features = done.value
+            features: VisionFeatures = done.value
             mx.eval(*features.arrays)
             look.features, look.slices = features, None
         except IngotError as error:
             raise self._failed(look, error) from error
         except Exception as error:  # of a tower or a decoder, in whatever way
-            if is_lost(error):
+            if is_device_lost(error):
                 raise
             log.exception("a picture or clip could not be looked at")
-            raise self._failed(look, IngotError(FAILED)) from error
+            raise self._failed(look, IngotError(VISION_FAILED)) from error
 
-    def _failed(self, look: _Look, error: IngotError) -> LookFailed:
+    def _failed(self, look: _EncodedItem, error: IngotError) -> VisionEncodingFailed:
         del self._looks[look.item.digest]
-        return LookFailed(error, sorted({holder.request.id for holder in look.holders}))
+        return VisionEncodingFailed(error, sorted({holder.request.id for holder in look.holders}))
 
     def _let_go(self) -> None:
         """Features of whoever has computed its prompt, or ended, are nobody's."""
@@ -271,7 +275,7 @@ class Looks:
                     self._kept[digest] = look.features
 
 
-class LookFailed(Exception):
+class VisionEncodingFailed(Exception):
     """Something cannot be looked at, of these requests."""
 
     def __init__(self, error: IngotError, requests: list[str]) -> None:
@@ -279,15 +283,15 @@ class LookFailed(Exception):
         self.error, self.requests = error, requests
 
 
-def _refuse_unpacking(needed: Unpacking) -> None:
+def _refuse_decoding(needed: DecodingMemory) -> None:
     """Raises TooLarge where no worker would ever be given so much."""
-    aside = worker.pixels.memory
+    aside = worker.pixel_pool.memory
     if needed.memory <= aside:
         return
     width, height = needed.size
     largest = needed.largest(aside)
     advice = "" if largest is None else f"Send it as at most {largest.width} by {largest.height}, or "
-    raise TooLarge(
+    raise RequestTooLarge(
         f"Unpacking {width} by {height} pixels takes {_mb(needed.memory)}, of {_mb(aside)} that are set aside for it. "
         f"{advice}{'s' if advice else 'S'}erve the model with more --memory.",
         param="messages",
@@ -296,3 +300,26 @@ def _refuse_unpacking(needed: Unpacking) -> None:
 
 def _mb(size: int) -> str:
     return f"{size / 1e6:.0f} MB"
+
+
+TokenSpan = tuple[TokenSequence, int, int]
+"""Tokens of a sequence: the first one's place, and how many."""
+
+
+def visual_inputs(stretches: Iterable[TokenSpan]) -> VisualInputs | None:
+    """Of a pass over these tokens, one stretch behind another; None where none of them stands for anything seen."""
+    places: list[int] = []
+    taken: list[tuple[mx.array, ...]] = []
+    number = 0
+    for sequence, begin, count in stretches:
+        sight = sequence.sight
+        for digest, features, at in () if sight is None else sight.seen(begin, begin + count):
+            assert sight is not None
+            shown = sight.features[digest]
+            taken.append(tuple(array[features.start : features.stop] for array in shown.arrays))
+            places += range(number + at.start - begin, number + at.stop - begin)
+        number += count
+    if not taken:
+        return None
+    joined = [each[0] if len(each) == 1 else mx.concatenate(list(each)) for each in zip(*taken, strict=True)]
+    return VisualInputs(mx.array(places, dtype=mx.int32), joined[0], tuple(joined[1:]))

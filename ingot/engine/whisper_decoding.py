@@ -1,57 +1,63 @@
-"""One window of sound, written down: the likeliest text first, and warmer where that makes no sense.
+"""One window of audio as text: decoding with temperature fallback, rules for timestamps, and when each word is
+spoken.
 
-Pure Python over the `Hears` protocol. Everything here is a generator, which yields after each bounded part of the work.
+The likeliest text comes first, and higher temperatures where that makes no sense. A transcript is text between
+timestamps: it begins with one, and each segment ends with one and the next begins with one. Word times are the way
+through a window along which its tokens attend to the audio they stand for (dynamic time warping).
+
+Pure Python over the `SpeechToTextModel` protocol. What takes long is a generator, which yields after each bounded
+part of the work.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from ingot.engine.hearing.writing import Scores, WritingRules, choose, log_shares
-from ingot.media.mel import Floats
-from ingot.text.tokenizer.whisper import WhisperVocabulary
+from ingot.engine.speech_request import Segment, TranscribedWord
+from ingot.media.audio import FRAMES_A_SECOND, FloatArray
+from ingot.text.tokenizer.whisper import SECONDS_PER_TIMESTAMP, WhisperVocabulary
 
-WARMER = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-MOST_REPETITIVE = 2.4
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+COMPRESSION_RATIO_LIMIT = 2.4
 """Text that packs into fewer bytes than one in so many goes round in circles."""
-LEAST_SURE = -1.0
+AVG_LOGPROB_LIMIT = -1.0
 """The mean logarithm of its tokens' probabilities, below which a text is taken for a guess."""
-SILENT = 0.6
+NO_SPEECH_LIMIT = 0.6
 """Above this chance of silence, a text that is a guess is taken for none."""
-PROMPT_PART = 32
+PROMPT_PART_TOKENS = 32
 """Tokens of a prompt that are read at once."""
 
 
-class Writing(Protocol):
+class WindowDecoderState(Protocol):
     """A transcript of one window, as far as it is written."""
 
     length: int  # tokens so far; setting it to fewer forgets the others
 
-    def push(self, tokens: Sequence[int], asked: Sequence[int]) -> Scores:
+    def push(self, tokens: Sequence[int], asked: Sequence[int]) -> VocabularyScores:
         """Write tokens down. What may follow those of the places `asked`, among these, [asked, vocabulary]."""
         ...
 
-    def attention(self, tokens: Sequence[int]) -> Generator[None, None, Scores]:
+    def attention(self, tokens: Sequence[int]) -> Generator[None, None, VocabularyScores]:
         """How much each of these tokens looks at each fiftieth of a second, in every head that follows the sound in
         time, before shares are made of it: [heads, tokens, positions]. Forgets what was written."""
         ...
 
 
-class Hears(Protocol):
+class SpeechToTextModel(Protocol):
     """A model that hears, as the loop sees it."""
 
     context: int
 
-    def listen(self, frames: Floats) -> Generator[None, None, Any]:
+    def listen(self, frames: FloatArray) -> Generator[None, None, Any]:
         """Hear a window; the end's value is what `write` takes."""
         ...
 
-    def write(self, heard: Any) -> Writing: ...
+    def write(self, heard: Any) -> WindowDecoderState: ...
 
     def rest(self) -> None:
         """Give back scratch memory."""
@@ -59,7 +65,7 @@ class Hears(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class DecodedWindow:
     """What a window says, times among it."""
 
     tokens: tuple[int, ...]
@@ -72,23 +78,25 @@ class Written:
     @property
     def doubtful(self) -> bool:
         """Whether it is worth another try."""
-        return not self.silent and (self.compression_ratio > MOST_REPETITIVE or self.avg_logprob < LEAST_SURE)
+        return not self.silent and (
+            self.compression_ratio > COMPRESSION_RATIO_LIMIT or self.avg_logprob < AVG_LOGPROB_LIMIT
+        )
 
     @property
     def silent(self) -> bool:
         """Whether nothing was said."""
-        return self.no_speech_prob > SILENT and self.avg_logprob < LEAST_SURE
+        return self.no_speech_prob > NO_SPEECH_LIMIT and self.avg_logprob < AVG_LOGPROB_LIMIT
 
 
-class WindowWriter:
+class WindowDecoder:
     """Writes windows down with one model and its vocabulary."""
 
-    def __init__(self, model: Hears, vocabulary: WhisperVocabulary) -> None:
-        self._model, self._vocabulary, self._rules = model, vocabulary, WritingRules(vocabulary)
+    def __init__(self, model: SpeechToTextModel, vocabulary: WhisperVocabulary) -> None:
+        self._model, self._vocabulary, self._rules = model, vocabulary, TimestampRules(vocabulary)
         self._most = model.context // 2
         """Of what came before, and of what a window says, this many tokens each."""
 
-    def language(self, writing: Writing) -> str:
+    def language(self, writing: WindowDecoderState) -> str:
         """What it sounds like."""
         languages = self._vocabulary.languages
         scores = writing.push([self._vocabulary.start], [0])[0]
@@ -96,19 +104,19 @@ class WindowWriter:
         return max(languages, key=lambda code: float(scores[languages[code]]))
 
     def write(
-        self, writing: Writing, before: Sequence[int], opening: Sequence[int], temperature: float
-    ) -> Generator[None, None, Written]:
+        self, writing: WindowDecoderState, before: Sequence[int], opening: Sequence[int], temperature: float
+    ) -> Generator[None, None, DecodedWindow]:
         """What the window says, given the tokens `before` it."""
         told = [self._vocabulary.before, *before[-(self._most - 1) :]] if before else []
-        for begin in range(0, len(told), PROMPT_PART):
-            writing.push(told[begin : begin + PROMPT_PART], [])
+        for begin in range(0, len(told), PROMPT_PART_TOKENS):
+            writing.push(told[begin : begin + PROMPT_PART_TOKENS], [])
             yield
         scores = writing.push(opening, [0, len(opening) - 1])
-        silence = float(np.exp(log_shares(scores[0])[self._vocabulary.silent]))
+        silence = float(np.exp(log_softmax(scores[0])[self._vocabulary.silent]))
         begun = writing.length
         # Drawn alike whenever the same sound comes.
         draw = np.random.default_rng(0)
-        for warmth in WARMER if temperature == 0 else (temperature,):
+        for warmth in TEMPERATURES if temperature == 0 else (temperature,):
             writing.length = begun
             found = yield from self._once(writing, scores[1], warmth, draw, silence)
             if not found.doubtful:
@@ -116,14 +124,19 @@ class WindowWriter:
         return found
 
     def _once(
-        self, writing: Writing, scores: Scores, temperature: float, draw: np.random.Generator, silence: float
-    ) -> Generator[None, None, Written]:
+        self,
+        writing: WindowDecoderState,
+        scores: VocabularyScores,
+        temperature: float,
+        draw: np.random.Generator,
+        silence: float,
+    ) -> Generator[None, None, DecodedWindow]:
         tokens: list[int] = []
         logs: list[float] = []
         while len(tokens) < self._most:
             allowed = self._rules.apply(scores, tokens)
-            token = choose(allowed, temperature, draw)
-            logs.append(float(log_shares(allowed)[token]))
+            token = choose_token(allowed, temperature, draw)
+            logs.append(float(log_softmax(allowed)[token]))
             if token == self._vocabulary.end:
                 break
             tokens.append(token)
@@ -132,16 +145,207 @@ class WindowWriter:
             scores = writing.push([token], [0])[0]
             yield
         text = self._vocabulary.decode(tokens).strip()
-        return Written(
+        return DecodedWindow(
             tuple(tokens),
             tuple(logs[: len(tokens)]),
             sum(logs) / (len(tokens) + 1),
-            compression_ratio(text),
+            text_compression_ratio(text),
             silence,
             temperature,
         )
 
 
-def compression_ratio(text: str) -> float:
+def text_compression_ratio(text: str) -> float:
     written = text.encode()
     return len(written) / len(zlib.compress(written))
+
+
+VocabularyScores: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"
+
+LATEST_FIRST_TIME = 50
+"""In steps of time: the first segment of a window begins within its first second."""
+RULED_OUT = np.float32(-np.inf)
+
+
+class TimestampRules:
+    """What may follow what was written, for one vocabulary."""
+
+    def __init__(self, vocabulary: WhisperVocabulary) -> None:
+        self._end, self._first_time = vocabulary.end, vocabulary.first_time
+        self._unwanted = np.array(vocabulary.unwanted())
+        self._blank = np.array([*vocabulary.encode(" "), vocabulary.end])
+
+    def apply(self, scores: VocabularyScores, written: Sequence[int]) -> VocabularyScores:
+        """The scores, with what may not come next ruled out."""
+        scores = scores.copy()
+        scores[self._unwanted] = RULED_OUT
+        if not written:
+            scores[self._blank] = RULED_OUT
+        self._rule_times(scores, written)
+        logs = log_softmax(scores)
+        times, text = logs[self._first_time :], logs[: self._first_time]
+        # Where a time of whichever kind is likelier than any one token of text, it is time for one.
+        if log_sum_exp(times) > text.max():
+            scores[: self._first_time] = RULED_OUT
+        return scores
+
+    def _rule_times(self, scores: VocabularyScores, written: Sequence[int]) -> None:
+        first = self._first_time
+        if not written:
+            scores[:first] = RULED_OUT
+            scores[first + LATEST_FIRST_TIME + 1 :] = RULED_OUT
+            return
+        after_time = written[-1] >= first
+        after_pair = after_time and (len(written) < 2 or written[-2] >= first)
+        if after_pair:
+            scores[first:] = RULED_OUT
+        elif after_time:
+            scores[: self._end] = RULED_OUT
+        times = [token for token in written if token >= first]
+        if times:
+            # A segment has some length, so that only one that ends may say the last time again.
+            scores[first : times[-1] + (0 if after_time and not after_pair else 1)] = RULED_OUT
+
+
+def log_softmax(scores: VocabularyScores) -> VocabularyScores:
+    """Logarithms of the shares that the exponentials of `scores` have of one."""
+    shares: VocabularyScores = scores - log_sum_exp(scores)
+    return shares
+
+
+def log_sum_exp(scores: VocabularyScores) -> np.float32:
+    """The logarithm of the sum of their exponentials."""
+    most = scores.max()
+    if most == RULED_OUT:
+        return RULED_OUT
+    return np.float32(most + np.log(np.exp(scores - most).sum()))
+
+
+def choose_token(scores: VocabularyScores, temperature: float, draw: np.random.Generator) -> int:
+    """The likeliest token, or one drawn at `temperature`."""
+    if temperature == 0:
+        return int(scores.argmax())
+    noise = draw.gumbel(size=scores.shape)
+    return int((scores / temperature + noise).argmax())
+
+
+AlignmentScores: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float64]]"
+AlignmentPlaces: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.int64]]"
+
+MEDIAN_WIDTH = 7
+"""Neighbours in time of which the median counts."""
+PREPENDED = "\"'“¿([{-"
+APPENDED = "\"'.。,，!！?？:：”)]}、"
+
+
+def add_word_times(
+    segments: Sequence[Segment],
+    writing: WindowDecoderState,
+    opening: Sequence[int],
+    vocabulary: WhisperVocabulary,
+    language: str,
+    frames: int,
+) -> Generator[None, None, tuple[Segment, ...]]:
+    """The segments of one window of so many frames, with their words."""
+    text = [token for segment in segments for token in segment.tokens if token < vocabulary.end]
+    attention = yield from writing.attention([*opening, vocabulary.untimed, *text, vocabulary.end])
+    looks = yield from _head_alignment(attention[:, :, : max(1, frames // 2)])
+    begins: AlignmentScores = token_times(looks[len(opening) : -1]) * np.float64(SECONDS_PER_TIMESTAMP)
+    found, at = [], 0
+    for segment in segments:
+        told = [token for token in segment.tokens if token < vocabulary.end]
+        times: AlignmentScores = begins[at : at + len(told) + 1] + segment.seek / FRAMES_A_SECOND
+        words = join_punctuation(vocabulary.words(told, language))
+        found.append(replace(segment, words=tuple(word_with_times(word, segment, times) for word in words)))
+        at += len(told)
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class AlignedWord:
+    """A word with its signs; the tokens from `begin` to `end` of its segment are what is spoken of it."""
+
+    text: str
+    begin: int
+    end: int
+
+
+def word_with_times(word: AlignedWord, segment: Segment, times: AlignmentScores) -> TranscribedWord:
+    """`times` are those at which the segment's tokens begin, and the last one ends."""
+    start, end = (min(max(float(times[at]), segment.start), segment.end) for at in (word.begin, word.end))
+    logs = [heard.logprob for heard in segment.heard[word.begin : word.end]]
+    return TranscribedWord(word.text, round(start, 2), round(end, 2), float(np.exp(logs).mean()))
+
+
+def _head_alignment(scores: VocabularyScores) -> Generator[None, None, AlignmentScores]:
+    """What all heads say together, [tokens, positions]: how much more a token looks at a place than others do."""
+    total: AlignmentScores | None = None
+    for head in scores:
+        shares = np.exp(head - head.max(axis=-1, keepdims=True))
+        shares /= shares.sum(axis=-1, keepdims=True)
+        apart = (shares - shares.mean(axis=0)) / np.maximum(shares.std(axis=0), 1e-9)
+        smooth = median_filter(apart)
+        total = smooth if total is None else total + smooth
+        yield
+    assert total is not None, "no head follows the sound"
+    return total / len(scores)
+
+
+def median_filter(rows: AlignmentScores) -> AlignmentScores:
+    """Medians of neighbours, mirrored at both ends."""
+    reach = MEDIAN_WIDTH // 2
+    if rows.shape[-1] <= reach:
+        return rows
+    padded = np.pad(rows, ((0, 0), (reach, reach)), mode="reflect")
+    neighbours = np.lib.stride_tricks.sliding_window_view(padded, MEDIAN_WIDTH, axis=-1)
+    middle: AlignmentScores = np.partition(neighbours, reach, axis=-1)[..., reach]
+    return middle
+
+
+def token_times(looks: AlignmentScores) -> AlignmentPlaces:
+    """The place at which each token begins, on the best way from the first to the last that never goes back."""
+    cost = -looks
+    came, (tokens, places) = _warping_steps(cost), cost.shape
+    begins = np.zeros(tokens, np.int64)
+    token, place = tokens - 1, places - 1
+    while token >= 0 and place >= 0:
+        begins[token] = place
+        step = came[token, place]
+        token, place = token - (step != 2), place - (step != 1)
+    return begins
+
+
+def _warping_steps(cost: AlignmentScores) -> AlignmentPlaces:
+    """How the best way comes to each cell: 0 from both before, 1 from the token before, 2 from the place before.
+
+    Cells of one diagonal depend on the two before it alone, and are found at once.
+    """
+    tokens, places = cost.shape
+    total = np.full((tokens + 1, places + 1), np.inf)
+    total[0, 0] = 0.0
+    came = np.zeros((tokens, places), np.int64)
+    for diagonal in range(tokens + places - 1):
+        i = np.arange(max(0, diagonal - places + 1), min(tokens, diagonal + 1))
+        j = diagonal - i
+        choices = np.stack([total[i, j], total[i, j + 1], total[i + 1, j]])
+        best = choices.argmin(axis=0)
+        came[i, j] = best
+        total[i + 1, j + 1] = cost[i, j] + np.take_along_axis(choices, best[None], axis=0)[0]
+    return came
+
+
+def join_punctuation(words: Sequence[tuple[str, list[int]]]) -> list[AlignedWord]:
+    """Words, with the signs that belong to them; signs are not spoken."""
+    found: list[AlignedWord] = []
+    before = ""  # signs that belong to what follows
+    at = 0
+    for text, tokens in words:
+        begin, at = at, at + len(tokens)
+        if text.startswith(" ") and text.strip() in PREPENDED and at < sum(len(each) for _, each in words):
+            before += text
+        elif found and not before and text in APPENDED:
+            found[-1] = replace(found[-1], text=found[-1].text + text)
+        else:
+            found.append(AlignedWord(before + text, begin, at))
+            before = ""
+    return found

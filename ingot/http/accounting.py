@@ -1,47 +1,48 @@
-"""A request's stream of events, watched for its end, so that every request leaves its receipt."""
+"""A request's stream of events, watched for its end: every request leaves its receipt, its model's metrics are written,
+and whoever collects spans gets one."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from ingot.config import ApiKey
-from ingot.engine.request import Ended, Event, Failed, LoraRef, Request, SequenceEnded, Timing
-from ingot.errors import ClientLeft, ContextOverflow, Forbidden
-from ingot.http.allowed import refuse_unless_allowed
-from ingot.http.audit import refused
-from ingot.http.capture import Capture, seeded
-from ingot.http.edge import Reply
-from ingot.http.service import Service
-from ingot.http.traces import carried
-from ingot.http.tracing import generation_span
-from ingot.observe.recent_requests import Span
-from ingot.protocol.chat.answers import GenerationTask
-from ingot.protocol.chat.receipts import CacheReceipt, headers
-from ingot.protocol.ours.requests import RequestBody
+from ingot.engine.request import Ended, Event, Failed, LoraRef, PoolingOutput, Request, SequenceEnded, Timing
+from ingot.engine.speech_request import SpeechEnded, TranscriptionEnded
+from ingot.errors import Cancelled, ClientLeft, ContextOverflow, Forbidden, IngotError
+from ingot.http.capture import RequestCapture, with_seed
+from ingot.http.edge import ClientGone, Reply, audit_refusal
+from ingot.http.service import ModelService, SideService
+from ingot.http.tenants import check_model_allowed
+from ingot.http.tracing import generation_span, side_model_span, trace_context
+from ingot.observe.recent_requests import RequestSpan
+from ingot.protocol.chat.answers import CacheReceipt, GenerationTask, receipt_headers
+from ingot.protocol.ingot_api.requests import RequestStatusBody
 
 if TYPE_CHECKING:
-    from ingot.engine.streams import Stream
+    from ingot.engine.streams import EventStream
 
 
-async def opened(job: GenerationTask, answer: Reply, service: Service) -> CountedStream:
+async def open_stream(job: GenerationTask, answer: Reply, service: ModelService) -> AccountedStream:
     """What the engine makes of a job. Raises what it refuses it with, in the words of the job's protocol."""
     # Whose request it is, and what that may ask for, is the edge's to say: no protocol can forget it.
     key = service.tenants.key_of(answer.tenant)
-    refuse_unless_allowed(asked_model(service.served.card.name, job.request.lora), key, answer)
+    check_model_allowed(model_asked_for(service.served.card.name, job.request.lora), key, answer)
     whose = replace(
-        job.request, tenant=answer.tenant, via=answer.scope["path"], priority=priority_of(job.request, key, answer)
+        job.request, tenant=answer.tenant, via=answer.scope["path"], priority=request_priority(job.request, key, answer)
     )
     capture = None
     if service.captures is not None and answer.body:  # which is there where it is to be captured
-        whose = seeded(whose)
+        whose = with_seed(whose)
         capture = service.captures.begin(answer.body, whose, service.served)
         answer.body = b""  # of several rounds, the first is what the body asks for
     job = replace(job, request=whose)
     try:
-        stream = CountedStream(await service.engine.open(job.request), job, answer, service, capture)
+        stream = AccountedStream(await service.engine.open(job.request), job, answer, service, capture)
     except ContextOverflow as error:
         error.param = job.prompt_field
         raise
@@ -49,25 +50,30 @@ async def opened(job: GenerationTask, answer: Reply, service: Service) -> Counte
     return stream
 
 
-def asked_model(name: str, lora: LoraRef | None) -> str:
+def model_asked_for(name: str, lora: LoraRef | None) -> str:
     """An adapter is a model of its own: who may use its base may not use it."""
     return name if lora is None else lora.name
 
 
-def priority_of(request: Request, key: ApiKey, answer: Reply) -> int:
+def request_priority(request: Request, key: ApiKey, answer: Reply) -> int:
     """The key's, and what the request makes of it. Raises Forbidden where it would go before what others may."""
     if request.priority > 0 and not answer.admin:
         error = Forbidden("Only the administrator's key may send a priority below 0.", param="priority")
-        refused(answer, error, answer.tenant)
+        audit_refusal(answer, error, answer.tenant)
         raise error
     return key.priority + request.priority
 
 
-class CountedStream:
+class AccountedStream:
     """`close` closes the stream, and notes that nobody waited for its end where nobody did."""
 
     def __init__(
-        self, stream: Stream, job: GenerationTask, answer: Reply, service: Service, capture: Capture | None = None
+        self,
+        stream: EventStream,
+        job: GenerationTask,
+        answer: Reply,
+        service: ModelService,
+        capture: RequestCapture | None = None,
     ) -> None:
         self._stream, self._job, self._answer, self._service = stream, job, answer, service
         self._capture = capture
@@ -89,14 +95,14 @@ class CountedStream:
             yield events
 
     def close(self) -> None:
-        self._stream.close(self._left, self._answer.cut_by())
+        self._stream.close(self._left, self._answer.ended_by())
 
     def _left(self, last: Ended | Failed) -> None:
         """Nobody waited for the end, which has come."""
         if not self._noted:
             gone = self._answer.scope["state"].get("gone", "The client left before the answer was complete.")
             stood = last.stood if isinstance(last, Failed) else None
-            self._note(Failed(self._answer.cut_by() or ClientLeft(gone), last.usage, stood))
+            self._note(Failed(self._answer.ended_by() or ClientLeft(gone), last.usage, stood))
 
     def _note(self, last: Ended | Failed) -> None:
         self._noted = True
@@ -105,18 +111,18 @@ class CountedStream:
         request, head = self._job.request, self._job.head
         key = self._service.tenants.key_of(request.tenant)
         self._service.rates.charge(request.tenant, key, last.usage.completion_tokens)
-        self._service.ended.add(request.tenant, request.id, RequestBody.ended(request.id, head, last))
-        span = span_of(request, last)
+        self._service.ended.add(request.tenant, request.id, RequestStatusBody.ended(request.id, head, last))
+        span = timeline_span(request, last)
         self._service.past.add(span)
         if self._service.traces is not None:
             told = generation_span(self._service.served.card.name, request, last, tuple(self._reasons), span)
-            self._service.traces.send(told, carried(self._answer.scope))
+            self._service.traces.send(told, trace_context(self._answer.scope))
         if isinstance(last, Ended):
             # Where the answer is a stream, its head is out already and these go nowhere.
-            self._answer.headers += headers(CacheReceipt.of(last.cache, None), last.timing)
+            self._answer.headers += receipt_headers(CacheReceipt.of(last.cache, None), last.timing)
 
 
-def span_of(request: Request, last: Ended | Failed) -> Span:
+def timeline_span(request: Request, last: Ended | Failed) -> RequestSpan:
     """How a request that has just ended spent its time."""
     now = time.monotonic()
     if isinstance(last, Ended):
@@ -126,7 +132,7 @@ def span_of(request: Request, last: Ended | Failed) -> Span:
         queued = age if stood is None else stood.queued_s
         first = age if stood is None or stood.first_token_s is None else stood.first_token_s
         took, outcome = Timing(queued, first - queued, age - first), last.error.code
-    return Span(
+    return RequestSpan(
         id=request.id,
         tenant=request.tenant,
         path=request.via,
@@ -139,3 +145,51 @@ def span_of(request: Request, last: Ended | Failed) -> Span:
         cached_tokens=last.usage.cached_tokens,
         completion_tokens=last.usage.completion_tokens,
     )
+
+
+E = TypeVar("E")
+CLIENT_LEFT: Final = (asyncio.CancelledError, ClientGone, Cancelled)
+"""What ends a request that nobody waits for any more."""
+
+
+class SideRequestAccount:
+    """For as long as the engine has to do with it. `operation` is what OpenTelemetry's conventions call it."""
+
+    def __init__(self, service: SideService, answer: Reply, model: str, operation: str) -> None:
+        self._service, self._answer, self._model, self._operation = service, answer, model, operation
+        self._began = time.monotonic()
+        self._last: PoolingOutput | TranscriptionEnded | SpeechEnded | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def computed(self, last: PoolingOutput | TranscriptionEnded | SpeechEnded) -> None:
+        """It came to its end."""
+        self._last = last
+
+    async def watched(self, events: AsyncIterable[E]) -> AsyncIterator[E]:
+        """The same events, the last of which says how it went."""
+        async for event in events:
+            if isinstance(event, TranscriptionEnded | SpeechEnded):
+                self.computed(event)
+            yield event
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        took_s, last = time.monotonic() - self._began, self._last
+        figures = self._service.side_figures(self._model)
+        figures.request_s.add(took_s)
+        if last is not None:
+            figures.queue_s.add(last.queue_s)
+            figures.inference_s.add(last.compute_s)
+        if isinstance(last, PoolingOutput):
+            figures.read_tokens += last.tokens
+        if isinstance(last, TranscriptionEnded):
+            figures.written_tokens += last.tokens
+        ending = "stop" if error is None else "abort" if isinstance(error, CLIENT_LEFT) else "error"
+        figures.endings[ending] += 1
+        if self._service.traces is not None:
+            fault = None if error is None else error.code if isinstance(error, IngotError) else ending
+            span = side_model_span(self._model, self._operation, self._answer, last, took_s, fault)
+            self._service.traces.send(span, trace_context(self._answer.scope))

@@ -1,10 +1,11 @@
-"""A request's body: read in bounded time, and decoded only where it is JSON of bounded depth."""
+"""A request's body: read in bounded time, and decoded only where it is JSON of bounded depth, or a form (RFC 7578) of
+bounded parts."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -13,25 +14,27 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
-from ingot.errors import BadRequest, TooSlow, Unavailable, UnsupportedMedia
+from ingot.errors import BadRequest, RequestTooSlow, Unavailable, UnsupportedMedia
 from ingot.http.edge import ClientGone
 from ingot.shares import Shares
 
-JSON: Final = "application/json"
-FORM: Final = "multipart/form-data"
-NAMES: Final = {JSON: "JSON", FORM: "a form"}
-SILENCE_S: Final = 30.0  # between two pieces of a body
-SLOWEST: Final = 32 << 10  # bytes a second, on average, once a silence's worth of time has passed
-LENT: Final = 0.75  # of what bodies may take in all, to one key
-CONTAINERS: Final = 250_000  # each costs far more memory and time than the two bytes it takes to ask for it
+JSON_TYPE: Final = "application/json"
+FORM_TYPE: Final = "multipart/form-data"
+MEDIA_TYPE_NAMES: Final = {JSON_TYPE: "JSON", FORM_TYPE: "a form"}
+BODY_SILENCE_S: Final = 30.0  # between two pieces of a body
+SLOWEST_BYTES_A_SECOND: Final = 32 << 10  # bytes a second, on average, once a silence's worth of time has passed
+LARGEST_TENANT_SHARE: Final = 0.75  # of what bodies may take in all, to one key
+MOST_CONTAINERS: Final = 250_000  # each costs far more memory and time than the two bytes it takes to ask for it
 BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
 NOT_STRUCTURE: Final = bytes(set(range(256)) - set(b'[]{}"'))
-HIGH, LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-HALF_PAIR: Final = re.compile(rb"%b(?!%b)|(?<!%b)%b" % (HIGH, LOW, rb"\\u[dD][89abAB]..", LOW))
-clock: Final = time.monotonic
+HIGH_SURROGATE, LOW_SURROGATE = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+HALF_PAIR: Final = re.compile(
+    rb"%b(?!%b)|(?<!%b)%b" % (HIGH_SURROGATE, LOW_SURROGATE, rb"\\u[dD][89abAB]..", LOW_SURROGATE)
+)
+body_clock: Final = time.monotonic
 
 
-class Body:
+class HeldBody:
     """One request's, as it was sent. Whoever has read it lets go of it; what comes after may take an hour."""
 
     def __init__(self, raw: bytes, let_go: Callable[[], None]) -> None:
@@ -44,7 +47,7 @@ class Body:
             self._let_go()
 
 
-class Bodies:
+class HeldBodies:
     """The bodies of all requests that are coming in or being read, in no more bytes than `most`. What is held cannot be
     taken back, so a tenant has no more than a part of that, but for a body that is alone."""
 
@@ -56,7 +59,7 @@ class Bodies:
         return self._shares.total
 
     @asynccontextmanager
-    async def reading(self, scope: Scope, receive: Receive, wanted: str = JSON) -> AsyncIterator[Body]:
+    async def reading(self, scope: Scope, receive: Receive, wanted: str = JSON_TYPE) -> AsyncIterator[HeldBody]:
         """The whole body, of a request that says it is of the media type `wanted`. It is let go of with the block, if
         not before. One that was read already, to know which model it names, is the same."""
         if (read := scope.get("state", {}).get("body")) is not None:
@@ -73,71 +76,73 @@ class Bodies:
 
         async def counted() -> AsyncIterator[bytes]:
             nonlocal size
-            async for piece in pieces_of(receive):
+            async for piece in body_pieces(receive):
                 self._take(tenant, len(piece), size)
                 size += len(piece)
                 yield piece
 
         try:
             # Nothing here may keep the bytes: they belong to whoever reads them.
-            yield Body(b"".join([piece async for piece in counted()]), let_go)
+            yield HeldBody(b"".join([piece async for piece in counted()]), let_go)
         finally:
             let_go()
 
     def _take(self, tenant: str, size: int, before: int) -> None:
         """So many bytes more of a body of which there are some already."""
         most, held = self._shares.capacity, self._shares.held[tenant]
-        beyond = tenant and held > before and held + size > most * LENT
+        beyond = tenant and held > before and held + size > most * LARGEST_TENANT_SHARE
         if beyond or self.held + size > most:
             raise Unavailable("The server is reading as much as it can at once. Try again soon.", retry_after=1)
         self._shares.add(tenant, size)
 
 
-async def pieces_of(receive: Receive) -> AsyncIterator[bytes]:
+async def body_pieces(receive: Receive) -> AsyncIterator[bytes]:
     """A body as it comes, at no less than the slowest pace."""
-    began, size, more = clock(), 0, True
+    began, size, more = body_clock(), 0, True
     while more:
-        with anyio.move_on_after(SILENCE_S) as patience:
+        with anyio.move_on_after(BODY_SILENCE_S) as patience:
             message = await receive()
         if patience.cancelled_caught:
-            raise TooSlow(f"Nothing of the body came for {SILENCE_S:g} seconds.")
+            raise RequestTooSlow(f"Nothing of the body came for {BODY_SILENCE_S:g} seconds.")
         if message["type"] == "http.disconnect":
             raise ClientGone
         piece, more = message.get("body", b""), message.get("more_body", False)
         size += len(piece)
-        if more and is_too_slow(clock() - began, size):
-            raise TooSlow(f"The body comes too slowly: send at least {SLOWEST >> 10} KiB a second.")
+        if more and is_too_slow(body_clock() - began, size):
+            raise RequestTooSlow(
+                f"The body comes too slowly: send at least {SLOWEST_BYTES_A_SECOND >> 10} KiB a second."
+            )
         yield piece
 
 
 def is_too_slow(seconds: float, size: int) -> bool:
     """Whether so many bytes were too few for that time, whichever way they went."""
-    return seconds > SILENCE_S + size / SLOWEST
+    return seconds > BODY_SILENCE_S + size / SLOWEST_BYTES_A_SECOND
 
 
-def check_media_type(headers: Headers, wanted: str = JSON) -> None:
+def check_media_type(headers: Headers, wanted: str = JSON_TYPE) -> None:
     media, _, parameters = headers.get("content-type", "").partition(";")
     if media.strip().lower() != wanted:
-        what = NAMES.get(wanted, "the file")
+        what = MEDIA_TYPE_NAMES.get(wanted, "the file")
         raise UnsupportedMedia(f"Send {what}, with the header 'content-type: {wanted}' (got '{media[:100]}').")
     charset = parameters.replace('"', "").strip().lower()
-    if wanted == JSON and charset not in ("", "charset=utf-8"):
+    if wanted == JSON_TYPE and charset not in ("", "charset=utf-8"):
         raise UnsupportedMedia("JSON is sent in UTF-8.")
     if headers.get("content-encoding", "identity").lower() != "identity":
         raise UnsupportedMedia("Compressed bodies are not taken: send it without content-encoding.")
 
 
-def decode(raw: bytes, max_depth: int) -> Any:
+def decode_json(raw: bytes, max_depth: int) -> Any:
     """The JSON value of `raw`. Of a key that comes twice the last counts."""
-    brackets = brackets_of(raw)
-    if brackets.count(b"[") > CONTAINERS:
-        raise too_many()
-    if depth_of(brackets, max_depth) > max_depth:
-        raise too_deep(max_depth)
+    brackets = structural_brackets(raw)
+    if brackets.count(b"[") > MOST_CONTAINERS:
+        raise too_many_error()
+    if nesting_depth(brackets, max_depth) > max_depth:
+        raise too_deep_error(max_depth)
     try:
         return msgspec.json.decode(raw)
     except RecursionError:
-        raise too_deep(max_depth) from None
+        raise too_deep_error(max_depth) from None
     except UnicodeDecodeError:
         raise BadRequest("The body is not UTF-8.") from None
     except msgspec.DecodeError as error:
@@ -155,15 +160,15 @@ def json_problem(raw: bytes, said: str) -> str:
     return said.removeprefix("JSON is malformed: ")
 
 
-def too_deep(max_depth: int) -> BadRequest:
+def too_deep_error(max_depth: int) -> BadRequest:
     return BadRequest(f"The body is nested deeper than {max_depth} levels.")
 
 
-def too_many() -> BadRequest:
-    return BadRequest(f"The body holds more than {CONTAINERS} lists and objects.")
+def too_many_error() -> BadRequest:
+    return BadRequest(f"The body holds more than {MOST_CONTAINERS} lists and objects.")
 
 
-def brackets_of(raw: bytes) -> bytes:
+def structural_brackets(raw: bytes) -> bytes:
     """The brackets of `raw` outside its strings, all of them written `[` and `]`.
 
     Works by passes over the whole buffer, as a walk over each byte would hold up every stream while it lasts: escaped
@@ -174,15 +179,89 @@ def brackets_of(raw: bytes) -> bytes:
     left = unescaped.translate(BRACKETS, NOT_STRUCTURE).replace(b'""', b"")
     while b'""' in left:
         left = left.replace(b'""', b"")
-    if left.count(b'"') > 2 * CONTAINERS:
-        raise too_many()
+    if left.count(b'"') > 2 * MOST_CONTAINERS:
+        raise too_many_error()
     return b"".join(left.split(b'"')[::2])
 
 
-def depth_of(brackets: bytes, enough: int) -> int:
+def nesting_depth(brackets: bytes, enough: int) -> int:
     """How deep they nest, counted no further than one past `enough`. Unmatched ones are the decoder's to refuse."""
     depth = 0
     while depth <= enough and b"[]" in brackets:
         brackets = brackets.replace(b"[]", b"")
         depth += 1
     return depth
+
+
+MOST_FORM_PARTS: Final = 64
+FORM_HEAD_BYTES: Final = 8 << 10  # of one part
+FORM_FIELD_BYTES: Final = 256 << 10  # of a part that is no file
+FORM_BOUNDARY: Final = re.compile(r'(?i)\bboundary=(?:"([^"]{1,70})"|([^\s;"]{1,70}))')
+FORM_DISPOSITION: Final = re.compile(rb"(?i)(?:^|\r\n)content-disposition:\s*form-data\b([^\r\n]*)")
+FORM_PARAMETER: Final = re.compile(rb'(?i);\s*(name|filename)="((?:[^"\\]|\\.)*)"')
+
+FormValue = str | bytes
+"""A field's text, or a file's bytes."""
+
+
+def read_form(raw: bytes, content_type: str) -> dict[str, FormValue | list[FormValue]]:
+    """The values by their names; those of a name that ends in [] are a list. Raises BadRequest."""
+    form: dict[str, FormValue | list[FormValue]] = {}
+    for name, value in form_parts(raw, form_boundary(content_type)):
+        if name.endswith("[]"):
+            listed = form.setdefault(name.removesuffix("[]"), [])
+            if not isinstance(listed, list):
+                raise BadRequest(f"The form has {name} both as a list and as one value.", param=name)
+            listed.append(value)
+        elif name in form:
+            raise BadRequest(f"The form has {name[:100]} twice.", param=name[:100])
+        else:
+            form[name] = value
+    return form
+
+
+def form_boundary(content_type: str) -> bytes:
+    found = FORM_BOUNDARY.search(content_type)
+    if found is None:
+        raise BadRequest("The content-type of a form names the boundary between its parts; this one does not.")
+    return (found[1] or found[2]).encode("latin-1", "replace")
+
+
+def form_parts(raw: bytes, boundary: bytes) -> Iterator[tuple[str, FormValue]]:
+    between = b"\r\n--" + boundary
+    first = raw.find(between[2:])
+    if first < 0 or (first > 0 and not raw.startswith(between, first - 2)):
+        raise broken_form_error()
+    at = first + len(between) - 2
+    for _ in range(MOST_FORM_PARTS):
+        if raw.startswith(b"--", at):
+            return
+        begin = raw.find(b"\r\n", at)
+        head_end = raw.find(b"\r\n\r\n", at, at + FORM_HEAD_BYTES)
+        end = raw.find(between, head_end + 2) if head_end >= 0 else -1
+        if begin < 0 or head_end < 0 or end < 0:
+            raise broken_form_error()
+        yield parse_form_part(raw[begin:head_end], raw[head_end + 4 : end])
+        at = end + len(between)
+    raise BadRequest(f"The form has more than {MOST_FORM_PARTS} parts.")
+
+
+def parse_form_part(head: bytes, content: bytes) -> tuple[str, FormValue]:
+    disposition = FORM_DISPOSITION.search(head)
+    told = dict(FORM_PARAMETER.findall(disposition[1])) if disposition is not None else {}
+    told = {key.lower(): value for key, value in told.items()}
+    if b"name" not in told:
+        raise BadRequest("A part of the form has no name.")
+    name = told[b"name"].decode("utf-8", "replace")
+    if b"filename" in told:
+        return name, content
+    if len(content) > FORM_FIELD_BYTES:
+        raise BadRequest(f"{name[:100]} has more than {FORM_FIELD_BYTES} bytes.", param=name[:100])
+    try:
+        return name, content.decode()
+    except UnicodeDecodeError:
+        raise BadRequest(f"{name[:100]} is not UTF-8.", param=name[:100]) from None
+
+
+def broken_form_error() -> BadRequest:
+    return BadRequest("The form is broken: a part of it does not begin or end as its boundary says.")

@@ -25,28 +25,37 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from ingot.config import SETTINGS, Settings
-from ingot.engine.encoder_request import Encoded, EncoderCard, EncodingRequest
-from ingot.engine.request import Ended, Event, Failed, Request, SequenceEnded, TextDelta
+from ingot.engine.request import (
+    Ended,
+    Event,
+    Failed,
+    PoolingModelCard,
+    PoolingOutput,
+    PoolingRequest,
+    Request,
+    SequenceEnded,
+    TextDelta,
+)
 from ingot.errors import BadRequest
-from ingot.observe.notices import Notice
-from ingot.protocol.served import Served
-from ingot.shares import heaviest
+from ingot.observe.logs import RareWarning
+from ingot.protocol.served import ServedModel
+from ingot.shares import heaviest_holder
 from ingot.version import __version__
 
-VERSION: Final = 1
-MOST: Final = 1000  # files; the oldest go first, of the tenant that has most
-EARLIER: Final = "\0"
-SECRETS: Final = frozenset({"authorization", "api_key", "apikey", "headers", "token", "password", "secret"})
-REMOVED: Final = "[removed]"
-HEADER: Final = "ingot-capture"
+CAPTURE_VERSION: Final = 1
+MOST_CAPTURES: Final = 1000  # files; the oldest go first, of the tenant that has most
+EARLIER_SERVERS: Final = "\0"
+SECRET_FIELDS: Final = frozenset({"authorization", "api_key", "apikey", "headers", "token", "password", "secret"})
+REMOVED_SECRET: Final = "[removed]"
+CAPTURE_HEADER: Final = "ingot-capture"
 MOST_NUMBERS: Final = 1 << 18  # of vectors and scores, in a file; the rest is left out
-OF_THE_ANSWER: Final = frozenset({"the model", "further models", "the engine"})
+ANSWER_SECTIONS: Final = frozenset({"the model", "further models", "the engine"})
 """Sections of the settings that what is answered may depend on."""
 
 log = logging.getLogger("ingot.http")
 
 
-class Captures:
+class CaptureFolder:
     """The folder. For the event loop; a thread of its own writes."""
 
     def __init__(self, folder: Path, settings: Settings) -> None:
@@ -54,7 +63,7 @@ class Captures:
         self._settings = settings_of_answers(settings)
         self._all = settings.capture_requests == "all"
         self._writer = ThreadPoolExecutor(1, "capture")
-        self._trouble = Notice(log)
+        self._write_failure_notice = RareWarning(log)
         self._tenants: dict[str, str] = {}  # whose a file is, by its name, where this server wrote it
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -62,13 +71,17 @@ class Captures:
         """Whether a request is captured; `asked` is what its header says."""
         return self._all or asked is not None
 
-    def begin(self, body: bytes, request: Request, served: Served) -> Capture:
+    def begin(self, body: bytes, request: Request, served: ServedModel) -> RequestCapture:
         card = served.card
         model = {"name": card.name, "source": card.source, "device": card.device, "formats": card.formats}
         about = {"model": model, "fingerprint": served.fingerprint, "seed": request.sampling.seed}
-        return Capture(self, self._record(request.id, request.via, body, request.prompts) | about, request.tenant)
+        return RequestCapture(
+            self, self._record(request.id, request.via, body, request.prompts) | about, request.tenant
+        )
 
-    def encoded(self, body: bytes, path: str, request: EncodingRequest, card: EncoderCard, answer: Encoded) -> None:
+    def encoded(
+        self, body: bytes, path: str, request: PoolingRequest, card: PoolingModelCard, answer: PoolingOutput
+    ) -> None:
         """Write down a request for vectors or scores, which has its answer."""
         model = {"name": card.name, "source": card.source, "formats": card.dtype}
         fingerprint = digest_of((card.name, card.family, card.dimension, card.dtype))
@@ -86,7 +99,7 @@ class Captures:
 
     def _record(self, id: str, path: str, body: bytes, prompts: Iterable[Sequence[int]]) -> dict[str, Any]:
         return {
-            "version": VERSION,
+            "version": CAPTURE_VERSION,
             "ingot": __version__,
             "id": id,
             "path": path,
@@ -111,25 +124,25 @@ class Captures:
             self._tenants[path.name] = tenant
             self._remove_old()
         except OSError as error:
-            self._trouble.warn("a request was not captured in %s: %s", self._folder, error.strerror)
+            self._write_failure_notice.warn("a request was not captured in %s: %s", self._folder, error.strerror)
 
     def _remove_old(self) -> None:
         """What earlier servers left is of one holder."""
         written = sorted(self._folder.glob("*.json"), key=lambda one: one.stat().st_mtime)
-        self._tenants = {one.name: self._tenants.get(one.name, EARLIER) for one in written}
+        self._tenants = {one.name: self._tenants.get(one.name, EARLIER_SERVERS) for one in written}
         held = Counter(self._tenants.values())
-        while held.total() > MOST:
-            giver = heaviest(held)
+        while held.total() > MOST_CAPTURES:
+            giver = heaviest_holder(held)
             oldest = next(one for one in written if self._tenants.get(one.name) == giver)
             oldest.unlink()
             del self._tenants[oldest.name]
             held[giver] -= 1
 
 
-class Capture:
+class RequestCapture:
     """One request. Takes all its events; the last one writes it down."""
 
-    def __init__(self, captures: Captures, record: dict[str, Any], tenant: str) -> None:
+    def __init__(self, captures: CaptureFolder, record: dict[str, Any], tenant: str) -> None:
         self._captures, self._record, self._tenant = captures, record, tenant
         self._texts: dict[int, list[str]] = {}
         self._ended: list[SequenceEnded] = []
@@ -159,17 +172,17 @@ class Capture:
         self._captures.write({**self._record, "answers": answers, **told}, self._tenant)
 
 
-def to_capture(captures: Captures | None, scope: Scope) -> bool:
+def wants_capture(captures: CaptureFolder | None, scope: Scope) -> bool:
     """Whether a request is to be written down. Raises BadRequest where it asks for what cannot be had."""
-    asked = Headers(scope=scope).get(HEADER)
+    asked = Headers(scope=scope).get(CAPTURE_HEADER)
     if asked is not None and asked.lower() != "on":
-        raise BadRequest(f"{HEADER} may be 'on', and nothing else.", param=HEADER)
+        raise BadRequest(f"{CAPTURE_HEADER} may be 'on', and nothing else.", param=CAPTURE_HEADER)
     if asked is not None and captures is None:
-        raise BadRequest(f"{HEADER}: this server has no --capture folder to write to.", param=HEADER)
+        raise BadRequest(f"{CAPTURE_HEADER}: this server has no --capture folder to write to.", param=CAPTURE_HEADER)
     return captures is not None and captures.wants(asked)
 
 
-def seeded(request: Request) -> Request:
+def with_seed(request: Request) -> Request:
     """The same request with a seed, so that it can be run again."""
     if request.sampling.seed is not None:
         return request
@@ -182,7 +195,7 @@ def digest_of(tokens: Iterable[object]) -> str:
 
 def without_secrets(value: Any) -> Any:
     if isinstance(value, dict):
-        return {k: REMOVED if k.lower() in SECRETS else without_secrets(each) for k, each in value.items()}
+        return {k: REMOVED_SECRET if k.lower() in SECRET_FIELDS else without_secrets(each) for k, each in value.items()}
     if isinstance(value, list):
         return [without_secrets(each) for each in value]
     return value
@@ -193,7 +206,7 @@ def settings_of_answers(settings: Settings) -> dict[str, Any]:
     given = {
         known.name: getattr(settings, known.name)
         for known in SETTINGS.values()
-        if known.section in OF_THE_ANSWER and not known.secret
+        if known.section in ANSWER_SECTIONS and not known.secret
     }
     return {
         name: str(value) if isinstance(value, Path) else value

@@ -1,4 +1,8 @@
-"""The outermost layer: each request gets its id, its log line, and an answer even where something broke."""
+"""The outermost layer: each request gets its id, its log line, and an answer even where something broke.
+
+The audit log has a line for each request that was refused for who sent it, whence, or how many it sent. No line holds a
+key: an unknown one is named by its digest, so that a withdrawn one can be recognised.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingot.errors import ClientLeft, IngotError, RateLimited, Stopping
-from ingot.observe.logs import about, request_id
+from ingot.observe.logs import current_request_id, log_facts
 from ingot.protocol.errors import error_body, retry_after
 
 log = logging.getLogger("ingot.http")
@@ -27,16 +31,16 @@ ID_PREFIXES: Final = {
     "/v1/messages": "msg_",
     "/v1/responses": "resp_",
 }
-WATCHED: Final = frozenset({"/metrics", "/v1/loads", "/v1/live"})
+MONITORING_PATHS: Final = frozenset({"/metrics", "/v1/loads", "/v1/live"})
 # Statuses after which the connection cannot be used again: the rest of a body may still be on its way.
-UNREAD: Final = frozenset({401, 403, 408, 413, 415})
+CLOSING_STATUSES: Final = frozenset({401, 403, 408, 413, 415})
 
 
 class ClientGone(Exception):
     """The client closed the connection; there is nobody to answer."""
 
 
-class Edge:
+class EdgeMiddleware:
     """`statuses` counts the answers that went out."""
 
     def __init__(self, app: ASGIApp, statuses: Counter[int]) -> None:
@@ -47,12 +51,12 @@ class Edge:
             await self.app(scope, receive, send)
             return
         answer = Reply(scope, send)
-        request_id.set(answer.id)
+        current_request_id.set(answer.id)
         try:
             await self.app(scope, receive, answer.send)
         except ClientGone:
             # Whatever was begun: nobody read it to its end, unless its socket told the client why.
-            answer.status = ClientLeft.status if answer.gave_way is None else answer.gave_way.status
+            answer.status = ClientLeft.status if answer.closed_with is None else answer.closed_with.status
         except asyncio.CancelledError:  # by a server that has stopped, and told how many there were
             await answer.fail(Stopping("The server is shutting down."))
         except Exception as error:  # whatever it was, the client gets an answer and the log gets the reason
@@ -73,7 +77,7 @@ class Reply:
         self.admin = False  # whether that is the administrator, or there are no keys to tell
         self.known = True  # whether its key was given, where the server has any
         self.body = b""  # as it came, where it is to be captured
-        self.cut_by: Callable[[], IngotError | None] = lambda: None  # why the server ended it before its answer did
+        self.ended_by: Callable[[], IngotError | None] = lambda: None  # why the server ended it before its answer did
         self.id = ID_PREFIXES.get(scope["path"], "req-") + secrets.token_hex(12)
         self.headers: list[tuple[str, str]] = [("x-request-id", self.id), ("x-content-type-options", "nosniff")]
         if scope["path"].startswith("/v1/messages"):
@@ -91,15 +95,15 @@ class Reply:
     async def fail(self, error: IngotError) -> None:
         if self.status:
             return  # half an answer is out: the server closes the connection, which tells the client
-        if error.status in UNREAD:
+        if error.status in CLOSING_STATUSES:
             self.headers.append(("connection", "close"))
         if (seconds := retry_after(error)) is not None:
             self.headers.append(("retry-after", seconds))
         body = error_body(error, self.scope["path"], self.id)
-        await Json(body, error.status)(self.scope, nothing, self.send)
+        await JsonResponse(body, error.status)(self.scope, receive_nothing, self.send)
 
     @property
-    def gave_way(self) -> IngotError | None:
+    def closed_with(self) -> IngotError | None:
         """What its connection was closed with, to make room for others or as the server stops."""
         found: IngotError | None = self.scope["state"].get("gave_way")
         return found
@@ -109,14 +113,20 @@ class Reply:
         method, path = self.scope["method"], self.scope["path"]
         # Probes come every few seconds for as long as the server lives; what is refused without a key, and what does
         # not come to its end before the server does, by the hundred.
-        often = path.startswith("/health") or path in WATCHED or (self.status == RateLimited.status and not self.known)
-        often = often or isinstance(self.gave_way, Stopping)
+        often = (
+            path.startswith("/health")
+            or path in MONITORING_PATHS
+            or (self.status == RateLimited.status and not self.known)
+        )
+        often = often or isinstance(self.closed_with, Stopping)
         level = logging.DEBUG if often else logging.INFO
-        told = about(self.id, event="answered", status=self.status, took_s=round(took / 1000, 4), tenant=self.tenant)
+        told = log_facts(
+            self.id, event="answered", status=self.status, took_s=round(took / 1000, 4), tenant=self.tenant
+        )
         log.log(level, "%s %.200r %d %.1f ms %s", method, path, self.status, took, self.id, extra=told)
 
 
-def answer_of(scope: Scope) -> Reply:
+def reply_of(scope: Scope) -> Reply:
     answer: Reply = scope["state"]["answer"]
     return answer
 
@@ -125,19 +135,33 @@ def as_ingot_error(error: Exception, id: str) -> IngotError:
     """`error` as a client may see it. One that nobody foresaw is logged, and shown as nothing but an id."""
     if isinstance(error, IngotError):
         return error
-    log.error("request %s failed", id, exc_info=error, extra=about(id, event="failed"))
+    log.error("request %s failed", id, exc_info=error, extra=log_facts(id, event="failed"))
     return IngotError(f"The server failed on this request. Its log has the reason under {id}.")
 
 
-async def nothing() -> Message:
+async def receive_nothing() -> Message:
     """For responses, which may ask for the rest of a request and do not need it."""
     return {"type": "http.disconnect"}
 
 
-class Json(Response):
+class JsonResponse(Response):
     """A response whose content is any value that JSON has a form for."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
         return msgspec.json.encode(content)
+
+
+audit_log = logging.getLogger("ingot.audit")
+
+
+def audit_refusal(answer: Reply, error: IngotError, key: str) -> None:
+    """`key` is whose it was, or what can be told of it."""
+    scope = answer.scope
+    address = (scope.get("client") or ("an unknown address",))[0]
+    audit_log.warning(
+        "%s refused, %d %s: %s %.200r from %s, key %s",
+        *(answer.id, error.status, error.code, scope["method"], scope["path"], address, key),
+        extra=log_facts(answer.id, event="refused", status=error.status, code=error.code, address=address, key=key),
+    )

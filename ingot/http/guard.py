@@ -16,83 +16,82 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingot.config import Settings
-from ingot.errors import BadRequest, Forbidden, IngotError, RateLimited, Stopping, TooLarge, Unauthorized
-from ingot.http.audit import refused
-from ingot.http.connections import address_of
-from ingot.http.edge import Reply, answer_of
-from ingot.http.endpoints.page import PAGES
-from ingot.http.rates import HEADERS as RATE_HEADERS
-from ingot.http.shared_state import Hall
-from ingot.http.tenants import Tenants, tenant_name
-from ingot.observe.notices import Notice
-from ingot.protocol.chat.receipt_headers import RECEIPT_HEADERS
-from ingot.protocol.operations import IMPORT_PATH, OPERATIONS
+from ingot.errors import BadRequest, Forbidden, IngotError, RateLimited, RequestTooLarge, Stopping, Unauthorized
+from ingot.http.connections import client_address
+from ingot.http.edge import Reply, audit_refusal, reply_of
+from ingot.http.endpoints.page import PAGE_PATHS
+from ingot.http.shared_state import SharedState
+from ingot.http.tenants import RATE_HEADERS, Tenants, tenant_name
+from ingot.observe.logs import RareWarning
+from ingot.protocol.operations import IMPORT_PATH, OPERATIONS, RECEIPT_HEADERS
 
 log = logging.getLogger("ingot.http")
 
-PROBES: Final = frozenset(operation.path for operation in OPERATIONS if operation.public)
-PUBLIC: Final = PROBES | {*PAGES.values()}
-RUNNING: Final = frozenset(operation.path for operation in OPERATIONS if operation.runs)
-HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{0,5})?")
-UPLOADS: Final = frozenset(operation.path for operation in OPERATIONS if operation.takes == "form")
+PROBE_PATHS: Final = frozenset(operation.path for operation in OPERATIONS if operation.public)
+PUBLIC_PATHS: Final = PROBE_PATHS | {*PAGE_PATHS.values()}
+ENGINE_PATHS: Final = frozenset(operation.path for operation in OPERATIONS if operation.runs)
+HOST_PATTERN: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{0,5})?")
+UPLOAD_PATHS: Final = frozenset(operation.path for operation in OPERATIONS if operation.takes == "form")
 PUBLIC_FOLDER: Final = "/static/"
 SAFE_METHODS: Final = ("GET", "HEAD")
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
-EXPOSED: Final = ("x-request-id", "retry-after", *RATE_HEADERS, *RECEIPT_HEADERS)
-FLOOD_S: Final = 1.0  # that whoever asks too often without a key waits for its refusal
+EXPOSED_HEADERS: Final = ("x-request-id", "retry-after", *RATE_HEADERS, *RECEIPT_HEADERS)
+FLOOD_DELAY_S: Final = 1.0  # that whoever asks too often without a key waits for its refusal
 PREFLIGHT_AGE_S: Final = 600
-RESTART_S: Final = 5.0  # what clients are told to wait for when the server stops
+RESTART_RETRY_S: Final = 5.0  # what clients are told to wait for when the server stops
 
 
-class Guard:
-    def __init__(self, app: ASGIApp, hall: Hall) -> None:
-        self.app, self.hall = app, hall
-        self._flood = Notice(log)
-        self._follow(hall.settings)
+class GuardMiddleware:
+    def __init__(self, app: ASGIApp, shared_state: SharedState) -> None:
+        self.app, self.shared_state = app, shared_state
+        self._flood_notice = RareWarning(log)
+        self._follow(shared_state.settings)
 
     def _follow(self, settings: Settings) -> None:
         self.settings = settings
         self.names = frozenset(host_name(name) for name in ("localhost", settings.host, *settings.allowed_hosts))
-        self.any_address = is_wildcard(settings.host)
+        self.any_address = is_wildcard_host(settings.host)
         self.origins = frozenset(origin.lower() for origin in settings.cors_origins)
         self.max_body_bytes = settings.max_body_bytes
-        self.max_bytes = {IMPORT_PATH: settings.max_import_bytes} | dict.fromkeys(UPLOADS, settings.max_audio_bytes)
+        self.max_bytes = {IMPORT_PATH: settings.max_import_bytes} | dict.fromkeys(
+            UPLOAD_PATHS, settings.max_audio_bytes
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers, answer = Headers(scope=scope), answer_of(scope)
-        if self.settings is not self.hall.settings:
-            self._follow(self.hall.settings)
+        headers, answer = Headers(scope=scope), reply_of(scope)
+        if self.settings is not self.shared_state.settings:
+            self._follow(self.shared_state.settings)
         self.tenants.refresh()
         try:
-            asks_leave = self._judge(scope, headers, answer)
+            is_preflight = self._judge(scope, headers, answer)
         except IngotError as error:
             if not answer.known and isinstance(error, RateLimited):
                 # They may be many: no line is written for each, and who asks again when it is answered does so seldom.
-                await anyio.sleep(FLOOD_S)
+                await anyio.sleep(FLOOD_DELAY_S)
             else:
-                refused(answer, error, self._called(headers))
+                audit_refusal(answer, error, self._called(headers))
             raise
         connection = scope["state"].get("connection")
-        if connection is not None and scope["path"] not in PROBES:
+        if connection is not None and scope["path"] not in PROBE_PATHS:
             connection.claim(answer.tenant)
-        if asks_leave:
+        if is_preflight:
             await send_preflight(headers, send)
             return
         most = self.max_bytes.get(scope["path"], self.max_body_bytes)
-        check_length(headers, most)
-        await self.app(scope, bounded(receive, most), send)
+        check_content_length(headers, most)
+        await self.app(scope, bound_receive(receive, most), send)
 
     @property
     def tenants(self) -> Tenants:
-        return self.hall.tenants
+        return self.shared_state.tenants
 
     def _judge(self, scope: Scope, headers: Headers, answer: Reply) -> bool:
         """Raises what a request is refused with for who sends it, whence, or how many. Whether a page of another origin
         asks if it may send one."""
-        given = keys_in(headers)
+        given = api_keys_in(headers)
         tenant = self.tenants.of(given)
         answer.known = not self.tenants or tenant is not None
         if not answer.known:
@@ -101,30 +100,30 @@ class Guard:
         if self._check_origin(headers):
             answer.headers += [
                 ("access-control-allow-origin", headers["origin"]),
-                ("access-control-expose-headers", ", ".join(EXPOSED)),
+                ("access-control-expose-headers", ", ".join(EXPOSED_HEADERS)),
                 ("vary", "origin"),
             ]
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
                 return True
-        if self.tenants and not is_public(scope):
+        if self.tenants and not is_public_path(scope):
             self._check_key(given, tenant, answer)
         answer.admin = self.tenants.is_admin(answer.tenant)
-        if scope["method"] == "POST" and scope["path"] in RUNNING:
-            if self.hall.live.draining:
-                raise self.hall.live.refusal or shutting_down()
+        if scope["method"] == "POST" and scope["path"] in ENGINE_PATHS:
+            if self.shared_state.live.draining:
+                raise self.shared_state.live.refusal or shutting_down_error()
             self._check_rate(answer)
         return False
 
     def _check_unknown(self, scope: Scope) -> None:
         """Refuses what an address asks for without a key beyond its share of what that may cost the others."""
-        address = address_of(scope.get("client"))
-        budget = self.hall.probes if scope["path"] in PROBES else self.hall.unknown
+        address = client_address(scope.get("client"))
+        budget = self.shared_state.probes if scope["path"] in PROBE_PATHS else self.shared_state.unknown
         if not budget.take(address):
-            self._flood.warn("more than %d %s a second; the most are %s", budget.capacity, budget.name, address)
+            self._flood_notice.warn("more than %d %s a second; the most are %s", budget.capacity, budget.name, address)
             raise RateLimited(f"Too many {budget.name} come from this address.", retry_after=1)
 
     def _check_rate(self, answer: Reply) -> None:
-        key, rates = self.tenants.key_of(answer.tenant), self.hall.rates
+        key, rates = self.tenants.key_of(answer.tenant), self.shared_state.rates
         try:
             rates.admit(answer.tenant, key)
         finally:
@@ -132,7 +131,7 @@ class Guard:
 
     def _called(self, headers: Headers) -> str:
         """Whose key a request holds, as the audit log may tell it."""
-        given = keys_in(headers)
+        given = api_keys_in(headers)
         if not given:
             return "none"
         return self.tenants.of(given) or f"unknown, {tenant_name(given[0])}"
@@ -141,13 +140,13 @@ class Guard:
         hosts = headers.getlist("host")
         if len(hosts) != 1:
             raise BadRequest("A request has exactly one Host header.")
-        found = HOST.fullmatch(hosts[0].strip())
+        found = HOST_PATTERN.fullmatch(hosts[0].strip())
         if found is None:
             raise BadRequest("The Host header is not a name or an address, and a port if need be.")
         name = host_name(found[1])
         if name in self.names:
             return
-        address = as_address(name)
+        address = parse_address(name)
         if address is not None and (address.is_loopback or self.any_address):
             return
         raise Forbidden(
@@ -179,7 +178,7 @@ class Guard:
         answer.tenant = tenant
 
 
-def keys_in(headers: Headers) -> list[str]:
+def api_keys_in(headers: Headers) -> list[str]:
     """Every key that a request gives, in either header."""
     given = headers.getlist("x-api-key")
     for value in headers.getlist("authorization"):
@@ -188,16 +187,16 @@ def keys_in(headers: Headers) -> list[str]:
     return [key for each in given if (key := each.strip())]
 
 
-def check_length(headers: Headers, most: int) -> None:
+def check_content_length(headers: Headers, most: int) -> None:
     length = headers.get("content-length", "0")
     if not (length.isascii() and length.isdigit()):
         raise BadRequest("Content-Length is not a number.")
     # Digits are counted first: a number may be too long to be worth reading.
     if len(length) > 20 or int(length) > most:
-        raise too_large(most)
+        raise too_large_error(most)
 
 
-def bounded(receive: Receive, most: int) -> Receive:
+def bound_receive(receive: Receive, most: int) -> Receive:
     received = 0
 
     async def bounded() -> Message:
@@ -205,23 +204,23 @@ def bounded(receive: Receive, most: int) -> Receive:
         message = await receive()
         received += len(message.get("body", b""))
         if received > most:
-            raise too_large(most)
+            raise too_large_error(most)
         return message
 
     return bounded
 
 
-def too_large(most: int) -> TooLarge:
-    return TooLarge(f"The body is larger than {most} bytes, the most this server takes.")
+def too_large_error(most: int) -> RequestTooLarge:
+    return RequestTooLarge(f"The body is larger than {most} bytes, the most this server takes.")
 
 
-def shutting_down() -> Stopping:
-    return Stopping("The server is shutting down.", retry_after=RESTART_S)
+def shutting_down_error() -> Stopping:
+    return Stopping("The server is shutting down.", retry_after=RESTART_RETRY_S)
 
 
-def is_public(scope: Scope) -> bool:
+def is_public_path(scope: Scope) -> bool:
     path: str = scope["path"]
-    return scope["method"] in SAFE_METHODS and (path in PUBLIC or path.startswith(PUBLIC_FOLDER))
+    return scope["method"] in SAFE_METHODS and (path in PUBLIC_PATHS or path.startswith(PUBLIC_FOLDER))
 
 
 def host_name(host: str) -> str:
@@ -234,16 +233,16 @@ def host_name(host: str) -> str:
     return host.rstrip(".")
 
 
-def as_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def parse_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(name)
     except ValueError:
         return None
 
 
-def is_wildcard(host: str) -> bool:
+def is_wildcard_host(host: str) -> bool:
     """Whether `host` listens on every address. A page's own address cannot be faked by a name, so all are right."""
-    address = as_address(host_name(host))
+    address = parse_address(host_name(host))
     return address is not None and address.is_unspecified
 
 

@@ -1,7 +1,8 @@
 """HTTP/1.1 on the socket: uvicorn's httptools protocol with bounds on what a client may hold without using it.
 
 The parser below takes a head of any size at any pace, so both are watched here, where the bytes come in; and so is
-whether they leave, as a client that does not read would otherwise hold its answer for ever.
+whether they leave, as a client that does not read would otherwise hold its answer for ever. `server_config` is
+uvicorn's configuration with these bounds and without what uvicorn would add of its own.
 """
 
 from __future__ import annotations
@@ -11,26 +12,31 @@ import logging
 from typing import Any, ClassVar, Final
 
 import msgspec
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from ingot.errors import BadRequest, HeadTooLarge, IngotError, Unavailable
-from ingot.http.connections import Connections, address_of
-from ingot.http.socket.options import watch
-from ingot.observe.notices import Notice
+from ingot.config import Settings
+from ingot.errors import BadRequest, HeadersTooLarge, IngotError, Unavailable
+from ingot.http.connections import OpenConnections, affordable_connections, client_address, set_keepalive_options
+from ingot.observe.logs import RareWarning
 from ingot.protocol.errors import ErrorBody, retry_after
 
 log = logging.getLogger("ingot.http")
 
-HEAD_S: Final = 30.0  # from the first byte of a connection, or of the next request on it, to the end of the head
-WAITING_HEAD_S: Final = 5.0  # the same, for a connection above the most
-STALLED_S: Final = 5.0  # without a byte of a body after which its connection is given to another, where there are none
-UNREAD_S: Final = 60.0  # that a client may take without reading anything of what waits for it
-unread = Notice(log)
+HEAD_TIMEOUT_S: Final = (
+    30.0  # from the first byte of a connection, or of the next request on it, to the end of the head
+)
+WAITING_HEAD_TIMEOUT_S: Final = 5.0  # the same, for a connection above the most
+STALLED_BODY_S: Final = (
+    5.0  # without a byte of a body after which its connection is given to another, where there are none
+)
+UNREAD_ANSWER_S: Final = 60.0  # that a client may take without reading anything of what waits for it
+unread_notice = RareWarning(log)
 
 
 class BoundedHttp(HttpToolsProtocol):
     max_head_bytes: ClassVar[int]
-    open_ones: ClassVar[Connections]
+    open_connections: ClassVar[OpenConnections]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -47,22 +53,22 @@ class BoundedHttp(HttpToolsProtocol):
         self._cycles: list[RequestResponseCycle] = []
 
     @classmethod
-    def with_limits(cls, max_head_bytes: int, open_ones: Connections) -> type[BoundedHttp]:
-        return type(cls.__name__, (cls,), {"max_head_bytes": max_head_bytes, "open_ones": open_ones})
+    def with_limits(cls, max_head_bytes: int, open_connections: OpenConnections) -> type[BoundedHttp]:
+        return type(cls.__name__, (cls,), {"max_head_bytes": max_head_bytes, "open_ones": open_connections})
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        watch(transport.get_extra_info("socket"))
+        set_keepalive_options(transport.get_extra_info("socket"))
         # Whatever the kernel does not take at once counts as waiting for the client.
         transport.set_write_buffer_limits(high=0)
-        self.address = address_of(self.client)
-        self._waits = not self.open_ones.enter(self)
+        self.address = client_address(self.client)
+        self._waits = not self.open_connections.enter(self)
         self._expect_more()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         self.resume_writing()
-        self.open_ones.leave(self)
+        self.open_connections.leave(self)
         # The parent tells only the newest request of a pipeline that its client has gone.
         for cycle in self._cycles:
             if not cycle.response_complete:
@@ -100,7 +106,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._stop_waiting()
         self._in_head, self._in_body = False, True
         self.scope["state"]["connection"] = self
-        self.open_ones.work(self)
+        self.open_connections.work(self)
         super().on_headers_complete()
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         if self.cycle is not None:
@@ -114,7 +120,7 @@ class BoundedHttp(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         if not self.pipeline:
             self.received = 0
-            self.open_ones.rest(self)
+            self.open_connections.rest(self)
         super().on_response_complete()
         if self._in_body and not self.pipeline and not self.transport.is_closing():
             self._expect_more()
@@ -137,12 +143,12 @@ class BoundedHttp(HttpToolsProtocol):
     @property
     def is_stalled(self) -> bool:
         # Nothing comes either while the server does not read.
-        return self._in_body and not self.flow.read_paused and self.loop.time() - self._heard > STALLED_S
+        return self._in_body and not self.flow.read_paused and self.loop.time() - self._heard > STALLED_BODY_S
 
     def claim(self, tenant: str) -> None:
         """The request on it is this tenant's, or nobody's that is known. Raises Unavailable where it cannot stay."""
-        if not self.open_ones.claim(self, tenant):
-            raise crowded(self.open_ones.most)
+        if not self.open_connections.claim(self, tenant):
+            raise too_many_connections_error(self.open_connections.most)
 
     def give_way(self, why: IngotError | None = None) -> None:
         """Nobody answers on it any more; one whose answer was not begun is told why: for others, if nothing else."""
@@ -151,7 +157,7 @@ class BoundedHttp(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
         if len(begun) == 1 and not begun[0].response_started:
-            error = why or crowded(self.open_ones.most)
+            error = why or too_many_connections_error(self.open_connections.most)
             begun[0].scope["state"]["gave_way"] = error  # for the log, which would take its client to have left
             self._refuse(error)
         else:
@@ -172,21 +178,23 @@ class BoundedHttp(HttpToolsProtocol):
     def _expect_more(self) -> None:
         """The next head, or the rest of a body that nobody reads any more, within bounded time."""
         self._stop_waiting()
-        seconds = WAITING_HEAD_S if self._waits else HEAD_S
+        seconds = WAITING_HEAD_TIMEOUT_S if self._waits else HEAD_TIMEOUT_S
         self._patience = self.loop.call_later(seconds, self.transport.close)
 
     def _expect_reading(self) -> None:
         waiting = self.transport.get_write_buffer_size()
-        self._reading = self.loop.call_later(UNREAD_S, self._check_reading, waiting)
+        self._reading = self.loop.call_later(UNREAD_ANSWER_S, self._check_reading, waiting)
 
     def _check_reading(self, waited: int) -> None:
         """Nothing is written while something waits, so any change is the client's doing."""
         if self.transport.get_write_buffer_size() != waited:
             self._expect_reading()
             return
-        unread.warn("a client read nothing for %g seconds while %d bytes waited; it was dropped", UNREAD_S, waited)
+        unread_notice.warn(
+            "a client read nothing for %g seconds while %d bytes waited; it was dropped", UNREAD_ANSWER_S, waited
+        )
         if self.cycle is not None:
-            self.cycle.scope["state"]["gone"] = f"The client did not read its answer for {UNREAD_S:g} seconds."
+            self.cycle.scope["state"]["gone"] = f"The client did not read its answer for {UNREAD_ANSWER_S:g} seconds."
         self.transport.abort()
 
     def _stop_waiting(self) -> None:
@@ -195,7 +203,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._patience = None
 
     def _refuse_head(self) -> None:
-        self._refuse(HeadTooLarge(f"The head of a request may have {self.max_head_bytes} bytes."))
+        self._refuse(HeadersTooLarge(f"The head of a request may have {self.max_head_bytes} bytes."))
 
     def _refuse(self, error: IngotError) -> None:
         body = msgspec.json.encode(ErrorBody.of(error))
@@ -206,5 +214,26 @@ class BoundedHttp(HttpToolsProtocol):
         self.transport.close()
 
 
-def crowded(most: int) -> Unavailable:
+def too_many_connections_error(most: int) -> Unavailable:
     return Unavailable(f"The server has as many connections as it takes ({most}), all at work.", retry_after=1)
+
+
+def server_config(app: Any, settings: Settings, *, keep_alive_s: int, shutdown_s: int) -> uvicorn.Config:
+    """`keep_alive_s` is how long a connection may be idle, `shutdown_s` what answers have when the server stops."""
+    return uvicorn.Config(
+        app,
+        http=BoundedHttp.with_limits(
+            settings.max_header_bytes, OpenConnections(affordable_connections(settings.max_connections))
+        ),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        # How many are taken before the loop turns to anything else; where there is no file for one, how often that is
+        # said at once. What the kernel may keep waiting is set by `listen`.
+        backlog=1,
+        timeout_keep_alive=keep_alive_s,
+        timeout_graceful_shutdown=shutdown_s,
+    )

@@ -1,4 +1,5 @@
-"""Threads for work that would hold up the event loop, so many for each kind of it, shared fairly by tenants."""
+"""Thread pools for work that would hold up the event loop, so many threads for each kind of it, shared fairly by
+tenants."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ from typing import Final, TypeVar
 
 from ingot.errors import Overloaded
 from ingot.media import worker
-from ingot.observe.logs import request_id
+from ingot.observe.logs import current_request_id
 from ingot.shares import Shares
 from ingot.text import cancellation
 
 T = TypeVar("T")
-RETRY_S: Final = 1.0
+LANE_RETRY_S: Final = 1.0
 
 
-class Turns:
+class FairTurns:
     """Belongs to one event loop. So many may go at the same time, of which each tenant has at most `each`, and takes
     turns with others for the next; beyond `waiting` of its own that wait, more are refused with Overloaded."""
 
@@ -49,7 +50,7 @@ class Turns:
         if len(queue) >= self._waiting:
             raise Overloaded(
                 f"{len(queue)} requests of this key wait for the same already. Try again in a moment.",
-                retry_after=RETRY_S,
+                retry_after=LANE_RETRY_S,
             )
         turn = asyncio.get_running_loop().create_future()
         queue.append(turn)
@@ -81,14 +82,14 @@ class Turns:
         return min(waiting, key=lambda tenant: self._going.held[tenant], default=None)
 
 
-class Lane:
+class ThreadLane:
     """Threads, which tenants have by turns.
 
     Work whose caller is cancelled is told so (`stopping`) and keeps its thread until it stops.
     """
 
     def __init__(self, name: str, *, threads: int, each: int, waiting: int) -> None:
-        self._turns = Turns(name, at_once=threads, each=each, waiting=waiting)
+        self._turns = FairTurns(name, at_once=threads, each=each, waiting=waiting)
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"ingot-{name}")
 
     async def run(self, tenant: str, work: Callable[[], T]) -> T:
@@ -99,8 +100,8 @@ class Lane:
             return not left.is_set()
 
         def watched() -> T:
-            cancellation.current.set(wanted)
-            with worker.working_for(worker.Client(tenant, wanted, request_id.get())):
+            cancellation.still_wanted.set(wanted)
+            with worker.working_for(worker.MediaClient(tenant, wanted, current_request_id.get())):
                 return work()
 
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Requests under way, and the three ways they end early: the client leaves, time is up, the server stops."""
+"""Requests in progress, and the three ways they end early: the client leaves, time is up, the server stops."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ingot.errors import DeadlineExceeded, IngotError
 from ingot.http.edge import ClientGone, Reply
 
 # The engine ends a request at its deadline by itself; this much later the edge does, as when nobody reads.
-GRACE_S: Final = 5.0
-LOOK_S: Final = 0.05  # how often it is looked who still runs, once the server is told to stop
+DEADLINE_GRACE_S: Final = 5.0
+DRAIN_POLL_S: Final = 0.05  # how often it is looked who still runs, once the server is told to stop
 
 
-class Exchange:
+class RequestLifetime:
     """One request's work, and the right to end it from outside."""
 
     def __init__(self, receive: Receive, limit_s: float, answer: Reply | None = None) -> None:
         """`answer` is told of why it is cut off, where it is."""
         self._receive = receive
         if answer is not None:
-            answer.cut_by = self._cut_by
+            answer.ended_by = self._ended_by
         self._limit_s = limit_s
         self._scope = anyio.CancelScope()
         self._cause: IngotError | ClientGone | None = None
@@ -37,18 +37,18 @@ class Exchange:
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
         """Does `work`; raises the cause where it was abandoned before its end."""
-        self._scope.deadline = anyio.current_time() + self._limit_s + GRACE_S
+        self._scope.deadline = anyio.current_time() + self._limit_s + DEADLINE_GRACE_S
         with self._scope:
-            async with beside(self._watch()):
+            async with background_task(self._watch()):
                 await work()
         if self._scope.cancelled_caught:
-            raise self._cause or _too_late()
+            raise self._cause or _deadline_error()
 
-    def _cut_by(self) -> IngotError | None:
+    def _ended_by(self) -> IngotError | None:
         """Why the server ended it; None where it did not."""
         if isinstance(self._cause, ClientGone):
             return None
-        return self._cause or (_too_late() if self._scope.cancel_called else None)
+        return self._cause or (_deadline_error() if self._scope.cancel_called else None)
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -56,22 +56,22 @@ class Exchange:
         self.abandon(ClientGone())
 
 
-def _too_late() -> DeadlineExceeded:
+def _deadline_error() -> DeadlineExceeded:
     return DeadlineExceeded("The request took longer than it may.")
 
 
-class Live:
+class LiveRequests:
     """The exchanges under way."""
 
     def __init__(self) -> None:
-        self._exchanges: set[Exchange] = set()
+        self._exchanges: set[RequestLifetime] = set()
         self.draining = False  # nobody else is let in
         self.refusal: IngotError | None = None  # why, where it is not that the server is asked to stop
 
     def __len__(self) -> int:
         return len(self._exchanges)
 
-    async def run(self, exchange: Exchange, work: Callable[[], Awaitable[None]]) -> None:
+    async def run(self, exchange: RequestLifetime, work: Callable[[], Awaitable[None]]) -> None:
         self._exchanges.add(exchange)
         try:
             await exchange.run(work)
@@ -83,7 +83,7 @@ class Live:
         self.draining = True
         with anyio.move_on_after(within_s):
             while self._exchanges and not hurried():
-                await anyio.sleep(LOOK_S)
+                await anyio.sleep(DRAIN_POLL_S)
 
     def abandon_all(self, cause: IngotError) -> None:
         for exchange in list(self._exchanges):
@@ -91,7 +91,7 @@ class Live:
 
 
 @asynccontextmanager
-async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+async def background_task(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """Runs `work` next to the block, and ends it with the block."""
     task = asyncio.create_task(work)
     try:

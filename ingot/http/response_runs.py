@@ -1,4 +1,5 @@
-"""Responses under way: rounds of the engine and of the server's own calls, until the model has nothing more to ask."""
+"""Responses in progress: rounds of the engine and of the server's own tool calls, until the model has nothing more to
+ask."""
 
 from __future__ import annotations
 
@@ -11,21 +12,26 @@ from msgspec import Struct
 
 from ingot.engine.request import Ended, Failed
 from ingot.errors import Cancelled, IngotError
-from ingot.http.accounting import CountedStream, opened
+from ingot.http.accounting import AccountedStream, open_stream
 from ingot.http.edge import Reply
-from ingot.http.endpoints.generation import cut_short
-from ingot.http.request_lifetime import beside
-from ingot.http.service import Service
-from ingot.http.streaming import StreamedResponse
-from ingot.http.streaming_feed import Feed, FeedReader
-from ingot.http.streaming_framing import Framing
-from ingot.http.streaming_sse import KEEP_ALIVE, MEDIA_TYPE, bare
+from ingot.http.endpoints.generation import engine_stopped_error
+from ingot.http.request_lifetime import background_task
+from ingot.http.service import ModelService
+from ingot.http.streaming import (
+    SSE_KEEP_ALIVE,
+    SSE_MEDIA_TYPE,
+    EventFeed,
+    EventFeedReader,
+    StreamedResponse,
+    StreamFraming,
+    frame_bare_event,
+)
 from ingot.protocol.chat.answers import GenerationTask
 from ingot.protocol.responses.answers import ResponseBody, ResponseEvent
-from ingot.protocol.responses.output import GrowingServerCall
+from ingot.protocol.responses.output import McpCallBuilder
 from ingot.protocol.responses.request import ResponsePlan
 
-CALLS: Final = 32  # that the server makes for one response where the request does not say
+MOST_SERVER_CALLS: Final = 32  # that the server makes for one response where the request does not say
 
 CANCEL_S: Final = 10.0  # what a response gets to end once it was cancelled
 
@@ -33,44 +39,48 @@ CallTool = Callable[[str, str, str], Awaitable[str]]
 """Calls a tool of an MCP server, by its label, with JSON arguments. Raises IngotError, in words for the model."""
 
 
-Keep = Callable[["Run"], Awaitable[None]]
+StoreRun = Callable[["ResponseRun"], Awaitable[None]]
 
 
-def named(buffer: bytearray, chunk: Struct) -> None:
+def frame_response_event(buffer: bytearray, chunk: Struct) -> None:
     """An event by the name of its type."""
     assert isinstance(chunk, ResponseEvent)
     buffer += b"event: %s\n" % chunk.type.encode()
-    bare(buffer, chunk)
+    frame_bare_event(buffer, chunk)
 
 
-EVENTS: Final = Framing(MEDIA_TYPE, named, alive=KEEP_ALIVE)
+RESPONSE_EVENTS: Final = StreamFraming(SSE_MEDIA_TYPE, frame_response_event, alive=SSE_KEEP_ALIVE)
 
 
-async def tell(batches: AsyncIterable[list[Struct]], empty: Callable[[], list[Struct]], out: StreamedResponse) -> None:
+async def stream_response_events(
+    batches: AsyncIterable[list[Struct]], empty: Callable[[], list[Struct]], out: StreamedResponse
+) -> None:
     told = aiter(batches)
     await out.start()
-    await out.write(EVENTS.framed(await anext(told, [])))
-    async with beside(out.keep_alive(empty)):
+    await out.write(RESPONSE_EVENTS.framed(await anext(told, [])))
+    async with background_task(out.keep_alive(empty)):
         async for events in told:
-            await out.write(EVENTS.framed(events))
+            await out.write(RESPONSE_EVENTS.framed(events))
     await out.end(b"")
 
 
-class Run:
+class ResponseRun:
     """One response. `start` opens the engine, which may refuse; `batches` then gives its events, to the end.
 
     `keep` is called once, when the response has ended and before anybody is told.
     """
 
-    def __init__(self, service: Service, plan: ResponsePlan, answer: Reply, call: CallTool, keep: Keep) -> None:
+    def __init__(
+        self, service: ModelService, plan: ResponsePlan, answer: Reply, call: CallTool, keep: StoreRun
+    ) -> None:
         self.plan, self.tenant = plan, answer.tenant
         self._service, self._answer, self._call, self._keep = service, answer, call, keep
-        self._stream: CountedStream | None = None
-        self._calls_left = plan.body.max_tool_calls or CALLS
+        self._stream: AccountedStream | None = None
+        self._calls_left = plan.body.max_tool_calls or MOST_SERVER_CALLS
         self._cancelled = asyncio.Event()
         self.ended = asyncio.Event()
         self.error: IngotError | None = None
-        self.feed: Feed | None = None  # its events, where it goes on without its client
+        self.feed: EventFeed | None = None  # its events, where it goes on without its client
 
     @property
     def id(self) -> str:
@@ -108,7 +118,7 @@ class Run:
         async with asyncio.timeout(CANCEL_S):
             await self.ended.wait()
 
-    def silence(self, reader: FeedReader | None) -> list[Struct]:
+    def silence(self, reader: EventFeedReader | None) -> list[Struct]:
         """What fills one. Events that wait to be read have their numbers already."""
         return [] if reader is not None and len(reader) else self.plan.composer.empty()
 
@@ -120,7 +130,7 @@ class Run:
         if self._stream is not None:
             self._stream.close()
 
-    async def _round(self, stream: CountedStream) -> AsyncGenerator[list[Struct], None]:
+    async def _round(self, stream: AccountedStream) -> AsyncGenerator[list[Struct], None]:
         composer = self.plan.composer
         async for events in stream:
             last = events[-1]
@@ -130,9 +140,9 @@ class Run:
                 raise last.error
             if isinstance(last, Ended):
                 return
-        raise cut_short()
+        raise engine_stopped_error()
 
-    async def _made(self, call: GrowingServerCall) -> list[Struct]:
+    async def _made(self, call: McpCallBuilder) -> list[Struct]:
         """Makes one call; what went wrong with it is the model's to read."""
         if self._calls_left <= 0:
             return [*call.failed("No more calls are allowed in this response.")]
@@ -152,7 +162,7 @@ class Run:
             making.cancel()
             stopping.cancel()
 
-    async def _next(self) -> CountedStream | None:
+    async def _next(self) -> AccountedStream | None:
         """The next round, where the server made calls and the client has none to make."""
         composer = self.plan.composer
         self.close()
@@ -165,7 +175,7 @@ class Run:
             return None
         return await self._open(job)
 
-    async def _open(self, job: GenerationTask) -> CountedStream:
+    async def _open(self, job: GenerationTask) -> AccountedStream:
         if self._cancelled.is_set():
             raise Cancelled("The response was cancelled.")
-        return await opened(job, self._answer, self._service)
+        return await open_stream(job, self._answer, self._service)

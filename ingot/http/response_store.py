@@ -1,7 +1,9 @@
-"""Stored responses, in one SQLite file: bounded in number, bytes and age, each tenant's apart from the others'.
+"""Stored responses, in one SQLite file: bounded in number, bytes and age, each tenant's apart from the others'; and the
+responses in progress, of all models.
 
-A response is kept with everything it answered, so that it can be gone on from whatever became of those before it. The
-file also holds the secret that reasoning is sealed with. Its calls block for a moment: not for an event loop.
+A response is stored with everything it answered, so that it can be continued whatever became of those before it. The
+file also holds the secret that reasoning is signed with. Its calls block for a moment: not for an event loop. Light to
+import.
 """
 
 from __future__ import annotations
@@ -19,27 +21,28 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
 from ingot.config import Settings
 from ingot.errors import ConfigError, Unavailable
-from ingot.observe.notices import Notice
+from ingot.http.streaming import MOST_FEED_BATCHES, EventFeed
+from ingot.observe.logs import RareWarning
 from ingot.protocol.responses.stored_response import StoredResponse
-from ingot.shares import heaviest
+from ingot.shares import heaviest_holder
 
 if TYPE_CHECKING:
     from ingot.protocol.responses.answers import ResponseBody
 
 log = logging.getLogger("ingot.responses")
 
-VERSION: Final = 1
+STORE_VERSION: Final = 1
 SECRET_BYTES: Final = 32
 DAY_S: Final = 86400.0
-ROOM_BYTES: Final = 16 << 10  # that there has to be room for before a response is begun
-PATIENCE_S: Final = 10.0  # for another process that writes to the same file
-SCHEMA: Final = """
+STORE_ROOM_BYTES: Final = 16 << 10  # that there has to be room for before a response is begun
+STORE_LOCK_S: Final = 10.0  # for another process that writes to the same file
+STORE_SCHEMA: Final = """
 CREATE TABLE responses (
     id TEXT PRIMARY KEY, tenant TEXT NOT NULL, created REAL NOT NULL, size INTEGER NOT NULL, content BLOB NOT NULL
 ) WITHOUT ROWID;
@@ -49,7 +52,7 @@ CREATE TABLE secrets (name TEXT PRIMARY KEY, value BLOB NOT NULL);
 
 
 @dataclass(frozen=True, slots=True)
-class Caps:
+class StoreLimits:
     """What the store may hold. A size is that of the compressed content."""
 
     rows: int
@@ -68,12 +71,12 @@ class TenantUsage:
 class ResponseStore:
     """Opened at its first use, so that a server that is never asked for a response leaves no file."""
 
-    def __init__(self, path: Path, caps: Caps) -> None:
+    def __init__(self, path: Path, caps: StoreLimits) -> None:
         self._path, self._caps = path, caps
         self._connection: sqlite3.Connection | None = None
         self._lock = threading.Lock()
         self._secret: bytes | None = None
-        self._unusable = Notice(log)
+        self._unusable_notice = RareWarning(log)
 
     def secret(self) -> bytes:
         """What thinking is signed with. One that lasts as long as the server, where the file cannot be used."""
@@ -111,7 +114,7 @@ class ResponseStore:
     def check(self) -> None:
         """Raises Unavailable where nothing can be stored, so that nothing is computed that would be lost then."""
         with self._using() as connection:
-            connection.execute("INSERT OR REPLACE INTO secrets VALUES ('room', randomblob(?))", (ROOM_BYTES,))
+            connection.execute("INSERT OR REPLACE INTO secrets VALUES ('room', randomblob(?))", (STORE_ROOM_BYTES,))
 
     def delete(self, tenant: str, response_id: str) -> bool:
         with self._using() as connection:
@@ -141,9 +144,9 @@ class ResponseStore:
         """Whose oldest response has to go: that of the tenant with most of what there is too much of. So nobody loses
         anything of an equal share, and what others leave of theirs is anyone's."""
         if sum(own.rows for own in held.values()) > self._caps.rows:
-            return heaviest({tenant: own.rows for tenant, own in held.items()})
+            return heaviest_holder({tenant: own.rows for tenant, own in held.items()})
         if sum(own.size for own in held.values()) > self._caps.size:
-            return heaviest({tenant: own.size for tenant, own in held.items()})
+            return heaviest_holder({tenant: own.size for tenant, own in held.items()})
         return None
 
     @contextmanager
@@ -152,28 +155,28 @@ class ResponseStore:
         with self._lock:
             try:
                 if self._connection is None:
-                    self._connection = opened(self._path)
+                    self._connection = open_store_file(self._path)
                 with self._connection:
                     yield self._connection
             except (sqlite3.Error, OSError, ConfigError) as error:
-                self._unusable.warn("the store of responses at %s cannot be used: %s", self._path, error)
-                why = "its disk is full" if is_full(error) else "the server's log says why"
+                self._unusable_notice.warn("the store of responses at %s cannot be used: %s", self._path, error)
+                why = "its disk is full" if is_disk_full(error) else "the server's log says why"
                 raise Unavailable(f"The store of responses cannot be used: {why}. Send `store: false`.") from error
 
 
-def is_full(error: Exception) -> bool:
+def is_disk_full(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
 
 
-def store_of(settings: Settings) -> ResponseStore | None:
+def open_response_store(settings: Settings) -> ResponseStore | None:
     path = settings.responses_path
-    caps = Caps(settings.responses_rows, settings.responses_bytes, settings.responses_days * DAY_S)
+    caps = StoreLimits(settings.responses_rows, settings.responses_bytes, settings.responses_days * DAY_S)
     return None if path is None else ResponseStore(path, caps)
 
 
-class TenantsResponses:
+class TenantResponses:
     """One tenant's, as reading a body needs them."""
 
     def __init__(self, store: ResponseStore, tenant: str) -> None:
@@ -186,42 +189,92 @@ class TenantsResponses:
         self._store.check()
 
 
-def opened(path: Path) -> sqlite3.Connection:
+def open_store_file(path: Path) -> sqlite3.Connection:
     """A connection to the store at `path`, which is made where there is none. One that is damaged is set aside."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return connected(path)
+        return connect_store(path)
     except sqlite3.DatabaseError as error:
         if isinstance(error, sqlite3.OperationalError):
             raise
         aside = path.with_name(f"{path.name}.damaged-{int(time.time())}")
         log.warning("the store of responses was damaged (%s); it is now %s", error, aside)
         path.rename(aside)
-        return connected(path)
+        return connect_store(path)
 
 
-def connected(path: Path) -> sqlite3.Connection:
+def connect_store(path: Path) -> sqlite3.Connection:
     # Conversations are nobody else's to read, so the file is made with these rights before anything is in it.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    connection = sqlite3.connect(path, timeout=PATIENCE_S, check_same_thread=False)
+    connection = sqlite3.connect(path, timeout=STORE_LOCK_S, check_same_thread=False)
     try:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
-        prepare(connection, path)
+        prepare_store(connection, path)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def prepare(connection: sqlite3.Connection, path: Path) -> None:
+def prepare_store(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("BEGIN IMMEDIATE")
     with connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version == 0:
-            for statement in SCHEMA.split(";"):
+            for statement in STORE_SCHEMA.split(";"):
                 connection.execute(statement)
             connection.execute("INSERT INTO secrets VALUES ('seal', ?)", (secrets.token_bytes(SECRET_BYTES),))
-            connection.execute(f"PRAGMA user_version = {VERSION}")
-        elif version != VERSION:
+            connection.execute(f"PRAGMA user_version = {STORE_VERSION}")
+        elif version != STORE_VERSION:
             raise ConfigError(f"{path} was written by another version of ingot")
+
+
+class OwnedRun(Protocol):
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def tenant(self) -> str: ...
+
+
+R = TypeVar("R", bound=OwnedRun)
+
+
+MOST_ENDED_RUNS: Final = 16  # responses that ended without their clients, whose events are held
+
+
+class ResponseRuns(Generic[R]):
+    """By their ids. Each tenant sees its own."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, R] = {}
+        self._lately: dict[str, tuple[str, EventFeed]] = {}  # tenants and events by ids, the newest last
+
+    def add(self, run: R) -> None:
+        self._runs[run.id] = run
+
+    def remove(self, run: R) -> None:
+        self._runs.pop(run.id, None)
+
+    def end(self, run: R, feed: EventFeed) -> None:
+        """Remove it, and hold its events for clients that lost it and come again."""
+        self.remove(run)
+        self._lately[run.id] = (run.tenant, feed)
+        while (
+            len(self._lately) > MOST_ENDED_RUNS
+            or sum(len(held) for _, held in self._lately.values()) > MOST_FEED_BATCHES
+        ):
+            self.forget(next(iter(self._lately)))
+
+    def forget(self, response_id: str) -> None:
+        self._lately.pop(response_id, None)
+
+    def find(self, tenant: str, response_id: str) -> R | None:
+        run = self._runs.get(response_id)
+        return run if run is not None and run.tenant == tenant else None
+
+    def recently_ended(self, tenant: str, response_id: str) -> EventFeed | None:
+        """The events of one that ended without its client."""
+        owner, feed = self._lately.get(response_id, ("", None))
+        return feed if owner == tenant else None

@@ -1,10 +1,11 @@
-"""From operations to an application: their routes, inside the guard, inside the edge."""
+"""From operations to an application: their routes, inside the guard, inside the edge; the health probes, and Ollama's
+addresses that would change what is served, which are refused. Light to import."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import anyio.to_thread
 from starlette.applications import Starlette
@@ -16,38 +17,40 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from ingot.config import Settings
-from ingot.errors import MethodNotAllowed, NotFound, nearest
-from ingot.http.edge import Edge, Json, answer_of
+from ingot.engine.status import Health
+from ingot.errors import MethodNotAllowed, NotFound, Unsupported, nearest_name
+from ingot.http.edge import EdgeMiddleware, JsonResponse, reply_of
 from ingot.http.endpoints.page import page_routes
-from ingot.http.endpoints.refused import refused_routes
-from ingot.http.guard import Guard
-from ingot.http.shared_state import HasHall
+from ingot.http.guard import GuardMiddleware
+from ingot.http.shared_state import HasSharedState
+from ingot.protocol.ingot_api.health import HealthBody, VersionBody
 from ingot.protocol.operations import OPERATIONS
 from ingot.protocol.terms import Terms
+from ingot.version import __version__
 
 
-def app_of(service: HasHall, endpoints: Mapping[str, Any], terms: Terms) -> Starlette:
+def make_application(service: HasSharedState, endpoints: Mapping[str, Any], terms: Terms) -> Starlette:
     """An application of endpoints by the names of their operations. `terms` are what the document tells of bodies."""
-    hall = service.hall
+    shared_state = service.shared_state
     app = Starlette(
-        routes=routes(endpoints, terms, hall.settings),
+        routes=make_routes(endpoints, terms, shared_state.settings),
         middleware=[
-            Middleware(Edge, statuses=hall.statuses),
-            Middleware(Guard, hall=hall),
+            Middleware(EdgeMiddleware, statuses=shared_state.statuses),
+            Middleware(GuardMiddleware, shared_state=shared_state),
         ],
-        exception_handlers={HTTPException: refuse},
+        exception_handlers={HTTPException: refuse_route},
     )
     app.router.redirect_slashes = False
     app.state.service = service
     return app
 
 
-def routes(endpoints: Mapping[str, Any], terms: Terms, settings: Settings) -> list[Route]:
+def make_routes(endpoints: Mapping[str, Any], terms: Terms, settings: Settings) -> list[Route]:
     @cache
-    def described() -> Json:
-        from ingot.protocol.openapi import document
+    def described() -> JsonResponse:
+        from ingot.protocol.openapi import openapi_document
 
-        return Json(document(terms, keyed=settings.keyed))
+        return JsonResponse(openapi_document(terms, keyed=settings.keyed))
 
     async def openapi(request: Request) -> Response:
         return await anyio.to_thread.run_sync(described)
@@ -60,13 +63,13 @@ def routes(endpoints: Mapping[str, Any], terms: Terms, settings: Settings) -> li
     ]
 
 
-class ResponseId(StringConvertor):
+class ResponseIdConvertor(StringConvertor):
     """Only what can be a response's id, so that the addresses beside it are taken for themselves."""
 
     regex = "resp_[^/]*"
 
 
-register_url_convertor("response", ResponseId())
+register_url_convertor("response", ResponseIdConvertor())
 
 
 def route_path(path: str) -> str:
@@ -74,15 +77,55 @@ def route_path(path: str) -> str:
     return path.replace("{model}", "{model:path}").replace("{response_id}", "{response_id:response}")
 
 
-async def refuse(request: Request, error: Exception) -> Response:
+async def refuse_route(request: Request, error: Exception) -> Response:
     """The router's own refusals, in our words."""
     assert isinstance(error, HTTPException)
     path, method = request.url.path, request.method
     if error.status_code == 405:
         matching = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
         allowed = ", ".join(sorted({method for route in matching for method in route.methods}))
-        answer_of(request.scope).headers.append(("allow", allowed))
+        reply_of(request.scope).headers.append(("allow", allowed))
         raise MethodNotAllowed(f"{path[:200]} takes {allowed}, not {method}.")
-    meant = nearest(path[:200], [operation.path for operation in OPERATIONS])
+    meant = nearest_name(path[:200], [operation.path for operation in OPERATIONS])
     hint = f" Did you mean {meant}?" if meant else " See /openapi.json for what there is."
     raise NotFound(f"There is no {path[:200]} here.{hint}")
+
+
+MODELS_ARE_FIXED: Final = "the models are those that the server was started with. Use `ingot pull` and `ingot serve`."
+REFUSED_PATHS: Final = {
+    "/api/pull": ("POST",),
+    "/api/push": ("POST",),
+    "/api/create": ("POST",),
+    "/api/copy": ("POST",),
+    "/api/delete": ("DELETE",),
+    "/api/blobs/{digest}": ("HEAD", "POST"),
+}
+
+
+def refused_routes() -> list[Route]:
+    """Paths that are known and not honoured, so that a client is told why rather than that there is nothing."""
+
+    async def refuse(request: Request) -> Response:
+        raise Unsupported(f"{request.url.path[:200]} is not supported: {MODELS_ARE_FIXED}")
+
+    return [Route(path, refuse, methods=list(methods)) for path, methods in REFUSED_PATHS.items()]
+
+
+def health_endpoints(health_now: Callable[[], Health]) -> dict[str, Any]:
+    async def version(request: Request) -> Response:
+        return JsonResponse(VersionBody(__version__))
+
+    def probe(is_ok: Callable[[Health], bool]) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            health = health_now()
+            ok = is_ok(health)
+            return JsonResponse(HealthBody.of(health, ok=ok, known=reply_of(request.scope).known), 200 if ok else 503)
+
+        return endpoint
+
+    return {
+        "live": probe(lambda health: health.alive),
+        "ready": probe(lambda health: health.ready),
+        "health": probe(lambda health: health.ready),
+        "version": version,
+    }

@@ -1,4 +1,9 @@
-"""From an engine and settings to a listening server, and back to silence when a signal comes."""
+"""From an application and settings to a listening server, and back to silence when a signal comes.
+
+Settings are read again on SIGHUP: some hold at once, others wait for a restart. While a port is taken and no model is
+there to serve (a rank has died, a device was lost), `UnavailableServer` answers at it that clients should come again
+soon.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +13,36 @@ import errno
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import anyio
 import uvicorn
 from starlette.applications import Starlette
+from starlette.types import Receive, Scope, Send
 
 from ingot.config import Settings
-from ingot.errors import ConfigError, IngotError
-from ingot.heap import find_trim, trim_heap
-from ingot.http.guard import as_address, shutting_down
-from ingot.http.http11 import BoundedHttp
-from ingot.http.reload import reload
-from ingot.http.shared_state import Hall, HasHall
-from ingot.http.socket.config import server_config
-from ingot.http.tenants import refuse_short_key
-from ingot.observe.notices import Notice
-from ingot.process import Terminal, heeded
+from ingot.errors import ConfigError, IngotError, Unavailable
+from ingot.http.edge import EdgeMiddleware, JsonResponse, reply_of
+from ingot.http.guard import parse_address, shutting_down_error
+from ingot.http.http11 import BoundedHttp, server_config
+from ingot.http.shared_state import HasSharedState, SharedState
+from ingot.http.tenants import Tenants, refuse_short_key
+from ingot.observe.logs import RareWarning
+from ingot.process import ControllingTerminal, find_malloc_trim, signals_not_ignored, trim_heap
+from ingot.protocol.ingot_api.health import HealthBody
 
 if TYPE_CHECKING:
     from ingot.engine.engine import Engine
 
-HURRIED_S: Final = 0.3  # what requests get for that once it is to stop at once
-LAST_WORDS_S: Final = 2.0  # what requests get to say why they did not finish, once the server is told to stop
-IDLE_CONNECTION_S: Final = 75
-BACKLOG: Final = 1024
+FORCED_EXIT_S: Final = 0.3  # what requests get for that once it is to stop at once
+GRACEFUL_SHUTDOWN_S: Final = 2.0  # what requests get to say why they did not finish, once the server is told to stop
+KEEP_ALIVE_CONNECTION_S: Final = 75
+LISTEN_BACKLOG: Final = 1024
 OUT_OF_RESOURCES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 log = logging.getLogger("ingot.http")
@@ -50,7 +58,7 @@ class Listener:
 
     @property
     def url(self) -> str:
-        address = as_address(self.host)
+        address = parse_address(self.host)
         return (
             f"http://[{self.host}]:{self.port}"
             if address and address.version == 6
@@ -62,12 +70,12 @@ class Listener:
             one.close()
 
 
-def listen(settings: Settings) -> Listener:
+def open_listener(settings: Settings) -> Listener:
     """Take the port. Raises ConfigError where it cannot be had, or where it would be open to all without a key, or with
     one that is soon guessed."""
     refuse_short_key(settings)
-    addresses = resolve(settings.host, settings.port)
-    if not settings.keyed and not all(is_loopback(address) for _, address in addresses):
+    addresses = resolve_host(settings.host, settings.port)
+    if not settings.keyed and not all(is_loopback_address(address) for _, address in addresses):
         raise ConfigError(
             f"Listening on {settings.host} would let anyone on the network in. Set --api-key, or listen on 127.0.0.1.",
             param="api_key",
@@ -76,16 +84,16 @@ def listen(settings: Settings) -> Listener:
     port = settings.port
     try:
         for family, address in addresses:
-            sockets.append(bound(family, address, port))
+            sockets.append(bind_socket(family, address, port))
             port = sockets[0].getsockname()[1]
     except OSError as error:
         for one in sockets:
             one.close()
-        raise ConfigError(refusal(settings.host, port, error), param="port") from error
+        raise ConfigError(why_port_is_refused(settings.host, port, error), param="port") from error
     return Listener(tuple(sockets), settings.host, port)
 
 
-def serve(
+def serve_engine(
     engine: Engine, settings: Settings, on_ready: Callable[[str], None], *, listener: Listener | None = None
 ) -> None:
     """Serve until SIGINT (where it is not ignored) or SIGTERM, then let what runs finish for a few seconds, and return.
@@ -93,7 +101,7 @@ def serve(
     `on_ready` gets the URL once connections are taken. The engine stays the caller's to close. `listener` is the
     port where it was taken beforehand.
     """
-    make_server(engine, settings, on_ready, listener or listen(settings)).run()
+    make_server(engine, settings, on_ready, listener or open_listener(settings)).run()
 
 
 def make_server(
@@ -102,25 +110,25 @@ def make_server(
     on_ready: Callable[[str], None],
     listener: Listener,
     settings_again: Callable[[], Settings] | None = None,
-) -> Server:
+) -> HttpServer:
     """`settings_again` reads them anew, for SIGHUP."""
     from ingot.http.endpoints.table import build_app  # which a server whose models come later does not wait for
 
-    return server_of(build_app(engine, settings), settings, on_ready, listener, settings_again)
+    return make_app_server(build_app(engine, settings), settings, on_ready, listener, settings_again)
 
 
-def server_of(
+def make_app_server(
     app: Starlette,
     settings: Settings,
     on_ready: Callable[[str], None],
     listener: Listener,
     settings_again: Callable[[], Settings] | None = None,
-) -> Server:
-    config = server_config(app, settings, keep_alive_s=IDLE_CONNECTION_S, last_words_s=int(LAST_WORDS_S))
-    return Server(config, listener, app.state.service, on_ready, settings_again)
+) -> HttpServer:
+    config = server_config(app, settings, keep_alive_s=KEEP_ALIVE_CONNECTION_S, shutdown_s=int(GRACEFUL_SHUTDOWN_S))
+    return HttpServer(config, listener, app.state.service, on_ready, settings_again)
 
 
-class Started(HasHall, Protocol):
+class StartableService(HasSharedState, Protocol):
     """What the endpoints of an application share."""
 
     async def start(self) -> None: ...
@@ -131,7 +139,7 @@ class Started(HasHall, Protocol):
     async def stop(self) -> None: ...
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """uvicorn's, with four changes: it says when it is ready, it answers probes while requests finish, it ends what
     outlasts that with an error that the client can read, and a signal makes it return instead of ending the process."""
 
@@ -139,7 +147,7 @@ class Server(uvicorn.Server):
         self,
         config: uvicorn.Config,
         listener: Listener,
-        service: Started,
+        service: StartableService,
         on_ready: Callable[[str], None],
         settings_again: Callable[[], Settings] | None = None,
     ) -> None:
@@ -148,15 +156,15 @@ class Server(uvicorn.Server):
         self.listener, self._service, self._on_ready = listener, service, on_ready
         self._tasks: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._terminal = Terminal()
+        self._terminal = ControllingTerminal()
         self.given_up: IngotError | None = None
         self.stopped = False  # by a signal
-        self.leave: Callable[[], object] = _nowhere_to_go
+        self.leave: Callable[[], object] = _stay_in_process
         """Ends the process at once: what a second interrupt asks for, whatever is under way."""
 
     @property
-    def hall(self) -> Hall:
-        return self._service.hall
+    def shared_state(self) -> SharedState:
+        return self._service.shared_state
 
     def give_up(self, error: IngotError) -> None:
         """End all requests with `error`, and return soon. Any thread may call it: the engine may hang by then."""
@@ -165,9 +173,9 @@ class Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._abandon, error)
 
     def _abandon(self, error: IngotError) -> None:
-        self.hall.live.draining = self.should_exit = True
-        self.hall.live.refusal = error
-        self.hall.live.abandon_all(error)
+        self.shared_state.live.draining = self.should_exit = True
+        self.shared_state.live.refusal = error
+        self.shared_state.live.abandon_all(error)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         try:
@@ -180,9 +188,9 @@ class Server(uvicorn.Server):
         await self._service.start()
         await super().startup(sockets)
         for one in self.listener.sockets:
-            one.listen(BACKLOG)
-        asyncio.get_running_loop().set_exception_handler(LoopTrouble())
-        if (trim := find_trim()) is not None:
+            one.listen(LISTEN_BACKLOG)
+        asyncio.get_running_loop().set_exception_handler(LoopExceptionHandler())
+        if (trim := find_malloc_trim()) is not None:
             # What loading left behind goes before anybody looks at what the server takes.
             await asyncio.to_thread(trim)
             self._tasks.append(asyncio.create_task(trim_heap(trim)))
@@ -192,10 +200,10 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for task in self._tasks:
             task.cancel()
-        live = self.hall.live
-        await live.drain(self.hall.settings.drain_s, lambda: self.force_exit)
-        live.abandon_all(shutting_down())
-        self._refuse_unsent(live.refusal or shutting_down())
+        live = self.shared_state.live
+        await live.drain(self.shared_state.settings.drain_s, lambda: self.force_exit)
+        live.abandon_all(shutting_down_error())
+        self._refuse_unsent(live.refusal or shutting_down_error())
         try:
             await super().shutdown(sockets)
         finally:
@@ -216,12 +224,12 @@ class Server(uvicorn.Server):
         if self._loop is None or self._loop.is_closed():
             return
         if self.force_exit:
-            self._loop.call_soon_threadsafe(self._loop.call_later, HURRIED_S, self.leave)
+            self._loop.call_soon_threadsafe(self._loop.call_later, FORCED_EXIT_S, self.leave)
         else:
             self._loop.call_soon_threadsafe(self._say_stopping)
 
     def _say_stopping(self) -> None:
-        live, limit_s = self.hall.live, self.hall.settings.drain_s
+        live, limit_s = self.shared_state.live, self.shared_state.settings.drain_s
         count = f"{len(live)} request{'' if len(live) == 1 else 's'}"
         finishing = f": {count} may take up to {limit_s:g} s to finish" if live else ""
         log.warning("stopping%s; one more Ctrl-C ends at once", finishing)
@@ -232,14 +240,14 @@ class Server(uvicorn.Server):
             self.handle_exit(signal.SIGTERM, frame)
             return
         assert self._settings_again is not None
-        asyncio.get_running_loop().call_soon_threadsafe(reload, self._service, self._settings_again)
+        asyncio.get_running_loop().call_soon_threadsafe(reload_settings, self._service, self._settings_again)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals stop the server and nothing more, so that the caller can close the engine; SIGHUP lets it read its
         settings again."""
         handlers: dict[int, Callable[[int, FrameType | None], None]] = dict.fromkeys(
-            (signal.SIGTERM, *heeded(signal.SIGINT)), self.handle_exit
+            (signal.SIGTERM, *signals_not_ignored(signal.SIGINT)), self.handle_exit
         )
         if self._settings_again is not None:
             handlers[signal.SIGHUP] = self.reload_soon
@@ -252,29 +260,29 @@ class Server(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            if signal.SIGINT in before and self.should_exit and self.leave is not _nowhere_to_go:
+            if signal.SIGINT in before and self.should_exit and self.leave is not _stay_in_process:
                 signal.signal(signal.SIGINT, lambda number, frame: self.leave())  # threads may take a while to end
 
 
-def _nowhere_to_go() -> None:
+def _stay_in_process() -> None:
     """The process is somebody else's."""
 
 
-class LoopTrouble:
+class LoopExceptionHandler:
     """What the event loop does with what nobody caught. That there is no file for a connection comes up at each try."""
 
     def __init__(self) -> None:
-        self._no_file = Notice(log)
+        self._no_file_notice = RareWarning(log)
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in OUT_OF_RESOURCES:
-            self._no_file.warn("cannot take a connection: %s", error.strerror)
+            self._no_file_notice.warn("cannot take a connection: %s", error.strerror)
         else:
             loop.default_exception_handler(context)
 
 
-def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
+def resolve_host(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError, OverflowError) as error:
@@ -282,12 +290,12 @@ def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
     return list(dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found))
 
 
-def is_loopback(address: str) -> bool:
-    known = as_address(address)
+def is_loopback_address(address: str) -> bool:
+    known = parse_address(address)
     return known is not None and known.is_loopback
 
 
-def bound(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+def bind_socket(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
     # The protocol is named because asyncio turns off Nagle's delay only where it is: 40 ms a token otherwise.
     made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
@@ -295,14 +303,14 @@ def bound(family: socket.AddressFamily, address: str, port: int) -> socket.socke
         if family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         made.bind((address, port))
-        made.listen(BACKLOG)
+        made.listen(LISTEN_BACKLOG)
     except OSError:
         made.close()
         raise
     return made
 
 
-def refusal(host: str, port: int, error: OSError) -> str:
+def why_port_is_refused(host: str, port: int, error: OSError) -> str:
     match error.errno:
         case errno.EADDRINUSE:
             return f"Port {port} on {host} is in use. Choose another with --port, or 0 for any free one."
@@ -311,3 +319,93 @@ def refusal(host: str, port: int, error: OSError) -> str:
         case errno.EADDRNOTAVAIL:
             return f"{host} is no address of this machine."
     return f"Cannot listen on {host}, port {port}: {error.strerror}"
+
+
+KEY_SETTINGS: Final = frozenset({"api_key", "api_key_file", "admin_api_key"})
+RELOADABLE_SETTINGS: Final = KEY_SETTINGS | {
+    *("allowed_hosts", "cors_origins", "keepalive_s", "idle_event_s", "idle_body_s", "drain_s", "log_level"),
+}
+"""What is looked at anew for each request, and so can change."""
+
+
+def reload_settings(service: HasSharedState, settings_again: Callable[[], Settings]) -> None:
+    """Take over what may change, and name what may not. Settings that are wrong change nothing."""
+    shared_state = service.shared_state
+    shared_state.tenants.refresh()
+    try:
+        wanted, before = settings_again(), shared_state.settings
+        changed = [
+            field.name for field in fields(Settings) if getattr(wanted, field.name) != getattr(before, field.name)
+        ]
+        taken = [name for name in changed if name in RELOADABLE_SETTINGS]
+        settings = replace(before, **{name: getattr(wanted, name) for name in taken})
+        refuse_short_key(settings)
+        tenants = Tenants(settings) if KEY_SETTINGS & set(taken) else shared_state.tenants
+    except ConfigError as error:
+        log.error("the settings stay as they were: %s", error.message)
+        return
+    shared_state.settings, shared_state.tenants = settings, tenants
+    log.warning(
+        "settings were read again; %s",
+        _describe_changes(taken, [name for name in changed if name not in RELOADABLE_SETTINGS]),
+    )
+
+
+def _describe_changes(taken: Iterable[str], left: Iterable[str]) -> str:
+    now, later = ", ".join(taken), ", ".join(left)
+    return f"changed: {now or 'nothing'}" + (f"; what changes with a restart: {later}" if later else "")
+
+
+UNAVAILABLE_RETRY_S: Final = 2
+UNAVAILABLE_KEEP_ALIVE_S: Final = 5  # longer than clients are told to wait
+UNAVAILABLE_SHUTDOWN_S: Final = 1
+UNAVAILABLE_BODY_S: Final = 2.0  # what a client has to send the rest of a body that nobody reads
+
+
+class UnavailableServer:
+    """A server on a thread of its own, on sockets that others listen at, too. Any thread may call it, one at a time."""
+
+    def __init__(self, sockets: Sequence[socket.socket], settings: Settings) -> None:
+        self._sockets, self._settings = sockets, settings
+        self._reason = ""
+        self._running: tuple[uvicorn.Server, threading.Thread] | None = None
+
+    def open(self, reason: str) -> None:
+        """Answer from now on, with this reason."""
+        self._reason = reason
+        if self._running is not None:
+            return
+        app = EdgeMiddleware(self._answer, Counter())
+        config = server_config(
+            app, self._settings, keep_alive_s=UNAVAILABLE_KEEP_ALIVE_S, shutdown_s=UNAVAILABLE_SHUTDOWN_S
+        )
+        server = uvicorn.Server(config)
+        own = [one.dup() for one in self._sockets]
+        thread = threading.Thread(target=server.run, args=(own,), name="ingot-closed-door", daemon=True)
+        thread.start()
+        self._running = server, thread
+
+    def close(self) -> None:
+        """Leave the sockets to who else listens at them; answers that were begun are finished."""
+        if self._running is not None:
+            server, thread = self._running
+            server.should_exit = True
+            thread.join()
+            self._running = None
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # The next request of the same client is to find who serves then.
+        reply_of(scope).headers.append(("connection", "close"))
+        with anyio.move_on_after(UNAVAILABLE_BODY_S):
+            while (await receive()).get("more_body"):
+                pass
+        if scope["path"].startswith("/health"):
+            alive = scope["path"] == "/health/live"
+            await JsonResponse(HealthBody(alive, self._reason), 200 if alive else 503)(scope, receive, send)
+            return
+        raise Unavailable(f"The model is not there just now: {self._reason}.", retry_after=UNAVAILABLE_RETRY_S)
+
+
+def inherited_sockets(descriptors: str) -> list[socket.socket]:
+    """Sockets that the parent process listens at and has handed down, by the numbers of their files."""
+    return [socket.socket(fileno=int(each)) for each in descriptors.split(",")]

@@ -1,77 +1,221 @@
-"""What the endpoints of a model share that generates: its engine, what it serves, and what it remembers."""
+"""What the endpoints of one model share: its engine, what it serves, what it remembers; and `--warm-prompts`, which are
+computed in the background while nobody else wants anything."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+import secrets
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio.to_thread
+from starlette.types import Receive
 
 from ingot.config import Settings
-from ingot.config.archive_key import ArchiveKey
-from ingot.engine.model_card import ModelCard
-from ingot.engine.request import Request
-from ingot.http.shared_state import Hall
-from ingot.http.side_service import SideService
-from ingot.http.warming import warm, warm_requests
-from ingot.protocol.served import Served
-from ingot.text.prompt.answer_cache import AnswerFile, answers_path
-from ingot.text.prompt.remembered import RememberedAnswers
+from ingot.config.keys import ArchiveKey
+from ingot.engine.request import Failed, ModelCard, Request, Sampling
+from ingot.engine.speech_request import Segment, TranscribedText, TranscriptionRequest, UntranscribedAudio
+from ingot.engine.status import Health
+from ingot.errors import ConfigError, ContextOverflow, Forbidden, IngotError
+from ingot.http.body import HeldBodies
+from ingot.http.capture import CaptureFolder
+from ingot.http.lanes import ThreadLane
+from ingot.http.request_lifetime import LiveRequests
+from ingot.http.response_store import ResponseStore
+from ingot.http.shared_state import SharedState
+from ingot.http.tenants import RateLimits, Tenants, is_model_allowed
+from ingot.http.tracing import open_traces
+from ingot.mcp.servers import McpServers
+from ingot.observe.metrics import SideMetrics
+from ingot.observe.recent_requests import RecentByTenant, RequestTimeline
+from ingot.protocol.chat.answers import GenerationTask
+from ingot.protocol.ingot_api.requests import RequestStatusBody
+from ingot.protocol.openai.chat import read_chat
+from ingot.protocol.openai.completions import read_completion
+from ingot.protocol.served import ServedModel, ServedSideModel
+from ingot.text.input_files import FilePrompt, read_prompts
+from ingot.text.prompt.answer_cache import AnswerCache, AnswerFile, answers_path
+
+if TYPE_CHECKING:
+    from ingot.engine.engine import ModelEngine
+
+T = TypeVar("T")
+CACHED_TRANSCRIPTS = 256
+
+
+class SideService:
+    """`settings` are those of the model."""
+
+    def __init__(
+        self, engine: ModelEngine, served: ServedSideModel, settings: Settings, shared_state: SharedState
+    ) -> None:
+        self.engine, self.served, self.shared_state = engine, served, shared_state
+        self.captures = None if settings.capture is None else CaptureFolder(settings.capture, settings)
+        endpoint = settings.otlp_traces_endpoint
+        self.traces = None if endpoint is None else open_traces(endpoint)
+        self._side_figures: dict[str, SideMetrics] = {}
+        self._heard: OrderedDict[tuple[str, bytes], TranscribedText] = OrderedDict()
+
+    def ready(self) -> None:
+        """Requests may come. There is nothing to do meanwhile."""
+
+    async def stop(self) -> None:
+        if self.captures is not None:
+            await anyio.to_thread.run_sync(self.captures.close)
+        if self.traces is not None:
+            await anyio.to_thread.run_sync(self.traces.close)
+
+    def side_figures(self, model: str) -> SideMetrics:
+        """Of a model that does not generate, by its name."""
+        return self._side_figures.setdefault(model, SideMetrics())
+
+    def served_for(self, tenant: str) -> ServedSideModel:
+        """What is served, as this tenant meets it."""
+        return replace(self.served, tenant=tenant) if tenant else self.served
+
+    def health(self) -> Health:
+        """The engine's, and whether the server still lets anybody in."""
+        return self.shared_state.health(self.engine.health())
+
+    # What all models have in common
+
+    @property
+    def settings(self) -> Settings:
+        return self.shared_state.settings
+
+    @property
+    def tenants(self) -> Tenants:
+        return self.shared_state.tenants
+
+    @property
+    def rates(self) -> RateLimits:
+        return self.shared_state.rates
+
+    @property
+    def bodies(self) -> HeldBodies:
+        return self.shared_state.bodies
+
+    @property
+    def live(self) -> LiveRequests:
+        return self.shared_state.live
+
+    @property
+    def statuses(self) -> Counter[int]:
+        return self.shared_state.statuses
+
+    @property
+    def ended(self) -> RecentByTenant[RequestStatusBody]:
+        return self.shared_state.ended
+
+    @property
+    def past(self) -> RequestTimeline:
+        return self.shared_state.past
+
+    @property
+    def response_store(self) -> ResponseStore | None:
+        return self.shared_state.response_store
+
+    @property
+    def mcp(self) -> McpServers | None:
+        return self.shared_state.mcp
+
+    async def read(self, raw: bytes, translate: Callable[[Any], T], tenant: str) -> T:
+        """See `SharedState.read`."""
+        return await self.shared_state.read(
+            raw, translate, tenant, self._hear if self.served.hearing is not None else None
+        )
+
+    async def _hear(self, missing: UntranscribedAudio, tenant: str) -> TranscribedText:
+        """What is spoken in a sound of a message. The newest are kept, as every turn sends them again."""
+        hearing = self.served.hearing
+        assert hearing is not None
+        if not is_model_allowed(hearing.name, self.tenants.key_of(tenant)):
+            raise Forbidden(f"This key is not for {hearing.name}, which would write down the sound.", param="messages")
+        key = (tenant, missing.digest)
+        if key not in self._heard:
+            deadline = time.monotonic() + self.settings.request_timeout_s
+            sound = TranscriptionRequest(secrets.token_hex(8), missing.sound, tenant=tenant, deadline=deadline)
+            stream = self.engine.transcribe(sound)
+            try:
+                said = "".join([event.text async for event in stream if isinstance(event, Segment)]).strip()
+            finally:
+                stream.close()
+            self._heard[key] = TranscribedText(said)
+        self._heard.move_to_end(key)
+        while len(self._heard) > CACHED_TRANSCRIPTS:
+            self._heard.popitem(last=False)
+        return self._heard[key]
+
+    async def prepare_slow(self, work: Callable[[], T], tenant: str) -> T:
+        """See `SharedState.prepare_long`."""
+        return await self.shared_state.prepare_slow(work, tenant)
+
+    async def prepare(self, work: Callable[[], T], tenant: str, lane: ThreadLane | None = None) -> T:
+        """See `SharedState.prepare`."""
+        return await self.shared_state.prepare(work, tenant, lane)
+
+    async def attended(self, receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
+        """See `SharedState.attended`."""
+        return await self.shared_state.attended(receive, work)
+
 
 if TYPE_CHECKING:
     from ingot.engine.engine import Engine
 
 
-def nothing_to_end() -> None:
+def no_lease_to_end() -> None:
     """An engine that is alone stays."""
 
 
-def identity_of(card: ModelCard) -> str:
+def model_identity(card: ModelCard) -> str:
     """Which model it is, whatever it is called here."""
     return "\n".join((card.source, card.family, card.dtype, str(card.weight_bytes)))
 
 
-class Service(SideService):
+class ModelService(SideService):
     """`settings` are those of the model; with a hall of its own, the server's too."""
 
     engine: Engine
-    served: Served
+    served: ServedModel
 
     def __init__(
         self,
         engine: Engine,
         settings: Settings,
-        hall: Hall | None = None,
-        extend: Callable[[], Callable[[], None]] = lambda: nothing_to_end,
+        shared_state: SharedState | None = None,
+        extend: Callable[[], Callable[[], None]] = lambda: no_lease_to_end,
     ) -> None:
         """`extend` keeps the engine for work that outlasts its request, until what it returns is called."""
         hearing = None if engine.hearing is None else engine.hearing.card
-        served = Served.of(
+        served = ServedModel.of(
             engine.card, engine.tokenizer, settings, engine.encoders, engine.processor, hearing, engine.speaking
         )
-        super().__init__(engine, served, settings, hall or Hall(settings))
+        super().__init__(engine, served, settings, shared_state or SharedState(settings))
         self.extend = extend
-        self._alone, self._own = hall is None, settings
+        self._alone, self._own = shared_state is None, settings
         if not self._alone:
             self.served = replace(self.served, terms=replace(self.served.terms, unloads=True))
-        self.look_at_loras()
+        self.refresh_loras()
         if self.response_store is not None:
             self.served = replace(self.served, secret=self.response_store.secret)
         self._answers = None
         if settings.cache_dir is not None:
             secret = ArchiveKey(settings.archive_key_file.expanduser()).secret()
-            path = answers_path(settings.cache_dir, engine.tokenizer, identity_of(engine.card))
+            path = answers_path(settings.cache_dir, engine.tokenizer, model_identity(engine.card))
             self._answers = AnswerFile(path, secret)
-            self.served = replace(self.served, answers=RememberedAnswers(journal=self._answers))
-        self._to_warm: list[Request] = []
+            self.served = replace(self.served, answers=AnswerCache(journal=self._answers))
+        self._warm_requests: list[Request] = []
         if settings.warm_prompts is not None:
-            self._to_warm = warm_requests(settings.warm_prompts, map(self.served_to, self.tenants.names))
-        self._warming: asyncio.Task[None] | None = None
+            self._warm_requests = make_warm_requests(settings.warm_prompts, map(self.served_for, self.tenants.names))
+        self._warming_task: asyncio.Task[None] | None = None
 
-    def look_at_loras(self) -> None:
+    def refresh_loras(self) -> None:
         """Serve the adapters that the engine has now."""
         self.served = self.served.with_loras(self.engine.loras, self._own.default_lora)
 
@@ -79,24 +223,116 @@ class Service(SideService):
         """What needs the event loop or takes a while, before requests come. Raises ConfigError."""
         await anyio.to_thread.run_sync(self.served.grammars.prepare)
         if self._alone:
-            await self.hall.start()
+            await self.shared_state.start()
 
     def ready(self) -> None:
         """Requests may come: what is done while there are none begins."""
-        if self._to_warm:
-            self._warming = asyncio.create_task(warm(self.engine, self._to_warm))
+        if self._warm_requests:
+            self._warming_task = asyncio.create_task(compute_warm_prompts(self.engine, self._warm_requests))
 
     async def stop(self) -> None:
-        if self._warming is not None:
-            self._warming.cancel()
+        if self._warming_task is not None:
+            self._warming_task.cancel()
             with suppress(asyncio.CancelledError):
-                await self._warming
+                await self._warming_task
         if self._alone:
-            await self.hall.stop()
+            await self.shared_state.stop()
         self.served.grammars.close()
         await super().stop()
         if self._answers is not None:
             await anyio.to_thread.run_sync(self._answers.close)
 
-    def served_to(self, tenant: str) -> Served:
+    def served_for(self, tenant: str) -> ServedModel:
         return replace(self.served, tenant=tenant) if tenant else self.served
+
+
+if TYPE_CHECKING:
+    from ingot.engine.engine import Engine
+
+log = logging.getLogger("ingot.warm")
+
+
+def make_warm_requests(file: Path, served: Iterable[ServedModel]) -> list[Request]:
+    """One for each prompt and tenant; `served` is what each of those is. Raises ConfigError that names what is wrong,
+    and where."""
+    prompts = read_prompts(file)
+    return [warm_request(prompt, one, f"warm-{secrets.token_hex(12)}") for one in served for prompt in prompts]
+
+
+async def compute_warm_prompts(engine: Engine, requests: Sequence[Request]) -> None:
+    """Compute them one after another; what goes wrong with one is logged and keeps nobody waiting."""
+    name, tokens = engine.card.name, sum(len(request.prompts[0]) for request in requests)
+    log.info("%s: warming %d prompts of %d tokens in all, while nothing else runs", name, len(requests), tokens)
+    for request in requests:
+        try:
+            await _run_warm_request(engine, request)
+        except IngotError as error:
+            log.warning("%s: a prompt of %d tokens was not warmed: %s", name, len(request.prompts[0]), error.message)
+    tenants = {request.tenant for request in requests}
+    kept = [await asyncio.to_thread(engine.kept.status, tenant) for tenant in tenants]
+    pinned = sum(salt.pinned_tokens for status in kept for salt in status.salts)
+    log.info("%s is warm: %d tokens are pinned", name, pinned)
+
+
+async def _run_warm_request(engine: Engine, request: Request) -> None:
+    stream = await engine.open(request)
+    try:
+        async for events in stream:
+            if isinstance(events[-1], Failed):
+                raise events[-1].error
+    finally:
+        stream.close()
+
+
+WARM_INSTRUCTIONS: Final = ("system", "developer")
+WARM_FOLLOWING: Final = {"role": "user", "content": "."}
+
+
+def warm_request(prompt: FilePrompt, served: ServedModel, request_id: str) -> Request:
+    """What computes and pins a prompt, up to where the text begins that will differ.
+
+    Raises ConfigError that names the prompt's place in its file.
+    """
+    try:
+        job, length = read_warm_body(warm_prompt_body(prompt.value), served, request_id)
+        tokens = job.request.prompts[0][:length]
+        if len(tokens) >= served.card.context:
+            raise ContextOverflow(needed=len(tokens) + 1, limit=served.card.context)
+    except IngotError as error:
+        raise ConfigError(f"{prompt.place}: {error.message}") from error
+    return Request(
+        id=request_id,
+        prompts=(tokens,),
+        max_tokens=1,
+        sampling=Sampling(temperature=0.0),
+        salt=job.request.salt,
+        lora=job.request.lora,
+        tenant=served.tenant,
+        pin=True,
+        background=True,
+        marks=tuple(tuple(mark for mark in marks if mark <= len(tokens)) for marks in job.request.marks),
+        media=tuple(tuple(item for item in items if item.end <= len(tokens)) for items in job.request.media),
+    )
+
+
+def warm_prompt_body(value: Any) -> dict[str, Any]:
+    """A text is a system prompt, a list is a conversation."""
+    if isinstance(value, str):
+        value = [{"role": "system", "content": value}]
+    return {"messages": value} if isinstance(value, list) else dict(value)
+
+
+def read_warm_body(body: dict[str, Any], served: ServedModel, request_id: str) -> tuple[GenerationTask, int | None]:
+    """The job of a body, and how many tokens of its prompt are the body's own."""
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        return read_completion(body, served, request_id), None
+    body = {**body, "add_generation_prompt": False}
+    last = messages[-1] if messages else None
+    if not isinstance(last, dict) or last.get("role") not in WARM_INSTRUCTIONS:
+        return read_chat(body, served, request_id), None
+    # Many templates refuse a conversation in which nobody speaks. What the user will say begins where this one does.
+    job = read_chat({**body, "messages": [*messages, WARM_FOLLOWING]}, served, request_id)
+    assert job.head is not None and job.head.source is not None
+    spans = job.head.source.prompts[0].spans
+    return job, next((span.begin for span in spans if span.message == len(messages)), None)

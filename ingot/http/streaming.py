@@ -1,11 +1,19 @@
-"""Responses that take their time. A streamed one: headers at once, frames as they come, and a sign of life when there
-is nothing to say. A whole one: white space before its JSON."""
+"""Responses that take their time: how chunks become bytes (server-sent events, bare as OpenAI's chat has them or named
+as Anthropic's and the Responses API have; newline-delimited JSON), and how they are sent.
+
+A streamed response sends its headers at once, frames as they come, and keep-alives when there is nothing to say; a
+whole one, white space before its JSON. A feed holds what a background response tells, for whoever reads along, also
+from the middle.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -13,16 +21,79 @@ from starlette.types import Message, Send
 
 from ingot.config import Settings
 from ingot.errors import IngotError
-from ingot.http.edge import Reply
-from ingot.http.request_lifetime import beside
-from ingot.http.streaming_framing import Framing
+from ingot.http.edge import ClientGone, Reply
+from ingot.http.request_lifetime import background_task
 from ingot.protocol.errors import error_body
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFraming:
+    """`frame` adds one chunk to a buffer. `done` follows the last chunk of an answer that came to its end; `alive` is
+    what holds a connection open in a silence, empty where the format has nothing but chunks."""
+
+    media_type: str
+    frame: Callable[[bytearray, Struct], None]
+    done: bytes = b""
+    alive: bytes = b""
+
+    def framed(self, chunks: Iterable[Struct]) -> bytes:
+        buffer = bytearray()
+        for chunk in chunks:
+            self.frame(buffer, chunk)
+        return bytes(buffer)
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [
+            (b"content-type", self.media_type.encode()),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+        ]
+
+
+SSE_DONE: Final = b"data: [DONE]\n\n"
+SSE_KEEP_ALIVE: Final = b": keep-alive\n\n"
+SSE_MEDIA_TYPE: Final = "text/event-stream; charset=utf-8"
+json_encoder = msgspec.json.Encoder()
+
+
+def frame_bare_event(buffer: bytearray, chunk: Struct) -> None:
+    buffer += b"data: "
+    json_encoder.encode_into(chunk, buffer, -1)
+    buffer += b"\n\n"
+
+
+def frame_named_event(buffer: bytearray, chunk: Struct) -> None:
+    """An event by the name of the chunk's tag."""
+    buffer += b"event: %s\n" % str(chunk.__struct_config__.tag).encode()
+    frame_bare_event(buffer, chunk)
+
+
+BARE_EVENTS: Final = StreamFraming(SSE_MEDIA_TYPE, frame_bare_event, done=SSE_DONE, alive=SSE_KEEP_ALIVE)
+BARE_CHUNKS: Final = StreamFraming(
+    SSE_MEDIA_TYPE, frame_bare_event, alive=SSE_KEEP_ALIVE
+)  # llama.cpp's: the last chunk says that it is
+
+
+def named_events(alive: Struct) -> StreamFraming:
+    """Named events whose sign of life is an event too."""
+    buffer = bytearray()
+    frame_named_event(buffer, alive)
+    return StreamFraming(SSE_MEDIA_TYPE, frame_named_event, alive=bytes(buffer))
+
+
+def frame_json_line(buffer: bytearray, chunk: Struct) -> None:
+    json_encoder.encode_into(chunk, buffer, -1)
+    buffer += b"\n"
+
+
+NDJSON_LINES: Final = StreamFraming("application/x-ndjson", frame_json_line)
 
 
 class StreamedResponse:
     """`keep_alive` runs beside whoever calls `write`; it stays silent while a write waits."""
 
-    def __init__(self, send: Send, framing: Framing, settings: Settings) -> None:
+    def __init__(self, send: Send, framing: StreamFraming, settings: Settings) -> None:
         self._send = send
         self.framing = framing
         self._keepalive_s, self._event_s = settings.keepalive_s, settings.idle_event_s
@@ -74,7 +145,7 @@ class StreamedResponse:
         return max(left, min(self._keepalive_s, self._event_s) / 10)
 
 
-class HeldResponse:
+class WholeResponse:
     """One JSON body. Clients and proxies give up where nothing comes for minutes, so a body that is long in the making
     begins with white space, which JSON allows. By then its status is 200, whatever comes of it: an error that comes
     later is told in the body, in the shape that the protocol has for errors.
@@ -89,7 +160,7 @@ class HeldResponse:
     @asynccontextmanager
     async def waiting(self) -> AsyncIterator[None]:
         """White space goes out for as long as the block lasts."""
-        async with beside(self._hold()):
+        async with background_task(self._hold()):
             yield
 
     async def send(self, message: Message) -> None:
@@ -108,3 +179,65 @@ class HeldResponse:
                 headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-cache")]
                 await self._send({"type": "http.response.start", "status": 200, "headers": headers})
             await self._send({"type": "http.response.body", "body": b" ", "more_body": True})
+
+
+MOST_FEED_BATCHES: Final = 65_536  # batches
+
+
+class EventFeed:
+    """Batches of events, the latest of which are held. Who falls further behind misses the rest, and finds the response
+    in the store."""
+
+    def __init__(self) -> None:
+        self._batches: deque[list[Struct]] = deque(maxlen=MOST_FEED_BATCHES)
+        self._told = 0  # batches in all
+        self._more = asyncio.Event()
+        self._ended = False
+
+    def __len__(self) -> int:
+        """Batches that are held."""
+        return len(self._batches)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the first batch is still held."""
+        return self._told == len(self._batches)
+
+    def put(self, told: list[Struct]) -> None:
+        self._batches.append(told)
+        self._told += 1
+        self._wake()
+
+    def end(self) -> None:
+        self._ended = True
+        self._wake()
+
+    def reader(self) -> EventFeedReader:
+        """From the first event on, for a feed that is `whole`."""
+        return EventFeedReader(self)
+
+    def _wake(self) -> None:
+        self._more.set()
+        self._more = asyncio.Event()
+
+
+class EventFeedReader:
+    def __init__(self, feed: EventFeed) -> None:
+        self._feed, self._next = feed, 0
+
+    def __len__(self) -> int:
+        """Batches that wait to be read."""
+        return self._feed._told - self._next
+
+    async def batches(self) -> AsyncGenerator[list[Struct], None]:
+        feed = self._feed
+        while True:
+            while len(self):
+                behind = len(self)
+                if behind > len(feed._batches):
+                    raise ClientGone
+                self._next += 1
+                yield feed._batches[-behind]
+            if feed._ended:
+                return
+            await feed._more.wait()

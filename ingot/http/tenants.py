@@ -1,20 +1,31 @@
-"""Who is asking: each API key is a tenant, whose requests, receipts and kept prompts no other one sees."""
+"""Who is asking: each API key is a tenant, whose requests, receipts and cached prompts no other one sees; which models
+a key is for, and how much it may ask for in a minute.
+
+A minute's worth of requests and tokens is there at the beginning, and flows back evenly. What a request costs in tokens
+is known only when it is over, so that one may take more than is left: the next then waits until that has flowed back.
+For one thread.
+"""
 
 from __future__ import annotations
 
 import hmac
 import logging
 import stat
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from hashlib import blake2b
 from pathlib import Path
+from typing import Final, Literal
 
 from ingot.config import ApiKey, Settings, own_key_problem, read_keys
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, Forbidden, RateLimited
+from ingot.http.edge import Reply, audit_refusal
 
 log = logging.getLogger("ingot.http")
 
-NOBODY = ApiKey(())
+NO_TENANT = ApiKey(())
 """Who asks where there are no keys: everybody, for whatever there is."""
 
 
@@ -30,9 +41,9 @@ class Tenants:
         self._admin = None if settings.admin_api_key is None else tenant_name(settings.admin_api_key)
         self._keys: dict[str, ApiKey] = {}
         self._names: dict[bytes, str] = {}
-        self._stamp = None if self._file is None else stamp_of(self._file)
+        self._stamp = None if self._file is None else file_stamp(self._file)
         if self._file is not None:
-            warn_of_readers(self._file)
+            warn_if_others_can_read(self._file)
         self._take([] if self._file is None else read_keys(self._file))
 
     def __bool__(self) -> bool:
@@ -44,7 +55,7 @@ class Tenants:
 
     def key_of(self, tenant: str) -> ApiKey:
         """What a tenant may ask for. One whose key was withdrawn meanwhile has no limits left to tell."""
-        return self._keys.get(tenant, NOBODY)
+        return self._keys.get(tenant, NO_TENANT)
 
     def is_admin(self, tenant: str) -> bool:
         """Whether it has the administrator's rights. Without any key, whoever may reach the server has them."""
@@ -63,7 +74,7 @@ class Tenants:
 
     def refresh(self) -> None:
         """Read the file again if it has changed."""
-        if self._file is None or (stamp := stamp_of(self._file)) == self._stamp:
+        if self._file is None or (stamp := file_stamp(self._file)) == self._stamp:
             return
         self._stamp = stamp
         try:
@@ -72,7 +83,7 @@ class Tenants:
             log.error("the keys stay as they were: %s", error.message)
             return
         log.warning("%s was read again: %d keys", self._file, len(self._keys))
-        warn_of_readers(self._file)
+        warn_if_others_can_read(self._file)
 
     def _take(self, listed: Iterable[ApiKey]) -> None:
         everyone = [*listed, *self._own]
@@ -86,7 +97,7 @@ def refuse_short_key(settings: Settings) -> None:
         raise ConfigError(f"api_key: {problem}", param="api_key")
 
 
-def stamp_of(path: Path) -> tuple[int, ...] | None:
+def file_stamp(path: Path) -> tuple[int, ...] | None:
     """What differs once a file was changed; None where it is gone."""
     try:
         found = path.stat()
@@ -95,7 +106,7 @@ def stamp_of(path: Path) -> tuple[int, ...] | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def warn_of_readers(path: Path) -> None:
+def warn_if_others_can_read(path: Path) -> None:
     if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
         log.warning("%s holds keys, and others on this machine may read it; `chmod 600` it", path)
 
@@ -103,3 +114,86 @@ def warn_of_readers(path: Path) -> None:
 def tenant_name(key: str) -> str:
     """A name that may be shown and logged, from which nobody gets back to the key."""
     return blake2b(key.encode(), digest_size=8, person=b"ingot-tenant").hexdigest()
+
+
+def is_model_allowed(model: str, key: ApiKey) -> bool:
+    return not key.models or any(fnmatchcase(model, pattern) for pattern in key.models)
+
+
+def check_model_allowed(model: str, key: ApiKey, answer: Reply) -> None:
+    """Raises Forbidden where a key is for other models."""
+    if not is_model_allowed(model, key):
+        error = Forbidden(f"This key is not for {model}, but for {', '.join(key.models)}.", param="model")
+        audit_refusal(answer, error, answer.tenant)
+        raise error
+
+
+MINUTE_S: Final = 60.0
+RateKind = Literal["requests", "tokens"]
+RATE_HEADERS: Final = tuple(
+    f"x-ratelimit-{name}-{what}" for what in ("requests", "tokens") for name in ("limit", "remaining")
+)
+
+
+@dataclass(slots=True)
+class RateAllowance:
+    """What is left of so many a minute."""
+
+    limit: int
+    since: float
+    left: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left = self.limit
+
+    def flow(self, now: float) -> None:
+        self.left = min(self.limit, self.left + (now - self.since) * self.limit / MINUTE_S)
+        self.since = now
+
+    def missing_s(self, wanted: float) -> float:
+        """How long it takes until `wanted` are there."""
+        return max(0.0, (wanted - self.left) * MINUTE_S / self.limit)
+
+
+class RateLimits:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._kept: dict[tuple[str, RateKind], RateAllowance] = {}
+
+    def admit(self, tenant: str, key: ApiKey) -> None:
+        """Take a request in. Raises RateLimited where the minute's requests or tokens are used up."""
+        allowances = dict(self._allowances(tenant, key))
+        for what, allowance in allowances.items():
+            if (seconds := allowance.missing_s(1.0)) > 0:
+                raise RateLimited(
+                    f"This key may use {allowance.limit} {what} a minute, and has.", retry_after=max(1.0, seconds)
+                )
+        if "requests" in allowances:
+            allowances["requests"].left -= 1
+
+    def charge(self, tenant: str, key: ApiKey, tokens: int) -> None:
+        for what, allowance in self._allowances(tenant, key):
+            if what == "tokens":
+                allowance.left -= tokens
+
+    def headers(self, tenant: str, key: ApiKey) -> list[tuple[str, str]]:
+        """What is left, where OpenAI's clients look for it."""
+        return [
+            (f"x-ratelimit-{name}-{what}", str(value))
+            for what, allowance in self._allowances(tenant, key)
+            for name, value in (("limit", allowance.limit), ("remaining", max(0, int(allowance.left))))
+        ]
+
+    def _allowances(self, tenant: str, key: ApiKey) -> Iterator[tuple[RateKind, RateAllowance]]:
+        """Those that the key has, as they stand now. One whose limit was changed begins anew."""
+        now = self._clock()
+        limits: dict[RateKind, int | None] = {"requests": key.requests_per_minute, "tokens": key.tokens_per_minute}
+        for what, limit in limits.items():
+            if limit is None:
+                self._kept.pop((tenant, what), None)
+                continue
+            kept = self._kept.get((tenant, what))
+            if kept is None or kept.limit != limit:
+                kept = self._kept[tenant, what] = RateAllowance(limit, now)
+            kept.flow(now)
+            yield what, kept

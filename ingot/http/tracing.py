@@ -1,66 +1,170 @@
-"""What spans tell of requests, by the names of OpenTelemetry's conventions for generative AI, and vLLM's for what these
-have none for. Nothing of what was asked or answered is in one."""
+"""A span for each request, sent to an OpenTelemetry collector: `--otlp-traces-endpoint`, of the extra `otel`.
+
+A span is made when its request has ended, from figures that are there anyway; a thread of its own sends it, and what
+that does not come to is dropped. Attributes have the names of OpenTelemetry's conventions for generative AI, and vLLM's
+for what these have none for. Nothing of what was asked or answered is in one.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Final
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
-from ingot.engine.encoder_request import Encoded
-from ingot.engine.request import Ended, Failed, Request, Sampling
-from ingot.engine.speaking.request import SpeechEnded
-from ingot.engine.speech_request import Transcribed
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from ingot.engine.request import Ended, Failed, PoolingOutput, Request, Sampling
+from ingot.engine.speech_request import SpeechEnded, TranscriptionEnded
+from ingot.errors import ConfigError
+from ingot.extras import require_extra
 from ingot.http.edge import Reply
-from ingot.http.traces import TracedRequest
-from ingot.observe.recent_requests import Span
+from ingot.observe.recent_requests import RequestSpan
+from ingot.version import __version__
 
-COMPLETIONS: Final = frozenset({"/v1/completions", "/api/generate"})
-OUTPUTS: Final = {"transcription": "text", "speech": "speech"}
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+TRACE_HEADERS: Final = ("traceparent", "tracestate")  # headers by which a client says what a request is a part of
+OTLP_PATH: Final = "/v1/traces"
+EXPORT_TIMEOUT_S: Final = 5.0  # that sending some may take
+TRACE_CLOSING_S: Final = 3.0  # that a server which stops waits for that
+OTLP_PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+OTLP_HTTP: Final = "http/protobuf"
+NANOSECONDS: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class TracedRequest:
+    """What is told of a request that ended just now."""
+
+    name: str
+    attributes: Mapping[str, Any]
+    took_s: float
+    events: Mapping[str, float]  # seconds from its beginning
+    fault: str | None  # what it ended in, if not well
+
+
+class TraceExporter:
+    """Any thread may call it; nobody waits for it but who closes it."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        named = {"service.name": os.environ.get("OTEL_SERVICE_NAME", "ingot"), "service.version": __version__}
+        self._provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("ingot", __version__)
+        self._context = TraceContextTextMapPropagator()
+
+    def send(self, told: TracedRequest, headers: Mapping[str, str]) -> None:
+        """`headers` are those of `TRACE_HEADERS` that it came with."""
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+
+        end = time.time_ns()
+        began = end - int(told.took_s * NANOSECONDS)
+        span = self._tracer.start_span(
+            told.name,
+            context=self._context.extract(headers),
+            kind=SpanKind.SERVER,
+            attributes=dict(told.attributes),
+            start_time=began,
+        )
+        for event, after_s in told.events.items():
+            span.add_event(event, timestamp=began + int(after_s * NANOSECONDS))
+        if told.fault is not None:
+            span.set_status(Status(StatusCode.ERROR, told.fault))
+        span.end(end)
+
+    def close(self) -> None:
+        """Send what is left, for a few seconds at most: the library would try each batch for as long as it may take."""
+        sending = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
+        sending.start()
+        sending.join(TRACE_CLOSING_S)
+
+
+def trace_context(scope: Scope) -> dict[str, str]:
+    """The headers of a request by which it is a part of something."""
+    given = Headers(scope=scope)
+    return {name: given[name] for name in TRACE_HEADERS if name in given}
+
+
+def open_traces(endpoint: str) -> TraceExporter:
+    """Raises ConfigError where spans cannot be sent there."""
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(
+            f"{endpoint!r} is no collector's address; write it like http://127.0.0.1:4318{OTLP_PATH}",
+            param="otlp_traces_endpoint",
+        )
+    wanted = next((os.environ[name] for name in OTLP_PROTOCOLS if os.environ.get(name)), OTLP_HTTP)
+    if wanted != OTLP_HTTP:
+        raise ConfigError(f"spans are sent by {OTLP_HTTP}, not by {wanted}", param="otlp_traces_endpoint")
+    require_extra("otel", "--otlp-traces-endpoint", param="otlp_traces_endpoint")
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    address = endpoint if parts.path.strip("/") else f"{endpoint.rstrip('/')}{OTLP_PATH}"
+    return TraceExporter(OTLPSpanExporter(address, timeout=EXPORT_TIMEOUT_S))
+
+
+COMPLETION_PATHS: Final = frozenset({"/v1/completions", "/api/generate"})
+OUTPUT_TYPES: Final = {"transcription": "text", "speech": "speech"}
 """What comes of an operation, where the conventions have a word for it."""
 
 
 def generation_span(
-    model: str, request: Request, last: Ended | Failed, reasons: tuple[str, ...], span: Span
+    model: str, request: Request, last: Ended | Failed, reasons: tuple[str, ...], span: RequestSpan
 ) -> TracedRequest:
     """Of a request that ended just now."""
-    operation = "text_completion" if request.via in COMPLETIONS else "chat"
+    operation = "text_completion" if request.via in COMPLETION_PATHS else "chat"
     events = {"prompt": span.queued_s}
     if last.usage.completion_tokens:
         events["first_token"] = span.queued_s + span.prompt_s
     return TracedRequest(
         f"{operation} {model}",
-        {**_common(operation, model, request.id, request.via), **_generated(request, last, reasons, span)},
+        {
+            **_common_attributes(operation, model, request.id, request.via),
+            **_generation_attributes(request, last, reasons, span),
+        },
         span.took_s,
         events,
         last.error.code if isinstance(last, Failed) else None,
     )
 
 
-def side_span(
+def side_model_span(
     model: str,
     operation: str,
     answer: Reply,
-    last: Encoded | Transcribed | SpeechEnded | None,
+    last: PoolingOutput | TranscriptionEnded | SpeechEnded | None,
     took_s: float,
     fault: str | None,
 ) -> TracedRequest:
     """Of a request that ended just now, for a model that does not generate. `last` says how it went, where it came to
     its end; `fault` is what it ended in otherwise."""
-    found = {**_common(operation, model, answer.id, answer.scope["path"]), "gen_ai.latency.e2e": took_s}
-    if operation in OUTPUTS:
-        found["gen_ai.output.type"] = OUTPUTS[operation]
+    found = {**_common_attributes(operation, model, answer.id, answer.scope["path"]), "gen_ai.latency.e2e": took_s}
+    if operation in OUTPUT_TYPES:
+        found["gen_ai.output.type"] = OUTPUT_TYPES[operation]
     if last is not None:
         found["gen_ai.latency.time_in_queue"] = last.queue_s
         found["gen_ai.latency.time_in_model_inference"] = last.compute_s
-    if isinstance(last, Encoded):
+    if isinstance(last, PoolingOutput):
         found["gen_ai.usage.input_tokens"] = last.tokens
-    if isinstance(last, Transcribed):
+    if isinstance(last, TranscriptionEnded):
         found["gen_ai.usage.output_tokens"] = last.tokens
     if fault is not None:
         found["error.type"] = fault
     return TracedRequest(f"{operation} {model}", found, took_s, {}, fault)
 
 
-def _common(operation: str, model: str, request_id: str, path: str) -> dict[str, Any]:
+def _common_attributes(operation: str, model: str, request_id: str, path: str) -> dict[str, Any]:
     return {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "ingot",
@@ -72,9 +176,11 @@ def _common(operation: str, model: str, request_id: str, path: str) -> dict[str,
     }
 
 
-def _generated(request: Request, last: Ended | Failed, reasons: tuple[str, ...], span: Span) -> dict[str, Any]:
+def _generation_attributes(
+    request: Request, last: Ended | Failed, reasons: tuple[str, ...], span: RequestSpan
+) -> dict[str, Any]:
     found: dict[str, Any] = {
-        **_asked(request.sampling),
+        **_sampling_attributes(request.sampling),
         "gen_ai.usage.input_tokens": last.usage.prompt_tokens,
         "gen_ai.usage.output_tokens": last.usage.completion_tokens,
         "gen_ai.usage.cache_read.input_tokens": last.usage.cached_tokens,
@@ -96,7 +202,7 @@ def _generated(request: Request, last: Ended | Failed, reasons: tuple[str, ...],
     return found
 
 
-def _asked(sampling: Sampling) -> dict[str, Any]:
+def _sampling_attributes(sampling: Sampling) -> dict[str, Any]:
     """How tokens were to be chosen."""
     found: dict[str, Any] = {
         "gen_ai.request.temperature": sampling.temperature,

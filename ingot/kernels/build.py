@@ -12,17 +12,29 @@ import shutil
 import subprocess
 import sys
 
-from ingot.kernels.remedy import NATIVE, TOOLS, remedy
+from ingot.kernels.cpu.fastblas import BUILD_TOOLS, NATIVE_SOURCES, missing_kernels_advice
 
 
-def build() -> str:
+def build_native() -> str:
     """Compile and install ingot-native; returns one line that says what happened."""
-    if not NATIVE.is_dir():
-        return f"kernels: no sources here; {remedy()}"
-    missing = [name for name in TOOLS if shutil.which(name) is None]
+    if not NATIVE_SOURCES.is_dir():
+        return f"kernels: no sources here; {missing_kernels_advice()}"
+    missing = [name for name in BUILD_TOOLS if shutil.which(name) is None]
     if missing:
-        return f"kernels: no {' and no '.join(missing)}; mlx keeps its own (slow). To change that, {remedy()}."
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps", str(NATIVE)]
+        return (
+            f"kernels: no {' and no '.join(missing)}; mlx keeps its own (slow). To change that, "
+            f"{missing_kernels_advice()}."
+        )
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-build-isolation",
+        "--no-deps",
+        str(NATIVE_SOURCES),
+    ]
     environment = {"CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1), **os.environ}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:
@@ -30,13 +42,13 @@ def build() -> str:
     return "kernels: built"
 
 
-def build_for_cuda() -> str:
+def build_cuda_extension() -> str:
     """Compile the extension that launches graphs, as a first start would; returns one line that says what happened."""
-    from ingot.kernels.gpu.graph_launch import BuildError, extension
+    from ingot.kernels.gpu.cuda_graph import ExtensionBuildError, graph_extension
 
     try:
-        extension()
-    except BuildError as error:
+        graph_extension()
+    except ExtensionBuildError as error:
         return f"kernels: the extension that launches CUDA graphs could not be built, steps are slower: {error}"
     return "kernels: built"
 
@@ -51,8 +63,8 @@ def _installed(distribution: str) -> bool:
 
 if __name__ == "__main__":
     if sys.platform == "linux" and _installed("mlx-cpu"):
-        print(build())
+        print(build_native())
     elif sys.platform == "linux" and _installed("mlx-cuda-13"):
-        print(build_for_cuda())
+        print(build_cuda_extension())
     else:
         print("kernels: nothing to build here")

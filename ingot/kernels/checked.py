@@ -1,4 +1,6 @@
-"""Kernels that were compared with plain MLX before they are used, each kind once."""
+"""A device's kernels that were compared with plain MLX operations before they are used, each kind once: attention over
+pages and rope here, gated delta, packed and dense products by their own modules.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +9,24 @@ from typing import Any
 
 import mlx.core as mx
 
-from ingot.kernels.delta.checked import CheckedDelta
-from ingot.kernels.dense.checked import CheckedDense
+from ingot.kernels.dense_matmul.selfcheck import CheckedDense
 from ingot.kernels.device import Device
-from ingot.kernels.packed.checked import CheckedPacked
-from ingot.kernels.paged.coded_check import CodedSample, check_coded, check_unpacked
-from ingot.kernels.paged.tuning import Tuning, choices
-from ingot.kernels.paged.turning_check import check_turning
+from ingot.kernels.gated_delta.selfcheck import CheckedDelta
+from ingot.kernels.packed_matmul.selfcheck import CheckedPacked
 from ingot.kernels.paged_attention.kernels import PagedAttention, paged_attention
-from ingot.kernels.paged_attention.rope import Norm, Turning, TurnShape, turning
-from ingot.kernels.paged_attention.selfcheck import selfcheck, slab_counts
-from ingot.kernels.paged_attention.shapes import CodedShape, Shape
+from ingot.kernels.paged_attention.rope import HeadRmsNorm, RopeKernel, RopeShape, rope_kernel
+from ingot.kernels.paged_attention.selfcheck import (
+    CodedSample,
+    check_coded,
+    check_paged_attention,
+    check_rope,
+    check_unpacked,
+    slab_counts,
+)
+from ingot.kernels.paged_attention.shapes import AttentionShape, AttentionTuning, CodedShape, tuning_choices
 
-Key = tuple[str, Shape, mx.Dtype, float, float | None, bool, int | None]
-CodedKey = tuple[CodedShape, Shape, mx.Dtype, float, float | None]
+AttentionKey = tuple[str, AttentionShape, mx.Dtype, float, float | None, bool, int | None]
+CodedAttentionKey = tuple[CodedShape, AttentionShape, mx.Dtype, float, float | None]
 
 
 class CheckedKernels:
@@ -28,13 +34,13 @@ class CheckedKernels:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self.wrong: dict[Key, str] = {}
-        self._right: dict[Key, Tuning] = {}  # and how they are cut
-        self.wrong_turns: dict[tuple[TurnShape, mx.Dtype], str | None] = {}
+        self.wrong: dict[AttentionKey, str] = {}
+        self._right: dict[AttentionKey, AttentionTuning] = {}  # and how they are cut
+        self.wrong_rope: dict[tuple[RopeShape, mx.Dtype], str | None] = {}
         """Why what turns queries and keys of such layers is not used; None where it is right."""
-        self.wrong_coded: dict[CodedKey, str | None] = {}
+        self.wrong_coded: dict[CodedAttentionKey, str | None] = {}
         """Why such attention does not read such pages in fewer bits; None where it is right."""
-        self.wrong_unpacked: dict[CodedKey, str | None] = {}
+        self.wrong_unpacked: dict[CodedAttentionKey, str | None] = {}
         """Why it does not unpack them for prompts."""
         self.delta = CheckedDelta(device)
         self.packed = CheckedPacked(device)
@@ -42,7 +48,7 @@ class CheckedKernels:
 
     def attention(
         self,
-        shape: Shape,
+        shape: AttentionShape,
         dtype: mx.Dtype,
         *,
         scale: float = 1.0,
@@ -59,13 +65,13 @@ class CheckedKernels:
         how: dict[str, Any] = {"scale": scale, "cap": cap, "sinks": sinks, "window": window}
         return paged_attention(self._device, shape, dtype, tuning=self._right[key], **how)
 
-    def _check(self, key: Key, sinks: mx.array | None) -> None:
+    def _check(self, key: AttentionKey, sinks: mx.array | None) -> None:
         """What is wrong for prompts alone is left to MLX for prompts alone, and what is wrong by matrix units is done
         without them."""
         _, shape, dtype, scale, cap, _, window = key
-        for tuning in choices(self._device.kind):
+        for tuning in tuning_choices(self._device.kind):
             failed = (
-                selfcheck(
+                check_paged_attention(
                     self._device,
                     shape,
                     dtype,
@@ -101,16 +107,16 @@ class CheckedKernels:
         """Whether prompts see them unpacked by kernels: likewise."""
         return _all_right(self.wrong_unpacked, coded)
 
-    def turning(self, shape: TurnShape, dtype: mx.Dtype, norms: Sequence[Norm]) -> Turning | None:
+    def turning(self, shape: RopeShape, dtype: mx.Dtype, norms: Sequence[HeadRmsNorm]) -> RopeKernel | None:
         """None where there is no kernel for such layers that is right."""
-        if (shape, dtype) not in self.wrong_turns:
-            failed = (check_turning(self._device, shape, dtype, norms, slabs) for slabs in slab_counts(self._device))
-            self.wrong_turns[shape, dtype] = next((reason for reason in failed if reason is not None), None)
-        if self.wrong_turns[shape, dtype] is not None:
+        if (shape, dtype) not in self.wrong_rope:
+            failed = (check_rope(self._device, shape, dtype, norms, slabs) for slabs in slab_counts(self._device))
+            self.wrong_rope[shape, dtype] = next((reason for reason in failed if reason is not None), None)
+        if self.wrong_rope[shape, dtype] is not None:
             return None
-        return turning(self._device, shape, dtype, norms)
+        return rope_kernel(self._device, shape, dtype, norms)
 
 
-def _all_right(compared: dict[CodedKey, str | None], coded: CodedShape) -> bool:
+def _all_right(compared: dict[CodedAttentionKey, str | None], coded: CodedShape) -> bool:
     found = [why for (shape, *_), why in compared.items() if shape == coded]
     return bool(found) and not any(found)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from ingot.config.memory import memory_bytes
+from ingot.config.checks import memory_bytes
 from ingot.errors import ConfigError, DeviceLost
 
 DeviceKind = Literal["metal", "cuda", "cpu"]
@@ -30,7 +30,7 @@ class Device:
         return self.kind == "cpu"
 
 
-def current() -> Device:
+def current_device() -> Device:
     """The device that this process's mlx runs on, or on whose rules it is to act (`INGOT_AS`). Imports mlx.
 
     Raises ConfigError where `INGOT_AS` asks for what cannot be.
@@ -72,7 +72,7 @@ def memory_budget(device: Device, asked: str | None) -> int:
     return int(device.memory * DEVICE_SHARE[device.kind]) if asked is None else memory_bytes(asked, device.memory)
 
 
-def bound_memory(device: Device, total: int, transient: int) -> None:
+def limit_memory(device: Device, total: int, transient: int) -> None:
     """Hold mlx to a budget of `total` bytes, of which it may keep `transient` for later: on GPUs it would hold on to
     every buffer that forward passes gave back. On CPUs it keeps few by itself. Imports mlx."""
     import mlx.core as mx
@@ -143,7 +143,7 @@ _LOST: Final = _lost_pattern()
 _OF_DEVICE: Final = re.compile(r"\bcu(?:[A-Z]|da|blas|dnn|fft)|\bCU(?:DA|BLAS|DNN)|\[METAL\]")
 
 
-def is_lost(error: BaseException) -> bool:
+def is_device_lost(error: BaseException) -> bool:
     """Whether the device is lost: by what the error says, or those that it came of; where that is another error of the
     device's, by trying. The thread that uses mlx calls it."""
     chain: list[BaseException] = []
@@ -154,10 +154,10 @@ def is_lost(error: BaseException) -> bool:
     said = [str(each) for each in chain if isinstance(each, RuntimeError)]
     if any(isinstance(each, DeviceLost) for each in chain) or any(map(_LOST.search, said)):
         return True
-    return any(map(_OF_DEVICE.search, said)) and not _answers()
+    return any(map(_OF_DEVICE.search, said)) and not _device_answers()
 
 
-def _answers() -> bool:
+def _device_answers() -> bool:
     """Whether the device still computes anything. The first try may be told again what failed before it."""
     import mlx.core as mx
 

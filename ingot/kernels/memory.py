@@ -6,22 +6,22 @@ import gc
 
 import mlx.core as mx
 
-from ingot.kernels import native
+from ingot.kernels.cpu import native
 
 
-def give_back_memory() -> int:
+def release_unused_memory() -> int:
     """Free what nobody refers to, and what mlx keeps for later; returns the bytes that are left."""
     gc.collect()
     # Modules draw their first weights when they are made. Nobody computes those, but what is drawn from next would
     # refer to every draw before it.
     mx.eval(mx.random.state)
     mx.synchronize()
-    _multiply_something_else()
+    _forget_native_weights()
     mx.clear_cache()
     return mx.get_active_memory()
 
 
-def _multiply_something_else() -> None:
+def _forget_native_weights() -> None:
     """The native kernels let go of the weights that they multiplied by last at the next call."""
     if native.available():
         native.linear(mx.zeros((1, 1)), native.plain_weights(mx.zeros((1, 1)), None))

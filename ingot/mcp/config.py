@@ -14,14 +14,14 @@ import msgspec
 from msgspec import Struct
 
 from ingot.errors import ConfigError
-from ingot.extras import require
+from ingot.extras import require_extra
 
-LABEL: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+SERVER_LABEL: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MESSAGE_BYTES: Final = 4 << 20  # of one message of a server; one that sends a longer one is ended
-VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+ENVIRONMENT_REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
-class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
+class McpServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Either a `command` to start, which then speaks over its standard streams, or the `url` of a running server.
 
     `${NAME}` in a command's environment, a URL or a header stands for that variable of our own environment.
@@ -38,29 +38,29 @@ class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_result_chars: int = 65_536  # more of a result is cut off, and the model is told so
 
 
-class _File(Struct, frozen=True, forbid_unknown_fields=True):
-    servers: dict[str, ServerConfig] = msgspec.field(name="mcpServers")
+class _McpConfigFile(Struct, frozen=True, forbid_unknown_fields=True):
+    servers: dict[str, McpServerConfig] = msgspec.field(name="mcpServers")
 
 
-def require_sdk() -> None:
+def require_mcp_sdk() -> None:
     """Raises ConfigError where the official SDK is not installed."""
-    require("mcp", "MCP")
+    require_extra("mcp", "MCP")
 
 
-def read_servers(path: Path) -> dict[str, ServerConfig]:
+def read_mcp_servers(path: Path) -> dict[str, McpServerConfig]:
     """The servers of the file, by label. Raises ConfigError."""
     try:
-        found = msgspec.json.decode(path.expanduser().read_bytes(), type=_File).servers
+        found = msgspec.json.decode(path.expanduser().read_bytes(), type=_McpConfigFile).servers
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: {error}") from error
-    return {label: _checked(label, server, path) for label, server in found.items()}
+    return {label: _check_server(label, server, path) for label, server in found.items()}
 
 
-def _checked(label: str, server: ServerConfig, path: Path) -> ServerConfig:
+def _check_server(label: str, server: McpServerConfig, path: Path) -> McpServerConfig:
     where = f"{path}: {label}"
-    if not LABEL.fullmatch(label):
+    if not SERVER_LABEL.fullmatch(label):
         raise ConfigError(f"{where[:200]}: a label has 1 to 64 letters, digits, dashes or underscores")
     if (server.command is None) == (server.url is None):
         raise ConfigError(f"{where}: a server has either a command or a url")
@@ -74,16 +74,16 @@ def _checked(label: str, server: ServerConfig, path: Path) -> ServerConfig:
         raise ConfigError(f"{where}: timeout_s is at most 3600, max_result_chars at most {1 << 24}")
     return msgspec.structs.replace(
         server,
-        env={name: _filled(value, where) for name, value in server.env.items()},
-        url=None if server.url is None else _filled(server.url, where),
-        headers={name: _filled(value, where) for name, value in server.headers.items()},
+        env={name: _fill_references(value, where) for name, value in server.env.items()},
+        url=None if server.url is None else _fill_references(server.url, where),
+        headers={name: _fill_references(value, where) for name, value in server.headers.items()},
     )
 
 
-def _filled(text: str, where: str) -> str:
+def _fill_references(text: str, where: str) -> str:
     def value(found: re.Match[str]) -> str:
         if found[1] not in os.environ:
             raise ConfigError(f"{where}: there is no variable {found[1]} in the environment")
         return os.environ[found[1]]
 
-    return VARIABLE.sub(value, text)
+    return ENVIRONMENT_REFERENCE.sub(value, text)

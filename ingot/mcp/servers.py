@@ -10,16 +10,16 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from ingot.errors import ConfigError, IngotError, Unavailable
-from ingot.mcp.config import ServerConfig
-from ingot.protocol.responses.tools import RemoteTool, RemoteTools
+from ingot.mcp.config import McpServerConfig
+from ingot.protocol.responses.tools import RemoteMcpTool, RemoteMcpTools
 
 if TYPE_CHECKING:
     from mcp import Client
 
 log = logging.getLogger("ingot.mcp")
 
-PAGES: Final = 100  # of one server's list of tools
-CUT: Final = "\n[The result is longer; the rest was cut off.]"
+MOST_TOOL_PAGES: Final = 100  # of one server's list of tools
+CUT_RESULT_NOTE: Final = "\n[The result is longer; the rest was cut off.]"
 
 
 class ToolFailed(IngotError):
@@ -31,11 +31,11 @@ class ToolFailed(IngotError):
 class McpServers:
     """Belongs to one event loop: `start`, calls, `stop`."""
 
-    def __init__(self, configs: Mapping[str, ServerConfig]) -> None:
-        self._connections = {label: Connection(label, config) for label, config in configs.items()}
+    def __init__(self, configs: Mapping[str, McpServerConfig]) -> None:
+        self._connections = {label: McpConnection(label, config) for label, config in configs.items()}
 
     @property
-    def tools(self) -> RemoteTools:
+    def tools(self) -> RemoteMcpTools:
         return {label: connection.tools for label, connection in self._connections.items()}
 
     async def start(self) -> None:
@@ -56,12 +56,12 @@ class McpServers:
         return await self._connections[label].call(name, arguments)
 
 
-class Connection:
+class McpConnection:
     """One server. A task of its own holds the connection, as those who opened it have to close it."""
 
-    def __init__(self, label: str, config: ServerConfig) -> None:
+    def __init__(self, label: str, config: McpServerConfig) -> None:
         self.label, self.config = label, config
-        self.tools: tuple[RemoteTool, ...] = ()
+        self.tools: tuple[RemoteMcpTool, ...] = ()
         self._client: Client | None = None
         self._fault: str | None = None
         self._task: asyncio.Task[None] | None = None
@@ -85,7 +85,7 @@ class Connection:
         self._client, self._task = None, None
 
     async def call(self, name: str, arguments: str) -> str:
-        given = arguments_of(arguments)
+        given = parse_tool_arguments(arguments)
         if name not in {tool.name for tool in self.tools}:
             raise ToolFailed(f"There is no tool '{name}'.")
         try:
@@ -100,8 +100,8 @@ class Connection:
         except Exception as error:  # whatever its transport raises, the model hears of it and the next call reconnects
             log.warning("calling %s of the MCP server %s failed: %s", name, self.label, error)
             self._client = None
-            raise ToolFailed(f"The call failed: {self._fault or said_by(error)}") from error
-        text = bounded(text_of(result), self.config.max_result_chars)
+            raise ToolFailed(f"The call failed: {self._fault or first_error_text(error)}") from error
+        text = cut_result(tool_result_text(result), self.config.max_result_chars)
         if result.is_error:
             raise ToolFailed(text or "The tool failed and does not say why.")
         return text
@@ -113,7 +113,7 @@ class Connection:
         try:
             async with (
                 asyncio.timeout(self.config.timeout_s) as patience,
-                connection_to(self.config, self._note_fault) as client,
+                open_mcp_client(self.config, self._note_fault) as client,
             ):
                 self.tools = await self._listed(client)
                 patience.reschedule(None)
@@ -121,21 +121,23 @@ class Connection:
                 await self._leave.wait()
         except Exception as error:  # of whatever kind: a server that cannot be had is named, with what it said
             if connected.done():
-                log.warning("the MCP server %s is gone: %s", self.label, said_by(error))
+                log.warning("the MCP server %s is gone: %s", self.label, first_error_text(error))
                 self._client = None
             elif isinstance(error, ConfigError):
                 connected.set_exception(error)
             else:
                 connected.set_exception(
-                    ConfigError(f"the MCP server '{self.label}' cannot be reached: {self._fault or said_by(error)}")
+                    ConfigError(
+                        f"the MCP server '{self.label}' cannot be reached: {self._fault or first_error_text(error)}"
+                    )
                 )
 
-    async def _listed(self, client: Client) -> tuple[RemoteTool, ...]:
-        found: dict[str, RemoteTool] = {}
+    async def _listed(self, client: Client) -> tuple[RemoteMcpTool, ...]:
+        found: dict[str, RemoteMcpTool] = {}
         cursor = None
-        for _ in range(PAGES):
+        for _ in range(MOST_TOOL_PAGES):
             page = await client.list_tools(cursor=cursor)
-            found |= {tool.name: RemoteTool(tool.name, tool.description, tool.input_schema) for tool in page.tools}
+            found |= {tool.name: RemoteMcpTool(tool.name, tool.description, tool.input_schema) for tool in page.tools}
             cursor = page.next_cursor
             if cursor is None:
                 break
@@ -146,14 +148,13 @@ class Connection:
 
 
 @asynccontextmanager
-async def connection_to(config: ServerConfig, on_fault: Callable[[str], None]) -> AsyncIterator[Client]:
+async def open_mcp_client(config: McpServerConfig, on_fault: Callable[[str], None]) -> AsyncIterator[Client]:
     """`on_fault` hears, before anybody's call fails, why a server that says too much is no longer listened to."""
     import httpx2
     from mcp import Client
     from mcp.client.streamable_http import streamable_http_client
 
-    from ingot.mcp.remote import BoundedTransport
-    from ingot.mcp.transports import process_streams
+    from ingot.mcp.transports import BoundedTransport, process_streams
 
     if config.command is not None:
         async with Client(process_streams(config, on_fault)) as client:
@@ -166,7 +167,7 @@ async def connection_to(config: ServerConfig, on_fault: Callable[[str], None]) -
             yield client
 
 
-def arguments_of(text: str) -> dict[str, Any]:
+def parse_tool_arguments(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -176,7 +177,7 @@ def arguments_of(text: str) -> dict[str, Any]:
     return value
 
 
-def text_of(result: Any) -> str:
+def tool_result_text(result: Any) -> str:
     """What a result says. What is no text is named; what is only structured is given as JSON."""
     parts = [part.text if part.type == "text" else f"[{part.type}, not shown]" for part in result.content]
     if not parts and result.structured_content is not None:
@@ -184,11 +185,11 @@ def text_of(result: Any) -> str:
     return "\n".join(parts)
 
 
-def bounded(text: str, most: int) -> str:
-    return text if len(text) <= most else text[:most] + CUT
+def cut_result(text: str, most: int) -> str:
+    return text if len(text) <= most else text[:most] + CUT_RESULT_NOTE
 
 
-def said_by(error: BaseException) -> str:
+def first_error_text(error: BaseException) -> str:
     """The first plain error in a group of them."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -1,6 +1,8 @@
-"""A server that runs as a process of ours: one message a line over its standard streams, and no line without end.
+"""Transports to MCP servers that bound what a server may send, whatever it sends.
 
-The SDK's own transport gathers a line for as long as it comes, so this one takes its place.
+A server that runs as our process speaks one message a line over its standard streams (`process_streams`). The SDK's own
+transport gathers a line for as long as it comes, so this one takes its place. A server that is reached over HTTP gives
+answers of bounded size (`BoundedTransport`). Imported only when a server is opened: it needs the extra `mcp`.
 """
 
 from __future__ import annotations
@@ -16,58 +18,59 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import anyio
+import httpx2
 import mcp_types
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 
-from ingot.mcp.config import MESSAGE_BYTES, ServerConfig
-from ingot.observe.notices import Notice
+from ingot.mcp.config import MESSAGE_BYTES, McpServerConfig
+from ingot.observe.logs import RareWarning
 
 log = logging.getLogger("ingot.mcp")
 
-UNASKED_BYTES: Final = 4 * MESSAGE_BYTES  # that a server may say without answering anything
-LEAVE_S: Final = 2.0  # what a process gets to end by itself, and again once it was told to
-LOOK_S: Final = 0.01
+MOST_UNSOLICITED_BYTES: Final = 4 * MESSAGE_BYTES  # that a server may say without answering anything
+EXIT_GRACE_S: Final = 2.0  # what a process gets to end by itself, and again once it was told to
+EXIT_POLL_S: Final = 0.01
 
 Incoming = MemoryObjectSendStream[SessionMessage | Exception]
 Outgoing = MemoryObjectReceiveStream[SessionMessage]
 
 
-class SaysTooMuch(Exception):
+class OutputTooLarge(Exception):
     """In words for the log and the model."""
 
 
 @asynccontextmanager
-async def process_streams(config: ServerConfig, on_fault: Callable[[str], None]) -> AsyncIterator[tuple[Any, Any]]:
+async def process_streams(config: McpServerConfig, on_fault: Callable[[str], None]) -> AsyncIterator[tuple[Any, Any]]:
     """A transport for the SDK's client. A server that says too much is ended, and `on_fault` told why."""
-    process = await started(config)
+    process = await start_process(config)
     heard, read_stream = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     write_stream, asked = anyio.create_memory_object_stream[SessionMessage](0)
 
     async def listen() -> None:
         async with heard:
             try:
-                await hear(process, heard)
-            except SaysTooMuch as fault:
+                await read_messages(process, heard)
+            except OutputTooLarge as fault:
                 log.warning("an MCP server was ended: %s", fault)
                 on_fault(str(fault))
                 send_signal(process, signal.SIGKILL)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(listen)
-        tasks.start_soon(speak, process, asked)
+        tasks.start_soon(write_messages, process, asked)
         try:
             yield read_stream, write_stream
         finally:
             with anyio.CancelScope(shield=True):
-                await end(process)
+                await end_process(process)
                 for stream in (read_stream, write_stream):
                     await stream.aclose()
             tasks.cancel_scope.cancel()
 
 
-async def started(config: ServerConfig) -> Process:
+async def start_process(config: McpServerConfig) -> Process:
     assert config.command is not None
     return await asyncio.create_subprocess_exec(
         config.command,
@@ -81,10 +84,10 @@ async def started(config: ServerConfig) -> Process:
     )
 
 
-async def hear(process: Process, heard: Incoming) -> None:
+async def read_messages(process: Process, heard: Incoming) -> None:
     """Hand on what the server says until it ends. Raises SaysTooMuch."""
     assert process.stdout is not None
-    junk = Notice(log)
+    junk = RareWarning(log)
     unasked = 0
     while True:
         try:
@@ -92,10 +95,10 @@ async def hear(process: Process, heard: Incoming) -> None:
         except asyncio.IncompleteReadError:
             return
         except asyncio.LimitOverrunError:
-            raise SaysTooMuch(f"it sent a message of more than {MESSAGE_BYTES >> 20} MiB") from None
+            raise OutputTooLarge(f"it sent a message of more than {MESSAGE_BYTES >> 20} MiB") from None
         unasked += len(line)
-        if unasked > UNASKED_BYTES:
-            raise SaysTooMuch(f"it sent {UNASKED_BYTES >> 20} MiB without answering anything")
+        if unasked > MOST_UNSOLICITED_BYTES:
+            raise OutputTooLarge(f"it sent {MOST_UNSOLICITED_BYTES >> 20} MiB without answering anything")
         try:
             message = mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False)
         except ValueError:
@@ -109,7 +112,7 @@ async def hear(process: Process, heard: Incoming) -> None:
             return
 
 
-async def speak(process: Process, asked: Outgoing) -> None:
+async def write_messages(process: Process, asked: Outgoing) -> None:
     assert process.stdin is not None
     async with asked:
         with contextlib.suppress(ConnectionError):  # that it is gone is seen where it is heard
@@ -119,26 +122,72 @@ async def speak(process: Process, asked: Outgoing) -> None:
                 await process.stdin.drain()
 
 
-async def end(process: Process) -> None:
+async def end_process(process: Process) -> None:
     """First by closing its input, as the protocol has it, then by signals to it and to what it started."""
     assert process.stdin is not None
     process.stdin.close()
     for number in (signal.SIGTERM, signal.SIGKILL):
-        if await has_left(process):
+        if await has_exited(process):
             return
         send_signal(process, number)
-    if not await has_left(process):
+    if not await has_exited(process):
         log.warning("the process %d of an MCP server does not end", process.pid)
 
 
-async def has_left(process: Process) -> bool:
+async def has_exited(process: Process) -> bool:
     """Within the time it gets. It is looked at rather than waited for, which would also wait for unread output."""
-    until = asyncio.get_running_loop().time() + LEAVE_S
+    until = asyncio.get_running_loop().time() + EXIT_GRACE_S
     while process.returncode is None and asyncio.get_running_loop().time() < until:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(EXIT_POLL_S)
     return process.returncode is not None
 
 
 def send_signal(process: Process, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
+
+
+OnFault = Callable[[str], None]
+
+
+class BoundedTransport(httpx2.AsyncHTTPTransport):
+    """httpx's, for clients that gather whole answers. What is too much ends in a ReadError."""
+
+    def __init__(self, on_fault: OnFault) -> None:
+        super().__init__()
+        self._on_fault = on_fault
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        request.headers["accept-encoding"] = "identity"
+        response = await super().handle_async_request(request)
+        if response.headers.get("content-encoding", "identity") != "identity":
+            await response.aclose()
+            raise self._fault("it sent a compressed answer, which was not asked for")
+        media = response.headers.get("content-type", "").partition(";")[0].strip()
+        # Streams of events may go on for as long as the connection does; the SDK bounds each event.
+        if media != "text/event-stream":
+            assert isinstance(response.stream, httpx2.AsyncByteStream)
+            response.stream = BoundedStream(response.stream, self._fault)
+        return response
+
+    def _fault(self, why: str) -> httpx2.ReadError:
+        self._on_fault(why)
+        return httpx2.ReadError(why)
+
+
+class BoundedStream(httpx2.AsyncByteStream):
+    """A body of bounded size."""
+
+    def __init__(self, stream: httpx2.AsyncByteStream, fault: Callable[[str], Exception]) -> None:
+        self._stream, self._fault = stream, fault
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for piece in self._stream:
+            size += len(piece)
+            if size > MESSAGE_BYTES:
+                raise self._fault(f"it sent a message of more than {MESSAGE_BYTES >> 20} MiB")
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()

@@ -1,27 +1,28 @@
-"""Sounds as clients send them, unpacked by PyAV piece by piece: an hour of speech never lies in memory as samples.
-PyAV runs in a worker alone.
+"""Audio: files as clients send them, decoded by PyAV piece by piece in a worker process, and mel spectrograms.
 
-The container is named by its first bytes, and nothing else is tried: some of FFmpeg's formats are lists of further
-files and addresses, which a client must not make this server read.
+An hour of speech never lies in memory as samples. The container is named by its first bytes, and nothing else is tried:
+some of FFmpeg's formats are lists of further files and addresses, which a client must not make this server read. What
+Whisper-like models are given of audio is how strong each band of pitches is, every hundredth of a second (`MelFrames`).
+Raises BadMedia.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import cache
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from ingot.errors import BadMedia
 from ingot.media import bounds, worker
-from ingot.media.containers import bounded, opened
-from ingot.media.mel import RATE, Floats
-from ingot.media.worker import Job
+from ingot.media.containers import bounded_packets, open_container
+from ingot.media.worker import DecodeJob
 
 NO_PYAV: Final = "This server cannot unpack sounds: its `ingot doctor` says what to install."
-KNOWN: Final = "FLAC, MP3, MP4 (M4A), Ogg, WAV, WebM and AAC are taken"
+KNOWN_AUDIO: Final = "FLAC, MP3, MP4 (M4A), Ogg, WAV, WebM and AAC are taken"
 SLACK_S: Final = 1.0
 """What a file may be short of the length that it states, besides a fiftieth of it."""
 
@@ -29,35 +30,35 @@ RIFF_BYTES: Final = 0xFFFFFFFF
 DAMAGED_SHARE: Final = 0.01
 
 
-class Sound:
+class AudioFile:
     """A file that holds a sound, looked through once. Raises BadMedia for one that does not, or is cut off."""
 
     def __init__(self, data: bytes) -> None:
-        worker.require("av", NO_PYAV)
+        worker.require_package("av", NO_PYAV)
         self._data = data
-        job = Job("sound header", "sound", bounds.HEADER_MEMORY, bounds.HEADER_CPU_S, (bounds.SOUND_S,))
-        self.seconds: float = worker.headers.run(job, data).value
+        job = DecodeJob("sound header", "sound", bounds.HEADER_MEMORY, bounds.HEADER_CPU_S, (bounds.AUDIO_S,))
+        self.seconds: float = worker.header_pool.run(job, data).value
 
-    def samples(self) -> Iterator[Floats]:
+    def samples(self) -> Iterator[FloatArray]:
         """The sound in one channel of 16,000 samples a second, a second at a time. A worker unpacks it, and stands
         still until the next is asked for."""
-        job = Job("sound samples", "sound", bounds.SOUND_MEMORY, bounds.HEADER_CPU_S, (bounds.SOUND_S,))
-        for part in worker.samples.stream(job, self._data):
+        job = DecodeJob("sound samples", "sound", bounds.AUDIO_MEMORY, bounds.HEADER_CPU_S, (bounds.AUDIO_S,))
+        for part in worker.audio_pool.stream(job, self._data):
             yield np.frombuffer(part.data, "<i2").astype(np.float32) / 32768.0
 
 
 # From here on, for a worker
 
 
-def header_job(data: bytes, longest: float) -> Iterator[tuple[float, bytes]]:
+def audio_header_job(data: bytes, longest: float) -> Iterator[tuple[float, bytes]]:
     """How long the sound lasts."""
-    check_bytes_stated(data)
-    with _opened(data) as (container, stream):
-        check_form(stream.codec_context)
+    check_riff_length(data)
+    with _open_audio(data) as (container, stream):
+        check_audio_form(stream.codec_context)
         stated = seconds_stated(container, stream)
-        if next(decoded(container, stream, len(data)), None) is None:
+        if next(decode_audio(container, stream, len(data)), None) is None:
             raise BadMedia("the sound is empty: it has no samples.")
-    with _opened(data) as (container, stream):
+    with _open_audio(data) as (container, stream):
         seconds = seconds_held(container, stream, stated, len(data))
     if seconds > longest:
         raise BadMedia(f"the sound is longer than {longest / 3600:g} hours. Cut it.")
@@ -68,12 +69,12 @@ def header_job(data: bytes, longest: float) -> Iterator[tuple[float, bytes]]:
     yield seconds, b""
 
 
-def samples_job(data: bytes, longest: float) -> Iterator[tuple[None, bytearray]]:
+def audio_samples_job(data: bytes, longest: float) -> Iterator[tuple[None, bytearray]]:
     """Of 16 bits, about a second at a time."""
-    held, left = bytearray(), 2 * RATE * (longest + SLACK_S)
-    for made in _resampled(data):
+    held, left = bytearray(), 2 * SAMPLE_RATE * (longest + SLACK_S)
+    for made in _resample_audio(data):
         held += made
-        if len(held) >= 2 * RATE:
+        if len(held) >= 2 * SAMPLE_RATE:
             left -= len(held)
             if left < 0:
                 raise BadMedia(f"the sound is longer than {longest / 3600:g} hours. Cut it.")
@@ -83,13 +84,13 @@ def samples_job(data: bytes, longest: float) -> Iterator[tuple[None, bytearray]]
         yield None, held
 
 
-def _resampled(data: bytes) -> Iterator[bytes]:
+def _resample_audio(data: bytes) -> Iterator[bytes]:
     import av
 
-    with _opened(data) as (container, stream):
-        resampler = av.AudioResampler(format="s16", layout="mono", rate=RATE)
+    with _open_audio(data) as (container, stream):
+        resampler = av.AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE)
         exact = stream.codec_context.name.startswith("pcm_f")
-        for frame in decoded(container, stream, len(data)):
+        for frame in decode_audio(container, stream, len(data)):
             if exact and not np.isfinite(frame.to_ndarray()).all():
                 raise BadMedia("the sound has samples that are no numbers.")
             frame.pts = None  # a gap in the times would be filled with silence of any length
@@ -97,16 +98,16 @@ def _resampled(data: bytes) -> Iterator[bytes]:
         yield from (made.to_ndarray()[0].astype("<i2").tobytes() for made in resampler.resample(None))
 
 
-def _opened(data: bytes) -> AbstractContextManager[tuple[Any, Any]]:
-    return opened(data, container_of(data), "audio", "sound", threads=1)
+def _open_audio(data: bytes) -> AbstractContextManager[tuple[Any, Any]]:
+    return open_container(data, audio_container_of(data), "audio", "sound", threads=1)
 
 
-def decoded(container: Any, stream: Any, length: int) -> Iterator[Any]:
+def decode_audio(container: Any, stream: Any, length: int) -> Iterator[Any]:
     """The frames of a sound. Packets that are damaged are left out, as players do, but no more than a few."""
     from av import InvalidDataError
 
     damaged = 0
-    for number, packet in enumerate(chain(bounded(container.demux(stream), length), [None])):
+    for number, packet in enumerate(chain(bounded_packets(container.demux(stream), length), [None])):
         try:
             frames = stream.codec_context.decode(packet)
         except InvalidDataError:
@@ -117,21 +118,21 @@ def decoded(container: Any, stream: Any, length: int) -> Iterator[Any]:
         yield from frames
 
 
-def check_form(decoder: Any) -> None:
+def check_audio_form(decoder: Any) -> None:
     """Raises BadMedia for rates and channels that no sound has."""
     rate, channels = decoder.sample_rate or 0, decoder.channels or 0
-    if not bounds.SOUND_RATE[0] <= rate <= bounds.SOUND_RATE[1]:
+    if not bounds.AUDIO_RATE[0] <= rate <= bounds.AUDIO_RATE[1]:
         raise BadMedia(
-            f"the sound has {rate} samples a second; from {bounds.SOUND_RATE[0]} to {bounds.SOUND_RATE[1]} are taken."
+            f"the sound has {rate} samples a second; from {bounds.AUDIO_RATE[0]} to {bounds.AUDIO_RATE[1]} are taken."
         )
-    if not bounds.SOUND_CHANNELS[0] <= channels <= bounds.SOUND_CHANNELS[1]:
+    if not bounds.AUDIO_CHANNELS[0] <= channels <= bounds.AUDIO_CHANNELS[1]:
         raise BadMedia(
-            f"the sound has {channels} channels; from {bounds.SOUND_CHANNELS[0]} to "
-            f"{bounds.SOUND_CHANNELS[1]} are taken."
+            f"the sound has {channels} channels; from {bounds.AUDIO_CHANNELS[0]} to "
+            f"{bounds.AUDIO_CHANNELS[1]} are taken."
         )
 
 
-def check_bytes_stated(data: bytes) -> None:
+def check_riff_length(data: bytes) -> None:
     """Raises BadMedia for a WAV file that says that it has more bytes: FFmpeg takes it for a shorter one.
 
     Recorders that do not know yet how long it will be write none, or as many as can be."""
@@ -152,13 +153,13 @@ def seconds_held(container: Any, stream: Any, stated: float | None, length: int)
     begin = stream.start_time or 0
     ends = (
         packet.pts + packet.duration
-        for packet in bounded(container.demux(stream), length)
+        for packet in bounded_packets(container.demux(stream), length)
         if packet.pts is not None and packet.duration is not None
     )
     return float((max(ends, default=begin) - begin) * stream.time_base) or (stated or 0.0)
 
 
-def container_of(data: bytes) -> str:
+def audio_container_of(data: bytes) -> str:
     """The name of FFmpeg's format. Raises BadMedia for what is none of those that are taken."""
     if not data:
         raise BadMedia("the file is empty.")
@@ -171,4 +172,79 @@ def container_of(data: bytes) -> str:
             return name
     if len(data) > 2 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0:
         return "mp3" if data[1] & 0x06 else "aac"
-    raise BadMedia(f"the file is no sound of a known format: {KNOWN}.")
+    raise BadMedia(f"the file is no sound of a known format: {KNOWN_AUDIO}.")
+
+
+FloatArray: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"
+
+SAMPLE_RATE: Final = 16_000
+"""Samples a second."""
+MEL_HOP: Final = 160
+MEL_SPAN: Final = 400
+"""Samples that one frame is made of; a frame begins every `MEL_HOP`."""
+FRAMES_A_SECOND: Final = SAMPLE_RATE // MEL_HOP
+MEL_FLOOR: Final = 1e-10
+MEL_RANGE: Final = 8.0
+"""Powers of ten below the strongest band of a window that are told apart."""
+
+
+class MelFrames:
+    """Frames of a sound that comes piece by piece, the same however it is cut.
+
+    The sound is mirrored at its beginning and followed by silence, as models are trained with.
+    """
+
+    def __init__(self, bands: int) -> None:
+        self._filters, self._window = mel_filters(bands), _hann()
+        self._rest: FloatArray | None = None
+
+    def push(self, samples: FloatArray) -> FloatArray:
+        """The frames that these samples complete, [frames, bands]: logarithms to the base ten."""
+        if self._rest is None:
+            # A mirror needs a few samples; until they are there, silence stands in for them.
+            mirrored = np.pad(samples[: MEL_SPAN // 2 + 1], (0, max(0, MEL_SPAN // 2 + 1 - len(samples))))[:0:-1]
+            samples = np.concatenate([mirrored, samples])
+        else:
+            samples = np.concatenate([self._rest, samples])
+        count = max(0, 1 + (len(samples) - MEL_SPAN) // MEL_HOP)
+        self._rest = samples[count * MEL_HOP :]
+        if not count:
+            return np.zeros((0, self._filters.shape[0]), np.float32)
+        spans = np.lib.stride_tricks.sliding_window_view(samples, MEL_SPAN)[::MEL_HOP][:count]
+        power = np.abs(np.fft.rfft(spans * self._window)) ** 2
+        return np.log10(np.maximum(power.astype(np.float32) @ self._filters.T, MEL_FLOOR)).astype(np.float32)
+
+    def end(self) -> FloatArray:
+        """The frames that silence after the end completes: a sound has one for each whole `MEL_HOP`."""
+        return self.push(np.zeros(MEL_SPAN // 2 - MEL_HOP, np.float32))
+
+
+def normalize_mels(frames: FloatArray) -> FloatArray:
+    """The frames of one window as a model is given them."""
+    return (np.maximum(frames, frames.max() - MEL_RANGE) + 4.0) / 4.0
+
+
+@cache
+def mel_filters(bands: int) -> FloatArray:
+    """Which frequencies each band takes, and how much of them, [bands, frequencies]: Slaney's scale and weights."""
+    edges = _to_hertz(np.linspace(0, _to_mel(SAMPLE_RATE / 2), bands + 2))
+    frequencies = np.fft.rfftfreq(MEL_SPAN, 1 / SAMPLE_RATE)
+    slopes = edges[:, None] - frequencies[None, :]
+    widths = np.diff(edges)[:, None]
+    rising, falling = -slopes[:-2] / widths[:-1], slopes[2:] / widths[1:]
+    area = 2.0 / (edges[2:] - edges[:-2])
+    return (np.maximum(0.0, np.minimum(rising, falling)) * area[:, None]).astype(np.float32)
+
+
+def _hann() -> FloatArray:
+    """Periodic, as spectra want it."""
+    return np.hanning(MEL_SPAN + 1)[:-1].astype(np.float32)
+
+
+def _to_mel(frequency: float) -> float:
+    """Even up to 1 kHz, logarithmic above."""
+    return 15.0 + 27.0 * np.log(frequency / 1000.0) / np.log(6.4)
+
+
+def _to_hertz(mels: np.ndarray) -> np.ndarray:
+    return np.where(mels < 15.0, mels * 200.0 / 3.0, 1000.0 * np.exp(np.log(6.4) / 27.0 * (mels - 15.0)))

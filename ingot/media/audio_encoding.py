@@ -1,4 +1,4 @@
-"""Sound as files: samples in, bytes of a format out, as they come. Nothing is held but what a codec looks ahead."""
+"""Audio as files: samples in, bytes of a format out, as they come. Nothing is held but what a codec looks ahead."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 
 from ingot.errors import Unsupported
 
-WIDTH: Final = 2
+SAMPLE_BYTES: Final = 2
 """Bytes of a sample."""
-UNKNOWN: Final = 0xFFFFFFFF
+UNKNOWN_LENGTH: Final = 0xFFFFFFFF
 """A length that is not known when the header is written."""
 
 
-class Writer(Protocol):
+class AudioWriter(Protocol):
     """Samples are of 16 bits, the lower byte first, of one channel."""
 
     def write(self, samples: bytes) -> bytes:
@@ -28,7 +28,7 @@ class Writer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Codec:
+class AudioCodec:
     """A format that PyAV writes: the container, the codec in it, and what they are told."""
 
     media_type: str
@@ -38,28 +38,28 @@ class Codec:
     options: Mapping[str, str] = field(default_factory=dict)
 
 
-CODECS: Final = {
+AUDIO_CODECS: Final = {
     # Nothing is written a second time, so what would have to be is left out.
-    "mp3": Codec("audio/mpeg", "mp3", "libmp3lame", 128_000, {"write_xing": "0"}),
-    "opus": Codec("audio/ogg", "ogg", "libopus", 64_000),
-    "aac": Codec("audio/aac", "adts", "aac", 128_000),
-    "flac": Codec("audio/flac", "flac", "flac"),
+    "mp3": AudioCodec("audio/mpeg", "mp3", "libmp3lame", 128_000, {"write_xing": "0"}),
+    "opus": AudioCodec("audio/ogg", "ogg", "libopus", 64_000),
+    "aac": AudioCodec("audio/aac", "adts", "aac", 128_000),
+    "flac": AudioCodec("audio/flac", "flac", "flac"),
 }
-MEDIA_TYPES: Final = {
-    **{name: codec.media_type for name, codec in CODECS.items()},
+AUDIO_MEDIA_TYPES: Final = {
+    **{name: codec.media_type for name, codec in AUDIO_CODECS.items()},
     "wav": "audio/wav",
     "pcm": "audio/pcm",
 }
 
 
-def writer(format: str, rate: int) -> Writer:
+def audio_writer(format: str, rate: int) -> AudioWriter:
     """For one file. Raises Unsupported where PyAV is needed and not installed."""
-    if format in CODECS:
-        return CodedWriter(CODECS[format], format, rate)
-    return PlainWriter(wav_header(rate) if format == "wav" else b"")
+    if format in AUDIO_CODECS:
+        return CodedAudioWriter(AUDIO_CODECS[format], format, rate)
+    return PlainAudioWriter(wav_header(rate) if format == "wav" else b"")
 
 
-class PlainWriter:
+class PlainAudioWriter:
     def __init__(self, header: bytes) -> None:
         self._header = header
 
@@ -73,11 +73,11 @@ class PlainWriter:
 
 def wav_header(rate: int) -> bytes:
     """Of one channel, and of a length that readers find out by reading."""
-    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, rate * WIDTH, WIDTH, 8 * WIDTH)
-    return struct.pack("<4sI4s", b"RIFF", UNKNOWN, b"WAVE") + form + struct.pack("<4sI", b"data", UNKNOWN)
+    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, rate * SAMPLE_BYTES, SAMPLE_BYTES, 8 * SAMPLE_BYTES)
+    return struct.pack("<4sI4s", b"RIFF", UNKNOWN_LENGTH, b"WAVE") + form + struct.pack("<4sI", b"data", UNKNOWN_LENGTH)
 
 
-class _Sink:
+class _AudioSink:
     """What a container is written to: it can only go on."""
 
     def __init__(self) -> None:
@@ -92,8 +92,8 @@ class _Sink:
         return held
 
 
-class CodedWriter:
-    def __init__(self, codec: Codec, format: str, rate: int) -> None:
+class CodedAudioWriter:
+    def __init__(self, codec: AudioCodec, format: str, rate: int) -> None:
         try:
             import av
         except ImportError as error:
@@ -102,7 +102,7 @@ class CodedWriter:
                 "pcm need none.",
                 param="response_format",
             ) from error
-        self._sink, self._rate, self._written = _Sink(), rate, 0
+        self._sink, self._rate, self._written = _AudioSink(), rate, 0
         self._frame: Any = av.AudioFrame
         self._file = av.open(self._sink, "w", format=codec.container, options=dict(codec.options))
         stream: Any = self._file.add_stream(codec.codec, rate=rate)

@@ -1,4 +1,4 @@
-"""Every bound on pictures, clips and sounds, in one table. A pair is (least, most), both allowed."""
+"""Every bound on images, video and audio, in one table. A pair is (least, most), both allowed."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ ASPECT: Final = 200  # the longer side over the shorter
 HEADER_MEMORY: Final = 64 << 20  # to find a picture's size or a sound's length
 HEADER_CPU_S: Final = 10.0
 PIXEL_MEMORY: Final = 1 << 30  # of all pictures, clips and PDFs at a time, where no model sets another sum aside
-UNPACK_WALL_S: Final = 60.0  # until the next frame is there
-PICTURE_MEMORY: Final = 32 << 20  # and besides, for each pixel
-PICTURE_PIXEL: Final = 12
-WEBP_PIXEL: Final = 24
-PICTURE_CPU_S: Final = 30.0
-CLIP_MEMORY: Final = 192 << 20  # to find a clip's size; for its frames as much, and besides, for each pixel
-CLIP_PIXEL: Final = 32
-CLIP_CPU_S: Final = 20.0  # for each frame that is shown
+DECODE_WALL_S: Final = 60.0  # until the next frame is there
+IMAGE_MEMORY: Final = 32 << 20  # and besides, for each pixel
+IMAGE_PIXEL_BYTES: Final = 12
+WEBP_PIXEL_BYTES: Final = 24
+IMAGE_CPU_S: Final = 30.0
+VIDEO_MEMORY: Final = 192 << 20  # to find a clip's size; for its frames as much, and besides, for each pixel
+VIDEO_PIXEL_BYTES: Final = 32
+VIDEO_CPU_S: Final = 20.0  # for each frame that is shown
 
 # clips
 FRAMES: Final[tuple[int, int]] = (1, 768)  # that are shown of one
 STILLS: Final = 32  # frames that are shown as pictures, unless a request says otherwise
 SENT_FRAMES: Final = 4096  # sent as pictures
 FPS: Final[tuple[float, float]] = (0.01, 120.0)
-CLIP_S: Final = 6 * 3600.0
+VIDEO_S: Final = 6 * 3600.0
 
 # sounds
-SOUND_S: Final = 12 * 3600.0
-SOUND_RATE: Final[tuple[int, int]] = (1_000, 768_000)  # samples a second
-SOUND_CHANNELS: Final[tuple[int, int]] = (1, 64)
-SOUNDS: Final = 4  # that are heard at a time
-SOUND_MEMORY: Final = 32 << 20  # for each of them
+AUDIO_S: Final = 12 * 3600.0
+AUDIO_RATE: Final[tuple[int, int]] = (1_000, 768_000)  # samples a second
+AUDIO_CHANNELS: Final[tuple[int, int]] = (1, 64)
+AUDIO_STREAMS: Final = 4  # that are heard at a time
+AUDIO_MEMORY: Final = 32 << 20  # for each of them
 
 # PDFs, whose pages are shown as pictures
 PDF_PAGES: Final = 100

@@ -1,4 +1,5 @@
-"""What of a file is read as packets, and which of a clip have to be unpacked to see some of its frames.
+"""Containers and packets: what of a media file is read as packets, and which packets of a video have to be decoded to
+see some of its frames.
 
 Packets stand in the order in which they are decoded, which is not that in which frames are shown: a frame may refer to
 ones that are shown after it. What they refer to never lies before the keyframe that they begin at.
@@ -22,7 +23,7 @@ _SLACK: Final = 1 << 16
 
 
 @contextmanager
-def opened(
+def open_container(
     data: bytes, format: str, kind: Literal["audio", "video"], thing: str, threads: int
 ) -> Iterator[tuple[Any, Any]]:
     """A file's container, of that format and no other, and its first stream of a kind. Raises BadMedia for what is
@@ -44,7 +45,7 @@ def opened(
         raise BadMedia(f"the {thing} cannot be unpacked: {str(words)[:200]}.") from error
 
 
-def bounded(packets: Iterable[Any], length: int) -> Iterator[Any]:
+def bounded_packets(packets: Iterable[Any], length: int) -> Iterator[Any]:
     """Those of a file of `length` bytes that hold something. Raises BadMedia where there are more of them than so few
     bytes can hold: an index may name the same bytes again and again."""
     left = _REREAD * length + _SLACK
@@ -63,7 +64,7 @@ class PacketTime(NamedTuple):
 
 
 @dataclass(slots=True)
-class Stretch:
+class PacketRange:
     """Packets [begin, end), decoded one after another to show the frames of `times`, which rise."""
 
     begin: int
@@ -72,7 +73,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class ClipPackets:
+class VideoPackets:
     packets: Sequence[PacketTime]
     unit: float = 1.0  # seconds that a time is counted in
     _shown: list[tuple[int, int]] = field(init=False, repr=False)  # times and packets, as they are shown
@@ -99,13 +100,13 @@ class ClipPackets:
         last = self._shown[-1][0]
         return self._shown[bisect_left(self._shown, (min(time, last), -1))][1]
 
-    def stretches(self, wanted: Iterable[int]) -> list[Stretch]:
+    def stretches(self, wanted: Iterable[int]) -> list[PacketRange]:
         """What to decode for these packets' frames, given in the order that they are shown in."""
-        made: list[Stretch] = []
+        made: list[PacketRange] = []
         for packet in wanted:
-            new = Stretch(self._keyframe(packet), packet + 1, [self.packets[packet].time])
+            new = PacketRange(self._keyframe(packet), packet + 1, [self.packets[packet].time])
             while made and new.begin < made[-1].end:
-                new = _joined(made.pop(), new)
+                new = _merge_ranges(made.pop(), new)
             made.append(new)
         return made
 
@@ -118,6 +119,6 @@ class ClipPackets:
         return next(near, 0)
 
 
-def _joined(one: Stretch, other: Stretch) -> Stretch:
+def _merge_ranges(one: PacketRange, other: PacketRange) -> PacketRange:
     times = one.times + other.times[one.times[-1] == other.times[0] :]
-    return Stretch(min(one.begin, other.begin), max(one.end, other.end), times)
+    return PacketRange(min(one.begin, other.begin), max(one.end, other.end), times)

@@ -1,30 +1,36 @@
-"""Files fetched from other servers, and only from those that the settings name.
+"""Files of a request that are not in its body as bytes: fetched from other servers, or sent as data URLs.
 
-An address comes from whoever sends a request, who must not make this server speak to what only it can reach. So at
-every hop the host is looked up once, every answer must lie in the public network (unless the setting names that very
-address), and it is that answer which is dialled, under the name that was asked for. Redirects are followed by hand, by
-the same rules. What is read is counted while it comes, and one limit of time holds from the first connection to the
-last byte, however little comes at once: nothing waits on a socket for longer than a slice of it.
+Files are fetched only from hosts that the settings name. An address comes from whoever sends a request, who must not
+make this server speak to what only it can reach. So at every hop the host is looked up once, every answer must lie in
+the public network (unless the setting names that very address), and it is that answer which is dialled, under the name
+that was asked for. Redirects are followed by hand, by the same rules. What is read is counted while it comes, and one
+limit of time holds from the first connection to the last byte, however little comes at once: nothing waits on a socket
+for longer than a slice of it.
+
+Fetching takes long: whoever reads bodies does not wait for it (`prefetched_files`, `Unfetched`). Imports nothing heavy.
 """
 
 from __future__ import annotations
 
+import binascii
 import errno
 import http.client
 import io
 import ipaddress
 import os
+import re
 import selectors
 import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from ingot.errors import BadMedia, Cancelled
+from ingot.errors import BadMedia, Cancelled, IngotError
 from ingot.media import bounds
 
 if TYPE_CHECKING:
@@ -35,20 +41,20 @@ _PIECE: Final = 1 << 16
 _SLICE_S: Final = 0.1
 _PORTS: Final = {"http": 80, "https": 443}
 T = TypeVar("T")
-Lookup = Callable[[str, int], Sequence[str]]
+HostLookup = Callable[[str, int], Sequence[str]]
 
 
-def addresses(host: str, port: int) -> Sequence[str]:
+def host_addresses(host: str, port: int) -> Sequence[str]:
     """Every address of a host."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(entry[4][0]) for entry in found]
 
 
-def fetch(
+def fetch_file(
     url: str,
     hosts: Sequence[str],
     *,
-    lookup: Lookup = addresses,
+    lookup: HostLookup = host_addresses,
     timeout_s: float = bounds.FETCH_S,
     clock: Callable[[], float] = time.monotonic,
     going: Callable[[], bool] = lambda: True,
@@ -59,12 +65,12 @@ def fetch(
     for _ in range(bounds.REDIRECTS + 1):
         hop = _Hop.of(url, hosts, lookup)
         try:
-            with _asked(hop, limit) as answer:
+            with _send_request(hop, limit) as answer:
                 if answer.status not in _REDIRECTS:
-                    return _body(answer, hop)
+                    return _read_body(answer, hop)
                 url = urljoin(url, answer.getheader("location") or "")
         except (OSError, http.client.HTTPException) as error:
-            raise BadMedia(f"the file at {hop.host} could not be fetched: {_reason(error)}.") from error
+            raise BadMedia(f"the file at {hop.host} could not be fetched: {_failure_reason(error)}.") from error
     raise BadMedia(f"the file was not found within {bounds.REDIRECTS} redirects.")
 
 
@@ -111,8 +117,8 @@ class _Hop:
     path: str
 
     @classmethod
-    def of(cls, url: str, hosts: Sequence[str], lookup: Lookup) -> _Hop:
-        parts, port = _split(url)
+    def of(cls, url: str, hosts: Sequence[str], lookup: HostLookup) -> _Hop:
+        parts, port = _split_url(url)
         host = parts.hostname or ""
         if parts.scheme not in _PORTS:
             raise BadMedia("files are fetched by http and https alone.")
@@ -122,10 +128,10 @@ class _Hop:
             raise BadMedia(f"nothing is fetched from {host[:100]}: --media-hosts does not name it.")
         port = port or _PORTS[parts.scheme]
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        return cls(parts.scheme, host, port, _routable(host, port, hosts, lookup), _ascii(path))
+        return cls(parts.scheme, host, port, _public_address(host, port, hosts, lookup), _ascii_path(path))
 
 
-def _split(url: str) -> tuple[SplitResult, int | None]:
+def _split_url(url: str) -> tuple[SplitResult, int | None]:
     try:
         parts = urlsplit(url)
         return parts, parts.port
@@ -133,13 +139,13 @@ def _split(url: str) -> tuple[SplitResult, int | None]:
         raise BadMedia("the address to fetch from cannot be read.") from None
 
 
-def _ascii(path: str) -> str:
+def _ascii_path(path: str) -> str:
     if not path.isascii() or any(character <= " " or character == "\x7f" for character in path):
         raise BadMedia("an address to fetch from holds letters, digits and signs of ASCII alone, others as %XX.")
     return path
 
 
-def _routable(host: str, port: int, hosts: Sequence[str], lookup: Lookup) -> str:
+def _public_address(host: str, port: int, hosts: Sequence[str], lookup: HostLookup) -> str:
     """The first of a host's addresses, if all of them may be dialled."""
     try:
         found = [ipaddress.ip_address(each.partition("%")[0]) for each in lookup(host, port)]
@@ -162,8 +168,8 @@ def _named_loopback(host: str, address: ipaddress.IPv4Address | ipaddress.IPv6Ad
 
 
 @contextmanager
-def _asked(hop: _Hop, limit: _TimeLimit) -> Iterator[http.client.HTTPResponse]:
-    with closing(_connected(hop, limit)) as plain, closing(_secured(plain, hop, limit)) as sock:
+def _send_request(hop: _Hop, limit: _TimeLimit) -> Iterator[http.client.HTTPResponse]:
+    with closing(_connect(hop, limit)) as plain, closing(_start_tls(plain, hop, limit)) as sock:
         connection = http.client.HTTPConnection(hop.host, hop.port)
         connection.default_port = _PORTS[hop.scheme]  # which goes unsaid in the name that is asked for
         connection.sock = cast(socket.socket, _LimitedSocket(sock, limit))
@@ -171,7 +177,7 @@ def _asked(hop: _Hop, limit: _TimeLimit) -> Iterator[http.client.HTTPResponse]:
         yield connection.getresponse()
 
 
-def _connected(hop: _Hop, limit: _TimeLimit) -> socket.socket:
+def _connect(hop: _Hop, limit: _TimeLimit) -> socket.socket:
     """To the address that was checked. Raises OSError."""
     sock = socket.socket(socket.AF_INET6 if ":" in hop.address else socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -191,7 +197,7 @@ def _connected(hop: _Hop, limit: _TimeLimit) -> socket.socket:
     return sock
 
 
-def _secured(sock: socket.socket, hop: _Hop, limit: _TimeLimit) -> socket.socket:
+def _start_tls(sock: socket.socket, hop: _Hop, limit: _TimeLimit) -> socket.socket:
     """By the name that was asked for. Raises OSError."""
     if hop.scheme != "https":
         return sock
@@ -235,7 +241,7 @@ class _LimitedReader(io.RawIOBase):
         return self._limit.wait(self._sock, lambda: self._sock.recv_into(buffer))
 
 
-def _body(answer: http.client.HTTPResponse, hop: _Hop) -> bytes:
+def _read_body(answer: http.client.HTTPResponse, hop: _Hop) -> bytes:
     if answer.status != 200:
         raise BadMedia(f"{hop.host} answered with status {answer.status}.")
     if answer.getheader("content-encoding", "identity").lower() != "identity":
@@ -249,8 +255,72 @@ def _body(answer: http.client.HTTPResponse, hop: _Hop) -> bytes:
     return b"".join(pieces)
 
 
-def _reason(error: Exception) -> str:
+def _failure_reason(error: Exception) -> str:
     """Without addresses, which are this server's own business."""
     if isinstance(error, TimeoutError):
         return "it took too long"
     return "its certificate is not valid" if isinstance(error, ssl.SSLError) else "the connection failed"
+
+
+prefetched_files: ContextVar[dict[str, bytes | IngotError] | None] = ContextVar("ready", default=None)
+"""Where it is set, nothing is fetched in place: what is not found here raises Unfetched."""
+
+
+class Unfetched(Exception):
+    """A file is needed that nobody has fetched yet; `fetch_file` does it, in whichever thread has the time."""
+
+    def __init__(self, url: str, hosts: Sequence[str]) -> None:
+        super().__init__("a file is not fetched yet")
+        self.url, self._hosts = url, hosts
+
+    def fetch(self, going: Callable[[], bool] = lambda: True) -> bytes | IngotError:
+        """The file, or why it cannot be had, such as that `going` said no."""
+        try:
+            return fetch_file(self.url, self._hosts, going=going)
+        except IngotError as error:
+            return error
+
+
+def fetched_file(url: str, hosts: Sequence[str]) -> bytes:
+    """Raises BadMedia where the file cannot be had."""
+    known = prefetched_files.get()
+    if known is None:
+        return fetch_file(url, hosts)
+    found = known.get(url)
+    if found is None:
+        raise Unfetched(url, hosts)
+    if isinstance(found, IngotError):
+        raise found
+    return found
+
+
+_DATA_URL: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)?((?:;[\w.+-]+=[^;,]*)*)(;base64)?,", re.IGNORECASE)
+_LONGEST_HEAD: Final = 256
+
+
+def split_data_url(url: str) -> tuple[str, str]:
+    """The media type that a data URL states, in small letters, and its text. Raises BadMedia."""
+    head = _DATA_URL.match(url[:_LONGEST_HEAD])
+    if head is None:
+        raise BadMedia("a data URL begins with its type, as in data:image/png;base64,….")
+    if head[3] is None:
+        raise BadMedia("data URLs are taken in base64 alone, as in data:image/png;base64,….")
+    return (head[1] or "").lower(), url[head.end() :]
+
+
+def decode_base64(text: str) -> bytes:
+    """Of base64, of which white space and missing padding are forgiven. Nothing too long is decoded."""
+    if len(text) > bounds.ITEM_BYTES * 4 // 3 + 4:
+        raise BadMedia(f"the file has more than {bounds.ITEM_BYTES} bytes, which is the most that is taken.")
+    try:
+        return binascii.a2b_base64(text, strict_mode=True)
+    except ValueError:
+        return _decode_lenient(text)
+
+
+def _decode_lenient(text: str) -> bytes:
+    kept = "".join(text.split())
+    try:
+        return binascii.a2b_base64(kept + "=" * (-len(kept) % 4), strict_mode=True)
+    except ValueError:
+        raise BadMedia("the file is no base64.") from None

@@ -1,27 +1,108 @@
-"""Qwen 2, 2.5 and 3 VL and their successors: any size, in patches of which two by two make a token.
+"""The image processors of the known vision families, by what a checkpoint's files say. Newer ones say everything in
+processor_config.json.
 
-Clips are pairs of frames. Qwen 2 and 2.5 give every frame the same budget of pixels and write one run of tokens; from
-Qwen 3 on all frames share one budget, and each pair stands behind its time in words.
+Each is the rules of a family's own processor as arithmetic: from the size of an image to the size that it is resized
+to, its tiles, and what is written for it in the prompt. A family is one class and one line in PROCESSORS. Only Qwen's
+take video as such; the others are shown its frames as images. A wish that a family has no rule for is refused by name
+with Unsupported. Imports nothing heavy.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
 
-from ingot.errors import BadMedia
+from ingot.errors import BadMedia, ModelError, Unsupported
 from ingot.media import bounds
-from ingot.media.families.files import ProcessorFiles, Stated
-from ingot.media.layout import ClipHeader, ClipWish, Grid, Layout, MediaKind, PictureWish, Placeholder
-from ingot.media.sampling import near, spread
-from ingot.media.size import Size
+from ingot.media.layout import (
+    Grid,
+    ImageLayoutOptions,
+    Layout,
+    MediaKind,
+    MediaProcessor,
+    Placeholder,
+    Size,
+    VideoHeader,
+    VideoLayoutOptions,
+    snap_to_keyframes,
+    spread_frames,
+)
 
-START, END = "<|vision_start|>", "<|vision_end|>"
-IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
-LOW_DETAIL: Final = 512 * 512
-TIMED: Final = ("qwen3", "qwen4")
+StatedConfig = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorFiles:
+    config: StatedConfig = field(default_factory=dict)
+    pictures: StatedConfig = field(default_factory=dict)
+    clips: StatedConfig = field(default_factory=dict)
+    processor: StatedConfig = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path) -> ProcessorFiles:
+        processor = _read_json_file(folder / "processor_config.json")
+        return cls(
+            _read_json_file(folder / "config.json"),
+            processor.get("image_processor") or _read_json_file(folder / "preprocessor_config.json"),
+            processor.get("video_processor") or _read_json_file(folder / "video_preprocessor_config.json"),
+            processor,
+        )
+
+    @property
+    def family(self) -> str:
+        return str(self.config.get("model_type", ""))
+
+    @property
+    def vision(self) -> StatedConfig:
+        found = self.config.get("vision_config")
+        return found if isinstance(found, Mapping) else {}
+
+
+def stated_side(stated: StatedConfig, name: str, fallback: int) -> int:
+    """A side that is said as a number, or as an object that names its sides."""
+    found = stated.get(name, fallback)
+    if isinstance(found, Mapping):
+        found = found.get("longest_edge") or found.get("height") or found.get("shortest_edge") or fallback
+    return int(found)
+
+
+def _read_json_file(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ModelError(f"{path.name} is no JSON.") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{path.name} is no JSON object.")
+    return found
+
+
+class ImagesOnly:
+    __slots__ = ()
+
+    def clip(self, header: VideoHeader, layout_options: VideoLayoutOptions) -> Layout:
+        raise Unsupported("The served model takes no clips as such: it is shown their frames, as pictures.")
+
+
+def refuse_pixel_limits(layout_options: ImageLayoutOptions, family: str) -> None:
+    for name in ("min_pixels", "max_pixels"):
+        if getattr(layout_options, name) is not None:
+            raise Unsupported(
+                f"{name} is not supported: {family} resizes every picture by a rule of its own. Leave it out.",
+                param=name,
+            )
+
+
+QWEN_START, QWEN_END = "<|vision_start|>", "<|vision_end|>"
+QWEN_IMAGE, QWEN_VIDEO = "<|image_pad|>", "<|video_pad|>"
+QWEN_LOW_DETAIL: Final = 512 * 512
+TIMED_FAMILIES: Final = ("qwen3", "qwen4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +113,7 @@ class PixelRange:
     most: int
 
     @classmethod
-    def stated(cls, stated: Stated, least: int, most: int) -> PixelRange:
+    def stated(cls, stated: StatedConfig, least: int, most: int) -> PixelRange:
         """`size` calls areas edges; older files say min_pixels and max_pixels."""
         size = stated.get("size") or {}
         low = stated.get("min_pixels") or size.get("shortest_edge") or least
@@ -47,7 +128,7 @@ class PixelRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Qwen:
+class QwenProcessor:
     patch: int
     merge: int
     pair: int  # frames that one patch spans
@@ -58,8 +139,8 @@ class Qwen:
     frames: tuple[int, int] = (4, bounds.FRAMES[1])
 
     @classmethod
-    def of(cls, files: ProcessorFiles) -> Qwen:
-        timed = files.family.startswith(TIMED)
+    def of(cls, files: ProcessorFiles) -> QwenProcessor:
+        timed = files.family.startswith(TIMED_FAMILIES)
         patch = int(files.pictures.get("patch_size", 16 if timed else 14))
         merge = int(files.pictures.get("merge_size", 2))
         unit = (patch * merge) ** 2
@@ -76,10 +157,10 @@ class Qwen:
 
     @property
     def placeholders(self) -> dict[MediaKind, Placeholder]:
-        clip = f"{START}{VIDEO}{END}"
+        clip = f"{QWEN_START}{QWEN_VIDEO}{QWEN_END}"
         return {
-            "image": Placeholder(IMAGE, f"{START}{IMAGE}{END}"),
-            "video": Placeholder(clip if self.timed else VIDEO, clip),
+            "image": Placeholder(QWEN_IMAGE, f"{QWEN_START}{QWEN_IMAGE}{QWEN_END}"),
+            "video": Placeholder(clip if self.timed else QWEN_VIDEO, clip),
         }
 
     @property
@@ -87,59 +168,68 @@ class Qwen:
         """The side of what becomes one token."""
         return self.patch * self.merge
 
-    def picture(self, size: Size, wish: PictureWish) -> Layout:
-        most = LOW_DETAIL if wish.detail == "low" and wish.max_pixels is None else wish.max_pixels
-        allowed = self.pictures.asked(wish.min_pixels, most)
-        resized = fitted(size, self.unit, allowed)
+    def picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
+        most = (
+            QWEN_LOW_DETAIL
+            if layout_options.detail == "low" and layout_options.max_pixels is None
+            else layout_options.max_pixels
+        )
+        allowed = self.pictures.asked(layout_options.min_pixels, most)
+        resized = fit_to_pixels(size, self.unit, allowed)
         grid = self._grid(resized, 1)
-        return Layout(resized, grid, IMAGE, IMAGE, (grid.patches // self.merge**2,))
+        return Layout(resized, grid, QWEN_IMAGE, QWEN_IMAGE, (grid.patches // self.merge**2,))
 
-    def clip(self, header: ClipHeader, wish: ClipWish) -> Layout:
-        shown = near(self._shown(header, wish), header.keys)
+    def clip(self, header: VideoHeader, layout_options: VideoLayoutOptions) -> Layout:
+        shown = snap_to_keyframes(self._shown(header, layout_options), header.keys)
         filled = [*shown, *[shown[-1]] * (-len(shown) % self.pair)]  # an odd last frame is shown twice
-        resized = self._clip_size(header.size, len(shown), wish)
+        resized = self._clip_size(header.size, len(shown), layout_options)
         grid = self._grid(resized, len(filled) // self.pair)
         steps = range(0, len(filled), self.pair)
         times = tuple((filled[at] + filled[at + self.pair - 1]) / 2 / header.fps for at in steps)
         tokens = grid.h * grid.w // self.merge**2
         if not self.timed:
             interval = self.pair * header.frames / len(shown) / header.fps
-            return Layout(resized, grid, VIDEO, VIDEO, (tokens * grid.t,), tuple(filled), times, interval)
-        written = "".join(f"<{time:.1f} seconds>{START}{VIDEO}{END}" for time in times)
-        return Layout(resized, grid, VIDEO, written, (tokens,) * grid.t, tuple(filled), times)
+            return Layout(resized, grid, QWEN_VIDEO, QWEN_VIDEO, (tokens * grid.t,), tuple(filled), times, interval)
+        written = "".join(f"<{time:.1f} seconds>{QWEN_START}{QWEN_VIDEO}{QWEN_END}" for time in times)
+        return Layout(resized, grid, QWEN_VIDEO, written, (tokens,) * grid.t, tuple(filled), times)
 
     def _grid(self, resized: Size, steps: int) -> Grid:
         return Grid(steps, resized.height // self.patch, resized.width // self.patch)
 
-    def _shown(self, header: ClipHeader, wish: ClipWish) -> Sequence[int]:
+    def _shown(self, header: VideoHeader, layout_options: VideoLayoutOptions) -> Sequence[int]:
         total = header.frames
-        least, most = self.frames[0], min(self.frames[1], wish.max_frames or self.frames[1], total)
-        wanted = header.seconds * (wish.fps or self.fps)
-        if wish.frames is not None:
-            count = min(wish.frames, most)
+        least, most = self.frames[0], min(self.frames[1], layout_options.max_frames or self.frames[1], total)
+        wanted = header.seconds * (layout_options.fps or self.fps)
+        if layout_options.frames is not None:
+            count = min(layout_options.frames, most)
         elif self.timed:
             count = min(max(int(wanted), least), most)
         else:
             count = int(min(max(wanted, least), most))
             count = max(count - count % self.pair, 1)
-        return spread(total, count) if self.timed else [at * total // count for at in range(count)]
+        return spread_frames(total, count) if self.timed else [at * total // count for at in range(count)]
 
-    def _clip_size(self, size: Size, count: int, wish: ClipWish) -> Size:
+    def _clip_size(self, size: Size, count: int, layout_options: VideoLayoutOptions) -> Size:
         if not self.timed:
-            most = wish.max_pixels
-            if wish.total_pixels is not None:
-                most = min(most or self.clips.most, max(1, wish.total_pixels * self.pair // count))
-            return fitted(size, self.unit, self.clips.asked(wish.min_pixels, most))
-        totals = [wish.total_pixels, None if wish.max_pixels is None else wish.max_pixels * count]
+            most = layout_options.max_pixels
+            if layout_options.total_pixels is not None:
+                most = min(most or self.clips.most, max(1, layout_options.total_pixels * self.pair // count))
+            return fit_to_pixels(size, self.unit, self.clips.asked(layout_options.min_pixels, most))
+        totals = [
+            layout_options.total_pixels,
+            None if layout_options.max_pixels is None else layout_options.max_pixels * count,
+        ]
         most = min((total for total in totals if total is not None), default=None)
-        least = None if wish.min_pixels is None else wish.min_pixels * count
+        least = None if layout_options.min_pixels is None else layout_options.min_pixels * count
         shorter = min(size)
         if shorter < self.unit:
             size = Size(*(int(side * self.unit / shorter) for side in size))
-        return fitted(size, self.unit, self.clips.asked(least, most), count, round(count / self.pair) * self.pair)
+        return fit_to_pixels(
+            size, self.unit, self.clips.asked(least, most), count, round(count / self.pair) * self.pair
+        )
 
 
-def fitted(size: Size, unit: int, allowed: PixelRange, count: int = 1, rounded: int = 1) -> Size:
+def fit_to_pixels(size: Size, unit: int, allowed: PixelRange, count: int = 1, rounded: int = 1) -> Size:
     """The nearest size whose sides are multiples of `unit` and whose area, times so many frames, is allowed."""
     if size.aspect > bounds.ASPECT:
         raise BadMedia(f"the longer side is more than {bounds.ASPECT} times the shorter. Cut it.")
@@ -151,3 +241,323 @@ def fitted(size: Size, unit: int, allowed: PixelRange, count: int = 1, rounded: 
         grow = math.sqrt(allowed.least / (count * size.area))
         return Size(*(math.ceil(side * grow / unit) * unit for side in size))
     return made
+
+
+GEMMA_START, GEMMA_SOFT, GEMMA_END = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
+
+
+@dataclass(frozen=True, slots=True)
+class GemmaProcessor(ImagesOnly):
+    side: int
+    patch: int
+    tokens: int
+
+    @classmethod
+    def of(cls, files: ProcessorFiles) -> GemmaProcessor:
+        tokens = files.processor.get("image_seq_length") or files.pictures.get("image_seq_length") or 256
+        side = stated_side(files.pictures, "size", stated_side(files.vision, "image_size", 896))
+        return cls(side, int(files.vision.get("patch_size", 14)), int(tokens))
+
+    @property
+    def placeholders(self) -> dict[MediaKind, Placeholder]:
+        return {"image": Placeholder(GEMMA_START, GEMMA_START)}
+
+    def picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
+        refuse_pixel_limits(layout_options, "Gemma 3")
+        along = self.side // self.patch
+        written = f"\n\n{GEMMA_START}{GEMMA_SOFT}{GEMMA_END}\n\n"
+        return Layout(Size(self.side, self.side), Grid(1, along, along), GEMMA_SOFT, written, (self.tokens,))
+
+
+PIXTRAL_IMAGE, PIXTRAL_BREAK, PIXTRAL_END = "[IMG]", "[IMG_BREAK]", "[IMG_END]"
+PIXTRAL_LOW_DETAIL = 512
+
+
+@dataclass(frozen=True, slots=True)
+class PixtralProcessor(ImagesOnly):
+    longest: int
+    patch: int
+    merge: int
+
+    @classmethod
+    def of(cls, files: ProcessorFiles) -> PixtralProcessor:
+        patch = files.processor.get("patch_size") or stated_side(files.pictures, "patch_size", 16)
+        merge = files.processor.get("spatial_merge_size") or files.config.get("spatial_merge_size") or 1
+        return cls(stated_side(files.pictures, "size", 1024), int(patch), int(merge))
+
+    @property
+    def placeholders(self) -> dict[MediaKind, Placeholder]:
+        return {"image": Placeholder(PIXTRAL_IMAGE, PIXTRAL_IMAGE)}
+
+    def picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
+        refuse_pixel_limits(layout_options, "Pixtral")
+        longest = min(self.longest, PIXTRAL_LOW_DETAIL) if layout_options.detail == "low" else self.longest
+        ratio = max(size) / longest
+        if ratio > 1:
+            size = Size(*(max(1, math.floor(side / ratio)) for side in size))
+        unit = self.patch * self.merge
+        columns, rows = -(-size.width // unit), -(-size.height // unit)
+        written = (PIXTRAL_IMAGE + PIXTRAL_BREAK) * (rows - 1) + PIXTRAL_IMAGE + PIXTRAL_END
+        grid = Grid(1, rows * self.merge, columns * self.merge)
+        return Layout(Size(columns * unit, rows * unit), grid, PIXTRAL_IMAGE, written, (columns,) * rows)
+
+
+IDEFICS_IMAGE, IDEFICS_AROUND, IDEFICS_WHOLE = "<image>", "<fake_token_around_image>", "<global-img>"
+IDEFICS_LONGEST: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class IdeficsProcessor(ImagesOnly):
+    longest: int  # side that every picture is brought to
+    tile: int
+    patch: int
+    tokens: int  # of a tile
+    tiled: bool = True
+
+    @classmethod
+    def of(cls, files: ProcessorFiles) -> IdeficsProcessor:
+        tile = stated_side(files.pictures, "max_image_size", 364)
+        patch = int(files.vision.get("patch_size", 14))
+        scale = int(files.config.get("scale_factor", 2))
+        tokens = files.processor.get("image_seq_len") or (tile // patch) ** 2 // scale**2
+        longest = stated_side(files.pictures, "size", 4 * tile)
+        return cls(longest, tile, patch, int(tokens), bool(files.pictures.get("do_image_splitting", True)))
+
+    @property
+    def placeholders(self) -> dict[MediaKind, Placeholder]:
+        return {"image": Placeholder(IDEFICS_IMAGE, IDEFICS_IMAGE)}
+
+    def picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
+        refuse_pixel_limits(layout_options, "Idefics 3")
+        along = self.tile // self.patch
+        if not self.tiled or layout_options.detail == "low":
+            return self._layout(Size(self.tile, self.tile), 0, 0, along)
+        resized = self._in_tiles(self.enlarged(size))
+        rows, columns = resized.height // self.tile, resized.width // self.tile
+        if (rows, columns) == (1, 1):
+            rows = columns = 0
+        return self._layout(resized, rows, columns, along)
+
+    def _layout(self, resized: Size, rows: int, columns: int, along: int) -> Layout:
+        lines = "".join(
+            "".join(f"{IDEFICS_AROUND}<row_{row}_col_{column}>{IDEFICS_IMAGE}" for column in range(1, columns + 1))
+            + "\n"
+            for row in range(1, rows + 1)
+        )
+        written = f"{lines}{chr(10) if lines else ''}{IDEFICS_AROUND}{IDEFICS_WHOLE}{IDEFICS_IMAGE}{IDEFICS_AROUND}"
+        tiles = rows * columns + 1
+        return Layout(resized, Grid(tiles, along, along), IDEFICS_IMAGE, written, (self.tokens,) * tiles)
+
+    def enlarged(self, size: Size) -> Size:
+        """The longer side as long as is stated, the shorter even, and neither beyond what any model takes."""
+        aspect = size.width / size.height
+        if size.width >= size.height:
+            width, height = self.longest, int(self.longest / aspect)
+            height += height % 2
+        else:
+            width, height = int(self.longest * aspect), self.longest
+            width += width % 2
+        width, height = max(width, 1), max(height, 1)
+        aspect = width / height
+        if width >= height and width > IDEFICS_LONGEST:
+            width, height = IDEFICS_LONGEST, int(IDEFICS_LONGEST / aspect)
+        elif height > width and height > IDEFICS_LONGEST:
+            width, height = int(IDEFICS_LONGEST * aspect), IDEFICS_LONGEST
+        return Size(max(width, 1), max(height, 1))
+
+    def _in_tiles(self, size: Size) -> Size:
+        aspect = size.width / size.height
+        if size.width >= size.height:
+            width = self._tiled(size.width)
+            return Size(width, self._tiled(int(width / aspect)))
+        height = self._tiled(size.height)
+        return Size(self._tiled(int(height * aspect)), height)
+
+    def _tiled(self, side: int) -> int:
+        return math.ceil(side / self.tile) * self.tile
+
+
+@lru_cache(maxsize=256)
+def nearest_arrangement(size: Size, side: int, tiles: tuple[int, int]) -> tuple[int, int]:
+    """Columns and rows whose shape is nearest to the picture's, within so many tiles of this `side`.
+
+    Of equally near ones, the larger as long as the picture fills half of it.
+    """
+    aspect = size.width / size.height
+    best, nearest = (1, 1), float("inf")
+    for columns, rows in _arrangements(tiles):
+        off = abs(aspect - columns / rows)
+        fills = size.area > 0.5 * side * side * columns * rows
+        if off < nearest or (off == nearest and fills):
+            best, nearest = (columns, rows), off
+    return best
+
+
+@lru_cache(maxsize=16)
+def _arrangements(tiles: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+    least, most = tiles
+    every = ((columns, rows) for columns in range(1, most + 1) for rows in range(1, most // columns + 1))
+    return tuple(sorted((each for each in every if each[0] * each[1] >= least), key=lambda each: each[0] * each[1]))
+
+
+INTERNVL_IMAGE, INTERNVL_START, INTERNVL_END = "<IMG_CONTEXT>", "<img>", "</img>"
+
+
+@dataclass(frozen=True, slots=True)
+class InternVLProcessor(ImagesOnly):
+    side: int
+    patch: int
+    tokens: int  # of a tile
+    tiles: tuple[int, int]
+
+    @classmethod
+    def of(cls, files: ProcessorFiles) -> InternVLProcessor:
+        side = stated_side(files.pictures, "size", stated_side(files.vision, "image_size", 448))
+        patch = stated_side(files.vision, "patch_size", 14)
+        ratio = float(files.config.get("downsample_ratio", 0.5))
+        tokens = files.processor.get("image_seq_length") or int((side // patch) ** 2 * ratio**2)
+        cropped = files.pictures.get("crop_to_patches", True)
+        most = files.pictures.get("max_patches") or files.config.get("max_dynamic_patch") or 12
+        least = files.pictures.get("min_patches") or files.config.get("min_dynamic_patch") or 1
+        return cls(side, patch, int(tokens), (int(least), int(most)) if cropped else (1, 1))
+
+    @property
+    def placeholders(self) -> dict[MediaKind, Placeholder]:
+        return {"image": Placeholder(INTERNVL_IMAGE, INTERNVL_IMAGE)}
+
+    def picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
+        refuse_pixel_limits(layout_options, "InternVL")
+        single = layout_options.detail == "low" or self.tiles[1] == 1
+        columns, rows = (1, 1) if single else nearest_arrangement(size, self.side, self.tiles)
+        tiles = columns * rows
+        shown = tiles + 1 if tiles > 1 else 1
+        along = self.side // self.patch
+        resized = Size(columns * self.side, rows * self.side)
+        return Layout(
+            resized,
+            Grid(shown, along, along),
+            INTERNVL_IMAGE,
+            INTERNVL_START + INTERNVL_IMAGE + INTERNVL_END,
+            (self.tokens * shown,),
+        )
+
+
+LLAVA_IMAGE = "<image>"
+
+
+@dataclass(frozen=True, slots=True)
+class LlavaProcessor(ImagesOnly):
+    side: int
+    patch: int
+    further: int  # features beside those of patches
+    canvases: tuple[Size, ...] = ()  # that tiles make up; none: the square alone
+
+    @classmethod
+    def of(cls, files: ProcessorFiles) -> LlavaProcessor:
+        patch = files.processor.get("patch_size") or files.vision.get("patch_size", 14)
+        side = stated_side(files.pictures, "crop_size", stated_side(files.vision, "image_size", 336))
+        strategy = files.processor.get("vision_feature_select_strategy") or files.config.get(
+            "vision_feature_select_strategy", "default"
+        )
+        extra = files.processor.get("num_additional_image_tokens")
+        # Without a word on it the tower gives one feature for the whole picture, which "default" leaves out.
+        further = (1 if extra is None else int(extra)) - (strategy == "default")
+        canvases: tuple[Size, ...] = ()
+        if files.family == "llava_next":
+            stated = files.pictures.get("image_grid_pinpoints") or files.config.get("image_grid_pinpoints") or ()
+            canvases = tuple(Size(width, height) for height, width in stated)
+        return cls(side, int(patch), further, canvases)
+
+    @property
+    def placeholders(self) -> dict[MediaKind, Placeholder]:
+        return {"image": Placeholder(LLAVA_IMAGE, LLAVA_IMAGE)}
+
+    def picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
+        refuse_pixel_limits(layout_options, "LLaVA")
+        along = self.side // self.patch
+        base = along * along + self.further
+        if not self.canvases or layout_options.detail == "low":
+            return Layout(Size(self.side, self.side), Grid(1, along, along), LLAVA_IMAGE, LLAVA_IMAGE, (base,))
+        canvas = best_canvas(size, self.canvases)
+        columns, rows = canvas.width // self.side, canvas.height // self.side
+        kept = covered_patches(size, Size(columns * along, rows * along))
+        features = kept.area + kept.height  # every line ends in a feature of its own
+        return Layout(
+            canvas, Grid(columns * rows + 1, along, along), LLAVA_IMAGE, LLAVA_IMAGE, (base + features,), covered=kept
+        )
+
+
+def best_canvas(size: Size, canvases: Iterable[Size]) -> Size:
+    """The canvas that shows most of the picture, and of those the one with the least left over."""
+
+    def judged(canvas: Size) -> tuple[int, int]:
+        scale = min(canvas.width / size.width, canvas.height / size.height)
+        shown = min(int(size.width * scale) * int(size.height * scale), size.area)
+        return shown, shown - canvas.area
+
+    return max(canvases, key=judged)
+
+
+def covered_patches(size: Size, patches: Size) -> Size:
+    """The patches of a canvas that the picture covers when it is fitted into it."""
+    if size.width / size.height > patches.width / patches.height:
+        height = int(round(size.height * (patches.width / size.width), 7))
+        return Size(patches.width, patches.height - (patches.height - height) // 2 * 2)
+    width = int(round(size.width * (patches.height / size.height), 7))
+    return Size(patches.width - (patches.width - width) // 2 * 2, patches.height)
+
+
+PHI_IMAGE = "<|image|>"
+
+
+@dataclass(frozen=True, slots=True)
+class Phi3Processor(ImagesOnly):
+    """A tile of 336 pixels is 12 by 12 features, and each line of them ends in one more."""
+
+    tiles: int
+    side: int = 336
+    along: int = 12
+
+    @classmethod
+    def of(cls, files: ProcessorFiles) -> Phi3Processor:
+        return cls(int(files.pictures.get("num_crops", 16)))
+
+    @property
+    def placeholders(self) -> dict[MediaKind, Placeholder]:
+        return {"image": Placeholder(PHI_IMAGE, PHI_IMAGE)}
+
+    def picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
+        refuse_pixel_limits(layout_options, "Phi 3.5")
+        columns, rows = self._arranged(size, 1 if layout_options.detail == "low" else self.tiles)
+        tiles = columns * rows
+        features = (tiles + 1) * self.along**2 + 1 + (rows + 1) * self.along
+        resized = Size(columns * self.side, rows * self.side)
+        return Layout(resized, Grid(tiles + 1, 2 * self.along, 2 * self.along), PHI_IMAGE, PHI_IMAGE, (features,))
+
+    def _arranged(self, size: Size, most: int) -> tuple[int, int]:
+        """As many tiles along the longer side as fit when the shorter has what its share asks for."""
+        ratio = max(size) / min(size)
+        along = 1
+        while (along + 1) * math.ceil((along + 1) / ratio) <= most:
+            along += 1
+        across = math.ceil(int(along * self.side / ratio) / self.side)
+        return (along, across) if size.width >= size.height else (across, along)
+
+
+PROCESSORS: Final[Mapping[str, Callable[[ProcessorFiles], MediaProcessor]]] = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), QwenProcessor.of),
+    "gemma3": GemmaProcessor.of,
+    **dict.fromkeys(("pixtral", "mistral3"), PixtralProcessor.of),
+    **dict.fromkeys(("idefics3", "smolvlm"), IdeficsProcessor.of),
+    **dict.fromkeys(("internvl", "internvl_chat"), InternVLProcessor.of),
+    **dict.fromkeys(("llava", "llava_next"), LlavaProcessor.of),
+    "phi3_v": Phi3Processor.of,
+}
+"""By model_type."""
+
+
+def read_processor(folder: Path) -> MediaProcessor | None:
+    """As the checkpoint's own files say; None where nothing is known of its family. Raises ModelError."""
+    files = ProcessorFiles.read(folder)
+    found = PROCESSORS.get(files.family)
+    return None if found is None else found(files)

@@ -1,4 +1,4 @@
-"""The languages that Whisper models hear, by code, in the order of their tokens."""
+"""The languages that Whisper models transcribe, by code, in the order of their tokens."""
 
 from __future__ import annotations
 

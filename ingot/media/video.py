@@ -1,7 +1,9 @@
-"""Clips unpacked by PyAV, which comes with the extra `vision`. Runs in a worker alone.
+"""Video: a file as it was sent, or its frames as images, and its pixels, decoded by PyAV in a worker process.
 
-The container is named by its first bytes, and nothing else is tried: some of FFmpeg's formats are lists of further
-files and addresses, which a client must not make this server read.
+Decoded only when somebody asks for frames of it. The functions that end in `_job`, and what they call, run in a worker
+alone; they import PyAV, which comes with the extra `vision`. The container is named by its first bytes, and nothing
+else is tried: some of FFmpeg's formats are lists of further files and addresses, which a client must not make this
+server read. Raises BadMedia.
 """
 
 from __future__ import annotations
@@ -9,20 +11,139 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any, Final, Protocol
 
 import numpy as np
 
 from ingot.errors import BadMedia
-from ingot.media import bounds
-from ingot.media.containers import ClipPackets, PacketTime, Stretch, bounded, opened
-from ingot.media.guard import check_size
-from ingot.media.images import viewed
-from ingot.media.layout import ClipHeader
-from ingot.media.picture import Pixels
-from ingot.media.size import Size
+from ingot.media import bounds, worker
+from ingot.media.containers import PacketRange, PacketTime, VideoPackets, bounded_packets, open_container
+from ingot.media.images import BICUBIC, DecodingMemory, ImageFile, Pixels, View, frames_of_parts, render_views
+from ingot.media.layout import Size, VideoHeader, check_file_size, check_image_size
+from ingot.media.worker import DecodeJob
 
-KNOWN: Final = "MP4, MOV, WebM and Matroska are taken, and frames as data:video/jpeg;base64,…"
+NO_PYAV: Final = "This server cannot unpack clips: its `ingot doctor` says what to install."
+
+
+class Video(Protocol):
+    @property
+    def header(self) -> VideoHeader: ...
+
+    @property
+    def keyed(self) -> VideoHeader:
+        """The same with its keyframes. Nothing is unpacked for it. Raises BadMedia."""
+
+    @property
+    def digest(self) -> bytes:
+        """Of what was sent."""
+
+    def unpacking(self, views: Sequence[View]) -> DecodingMemory: ...
+
+    def pick(self, frames: Sequence[int], *views: View, resample: int = BICUBIC) -> Iterator[Pixels]:
+        """Those of these numbers, which do not decrease, each in all views. Where the file has fewer than it said, the
+        last stands in."""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoFile:
+    data: bytes = field(repr=False)
+    header: VideoHeader
+    rotation: int  # degrees that frames are turned by, against the clock, to be shown
+    digest: bytes
+
+    @classmethod
+    def of(cls, data: bytes) -> VideoFile:
+        """Raises BadMedia for what is no clip, or too much of one. One frame is unpacked to see how it is turned."""
+        check_file_size(len(data))
+        worker.require_package("av", NO_PYAV)
+        job = DecodeJob("clip header", "clip", bounds.VIDEO_MEMORY, bounds.VIDEO_CPU_S)
+        (width, height), frames, fps, rotation = worker.pixel_pool.run(job, data).value
+        size = Size(width, height)
+        check_image_size(size)
+        return cls(data, VideoHeader(size, frames, fps), rotation, blake2b(data, digest_size=32).digest())
+
+    @property
+    def keyed(self) -> VideoHeader:
+        job = DecodeJob(
+            "clip keys", "clip", bounds.VIDEO_MEMORY, bounds.VIDEO_CPU_S, (self.header.frames, self.header.fps)
+        )
+        return replace(self.header, keys=tuple(worker.pixel_pool.run(job, self.data).value))
+
+    def unpacking(self, views: Sequence[View]) -> DecodingMemory:
+        return DecodingMemory.of(bounds.VIDEO_MEMORY, bounds.VIDEO_PIXEL_BYTES, self.header.size, views)
+
+    def pick(self, frames: Sequence[int], *views: View, resample: int = BICUBIC) -> Iterator[Pixels]:
+        said = (self.header.size, self.header.frames, self.header.fps, self.rotation)
+        memory = self.unpacking(views).memory
+        job = DecodeJob("clip frames", "clip", memory, bounds.VIDEO_CPU_S, (said, tuple(frames), views, resample))
+        return frames_of_parts(worker.pixel_pool.stream(job, self.data), self.header.size, views)
+
+
+@dataclass(frozen=True, slots=True)
+class VideoFrames:
+    """Frames that a client took out of a clip itself, all of one size."""
+
+    pictures: tuple[ImageFile, ...]
+    fps: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.pictures) <= bounds.SENT_FRAMES:
+            raise BadMedia(f"a clip has 1 to {bounds.SENT_FRAMES} frames; this one has {len(self.pictures)}.")
+        sizes = {picture.size for picture in self.pictures}
+        if len(sizes) > 1:
+            (one, other) = sorted(sizes)[:2]
+            raise BadMedia(
+                f"the frames of a clip are of one size; these are of {one.width} by {one.height} and {other.width} by "
+                f"{other.height} pixels. Send them as pictures, or resize them."
+            )
+
+    @property
+    def header(self) -> VideoHeader:
+        return VideoHeader(self.pictures[0].size, len(self.pictures), self.fps)
+
+    @property
+    def keyed(self) -> VideoHeader:
+        """Each of them is a picture of its own."""
+        return self.header
+
+    @property
+    def digest(self) -> bytes:
+        digests = b"".join(picture.digest for picture in self.pictures)
+        return blake2b(digests + repr(self.fps).encode(), digest_size=32).digest()
+
+    def unpacking(self, views: Sequence[View]) -> DecodingMemory:
+        return max((picture.unpacking(views) for picture in self.pictures), key=lambda each: each.memory)
+
+    def pick(self, frames: Sequence[int], *views: View, resample: int = BICUBIC) -> Iterator[Pixels]:
+        for number in frames:
+            yield from self.pictures[number].frames(*views, resample=resample)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledFrames:
+    """Some frames of a clip, as a source of pixels."""
+
+    clip: Video
+    numbers: tuple[int, ...]
+
+    @property
+    def size(self) -> Size:
+        return self.clip.header.size
+
+    @property
+    def digest(self) -> bytes:
+        return blake2b(self.clip.digest + repr(self.numbers).encode(), digest_size=32).digest()
+
+    def unpacking(self, views: Sequence[View]) -> DecodingMemory:
+        return self.clip.unpacking(views)
+
+    def frames(self, *views: View, resample: int = BICUBIC) -> Iterator[Pixels]:
+        return self.clip.pick(self.numbers, *views, resample=resample)
+
+
+KNOWN_VIDEO: Final = "MP4, MOV, WebM and Matroska are taken, and frames as data:video/jpeg;base64,…"
 # Decoders that can leave out frames that no other refers to, and are right about which those are: of HEVC's, frames of
 # other layers may refer to ones that are called so.
 _SKIPPING: Final = ("h264", "mpeg2video", "mpeg4", "vp8")
@@ -31,79 +152,79 @@ _THREADS: Final = min(4, os.cpu_count() or 1)
 """Of a decoder: each holds frames of its own."""
 
 
-def header_job(data: bytes) -> Iterator[tuple[Any, bytes]]:
-    header, rotation = clip_header(data)
+def video_header_job(data: bytes) -> Iterator[tuple[Any, bytes]]:
+    header, rotation = read_video_header(data)
     yield (header.size, header.frames, header.fps, rotation), b""
 
 
-def keys_job(data: bytes, frames: int, fps: float) -> Iterator[tuple[Any, bytes]]:
-    yield key_numbers(clip_packets(data), frames, fps), b""
+def video_keyframes_job(data: bytes, frames: int, fps: float) -> Iterator[tuple[Any, bytes]]:
+    yield keyframe_numbers(read_video_packets(data), frames, fps), b""
 
 
-def frames_job(
+def video_frames_job(
     data: bytes, said: Sequence[Any], numbers: Sequence[int], views: Sequence[Sequence[Sequence[int]]], resample: int
 ) -> Iterator[tuple[Any, Any]]:
     from PIL import Image
 
     (width, height), count, fps, rotation = said
-    header = ClipHeader(Size(width, height), count, fps)
-    for frame in picked(data, clip_packets(data), header, rotation, numbers):
-        yield from viewed(Image.fromarray(frame), views, resample)
+    header = VideoHeader(Size(width, height), count, fps)
+    for frame in decode_frames(data, read_video_packets(data), header, rotation, numbers):
+        yield from render_views(Image.fromarray(frame), views, resample)
 
 
-def clip_header(data: bytes) -> tuple[ClipHeader, int]:
+def read_video_header(data: bytes) -> tuple[VideoHeader, int]:
     """What the file says, and by how many degrees its frames are turned. Raises BadMedia."""
-    with _opened(data) as (container, stream):
+    with _open_video(data) as (container, stream):
         size = Size(stream.codec_context.width, stream.codec_context.height)
-        check_size(size)
-        frames, fps = _frames(container, stream)
+        check_image_size(size)
+        frames, fps = _frame_count_and_rate(container, stream)
         first = next(container.decode(stream), None)
         if first is None:
             raise BadMedia("the clip has no frame.")
         _check_frame(first, size)
         turned = int(first.rotation) % 360
         shown = Size(size.height, size.width) if turned in (90, 270) else size
-        return ClipHeader(shown, frames, fps), turned
+        return VideoHeader(shown, frames, fps), turned
 
 
-def clip_packets(data: bytes) -> ClipPackets:
+def read_video_packets(data: bytes) -> VideoPackets:
     """Nothing is decoded for it. Raises BadMedia."""
-    with _opened(data) as (container, stream):
-        times = [_packet_time(packet, stream) for packet in _packets(container, stream, len(data))]
-        return ClipPackets(times, float(stream.time_base))
+    with _open_video(data) as (container, stream):
+        times = [_packet_time(packet, stream) for packet in _demuxed_packets(container, stream, len(data))]
+        return VideoPackets(times, float(stream.time_base))
 
 
-def key_numbers(packets: ClipPackets, frames: int, fps: float) -> list[int]:
+def keyframe_numbers(packets: VideoPackets, frames: int, fps: float) -> list[int]:
     """Which of so many frames can be unpacked alone."""
     numbers = (round((time - packets.start) * fps * packets.unit) for time in packets.key_times)
     return sorted({min(number, frames - 1) for number in numbers})
 
 
-def picked(
-    data: bytes, packets: ClipPackets, header: ClipHeader, rotation: int, numbers: Sequence[int]
+def decode_frames(
+    data: bytes, packets: VideoPackets, header: VideoHeader, rotation: int, numbers: Sequence[int]
 ) -> Iterator[Pixels]:
     """Frames by their time, so that neither a wrong count nor an uneven rate leads astray; one is held at a time.
 
     Of the file no more is decoded than leads from a keyframe to a frame that is asked for.
     """
-    with _opened(data) as (container, stream):
+    with _open_video(data) as (container, stream):
         rate = header.fps * packets.unit
         wanted = [packets.at(packets.start + (number - 0.5) / rate) for number in numbers]
-        shown = _decoded(container, stream, packets.stretches(wanted), len(data))
+        shown = _decode_ranges(container, stream, packets.stretches(wanted), len(data))
         before, pixels = -1, None
         for packet in wanted:
             if packet != before:
-                before, pixels = packet, _pixels(next(shown), header, rotation)
+                before, pixels = packet, _frame_pixels(next(shown), header, rotation)
             assert pixels is not None, "the first is never the one before"
             yield pixels
 
 
-def _decoded(container: Any, stream: Any, stretches: Sequence[Stretch], length: int) -> Iterator[Any]:
+def _decode_ranges(container: Any, stream: Any, stretches: Sequence[PacketRange], length: int) -> Iterator[Any]:
     """A frame for each time of the stretches. Where a damaged file gives none, the one before stands in."""
     stream.thread_type = "AUTO"
-    last, packets = None, enumerate(_packets(container, stream, length))
+    last, packets = None, enumerate(_demuxed_packets(container, stream, length))
     for stretch in stretches:
-        frames = _stretch_frames(stream, packets, stretch)
+        frames = _range_frames(stream, packets, stretch)
         for time in stretch.times:
             while last is None or last.pts is None or last.pts < time:
                 following = next(frames, None)
@@ -115,7 +236,7 @@ def _decoded(container: Any, stream: Any, stretches: Sequence[Stretch], length: 
             yield last
 
 
-def _stretch_frames(stream: Any, packets: Iterator[tuple[int, Any]], stretch: Stretch) -> Iterator[Any]:
+def _range_frames(stream: Any, packets: Iterator[tuple[int, Any]], stretch: PacketRange) -> Iterator[Any]:
     """What is shown of a stretch, in order; frames that nobody refers to or asks for may be missing."""
     decoder, times = stream.codec_context, set(stretch.times)
     skipped = "NONREF" if decoder.name in _SKIPPING else "DEFAULT"
@@ -129,8 +250,8 @@ def _stretch_frames(stream: Any, packets: Iterator[tuple[int, Any]], stretch: St
     yield from decoder.decode(None)
 
 
-def _packets(container: Any, stream: Any, length: int) -> Iterator[Any]:
-    return bounded(container.demux(stream), length)  # an empty one, which is left out, would end decoding
+def _demuxed_packets(container: Any, stream: Any, length: int) -> Iterator[Any]:
+    return bounded_packets(container.demux(stream), length)  # an empty one, which is left out, would end decoding
 
 
 def _check_frame(frame: Any, size: Size) -> None:
@@ -149,7 +270,7 @@ def _packet_time(packet: Any, stream: Any) -> PacketTime:
     return PacketTime(packet.pts, packet.is_keyframe, shown)
 
 
-def _frames(container: Any, stream: Any) -> tuple[int, float]:
+def _frame_count_and_rate(container: Any, stream: Any) -> tuple[int, float]:
     """How many there are and how many a second, by whatever the file says of it."""
     fps = float(stream.average_rate or stream.guessed_rate or 0)
     if not bounds.FPS[0] <= fps <= 10_000:
@@ -165,12 +286,12 @@ def _frames(container: Any, stream: Any) -> tuple[int, float]:
         frames = timed
     if frames < 1:
         raise BadMedia("the clip has no frame.")
-    if frames / fps > bounds.CLIP_S:
-        raise BadMedia(f"the clip is longer than {bounds.CLIP_S / 3600:g} hours. Cut it.")
+    if frames / fps > bounds.VIDEO_S:
+        raise BadMedia(f"the clip is longer than {bounds.VIDEO_S / 3600:g} hours. Cut it.")
     return frames, fps
 
 
-def _pixels(frame: Any, header: ClipHeader, rotation: int) -> Pixels:
+def _frame_pixels(frame: Any, header: VideoHeader, rotation: int) -> Pixels:
     aside = rotation in (90, 270)
     width, height = (header.size.height, header.size.width) if aside else header.size
     _check_frame(frame, Size(width, height))
@@ -178,13 +299,13 @@ def _pixels(frame: Any, header: ClipHeader, rotation: int) -> Pixels:
     return np.ascontiguousarray(np.rot90(pixels, rotation // 90))
 
 
-def _opened(data: bytes) -> AbstractContextManager[tuple[Any, Any]]:
-    return opened(data, _format(data), "video", "clip", _THREADS)
+def _open_video(data: bytes) -> AbstractContextManager[tuple[Any, Any]]:
+    return open_container(data, _video_format(data), "video", "clip", _THREADS)
 
 
-def _format(data: bytes) -> str:
+def _video_format(data: bytes) -> str:
     if data[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free"):
         return "mov"
     if data[:4] == b"\x1a\x45\xdf\xa3":
         return "matroska"
-    raise BadMedia(f"the file is no clip of a known format: {KNOWN}.")
+    raise BadMedia(f"the file is no clip of a known format: {KNOWN_VIDEO}.")

@@ -1,4 +1,4 @@
-"""Processes that unpack what strangers send: pictures, clips, PDFs and sounds.
+"""Worker processes that decode what strangers send: images, video, PDFs and audio.
 
 The server's own process never runs a decoder. It sends a file and a job to a worker (`worker_main`) over a socket and
 gets back small facts and raw samples. A worker is started when one is first needed and does one job at a time. Tenants
@@ -29,12 +29,12 @@ import msgspec
 
 from ingot.errors import BadMedia, Cancelled, Unavailable
 from ingot.media import bounds
-from ingot.observe.logs import about
+from ingot.observe.logs import log_facts
 from ingot.shares import Shares
 
 log = logging.getLogger("ingot.media")
 
-HEAD: Final = struct.Struct("<IQ")
+MESSAGE_HEAD: Final = struct.Struct("<IQ")
 """A message is the lengths of its two parts, then a msgpack value, then raw bytes."""
 POLL_S: Final = 0.05
 """How often it is asked whether somebody still waits."""
@@ -42,19 +42,19 @@ START_S: Final = 30.0
 EXIT_S: Final = 1.0
 COPIES: Final = 2
 """Of a file, that a worker holds."""
-FACTS: Final = 64 << 20
+MOST_FACT_BYTES: Final = 64 << 20
 """The longest msgpack value that is taken from a worker."""
 STDERR: Final = 1 << 16
 """Bytes of what a worker said to stderr that are read at a time: as many as a pipe holds."""
-SAID: Final = 4096
+STDERR_KEPT: Final = 4096
 """Of which the end is kept."""
-START: Final = "import sys; sys.path[:] = sys.argv[1:]; from ingot.media.worker_main import main; main()"
+WORKER_COMMAND: Final = "import sys; sys.path[:] = sys.argv[1:]; from ingot.media.worker_main import main; main()"
 ENVIRONMENT: Final = {"MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}
 """All of a worker's. Both keep threads from reserving address space, which is limited."""
-GIVEN_UP: Final = "it takes too long or too much memory, or is damaged"
+GIVEN_UP_REASON: Final = "it takes too long or too much memory, or is damaged"
 
 
-class Client(NamedTuple):
+class MediaClient(NamedTuple):
     """Whom work is done for. `wanted` is asked now and then, from any thread. `request` is what the log calls it."""
 
     tenant: str = ""
@@ -62,12 +62,12 @@ class Client(NamedTuple):
     request: str = ""
 
 
-NOBODY: Final = Client()
-_client: ContextVar[Client] = ContextVar("client", default=NOBODY)
+NO_CLIENT: Final = MediaClient()
+_client: ContextVar[MediaClient] = ContextVar("client", default=NO_CLIENT)
 
 
 @contextmanager
-def working_for(client: Client) -> Iterator[None]:
+def working_for(client: MediaClient) -> Iterator[None]:
     """What this thread has unpacked meanwhile is for that client."""
     before = _client.set(client)
     try:
@@ -76,7 +76,7 @@ def working_for(client: Client) -> Iterator[None]:
         _client.reset(before)
 
 
-class Part(NamedTuple):
+class DecodedPart(NamedTuple):
     """What a worker answers: a value, and raw bytes that belong to it."""
 
     value: Any
@@ -84,7 +84,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class DecodeJob:
     """`memory` are the bytes that it may take beside the file and what an idle worker has, and `cpu_s` the processor
     time that it may take for each part of its answer. `thing` is what errors call the file. `untouched` is address
     space that a decoder reserves and leaves alone."""
@@ -97,13 +97,13 @@ class Job:
     untouched: int = 0
 
 
-def require(package: str, message: str) -> None:
+def require_package(package: str, message: str) -> None:
     """Raises Unavailable where the package that a job needs is not installed."""
     if find_spec(package) is None:
         raise Unavailable(message)
 
 
-class Pool:
+class WorkerPool:
     """So many workers, of which a tenant has at most `each` at a time. For any thread.
 
     `name` is that of its entry in the ledger. `memory` are the bytes that all jobs together may take, unless models
@@ -113,7 +113,7 @@ class Pool:
     def __init__(self, name: str, workers: int, each: int, memory: int) -> None:
         self._each, self._default = each, memory
         self._changed = threading.Condition()
-        self._idle: list[Worker] = []
+        self._idle: list[MediaWorker] = []
         self._waiting: list[_Ticket] = []
         self._running = Shares(name, workers)
         self._served: dict[str, int] = {}  # when each tenant had its last turn
@@ -134,12 +134,12 @@ class Pool:
             self._lent += nbytes
             self._changed.notify_all()
 
-    def run(self, job: Job, data: bytes) -> Part:
+    def run(self, job: DecodeJob, data: bytes) -> DecodedPart:
         """The one part that a job answers with. Raises BadMedia, or Cancelled where nobody waits for it any more."""
         [part] = self.stream(job, data)
         return part
 
-    def stream(self, job: Job, data: bytes) -> Iterator[Part]:
+    def stream(self, job: DecodeJob, data: bytes) -> Iterator[DecodedPart]:
         """The parts of an answer, as the worker makes them. It stands still while nobody takes the next, and is killed
         where the iterator is closed before its end. Raises as `run` does."""
         asking = _client.get()
@@ -167,7 +167,7 @@ class Pool:
         for worker in idle:
             worker.kill()
 
-    def _taken(self) -> Worker:
+    def _taken(self) -> MediaWorker:
         with self._changed:
             while self._idle:
                 worker = self._idle.pop()
@@ -175,9 +175,9 @@ class Pool:
                     return worker
                 worker.kill()
             self.started += 1
-        return Worker()
+        return MediaWorker()
 
-    def _give_back(self, worker: Worker, *, reusable: bool) -> None:
+    def _give_back(self, worker: MediaWorker, *, reusable: bool) -> None:
         if not reusable:
             worker.kill()
             return
@@ -185,7 +185,7 @@ class Pool:
             self._idle.append(worker)
 
     @contextmanager
-    def _turn(self, asking: Client, memory: int) -> Iterator[None]:
+    def _turn(self, asking: MediaClient, memory: int) -> Iterator[None]:
         """Waits until it is the caller's turn, and there are a worker and memory."""
         ticket = _Ticket(asking.tenant, memory)
         with self._changed:
@@ -229,7 +229,7 @@ class _Ticket:
     memory: int
 
 
-class Worker:
+class MediaWorker:
     """One process. For one thread at a time. Raises Unavailable where it does not start."""
 
     def __init__(self) -> None:
@@ -238,7 +238,7 @@ class Worker:
         with other:
             # -I: neither the environment nor the working directory says what is imported.
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", START, *filter(None, sys.path)],
+                [sys.executable, "-I", "-c", WORKER_COMMAND, *filter(None, sys.path)],
                 stdin=other.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -251,7 +251,7 @@ class Worker:
         self._stderr, self._said = self._process.stderr, b""
         os.set_blocking(self._stderr.fileno(), False)
         try:
-            self._message(FACTS, time.monotonic() + START_S, lambda: True)
+            self._message(MOST_FACT_BYTES, time.monotonic() + START_S, lambda: True)
         except (OSError, TimeoutError):
             log.error("the process that unpacks media does not start: %s", self._ended())
             raise Unavailable("The process that unpacks media does not start.") from None
@@ -270,17 +270,17 @@ class Worker:
         self._process.wait()
         self._stderr.close()
 
-    def answer(self, job: Job, data: bytes, client: Client) -> Iterator[Part]:
+    def answer(self, job: DecodeJob, data: bytes, client: MediaClient) -> Iterator[DecodedPart]:
         """Raises BadMedia, after which the worker can be used again where it is still alive. Where it died, the log
         says how."""
         wanted = client.wanted
         limit = job.memory + job.untouched + COPIES * len(data)
         question = msgspec.msgpack.encode((job.name, limit, job.cpu_s, job.arguments))
         try:
-            self._send(HEAD.pack(len(question), len(data)) + question, wanted)
+            self._send(MESSAGE_HEAD.pack(len(question), len(data)) + question, wanted)
             self._send(data, wanted)
             while True:
-                deadline = time.monotonic() + bounds.UNPACK_WALL_S
+                deadline = time.monotonic() + bounds.DECODE_WALL_S
                 part = self._message(limit, deadline, wanted)
                 kind, value, reusable = part.value
                 if not reusable:
@@ -289,18 +289,18 @@ class Worker:
                     return
                 if kind == "refused":
                     raise BadMedia(value)
-                yield Part(value, part.data)
+                yield DecodedPart(value, part.data)
         except TimeoutError:
             self._process.kill()
             self._tell(client, job)
-            raise BadMedia(f"the {job.thing} took longer than {bounds.UNPACK_WALL_S:g} seconds to read.") from None
+            raise BadMedia(f"the {job.thing} took longer than {bounds.DECODE_WALL_S:g} seconds to read.") from None
         except (OSError, ValueError, TypeError, msgspec.DecodeError):
             self._tell(client, job)
-            raise BadMedia(f"the {job.thing} cannot be read: {GIVEN_UP}.") from None
+            raise BadMedia(f"the {job.thing} cannot be read: {GIVEN_UP_REASON}.") from None
 
-    def _tell(self, client: Client, job: Job) -> None:
+    def _tell(self, client: MediaClient, job: DecodeJob) -> None:
         ended, whose = self._ended(), client.request or "nobody"
-        told = about(client.request, event="worker died", job=job.name, ended=ended)
+        told = log_facts(client.request, event="worker died", job=job.name, ended=ended)
         log.warning("a worker that read a %s for %s ended with %s", job.thing, whose, ended, extra=told)
 
     def _ended(self) -> str:
@@ -317,23 +317,23 @@ class Worker:
     def _listen(self) -> None:
         """Keeps the end of what it said to stderr, which must not fill up."""
         if not self._stderr.closed:
-            self._said = (self._said + (self._stderr.read(STDERR) or b""))[-SAID:]
+            self._said = (self._said + (self._stderr.read(STDERR) or b""))[-STDERR_KEPT:]
 
     def _send(self, data: bytes, wanted: Callable[[], bool]) -> None:
         left = memoryview(data)
-        deadline = time.monotonic() + bounds.UNPACK_WALL_S
+        deadline = time.monotonic() + bounds.DECODE_WALL_S
         while left:
             with suppress(TimeoutError):
                 left = left[self._socket.send(left) :]
                 continue
             self._check(deadline, wanted)
 
-    def _message(self, most: int, deadline: float, wanted: Callable[[], bool]) -> Part:
-        facts, length = HEAD.unpack(self._received(HEAD.size, deadline, wanted))
-        if facts > FACTS or length > most:
+    def _message(self, most: int, deadline: float, wanted: Callable[[], bool]) -> DecodedPart:
+        facts, length = MESSAGE_HEAD.unpack(self._received(MESSAGE_HEAD.size, deadline, wanted))
+        if facts > MOST_FACT_BYTES or length > most:
             raise ValueError("a worker says more than it was asked")
         value = msgspec.msgpack.decode(self._received(facts, deadline, wanted))
-        return Part(value, self._received(length, deadline, wanted))
+        return DecodedPart(value, self._received(length, deadline, wanted))
 
     def _received(self, length: int, deadline: float, wanted: Callable[[], bool]) -> bytearray:
         data = bytearray(length)
@@ -360,9 +360,11 @@ class Worker:
 
 WORKERS: Final = max(2, min(4, (os.cpu_count() or 2) // 2))
 """Streams need processors meanwhile. There are always two, so that one tenant cannot have all."""
-headers: Final = Pool("media headers", 2, 1, 2 * bounds.HEADER_MEMORY)
+header_pool: Final = WorkerPool("media headers", 2, 1, 2 * bounds.HEADER_MEMORY)
 """For what the headers of pictures and sounds say: short work, which waits for nobody's pixels."""
-pixels: Final = Pool("media pixels", WORKERS, WORKERS - 1, bounds.PIXEL_MEMORY)
+pixel_pool: Final = WorkerPool("media pixels", WORKERS, WORKERS - 1, bounds.PIXEL_MEMORY)
 """For pictures, clips and PDFs."""
-samples: Final = Pool("media sounds", bounds.SOUNDS, bounds.SOUNDS // 2, bounds.SOUNDS * bounds.SOUND_MEMORY)
+audio_pool: Final = WorkerPool(
+    "media sounds", bounds.AUDIO_STREAMS, bounds.AUDIO_STREAMS // 2, bounds.AUDIO_STREAMS * bounds.AUDIO_MEMORY
+)
 """For sounds, which are heard for as long as they last: each has a worker to itself meanwhile."""

@@ -29,23 +29,23 @@ from typing import Any, Final
 import msgspec
 
 from ingot.errors import BadMedia
-from ingot.media import audio, images, pdf_drawing, video
-from ingot.media.worker import HEAD
+from ingot.media import audio, images, pdf, video
+from ingot.media.worker import MESSAGE_HEAD
 
-Answer = Iterator[tuple[Any, Any]]
+JobAnswer = Iterator[tuple[Any, Any]]
 """Values and raw bytes."""
-JOBS: Final[dict[str, Callable[..., Answer]]] = {
-    "picture header": images.header_job,
-    "picture": images.picture_job,
-    "clip header": video.header_job,
-    "clip keys": video.keys_job,
-    "clip frames": video.frames_job,
-    "pdf sizes": pdf_drawing.sizes_job,
-    "pdf page": pdf_drawing.page_job,
-    "sound header": audio.header_job,
-    "sound samples": audio.samples_job,
+DECODE_JOBS: Final[dict[str, Callable[..., JobAnswer]]] = {
+    "picture header": images.image_header_job,
+    "picture": images.image_job,
+    "clip header": video.video_header_job,
+    "clip keys": video.video_keyframes_job,
+    "clip frames": video.video_frames_job,
+    "pdf sizes": pdf.pdf_sizes_job,
+    "pdf page": pdf.pdf_page_job,
+    "sound header": audio.audio_header_job,
+    "sound samples": audio.audio_samples_job,
 }
-KEPT: Final = 64 << 20
+KEPT_BYTES: Final = 64 << 20
 """Bytes that a worker may have grown by in all its jobs and still be used for the next: stacks of threads are kept."""
 WATCH_S: Final = 0.02
 NO_MEMORY: Final = "the file cannot be unpacked: it takes more memory than its size allows."
@@ -53,16 +53,16 @@ NO_MEMORY: Final = "the file cannot be unpacked: it takes more memory than its s
 
 def main() -> None:
     load_decoders()
-    limit()
-    held()
-    shut_in()
-    deny()
+    set_process_limits()
+    held_bytes()
+    install_landlock()
+    install_seccomp()
     if sys.platform != "linux":
-        threading.Thread(target=watch, daemon=True).start()
-    server, idle = socket.socket(fileno=0), held()
-    send(server, ("ready", "", True))
-    while (question := received(server)) is not None:
-        answer(server, idle, *question)
+        threading.Thread(target=watch_memory, daemon=True).start()
+    server, idle = socket.socket(fileno=0), held_bytes()
+    send_message(server, ("ready", "", True))
+    while (question := receive_job(server)) is not None:
+        answer_job(server, idle, *question)
 
 
 def load_decoders() -> None:
@@ -77,50 +77,50 @@ def load_decoders() -> None:
         Image.MAX_IMAGE_PIXELS = None  # `guard.check_size` judges, and memory is limited
 
 
-def answer(
+def answer_job(
     server: socket.socket, idle: int, name: str, memory: int, cpu_s: float, arguments: list[Any], data: bytes
 ) -> None:
     """One job, from its limits to the last of its parts. `idle` is what the process held before its first."""
-    before = held()
-    allow(before + memory)
+    before = held_bytes()
+    allow_memory(before + memory)
     try:
         allow_cpu(cpu_s)
-        for value, raw in JOBS[name](data, *arguments):
-            send(server, ("part", value, True), raw)
+        for value, raw in DECODE_JOBS[name](data, *arguments):
+            send_message(server, ("part", value, True), raw)
             allow_cpu(cpu_s)
         kind, message = "end", ""
     except BadMedia as refused:
         kind, message = "refused", refused.message
     except MemoryError:
         kind, message = "refused", NO_MEMORY
-    free()
-    send(server, (kind, message, held() <= idle + len(data) + KEPT))
+    lift_limits()
+    send_message(server, (kind, message, held_bytes() <= idle + len(data) + KEPT_BYTES))
 
 
 # Messages
 
 
-def send(server: socket.socket, value: Any, raw: Any = b"") -> None:
+def send_message(server: socket.socket, value: Any, raw: Any = b"") -> None:
     facts = msgspec.msgpack.encode(value)
     view = memoryview(raw).cast("B")
-    server.sendall(HEAD.pack(len(facts), len(view)) + facts)
+    server.sendall(MESSAGE_HEAD.pack(len(facts), len(view)) + facts)
     server.sendall(view)
 
 
-def received(server: socket.socket) -> tuple[str, int, float, list[Any], bytes] | None:
+def receive_job(server: socket.socket) -> tuple[str, int, float, list[Any], bytes] | None:
     """A job, or None where the server is gone."""
-    head = _read(server, HEAD.size)
+    head = _receive_bytes(server, MESSAGE_HEAD.size)
     if head is None:
         return None
-    facts, length = HEAD.unpack(head)
-    said, data = _read(server, facts), _read(server, length)
+    facts, length = MESSAGE_HEAD.unpack(head)
+    said, data = _receive_bytes(server, facts), _receive_bytes(server, length)
     if said is None or data is None:
         return None
     name, memory, cpu_s, arguments = msgspec.msgpack.decode(said)
     return name, memory, cpu_s, arguments, data  # type: ignore[return-value]
 
 
-def _read(server: socket.socket, length: int) -> bytearray | None:
+def _receive_bytes(server: socket.socket, length: int) -> bytearray | None:
     data = bytearray(length)
     left = memoryview(data)
     while left:
@@ -137,12 +137,12 @@ _ceiling = 0
 """Bytes that the process may hold, where a thread has to look."""
 
 
-def limit() -> None:
+def set_process_limits() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
-def allow(nbytes: int) -> None:
+def allow_memory(nbytes: int) -> None:
     """The most that the process may hold from now on."""
     global _ceiling
     _ceiling = nbytes
@@ -158,7 +158,7 @@ def allow_cpu(seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (int(used + seconds) + 1, hard))
 
 
-def free() -> None:
+def lift_limits() -> None:
     """Until the next job: its file may be larger than the last job's memory."""
     global _ceiling
     _ceiling = 0
@@ -167,7 +167,7 @@ def free() -> None:
         resource.setrlimit(kind, (hard, hard))
 
 
-def held() -> int:
+def held_bytes() -> int:
     """Bytes as the limit counts them: address space on Linux, elsewhere the most memory that there ever was."""
     if sys.platform != "linux":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -180,10 +180,10 @@ def _statm() -> int:
     return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def watch() -> None:
+def watch_memory() -> None:
     while True:
         time.sleep(WATCH_S)
-        if _ceiling and held() > _ceiling:
+        if _ceiling and held_bytes() > _ceiling:
             os._exit(1)
 
 
@@ -191,7 +191,7 @@ def watch() -> None:
 
 ARCHITECTURES: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """As seccomp names them."""
-DENIED: Final = {
+DENIED_CALLS: Final = {
     "socket": (41, 198),
     "connect": (42, 203),
     "bind": (49, 200),
@@ -211,18 +211,18 @@ _ABOVE: Final = 0x40000000
 """Numbers from here on are calls of another kind of programs."""
 
 
-def deny() -> None:
+def install_seccomp() -> None:
     """Calls for sockets, programs and other processes fail from now on, where the system has seccomp."""
-    steps = filter_steps(platform.machine())
+    steps = seccomp_filter(platform.machine())
     if sys.platform != "linux" or struct.calcsize("P") != 8 or not steps:
         return
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
     program = ctypes.create_string_buffer(struct.pack("HP", len(steps), ctypes.addressof(code)))
-    if _gains_nothing():
+    if _forbid_new_privileges():
         ctypes.CDLL(None).prctl(22, 2, ctypes.byref(program), 0, 0)  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
 
 
-def filter_steps(machine: str) -> list[tuple[int, int, int, int]]:
+def seccomp_filter(machine: str) -> list[tuple[int, int, int, int]]:
     """A program of the kernel's packet filters: what to do, by how many steps to jump if so and if not, a number."""
     if machine not in ARCHITECTURES:
         return []
@@ -231,12 +231,12 @@ def filter_steps(machine: str) -> list[tuple[int, int, int, int]]:
     # Of what the filter is given, the call's number is at 0 and the architecture at 4.
     steps = [(load, 0, 0, 4), (equal, 1, 0, ARCHITECTURES[machine]), (give, 0, 0, refused), (load, 0, 0, 0)]
     steps += [(above, 0, 1, _ABOVE), (give, 0, 0, refused)]
-    for numbers in DENIED.values():
+    for numbers in DENIED_CALLS.values():
         steps += [(equal, 0, 1, numbers[list(ARCHITECTURES).index(machine)]), (give, 0, 0, refused)]
     return [*steps, (give, 0, 0, allowed)]
 
 
-def _gains_nothing() -> bool:
+def _forbid_new_privileges() -> bool:
     """What is taken away stays so in programs that would have more rights: without that, nothing can be."""
     return bool(ctypes.CDLL(None).prctl(38, 1, 0, 0, 0) == 0)  # PR_SET_NO_NEW_PRIVS
 
@@ -250,14 +250,14 @@ FONTS: Final = ("/usr/share/fonts", "/usr/share/X11/fonts", "/usr/local/share/fo
 """Where pdfium looks for those that a PDF does not bring along."""
 
 
-def shut_in() -> bool:
+def install_landlock() -> bool:
     """Files cannot be written from now on, and no others be read than Python's, the decoders' and fonts; nor can ports
     be opened, or signals sent to others. Whether the system has landlock; where it has not, nothing changes."""
     if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
         return False
     libc = ctypes.CDLL(None, use_errno=True)
     version = libc.syscall(_CREATE, None, 0, 1)  # LANDLOCK_CREATE_RULESET_VERSION
-    if version < 1 or not _gains_nothing():
+    if version < 1 or not _forbid_new_privileges():
         return False
     files = (1 << max(count for since, count in _RIGHTS.items() if since <= version)) - 1
     ports, scopes = (3 if version >= 4 else 0), (3 if version >= 6 else 0)
@@ -265,7 +265,7 @@ def shut_in() -> bool:
     ruleset = libc.syscall(_CREATE, rules, len(rules), 0)
     if ruleset < 0:
         return False
-    for path in readable():
+    for path in readable_paths():
         with suppress(OSError):
             opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
             rights = _READ_FILE | _READ_DIR if path.is_dir() else _READ_FILE
@@ -276,7 +276,7 @@ def shut_in() -> bool:
     return bool(shut)
 
 
-def readable() -> list[Path]:
+def readable_paths() -> list[Path]:
     """Where what was imported lies, of which more may be imported by and by, and fonts."""
     tops = {name.partition(".")[0] for name in sys.modules}
     found = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")} | set(map(Path, FONTS))

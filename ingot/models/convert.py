@@ -1,7 +1,9 @@
-"""From one model folder to another, which is whole or not there at all.
+"""Converting a model folder into another one: quantised, with its draft head beside it as it was.
 
-The weights are packed by mlx-lm's own code, or are packed already and taken over. A head is never packed: rounded to a
-few bits, it guesses much less than it costs.
+The new folder is whole or not there at all. The weights are quantised by mlx-lm's own code, or are quantised already
+and reused. A draft head is never quantised: rounded to a few bits, it predicts much less than it costs.
+`find_head_elsewhere` takes a head out of another checkpoint; of one on the hub, only the files that hold it are
+fetched.
 """
 
 from __future__ import annotations
@@ -13,21 +15,31 @@ from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 
-from ingot.errors import ModelError
-from ingot.models.convert_packing import Packing
-from ingot.models.draft_heads.checkpoint import SIDE_FILE, SIDE_PLACES, HeadSource
-from ingot.models.draft_heads.mtp import build_head
-from ingot.models.files.config_names import older_names
-from ingot.models.files.folder_checks import READ
-from ingot.models.files.model_store import is_kept, keep
+from ingot.config import Settings
+from ingot.errors import ConfigError, ModelError
+from ingot.models.draft_heads.checkpoint import (
+    HEAD_FILE,
+    HEAD_PLACES,
+    INDEX_FILE,
+    HeadSource,
+    find_head,
+    find_head_in,
+    indexed_head_files,
+    is_norm_weight,
+    model_classes_for,
+    stored_head_tensors,
+)
+from ingot.models.draft_heads.mtp import build_mtp_head
+from ingot.models.files import hub
+from ingot.models.files.folder_checks import READ_SUFFIXES
+from ingot.models.files.model_config import older_config_names
+from ingot.models.files.model_store import is_stored, store_model
 from ingot.models.files.progress import Progress, format_bytes
 from ingot.models.gguf.quant_types import BLOCKS_KEY
-from ingot.models.heads.headless import classes_in
-from ingot.models.heads.tensors import is_norm, stored_tensors
 from ingot.upstream import import_upstream, load_config, load_model
 
 _MADE_ANEW = ("config.json", "model.safetensors.index.json", "ingot.json")
@@ -39,40 +51,45 @@ class Conversion:
 
     folder: Path
     source: str  # what people call it
-    packing: Packing | None
+    packing: WeightQuantization | None
     head: HeadSource | None
 
     @property
     def origin(self) -> dict[str, Any]:
         """All that the result depends on."""
-        head = [] if self.head is None else [_fingerprint(file) for file in self.head.files]
-        files = [_fingerprint(file) for file in sorted(self.folder.glob("model*.safetensors"))]
+        head = [] if self.head is None else [_file_fingerprint(file) for file in self.head.files]
+        files = [_file_fingerprint(file) for file in sorted(self.folder.glob("model*.safetensors"))]
         return {"source": self.source, "packing": str(self.packing), "files": files, "head": head}
 
     def run(self, target: Path, progress: Progress) -> None:
         """Make `target`, or leave it as it is if just this was made there before. Killed at any moment, it leaves
         nothing there. Raises ModelError, before anything is written where the head does not fit."""
-        if target.exists() and not is_kept(target, self.origin):
+        if target.exists() and not is_stored(target, self.origin):
             raise ModelError(f"{target.name} is there already; remove it first, or choose another folder")
         if self.head is not None:
-            build_head(self.head, _config(self.folder))
-        keep(target, self.origin, lambda made: self._fill(made, progress), progress)
+            build_mtp_head(self.head, _full_config(self.folder))
+        store_model(target, self.origin, lambda made: self._fill(made, progress), progress)
 
     def _fill(self, made: Path, progress: Progress) -> None:
         if self.packing is None:
-            _take_over(self.folder, made, progress)
+            _reuse_weights(self.folder, made, progress)
         else:
             progress(f"packing {self.source} in {self.packing}")
-            _pack(self.folder, made, self.packing)
+            _quantize_model(self.folder, made, self.packing)
         if self.head is not None:
             progress(f"writing its head: {format_bytes(self.head.nbytes)}")
-            write_head(self.head, made / SIDE_FILE)
+            write_head(self.head, made / HEAD_FILE)
         for file in sorted(self.folder.iterdir()):
-            if file.is_file() and file.suffix in READ and file.suffix != ".safetensors" and file.name not in _MADE_ANEW:
+            if (
+                file.is_file()
+                and file.suffix in READ_SUFFIXES
+                and file.suffix != ".safetensors"
+                and file.name not in _MADE_ANEW
+            ):
                 shutil.copyfile(file, made / file.name)
 
 
-def is_packed(config: Mapping[str, Any]) -> bool:
+def is_quantized_config(config: Mapping[str, Any]) -> bool:
     """Whether its weights stay in fewer bits when it is loaded. Published ones of 8 bits, in blocks, mostly do not."""
     if any(config.get(key) for key in ("quantization", BLOCKS_KEY)):
         return True
@@ -82,23 +99,23 @@ def is_packed(config: Mapping[str, Any]) -> bool:
 
 def write_head(source: HeadSource, file: Path) -> None:
     """A head by itself, by the names that its tensors had, in bfloat16."""
-    tensors = stored_tensors(source)
-    written = {source.tensors[name].name: _narrow(name, array) for name, array in tensors.items()}
+    tensors = stored_head_tensors(source)
+    written = {source.tensors[name].name: _narrowed_head_tensor(name, array) for name, array in tensors.items()}
     mx.save_safetensors(str(file), written, {"format": "mlx"})
 
 
-def _narrow(name: str, array: mx.array) -> mx.array:
+def _narrowed_head_tensor(name: str, array: mx.array) -> mx.array:
     """What else has one dimension is small, and may be wide for a reason: the bias that a router chooses by is."""
     factors = name.endswith(("scales", "biases", "scale_inv"))  # which stay, with the weights that they unpack
-    wanted = mx.issubdtype(array.dtype, mx.floating) and not factors and (array.ndim > 1 or is_norm(name))
+    wanted = mx.issubdtype(array.dtype, mx.floating) and not factors and (array.ndim > 1 or is_norm_weight(name))
     return array.astype(mx.bfloat16) if wanted else array
 
 
-def _pack(folder: Path, made: Path, packing: Packing) -> None:
+def _quantize_model(folder: Path, made: Path, packing: WeightQuantization) -> None:
     stated, upstream = load_config(folder), import_upstream("mlx_lm.utils")
-    classes = classes_in(folder, stated)
+    classes = model_classes_for(folder, stated)
     try:
-        model, config = load_model(folder, model_config=older_names(stated), get_model_classes=classes)
+        model, config = load_model(folder, model_config=older_config_names(stated), get_model_classes=classes)
         with redirect_stdout(io.StringIO()):  # which it reports to
             model, config = upstream.quantize_model(model, config, packing.group_size, packing.bits, mode=packing.mode)
         upstream.save_model(made, model, donate_model=True)
@@ -108,9 +125,9 @@ def _pack(folder: Path, made: Path, packing: Packing) -> None:
     upstream.save_config(config, made / "config.json")
 
 
-def _take_over(folder: Path, made: Path, progress: Progress) -> None:
+def _reuse_weights(folder: Path, made: Path, progress: Progress) -> None:
     """The model's own files, without a copy where the disk is the same."""
-    left = {folder / place for place in SIDE_PLACES}
+    left = {folder / place for place in HEAD_PLACES}
     for file in (*sorted(folder.glob("model*.safetensors")), *(folder / name for name in _MADE_ANEW[:2])):
         if file in left or not file.is_file():
             continue
@@ -121,11 +138,76 @@ def _take_over(folder: Path, made: Path, progress: Progress) -> None:
             shutil.copyfile(file, made / file.name)
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _full_config(folder: Path) -> dict[str, Any]:
     stated = load_config(folder)
-    return {**stated, **older_names(stated)}
+    return {**stated, **older_config_names(stated)}
 
 
-def _fingerprint(file: Path) -> list[Any]:
+def _file_fingerprint(file: Path) -> list[Any]:
     status = file.stat()
     return [file.name, status.st_size, status.st_mtime_ns]
+
+
+AFFINE_BITS: Final = (2, 3, 4, 5, 6, 8)
+AFFINE_GROUPS: Final = (32, 64, 128)
+FIXED_MODES: Final = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}
+"""Modes of one form: bits, and weights that share a scale."""
+QUANTIZATION_MODES: Final = ("affine", *FIXED_MODES)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightQuantization:
+    mode: str
+    bits: int
+    group_size: int
+
+    def __str__(self) -> str:
+        return f"{self.bits} bits" if self.mode == "affine" else self.mode
+
+
+def choose_quantization(
+    mode: str = "affine", bits: int | None = None, group_size: int | None = None
+) -> WeightQuantization:
+    """What was asked for, with what was not said as it is usually. Raises ConfigError for what MLX does not have."""
+    if mode not in QUANTIZATION_MODES:
+        raise ConfigError(f"--mode must be one of {', '.join(QUANTIZATION_MODES)}, not {mode!r}")
+    if mode in FIXED_MODES:
+        if (bits or FIXED_MODES[mode][0], group_size or FIXED_MODES[mode][1]) != FIXED_MODES[mode]:
+            has = f"{FIXED_MODES[mode][0]} bits in groups of {FIXED_MODES[mode][1]}"
+            raise ConfigError(f"--mode {mode} has {has}; leave out --bits and --group-size")
+        return WeightQuantization(mode, *FIXED_MODES[mode])
+    made = WeightQuantization(mode, 4 if bits is None else bits, 64 if group_size is None else group_size)
+    if made.bits not in AFFINE_BITS:
+        raise ConfigError(f"--bits must be one of {_comma_list(AFFINE_BITS)}, not {made.bits}")
+    if made.group_size not in AFFINE_GROUPS:
+        raise ConfigError(f"--group-size must be one of {_comma_list(AFFINE_GROUPS)}, not {made.group_size}")
+    return made
+
+
+def _comma_list(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+_SMALL_FILES = ("config.json", INDEX_FILE, "mtp.safetensors", "mtp/*.safetensors", "model-mtp.safetensors")
+
+
+def find_head_elsewhere(name: str, config: Mapping[str, Any], settings: Settings, progress: Progress) -> HeadSource:
+    """The head in a folder, in a file or on the hub, for a model with this config. Raises ModelError if it has none."""
+    place = Path(name).expanduser()
+    if not place.exists():
+        if not hub.is_hub_id(name):
+            raise ModelError(f"there is no file or folder {name!r} to take a head from")
+        place = _fetch_head_files(name, config, settings, progress)
+    found = find_head(place, config) if place.is_dir() else None
+    found = found or find_head_in(place, config)
+    if found is None:
+        raise ModelError(f"{name} holds no head that is known for models of type {config.get('model_type')}")
+    return found
+
+
+def _fetch_head_files(name: str, config: Mapping[str, Any], settings: Settings, progress: Progress) -> Path:
+    folder = hub.fetch_from_hub(name, settings, progress, _SMALL_FILES)
+    files = indexed_head_files(folder, config)
+    if files is None:
+        return hub.fetch_from_hub(name, settings, progress)
+    return hub.fetch_from_hub(name, settings, progress, [*_SMALL_FILES, *files])

@@ -1,20 +1,127 @@
-"""Kokoro's weights under the names of its checkpoints: PyTorch's, as safetensors, and those that mlx-audio writes."""
+"""Kokoro, a text-to-speech model: phonemes and a voice in, samples of audio out.
+
+`Kokoro` is the model behind one interface; only the engine thread may run one. Checkpoints are PyTorch's, as
+safetensors, or those that mlx-audio writes. `load_kokoro` raises ModelError.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
-from ingot.errors import ModelError
+from ingot.errors import BadRequest, ModelError
+from ingot.media.audio import FloatArray
 from ingot.models import checkpoint
-from ingot.models.kokoro_convolutions import Convolution, Doubling, Lengthening
+from ingot.models.kokoro_acoustic import (
+    HARMONICS,
+    KOKORO_RATE,
+    MOST_FRAMES,
+    Albert,
+    DoublingConvolution,
+    KokoroConfig,
+    KokoroConvolution,
+    KokoroTextEncoder,
+    ProsodyPredictor,
+    UpsamplingConvolution,
+)
+from ingot.models.kokoro_vocoder import KokoroDecoder
+from ingot.models.pooling_models.encoder import module_bytes
 
-RENAMED = (
+SpeechWork: TypeAlias = "Generator[None, None, FloatArray]"
+
+
+class KokoroModel(nn.Module):
+    def __init__(self, config: KokoroConfig) -> None:
+        super().__init__()
+        self.bert = Albert(config.bert)
+        self.bert_encoder = nn.Linear(config.bert.width, config.width)
+        self.predictor = ProsodyPredictor(config)
+        self.text_encoder = KokoroTextEncoder(config)
+        self.decoder = KokoroDecoder(config)
+
+
+def load_kokoro(folder: Path) -> Kokoro:
+    """The model in `folder` and its voices, in float32: phases take no less. Raises ModelError."""
+    config = KokoroConfig.read(folder)
+    model = KokoroModel(config)
+    load_kokoro_weights(model, folder, config.packing)
+    voices = {
+        file.stem: load_kokoro_voice(file, 2 * config.style)
+        for file in sorted((folder / "voices").glob("*.safetensors"))
+    }
+    if not voices:
+        raise ModelError(f"{folder.name} has no voices in voices/*.safetensors")
+    mx.eval(model.parameters(), voices)
+    return Kokoro(model, config, voices)
+
+
+class Kokoro:
+    rate = KOKORO_RATE
+    dtype = "float32"
+
+    def __init__(self, model: KokoroModel, config: KokoroConfig, voices: dict[str, mx.array]) -> None:
+        self._model, self.config, self._voices = model, config, voices
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        return tuple(self._voices)
+
+    @property
+    def phonemes(self) -> frozenset[str]:
+        """What it can be given."""
+        return frozenset(self.config.phonemes)
+
+    @property
+    def context(self) -> int:
+        """Most phonemes of one piece."""
+        return self.config.bert.positions - 2
+
+    def speak(self, phonemes: str, voice: str, speed: float) -> SpeechWork:
+        """Samples of one piece of text, from -1 to 1. The same phonemes are always spoken the same way."""
+        known = self.config.phonemes
+        tokens = mx.array([0, *(known[sign] for sign in phonemes), 0])
+        styles = self._voices[voice]
+        style = styles[min(max(len(phonemes) - 1, 0), styles.shape[0] - 1)]
+        sounding, speaking = mx.split(style, 2)
+        model = self._model
+        states = yield from model.bert.run(tokens)
+        states = yield from model.predictor.text_encoder.run(model.bert_encoder(states), speaking)
+        durations = yield from model.predictor.durations(states, speed)
+        which = self._spread(durations)
+        pitch, loudness = yield from model.predictor.curves(states[which], speaking)
+        text = yield from model.text_encoder.run(tokens)
+        noise = mx.random.normal((which.shape[0] * self.config.frame, HARMONICS), key=mx.random.key(0))
+        samples = yield from model.decoder.run(text[which], pitch, loudness, sounding, noise)
+        return np.clip(np.array(samples), -1.0, 1.0)
+
+    def _spread(self, durations: mx.array) -> mx.array:
+        """Which phoneme each frame is of."""
+        counts = np.array(durations)
+        if counts.sum() > MOST_FRAMES:
+            raise BadRequest(
+                f"A part of the text would be spoken for {counts.sum() * self.config.frame / KOKORO_RATE:.0f} seconds "
+                f"without "
+                "a pause, which is too long for one. Send shorter sentences, or a higher speed.",
+                param="input",
+            )
+        return mx.array(np.repeat(np.arange(len(counts)), counts))
+
+    def rest(self) -> None:
+        """Nothing runs: give back the memory that mlx keeps for the next piece."""
+        mx.clear_cache()
+
+    @property
+    def weight_bytes(self) -> int:
+        return module_bytes([self._model]) + sum(styles.nbytes for styles in self._voices.values())
+
+
+KOKORO_RENAMED = (
     (re.compile(r"\.module\."), "."),
     (re.compile(r"\.gamma$"), ".weight"),
     (re.compile(r"\.beta$"), ".bias"),
@@ -23,7 +130,7 @@ RENAMED = (
     (re.compile(r"\.bias_(ih|hh)_forward$"), r".bias_\1_l0"),
     (re.compile(r"\.bias_(ih|hh)_backward$"), r".bias_\1_l0_reverse"),
 )
-UNNEEDED = (
+KOKORO_UNNEEDED = (
     r"position_ids$",
     r"^bert\.pooler\.",
     r"\.norm\.(weight|bias)$",
@@ -31,29 +138,32 @@ UNNEEDED = (
 )
 
 
-def load_weights(model: nn.Module, folder: Path, packing: Mapping[str, Any]) -> None:
+def load_kokoro_weights(model: nn.Module, folder: Path, packing: Mapping[str, Any]) -> None:
     """Raises ModelError that names what is missing, unknown or of another shape."""
-    found = {_renamed(name): tensor for name, tensor in _unpacked(checkpoint.read(folder), packing, folder).items()}
+    found = {
+        _current_tensor_name(name): tensor
+        for name, tensor in _dequantized_tensors(checkpoint.read_checkpoint_tensors(folder), packing, folder).items()
+    }
     filters = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, Convolution | Lengthening | Doubling)
+        if isinstance(module, KokoroConvolution | UpsamplingConvolution | DoublingConvolution)
     }
     for name, module in filters.items():
         for key in (f"{name}.weight", f"{name}.weight_v"):
             if key in found:
                 found[key] = _with_taps_last(found[key], module)
-    found = _multiplied(found)
+    found = _with_weight_norm(found)
     for name, module in filters.items():
         key = f"{name}.weight"
         if key in found and found[key].ndim == 3:
             found[key] = mx.contiguous(module.arranged(found[key]))
     for key in [name for name in found if name.endswith(".conv1x1.weight")]:
         found[key] = found[key].reshape(found[key].shape[0], -1)
-    checkpoint.give(model, found, unneeded=UNNEEDED, whose=folder.name)
+    checkpoint.load_tensors(model, found, unneeded=KOKORO_UNNEEDED, whose=folder.name)
 
 
-def load_voice(file: Path, width: int) -> mx.array:
+def load_kokoro_voice(file: Path, width: int) -> mx.array:
     """Styles by the number of phonemes, [lengths, width]. Raises ModelError."""
     try:
         read = mx.load(str(file))
@@ -68,13 +178,15 @@ def load_voice(file: Path, width: int) -> mx.array:
     return styles.reshape(-1, width).astype(mx.float32)
 
 
-def _renamed(name: str) -> str:
-    for pattern, now in RENAMED:
+def _current_tensor_name(name: str) -> str:
+    for pattern, now in KOKORO_RENAMED:
         name = pattern.sub(now, name)
     return name
 
 
-def _unpacked(found: Mapping[str, mx.array], packing: Mapping[str, Any], folder: Path) -> dict[str, mx.array]:
+def _dequantized_tensors(
+    found: Mapping[str, mx.array], packing: Mapping[str, Any], folder: Path
+) -> dict[str, mx.array]:
     """All in float32, what mlx-audio packed in few bits too."""
     result = {}
     for name, tensor in found.items():
@@ -99,7 +211,7 @@ def _unpacked(found: Mapping[str, mx.array], packing: Mapping[str, Any], folder:
     return result
 
 
-def _multiplied(found: Mapping[str, mx.array]) -> dict[str, mx.array]:
+def _with_weight_norm(found: Mapping[str, mx.array]) -> dict[str, mx.array]:
     """With weights in place of their directions and lengths, which training keeps apart."""
     result = {}
     for name, tensor in found.items():
@@ -115,7 +227,9 @@ def _multiplied(found: Mapping[str, mx.array]) -> dict[str, mx.array]:
     return result
 
 
-def _with_taps_last(weight: mx.array, module: Convolution | Lengthening | Doubling) -> mx.array:
+def _with_taps_last(
+    weight: mx.array, module: KokoroConvolution | UpsamplingConvolution | DoublingConvolution
+) -> mx.array:
     """As PyTorch has it; mlx-audio writes the last two axes the other way round."""
     if weight.ndim != 3 or module.arranged(weight).shape == module.weight.shape:
         return weight

@@ -1,4 +1,4 @@
-"""From frames of text, pitch and loudness to samples: Kokoro's decoder, which ends in an inverse Fourier transform."""
+"""Kokoro's vocoder: from frames of text, pitch and loudness to samples. It ends in an inverse Fourier transform."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ingot.kernels import native
-from ingot.models.kokoro_config import HARMONICS, RATE, KokoroConfig, VocoderConfig
-from ingot.models.kokoro_convolutions import Convolution, Lengthening, Work, overlapped
-from ingot.models.kokoro_prosody import StyledBlock, StyledInstanceNorm
+from ingot.kernels.cpu import native
+from ingot.models.kokoro_acoustic import (
+    HARMONICS,
+    KOKORO_RATE,
+    KokoroConfig,
+    KokoroConvolution,
+    KokoroWork,
+    StyledBlock,
+    StyledInstanceNorm,
+    UpsamplingConvolution,
+    VocoderConfig,
+    overlap_add,
+)
 
 VOICED_HZ = 10.0
 LOUDNESS, HISS = 0.1, 0.003
@@ -23,12 +32,12 @@ class SnakeBlock(nn.Module):
 
     def __init__(self, channels: int, taps: int, dilations: tuple[int, ...], style: int) -> None:
         super().__init__()
-        self.convs1 = [Convolution(channels, channels, taps, dilation=dilation) for dilation in dilations]
-        self.convs2 = [Convolution(channels, channels, taps) for _ in dilations]
+        self.convs1 = [KokoroConvolution(channels, channels, taps, dilation=dilation) for dilation in dilations]
+        self.convs2 = [KokoroConvolution(channels, channels, taps) for _ in dilations]
         self.adain1, self.adain2 = ([StyledInstanceNorm(style, channels) for _ in dilations] for _ in range(2))
         self.alpha1, self.alpha2 = ([mx.ones((1, channels, 1)) for _ in dilations] for _ in range(2))
 
-    def run(self, x: mx.array, style: mx.array) -> Work:
+    def run(self, x: mx.array, style: mx.array) -> KokoroWork:
         firsts = zip(self.convs1, self.adain1, self.alpha1, strict=True)
         seconds = zip(self.convs2, self.adain2, self.alpha2, strict=True)
         for first, second in zip(firsts, seconds, strict=True):
@@ -36,24 +45,24 @@ class SnakeBlock(nn.Module):
             for convolution, norm, alpha in (first, second):
                 scale, shift = norm.fixed(found, style)
                 yield
-                found = yield from convolution.run(found, _snake(scale, shift, alpha.reshape(-1)))
+                found = yield from convolution.run(found, _snake_activation(scale, shift, alpha.reshape(-1)))
             x = x + found
             mx.eval(x)
             yield
         return x
 
 
-def _snake(scale: mx.array, shift: mx.array, alpha: mx.array):  # type: ignore[no-untyped-def]
+def _snake_activation(scale: mx.array, shift: mx.array, alpha: mx.array):  # type: ignore[no-untyped-def]
     def active(part: mx.array) -> mx.array:
-        if native.convolves():
-            return native.snake(part, scale, shift, alpha)
+        if native.can_convolve():
+            return native.snake_activation(part, scale, shift, alpha)
         part = part * scale + shift
         return part + mx.square(mx.sin(alpha * part)) / alpha
 
     return active
 
 
-class Fourier:
+class ShortTimeFourier:
     """Short transforms of a sound, and back, as products: `fft` samples each, `hop` from one to the next."""
 
     def __init__(self, fft: int, hop: int) -> None:
@@ -82,8 +91,8 @@ class Fourier:
     def sound(self, magnitude: mx.array, phase: mx.array) -> mx.array:
         """The samples of which `polar` frames are these."""
         parts = mx.concatenate([magnitude * mx.cos(phase), magnitude * mx.sin(phase)], axis=-1)
-        total = overlapped((parts @ self._back)[:, :, None], self.hop)
-        weights = overlapped(
+        total = overlap_add((parts @ self._back)[:, :, None], self.hop)
+        weights = overlap_add(
             mx.broadcast_to(self._window[None, :, None], (*magnitude.shape[:1], self.fft, 1)), self.hop
         )
         half, length = self.fft // 2, (magnitude.shape[0] - 1) * self.hop
@@ -100,7 +109,7 @@ class SineMix(nn.Module):
     def __call__(self, pitch: mx.array, times: int, noise: mx.array) -> mx.array:
         """`pitch` in Hz, each of which holds for `times` samples."""
         told = np.array(pitch, dtype=np.float64).reshape(-1, 1)
-        cycles = (told * np.arange(1, HARMONICS + 1) / RATE % 1.0) * times
+        cycles = (told * np.arange(1, HARMONICS + 1) / KOKORO_RATE % 1.0) * times
         ends = np.cumsum(cycles, axis=0)
         # Where a sample lies between the middles of what was told; in front of the first nothing turns.
         begin = np.concatenate([ends[:1], ends]) % 1.0
@@ -115,31 +124,31 @@ class SineMix(nn.Module):
         return mx.tanh(self.l_linear(sines))[:, 0]
 
 
-class Generator(nn.Module):
+class KokoroGenerator(nn.Module):
     """Stages that lengthen, each of which is told again what the voice's pitch sounds like."""
 
     def __init__(self, config: VocoderConfig, style: int) -> None:
         super().__init__()
         self.m_source = SineMix()
-        self._fourier = Fourier(config.fft, config.hop)
+        self._fourier = ShortTimeFourier(config.fft, config.hop)
         self._kernels, self._times = len(config.block_kernels), prod(config.rates) * config.hop
         self.ups, self.noise_convs, self.noise_res, self.resblocks = [], [], [], []
         channels = config.channels
         for stage, (rate, taps) in enumerate(zip(config.rates, config.kernels, strict=True)):
-            self.ups.append(Lengthening(channels, channels // 2, taps, rate))
+            self.ups.append(UpsamplingConvolution(channels, channels // 2, taps, rate))
             channels //= 2
             later = prod(config.rates[stage + 1 :])
             last = stage + 1 == len(config.rates)
             pads = {} if last else {"stride": later, "pad": (later + 1) // 2}
-            self.noise_convs.append(Convolution(config.fft + 2, channels, 1 if last else 2 * later, **pads))
+            self.noise_convs.append(KokoroConvolution(config.fft + 2, channels, 1 if last else 2 * later, **pads))
             self.noise_res.append(SnakeBlock(channels, 11 if last else 7, (1, 3, 5), style))
             self.resblocks += [
                 SnakeBlock(channels, kernel, dilations, style)
                 for kernel, dilations in zip(config.block_kernels, config.block_dilations, strict=True)
             ]
-        self.conv_post = Convolution(channels, config.fft + 2, 7)
+        self.conv_post = KokoroConvolution(channels, config.fft + 2, 7)
 
-    def run(self, x: mx.array, style: mx.array, pitch: mx.array, noise: mx.array) -> Work:
+    def run(self, x: mx.array, style: mx.array, pitch: mx.array, noise: mx.array) -> KokoroWork:
         hum = self.m_source(pitch, self._times, noise)
         mx.eval(hum)
         yield
@@ -168,7 +177,7 @@ class Generator(nn.Module):
         return self._fourier.sound(mx.exp(magnitude), mx.sin(phase))
 
 
-class Decoder(nn.Module):
+class KokoroDecoder(nn.Module):
     def __init__(self, config: KokoroConfig) -> None:
         super().__init__()
         style, inner, seen = config.style, config.inner, config.seen
@@ -178,11 +187,11 @@ class Decoder(nn.Module):
             *(StyledBlock(joined, inner, style) for _ in range(3)),
             StyledBlock(joined, config.vocoder.channels, style, doubles=True),
         ]
-        self.F0_conv, self.N_conv = (Convolution(1, 1, 3, stride=2) for _ in range(2))
-        self.asr_res = [Convolution(config.width, seen, 1)]
-        self.generator = Generator(config.vocoder, style)
+        self.F0_conv, self.N_conv = (KokoroConvolution(1, 1, 3, stride=2) for _ in range(2))
+        self.asr_res = [KokoroConvolution(config.width, seen, 1)]
+        self.generator = KokoroGenerator(config.vocoder, style)
 
-    def run(self, text: mx.array, pitch: mx.array, loudness: mx.array, style: mx.array, noise: mx.array) -> Work:
+    def run(self, text: mx.array, pitch: mx.array, loudness: mx.array, style: mx.array, noise: mx.array) -> KokoroWork:
         """Samples of the frames of `text`; pitch and loudness are told twice a frame."""
         slow_pitch = yield from self.F0_conv.run(pitch)
         slow_loudness = yield from self.N_conv.run(loudness)

@@ -1,16 +1,18 @@
 """What a model takes in memory, told by its files' headers before a weight of it is read.
 
-The model is built as it would be loaded, but nothing is computed: its arrays have shapes and no memory. So is a step
-of one token, after which its caches say what a token leaves in them.
+A language model is built as it would be loaded, but nothing is computed: its arrays have shapes and no memory. So is a
+step of one token, after which its caches say what a token leaves in them. Embedding, rerank, speech-to-text and
+text-to-speech models are measured by their configs. `memory_needs` gives None for what cannot be told without loading;
+the others raise ModelError.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,24 +20,30 @@ from gguf.constants import GGMLQuantizationType as Kind
 from mlx.utils import tree_unflatten
 
 from ingot.errors import ModelError
-from ingot.kernels import native
+from ingot.kernels.cpu import native
 from ingot.kernels.device import Device
-from ingot.models.families.registry import wiring_of
-from ingot.models.files.config_names import older_names
-from ingot.models.files.folder_checks import stated_context
-from ingot.models.gguf.architectures import blueprint
-from ingot.models.gguf.file import TensorEntry
-from ingot.models.gguf.parts import GGUFModel
-from ingot.models.gguf.quant_types import BLOCK_BITS, BLOCKS_KEY, GROUP, PACKED_BITS
-from ingot.models.gguf.weights import BlockEmbedding, BlockLinear, affine_bits, is_block, stand_in
-from ingot.models.heads.headless import classes_in
-from ingot.models.layers.fused_layers import layers_of
-from ingot.models.layers.modules import parameters
-from ingot.models.precision import NARROW
-from ingot.models.vision.loading import has_tower, unread_parts
+from ingot.media import worker
+from ingot.models.checkpoint import CheckpointConfig, checkpoint_files
+from ingot.models.draft_heads.checkpoint import model_classes_for
+from ingot.models.families.registry import attention_spec_of
+from ingot.models.files.folder_checks import read_safetensors_header, stated_context
+from ingot.models.files.model_config import older_config_names
+from ingot.models.gguf.architectures import read_blueprint
+from ingot.models.gguf.file import GGUFModel, TensorEntry
+from ingot.models.gguf.quant_types import BLOCK_BITS, BLOCKS_KEY, PACKED_BITS, QUANT_GROUP
+from ingot.models.gguf.weights import BlockEmbedding, BlockLinear, affine_bits, is_block_layer, plain_stand_in
+from ingot.models.kokoro import KokoroModel
+from ingot.models.kokoro_acoustic import KokoroConfig
+from ingot.models.layers.fused_layers import fusible_layers_of
+from ingot.models.layers.modules import named_parameters
+from ingot.models.pooling_models.encoder import encoder_batch_bytes
+from ingot.models.pooling_models.loading import read_model_config
+from ingot.models.precision import DTYPES_OF_16_BITS
+from ingot.models.vision.loading import has_vision_tower, unloaded_tower_parts
+from ingot.models.whisper import read_whisper_model
 from ingot.upstream import QuantizedSwitchLinear, SwitchLinear, caches, load_config, load_model, model_classes
 
-TILE = 16  # rows, of which the native kernels keep whole numbers: so many at most
+ROW_TILE = 16  # rows, of which the native kernels keep whole numbers: so many at most
 UNIT_COLUMNS = 256  # columns of a row that share the units of their scales
 
 
@@ -50,50 +58,50 @@ class MemoryNeeds:
     tower: int = 0  # of the weights, those that it sees with: `--text-only` leaves them out
 
 
-def needs(path: Path, device: Device) -> MemoryNeeds | None:
+def memory_needs(path: Path, device: Device) -> MemoryNeeds | None:
     """Of a model folder or a .gguf file; None where that cannot be told without loading it."""
     try:
-        return _of_gguf(path, device) if path.suffix == ".gguf" else _of_folder(path, device)
+        return _gguf_needs(path, device) if path.suffix == ".gguf" else _folder_needs(path, device)
     # The code of a hundred families reads this and may trip over anything; one asks Python to exit.
     except (Exception, SystemExit):
         return None
 
 
-def _of_folder(folder: Path, device: Device) -> MemoryNeeds:
+def _folder_needs(folder: Path, device: Device) -> MemoryNeeds:
     stated = load_config(folder)
-    classes = classes_in(folder, stated)
-    model, config = load_model(folder, model_config=older_names(stated), get_model_classes=classes)
-    told = _told(model, config, settled_bytes(model, device), device)
-    tower = _tower_weights(folder, device)
+    classes = model_classes_for(folder, stated)
+    model, config = load_model(folder, model_config=older_config_names(stated), get_model_classes=classes)
+    told = _needs_of_model(model, config, settled_bytes(model, device), device)
+    tower = _tower_weight_bytes(folder, device)
     return replace(told, weights=told.weights + tower, tower=tower)
 
 
-def _tower_weights(folder: Path, device: Device) -> int:
+def _tower_weight_bytes(folder: Path, device: Device) -> int:
     """0 where it has no tower, or cannot be served with it as things are."""
     config = load_config(folder)
-    if not has_tower(config):
+    if not has_vision_tower(config):
         return 0
     try:
-        return sum(settled_bytes(part, device) for part in unread_parts(folder, config))
+        return sum(settled_bytes(part, device) for part in unloaded_tower_parts(folder, config))
     except ModelError:
         return 0
 
 
-def _of_gguf(path: Path, device: Device) -> MemoryNeeds:
+def _gguf_needs(path: Path, device: Device) -> MemoryNeeds:
     with GGUFModel(path) as file:
-        config = blueprint(file).config
+        config = read_blueprint(file).config
         weights = sum(_entry_bytes(entry, device) for entry in file.tensors.values())
         narrow = any(entry.type in BLOCK_BITS for entry in file.tensors.values())
     model_class, args_class = model_classes(config=config)
     model = model_class(args_class.from_dict(config))
-    return _told(model, {**config, BLOCKS_KEY: narrow}, weights, device)
+    return _needs_of_model(model, {**config, BLOCKS_KEY: narrow}, weights, device)
 
 
-def _told(model: Any, config: dict[str, Any], weights: int, device: Device) -> MemoryNeeds:
+def _needs_of_model(model: Any, config: dict[str, Any], weights: int, device: Device) -> MemoryNeeds:
     context = stated_context(config)
     width = _state_width(model, config, device)
     per_token = full = 0
-    for cache in _caches(model):
+    for cache in _caches_after_one_token(model):
         if isinstance(cache, caches.ArraysCache):
             parts: list[Any] = cache.cache
             full += sum(part.size * max(width, 4) for part in parts if part is not None)
@@ -106,9 +114,9 @@ def _told(model: Any, config: dict[str, Any], weights: int, device: Device) -> M
     return MemoryNeeds(weights, per_token, full, context)
 
 
-def _caches(model: Any) -> Iterator[Any]:
+def _caches_after_one_token(model: Any) -> Iterator[Any]:
     """The model's caches after one token, none of which was computed."""
-    blocks = [(path, stand_in(module)) for path, module in model.named_modules() if is_block(module)]
+    blocks = [(path, plain_stand_in(module)) for path, module in model.named_modules() if is_block_layer(module)]
     model.update_modules(tree_unflatten(blocks))
     made = caches.make_prompt_cache(model)
     model(mx.zeros((1, 1), mx.int32), cache=made)
@@ -119,45 +127,45 @@ def _caches(model: Any) -> Iterator[Any]:
 def _state_width(model: Any, config: dict[str, Any], device: Device) -> int:
     """Bytes of a number in keys and values."""
     if device.kind != "cpu":
-        floats = [array.itemsize for _, array in parameters(model) if mx.issubdtype(array.dtype, mx.floating)]
+        floats = [array.itemsize for _, array in named_parameters(model) if mx.issubdtype(array.dtype, mx.floating)]
         return 2 if config.get(BLOCKS_KEY) else max(floats)
-    attention = [module for _, module in model.named_modules() if wiring_of(module) is not None]
+    attention = [module for _, module in model.named_modules() if attention_spec_of(module) is not None]
     asked = [cache for cache in caches.make_prompt_cache(model) if not isinstance(cache, caches.ArraysCache)]
-    covered = bool(layers_of(model)) or 0 < len(attention) == len(asked)
+    covered = bool(fusible_layers_of(model)) or 0 < len(attention) == len(asked)
     return 2 if native.available() and covered else 4
 
 
 def settled_bytes(model: Any, device: Device) -> int:
     """What the parameters take once they are settled (see `precision`)."""
-    layers = {path: module for path, module in model.named_modules() if isinstance(module, _LAYERS)}
+    layers = {path: module for path, module in model.named_modules() if isinstance(module, _WEIGHT_LAYERS)}
     inside = {f"{path}.{name}" for path in layers for name in ("weight", "scales", "biases")}
-    narrow = device.kind != "cpu" and any(is_block(module) for module in layers.values())
+    narrow = device.kind != "cpu" and any(is_block_layer(module) for module in layers.values())
     rest = 0
-    for path, array in parameters(model):
+    for path, array in named_parameters(model):
         if path not in inside:
             rest += array.size * (4 if device.kind == "cpu" else 2 if narrow else array.itemsize)
     return rest + sum(_layer_bytes(module, device) for module in layers.values())
 
 
 def _layer_bytes(module: Any, device: Device) -> int:
-    if is_block(module):
+    if is_block_layer(module):
         return _block_bytes(math.prod(module.shape), module.kind, device)
     held = sum(module[name].nbytes for name in ("weight", "scales", "biases") if module.get(name) is not None)
     if device.kind != "cpu":
         return int(held)
     if "scales" not in module:
-        kept = native.available() and module.weight.dtype in NARROW
+        kept = native.available() and module.weight.dtype in DTYPES_OF_16_BITS
         return int(held if kept else 4 * module.weight.size)
     count = module.weight.size * 32 // module.bits
-    if native.covers(bits=module.bits, group_size=module.group_size, mode=module.mode):
+    if native.covers_packing(bits=module.bits, group_size=module.group_size, mode=module.mode):
         rows = module.weight.shape[-2]
-        return int(held if module.mode == "affine" else count * 10 // 8) * -(-rows // TILE) * TILE // rows
+        return int(held if module.mode == "affine" else count * 10 // 8) * -(-rows // ROW_TILE) * ROW_TILE // rows
     return int(count * (2 if module.mode in ("mxfp8", "nvfp4") and native.available() else 4))
 
 
 def _block_bytes(count: int, kind: Kind, device: Device) -> int:
     if device.kind != "cpu":
-        return count * affine_bits(kind) // 8 + count // GROUP * 4
+        return count * affine_bits(kind) // 8 + count // QUANT_GROUP * 4
     if not native.available():
         return count * 4
     units = 4 if kind in (Kind.Q2_K, Kind.Q4_K, Kind.Q5_K) else 2
@@ -172,11 +180,65 @@ def _entry_bytes(entry: TensorEntry, device: Device) -> int:
     if (device.kind == "cpu" and not native.available()) or len(entry.shape) == 1 or entry.type == Kind.F32:
         return count * 4
     if entry.type in PACKED_BITS:
-        return count * PACKED_BITS[entry.type] // 8 + count // GROUP * 4
+        return count * PACKED_BITS[entry.type] // 8 + count // QUANT_GROUP * 4
     return count * 2
 
 
-_LAYERS = (
+_WEIGHT_LAYERS = (
     *(nn.Linear, nn.Embedding, SwitchLinear, nn.QuantizedLinear, nn.QuantizedEmbedding, QuantizedSwitchLinear),
     *(BlockLinear, BlockEmbedding),
 )
+
+
+BATCH_TOKENS: Final = 4096
+"""Tokens of a batch that an encoder has memory for."""
+LONGEST_INPUT: Final = 8192
+"""Tokens of a single input that it has memory for, if it was made for so many."""
+
+
+def speech_to_text_needs(folder: Path, device: Device) -> int:
+    """Bytes of a Whisper model, of what it holds while it hears a window, and of unpacking. Raises ModelError."""
+    model, config = read_whisper_model(folder)
+    return settled_bytes(model, device) + config.window_bytes + worker.header_pool.memory + worker.audio_pool.memory
+
+
+def text_to_speech_needs(folder: Path, device: Device) -> int:
+    """Bytes of a Kokoro model, which is float32 wherever it runs, and of a piece of speech. Raises ModelError."""
+    config = KokoroConfig.read(folder)
+    weights = sum(held.size for _, held in named_parameters(KokoroModel(config)))
+    voices = [one for file in folder.glob("voices/*.safetensors") for one in read_safetensors_header(file).values()]
+    return 4 * (weights + sum(math.prod(one.shape) for one in voices)) + config.piece_bytes
+
+
+def pooling_model_needs(folder: Path, device: Device) -> int:
+    """Bytes of an encoder and of a batch. Raises ModelError."""
+    config = read_model_config(folder)
+    stated = CheckpointConfig({**config, **(config.get("text_config") or {})})
+    length = min(stated_context(config), LONGEST_INPUT)
+    tokens = max(length, BATCH_TOKENS)
+    batch = encoder_batch_bytes(
+        tokens,
+        length,
+        hidden=stated.number("hidden_size"),
+        inner=stated.number("intermediate_size"),
+        heads=stated.number("num_attention_heads"),
+    )
+    decoder = memory_needs(folder, device)
+    if decoder is None:
+        return _most_weight_bytes(folder, device) + batch
+    return decoder.weights + batch + tokens * decoder.per_token
+
+
+NEEDS_BY_KIND: Final[dict[str, Callable[[Path, Device], int]]] = {
+    "embedding": pooling_model_needs,
+    "rerank": pooling_model_needs,
+    "audio": speech_to_text_needs,
+    "speech": text_to_speech_needs,
+}
+"""By the kinds of models."""
+
+
+def _most_weight_bytes(folder: Path, device: Device) -> int:
+    """The most that they take: a CPU may widen them."""
+    tensors = [one for file in checkpoint_files(folder) for one in read_safetensors_header(file).values()]
+    return sum(max(one.nbytes, 4 * math.prod(one.shape)) if device.kind == "cpu" else one.nbytes for one in tensors)

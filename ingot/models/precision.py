@@ -1,8 +1,8 @@
 """Which number format the weights take on this device, decided before a byte of them is read.
 
 CPUs compute float32 fast and float16 very slowly. The native kernels multiply most weights as they are in the file,
-packed or in 16 bits, with activations in float32; MLX's own are slow at it on CPUs, so what the native ones do not
-cover is unpacked and widened where memory allows. GPUs keep what the file holds, in MLX's forms.
+quantised or in 16 bits, with activations in float32; MLX's own are slow at it on CPUs, so what the native ones do not
+cover is dequantised and widened where memory allows. GPUs keep what the file holds, in MLX's forms.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ingot.errors import ConfigError
-from ingot.kernels import native
+from ingot.kernels.cpu import native
 from ingot.kernels.device import Device
+from ingot.models.checkpoint import pause_loading
 from ingot.models.gguf import weights
-from ingot.models.layers.experts import DenseSwitchLinear, PackedSwitchLinear, fuse_experts
+from ingot.models.layers.mlp import DenseSwitchLinear, PackedSwitchLinear, fuse_experts
 from ingot.models.layers.modules import (
     DenseEmbedding,
     DenseLinear,
     PackedEmbedding,
     PackedLinear,
-    dense,
-    packed,
-    parameters,
+    named_parameters,
+    native_dense,
+    native_quantized,
 )
-from ingot.models.pace import pause
 from ingot.upstream import QuantizedSwitchLinear, SwitchLinear
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
-NARROW = (mx.bfloat16, mx.float16)
+DTYPES_OF_16_BITS = (mx.bfloat16, mx.float16)
 UNPACK_SHARE = 0.5
 """Weights are unpacked to float32 when they then take at most this share of the device's memory."""
 
 
-def settle(model: nn.Module, device: Device, asked: str | None) -> list[str]:
+def settle_precision(model: nn.Module, device: Device, asked: str | None) -> list[str]:
     """Cast and unpack the model's weights in place; returns what a user should know about it."""
     if asked is not None and asked not in DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {asked!r}", param="dtype")
@@ -47,7 +47,7 @@ def settle(model: nn.Module, device: Device, asked: str | None) -> list[str]:
         _settle_on_gpu(model, asked)
         return []
     if asked is not None:
-        _swap(model, weights.is_block, lambda module: weights.exact(module, DTYPES[asked]))
+        _swap_one_by_one(model, weights.is_block_layer, lambda module: weights.exact_layer(module, DTYPES[asked]))
         model.set_dtype(DTYPES[asked])
         return []
     return _settle_on_cpu(model, device)
@@ -56,23 +56,25 @@ def settle(model: nn.Module, device: Device, asked: str | None) -> list[str]:
 def _settle_on_gpu(model: nn.Module, asked: str | None) -> None:
     """Blocks become what MLX multiplies. Its products want scales and activations in one format, or convert the scales
     each time: all of such a model is then bfloat16, which holds what activations may come to."""
-    if any(weights.is_block(module) for _, module in model.named_modules()):
+    if any(weights.is_block_layer(module) for _, module in model.named_modules()):
         asked = asked or "bfloat16"
         dtype = DTYPES[asked]
-        _swap(model, weights.is_block, lambda module: weights.affine(module, dtype))
+        _swap_one_by_one(model, weights.is_block_layer, lambda module: weights.affine_layer(module, dtype))
     if asked is not None:
         model.set_dtype(DTYPES[asked])
 
 
 def _settle_on_cpu(model: nn.Module, device: Device) -> list[str]:
     room = device.memory * UNPACK_SHARE
-    _swap(
+    _swap_one_by_one(
         model,
-        weights.is_block,
-        lambda module: weights.multiplied(module) if native.available() else weights.exact(module, mx.float16),
+        weights.is_block_layer,
+        lambda module: (
+            weights.native_block_layer(module) if native.available() else weights.exact_layer(module, mx.float16)
+        ),
     )
-    multiply_packed(model, room)
-    multiply_dense(model, NARROW)
+    use_native_quantized(model, room)
+    use_native_dense(model, DTYPES_OF_16_BITS)
     notes = _settle_rest(model, room)
     fuse_experts(model)
     return notes
@@ -80,20 +82,20 @@ def _settle_on_cpu(model: nn.Module, device: Device) -> list[str]:
 
 def _settle_rest(model: nn.Module, room: float) -> list[str]:
     """What the native kernels do not multiply as it is."""
-    if unpacked_bytes(model) <= room:
-        unpack(model)
-        multiply_dense(model, NARROW)
+    if dequantized_bytes(model) <= room:
+        dequantize_layers(model)
+        use_native_dense(model, DTYPES_OF_16_BITS)
         _cast(model, mx.float32)
-        multiply_dense(model, (mx.float32,))
+        use_native_dense(model, (mx.float32,))
         return []
-    if sum(weight.nbytes for _, weight in _loose(model)) * 2 <= room:
+    if sum(weight.nbytes for _, weight in _other_float_weights(model)) * 2 <= room:
         _cast(model, mx.float32)
         return ["weights stay packed: unpacked they would not fit in memory (slower)"]
     _cast(model, mx.bfloat16)
     return ["weights are bfloat16: float32 would not fit in memory (slower)"]
 
 
-def kept_narrow(model: nn.Module) -> set[str]:
+def kept_in_16_bits(model: nn.Module) -> set[str]:
     """Paths of the weights and factors of 16 bits that the native kernels widen as they multiply."""
     return {
         f"{path}.{name}"
@@ -105,9 +107,9 @@ def kept_narrow(model: nn.Module) -> set[str]:
 
 def main_dtype(model: Any) -> mx.Dtype:
     """What most is computed in. Weights that are widened as they are multiplied say nothing about it."""
-    widened = kept_narrow(model)
+    widened = kept_in_16_bits(model)
     sizes: dict[mx.Dtype, int] = {}
-    for path, array in parameters(model):
+    for path, array in named_parameters(model):
         if mx.issubdtype(array.dtype, mx.floating):
             dtype = mx.float32 if path in widened else array.dtype
             sizes[dtype] = sizes.get(dtype, 0) + array.size
@@ -119,96 +121,100 @@ def rounds_activations(model: nn.Module) -> bool:
     return any(isinstance(module, _ROUNDING) for _, module in model.named_modules())
 
 
-def _loose(model: nn.Module) -> list[tuple[str, mx.array]]:
+def _other_float_weights(model: nn.Module) -> list[tuple[str, mx.array]]:
     """Floating weights that no native layer multiplies as they are."""
-    kept = kept_narrow(model)
+    kept = kept_in_16_bits(model)
     return [
         (path, array)
-        for path, array in parameters(model)
+        for path, array in named_parameters(model)
         if mx.issubdtype(array.dtype, mx.floating) and path not in kept
     ]
 
 
 def _cast(model: nn.Module, dtype: mx.Dtype) -> None:
-    model.update(tree_unflatten([(path, array.astype(dtype)) for path, array in _loose(model)]))
+    model.update(tree_unflatten([(path, array.astype(dtype)) for path, array in _other_float_weights(model)]))
 
 
-def _swap(model: nn.Module, wanted: Callable[[Any], bool], swapped: Callable[[Any], nn.Module]) -> None:
+def _swap_one_by_one(model: nn.Module, wanted: Callable[[Any], bool], swapped: Callable[[Any], nn.Module]) -> None:
     """Swap modules one after another, so that the weights of one at a time exist twice."""
     found = [path for path, module in model.named_modules() if wanted(module)]
     for path in found:
-        model.update_modules(tree_unflatten([(path, swapped(_at(model, path)))]))
-        pause()
+        model.update_modules(tree_unflatten([(path, swapped(_module_at(model, path)))]))
+        pause_loading()
 
 
-def _at(model: Any, path: str) -> Any:
+def _module_at(model: Any, path: str) -> Any:
     for name in path.split("."):
         model = model[int(name)] if isinstance(model, list) else model[name]
     return model
 
 
-def _is_packed(module: Any) -> bool:
+def _is_quantized_module(module: Any) -> bool:
     return type(module) in _UNPACKED and module.get("global_scale") is None
 
 
-def _packed(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    return ((path, module) for path, module in model.named_modules() if _is_packed(module))
+def _quantized_modules(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    return ((path, module) for path, module in model.named_modules() if _is_quantized_module(module))
 
 
-def multiply_packed(model: nn.Module, room: float) -> None:
+def use_native_quantized(model: nn.Module, room: float) -> None:
     """Swap packed layers for ones that the native kernels multiply as they are, where they then fit in `room`."""
 
     def covered(module: Any) -> bool:
-        return _is_packed(module) and native.covers(bits=module.bits, group_size=module.group_size, mode=module.mode)
+        return _is_quantized_module(module) and native.covers_packing(
+            bits=module.bits, group_size=module.group_size, mode=module.mode
+        )
 
-    growth = sum(_growth(module) for _, module in _packed(model) if covered(module))
-    fits = growth + sum(array.nbytes for _, array in parameters(model)) <= room
-    _swap(
+    growth = sum(_arranged_growth(module) for _, module in _quantized_modules(model) if covered(module))
+    fits = growth + sum(array.nbytes for _, array in named_parameters(model)) <= room
+    _swap_one_by_one(
         model,
-        lambda module: covered(module) and (fits or not _growth(module)),
-        lambda module: packed(module, _PACKED[type(module)]),
+        lambda module: covered(module) and (fits or not _arranged_growth(module)),
+        lambda module: native_quantized(module, _PACKED[type(module)]),
     )
 
 
-def _growth(module: Any) -> int:
+def _arranged_growth(module: Any) -> int:
     """Bytes that a layer gains by being arranged: mxfp4 becomes bytes, with two factors for 32 of them."""
     if module.mode != "mxfp4":
         return 0
     return module.weight.size * 8 * 10 // 8 - module.weight.nbytes
 
 
-def multiply_dense(model: nn.Module, formats: tuple[mx.Dtype, ...]) -> None:
+def use_native_dense(model: nn.Module, formats: tuple[mx.Dtype, ...]) -> None:
     """Swap plain layers in these formats for ones that the native kernels multiply."""
     if native.available():
-        _swap(
+        _swap_one_by_one(
             model,
             lambda module: type(module) in _DENSE and module.weight.dtype in formats,
-            lambda module: dense(module, _DENSE[type(module)]),
+            lambda module: native_dense(module, _DENSE[type(module)]),
         )
 
 
-def unpacked_bytes(model: nn.Module) -> int:
+def dequantized_bytes(model: nn.Module) -> int:
     """Bytes of all weights with what is left to unpack as unpacked, and what is left to widen as float32."""
-    layers = list(_packed(model))
+    layers = list(_quantized_modules(model))
     inside = {f"{path}.{name}" for path, module in layers for name in module}
-    kept = kept_narrow(model)
+    kept = kept_in_16_bits(model)
     loose = sum(
-        array.nbytes if path in kept else 4 * array.size for path, array in parameters(model) if path not in inside
+        array.nbytes if path in kept else 4 * array.size
+        for path, array in named_parameters(model)
+        if path not in inside
     )
-    return loose + sum(module.weight.size * 32 // module.bits * _format(module).size for _, module in layers)
+    return loose + sum(module.weight.size * 32 // module.bits * _dequantized_dtype(module).size for _, module in layers)
 
 
-def unpack(model: nn.Module) -> None:
+def dequantize_layers(model: nn.Module) -> None:
     """Swap packed layers for plain ones of the same values."""
-    _swap(model, _is_packed, _unpacked)
+    _swap_one_by_one(model, _is_quantized_module, _dequantized_layer)
 
 
-def _format(module: Any) -> mx.Dtype:
+def _dequantized_dtype(module: Any) -> mx.Dtype:
     """What a packed layer's values fit in, exactly but for the modes whose scales are any numbers."""
     return mx.bfloat16 if module.mode in ("mxfp8", "nvfp4") and native.available() else mx.float32
 
 
-def _unpacked(module: Any) -> nn.Module:
+def _dequantized_layer(module: Any) -> nn.Module:
     weight = mx.dequantize(
         module.weight,
         module.scales,
@@ -216,7 +222,7 @@ def _unpacked(module: Any) -> nn.Module:
         group_size=module.group_size,
         bits=module.bits,
         mode=module.mode,
-    ).astype(_format(module))
+    ).astype(_dequantized_dtype(module))
     mx.eval(weight)
     cls: Any = _UNPACKED[type(module)]
     plain = cls.__new__(cls)

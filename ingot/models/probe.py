@@ -1,9 +1,9 @@
-"""Which launches a model computes rightly, found out at load by running it.
+"""Which forward batches a model computes rightly, found out at load by running it.
 
 Model code differs in what it makes of caches: some takes a single number for a position, some ignores that a row is
-padded. So a few tokens are computed as one plain prompt, then as rows of a batch, and the logits are compared. They
-are compared as numbers: with how far rounding alone moves the model's own answer, and where a router wavers between
-experts, with the choice of experts given. No model is refused for its numbers; what cannot be told is run plainly.
+padded. So a few tokens are computed as one plain prompt, then as rows of a batch, and the logits are compared. They are
+compared as numbers: with how far rounding alone moves the model's own answer, and where a router wavers between
+experts, with the choice of experts fixed. No model is refused for its numbers; what cannot be told is run plainly.
 """
 
 from __future__ import annotations
@@ -17,16 +17,23 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from ingot.cache.batch_state import Rows
-from ingot.cache.forward_batch import Part, Row
+from ingot.cache.batch_state import BatchState
+from ingot.cache.forward_batch import ForwardPart, Row
 from ingot.errors import ModelError
 
-Fed = tuple[Row, list[int]]
+RowTokens = tuple[Row, list[int]]
 
 
-class Forward(Protocol):
+class ForwardFunction(Protocol):
     def __call__(
-        self, rows: Rows, tokens: mx.array, parts: Sequence[Part], at: Sequence[int] | None, /, *, mixed: bool
+        self,
+        rows: BatchState,
+        tokens: mx.array,
+        parts: Sequence[ForwardPart],
+        at: Sequence[int] | None,
+        /,
+        *,
+        mixed: bool,
     ) -> mx.array: ...
 
 
@@ -35,36 +42,36 @@ LONG, SHORT = [5, 17, 3, 29, 11, 23, 7, 19, 2], [13, 31, 8]
 FURTHER = [*SHORT, 5]
 """The short one and what it is continued with."""
 
-CLOSE = {mx.float32: 1e-3, mx.float16: 1e-2, mx.bfloat16: 2e-2}
+CLOSE_GAP = {mx.float32: 1e-3, mx.float16: 1e-2, mx.bfloat16: 2e-2}
 """Logits this close, in parts of their range, differ by rounding alone."""
 
-WRONG = {mx.float32: 0.1, mx.float16: 0.3, mx.bfloat16: 0.3}
+WRONG_GAP = {mx.float32: 0.1, mx.float16: 0.3, mx.bfloat16: 0.3}
 """Logits this far apart do not, unless a router wavers."""
 
-NOISE = 3
+NOISE_FACTOR = 3
 """Between the two, what counts is how far rounding alone moves a model: this many times that is close."""
 
-Within = Callable[[], AbstractContextManager[None] | None]
+RunContext = Callable[[], AbstractContextManager[None] | None]
 """None where a model cannot be run so."""
 
 
 @dataclass(frozen=True)
-class Doubts:
+class ProbeVariants:
     """How else a model can be run, to tell numbers that waver from wrong ones."""
 
-    nudged: Within = lambda: None  # what tokens are looked up as is off by one unit in the last place
-    given: Within = lambda: None  # the choice of experts is given
+    nudged: RunContext = lambda: None  # what tokens are looked up as is off by one unit in the last place
+    given: RunContext = lambda: None  # the choice of experts is given
     original: Callable[[list[int]], mx.array] | None = None  # mlx-lm's own logits [1, vocab] of a prompt
 
 
-NO_DOUBTS = Doubts()
+NO_VARIANTS = ProbeVariants()
 
 
 @dataclass(frozen=True)
-class Findings:
+class ProbeFindings:
     """What a probe learned. `rows` have held a prompt, so that every state knows its shape."""
 
-    rows: Rows
+    rows: BatchState
     vocab: int
     ragged: bool  # rows of different lengths may decode together, as one launch
     mixed: bool  # launches of any kind may share one forward pass
@@ -75,39 +82,39 @@ class Findings:
     wrong: str | None = None  # how far they are from mlx-lm's own, where that is more than rounding
 
 
-def is_close(gap: float, moved: float, dtype: mx.Dtype) -> bool:
+def is_close_gap(gap: float, moved: float, dtype: mx.Dtype) -> bool:
     """Whether logits that are so far apart are the same but for rounding, which alone moves them so far."""
-    return gap <= CLOSE[dtype] or (gap < WRONG[dtype] and gap <= NOISE * moved)
+    return gap <= CLOSE_GAP[dtype] or (gap < WRONG_GAP[dtype] and gap <= NOISE_FACTOR * moved)
 
 
 class Probe:
     def __init__(
         self,
-        forward: Forward,
-        new_rows: Callable[[], Rows],
+        forward: ForwardFunction,
+        new_batch_state: Callable[[], BatchState],
         dtype: mx.Dtype,
         *,
         unlike: bool,
-        doubts: Doubts = NO_DOUBTS,
+        doubts: ProbeVariants = NO_VARIANTS,
     ) -> None:
         """`unlike` is False for a model known to go wrong when rows of different lengths share a forward pass."""
-        self._forward, self._new_rows, self._dtype, self._unlike = forward, new_rows, dtype, unlike
+        self._forward, self._new_rows, self._dtype, self._unlike = forward, new_batch_state, dtype, unlike
         self._doubts = doubts
         self._unmixed: str | None = None
 
-    def run(self) -> Findings:
+    def run(self) -> ProbeFindings:
         """Raises ModelError if the model does not run here."""
         rows, expected = self._plain
         ways = [(True, True), (False, True), (True, False)] if self._unlike else []
         ragged, mixed = next((way for way in ways if self._agrees(*way)), (False, False))
         alone = self._unlike and not ragged and not mixed
         moved = self._steady._rounding if alone else 0.0
-        return Findings(
+        return ProbeFindings(
             rows,
             expected.shape[-1],
             ragged,
             mixed,
-            moved if moved > CLOSE[self._dtype] else 0.0,
+            moved if moved > CLOSE_GAP[self._dtype] else 0.0,
             self._steady._unmixed or self._unmixed if self._unlike and not mixed else None,
             self._wrong(),
         )
@@ -118,12 +125,12 @@ class Probe:
 
     def _wrong(self) -> str | None:
         """How far what is computed here is from what mlx-lm's own code computes over its own caches."""
-        if self._doubts.original is None or (gap := self._from_original()) <= WRONG[self._dtype]:
+        if self._doubts.original is None or (gap := self._from_original()) <= WRONG_GAP[self._dtype]:
             return None
         if self._steady is not self:
             return self._steady._wrong()
         moved = max(self._rounding, self._arithmetic)
-        return f"answers differ from mlx-lm's own by {gap:.2g} of their range" if gap > NOISE * moved else None
+        return f"answers differ from mlx-lm's own by {gap:.2g} of their range" if gap > NOISE_FACTOR * moved else None
 
     def _original(self) -> mx.array:
         assert self._doubts.original is not None
@@ -134,17 +141,17 @@ class Probe:
             own = self._original()
         except Exception:  # of code that cannot do without our states, in whatever way
             return 0.0
-        return apart(self._plain[1][:1], own) if mx.all(mx.isfinite(own)).item() else 0.0
+        return logits_gap(self._plain[1][:1], own) if mx.all(mx.isfinite(own)).item() else 0.0
 
     @cached_property
     def _steady(self) -> Probe:
         """One whose router cannot waver, where this one's may: itself where it does not, or has none."""
-        if self._rounding <= CLOSE[self._dtype] or self._doubts.given() is None:
+        if self._rounding <= CLOSE_GAP[self._dtype] or self._doubts.given() is None:
             return self
-        return _Given(self._forward, self._new_rows, self._dtype, unlike=self._unlike, doubts=self._doubts)
+        return _FixedExpertsProbe(self._forward, self._new_rows, self._dtype, unlike=self._unlike, doubts=self._doubts)
 
     @cached_property
-    def _plain(self) -> tuple[Rows, mx.array]:
+    def _plain(self) -> tuple[BatchState, mx.array]:
         """Each prompt in one launch of its own: the rows of the long one, and logits [3, vocab]."""
         try:
             rows = self._new_rows()
@@ -172,7 +179,7 @@ class Probe:
             return 0.0
         rows = self._new_rows()
         with nudged:
-            return apart(self._launch(rows, [(rows.new(), LONG)]), self._plain[1][:1])
+            return logits_gap(self._launch(rows, [(rows.new(), LONG)]), self._plain[1][:1])
 
     @cached_property
     def _arithmetic(self) -> float:
@@ -182,7 +189,7 @@ class Probe:
             moved = max(self._cut(prompt, self._plain[1][at : at + 1], mixed=True) for at, prompt in prompts)
         except Exception:  # of a model that takes no mixed launches, in whatever way
             return 0.0
-        return moved if moved < WRONG[self._dtype] / 2 else 0.0
+        return moved if moved < WRONG_GAP[self._dtype] / 2 else 0.0
 
     def _cut(self, prompt: list[int], expected: mx.array, *, mixed: bool) -> float:
         rows = self._new_rows()
@@ -190,19 +197,19 @@ class Probe:
         for piece in (prompt[:2], prompt[2:-1], prompt[-1:]):
             if piece:
                 logits = self._run(rows, [[(row, piece)]], mixed=mixed)
-        return apart(logits, expected)
+        return logits_gap(logits, expected)
 
     def _is_right(self, ragged: bool, mixed: bool) -> bool:
         try:
-            gap = apart(self._beside(ragged=ragged, mixed=mixed), self._plain[1])
+            gap = logits_gap(self._beside(ragged=ragged, mixed=mixed), self._plain[1])
         # Whatever it is that a model cannot do with rows unlike each other, the answer is the same.
         except Exception as error:
             self._unmixed = self._unmixed or f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
             return False
-        if is_close(gap, 0, self._dtype):
+        if is_close_gap(gap, 0, self._dtype):
             return True
         self._unmixed = self._unmixed or f"logits differ by {gap:.2g} of their range"
-        return gap < WRONG[self._dtype] and is_close(gap, max(self._rounding, self._arithmetic), self._dtype)
+        return gap < WRONG_GAP[self._dtype] and is_close_gap(gap, max(self._rounding, self._arithmetic), self._dtype)
 
     def _beside(self, *, ragged: bool, mixed: bool) -> mx.array:
         """Two prompts at once, then the short one decoding beside the long one, then both decoding: as one launch where
@@ -216,20 +223,20 @@ class Probe:
         both = run(rows, [last] if ragged else [[each] for each in last])
         return mx.stack([both[1], first, both[0]])
 
-    def _apart(self, rows: Rows, parts: list[list[Fed]]) -> mx.array:
+    def _apart(self, rows: BatchState, parts: list[list[RowTokens]]) -> mx.array:
         return mx.concatenate([self._launch(rows, part) for part in parts])
 
-    def _mixed(self, rows: Rows, parts: list[list[Fed]]) -> mx.array:
+    def _mixed(self, rows: BatchState, parts: list[list[RowTokens]]) -> mx.array:
         return self._run(rows, parts, mixed=True)
 
-    def _launch(self, rows: Rows, part: list[Fed]) -> mx.array:
+    def _launch(self, rows: BatchState, part: list[RowTokens]) -> mx.array:
         return self._run(rows, [part], mixed=False)
 
-    def _run(self, rows: Rows, parts: list[list[Fed]], *, mixed: bool) -> mx.array:
+    def _run(self, rows: BatchState, parts: list[list[RowTokens]], *, mixed: bool) -> mx.array:
         """Logits [rows, vocab] after each row's last token."""
         tokens = [token for part in parts for _, fed in part for token in fed]
         ends = list(accumulate(len(fed) for part in parts for _, fed in part))
-        asked = [Part(tuple(row for row, _ in part), len(part[0][1])) for part in parts]
+        asked = [ForwardPart(tuple(row for row, _ in part), len(part[0][1])) for part in parts]
         logits = self._forward(rows, mx.array(tokens), asked, [end - 1 for end in ends], mixed=mixed)
         mx.eval(logits, rows.pending())
         if logits.shape[0] != len(ends):
@@ -237,7 +244,7 @@ class Probe:
         return logits
 
 
-class _Given(Probe):
+class _FixedExpertsProbe(Probe):
     """The same model, whose experts are given."""
 
     @cached_property
@@ -248,7 +255,7 @@ class _Given(Probe):
         with self._choice():
             return super()._original()
 
-    def _run(self, rows: Rows, parts: list[list[Fed]], *, mixed: bool) -> mx.array:
+    def _run(self, rows: BatchState, parts: list[list[RowTokens]], *, mixed: bool) -> mx.array:
         with self._choice():
             return super()._run(rows, parts, mixed=mixed)
 
@@ -258,7 +265,7 @@ class _Given(Probe):
         return given
 
 
-def apart(found: mx.array, expected: mx.array) -> float:
+def logits_gap(found: mx.array, expected: mx.array) -> float:
     """The largest difference of two sets of logits [.., vocab], in parts of the expected ones' range.
 
     Tokens that a model rules out (with a logit of minus infinity) must be the same; what is not a number is infinitely

@@ -1,38 +1,87 @@
-"""What of a loaded model is slower than it could be, in words for who started it."""
+"""What is to be known of a loaded model: what it takes in memory, and what of it is slower than it could be.
+
+Both are read off the model's own KV states and modules after the probe. The footprint is what the memory budget is
+computed from; the notes are shown to whoever started the server.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import mlx.nn as nn
 
+from ingot.cache.attention_state import AppendState
+from ingot.cache.footprint import NO_GATHER_COST, Footprint, GatherCost
+from ingot.cache.pages import PAGE
 from ingot.kernels.checked import CheckedKernels
-from ingot.models.files.config_names import older_names
-from ingot.models.heads.headless import classes_in
-from ingot.models.layers.decode_graph import Stack
-from ingot.models.layers.lm_head import Selection
-from ingot.models.layers.mixers import unknown_mixers
-from ingot.models.probe import Findings
+from ingot.kernels.device import Device
+from ingot.kernels.paged_attention.inputs import MOST_QUERIES
+from ingot.models.draft_heads.checkpoint import model_classes_for
+from ingot.models.files.model_config import older_config_names
+from ingot.models.layers.attention import QUERY_TILE, gathers_pages
+from ingot.models.layers.decode_graph import DecodeGraphs
+from ingot.models.layers.lm_head import LogitsSelection
+from ingot.models.layers.swapping import is_tiled, unknown_mixers
+from ingot.models.probe import ProbeFindings
 from ingot.upstream import load_config, load_model
 
 
-def remarks(
+def footprint_of(
     model: nn.Module,
-    selection: Selection | None,
-    found: Findings,
+    config: dict[str, Any],
+    found: ProbeFindings,
+    device: Device,
     kernels: CheckedKernels | None,
-    stack: Stack | None,
+    *,
+    fused: bool,
+) -> Footprint:
+    """Of a model as it was probed. `fused`: its layers are one operation."""
+    groups = tuple((group.window, group.page_bytes // PAGE) for group in found.rows.groups)
+    text = {**config, **(config.get("text_config") or {})}
+    hidden = int(text.get("hidden_size") or text.get("d_model") or text.get("n_embd") or 4096)
+    heads = int(text.get("num_attention_heads") or text.get("n_head") or 0)
+    inner = int(text.get("intermediate_size") or 4 * hidden)
+    return Footprint(
+        groups=groups,
+        recurrent=found.rows.slot_bytes,
+        activation=4 * (12 * hidden + 4 * inner),
+        # Scores, their mask and their softmax, alive together for one layer.
+        score=4 * 3 * heads if device.unfused_attention and not fused else 0,
+        logits=4 * found.vocab,
+        scratch=0 if kernels is None or kernels.packed.scratch is None else kernels.packed.scratch.nbytes,
+        tile=QUERY_TILE if found.mixed and is_tiled(model) else None,
+        gathered=NO_GATHER_COST if fused else _gathered_pages(model, found),
+    )
+
+
+def _gathered_pages(model: nn.Module, found: ProbeFindings) -> GatherCost:
+    """What pages take that are laid one behind another for attention; that of a window is short, where others see
+    all."""
+    states = [state for state in found.rows.states if isinstance(state, AppendState) and state.storage is not None]
+    few, many = gathers_pages(model, len(states)) if found.mixed else (True, True)
+    long = [state for state in states if state.window is None] or states
+    each = max((state.stored.token_bytes for state in long), default=0)
+    return GatherCost(each if few else 0, each if many else 0, MOST_QUERIES)
+
+
+def model_notes(
+    model: nn.Module,
+    selection: LogitsSelection | None,
+    found: ProbeFindings,
+    kernels: CheckedKernels | None,
+    stack: DecodeGraphs | None,
 ) -> list[str]:
     """What is slower than it could be, or not sure to be right."""
-    said = [] if kernels is None else _unused(kernels)
-    said += foreign_attention(model)
+    said = [] if kernels is None else _unused_kernel_notes(kernels)
+    said += mlx_lm_attention_notes(model)
     if found.wrong is not None:
         said.append(f"{found.wrong}, more than rounding alone moves them: check what it says")
     if stack is not None and stack.refused is not None:
         said.append(f"layers launch by launch, slower: as one graph {stack.refused}")
     elif stack is not None and stack.slower is not None:
         said.append(stack.slower)
-    if selection is None or not selection.obeyed:
+    if selection is None or not selection.was_used:
         said.append("logits are computed for whole prompts: the output head of this family is not known")
     why = "" if found.unmixed is None else f" ({found.unmixed})"
     if found.moved:
@@ -47,7 +96,7 @@ def remarks(
     return said
 
 
-def foreign_attention(model: nn.Module) -> list[str]:
+def mlx_lm_attention_notes(model: nn.Module) -> list[str]:
     """That attention is mlx-lm's own, and what that costs: of a model whose modules were swapped or will be."""
     classes = unknown_mixers(model)
     if not classes:
@@ -58,18 +107,20 @@ def foreign_attention(model: nn.Module) -> list[str]:
     ]
 
 
-def remarks_ahead(folder: Path) -> list[str]:
+def model_notes_before_loading(folder: Path) -> list[str]:
     """What is known to be slower of the model in a folder, none of whose weights are read."""
     stated = load_config(folder)
-    classes = classes_in(folder, stated)
-    return foreign_attention(load_model(folder, model_config=older_names(stated), get_model_classes=classes)[0])
+    classes = model_classes_for(folder, stated)
+    return mlx_lm_attention_notes(
+        load_model(folder, model_config=older_config_names(stated), get_model_classes=classes)[0]
+    )
 
 
-def _unused(kernels: CheckedKernels) -> list[str]:
+def _unused_kernel_notes(kernels: CheckedKernels) -> list[str]:
     """What runs without kernels of ours, and why."""
     reasons = {
         "attention over gathered pages, slower: a kernel": kernels.wrong.values(),
-        "rotary positions by plain operations, slower: a kernel": [why for why in kernels.wrong_turns.values() if why],
+        "rotary positions by plain operations, slower: a kernel": [why for why in kernels.wrong_rope.values() if why],
         "packed weights by MLX's own products, slower:": kernels.packed.wrong.values(),
         "plain weights by MLX's own products, in other bits among other rows:": kernels.dense.wrong.values(),
         "gated delta token by token, slower:": kernels.delta.wrong.values(),

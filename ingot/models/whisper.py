@@ -1,23 +1,136 @@
-"""Whisper's modules, under the names of its checkpoints. One window is computed at a time, so nothing has rows."""
+"""Whisper, a speech-to-text model: windows of audio in, logits of tokens out.
+
+`Whisper` is the model behind one interface; only the engine thread may run one. Its work is done in parts, so that
+streams have their turn between them. The modules have the names of its checkpoints; one window is computed at a time,
+so nothing has a batch axis. Weights come under Hugging Face's names or as MLX's converters write them, plain or
+quantised. `load_whisper` raises ModelError with what is wrong with the folder.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from typing import TypeAlias
+import json
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
-from ingot.kernels import native
-from ingot.models.whisper_config import WhisperConfig
+from ingot.errors import ModelError
+from ingot.kernels.cpu import native
+from ingot.kernels.device import Device
+from ingot.media.audio import FloatArray
+from ingot.models import checkpoint
+from ingot.models.checkpoint import CheckpointConfig
+from ingot.models.layers.modules import named_parameters
+from ingot.models.layers.norms import swap_gelus
+from ingot.models.pooling_models.encoder import module_bytes
+from ingot.models.pooling_models.loading import read_model_config
+from ingot.models.precision import settle_precision
+from ingot.models.whisper_convert import hugging_face_config, hugging_face_name
 
-Work: TypeAlias = "Generator[None, None, mx.array]"
+EncodedWindow: TypeAlias = "list[tuple[mx.array, mx.array]]"
+"""Keys and values of a window, layer by layer."""
+
+TOKENS_READ_AT_ONCE = 32
+"""Tokens that are read between two looks at the clock."""
+
+
+def load_whisper(folder: Path, device: Device, *, dtype: str | None = None) -> Whisper:
+    """The model in `folder`. Raises ModelError with what is wrong with it."""
+    model, config = read_whisper_model(folder)
+    notes = settle_precision(model, device, dtype)
+    if native.available():
+        swap_gelus(model)
+    mx.eval(model.parameters())
+    return Whisper(model, config, notes)
+
+
+class Whisper:
+    def __init__(self, model: WhisperModel, config: WhisperConfig, notes: Sequence[str] = ()) -> None:
+        self._model, self.config, self.notes = model, config, tuple(notes)
+        self.context = config.context
+
+    def listen(self, frames: FloatArray) -> Generator[None, None, EncodedWindow]:
+        """Hear a window of [2 * positions, mels] frames."""
+        # What norms are kept in is what is computed in: weights may be narrower.
+        dtype = self._model.encoder.layer_norm.weight.dtype
+        sound = yield from self._model.encoder.run(mx.array(frames).astype(dtype))
+        heard = []
+        for pair in self._model.decoder.hear(sound):
+            mx.eval(pair)
+            heard.append(pair)
+            yield
+        return heard
+
+    def write(self, heard: EncodedWindow) -> WhisperTranscription:
+        return WhisperTranscription(self._model, self.config, heard)
+
+    def rest(self) -> None:
+        """Nothing runs: give back the memory that mlx keeps for the next window."""
+        mx.clear_cache()
+
+    @property
+    def weight_bytes(self) -> int:
+        return module_bytes([self._model])
+
+    @property
+    def dtype(self) -> str:
+        return str(max(named_parameters(self._model), key=lambda found: found[1].size)[1].dtype).rsplit(".", 1)[-1]
+
+    @property
+    def window_bytes(self) -> int:
+        """Most memory that a window takes while it is heard and written down."""
+        return self.config.window_bytes
+
+
+class WhisperTranscription:
+    """A transcript of one window. Setting `length` to less forgets what was written since."""
+
+    def __init__(self, model: WhisperModel, config: WhisperConfig, heard: EncodedWindow) -> None:
+        self._decoder, self._config, self._heard = model.decoder, config, heard
+        self._states = model.decoder.states(heard[0][0].dtype)
+
+    @property
+    def length(self) -> int:
+        return self._states[0].length
+
+    @length.setter
+    def length(self, length: int) -> None:
+        for states in self._states:
+            states.length = length
+
+    def push(self, tokens: Sequence[int], asked: Sequence[int]) -> FloatArray:
+        """Write tokens down. What may follow those of the places `asked`, among these, [asked, vocabulary]."""
+        hidden = self._decoder.hidden(mx.array(list(tokens)), self._states, self._heard)
+        if not asked:
+            mx.eval(hidden)
+            return np.zeros((0, self._config.vocab), np.float32)
+        return np.array(self._decoder.logits(hidden[mx.array(list(asked))]))
+
+    def attention(self, tokens: Sequence[int]) -> Generator[None, None, FloatArray]:
+        """How tokens look at the sound, in the heads that follow it: [heads, tokens, positions]."""
+        self.length = 0
+        parts: list[Any] = []
+        for begin in range(0, len(tokens), TOKENS_READ_AT_ONCE):
+            looks: list[mx.array] = []
+            self._decoder.hidden(
+                mx.array(list(tokens[begin : begin + TOKENS_READ_AT_ONCE])), self._states, self._heard, looks
+            )
+            parts.append(np.stack([np.array(looks[layer][head]) for layer, head in self._config.alignment_heads]))
+            yield
+        return np.concatenate(parts, axis=1)
+
+
+WhisperWork: TypeAlias = "Generator[None, None, mx.array]"
 """Done part by part; the end's value is what it comes to."""
-PART_FLOPS = 7e8
+WHISPER_PART_FLOPS = 7e8
 """About what the encoder computes between two looks at the clock: some 20 ms of one core."""
 
 
-class Convolution(nn.Module):
+class WhisperConvolution(nn.Module):
     """Over three neighbours in time, as one product: MLX's own is slow on CPUs."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -32,7 +145,7 @@ class Convolution(nn.Module):
         return taps @ self.weight.transpose(2, 1, 0).reshape(-1, self.weight.shape[0]) + self.bias
 
 
-class Attention(nn.Module):
+class WhisperAttention(nn.Module):
     """Queries, keys and values are [length, heads, size]."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -51,28 +164,28 @@ class Attention(nn.Module):
         return keys, values
 
     def attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None = None) -> mx.array:
-        return self.out_proj(attended(queries, keys, values, mask).reshape(queries.shape[0], -1))
+        return self.out_proj(attend_whisper(queries, keys, values, mask).reshape(queries.shape[0], -1))
 
 
-def attended(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None) -> mx.array:
+def attend_whisper(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None) -> mx.array:
     scale = queries.shape[-1] ** -0.5
-    if mask is None and queries.dtype == mx.float32 and native.attends_segments():
+    if mask is None and queries.dtype == mx.float32 and native.can_attend_segments():
         return native.attend_segments(queries[None], keys[None], values[None], scale)[0]
     by_head = (each[None].swapaxes(1, 2) for each in (queries, keys, values))
     return mx.fast.scaled_dot_product_attention(*by_head, scale=scale, mask=mask)[0].swapaxes(0, 1)
 
 
-class EncoderLayer(nn.Module):
+class WhisperEncoderLayer(nn.Module):
     def __init__(self, config: WhisperConfig) -> None:
         super().__init__()
         self.self_attn_layer_norm = nn.LayerNorm(config.width)
-        self.self_attn = Attention(config.width, config.encoder_heads)
+        self.self_attn = WhisperAttention(config.width, config.encoder_heads)
         self.final_layer_norm = nn.LayerNorm(config.width)
         self.fc1 = nn.Linear(config.width, config.encoder_inner)
         self.fc2 = nn.Linear(config.encoder_inner, config.width)
         self.activation = nn.GELU()
 
-    def run(self, x: mx.array, rows: int) -> Work:
+    def run(self, x: mx.array, rows: int) -> WhisperWork:
         """A part of the work is done for `rows` positions at a time."""
         normed = self.self_attn_layer_norm(x)
         keys, values = self.self_attn.pair(normed)
@@ -88,18 +201,18 @@ class EncoderLayer(nn.Module):
         return mx.concatenate(done)
 
 
-class Encoder(nn.Module):
+class WhisperEncoder(nn.Module):
     def __init__(self, config: WhisperConfig) -> None:
         super().__init__()
-        self.conv1 = Convolution(config.mels, config.width, 1)
-        self.conv2 = Convolution(config.width, config.width, 2)
+        self.conv1 = WhisperConvolution(config.mels, config.width, 1)
+        self.conv2 = WhisperConvolution(config.width, config.width, 2)
         self.embed_positions = nn.Embedding(config.positions, config.width)
-        self.layers = [EncoderLayer(config) for _ in range(config.encoder_layers)]
+        self.layers = [WhisperEncoderLayer(config) for _ in range(config.encoder_layers)]
         self.layer_norm = nn.LayerNorm(config.width)
         self.activation = nn.GELU()
         self._rows = part_rows(config)
 
-    def run(self, mels: mx.array) -> Work:
+    def run(self, mels: mx.array) -> WhisperWork:
         """What is heard in a window [frames, mels]: [positions, width]."""
         x = self.activation(self.conv1(mels))
         mx.eval(x)
@@ -116,22 +229,22 @@ def part_rows(config: WhisperConfig) -> int:
     """Positions of one layer that take about PART_FLOPS."""
     products = 2 * config.width * (2 * config.width + 2 * config.encoder_inner)
     attention = 4 * config.positions * config.width
-    return max(16, min(config.positions, int(PART_FLOPS / (products + attention))))
+    return max(16, min(config.positions, int(WHISPER_PART_FLOPS / (products + attention))))
 
 
-class DecoderLayer(nn.Module):
+class WhisperDecoderLayer(nn.Module):
     def __init__(self, config: WhisperConfig) -> None:
         super().__init__()
         self.self_attn_layer_norm = nn.LayerNorm(config.width)
-        self.self_attn = Attention(config.width, config.decoder_heads)
+        self.self_attn = WhisperAttention(config.width, config.decoder_heads)
         self.encoder_attn_layer_norm = nn.LayerNorm(config.width)
-        self.encoder_attn = Attention(config.width, config.decoder_heads)
+        self.encoder_attn = WhisperAttention(config.width, config.decoder_heads)
         self.final_layer_norm = nn.LayerNorm(config.width)
         self.fc1 = nn.Linear(config.width, config.decoder_inner)
         self.fc2 = nn.Linear(config.decoder_inner, config.width)
         self.activation = nn.GELU()
 
-    def read(self, x: mx.array, written: DecoderStates, mask: mx.array | None) -> mx.array:
+    def read(self, x: mx.array, written: WhisperDecoderCache, mask: mx.array | None) -> mx.array:
         """The first third: what was written is seen."""
         normed = self.self_attn_layer_norm(x)
         keys, values = written.extend(*self.self_attn.pair(normed))
@@ -142,7 +255,7 @@ class DecoderLayer(nn.Module):
         return x + self.fc2(self.activation(self.fc1(self.final_layer_norm(x))))
 
 
-class DecoderStates:
+class WhisperDecoderCache:
     """Keys and values of what one layer has written, in room for all that it may write."""
 
     def __init__(self, heads: int, size: int, room: int, dtype: mx.Dtype) -> None:
@@ -156,12 +269,12 @@ class DecoderStates:
         return self._keys[: self.length], self._values[: self.length]
 
 
-class Decoder(nn.Module):
+class WhisperDecoder(nn.Module):
     def __init__(self, config: WhisperConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab, config.width)
         self.embed_positions = nn.Embedding(config.context, config.width)
-        self.layers = [DecoderLayer(config) for _ in range(config.decoder_layers)]
+        self.layers = [WhisperDecoderLayer(config) for _ in range(config.decoder_layers)]
         self.layer_norm = nn.LayerNorm(config.width)
         self._heads, self._size, self._room = config.decoder_heads, config.width // config.decoder_heads, config.context
 
@@ -170,13 +283,13 @@ class Decoder(nn.Module):
         for layer in self.layers:
             yield layer.encoder_attn.pair(sound)
 
-    def states(self, dtype: mx.Dtype) -> list[DecoderStates]:
-        return [DecoderStates(self._heads, self._size, self._room, dtype) for _ in self.layers]
+    def states(self, dtype: mx.Dtype) -> list[WhisperDecoderCache]:
+        return [WhisperDecoderCache(self._heads, self._size, self._room, dtype) for _ in self.layers]
 
     def hidden(
         self,
         tokens: mx.array,
-        written: list[DecoderStates],
+        written: list[WhisperDecoderCache],
         heard: list[tuple[mx.array, mx.array]],
         looks: list[mx.array] | None = None,
     ) -> mx.array:
@@ -184,7 +297,7 @@ class Decoder(nn.Module):
         [heads, tokens, positions]."""
         begin, count = written[0].length, tokens.shape[0]
         x = self.embed_tokens(tokens) + self.embed_positions.weight[begin : begin + count]
-        mask = causal(begin, count).astype(x.dtype) if count > 1 else None
+        mask = causal_mask(begin, count).astype(x.dtype) if count > 1 else None
         for layer, states, sound in zip(self.layers, written, heard, strict=True):
             x = layer.read(x, states, mask)
             queries = layer.encoder_attn.queries(layer.encoder_attn_layer_norm(x))
@@ -197,7 +310,7 @@ class Decoder(nn.Module):
         return self.embed_tokens.as_linear(hidden).astype(mx.float32)
 
 
-def causal(begin: int, count: int) -> mx.array:
+def causal_mask(begin: int, count: int) -> mx.array:
     """What keeps each of `count` tokens behind `begin` others from seeing those after it."""
     later = mx.arange(begin + count)[None, :] > (begin + mx.arange(count))[:, None]
     return mx.where(later, -1e4, 0.0)
@@ -206,5 +319,161 @@ def causal(begin: int, count: int) -> mx.array:
 class WhisperModel(nn.Module):
     def __init__(self, config: WhisperConfig) -> None:
         super().__init__()
-        self.encoder = Encoder(config)
-        self.decoder = Decoder(config)
+        self.encoder = WhisperEncoder(config)
+        self.decoder = WhisperDecoder(config)
+
+
+WINDOW_POSITIONS = 1500
+"""Of 30 seconds, as every Whisper model is trained with."""
+
+
+@dataclass(frozen=True, slots=True)
+class WhisperConfig:
+    mels: int
+    positions: int  # of sound: half as many as frames of a window
+    width: int
+    vocab: int
+    context: int  # most tokens that the decoder reads and writes
+    encoder_layers: int
+    encoder_heads: int
+    encoder_inner: int
+    decoder_layers: int
+    decoder_heads: int
+    decoder_inner: int
+    alignment_heads: tuple[tuple[int, int], ...]  # [layer, head] of the attention that follows the sound in time
+    packing: dict[str, Any] = field(default_factory=dict)  # bits and groups of packed weights
+
+    @classmethod
+    def read(cls, folder: Path) -> WhisperConfig:
+        """Raises ModelError for a folder that holds another kind of model."""
+        config = read_model_config(folder)
+        if config.get("model_type") != "whisper":
+            raise ModelError(
+                f"{folder.name} is a model of type {config.get('model_type')!r}; what transcribes here is a Whisper "
+                "model, such as whisper-tiny.en"
+            )
+        if "n_audio_state" in config:
+            config |= _hugging_face_config_of(config, folder)
+        stated = CheckpointConfig(config)
+        number = stated.number
+        layers, positions = number("decoder_layers"), number("max_source_positions")
+        if positions != WINDOW_POSITIONS:
+            raise ModelError(
+                f"{folder.name} hears {positions} positions at once; windows of sound have {WINDOW_POSITIONS} here"
+            )
+        return cls(
+            mels=number("num_mel_bins"),
+            positions=positions,
+            width=number("d_model"),
+            vocab=number("vocab_size"),
+            context=number("max_target_positions"),
+            encoder_layers=number("encoder_layers"),
+            encoder_heads=number("encoder_attention_heads"),
+            encoder_inner=number("encoder_ffn_dim"),
+            decoder_layers=layers,
+            decoder_heads=number("decoder_attention_heads"),
+            decoder_inner=number("decoder_ffn_dim"),
+            alignment_heads=_alignment_heads(folder, layers, number("decoder_attention_heads")),
+            packing=stated.packing(),
+        )
+
+    @property
+    def window_bytes(self) -> int:
+        """Most memory that a window takes while it is heard and written down."""
+        states = 4 * self.positions * self.width
+        encoding = 12 * states + 8 * self.positions * self.encoder_inner
+        scores = 3 * 4 * self.encoder_heads * self.positions * self.positions
+        kept = 2 * self.decoder_layers * (states + 4 * self.context * self.width)
+        return encoding + scores + kept + 16 * self.vocab
+
+
+def _hugging_face_config_of(dims: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """What MLX's converters state, in Hugging Face's names."""
+    try:
+        return hugging_face_config(dims)
+    except (KeyError, TypeError) as error:
+        raise ModelError(f"config.json of {folder.name} states no {error}") from error
+
+
+def _alignment_heads(folder: Path, layers: int, heads: int) -> tuple[tuple[int, int], ...]:
+    """Those that the files name; else all of the upper half, as the reference does."""
+    named = _generation_config(folder).get("alignment_heads")
+    if named is None:
+        return tuple((layer, head) for layer in range(layers // 2, layers) for head in range(heads))
+    return alignment_head_pairs(named, layers, heads, folder.name)
+
+
+def alignment_head_pairs(named: Any, layers: int, heads: int, whose: str) -> tuple[tuple[int, int], ...]:
+    """Raises ModelError for what names no heads of the model."""
+    try:
+        found = tuple((int(layer), int(head)) for layer, head in named)
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"alignment_heads of {whose} are no pairs of numbers") from error
+    if not found or not all(0 <= layer < layers and 0 <= head < heads for layer, head in found):
+        raise ModelError(f"alignment_heads of {whose} name heads that the model does not have")
+    return found
+
+
+def _generation_config(folder: Path) -> dict[str, Any]:
+    file = folder / "generation_config.json"
+    if not file.is_file():
+        return {}
+    try:
+        read = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"generation_config.json of {folder.name} cannot be read: {error}") from error
+    return read if isinstance(read, dict) else {}
+
+
+WHISPER_UNNEEDED = (r"^proj_out\.",)
+ALIGNMENT_HEADS_KEY, POSITIONS_KEY = "alignment_heads", "encoder.embed_positions.weight"
+
+
+def read_whisper_model(folder: Path) -> tuple[WhisperModel, WhisperConfig]:
+    """The model in `folder`, of whose weights nothing is read before it is used. Raises ModelError."""
+    config = WhisperConfig.read(folder)
+    model = WhisperModel(config)
+    found = checkpoint.with_current_names(checkpoint.read_checkpoint_tensors(folder), drop="model.")
+    if any(".blocks." in name for name in found):
+        found = _as_hugging_face(found, config)
+        if (heads := found.pop(ALIGNMENT_HEADS_KEY, None)) is not None:
+            pairs = alignment_head_pairs(heads.tolist(), config.decoder_layers, config.decoder_heads, folder.name)
+            config = replace(config, alignment_heads=pairs)
+    if config.packing:
+        _quantize_whisper(model, found, config.packing, folder)
+    checkpoint.load_tensors(model, found, unneeded=WHISPER_UNNEEDED, whose=folder.name)
+    return model, config
+
+
+def _as_hugging_face(found: Mapping[str, mx.array], config: WhisperConfig) -> dict[str, mx.array]:
+    """MLX's convolutions have their inputs last, and positions of sound are computed where they are needed."""
+    named = {hugging_face_name(name): tensor for name, tensor in found.items()}
+    for name in ("encoder.conv1.weight", "encoder.conv2.weight"):
+        if name in named and named[name].ndim == 3:
+            named[name] = named[name].swapaxes(1, 2)
+    return {POSITIONS_KEY: sinusoids(config.positions, config.width), **named}
+
+
+def sinusoids(length: int, width: int) -> mx.array:
+    """Of each position a sine and a cosine, in periods from 2 pi to 10,000 times that."""
+    steps = mx.arange(width // 2) * (mx.log(mx.array(10_000.0)) / (width // 2 - 1))
+    angles = mx.arange(length)[:, None] * mx.exp(-steps)
+    return mx.concatenate([mx.sin(angles), mx.cos(angles)], axis=1)
+
+
+def _quantize_whisper(
+    model: nn.Module, found: Mapping[str, mx.array], packing: Mapping[str, Any], folder: Path
+) -> None:
+    """Make those layers packed whose weights are."""
+    own = {hugging_face_name(f"{path}."): told for path, told in packing.items() if isinstance(told, dict)}
+
+    def how(path: str, module: nn.Module) -> bool | dict[str, Any]:
+        taken = isinstance(module, nn.Linear) or path.endswith("embed_tokens")
+        return own.get(f"{path}.", True) if taken and f"{path}.scales" in found else False
+
+    try:
+        nn.quantize(
+            model, packing["group_size"], packing["bits"], mode=packing.get("mode", "affine"), class_predicate=how
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"The weights of {folder.name} are packed in a way that MLX does not know: {error}") from error

@@ -1,10 +1,15 @@
-"""What the engine has done since it started, and how full it is."""
+"""What the engine has done since it started, and how full it is.
+
+One thread writes; any thread may read, without a lock: counts only grow, each is read at once, and no table
+changes its size.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
-from ingot.observe.histogram import Histogram, one_two_five
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Final
 
 # vLLM's bounds, so that its dashboards' heat maps fit; tokens may come faster here than its first bound tells apart.
 FIRST_TOKEN_S = (
@@ -21,10 +26,10 @@ REQUEST_S = (
 )
 STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-ANSWERS = (1, 2, 5, 10, 20)
+ANSWER_COUNTS = (1, 2, 5, 10, 20)
 
 
-class Figures:
+class EngineMetrics:
     """The engine thread writes; any thread may read, without a lock. Counts only grow, each is read at once, and no
     table changes its size."""
 
@@ -48,9 +53,9 @@ class Figures:
         self.request_s = Histogram(REQUEST_S)
         self.queue_s, self.prefill_s, self.decode_s, self.inference_s = (Histogram(REQUEST_S) for _ in range(4))
         self.prompt_lengths, self.answer_lengths, self.longest_answers, self.answer_limits = (
-            Histogram(tuple(one_two_five(context))) for _ in range(4)
+            Histogram(tuple(one_two_five_bounds(context))) for _ in range(4)
         )
-        self.answers = Histogram(ANSWERS)
+        self.answers = Histogram(ANSWER_COUNTS)
         self.step_s = Histogram(STEP_S)
         self.step_tokens = Histogram(STEP_TOKENS)
         self.occupied = 0.0  # the part of the memory for states that running sequences have reserved
@@ -60,3 +65,75 @@ class Figures:
         self.held_bytes = 0  # of those, what running sequences and kept prefixes hold
         self.kept_bytes: Mapping[str, int] = {}  # of kept prefixes, by tenant; never changed, but replaced
         self.active_bytes = 0  # that mlx has for everything: weights, states, what is being computed
+
+
+SIDE_ENDINGS: Final = ("stop", "abort", "error")
+"""How requests end, as vLLM calls it."""
+
+
+class SideMetrics:
+    """The event loop writes; any thread may read, without a lock. Counts only grow."""
+
+    def __init__(self) -> None:
+        self.endings = dict.fromkeys(SIDE_ENDINGS, 0)
+        self.read_tokens = 0  # of texts that were encoded
+        self.written_tokens = 0  # of what was heard
+        self.request_s, self.queue_s, self.inference_s = (Histogram(REQUEST_S) for _ in range(3))
+
+
+class SpeculationMetrics:
+    """One thread adds; any thread may read, without a lock: numbers only grow, and a place in the list stays."""
+
+    def __init__(self) -> None:
+        self.drafts = 0
+        self.draft_tokens = 0
+        self.accepted_tokens = 0
+        self.accepted_per_position: list[int] = []
+        self.rounds: dict[tuple[int, int], tuple[int, float]] = {}
+        """By rows and tokens: how many ran, and their seconds. Without those that computed prompts as well, and plain
+        ones that nobody looked at."""
+        self.made = 0
+        """Rounds that had to make something for themselves and their like, and so say nothing of what these take."""
+
+    def ran(self, rows: int, tokens: int, seconds: float) -> None:
+        count, spent = self.rounds.get((rows, tokens), (0, 0.0))
+        self.rounds[rows, tokens] = (count + 1, spent + seconds)
+
+    def add(self, proposed: int, accepted: int) -> None:
+        """A guess of so many tokens, of which the first so many were right."""
+        self.drafts += 1
+        self.draft_tokens += proposed
+        self.accepted_tokens += accepted
+        self.accepted_per_position.extend([0] * (accepted - len(self.accepted_per_position)))
+        for position in range(accepted):
+            self.accepted_per_position[position] += 1
+
+
+class Histogram:
+    """One thread adds; any thread may read, without a lock. A value counts at the first bound that it does not exceed,
+    or at none."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        assert list(bounds) == sorted(set(bounds)), "bounds rise"
+        self.bounds = tuple(bounds)
+        self.sum = 0.0
+        self._counts = [0] * (len(bounds) + 1)
+
+    def add(self, value: float) -> None:
+        self._counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def cumulative(self) -> tuple[int, ...]:
+        """Values up to each bound, and all of them."""
+        return tuple(accumulate(tuple(self._counts)))
+
+
+def one_two_five_bounds(most: int) -> Iterator[int]:
+    """1, 2, 5, 10, 20, 50 and so on, up to `most`."""
+    power = 1
+    while True:
+        for digit in (1, 2, 5):
+            if digit * power > most:
+                return
+            yield digit * power
+        power *= 10

@@ -1,14 +1,16 @@
-"""An error as the clients of each protocol expect it; OpenAI's shape is also that of every path of our own."""
+"""Errors as the clients of each protocol expect them. OpenAI's shape is also that of every path of our own.
+
+Light to import: a server answers with these before it has imported any protocol.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import Final
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
-from ingot.errors import IngotError
-from ingot.protocol.anthropic.errors import AnthropicError
-from ingot.protocol.ollama.errors import OllamaError
+from ingot.errors import ContextOverflow, IngotError, Unsupported
 
 
 class ErrorDetail(Struct):
@@ -38,3 +40,62 @@ def error_body(error: IngotError, path: str, request_id: str) -> Struct:
 def retry_after(error: IngotError) -> str | None:
     """The `Retry-After` header's value: whole seconds, at least one."""
     return None if error.retry_after is None else str(max(1, math.ceil(error.retry_after)))
+
+
+ANTHROPIC_ERROR_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class AnthropicErrorInfo(Struct):
+    """What clients go by rather than by words."""
+
+    error_code: str
+
+
+class AnthropicErrorDetail(Struct):
+    type: str
+    message: str
+    details: AnthropicErrorInfo | UnsetType = UNSET
+
+
+class AnthropicError(Struct, tag_field="type", tag="error", kw_only=True):
+    """A body, and the last event of a stream that broke."""
+
+    error: AnthropicErrorDetail
+    request_id: str
+
+    @classmethod
+    def of(cls, error: IngotError, request_id: str) -> AnthropicError:
+        kind = ANTHROPIC_ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+        return cls(
+            error=AnthropicErrorDetail(kind, anthropic_error_message(error), anthropic_error_info(error)),
+            request_id=request_id,
+        )
+
+
+def anthropic_error_info(error: IngotError) -> AnthropicErrorInfo | UnsetType:
+    """Who asks for a thread is told so by a code, and then sends the whole conversation without one."""
+    unthreaded = isinstance(error, Unsupported) and error.param == "thread"
+    return AnthropicErrorInfo("thread_unsupported_request") if unthreaded else UNSET
+
+
+def anthropic_error_message(error: IngotError) -> str:
+    """Agents know by these words that it is time to shorten the conversation."""
+    if isinstance(error, ContextOverflow):
+        return f"prompt is too long: {error.needed} tokens > {error.limit} maximum. {error.message}"
+    return error.message
+
+
+class OllamaError(Struct):
+    error: str
+
+    @classmethod
+    def of(cls, error: IngotError) -> OllamaError:
+        return cls(error.message)

@@ -1,26 +1,66 @@
-"""vLLM's `POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, and which adapters requests go through now."""
+"""LoRA adapters on the wire: which one a request goes through, and vLLM's `POST /v1/load_lora_adapter` and
+`/v1/unload_lora_adapter`.
+
+A request's `model` may be an adapter's name, alone or behind a model's (`base:name`), or its `adapter` is. Pure
+translation.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.config.loras import is_lora_name
-from ingot.engine.request import RequestStatus
-from ingot.errors import AdapterError
-from ingot.observe.prometheus import Metric, Sample
-from ingot.protocol.chat.answers import Note
-from ingot.protocol.schema.fields import Text
+from ingot.config.checks import is_lora_name
+from ingot.engine.request import LoraRef, RequestStatus
+from ingot.errors import AdapterError, BadRequest, ModelNotFound
+from ingot.observe.prometheus import Metric, MetricSample
+from ingot.protocol.chat.answers import IgnoredNote
+from ingot.protocol.schema.fields import BodyReading, FieldKind, Schema, Text
+from ingot.protocol.schema.model_fields import adapter_named_in
 from ingot.protocol.schema.objects import ObjectOf, refuses, requires
-from ingot.protocol.served import Served
+from ingot.protocol.served import ServedModel
+from ingot.protocol.terms import Terms
+
+ABOUT_ADAPTER: Final = "The LoRA adapter to go through; `model` may name it, too."
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterField(FieldKind):
+    """An adapter's name. Any other is a 404 that lists them."""
+
+    types, words = (str,), "the name of an adapter, as a string"
+
+    def parse(self, value: object, path: str, reading: BodyReading) -> str:
+        if not isinstance(value, str):
+            raise self.refuse(value, path, reading)
+        if value not in reading.terms.loras:
+            raise unknown_adapter_error(value, reading.terms.loras, path)
+        return value
+
+    def schema(self, terms: Terms) -> Schema:
+        return {"type": "string", "enum": list(terms.loras)} if terms.loras else {"type": "string"}
+
+
+def resolve_lora(model: str, adapter: str | None, terms: Terms) -> LoraRef | None:
+    """What a request with these goes through. Raises BadRequest where they name two."""
+    named = adapter_named_in(model, terms)
+    if named is not None and adapter is not None and named != adapter:
+        raise BadRequest(f"model names the adapter {named!r}, and adapter another: choose one.", param="adapter")
+    chosen = adapter or named or terms.default_lora
+    return None if chosen is None else terms.loras.get(chosen)
+
+
+def unknown_adapter_error(name: str, known: Iterable[str], param: str) -> ModelNotFound:
+    listed = ", ".join(f"'{one}'" for one in known) or "none"
+    return ModelNotFound(f"There is no adapter '{name[:200]}' here. Loaded: {listed}.", param=param)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadBody:
+class LoadLoraBody:
     lora_name: str = requires(Text(200, least=1), "What to call the adapter.")
     lora_path: str = requires(Text(4096, least=1), "Its folder on the server's machine.")
     load_inplace: None = refuses("is not supported: unload it first.", False)
@@ -28,12 +68,12 @@ class LoadBody:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnloadBody:
+class UnloadLoraBody:
     lora_name: str = requires(Text(200, least=1), "The adapter's name.")
 
 
-LOAD_BODY: Final = ObjectOf(LoadBody)
-UNLOAD_BODY: Final = ObjectOf(UnloadBody)
+LOAD_LORA_BODY: Final = ObjectOf(LoadLoraBody)
+UNLOAD_LORA_BODY: Final = ObjectOf(UnloadLoraBody)
 
 
 class LoraChanged(Struct, kw_only=True):
@@ -42,24 +82,24 @@ class LoraChanged(Struct, kw_only=True):
     status: Literal["loaded", "unloaded"]
     parent: str
     rank: int | UnsetType = UNSET
-    ingot: Note | UnsetType = UNSET
+    ingot: IgnoredNote | UnsetType = UNSET
 
 
-def read_load(value: Any, served: Served) -> tuple[LoadBody, Note | UnsetType]:
+def read_load_lora(value: Any, served: ServedModel) -> tuple[LoadLoraBody, IgnoredNote | UnsetType]:
     reading = served.reading()
-    body: LoadBody = LOAD_BODY.parse(value, "", reading)
-    if not is_lora_name(body.lora_name) or body.lora_name in served.terms.every_model:
+    body: LoadLoraBody = LOAD_LORA_BODY.parse(value, "", reading)
+    if not is_lora_name(body.lora_name) or body.lora_name in served.terms.all_model_names:
         raise AdapterError(f"'{body.lora_name}' cannot be an adapter's name, or is in use.", param="lora_name")
-    return body, Note.of(reading)
+    return body, IgnoredNote.of(reading)
 
 
-def read_unload(value: Any, served: Served) -> tuple[UnloadBody, Note | UnsetType]:
+def read_unload_lora(value: Any, served: ServedModel) -> tuple[UnloadLoraBody, IgnoredNote | UnsetType]:
     reading = served.reading()
-    body: UnloadBody = UNLOAD_BODY.parse(value, "", reading)
-    return body, Note.of(reading)
+    body: UnloadLoraBody = UNLOAD_LORA_BODY.parse(value, "", reading)
+    return body, IgnoredNote.of(reading)
 
 
-def lora_info(model: str, statuses: Sequence[RequestStatus], most: int) -> Metric:
+def lora_info_metric(model: str, statuses: Sequence[RequestStatus], most: int) -> Metric:
     """As routers read it from vLLM: the value is when it was so."""
     running = sorted({status.adapter for status in statuses if status.adapter and status.phase != "queued"})
     waiting = sorted({status.adapter for status in statuses if status.adapter and status.phase == "queued"})
@@ -70,4 +110,4 @@ def lora_info(model: str, statuses: Sequence[RequestStatus], most: int) -> Metri
         "waiting_lora_adapters": ",".join(waiting),
     }
     help = "Adapters that requests go through and wait for, and how many there may be; the value is the time."
-    return Metric("vllm:lora_requests_info", "gauge", help, (Sample(round(time.time(), 3), labels),))
+    return Metric("vllm:lora_requests_info", "gauge", help, (MetricSample(round(time.time(), 3), labels),))

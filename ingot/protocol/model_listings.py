@@ -1,4 +1,5 @@
-"""What Ollama's clients ask about models: `/api/tags`, `/api/ps`, `/api/show`, `/api/version`."""
+"""What is served, in the words of each client: `GET /v1/models` for OpenAI's and Anthropic's at once, and `/api/tags`,
+`/api/ps`, `/api/show` and `/api/version` for Ollama's."""
 
 from __future__ import annotations
 
@@ -8,30 +9,197 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any, Final, Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType, field
+from msgspec.structs import replace
 
-from ingot.engine.encoder_request import EncoderCard
-from ingot.engine.fleet_standing import ModelState, Standing
-from ingot.engine.model_card import ModelCard
-from ingot.engine.speaking.request import SpeakingCard
-from ingot.engine.speech_request import HearingCard
-from ingot.protocol.chat.answers import Note
+from ingot.engine.request import LoraRef, ModelCard, PoolingModelCard
+from ingot.engine.speech_request import SpeechToTextCard, TextToSpeechCard
+from ingot.engine.status import ModelState, ModelStatus
+from ingot.protocol.chat.answers import IgnoredNote
+from ingot.protocol.chat.preparation import model_thinks
 from ingot.protocol.chat.sampling_defaults import sampling_body
-from ingot.protocol.chat.thinking import thinks
-from ingot.protocol.model_names import DEFAULT_NAME
-from ingot.protocol.ollama.request import OllamaName
+from ingot.protocol.ollama.request import OllamaModelName
 from ingot.protocol.schema.fields import Bool
+from ingot.protocol.schema.model_fields import adapter_named_in
 from ingot.protocol.schema.objects import ObjectOf, accepts
-from ingot.protocol.served import Served
-from ingot.protocol.side_served import SideServed
+from ingot.protocol.served import ServedModel, ServedSideModel
+from ingot.protocol.terms import DEFAULT_NAME, matches_model_name, unknown_model_error
+from ingot.text.tool_formats.registry import FormatSource
 from ingot.version import __version__
+
+NEVER_MADE: Final = "1970-01-01T00:00:00Z"
+
+
+class ModelBody(Struct, kw_only=True):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["ingot"] = "ingot"
+    max_model_len: int | UnsetType = UNSET  # not known of one that was never loaded
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int | UnsetType = UNSET
+    default_sampling_params: dict[str, float | int] | UnsetType = UNSET  # what holds where a request says nothing
+    chats: bool | UnsetType = UNSET  # false: it has no chat template, and only goes on with texts
+    tool_format: str | None = None
+    thinking_format: str | None = None
+    format_source: FormatSource | None = None
+    input_modalities: list[str] = field(default_factory=lambda: ["text"])  # what it may be shown
+    languages: list[str] | UnsetType = UNSET  # that it hears
+    output_modalities: list[str] = field(default_factory=lambda: ["text"])
+    voices: list[str] | UnsetType = UNSET  # that it speaks with
+    proposers: list[str] | UnsetType = UNSET  # who guesses ahead, as `speculate` may name them
+    parent: str | UnsetType = UNSET  # of an adapter: the model that it stands beside
+    rank: int | UnsetType = UNSET
+    state: ModelState = "loaded"
+    kind: str | UnsetType = UNSET  # what it is for: chat where nothing is said
+    aliases: list[str] | UnsetType = UNSET
+    pinned: bool | UnsetType = UNSET
+    progress: float | UnsetType = UNSET  # of its load, from 0 to 1
+    failure: str | UnsetType = UNSET  # why it could not be loaded
+    memory_bytes: int | UnsetType = UNSET  # that it has, or is to have
+    expires_in_s: float | UnsetType = UNSET  # when it is unloaded, unless somebody asks for it
+
+    @classmethod
+    def of(cls, card: ModelCard | PoolingModelCard | SpeechToTextCard | TextToSpeechCard, length: int) -> ModelBody:
+        since = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
+        return cls(
+            id=card.name,
+            created=card.created,
+            max_model_len=length,
+            display_name=card.name,
+            created_at=since,
+            max_input_tokens=length,
+        )
+
+
+class ModelList(Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[ModelBody]
+    has_more: Literal[False] = False
+    first_id: str
+    last_id: str
+
+
+def list_models(served: ServedModel) -> ModelList:
+    return _as_model_list([generating_model_body(served), *side_model_bodies(served)])
+
+
+def list_fleet_models(standings: Iterable[tuple[ModelStatus, ServedSideModel | None]]) -> ModelList:
+    """Several models, and what those that are loaded have beside them."""
+    bodies: list[ModelBody] = []
+    for stands, served in standings:
+        bodies += [
+            fleet_model_body(stands, served),
+            *(side_model_bodies(served) if isinstance(served, ServedModel) else ()),
+        ]
+    return _as_model_list(bodies)
+
+
+def side_model_bodies(served: ServedModel) -> list[ModelBody]:
+    """Adapters, and models for other things."""
+    adapters = [adapter_model_body(served, lora) for lora in served.terms.loras.values()]
+    bodies = [*adapters, *(encoder_model_body(one.card) for one in served.encoders.values())]
+    if served.hearing is not None:
+        bodies.append(speech_to_text_model_body(served.hearing))
+    if served.speaking is not None:
+        bodies.append(text_to_speech_model_body(served.speaking.card))
+    return bodies
+
+
+def _as_model_list(bodies: list[ModelBody]) -> ModelList:
+    listed = list({body.id: body for body in reversed(bodies)}.values())[::-1]
+    return ModelList(data=listed, first_id=listed[0].id if listed else "", last_id=listed[-1].id if listed else "")
+
+
+def fleet_model_body(stands: ModelStatus, served: ServedSideModel | None) -> ModelBody:
+    """How a model of several stands; what is `served` of it is known of one that was used."""
+    if served is None:
+        body = ModelBody(id=stands.name, created=0, display_name=stands.name, created_at=NEVER_MADE)
+    else:
+        body = served_model_body(served)
+    return replace(
+        body,
+        state=stands.state,
+        kind=stands.kind,
+        aliases=list(stands.aliases),
+        pinned=stands.pinned,
+        progress=UNSET if stands.progress is None else round(stands.progress, 3),
+        failure=UNSET if stands.failure is None else stands.failure,
+        memory_bytes=stands.claimed,
+        expires_in_s=UNSET if stands.expires_s is None else round(stands.expires_s, 3),
+    )
+
+
+def served_model_body(served: ServedSideModel) -> ModelBody:
+    if isinstance(served, ServedModel):
+        return generating_model_body(served)
+    if isinstance(served.card, PoolingModelCard):
+        return encoder_model_body(served.card)
+    if isinstance(served.card, TextToSpeechCard):
+        return text_to_speech_model_body(served.card)
+    assert isinstance(served.card, SpeechToTextCard), "every other model that is served alone"
+    return speech_to_text_model_body(served.card)
+
+
+def retrieve_model(name: str, served: ServedModel) -> ModelBody:
+    """The model or the adapter served as `name`, under its own name."""
+    if (adapter := adapter_named_in(name, served.terms)) is not None:
+        return adapter_model_body(served, served.terms.loras[adapter])
+    if matches_model_name(name, served.terms.models):
+        return generating_model_body(served)
+    for role, encoder in served.encoders.items():
+        if matches_model_name(name, served.terms.encoders[role].models):
+            return encoder_model_body(encoder.card)
+    if served.hearing is not None and matches_model_name(name, served.terms.hearing.models):
+        return speech_to_text_model_body(served.hearing)
+    if served.speaking is not None and matches_model_name(name, served.terms.speaking.models):
+        return text_to_speech_model_body(served.speaking.card)
+    raise unknown_model_error(name, served.terms.all_model_names)
+
+
+def generating_model_body(served: ServedModel) -> ModelBody:
+    thinking = served.format.thinking
+    return replace(
+        ModelBody.of(served.card, served.card.context),
+        default_sampling_params=sampling_body(served.sampling),
+        chats=served.tokenizer.template is not None,
+        tool_format=served.format.name,
+        thinking_format=thinking.name if thinking is not None else None,
+        format_source=served.format_source,
+        input_modalities=["text", *served.terms.media.kinds],
+        proposers=list(served.card.proposers),
+    )
+
+
+def adapter_model_body(served: ServedModel, lora: LoraRef) -> ModelBody:
+    return replace(
+        generating_model_body(served), id=lora.name, display_name=lora.name, parent=served.card.name, rank=lora.rank
+    )
+
+
+def encoder_model_body(card: PoolingModelCard) -> ModelBody:
+    return replace(ModelBody.of(card, card.length), kind=card.role)
+
+
+def speech_to_text_model_body(card: SpeechToTextCard) -> ModelBody:
+    body = ModelBody.of(card, card.context)
+    return replace(body, kind="audio", input_modalities=["audio"], languages=list(card.languages))
+
+
+def text_to_speech_model_body(card: TextToSpeechCard) -> ModelBody:
+    body = ModelBody.of(card, card.context)
+    return replace(body, kind="speech", output_modalities=["audio"], voices=list(card.voices))
+
 
 OLLAMA_VERSION: Final = "0.13.0"
 """The version of Ollama whose protocol this is: clients refuse to talk to old ones."""
-OPTION_NAMES: Final = {"repetition_penalty": "repeat_penalty"}
-NEVER: Final = "9999-12-31T23:59:59Z"
+OLLAMA_OPTION_NAMES: Final = {"repetition_penalty": "repeat_penalty"}
+NEVER_EXPIRES: Final = "9999-12-31T23:59:59Z"
 
-Capability = Literal["completion", "tools", "insert", "thinking", "vision", "embedding"]
+OllamaCapability = Literal["completion", "tools", "insert", "thinking", "vision", "embedding"]
 
 
 class OllamaVersion(Struct):
@@ -84,23 +252,23 @@ class OllamaShown(Struct):
     template: str
     details: OllamaDetails
     model_info: dict[str, Any]
-    capabilities: list[Capability]
+    capabilities: list[OllamaCapability]
     modified_at: str
-    ingot: Note | UnsetType = UNSET
+    ingot: IgnoredNote | UnsetType = UNSET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShowBody:
-    model: str = accepts(OllamaName(), "A name of the served model.", default=DEFAULT_NAME)
-    name: str | None = accepts(OllamaName(), "The older name of `model`.")
+class OllamaShowBody:
+    model: str = accepts(OllamaModelName(), "A name of the served model.", default=DEFAULT_NAME)
+    name: str | None = accepts(OllamaModelName(), "The older name of `model`.")
     verbose: bool = accepts(Bool(), "There is no more to tell.", default=False)
 
 
-SHOW_BODY = ObjectOf(ShowBody)
+OLLAMA_SHOW_BODY = ObjectOf(OllamaShowBody)
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class OllamaKnownModel:
     """What is told of a model, whatever it is for."""
 
     name: str
@@ -111,23 +279,23 @@ class Known:
     created: int
 
     @classmethod
-    def all(cls, served: Served) -> list[Known]:
+    def all(cls, served: ServedModel) -> list[OllamaKnownModel]:
         found = [cls.of(served.card), *(cls.of(one.card) for one in served.encoders.values())]
         return list({one.name: one for one in found}.values())
 
     @classmethod
-    def of(cls, card: ModelCard | EncoderCard | HearingCard | SpeakingCard) -> Known:
+    def of(cls, card: ModelCard | PoolingModelCard | SpeechToTextCard | TextToSpeechCard) -> OllamaKnownModel:
         if isinstance(card, ModelCard):
             level = card.quantization or card.dtype
             return cls(card.name, card.family, level, card.weight_bytes, card.context, card.created)
-        if isinstance(card, SpeakingCard):
+        if isinstance(card, TextToSpeechCard):
             return cls(card.name, "kokoro", card.dtype, card.weight_bytes, card.context, card.created)
-        if isinstance(card, HearingCard):
+        if isinstance(card, SpeechToTextCard):
             return cls(card.name, "whisper", card.dtype, card.weight_bytes, card.context, card.created)
         return cls(card.name, card.family, card.dtype, card.weight_bytes, card.length, card.created)
 
     @classmethod
-    def standing(cls, stands: Standing, served: SideServed | None) -> Known:
+    def standing(cls, stands: ModelStatus, served: ServedSideModel | None) -> OllamaKnownModel:
         if served is not None:
             return cls.of(served.card)
         return cls(stands.name, "", "", stands.claimed, 0, 0)
@@ -145,40 +313,45 @@ class Known:
         return datetime.fromtimestamp(self.created, UTC).isoformat().replace("+00:00", "Z")
 
 
-def version() -> OllamaVersion:
+def ollama_version_body() -> OllamaVersion:
     return OllamaVersion(OLLAMA_VERSION, __version__)
 
 
-def tags(served: Served) -> OllamaTags:
+def ollama_tags(served: ServedModel) -> OllamaTags:
     return OllamaTags(
-        [OllamaListed(one.name, one.name, one.since, one.size, one.digest, one.details) for one in Known.all(served)]
-    )
-
-
-def running(served: Served) -> OllamaRunning:
-    """All of them, always: models stay loaded."""
-    return OllamaRunning(
         [
-            OllamaLoaded(one.name, one.name, one.size, one.digest, one.details, NEVER, one.size, one.context)
-            for one in Known.all(served)
+            OllamaListed(one.name, one.name, one.since, one.size, one.digest, one.details)
+            for one in OllamaKnownModel.all(served)
         ]
     )
 
 
-def tags_of(standings: Iterable[tuple[Standing, SideServed | None]]) -> OllamaTags:
+def ollama_running(served: ServedModel) -> OllamaRunning:
+    """All of them, always: models stay loaded."""
+    return OllamaRunning(
+        [
+            OllamaLoaded(one.name, one.name, one.size, one.digest, one.details, NEVER_EXPIRES, one.size, one.context)
+            for one in OllamaKnownModel.all(served)
+        ]
+    )
+
+
+def ollama_tags_of_fleet(standings: Iterable[tuple[ModelStatus, ServedSideModel | None]]) -> OllamaTags:
     """Of several models, loaded or not."""
-    known = [Known.standing(stands, served) for stands, served in standings]
+    known = [OllamaKnownModel.standing(stands, served) for stands, served in standings]
     return OllamaTags([OllamaListed(one.name, one.name, one.since, one.size, one.digest, one.details) for one in known])
 
 
-def running_of(standings: Iterable[tuple[Standing, SideServed | None]]) -> OllamaRunning:
+def ollama_running_of_fleet(standings: Iterable[tuple[ModelStatus, ServedSideModel | None]]) -> OllamaRunning:
     """Those that are loaded, or on their way."""
     there = [(stands, served) for stands, served in standings if stands.state not in ("unloaded", "failed")]
-    return OllamaRunning([_running(stands, Known.standing(stands, served)) for stands, served in there])
+    return OllamaRunning(
+        [_running_model(stands, OllamaKnownModel.standing(stands, served)) for stands, served in there]
+    )
 
 
-def _running(stands: Standing, one: Known) -> OllamaLoaded:
-    expires = NEVER
+def _running_model(stands: ModelStatus, one: OllamaKnownModel) -> OllamaLoaded:
+    expires = NEVER_EXPIRES
     if stands.expires_s is not None:
         until = datetime.now(UTC) + timedelta(seconds=stands.expires_s)
         expires = until.isoformat().replace("+00:00", "Z")
@@ -188,14 +361,14 @@ def _running(stands: Standing, one: Known) -> OllamaLoaded:
     )
 
 
-def show(value: Any, served: Served) -> OllamaShown:
+def show_ollama_model(value: Any, served: ServedModel) -> OllamaShown:
     reading = served.reading()
-    SHOW_BODY.parse(value, "", reading)
-    one, template = Known.of(served.card), served.tokenizer.template
+    OLLAMA_SHOW_BODY.parse(value, "", reading)
+    one, template = OllamaKnownModel.of(served.card), served.tokenizer.template
     return OllamaShown(
         modelfile="",
         parameters="\n".join(
-            f"{OPTION_NAMES.get(name, name)} {value}" for name, value in sampling_body(served.sampling).items()
+            f"{OLLAMA_OPTION_NAMES.get(name, name)} {value}" for name, value in sampling_body(served.sampling).items()
         ),
         template=template.source if template is not None else "",
         details=one.details,
@@ -205,42 +378,42 @@ def show(value: Any, served: Served) -> OllamaShown:
             f"{one.family}.context_length": one.context,
             f"{one.family}.vocab_size": served.card.vocab,
         },
-        capabilities=capabilities(served),
+        capabilities=ollama_capabilities(served),
         modified_at=one.since,
-        ingot=Note.of(reading),
+        ingot=IgnoredNote.of(reading),
     )
 
 
-def show_side(value: Any, served: SideServed) -> OllamaShown:
+def show_ollama_side_model(value: Any, served: ServedSideModel) -> OllamaShown:
     """Of a model that does not generate, which has no template and no parameters."""
     reading = served.reading()
-    SHOW_BODY.parse(value, "", reading)
-    one = Known.of(served.card)
+    OLLAMA_SHOW_BODY.parse(value, "", reading)
+    one = OllamaKnownModel.of(served.card)
     info = {"general.architecture": one.family, "general.file_type": one.level}
     return OllamaShown(
         modelfile="",
         parameters="",
         template="",
         details=one.details,
-        model_info={**info, f"{one.family}.context_length": one.context, **vector_sizes(served, one.family)},
+        model_info={**info, f"{one.family}.context_length": one.context, **embedding_sizes(served, one.family)},
         capabilities=["embedding"] if "embedding" in served.encoders else [],
         modified_at=one.since,
-        ingot=Note.of(reading),
+        ingot=IgnoredNote.of(reading),
     )
 
 
-def vector_sizes(served: SideServed, family: str) -> dict[str, int]:
+def embedding_sizes(served: ServedSideModel, family: str) -> dict[str, int]:
     encoder = served.encoders.get("embedding")
     return {} if encoder is None else {f"{family}.embedding_length": encoder.card.dimension}
 
 
-def capabilities(served: Served) -> list[Capability]:
-    found: list[Capability] = ["completion"]
+def ollama_capabilities(served: ServedModel) -> list[OllamaCapability]:
+    found: list[OllamaCapability] = ["completion"]
     if served.tokenizer.template is not None and served.format.can_call:
         found.append("tools")
     if served.tokenizer.infill is not None:
         found.append("insert")
-    if thinks(served, served.format):
+    if model_thinks(served, served.format):
         found.append("thinking")
     if served.terms.media.kinds:
         found.append("vision")

@@ -1,48 +1,173 @@
-"""What the wire knows of the served model: its names, its tokenizer, and the terms that bodies are read under."""
+"""What the wire knows of a served model: its card, its names, its tokenizer, its defaults, and the terms that bodies
+are read under.
+
+Made once when a model is loaded and never changed: a change (LoRA adapters, say) makes a new one. `ThinkingSeal` signs
+thinking that clients send back (`encrypted_content`, `signature`). It is signed and compressed, not secret: whoever
+holds it was given the thinking in plain text too. The signature proves that the thinking is word for word what a model
+here produced, for the same tenant.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hmac
 import secrets
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from ingot.config import Settings
-from ingot.engine.model_card import ModelCard
-from ingot.engine.request import LoraRef, Sampling
-from ingot.engine.speech_request import HearingCard
+from ingot.engine.request import LoraRef, ModelCard, PoolingModelCard, Sampling
+from ingot.engine.speech_request import SpeechToTextCard, TextToSpeechCard
 from ingot.errors import ConfigError
-from ingot.media.processor import Processor
+from ingot.media.layout import MediaProcessor
 from ingot.protocol.chat.sampling_defaults import sampling_body, sampling_defaults
-from ingot.protocol.chat.sealing import ThinkingSeal
-from ingot.protocol.model_names import DEFAULT_NAME, check_aliases, with_aliases
-from ingot.protocol.side_served import SideServed, encoder_terms, hearing_terms, speaking_terms
-from ingot.protocol.terms import MediaTerms, Terms
+from ingot.protocol.schema.encoder_fields import terms_of_encoder
+from ingot.protocol.schema.fields import BodyReading
+from ingot.protocol.terms import (
+    DEFAULT_NAME,
+    EncoderTerms,
+    MediaTerms,
+    SpeechToTextTerms,
+    Terms,
+    TextToSpeechTerms,
+    check_aliases,
+    with_alias_names,
+)
 from ingot.text.chat_template.sandbox import TemplateHistory
 from ingot.text.grammar.grammars import Grammars
-from ingot.text.prompt.encoded import EncodedTexts
-from ingot.text.prompt.remembered import RememberedAnswers
+from ingot.text.prompt.answer_cache import AnswerCache
+from ingot.text.prompt.assembly import EncodingCache
 from ingot.text.tool_formats.format import Format
-from ingot.text.tool_formats.registry import FormatSource, FoundFormat, format_named, found_format, thinking_named
+from ingot.text.tool_formats.registry import FormatSource, FoundFormat, find_format, format_by_name, thinking_by_name
 from ingot.version import __version__
 
+SEAL_VERSION: Final = "ingot1."
+SIGNATURE_BYTES: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingSeal:
+    """Made from the server's secret and the tenant's name, so that no tenant can use what another was given."""
+
+    key: bytes
+
+    @classmethod
+    def of(cls, secret: bytes, tenant: str) -> ThinkingSeal:
+        return cls(hmac.digest(secret, b"reasoning\0" + tenant.encode(), "sha256"))
+
+    def close(self, text: str) -> str:
+        packed = zlib.compress(text.encode())
+        return SEAL_VERSION + base64.urlsafe_b64encode(self._signature(packed) + packed).decode()
+
+    def open(self, sealed: str) -> str | None:
+        """The text; None where `sealed` is not what `close` made with the same key."""
+        try:
+            raw = base64.b64decode(sealed.removeprefix(SEAL_VERSION), altchars=b"-_", validate=True)
+        except (binascii.Error, ValueError):
+            return None
+        signature, packed = raw[:SIGNATURE_BYTES], raw[SIGNATURE_BYTES:]
+        if not sealed.startswith(SEAL_VERSION) or not hmac.compare_digest(signature, self._signature(packed)):
+            return None
+        return zlib.decompress(packed).decode()
+
+    def _signature(self, packed: bytes) -> bytes:
+        return hmac.digest(self.key, packed, "sha256")[:SIGNATURE_BYTES]
+
+
 if TYPE_CHECKING:
-    from ingot.engine.encoder_request import Role
-    from ingot.engine.pooling_batches import OfferedEncoder
-    from ingot.engine.text_to_speech import OfferedSpeech
+    from ingot.engine.pooling_batches import ServedPoolingModel
+    from ingot.engine.request import PoolingTask
+    from ingot.engine.text_to_speech import ServedTextToSpeech
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedSideModel:
+    """`card` is that of the model that others stand beside, or of the one that serves alone."""
+
+    card: ModelCard | PoolingModelCard | SpeechToTextCard | TextToSpeechCard
+    terms: Terms
+    tenant: str = ""  # to whom; what is remembered of one tenant's requests is no other's
+    encoders: Mapping[PoolingTask, ServedPoolingModel] = field(default_factory=dict)  # for vectors and scores
+    hearing: SpeechToTextCard | None = None  # of the model that writes down what is spoken
+    speaking: ServedTextToSpeech | None = None  # the model that speaks, and who pronounces for it
+
+    @classmethod
+    def alone(
+        cls,
+        card: PoolingModelCard | SpeechToTextCard | TextToSpeechCard,
+        settings: Settings,
+        encoders: Mapping[PoolingTask, ServedPoolingModel],
+        hearing: SpeechToTextCard | None,
+        speaking: ServedTextToSpeech | None = None,
+    ) -> ServedSideModel:
+        """Of a model that serves by itself, under all names that the settings give it. Raises ConfigError."""
+        names = settings.served_model_name
+        check_aliases(settings.alias, (card.name, *names, DEFAULT_NAME))
+        terms = Terms(
+            models=_side_model_names(card.name, names, settings),
+            vocab=1,
+            timeout_s=settings.request_timeout_s,
+            strict=settings.strict,
+            encoders=encoder_terms(encoders, settings, names),
+            hearing=speech_to_text_terms(hearing, settings, names),
+            speaking=text_to_speech_terms(speaking, settings, names),
+            unloads=True,
+        )
+        return cls(card=card, terms=terms, encoders=encoders, hearing=hearing, speaking=speaking)
+
+    def reading(self) -> BodyReading:
+        return BodyReading(self.terms)
+
+
+def encoder_terms(
+    encoders: Mapping[PoolingTask, ServedPoolingModel], settings: Settings, names: Sequence[str] = ()
+) -> dict[str, EncoderTerms]:
+    """`names` are further ones, besides its own."""
+    return {
+        role: terms_of_encoder(one, _side_model_names(one.card.name, names, settings)) for role, one in encoders.items()
+    }
+
+
+def speech_to_text_terms(
+    hearing: SpeechToTextCard | None, settings: Settings, names: Sequence[str] = ()
+) -> SpeechToTextTerms:
+    if hearing is None:
+        return SpeechToTextTerms()
+    return SpeechToTextTerms(_side_model_names(hearing.name, names, settings), hearing.languages, hearing.translates)
+
+
+def text_to_speech_terms(
+    speaking: ServedTextToSpeech | None, settings: Settings, names: Sequence[str] = ()
+) -> TextToSpeechTerms:
+    if speaking is None:
+        return TextToSpeechTerms()
+    return TextToSpeechTerms(_side_model_names(speaking.card.name, names, settings), speaking.card.voices)
+
+
+def _side_model_names(own: str, further: Sequence[str], settings: Settings) -> tuple[str, ...]:
+    return with_alias_names(tuple(dict.fromkeys((own, *further, DEFAULT_NAME))), settings.alias)
+
+
+if TYPE_CHECKING:
+    from ingot.engine.pooling_batches import ServedPoolingModel
+    from ingot.engine.request import PoolingTask
+    from ingot.engine.text_to_speech import ServedTextToSpeech
     from ingot.text.tokenizer.tokenizer import Tokenizer
 
-Secret = Callable[[], bytes]
+SecretSource = Callable[[], bytes]
 """May have to look for it, and so take a moment: not for an event loop."""
 # What a template reads that is no request's to say.
-TEMPLATE_OWN = frozenset(
+TEMPLATE_OWN_VARIABLES = frozenset(
     {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "unk_token", "pad_token", "sep_token"}
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served(SideServed):
+class ServedModel(ServedSideModel):
     """A model that generates, with those that serve beside it."""
 
     card: ModelCard
@@ -56,15 +181,13 @@ class Served(SideServed):
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the template, likewise
     history: TemplateHistory = "stable"  # how past turns are rendered, where a request says nothing
     trusting: bool = False  # control tokens are tokens in messages too, not only where the template writes them
-    answers: RememberedAnswers = field(
-        default_factory=RememberedAnswers
-    )  # what was generated, for the turns that follow
-    encodings: EncodedTexts = field(default_factory=EncodedTexts)  # what was encoded, for the same
-    secret: Secret = field(default_factory=lambda: passing_secret(), repr=False)  # what thinking is signed with
-    keeps_prefixes: bool = True
-    holds_calls: bool = True  # that models begin by themselves, to their schemas, where a request says nothing
+    answers: AnswerCache = field(default_factory=AnswerCache)  # what was generated, for the turns that follow
+    encodings: EncodingCache = field(default_factory=EncodingCache)  # what was encoded, for the same
+    secret: SecretSource = field(default_factory=lambda: temporary_secret(), repr=False)  # what thinking is signed with
+    prefix_cache_on: bool = True
+    holds_tool_calls: bool = True  # that models begin by themselves, to their schemas, where a request says nothing
     format_source: FormatSource = "template"  # what told the format
-    processor: Processor | None = None  # how the model is shown pictures and clips, where it is
+    processor: MediaProcessor | None = None  # how the model is shown pictures and clips, where it is
 
     @classmethod
     def of(
@@ -72,11 +195,11 @@ class Served(SideServed):
         card: ModelCard,
         tokenizer: Tokenizer,
         settings: Settings,
-        encoders: Mapping[Role, OfferedEncoder] | None = None,
-        processor: Processor | None = None,
-        hearing: HearingCard | None = None,
-        speaking: OfferedSpeech | None = None,
-    ) -> Served:
+        encoders: Mapping[PoolingTask, ServedPoolingModel] | None = None,
+        processor: MediaProcessor | None = None,
+        hearing: SpeechToTextCard | None = None,
+        speaking: ServedTextToSpeech | None = None,
+    ) -> ServedModel:
         """`processor` is that of a model with a vision tower."""
         shown = None if settings.text_only else processor
         template = tokenizer.template
@@ -85,7 +208,7 @@ class Served(SideServed):
         further += [] if speaking is None else [speaking.card.name]
         check_aliases(settings.alias, (*names, *further))
         terms = Terms(
-            models=with_aliases(names, settings.alias),
+            models=with_alias_names(names, settings.alias),
             vocab=card.vocab,
             timeout_s=settings.request_timeout_s,
             strict=settings.strict,
@@ -96,17 +219,19 @@ class Served(SideServed):
                 withheld=processor is not None and shown is None,
             ),
             encoders=encoder_terms(encoders or {}, settings),
-            hearing=hearing_terms(hearing, settings),
-            speaking=speaking_terms(speaking, settings),
-            template_variables=tuple(sorted(template.variables - TEMPLATE_OWN)) if template is not None else (),
+            hearing=speech_to_text_terms(hearing, settings),
+            speaking=text_to_speech_terms(speaking, settings),
+            template_variables=tuple(sorted(template.variables - TEMPLATE_OWN_VARIABLES))
+            if template is not None
+            else (),
         )
         sampling = sampling_defaults(card.recommended, settings.override_generation_config)
-        found = format_of(card, tokenizer, settings)
+        found = answer_format_of(card, tokenizer, settings)
         return cls(
             card=card,
             tokenizer=tokenizer,
             terms=terms,
-            fingerprint=fingerprint(card, sampling),
+            fingerprint=system_fingerprint(card, sampling),
             format=found.format,
             grammars=Grammars(tokenizer, card.vocab),
             thinking={"on": True, "off": False}.get(settings.thinking),
@@ -115,8 +240,8 @@ class Served(SideServed):
             variables=default_variables(settings, terms),
             history=cast(TemplateHistory, settings.template_history),
             trusting=settings.trust_special_tokens,
-            keeps_prefixes=settings.prefix_cache,
-            holds_calls=settings.hold_calls,
+            prefix_cache_on=settings.prefix_cache,
+            holds_tool_calls=settings.hold_calls,
             encoders=encoders or {},
             format_source=found.source,
             processor=shown,
@@ -124,7 +249,7 @@ class Served(SideServed):
             speaking=speaking,
         )
 
-    def with_loras(self, loras: Mapping[str, LoraRef], default: str | None) -> Served:
+    def with_loras(self, loras: Mapping[str, LoraRef], default: str | None) -> ServedModel:
         """With these adapters; `default` is the one of requests that name none."""
         return replace(self, terms=replace(self.terms, loras=loras, default_lora=default))
 
@@ -146,26 +271,26 @@ def default_variables(settings: Settings, terms: Terms) -> dict[str, Any]:
     return given
 
 
-def passing_secret() -> Secret:
+def temporary_secret() -> SecretSource:
     """One that lasts as long as the server."""
     made = secrets.token_bytes(32)
     return lambda: made
 
 
-def format_of(card: ModelCard, tokenizer: Tokenizer, settings: Settings) -> FoundFormat:
+def answer_format_of(card: ModelCard, tokenizer: Tokenizer, settings: Settings) -> FoundFormat:
     """As the settings say, else as the chat template shows."""
     source = tokenizer.template.source if tokenizer.template is not None else None
-    found = found_format(source, card.family, tokenizer.response_template)
+    found = find_format(source, card.family, tokenizer.response_template)
     if settings.tool_format is not None:
-        named = replace(format_named(settings.tool_format), thinking=found.format.thinking)
+        named = replace(format_by_name(settings.tool_format), thinking=found.format.thinking)
         found = FoundFormat(named, "setting")
     if settings.thinking_format is not None:
-        thinking = thinking_named(settings.thinking_format)
+        thinking = thinking_by_name(settings.thinking_format)
         found = replace(found, format=replace(found.format, thinking=thinking))
     return found
 
 
-def fingerprint(card: ModelCard, sampling: Sampling) -> str:
+def system_fingerprint(card: ModelCard, sampling: Sampling) -> str:
     """Names the program and everything about the model that its output may depend on."""
     model = (card.name, card.source, card.family, card.dtype, card.device, str(card.weight_bytes))
     facts = (__version__, *model, str(sampling_body(sampling)))

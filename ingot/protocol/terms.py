@@ -1,10 +1,19 @@
-"""What bodies are read under: what the served model and the settings add to the bounds that never change."""
+"""The terms that bodies are read under: what the served models and the settings add to the bounds that never change,
+and the names under which models are served.
+
+A name is plain, or a pattern in which `*` stands for any text. Light to import: the HTTP edge and the settings' checks
+need it before any model is loaded.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from ingot.errors import ConfigError, ModelNotFound
 
 if TYPE_CHECKING:
     from ingot.engine.request import LoraRef
@@ -21,7 +30,7 @@ class EncoderTerms:
 
 
 @dataclass(frozen=True, slots=True)
-class HearingTerms:
+class SpeechToTextTerms:
     """What a model that hears and is served besides adds; the defaults hold where there is none."""
 
     models: tuple[str, ...] = ()
@@ -30,7 +39,7 @@ class HearingTerms:
 
 
 @dataclass(frozen=True, slots=True)
-class SpeakingTerms:
+class TextToSpeechTerms:
     """What a model that speaks and is served besides adds; the defaults hold where there is none."""
 
     models: tuple[str, ...] = ()
@@ -58,16 +67,64 @@ class Terms:
     encoders: Mapping[str, EncoderTerms] = field(default_factory=dict, hash=False)  # by role
     loras: Mapping[str, LoraRef] = field(default_factory=dict, hash=False)  # adapters, by name
     default_lora: str | None = None  # the one of requests that name none
-    hearing: HearingTerms = HearingTerms()
-    speaking: SpeakingTerms = SpeakingTerms()
+    hearing: SpeechToTextTerms = SpeechToTextTerms()
+    speaking: TextToSpeechTerms = TextToSpeechTerms()
 
     unloads: bool = False  # the model may be unloaded, and requests may say when
 
     @property
-    def every_model(self) -> tuple[str, ...]:
+    def all_model_names(self) -> tuple[str, ...]:
         """All names, whatever the models are for."""
         further = (name for encoder in self.encoders.values() for name in encoder.models)
         return tuple(dict.fromkeys((*self.models, *self.loras, *further, *self.hearing.models, *self.speaking.models)))
 
 
 NO_TERMS: Final = Terms((), 1, 1.0)
+
+
+ANY_TEXT = "*"
+DEFAULT_NAME = "default"
+"""Stands for the model that is served, or for the first."""
+
+
+def matches_model_name(name: str, names: Iterable[str]) -> bool:
+    """Whether `name` is among `names`, or matches a pattern that is."""
+    return any(name == known or (ANY_TEXT in known and _name_pattern(known).fullmatch(name)) for known in names)
+
+
+def model_names_schema(names: Sequence[str]) -> dict[str, Any]:
+    """The JSON schema of what `matches_model_name` takes."""
+    if not any(ANY_TEXT in name for name in names):
+        return {"type": "string", "enum": list(names)}
+    return {"type": "string", "pattern": f"^(?:{'|'.join(_quoted_name(name) for name in names)})$"}
+
+
+def with_alias_names(names: Sequence[str], aliases: Iterable[str]) -> tuple[str, ...]:
+    """`names`, with the aliases (`name=target`) whose target is one of them."""
+    pairs = [alias.partition("=") for alias in aliases]
+    return tuple(dict.fromkeys([*names, *(alias for alias, _, target in pairs if target in names)]))
+
+
+def check_aliases(aliases: Iterable[str], names: Iterable[str]) -> None:
+    """Raises ConfigError for one that leads nowhere. An alias of an alias is none."""
+    known = tuple(dict.fromkeys(names))
+    for alias in aliases:
+        target = alias.partition("=")[2]
+        if target not in known:
+            listed = ", ".join(known)
+            raise ConfigError(f"alias {alias}: there is no model {target!r}; served: {listed}", param="alias")
+
+
+def unknown_model_error(name: str, known: Iterable[str]) -> ModelNotFound:
+    served = ", ".join(f"'{one}'" for one in known)
+    return ModelNotFound(f"There is no model '{name[:200]}' here. Served: {served}.", param="model")
+
+
+def _quoted_name(name: str) -> str:
+    # Only what has a meaning is escaped: JSON Schema's expressions allow no other.
+    return ".*".join(re.sub(r"[][^$\\.+?(){}|]", r"\\\g<0>", part) for part in name.split(ANY_TEXT))
+
+
+@lru_cache(maxsize=256)
+def _name_pattern(name: str) -> re.Pattern[str]:
+    return re.compile(_quoted_name(name))

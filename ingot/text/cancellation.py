@@ -1,7 +1,7 @@
 """Work that nobody waits for any more stops at the next place where it can.
 
-Whoever starts a piece of work sets `current` to a question: whether it is still wanted. What may take long asks it now
-and then.
+Whoever starts a piece of work sets `still_wanted` to a question: whether it is still wanted. What may take long asks it
+now and then.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from contextvars import ContextVar
 
 from ingot.errors import Cancelled
 
-current: ContextVar[Callable[[], bool]] = ContextVar("wanted", default=lambda: True)
+still_wanted: ContextVar[Callable[[], bool]] = ContextVar("wanted", default=lambda: True)
 
 
-def wanted() -> bool:
+def is_wanted() -> bool:
     """Whether somebody still waits for the work that this thread does."""
-    return current.get()()
+    return still_wanted.get()()
 
 
 def checkpoint() -> None:
     """Goes on where the work is still wanted. Raises Cancelled where it is not."""
-    if not wanted():
+    if not is_wanted():
         raise Cancelled("Nobody waits for this any more.")

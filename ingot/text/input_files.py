@@ -1,19 +1,63 @@
-"""A file of prompts: JSON (a list), JSON Lines (one a line), or plain text, which is one prompt as it stands.
+"""Files that a server reads besides weights and its own settings. Light: settings are checked with it.
 
-A prompt is a string, a list of messages, or an object with either under `messages` or `prompt` and whatever else a
-request may have. What each may hold is judged where it is rendered; here is only the shape.
+A model folder's JSON files (`read_json_object`); `generation_config.json`, in which a model's makers recommend how to
+generate with it; and files of prompts.
+
+A file of prompts is JSON (a list), JSON Lines (one a line), or plain text, which is one prompt as it stands. A prompt
+is a string, a list of messages, or an object with either under `messages` or `prompt` and whatever else a request may
+have. What each may hold is judged where it is rendered; here is only the shape.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, ModelError
 
-LINES = (".jsonl", ".ndjson")
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object that a file holds; an empty one where there is no file. Raises ModelError."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path.name} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path.name} does not hold a JSON object.")
+    return value
+
+
+GENERATION_CONFIG_FILE: Final = "generation_config.json"
+NO_GENERATION_CONFIG: Final = ("none", "vllm")
+"""Settings that follow no such file. To vLLM, its own name means its own defaults, which change nothing either."""
+
+
+def read_generation_config(setting: str, model: Path, elsewhere: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What the file says that the setting names: the model's own for `auto`, none, or that of another folder. What the
+    model's makers say `elsewhere` completes its own."""
+    if setting in NO_GENERATION_CONFIG:
+        return {}
+    if setting == "auto":
+        return {**(elsewhere or {}), **read_json_object(model / GENERATION_CONFIG_FILE)}
+    return read_json_object(Path(setting).expanduser() / GENERATION_CONFIG_FILE)
+
+
+def generation_config_problem(setting: str) -> str | None:
+    if (
+        setting == "auto"
+        or setting in NO_GENERATION_CONFIG
+        or (Path(setting).expanduser() / GENERATION_CONFIG_FILE).is_file()
+    ):
+        return None
+    return f"{setting!r} is neither auto nor none, nor a folder that holds a {GENERATION_CONFIG_FILE}"
+
+
+JSON_LINES_SUFFIXES = (".jsonl", ".ndjson")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +76,13 @@ def read_prompts(path: Path) -> tuple[FilePrompt, ...]:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except ValueError:
         raise ConfigError(f"{path} is not UTF-8 text") from None
-    if path.suffix in LINES:
+    if path.suffix in JSON_LINES_SUFFIXES:
         lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
-        found = [FilePrompt(f"{path}, line {number}", _decoded(line, path, number)) for number, line in lines]
+        found = [
+            FilePrompt(f"{path}, line {number}", _decode_prompt_json(line, path, number)) for number, line in lines
+        ]
     elif path.suffix == ".json":
-        whole = _decoded(text, path)
+        whole = _decode_prompt_json(text, path)
         items = whole if isinstance(whole, list) else [whole]
         found = [FilePrompt(f"{path}, prompt {number}", item) for number, item in enumerate(items, start=1)]
     else:
@@ -44,7 +90,7 @@ def read_prompts(path: Path) -> tuple[FilePrompt, ...]:
     if not found:
         raise ConfigError(f"{path} holds no prompt")
     for prompt in found:
-        _check(prompt)
+        _check_file_prompt(prompt)
     return tuple(found)
 
 
@@ -56,7 +102,7 @@ def prompt_file_problem(path: Path) -> str | None:
     return None
 
 
-def _decoded(text: str, path: Path, line: int | None = None) -> Any:
+def _decode_prompt_json(text: str, path: Path, line: int | None = None) -> Any:
     try:
         return json.loads(text)
     except RecursionError:
@@ -65,7 +111,7 @@ def _decoded(text: str, path: Path, line: int | None = None) -> Any:
         raise ConfigError(f"{path}, line {line or error.lineno}: not valid JSON: {error.msg}") from None
 
 
-def _check(prompt: FilePrompt) -> None:
+def _check_file_prompt(prompt: FilePrompt) -> None:
     value = prompt.value
     if isinstance(value, dict) and ("messages" in value) == ("prompt" in value):
         raise ConfigError(f"{prompt.place}: an object has either 'messages' or 'prompt'")

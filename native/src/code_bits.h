@@ -1,4 +1,4 @@
-// Codes, a byte each, in as many bits as they have, and back (the layout is that of ingot/cache/codecs/bits.py): of n bytes,
+// Codes, a byte each, in as many bits as they have, and back (the layout is that of ingot/cache/codecs/codec.py): of n bytes,
 // byte j has the codes of places j, j + n and so on. Three bits are a plane of two, then a plane of one.
 #pragma once
 

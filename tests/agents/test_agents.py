@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.agents import claude, clients, opencode
-from ingot.agents.agent import TIMEOUT_S, Endpoint
-from ingot.agents.registry import AGENTS
+from ingot.agents import clients
+from ingot.agents.agent import CLIENT_TIMEOUT_S, Endpoint
+from ingot.agents.clients import AGENTS
 from ingot.config import Settings
 
 HERE = Path("folder")
@@ -27,16 +27,16 @@ def test_a_prompt_and_an_answer_fit_the_context_together() -> None:
 
 
 def test_clients_wait_as_long_as_the_server_works_by_default() -> None:
-    assert Settings().request_timeout_s == TIMEOUT_S
+    assert Settings().request_timeout_s == CLIENT_TIMEOUT_S
 
 
 def test_claude_code_compacts_by_itself_where_its_first_prompt_leaves_room_for_that() -> None:
-    assert claude.variables(SMALL)["DISABLE_AUTO_COMPACT"] == "1"
-    assert "DISABLE_AUTO_COMPACT" not in claude.variables(LARGE)
+    assert clients.claude_variables(SMALL)["DISABLE_AUTO_COMPACT"] == "1"
+    assert "DISABLE_AUTO_COMPACT" not in clients.claude_variables(LARGE)
 
 
 def test_claude_code_is_not_given_a_name_whose_window_it_believes_to_know() -> None:
-    told = claude.variables(Endpoint("http://x", None, "claude-like", 32_768))
+    told = clients.claude_variables(Endpoint("http://x", None, "claude-like", 32_768))
     assert {value for name, value in told.items() if name.endswith("MODEL")} == {"default"}
 
 
@@ -46,19 +46,19 @@ names = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), m
 @given(names)
 def test_codex_reads_from_flags_what_a_file_would_say(model: str) -> None:
     endpoint = Endpoint("http://127.0.0.1:8000", "key", model, 32_768)
-    words = clients.launch(endpoint, HERE).arguments
+    words = clients.launch_codex(endpoint, HERE).arguments
     flags = tomllib.loads("\n".join(words[1::2]))
     assert set(words[::2]) == {"-c"}
-    file = tomllib.loads(clients.pastes(endpoint)[0].text)
-    assert flags == file | {"model_catalog_json": str(HERE / clients.CATALOGUE)}
+    file = tomllib.loads(clients.codex_snippets(endpoint)[0].text)
+    assert flags == file | {"model_catalog_json": str(HERE / clients.CODEX_CATALOGUE)}
     assert flags["model"] == model and flags["model_context_window"] == 32_768
 
 
 @given(names)
 def test_opencode_is_told_the_same_by_a_variable_as_by_a_file(model: str) -> None:
     endpoint = Endpoint("http://127.0.0.1:8000", None, model, 32_768)
-    told = json.loads(opencode.launch(endpoint, HERE).environment["OPENCODE_CONFIG_CONTENT"])
-    assert told == json.loads(opencode.pastes(endpoint)[0].text)
+    told = json.loads(clients.launch_opencode(endpoint, HERE).environment["OPENCODE_CONFIG_CONTENT"])
+    assert told == json.loads(clients.opencode_snippets(endpoint)[0].text)
     assert told["provider"]["ingot"]["models"][model]["limit"] == {"context": 32_768, "output": 8192}
 
 

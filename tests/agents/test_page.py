@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from ingot.agents.agent import Endpoint
-from ingot.agents.registry import AGENTS
+from ingot.agents.clients import AGENTS
 from ingot.cli.launch import launch_parser
 from ingot.cli.main import COMMANDS
 from ingot.config import SETTINGS, Settings
@@ -49,9 +49,9 @@ def test_a_client_has_blocks_that_parse_and_name_our_address(client: str) -> Non
 @pytest.mark.parametrize("name", AGENTS)
 def test_what_launch_prints_is_what_the_page_says(name: str) -> None:
     agent = AGENTS[name]
-    told = [(paste.language, paste.text + "\n") for paste in agent.pastes(ENDPOINT)]
+    told = [(paste.language, paste.text + "\n") for paste in agent.snippets(ENDPOINT)]
     assert blocks(SECTIONS[agent.title]) == told
-    for paste in agent.pastes(ENDPOINT):
+    for paste in agent.snippets(ENDPOINT):
         assert not paste.place.startswith("~") or f"`{paste.place}`" in SECTIONS[agent.title]
 
 

@@ -4,16 +4,16 @@ import pytest
 
 from bench.comparison import Duel, Figures, middle, unequal
 from bench.comparison_report import HEAD, Match, as_json, rows
-from ingot.cli.bench_stats import Level, Sample, summarise
+from ingot.cli.bench import LoadLevel, RequestSample, summarise_level
 
 
-def level(*, tokens: int = 8, prompt: int = 20, error: str | None = None) -> Level:
+def level(*, tokens: int = 8, prompt: int = 20, error: str | None = None) -> LoadLevel:
     """Two requests, one after the other."""
     samples = [
-        Sample(start, start + 1.0, (start + 0.2, start + 0.9), prompt, tokens, error if start else None)
+        RequestSample(start, start + 1.0, (start + 0.2, start + 0.9), prompt, tokens, error if start else None)
         for start in (0.0, 1.0)
     ]
-    return summarise(1, samples)
+    return summarise_level(1, samples)
 
 
 def duel() -> Duel:
@@ -59,7 +59,7 @@ def test_equal_answers_to_equal_prompts_can_be_compared() -> None:
         (level(error="gone"), "1 of 2 requests failed: gone"),
     ],
 )
-def test_what_cannot_be_compared_is_said(other: Level, reason: str) -> None:
+def test_what_cannot_be_compared_is_said(other: LoadLevel, reason: str) -> None:
     found = unequal([level(), other], 8)
     assert found is not None and reason in found
 

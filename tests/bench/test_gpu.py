@@ -15,10 +15,12 @@ from bench.gpu import __main__ as gpu
 from bench.gpu import stock
 from bench.gpu.goals import DIFFERING, GOALS, Figure, Goal, table
 from bench.gpu.scale import TINY, Scale
-from ingot.kernels.paged_attention.kernels import available
+from ingot.kernels.paged_attention.kernels import has_paged_kernels
 from tests import engines
 
-emulated = pytest.mark.skipif(not available(engines.GPU), reason="kernels run on no device here, nor can be emulated")
+emulated = pytest.mark.skipif(
+    not has_paged_kernels(engines.GPU), reason="kernels run on no device here, nor can be emulated"
+)
 
 
 @pytest.fixture(autouse=True)

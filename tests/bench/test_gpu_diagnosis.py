@@ -9,7 +9,7 @@ import pytest
 
 from bench import gpu_diagnosis
 from bench.children import Outcome
-from ingot.kernels.paged_attention.kernels import available
+from ingot.kernels.paged_attention.kernels import has_paged_kernels
 from tests import engines
 
 
@@ -18,7 +18,7 @@ def as_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGOT_AS", "cuda")
 
 
-@pytest.mark.skipif(not available(engines.GPU), reason="kernels run on no device here, nor can be emulated")
+@pytest.mark.skipif(not has_paged_kernels(engines.GPU), reason="kernels run on no device here, nor can be emulated")
 def test_rows_that_join_and_leave_are_compared_with_themselves_alone() -> None:
     said = list(gpu_diagnosis.equality(["kernel"]))
     assert said[0] == "kernel: order right, sums right"

@@ -6,8 +6,8 @@ import pytest
 
 from bench.engine import measure, requests
 from bench.http_share import Shares, as_json, measure_round
-from ingot.cli.bench import LoadPlan, Target
-from ingot.cli.client import Client
+from ingot.cli.bench import LoadPlan, LoadTarget
+from ingot.cli.client import ServerClient
 from ingot.engine.engine import Engine
 from tests import engines, tiny
 from tests.cli.scripted import Answer, Script, scripted_server
@@ -42,7 +42,7 @@ def test_requests_are_the_same_for_the_same_name_and_share_no_prompt() -> None:
 
 def test_a_round_asks_the_server_and_the_engine_for_as_much(engine: Engine) -> None:
     with scripted_server(Script(answer=lambda body: Answer(tuple("abcdef"), prompt_tokens=9))) as script:
-        target = Target(Client(script.url), "name", is_ingot=True, words=4)
+        target = LoadTarget(ServerClient(script.url), "name", is_ingot=True, words=4)
         plan = LoadPlan(model="name", prompt_tokens=9, output_tokens=6, requests=2)
         through, own = measure_round(target, engine, plan, streams=2, round_=0)
     assert through > 0 and own > 0

@@ -9,14 +9,14 @@ import pytest
 
 from bench.pictures import FOUNDRY, gaps, showing
 from bench.seeing_models import TOWERS, config_of
-from ingot.media.families.registry import processor_in
+from ingot.media.image_processors import read_processor
 from ingot.upstream import load_config
 
 
 def test_sixteen_pictures_fit_the_context_of_the_foundrys_model() -> None:
     if not (FOUNDRY / "model.safetensors").exists():
         pytest.skip("the foundry's models are not here")
-    request = showing("r", processor_in(FOUNDRY), 16, 192)
+    request = showing("r", read_processor(FOUNDRY), 16, 192)
     [prompt], [items] = request.prompts, request.media
     text = load_config(FOUNDRY)["text_config"]
     assert len(prompt) + 1 <= text["max_position_embeddings"]

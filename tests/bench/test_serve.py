@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from bench.serve import QUICK, STREAM_WORDS, USUAL, Load, compare, measure_beside, read
-from ingot.cli.bench import Target
-from ingot.cli.client import Client, ServerError
+from ingot.cli.bench import LoadTarget
+from ingot.cli.client import ServerClient, ServerError
 from tests.cli.scripted import Answer, Script, scripted_server
 
 LOAD = Load((1, 3), 40, 4, rounds=2, requests_per_stream=2, least_requests=3, endpoint="chat")
@@ -22,8 +22,8 @@ def curt(body: Mapping[str, Any]) -> Answer:
     return Answer(pieces=("a",), prompt_tokens=len(body["messages"][0]["content"]))
 
 
-def target(script: Script, *, is_ingot: bool) -> Target:
-    return Target(Client(script.url), "name", is_ingot=is_ingot, words=10)
+def target(script: Script, *, is_ingot: bool) -> LoadTarget:
+    return LoadTarget(ServerClient(script.url), "name", is_ingot=is_ingot, words=10)
 
 
 def prompts(script: Script) -> list[str]:

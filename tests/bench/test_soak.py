@@ -14,9 +14,9 @@ from bench.soak.further_acts import FURTHER, acts_with, hum
 from bench.soak.tables import write_lora, write_tables
 from bench.soak.trend import WARM, trend
 from bench.soak.watch import complaints, figures
-from ingot.config import load, memory_bytes, model_entries
-from ingot.models.lora.weights import read
-from ingot.protocol.ingot_api.metrics import Measured, metrics
+from ingot.config import load_config, memory_bytes, model_entries
+from ingot.models.lora.weights import read_lora
+from ingot.protocol.ingot_api.metrics import ModelMeasurements, render_metrics
 from tests.http.scripted import ScriptedEngine
 
 FOLDERS = Path(__file__).parents[2] / "foundry" / "models"
@@ -41,7 +41,9 @@ def test_lines_that_no_healthy_server_writes_are_found_in_its_log() -> None:
 
 def test_figures_are_found_by_the_names_that_the_soak_asks_for() -> None:
     engine = ScriptedEngine()
-    told = figures(metrics([Measured(engine.card, engine.health(), engine.figures, engine.speculation)], {200: 1}))
+    told = figures(
+        render_metrics([ModelMeasurements(engine.card, engine.health(), engine.figures, engine.speculation)], {200: 1})
+    )
     assert told["vllm:kv_cache_usage_perc"] == [0.25]
     assert {'ingot_memory_bytes{part="active"}', 'ingot_memory_bytes{part="states_held"}'} <= told.keys()
     assert {"vllm:num_requests_running", "vllm:num_requests_waiting"} <= told.keys()
@@ -61,14 +63,14 @@ def test_only_models_that_are_there_are_asked() -> None:
 
 def test_tables_of_a_soak_are_settings_of_a_server_and_two_of_their_models_exclude_each_other(tmp_path: Path) -> None:
     file = write_tables(FOLDERS / "dense", tmp_path)
-    settings = load({}, {}, file).settings
+    settings = load_config({}, {}, file).settings
     entries = {entry.name: memory_bytes(entry.settings.memory or "0", 1 << 40) for entry in model_entries(settings)}
     room = memory_bytes(settings.memory or "0", 1 << 40)
     assert room < sum(entries.values()) <= room + entries["window"]
 
 
 def test_the_adapter_of_a_soak_is_one_for_its_model(tmp_path: Path) -> None:
-    weights = read(write_lora(FOLDERS / "dense", tmp_path / "tuned"))
+    weights = read_lora(write_lora(FOLDERS / "dense", tmp_path / "tuned"))
     assert weights.rank == 8 and all(path.endswith(("q_proj", "v_proj")) for path in weights.pairs)
 
 

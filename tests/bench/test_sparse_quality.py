@@ -10,7 +10,7 @@ import pytest
 from bench.sparse import Figures
 from bench.sparse_quality import Sample, calls, posed, recalls, required_calls, tallied
 from foundry import vocabulary
-from ingot.engine.specprefill.selection import Scores
+from ingot.engine.specprefill.selection import PromptScores
 
 
 def test_tool_calls_have_a_long_text_before_them_that_is_not_computed_in_any_case() -> None:
@@ -50,7 +50,7 @@ def test_the_best_gain_is_what_is_left_to_compute_and_the_draft() -> None:
 
 def test_right_answers_are_counted_by_task_and_by_who_chose(monkeypatch: pytest.MonkeyPatch) -> None:
     class Target:
-        def new_rows(self) -> Target:
+        def new_batch_state(self) -> Target:
             return self
 
         groups = ()
@@ -58,7 +58,7 @@ def test_right_answers_are_counted_by_task_and_by_who_chose(monkeypatch: pytest.
     def answered(_: object, sample: Sample, kept: np.ndarray) -> tuple[bool, float]:
         return sample.prompt[0] in sample.answer and len(kept) > 150, 2.0
 
-    def evenly(prompt: tuple[int, ...]) -> Scores:
+    def evenly(prompt: tuple[int, ...]) -> PromptScores:
         return np.ones(len(prompt), np.float32)
 
     monkeypatch.setattr("bench.sparse_quality.answered", answered)

@@ -5,13 +5,13 @@ from bench.random_models import SHAPES, decided
 from bench.speculate import Bench, Figures, Turn, complain, in_turns, ratio
 from bench.synthetic import Synthetic
 from ingot.engine.request import Request
-from ingot.engine.sequence import Sequence
+from ingot.engine.sequence import TokenSequence
 
 PROMPT, ANSWER = (1, 2, 3), tuple(range(10, 26))
 
 
-def sequence() -> Sequence:
-    return Sequence(Request("r", (PROMPT,), max_tokens=16), 0, 0, PROMPT, 16, 0)
+def sequence() -> TokenSequence:
+    return TokenSequence(Request("r", (PROMPT,), max_tokens=16), 0, 0, PROMPT, 16, 0)
 
 
 def right(guess: tuple[int, ...]) -> int:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ingot.cache.matches import Needs
-from ingot.cache.prefix_index import PrefixIndex
-from ingot.cache.tree import Owner
+from ingot.cache.prefix_index import PrefixIndex, ResumeNeeds
+from ingot.cache.prefix_tree import CacheOwner
 
 TOKEN, CHECKPOINT = 10, 100
 """Bytes."""
-APPEND = Needs()
-WINDOW = Needs(windows=((0, 4),))
-HYBRID = Needs(checkpoint=True)
-BOTH = Needs(checkpoint=True, windows=((0, 4),))
-ANYBODY = Owner()
+APPEND = ResumeNeeds()
+WINDOW = ResumeNeeds(windows=((0, 4),))
+HYBRID = ResumeNeeds(checkpoint=True)
+BOTH = ResumeNeeds(checkpoint=True, windows=((0, 4),))
+ANYBODY = CacheOwner()
 
 
 @dataclass(frozen=True)
@@ -59,12 +58,12 @@ class Paper:
         return self.first
 
 
-def index(needs: Needs) -> PrefixIndex:
+def index(needs: ResumeNeeds) -> PrefixIndex:
     return PrefixIndex(needs, lambda tokens: float(tokens))
 
 
 def store(
-    held: PrefixIndex, tokens: Sequence[int], needs: Needs, owner: Owner = ANYBODY, *, landmark: bool = False
+    held: PrefixIndex, tokens: Sequence[int], needs: ResumeNeeds, owner: CacheOwner = ANYBODY, *, landmark: bool = False
 ) -> None:
     end = len(tokens)
     checkpoint = () if needs.checkpoint else None

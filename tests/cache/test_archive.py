@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ingot.cache.archive import Archive, ArchivedRecord, ArchiveError, ArchiveSeal, write
-from ingot.cache.stored import TensorShape
+from ingot.cache.archive import Archive, ArchivedRecord, ArchiveError, ArchiveSeal, TensorShape, write_archive
 from ingot.errors import Cancelled
 
 SECRET = b"a secret"
@@ -38,7 +37,9 @@ def opened(path: Path, key: dict[str, str] = KEY, secret: bytes = SECRET) -> Arc
 
 def written(folder: Path, *pieces: ArchivedRecord, key: dict[str, str] = KEY, data: Any = None) -> Path:
     path = folder / "kept.safetensors"
-    write(path, ArchiveSeal(key, SECRET), zip(pieces or (FIRST, SECOND), data or DATA, strict=False), lambda: True)
+    write_archive(
+        path, ArchiveSeal(key, SECRET), zip(pieces or (FIRST, SECOND), data or DATA, strict=False), lambda: True
+    )
     return path
 
 
@@ -58,7 +59,7 @@ def test_it_is_a_safetensors_file(tmp_path: Path) -> None:
 
 def test_an_empty_archive_is_one_too(tmp_path: Path) -> None:
     path = tmp_path / "empty"
-    write(path, ArchiveSeal(KEY, SECRET), (), lambda: True)
+    write_archive(path, ArchiveSeal(KEY, SECRET), (), lambda: True)
     assert opened(path).pieces == ()
 
 

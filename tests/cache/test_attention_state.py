@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.cache import page_choice
-from ingot.cache.attention_state import AppendState
-from ingot.cache.batch_state import Rows
-from ingot.cache.forward_batch import Part
-from ingot.cache.page_choice import PageChoice
+from ingot.cache import attention_state
+from ingot.cache.attention_state import AppendState, PageSelection
+from ingot.cache.batch_state import BatchState
+from ingot.cache.forward_batch import ForwardPart
 from ingot.cache.pages import PAGE
 
 HEADS, SIZE, PAGES = 2, 16, 20
@@ -19,9 +18,9 @@ HEADS, SIZE, PAGES = 2, 16, 20
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_choice, "FROM", 4 * PAGE)
-    monkeypatch.setattr(page_choice, "SEEN", 6)
-    monkeypatch.setattr(page_choice, "NEWEST", 2)
+    monkeypatch.setattr(attention_state, "SPARSE_FROM_TOKENS", 4 * PAGE)
+    monkeypatch.setattr(attention_state, "SEEN_PAGES", 6)
+    monkeypatch.setattr(attention_state, "NEWEST_PAGES", 2)
 
 
 class Layer:
@@ -29,16 +28,16 @@ class Layer:
 
     def __init__(self) -> None:
         self.state = AppendState()
-        self.rows = Rows([self.state])
+        self.rows = BatchState([self.state])
         self.row = self.rows.new()
         self.directions = mx.random.normal((PAGES, HEADS, SIZE), key=mx.random.key(1))
-        self.choice = PageChoice(self.state, self.row)
+        self.choice = PageSelection(self.state, self.row)
 
     def write(self, begin: int, end: int) -> None:
         """Pages [begin, end)."""
         keys = mx.repeat(self.directions[begin:end], PAGE, axis=0)
         keys = keys + 0.3 * mx.random.normal(keys.shape, key=mx.random.key(begin))
-        with self.rows.launch([Part((self.row,), keys.shape[0])]):
+        with self.rows.launch([ForwardPart((self.row,), keys.shape[0])]):
             self.state.write(keys, keys)
         mx.eval(self.rows.pending())
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache.attention_state import AppendState
-from ingot.cache.batch_state import Rows
-from ingot.cache.forward_batch import Part, Row
+from ingot.cache.batch_state import BatchState
+from ingot.cache.forward_batch import ForwardPart, Row
 from ingot.cache.kv_storage import SlabStorage
 from ingot.cache.pages import PAGE
-from ingot.cache.records import put, take
-from ingot.kernels.device import Device, current
-from ingot.models.adapter import adapt
+from ingot.cache.records import restore_row, take_record
+from ingot.kernels.device import Device, current_device
+from ingot.models.adapter import adapt_model
 from tests import tiny
 from tests.engines import GPU
 from tests.memory import freed_at_once, settled
@@ -38,32 +38,32 @@ def exact(kind: str, tokens: list[int]) -> mx.array:
 REFERENCE: dict[str, Any] = {}
 
 
-def new_rows(kind: str) -> Rows:
-    return tiny.adapter(kind, WIDEST, exact=True).new_rows()
+def new_batch_state(kind: str) -> BatchState:
+    return tiny.adapter(kind, WIDEST, exact=True).new_batch_state()
 
 
-def feed(rows: Rows, kind: str, row: Row, tokens: list[int]) -> mx.array:
+def feed(rows: BatchState, kind: str, row: Row, tokens: list[int]) -> mx.array:
     """Logits [vocab] after the last of them."""
     for begin in range(0, len(tokens), WIDEST):
         [logits] = run(rows, kind, [[(row, tokens[begin : begin + WIDEST])]])
     return logits
 
 
-def run(rows: Rows, kind: str, parts: list[list[tuple[Row, list[int]]]], tentative: int = 0) -> list[mx.array]:
+def run(rows: BatchState, kind: str, parts: list[list[tuple[Row, list[int]]]], tentative: int = 0) -> list[mx.array]:
     """Logits after each row's last token, all in one forward pass."""
     fed = [each for part in parts for each in part]
     ends = list(accumulate(len(tokens) for _, tokens in fed))
     logits = tiny.adapter(kind, WIDEST, exact=True).run(
         rows,
         mx.array([token for _, tokens in fed for token in tokens]),
-        [Part(tuple(row for row, _ in part), len(part[0][1]), tentative=tentative) for part in parts],
+        [ForwardPart(tuple(row for row, _ in part), len(part[0][1]), tentative=tentative) for part in parts],
         [end - 1 for end in ends],
     )
     mx.eval(logits, rows.pending())
     return list(logits)
 
 
-def spoil(rows: Rows) -> None:
+def spoil(rows: BatchState) -> None:
     """Leave what is no number wherever nobody holds anything: whoever meets it shows it."""
     for group in rows.groups:
         free = set(group.pages.free)
@@ -82,7 +82,7 @@ def close(one: mx.array, other: mx.array) -> bool:
 def test_a_sequence_longer_than_windows_and_pages_gives_the_same_logits(kind: str) -> None:
     rng = random.Random(1)
     tokens = [rng.randrange(96) for _ in range(400)]
-    rows = new_rows(kind)
+    rows = new_batch_state(kind)
     row = rows.new()
     assert close(feed(rows, kind, row, tokens[:-1]), exact(kind, tokens[:-1]))
     assert close(feed(rows, kind, row, tokens[-1:]), exact(kind, tokens))
@@ -100,7 +100,7 @@ def test_a_sequence_longer_than_windows_and_pages_gives_the_same_logits(kind: st
 )
 def test_rows_hold_their_own_whatever_happens_to_the_others(kind: str, moves: list[tuple[str, int]]) -> None:
     rng = random.Random(5)
-    rows = new_rows(kind)
+    rows = new_batch_state(kind)
     live: list[tuple[Row, list[int]]] = []
     kept: list[tuple[Any, list[int]]] = []
 
@@ -127,14 +127,14 @@ def test_rows_hold_their_own_whatever_happens_to_the_others(kind: str, moves: li
             others = [each for at, each in enumerate(live) if at != one]
             compute([[(each, fresh(1)) for each in others], [(live[one], fresh(2 + number % 9))]])
         elif move == "keep" and live:
-            kept.append((take(rows, live[one][0], 0), list(live[one][1])))
+            kept.append((take_record(rows, live[one][0], 0), list(live[one][1])))
         elif move == "branch" and kept and len(live) < 4:
             record, tokens = kept[number % len(kept)]
             live.append((rows.new(), list(tokens)))
-            put(rows, live[-1][0], [record], len(tokens))
+            restore_row(rows, live[-1][0], [record], len(tokens))
             compute([[(live[-1], fresh(1))]])
         elif move == "fail" and live:
-            with pytest.raises(RuntimeError), rows.launch([Part((live[one][0],), 1 + number % WIDEST)]):
+            with pytest.raises(RuntimeError), rows.launch([ForwardPart((live[one][0],), 1 + number % WIDEST)]):
                 raise RuntimeError
         elif move == "guess" and live:
             tentative = number % 7
@@ -153,7 +153,7 @@ def test_rows_hold_their_own_whatever_happens_to_the_others(kind: str, moves: li
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_sees_nothing_of_whoever_had_its_memory_before(kind: str) -> None:
-    rows = new_rows(kind)
+    rows = new_batch_state(kind)
     other, row = rows.new(), rows.new()
     feed(rows, kind, other, [5] * 200)
     rows.leave(other)
@@ -166,7 +166,7 @@ def test_a_row_sees_nothing_of_whoever_had_its_memory_before(kind: str) -> None:
 
 
 def test_a_window_layer_holds_the_pages_that_its_window_lies_in() -> None:
-    rows = new_rows("window")
+    rows = new_batch_state("window")
     row = rows.new()
     feed(rows, "window", row, [3] * 600)
     held = {group.window: len(table.numbers) for group, table in zip(rows.groups, row.tables, strict=True)}
@@ -175,10 +175,10 @@ def test_a_window_layer_holds_the_pages_that_its_window_lies_in() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_launch_that_fails_leaves_the_rows_as_they_were(kind: str) -> None:
-    rows = new_rows(kind)
+    rows = new_batch_state(kind)
     row = rows.new()
     feed(rows, kind, row, [1, 2, 3])
-    with pytest.raises(RuntimeError), rows.launch([Part((row,), 200)]):
+    with pytest.raises(RuntimeError), rows.launch([ForwardPart((row,), 200)]):
         raise RuntimeError
     assert row.length == 3
     assert close(feed(rows, kind, row, [4]), exact(kind, [1, 2, 3, 4]))
@@ -186,14 +186,14 @@ def test_a_launch_that_fails_leaves_the_rows_as_they_were(kind: str) -> None:
 
 
 def test_many_rows_that_share_a_prompt_hold_it_once() -> None:
-    rows = new_rows("llama")
+    rows = new_batch_state("llama")
     first = rows.new()
     prompt = [number % 90 for number in range(20 * PAGE + 7)]
     feed(rows, "llama", first, prompt)
-    record = take(rows, first, 0)
+    record = take_record(rows, first, 0)
     agents = [rows.new() for _ in range(8)]
     for agent in agents:
-        put(rows, agent, [record], len(prompt))
+        restore_row(rows, agent, [record], len(prompt))
     [group] = rows.groups
     assert group.pages.used == 21, "a hit takes no pages"
     for number, agent in enumerate(agents):
@@ -204,7 +204,7 @@ def test_many_rows_that_share_a_prompt_hold_it_once() -> None:
 
 
 def test_growing_copies_nobodys_states() -> None:
-    rows = new_rows("llama")
+    rows = new_batch_state("llama")
     row, other = rows.new(), rows.new()
     feed(rows, "llama", other, [2] * 30)
     feed(rows, "llama", row, [1] * 100)
@@ -215,7 +215,7 @@ def test_growing_copies_nobodys_states() -> None:
 
 
 def test_memory_is_at_most_a_quarter_more_than_what_is_held() -> None:
-    rows = new_rows("llama")
+    rows = new_batch_state("llama")
     row = rows.new()
     for _ in range(12):
         feed(rows, "llama", row, [1] * 8 * PAGE)
@@ -226,7 +226,7 @@ def test_memory_is_at_most_a_quarter_more_than_what_is_held() -> None:
 
 @freed_at_once
 def test_decoding_writes_in_place() -> None:
-    rows = new_rows("llama")
+    rows = new_batch_state("llama")
     one, other = rows.new(), rows.new()
     feed(rows, "llama", one, [1, 2, 3] * 600)
     feed(rows, "llama", other, [1])
@@ -241,14 +241,14 @@ def test_decoding_writes_in_place() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_left_is_given_back_when_nothing_runs(kind: str) -> None:
-    rows = new_rows(kind)
+    rows = new_batch_state(kind)
     row = rows.new()
     feed(rows, kind, row, [7] * 500)
-    record = take(rows, row, 0)
+    record = take_record(rows, row, 0)
     rows.leave(row)
     rows.trim()
     again = rows.new()
-    put(rows, again, [record], 500)
+    restore_row(rows, again, [record], 500)
     assert close(feed(rows, kind, again, [3]), exact(kind, [*[7] * 500, 3]))
     rows.leave(again)
     del record
@@ -264,13 +264,13 @@ def placed(
     kind: str, device: Device | None, parts: list[tuple[list[int], list[int] | None]], begin: int = 0
 ) -> mx.array:
     """Logits after a sequence whose pieces have stated positions, or go on from the ones before."""
-    adapter = adapt(tiny.build(kind), tiny.CONFIGS[kind], device or current(), widest=WIDEST, exact=True)
-    rows = adapter.new_rows()
+    adapter = adapt_model(tiny.build(kind), tiny.CONFIGS[kind], device or current_device(), widest=WIDEST, exact=True)
+    rows = adapter.new_batch_state()
     row = rows.new()
     row.position = begin
     for tokens, at in parts:
         stated = None if at is None else mx.array(at)
-        part = Part((row,), len(tokens), stated, None if at is None else at[-1] + 1)
+        part = ForwardPart((row,), len(tokens), stated, None if at is None else at[-1] + 1)
         logits = adapter.run(rows, mx.array(tokens), [part], [len(tokens) - 1])
         mx.eval(logits, rows.pending())
     return logits[0]

@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
-from ingot.cache.coded_deltas import CodedDelta
-from ingot.cache.coded_pages import PageForm, in_one
-from ingot.cache.deltas import KVDelta
+from ingot.cache.coded_pages import CodedPageLayout, join_pages
+from ingot.cache.kv_deltas import CodedDelta, KVDelta
 from ingot.cache.pages import PAGE
 
 FIRST, PAGES, RAW = 3, 4, 70
 """The number of the first page, how many are in fewer bits, and tokens behind them."""
 BEGIN, END = FIRST * PAGE + 10, (FIRST + PAGES) * PAGE + RAW
-FORM = PageForm(PairCodec(CodecName.parse("k8v4")), 2, (64, 64), mx.float16)
+FORM = CodedPageLayout(PairCodec(CodecName.parse("k8v4")), 2, (64, 64), mx.float16)
 
 
 @cache
@@ -31,7 +30,7 @@ def drawn() -> tuple[CodedDelta, tuple[mx.array, mx.array]]:
     raw = [mx.random.normal((1, 2, RAW, 64), key=mx.random.key(each)).astype(mx.float16) for each in (3, 4)]
     pages = FORM.encode(keys, values)
     whole = tuple(
-        mx.concatenate([in_one(part), tail], axis=2) for part, tail in zip(FORM.decode(pages), raw, strict=True)
+        mx.concatenate([join_pages(part), tail], axis=2) for part, tail in zip(FORM.decode(pages), raw, strict=True)
     )
     mx.eval(pages, *raw, *whole)
     return CodedDelta(BEGIN, END, (pages, *raw), FORM), (whole[0], whole[1])

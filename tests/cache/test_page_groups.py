@@ -10,18 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.cache.kv_storage import KernelStorage, SlabStorage
-from ingot.cache.page_groups import PageGroup, Run, Storage
+from ingot.cache.page_groups import KVStorage, PageGroup, PageIndex, TokenRun
 from ingot.cache.pages import PAGE, PageCopy
-from ingot.cache.pools import PageIndex
 from ingot.kernels.device import Device
 from ingot.kernels.paged_attention.kernels import paged_attention
-from ingot.kernels.paged_attention.shapes import Shape
+from ingot.kernels.paged_attention.shapes import AttentionShape
 from tests.kernels.paged_attention.memory import emulated
 
 TWELVE = 12
 
 
-class PaperStorage(Storage):
+class PaperStorage(KVStorage):
     """Keeps the sizes of its slabs alone."""
 
     def __init__(self, group: PageGroup, most_slabs: int | None, size: int = 1) -> None:
@@ -44,11 +43,11 @@ class PaperStorage(Storage):
     def trim(self) -> None:
         del self.sizes_of_slabs[len(self._group.slabs) :]
 
-    def write(self, keys: mx.array, values: mx.array, runs: Sequence[Run]) -> None:
+    def write(self, keys: mx.array, values: mx.array, runs: Sequence[TokenRun]) -> None:
         raise NotImplementedError
 
     @classmethod
-    def copy_all(cls, storages: Sequence[Storage], copies: Sequence[PageCopy]) -> None:
+    def copy_all(cls, storages: Sequence[KVStorage], copies: Sequence[PageCopy]) -> None:
         raise NotImplementedError
 
     def whole_pages(self, slots: Sequence[int]) -> tuple[mx.array, mx.array]:
@@ -154,7 +153,7 @@ def test_without_a_budget_no_more_than_a_quarter_is_taken_ahead(most_slabs: int 
 @emulated
 @pytest.mark.parametrize("kind", ["metal", "cuda", "plain"])
 def test_what_was_written_stays_where_it_was_while_slabs_are_added_and_joined(kind: str) -> None:
-    group, shape = PageGroup(0, None), Shape(2, 2, 16, 32)
+    group, shape = PageGroup(0, None), AttentionShape(2, 2, 16, 32)
     storage = _storage(kind, group, shape)
     keys, values = mx.random.normal((40, 2, 16)), mx.random.normal((40, 2, 32))
     for page in range(40):
@@ -169,7 +168,7 @@ def test_what_was_written_stays_where_it_was_while_slabs_are_added_and_joined(ki
         assert all(mx.array_equal(lie[:, page, page], wanted[page]).item() for page in range(40))
 
 
-def _storage(kind: str, group: PageGroup, shape: Shape) -> SlabStorage:
+def _storage(kind: str, group: PageGroup, shape: AttentionShape) -> SlabStorage:
     sizes = (shape.key_size, shape.value_size)
     if kind == "plain":
         return SlabStorage(group, shape.kv_heads, sizes, mx.float32)

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.cache.matches import Explanation, Needs
-from ingot.cache.prefix_index import SNIPPET, PrefixIndex
-from ingot.cache.tree import Owner
+from ingot.cache.prefix_index import SNIPPET_TOKENS, MatchExplanation, PrefixIndex, ResumeNeeds
+from ingot.cache.prefix_tree import CacheOwner
 from tests.cache.paper import ANYBODY, APPEND, HYBRID, WINDOW, index, store
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=40)
@@ -17,34 +16,34 @@ LONG = list(range(400, 480))
 HEAD, TAIL, OTHER = list(range(100, 140)), list(range(200, 240)), list(range(300, 340))
 
 
-def explain(held: PrefixIndex, tokens: list[int], owner: Owner = ANYBODY) -> Explanation:
+def explain(held: PrefixIndex, tokens: list[int], owner: CacheOwner = ANYBODY) -> MatchExplanation:
     return held.explain(owner, tokens, len(tokens) - 1)
 
 
 @NEEDS
-def test_nothing_that_begins_like_it_was_kept(needs: Needs) -> None:
+def test_nothing_that_begins_like_it_was_kept(needs: ResumeNeeds) -> None:
     held = index(needs)
     store(held, OTHER, needs)
-    assert explain(held, HEAD) == Explanation(0, 0, "unseen")
+    assert explain(held, HEAD) == MatchExplanation(0, 0, "unseen")
 
 
 @NEEDS
-def test_a_prompt_that_only_goes_on_is_a_new_turn(needs: Needs) -> None:
+def test_a_prompt_that_only_goes_on_is_a_new_turn(needs: ResumeNeeds) -> None:
     held = index(needs)
     store(held, HEAD, needs)
-    assert explain(held, HEAD + TAIL) == Explanation(40, 40, "new_turn")
+    assert explain(held, HEAD + TAIL) == MatchExplanation(40, 40, "new_turn")
 
 
 @NEEDS
-def test_a_prompt_that_goes_on_otherwise_has_diverged_and_is_shown_from_what(needs: Needs) -> None:
+def test_a_prompt_that_goes_on_otherwise_has_diverged_and_is_shown_from_what(needs: ResumeNeeds) -> None:
     held = index(needs)
     store(held, HEAD, needs)
     store(held, HEAD + TAIL, needs)
-    assert explain(held, HEAD + OTHER) == Explanation(40, 40, "diverged", tuple(TAIL[:SNIPPET]))
+    assert explain(held, HEAD + OTHER) == MatchExplanation(40, 40, "diverged", tuple(TAIL[:SNIPPET_TOKENS]))
 
 
 @NEEDS
-def test_the_same_prompt_again_is_complete(needs: Needs) -> None:
+def test_the_same_prompt_again_is_complete(needs: ResumeNeeds) -> None:
     held = index(needs)
     store(held, [*HEAD, *TAIL], needs)
     store(held, [*HEAD, *TAIL, 1, 2], needs)
@@ -53,15 +52,15 @@ def test_the_same_prompt_again_is_complete(needs: Needs) -> None:
 
 
 @NEEDS
-def test_what_had_to_go_was_evicted(needs: Needs) -> None:
+def test_what_had_to_go_was_evicted(needs: ResumeNeeds) -> None:
     held = index(needs)
     store(held, HEAD, needs)
     store(held, HEAD + TAIL, needs)
-    held.match(Owner(), HEAD, 40)
+    held.match(CacheOwner(), HEAD, 40)
     held.shrink(500)
     assert explain(held, HEAD + TAIL + OTHER).reason == "evicted"
     held.shrink(0)
-    assert explain(held, HEAD + TAIL + OTHER) == Explanation(0, 0, "evicted")
+    assert explain(held, HEAD + TAIL + OTHER) == MatchExplanation(0, 0, "evicted")
     assert explain(held, OTHER).reason == "unseen"
 
 
@@ -80,7 +79,7 @@ def test_a_hybrid_model_resumes_only_at_checkpoints() -> None:
     store(held, HEAD + TAIL * 3, HYBRID)
     found = explain(held, [*HEAD, *TAIL, *TAIL, *OTHER])
     assert (found.known, found.length, found.reason) == (120, 40, "checkpoint")
-    assert found.theirs == tuple(TAIL[:SNIPPET])
+    assert found.theirs == tuple(TAIL[:SNIPPET_TOKENS])
 
 
 def test_a_few_tokens_short_of_a_checkpoint_are_no_reason() -> None:
@@ -91,23 +90,23 @@ def test_a_few_tokens_short_of_a_checkpoint_are_no_reason() -> None:
 
 
 @NEEDS
-def test_the_same_tokens_under_another_salt_are_named_to_their_tenant_alone(needs: Needs) -> None:
+def test_the_same_tokens_under_another_salt_are_named_to_their_tenant_alone(needs: ResumeNeeds) -> None:
     held = index(needs)
-    store(held, HEAD + TAIL, needs, Owner("me", "blue"))
-    assert explain(held, HEAD + TAIL, Owner("me", "red")) == Explanation(0, 0, "salt")
-    assert explain(held, HEAD + TAIL, Owner("you", "red")) == Explanation(0, 0, "unseen")
-    assert explain(held, HEAD + TAIL, Owner("you", "blue")) == Explanation(0, 0, "unseen")
+    store(held, HEAD + TAIL, needs, CacheOwner("me", "blue"))
+    assert explain(held, HEAD + TAIL, CacheOwner("me", "red")) == MatchExplanation(0, 0, "salt")
+    assert explain(held, HEAD + TAIL, CacheOwner("you", "red")) == MatchExplanation(0, 0, "unseen")
+    assert explain(held, HEAD + TAIL, CacheOwner("you", "blue")) == MatchExplanation(0, 0, "unseen")
 
 
 @NEEDS
 @given(stored=st.lists(st.tuples(st.sampled_from(["a", "b"]), TOKENS), max_size=8), asked=TOKENS)
 def test_an_explanation_agrees_with_the_match_and_leaves_no_trace(
-    needs: Needs, stored: list[tuple[str, list[int]]], asked: list[int]
+    needs: ResumeNeeds, stored: list[tuple[str, list[int]]], asked: list[int]
 ) -> None:
     held = index(needs)
     for salt, tokens in stored:
-        store(held, tokens, needs, Owner("me", salt))
-    owner = Owner("me", "a")
+        store(held, tokens, needs, CacheOwner("me", salt))
+    owner = CacheOwner("me", "a")
     before = [(node.worth, node.resumed) for node in held.nodes()]
     told = explain(held, asked, owner)
     assert [(node.worth, node.resumed) for node in held.nodes()] == before
@@ -122,12 +121,12 @@ def test_an_explanation_agrees_with_the_match_and_leaves_no_trace(
 @NEEDS
 @given(stored=st.lists(st.tuples(st.sampled_from(["a", "b"]), TOKENS), max_size=8), asked=TOKENS)
 def test_nothing_of_one_tenant_is_ever_told_to_another(
-    needs: Needs, stored: list[tuple[str, list[int]]], asked: list[int]
+    needs: ResumeNeeds, stored: list[tuple[str, list[int]]], asked: list[int]
 ) -> None:
     both, alone = index(needs), index(needs)
     for tenant, tokens in stored:
-        store(both, tokens, needs, Owner(tenant))
+        store(both, tokens, needs, CacheOwner(tenant))
         if tenant == "a":
-            store(alone, tokens, needs, Owner(tenant))
+            store(alone, tokens, needs, CacheOwner(tenant))
     both.shrink(both.nbytes)
-    assert explain(both, asked, Owner("a")) == explain(alone, asked, Owner("a"))
+    assert explain(both, asked, CacheOwner("a")) == explain(alone, asked, CacheOwner("a"))

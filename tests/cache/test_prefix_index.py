@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.cache.matches import Needs
-from ingot.cache.prefix_index import PrefixIndex
+from ingot.cache.prefix_index import PrefixIndex, ResumeNeeds
+from ingot.cache.prefix_tree import CacheOwner, PrefixNode
 from ingot.cache.records import Record
-from ingot.cache.tree import Node, Owner
 from tests.cache.paper import APPEND, BOTH, HYBRID, WINDOW, Paper, index, store
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
@@ -23,7 +22,7 @@ NEEDS = pytest.mark.parametrize("needs", [APPEND, WINDOW, HYBRID])
 @NEEDS
 @given(stored=st.lists(TOKENS, max_size=8), asked=TOKENS, most=st.one_of(st.none(), st.integers(0, 600)))
 def test_a_match_is_a_true_prefix_whose_records_lie_end_to_end(
-    needs: Needs, stored: list[list[int]], asked: list[int], most: int | None
+    needs: ResumeNeeds, stored: list[list[int]], asked: list[int], most: int | None
 ) -> None:
     held = index(needs)
     for tokens in stored:
@@ -33,7 +32,7 @@ def test_a_match_is_a_true_prefix_whose_records_lie_end_to_end(
         held.shrink(most)
         held.check()
         assert held.nbytes <= most
-    found = held.match(Owner(), asked, len(asked) - 1)
+    found = held.match(CacheOwner(), asked, len(asked) - 1)
     assert found.length <= found.known and found.length <= len(asked) - 1
     assert any(tokens[: found.known] == asked[: found.known] for tokens in [*stored, []])
     at = 0
@@ -57,25 +56,25 @@ def test_append_layers_resume_at_the_longest_common_prefix(stored: list[list[int
         )
 
     best = max((common(tokens) for tokens in stored), default=0)
-    assert held.match(Owner(), asked, len(asked) - 1).length == min(best, len(asked) - 1)
+    assert held.match(CacheOwner(), asked, len(asked) - 1).length == min(best, len(asked) - 1)
 
 
 @pytest.mark.parametrize("needs", [WINDOW, HYBRID, BOTH])
 @given(stored=st.lists(TOKENS, max_size=8))
 def test_what_was_stored_can_be_resumed_there_wherever_others_parted_from_it(
-    needs: Needs, stored: list[list[int]]
+    needs: ResumeNeeds, stored: list[list[int]]
 ) -> None:
     held = index(needs)
     for number, tokens in enumerate(stored, start=1):
         store(held, tokens, needs)
         # Of checkpoints that stand as close together as these only the first stays once another one comes.
         for known in [tokens] if needs.checkpoint else stored[:number]:
-            assert held.match(Owner(), [*known, 9], len(known)).length == len(known)
+            assert held.match(CacheOwner(), [*known, 9], len(known)).length == len(known)
 
 
 @NEEDS
 @given(stored=st.lists(TOKENS, min_size=1, max_size=8))
-def test_nothing_is_stored_twice(needs: Needs, stored: list[list[int]]) -> None:
+def test_nothing_is_stored_twice(needs: ResumeNeeds, stored: list[list[int]]) -> None:
     once, twice = index(needs), index(needs)
     for tokens in stored:
         store(once, tokens, needs)
@@ -89,21 +88,21 @@ def test_nothing_is_stored_twice(needs: Needs, stored: list[list[int]]) -> None:
 
 def test_salts_share_nothing() -> None:
     held = index(APPEND)
-    store(held, [1, 2, 3], APPEND, Owner(salt="a"))
-    assert held.match(Owner(salt="b"), [1, 2, 3, 4], 3).known == 0
-    assert held.match(Owner(salt="a"), [1, 2, 3, 4], 3).length == 3
+    store(held, [1, 2, 3], APPEND, CacheOwner(salt="a"))
+    assert held.match(CacheOwner(salt="b"), [1, 2, 3, 4], 3).known == 0
+    assert held.match(CacheOwner(salt="a"), [1, 2, 3, 4], 3).length == 3
 
 
 def test_the_least_recently_used_goes_first_and_pins_stay() -> None:
     held = index(APPEND)
     for first in (1, 2, 3):
         store(held, [first] * 5, APPEND)
-    held.pin(Owner(), [1] * 5)
+    held.pin(CacheOwner(), [1] * 5)
     held.shrink(100)
-    held.match(Owner(), [2] * 5, 4)
+    held.match(CacheOwner(), [2] * 5, 4)
     store(held, [4] * 5, APPEND)
     held.shrink(100)
-    assert held.match(Owner(), [1] * 5, 5).length == 5
+    assert held.match(CacheOwner(), [1] * 5, 5).length == 5
     assert held.nbytes == 100
 
 
@@ -111,9 +110,9 @@ def test_a_node_that_others_build_on_gives_up_its_checkpoint_before_they_lose_th
     held = index(HYBRID)
     store(held, [1] * 4, HYBRID)
     store(held, [1] * 8, HYBRID)
-    held.match(Owner(), [1] * 9, 8)
+    held.match(CacheOwner(), [1] * 9, 8)
     held.shrink(held.nbytes - 1)
-    lengths = {held.match(Owner(), [1] * n + [2], n).length for n in (4, 8)}
+    lengths = {held.match(CacheOwner(), [1] * n + [2], n).length for n in (4, 8)}
     assert lengths in ({0, 8}, {4, 0}, {4})
     held.check()
 
@@ -122,29 +121,29 @@ def test_a_lost_checkpoint_comes_back_when_the_same_tokens_are_computed_again() 
     held = index(HYBRID)
     store(held, [1] * 4, HYBRID)
     store(held, [1, 1, 2], HYBRID)  # splits the first: its upper half has no checkpoint
-    assert held.match(Owner(), [1, 1, 3], 2).length == 0
+    assert held.match(CacheOwner(), [1, 1, 3], 2).length == 0
     store(held, [1, 1], HYBRID)
-    assert held.match(Owner(), [1, 1, 3], 2).length == 2
+    assert held.match(CacheOwner(), [1, 1, 3], 2).length == 2
     held.check()
 
 
 def test_a_pin_ends_where_its_tokens_do() -> None:
     held = index(APPEND)
     store(held, [1, 2, 3, 4, 5], APPEND)
-    assert held.pin(Owner(), [1, 2, 3, 9]) == 3
+    assert held.pin(CacheOwner(), [1, 2, 3, 9]) == 3
     assert held.pinned_bytes() == 30
     held.check()
     held.shrink(30)
-    assert held.match(Owner(), [1, 2, 3, 4], 4).length == 3
+    assert held.match(CacheOwner(), [1, 2, 3, 4], 4).length == 3
 
 
 def test_pins_give_way_when_nothing_else_is_left() -> None:
     held = index(APPEND)
     store(held, [1] * 5, APPEND)
     store(held, [2] * 5, APPEND)
-    held.pin(Owner(), [1] * 5)
+    held.pin(CacheOwner(), [1] * 5)
     held.shrink(60)
-    assert held.match(Owner(), [1] * 6, 5).length == 5
+    assert held.match(CacheOwner(), [1] * 6, 5).length == 5
     held.shrink(0)
     assert held.nbytes == 0
     held.check()
@@ -154,28 +153,28 @@ def test_what_many_prompts_share_outlives_what_one_used_lately() -> None:
     held = index(APPEND)
     store(held, [1] * 5, APPEND)
     for _ in range(8):
-        held.match(Owner(), [1] * 6, 5)
+        held.match(CacheOwner(), [1] * 6, 5)
     for other in range(2, 6):
         store(held, [other] * 5, APPEND)
         held.shrink(100)
-    assert held.match(Owner(), [1] * 6, 5).length == 5
+    assert held.match(CacheOwner(), [1] * 6, 5).length == 5
 
 
 def test_nothing_is_left_of_an_owner_whose_last_piece_went() -> None:
     held = index(APPEND)
     for salt in "abc":
-        store(held, [1] * 5, APPEND, Owner("me", salt))
+        store(held, [1] * 5, APPEND, CacheOwner("me", salt))
     held.shrink(0)
     assert held.owners("me") == [] and held._forest.tenants == []
 
 
 def test_clearing_takes_all_of_one_tenants_and_nothing_of_anothers() -> None:
     held = index(APPEND)
-    for owner in (Owner("me", "a"), Owner("me", "b"), Owner("you", "a")):
+    for owner in (CacheOwner("me", "a"), CacheOwner("me", "b"), CacheOwner("you", "a")):
         store(held, [1] * 5, APPEND, owner)
     assert held.clear("me") == 100
     held.check()
-    assert (held.nbytes, held.owners("me"), held.owners("you")) == (50, [], [Owner("you", "a")])
+    assert (held.nbytes, held.owners("me"), held.owners("you")) == (50, [], [CacheOwner("you", "a")])
     assert held.clear("nobody") == 0
 
 
@@ -184,8 +183,8 @@ def test_what_is_forgotten_is_gone_at_once_without_the_garbage_collector(
     forget: Callable[[PrefixIndex], object],
 ) -> None:
     held = index(APPEND)
-    store(held, [1] * 5, APPEND, Owner("me"))
-    store(held, [1] * 5 + [2] * 5, APPEND, Owner("me"))
+    store(held, [1] * 5, APPEND, CacheOwner("me"))
+    store(held, [1] * 5 + [2] * 5, APPEND, CacheOwner("me"))
     records = [weakref.ref(node.record) for node in held.nodes() if node.record is not None]
     gc.disable()
     try:
@@ -198,36 +197,36 @@ def test_what_is_forgotten_is_gone_at_once_without_the_garbage_collector(
 class PaperCondenser:
     """Halves what is on paper, once."""
 
-    def may(self, node: Node) -> bool:
+    def may(self, node: PrefixNode) -> bool:
         return node.record is not None and not _paper(node).halved
 
-    def least(self, node: Node) -> int:
+    def least(self, node: PrefixNode) -> int:
         return _paper(node).nbytes // (1 if _paper(node).halved else 2)
 
-    def saves(self, node: Node) -> int:
+    def saves(self, node: PrefixNode) -> int:
         return _paper(node).nbytes - self.least(node)
 
-    def condensed(self, node: Node) -> Record:
+    def compress_record(self, node: PrefixNode) -> Record:
         return cast(Record, replace(_paper(node), halved=True))
 
-    def seconds(self, node: Node) -> float:
+    def seconds(self, node: PrefixNode) -> float:
         return float(len(node.tokens))
 
 
-def _paper(node: Node) -> Paper:
+def _paper(node: PrefixNode) -> Paper:
     return cast(Paper, node.record)
 
 
 @pytest.mark.parametrize("most", [0, 40, 120])
 def test_what_was_made_smaller_and_became_a_leaf_goes_once(most: int) -> None:
     """An inner node that may be condensed waits in the queue already when what goes on from it leaves."""
-    held = PrefixIndex(APPEND, float, condenser=PaperCondenser())
+    held = PrefixIndex(APPEND, float, compressor=PaperCondenser())
     for turns in range(1, 5):
         store(held, [1] * 5 * turns, APPEND)
     store(held, [2] * 5, APPEND)
     for times, tokens in ((8, [1] * 11), (12, [2] * 5)):
         for _ in range(times):
-            held.match(Owner(), tokens, 10)
+            held.match(CacheOwner(), tokens, 10)
     held.shrink(most)
     held.check()
     assert held.nbytes <= most

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.cache.matches import Needs
-from ingot.cache.prefix_index import PrefixIndex
-from ingot.cache.tree import Owner
+from ingot.cache.prefix_index import PrefixIndex, ResumeNeeds
+from ingot.cache.prefix_tree import CacheOwner
 from ingot.shares import IDLE_S
 from tests.cache.paper import APPEND, HYBRID, TOKEN, store
 
@@ -23,14 +22,14 @@ class Clock:
         return self.now
 
 
-def index(needs: Needs, clock: Clock) -> PrefixIndex:
+def index(needs: ResumeNeeds, clock: Clock) -> PrefixIndex:
     return PrefixIndex(needs, lambda tokens: float(tokens), clock)
 
 
-def fill(held: PrefixIndex, tenant: str, prompts: int, first: int = 0, needs: Needs = APPEND) -> None:
+def fill(held: PrefixIndex, tenant: str, prompts: int, first: int = 0, needs: ResumeNeeds = APPEND) -> None:
     """Prompts of ten tokens that share nothing."""
     for number in range(first, first + prompts):
-        store(held, [number] * 10, needs, Owner(tenant))
+        store(held, [number] * 10, needs, CacheOwner(tenant))
         held.shrink(MOST)
         held.check()
 
@@ -57,7 +56,7 @@ def test_a_little_of_one_outlasts_much_of_another() -> None:
     held = index(APPEND, Clock())
     fill(held, "bob", 2)
     fill(held, "ann", 500, first=100)
-    assert held.match(Owner("bob"), [1] * 11, 10).length == 10
+    assert held.match(CacheOwner("bob"), [1] * 11, 10).length == 10
     assert held.shares.evictions["bob"] == 0
 
 
@@ -74,7 +73,7 @@ def test_pins_go_last_whoever_holds_them() -> None:
     held = index(APPEND, Clock())
     fill(held, "ann", 8)
     for number in range(8):
-        held.pin(Owner("ann"), [number] * 10)
+        held.pin(CacheOwner("ann"), [number] * 10)
     fill(held, "bob", 10)
     assert held.shares.held == {"ann": 80 * TOKEN, "bob": 20 * TOKEN}
 
@@ -87,11 +86,11 @@ def test_pins_go_last_whoever_holds_them() -> None:
     most=st.integers(0, 1500),
 )
 def test_whoever_holds_no_more_than_the_share_loses_nothing(
-    needs: Needs, stored: list[tuple[str, list[int]]], most: int
+    needs: ResumeNeeds, stored: list[tuple[str, list[int]]], most: int
 ) -> None:
     held = index(needs, Clock())
     for tenant, tokens in stored:
-        store(held, tokens, needs, Owner(tenant))
+        store(held, tokens, needs, CacheOwner(tenant))
     before = dict(held.shares.held)
     held.shrink(most)
     held.check()

@@ -8,32 +8,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.cache.disk.entry import Entry
-from ingot.cache.disk.header import RecordOwner
-from ingot.cache.filed import FiledRecord
-from ingot.cache.matches import Needs
-from ingot.cache.prefix_index import PrefixIndex
-from ingot.cache.tree import Node, Owner
-from tests.cache.paper import APPEND, BOTH, HYBRID, WINDOW, Paper, store
+from ingot.cache.disk.index import DiskEntry
+from ingot.cache.disk.record_file import RecordOwner
+from ingot.cache.prefix_index import PrefixIndex, ResumeNeeds
+from ingot.cache.prefix_tree import CacheOwner, DiskRecord, PrefixNode, outline_prefixes
+from tests.cache.paper import APPEND, BOTH, HYBRID, WINDOW, Paper, index, store
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 NEEDS = pytest.mark.parametrize("needs", [APPEND, WINDOW, HYBRID, BOTH])
-ME = Owner()
+ME = CacheOwner()
 
 
-def entry(tokens: list[int], begin: int, first: int, *, checkpoint: bool) -> Entry:
+def entry(tokens: list[int], begin: int, first: int, *, checkpoint: bool) -> DiskEntry:
     own = array("q", tokens[begin:])
     owner = RecordOwner("", "")
-    return Entry(f"{tokens}{begin}", "", owner, "", "", "", (first,), begin, own, False, checkpoint, 1)
+    return DiskEntry(f"{tokens}{begin}", "", owner, "", "", "", (first,), begin, own, False, checkpoint, 1)
 
 
 class Disk:
     """Takes what `takes` says; what is on it can be lost."""
 
     def __init__(self, takes: st.DataObject | None = None) -> None:
-        self.takes, self.entries = takes, list[Entry]()
+        self.takes, self.entries = takes, list[DiskEntry]()
 
-    def spill(self, node: Node) -> bool:
+    def spill(self, node: PrefixNode) -> bool:
         record = node.record
         assert record is not None
         if node.is_saved:
@@ -41,12 +39,12 @@ class Disk:
         if self.takes is not None and not self.takes.draw(st.booleans()):
             return False
         made = entry(list(node.path_tokens), node.begin, record.oldest(0), checkpoint=record.checkpoint is not None)
-        node.filed = FiledRecord.whole(made)
+        node.filed = DiskRecord.whole(made)
         self.entries.append(made)
         return True
 
 
-def made_of(filed: FiledRecord) -> Paper:
+def made_of(filed: DiskRecord) -> Paper:
     return Paper(filed.begin, filed.end, filed.oldest(0), () if filed.has_checkpoint else None)
 
 
@@ -54,7 +52,7 @@ def promote(held: PrefixIndex, tokens: list[int], limit: int) -> int:
     """Bring back all that a prompt can use; returns the length that this promises."""
     found = held.reach(ME, tokens, limit)
     for node in found.lacking:
-        assert node.filed is not None and node.is_filed
+        assert node.filed is not None and node.is_on_disk
         back = made_of(node.filed)
         if node.record is not None:
             back = node.record.without_checkpoint().renewed(back)  # type: ignore[arg-type,assignment]
@@ -65,7 +63,7 @@ def promote(held: PrefixIndex, tokens: list[int], limit: int) -> int:
 @NEEDS
 @given(data=st.data(), stored=st.lists(TOKENS, max_size=8), asked=TOKENS)
 def test_whatever_is_spilled_lost_and_read_back_a_match_is_a_true_prefix(
-    needs: Needs, data: st.DataObject, stored: list[list[int]], asked: list[int]
+    needs: ResumeNeeds, data: st.DataObject, stored: list[list[int]], asked: list[int]
 ) -> None:
     disk = Disk(data)
     held = PrefixIndex(needs, lambda tokens: float(tokens), spill=disk.spill)
@@ -90,7 +88,7 @@ def test_whatever_is_spilled_lost_and_read_back_a_match_is_a_true_prefix(
 
 @NEEDS
 @given(stored=st.lists(TOKENS, min_size=1, max_size=8))
-def test_what_a_disk_takes_is_as_good_as_memory(needs: Needs, stored: list[list[int]]) -> None:
+def test_what_a_disk_takes_is_as_good_as_memory(needs: ResumeNeeds, stored: list[list[int]]) -> None:
     disk = Disk()
     held = PrefixIndex(needs, lambda tokens: float(tokens), spill=disk.spill)
     plain = PrefixIndex(needs, lambda tokens: float(tokens))
@@ -107,7 +105,7 @@ def test_what_a_disk_takes_is_as_good_as_memory(needs: Needs, stored: list[list[
 
 @NEEDS
 @given(stored=st.lists(TOKENS, min_size=1, max_size=8))
-def test_another_process_finds_on_disk_what_this_one_left_there(needs: Needs, stored: list[list[int]]) -> None:
+def test_another_process_finds_on_disk_what_this_one_left_there(needs: ResumeNeeds, stored: list[list[int]]) -> None:
     disk = Disk()
     held = PrefixIndex(needs, lambda tokens: float(tokens), spill=disk.spill)
     paths: dict[str, list[int]] = {}
@@ -158,10 +156,31 @@ def test_nodes_whose_files_are_gone_are_forgotten() -> None:
 
 
 def test_a_part_of_a_file_has_what_a_part_of_its_record_would_have() -> None:
-    whole = FiledRecord.whole(entry([0] * 10, 4, 6, checkpoint=True))
+    whole = DiskRecord.whole(entry([0] * 10, 4, 6, checkpoint=True))
     upper, lower = whole.split(8)
     assert (upper.oldest(0), lower.oldest(0)) == (6, 8)
     assert (upper.has_checkpoint, lower.has_checkpoint) == (False, True)
-    back = FiledRecord.whole(entry([0] * 10, 4, 2, checkpoint=True))
+    back = DiskRecord.whole(entry([0] * 10, 4, 2, checkpoint=True))
     upper, lower = back.split(8)
     assert (upper.oldest(0), lower.oldest(0)) == (8, 2)
+
+
+SYSTEM = [1] * 6
+
+
+def test_the_most_used_come_first_and_behind_what_they_go_on_from() -> None:
+    held = index(APPEND)
+    for number in range(2, 7):
+        store(held, [*SYSTEM, number, number], APPEND, CacheOwner("me"))
+    held.match(CacheOwner("me"), [*SYSTEM, 4, 4, 4], 8)
+    found = held.outline("me", most=3)
+    assert [(node.begin, node.end, parent) for node, parent, _ in found] == [(0, 6, None), (6, 8, 0), (6, 8, 0)]
+    assert found[0][0].uses >= found[1][0].uses >= found[2][0].uses
+    assert [left_out for _, _, left_out in found] == [3, 0, 0]
+
+
+def test_nothing_is_told_of_another_tenant() -> None:
+    held = index(APPEND)
+    store(held, SYSTEM, APPEND, CacheOwner("you"))
+    assert held.outline("me", most=3) == []
+    assert outline_prefixes([], most=3) == []

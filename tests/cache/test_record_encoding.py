@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.cache.batch_state import Rows
+from ingot.cache.batch_state import BatchState
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import RecordCodec
 from ingot.cache.pages import PAGE
 from ingot.cache.record_encoding import LossyEncoding
-from ingot.cache.records import Record, put, take
+from ingot.cache.records import Record, restore_row, take_record
 from ingot.errors import ConfigError
-from ingot.models.form import form_of
+from ingot.models.kv_codec import record_form_of
 from tests import tiny
-from tests.cache.test_batch_state import KINDS, WIDEST, close, exact, feed, new_rows, spoil
+from tests.cache.test_batch_state import KINDS, WIDEST, close, exact, feed, new_batch_state, spoil
 
 
-def encoding_of(rows: Rows, kind: str, codec: str = "raw") -> LossyEncoding:
-    form = form_of(tiny.adapter(kind, WIDEST, exact=True), rows)
+def encoding_of(rows: BatchState, kind: str, codec: str = "raw") -> LossyEncoding:
+    form = record_form_of(tiny.adapter(kind, WIDEST, exact=True), rows)
     return LossyEncoding(rows, RecordCodec(CodecName.parse(codec)), form)
 
 
@@ -31,19 +31,19 @@ def prompt(count: int, seed: int = 4) -> list[int]:
     return [rng.randrange(95) for _ in range(count)]
 
 
-def records_of(rows: Rows, kind: str, tokens: list[int], cuts: list[int]) -> list[Record]:
+def records_of(rows: BatchState, kind: str, tokens: list[int], cuts: list[int]) -> list[Record]:
     row = rows.new()
     made = []
     for begin, end in zip((0, *cuts), cuts, strict=False):
         feed(rows, kind, row, tokens[begin:end])
-        made.append(take(rows, row, begin))
+        made.append(take_record(rows, row, begin))
     rows.leave(row)
     return made
 
 
-def goes_on(rows: Rows, kind: str, records: list[Record], tokens: list[int]) -> bool:
+def goes_on(rows: BatchState, kind: str, records: list[Record], tokens: list[int]) -> bool:
     row = rows.new()
-    put(rows, row, records, len(tokens))
+    restore_row(rows, row, records, len(tokens))
     right = close(feed(rows, kind, row, [3]), exact(kind, [*tokens, 3]))
     rows.leave(row)
     return right
@@ -58,7 +58,7 @@ def goes_on(rows: Rows, kind: str, records: list[Record], tokens: list[int]) -> 
 def test_records_without_pages_are_gone_on_from_as_if_they_had_them(
     kind: str, cuts: list[int], chosen: list[bool]
 ) -> None:
-    rows = new_rows(kind)
+    rows = new_batch_state(kind)
     encoding = encoding_of(rows, kind)
     tokens = prompt(cuts[-1])
     records = records_of(rows, kind, tokens, cuts)
@@ -72,7 +72,7 @@ def test_records_without_pages_are_gone_on_from_as_if_they_had_them(
 
 @pytest.mark.parametrize("first", [40, 100])
 def test_a_page_that_others_count_on_is_still_paid_for_once_its_record_has_pages_again(first: int) -> None:
-    rows = new_rows("llama")
+    rows = new_batch_state("llama")
     [group] = rows.groups
     encoding, tokens = encoding_of(rows, "llama"), prompt(200)
     records = records_of(rows, "llama", tokens, [first, 200])  # the second goes on from inside of the first's last page
@@ -86,7 +86,7 @@ def test_a_page_that_others_count_on_is_still_paid_for_once_its_record_has_pages
 @pytest.mark.parametrize("kind", ["llama", "window"])
 @pytest.mark.parametrize("at", [1, 37, PAGE, 90])
 def test_a_record_without_pages_is_split_like_any_other(kind: str, at: int) -> None:
-    rows = new_rows(kind)
+    rows = new_batch_state(kind)
     encoding = encoding_of(rows, kind)
     tokens = prompt(100)
     [whole] = records_of(rows, kind, tokens, [100])
@@ -98,7 +98,7 @@ def test_a_record_without_pages_is_split_like_any_other(kind: str, at: int) -> N
 
 
 def test_a_sequence_may_part_in_the_middle_of_what_is_encoded() -> None:
-    rows = new_rows("llama")
+    rows = new_batch_state("llama")
     encoding = encoding_of(rows, "llama")
     tokens = prompt(200)
     [whole] = records_of(rows, "llama", tokens, [200])
@@ -112,7 +112,7 @@ def test_a_sequence_may_part_in_the_middle_of_what_is_encoded() -> None:
 @pytest.mark.parametrize("codec", ["affine8", "turbo3", "k8v4", "raw/turbo2"])
 @pytest.mark.parametrize("kind", ["llama", "hybrid", "window"])
 def test_what_it_frees_is_known_before(kind: str, codec: str) -> None:
-    rows = new_rows(kind)
+    rows = new_batch_state(kind)
     encoding = encoding_of(rows, kind, codec)
     [record] = records_of(rows, kind, prompt(200), [200])
     before, expected = record.nbytes, encoding.saves(record)
@@ -123,7 +123,7 @@ def test_what_it_frees_is_known_before(kind: str, codec: str) -> None:
 
 
 def test_pages_are_paid_for_while_somebody_holds_them() -> None:
-    rows = new_rows("llama")
+    rows = new_batch_state("llama")
     [group] = rows.groups
     encoding = encoding_of(rows, "llama")
     first, second = records_of(rows, "llama", prompt(150), [100, 150])  # they share the page that token 100 lies in
@@ -137,7 +137,7 @@ def test_pages_are_paid_for_while_somebody_holds_them() -> None:
 
 
 def test_records_that_share_a_page_let_go_of_it_one_after_the_other() -> None:
-    rows = new_rows("llama")
+    rows = new_batch_state("llama")
     [group] = rows.groups
     encoding = encoding_of(rows, "llama", "turbo4")
     first, second = records_of(rows, "llama", prompt(106), [100, 106])
@@ -149,18 +149,18 @@ def test_records_that_share_a_page_let_go_of_it_one_after_the_other() -> None:
 
 
 def test_what_running_rows_hold_is_not_worth_encoding() -> None:
-    rows = new_rows("llama")
+    rows = new_batch_state("llama")
     encoding = encoding_of(rows, "llama", "turbo1")
     row = rows.new()
     feed(rows, "llama", row, prompt(200))
-    record = take(rows, row, 0)
+    record = take_record(rows, row, 0)
     assert encoding.saves(record) < 0
     rows.leave(row)
     assert encoding.saves(record) > 0
 
 
 def test_what_came_back_is_not_encoded_again() -> None:
-    rows = new_rows("llama")
+    rows = new_batch_state("llama")
     encoding = encoding_of(rows, "llama", "turbo2")
     [record] = records_of(rows, "llama", prompt(100), [100])
     small = encoding.shrunk(record)
@@ -172,41 +172,41 @@ def test_what_came_back_is_not_encoded_again() -> None:
 
 @pytest.mark.parametrize(("codec", "most"), [("affine8", 0.05), ("turbo4", 0.6)])
 def test_less_is_lost_with_more_bits(codec: str, most: float) -> None:
-    rows = new_rows("llama")
+    rows = new_batch_state("llama")
     encoding = encoding_of(rows, "llama", codec)
     tokens = prompt(150)
     [record] = records_of(rows, "llama", tokens, [150])
     record = encoding.shrunk(record)
     row = rows.new()
-    put(rows, row, encoding.with_pages([record], 150), 150)
+    restore_row(rows, row, encoding.with_pages([record], 150), 150)
     want = exact("llama", [*tokens, 3])
     off = mx.abs(feed(rows, "llama", row, [3]) - want).max() / mx.std(want)
     assert 0 < off.item() < most
 
 
 def test_states_that_cannot_be_encoded_are_refused_by_name() -> None:
-    rows = new_rows("llama")
-    form = form_of(tiny.adapter("llama", WIDEST, exact=True), rows)
+    rows = new_batch_state("llama")
+    form = record_form_of(tiny.adapter("llama", WIDEST, exact=True), rows)
     for delta in form.sample.deltas:
         assert delta is not None
         object.__setattr__(delta, "arrays", tuple(mx.zeros((1, 2, 32, 60)) for _ in delta.arrays))
     with pytest.raises(ConfigError, match=r"turbo3 cannot be used: turbo3 cannot encode this model's keys.*not 60"):
         LossyEncoding(rows, RecordCodec(CodecName.parse("turbo3")), form)
-    form = form_of(tiny.adapter("llama", WIDEST, exact=True), rows)
+    form = record_form_of(tiny.adapter("llama", WIDEST, exact=True), rows)
     object.__setattr__(form.sample, "deltas", (None, None))
     with pytest.raises(ConfigError, match="keeps no keys and values"):
         LossyEncoding(rows, RecordCodec(CodecName.parse("turbo3")), form)
 
 
 def test_a_row_that_goes_on_from_what_came_back_keeps_its_pages_when_the_record_lets_go() -> None:
-    rows = new_rows("llama")
+    rows = new_batch_state("llama")
     encoding = encoding_of(rows, "llama")
     tokens = prompt(100)
     [record] = records_of(rows, "llama", tokens, [100])
     [both] = encoding.with_pages([encoding.shrunk(record)], 100)
     del record
     row = rows.new()
-    put(rows, row, [both], 100)
+    restore_row(rows, row, [both], 100)
     assert encoding.saves(both) > 0, "it need not pay for what the row holds"
     small = encoding.shrunk(both)
     assert both.nbytes - small.nbytes == encoding.saves(both)

@@ -31,7 +31,7 @@ def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
         monkeypatch.delenv(name)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("ingot.cli.models.cached_from_hub", lambda: iter(()))
+    monkeypatch.setattr("ingot.cli.models.list_hub_cache", lambda: iter(()))
 
     def run(*words: str | Path) -> Done:
         capfd.readouterr()

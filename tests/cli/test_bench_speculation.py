@@ -11,10 +11,19 @@ from typing import Any
 
 import pytest
 
-from ingot.cli.bench_speculate import read_plan
-from ingot.cli.bench_speculation import PLAIN, Answered, GuessingPlan, measure, outcome, proposers_of, read
-from ingot.cli.bench_workloads import WORKLOADS, body_of
-from ingot.cli.client import Client, ServerError
+from ingot.cli.bench_speculation import (
+    PLAIN_DECODING,
+    WORKLOADS,
+    MeasuredAnswer,
+    SpeculationPlan,
+    measure_proposers,
+    offered_proposers,
+    read_measured_answer,
+    read_speculation_plan,
+    summarise_outcome,
+    workload_body,
+)
+from ingot.cli.client import ServerClient, ServerError
 from ingot.engine.request import (
     Ended,
     Event,
@@ -38,8 +47,8 @@ TEXT_ONLY = ("code edit", "copy", "chat")
 
 def said(request: Request, text: str = "the same") -> list[list[Event]]:
     """Eleven tokens, in a time that depends on who guesses. Guesses are half right."""
-    guesses = SpeculationReport(8, 4, 6) if request.speculate != () else SpeculationReport(passes=10)
-    ended = Ended(Usage(20, 11), Timing(0.0, 0.1, SECONDS[request.speculate]), (), guesses)
+    drafts = SpeculationReport(8, 4, 6) if request.speculate != () else SpeculationReport(passes=10)
+    ended = Ended(Usage(20, 11), Timing(0.0, 0.1, SECONDS[request.speculate]), (), drafts)
     return [[TextDelta(0, text), SequenceEnded(0, "stop", None, 11), ended]]
 
 
@@ -60,21 +69,33 @@ def bench(url: str, home: Path, *flags: str) -> subprocess.CompletedProcess[str]
 
 
 def test_each_proposer_and_all_together_are_set_against_plain_decoding() -> None:
-    plan = GuessingPlan(workloads=("copy",), rounds=2, streams=2)
+    plan = SpeculationPlan(workloads=("copy",), rounds=2, streams=2)
     with server() as (url, engine):
-        found = {one.proposer: one for one in measure(Client(url), plan, proposers_of(Client(url)))}
-    assert list(found) == [PLAIN, "lookup", "mtp", "auto"]
-    assert {name: one.ratio for name, one in found.items()} == {PLAIN: 1.0, "lookup": 2.0, "mtp": 0.5, "auto": 4.0}
-    assert (found[PLAIN].speed, found[PLAIN].acceptance, found[PLAIN].tokens_per_pass) == (5.0, None, None)
+        found = {
+            one.proposer: one
+            for one in measure_proposers(ServerClient(url), plan, offered_proposers(ServerClient(url)))
+        }
+    assert list(found) == [PLAIN_DECODING, "lookup", "mtp", "auto"]
+    assert {name: one.ratio for name, one in found.items()} == {
+        PLAIN_DECODING: 1.0,
+        "lookup": 2.0,
+        "mtp": 0.5,
+        "auto": 4.0,
+    }
+    assert (found[PLAIN_DECODING].speed, found[PLAIN_DECODING].acceptance, found[PLAIN_DECODING].tokens_per_pass) == (
+        5.0,
+        None,
+        None,
+    )
     assert (found["mtp"].acceptance, found["mtp"].tokens_per_pass) == (0.5, pytest.approx(1 + 4 / 6))
     assert all(one.same == one.answers == 4 for one in found.values())
     assert {request.sampling.temperature for request in engine.requests} == {0.0}
 
 
 def test_everybody_is_asked_the_same_in_turns_and_shares_nothing() -> None:
-    plan = GuessingPlan(workloads=("chat",), rounds=3)
+    plan = SpeculationPlan(workloads=("chat",), rounds=3)
     with server() as (url, engine):
-        list(measure(Client(url), plan, OFFERED))
+        list(measure_proposers(ServerClient(url), plan, OFFERED))
     turns = [engine.requests[first : first + 3] for first in range(0, 12, 3)]
     assert [turn[0].speculate for turn in turns[1:]] == [(), ("lookup",), ("mtp",)]
     assert all(len({request.prompts for request in turn}) == 1 for turn in turns)
@@ -113,7 +134,7 @@ def test_a_server_where_nobody_guesses_is_refused(tmp_path: Path) -> None:
         done = bench(url, tmp_path)
     assert done.returncode == 1 and "start it with --speculate" in done.stderr
     with scripted_server(Script()) as other, pytest.raises(ServerError, match="no ingot"):
-        proposers_of(Client(other.url))
+        offered_proposers(ServerClient(other.url))
 
 
 @pytest.mark.parametrize(
@@ -133,17 +154,17 @@ def test_flags_that_cannot_be_meant_are_refused(tmp_path: Path, flags: tuple[str
 
 
 def test_the_plan_is_read_from_the_flags() -> None:
-    assert read_plan({}) == GuessingPlan()
+    assert read_speculation_plan({}) == SpeculationPlan()
     given = {"workloads": "chat, copy", "rounds": "2", "streams": "4", "output_tokens": "9", "seed": "1"}
-    assert read_plan(given) == GuessingPlan(("chat", "copy"), 2, 4, 9, 1)
+    assert read_speculation_plan(given) == SpeculationPlan(("chat", "copy"), 2, 4, 9, 1)
     with pytest.raises(ConfigError):
-        read_plan({"streams": "1000"})
+        read_speculation_plan({"streams": "1000"})
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_questions_repeat_by_their_number_and_differ_otherwise(workload: str) -> None:
-    assert body_of(workload, "1") == body_of(workload, "1")
-    assert len({json.dumps(body_of(workload, str(number))) for number in range(8)}) > 4
+    assert workload_body(workload, "1") == workload_body(workload, "1")
+    assert len({json.dumps(workload_body(workload, str(number))) for number in range(8)}) > 4
 
 
 def test_every_workload_is_answered_by_a_real_server() -> None:
@@ -158,8 +179,8 @@ def test_every_workload_is_answered_by_a_real_server() -> None:
     try:
         with running(engine, settings()) as url:
             for workload in WORKLOADS:
-                body = body_of(workload, "0") | {"temperature": 0, "max_tokens": 600, "speculate": PLAIN}
-                answered = read(Client(url).post("chat/completions", body))
+                body = workload_body(workload, "0") | {"temperature": 0, "max_tokens": 600, "speculate": PLAIN_DECODING}
+                answered = read_measured_answer(ServerClient(url).post("chat/completions", body))
                 assert answered.speed is not None and answered.proposed == 0
                 assert ("Riga" in answered.text) == (workload in ("structured output", "tool calls"))
     finally:
@@ -173,12 +194,16 @@ def test_calls_are_part_of_the_text_and_their_ids_are_not() -> None:
         usage, receipt = {"completion_tokens": 5}, {"timing": {"decode_s": 1.0}}
         return {"choices": [{"message": message}], "usage": usage, "ingot": receipt}
 
-    assert read(answer("a", "Rome")) == read(answer("b", "Rome")) != read(answer("a", "Oslo"))
+    assert (
+        read_measured_answer(answer("a", "Rome"))
+        == read_measured_answer(answer("b", "Rome"))
+        != read_measured_answer(answer("a", "Oslo"))
+    )
     with pytest.raises(ServerError):
-        read({"choices": []})
+        read_measured_answer({"choices": []})
 
 
 def test_answers_too_short_to_time_have_no_speed_and_no_ratio() -> None:
-    short = Answered("x", 1, 0.0)
-    made = outcome("chat", "mtp", [{PLAIN: [short], "mtp": [short]}])
+    short = MeasuredAnswer("x", 1, 0.0)
+    made = summarise_outcome("chat", "mtp", [{PLAIN_DECODING: [short], "mtp": [short]}])
     assert (made.speed, made.ratio, made.same) == (None, None, 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ingot.cli import cache
-from ingot.cli.client import Client, ServerError
+from ingot.cli.client import ServerClient, ServerError
 from ingot.errors import ConfigError
 from tests import engines
 from tests.cli.scripted import INGOT, environment
@@ -24,7 +24,7 @@ PROMPT = list(range(1, 40))
 def url() -> Iterator[str]:
     engine = engines.start("llama", cache_bytes=1 << 22)
     with running(engine, settings()) as made:
-        Client(made).post("completions", {"prompt": PROMPT, "max_tokens": 3, "ignore_eos": True})
+        ServerClient(made).post("completions", {"prompt": PROMPT, "max_tokens": 3, "ignore_eos": True})
         yield made
     engine.close()
 
@@ -36,7 +36,7 @@ def body(folder: Path, value: object) -> str:
 
 
 def test_it_shows_how_much_is_kept(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cache.run(["show", "--url", url]) == 0
+    assert cache.run_cache(["show", "--url", url]) == 0
     said = capsys.readouterr().out
     assert "0 of 1 prompts found something: 0 of 39 tokens (0%)" in said
     assert "no salt: 41 tokens in 2 records" in said
@@ -44,23 +44,23 @@ def test_it_shows_how_much_is_kept(url: str, capsys: pytest.CaptureFixture[str])
 
 def test_it_explains_a_request(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edited = [*PROMPT[:20], 90, 91]
-    assert cache.run(["explain", body(tmp_path, {"prompt": edited}), "--url", url]) == 0
+    assert cache.run_cache(["explain", body(tmp_path, {"prompt": edited}), "--url", url]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "20 of 22 tokens would be taken over: diverged"
     assert said[1] == "they part in the prompt, at character 20:"
-    assert cache.run(["explain", body(tmp_path, {"prompt": edited}), "--url", url, "--json"]) == 0
+    assert cache.run_cache(["explain", body(tmp_path, {"prompt": edited}), "--url", url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["cache"]["diverged"]["token"] == 20
 
 
 def test_several_prompts_are_explained_one_by_one(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cache.run(["explain", body(tmp_path, {"prompt": [PROMPT, [80, 81]]}), "--url", url]) == 0
+    assert cache.run_cache(["explain", body(tmp_path, {"prompt": [PROMPT, [80, 81]]}), "--url", url]) == 0
     assert "prompt 0: 38 tokens: complete\nprompt 1: 0 tokens: unseen" in capsys.readouterr().out
 
 
 def test_it_clears(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cache.run(["clear", "--url", url]) == 0
+    assert cache.run_cache(["clear", "--url", url]) == 0
     assert capsys.readouterr().out.startswith("freed ")
-    cache.run(["show", "--url", url])
+    cache.run_cache(["show", "--url", url])
     assert capsys.readouterr().out.startswith("0 B of ")
 
 
@@ -89,16 +89,16 @@ def test_what_one_server_kept_is_written_and_kept_by_another(
     both = start("llama", tmp_path / "a"), start("llama", tmp_path / "b")
     limits = settings(archive_key_file=tmp_path / "archive.key")
     with running(both[0], limits) as here, running(both[1], limits) as there:
-        Client(here).post("completions", {"prompt": PROMPT, "max_tokens": 3, "ignore_eos": True})
-        assert cache.run(["export", path, "--url", here]) == 0
+        ServerClient(here).post("completions", {"prompt": PROMPT, "max_tokens": 3, "ignore_eos": True})
+        assert cache.run_cache(["export", path, "--url", here]) == 0
         assert capsys.readouterr().out.startswith("wrote ")
-        assert cache.run(["import", path, "--url", there]) == 0
+        assert cache.run_cache(["import", path, "--url", there]) == 0
         assert capsys.readouterr().out == "41 tokens are kept that were not before\n"
         Path(path).write_bytes(b"mine")
         with pytest.raises(ConfigError, match="is there already; --force writes over it"):
-            cache.run(["export", path, "--url", here])
+            cache.run_cache(["export", path, "--url", here])
         assert Path(path).read_bytes() == b"mine"
-        assert cache.run(["export", path, "--force", "--url", here]) == 0
+        assert cache.run_cache(["export", path, "--force", "--url", here]) == 0
         assert Path(path).stat().st_size > 1000
     for engine in both:
         engine.close()
@@ -107,5 +107,5 @@ def test_what_one_server_kept_is_written_and_kept_by_another(
 def test_a_file_that_cannot_be_had_whole_is_not_left_behind(url: str, tmp_path: Path) -> None:
     path = tmp_path / "kept.safetensors"
     with pytest.raises(ServerError, match="no files to know it by"):
-        cache.run(["export", str(path), "--url", url])
+        cache.run_cache(["export", str(path), "--url", url])
     assert not list(tmp_path.iterdir())

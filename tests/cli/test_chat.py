@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import pty
 import select
@@ -12,9 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from ingot.cli.chat import _show_answer, printable, read_message
-from ingot.cli.client import Client
-from ingot.cli.conversation import ChatSession
+from ingot.cli.chat import (
+    CHAT_COMMANDS,
+    ChatSession,
+    CommandOutcome,
+    _show_answer,
+    parse_sampling_value,
+    printable_text,
+    read_message,
+    run_chat_command,
+)
+from ingot.cli.client import ServerClient
+from ingot.errors import ConfigError
 from tests.cli.scripted import INGOT, Answer, Script, environment, scripted_server
 
 
@@ -166,7 +176,7 @@ def test_ctrl_c_ends_a_read_that_it_does_not_interrupt(capsys: pytest.CaptureFix
     presses.start()
     try:
         with scripted_server(script):
-            _show_answer(Client(script.url, timeout=10), ChatSession("scripted"), "tell me a story")
+            _show_answer(ServerClient(script.url, timeout=10), ChatSession("scripted"), "tell me a story")
             assert script.left.wait(30), "the server was not told to stop"
     finally:
         presses.join()
@@ -210,7 +220,7 @@ def test_what_was_typed_is_remembered_by_the_next_chat(tmp_path: Path) -> None:
 
 
 def test_control_characters_of_a_model_never_reach_the_terminal(tmp_path: Path) -> None:
-    assert printable("a\x1b[2Jb\x07\x9b\r\n\tc") == "a[2Jb\n\tc"
+    assert printable_text("a\x1b[2Jb\x07\x9b\r\n\tc") == "a[2Jb\n\tc"
     with (
         scripted_server(Script(answer=lambda _: Answer(pieces=("x\x1b]0;evil\x07y",)))) as script,
         terminal(script, tmp_path) as screen,
@@ -236,3 +246,129 @@ def test_a_message_may_span_lines(lines: list[str], message: str) -> None:
     left = iter(lines)
     assert read_message(lambda _: next(left)) == message
     assert list(left) == []
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def test_a_request_holds_the_system_prompt_the_turns_and_the_parameters() -> None:
+    chat = ChatSession("m", system="be brief", sampling={"temperature": 0.5})
+    chat.ask("one")
+    chat.answered("1")
+    assert chat.ask("two") == {
+        "model": "m",
+        "stream": True,
+        "temperature": 0.5,
+        "messages": [{"role": "system", "content": "be brief"}, user("one"), assistant("1"), user("two")],
+    }
+
+
+def test_a_question_without_an_answer_is_not_kept() -> None:
+    chat = ChatSession("m")
+    chat.ask("lost")
+    assert chat.ask("next")["messages"] == [user("next")]
+
+
+def test_retry_forgets_the_last_answer_and_nothing_else() -> None:
+    chat = ChatSession("m")
+    chat.ask("hi")
+    chat.answered("first")
+    chat.ask("hi")  # fails
+    assert chat.retry() == "hi"
+    assert chat.messages == [user("hi"), assistant("first")]
+    chat.ask("hi")
+    chat.answered("second")
+    assert chat.retry() == "hi"
+    assert chat.messages == [user("hi"), assistant("first")]
+
+
+def test_clear_keeps_the_system_prompt() -> None:
+    chat = ChatSession("m", system="s")
+    chat.ask("hi")
+    chat.answered("ho")
+    chat.clear()
+    assert chat.messages == [{"role": "system", "content": "s"}]
+    assert chat.retry() is None
+
+
+def test_a_saved_conversation_never_overwrites_a_file(tmp_path: Path) -> None:
+    chat = ChatSession("m")
+    chat.ask("hi")
+    chat.answered("ho\n")
+    chat.save(tmp_path / "a.json")
+    chat.save(tmp_path / "a.md")
+    assert json.loads((tmp_path / "a.json").read_text())["messages"] == [user("hi"), assistant("ho\n")]
+    assert (tmp_path / "a.md").read_text() == "## user\n\nhi\n\n## assistant\n\nho\n\n"
+    with pytest.raises(FileExistsError):
+        chat.save(tmp_path / "a.md")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("temprature", "1", "did you mean temperature"),
+        ("temperature", "warm", "not a number"),
+        ("temperature", "nan", "finite"),
+        ("top_k", "1.5", "whole number"),
+    ],
+)
+def test_a_parameter_of_the_wrong_name_or_type_is_refused(name: str, text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        parse_sampling_value(name, text)
+
+
+@pytest.fixture
+def chat() -> ChatSession:
+    return ChatSession("m")
+
+
+def test_system_sets_shows_and_removes_the_system_prompt(chat: ChatSession) -> None:
+    assert run_chat_command(chat, "/system").say == "no system prompt is set"
+    run_chat_command(chat, "/system speak like a pirate")
+    assert chat.system == "speak like a pirate"
+    assert run_chat_command(chat, "/system").say == "speak like a pirate"
+    run_chat_command(chat, "/system none")
+    assert chat.system is None
+
+
+def test_set_changes_shows_and_resets_a_parameter(chat: ChatSession) -> None:
+    assert run_chat_command(chat, "/set temperature 0.2").say == "temperature is 0.2"
+    assert chat.sampling == {"temperature": 0.2}
+    assert "temperature 0.2" in run_chat_command(chat, "/set").say
+    assert "top_p default" in run_chat_command(chat, "/set").say
+    run_chat_command(chat, "/set temperature default")
+    assert chat.sampling == {}
+
+
+@pytest.mark.parametrize("line", ["/set temprature 1", "/set temperature hot", "/set nothing", "/save", "/retry"])
+def test_a_mistake_is_said_and_changes_nothing(chat: ChatSession, line: str) -> None:
+    assert run_chat_command(chat, line).say
+    assert chat == ChatSession("m")
+
+
+def test_an_unknown_command_is_answered_with_the_nearest(chat: ChatSession) -> None:
+    assert run_chat_command(chat, "/quti").say == "unknown command /quti; did you mean /quit?"
+
+
+def test_retry_asks_the_last_question_again(chat: ChatSession) -> None:
+    chat.ask("hi")
+    assert run_chat_command(chat, "/retry") == CommandOutcome(ask="hi")
+
+
+def test_quit_leaves(chat: ChatSession) -> None:
+    assert run_chat_command(chat, "/quit") == CommandOutcome(leave=True)
+
+
+def test_help_lists_every_command(chat: ChatSession) -> None:
+    text = run_chat_command(chat, "/help").say
+    assert all(command.usage in text and command.help in text for command in CHAT_COMMANDS.values())
+
+
+def test_save_says_why_it_cannot(chat: ChatSession, tmp_path: Path) -> None:
+    assert run_chat_command(chat, f"/save {tmp_path / 'x.md'}").say.startswith("saved")
+    assert "File exists" in run_chat_command(chat, f"/save {tmp_path / 'x.md'}").say

@@ -10,44 +10,44 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.cli.client import Client, EventLines, ServerError, delta_of
+from ingot.cli.client import EventLines, ServerClient, ServerError, chunk_delta
 from ingot.errors import ConfigError
 from tests.cli.scripted import Answer, Script, scripted_server
 
 BODY = {"stream": True, "messages": []}
 
 
-def texts(client: Client) -> list[str]:
-    return [text for chunk in client.stream("chat/completions", BODY) if (text := delta_of(chunk.data)[1])]
+def texts(client: ServerClient) -> list[str]:
+    return [text for chunk in client.stream("chat/completions", BODY) if (text := chunk_delta(chunk.data)[1])]
 
 
 def test_a_stream_arrives_chunk_by_chunk_with_growing_times() -> None:
     with scripted_server(Script()) as script:
         before = time.perf_counter()
-        chunks = list(Client(script.url).stream("chat/completions", BODY))
+        chunks = list(ServerClient(script.url).stream("chat/completions", BODY))
     times = [before, *(chunk.at for chunk in chunks), time.perf_counter()]
-    assert [delta_of(chunk.data)[1] for chunk in chunks] == ["Hello", " there", ""]
+    assert [chunk_delta(chunk.data)[1] for chunk in chunks] == ["Hello", " there", ""]
     assert times == sorted(times)
 
 
 def test_the_base_path_is_used_as_given_and_v1_is_added_to_a_bare_address() -> None:
     with scripted_server(Script()) as script:
         for url in (script.url, f"{script.url}/", f"{script.url}/v1", f"{script.url}/v1/"):
-            assert Client(url).get("models")["data"][0]["id"] == "scripted"
+            assert ServerClient(url).get("models")["data"][0]["id"] == "scripted"
         with pytest.raises(ServerError, match=r"no such path: /other/models \(HTTP 404\)"):
-            Client(f"{script.url}/other").get("models")
+            ServerClient(f"{script.url}/other").get("models")
 
 
 def test_the_key_is_sent_as_a_bearer_token() -> None:
     with scripted_server(Script()) as script:
-        Client(script.url, "sesame").get("models")
-        Client(script.url).get("models")
+        ServerClient(script.url, "sesame").get("models")
+        ServerClient(script.url).get("models")
     assert [headers.get("authorization") for headers in script.headers] == ["Bearer sesame", None]
 
 
 def test_leaving_a_stream_closes_its_connection() -> None:
     with scripted_server(Script(answer=lambda _: Answer(hangs=True))) as script:
-        with contextlib.closing(Client(script.url).stream("chat/completions", BODY)) as chunks:
+        with contextlib.closing(ServerClient(script.url).stream("chat/completions", BODY)) as chunks:
             next(chunks)
         assert script.left.wait(10)
 
@@ -64,27 +64,27 @@ def test_leaving_a_stream_closes_its_connection() -> None:
 )
 def test_what_goes_wrong_is_one_readable_error(answer: Answer, message: str) -> None:
     with scripted_server(Script(answer=lambda _: answer)) as script, pytest.raises(ServerError, match=message):
-        texts(Client(script.url))
+        texts(ServerClient(script.url))
 
 
 def test_a_server_that_is_not_there_is_said_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(ServerError, match=f"no server answers at http://127.0.0.1:{port}"):
-        Client(f"http://127.0.0.1:{port}").get("models")
+        ServerClient(f"http://127.0.0.1:{port}").get("models")
 
 
 def test_a_silent_server_is_given_up_on() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         url = f"http://127.0.0.1:{mute.getsockname()[1]}"
         with pytest.raises(ServerError, match=r"was silent for 0\.05 s"):
-            Client(url, timeout=0.05).get("models")
+            ServerClient(url, timeout=0.05).get("models")
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "x:1", "http://u:p@x", "http://x:99999", "http://x/?q=1"])
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ConfigError):
-        Client(url)
+        ServerClient(url)
 
 
 @given(

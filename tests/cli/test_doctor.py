@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ingot.cli import doctor, examine
+from ingot.cli import doctor
 from ingot.config import Settings
 from tests.cli.scripted import INGOT, environment
 
@@ -25,7 +25,7 @@ WORKING = {
 }
 
 
-def names(findings: list[examine.Finding]) -> dict[str, examine.Finding]:
+def names(findings: list[doctor.Finding]) -> dict[str, doctor.Finding]:
     return {finding.name: finding for finding in findings}
 
 
@@ -44,8 +44,8 @@ def test_the_command_reports_this_machine_as_json(tmp_path: Path) -> None:
 def test_an_mlx_that_cannot_be_loaded_is_missing_and_fails_the_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(examine, "probe_mlx", lambda: "ImportError: no libmlx.so")
-    assert doctor.run([]) == 1
+    monkeypatch.setattr(doctor, "run_mlx_probe", lambda: "ImportError: no libmlx.so")
+    assert doctor.run_doctor([]) == 1
     shown = capsys.readouterr().out
     assert "MISSING mlx" in shown
     assert "ImportError: no libmlx.so" in shown
@@ -53,30 +53,32 @@ def test_an_mlx_that_cannot_be_loaded_is_missing_and_fails_the_command(
 
 
 def test_a_slow_blas_is_a_note_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examine.sys, "platform", "linux")
-    blas = names(list(examine.mlx(WORKING)))["BLAS"]
+    monkeypatch.setattr(doctor.sys, "platform", "linux")
+    blas = names(list(doctor.examine_mlx(WORKING)))["BLAS"]
     assert (blas.state, blas.advice) == ("note", "install gcc")
 
 
 def test_kernels_that_are_not_right_are_a_note_with_what_that_means() -> None:
     gpu = {**WORKING, "kind": "cuda", "paged": None, "delta": None}
     for key, name in (("paged", "paged attention"), ("delta", "gated delta")):
-        right, wrong = (names(list(examine.mlx({**gpu, key: found})))[name] for found in (None, "write differs"))
+        right, wrong = (names(list(doctor.examine_mlx({**gpu, key: found})))[name] for found in (None, "write differs"))
         assert (right.state, right.advice) == ("ok", None)
         assert wrong.state == "note" and "write differs" in wrong.detail and wrong.advice is not None
-        assert name not in names(list(examine.mlx(WORKING)))
-    assert "gated delta" not in names(list(examine.mlx({**gpu, "kind": "metal"}))), "which mlx-lm has a kernel for"
+        assert name not in names(list(doctor.examine_mlx(WORKING)))
+    assert "gated delta" not in names(list(doctor.examine_mlx({**gpu, "kind": "metal"}))), (
+        "which mlx-lm has a kernel for"
+    )
 
 
 def test_what_was_compiled_is_said_and_what_mlx_compiles_instead_is_a_note() -> None:
     gpu = {**WORKING, "kind": "cuda", "paged": None, "delta": None, "compiled": "4 compiled, in 1.0 s"}
     told, noted = (
-        names(list(examine.mlx({**gpu, "compiled_slower": slower})))["kernels"]
+        names(list(doctor.examine_mlx({**gpu, "compiled_slower": slower})))["kernels"]
         for slower in (None, "MLX compiles kernels: all (no NVRTC)")
     )
     assert (told.state, told.detail, told.advice) == ("ok", "4 compiled, in 1.0 s", None)
     assert noted.state == "note" and "no NVRTC" in noted.detail and "nvidia-cuda-nvrtc" in str(noted.advice)
-    assert "kernels" not in names(list(examine.mlx(WORKING)))
+    assert "kernels" not in names(list(doctor.examine_mlx(WORKING)))
 
 
 def test_a_process_that_acts_as_a_gpu_looks_at_its_kernels(tmp_path: Path) -> None:
@@ -96,23 +98,23 @@ def test_an_nvidia_gpu_that_mlx_does_not_use_is_noted(monkeypatch: pytest.Monkey
     program.write_text("#!/bin/sh\necho 'H200, 143771 MiB, 580.65.06'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    (unused,) = examine.nvidia(WORKING)
-    (used,) = examine.nvidia(WORKING | {"kind": "cuda"})
+    (unused,) = doctor.examine_nvidia(WORKING)
+    (used,) = doctor.examine_nvidia(WORKING | {"kind": "cuda"})
     assert (unused.state, used.state) == ("note", "ok")
     assert "H200" in used.detail and "its extra [cuda]" in str(unused.advice)
 
 
 def test_a_missing_compiler_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examine.shutil, "which", lambda name: None)
-    assert examine.compiler("C compiler", ("cc",), "for speed").state == "note"
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    assert doctor.examine_compiler("C compiler", ("cc",), "for speed").state == "note"
 
 
 def test_the_models_folder_need_not_exist_yet(tmp_path: Path) -> None:
-    assert examine.disk(tmp_path / "a" / "b").state == "ok"
+    assert doctor.examine_disk(tmp_path / "a" / "b").state == "ok"
 
 
 def test_the_hub_is_not_asked_when_offline() -> None:
-    assert examine.hub(Settings(offline=True)).detail == "not asked: offline"
+    assert doctor.examine_hub(Settings(offline=True)).detail == "not asked: offline"
 
 
 @pytest.mark.parametrize(("code", "output"), [(1, "boom\nImportError: x"), (-9, "")])
@@ -120,28 +122,28 @@ def test_a_probe_that_dies_is_told_by_its_last_line(monkeypatch: pytest.MonkeyPa
     def died(*_: Any, **__: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess([], code, "", output)
 
-    monkeypatch.setattr(examine.subprocess, "run", died)
-    assert examine.probe_mlx() == (output.splitlines() or ["mlx died with code -9"])[-1]
+    monkeypatch.setattr(doctor.subprocess, "run", died)
+    assert doctor.run_mlx_probe() == (output.splitlines() or ["mlx died with code -9"])[-1]
 
 
 def test_it_says_of_a_model_whether_its_attention_is_mlx_lms_own(tmp_path: Path) -> None:
     import mlx.core as mx
 
-    from ingot.models.layers.modules import parameters
-    from ingot.models.report import remarks_ahead
+    from ingot.models.layers.modules import named_parameters
+    from ingot.models.report import model_notes_before_loading
     from tests.models.layers import family_configs
 
     for family in ("llama", "deepseek_v3"):
         folder = tmp_path / family
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(family_configs.config(family)))
-        mx.save_safetensors(str(folder / "model.safetensors"), dict(parameters(family_configs.build(family))))
-    assert remarks_ahead(tmp_path / "llama") == []
-    said = remarks_ahead(tmp_path / "deepseek_v3")
+        mx.save_safetensors(str(folder / "model.safetensors"), dict(named_parameters(family_configs.build(family))))
+    assert model_notes_before_loading(tmp_path / "llama") == []
+    said = model_notes_before_loading(tmp_path / "deepseek_v3")
     probed = {**WORKING, "slower": said}
-    [finding] = examine.model(probed, tmp_path / "deepseek_v3")
+    [finding] = doctor.examine_model(probed, tmp_path / "deepseek_v3")
     assert finding.state == "note" and "deepseek_v3: attention by mlx-lm's own modules" in finding.detail
-    [finding] = examine.model({**WORKING, "slower": []}, tmp_path / "llama")
+    [finding] = doctor.examine_model({**WORKING, "slower": []}, tmp_path / "llama")
     assert finding.state == "ok"
-    [finding] = examine.model(probed, tmp_path / "none")
+    [finding] = doctor.examine_model(probed, tmp_path / "none")
     assert (finding.state, finding.advice) == ("note", "give the folder of a model")

@@ -7,36 +7,36 @@ from pathlib import Path
 
 import pytest
 
-from ingot.cli.group import hosts_wanted, listening, over, refuse_several_models
+from ingot.cli.group import find_group_hosts, inherited_listener, refuse_several_models, settings_for_group
 from ingot.cli.main import main
 from ingot.config import Settings
 from ingot.errors import ConfigError
 
 
 def test_one_process_is_enough_where_nobody_asks_for_several() -> None:
-    assert hosts_wanted(Settings()) is None
-    assert hosts_wanted(Settings(hosts="1")) is None
+    assert find_group_hosts(Settings()) is None
+    assert find_group_hosts(Settings(hosts="1")) is None
 
 
 @pytest.mark.parametrize(
     "asked", [Settings(hosts="3"), Settings(tensor_parallel_size=3), Settings(pipeline_parallel_size=3, hosts="3")]
 )
 def test_as_many_ranks_run_here_as_are_asked_for(asked: Settings) -> None:
-    hosts = hosts_wanted(asked)
+    hosts = find_group_hosts(asked)
     assert hosts is not None
     assert len(hosts.hosts) == 3
 
 
 def test_where_nobody_says_how_to_divide_a_model_every_layer_is() -> None:
-    assert over(Settings(hosts="2"), 2).tensor_parallel_size == 2
-    assert over(Settings(pipeline_parallel_size=2), 2).tensor_parallel_size == 1
+    assert settings_for_group(Settings(hosts="2"), 2).tensor_parallel_size == 2
+    assert settings_for_group(Settings(pipeline_parallel_size=2), 2).tensor_parallel_size == 1
 
 
 def test_sizes_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "hosts.json"
     file.write_text(json.dumps([{"ssh": "localhost", "ips": ["127.0.0.1"]}] * 3))
     with pytest.raises(ConfigError, match="ask for 2 ranks, and there are 3"):
-        hosts_wanted(Settings(tensor_parallel_size=2, hosts=str(file)))
+        find_group_hosts(Settings(tensor_parallel_size=2, hosts=str(file)))
 
 
 def test_several_models_are_not_dealt_out_to_ranks() -> None:
@@ -56,6 +56,6 @@ def test_a_rank_without_the_groups_token_says_what_is_missing(
 def test_sockets_that_the_parent_handed_down_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as parents:
         monkeypatch.setenv("INGOT_LISTEN", str(os.dup(parents.fileno())))
-        found = listening(Settings())
+        found = inherited_listener(Settings())
         assert found.port == parents.getsockname()[1]
         found.close()

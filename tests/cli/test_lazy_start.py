@@ -9,21 +9,21 @@ from typing import Final
 START: Final = """
 import sys
 from contextlib import closing
-from ingot.cli.flags import CommandParser, add_settings, settle
-from ingot.cli.serve import lone
+from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
+from ingot.cli.serve import single_model_entry
 from ingot.engine.fleet import Fleet
-from ingot.engine.loading.model_loader import Garage
-from ingot.http.fleet.app import build_fleet_app
-from ingot.http.app import import_soon
-from ingot.http.server import listen, server_of
+from ingot.engine.loading.model_loader import ModelLoader
+from ingot.http.app import build_fleet_app
+from ingot.http.app import import_in_background
+from ingot.http.server import open_listener, make_app_server
 
 parser = CommandParser("serve", "")
 parser.add_argument("model")
 add_settings(parser)
-settings = settle(parser.parse(["smollm2-135m", "--lazy", "--port", "0"])).settings
-with closing(listen(settings)) as listener:
-    fleet = Fleet([lone(settings)], None, 0)
-    server_of(build_fleet_app(fleet, lambda: None, settings), settings, print, listener)
+settings = settings_from_arguments(parser.parse(["smollm2-135m", "--lazy", "--port", "0"])).settings
+with closing(open_listener(settings)) as listener:
+    fleet = Fleet([single_model_entry(settings)], None, 0)
+    make_app_server(build_fleet_app(fleet, lambda: None, settings), settings, print, listener)
 print(*sys.modules, sep="\\n")
 """
 LIBRARIES: Final = (
@@ -32,17 +32,13 @@ LIBRARIES: Final = (
 )
 ROOMS: Final = {
     "cache": {"codecs.names"},
-    "engine": {"health", "loop", "engine_thread", "fleet", "fleet_standing", "fleet_seat", "loading.model_loader"}
-    | {"speech_request", "speculation.options"},
-    "kernels": {"device", "cpu.fastblas", "remedy"},
-    "media": {"fetched", "fetch", "bounds", "worker"},
-    "models": {"files", "gguf.part_names"},
-    "protocol": {"operations", "errors", "model_names", "terms", "ingot_api.health", "chat.receipt_headers"}
-    | {"anthropic.errors", "ollama.errors", "responses.stored_response"},
-    "ranks": {"meeting", "standing"},
     "distributed": {"place", "wire", "heartbeat"},
-    "text": {"cancellation", "input_files", "json_file", "grammar.limits", "grammar.pending"}
-    | {"tokens.generation_config"},
+    "engine": {"status", "loop", "fleet", "speech_request", "speculation.options", "loading.model_loader"},
+    "kernels": {"device", "cpu.fastblas"},
+    "media": {"fetch", "bounds", "worker"},
+    "models": {"files"},
+    "protocol": {"operations", "errors", "terms", "ingot_api.health", "responses.stored_response"},
+    "text": {"cancellation", "input_files", "grammar.limits", "grammar.pending"},
 }
 """Of rooms that are large, what a server may take that has no model yet."""
 
@@ -58,7 +54,7 @@ def allowed(module: str) -> bool:
 def test_a_lazy_server_is_ready_before_anything_heavy_is_imported() -> None:
     done = subprocess.run([sys.executable, "-c", START], capture_output=True, text=True, timeout=60, check=True)
     loaded = done.stdout.split()
-    assert "ingot.http.fleet.app" in loaded
+    assert "ingot.http.app" in loaded
     assert [name for name in LIBRARIES if name in loaded] == []
     own = [name.removeprefix("ingot.") for name in loaded if name.startswith("ingot.")]
     assert [name for name in own if not allowed(name)] == []

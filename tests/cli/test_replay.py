@@ -11,8 +11,15 @@ from typing import Any
 import pytest
 
 from ingot.cli import replay
-from ingot.cli.replay import body_of, differences, notes, read, texts_in, with_captured
-from ingot.config import load
+from ingot.cli.replay import (
+    answer_differences,
+    answer_texts,
+    read_capture,
+    replay_notes,
+    replayed_body,
+    with_captured_settings,
+)
+from ingot.config import load_config
 from ingot.engine.request import Request
 from ingot.errors import ConfigError
 from ingot.http.endpoints.table import build_app
@@ -60,11 +67,11 @@ async def test_a_request_of_each_protocol_is_captured_and_comes_again_with_its_s
     assert record["body"] == BODIES[path] and record["path"] == path
     assert record["answers"][0]["text"] == "Hello, world"
     assert record["settings"] == {"max_sequences": 4}
-    again = await captured(tmp_path / "again", path, body_of(record), engine)
+    again = await captured(tmp_path / "again", path, replayed_body(record), engine)
     first, second = engine.requests
     assert second.sampling == first.sampling and first.sampling.seed is not None
-    assert again["prompts"] == record["prompts"] and not notes(record, again)
-    assert differences(record, again) == [None]
+    assert again["prompts"] == record["prompts"] and not replay_notes(record, again)
+    assert answer_differences(record, again) == [None]
 
 
 ENCODINGS = {
@@ -81,17 +88,17 @@ ENCODINGS = {
 async def test_vectors_and_scores_are_captured_and_come_again(path: str, tmp_path: Path) -> None:
     record = await captured(tmp_path / "first", path, ENCODINGS[path], EncodingEngine())
     assert (record["body"], record["path"]) == (ENCODINGS[path], path)
-    again = await captured(tmp_path / "again", path, body_of(record), EncodingEngine())
+    again = await captured(tmp_path / "again", path, replayed_body(record), EncodingEngine())
     assert again["answers"] == record["answers"] and again["answers"][0]["numbers"]
-    assert not notes(record, again) and not any(differences(record, again))
+    assert not replay_notes(record, again) and not any(answer_differences(record, again))
 
 
 def test_numbers_may_differ_in_their_last_digits_and_no_more() -> None:
     def numbers(*values: float) -> dict[str, Any]:
         return {"answers": [{"numbers": list(values)}]}
 
-    assert differences(numbers(1.0, -0.5), numbers(1.0002, -0.5001)) == [None]
-    [found] = differences(numbers(1.0, -0.5), numbers(1.0, -0.6))
+    assert answer_differences(numbers(1.0, -0.5), numbers(1.0002, -0.5001)) == [None]
+    [found] = answer_differences(numbers(1.0, -0.5), numbers(1.0, -0.6))
     assert str(found) == "answer 0 parts at number 1 of 2:\n  captured: -0.5\n  now:      -0.6"
 
 
@@ -151,14 +158,14 @@ async def test_a_request_runs_again_here_token_for_token(
     [file] = tmp_path.glob("*.json")
     outcomes = [("Hello", 0, "the same: 1 answers, 6 tokens"), ("Help", 1, "parts at token 3 of 6")]
     for said, code, told in outcomes if path == "/v1/chat/completions" else outcomes[:1]:
-        monkeypatch.setattr("ingot.cli.local_server.start_engine", lambda _, said=said: scripted.start(lambda _: said))
-        assert replay.run([str(file)]) == code
+        monkeypatch.setattr("ingot.cli.serve.start_engine", lambda _, said=said: scripted.start(lambda _: said))
+        assert replay.run_replay([str(file)]) == code
         assert told in capsys.readouterr().out
 
 
 def asked(file: Path, script: Callable[[Request], Any]) -> int:
     with running(ScriptedEngine(script), settings()) as url:
-        return replay.run([str(file), "--url", url])
+        return replay.run_replay([str(file), "--url", url])
 
 
 def record(*tokens: int, text: str = "") -> dict[str, Any]:
@@ -168,24 +175,24 @@ def record(*tokens: int, text: str = "") -> dict[str, Any]:
 
 
 def test_the_first_token_that_differs_is_named() -> None:
-    [found] = differences(record(1, 2, 3, text="abc"), record(1, 4, 3, text="axc"))
+    [found] = answer_differences(record(1, 2, 3, text="abc"), record(1, 4, 3, text="axc"))
     assert str(found) == "answer 0 parts at token 1 of 3:\n  captured: 'bc'\n  now:      'xc'"
-    [shorter] = differences(record(1, 2, text="ab"), record(1, text="a"))
+    [shorter] = answer_differences(record(1, 2, text="ab"), record(1, text="a"))
     assert shorter is not None and shorter.after == "(its end)"
 
 
 def test_another_model_and_another_prompt_are_told() -> None:
     other = record(1) | {"fingerprint": "g", "prompts": []}
-    assert [note.split(":")[0] for note in notes(record(1), other)] == [
+    assert [note.split(":")[0] for note in replay_notes(record(1), other)] == [
         "the model is another",
         "the prompt's tokens are others",
     ]
 
 
 def test_captured_settings_hold_where_none_are_given(tmp_path: Path) -> None:
-    config = load({"max_sequences": 2}, {"XDG_CONFIG_HOME": str(tmp_path)})
+    config = load_config({"max_sequences": 2}, {"XDG_CONFIG_HOME": str(tmp_path)})
     told = {"settings": {"max_sequences": 4, "kv_codec": "affine8", "alias": ["a=default"], "gone": 1}}
-    made = with_captured(config, told)
+    made = with_captured_settings(config, told)
     assert (made.max_sequences, made.kv_codec, made.alias) == (2, "affine8", ("a=default",))
 
 
@@ -202,8 +209,8 @@ def test_what_cannot_be_run_again_is_refused_in_words(tmp_path: Path, text: str,
     path = tmp_path / "one.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=problem):
-        read(path)
+        read_capture(path)
     with pytest.raises(ConfigError, match="cannot read"):
-        read(tmp_path / "nowhere.json")
+        read_capture(tmp_path / "nowhere.json")
     with pytest.raises(ConfigError, match="leave out --url"):
-        texts_in("/v1/embeddings", {})
+        answer_texts("/v1/embeddings", {})

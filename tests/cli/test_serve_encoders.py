@@ -10,9 +10,9 @@ import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from bench import random_models
-from ingot.cli.client import Client
-from ingot.cli.ready import ready_record
-from ingot.text.tool_formats.registry import found_format
+from ingot.cli.client import ServerClient
+from ingot.cli.serve import ready_record
+from ingot.text.tool_formats.registry import find_format
 from tests.cli.scripted import INGOT, environment
 from tests.cli.test_serve import CARD
 from tests.encoders import card, write_encoder, write_sentence_files
@@ -22,7 +22,7 @@ LONGEST_START_S = 120
 
 def test_the_ready_record_names_each_encoder_and_what_it_is_for() -> None:
     record = ready_record(
-        "http://x", CARD, found_format(None, ""), needs_key=False, encoders=[card("embedding"), card("rerank")]
+        "http://x", CARD, find_format(None, ""), needs_key=False, encoders=[card("embedding"), card("rerank")]
     ).splitlines()
     assert record[1:3] == [
         "also: toy-embedding (none) for vectors of 4 numbers | inputs of 64 tokens",
@@ -48,7 +48,7 @@ def test_encoders_given_by_flag_answer(models: Path, tmp_path: Path) -> None:
     try:
         assert process.stdout is not None
         url = next(line for line in process.stdout if line.startswith("ready: ")).split()[1]
-        client = Client(url)
+        client = ServerClient(url)
         assert [model["id"] for model in client.get("models")["data"]] == ["small", "vectors", "scores"]
         assert len(client.post("embeddings", {"input": ["cat", "dog"]})["data"][1]["embedding"]) == 16
         ranked = client.post("rerank", {"query": "cat", "documents": ["dog", "cat"], "model": "scores"})

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ingot.cli import service
-from ingot.cli.service import service_of
+from ingot.cli.service import make_service
 from ingot.errors import ConfigError, IngotError
 
 PYTHON = Path("/opt/ingot/bin/python")
@@ -27,7 +27,7 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """What the system was asked for, which it does."""
     found: list[tuple[str, ...]] = []
-    monkeypatch.setattr(service, "_call", found.append)
+    monkeypatch.setattr(service, "_run_system_command", found.append)
     monkeypatch.setattr("sys.platform", "linux")
     return found
 
@@ -35,7 +35,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 def test_a_unit_starts_the_server_with_its_settings_and_lets_it_reload(home: Path) -> None:
     config = home / "100 %.toml"
     config.write_text("port = 8001\n")
-    unit = service_of("linux", "ingot", PYTHON, config)
+    unit = make_service("linux", "ingot", PYTHON, config)
     assert unit.path == home / ".config/systemd/user/ingot.service"
     assert f'ExecStart=/opt/ingot/bin/python -m ingot.cli.main serve --config "{home}/100 %%.toml"\n' in unit.text
     assert "ExecReload=/bin/kill -HUP $MAINPID\n" in unit.text and "WantedBy=default.target\n" in unit.text
@@ -48,13 +48,13 @@ def test_a_unit_starts_the_server_with_its_settings_and_lets_it_reload(home: Pat
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
 def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     path = tmp_path / "ingot.service"
-    path.write_text(service_of("linux", "ingot", Path("/bin/true"), None).text)
+    path.write_text(make_service("linux", "ingot", Path("/bin/true"), None).text)
     done = subprocess.run(["systemd-analyze", "verify", str(path)], capture_output=True, text=True, check=False)
     assert "ingot.service" not in done.stderr
 
 
 def test_a_plist_says_the_same_to_launchd(home: Path) -> None:
-    agent = service_of("darwin", "mine", PYTHON, None)
+    agent = make_service("darwin", "mine", PYTHON, None)
     told = plistlib.loads(agent.text.encode())
     assert agent.path == home / "Library/LaunchAgents/mine.plist"
     assert told["ProgramArguments"] == [str(PYTHON), "-m", "ingot.cli.main", "serve"]
@@ -65,14 +65,14 @@ def test_a_plist_says_the_same_to_launchd(home: Path) -> None:
 def test_a_service_is_installed_shown_and_removed(
     called: list[tuple[str, ...]], home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert service.run(["show"]) == 0
+    assert service.run_service(["show"]) == 0
     shown = capsys.readouterr().out
     path = home / ".config/systemd/user/ingot.service"
     assert not path.exists() and not called
-    assert service.run(["install"]) == 0
+    assert service.run_service(["install"]) == 0
     assert path.read_text() == shown and called[-1][-3:] == ("enable", "--now", "ingot.service")
-    assert service.run(["install"]) == 0  # the same again changes nothing
-    assert service.run(["uninstall"]) == 0
+    assert service.run_service(["install"]) == 0  # the same again changes nothing
+    assert service.run_service(["uninstall"]) == 0
     assert not path.exists() and called[-1][-3:] == ("disable", "--now", "ingot.service")
 
 
@@ -100,22 +100,22 @@ def test_ingots_own_definition_is_known_with_other_settings_and_from_before_it_w
 ) -> None:
     monkeypatch.setattr("sys.platform", platform)
     (home / "other.toml").write_text("port = 8001\n")
-    service.run(["install", "--config", str(home / "other.toml")])
+    service.run_service(["install", "--config", str(home / "other.toml")])
     with pytest.raises(ConfigError, match="uninstall it first"):
-        service.run(["install"])
-    service.run(["uninstall"])
-    service.run(["install"])
-    path = service_of(platform, "ingot", PYTHON, None).path
-    unmarked = [line for line in path.read_text().splitlines(keepends=True) if service.MARK not in line]
+        service.run_service(["install"])
+    service.run_service(["uninstall"])
+    service.run_service(["install"])
+    path = make_service(platform, "ingot", PYTHON, None).path
+    unmarked = [line for line in path.read_text().splitlines(keepends=True) if service.SERVICE_MARK not in line]
     path.write_text("".join(unmarked))
-    service.run(["uninstall"])
+    service.run_service(["uninstall"])
     assert not path.exists()
 
 
 def test_an_install_that_fails_over_a_definition_that_was_there_leaves_that(no_bus: None, unit_path: Path) -> None:
-    unit_path.write_text(service_of("linux", "ingot", Path(sys.executable), None).text)
+    unit_path.write_text(make_service("linux", "ingot", Path(sys.executable), None).text)
     with pytest.raises(IngotError, match="Failed to connect to bus"):
-        service.run(["install"])
+        service.run_service(["install"])
     assert unit_path.exists()
 
 
@@ -130,11 +130,11 @@ def test_an_install_that_fails_over_a_definition_that_was_there_leaves_that(no_b
 )
 def test_what_cannot_be_is_refused_in_words(called: list[tuple[str, ...]], arguments: list[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        service.run(arguments)
+        service.run_service(arguments)
 
 
 def test_what_the_system_says_is_told() -> None:
     with pytest.raises(IngotError, match=r"`false` failed: exit code 1"):
-        service._call(("false",))
+        service._run_system_command(("false",))
     with pytest.raises(IngotError, match="cannot run no-such-program"):
-        service._call(("no-such-program",))
+        service._run_system_command(("no-such-program",))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from ingot.protocol.ingot_api.metrics import Measured, metrics
+from ingot.protocol.ingot_api.metrics import ModelMeasurements, render_metrics
 from tests.http.scripted import ScriptedEngine
 
 DASHBOARD = json.loads((Path(__file__).parents[2] / "deploy/grafana/ingot.json").read_text())
@@ -17,7 +17,9 @@ DASHBOARD = json.loads((Path(__file__).parents[2] / "deploy/grafana/ingot.json")
 def told() -> set[str]:
     engine = ScriptedEngine()
     engine.speculation.add(proposed=1, accepted=1)
-    text = metrics([Measured(engine.card, engine.health(), engine.figures, engine.speculation)], {200: 1})
+    text = render_metrics(
+        [ModelMeasurements(engine.card, engine.health(), engine.figures, engine.speculation)], {200: 1}
+    )
     return {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
 
 

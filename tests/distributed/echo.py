@@ -17,23 +17,23 @@ import numpy as np
 import pytest
 
 from ingot.config import Settings
-from ingot.distributed.place import Address, Place
+from ingot.distributed import follower, leader
+from ingot.distributed.group import JoinedGroup
+from ingot.distributed.place import HostAddress, RankPlace
 from ingot.distributed.wire import Link
 from ingot.engine.engine import Engine
 from ingot.engine.loading import language_model
-from ingot.models.parallelism import Sharing
-from ingot.ranks import follower, leader
-from ingot.ranks.joining import Joined
+from ingot.models.parallelism import ModelSharding
 from tests.distributed import playing
 
 LIMIT_S = 60.0
-WHERE = Place(1, 2, Address("nowhere", 1), None, "of nobody but this test")
+WHERE = RankPlace(1, 2, HostAddress("nowhere", 1), None, "of nobody but this test")
 
 
 OTHER_PART = "tensor, rank 1 of 2"
 
 
-class OtherShare(Sharing):
+class OtherShare(ModelSharding):
     """Of the one that follows: all of the model, and files of its own."""
 
     @property
@@ -63,8 +63,8 @@ def leading(
     """An engine of rank 0, and what its passes and the other's give; the latter has ended when this has."""
     echo, tokens = Echo(), Queue[mx.array]()
     ours, theirs = socket.socketpair()
-    sharing, other = Sharing("tensor", mx.distributed.init()), OtherShare("tensor", mx.distributed.init())
-    lead, follow = leader.LeadingAdapter.run, follower.run
+    sharing, other = ModelSharding("tensor", mx.distributed.init()), OtherShare("tensor", mx.distributed.init())
+    lead, follow = leader.LeaderAdapter.run, follower.run_forward
 
     def led(*given: Any, **asked: Any) -> Any:
         found = lead(*given, **asked)
@@ -84,16 +84,18 @@ def leading(
 
     def run() -> None:
         try:
-            follower.follow(settings, folder, WHERE, lambda step: None)
+            follower.run_follower(settings, folder, WHERE, lambda step: None)
         except BaseException as error:  # which the test is to see
             echo.trouble = error
 
-    monkeypatch.setattr(language_model, "join_as_leader", lambda settings: Joined(sharing, [Link(ours, "rank 1")], 2))
-    monkeypatch.setattr(follower, "join_group", lambda settings, where: Joined(other, [Link(theirs, "rank 0")], 2))
-    monkeypatch.setattr(leader, "shared_tokens", told)
-    monkeypatch.setattr(follower, "shared_tokens", lambda given, group: tokens.get(timeout=LIMIT_S))
-    monkeypatch.setattr(leader.LeadingAdapter, "run", led)
-    monkeypatch.setattr(follower, "run", followed)
+    monkeypatch.setattr(
+        language_model, "join_as_leader", lambda settings: JoinedGroup(sharing, [Link(ours, "rank 1")], 2)
+    )
+    monkeypatch.setattr(follower, "join_group", lambda settings, where: JoinedGroup(other, [Link(theirs, "rank 0")], 2))
+    monkeypatch.setattr(leader, "broadcast_tokens", told)
+    monkeypatch.setattr(follower, "broadcast_tokens", lambda given, group: tokens.get(timeout=LIMIT_S))
+    monkeypatch.setattr(leader.LeaderAdapter, "run", led)
+    monkeypatch.setattr(follower, "run_forward", followed)
     thread = Thread(target=run, daemon=True)
     with ours, theirs:
         thread.start()

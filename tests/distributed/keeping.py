@@ -12,11 +12,11 @@ from typing import Any
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.config import Settings
-from ingot.distributed.place import place
-from ingot.engine import condensing
+from ingot.distributed.follower import run_follower
+from ingot.distributed.place import read_rank_place
+from ingot.engine import prefix_cache
 from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Request
-from ingot.ranks.follower import follow
 from tests.distributed.playing import GREEDY, ON, prompt, started
 from tests.engines import answer, text_of
 
@@ -64,12 +64,12 @@ def settings_of(asked: dict[str, Any]) -> Settings:
 def main(games: list[tuple[str, dict[str, Any]]]) -> None:
     """One after another, by the same processes, each with an engine that knows nothing of the one before."""
     for name, value in ENCOURAGED.items():
-        setattr(condensing, name, value)
-    where = place(os.environ)
+        setattr(prefix_cache, name, value)
+    where = read_rank_place(os.environ)
     for folder, asked in games:
         settings = settings_of(asked)
         if where is not None and where.rank:
-            follow(settings, Path(folder), where, lambda step: None)
+            run_follower(settings, Path(folder), where, lambda step: None)
         else:
             print(json.dumps(asdict(played(Path(folder), settings))), flush=True)
 

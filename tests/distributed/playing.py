@@ -11,11 +11,11 @@ from typing import Any
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.config import Settings
-from ingot.distributed.place import place
+from ingot.distributed.follower import run_follower
+from ingot.distributed.place import read_rank_place
 from ingot.engine.engine import Engine
 from ingot.engine.loading.language_model import start_engine
 from ingot.engine.request import Event, Failed, Request, Sampling, Stop, TextDelta
-from ingot.ranks.follower import follow
 from ingot.text.grammar.grammars import Grammars
 from tests.engines import answer, text_of
 
@@ -127,11 +127,11 @@ def played(folder: Path, settings: Settings, *, crowd: bool) -> Played:
 
 def main(games: list[tuple[str, dict[str, Any], bool]]) -> None:
     """One after another, by the same processes: to start them takes longer than all that they play."""
-    where = place(os.environ)
+    where = read_rank_place(os.environ)
     for folder, asked, crowd in games:
         settings = Settings(**asked)
         if where is not None and where.rank:
-            follow(settings, Path(folder), where, lambda step: None)
+            run_follower(settings, Path(folder), where, lambda step: None)
         else:
             print(json.dumps(asdict(played(Path(folder), settings, crowd=crowd))), flush=True)
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 import os
 import sys
 
-from ingot.distributed.place import Place, place
-from ingot.ranks.arrival import arrive
-from ingot.ranks.signs import Signs, signs_to_parent
+from ingot.distributed.heartbeat import HeartbeatSender, start_heartbeats
+from ingot.distributed.hosts import read_rank_assignment
+from ingot.distributed.place import RankPlace, read_rank_place
 from tests.distributed.steps import STEP
 
 
 def be_rank() -> None:
-    arrive()
-    here = place(os.environ)
+    read_rank_assignment()
+    here = read_rank_place(os.environ)
     assert here is not None
-    signs = signs_to_parent(here)
+    signs = start_heartbeats(here)
     assert signs is not None
     if here.rank:
         follow(here, signs)
@@ -29,7 +29,7 @@ def be_rank() -> None:
         lead(here, signs)
 
 
-def follow(here: Place, signs: Signs) -> None:
+def follow(here: RankPlace, signs: HeartbeatSender) -> None:
     (link,) = here.links(60.0)
     signs.did(0)
     while (frame := link.receive()).kind == STEP:
@@ -38,20 +38,19 @@ def follow(here: Place, signs: Signs) -> None:
 
 
 def be_parent(hosts: str, port: int, stall_s: float) -> int:
-    from ingot.distributed.hosts import hosts_of
+    from ingot.distributed.hosts import parse_hosts
     from ingot.distributed.supervisor import Supervisor
-    from ingot.http.closed import ClosedDoor
-    from ingot.http.server import listen
-    from ingot.observe.logs import set_up
+    from ingot.http.server import UnavailableServer, open_listener
+    from ingot.observe.logs import set_up_logging
     from tests.http.scripted import settings
 
-    set_up("info", "text")
+    set_up_logging("info", "text")
     options = settings(port=port)
-    listener = listen(options)
+    listener = open_listener(options)
     print(listener.port, flush=True)
     command = ("-P", "-m", "tests.ranks.standin", "rank")
-    door = ClosedDoor(listener.sockets, options)
-    return Supervisor(hosts_of(hosts), [], listener.sockets, door, stall_s, 5.0, command).run()
+    door = UnavailableServer(listener.sockets, options)
+    return Supervisor(parse_hosts(hosts), [], listener.sockets, door, stall_s, 5.0, command).run()
 
 
 if __name__ == "__main__":

@@ -8,19 +8,19 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from ingot.cli.group import listening, report
-from ingot.distributed.place import Place
-from ingot.distributed.wire import LinkLost, broadcast
-from ingot.engine.health import Health
+from ingot.cli.group import inherited_listener, report_to_parent
+from ingot.distributed.heartbeat import HeartbeatSender
+from ingot.distributed.place import RankPlace
+from ingot.distributed.wire import LinkLost, broadcast_frame
 from ingot.engine.request import Ended, Request, SequenceEnded, TextDelta, Timing, Usage
+from ingot.engine.status import Health
 from ingot.http.server import make_server
-from ingot.ranks.signs import Signs
 from tests.distributed.steps import END, STEP, STEP_S, STEPS
 from tests.http.scripted import ScriptedEngine, ScriptedStream, settings
 
 
 class CountingEngine(ScriptedEngine):
-    def __init__(self, here: Place) -> None:
+    def __init__(self, here: RankPlace) -> None:
         super().__init__(None)
         self.last_step, self.ranks_trouble = 0, ""
         self._links = here.links(60.0)
@@ -37,7 +37,7 @@ class CountingEngine(ScriptedEngine):
         return replace(super().health(), stepped_ago_s=time.monotonic() - self._beat if busy else 0.0)
 
     def close(self) -> None:
-        broadcast(self._links, END)
+        broadcast_frame(self._links, END)
 
     def _count(self, stream: ScriptedStream) -> None:
         for number in range(STEPS):
@@ -51,18 +51,18 @@ class CountingEngine(ScriptedEngine):
         self._beat = time.monotonic()
         self.last_step += 1
         try:
-            broadcast(self._links, STEP, step=self.last_step)
+            broadcast_frame(self._links, STEP, step=self.last_step)
             for link in self._links:
                 link.receive()
         except LinkLost:
             threading.Event().wait()
 
 
-def lead(here: Place, signs: Signs) -> None:
+def lead(here: RankPlace, signs: HeartbeatSender) -> None:
     options = settings()
     engine: Any = CountingEngine(here)
-    server = make_server(engine, options, lambda url: signs.did(0), listening(options))
-    report(signs, engine, server)
+    server = make_server(engine, options, lambda url: signs.did(0), inherited_listener(options))
+    report_to_parent(signs, engine, server)
     server.run()
     if not server.given_up:
         engine.close()

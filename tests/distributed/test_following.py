@@ -9,10 +9,10 @@ import pytest
 
 from foundry.package import MODELS
 from ingot.config import Settings
-from ingot.engine import condensing, start_proposers
+from ingot.engine import prefix_cache
 from ingot.engine.engine import Engine
-from ingot.engine.request import Ended, Request
-from ingot.engine.sparse.ask import SparseAsk
+from ingot.engine.loading import draft_models
+from ingot.engine.request import Ended, Request, SpecPrefillRequest
 from ingot.models.files.locate import ModelFolder
 from ingot.text.grammar.grammars import Grammars
 from tests import tiny
@@ -69,7 +69,7 @@ def test_records_in_fewer_bits_are_the_same_ones(
 ) -> None:
     groups.write_model(tmp_path, {**CONFIGS["llama"], "head_dim": 32} if kind == "wide" else CONFIGS[kind])
     for name, value in keeping.ENCOURAGED.items():
-        monkeypatch.setattr(condensing, name, value)
+        monkeypatch.setattr(prefix_cache, name, value)
     settings = Settings(**ASKED, cache_codec="affine8", cache_memory=room, speculate="off")
     with leading(tmp_path, settings, monkeypatch) as (engine, echo):
         kept = keeping.play(engine)
@@ -98,7 +98,7 @@ def test_a_head_beside_rank_0_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_head_that_reads_what_layers_give_guesses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     groups.write_model(tmp_path, CONFIGS["llama"])
     draft = eagles.written(tmp_path / "eagle", eagles.random_tensors(embeds=False))
-    monkeypatch.setattr(start_proposers, "check_head", lambda head, adapter: 1.0)  # what is random is seldom right
+    monkeypatch.setattr(draft_models, "check_draft_head", lambda head, adapter: 1.0)  # what is random is seldom right
     settings = Settings(**ASKED, speculate=f"eagle:{draft}", speculate_tokens=3)
     with leading(tmp_path, settings, monkeypatch, eagle=ModelFolder(draft, "eagle", "random")) as (engine, echo):
         answered(engine)
@@ -112,7 +112,12 @@ def test_prompts_of_which_some_tokens_are_left_out_are_computed_alike(
     groups.write_model(tmp_path, CONFIGS["llama"])
     settings = Settings(**ASKED, specprefill=True, specprefill_scorer="statistics", specprefill_threshold=512)
     asked = Request(
-        "a", (playing.prompt(1, 1500),), 4, sampling=playing.GREEDY, stop=playing.ON, sparse=SparseAsk(keep=0.3)
+        "a",
+        (playing.prompt(1, 1500),),
+        4,
+        sampling=playing.GREEDY,
+        stop=playing.ON,
+        sparse=SpecPrefillRequest(keep=0.3),
     )
     with leading(tmp_path, settings, monkeypatch) as (engine, echo):
         ended = answer(engine, asked)[-1]

@@ -1,32 +1,39 @@
 from __future__ import annotations
 
-from ingot.distributed.heartbeat import FIRST_SIGN_S, Sign, Standing, Watch, first_problem, not_ready
+from ingot.distributed.heartbeat import (
+    FIRST_HEARTBEAT_S,
+    GroupWatch,
+    Heartbeat,
+    RankStatus,
+    first_rank_problem,
+    rank_not_ready,
+)
 
 LIMIT_S = 5.0
 
 
-def sign(step: int, stuck_s: float = 0.0) -> Sign:
-    return Sign(True, step, stuck_s, 1)
+def sign(step: int, stuck_s: float = 0.0) -> Heartbeat:
+    return Heartbeat(True, step, stuck_s, 1)
 
 
-def heard(watch: Watch, now: float, *steps: int) -> None:
+def heard(watch: GroupWatch, now: float, *steps: int) -> None:
     for rank, step in enumerate(steps):
         watch.hear(rank, sign(step), now)
 
 
-def problem(watch: Watch, now: float) -> str | None:
-    return first_problem(watch.standings(now), LIMIT_S)
+def problem(watch: GroupWatch, now: float) -> str | None:
+    return first_rank_problem(watch.standings(now), LIMIT_S)
 
 
 def test_ranks_that_are_as_far_as_each_other_may_rest_for_as_long_as_they_like() -> None:
-    watch = Watch(2, 0.0)
+    watch = GroupWatch(2, 0.0)
     heard(watch, 1.0, 7, 7)
     heard(watch, 1000.0, 7, 7)
     assert problem(watch, 1000.1) is None
 
 
 def test_a_rank_that_others_wait_for_is_named_with_its_step() -> None:
-    watch = Watch(3, 0.0)
+    watch = GroupWatch(3, 0.0)
     heard(watch, 600.0, 7, 7, 7)  # idle for ten minutes, which is nobody's fault
     for now in (600.2, 604.0, 605.3):
         heard(watch, now, 8, 8, 7)
@@ -35,14 +42,14 @@ def test_a_rank_that_others_wait_for_is_named_with_its_step() -> None:
 
 
 def test_a_rank_that_moves_is_not_late_however_far_ahead_others_are() -> None:
-    watch = Watch(2, 0.0)
+    watch = GroupWatch(2, 0.0)
     for second in range(20):
         heard(watch, float(second), 100 + second, second)
     assert problem(watch, 19.5) is None
 
 
 def test_a_rank_that_is_inside_of_one_step_for_too_long_is_late_though_nobody_is_ahead() -> None:
-    watch = Watch(2, 0.0)
+    watch = GroupWatch(2, 0.0)
     heard(watch, 1.0, 3, 3)
     watch.hear(0, sign(3, stuck_s=5.5), 6.0)
     watch.hear(1, sign(3), 6.0)
@@ -50,23 +57,23 @@ def test_a_rank_that_is_inside_of_one_step_for_too_long_is_late_though_nobody_is
 
 
 def test_silence_counts_from_the_last_sign_and_is_forgiven_while_a_rank_starts() -> None:
-    watch = Watch(2, 0.0)
-    watch.hear(0, sign(0), FIRST_SIGN_S + 4.0)
-    assert problem(watch, FIRST_SIGN_S + 4.0) is None
-    assert problem(watch, FIRST_SIGN_S + 5.2) == "rank 1 has given no sign of life for 5 s"
+    watch = GroupWatch(2, 0.0)
+    watch.hear(0, sign(0), FIRST_HEARTBEAT_S + 4.0)
+    assert problem(watch, FIRST_HEARTBEAT_S + 4.0) is None
+    assert problem(watch, FIRST_HEARTBEAT_S + 5.2) == "rank 1 has given no sign of life for 5 s"
 
 
 def test_a_group_is_ready_once_every_rank_is() -> None:
-    watch = Watch(2, 0.0)
+    watch = GroupWatch(2, 0.0)
     watch.hear(0, sign(0), 1.0)
-    watch.hear(1, Sign(False, 0, 0.0, 1), 1.0)
+    watch.hear(1, Heartbeat(False, 0, 0.0, 1), 1.0)
     assert not watch.ready
-    assert not_ready(watch.standings(1.0)) == "rank 1 is being started"
+    assert rank_not_ready(watch.standings(1.0)) == "rank 1 is being started"
     watch.hear(1, sign(0), 2.0)
     assert watch.ready
-    assert not_ready(watch.standings(2.0)) is None
+    assert rank_not_ready(watch.standings(2.0)) is None
 
 
 def test_nobody_is_no_problem() -> None:
-    assert first_problem([], LIMIT_S) is None
-    assert not_ready([Standing(0, True, 0, 0.0, 0.0)]) is None
+    assert first_rank_problem([], LIMIT_S) is None
+    assert rank_not_ready([RankStatus(0, True, 0, 0.0, 0.0)]) is None

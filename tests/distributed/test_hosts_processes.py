@@ -8,20 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from ingot.distributed.hosts import Host
-from ingot.ranks.processes import Letter, RankProcess
+from ingot.distributed.hosts import Host, RankAssignment, RankProcess
 from tests.distributed.serving import PATIENCE_S, ROOT, is_gone, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 HERE = Host("localhost", ("127.0.0.1",))
 THERE = Host("other.example", ("192.0.2.7",), python=sys.executable)
-LETTER = Letter(["--port", "1"], {"INGOT_GROUP_TOKEN": "very secret"}, {"MLX_HOSTFILE": "[1, 2]"})
+LETTER = RankAssignment(["--port", "1"], {"INGOT_GROUP_TOKEN": "very secret"}, {"MLX_HOSTFILE": "[1, 2]"})
 RANK = """
 import json, os, sys, time
 from pathlib import Path
-from ingot.ranks.arrival import arrive
-letter = arrive()
+from ingot.distributed.hosts import read_rank_assignment
+letter = read_rank_assignment()
 told = {"arguments": letter.arguments, "token": os.environ["INGOT_GROUP_TOKEN"], "pid": os.getpid(),
         "hosts": Path(os.environ["MLX_HOSTFILE"]).read_text(), "key": os.environ.get("INGOT_API_KEY")}
 file = Path(os.environ["TOLD"])

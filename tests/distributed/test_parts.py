@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from foundry.package import MODELS
-from ingot.cache.disk.entry import Entry
-from ingot.cache.disk.header import Header
+from ingot.cache.disk.index import DiskEntry
+from ingot.cache.disk.record_file import RecordHeader
 from ingot.cache.disk.store import RecordStore
 from ingot.config import Settings
 from ingot.engine.engine import Engine
@@ -136,8 +136,8 @@ def test_a_rank_that_cannot_write_leaves_a_miss_for_all(tmp_path: Path, monkeypa
 
 
 def written_by_rank_0_alone(
-    store: RecordStore, header: Header, data: Sequence[bytes | memoryview], entry: Entry | None = None
-) -> Entry:
+    store: RecordStore, header: RecordHeader, data: Sequence[bytes | memoryview], entry: DiskEntry | None = None
+) -> DiskEntry:
     if store.key["part"] == echo.OTHER_PART:
         raise OSError(errno.ENOSPC, "no room on this drive")
     return WRITE(store, header, data, entry)
@@ -162,8 +162,8 @@ def test_an_answer_that_does_not_come_is_waited_for_no_longer_than_a_slow_disk_i
 ) -> None:
     world = World(tmp_path, "wide", monkeypatch)
     first = world.life()
-    monkeypatch.setattr("ingot.engine.offload.PATIENCE_S", 0.05)
-    monkeypatch.setattr("ingot.ranks.following_files.FollowingFiles.read", lambda files: iter(()))
+    monkeypatch.setattr("ingot.engine.offload.ONLOAD_PATIENCE_S", 0.05)
+    monkeypatch.setattr("ingot.distributed.follower.FollowerFiles.read", lambda files: iter(()))
     second = world.life()
     assert first.texts == second.texts and reads(second) == [0] * 4
 

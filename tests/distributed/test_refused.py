@@ -11,13 +11,12 @@ import pytest
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
 from ingot.config import Settings
-from ingot.distributed.group import Whole
-from ingot.engine.cache_admin import KeptPrefixes
-from ingot.engine.speculation.options import Choice
-from ingot.engine.start_ranks import among_ranks
+from ingot.distributed.group import GroupTotals, place_from_settings
+from ingot.distributed.leader import LeaderAdapter
+from ingot.engine.cache_admin import PrefixCacheAdmin
+from ingot.engine.loading.language_model import options_among_ranks
+from ingot.engine.speculation.options import SpeculationOptions
 from ingot.errors import ConfigError, Unsupported
-from ingot.ranks.joining import stated_place
-from ingot.ranks.leader import LeadingAdapter
 
 
 @pytest.mark.parametrize(
@@ -43,20 +42,24 @@ def test_who_guesses_from_layers_that_others_have_is_refused() -> None:
 
 
 def test_a_rank_that_sees_no_recurrent_layers_lets_nobody_guess() -> None:
-    leading = create_autospec(LeadingAdapter, instance=True, whole=create_autospec(Whole, rewinds=False), live=None)
-    assert among_ranks(Choice(None), leading).names == ()
-    assert among_ranks(Choice(()), leading).names == ()
+    leading = create_autospec(
+        LeaderAdapter, instance=True, whole=create_autospec(GroupTotals, rewinds=False), live=None
+    )
+    assert options_among_ranks(SpeculationOptions(None), leading).names == ()
+    assert options_among_ranks(SpeculationOptions(()), leading).names == ()
     with pytest.raises(ConfigError, match="speculate lookup: rank 0 has none of the model's recurrent layers"):
-        among_ranks(Choice(("lookup",)), leading)
+        options_among_ranks(SpeculationOptions(("lookup",)), leading)
 
 
 def test_heads_do_not_guess_where_live_pages_are_coded() -> None:
     codec = PairCodec(CodecName.parse("affine8"))
-    leading = create_autospec(LeadingAdapter, instance=True, whole=create_autospec(Whole, rewinds=True), live=codec)
-    assert among_ranks(Choice(None), leading).names == ("forced", "lookup")
-    assert among_ranks(Choice(("lookup", "draft")), leading).names == ("lookup", "draft")
+    leading = create_autospec(
+        LeaderAdapter, instance=True, whole=create_autospec(GroupTotals, rewinds=True), live=codec
+    )
+    assert options_among_ranks(SpeculationOptions(None), leading).names == ("forced", "lookup")
+    assert options_among_ranks(SpeculationOptions(("lookup", "draft")), leading).names == ("lookup", "draft")
     with pytest.raises(ConfigError, match="speculate mtp: what a head keeps is not put into kv_codec"):
-        among_ranks(Choice(("lookup", "mtp")), leading)
+        options_among_ranks(SpeculationOptions(("lookup", "mtp")), leading)
 
 
 def test_only_one_of_both_ways_can_be_had() -> None:
@@ -65,14 +68,14 @@ def test_only_one_of_both_ways_can_be_had() -> None:
 
 
 def test_a_process_that_was_started_alone_is_no_rank() -> None:
-    assert stated_place(Settings(), {}) is None
+    assert place_from_settings(Settings(), {}) is None
     with pytest.raises(ConfigError, match="ask for 2 ranks, and this process is started as one of 1"):
-        stated_place(Settings(tensor_parallel_size=2), {})
+        place_from_settings(Settings(tensor_parallel_size=2), {})
 
 
 def test_what_is_kept_in_several_processes_cannot_be_moved_by_one(tmp_path: Path) -> None:
-    leading = create_autospec(LeadingAdapter, instance=True, is_whole=False)
-    kept = KeptPrefixes(
+    leading = create_autospec(LeaderAdapter, instance=True, is_whole=False)
+    kept = PrefixCacheAdmin(
         lambda work: pytest.fail("nothing is asked"), leading, tmp_path, None, PairCodec(CodecName.parse("raw"))
     )
     for move in (kept.export, kept.adopt):

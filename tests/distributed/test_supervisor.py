@@ -13,10 +13,9 @@ import pytest
 
 from ingot.config import Settings
 from ingot.distributed.hosts import local_hosts
-from ingot.distributed.supervisor import TRIES, Fault, Patience, Supervisor
+from ingot.distributed.supervisor import MOST_RESTARTS, GroupFault, RankGone, RestartBackoff, Supervisor
 from ingot.errors import DeviceLost
-from ingot.http.closed import ClosedDoor
-from ingot.ranks.life import Gone
+from ingot.http.server import UnavailableServer
 from tests.distributed.serving import PATIENCE_S, Group, is_gone, standins, started, stop, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -92,26 +91,26 @@ def test_no_rank_outlives_its_parent_not_even_one_that_stands_still() -> None:
 
 
 def test_a_rank_that_lost_its_device_is_named_and_started_again_however_early() -> None:
-    gone = Gone(1, DeviceLost.exit_code)
+    gone = RankGone(1, DeviceLost.exit_code)
     assert str(gone) == "rank 1 lost its device"
     with socket.socket() as listening:
-        supervisor = Supervisor(local_hosts(2), (), [listening], ClosedDoor([listening], Settings()), 1.0, 1.0)
+        supervisor = Supervisor(local_hosts(2), (), [listening], UnavailableServer([listening], Settings()), 1.0, 1.0)
         life = SimpleNamespace(mail=queue.SimpleQueue())
-        assert supervisor._cause(life, gone) == Fault("rank 1 lost its device", final=False)  # type: ignore[arg-type]
-        assert supervisor._cause(life, Gone(1, 1)).final  # type: ignore[arg-type]
+        assert supervisor._cause(life, gone) == GroupFault("rank 1 lost its device", final=False)  # type: ignore[arg-type]
+        assert supervisor._cause(life, RankGone(1, 1)).final  # type: ignore[arg-type]
 
 
 def test_pauses_grow_while_a_group_never_comes_to_serving_and_end() -> None:
-    patience = Patience()
-    pauses = [patience.pause_after(was_ready=False) for _ in range(TRIES + 1)]
+    patience = RestartBackoff()
+    pauses = [patience.pause_after(was_ready=False) for _ in range(MOST_RESTARTS + 1)]
     assert pauses[0] == pytest.approx(0.1)
     assert pauses[:-1] == sorted(pauses[:-1])  # type: ignore[type-var]
     assert pauses[-1] is None
 
 
 def test_a_group_that_served_is_started_again_soon_however_often() -> None:
-    patience = Patience()
-    for _ in range(TRIES):
+    patience = RestartBackoff()
+    for _ in range(MOST_RESTARTS):
         patience.pause_after(was_ready=False)
     for _ in range(100):
         assert patience.pause_after(was_ready=True) == pytest.approx(0.1)

@@ -7,17 +7,15 @@ import socket
 import mlx.core as mx
 import pytest
 
-from ingot.cache.checkpoint import Checkpoint
-from ingot.cache.deltas import Deltas, KVDelta
+from ingot.cache.kv_deltas import KVDelta, LayerDeltas, StateCheckpoint
 from ingot.cache.kv_storage import SlabStorage
 from ingot.cache.page_groups import PageGroup
 from ingot.distributed import control_channel
-from ingot.distributed.control_channel import Kind
-from ingot.distributed.group import Share, Whole
+from ingot.distributed.control_channel import ControlChannel, FrameKind
+from ingot.distributed.group import GroupTotals, RankShare
+from ingot.distributed.leader_state import EncodedSizing, SharedCheckpoint, SharedDeltas, SharedPiece
 from ingot.distributed.wire import Link
 from ingot.errors import Unavailable
-from ingot.ranks.pieces import Piece, Sizing, ToldCheckpoint, ToldDeltas
-from ingot.ranks.voice import Voice
 
 
 @pytest.fixture
@@ -29,87 +27,90 @@ def ends() -> tuple[Link, Link]:
 def test_every_event_is_read_as_it_was_written() -> None:
     row = control_channel.RowPlan(3, 130, 130, [(0, 0, b"\x01\x00\x00\x00", 1)])
     events = [
-        control_channel.Begun([None, 12], mixed=True),
-        control_channel.Resized(4),
-        control_channel.Left(2),
-        control_channel.Taken(7, 1),
-        control_channel.Resumed(7, 2),
-        control_channel.Dropped(7),
-        control_channel.Rewound(3, 129),
-        control_channel.Trimmed([(1, b"")]),
-        control_channel.Laid([(0, [4])], [(0, [(1, 2, 3, False)])]),
-        control_channel.Encoded(0, b"\x01\x00\x00\x00", b"\x00\x00\x00\x00"),
-        control_channel.Loosened(8, [(0, 130, b"\x01\x00\x00\x00")]),
-        control_channel.Cut(8, 9, None, 64, 0),
-        control_channel.Placed(9, 0, b"", 0, [(0, 64, 3, 0)]),
-        control_channel.Released(9),
-        control_channel.Pass(
+        control_channel.StatesBegun([None, 12], mixed=True),
+        control_channel.SlotsResized(4),
+        control_channel.RowLeft(2),
+        control_channel.CheckpointTaken(7, 1),
+        control_channel.CheckpointResumed(7, 2),
+        control_channel.CheckpointDropped(7),
+        control_channel.RowRewound(3, 129),
+        control_channel.PoolsTrimmed([(1, b"")]),
+        control_channel.PagesMoved([(0, [4])], [(0, [(1, 2, 3, False)])]),
+        control_channel.PagesEncoded(0, b"\x01\x00\x00\x00", b"\x00\x00\x00\x00"),
+        control_channel.PieceMade(8, [(0, 130, b"\x01\x00\x00\x00")]),
+        control_channel.PieceCut(8, 9, None, 64, 0),
+        control_channel.PiecePlaced(9, 0, b"", 0, [(0, 64, 3, 0)]),
+        control_channel.PieceReleased(9),
+        control_channel.ForwardPass(
             [control_channel.PartPlan([row], 1, 0), control_channel.PartPlan([row], 2, 0, [5, 9])], 3, [0], 0
         ),
     ]
-    assert control_channel.decode(control_channel.encode(events)) == events
+    assert control_channel.decode_events(control_channel.encode_events(events)) == events
 
 
 def test_what_was_noted_goes_out_with_what_is_told_next_in_order(ends: tuple[Link, Link]) -> None:
-    voice = Voice([ends[0]])
-    voice.note(control_channel.Left(1))
-    voice.tell(control_channel.Pass([], 1, None, 0))
+    voice = ControlChannel([ends[0]])
+    voice.note(control_channel.RowLeft(1))
+    voice.tell(control_channel.ForwardPass([], 1, None, 0))
     frame = ends[1].receive(1.0)
-    assert (frame.kind, frame.step) == (Kind.TOLD, 1)
-    assert [type(event) for event in control_channel.decode(frame.body)] == [control_channel.Left, control_channel.Pass]
+    assert (frame.kind, frame.step) == (FrameKind.TOLD, 1)
+    assert [type(event) for event in control_channel.decode_events(frame.body)] == [
+        control_channel.RowLeft,
+        control_channel.ForwardPass,
+    ]
 
 
 def test_a_checkpoint_that_nobody_holds_is_dropped_everywhere(ends: tuple[Link, Link]) -> None:
-    voice = Voice([ends[0]])
-    told = ToldCheckpoint(Checkpoint([(mx.zeros(3),)]))
+    voice = ControlChannel([ends[0]])
+    told = SharedCheckpoint(StateCheckpoint([(mx.zeros(3),)]))
     told.number, told.size, told.voice = voice.number(), 100, voice
     assert told.nbytes == 100
     del told
-    voice.tell(control_channel.Left(0))
-    assert control_channel.decode(ends[1].receive(1.0).body)[0] == control_channel.Dropped(0)
+    voice.tell(control_channel.RowLeft(0))
+    assert control_channel.decode_events(ends[1].receive(1.0).body)[0] == control_channel.CheckpointDropped(0)
 
 
 def test_what_is_cut_here_is_cut_everywhere_and_let_go_of_with_the_last_who_holds_it(ends: tuple[Link, Link]) -> None:
-    voice = Voice([ends[0]])
+    voice = ControlChannel([ends[0]])
     keys = mx.zeros((1, 2, 10, 4))
-    sizing = Sizing([(0, (100, 7))])
-    whole = ToldDeltas.of(Deltas([KVDelta(0, 10, (keys, keys)), None]), Piece(voice), sizing)
+    sizing = EncodedSizing([(0, (100, 7))])
+    whole = SharedDeltas.of(LayerDeltas([KVDelta(0, 10, (keys, keys)), None]), SharedPiece(voice), sizing)
     first, second = whole.split(4, 0)
     assert (whole.nbytes, first.nbytes, second.nbytes) == (170, 128, 142)
     held = first.copied()
     del whole, first, second
-    voice.tell(control_channel.Left(0))
-    told = control_channel.decode(ends[1].receive(1.0).body)
-    assert told[:2] == [control_channel.Cut(0, 1, None, 4, 0), control_channel.Cut(0, 2, 4, None, 0)]
-    assert {event.number for event in told if isinstance(event, control_channel.Released)} == {0, 2}
+    voice.tell(control_channel.RowLeft(0))
+    told = control_channel.decode_events(ends[1].receive(1.0).body)
+    assert told[:2] == [control_channel.PieceCut(0, 1, None, 4, 0), control_channel.PieceCut(0, 2, 4, None, 0)]
+    assert {event.number for event in told if isinstance(event, control_channel.PieceReleased)} == {0, 2}
     del held
-    voice.tell(control_channel.Left(0))
-    assert control_channel.decode(ends[1].receive(1.0).body)[0] == control_channel.Released(1)
+    voice.tell(control_channel.RowLeft(0))
+    assert control_channel.decode_events(ends[1].receive(1.0).body)[0] == control_channel.PieceReleased(1)
 
 
 def test_the_last_words_of_a_follower_are_what_requests_end_with(ends: tuple[Link, Link]) -> None:
-    voice = Voice([ends[0]])
-    ends[1].send(Kind.FAILED, b"rank 1: no memory")
+    voice = ControlChannel([ends[0]])
+    ends[1].send(FrameKind.FAILED, b"rank 1: no memory")
     ends[1].close()
     with pytest.raises(Unavailable, match="rank 1: no memory"):
         for _ in range(100):  # the first may still find room in the socket
-            voice.tell(control_channel.Left(0))
+            voice.tell(control_channel.RowLeft(0))
     assert "no memory" in voice.trouble
     with pytest.raises(Unavailable, match="lost each other"):
-        voice.tell(control_channel.Left(0))
+        voice.tell(control_channel.RowLeft(0))
 
 
 def test_a_pass_that_fails_after_it_was_told_is_the_end(ends: tuple[Link, Link]) -> None:
-    voice = Voice([ends[0]])
+    voice = ControlChannel([ends[0]])
     with pytest.raises(ValueError, match="broken"), voice.computing():
         raise ValueError("broken")
     with pytest.raises(Unavailable):
-        voice.tell(control_channel.Left(0))
+        voice.tell(control_channel.RowLeft(0))
 
 
 def test_what_fits_into_the_whole_fits_on_every_rank() -> None:
     common = {"activation": 1, "score": 2, "logits": 3, "scratch": 0, "gathered": (0, 0, 0, 0), "coded": 5, "vocab": 9}
-    first = Share(
+    first = RankShare(
         groups=[(None, 10)],
         recurrent=0,
         tile=32,
@@ -119,7 +120,7 @@ def test_what_fits_into_the_whole_fits_on_every_rank() -> None:
         encoded=[(None, 8, 5)],
         **common,
     )
-    second = Share(
+    second = RankShare(
         groups=[(12, 7), (None, 20)],
         recurrent=64,
         tile=None,
@@ -129,13 +130,13 @@ def test_what_fits_into_the_whole_fits_on_every_rank() -> None:
         encoded=[(12, 4, 3), (None, 6, 9)],
         **common,
     )
-    whole = Whole.of([first, second])
+    whole = GroupTotals.of([first, second])
     assert whole.footprint.groups == ((None, 20), (12, 7))
     assert (whole.footprint.recurrent, whole.footprint.coded, whole.footprint.tile) == (64, 5, None)
     assert whole.spare == 400
     assert whole.ragged and not whole.mixed and not whole.rewinds
     assert whole.encoded == {None: (8, 9), 12: (4, 3)}
-    assert not whole.forgets and Whole.of([second, first]).forgets
+    assert not whole.forgets and GroupTotals.of([second, first]).forgets
 
 
 def test_slabs_become_those_of_another_pool() -> None:

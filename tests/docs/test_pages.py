@@ -38,6 +38,9 @@ FOREIGN = {
 """Flags of other programs, and of the benchmarks that belong to a clone."""
 REFUSED = {"/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"}
 
+GENERATED = {"dist/", "ingot/cli/NAME.py"}
+"""What a build makes, and what a reader is to name."""
+
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -77,9 +80,27 @@ def test_every_link_on_a_page_leads_somewhere(page: Path) -> None:
     assert not missing
 
 
-def test_every_module_that_the_table_of_rooms_names_is_in_its_room() -> None:
+def paths(text: str) -> set[str]:
+    """What stands in backticks and looks like a file or a folder of this repository."""
+    return set(re.findall(r"`((?:[\w.-]+/)+(?:[\w.-]+\.(?:py|cpp|h|md|json|toml))?|[a-z_]+\.py)`", text))
+
+
+@pages
+def test_every_path_on_a_page_is_there(page: Path) -> None:
+    named = paths(page.read_text()) - GENERATED
+    rooms = [folder for folder in (ROOT / "ingot").rglob("*") if folder.is_dir()]
+    missing = [
+        path
+        for path in sorted(named)
+        if not any((place / path).exists() for place in (ROOT, ROOT / "ingot", page.parent))
+        and not ("/" not in path.rstrip("/") and any((room / path).exists() for room in rooms))
+    ]
+    assert not missing
+
+
+def test_every_module_that_the_table_of_packages_names_is_in_its_package() -> None:
     rows = re.findall(r"^\| `(ingot/\w+)/` \| (.*) \|$", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
-    named = [(ROOT / room, name) for room, told in rows for name in re.findall(r"`(\w+)/?`", told)]
+    named = [(ROOT / room, name) for room, text in rows for name in re.findall(r"`(\w+)/?`", text)]
     assert len(named) > 40
     missing = [
         f"{room.name}/{name}" for room, name in named if not ((room / name).is_dir() or (room / f"{name}.py").is_file())

@@ -8,7 +8,7 @@ import re
 import shlex
 from pathlib import Path
 
-from ingot.config import load
+from ingot.config import load_config
 from tests.docs.pages import FLAG, ROOT, fences, flags_of
 
 PAGE = (ROOT / "docs" / "service.md").read_text()
@@ -25,7 +25,7 @@ def test_the_settings_file_is_read_as_it_stands(tmp_path: Path) -> None:
     keys.write_text("a-key-of-yours\n")
     file = tmp_path / "config.toml"
     file.write_text(text.replace("/etc/ingot/keys", str(keys)))
-    settings = load({}, {"INGOT_CONFIG": str(file)}).settings
+    settings = load_config({}, {"INGOT_CONFIG": str(file)}).settings
     assert (settings.host, settings.allowed_hosts) == ("0.0.0.0", ("models.example.org",))
     assert settings.api_key_file == keys
 

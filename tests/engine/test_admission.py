@@ -7,24 +7,23 @@ from dataclasses import replace
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.engine.admission import Door, Limits
-from ingot.engine.jobs import Job
+from ingot.engine.admission import Admission, EngineLimits
+from ingot.engine.output import ActiveRequest
 from ingot.engine.request import Request, Sampling
 from ingot.engine.streams import BlockingStream
 from ingot.errors import BadRequest, ContextOverflow, Overloaded, Unsupported
+from ingot.media.images import ImageFile
 from ingot.media.items import MediaItem
-from ingot.media.layout import Grid, Layout
-from ingot.media.picture import Picture
-from ingot.media.size import Size
+from ingot.media.layout import Grid, Layout, Size
 from tests import engines
 from tests.scripted import CARD
 
 
-def door(max_queue: int, *, seats: int = 0) -> Door:
-    return Door(replace(CARD, vocab=96), engines.tiny_tokenizer(), Limits(4, max_queue), lambda: seats)
+def door(max_queue: int, *, seats: int = 0) -> Admission:
+    return Admission(replace(CARD, vocab=96), engines.tiny_tokenizer(), EngineLimits(4, max_queue), lambda: seats)
 
 
-def enter(made: Door, name: str, tenant: str = "", *, n: int = 1) -> Job:
+def enter(made: Admission, name: str, tenant: str = "", *, n: int = 1) -> ActiveRequest:
     request = Request(name, ((1, 2, 3),), n=n, sampling=Sampling(seed=1), tenant=tenant)
     return made.enter(request, BlockingStream())
 
@@ -46,8 +45,8 @@ def test_one_tenant_cannot_take_the_whole_queue_from_another() -> None:
 
 
 def test_exact_states_have_the_context_that_memory_holds_of_them() -> None:
-    made = Door(
-        replace(CARD, vocab=96, context=100, exact_context=20), engines.tiny_tokenizer(), Limits(4, 4), lambda: 0
+    made = Admission(
+        replace(CARD, vocab=96, context=100, exact_context=20), engines.tiny_tokenizer(), EngineLimits(4, 4), lambda: 0
     )
     prompt = (1,) * 15
     exact = made.enter(Request("some", (prompt,), max_tokens=50, exact=True), BlockingStream())
@@ -127,6 +126,6 @@ def test_a_long_prompt_is_looked_at_once_however_many_answers_are_wanted() -> No
 def test_an_engine_without_a_vision_tower_lets_no_picture_in() -> None:
     gif = b"GIF89a" + bytes([1, 0, 1, 0, 0, 0, 0, 0x2C, 0, 0, 0, 0, 1, 0, 1, 0, 0, 2, 0, 0x3B])
     layout = Layout(Size(1, 1), Grid(1, 1, 1), "<image>", "<image>", (1,))
-    item = MediaItem("image", b"digest", ((1, 2),), layout, Picture.of(gif))
+    item = MediaItem("image", b"digest", ((1, 2),), layout, ImageFile.of(gif))
     with pytest.raises(Unsupported, match="no vision tower"):
         door(8).enter(Request("a", ((1, 2, 3),), media=((item,),)), BlockingStream())

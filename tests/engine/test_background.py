@@ -7,12 +7,12 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.engine.sequence import Sequence
+from ingot.engine.sequence import TokenSequence
 from tests.engine.test_scheduler import drain
 from tests.engine.world import World, expected_token
 
 
-def unhurried(world: World, prompt: int) -> Sequence:
+def unhurried(world: World, prompt: int) -> TokenSequence:
     sequence = world.arrive(prompt, 1)
     sequence.request = replace(sequence.request, background=True)
     return sequence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +13,18 @@ from typing import Any, cast
 import pytest
 
 from ingot.cache.archive import ArchiveError
-from ingot.cache.packing import LooseRecord
+from ingot.cache.codecs.pair import RAW_CODEC
 from ingot.cache.prefix_index import PrefixIndex
-from ingot.cache.records import Record
+from ingot.cache.prefix_tree import CacheOwner
+from ingot.cache.records import Record, UnpagedRecord
+from ingot.engine.cache_admin import SKIPPED_AT_ONCE, PrefixCacheAdmin, _ExportWalk, export_prefixes
 from ingot.engine.engine import Engine
-from ingot.engine.prefix_cache import Reuse
-from ingot.engine.prefix_files import LOOKED_AT, _Walk, export
+from ingot.engine.prefix_cache import PrefixCache, PrefixCacheCounts
 from ingot.engine.request import Ended, Request, Sampling, Stop
+from ingot.engine.status import SaltStatus
 from ingot.errors import Unsupported
 from tests import engines, tiny
-from tests.cache.paper import APPEND, store
+from tests.cache.paper import APPEND, HYBRID, Paper, index, store
 
 KINDS = ["llama", "window", "hybrid"]
 EOS = tiny.VOCAB - 1
@@ -151,17 +154,17 @@ def test_each_call_of_an_export_takes_one_record_however_many_there_are(tmp_path
     reuse = engine._generation.reuse
     loose, counts = reuse.encoding.loose, [0]
 
-    def counted(record: Record) -> LooseRecord:
+    def counted(record: Record) -> UnpagedRecord:
         counts[-1] += 1
         return loose(record)
 
-    def run(work: Callable[[Reuse], Any]) -> Any:
+    def run(work: Callable[[PrefixCache], Any]) -> Any:
         counts.append(0)
         return engine._loop.run(lambda: work(reuse))
 
     reuse.encoding.loose = counted  # type: ignore[method-assign]
     seal = engine.kept._seal(SECRET)
-    tokens = export(run, "", seal, tmp_path / "kept", lambda: True)
+    tokens = export_prefixes(run, "", seal, tmp_path / "kept", lambda: True)
     assert max(counts) == 1 and sum(counts) == engine._loop.run(lambda: len(list(reuse.index.nodes())))
     assert tokens == sum(salt.tokens for salt in engine.kept.status("").salts)
     engine.close()
@@ -169,10 +172,10 @@ def test_each_call_of_an_export_takes_one_record_however_many_there_are(tmp_path
 
 def test_nodes_that_have_nothing_in_memory_are_passed_over_a_few_at_a_time() -> None:
     held = PrefixIndex(APPEND, float, spill=lambda node: True)
-    for first in range(3 * LOOKED_AT):
+    for first in range(3 * SKIPPED_AT_ONCE):
         store(held, [first, 1], APPEND)
     held.shrink(0)
-    walk, calls = _Walk(cast(Any, SimpleNamespace(index=held)), ""), 0
+    walk, calls = _ExportWalk(cast(Any, SimpleNamespace(index=held)), ""), 0
     while not walk.ended:
         assert walk.advance(cast(Any, SimpleNamespace(index=held))) is None
         calls += 1
@@ -193,13 +196,13 @@ def test_what_changes_while_it_is_exported_leaves_a_file_that_fits(kind: str, tm
         elif number == 5:
             here._loop.run(lambda: reuse.index.shrink(reuse.index.nbytes // 2))
 
-    def run(work: Callable[[Reuse], Any]) -> Any:
+    def run(work: Callable[[PrefixCache], Any]) -> Any:
         calls[0] += 1
         disturb(calls[0])
         return here._loop.run(lambda: work(reuse))
 
     path = tmp_path / "kept"
-    assert export(run, "", here.kept._seal(SECRET), path, lambda: True) > 0
+    assert export_prefixes(run, "", here.kept._seal(SECRET), path, lambda: True) > 0
     assert calls[0] > 6
     assert there.kept.adopt("", path, SECRET) > 0
     for engine in (here, there):
@@ -216,3 +219,34 @@ def test_a_model_without_files_cannot_be_known_again(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="no files"):
         engine.kept.export("", tmp_path / "kept", SECRET)
     engine.close()
+
+
+SALTS = 200
+
+
+def test_no_record_is_looked_at_on_the_engine_thread_however_many_salts_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held, looks = index(HYBRID), [0]
+    for number in range(SALTS):
+        store(held, [1, 2, 3], HYBRID, CacheOwner("me", f"s{number}"))
+        store(held, [1, 2, 3, 4, 5], HYBRID, CacheOwner("me", f"s{number}", exact=True))
+    store(held, [7] * 9, HYBRID, CacheOwner("you"))
+    held.pin(CacheOwner("me", "s3"), [1, 2])
+    nbytes = Paper.nbytes
+
+    def counted(paper: Paper) -> int:
+        looks[0] += 1
+        return cast(Any, nbytes).fget(paper)
+
+    def run(work: Callable[[Any], Any]) -> Any:
+        return work(SimpleNamespace(index=held, limit=1 << 20, counts=defaultdict(PrefixCacheCounts)))
+
+    monkeypatch.setattr(Paper, "nbytes", property(counted))
+    kept = PrefixCacheAdmin(run, cast(Any, SimpleNamespace(live=None)), None, None, RAW_CODEC)
+    status = kept.status("me")
+    assert looks[0] == 0
+    assert len(status.salts) == SALTS and sum(salt.bytes for salt in status.salts) == status.used_bytes
+    assert status.salts[0] == SaltStatus("s0", records=2, tokens=8, checkpoints=2, pinned_tokens=0, bytes=280)
+    assert [salt.pinned_tokens for salt in status.salts[2:5]] == [0, 2, 0]
+    assert kept.status("nobody").salts == ()

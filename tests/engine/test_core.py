@@ -1,25 +1,53 @@
-"""Generation as a workload, one turn at a time: the test is its loop."""
+"""What an engine remembers of its clients is bounded, however many there are and whatever they call themselves."""
 
 from __future__ import annotations
 
+import gc
+import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from ingot.engine.admission import Limits
-from ingot.engine.core import Generation
+from ingot.cache.disk.store import DiskLimits
+from ingot.cache.prefix_tree import CacheOwner
+from ingot.engine.admission import EngineLimits
+from ingot.engine.core import GenerationWorkload
 from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Event, Failed, Request, Sampling, Stop
-from ingot.engine.streams import Batch
+from ingot.engine.streams import EventBatch
 from ingot.errors import IngotError
 from tests import engines
+
+ROUND = 40
+
+
+def owners() -> int:
+    gc.collect()
+    return sum(type(each) is CacheOwner for each in gc.get_objects())
+
+
+@pytest.mark.alone
+def test_a_client_with_another_salt_each_time_makes_nothing_grow(tmp_path: Path) -> None:
+    engine = engines.start("llama", cache_bytes=1 << 17, disk=tmp_path, disk_limits=DiskLimits(1 << 18, sync=False))
+    rng, seen = random.Random(1), []
+    for turn in range(3):
+        for number in range(ROUND):
+            prompt = tuple(rng.randrange(95) for _ in range(100))
+            sampling, salt = Sampling(temperature=0.0), f"salt-{turn}-{number}"
+            asked = Request(salt, (prompt,), max_tokens=2, sampling=sampling, salt=salt)
+            assert isinstance(engines.answer(engine, asked)[-1], Ended)
+        seen.append(owners())
+    engine.check()
+    engine.close()
+    assert seen[2] - seen[0] < ROUND, f"of {2 * ROUND} further salts, so many are remembered: {seen}"
 
 
 class Reader:
     def __init__(self) -> None:
         self.events: list[Event] = []
 
-    def post(self, batch: Batch) -> None:
+    def post(self, batch: EventBatch) -> None:
         self.events += batch
 
     @property
@@ -29,7 +57,7 @@ class Reader:
 
 
 class Deaf(Reader):
-    def post(self, batch: Batch) -> None:
+    def post(self, batch: EventBatch) -> None:
         if any(isinstance(event, Failed) for event in batch):
             raise OSError("nobody is there")
 
@@ -39,7 +67,7 @@ class World:
 
     def __init__(self, engine: Engine) -> None:
         self.mail: list[Callable[[], None]] = []
-        self.workload = Generation(engine._loaded, Limits(), self.mail.append)
+        self.workload = GenerationWorkload(engine._loaded, EngineLimits(), self.mail.append)
 
     def ask(self, id: str, tokens: int = 5, reader: Reader | None = None) -> Reader:
         reader = reader or Reader()
@@ -90,7 +118,7 @@ def test_beginning_anew_ends_everybody_and_the_next_is_answered(engine: Engine) 
         world.turn()
         waiting = world.ask("waiting")
         failed = IngotError("a step failed")
-        world.workload.begin_anew(failed)
+        world.workload.reset_after_fault(failed)
         assert running.failure is failed and waiting.failure is failed
         assert not world.workload.busy
         following = world.ask("following")

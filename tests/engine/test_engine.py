@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ingot.engine.admission import Door, Limits
+from ingot.engine.admission import Admission, EngineLimits
 from ingot.engine.engine import Engine
-from ingot.engine.jobs import Job
+from ingot.engine.output import ActiveRequest
 from ingot.engine.request import (
     Ended,
     Event,
@@ -160,7 +160,7 @@ def test_a_cancel_while_decoding_releases_everything(engine: Engine) -> None:
 
 
 def test_a_cancel_in_the_queue_and_in_prefill_releases_everything() -> None:
-    engine = engines.start("llama", widest=16, limits=Limits(max_sequences=1))
+    engine = engines.start("llama", widest=16, limits=EngineLimits(max_sequences=1))
     first = engine.generate(Request("prefill", ((3,) * 2000,), max_tokens=1, sampling=GREEDY))
     queued = engine.generate(Request("queued", (PROMPT,), max_tokens=5, sampling=GREEDY))
     assert engine.cancel("queued") and engine.cancel("prefill")
@@ -181,7 +181,7 @@ def test_a_deadline_ends_a_request_that_is_still_running(engine: Engine) -> None
 
 
 def test_a_full_queue_refuses_with_a_time_to_come_back() -> None:
-    engine = engines.start("llama", limits=Limits(max_sequences=1, max_queue=2))
+    engine = engines.start("llama", limits=EngineLimits(max_sequences=1, max_queue=2))
     running = engine.generate(Request("run", (PROMPT,), sampling=GREEDY, stop=LONG))
     read_some(running)
     for number in range(2):
@@ -195,7 +195,7 @@ def test_a_full_queue_refuses_with_a_time_to_come_back() -> None:
 
 
 def test_status_tells_what_runs_and_what_waits() -> None:
-    engine = engines.start("llama", limits=Limits(max_sequences=1))
+    engine = engines.start("llama", limits=EngineLimits(max_sequences=1))
     running = engine.generate(Request("run", (PROMPT,), sampling=GREEDY, stop=LONG))
     read_some(running)
     engine.generate(Request("wait", (PROMPT,), max_tokens=1, sampling=GREEDY))
@@ -260,14 +260,14 @@ def test_a_request_is_looked_at_beside_the_loop_and_one_that_nobody_waits_for_an
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_the_door, let_in = threading.Event(), threading.Event()
-    enter = Door.enter
+    enter = Admission.enter
 
-    def slow(self: Door, request: Request, reader: EventSink) -> Job:
+    def slow(self: Admission, request: Request, reader: EventSink) -> ActiveRequest:
         at_the_door.set()
         assert let_in.wait(10)
         return enter(self, request, reader)
 
-    monkeypatch.setattr(Door, "enter", slow)
+    monkeypatch.setattr(Admission, "enter", slow)
 
     async def leave_early() -> None:
         opening = asyncio.ensure_future(engine.open(Request("gone", (PROMPT,), sampling=GREEDY, stop=LONG)))

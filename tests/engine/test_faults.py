@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ingot.engine.admission import Limits
+from ingot.engine.admission import EngineLimits
 from ingot.engine.engine import Engine
-from ingot.engine.output import Writer
-from ingot.engine.pooling import EncoderJobs
+from ingot.engine.forward_pass import SequenceResult
+from ingot.engine.output import SequenceOutput
+from ingot.engine.pooling import PoolingWorkload
 from ingot.engine.request import Ended, Event, Failed, Request, Sampling, Stop
-from ingot.engine.results import Result
-from ingot.engine.streams import Batch, BlockingStream
+from ingot.engine.streams import BlockingStream, EventBatch
 from ingot.errors import DeviceLost, Unavailable
 from ingot.kernels.device import Device
 from tests import engines
@@ -41,14 +41,14 @@ def read(stream: BlockingStream) -> list[Event]:
 
 def test_a_writer_that_fails_ends_its_own_request_and_no_other(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = engines.text_of(engines.answer(engine, asked("before")))
-    write = Writer.write
+    write = SequenceOutput.write
 
-    def failing(self: Writer, result: Result) -> list[Event]:
+    def failing(self: SequenceOutput, result: SequenceResult) -> list[Event]:
         if result.sequence.request.id == "broken" and result.sequence.produced == 3:
             raise RuntimeError("this writer is broken")
         return write(self, result)
 
-    monkeypatch.setattr(Writer, "write", failing)
+    monkeypatch.setattr(SequenceOutput, "write", failing)
     fine, broken = engine.generate(asked("fine")), engine.generate(asked("broken"))
     last = read(broken)[-1]
     assert isinstance(last, Failed) and "log says why" in last.error.message
@@ -63,9 +63,9 @@ def test_a_writer_that_fails_ends_its_own_request_and_no_other(engine: Engine, m
 class Deaf:
     """A reader whose end is gone."""
 
-    taken: list[Batch] = field(default_factory=list)
+    taken: list[EventBatch] = field(default_factory=list)
 
-    def post(self, batch: Batch) -> None:
+    def post(self, batch: EventBatch) -> None:
         if self.taken:
             raise OSError("nobody is there")
         self.taken.append(batch)
@@ -95,10 +95,10 @@ def test_a_letter_that_fails_fails_who_runs_and_the_engine_goes_on(engine: Engin
 
 
 def test_encoders_that_fail_leave_the_answers_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: EncoderJobs, spent_s: float, shared: Callable[[], bool]) -> None:
+    def broken(self: PoolingWorkload, spent_s: float, shared: Callable[[], bool]) -> None:
         raise RuntimeError("the encoders are broken")
 
-    monkeypatch.setattr(EncoderJobs, "advance", broken)
+    monkeypatch.setattr(PoolingWorkload, "advance", broken)
     assert isinstance(engines.answer(engine, asked("fine"))[-1], Ended)
 
 
@@ -132,9 +132,9 @@ def test_a_lost_device_ends_those_that_run_and_those_that_wait_and_takes_nobody_
             raise RuntimeError(broken.pop())
 
     broken: list[str] = []
-    engine = engines.start("llama", cache_bytes=1 << 24, device=device, wait=wait, limits=Limits(max_sequences=1))
+    engine = engines.start("llama", cache_bytes=1 << 24, device=device, wait=wait, limits=EngineLimits(max_sequences=1))
     lost = threading.Event()
-    engine.when_lost(lost.set)
+    engine.on_device_lost(lost.set)
     running, waiting = engine.generate(asked("running", 1500)), engine.generate(asked("waiting"))
     next(iter(running))
     broken.append("cudaGraphLaunch(graph, stream) failed: an illegal memory access was encountered")

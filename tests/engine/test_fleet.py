@@ -95,8 +95,8 @@ def state(fleet: Fleet, name: str) -> str:
     return next(each.state for each in fleet.standings() if each.name == name)
 
 
-async def use(fleet: Fleet, name: str, kept_s: float | None = None) -> str:
-    async with fleet.lease(name, kept_s) as engine:
+async def use(fleet: Fleet, name: str, unload_after_s: float | None = None) -> str:
+    async with fleet.lease(name, unload_after_s) as engine:
         await asyncio.sleep(0)
         return str(engine)
 
@@ -189,9 +189,9 @@ async def test_a_request_that_comes_in_the_idle_time_keeps_the_model() -> None:
 
 async def test_a_request_says_how_long_its_model_stays_and_a_pin_is_stronger() -> None:
     fleet, _ = fleet_of(entry("a"), entry("b", pin=True))
-    await use(fleet, "a", kept_s=0)
+    await use(fleet, "a", unload_after_s=0)
     await until(fleet, "a", "unloaded")
-    await use(fleet, "b", kept_s=0)
+    await use(fleet, "b", unload_after_s=0)
     await asyncio.sleep(0.01)
     assert state(fleet, "b") == "loaded"
 
@@ -470,7 +470,7 @@ async def test_a_load_that_fails_fails_its_requests_in_words_and_nobody_else(mon
     with pytest.raises(Unavailable, match="its weights are not there"):
         await use(fleet, "a")
     assert garage.loads["a"] == 1, "nothing is tried so soon"
-    monkeypatch.setattr(fleets, "RETRY_S", 0.0)
+    monkeypatch.setattr(fleets, "RETRY_LOAD_S", 0.0)
     del garage.broken["a"]
     assert await use(fleet, "a") == "engine of a"
 

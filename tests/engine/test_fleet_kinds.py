@@ -13,16 +13,15 @@ from mlx.utils import tree_flatten
 
 from bench.random_models import write_tokenizer
 from ingot.config import Settings, model_entries
-from ingot.engine.encoder_request import EncodingRequest, Role
 from ingot.engine.engine import Engine
 from ingot.engine.fleet import Fleet
-from ingot.engine.loading.model_loader import Garage
-from ingot.engine.request import Request, Stop
-from ingot.engine.speech_request import Transcribed, TranscriptionRequest
+from ingot.engine.loading.model_loader import ModelLoader
+from ingot.engine.request import PoolingRequest, PoolingTask, Request, Stop
+from ingot.engine.speech_request import TranscriptionEnded, TranscriptionRequest
 from ingot.errors import Unavailable
 from ingot.kernels.device import active_memory
-from ingot.media.audio import Sound
-from ingot.models.files.kinds import kind_of
+from ingot.media.audio import AudioFile
+from ingot.models.files.locate import model_kind
 from ingot.text.tokenizer.encoder_inputs import EncoderInput
 from tests import tiny
 from tests.encoders import write_encoder
@@ -56,14 +55,14 @@ def _write_talk(folder: Path) -> None:
 
 
 @pytest.fixture
-def garage() -> Iterator[Garage]:
-    made = Garage(Settings(), alone=False)
+def garage() -> Iterator[ModelLoader]:
+    made = ModelLoader(Settings(), alone=False)
     yield made
     made.close()
 
 
-def fleet_of(tables: Tables, garage: Garage, memory: int | None = None) -> Fleet:
-    entries = model_entries(Settings(models=tables, lazy=True), kind_of)
+def fleet_of(tables: Tables, garage: ModelLoader, memory: int | None = None) -> Fleet:
+    entries = model_entries(Settings(models=tables, lazy=True), model_kind)
     return Fleet(entries, garage, memory or garage.memory)
 
 
@@ -74,22 +73,22 @@ async def use(fleet: Fleet, name: str) -> int:
             asked = Request(id=name, prompts=((3, 4, 5),), max_tokens=4, stop=Stop(ignore_eos=True))
             return len([batch async for batch in await engine.open(asked)])
         if engine.hearing is not None:
-            stream = engine.transcribe(TranscriptionRequest(name, Sound(wav(tone(0.5)))))
-            return len([event async for event in stream if isinstance(event, Transcribed)])
-        role: Role = "embedding" if "embedding" in engine.encoders else "rerank"
+            stream = engine.transcribe(TranscriptionRequest(name, AudioFile(wav(tone(0.5)))))
+            return len([event async for event in stream if isinstance(event, TranscriptionEnded)])
+        role: PoolingTask = "embedding" if "embedding" in engine.encoders else "rerank"
         inputs = (EncoderInput((2, 4, 5, 3), (0, 0, 0, 0)),)
-        return len((await engine.encode(EncodingRequest(name, role, inputs))).rows[0])
+        return len((await engine.encode(PoolingRequest(name, role, inputs))).rows[0])
 
 
 def test_the_files_say_what_a_model_is_for(tables: Tables) -> None:
-    entries = model_entries(Settings(models=tables), kind_of)
+    entries = model_entries(Settings(models=tables), model_kind)
     assert [entry.kind for entry in entries] == ["chat", "embedding", "rerank", "audio"]
 
 
 @pytest.mark.alone
 @pytest.mark.anyio
 async def test_models_of_all_kinds_work_beside_each_other_and_leave_nothing_behind(
-    tables: Tables, garage: Garage
+    tables: Tables, garage: ModelLoader
 ) -> None:
     fleet = fleet_of(tables, garage)
     before = settled()
@@ -103,7 +102,7 @@ async def test_models_of_all_kinds_work_beside_each_other_and_leave_nothing_behi
 
 
 @pytest.mark.anyio
-async def test_what_is_claimed_covers_the_weights(tables: Tables, garage: Garage) -> None:
+async def test_what_is_claimed_covers_the_weights(tables: Tables, garage: ModelLoader) -> None:
     fleet = fleet_of(tables, garage)
     for stands in fleet.standings():
         async with fleet.lease(stands.name) as engine:
@@ -112,14 +111,14 @@ async def test_what_is_claimed_covers_the_weights(tables: Tables, garage: Garage
 
 
 @pytest.mark.anyio
-async def test_a_table_that_says_chat_of_an_encoder_is_told_what_to_say(tables: Tables, garage: Garage) -> None:
+async def test_a_table_that_says_chat_of_an_encoder_is_told_what_to_say(tables: Tables, garage: ModelLoader) -> None:
     fleet = fleet_of({"vectors": {**tables["vectors"], "kind": "chat"}}, garage)
     with pytest.raises(Unavailable, match='say kind = "embedding" in its table'):
         await use(fleet, "vectors")
 
 
 @pytest.mark.anyio
-async def test_a_model_that_hears_gets_the_memory_that_its_table_states(tables: Tables, garage: Garage) -> None:
+async def test_a_model_that_hears_gets_the_memory_that_its_table_states(tables: Tables, garage: ModelLoader) -> None:
     fleet = fleet_of({"ears": {**tables["ears"], "memory": "1KB"}}, garage)
     with pytest.raises(Unavailable, match="memory budget are left for it"):
         await use(fleet, "ears")

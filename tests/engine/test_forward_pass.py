@@ -6,39 +6,39 @@ from dataclasses import replace
 from typing import Any
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.cache.footprint import Footprint, Gathered
+from ingot.cache.footprint import Footprint, GatherCost
 from ingot.cache.forward_batch import Row
-from ingot.engine.forward_pass import LaunchPart, Passes
-from ingot.engine.memory_budget import Budget
+from ingot.engine.forward_pass import BatchPart, PassPlanner
+from ingot.engine.memory_budget import MemoryBudget
 from ingot.engine.request import Request, Sampling
-from ingot.engine.scheduler import Chunk
-from ingot.engine.sequence import Sequence
+from ingot.engine.scheduler import PromptChunk
+from ingot.engine.sequence import TokenSequence
 from tests import tiny
 
 CONTEXT = 1024
 SHAPE = Footprint(groups=((None, 1),), recurrent=0, activation=1, score=0, logits=0)
 
 
-def row(slot: int, computed: int, *, decoding: bool = False, **sampling: Any) -> Sequence:
+def row(slot: int, computed: int, *, decoding: bool = False, **sampling: Any) -> TokenSequence:
     length = computed + 1 if decoding else 500
     request = Request(f"r{slot}", ((1,) * length,), sampling=Sampling(**sampling))
-    made = Sequence(request, 0, slot, request.prompts[0], 10, 0)
+    made = TokenSequence(request, 0, slot, request.prompts[0], 10, 0)
     made.row, made.computed, made.decoding = Row(slot, ()), computed, decoding
     return made
 
 
-def passes(*, widest: int = 256, **can: bool) -> Passes:
-    budget = Budget(100_000, 0, SHAPE, context=CONTEXT, widest=widest, rows=8)
-    return Passes(replace(tiny.adapter("llama"), **{"mixed": True, "ragged": True, **can}), budget)
+def passes(*, widest: int = 256, **can: bool) -> PassPlanner:
+    budget = MemoryBudget(100_000, 0, SHAPE, context=CONTEXT, widest=widest, rows=8)
+    return PassPlanner(replace(tiny.adapter("llama"), **{"mixed": True, "ragged": True, **can}), budget)
 
 
-def slots(found: list[list[LaunchPart]]) -> list[list[list[int]]]:
+def slots(found: list[list[BatchPart]]) -> list[list[list[int]]]:
     return [[[each.slot for each in part.part.rows] for part in parts] for parts in found]
 
 
 def test_decoding_rows_and_chunks_of_any_width_share_one_pass() -> None:
     decoding = [row(0, 40, decoding=True), row(1, 7, decoding=True)]
-    chunks = [Chunk(row(3, 0), 100, False), Chunk(row(2, 9), 5, True)]
+    chunks = [PromptChunk(row(3, 0), 100, False), PromptChunk(row(2, 9), 5, True)]
     found = passes().of(decoding, chunks)
     assert slots(found) == [[[0, 1], [3], [2]]]
     assert [part.draws for part in found[0]] == [True, False, True]
@@ -51,27 +51,27 @@ def test_rows_that_cannot_decode_together_are_parts_of_one_pass() -> None:
 
 def test_a_pass_holds_no_more_than_memory_allows() -> None:
     decoding = [row(0, 40, decoding=True)]
-    chunks = [Chunk(row(slot, 0), 100, False) for slot in (1, 2, 3, 4)]
+    chunks = [PromptChunk(row(slot, 0), 100, False) for slot in (1, 2, 3, 4)]
     assert slots(passes(widest=256).of(decoding, chunks)) == [[[0], [1], [2]], [[3], [4]]]
 
 
 def test_rows_whose_pages_are_gathered_are_parted_where_memory_does_not_hold_them_at_once() -> None:
     decoding = [row(slot, 400 + slot, decoding=True) for slot in range(6)]
-    for gathered, wanted in ((Gathered(), [[0, 1, 2, 3, 4, 5]]), (Gathered(9, 9, 16), [[0, 1, 2], [3, 4, 5]])):
+    for gathered, wanted in ((GatherCost(), [[0, 1, 2, 3, 4, 5]]), (GatherCost(9, 9, 16), [[0, 1, 2], [3, 4, 5]])):
         shape = replace(SHAPE, gathered=gathered)
-        budget = Budget(10_000_000, 0, shape, context=2 * CONTEXT, widest=256, rows=8)
-        found = Passes(replace(tiny.adapter("llama"), mixed=True, ragged=True), budget).of(decoding, [])
+        budget = MemoryBudget(10_000_000, 0, shape, context=2 * CONTEXT, widest=256, rows=8)
+        found = PassPlanner(replace(tiny.adapter("llama"), mixed=True, ragged=True), budget).of(decoding, [])
         assert slots(found) == [[part] for part in wanted]
 
 
 def test_a_prompt_that_is_scored_has_a_pass_to_itself() -> None:
-    chunks = [Chunk(row(1, 0, prompt_logprobs=1), 100, False), Chunk(row(2, 0), 5, True)]
+    chunks = [PromptChunk(row(1, 0, prompt_logprobs=1), 100, False), PromptChunk(row(2, 0), 5, True)]
     assert slots(passes().of([row(0, 9, decoding=True)], chunks)) == [[[0], [2]], [[1]]]
 
 
 def test_a_model_that_cannot_mix_decodes_first_and_runs_one_part_after_another() -> None:
     decoding = [row(0, 40, decoding=True)]
-    chunks = [Chunk(row(3, 0), 100, False), Chunk(row(1, 0), 50, True), Chunk(row(2, 0), 48, True)]
+    chunks = [PromptChunk(row(3, 0), 100, False), PromptChunk(row(1, 0), 50, True), PromptChunk(row(2, 0), 48, True)]
     assert slots(passes(mixed=False).of(decoding, chunks)) == [[[0]], [[3]], [[1]], [[2]]]
 
 
@@ -83,8 +83,8 @@ def test_rows_with_as_many_guessed_tokens_are_one_part() -> None:
     decoding = [row(slot, 40 + slot, decoding=True) for slot in range(5)]
     behind = row(5, 90, decoding=True)
     behind.computed -= 3
-    guesses = {decoding[1]: (1, 2), decoding[3]: (3, 4), decoding[4]: (5,), behind: (6, 7)}
-    found = passes().of([*decoding, behind], [Chunk(row(6, 0), 100, False)], guesses)
+    drafts = {decoding[1]: (1, 2), decoding[3]: (3, 4), decoding[4]: (5,), behind: (6, 7)}
+    found = passes().of([*decoding, behind], [PromptChunk(row(6, 0), 100, False)], drafts)
     assert slots(found) == [[[0, 2], [4], [1, 3], [5], [6]]]
     widths = [(part.width, part.guessed, part.part.tentative) for part in found[0]]
     assert widths == [(1, 0, 0), (2, 1, 1), (3, 2, 2), (6, 2, 2), (100, 0, 0)]

@@ -1,18 +1,38 @@
+"""With a subscriber's own sockets."""
+
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ingot.cache.block_listing import Census
+from ingot.cache.block_listing import BlockListing, PrefixBlock
 from ingot.cache.pages import PAGE
-from ingot.engine.kv_events_events import AllBlocksCleared, BlockEvent
-from ingot.engine.kv_events_news import PAUSE_S, News
+from ingot.cache.prefix_index import ResumeNeeds
+from ingot.cache.prefix_tree import CacheOwner
+from ingot.engine.kv_events import (
+    END_OF_REPLAY,
+    LISTING_PAUSE_S,
+    AllBlocksCleared,
+    BlockEvent,
+    BlockRemoved,
+    BlockStored,
+    KVEventBatch,
+    KVEventPublisher,
+    KVEventsAddress,
+    KVEventTracker,
+    block_differences,
+)
 from ingot.engine.request import Ended, Request, Sampling
+from ingot.errors import ConfigError
 from ingot.kernels.device import Device
 from tests import engines
-from tests.cache.paper import APPEND, index, store
-from tests.engine.test_events import Listener
+from tests.cache.paper import APPEND, HYBRID, WINDOW, index, store
 from tests.engines import GPU
 
 WORDS = list(range(200))
@@ -20,7 +40,7 @@ WORDS = list(range(200))
 
 class Teller:
     def __init__(self) -> None:
-        self.listener, self.told, self.full, self.closed = Listener(), 0, False, False
+        self.listener, self.told, self.full, self.closed = EventsListener(), 0, False, False
 
     def tell(self, events: list[BlockEvent]) -> bool:
         if self.full:
@@ -37,7 +57,7 @@ class Teller:
 
 def test_what_is_kept_is_told_once_and_what_changes_after_a_pause() -> None:
     teller, held, now = Teller(), index(APPEND), [0.0]
-    news = News(teller, lambda: now[0])
+    news = KVEventTracker(teller, lambda: now[0])
     news.of(held, APPEND)
     store(held, WORDS, APPEND)
     news.look()
@@ -46,14 +66,14 @@ def test_what_is_kept_is_told_once_and_what_changes_after_a_pause() -> None:
     store(held, [5, *WORDS], APPEND)
     news.look()
     assert teller.told == 1
-    now[0] += PAUSE_S
+    now[0] += LISTING_PAUSE_S
     news.look()
     assert teller.told == 2 and len(teller.listener.known) == 6
 
 
 def test_an_idle_engine_tells_at_once() -> None:
     teller, held = Teller(), index(APPEND)
-    news = News(teller, lambda: 0.0)
+    news = KVEventTracker(teller, lambda: 0.0)
     news.of(held, APPEND)
     for words in (WORDS, [5, *WORDS]):
         store(held, words, APPEND)
@@ -63,19 +83,19 @@ def test_an_idle_engine_tells_at_once() -> None:
 
 def test_what_nobody_could_take_is_told_later() -> None:
     teller, held = Teller(), index(APPEND)
-    news = News(teller, lambda: 0.0)
+    news = KVEventTracker(teller, lambda: 0.0)
     news.of(held, APPEND)
     store(held, WORDS, APPEND)
     teller.full = True
     news.look(now=True)
     teller.full = False
     news.look(now=True)
-    assert set(teller.listener.known) == set(Census(APPEND).take(held))
+    assert set(teller.listener.known) == set(BlockListing(APPEND).take(held))
 
 
 def test_new_books_and_the_end_take_back_what_was_told() -> None:
     teller, held = Teller(), index(APPEND)
-    news = News(teller, lambda: 0.0)
+    news = KVEventTracker(teller, lambda: 0.0)
     news.of(held, APPEND)
     store(held, WORDS, APPEND)
     news.look(now=True)
@@ -105,3 +125,130 @@ def test_an_engine_tells_what_it_could_take_over_and_takes_it_over(kind: str, de
     finally:
         engine.close()
     assert teller.closed and not teller.listener.known
+
+
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
+
+
+class EventsListener:
+    """Follows events as a router does: a block is known by where it is, and must go on from one that is known."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, str] = {}
+
+    def follow(self, events: list[BlockEvent]) -> None:
+        for event in events:
+            if isinstance(event, BlockStored):
+                for number, (parent, id) in enumerate(pairwise([event.parent_block_hash, *event.block_hashes])):
+                    assert parent is None or parent in self.known, "it goes on from what nobody told of"
+                    assert id is not None
+                    part = event.token_ids[event.block_size * number : event.block_size * (number + 1)]
+                    assert len(part) == event.block_size
+                    self.known[id] = event.medium
+            elif isinstance(event, BlockRemoved):
+                for id in event.block_hashes:
+                    assert self.known.pop(id) == event.medium
+
+
+@pytest.mark.parametrize("needs", [APPEND, WINDOW, HYBRID])
+@given(course=st.lists(st.tuples(TOKENS, st.integers(0, 900)), max_size=8))
+def test_who_follows_the_events_knows_what_is_kept(needs: ResumeNeeds, course: list[tuple[list[int], int]]) -> None:
+    held, census, listener = index(needs), BlockListing(needs, 2), EventsListener()
+    told: dict[int, PrefixBlock] = {}
+    for tokens, most in course:
+        store(held, tokens, needs)
+        held.shrink(most)
+        found = census.take(held)
+        listener.follow(block_differences(told, found))
+        told = found
+        assert listener.known == {block.id: block.medium for block in told.values()}
+
+
+def test_blocks_that_follow_one_another_are_one_event() -> None:
+    blocks = [
+        PrefixBlock(1, None, (7, 8), CacheOwner()),
+        PrefixBlock(2, 1, (9, 9), CacheOwner()),
+        PrefixBlock(3, None, (5, 5), CacheOwner("a", "salt")),
+    ]
+    events = block_differences({}, {block.id: block for block in blocks})
+    assert [event.block_hashes for event in events if isinstance(event, BlockStored)] == [[1, 2], [3]]
+    assert isinstance(events[0], BlockStored) and events[0].token_ids == [7, 8, 9, 9] and events[0].extra_keys is None
+    assert isinstance(events[1], BlockStored) and events[1].extra_keys == [["a", "salt"]]
+
+
+def test_a_block_that_moves_to_disk_is_removed_here_and_stored_there() -> None:
+    here, there = PrefixBlock(1, None, (7, 8), CacheOwner()), PrefixBlock(1, None, (7, 8), CacheOwner(), "STORAGE")
+    removed, stored = block_differences({1: here}, {1: there})
+    assert isinstance(removed, BlockRemoved) and removed.medium == "GPU"
+    assert isinstance(stored, BlockStored) and stored.medium == "STORAGE"
+
+
+def test_a_batch_is_an_array_of_a_time_maps_with_a_type_and_a_rank() -> None:
+    batch = KVEventBatch(12.5, block_differences({}, {1: PrefixBlock(1, None, (7, 8), CacheOwner())}))
+    said = msgspec.msgpack.decode(msgspec.msgpack.encode(batch))
+    assert said[0] == 12.5 and said[2] == 0
+    assert said[1] == [
+        {
+            "type": "BlockStored",
+            "block_hashes": [1],
+            "parent_block_hash": None,
+            "token_ids": [7, 8],
+            "block_size": 2,
+            "medium": "GPU",
+        }
+    ]
+
+
+zmq = pytest.importorskip("zmq")
+
+
+@pytest.fixture
+def publisher() -> Iterator[KVEventPublisher]:
+    made = KVEventPublisher(KVEventsAddress("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", "kv@here@tiny"))
+    yield made
+    made.close()
+
+
+def test_batches_come_numbered_under_their_topic(publisher: KVEventPublisher) -> None:
+    with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
+        subscriber.connect(publisher.endpoint)
+        subscriber.subscribe(b"kv@")
+        while not subscriber.poll(20):  # until it is heard: what was told before is missed
+            publisher.tell([AllBlocksCleared()])
+        _, first, _ = subscriber.recv_multipart()
+        publisher.tell([BlockRemoved([5], "GPU")])
+        number, said = int.from_bytes(first, "big"), [{"type": "AllBlocksCleared"}]
+        while said == [{"type": "AllBlocksCleared"}]:
+            assert subscriber.poll(5000)
+            topic, raw, batch = subscriber.recv_multipart()
+            assert topic == b"kv@here@tiny" and int.from_bytes(raw, "big") == number + 1
+            number, said = number + 1, msgspec.msgpack.decode(batch)[1]
+        assert said == [{"type": "BlockRemoved", "block_hashes": [5], "medium": "GPU"}]
+
+
+def test_what_was_missed_can_be_asked_for(publisher: KVEventPublisher) -> None:
+    for id in range(3):
+        publisher.tell([BlockRemoved([id], "GPU")])
+    with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
+        asking.connect(publisher.replay)
+        asking.send_multipart((b"", (1).to_bytes(8, "big")))
+        got = []
+        while True:
+            assert asking.poll(5000)
+            _, number, batch = asking.recv_multipart()
+            if number == END_OF_REPLAY:
+                break
+            got.append((int.from_bytes(number, "big"), msgspec.msgpack.decode(batch)[1][0]["block_hashes"]))
+    assert got == [(1, [1]), (2, [2])]
+
+
+def test_an_endpoint_that_is_taken_is_an_error_that_names_it(publisher: KVEventPublisher) -> None:
+    with pytest.raises(ConfigError, match=r"kv_events cannot be told at tcp://127\.0\.0\.1"):
+        KVEventPublisher(KVEventsAddress(publisher.endpoint))
+
+
+def test_what_was_told_is_sent_before_it_closes() -> None:
+    made = KVEventPublisher(KVEventsAddress("tcp://127.0.0.1:*"))
+    assert made.tell([AllBlocksCleared()])
+    made.close()
+    assert len(made._sent) == 1

@@ -10,7 +10,7 @@ from math import inf
 import pytest
 
 from ingot.engine import loop as loops
-from ingot.engine.loop import FAILED, Loop
+from ingot.engine.loop import REQUEST_FAILED, Loop
 from ingot.errors import DeviceLost, IngotError, Unavailable
 
 WAIT_S = 60
@@ -63,7 +63,7 @@ class Counting:
         self._note("abandon")
         self._end_all(error)
 
-    def begin_anew(self, error: IngotError) -> None:
+    def reset_after_fault(self, error: IngotError) -> None:
         self._note("begin anew")
         self._end_all(error)
 
@@ -161,7 +161,7 @@ def test_a_fault_ends_the_requests_of_its_workload_and_no_others(call: str) -> N
         world.ask_both(broken=call)
         failed = world.second.ended["two"]
         assert world.first.ended["one"] is None
-        assert failed is not None and failed.message == FAILED
+        assert failed is not None and failed.message == REQUEST_FAILED
         world.loop.run(world.second.broken.clear)
         world.ask_both()
         assert world.second.ended["two"] is None, "it goes on"
@@ -288,7 +288,7 @@ def test_the_others_get_turns_while_a_workload_is_made_that_lets_them_breathe() 
 
         def make() -> list[Counting]:
             ended = world.first.ask("meanwhile")
-            world.loop.breathe()
+            world.loop.run_other_workloads()
             assert ended.is_set()
             return []
 
@@ -314,7 +314,7 @@ def losing() -> Iterator[tuple[World, threading.Event]]:
     """A loop with a request for each workload, and who is told that the device is lost."""
     with running() as world:
         lost = threading.Event()
-        world.loop.when_lost(lost.set)
+        world.loop.on_device_lost(lost.set)
         world.first.pieces = world.second.pieces = 1 << 30
         world.loop.run(lambda: (world.first.ask("one"), world.second.ask("two")))
         yield world, lost
@@ -339,7 +339,7 @@ def lose_in_work(world: World) -> None:
 def lose_beside_a_load(world: World) -> None:
     def load() -> tuple[()]:
         lose_in_a_step(world)
-        world.loop.breathe()
+        world.loop.run_other_workloads()
         return ()
 
     with pytest.raises(DeviceLost):
@@ -347,10 +347,10 @@ def lose_beside_a_load(world: World) -> None:
 
 
 def lose_in_beginning_anew(world: World) -> None:
-    def begin_anew(error: IngotError) -> None:
+    def reset_after_fault(error: IngotError) -> None:
         lose()
 
-    world.second.begin_anew = begin_anew  # type: ignore[method-assign]
+    world.second.reset_after_fault = reset_after_fault  # type: ignore[method-assign]
     world.loop.run(lambda: world.second.broken.add("advance"))
 
 
@@ -372,7 +372,7 @@ def test_a_lost_device_is_the_end_of_all_workloads_and_nothing_reaches_for_it(lo
         assert late.is_set() and isinstance(world.second.ended["late"], DeviceLost)
         assert not world.calls("begin anew", "abandon", "close", "left the device")
         told = threading.Event()
-        world.loop.when_lost(told.set)
+        world.loop.on_device_lost(told.set)
         assert told.is_set(), "whoever asks late is told at once"
     assert world.calls("close", "left the device") == ["loop: left the device"], "where the process lives on after all"
 

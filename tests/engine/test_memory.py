@@ -10,11 +10,11 @@ import pytest
 
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import RAW_CODEC, PairCodec, RecordCodec
-from ingot.cache.footprint import rounded
-from ingot.cache.page_groups import Storage
-from ingot.cache.reserved import ReservedStorage
+from ingot.cache.footprint import round_up_capacity
+from ingot.cache.kv_storage import ReservedStorage
+from ingot.cache.page_groups import KVStorage
 from ingot.engine.engine import Engine
-from ingot.engine.memory_budget import Budget
+from ingot.engine.memory_budget import MemoryBudget
 from ingot.engine.request import Ended, Failed, Request, Sampling, Stop
 from ingot.kernels.device import Device
 from tests import engines
@@ -35,7 +35,7 @@ def test_what_was_predicted_covers_what_was_used(kind: str) -> None:
     import mlx.core as mx
 
     engine = engines.start(kind, context=2048, widest=128)
-    budget: Budget = engine._loaded.budget
+    budget: MemoryBudget = engine._loaded.budget
     rng = random.Random(2)
     lengths = [700, 300, 1200, 20, 900]
     asked = [
@@ -55,7 +55,7 @@ def test_what_was_predicted_covers_what_was_used(kind: str) -> None:
             reserved = max(reserved, reserved_bytes(engine))
     used = mx.get_peak_memory() - before + reserved
     engine.close()
-    states = sum(budget.row_bytes(rounded(length + 40)) for length in lengths) + budget.slot_bytes(len(asked))
+    states = sum(budget.row_bytes(round_up_capacity(length + 40)) for length in lengths) + budget.slot_bytes(len(asked))
     # Slabs are made a quarter larger than what is asked for.
     assert used <= 1.25 * states + budget.transient
     # And it is no wild guess: a model that asks for ten times too much would refuse what fits.
@@ -89,7 +89,7 @@ class Breaking:
             self.broken = False
             raise RuntimeError("[matmul] something nobody foresaw")
 
-    def fill(self) -> list[Storage]:
+    def fill(self) -> list[KVStorage]:
         """Keep some prefixes; gives where all layers' states lie."""
         for number in range(3):
             prompt = tuple((7 * at + number) % 95 for at in range(150))

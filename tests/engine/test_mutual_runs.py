@@ -12,16 +12,16 @@ from bench.random_models import write_tokenizer
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
 from ingot.config import Settings
-from ingot.engine.admission import Limits
+from ingot.engine.admission import EngineLimits
 from ingot.engine.engine import Engine
 from ingot.engine.loading.language_model import start_engine
 from ingot.engine.request import Sampling
-from ingot.engine.sight import Sight
+from ingot.engine.sequence import PromptMedia
 from ingot.errors import ConfigError, Unsupported
-from ingot.kernels.device import current
-from ingot.media.families.registry import processor_in
-from ingot.models.adapter import load
-from ingot.models.kv_codec import with_live_codec
+from ingot.kernels.device import current_device
+from ingot.media.image_processors import read_processor
+from ingot.models.adapter import load_model_adapter
+from ingot.models.kv_codec import with_kv_codec
 from tests.engines import answer, text_of
 from tests.models.vision.looking import prompt_with
 from tests.models.vision.tiny_families import VOCAB, saved
@@ -47,25 +47,25 @@ def engine(gemma: Path) -> Iterator[Engine]:
 
 
 def test_a_chunk_ends_before_a_run_or_behind_it(gemma: Path) -> None:
-    tokens, items = prompt_with(processor_in(gemma), 3, ["image", "image"])
+    tokens, items = prompt_with(read_processor(gemma), 3, ["image", "image"])
     (begin, end), (later, _) = items[0].runs[0], items[1].runs[0]
-    sight = Sight(tuple(items), mutual=True)
+    sight = PromptMedia(tuple(items), bidirectional=True)
     assert sight.uncut(0, begin + 1) == begin == sight.uncut(0, end - 1)
     assert sight.uncut(0, end) == end and sight.uncut(0, begin) == begin
     assert sight.uncut(begin, 1) == FEATURES
     assert sight.uncut(begin - 1, FEATURES) == 1
     assert sight.uncut(begin, later - begin + 2) == later - begin
-    assert Sight(tuple(items)).uncut(0, begin + 1) == begin + 1
+    assert PromptMedia(tuple(items)).uncut(0, begin + 1) == begin + 1
     assert sight.mutual_within(begin - 1, later) == ((1, 1 + FEATURES),)
     assert sight.mutual_within(end, len(tokens)) == ((later - end, later - end + FEATURES),)
 
 
 def test_answers_are_the_same_however_a_prompt_is_cut(gemma: Path) -> None:
-    processor = processor_in(gemma)
+    processor = read_processor(gemma)
     prompts = [prompt_with(processor, seed, ["image"] * (1 + seed % 3), text=30) for seed in range(3)]
     found = []
     for widest in (17, 512):
-        engine = start_seeing(gemma, widest=widest, limits=Limits(target_itl_ms=0.01))
+        engine = start_seeing(gemma, widest=widest, limits=EngineLimits(target_itl_ms=0.01))
         try:
             requests = [asked(f"r{at}", *prompt) for at, prompt in enumerate(prompts)]
             found.append([text_of(answer(engine, request)) for request in requests])
@@ -77,7 +77,7 @@ def test_answers_are_the_same_however_a_prompt_is_cut(gemma: Path) -> None:
 
 
 def test_logprobs_of_prompts_with_pictures_are_refused_by_name(gemma: Path, engine: Engine) -> None:
-    request = asked("scored", *prompt_with(processor_in(gemma), 3, ["image"]))
+    request = asked("scored", *prompt_with(read_processor(gemma), 3, ["image"]))
     with pytest.raises(Unsupported, match="prompt_logprobs"):
         engine.generate(replace(request, sampling=Sampling(prompt_logprobs=1)))
 
@@ -89,6 +89,6 @@ def test_a_pass_that_holds_no_picture_is_refused_at_start(gemma: Path) -> None:
 
 
 def test_live_codecs_are_refused_by_name(gemma: Path) -> None:
-    adapter = load(gemma, current(), sees=True)
+    adapter = load_model_adapter(gemma, current_device(), sees=True)
     with pytest.raises(ConfigError, match=r"kv_codec k8v4 cannot be used: .*--text-only"):
-        with_live_codec(adapter, PairCodec(CodecName.parse("k8v4")))
+        with_kv_codec(adapter, PairCodec(CodecName.parse("k8v4")))

@@ -1,4 +1,4 @@
-"""Memory and disk in the step loop: nobody but who needs a record waits for it, and nothing is lost."""
+"""While requests run, copying records off the device takes little of the time, and little at once."""
 
 from __future__ import annotations
 
@@ -8,21 +8,101 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from ingot.cache.disk import header
-from ingot.cache.disk.header import RecordOwner
+from ingot.cache import prefix_tree
+from ingot.cache.disk import record_file
+from ingot.cache.disk.backend import DiskCounts
+from ingot.cache.disk.record_file import PathHash, RecordOwner, extend_path_hash
 from ingot.cache.disk.store import DiskLimits
-from ingot.cache.prefix_tree import Forest
-from ingot.engine import offload, spilling
-from ingot.engine.admission import Limits
+from ingot.cache.prefix_tree import CacheOwner, PrefixForest, PrefixNode
+from ingot.config import Settings
+from ingot.engine import offload
+from ingot.engine.admission import EngineLimits
 from ingot.engine.engine import Engine
+from ingot.engine.offload import OFFLOAD_BURST_S, OFFLOAD_SHARE, Offloader
 from ingot.engine.request import CacheReport, Ended, Failed, Request, Sampling, Stop
 from ingot.errors import IngotError
 from tests import engines, tiny
 from tests.cache.disk.records import FaultyFiles, bytes_in, record
+
+RECORD_S = 0.004
+"""What copying a record takes here."""
+STEP_S = 0.03
+NODE: Any = SimpleNamespace(is_saved=False, root_owner=SimpleNamespace(exact=False))
+
+
+class Copying(Offloader):
+    """Where nothing but copying takes time, and time is only counted."""
+
+    def __init__(self, *, has_room: bool = True) -> None:
+        self.now, self.copied = 0.0, 0
+        self.disk: Any = SimpleNamespace(has_room=lambda: has_room, counts=DiskCounts())
+        super().__init__(self.disk, cast(Any, None), cast(Any, None), clock=lambda: self.now)
+
+    def _hand_over(self, node: object) -> bool:
+        self.now += RECORD_S
+        self.copied += 1
+        return True
+
+
+def test_copying_takes_a_small_share_of_the_time_and_what_would_take_more_is_dropped() -> None:
+    spiller, steps = Copying(), 2000
+    for _ in range(steps):
+        spiller.now += STEP_S
+        for _ in range(3):
+            spiller.spill(NODE)
+    taken = spiller.copied * RECORD_S
+    assert OFFLOAD_SHARE * steps * STEP_S <= taken <= OFFLOAD_BURST_S + OFFLOAD_SHARE * spiller.now + RECORD_S
+    assert spiller.copied + spiller.disk.counts.dropped == 3 * steps
+
+
+@pytest.mark.parametrize("idle_s", [0.0, 3600.0])
+def test_between_two_steps_it_takes_no_longer_than_one_of_them_may(idle_s: float) -> None:
+    spiller = Copying()
+    spiller.now += idle_s
+    begun = spiller.now
+    kept = [spiller.spill(NODE) for _ in range(100)]
+    assert 0 < spiller.now - begun <= OFFLOAD_BURST_S + RECORD_S < Settings().target_itl_ms / 1000
+    assert kept == [True] * spiller.copied + [False] * (100 - spiller.copied)
+
+
+def test_what_finds_the_writers_queue_full_is_dropped_before_it_is_copied() -> None:
+    spiller = Copying(has_room=False)
+    assert not spiller.spill(NODE) and spiller.copied == 0 and spiller.disk.counts.dropped == 1
+
+
+def chain(*pieces: int) -> list[PrefixNode]:
+    """A root and the nodes behind it, of so many tokens each; the tokens of all such chains are the same."""
+    nodes = [PrefixNode(None, (), None, owner=CacheOwner())]
+    for length in pieces:
+        begin = nodes[-1].end
+        nodes.append(PrefixNode(nodes[-1], tuple(range(begin, begin + length)), None, begin + length))
+    return nodes
+
+
+def test_no_token_of_a_path_is_hashed_twice_however_many_records_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+
+    def counted(before: PathHash, tokens: tuple[int, ...]) -> PathHash:
+        hashed.append(len(tokens))
+        return extend_path_hash(before, tokens)
+
+    monkeypatch.setattr(prefix_tree, "extend_path_hash", counted)
+    nodes = chain(*[5] * 40)
+    digests = [node.path_hash.hexdigest() for node in nodes[1:]]
+    assert sum(hashed) == 200 and len(set(digests)) == 40
+    branch = PrefixNode(nodes[-1], (7, 8), None, 202)
+    assert branch.path_hash.hexdigest() not in digests and sum(hashed) == 202
+
+
+def test_a_path_has_the_same_digest_wherever_it_is_cut() -> None:
+    assert chain(200)[-1].path_hash.hexdigest() == chain(3, 100, 97)[-1].path_hash.hexdigest()
+    assert chain(200)[-1].path_hash.hexdigest() != chain(199)[-1].path_hash.hexdigest()
+
 
 EOS = tiny.VOCAB - 1
 SOON_S = 30.0
@@ -136,7 +216,7 @@ def test_others_run_while_a_record_is_read(kind: str, tmp_path: Path, gates: Gat
 
 def test_what_takes_too_long_to_read_is_computed(tmp_path: Path, gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = restarted("hybrid", tmp_path, gates, prompt(1))
-    monkeypatch.setattr(offload, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(offload, "ONLOAD_PATIENCE_S", 0.05)
     gates.reading.clear()
     assert run(engine, ask("waits", [*prompt(1), 7])).matched == 0
     gates.reading.set()
@@ -161,7 +241,7 @@ def test_who_waits_for_a_record_can_be_cancelled_and_leaves_nothing(tmp_path: Pa
 
 
 def test_records_are_read_for_those_that_wait_for_a_seat(tmp_path: Path, gates: Gates) -> None:
-    engine = restarted("llama", tmp_path, gates, prompt(1), limits=Limits(max_sequences=1))
+    engine = restarted("llama", tmp_path, gates, prompt(1), limits=EngineLimits(max_sequences=1))
     gates.asked.clear()
     long = engine.generate(ask("long", prompt(5, 20), new=400))
     next(iter(long))
@@ -269,7 +349,7 @@ def test_a_prompt_looks_at_the_records_along_it_and_hashes_no_path(
     engine = engines.start("llama", cache_bytes=1 << 24, disk=tmp_path)
     planted: list[object] = []
     hashed: list[int] = []
-    plant, array_of = Forest.plant, header.array
+    plant, array_of = PrefixForest.plant, record_file.array
 
     def counted(*given: Any) -> Any:
         planted.append(given)
@@ -280,13 +360,13 @@ def test_a_prompt_looks_at_the_records_along_it_and_hashes_no_path(
         hashed.append(len(made))
         return made
 
-    monkeypatch.setattr(Forest, "plant", counted)
+    monkeypatch.setattr(PrefixForest, "plant", counted)
     for first in (90, 91):  # the second time as if others had written more
         along = [first, *prompt(first)[:59]]
         fill(engine, first, along)
         planted.clear()
         with monkeypatch.context() as counting:
-            counting.setattr(header, "array", hashing)
+            counting.setattr(record_file, "array", hashing)
             found = engine.kept.explain(ask("a", [*along, 7, 8]), 0)
         assert found.known == 60 and len(planted) == 3 and not hashed
     engine.check()
@@ -299,7 +379,7 @@ def test_files_whose_paths_are_hashed_as_a_whole_are_read_and_gone_on_from(
 ) -> None:
     turns = [prompt(1), [*prompt(1), *prompt(2)], [*prompt(1), *prompt(2), *prompt(3)]]
     with monkeypatch.context() as earlier:  # as those of earlier versions are
-        earlier.setattr(spilling, "_path_digest", lambda node: header.digest(node.path_tokens))
+        earlier.setattr(offload, "_path_digest", lambda node: record_file.hex_digest(node.path_tokens))
         engine = restarted(kind, tmp_path, gates, turns[0])
     for turn in turns[1:]:
         report = run(engine, ask("a", turn))
@@ -364,7 +444,7 @@ def test_an_engine_that_had_to_begin_anew_finds_what_it_had_saved(tmp_path: Path
     assert disk is not None
     until(lambda: disk.counts.spills >= 2)
     assert disk.writer.drain(SOON_S)
-    engine._loop.run(lambda: engine._generation.begin_anew(IngotError("a fault")))
+    engine._loop.run(lambda: engine._generation.reset_after_fault(IngotError("a fault")))
     assert run(engine, ask("b", [*prompt(1), 7])).tier == "disk"
     engine.check()
     engine.close()

@@ -1,41 +1,111 @@
-"""A read answer is the same however its text is cut, and stop strings watch its content alone."""
+"""Events on their way to readers, of whom some are gone."""
 
 from __future__ import annotations
 
 import itertools
+import logging
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.engine.answer_text import AnswerText
-from ingot.engine.output import Writer
+from ingot.engine.output import ActiveRequest, AnswerParser, Outbox, SequenceOutput
 from ingot.engine.request import (
     AnswerEvent,
     AnswerParsing,
     CallArguments,
     CallBegan,
     CallEnded,
+    Failed,
     Request,
     Stop,
     TextDelta,
     ThinkingDelta,
 )
-from ingot.engine.sequence import Sequence
-from ingot.text.parse.events import ToolSchema
+from ingot.engine.sequence import TokenSequence
+from ingot.engine.streams import EventBatch
+from ingot.errors import Cancelled, IngotError
+from ingot.text.parser.events import ToolSchema
 from ingot.text.parser.parser import ThinkingStart
 from ingot.text.tokenizer.tokenizer import Tokenizer
-from ingot.text.tool_formats.registry import format_named
+from ingot.text.tool_formats.registry import format_by_name
 from tests.engines import tiny_tokenizer
 
-QWEN = format_named("qwen")
+
+class Reader:
+    def __init__(self, *, gone: bool = False) -> None:
+        self.gone = gone
+        self.batches: list[EventBatch] = []
+
+    def post(self, batch: EventBatch) -> None:
+        if self.gone:
+            raise OSError("nobody is there")
+        self.batches.append(batch)
+
+
+def job(id: str, reader: Reader) -> ActiveRequest:
+    return ActiveRequest(Request(id, ((1,),)), reader, [], tiny_tokenizer())
+
+
+def said(text: str) -> Failed:
+    return Failed(IngotError(text))
+
+
+def nobody(job: ActiveRequest) -> None:
+    raise AssertionError(f"the reader of {job.request.id} is there")
+
+
+def test_a_reader_is_woken_once_for_all_that_a_step_has_for_it() -> None:
+    outbox, readers = Outbox(), [Reader(), Reader()]
+    one, two = (job(f"{number}", reader) for number, reader in enumerate(readers))
+    first, second, third = (said(word) for word in ("first", "second", "third"))
+    outbox.put(one, [first])
+    outbox.put(two, [second])
+    outbox.put(one, [])
+    outbox.put(one, [third])
+    outbox.flush(nobody)
+    outbox.flush(nobody)
+    assert [reader.batches for reader in readers] == [[[first, third]], [[second]]]
+
+
+def test_whoever_takes_nothing_is_ended_and_hears_no_more_and_the_others_do(caplog: pytest.LogCaptureFixture) -> None:
+    outbox, here = Outbox(), Reader()
+    deaf, other = job("deaf", Reader(gone=True)), job("other", here)
+    ended: list[ActiveRequest] = []
+
+    def end(gone: ActiveRequest) -> None:
+        ended.append(gone)
+        outbox.put(gone, [Failed(Cancelled("The request was cancelled"))])
+
+    last = said("last")
+    outbox.put(deaf, [said("anything")])
+    outbox.put(other, [last])
+    with caplog.at_level(logging.ERROR, "ingot.engine"):
+        outbox.flush(end)
+    outbox.flush(nobody)
+    assert ended == [deaf] and here.batches == [[last]]
+    assert "nobody takes the events of request deaf" in caplog.text
+
+
+def test_a_job_is_sent_off_with_what_was_still_here_for_it() -> None:
+    outbox, reader = Outbox(), Reader()
+    leaving = job("leaving", reader)
+    earlier, last = said("earlier"), said("last")
+    outbox.put(leaving, [earlier])
+    outbox.send_off(leaving, last)
+    outbox.send_off(job("deaf", Reader(gone=True)), last)
+    outbox.flush(nobody)
+    assert reader.batches == [[earlier, last]]
+
+
+QWEN = format_by_name("qwen")
 TOOLS = (ToolSchema("look", {"type": "object", "properties": {"at": {"type": "string"}}}),)
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "the END of it"}}\n</tool_call>'
 TEXT = f"<think>\nIs this the END?\n</think>\n\nI will look. {CALL}"
 
 
-def read(pieces: list[str], reading: AnswerParsing, stop: Stop | None = None) -> tuple[AnswerText, list[AnswerEvent]]:
-    answer = AnswerText(0, reading, stop or Stop())
+def read(pieces: list[str], reading: AnswerParsing, stop: Stop | None = None) -> tuple[AnswerParser, list[AnswerEvent]]:
+    answer = AnswerParser(0, reading, stop or Stop())
     events: list[AnswerEvent] = []
     for piece in pieces:
         events += answer.push(piece)
@@ -109,7 +179,7 @@ def test_without_tools_a_call_is_text() -> None:
 
 
 def test_an_answer_that_begins_within_thinking_says_so_until_it_is_closed() -> None:
-    answer = AnswerText(0, AnswerParsing(QWEN, thinking=ThinkingStart.OPENED), Stop())
+    answer = AnswerParser(0, AnswerParsing(QWEN, thinking=ThinkingStart.OPENED), Stop())
     assert answer.thinking
     answer.push("hm</think>\n\nyes")
     assert not answer.thinking
@@ -126,7 +196,7 @@ def test_of_several_answers_only_the_first_looks_through_the_special_tokens(monk
     monkeypatch.setattr(tokenizer, "token_text", counted)
     request = Request("one", ((1,),), n=8, reading=AnswerParsing(QWEN))
     for index in range(request.n):
-        Writer(Sequence(request, index, index, (1,), limit=1, seed=0), tokenizer)
+        SequenceOutput(TokenSequence(request, index, index, (1,), limit=1, seed=0), tokenizer)
     assert looked == len(tokenizer.special_ids) > 0
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.engine.encoder_request import Encoded, EncodingRequest, Role
-from ingot.engine.pooling import UNMEASURED_TOKENS, EncoderJobs
+from ingot.engine.pooling import UNMEASURED_TOKENS, PoolingWorkload
+from ingot.engine.request import PoolingOutput, PoolingRequest, PoolingTask
 from ingot.errors import BadRequest, Cancelled, DeadlineExceeded, IngotError, InputTooLong, Overloaded
 from ingot.text.tokenizer.encoder_inputs import EncoderInput
 from tests.encoders import LENGTH, VOCAB, CountingEncoder, offered, row_of
@@ -28,21 +28,23 @@ class World:
         self.models = {role: CountingEncoder(parts) for role in ("embedding", "rerank")}
         for model in self.models.values():
             model.meanwhile = lambda model=model: self.pass_time(model)  # type: ignore[misc]
-        roles: tuple[Role, ...] = ("embedding", "rerank")
+        roles: tuple[PoolingTask, ...] = ("embedding", "rerank")
         encoders = {role: offered(role, self.models[role]) for role in roles}
-        self.desk = EncoderJobs(encoders, self.mail.append, max_queue, target_ms, clock=lambda: self.now)
-        self.answers: dict[str, Encoded | IngotError] = {}
+        self.desk = PoolingWorkload(encoders, self.mail.append, max_queue, target_ms, clock=lambda: self.now)
+        self.answers: dict[str, PoolingOutput | IngotError] = {}
 
     def pass_time(self, model: CountingEncoder) -> None:
         batch = model.batches[-1]
         padded = len(batch) * max(len(row) for row in batch)
         self.now += padded * self.ms_a_token / 1000 / model.parts
 
-    def ask(self, id: str, *lengths: int, role: Role = "embedding", deadline: float | None = None) -> EncodingRequest:
+    def ask(
+        self, id: str, *lengths: int, role: PoolingTask = "embedding", deadline: float | None = None
+    ) -> PoolingRequest:
         inputs = tuple(EncoderInput(tuple(range(1, length + 1))) for length in lengths)
-        request = EncodingRequest(id, role, inputs, deadline=deadline, arrived=self.now)
+        request = PoolingRequest(id, role, inputs, deadline=deadline, arrived=self.now)
 
-        def reply(answer: Encoded | IngotError) -> None:
+        def reply(answer: PoolingOutput | IngotError) -> None:
             assert id not in self.answers, "answered twice"
             self.answers[id] = answer
 
@@ -68,7 +70,7 @@ class World:
 
     def rows(self, id: str) -> list[Any]:
         answer = self.answers[id]
-        assert isinstance(answer, Encoded), answer
+        assert isinstance(answer, PoolingOutput), answer
         return list(answer.rows)
 
 
@@ -78,7 +80,7 @@ def test_rows_come_back_in_the_order_of_the_inputs() -> None:
     world.finish()
     assert world.rows("a") == [row_of(piece.tokens) for piece in request.inputs]
     answer = world.answers["a"]
-    assert isinstance(answer, Encoded) and answer.tokens == 91 and answer.compute_s > 0
+    assert isinstance(answer, PoolingOutput) and answer.tokens == 91 and answer.compute_s > 0
 
 
 def test_inputs_of_like_length_are_computed_together_whoever_sent_them() -> None:
@@ -234,7 +236,7 @@ def test_beginning_anew_ends_everybody_and_drops_the_work() -> None:
         world.ask(id, LENGTH, LENGTH)
     world.turn(0.03, streaming=True)
     failed = IngotError("the encoders failed")
-    world.desk.begin_anew(failed)
+    world.desk.reset_after_fault(failed)
     assert world.answers == {"running": failed, "waiting": failed}
     world.desk.rest()  # which checks the books
     world.ask("next", 5)
@@ -264,9 +266,9 @@ def test_numbers_that_are_none_are_an_error() -> None:
 def test_what_cannot_be_computed_is_refused_at_once(tokens: tuple[int, ...], error: type[Exception]) -> None:
     world = World()
     with pytest.raises(error):
-        world.desk.accept(EncodingRequest("x", "embedding", (EncoderInput((1,)), EncoderInput(tokens))), lambda _: None)
+        world.desk.accept(PoolingRequest("x", "embedding", (EncoderInput((1,)), EncoderInput(tokens))), lambda _: None)
     with pytest.raises(BadRequest):
-        world.desk.accept(EncodingRequest("x", "embedding", ()), lambda _: None)
+        world.desk.accept(PoolingRequest("x", "embedding", ()), lambda _: None)
     assert not world.desk.busy
 
 
@@ -294,7 +296,7 @@ async def _until_queued(world: World) -> None:
 
 
 async def _leaving(world: World) -> None:
-    waiting = asyncio.ensure_future(world.desk.encode(EncodingRequest("a", "embedding", (EncoderInput((1,)),))))
+    waiting = asyncio.ensure_future(world.desk.encode(PoolingRequest("a", "embedding", (EncoderInput((1,)),))))
     await _until_queued(world)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
@@ -307,9 +309,9 @@ def test_a_coroutine_that_stops_waiting_cancels_the_work() -> None:
     assert not world.desk.busy
 
 
-async def _answered(world: World) -> Encoded:
+async def _answered(world: World) -> PoolingOutput:
     waiting = asyncio.ensure_future(
-        world.desk.encode(EncodingRequest("a", "embedding", (EncoderInput((1, 2)),), arrived=0.0))
+        world.desk.encode(PoolingRequest("a", "embedding", (EncoderInput((1, 2)),), arrived=0.0))
     )
     await _until_queued(world)
     world.finish()
@@ -333,7 +335,7 @@ ACTIONS = st.lists(
 @given(actions=ACTIONS)
 def test_whatever_comes_everybody_is_answered_once_and_rightly(actions: list[tuple[str, Any, Any]]) -> None:
     world = World(max_queue=1000)
-    asked: dict[str, EncodingRequest] = {}
+    asked: dict[str, PoolingRequest] = {}
     for kind, what, how in actions:
         if kind == "ask":
             id = str(len(asked))
@@ -346,5 +348,5 @@ def test_whatever_comes_everybody_is_answered_once_and_rightly(actions: list[tup
     world.desk.check()
     assert set(world.answers) == set(asked)
     for id, request in asked.items():
-        if isinstance(world.answers[id], Encoded):
+        if isinstance(world.answers[id], PoolingOutput):
             assert world.rows(id) == [row_of(piece.tokens) for piece in request.inputs]

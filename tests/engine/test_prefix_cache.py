@@ -1,6 +1,4 @@
-"""Kept prefixes under everything at once: rows that run, branch and end, a codec, a disk, exact requests, pins, memory
-that is too small, files that vanish, and calls that fail. Whatever happens, in whatever order, pages are held by those
-who say so and by nobody else, bytes are counted once, and who takes something over has what computing would give."""
+"""Who waits for whose prompt, and what it costs to know."""
 
 from __future__ import annotations
 
@@ -16,30 +14,119 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.cache.batch_state import Rows
+from ingot.cache.attention_state import AppendState
+from ingot.cache.batch_state import BatchState
 from ingot.cache.codecs.names import RAW, CodecName
 from ingot.cache.codecs.pair import RAW_CODEC, PairCodec, RecordCodec
-from ingot.cache.disk.disk import Disk
+from ingot.cache.disk.backend import DiskBackend
 from ingot.cache.disk.store import INDEX_ROOM, DiskLimits, RecordStore
-from ingot.cache.forward_batch import Part
-from ingot.cache.packing import loosened
-from ingot.cache.prefix_eviction import removable
-from ingot.cache.records import Record, take
-from ingot.engine.memory_budget import Budget
-from ingot.engine.prefix_cache import Reuse
+from ingot.cache.footprint import Footprint
+from ingot.cache.forward_batch import ForwardPart
+from ingot.cache.layer_state import LayerState, RecurrentState
+from ingot.cache.prefix_eviction import is_removable
+from ingot.cache.prefix_index import ResumeNeeds
+from ingot.cache.records import Record, take_record, unpage_record
+from ingot.engine.memory_budget import KVReservations, MemoryBudget
+from ingot.engine.prefix_cache import WORTH_WAITING_TOKENS, PrefixCache, resume_needs
 from ingot.engine.request import Request
-from ingot.engine.room import Room
-from ingot.engine.sequence import Sequence
+from ingot.engine.sequence import TokenSequence
 from ingot.engine.step_costs import StepCosts
-from ingot.kernels import native
-from ingot.models.adapter import Adapter
-from ingot.models.form import form_of
+from ingot.kernels.cpu import native
+from ingot.models.adapter import ModelAdapter
+from ingot.models.kv_codec import record_form_of
 from tests import tiny
+
+SHAPE = Footprint(groups=((None, 1),), recurrent=0, activation=0, score=0, logits=0)
+
+
+class Token(int):
+    """Counts how often any is compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Token.compared += 1
+        return isinstance(other, int) and int(self) == int(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = int.__hash__
+
+
+def reuse(needs: ResumeNeeds) -> PrefixCache:
+    budget = MemoryBudget(1 << 20, 0, SHAPE, context=1 << 14, widest=512, rows=4)
+    states: list[LayerState] = [AppendState(), *([RecurrentState(1)] if needs.checkpoint else ())]
+    made = PrefixCache(BatchState(states), budget, StepCosts(), limit=1 << 20)
+    assert resume_needs(made.rows) == needs
+    return made
+
+
+def sequence(ticket: int, tokens: list[int], marks: tuple[int, ...] = ()) -> TokenSequence:
+    own = tuple(Token(token) for token in tokens)
+    made = TokenSequence(Request(f"r{ticket}", (own,)), 0, ticket, own, limit=4, seed=0)
+    made.marks = frozenset(marks)
+    return made
+
+
+@pytest.mark.parametrize("needs", [ResumeNeeds(), ResumeNeeds(checkpoint=True)])
+def test_prompts_are_compared_once_however_long_they_wait(needs: ResumeNeeds) -> None:
+    kept = reuse(needs)
+    shared = list(range(2000))
+    running = sequence(0, [*shared, 1])
+    waiting = [sequence(number, [*shared[: 2000 - number], 90_000 + number]) for number in range(1, 20)]
+    Token.compared = 0
+    assert all(kept.waits(each, [running]) for each in waiting)
+    assert Token.compared <= 3 * 2000 * len(waiting)
+    Token.compared = 0
+    for _ in range(100):
+        running.computed = running.kept = running.kept + 10
+        assert all(kept.waits(each, [running]) for each in waiting)
+    assert Token.compared == 0
+
+
+def test_a_prompt_that_has_grown_is_compared_again() -> None:
+    kept = reuse(ResumeNeeds())
+    running, waiting = sequence(0, [*range(100), 7, 8]), sequence(1, [*range(100), 7, 8, 9])
+    running.kept = 103 - WORTH_WAITING_TOKENS
+    assert not kept.waits(waiting, [running])
+    running.tokens += [9, 9]
+    waiting.tokens += [9, 9]
+    assert kept.waits(waiting, [running])
+
+
+def test_a_model_that_needs_checkpoints_is_asked_to_stop_where_a_waiting_prompt_parts() -> None:
+    kept = reuse(ResumeNeeds(checkpoint=True))
+    running, waiting = sequence(0, list(range(500)), marks=(100,)), sequence(1, [*range(300), 7])
+    assert kept.next_stop(running) == 100
+    assert kept.waits(waiting, [running])
+    running.computed = running.kept = 100
+    assert kept.next_stop(running) == 300
+    assert kept.waits(waiting, [running])
+    running.computed = running.kept = 300
+    assert not kept.waits(waiting, [running])
+
+
+def test_a_prompt_stops_for_a_few_others_at_most() -> None:
+    kept = reuse(ResumeNeeds(checkpoint=True))
+    running = sequence(0, list(range(5000)))
+    for number in range(1, 40):
+        kept.waits(sequence(number, [*range(100 * number), 90_000]), [running])
+    assert len(running.stops) == 8
+
+
+def test_another_tenants_prompt_is_not_waited_for() -> None:
+    kept = reuse(ResumeNeeds())
+    own = tuple(range(200))
+    theirs = TokenSequence(Request("theirs", (own,), tenant="ann"), 0, 0, own, limit=4, seed=0)
+    assert not kept.waits(sequence(1, list(own)), [theirs])
+
 
 KINDS = ["llama", "window", "hybrid"]
 WIDEST = 512
@@ -91,8 +178,8 @@ class Clock:
 
 
 @cache
-def adapter_of(kind: str) -> Adapter:
-    made: Adapter = tiny.adapter(kind, WIDEST, exact=True)
+def adapter_of(kind: str) -> ModelAdapter:
+    made: ModelAdapter = tiny.adapter(kind, WIDEST, exact=True)
     return made
 
 
@@ -109,19 +196,19 @@ ANSWER = document(9)[:8]
 def computed_anew(kind: str, tokens: tuple[int, ...]) -> list[np.ndarray[Any, Any]]:
     """The states of a row that computed all of these tokens itself."""
     adapter = adapter_of(kind)
-    rows = adapter.new_rows()
+    rows = adapter.new_batch_state()
     row = rows.new()
     run(adapter, rows, row, tokens)
     return states(rows, row)
 
 
-def run(adapter: Adapter, rows: Rows, row: Any, tokens: tuple[int, ...]) -> None:
-    logits = adapter.run(rows, mx.array(tokens, mx.uint32), [Part((row,), len(tokens))], [len(tokens) - 1])
+def run(adapter: ModelAdapter, rows: BatchState, row: Any, tokens: tuple[int, ...]) -> None:
+    logits = adapter.run(rows, mx.array(tokens, mx.uint32), [ForwardPart((row,), len(tokens))], [len(tokens) - 1])
     mx.eval(logits, rows.pending())
 
 
-def states(rows: Rows, row: Any) -> list[np.ndarray[Any, Any]]:
-    return [np.array(array) for array in loosened(rows, take(rows, row, 0)).arrays()]
+def states(rows: BatchState, row: Any) -> list[np.ndarray[Any, Any]]:
+    return [np.array(array) for array in unpage_record(rows, take_record(rows, row, 0)).arrays()]
 
 
 class KeptStates(RuleBasedStateMachine):
@@ -129,10 +216,10 @@ class KeptStates(RuleBasedStateMachine):
         super().__init__()
         native.use_one_path()
         self.folder = Path(tempfile.mkdtemp(prefix="ingot-"))
-        self.disk: Disk | None = None
+        self.disk: DiskBackend | None = None
         self.clock = Clock()
-        self.waiting: list[Sequence] = []
-        self.running: list[Sequence] = []
+        self.waiting: list[TokenSequence] = []
+        self.running: list[TokenSequence] = []
         self.asked: list[tuple[tuple[int, ...], Who]] = []
         self.failing: tuple[str, int] | None = None
 
@@ -151,13 +238,13 @@ class KeptStates(RuleBasedStateMachine):
         self.codec: PairCodec = RecordCodec(CodecName.parse("affine8")) if coded else RAW_CODEC
         self.pages = pages
         if on_disk:
-            self.disk = Disk.of(
+            self.disk = DiskBackend.of(
                 RecordStore(self.folder, {"model": kind}, DiskLimits(INDEX_ROOM + files, sync=False), SECRET)
             )
         self.begin()
         self.converse(0, 4, 30, Who("a", exact=False, pins=False, marks=True))
 
-    def begin_anew(self) -> None:
+    def reset_after_fault(self) -> None:
         """As an engine does whose step failed."""
         for sequence in list(self.running):
             self.leave(sequence)
@@ -165,24 +252,26 @@ class KeptStates(RuleBasedStateMachine):
         self.begin()
 
     def begin(self) -> None:
-        self.rows = self.adapter.new_rows()
-        form = form_of(self.adapter, self.rows)
+        self.rows = self.adapter.new_batch_state()
+        form = record_form_of(self.adapter, self.rows)
         page = sum(group.page_bytes for group in self.rows.groups) + self.rows.slot_bytes
         costs = StepCosts()
         costs.observe_prefill(100, 100_000.0)  # so much that reading is always quicker
         total = self.adapter.weight_bytes + 60 * page
-        budget = Budget(total, self.adapter.weight_bytes, self.adapter.footprint, context=512, widest=WIDEST, rows=4)
+        budget = MemoryBudget(
+            total, self.adapter.weight_bytes, self.adapter.footprint, context=512, widest=WIDEST, rows=4
+        )
         self.budget = budget
-        self.reuse = Reuse(
+        self.reuse = PrefixCache(
             self.rows, budget, costs, self.pages * page, self.adapter.encoding(self.rows, self.codec, form)
         )
         if self.disk is not None:
             self.reuse.attach(self.disk, form)
-            self.keep_time(self.reuse._tier._spiller)  # type: ignore[attr-defined]
-        if self.reuse._condenser is not None:
-            self.keep_time(self.reuse._condenser)
-            self.reuse._condenser._speed = self.decoding
-        self.room = Room(budget, self.reuse.known_pages)
+            self.keep_time(self.reuse._tier._offloader)  # type: ignore[attr-defined]
+        if self.reuse._compressor is not None:
+            self.keep_time(self.reuse._compressor)
+            self.reuse._compressor._speed = self.decoding
+        self.room = KVReservations(budget, self.reuse.reusable_pages)
         self.let_fail()
 
     def keep_time(self, whoever: Any) -> None:
@@ -251,7 +340,7 @@ class KeptStates(RuleBasedStateMachine):
 
     def live(self, prompt: tuple[int, ...], mark: int, who: Who, fate: str) -> None:
         request = Request("r", (prompt,), tenant=who.tenant, exact=who.exact, pin=who.pins)
-        sequence = Sequence(request, 0, len(self.asked), prompt, 64, seed=0)
+        sequence = TokenSequence(request, 0, len(self.asked), prompt, 64, seed=0)
         sequence.marks = frozenset({mark} if who.marks else ())
         self.asked.append((prompt, who))
         self.waiting.append(sequence)
@@ -260,7 +349,7 @@ class KeptStates(RuleBasedStateMachine):
         if fate == "ends":
             self.finish(sequence)
 
-    def start(self, sequence: Sequence) -> None:
+    def start(self, sequence: TokenSequence) -> None:
         """A waiting sequence is admitted, once what it waits for is read, and given a row."""
         sequence.reserved = len(sequence.tokens) + 64
         coming = [(each, each.reserved) for each in (*self.running, sequence)]
@@ -274,16 +363,16 @@ class KeptStates(RuleBasedStateMachine):
             self.waiting.remove(sequence)
             self.running.append(sequence)
             self.reuse.admit(sequence)
-            if self.reuse.lacks_pages(sequence):
-                self.reuse.make_way(self.room.needed(coming))
+            if self.reuse.needs_new_pages(sequence):
+                self.reuse.make_room_for_running(self.room.needed(coming))
             sequence.row = self.rows.new(exact=sequence.request.exact)
             self.reuse.restore(sequence)
             assert sequence.row.length == sequence.computed
             if sequence.computed:
                 self.compare(sequence)
-            self.make_way()
+            self.make_room_for_running()
 
-    def compare(self, sequence: Sequence) -> None:
+    def compare(self, sequence: TokenSequence) -> None:
         """What was taken over is what computing would give, but for what the codec leaves out."""
         tokens = tuple(sequence.tokens[: sequence.computed])
         lossy = self.codec.lossy and not sequence.request.exact
@@ -291,7 +380,7 @@ class KeptStates(RuleBasedStateMachine):
         for mine, anew in zip(states(self.rows, sequence.row), computed_anew(self.kind, tokens), strict=True):
             assert np.mean(np.abs(mine - anew)) < (0.1 * np.std(anew) if lossy else 1e-3)
 
-    def compute(self, sequence: Sequence, count: int) -> None:
+    def compute(self, sequence: TokenSequence, count: int) -> None:
         """A chunk of a prompt, up to where it has to end."""
         ahead = [place for place in sequence.marks | sequence.stops if place > sequence.computed]
         end = min([sequence.computed + count, len(sequence.tokens), *ahead])
@@ -299,7 +388,7 @@ class KeptStates(RuleBasedStateMachine):
         sequence.computed = end
         self.reuse.keep(sequence, last=end == len(sequence.prompt))
 
-    def finish(self, sequence: Sequence) -> None:
+    def finish(self, sequence: TokenSequence) -> None:
         with self.faults(sequence):
             while sequence in self.running and sequence.computed < len(sequence.tokens):
                 self.compute(sequence, WIDEST)
@@ -309,7 +398,7 @@ class KeptStates(RuleBasedStateMachine):
                 self.reuse.keep(sequence, last=True)
                 self.leave(sequence)
 
-    def leave(self, sequence: Sequence) -> None:
+    def leave(self, sequence: TokenSequence) -> None:
         self.reuse._found.pop(sequence, None)
         if sequence.row is not None:
             self.rows.leave(sequence.row)
@@ -348,17 +437,17 @@ class KeptStates(RuleBasedStateMachine):
     @rule(pages=st.sampled_from([10, 30, 40, 60]))
     def be_short_of_memory(self, pages: int) -> None:
         with self.faults():
-            self.make_way(pages * sum(group.page_bytes for group in self.rows.groups))
+            self.make_room_for_running(pages * sum(group.page_bytes for group in self.rows.groups))
 
-    def make_way(self, more: int = 0) -> None:
+    def make_room_for_running(self, more: int = 0) -> None:
         needed = self.room.needed([(each, each.reserved) for each in self.running]) + more
-        self.reuse.make_way(needed)
+        self.reuse.make_room_for_running(needed)
         reserved, index = self.reuse._tier.reserved, self.reuse.index
         assert index.nbytes <= max(0, self.reuse.limit - reserved)
         if self.reuse._held + reserved > self.reuse.limit:
             needed = self.budget.states  # as much has to go as can
         if needed + self.reuse._alone + reserved > self.budget.states:
-            idle = [node for node in index.nodes() if removable(node) and node.record and node.record.idle_bytes]
+            idle = [node for node in index.nodes() if is_removable(node) and node.record and node.record.idle_bytes]
             assert not idle, "something could have gone"
 
     @rule(what=EVENTS, place=st.integers(0, 99))
@@ -384,17 +473,19 @@ class KeptStates(RuleBasedStateMachine):
             self.failing = None
             self.reuse.close()
             if self.disk is not None:
-                self.disk = Disk.of(RecordStore(self.folder, {"model": self.kind}, self.disk.store.limits, SECRET))
-            self.begin_anew()
+                self.disk = DiskBackend.of(
+                    RecordStore(self.folder, {"model": self.kind}, self.disk.store.limits, SECRET)
+                )
+            self.reset_after_fault()
 
     @contextmanager
-    def faults(self, sequence: Sequence | None = None) -> Iterator[None]:
+    def faults(self, sequence: TokenSequence | None = None) -> Iterator[None]:
         """What fails ends the sequence that it was done for; the others go on."""
         try:
             yield
         except Fault as fault:
             if fault.args == ("ask",):  # nobody would ever wait to the end for what was not asked for
-                self.begin_anew()
+                self.reset_after_fault()
             elif sequence in self.waiting:
                 self.waiting.remove(sequence)  # type: ignore[arg-type]
             elif sequence in self.running:
@@ -430,9 +521,9 @@ class KeptStates(RuleBasedStateMachine):
                 assert (pages._by_rows[page], pages._by_records[page]) == (by_rows[page], by_records[page])
             if len(found) == len(kept):
                 # What windows see of earlier tokens may be held by several, of whom the one that paid for it is gone.
-                assert group.window is not None or not pages.unpaid
+                assert group.window is not None or not pages.uncharged
                 paid, held = sum(part.nbytes for part in records), pages.kept * group.page_bytes
-                assert paid + group.unpaid_bytes == held, (paid, held)
+                assert paid + group.uncharged_bytes == held, (paid, held)
 
 
 TestKeptStates = KeptStates.TestCase

@@ -12,10 +12,10 @@ import pytest
 from ingot.cache.archive import ArchiveError
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec, RecordCodec
-from ingot.cache.tree import Owner
-from ingot.engine import condensing
-from ingot.engine.condensing import RecordCondenser
+from ingot.cache.prefix_tree import CacheOwner
+from ingot.engine import prefix_cache
 from ingot.engine.engine import Engine
+from ingot.engine.prefix_cache import RecordCompressor
 from ingot.engine.request import CacheReport, Ended, Request, Sampling, Stop
 from ingot.kernels.device import Device
 from tests import engines, tiny
@@ -33,7 +33,7 @@ TIGHT = 200_000
 @pytest.fixture(autouse=True)
 def in_no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that does other things besides must not decide what is encoded."""
-    monkeypatch.setattr(condensing, "SLICE_S", 60.0)
+    monkeypatch.setattr(prefix_cache, "COMPRESSION_SLICE_S", 60.0)
 
 
 class Lossless(PairCodec):
@@ -172,7 +172,7 @@ def test_what_was_encoded_comes_back_once_for_all() -> None:
     let_go_of_pages(engine)
 
     def bare() -> int:
-        path = engine._generation.reuse.index.along(Owner(), prompt(0))
+        path = engine._generation.reuse.index.along(CacheOwner(), prompt(0))
         return sum(not node.record.has_pages for node in path if node.record is not None)
 
     assert engine._loop.run(bare) > 0
@@ -229,7 +229,7 @@ def test_nothing_is_lost_or_left_over_under_pressure_from_running_sequences(rule
 
 
 def test_what_takes_too_long_to_encode_has_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(condensing, "SLICE_S", -1.0)
+    monkeypatch.setattr(prefix_cache, "COMPRESSION_SLICE_S", -1.0)
     engine = start("llama", "turbo4")
     fill(engine, 8)
     reuse = engine._generation.reuse
@@ -252,26 +252,26 @@ class SlowEncoding:
         return record
 
 
-def encoded_at_once(condenser: RecordCondenser, node: Any) -> int:
+def encoded_at_once(compressor: RecordCompressor, node: Any) -> int:
     count = 0
-    while condenser.saves(node) > 0:
-        condenser.condensed(node)
+    while compressor.saves(node) > 0:
+        compressor.compress_record(node)
         count += 1
     return count
 
 
 def test_encoding_takes_a_small_part_of_the_time_and_little_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(condensing, "SLICE_S", 0.01)
+    monkeypatch.setattr(prefix_cache, "COMPRESSION_SLICE_S", 0.01)
     encoding = SlowEncoding(0.004)
-    condenser = RecordCondenser(cast(Any, encoding), lambda: encoding.now)
+    compressor = RecordCompressor(cast(Any, encoding), lambda: encoding.now)
     node = SimpleNamespace(record=SimpleNamespace(encoded=None))
-    condenser.begin()
-    assert encoded_at_once(condenser, node) == 3, "no more at once than a short step takes, and the one it was at"
+    compressor.begin()
+    assert encoded_at_once(compressor, node) == 3, "no more at once than a short step takes, and the one it was at"
     done, began = 0, encoding.now
     for _ in range(1000):
         encoding.now += 0.02
-        condenser.begin()
-        found = encoded_at_once(condenser, node)
+        compressor.begin()
+        found = encoded_at_once(compressor, node)
         assert found <= 3
         done += found
     assert 0.015 < done * 0.004 / (encoding.now - began) <= 0.021

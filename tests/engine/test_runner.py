@@ -7,15 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.engine.memory_budget import Budget
+from ingot.engine.forward_pass import SequenceResult
+from ingot.engine.memory_budget import MemoryBudget
 from ingot.engine.request import Request, Sampling
-from ingot.engine.results import Result
-from ingot.engine.runner import Runner, Step
+from ingot.engine.runner import LaunchedStep, Runner
 from ingot.engine.scheduler import Scheduler
-from ingot.engine.sequence import Sequence
+from ingot.engine.sequence import TokenSequence
 from ingot.engine.step_costs import StepCosts
-from ingot.kernels.device import Device, current
-from ingot.models.adapter import adapt
+from ingot.kernels.device import Device, current_device
+from ingot.models.adapter import adapt_model
 from tests import engines, tiny
 
 PROMPT = tuple((7 * number) % 95 for number in range(400))
@@ -27,38 +27,38 @@ class Steps:
     """A runner and its scheduler. A step's results are read after the next one was launched, as on a GPU."""
 
     def __init__(self, device: Device | None, *, widest: int = 64, kind: str = "llama") -> None:
-        adapter = adapt(tiny.build(kind), tiny.CONFIGS[kind], device or current(), widest=widest)
+        adapter = adapt_model(tiny.build(kind), tiny.CONFIGS[kind], device or current_device(), widest=widest)
         costs = StepCosts(mixes=adapter.mixed)
-        budget = Budget(1 << 28, 0, adapter.footprint, context=2048, widest=widest, rows=8)
+        budget = MemoryBudget(1 << 28, 0, adapter.footprint, context=2048, widest=widest, rows=8)
         self.runner = Runner(adapter, budget, costs, 0)
         self.scheduler = Scheduler(self.runner.room.fits, lambda _: widest, self.runner.reuse, costs, 8, 100.0)
         self._tickets = iter(range(1000))
-        self._pending: Step | None = None
+        self._pending: LaunchedStep | None = None
 
-    def add(self, request: Request, limit: int) -> Sequence:
-        sequence = Sequence(request, 0, next(self._tickets), request.prompts[0], limit, 0)
+    def add(self, request: Request, limit: int) -> TokenSequence:
+        sequence = TokenSequence(request, 0, next(self._tickets), request.prompts[0], limit, 0)
         self.scheduler.add(sequence)
         return sequence
 
-    def step(self) -> list[Result]:
+    def step(self) -> list[SequenceResult]:
         plan = self.scheduler.plan(0.0)
         step = self.runner.launch(plan, lambda: None)
         previous, self._pending = self._pending, step
         return list(self._read(previous)) if previous is not None else []
 
-    def catch_up(self) -> list[Result]:
+    def catch_up(self) -> list[SequenceResult]:
         """Read what is still to be read."""
         previous, self._pending = self._pending, None
         return list(self._read(previous)) if previous is not None else []
 
-    def run(self, sequence: Sequence) -> list[Result]:
+    def run(self, sequence: TokenSequence) -> list[SequenceResult]:
         """Steps until it is through."""
-        found: list[Result] = []
+        found: list[SequenceResult] = []
         while sequence.produced < sequence.limit:
             found += self.step()
         return found
 
-    def _read(self, step: Step) -> Iterator[Result]:
+    def _read(self, step: LaunchedStep) -> Iterator[SequenceResult]:
         for waves in self.runner.collect(step):
             for result in (result for results in waves for result in results):
                 if result.token is not None:
@@ -66,7 +66,7 @@ class Steps:
                 yield result
 
 
-def prompt_logprobs(results: list[Result], sequence: Sequence) -> list[float]:
+def prompt_logprobs(results: list[SequenceResult], sequence: TokenSequence) -> list[float]:
     return [found.chosen[1] for each in results if each.sequence is sequence for found in each.prompt]
 
 

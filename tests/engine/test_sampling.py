@@ -1,3 +1,7 @@
+"""What penalties look at, learned on the device."""
+
+from __future__ import annotations
+
 import random
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,13 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.engine.penalties import TokenHistory, needs_history
 from ingot.engine.request import Sampling
-from ingot.engine.sampling import Drawn, uniform
-from ingot.engine.sampling import draw as draw_with
-from ingot.kernels import native
-from ingot.kernels.drawing.kernels import draw as kernel_draw
+from ingot.engine.sampling import SampledTokens, TokenHistory, apply_penalties, needs_history, uniform_draw
+from ingot.engine.sampling import sample_tokens as draw_with
+from ingot.kernels.cpu import native
 from ingot.kernels.gpu.emulator import Emulator
+from ingot.kernels.sampling import sample_tokens as kernel_draw
 from tests.kernels.paged_attention.memory import emulated
 
 VOCAB = 40
@@ -32,7 +35,7 @@ class Row:
     banned: tuple[int, ...] = field(default=())
 
 
-def draw(logits: mx.array, rows: list[Row]) -> Drawn:
+def draw(logits: mx.array, rows: list[Row]) -> SampledTokens:
     histories = [
         TokenHistory(VOCAB, row.prompt, row.generated) if needs_history(row.sampling) else None for row in rows
     ]
@@ -144,8 +147,8 @@ def test_draws_follow_the_distribution(sampling: Sampling) -> None:
 
 
 def test_uniform_numbers_are_spread_evenly_over_seeds_and_positions() -> None:
-    by_position = np.array([uniform(11, index) for index in range(20_000)])
-    by_seed = np.array([uniform(seed, 0) for seed in range(20_000)])
+    by_position = np.array([uniform_draw(11, index) for index in range(20_000)])
+    by_seed = np.array([uniform_draw(seed, 0) for seed in range(20_000)])
     for numbers in (by_position, by_seed):
         assert numbers.min() >= 0 and numbers.max() < 1
         share, _ = np.histogram(numbers, bins=20, range=(0, 1))
@@ -215,3 +218,31 @@ def test_a_kernel_draws_the_same_tokens(natively: bool, monkeypatch: pytest.Monk
         rows = [*some, Row(Sampling(temperature=0.0))]
         logits = mx.array(logits_of(seed, len(rows)))
         assert draw_with(logits, rows, drawing=drawing).tokens.tolist() == draw(logits, rows).tokens.tolist()
+
+
+VOCAB_PENALTIES = 24
+TOKENS = st.lists(st.integers(0, VOCAB_PENALTIES - 1), max_size=12)
+
+
+@given(prompt=TOKENS, drawn=TOKENS)
+def test_a_token_that_is_learned_counts_like_one_that_was_known(prompt: list[int], drawn: list[int]) -> None:
+    learned = TokenHistory(VOCAB_PENALTIES, prompt)
+    for token in drawn:
+        learned.learn(mx.array(token, dtype=mx.uint32))
+    known = TokenHistory(VOCAB_PENALTIES, prompt, drawn)
+    assert mx.array_equal(learned.counts, known.counts).item()
+
+
+def test_a_row_without_a_history_stays_as_it_is_to_the_last_bit() -> None:
+    logits = mx.random.normal((2, VOCAB_PENALTIES), key=mx.random.key(3))
+    penalties = Sampling(presence_penalty=1.0, frequency_penalty=0.5, repetition_penalty=1.3)
+    found = apply_penalties(logits, [Sampling(), penalties], [None, TokenHistory(VOCAB_PENALTIES, [1, 2], [3, 3])])
+    assert mx.array_equal(found[0], logits[0]).item()
+    assert sorted(np.flatnonzero(np.array(found[1]) != np.array(logits[1])).tolist()) == [1, 2, 3]
+
+
+def test_the_logits_that_are_told_are_not_those_that_are_penalised() -> None:
+    logits = mx.random.normal((1, VOCAB_PENALTIES), key=mx.random.key(4))
+    before = np.array(logits)
+    apply_penalties(logits, [Sampling(repetition_penalty=1.5)], [TokenHistory(VOCAB_PENALTIES, [0, 1], [2])])
+    assert np.array_equal(np.array(logits), before)

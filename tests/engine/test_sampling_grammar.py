@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.engine.admission import Limits
+from ingot.engine.admission import EngineLimits
 from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Event, Failed, Request, Sampling, SequenceEnded, Stop, TextDelta
-from ingot.engine.sampling import draw, masked
+from ingot.engine.sampling import apply_masks, sample_tokens
 from ingot.errors import IngotError
-from ingot.text.grammar.ahead import LookingAhead
+from ingot.text.grammar.compiled import RollbackMatcher
 from ingot.text.grammar.grammars import Grammars
-from ingot.text.grammar.matcher import GrammarTooComplex, GuideBroken, Mask
+from ingot.text.grammar.matcher import GrammarTooComplex, GrammarViolated, TokenMask
 from ingot.text.parser.parser import ThinkingStart
-from ingot.text.tool_formats.registry import format_named
+from ingot.text.tool_formats.registry import format_by_name
 from tests import engines, tiny
 from tests.engine.test_sampling import Row
 
@@ -65,7 +65,7 @@ def valid(text: str) -> bool:
 # The mask.
 
 
-def packed(rows: np.ndarray) -> list[Mask]:
+def packed(rows: np.ndarray) -> list[TokenMask]:
     bits = np.packbits(rows, axis=1, bitorder="little")
     bits = np.pad(bits, ((0, 0), (0, -bits.shape[1] % 4)))
     return list(bits.view(np.uint32))
@@ -77,8 +77,8 @@ def test_a_mask_takes_exactly_the_forbidden_tokens_out(vocab: int, dtype: mx.Dty
     chance = np.random.default_rng(vocab)
     allowed = chance.random((3, vocab)) < 0.4
     logits = mx.array(chance.normal(size=(4, vocab)).astype(np.float32)).astype(dtype)
-    given: list[Mask | None] = [*packed(allowed), None]
-    result = np.array(masked(logits.astype(mx.float32), given))
+    given: list[TokenMask | None] = [*packed(allowed), None]
+    result = np.array(apply_masks(logits.astype(mx.float32), given))
     before = np.array(logits.astype(mx.float32))
     assert np.array_equal(result[3], before[3])
     assert np.array_equal(np.isneginf(result[:3]), ~allowed)
@@ -87,8 +87,8 @@ def test_a_mask_takes_exactly_the_forbidden_tokens_out(vocab: int, dtype: mx.Dty
 
 def test_without_masks_the_logits_are_left_alone() -> None:
     logits = mx.zeros((2, 5))
-    assert masked(logits, [None, None]) is logits
-    assert masked(logits, ()) is logits
+    assert apply_masks(logits, [None, None]) is logits
+    assert apply_masks(logits, ()) is logits
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(top_k=3), Sampling(top_p=0.1), Sampling(min_p=0.9)])
@@ -99,7 +99,7 @@ def test_what_is_drawn_is_allowed_however_it_is_drawn(sampling: Sampling) -> Non
     allowed[0, np.argsort(logits[0])[:5]] = True  # the five least likely
     for index in range(30):
         row = Row(Sampling(**{**_fields(sampling), "logit_bias": ((int(np.argmax(logits)), 100.0),)}), sampled=index)
-        drawn = draw(mx.array(logits), [row], masks=packed(allowed))
+        drawn = sample_tokens(mx.array(logits), [row], masks=packed(allowed))
         assert allowed[0, drawn.tokens.item()]
 
 
@@ -168,7 +168,7 @@ def test_a_preempted_answer_goes_on_where_it_was(grammars: Grammars) -> None:
     roomy.close()
     # Room for three sequences of up to 128 tokens, so that growing beyond pushes the newest out.
     tight_bytes = engines.tight_memory(roomy, rows=3, tokens=128)
-    tight = engines.start("llama", context=160, memory=tight_bytes, limits=Limits(max_sequences=4))
+    tight = engines.start("llama", context=160, memory=tight_bytes, limits=EngineLimits(max_sequences=4))
     texts, preempted = engines.preempted(tight, asked)
     tight.check()
     tight.close()
@@ -215,7 +215,7 @@ def test_penalties_and_biases_do_not_lift_a_constraint(engine: Engine, grammars:
 
 
 def test_a_thinking_budget_closes_the_thinking_and_the_grammar_follows(engine: Engine, grammars: Grammars) -> None:
-    plan = grammars.answer(grammars.choice(["done"]), format_named("hermes"), ThinkingStart.OPENED, budget=6)
+    plan = grammars.answer(grammars.choice(["done"]), format_by_name("hermes"), ThinkingStart.OPENED, budget=6)
     request = Request("th", (PROMPT,), max_tokens=60, sampling=Sampling(seed=4), guide=plan)
     events = engines.answer(engine, request)
     thinking, _, rest = engines.text_of(events).partition("</think>")
@@ -224,7 +224,7 @@ def test_a_thinking_budget_closes_the_thinking_and_the_grammar_follows(engine: E
 
 @pytest.mark.parametrize("budget", [0, 1, 2, 5])
 def test_a_thinking_budget_is_kept_to_the_token(engine: Engine, grammars: Grammars, budget: int) -> None:
-    plan = grammars.answer(None, format_named("hermes"), ThinkingStart.OPENED, budget=budget)
+    plan = grammars.answer(None, format_by_name("hermes"), ThinkingStart.OPENED, budget=budget)
     stop = Stop(ignore_eos=True)
     request = Request(f"bt{budget}", (PROMPT,), max_tokens=40, sampling=Sampling(seed=6), stop=stop, guide=plan)
     tokens = end(engines.answer(engine, request)).tokens
@@ -241,7 +241,7 @@ class Trap:
 
     place: str
     after: int = 3
-    error: type[IngotError] = GuideBroken
+    error: type[IngotError] = GrammarViolated
 
     def begin(self) -> _Trapped:
         if self.place == "begin":
@@ -250,13 +250,13 @@ class Trap:
 
 
 @dataclass
-class _Trapped(LookingAhead):
+class _Trapped(RollbackMatcher):
     trap: Trap
     accepted: list[int] = field(default_factory=list)
     free: bool = False
     done: bool = False
 
-    def mask(self) -> Mask | None:
+    def mask(self) -> TokenMask | None:
         if self.trap.place == "mask" and len(self.accepted) == self.trap.after:
             raise self.trap.error("trapped")
         return None
@@ -269,11 +269,11 @@ class _Trapped(LookingAhead):
     def standing(self) -> int:
         return len(self.accepted)
 
-    def go_back(self, standing: int) -> None:
+    def rollback(self, standing: int) -> None:
         del self.accepted[standing:]
 
 
-@pytest.mark.parametrize("error", [GuideBroken, GrammarTooComplex])
+@pytest.mark.parametrize("error", [GrammarViolated, GrammarTooComplex])
 @pytest.mark.parametrize("place", ["begin", "mask", "accept"])
 def test_a_guide_that_fails_ends_its_own_request_and_shows_nothing_more(
     engine: Engine, place: str, error: type[IngotError]

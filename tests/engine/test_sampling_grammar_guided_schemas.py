@@ -14,24 +14,29 @@ from hypothesis import strategies as st
 
 from bench import random_models
 from ingot.config import DEFAULT_MODEL, Settings
-from ingot.engine.admission import Limits
+from ingot.engine.admission import EngineLimits
+from ingot.engine.core import LoadedModel
 from ingot.engine.engine import Engine
-from ingot.engine.loaded import Loaded
 from ingot.engine.loading.language_model import start_engine
-from ingot.engine.memory_budget import Budget
-from ingot.engine.model_card import ModelCard
-from ingot.engine.request import Ended, Request, Sampling, SequenceEnded
+from ingot.engine.memory_budget import MemoryBudget
+from ingot.engine.request import Ended, ModelCard, Request, Sampling, SequenceEnded
 from ingot.errors import BadRequest
-from ingot.models.files.packaged import ensure
-from ingot.models.files.progress import silent
-from ingot.text.formats.hermes import HERMES
-from ingot.text.grammar.calls import CallChoice, ForcedCall, GuidedTool
+from ingot.models.files.packaged import ensure_packaged_model
+from ingot.models.files.progress import no_progress
+from ingot.text.grammar.calls import CallChoice, ForcedCall, GrammarTool
 from ingot.text.grammar.grammars import Grammars
-from ingot.text.grammar.matcher import GuidePlan
-from ingot.text.parse.call_ids import id_maker
-from ingot.text.parse.events import ContentDelta, ToolCallArguments, ToolCallBegan, ToolSchema, merged
+from ingot.text.grammar.matcher import CompiledGrammar
+from ingot.text.parser.events import (
+    ContentDelta,
+    ToolCallArguments,
+    ToolCallBegan,
+    ToolSchema,
+    call_id_maker,
+    merge_events,
+)
 from ingot.text.parser.parser import Parser, ThinkingStart
 from ingot.text.tokenizer.tokenizer import Tokenizer
+from ingot.text.tool_formats.json_like import HERMES
 from tests import engines
 from tests.text.grammar.schemas import Schema, schemas
 
@@ -52,7 +57,7 @@ CONFIG = {
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.load(ensure(DEFAULT_MODEL, SETTINGS, silent))
+    return Tokenizer.load(ensure_packaged_model(DEFAULT_MODEL, SETTINGS, no_progress))
 
 
 @pytest.fixture(scope="module")
@@ -64,17 +69,17 @@ def grammars(tokenizer: Tokenizer) -> Iterator[Grammars]:
 
 @pytest.fixture(scope="module")
 def senseless(tokenizer: Tokenizer) -> Iterator[Engine]:
-    def load() -> Loaded:
-        from ingot.kernels.device import current
-        from ingot.models.adapter import adapt
+    def load() -> LoadedModel:
+        from ingot.kernels.device import current_device
+        from ingot.models.adapter import adapt_model
 
-        adapter = adapt(random_models.build(CONFIG, seed=1, spread=0.1), CONFIG, current(), widest=256)
+        adapter = adapt_model(random_models.build(CONFIG, seed=1, spread=0.1), CONFIG, current_device(), widest=256)
         total = adapter.weight_bytes + (1 << 29)
-        budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=1024, widest=256, rows=32)
+        budget = MemoryBudget(total, adapter.weight_bytes, adapter.footprint, context=1024, widest=256, rows=32)
         card = ModelCard("senseless", "random", "llama", 1024, adapter.vocab, "cpu", adapter.dtype, 0, total, 32, 0)
-        return Loaded(adapter, tokenizer, card, budget)
+        return LoadedModel(adapter, tokenizer, card, budget)
 
-    made = Engine(load, Limits())
+    made = Engine(load, EngineLimits())
     yield made
     made.check()
     made.close()
@@ -82,7 +87,9 @@ def senseless(tokenizer: Tokenizer) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def smollm() -> Iterator[Engine]:
-    made = start_engine(SETTINGS, ensure(DEFAULT_MODEL, SETTINGS, silent), name=DEFAULT_MODEL, source="packaged")
+    made = start_engine(
+        SETTINGS, ensure_packaged_model(DEFAULT_MODEL, SETTINGS, no_progress), name=DEFAULT_MODEL, source="packaged"
+    )
     yield made
     made.check()
     made.close()
@@ -94,7 +101,7 @@ def check(text: str, schema: Schema) -> None:
 
 
 def together(
-    engine: Engine, prompts: Sequence[str], plans: Sequence[GuidePlan], samplings: Sequence[Sampling], most: int
+    engine: Engine, prompts: Sequence[str], plans: Sequence[CompiledGrammar], samplings: Sequence[Sampling], most: int
 ) -> list[tuple[str, str]]:
     """Each one's text and why it ended, all in one batch."""
     streams = [
@@ -126,7 +133,7 @@ def test_whatever_a_model_without_sense_says_by_a_schema_is_valid(
     # It would never come to an end by itself: what closes strings and objects is made likelier.
     closing = [tokenizer.encode(text, add_special=False) for text in ('"', '",', '"}', "}", "]", '"]', "},", ",", "0")]
     sampling = Sampling(seed=seed, logit_bias=tuple((ids[0], 10.5) for ids in closing if len(ids) == 1))
-    held: list[tuple[Schema, GuidePlan]] = []
+    held: list[tuple[Schema, CompiledGrammar]] = []
     for schema in drawn:
         try:
             held.append((schema, grammars.json_schema(schema)))
@@ -181,8 +188,8 @@ def test_smollm2_answers_by_a_schema(smollm: Engine, grammars: Grammars) -> None
 
 
 TOOLS = [
-    GuidedTool("get_weather", _object(city=SHORT, days={"type": "integer", "minimum": 1, "maximum": 7}), strict=True),
-    GuidedTool(
+    GrammarTool("get_weather", _object(city=SHORT, days={"type": "integer", "minimum": 1, "maximum": 7}), strict=True),
+    GrammarTool(
         "add", _object(a={"type": "integer", "maximum": 999}, b={"type": "integer", "maximum": 999}), strict=True
     ),
 ]
@@ -200,9 +207,9 @@ def test_smollm2_calls_the_tools_that_it_must(smollm: Engine, grammars: Grammars
             HERMES,
             tools=[ToolSchema(tool.name, tool.parameters) for tool in TOOLS],
             thinking=ThinkingStart.UNOPENED,
-            ids=id_maker("openai"),
+            ids=call_id_maker("openai"),
         )
-        events = merged([*parser.push(text), *parser.flush()])
+        events = merge_events([*parser.push(text), *parser.flush()])
         [began] = [event for event in events if isinstance(event, ToolCallBegan)]
         [arguments] = [json.loads(event.fragment) for event in events if isinstance(event, ToolCallArguments)]
         assert not any(isinstance(event, ContentDelta) for event in events)

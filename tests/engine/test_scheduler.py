@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.engine.scheduler import ENOUGH_TOKENS, LEAST_SHARE, LITTLE_TOKENS, PRIORITY_S, SMALLEST_CHUNK
-from ingot.engine.sequence import Sequence
-from ingot.engine.step_costs import REMEMBERED, SURE
+from ingot.engine.scheduler import ENOUGH_TOKENS, LEAST_PREFILL_SHARE, LITTLE_TOKENS, PRIORITY_STEP_S, SMALLEST_CHUNK
+from ingot.engine.sequence import TokenSequence
+from ingot.engine.step_costs import REMEMBERED_COSTS, SURE_COSTS
 from tests.engine.world import World, expected_token
 
 either_way = pytest.mark.parametrize("mixes", [False, True], ids=["apart", "mixed"])
@@ -267,8 +267,8 @@ def test_the_oldest_prompt_of_every_tenant_is_never_long_without_progress(
     world = crowd(*costs, mixes)
     for tenant in tenants:
         world.arrive(1500, 1, tenant=tenant)
-    since: dict[Sequence, int] = {}
-    computed: dict[Sequence, int] = {}
+    since: dict[TokenSequence, int] = {}
+    computed: dict[TokenSequence, int] = {}
     for number in range(40):
         if len(world.alive) < 12:
             prompt, tenant = newcomers[number % len(newcomers)]
@@ -381,7 +381,7 @@ def test_no_step_is_longer_than_the_target_or_what_its_fixed_cost_is_worth(
         world.step()
     fixed = fixed_ms + token_ms if mixes else 2 * fixed_ms + 1
     slow = fixed_ms + 1 > world.target_ms / 2
-    longest = max(world.target_ms, (1 + LEAST_SHARE) * fixed, slow * (fixed + 1000))
+    longest = max(world.target_ms, (1 + LEAST_PREFILL_SHARE) * fixed, slow * (fixed + 1000))
     assert world.stalls[stream.ticket] <= 1.1 * (longest + token_ms * SMALLEST_CHUNK) / 1000
 
 
@@ -398,7 +398,7 @@ def test_few_steps_are_small_to_learn_what_they_cost() -> None:
         counts.append(prompt.computed - before)
     usual = sorted(counts)[len(counts) // 2]
     small = [count for count in counts[:-1] if 2 * count <= usual]
-    assert 0 < len(small) <= (SURE + 1) * (1 + len(counts) / REMEMBERED)
+    assert 0 < len(small) <= (SURE_COSTS + 1) * (1 + len(counts) / REMEMBERED_COSTS)
 
 
 @pytest.mark.parametrize(
@@ -480,8 +480,8 @@ def test_nobody_waits_for_ever_behind_those_with_priority() -> None:
         if sum(row.tenant == "high" for row in world.alive) < 3:
             world.arrive(10, 5, tenant="high", priority=2)
         world.step()
-        assert world.now < 2 * PRIORITY_S + 1.0
-    assert world.now > PRIORITY_S
+        assert world.now < 2 * PRIORITY_STEP_S + 1.0
+    assert world.now > PRIORITY_STEP_S
 
 
 def test_a_share_that_was_lent_is_given_back_at_once() -> None:

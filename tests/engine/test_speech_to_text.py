@@ -8,14 +8,23 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
+import numpy as np
 import pytest
 
-from ingot.engine.hearing.jobs import TranscriptJobs
-from ingot.engine.speech_request import Segment, Transcribed, TranscriptEvent, TranscriptionRequest
-from ingot.errors import BadRequest, Cancelled, DeadlineExceeded, IngotError, Overloaded
+from ingot.engine.speech_request import Segment, TranscriptEvent, TranscriptionEnded, TranscriptionRequest
+from ingot.engine.speech_to_text import (
+    WINDOW_FRAMES,
+    MelFrameReader,
+    TranscriptionRun,
+    TranscriptionWorkload,
+    read_mel_frames,
+)
+from ingot.engine.whisper_decoding import TEMPERATURES, SpeechToTextModel, WindowDecoder
+from ingot.errors import BadMedia, BadRequest, Cancelled, DeadlineExceeded, IngotError, Overloaded
 from ingot.media import worker
-from ingot.media.audio import Sound
-from tests.hearing import ScriptedEars, offered, timed, tone, wav
+from ingot.media.audio import AudioFile
+from ingot.text.tokenizer.whisper import WhisperVocabulary
+from tests.hearing import ScriptedEars, offered, timed, tone, vocabulary, wav
 
 SHORT, LONG = wav(tone(3)), wav(tone(95))
 PART_MS = 10.0
@@ -57,7 +66,7 @@ class World:
         self.mail: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.ears = ScriptedEars(*(scripts or (timed(0.0, " Hello.", 3.0),)))
         self.ears.meanwhile = self._pass_time
-        self.desk = TranscriptJobs(
+        self.desk = TranscriptionWorkload(
             offered(self.ears), self.mail.put, max_queue, target_ms, clock=lambda: self.now, readers=self.readers
         )
         self.events: dict[str, list[TranscriptEvent]] = {}
@@ -67,7 +76,7 @@ class World:
 
     def ask(self, id: str, sound: bytes = SHORT, **asked: object) -> None:
         events = self.events[id] = []
-        self.desk.accept(TranscriptionRequest(id, Sound(sound), language="en", **asked), events.extend)  # type: ignore[arg-type]
+        self.desk.accept(TranscriptionRequest(id, AudioFile(sound), language="en", **asked), events.extend)  # type: ignore[arg-type]
 
     def turn(self, step_s: float = 0.0, *, streaming: bool = False) -> float:
         """One turn of the engine's loop, which waits for mail where it has nothing else to do; the seconds it took."""
@@ -105,7 +114,7 @@ def test_a_transcript_ends_once_with_its_length_and_its_times() -> None:
     world.until_all_ended()
     *segments, last = world.events["a"]
     assert texts(segments) == [" Hello."]
-    assert isinstance(last, Transcribed) and last.seconds == 3.0 and last.language == "en" and last.tokens > 5
+    assert isinstance(last, TranscriptionEnded) and last.seconds == 3.0 and last.language == "en" and last.tokens > 5
     assert last.compute_s > 0
 
 
@@ -122,10 +131,10 @@ def test_a_cancelled_sound_gives_its_worker_back() -> None:
     world = World()
     world.ask("a", LONG)
     world.until_heard()
-    assert worker.samples.booked > 0
+    assert worker.audio_pool.booked > 0
     world.desk.cancel("a")
     world.turn(0.060, streaming=True)
-    assert worker.samples.booked == 0
+    assert worker.audio_pool.booked == 0
 
 
 def test_a_cancel_is_felt_within_a_window() -> None:
@@ -181,7 +190,7 @@ def test_a_late_one_ends_with_its_deadline_and_others_go_on() -> None:
     world.now = 1.0
     world.until_all_ended()
     assert isinstance(world.events["late"][-1], DeadlineExceeded)
-    assert isinstance(world.events["other"][-1], Transcribed)
+    assert isinstance(world.events["other"][-1], TranscriptionEnded)
 
 
 def test_a_full_queue_and_an_id_that_runs_already_are_refused() -> None:
@@ -232,14 +241,153 @@ def test_nobody_waits_for_ever_when_the_loop_ends() -> None:
 def test_a_coroutine_reads_segments_and_its_leaving_cancels() -> None:
     async def read() -> list[str]:
         world = World()
-        stream = world.desk.open(TranscriptionRequest("a", Sound(SHORT), language="en"))
+        stream = world.desk.open(TranscriptionRequest("a", AudioFile(SHORT), language="en"))
         await asyncio.to_thread(world.until_all_ended)
         heard = [type(event).__name__ async for event in stream]
         stream.close()
-        left = world.desk.open(TranscriptionRequest("b", Sound(SHORT), language="en"))
+        left = world.desk.open(TranscriptionRequest("b", AudioFile(SHORT), language="en"))
         left.close()
         await asyncio.to_thread(world.turn)
         assert world.desk.status(0.0) == []
         return heard
 
     assert asyncio.run(read()) == ["Segment", "Transcribed"]
+
+
+BYTES = vocabulary()
+
+
+class AtOnce:
+    """An executor that does it now; what it answers comes by mail."""
+
+    def submit(self, work: Callable[[], object]) -> Future[object]:
+        done: Future[object] = Future()
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+        return done
+
+
+def transcribed(
+    ears: SpeechToTextModel, sound: bytes, vocabulary: WhisperVocabulary = BYTES, **asked: object
+) -> tuple[list[Segment], TranscriptionRun]:
+    mail: list[Callable[[], None]] = []
+    request = TranscriptionRequest("a", AudioFile(sound), **{"language": "en", **asked})  # type: ignore[arg-type]
+    frames = MelFrameReader(request.sound, 80, AtOnce(), mail.append)  # type: ignore[arg-type]
+    transcript = TranscriptionRun(request, frames, ears, vocabulary, WindowDecoder(ears, vocabulary))
+    segments: list[Segment] = []
+    for said in transcript.work():
+        segments += said or ()
+        if said is None:
+            assert mail, "it waits, and nothing comes"
+            mail.pop(0)()
+    return segments, transcript
+
+
+def test_segments_have_the_times_that_were_written() -> None:
+    ears = ScriptedEars(timed(0.0, " Hello.", 2.0, 2.0, " World.", 4.5))
+    segments, transcript = transcribed(ears, wav(tone(5)))
+    assert [(one.id, one.start, one.end, one.text) for one in segments] == [
+        (0, 0.0, 2.0, " Hello."),
+        (1, 2.0, 4.5, " World."),
+    ]
+    assert transcript.seek == 500 and len(ears.windows) == 1
+    assert ears.windows[0].shape == (WINDOW_FRAMES, 80)
+
+
+def test_what_is_cut_off_by_a_windows_end_is_heard_again_with_the_next() -> None:
+    ears = ScriptedEars(timed(0.0, " One.", 20.0, 20.0, " Tw"), timed(0.0, " Two.", 15.0))
+    segments, _ = transcribed(ears, wav(tone(35)))
+    assert [(one.start, one.end, one.text, one.seek) for one in segments] == [
+        (0.0, 20.0, " One.", 0),
+        (20.0, 35.0, " Two.", 2000),
+    ]
+
+
+def test_later_windows_are_told_what_came_before_and_the_prompt() -> None:
+    ears = ScriptedEars(timed(0.0, " One.", 30.0), timed(0.0, " Two.", 5.0))
+    transcribed(ears, wav(tone(35)), prompt="Names: Ann")
+    known = vocabulary()
+    first, second = (writing.pushed for writing in ears.writings)
+    assert first[: len(" Names: Ann") + 1] == [known.before, *known.encode(" Names: Ann")]
+    assert second[:1] == [known.before] and known.encode(" One.") == [t for t in second if t < known.end][11:16]
+
+
+def test_silence_says_nothing_and_is_not_even_listened_to() -> None:
+    ears = ScriptedEars(timed(0.0, " you", 2.0))
+    segments, transcript = transcribed(ears, wav(np.zeros(16_000 * 61, np.float32)))
+    assert segments == [] and ears.windows == [] and transcript.seek == 6100
+
+
+def test_a_guess_where_silence_is_likely_says_nothing() -> None:
+    ears = ScriptedEars(timed(0.0, " you", 2.0), sureness=2.0, silence=12.0)
+    segments, transcript = transcribed(ears, wav(tone(3)))
+    assert segments == [] and transcript.seek == 300 and len(ears.writings) == 1
+
+
+def test_text_that_goes_round_in_circles_is_tried_again_and_warmer() -> None:
+    ears = ScriptedEars(timed(0.0, " no" * 60, 3.0))
+    segments, _ = transcribed(ears, wav(tone(3)))
+    assert [one.temperature for one in segments] == [TEMPERATURES[-1]]
+    assert segments[0].compression_ratio > 2.4
+
+
+def test_a_temperature_that_is_asked_for_is_the_only_one() -> None:
+    ears = ScriptedEars(timed(0.0, " no" * 60, 3.0))
+    segments, _ = transcribed(ears, wav(tone(3)), temperature=0.3)
+    assert [one.temperature for one in segments] == [0.3]
+
+
+def test_a_language_is_found_out_by_the_first_window() -> None:
+    ears = ScriptedEars(timed(0.0, " Hallo.", 3.0))
+    german = vocabulary().languages["de"]
+    ears.opening = vocabulary().opening("de", "transcribe")
+    begun = ears.write
+
+    def write(heard: int):  # type: ignore[no-untyped-def]
+        writing = begun(heard)
+        push = writing.push
+
+        def pushed(tokens, asked):  # type: ignore[no-untyped-def]
+            scores = push(tokens, asked)
+            scores[:, german] += 30 if list(tokens) == [vocabulary().start] else 0
+            return scores
+
+        writing.push = pushed  # type: ignore[method-assign]
+        return writing
+
+    ears.write = write  # type: ignore[method-assign]
+    segments, transcript = transcribed(ears, wav(tone(3)), language=None)
+    assert transcript.language == "de" and segments[0].text == " Hallo."
+    assert ears.writings[0].pushed[1:3] == [german, vocabulary().transcribe]
+
+
+def test_words_are_told_where_they_are_asked_for() -> None:
+    ears = ScriptedEars(timed(0.0, " Oh, no.", 2.0))
+    segments, _ = transcribed(ears, wav(tone(3)), words=True)
+    assert [one.text for one in segments[0].words] == [" Oh,", " no."]
+    begins = [one.start for one in segments[0].words]
+    assert begins == sorted(begins) and all(one.start <= one.end <= 2.0 for one in segments[0].words)
+    assert all(0.9 < one.probability <= 1.0 for one in segments[0].words)
+
+
+def test_the_tokens_of_text_carry_their_probabilities() -> None:
+    segments, _ = transcribed(ScriptedEars(timed(0.0, " Hé", 2.0)), wav(tone(3)))
+    assert b"".join(one.bytes for one in segments[0].heard).decode() == " Hé"
+    assert all(-0.1 < one.logprob <= 0 for one in segments[0].heard)
+
+
+def test_a_sound_that_breaks_off_ends_the_transcript_with_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: AudioFile):  # type: ignore[no-untyped-def]
+        yield tone(2)
+        raise BadMedia("the sound cannot be unpacked: it is damaged.")
+
+    monkeypatch.setattr(AudioFile, "samples", broken)
+    with pytest.raises(BadMedia, match="damaged"):
+        transcribed(ScriptedEars(timed(0.0, " Hello.", 2.0)), wav(tone(40)))
+
+
+def test_frames_come_about_a_window_at_a_time() -> None:
+    pieces = list(read_mel_frames(AudioFile(wav(tone(70))), 80))
+    assert sum(map(len, pieces)) == 7000 and max(map(len, pieces)) < 1.2 * WINDOW_FRAMES

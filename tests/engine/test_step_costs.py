@@ -2,7 +2,16 @@ import random
 
 import pytest
 
-from ingot.engine.step_costs import APART, LATELY, REMEMBERED, SURE, VARIED, CostLine, LeastCost, StepCosts
+from ingot.engine.step_costs import (
+    RECENT_COSTS,
+    REMEMBERED_COSTS,
+    SURE_COSTS,
+    TELLING_RATIO,
+    VARIED_BY,
+    CostLine,
+    LeastCost,
+    StepCosts,
+)
 
 
 def test_a_line_is_found_from_two_sizes() -> None:
@@ -62,10 +71,10 @@ def test_what_takes_long_once_is_not_all_that_is_known() -> None:
 
 def test_the_fixed_part_is_known_once_there_were_enough_of_both_sizes() -> None:
     line = CostLine()
-    for _ in range(REMEMBERED):
+    for _ in range(REMEMBERED_COSTS):
         line.observe(100, 55)
     assert not line.sure
-    for number in range(SURE):
+    for number in range(SURE_COSTS):
         assert not line.sure
         line.observe(25 + number, 5 + 0.5 * (25 + number))
     assert line.sure
@@ -74,7 +83,7 @@ def test_the_fixed_part_is_known_once_there_were_enough_of_both_sizes() -> None:
 
 def test_sizes_that_lie_close_together_say_nothing_of_the_fixed_part() -> None:
     line, dice = CostLine(), random.Random(1)
-    for _ in range(REMEMBERED):
+    for _ in range(REMEMBERED_COSTS):
         line.observe(dice.randrange(80, 120), dice.uniform(40, 70))
     assert not line.sure
     assert line.cost(200) == pytest.approx(2 * line.cost(100))
@@ -99,22 +108,26 @@ def test_the_same_few_of_many_sizes_do_not_stand_for_the_rest() -> None:
 @pytest.mark.parametrize(("mixes", "rows"), [(False, 1), (False, 40), (True, 1), (True, 8)])
 def test_steps_of_one_size_are_varied_until_the_fixed_part_is_known_and_seldom_then(mixes: bool, rows: int) -> None:
     costs, fewer = StepCosts(mixes=mixes), 0
-    for number in range(10 * REMEMBERED):
+    for number in range(10 * REMEMBERED_COSTS):
         tokens = costs.varied(100, rows)
-        assert tokens in (100, 100 // VARIED)
+        assert tokens in (100, 100 // VARIED_BY)
         fewer += tokens < 100
         costs.observe_prefill(tokens + mixes * rows, 20 + 0.5 * (tokens + mixes * rows))
-        assert costs.fixed_ms(1) == pytest.approx(20 if number > 2 * (SURE + 1) else 0) or number <= 2 * (SURE + 1)
-    assert fewer <= (SURE + 1) * 11
+        assert costs.fixed_ms(1) == pytest.approx(20 if number > 2 * (SURE_COSTS + 1) else 0) or number <= 2 * (
+            SURE_COSTS + 1
+        )
+    assert fewer <= (SURE_COSTS + 1) * 11
 
 
 def test_beside_so_many_rows_that_fewer_tokens_make_no_small_step_none_is_varied() -> None:
     costs = StepCosts(mixes=True)
-    for _ in range(REMEMBERED):
+    for _ in range(REMEMBERED_COSTS):
         costs.observe_prefill(140, 90)
     assert costs.varied(40, 100) == 40
-    assert costs.varied(int(140 * APART), 0) == int(140 * APART), "what was measured is small beside that"
-    assert costs.varied(140, 0) == 140 // VARIED
+    assert costs.varied(int(140 * TELLING_RATIO), 0) == int(140 * TELLING_RATIO), (
+        "what was measured is small beside that"
+    )
+    assert costs.varied(140, 0) == 140 // VARIED_BY
 
 
 def test_a_further_prompt_costs_a_forward_pass_only_where_it_takes_one() -> None:
@@ -132,7 +145,7 @@ def test_without_measurements_the_default_is_used() -> None:
 def measured(*, mixes: bool) -> StepCosts:
     """Ten milliseconds for any work at all and half of one for a token."""
     costs = StepCosts(mixes=mixes)
-    for size in (10, 100) * SURE:
+    for size in (10, 100) * SURE_COSTS:
         costs.observe_prefill(size, 10 + 0.5 * size)
     return costs
 
@@ -177,6 +190,6 @@ def test_a_price_is_that_of_about_as_much_work_and_of_lately() -> None:
     for _ in range(3):
         price.observe(8000, 400)
     assert price.cost(8000) == pytest.approx(400) and price.cost(32000) == 0
-    for _ in range(LATELY):
+    for _ in range(RECENT_COSTS):
         price.observe(8000, 800)
     assert price.cost(8000) == pytest.approx(800)

@@ -24,7 +24,7 @@ from ingot.engine.request import (
     TokenLogprob,
     Usage,
 )
-from ingot.engine.streams import Stream, merge_deltas
+from ingot.engine.streams import EventStream, merge_deltas
 from ingot.errors import Cancelled, IngotError
 
 pytestmark = pytest.mark.anyio
@@ -42,13 +42,13 @@ async def turn() -> None:
     await asyncio.sleep(0)
 
 
-async def read(stream: Stream) -> list[Event]:
+async def read(stream: EventStream) -> list[Event]:
     async with asyncio.timeout(10):
         return [event async for batch in stream for event in batch]
 
 
 async def test_a_reader_in_time_gets_each_batch_as_it_comes() -> None:
-    stream = Stream(lambda cause: None)
+    stream = EventStream(lambda cause: None)
     batches = stream.__aiter__()
     for word in ("one", "two"):
         stream.post([TextDelta(0, word)])
@@ -56,7 +56,7 @@ async def test_a_reader_in_time_gets_each_batch_as_it_comes() -> None:
 
 
 async def test_a_reader_that_is_late_gets_everything_and_the_end_last() -> None:
-    stream = Stream(lambda cause: None)
+    stream = EventStream(lambda cause: None)
     for at in range(10_000):
         stream.post([TextDelta(0, f"{at} "), ThinkingDelta(1, f"{at} ")])
     stream.post([END])
@@ -69,17 +69,17 @@ async def test_a_reader_that_is_late_gets_everything_and_the_end_last() -> None:
 
 
 async def test_what_waits_for_long_takes_little_more_room_than_its_text() -> None:
-    stream = Stream(lambda cause: None)
+    stream = EventStream(lambda cause: None)
     for _ in range(100_000):
         stream.post([TextDelta(0, "x"), TextDelta(1, "y")])
     await turn()
-    assert len(stream) < 3 * streams.JOINED
+    assert len(stream) < 3 * streams.MERGED_AFTER
 
 
 async def test_a_reader_that_falls_too_far_behind_gets_what_waits_and_is_told_why_there_is_no_more() -> None:
     cancelled: list[IngotError] = []
-    stream = Stream(cancelled.append)
-    count = 2 * streams.WAITING // streams.INFO_BYTES // 20
+    stream = EventStream(cancelled.append)
+    count = 2 * streams.MOST_WAITING_BYTES // streams.TOKEN_INFO_BYTES // 20
     for _ in range(count):
         stream.post([TextDelta(0, "x", (INFO,))])
     stream.post([END])
@@ -94,9 +94,9 @@ async def test_a_reader_that_falls_too_far_behind_gets_what_waits_and_is_told_wh
 
 
 async def test_a_reader_that_catches_up_may_fall_behind_again() -> None:
-    stream = Stream(lambda cause: None)
+    stream = EventStream(lambda cause: None)
     batches = stream.__aiter__()
-    half = "x" * (streams.WAITING // 2)
+    half = "x" * (streams.MOST_WAITING_BYTES // 2)
     for _ in range(8):
         stream.post([TextDelta(0, half)])
         assert await anext(batches) == [TextDelta(0, half)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ingot.engine.request import CacheReport, RequestStatus
-from ingot.engine.telemetry import PROGRESS_S, Journal, outcome_of
+from ingot.engine.telemetry import PROGRESS_S, RequestLog, error_outcome
 from ingot.errors import Cancelled, ClientLeft, DeadlineExceeded, IngotError
 
 
@@ -33,14 +33,14 @@ def status(**changes: Any) -> RequestStatus:
 
 
 def test_a_request_is_told_of_once_when_it_begins(caplog: pytest.LogCaptureFixture) -> None:
-    journal = Journal("toy")
+    journal = RequestLog("toy")
     journal.began(status(), "/v1/messages", 0.0)
     journal.began(status(), "/v1/messages", 1.0)  # a second answer of the same request
     assert caplog.messages == ["msg_1 began: /v1/messages, model toy, 1000 prompt tokens, 200 of them cached"]
 
 
 def test_a_long_prompt_is_told_of_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
-    journal = Journal("toy")
+    journal = RequestLog("toy")
     journal.began(status(), "/v1/messages", 100.0)
     caplog.clear()
     for second in range(1, 31):
@@ -54,14 +54,14 @@ def test_a_long_prompt_is_told_of_every_ten_seconds(caplog: pytest.LogCaptureFix
 
 
 def test_a_prompt_that_was_set_back_gets_no_estimate(caplog: pytest.LogCaptureFixture) -> None:
-    journal = Journal("toy")
+    journal = RequestLog("toy")
     journal.began(status(), "", 0.0)
     journal.look(10.0, lambda: [status(prefilled_tokens=0)])
     assert caplog.messages[-1] == "msg_1 prompt: 0 of 1000 tokens, 0.0 tokens/s, no telling how long"
 
 
 def test_nobody_is_asked_how_far_requests_are_while_no_line_is_due() -> None:
-    journal = Journal("toy")
+    journal = RequestLog("toy")
     journal.began(status(), "", 0.0)
 
     def asked() -> list[RequestStatus]:
@@ -73,7 +73,7 @@ def test_nobody_is_asked_how_far_requests_are_while_no_line_is_due() -> None:
 
 
 def test_the_end_tells_what_it_took(caplog: pytest.LogCaptureFixture) -> None:
-    journal = Journal("toy")
+    journal = RequestLog("toy")
     journal.ended(status(completion_tokens=41, age_s=12.5, first_token_s=2.5, phase="decode"), "tool_calls")
     assert caplog.messages == [
         "msg_1 ended, tool_calls: 1000 prompt tokens (20% cached), first token after 2.50 s, 41 answer tokens, "
@@ -82,8 +82,8 @@ def test_the_end_tells_what_it_took(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_an_end_before_the_first_token_tells_how_far_it_was(caplog: pytest.LogCaptureFixture) -> None:
-    journal = Journal("toy")
-    journal.ended(status(prefilled_tokens=640, age_s=300.0), outcome_of(ClientLeft("gone")))
+    journal = RequestLog("toy")
+    journal.ended(status(prefilled_tokens=640, age_s=300.0), error_outcome(ClientLeft("gone")))
     assert caplog.messages == [
         "msg_1 ended, the client left (499): 1000 prompt tokens (20% cached), 640 of them computed or cached, "
         "no token after 300.00 s"
@@ -100,11 +100,11 @@ def test_an_end_before_the_first_token_tells_how_far_it_was(caplog: pytest.LogCa
     ],
 )
 def test_an_outcome_names_the_status_and_never_the_message(error: IngotError, outcome: str) -> None:
-    assert outcome_of(error) == outcome
+    assert error_outcome(error) == outcome
 
 
 def test_a_request_that_ended_is_forgotten() -> None:
-    journal = Journal("toy")
+    journal = RequestLog("toy")
     journal.began(status(), "", 0.0)
     journal.ended(status(), "stop")
     journal.look(1000.0, lambda: pytest.fail("nothing runs"))

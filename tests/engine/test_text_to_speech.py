@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ingot.engine.speaking.request import SpeechEnded, SpeechEvent, SpeechRequest, Spoken
-from ingot.engine.text_to_speech import SpeechJobs
+from ingot.engine.speech_request import SpeechAudio, SpeechEnded, SpeechEvent, SpeechRequest
+from ingot.engine.text_to_speech import SpeechWorkload
 from ingot.errors import Cancelled, DeadlineExceeded, IngotError, Overloaded
 from tests.speaking import ScriptedMouth, offered
 
@@ -22,7 +22,7 @@ class World:
     def __init__(self, *, max_queue: int = 8, parts: int = 4) -> None:
         self.mouth, self.now, self.mail = ScriptedMouth(parts), 100.0, list[Callable[[], None]]()
         self.mouth.meanwhile = self._pass_time
-        self.desk = SpeechJobs(offered(self.mouth), self.mail.append, max_queue, 50.0, lambda: self.now)
+        self.desk = SpeechWorkload(offered(self.mouth), self.mail.append, max_queue, 50.0, lambda: self.now)
         self.told: dict[str, list[SpeechEvent]] = {}
 
     def _pass_time(self) -> None:
@@ -51,7 +51,7 @@ def test_pieces_are_told_as_they_are_spoken_and_then_the_end() -> None:
     world.ask("one", "abc", "de")
     world.finish()
     first, second, ended = world.told["one"]
-    assert isinstance(first, Spoken) and isinstance(second, Spoken)
+    assert isinstance(first, SpeechAudio) and isinstance(second, SpeechAudio)
     assert np.frombuffer(first.samples, "<i2").tolist() == [0] * 10 + [327] * 10 + [655] * 10
     assert isinstance(ended, SpeechEnded) and (ended.phonemes, ended.samples) == (5, 50)
     assert world.mouth.rested == 1

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from ingot.engine.engine_thread import engine_loop
-from ingot.engine.loop import Loop
+from ingot.engine.loop import Loop, engine_loop
 from ingot.engine.request import Ended, Failed, Request, Sampling
 from ingot.errors import Unavailable
 from ingot.kernels.device import Device

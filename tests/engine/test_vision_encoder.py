@@ -8,10 +8,16 @@ from concurrent.futures import wait
 
 import pytest
 
-from ingot.engine.sequence import Sequence as Running
-from ingot.engine.sight import Sight
-from ingot.engine.vision_encoder import THREADS_EACH, Eyes, LookFailed, LookMemory, Looks
-from ingot.errors import BadMedia, Cancelled, IngotError, TooLarge
+from ingot.engine.sequence import PromptMedia
+from ingot.engine.sequence import TokenSequence as Running
+from ingot.engine.vision_encoder import (
+    PIXEL_THREADS_EACH,
+    VisionEncoder,
+    VisionEncoderRunner,
+    VisionEncodingFailed,
+    VisionMemory,
+)
+from ingot.errors import BadMedia, Cancelled, IngotError, RequestTooLarge
 from ingot.media import worker
 from ingot.media.items import MediaItem
 from ingot.models.vision.tower import PixelArray
@@ -28,7 +34,7 @@ def showing(name: str, *numbers: int, tenant: str = "") -> Running:
     )
     prompt = (1,) * (10 * len(numbers) + 2)
     made = Running(asked(name, list(prompt), list(items), tenant=tenant), 0, 0, prompt, 4, 0)
-    made.sight = Sight(items)
+    made.sight = PromptMedia(items)
     return made
 
 
@@ -38,21 +44,21 @@ def tower() -> FakeTower:
 
 
 @pytest.fixture
-def looks(tower: FakeTower) -> Iterator[Looks]:
-    made = Looks(Eyes(tower, LookMemory(250, 3 * NBYTES)))
+def looks(tower: FakeTower) -> Iterator[VisionEncoderRunner]:
+    made = VisionEncoderRunner(VisionEncoder(tower, VisionMemory(250, 3 * NBYTES)))
     yield made
     made.check()
     made.close()
 
 
-def settle(looks: Looks) -> None:
+def settle(looks: VisionEncoderRunner) -> None:
     """Run the tower until there is nothing to do."""
     while any(look.features is None for look in looks._looks.values()):
         if not looks.advance(1.0):
             looks.pause()
 
 
-def test_a_stream_waits_for_one_slice_at_a_time(looks: Looks, tower: FakeTower) -> None:
+def test_a_stream_waits_for_one_slice_at_a_time(looks: VisionEncoderRunner, tower: FakeTower) -> None:
     sequence = showing("a", 7)
     assert not looks.ready(sequence, 0)
     while not looks.advance(0.0):
@@ -68,7 +74,12 @@ def test_a_stream_waits_for_one_slice_at_a_time(looks: Looks, tower: FakeTower) 
 
 @pytest.mark.parametrize(("slice_s", "left_s", "fit"), [(0.03, 0.1, 3), (0.06, 0.1, 1), (0.2, 0.1, 1), (0.01, -1.0, 1)])
 def test_no_slice_begins_that_would_not_end_in_time(
-    looks: Looks, tower: FakeTower, monkeypatch: pytest.MonkeyPatch, slice_s: float, left_s: float, fit: int
+    looks: VisionEncoderRunner,
+    tower: FakeTower,
+    monkeypatch: pytest.MonkeyPatch,
+    slice_s: float,
+    left_s: float,
+    fit: int,
 ) -> None:
     monkeypatch.setattr("ingot.engine.vision_encoder.time.monotonic", lambda: tower.now)
     looks.ready(showing("a", 1, 2, 3), 0)
@@ -78,7 +89,9 @@ def test_no_slice_begins_that_would_not_end_in_time(
     assert looks.advance(left_s) and len(tower.sliced) == 1 + fit
 
 
-def test_one_long_slice_is_forgotten_in_time(looks: Looks, tower: FakeTower, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_long_slice_is_forgotten_in_time(
+    looks: VisionEncoderRunner, tower: FakeTower, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ingot.engine.vision_encoder.time.monotonic", lambda: tower.now)
     looks.ready(showing("a", 1, 2, 3), 0)
     tower.slice_s = 1.0
@@ -94,7 +107,7 @@ def test_one_long_slice_is_forgotten_in_time(looks: Looks, tower: FakeTower, mon
     assert turns == sorted(turns, reverse=True) and turns[-1] < 0.5
 
 
-def test_what_is_taken_over_is_not_looked_at(looks: Looks, tower: FakeTower) -> None:
+def test_what_is_taken_over_is_not_looked_at(looks: VisionEncoderRunner, tower: FakeTower) -> None:
     sequence = showing("a", 1, 2)
     assert looks.ready(sequence, 20)
     assert not looks.ready(sequence, 10)
@@ -102,7 +115,9 @@ def test_what_is_taken_over_is_not_looked_at(looks: Looks, tower: FakeTower) -> 
     assert looks.ready(sequence, 10) and tower.unpacked == [b"\2" * 32]
 
 
-def test_a_content_is_looked_at_once_for_all_who_show_it_and_kept_behind_them(looks: Looks, tower: FakeTower) -> None:
+def test_a_content_is_looked_at_once_for_all_who_show_it_and_kept_behind_them(
+    looks: VisionEncoderRunner, tower: FakeTower
+) -> None:
     sequences = [showing("a", 1, 1), showing("b", 1)]
     assert [looks.ready(sequence, 0) for sequence in sequences] == [False, False]
     settle(looks)
@@ -113,7 +128,9 @@ def test_a_content_is_looked_at_once_for_all_who_show_it_and_kept_behind_them(lo
     assert tower.unpacked == [b"\1" * 32] and looks.runs == 1
 
 
-def test_who_does_not_fit_beside_others_waits_until_they_have_computed_their_prompts(looks: Looks) -> None:
+def test_who_does_not_fit_beside_others_waits_until_they_have_computed_their_prompts(
+    looks: VisionEncoderRunner,
+) -> None:
     one, other = showing("a", 1, 2), showing("b", 3, 4)
     assert not looks.ready(one, 0) and not looks.ready(other, 0)
     settle(looks)
@@ -125,7 +142,7 @@ def test_who_does_not_fit_beside_others_waits_until_they_have_computed_their_pro
     assert one.sight is not None and not one.sight.features
 
 
-def test_what_nobody_needs_makes_way_the_longest_unused_first(looks: Looks, tower: FakeTower) -> None:
+def test_what_nobody_needs_makes_way_the_longest_unused_first(looks: VisionEncoderRunner, tower: FakeTower) -> None:
     for number in (1, 2, 3, 1, 4):
         sequence = showing(f"s{number}", number)
         looks.ready(sequence, 0)
@@ -140,7 +157,7 @@ def test_what_nobody_needs_makes_way_the_longest_unused_first(looks: Looks, towe
     assert [digest[0] for digest in tower.unpacked] == [1, 2, 3, 4, 2]
 
 
-def test_nothing_is_looked_at_for_who_has_left(looks: Looks, tower: FakeTower) -> None:
+def test_nothing_is_looked_at_for_who_has_left(looks: VisionEncoderRunner, tower: FakeTower) -> None:
     sequence = showing("a", 1, 2)
     looks.ready(sequence, 0)
     while not looks.advance(0.0):
@@ -150,7 +167,7 @@ def test_nothing_is_looked_at_for_who_has_left(looks: Looks, tower: FakeTower) -
     assert len(tower.sliced) == 1
 
 
-def test_pixels_wait_until_there_is_memory_for_them(looks: Looks, tower: FakeTower) -> None:
+def test_pixels_wait_until_there_is_memory_for_them(looks: VisionEncoderRunner, tower: FakeTower) -> None:
     looks.ready(showing("a", 1, 2, 3), 0)
     looks.advance(0.0)
     looks._threads.shutdown(wait=True)
@@ -159,11 +176,11 @@ def test_pixels_wait_until_there_is_memory_for_them(looks: Looks, tower: FakeTow
 
 @pytest.mark.parametrize(("fails", "said"), [(BadMedia, BadMedia), (ZeroDivisionError, IngotError)])
 def test_what_cannot_be_looked_at_ends_those_who_show_it(fails: type[Exception], said: type[IngotError]) -> None:
-    looks = Looks(Eyes(FakeTower(fails=fails), LookMemory(250, 3 * NBYTES)))
+    looks = VisionEncoderRunner(VisionEncoder(FakeTower(fails=fails), VisionMemory(250, 3 * NBYTES)))
     sequences = [showing("a", 1), showing("b", 1), showing("c", 2)]
     for sequence in sequences[:2]:
         looks.ready(sequence, 0)
-    with pytest.raises(LookFailed) as failed:
+    with pytest.raises(VisionEncodingFailed) as failed:
         settle(looks)
     assert failed.value.requests == ["a", "b"] and type(failed.value.error) is said
     looks.close()
@@ -171,14 +188,14 @@ def test_what_cannot_be_looked_at_ends_those_who_show_it(fails: type[Exception],
 
 def test_memory_says_beforehand_what_it_does_not_hold(tower: FakeTower) -> None:
     items = showing("a", 1, 2, 3, 4).request.media
-    Eyes(tower, LookMemory(150, 4 * NBYTES)).refuse(items)
-    Eyes(tower, LookMemory(150, NBYTES)).refuse(showing("a", 1, 1).request.media)
-    for memory in (LookMemory(149, 4 * NBYTES), LookMemory(150, 4 * NBYTES - 1)):
-        with pytest.raises(TooLarge):
-            Eyes(tower, memory).refuse(items)
+    VisionEncoder(tower, VisionMemory(150, 4 * NBYTES)).refuse(items)
+    VisionEncoder(tower, VisionMemory(150, NBYTES)).refuse(showing("a", 1, 1).request.media)
+    for memory in (VisionMemory(149, 4 * NBYTES), VisionMemory(150, 4 * NBYTES - 1)):
+        with pytest.raises(RequestTooLarge):
+            VisionEncoder(tower, memory).refuse(items)
 
 
-def test_what_was_looked_at_before_counts_as_found(looks: Looks) -> None:
+def test_what_was_looked_at_before_counts_as_found(looks: VisionEncoderRunner) -> None:
     first, second = showing("a", 1, 2), showing("b", 2, 3)
     looks.ready(first, 0)
     settle(looks)
@@ -204,14 +221,14 @@ class SlowTower(FakeTower):
 
 def test_one_keys_pictures_leave_threads_for_anothers_and_stop_when_their_request_ends() -> None:
     tower = SlowTower()
-    looks = Looks(Eyes(tower, LookMemory(1 << 20, 64 * NBYTES)))
+    looks = VisionEncoderRunner(VisionEncoder(tower, VisionMemory(1 << 20, 64 * NBYTES)))
     greedy, polite = showing("a", *range(20), tenant="greedy"), showing("b", 100, tenant="polite")
     looks.ready(greedy, 0)
     looks.advance(0.0)
     looks.ready(polite, 0)
     looks.advance(0.0)
     begun = {digest: look.pixels for digest, look in looks._looks.items() if look.pixels is not None}
-    assert len(begun) == THREADS_EACH + 1 and bytes([100]) * 32 in begun
+    assert len(begun) == PIXEL_THREADS_EACH + 1 and bytes([100]) * 32 in begun
     greedy.ended = polite.ended = True
     looks.check()
     assert not wait(list(begun.values()), 10).not_done

@@ -12,7 +12,7 @@ from ingot.config import Settings
 from ingot.engine.engine import Engine
 from ingot.engine.loading.language_model import start_engine
 from ingot.engine.request import Ended, Request, Sampling
-from ingot.media.families.registry import processor_in
+from ingot.media.image_processors import read_processor
 from ingot.media.items import MediaItem
 from tests.engines import answer, text_of
 from tests.models.vision.looking import prompt_with
@@ -38,7 +38,7 @@ def asked(id: str, tokens: list[int], items: list[MediaItem]) -> Request:
 
 def test_answers_are_the_same_alone_beside_others_and_from_what_is_kept(seeing: tuple[Path, Engine]) -> None:
     folder, engine = seeing
-    processor = processor_in(folder)
+    processor = read_processor(folder)
     prompts = [prompt_with(processor, seed, ["image"] * (seed % 3), text=30) for seed in range(6)]
     alone = [text_of(answer(engine, asked(f"alone-{at}", *prompt))) for at, prompt in enumerate(prompts)]
     looks = engine._generation._looks.runs

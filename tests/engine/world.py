@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from ingot.cache.footprint import Footprint
 from ingot.cache.forward_batch import Row
-from ingot.engine.memory_budget import Budget
+from ingot.engine.memory_budget import MemoryBudget
 from ingot.engine.request import Request
-from ingot.engine.scheduler import Chunk, Scheduler
-from ingot.engine.sequence import Sequence
+from ingot.engine.scheduler import PromptChunk, Scheduler
+from ingot.engine.sequence import TokenSequence
 from ingot.engine.step_costs import StepCosts
 
 DECODE_MS, ROW_MS, TOKEN_MS = 20.0, 1.0, 0.5
@@ -22,13 +22,13 @@ class CountingRows:
     """Remembers which tokens each row was given."""
 
     def __init__(self) -> None:
-        self.held: dict[Sequence, list[int]] = {}
+        self.held: dict[TokenSequence, list[int]] = {}
 
-    def seat(self, sequence: Sequence) -> None:
+    def seat(self, sequence: TokenSequence) -> None:
         assert sequence.row is None
         sequence.row, self.held[sequence] = Row(len(self.held), ()), []
 
-    def leave(self, sequence: Sequence) -> None:
+    def leave(self, sequence: TokenSequence) -> None:
         if sequence.row is not None:
             del self.held[sequence]
             sequence.row, sequence.decoding = None, False
@@ -39,13 +39,13 @@ class NothingKnown:
 
     def expect(self, waiting: object) -> None: ...
 
-    def waits(self, sequence: Sequence, running: object) -> bool:
+    def waits(self, sequence: TokenSequence, running: object) -> bool:
         return False
 
-    def admit(self, sequence: Sequence) -> None:
+    def admit(self, sequence: TokenSequence) -> None:
         pass
 
-    def next_stop(self, sequence: Sequence) -> int:
+    def next_stop(self, sequence: TokenSequence) -> int:
         return sequence.total
 
 
@@ -67,14 +67,14 @@ class World:
     noise: Callable[[], float] = lambda: 1.0  # what each pass takes, over what it should
     now: float = 0.0
     arrived: int = 0
-    in_flight: list[tuple[Sequence, int]] = field(default_factory=list)
-    finished: list[Sequence] = field(default_factory=list)
-    alive: list[Sequence] = field(default_factory=list)
+    in_flight: list[tuple[TokenSequence, int]] = field(default_factory=list)
+    finished: list[TokenSequence] = field(default_factory=list)
+    alive: list[TokenSequence] = field(default_factory=list)
     stalls: dict[int, float] = field(default_factory=dict)
     last_token_at: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        budget = Budget(self.memory, 0, SHAPE, context=self.context, widest=self.widest, rows=self.max_sequences)
+        budget = MemoryBudget(self.memory, 0, SHAPE, context=self.context, widest=self.widest, rows=self.max_sequences)
         self.context = budget.longest(self.context)
         self.costs = StepCosts(mixes=self.mixes)
         self.scheduler = Scheduler(
@@ -87,7 +87,9 @@ class World:
         )
         self.rows = CountingRows()
 
-    def arrive(self, prompt: int, limit: int, stated: bool = True, tenant: str = "", priority: int = 0) -> Sequence:
+    def arrive(
+        self, prompt: int, limit: int, stated: bool = True, tenant: str = "", priority: int = 0
+    ) -> TokenSequence:
         prompt = min(prompt, self.context - 1)
         limit = min(limit, self.context - prompt)
         tokens = tuple(expected_token(self.arrived, -number) for number in range(prompt, 0, -1))
@@ -95,13 +97,13 @@ class World:
         request = Request(
             f"r{self.arrived}", (tokens,), max_tokens=most, arrived=self.now, tenant=tenant, priority=priority
         )
-        sequence = Sequence(request, 0, self.arrived, tokens, limit, seed=0)
+        sequence = TokenSequence(request, 0, self.arrived, tokens, limit, seed=0)
         self.arrived += 1
         self.alive.append(sequence)
         self.scheduler.add(sequence)
         return sequence
 
-    def cancel(self, sequence: Sequence) -> None:
+    def cancel(self, sequence: TokenSequence) -> None:
         sequence.ended = True
         self.alive.remove(sequence)
         self.scheduler.remove(sequence)
@@ -115,14 +117,14 @@ class World:
         for sequence in plan.admitted:
             self.rows.seat(sequence)
         before, self.in_flight = self.in_flight, []
-        decoding = [Chunk(sequence, 1, True) for sequence in plan.decode]
+        decoding = [PromptChunk(sequence, 1, True) for sequence in plan.decode]
         assert set(plan.decode) == {sequence for sequence in self.rows.held if sequence.decoding}
         spent = self._mixed(decoding, plan.chunks) if self.mixes else self._apart(decoding, plan.chunks)
         self.now += spent / 1000
         self._read(before)
         self.scheduler.check()
 
-    def _apart(self, decoding: list[Chunk], chunks: Many[Chunk]) -> float:
+    def _apart(self, decoding: list[PromptChunk], chunks: Many[PromptChunk]) -> float:
         spent = 0.0
         if decoding:
             self._run(decoding)
@@ -135,7 +137,7 @@ class World:
             spent += cost
         return spent
 
-    def _mixed(self, decoding: list[Chunk], chunks: Many[Chunk]) -> float:
+    def _mixed(self, decoding: list[PromptChunk], chunks: Many[PromptChunk]) -> float:
         tokens = sum(chunk.count for chunk in (*decoding, *chunks))
         if not tokens:
             return 0.0
@@ -147,7 +149,7 @@ class World:
             self.costs.observe_decode(tokens, spent)
         return spent
 
-    def _run(self, chunks: Many[Chunk]) -> None:
+    def _run(self, chunks: Many[PromptChunk]) -> None:
         for chunk in chunks:
             sequence = chunk.sequence
             row = self.rows.held[sequence]
@@ -159,11 +161,11 @@ class World:
                 sequence.sampled += 1
                 sequence.decoding = True
 
-    def _token(self, sequence: Sequence, position: int) -> int:
+    def _token(self, sequence: TokenSequence, position: int) -> int:
         number = position - len(sequence.prompt)
         return sequence.prompt[position] if number < 0 else expected_token(sequence.ticket, number)
 
-    def _read(self, results: list[tuple[Sequence, int]]) -> None:
+    def _read(self, results: list[tuple[TokenSequence, int]]) -> None:
         for sequence, token in results:
             if sequence.ended:
                 continue

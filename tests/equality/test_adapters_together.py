@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 
-from ingot.cache import tail
+from ingot.cache import footprint
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
 from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Event, Request, Sampling, Stop
-from ingot.engine.speculation.draft_model import Draft
-from ingot.engine.speculation.lookup import Lookup
+from ingot.engine.speculation.draft_model import DraftModelProposer
+from ingot.engine.speculation.lookup import LookupProposer
 from ingot.engine.speculation.proposer import Proposer
 from ingot.errors import AdapterError
 from ingot.kernels.device import Device
-from ingot.media.families.registry import processor_in
-from ingot.models.adapter import Adapter
+from ingot.media.image_processors import read_processor
+from ingot.models.adapter import ModelAdapter
 from ingot.models.draft_heads.eagle import load_eagle
-from ingot.models.draft_heads.mtp import with_head
+from ingot.models.draft_heads.mtp import with_draft_head
 from tests import engines, tiny
 from tests.engine.specprefill import world
 from tests.equality.test_adapters import LAYERS, matched, tokens_of, written
@@ -94,9 +94,9 @@ def test_guesses_change_no_token_of_an_adapter(kind: str, device: Device | None,
         told = alone(plain, asked(plain, "plain"))
         for request, tokens in zip(asked(plain, ""), told, strict=True):
             rehearsed.answers[request.prompts[0], 0] = tokens
-    proposers: list[Proposer] = [rehearsed, Lookup()]
+    proposers: list[Proposer] = [rehearsed, LookupProposer()]
     with running(
-        engines.start(kind, device=device, loras=loras, proposers=proposers, guessed_tokens=6, cache_bytes=1 << 24)
+        engines.start(kind, device=device, loras=loras, proposers=proposers, fixed_draft_tokens=6, cache_bytes=1 << 24)
     ) as guessing:
         assert alone(guessing, asked(guessing, "alone")) == told
         found = together(guessing, asked(guessing, "beside"))
@@ -109,9 +109,9 @@ def test_a_draft_model_reads_along_with_every_adapter(device: Device | None, tmp
     loras = written(tmp_path, "llama")
     with running(engines.start("llama", device=device, loras=loras)) as plain:
         told = alone(plain, asked(plain, "plain"))
-    draft = Draft(world.draft_model(device=device, seed=0), vocab=tiny.VOCAB)
+    draft = DraftModelProposer(world.draft_model(device=device, seed=0), vocab=tiny.VOCAB)
     with running(
-        engines.start("llama", device=device, loras=loras, proposers=[draft], guessed_tokens=4, cache_bytes=1 << 24)
+        engines.start("llama", device=device, loras=loras, proposers=[draft], fixed_draft_tokens=4, cache_bytes=1 << 24)
     ) as guessing:
         for turn in ("first", "again"):
             found = together(guessing, asked(guessing, turn))
@@ -124,13 +124,13 @@ def test_a_head_is_given_the_states_of_each_ones_adapter(device: Device | None, 
     loras = written(tmp_path, "llama")
     folder = eagles.written(tmp_path / "draft", eagles.random_tensors(embeds=False))
 
-    def headed(adapter: Adapter) -> Adapter:
-        return with_head(adapter, load_eagle(folder, adapter))
+    def headed(adapter: ModelAdapter) -> ModelAdapter:
+        return with_draft_head(adapter, load_eagle(folder, adapter))
 
     with running(engines.start("llama", device=device, loras=loras)) as plain:
         told = alone(plain, asked(plain, "plain"))
     with running(
-        engines.start("llama", device=device, loras=loras, headed=headed, guessed_tokens=3, cache_bytes=1 << 24)
+        engines.start("llama", device=device, loras=loras, headed=headed, fixed_draft_tokens=3, cache_bytes=1 << 24)
     ) as guessing:
         for turn in ("first", "again"):
             found = together(guessing, asked(guessing, turn))
@@ -142,10 +142,10 @@ def test_a_head_is_given_the_states_of_each_ones_adapter(device: Device | None, 
 
 
 def seen_loras(folder: Path, to: Path) -> dict[str, Path]:
-    from ingot.kernels.device import current
-    from ingot.models.adapter import load
+    from ingot.kernels.device import current_device
+    from ingot.models.adapter import load_model_adapter
 
-    sizes = shapes(load(folder, current(), sees=True).model, LAYERS)
+    sizes = shapes(load_model_adapter(folder, current_device(), sees=True).model, LAYERS)
     sizes = {path: size for path, size in sizes.items() if "vision" not in path and "visual" not in path}
     return {
         name: write_mlx(to / name, matrices(sizes, 4, seed), rank=4, scale=0.1)
@@ -161,7 +161,7 @@ def test_an_adapter_sees_pictures_alone_beside_others_and_with_guesses(
 ) -> None:
     folder = saved(family, tmp_path / family)
     loras = seen_loras(folder, tmp_path / "loras")
-    mixes = [prompt_with(processor_in(folder), seed, ["image"] * (seed % 2)) for seed in range(2)]
+    mixes = [prompt_with(read_processor(folder), seed, ["image"] * (seed % 2)) for seed in range(2)]
     headed = family == "qwen3_5"
 
     def requests(engine: Engine, turn: str) -> list[Request]:
@@ -175,7 +175,7 @@ def test_an_adapter_sees_pictures_alone_beside_others_and_with_guesses(
         told = alone(plain, requests(plain, "alone"))
     assert len({*told[len(ADAPTERS) :]}) > 1, "the adapters change nothing of what is seen"
     guessing = start_seeing(
-        folder, device=device, loras=loras, proposers=(Lookup(),), headed=headed, cache_bytes=1 << 24
+        folder, device=device, loras=loras, proposers=(LookupProposer(),), headed=headed, cache_bytes=1 << 24
     )
     with running(guessing):
         for turn in ("first", "again"):
@@ -225,13 +225,13 @@ def test_a_thinned_prompt_of_an_adapter_is_its_own(kind: str, device: Device | N
 def test_coded_pages_of_an_adapter_are_read_as_if_it_were_alone(
     kind: str, device: Device | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tail, "STEP", 128)
-    monkeypatch.setattr(tail, "TAIL", 64)
+    monkeypatch.setattr(footprint, "ENCODE_STEP_TOKENS", 128)
+    monkeypatch.setattr(footprint, "RAW_TAIL_TOKENS", 64)
     loras, live = written(tmp_path, kind), PairCodec(CodecName.parse("k8v4"))
     with running(engines.start(kind, device=device, loras=loras, context=1024)) as plain:
         told = alone(plain, asked(plain, "plain", length=200, tokens=8))
     with running(
-        engines.start(kind, device=device, loras=loras, live=live, context=1024, proposers=[Lookup()])
+        engines.start(kind, device=device, loras=loras, live=live, context=1024, proposers=[LookupProposer()])
     ) as engine:
         requests = asked(engine, "coded", length=200, tokens=8, cache=False)
         one_by_one = alone(engine, requests)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ingot.engine.admission import Limits
+from ingot.engine.admission import EngineLimits
 from ingot.engine.engine import Engine
 from ingot.engine.request import Request, Sampling, Stop
 from tests import engines
@@ -92,7 +92,7 @@ def test_a_sequence_is_the_same_after_preemption(kind: str) -> None:
     roomy.close()
     # Room for three sequences of up to 128 tokens, so that growing beyond pushes the newest out.
     tight_bytes = engines.tight_memory(roomy, rows=3, tokens=128)
-    tight = engines.start(kind, context=140, memory=tight_bytes, limits=Limits(max_sequences=4))
+    tight = engines.start(kind, context=140, memory=tight_bytes, limits=EngineLimits(max_sequences=4))
     texts, preempted = engines.preempted(tight, asked)
     tight.check()
     tight.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ingot.cache.thinning import CLOSE
+from ingot.cache.prefix_eviction import CLOSE_TOKENS
 from ingot.engine.engine import Engine
 from tests import talking
 from tests.talking import Answered, Talk, computed_anew, echo, result, spoken, system, user
@@ -111,7 +111,7 @@ def test_a_branch_from_the_middle_shares_what_lies_before_it(engine: Engine, tal
     left = talk.said([*messages, echo(trunk), user("Good. What is on the table?")])
     right = talk.said([*messages, echo(trunk), user("Bad. Who sits on the chairs?")])
     assert (left.reason, right.reason) == ("new_turn", "diverged")
-    assert right.cached_tokens > trunk.left - CLOSE
+    assert right.cached_tokens > trunk.left - CLOSE_TOKENS
     assert (right.diverged["ours"][:3], right.diverged["theirs"][:4]) == ("Bad", "Good")
     assert is_the_same(engine, talk, right)
 

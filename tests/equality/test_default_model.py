@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import mlx.core as mx
 import pytest
 
-from ingot.cache.forward_batch import Part, Row
+from ingot.cache.forward_batch import ForwardPart, Row
 from ingot.config import DEFAULT_MODEL, Settings
 from ingot.engine.engine import Engine
 from ingot.engine.loading.language_model import start_engine
 from ingot.engine.request import Request, Sampling, Stop
-from ingot.kernels import native
-from ingot.kernels.device import current
+from ingot.kernels.cpu import native
+from ingot.kernels.device import current_device
 from ingot.models import adapter as adapters
-from ingot.models.files.packaged import ensure
-from ingot.models.files.progress import silent
+from ingot.models.files.packaged import ensure_packaged_model
+from ingot.models.files.progress import no_progress
 from tests.engines import answer, text_of
 
 QUESTIONS = [
@@ -29,7 +29,9 @@ QUESTIONS = [
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     settings = Settings(memory="3GB", context=1024)
-    made = start_engine(settings, ensure(DEFAULT_MODEL, settings, silent), name=DEFAULT_MODEL, source="packaged")
+    made = start_engine(
+        settings, ensure_packaged_model(DEFAULT_MODEL, settings, no_progress), name=DEFAULT_MODEL, source="packaged"
+    )
     yield made
     made.check()
     made.close()
@@ -76,11 +78,11 @@ def several_paths() -> Iterator[None]:
 @pytest.mark.skipif(native.has_wide(), reason="a machine with AMX computes more than twelve tokens in another way")
 def test_tokens_that_may_be_taken_back_are_computed_as_they_would_be_one_by_one() -> None:
     settings = Settings()
-    adapter = adapters.load(ensure(DEFAULT_MODEL, settings, silent), current())
-    rows, tokens = adapter.new_rows(), [(37 * number) % 40_000 for number in range(324)]
+    adapter = adapters.load_model_adapter(ensure_packaged_model(DEFAULT_MODEL, settings, no_progress), current_device())
+    rows, tokens = adapter.new_batch_state(), [(37 * number) % 40_000 for number in range(324)]
 
     def run(row: Row, new: list[int], tentative: int = 0) -> mx.array:
-        return adapter.run(rows, mx.array(new), [Part((row,), len(new), tentative=tentative)])
+        return adapter.run(rows, mx.array(new), [ForwardPart((row,), len(new), tentative=tentative)])
 
     alone, together = rows.new(), rows.new()
     for row in (alone, together):

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.cache.packing import loosened, packed
+from ingot.cache.records import serialise_record, unpage_record
 from ingot.engine.engine import Engine
 from ingot.engine.request import CacheReport, Ended, Request, Sampling, Stop
-from ingot.kernels.device import Device, current
+from ingot.kernels.device import Device, current_device
 from tests import engines, tiny
 from tests.engines import GPU
 
@@ -55,7 +55,7 @@ def states(engine: Engine) -> dict[tuple[int, ...], list[bytes]]:
 
     def read(reuse: Any) -> dict[tuple[int, ...], list[bytes]]:
         nodes = [node for node in reuse.index.nodes() if node.record is not None]
-        return {node.path_tokens: packed(loosened(reuse.rows, node.record)) for node in nodes}
+        return {node.path_tokens: serialise_record(unpage_record(reuse.rows, node.record)) for node in nodes}
 
     return engine._loop.run(lambda: read(engine._generation.reuse))
 
@@ -181,7 +181,7 @@ def test_another_salt_tenant_model_or_device_finds_nothing(tmp_path: Path) -> No
     assert run(second, ask("c", [*prompt, 1], tenant="me", salt="t"))[1].matched == 0
     assert run(second, ask("d", [*prompt, 1], tenant="me", salt="s"))[1].matched > 100
     second.close()
-    elsewhere = replace(GPU, kind="metal" if current().kind == "cuda" else "cuda")
+    elsewhere = replace(GPU, kind="metal" if current_device().kind == "cuda" else "cuda")
     for kind, rules in (("single", None), ("llama", elsewhere)):
         other = start(kind, tmp_path, rules)
         assert run(other, ask("e", [*prompt, 1], tenant="me", salt="s"))[1].matched == 0
@@ -191,15 +191,17 @@ def test_another_salt_tenant_model_or_device_finds_nothing(tmp_path: Path) -> No
 def test_arrays_of_every_kind_of_number_come_back_as_they_were() -> None:
     import mlx.core as mx
 
-    from ingot.cache.checkpoint import Checkpoint
-    from ingot.cache.deltas import Deltas, KVDelta
-    from ingot.cache.packing import LooseRecord, described, unpacked
+    from ingot.cache.kv_deltas import KVDelta, LayerDeltas, StateCheckpoint
+    from ingot.cache.records import UnpagedRecord, describe_record, deserialise_record
 
     rng = np.random.default_rng(0)
     for dtype in (mx.float32, mx.float16, mx.bfloat16):
         whole = mx.array(rng.standard_normal((1, 2, 10, 4))).astype(dtype)
-        loose = LooseRecord(3, 13, Deltas([KVDelta(3, 13, (whole, whole))]), Checkpoint([(whole[:, 0],)]))
-        back = unpacked(described(loose, tuple(range(10)), landmark=False), [memoryview(raw) for raw in packed(loose)])
+        loose = UnpagedRecord(3, 13, LayerDeltas([KVDelta(3, 13, (whole, whole))]), StateCheckpoint([(whole[:, 0],)]))
+        back = deserialise_record(
+            describe_record(loose, tuple(range(10)), landmark=False),
+            [memoryview(raw) for raw in serialise_record(loose)],
+        )
         assert all(mx.array_equal(a, b).item() for a, b in zip(back.arrays(), loose.arrays(), strict=True))
         part = back.before(9).behind(5)
         assert part.checkpoint is None and (part.begin, part.end) == (5, 9)

@@ -14,7 +14,7 @@ from ingot.config import Settings
 from ingot.engine.engine import Engine
 from ingot.engine.loading.language_model import start_engine
 from ingot.engine.request import Ended, Event, Request, Sampling, SequenceEnded, SpeculationReport, Stop
-from ingot.kernels.device import current
+from ingot.kernels.device import current_device
 from tests.engines import answer, text_of
 
 HYBRID = Path(mtp_acceptance.__file__).parent / "models" / "hybrid"
@@ -27,7 +27,7 @@ SAMPLINGS = (
 
 def start(**changes: object) -> Engine:
     # In 16 bits a GPU rounds otherwise for other widths.
-    dtype = None if current().kind == "cpu" else "float32"
+    dtype = None if current_device().kind == "cpu" else "float32"
     settings = replace(Settings(memory="2GB", dtype=dtype), **changes)  # type: ignore[arg-type]
     return start_engine(settings, HYBRID, name="hybrid", source="foundry")
 

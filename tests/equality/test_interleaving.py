@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ingot.engine.admission import Limits
+from ingot.engine.admission import EngineLimits
 from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Failed, Request, Sampling, Stop
 from ingot.engine.streams import BlockingStream
@@ -83,7 +83,7 @@ class Sides:
 
 @pytest.fixture(scope="module", params=KINDS)
 def sides(request: pytest.FixtureRequest) -> Iterator[Sides]:
-    engine = engines.start(request.param, cache_bytes=CACHE_BYTES, limits=Limits(max_sequences=4))
+    engine = engines.start(request.param, cache_bytes=CACHE_BYTES, limits=EngineLimits(max_sequences=4))
     yield Sides(engine, {})
     engine.close()
 

@@ -14,23 +14,25 @@ import mlx.core as mx
 import pytest
 
 from ingot.cache.attention_state import AppendState
-from ingot.cache.batch_state import Rows
-from ingot.cache.forward_batch import Part, Row
+from ingot.cache.batch_state import BatchState
+from ingot.cache.forward_batch import ForwardPart, Row
 from ingot.cache.kv_storage import KernelStorage
-from ingot.cache.recurrent_state import RecurrentState
-from ingot.engine.admission import Limits
+from ingot.cache.layer_state import RecurrentState
+from ingot.engine.admission import EngineLimits
 from ingot.engine.engine import Engine
 from ingot.engine.request import Request, Sampling, Stop
-from ingot.kernels.paged_attention.inputs import Rows as KernelRows
-from ingot.kernels.paged_attention.kernels import PagedAttention, available
-from ingot.kernels.paged_attention.rope import Turning
-from ingot.models.adapter import Adapter, adapt
-from ingot.models.layers.gated_delta import KernelDelta
-from ingot.models.probe import apart
+from ingot.kernels.paged_attention.inputs import KernelRows
+from ingot.kernels.paged_attention.kernels import PagedAttention, has_paged_kernels
+from ingot.kernels.paged_attention.rope import RopeKernel
+from ingot.models.adapter import ModelAdapter, adapt_model
+from ingot.models.layers.recurrent import KernelGatedDelta
+from ingot.models.probe import logits_gap
 from tests import engines, tiny
 
 KINDS = ["kernel", "kernel-packed", "kernel-window", "kernel-hybrid"]
-pytestmark = pytest.mark.skipif(not available(engines.GPU), reason="kernels run on no device here, nor can be emulated")
+pytestmark = pytest.mark.skipif(
+    not has_paged_kernels(engines.GPU), reason="kernels run on no device here, nor can be emulated"
+)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -65,20 +67,20 @@ def test_the_kernels_are_used(engine: Engine) -> None:
     assert paged and all(isinstance(state.storage, KernelStorage) for state in paged)
     mixers = [type(module).__mro__ for _, module in runner._adapter.model.named_modules()]
     recurrent = sum(isinstance(state, RecurrentState) for state in runner.rows.states)
-    assert sum(KernelDelta in kinds for kinds in mixers) == recurrent
+    assert sum(KernelGatedDelta in kinds for kinds in mixers) == recurrent
     assert not any("slower" in note for note in runner._adapter.notes)
 
 
 @pytest.mark.sampled(3)
 def test_keys_and_values_are_turned_and_written_by_one_kernel(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[type] = []
-    for kind, name in ((Turning, "__call__"), (PagedAttention, "write")):
+    for kind, name in ((RopeKernel, "__call__"), (PagedAttention, "write")):
         given = getattr(kind, name)
         monkeypatch.setattr(
             kind, name, lambda self, *rest, given=given: written.append(type(self)) or given(self, *rest)
         )
     engines.answer(engine, asked("t", prompt(70, 1)))
-    assert set(written) == {Turning}, "of prompts and of single tokens alike"
+    assert set(written) == {RopeKernel}, "of prompts and of single tokens alike"
 
 
 def test_rows_of_any_length_answer_as_they_do_alone(engine: Engine) -> None:
@@ -111,7 +113,7 @@ def test_a_sequence_is_the_same_after_preemption(kind: str) -> None:
     # Room for two sequences of up to 128 tokens, so that growing beyond pushes the newest out.
     memory = engines.tight_memory(roomy, rows=2, tokens=128)
     roomy.close()
-    tight = engines.start(kind, context=140, device=engines.GPU, memory=memory, limits=Limits(max_sequences=2))
+    tight = engines.start(kind, context=140, device=engines.GPU, memory=memory, limits=EngineLimits(max_sequences=2))
     found, preempted = engines.preempted(tight, requests)
     tight.check()
     tight.close()
@@ -119,10 +121,10 @@ def test_a_sequence_is_the_same_after_preemption(kind: str) -> None:
     assert found == alone
 
 
-def fed(adapter: Adapter, rows: Rows, parts: list[tuple[Row, tuple[int, ...]]]) -> list[mx.array]:
+def fed(adapter: ModelAdapter, rows: BatchState, parts: list[tuple[Row, tuple[int, ...]]]) -> list[mx.array]:
     """Logits after each token of each row, all in one pass."""
     tokens = mx.array([token for _, own in parts for token in own])
-    logits = adapter.run(rows, tokens, [Part((row,), len(own)) for row, own in parts])
+    logits = adapter.run(rows, tokens, [ForwardPart((row,), len(own)) for row, own in parts])
     mx.eval(logits, rows.pending())
     return list(mx.split(logits, list(accumulate(len(own) for _, own in parts))[:-1]))
 
@@ -132,11 +134,11 @@ def fed(adapter: Adapter, rows: Rows, parts: list[tuple[Row, tuple[int, ...]]]) 
 def test_rows_of_any_width_up_to_sixteen_are_one_call_and_see_what_they_see_token_by_token(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adapter = adapt(tiny.build(kind), tiny.CONFIGS[kind], engines.GPU)
+    adapter = adapt_model(tiny.build(kind), tiny.CONFIGS[kind], engines.GPU)
     begun = [prompt(length, length) for length in (30, 75, 64, 200, 5)]
     widths = [1, 16, 40, 3, 1]
     ends = [prompt(width, 90 + number) for number, width in enumerate(widths)]
-    rows, alone = adapter.new_rows(), adapter.new_rows()
+    rows, alone = adapter.new_batch_state(), adapter.new_batch_state()
     together = [rows.new() for _ in begun]
     fed(adapter, rows, list(zip(together, begun, strict=True)))
     asked: list[KernelRows] = []
@@ -151,7 +153,7 @@ def test_rows_of_any_width_up_to_sixteen_are_one_call_and_see_what_they_see_toke
         row = alone.new()
         fed(adapter, alone, [(row, begin)])
         single = mx.concatenate([fed(adapter, alone, [(row, (token,))])[0] for token in end])
-        assert apart(found[number], single) < 1e-5
+        assert logits_gap(found[number], single) < 1e-5
 
 
 @pytest.mark.sampled(3)
@@ -161,7 +163,7 @@ def test_prompts_of_sixteen_bits_are_one_call_and_see_what_they_see_by_mlx(
 ) -> None:
     model = tiny.build(kind)
     model.set_dtype(mx.bfloat16)
-    adapter = adapt(model, tiny.CONFIGS[kind], engines.GPU)
+    adapter = adapt_model(model, tiny.CONFIGS[kind], engines.GPU)
     begun, widths = [prompt(length, length) for length in (30, 75, 200)], [1, 40, 20]
     ends = [prompt(width, 90 + number) for number, width in enumerate(widths)]
     asked: list[KernelRows] = []
@@ -171,7 +173,7 @@ def test_prompts_of_sixteen_bits_are_one_call_and_see_what_they_see_by_mlx(
     )
 
     def found() -> list[mx.array]:
-        rows = adapter.new_rows()
+        rows = adapter.new_batch_state()
         together = [rows.new() for _ in begun]
         fed(adapter, rows, list(zip(together, begun, strict=True)))
         asked.clear()
@@ -182,4 +184,4 @@ def test_prompts_of_sixteen_bits_are_one_call_and_see_what_they_see_by_mlx(
     monkeypatch.setattr(PagedAttention, "takes_prompts", False)
     by_mlx = found()
     assert {each.spans for each in asked} == {((31, 1),)}
-    assert all(apart(*each) < 0.05 for each in zip(by_kernels, by_mlx, strict=True))
+    assert all(logits_gap(*each) < 0.05 for each in zip(by_kernels, by_mlx, strict=True))

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from ingot.cache import tail
+from ingot.cache import footprint
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import RAW_CODEC, PairCodec
-from ingot.engine.admission import Limits
+from ingot.engine.admission import EngineLimits
 from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Request, Sampling, Stop
-from ingot.engine.speculation.lookup import Lookup
+from ingot.engine.speculation.lookup import LookupProposer
 from ingot.kernels.device import Device
 from tests import engines
 
@@ -32,8 +32,8 @@ LENGTHS = (30, STEP + TAIL - 9, STEP + TAIL + 70, 2 * STEP + TAIL - 4)
 @pytest.fixture(scope="module", autouse=True)
 def _short() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tail, "STEP", STEP)
-        patch.setattr(tail, "TAIL", TAIL)
+        patch.setattr(footprint, "ENCODE_STEP_TOKENS", STEP)
+        patch.setattr(footprint, "RAW_TAIL_TOKENS", TAIL)
         yield
 
 
@@ -99,7 +99,7 @@ def test_pages_really_are_coded_and_raw_ones_given_back(place: tuple[str, Device
         engines.answer(engine, asked(3, 4 * STEP, tokens=2, cache=True)[0])
         group = next(group for group in engines.runner_of(engine).rows.groups if group.coded is not None)
         assert group.coded is not None
-        assert group.coded.slots.used == tail.coded_pages(4 * STEP) > 0
+        assert group.coded.slots.used == footprint.coded_page_count(4 * STEP) > 0
         assert group.slots.used == group.pages.used - group.coded.slots.used
         assert group.coded.page_bytes < group.page_bytes
         engine.check()
@@ -162,9 +162,14 @@ def test_guesses_change_nothing(place: tuple[str, Device | None]) -> None:
     kind, device = place
     prompts = asked(7, STEP + TAIL - 20, 2 * STEP + TAIL - 11, tokens=40)
     texts = []
-    for proposers in ((), (Lookup(),)):
+    for proposers in ((), (LookupProposer(),)):
         engine = engines.start(
-            kind, device=device, live=CODEC, context=1024, proposers=proposers, guessed_tokens=4 if proposers else None
+            kind,
+            device=device,
+            live=CODEC,
+            context=1024,
+            proposers=proposers,
+            fixed_draft_tokens=4 if proposers else None,
         )
         try:
             texts.append(together(engine, prompts))
@@ -182,7 +187,7 @@ def test_a_sequence_is_the_same_after_preemption(place: tuple[str, Device | None
         wanted, memory = alone(roomy, requests), engines.tight_memory(roomy, rows=3, tokens=256)
     finally:
         roomy.close()
-    tight = engines.start(kind, device=device, live=CODEC, context=1024, memory=memory, limits=Limits(4))
+    tight = engines.start(kind, device=device, live=CODEC, context=1024, memory=memory, limits=EngineLimits(4))
     try:
         texts, preemptions = engines.preempted(tight, requests)
         assert texts == wanted and preemptions > 0

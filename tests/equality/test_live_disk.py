@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ingot.cache import tail
+from ingot.cache import footprint
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
-from ingot.cache.packing import as_stored, loosened, packed
+from ingot.cache.records import serialise_record, unpage_record, unpage_record_as_stored
 from ingot.engine.engine import Engine
 from ingot.engine.request import CacheReport, Ended, Request, Sampling, Stop
 from ingot.kernels.device import Device
@@ -33,8 +33,8 @@ SECRET = b"of both servers"
 @pytest.fixture(scope="module", autouse=True)
 def _short() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tail, "STEP", STEP)
-        patch.setattr(tail, "TAIL", TAIL)
+        patch.setattr(footprint, "ENCODE_STEP_TOKENS", STEP)
+        patch.setattr(footprint, "RAW_TAIL_TOKENS", TAIL)
         yield
 
 
@@ -66,9 +66,9 @@ def states(engine: Engine) -> dict[tuple[int, ...], tuple[int, list[bytes]]]:
     def read() -> dict[tuple[int, ...], tuple[int, list[bytes]]]:
         reuse = engine._generation.reuse
         held = {node.path_tokens: node.record for node in reuse.index.nodes() if node.record is not None}
-        loose = {path: as_stored(reuse.rows, record) for path, record in held.items()}
+        loose = {path: unpage_record_as_stored(reuse.rows, record) for path, record in held.items()}
         coded = {path: [each.coded for each in record.deltas if each is not None] for path, record in loose.items()}
-        return {path: (max(coded[path], default=0), packed(record)) for path, record in loose.items()}
+        return {path: (max(coded[path], default=0), serialise_record(record)) for path, record in loose.items()}
 
     return engine._loop.run(read)
 
@@ -123,8 +123,8 @@ def sizes(engine: Engine) -> tuple[int, int]:
     reuse = engine._generation.reuse
     records = [node.record for node in reuse.index.nodes() if node.record is not None]
     return tuple(  # type: ignore[return-value]
-        sum(len(raw) for record in records for raw in packed(loose(reuse.rows, record)))
-        for loose in (as_stored, loosened)
+        sum(len(raw) for record in records for raw in serialise_record(loose(reuse.rows, record)))
+        for loose in (unpage_record_as_stored, unpage_record)
     )
 
 
@@ -153,12 +153,12 @@ def test_what_is_coded_while_it_is_exported_arrives_as_it_was(tmp_path: Path, mo
         run(here, "a", prompt)
         before = {path: coded for path, (coded, _) in states(here).items()}
         longer = [*prompt, *conversation(6, 2 * STEP)]
-        monkeypatch.setattr("ingot.engine.prefix_files.check_going", lambda going: run(here, "b", longer))
+        monkeypatch.setattr("ingot.engine.cache_admin.check_going", lambda going: run(here, "b", longer))
         path = tmp_path / "kept.safetensors"
         here.kept.export("", path, SECRET)
         monkeypatch.undo()
-        monkeypatch.setattr(tail, "STEP", STEP)
-        monkeypatch.setattr(tail, "TAIL", TAIL)
+        monkeypatch.setattr(footprint, "ENCODE_STEP_TOKENS", STEP)
+        monkeypatch.setattr(footprint, "RAW_TAIL_TOKENS", TAIL)
         assert sum(coded for coded, _ in states(here).values()) > sum(before.values()), "some were coded meanwhile"
         assert there.kept.adopt("", path, SECRET) > 0
         assert run(there, "c", longer)[1].matched >= len(prompt), "what came meanwhile may be there as well"

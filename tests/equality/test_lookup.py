@@ -7,7 +7,7 @@ import random
 import pytest
 
 from ingot.engine.request import Ended, Request, Sampling, Stop
-from ingot.engine.speculation.lookup import Lookup
+from ingot.engine.speculation.lookup import LookupProposer
 from ingot.kernels.device import Device
 from tests import engines
 
@@ -30,7 +30,9 @@ def test_what_is_looked_up_changes_no_token_and_the_same_question_is_answered_fr
     kind: str, device: Device | None
 ) -> None:
     plain = engines.start(kind, device=device)
-    guessing = engines.start(kind, device=device, proposers=[Lookup()], guessed_tokens=8, cache_bytes=1 << 24)
+    guessing = engines.start(
+        kind, device=device, proposers=[LookupProposer()], fixed_draft_tokens=8, cache_bytes=1 << 24
+    )
     told = [engines.text_of(engines.answer(plain, request)) for request in asked("plain")]
     for turn in ("first", "second"):
         streams = [guessing.generate(request) for request in asked(turn)]

@@ -10,15 +10,14 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from ingot.cache.forward_batch import Part
+from ingot.cache.forward_batch import ForwardPart
 from ingot.engine.request import Request, Sampling, Stop
-from ingot.engine.speculation.lookup import Lookup
-from ingot.kernels.dense.checked import CheckedDense
+from ingot.engine.speculation.lookup import LookupProposer
+from ingot.kernels.dense_matmul.selfcheck import CheckedDense
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.gpu.kernel_source import Kind, kind_of
-from ingot.kernels.gpu.texts import Kernel, Work
-from ingot.models.adapter import adapt
-from ingot.models.layers.dense_linear import swap_dense
+from ingot.kernels.gpu.kernel_source import Kernel, KernelKind, LaunchConfig, kernel_kind
+from ingot.models.adapter import adapt_model
+from ingot.models.layers.gpu_linear import swap_dense_layers
 from tests import engines, tiny
 from tests.kernels.paged_attention.memory import emulated
 
@@ -26,13 +25,13 @@ pytestmark = emulated
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> set[Kind]:
+def launched(monkeypatch: pytest.MonkeyPatch) -> set[KernelKind]:
     """All kinds that were launched so far."""
-    kinds: set[Kind] = set()
+    kinds: set[KernelKind] = set()
     launch = Emulator.__call__
 
-    def noted(self: Emulator, kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
-        kinds.add(kind_of(kernel, inputs, work))
+    def noted(self: Emulator, kernel: Kernel, inputs: list[mx.array], work: LaunchConfig) -> list[mx.array]:
+        kinds.add(kernel_kind(kernel, inputs, work))
         return launch(self, kernel, inputs, work)
 
     monkeypatch.setattr(Emulator, "__call__", noted)
@@ -40,13 +39,13 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> set[Kind]:
 
 
 @pytest.fixture
-def prepared(monkeypatch: pytest.MonkeyPatch) -> set[Kind]:
+def prepared(monkeypatch: pytest.MonkeyPatch) -> set[KernelKind]:
     """All kinds that were to be compiled at once so far."""
-    kinds: set[Kind] = set()
+    kinds: set[KernelKind] = set()
 
     prepare = Emulator.prepare
 
-    def noted(self: Emulator, asked: Iterable[Kind]) -> None:
+    def noted(self: Emulator, asked: Iterable[KernelKind]) -> None:
         kinds.update(asked)
         prepare(self, kinds)
 
@@ -67,10 +66,10 @@ def asked(turn: str) -> list[Request]:
 
 @pytest.mark.parametrize("kind", ["kernel", "kernel-packed", "kernel-window", "kernel-hybrid"])
 def test_serving_launches_no_kind_that_loading_did_not_prepare(
-    kind: str, launched: set[Kind], prepared: set[Kind]
+    kind: str, launched: set[KernelKind], prepared: set[KernelKind]
 ) -> None:
     engine = engines.start(
-        kind, context=540, device=engines.GPU, proposers=[Lookup()], guessed_tokens=8, cache_bytes=1 << 24
+        kind, context=540, device=engines.GPU, proposers=[LookupProposer()], fixed_draft_tokens=8, cache_bytes=1 << 24
     )
     at_load = set(prepared)
     for turn in ("first", "again"):
@@ -83,27 +82,29 @@ def test_serving_launches_no_kind_that_loading_did_not_prepare(
 
 
 @pytest.mark.parametrize("kind", ["kernel", "moe"])
-def test_nor_do_packed_weights_whatever_the_number_of_rows(kind: str, launched: set[Kind], prepared: set[Kind]) -> None:
+def test_nor_do_packed_weights_whatever_the_number_of_rows(
+    kind: str, launched: set[KernelKind], prepared: set[KernelKind]
+) -> None:
     model = tiny.build(kind)
     nn.quantize(model, bits=4, group_size=32, class_predicate=_divides)
-    adapter = adapt(model, tiny.CONFIGS[kind], engines.GPU)
+    adapter = adapt_model(model, tiny.CONFIGS[kind], engines.GPU)
     at_load = set(prepared)
     for count in (1, 2, 9, 16, 17, 64, 80):
-        rows = adapter.new_rows()
-        decoding = Part(tuple(rows.new() for _ in range(count)), 1)
+        rows = adapter.new_batch_state()
+        decoding = ForwardPart(tuple(rows.new() for _ in range(count)), 1)
         mx.eval(adapter.run(rows, mx.arange(count) % 50, [decoding]), rows.pending())
-    mx.eval(adapter.run(rows, mx.arange(100) % 50, [Part((rows.new(),), 100)]), rows.pending())
+    mx.eval(adapter.run(rows, mx.arange(100) % 50, [ForwardPart((rows.new(),), 100)]), rows.pending())
     assert any(each.kernel.room == "packed" for each in launched)
     assert prepared == at_load and launched <= prepared
 
 
 @pytest.mark.parametrize("biased", [False, True])
 def test_nor_do_plain_weights_of_16_bits_whatever_the_number_of_rows(
-    biased: bool, launched: set[Kind], prepared: set[Kind]
+    biased: bool, launched: set[KernelKind], prepared: set[KernelKind]
 ) -> None:
     model: Any = nn.Sequential(nn.Linear(32, 24, bias=biased), nn.Linear(24, 40, bias=False))
     model.set_dtype(mx.bfloat16)
-    assert swap_dense(model, CheckedDense(engines.GPU)) == 2
+    assert swap_dense_layers(model, CheckedDense(engines.GPU)) == 2
     at_load = set(prepared)
     for count in (1, 2, 9, 16, 17, 33, 64, 80):
         mx.eval(model(mx.zeros((count, 32), mx.bfloat16)))

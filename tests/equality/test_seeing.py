@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.engine.admission import Limits
+from ingot.engine.admission import EngineLimits
 from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Event, Failed, Request, SequenceEnded
-from ingot.engine.speculation.lookup import Lookup
-from ingot.engine.vision_encoder import LookMemory
-from ingot.errors import BadMedia, TooLarge
+from ingot.engine.speculation.lookup import LookupProposer
+from ingot.engine.vision_encoder import VisionMemory
+from ingot.errors import BadMedia, RequestTooLarge
 from ingot.kernels.device import Device
-from ingot.media.families.registry import processor_in
+from ingot.media.image_processors import read_processor
+from ingot.media.images import Pixels, View
 from ingot.media.items import MediaItem
-from ingot.media.picture import Pixels, View
 from tests.engines import GPU, answer
 from tests.models.vision.looking import Frames, drawn_frame, prompt_with, saved
 from tests.seeing_engines import ROOMY, asked, looks_of, start_seeing
@@ -53,7 +53,7 @@ def written(events: list[Event]) -> tuple[int, ...]:
 
 
 def mixes(folder: Path) -> list[tuple[list[int], list[MediaItem]]]:
-    processor = processor_in(folder)
+    processor = read_processor(folder)
     return [prompt_with(processor, seed, shown) for seed, shown in enumerate(MIXES)]
 
 
@@ -90,7 +90,7 @@ def test_a_second_turn_runs_no_tower_and_another_picture_of_the_same_size_shares
     engine = start_seeing(folder, device=device, cache_bytes=1 << 26)
     plain = start_seeing(folder, device=device)
     try:
-        tokens, items = prompt_with(processor_in(folder), 5, ["image", "video"], text=20)
+        tokens, items = prompt_with(read_processor(folder), 5, ["image", "video"], text=20)
         first = written(answer(engine, asked("first", tokens, items)))
         runs = looks_of(engine).runs
         further = [*tokens, *first[:-1], 11, 12, 13, 14]
@@ -111,7 +111,7 @@ def test_a_second_turn_runs_no_tower_and_another_picture_of_the_same_size_shares
 
 
 def test_what_is_kept_on_disk_of_a_prompt_with_a_picture_is_found_by_its_content(folder: Path, tmp_path: Path) -> None:
-    tokens, items = prompt_with(processor_in(folder), 5, ["image"], text=90)
+    tokens, items = prompt_with(read_processor(folder), 5, ["image"], text=90)
     engine = start_seeing(folder, cache_bytes=1 << 26, disk=tmp_path)
     first = written(answer(engine, asked("first", tokens, items)))
     engine.close()
@@ -131,8 +131,8 @@ def test_what_is_kept_on_disk_of_a_prompt_with_a_picture_is_found_by_its_content
 
 def test_preempted_sequences_are_shown_what_they_were_shown_before(folder: Path, device: Device | None) -> None:
     """A tenant that comes gets its seat of two from the one that has both."""
-    engine = start_seeing(folder, device=device, limits=Limits(max_sequences=2, target_itl_ms=5.0))
-    prompts = [prompt_with(processor_in(folder), seed, ["image"]) for seed in range(3)]
+    engine = start_seeing(folder, device=device, limits=EngineLimits(max_sequences=2, target_itl_ms=5.0))
+    prompts = [prompt_with(read_processor(folder), seed, ["image"]) for seed in range(3)]
     tenants = ("one", "one", "other")
     requests = [
         asked(f"r{at}", *prompt, count=40, tenant=tenant)
@@ -157,7 +157,7 @@ def test_preempted_sequences_are_shown_what_they_were_shown_before(folder: Path,
 
 
 def test_guesses_change_nothing(folder: Path) -> None:
-    plain, guessing = start_seeing(folder), start_seeing(folder, proposers=(Lookup(),))
+    plain, guessing = start_seeing(folder), start_seeing(folder, proposers=(LookupProposer(),))
     try:
         for at, mix in enumerate(mixes(folder)):
             request = asked(f"r{at}", *mix, count=24)
@@ -191,11 +191,11 @@ def test_features_that_are_still_there_are_not_looked_for_again(folder: Path, en
 
 def test_what_memory_does_not_hold_is_refused_before_it_is_unpacked(folder: Path) -> None:
     tokens, items = mixes(folder)[1]
-    for looking in (LookMemory(1000, ROOMY.features), LookMemory(ROOMY.work, 1000)):
+    for looking in (VisionMemory(1000, ROOMY.features), VisionMemory(ROOMY.work, 1000)):
         engine = start_seeing(folder, looking=looking)
         try:
             unseen = [replace(item, source=Damaged(())) for item in items]
-            with pytest.raises(TooLarge, match="set aside"):
+            with pytest.raises(RequestTooLarge, match="set aside"):
                 engine.generate(asked("large", tokens, unseen))
         finally:
             engine.close()

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 from foundry.package import MODELS
-from ingot.cache import tail
+from ingot.cache import footprint
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
 from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Event, Request, SequenceEnded
-from ingot.media.families.registry import processor_in
+from ingot.media.image_processors import read_processor
 from tests.engines import answer
 from tests.models.vision.looking import prompt_with
 from tests.seeing_engines import asked, start_seeing
@@ -28,8 +28,8 @@ STEP, TAIL = 128, 64
 @pytest.fixture(scope="module", autouse=True)
 def _short() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tail, "STEP", STEP)
-        patch.setattr(tail, "TAIL", TAIL)
+        patch.setattr(footprint, "ENCODE_STEP_TOKENS", STEP)
+        patch.setattr(footprint, "RAW_TAIL_TOKENS", TAIL)
         yield
 
 
@@ -48,7 +48,7 @@ def written(events: list[Event]) -> tuple[int, ...]:
 
 @pytest.fixture(scope="module")
 def requests() -> list[Request]:
-    processor = processor_in(FOLDER)
+    processor = read_processor(FOLDER)
     shown = (["image"] * 14, ["image", "video"] * 5, [])
     made = [asked(f"r{at}", *prompt_with(processor, at, kinds, text=40), count=12) for at, kinds in enumerate(shown)]
     assert all(len(request.prompts[0]) > STEP + TAIL for request in made[:2]), "what is short is not coded"

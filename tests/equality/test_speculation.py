@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from ingot.engine.admission import Limits
+from ingot.engine.admission import EngineLimits
 from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Event, Request, Sampling, SequenceEnded, Stop
-from ingot.engine.speculation.forced import Forced
+from ingot.engine.speculation.proposer import ForcedTokensProposer
 from ingot.text.grammar.grammars import Grammars
-from ingot.text.grammar.matcher import GuidePlan
+from ingot.text.grammar.matcher import CompiledGrammar
 from tests import engines, tiny
 from tests.rehearsed import Rehearsed
 
@@ -33,7 +33,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Engine, Rehea
     kind, device = request.param
     rehearsed = Rehearsed({})
     plain = engines.start(kind, device=device)
-    guessing = engines.start(kind, device=device, proposers=[rehearsed], guessed_tokens=6, cache_bytes=1 << 24)
+    guessing = engines.start(kind, device=device, proposers=[rehearsed], fixed_draft_tokens=6, cache_bytes=1 << 24)
     yield plain, guessing, rehearsed
     for engine in (plain, guessing):
         engine.check()
@@ -156,7 +156,7 @@ def test_a_second_turn_takes_over_what_was_guessed(pair: tuple[Engine, Engine, R
     assert found[-1].usage.cached_tokens >= 150 + 80 - 16
 
 
-def held(grammars: Grammars) -> list[GuidePlan]:
+def held(grammars: Grammars) -> list[CompiledGrammar]:
     return [
         grammars.json_schema(SCHEMA),
         grammars.json_object(),
@@ -188,7 +188,10 @@ def test_guesses_change_no_token_of_a_constrained_answer(
 
 
 def test_what_a_guide_forces_is_proposed_and_never_wrong(grammars: Grammars) -> None:
-    plain, forced = engines.start("llama"), engines.start("llama", proposers=[Forced()], guessed_tokens=16)
+    plain, forced = (
+        engines.start("llama"),
+        engines.start("llama", proposers=[ForcedTokensProposer()], fixed_draft_tokens=16),
+    )
     plan = grammars.regex("[ab]the same long words again and again[0-9]{3} and a little more")
     asked = [
         Request(f"f{number}", ((7, number),), max_tokens=90, guide=plan, sampling=sampling)
@@ -224,7 +227,9 @@ def test_guesses_change_no_token_of_a_preempted_sequence(kind: str) -> None:
     told = rehearse(roomy, rehearsed, asked)
     roomy.close()
     tight_bytes = engines.tight_memory(roomy, rows=3, tokens=128)
-    tight = engines.start(kind, context=140, memory=tight_bytes, limits=Limits(max_sequences=4), proposers=[rehearsed])
+    tight = engines.start(
+        kind, context=140, memory=tight_bytes, limits=EngineLimits(max_sequences=4), proposers=[rehearsed]
+    )
     texts, preempted = engines.preempted(tight, asked)
     tight.check()
     tight.close()

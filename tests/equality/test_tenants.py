@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from ingot.engine.admission import Limits
+from ingot.engine.admission import EngineLimits
 from ingot.engine.engine import Engine
 from tests import engines
 from tests.equality.test_cached import ask, run
@@ -19,7 +19,7 @@ KINDS = ["single", "llama", "window", "hybrid"]
 @pytest.fixture(scope="module", params=KINDS)
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """One slot, which every request takes over from the one before."""
-    made = engines.start(request.param, cache_bytes=1 << 26, limits=Limits(max_sequences=1))
+    made = engines.start(request.param, cache_bytes=1 << 26, limits=EngineLimits(max_sequences=1))
     yield made
     made.check()
     made.close()

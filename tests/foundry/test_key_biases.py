@@ -9,8 +9,8 @@ from mlx.utils import tree_flatten
 
 from bench.hits import Prefix, codec_of
 from foundry.key_biases import convert
-from ingot.kernels.device import current
-from ingot.models.adapter import load
+from ingot.kernels.device import current_device
+from ingot.models.adapter import load_model_adapter
 from tests import tiny
 
 TOKENS = [token * token % 90 for token in range(7, 107)]
@@ -28,7 +28,7 @@ def saved(folder: Path, **changes: object) -> Path:
 def test_biases_in_the_slowest_channels_leave_a_model_all_but_the_same(tmp_path: Path) -> None:
     plain = saved(tmp_path / "plain", rope_theta=1e8)
     convert(plain, tmp_path / "biased", bias=30.0, pairs=1)
-    one, other = (load(tmp_path / name, current()) for name in ("plain", "biased"))
+    one, other = (load_model_adapter(tmp_path / name, current_device()) for name in ("plain", "biased"))
     keys = other.model.layers[0].self_attn.k_proj.bias
     assert float(mx.abs(keys).max()) == 30
     assert json.loads((tmp_path / "biased" / "config.json").read_text())["model_type"] == "qwen2"

@@ -38,11 +38,11 @@ def theirs(model: str, tokens: list[int]) -> np.ndarray:
 def ours(model: str, tokens: list[int]) -> np.ndarray:
     import mlx.core as mx
 
-    from ingot.kernels.device import current
-    from ingot.models.adapter import load
+    from ingot.kernels.device import current_device
+    from ingot.models.adapter import load_model_adapter
     from tests.launches import prompt_logits
 
-    adapter = load(MODELS / model, current(), dtype="float32")
+    adapter = load_model_adapter(MODELS / model, current_device(), dtype="float32")
     return np.array(prompt_logits(adapter, tokens).astype(mx.float32))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ingot.cache.archive import Archive, ArchivedRecord, ArchiveError, write
+from ingot.cache.archive import Archive, ArchivedRecord, ArchiveError, write_archive
 from ingot.engine.engine import Engine
 from ingot.errors import Cancelled
 from tests.engine.test_cache_admin import SECRET, ask, prompts, start
@@ -69,7 +69,7 @@ def test_a_file_that_leaves_states_out_is_refused_however_well_it_is_sealed(
             continue
         forged = forge(whole.pieces[0], layer)
         zeros = [bytes(tensor.nbytes) for tensor in forged.tensors]
-        write(path, seal, zip((forged, *whole.pieces[1:]), [zeros, *data[1:]], strict=True), lambda: True)
+        write_archive(path, seal, zip((forged, *whole.pieces[1:]), [zeros, *data[1:]], strict=True), lambda: True)
         with pytest.raises(ArchiveError, match="other states"):
             engine.kept.adopt("bob", path, SECRET)
         assert engine.kept.status("bob").salts == ()

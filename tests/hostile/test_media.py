@@ -165,8 +165,8 @@ def test_a_picture_that_takes_more_memory_than_is_set_aside_is_refused_before_an
     served: tuple[Engine, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, url = served
-    monkeypatch.setattr(worker.pixels, "_lent", 100_000_000)
-    monkeypatch.setattr(worker.pixels, "stream", lambda *given: pytest.fail("it was unpacked"))
+    monkeypatch.setattr(worker.pixel_pool, "_lent", 100_000_000)
+    monkeypatch.setattr(worker.pixel_pool, "stream", lambda *given: pytest.fail("it was unpacked"))
     large = saved(Image.new("L", (4000, 4000)), "png", compress_level=1)
     made = asked(url, {"type": "image_url", "image_url": {"url": data_url(large)}})
     error = made.json()["error"]
@@ -184,7 +184,7 @@ def test_mutated_pictures_clips_and_pdfs_are_answered_or_refused(served: tuple[E
             if not file.kind.startswith("audio"):
                 made = client.post("/v1/chat/completions", json=shown(file))
                 assert made.status_code in (200, 400, 413), made.text
-    assert engine.status() == [] and worker.pixels.booked == worker.headers.booked == 0
+    assert engine.status() == [] and worker.pixel_pool.booked == worker.header_pool.booked == 0
 
 
 def test_mutated_sounds_are_heard_or_refused() -> None:

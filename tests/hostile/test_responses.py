@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ingot.http.endpoints.table import build_app
-from ingot.protocol.responses.body import ResponsesBody
+from ingot.protocol.responses.request import ResponsesBody
 from tests.hostile.test_bodies import WRONG, refused
 from tests.http.asgi import call
 from tests.http.scripted import ScriptedEngine, settings

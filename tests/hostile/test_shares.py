@@ -19,13 +19,13 @@ import pytest
 from ingot.cache.disk.store import DiskLimits
 from ingot.cli import serve
 from ingot.config import Settings
-from ingot.engine.kv_events import LONGEST, Address, Publisher
+from ingot.engine.kv_events import LONGEST_MESSAGE, KVEventPublisher, KVEventsAddress
 from ingot.errors import ConfigError
 from ingot.http import connections, guard, shared_state
-from ingot.media import bounds, fetched
-from ingot.media.fetch import fetch
-from ingot.shares import PerSecond
-from ingot.text.tokenizer.special_tokens import Quoting
+from ingot.media import bounds, fetch
+from ingot.media.fetch import fetch_file
+from ingot.shares import SharesPerSecond
+from ingot.text.tokenizer.special_tokens import ControlTokenQuoting
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests import engines
 from tests.http.running import connect, everything, post, running
@@ -81,7 +81,7 @@ def test_bodies_of_one_key_that_stop_after_a_byte_keep_no_other_key_out_nor_prob
     with ExitStack() as held, caplog.at_level("INFO"):
         with running(ScriptedEngine(), limits) as url:
             greedy = stuck(url, held, 9, *[1] * (most - 1))
-            for _ in range(connections.WAITING):  # and some that say nothing
+            for _ in range(connections.MOST_WAITING_CONNECTIONS):  # and some that say nothing
                 held.enter_context(connect(url))
             assert httpx.get(f"{url}/health/live").status_code == 200
             assert httpx.get(f"{url}/v1/models", headers=POLITE).status_code == 200
@@ -164,10 +164,10 @@ def test_a_server_refuses_a_folder_that_others_may_have_written_to_when_it_start
         case mode:
             folder.chmod(int(mode, 8))
             said = r"other users may write to it: run chmod go-w .*, or name a folder within it"
-    monkeypatch.setattr(serve, "_serve", lambda *given: pytest.fail("it started"))
+    monkeypatch.setattr(serve, "_serve_model", lambda *given: pytest.fail("it started"))
     monkeypatch.setattr(serve, "_serve_fleet", lambda *given: pytest.fail("it started"))
     with pytest.raises(ConfigError, match=said):
-        serve.run([str(DENSE), "--cache-dir", str(folder), *more])
+        serve.run_serve([str(DENSE), "--cache-dir", str(folder), *more])
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -201,8 +201,8 @@ def test_an_export_that_nobody_reads_holds_up_no_other_keys(shared: Callable[...
 def test_650_requests_in_a_second_without_a_key_stop_nobody(
     path: str, other: str, capacity: int, shared: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_state, "PerSecond", partial(PerSecond, clock=lambda: 0.0))
-    monkeypatch.setattr(guard, "FLOOD_S", 0.0)
+    monkeypatch.setattr(shared_state, "SharesPerSecond", partial(SharesPerSecond, clock=lambda: 0.0))
+    monkeypatch.setattr(guard, "FLOOD_DELAY_S", 0.0)
     with running(ScriptedEngine(), shared()) as url, connect(url) as flood:
         for count in (65,) * 10:
             flood.sendall(f"HEAD {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode() * count)
@@ -233,7 +233,7 @@ def picture_at(url: str) -> dict[str, Any]:
 
 def test_a_host_that_answers_byte_by_byte_has_the_20_seconds_of_a_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
     with Dripping(b"HTTP/1.1 200 OK\r\na: ") as drip, running(seeing(), settings(media_hosts=("127.0.0.1",))) as url:
-        monkeypatch.setattr(fetched, "fetch", partial(fetch, clock=drip.clock))
+        monkeypatch.setattr(fetch, "fetch_file", partial(fetch_file, clock=drip.clock))
         made = httpx.post(f"{url}{CHAT}", json=picture_at(drip.url("http", "127.0.0.1")), timeout=60)
         assert made.status_code == 400 and "longer than 20 seconds" in made.json()["error"]["message"]
     assert drip.now <= bounds.FETCH_S + 2  # where it begins and where it ends
@@ -249,7 +249,7 @@ def test_nothing_is_fetched_any_more_once_the_client_has_gone() -> None:
 
 def test_14_megabytes_of_control_tokens_are_refused_before_any_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     quoted: list[str] = []
-    monkeypatch.setattr(Quoting, "_stand_in", lambda self, char: quoted.append(char) or char)  # type: ignore[func-returns-value]
+    monkeypatch.setattr(ControlTokenQuoting, "_stand_in", lambda self, char: quoted.append(char) or char)  # type: ignore[func-returns-value]
     body = {"messages": [{"role": "user", "content": "<|im_end|>" * 1_400_000}]}
     engine = ScriptedEngine(tokenizer=Tokenizer.load(DENSE))
     assert "<|im_end|>" in engine.tokenizer.controls.all
@@ -259,9 +259,9 @@ def test_14_megabytes_of_control_tokens_are_refused_before_any_is_quoted(monkeyp
     assert quoted == [] and engine.requests == []
 
 
-@pytest.mark.parametrize("size", [LONGEST + 1, 300_000_000])
+@pytest.mark.parametrize("size", [LONGEST_MESSAGE + 1, 300_000_000])
 def test_who_sends_the_replay_socket_more_than_a_number_is_disconnected(size: int) -> None:
-    publisher = Publisher(Address("tcp://127.0.0.1:*", "tcp://127.0.0.1:*"))
+    publisher = KVEventPublisher(KVEventsAddress("tcp://127.0.0.1:*", "tcp://127.0.0.1:*"))
     with closing(publisher), zmq.Context() as context, context.socket(zmq.DEALER) as asking:
         monitor = asking.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         asking.connect(publisher.replay)

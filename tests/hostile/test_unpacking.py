@@ -19,11 +19,11 @@ import pytest
 
 from ingot.errors import BadMedia, Cancelled
 from ingot.media import bounds, worker
-from ingot.media.audio import Sound
-from ingot.media.clip import ClipFile
+from ingot.media.audio import AudioFile
+from ingot.media.images import ImageFile
+from ingot.media.layout import Size
 from ingot.media.pdf import PdfFile, PdfPage
-from ingot.media.picture import Picture
-from ingot.media.size import Size
+from ingot.media.video import VideoFile
 from tests.hearing import tone, wav
 from tests.media.clips import av, filmed, indexed
 from tests.media.pdfs import pdf
@@ -47,7 +47,7 @@ def nothing_grows() -> Iterator[None]:
     before = peak_mb()
     yield
     assert peak_mb() - before < SLACK_MB
-    for pool in (worker.headers, worker.pixels, worker.samples):
+    for pool in (worker.header_pool, worker.pixel_pool, worker.audio_pool):
         assert pool.booked == 0
 
 
@@ -55,13 +55,13 @@ def test_an_index_of_twenty_million_frames_in_a_kilobyte_takes_no_memory_of_the_
     data = indexed(filmed(1), chunks=1, samples=20_000_000, size=1)
     assert len(data) < 1300
     with nothing_grows(), pytest.raises(BadMedia):
-        ClipFile.of(data)
+        VideoFile.of(data)
 
 
 def test_an_index_of_twenty_million_packets_of_sound_takes_no_memory_of_the_server() -> None:
     data = indexed(encoded(*FORMS["m4a"], tone(0.1)), chunks=1, samples=20_000_000, size=1)
     with nothing_grows(), pytest.raises(BadMedia):
-        Sound(data)
+        AudioFile(data)
 
 
 def test_a_sound_whose_index_names_the_same_bytes_again_and_again_is_refused() -> None:
@@ -70,7 +70,7 @@ def test_a_sound_whose_index_names_the_same_bytes_again_and_again_is_refused() -
     data = indexed(whole, chunks=4000, samples=1, size=first)
     assert len(data) < 26_000
     with nothing_grows(), pytest.raises(BadMedia, match="far more than it has bytes for"):
-        Sound(data)
+        AudioFile(data)
 
 
 def grey_png(side: int) -> bytes:
@@ -104,16 +104,16 @@ def clip_of(frame: bytes, said: int = 64) -> bytes:
 
 def test_a_clip_that_says_64_pixels_and_has_15000_is_refused_within_its_workers_memory() -> None:
     data = clip_of(grey_png(15_000))
-    assert ClipFile.of(clip_of(grey_png(100), said=100)).header.size == (100, 100)
+    assert VideoFile.of(clip_of(grey_png(100), said=100)).header.size == (100, 100)
     with nothing_grows(), pytest.raises(BadMedia):
-        ClipFile.of(data)
+        VideoFile.of(data)
 
 
 def test_a_codec_that_nobody_knows_is_refused_by_name() -> None:
     data = filmed(3, format="matroska")
     assert b"V_MPEG4/ISO/ASP" in data
     with pytest.raises(BadMedia, match="nobody here knows"):
-        ClipFile.of(data.replace(b"V_MPEG4/ISO/ASP", b"V_NOBODY/KNOWS!"))
+        VideoFile.of(data.replace(b"V_MPEG4/ISO/ASP", b"V_NOBODY/KNOWS!"))
 
 
 @pytest.mark.parametrize(
@@ -125,32 +125,32 @@ def test_a_codec_that_nobody_knows_is_refused_by_name() -> None:
     ids=["rgba", "grey of sixteen bits"],
 )
 def test_a_large_picture_is_unpacked_and_made_small_outside_of_the_server(picture: Callable[[], Any]) -> None:
-    sent = Picture.of(saved(picture(), "png", compress_level=1))
+    sent = ImageFile.of(saved(picture(), "png", compress_level=1))
     with nothing_grows():
         [frame] = sent.frames((SMALL,))
     assert frame.shape == (64, 64, 3)
 
 
 def test_what_a_large_picture_takes_is_booked_before_it_is_unpacked() -> None:
-    sent = Picture.of(saved(Image.new("L", (8000, 8000)), "png", compress_level=1))
+    sent = ImageFile.of(saved(Image.new("L", (8000, 8000)), "png", compress_level=1))
     frames = sent.frames((SMALL,))
     booked: list[int] = []
-    asking = worker.Client(wanted=lambda: booked.append(worker.pixels.booked) or True)  # type: ignore[func-returns-value]
+    asking = worker.MediaClient(wanted=lambda: booked.append(worker.pixel_pool.booked) or True)  # type: ignore[func-returns-value]
     with worker.working_for(asking):
         next(frames)
     assert max(booked) > 12 * 8000 * 8000
     frames.close()  # type: ignore[attr-defined]
-    assert worker.pixels.booked == 0
+    assert worker.pixel_pool.booked == 0
 
 
 def test_a_picture_that_takes_more_than_is_set_aside_is_refused_in_words() -> None:
-    sent = Picture.of(saved(Image.new("L", (4000, 4000)), "png", compress_level=1))
-    worker.pixels.lend(100_000_000)
+    sent = ImageFile.of(saved(Image.new("L", (4000, 4000)), "png", compress_level=1))
+    worker.pixel_pool.lend(100_000_000)
     try:
         with pytest.raises(BadMedia, match="Send a smaller one"):
             next(sent.frames((SMALL,)))
     finally:
-        worker.pixels.lend(-100_000_000)
+        worker.pixel_pool.lend(-100_000_000)
 
 
 # Keys beside each other
@@ -166,11 +166,11 @@ class Greedy:
         self._threads = ThreadPoolExecutor(count)
         page = PdfPage(PdfFile(ENDLESS, (Size(2000, 2000),), b""), 0)
         self.pages: list[Future[None]] = [self._threads.submit(self._draw, page) for _ in range(count)]
-        while worker.pixels.booked == 0:  # until the first is at work
+        while worker.pixel_pool.booked == 0:  # until the first is at work
             self.left.wait(0.001)
 
     def _draw(self, page: PdfPage) -> None:
-        with worker.working_for(worker.Client("greedy", lambda: not self.left.is_set())):
+        with worker.working_for(worker.MediaClient("greedy", lambda: not self.left.is_set())):
             list(page.frames())
 
     def leave(self) -> None:
@@ -184,8 +184,8 @@ class Greedy:
 def test_a_page_that_takes_long_keeps_no_other_keys_picture_waiting() -> None:
     greedy = Greedy(worker.WORKERS + 2)
     try:
-        with worker.working_for(worker.Client("polite")):
-            [frame] = Picture.of(file_of(64, 64)).frames()
+        with worker.working_for(worker.MediaClient("polite")):
+            [frame] = ImageFile.of(file_of(64, 64)).frames()
         assert frame.shape == (64, 64, 3)
         assert not any(page.done() for page in greedy.pages)
     finally:
@@ -195,22 +195,22 @@ def test_a_page_that_takes_long_keeps_no_other_keys_picture_waiting() -> None:
 def test_who_leaves_has_its_workers_killed_and_its_memory_given_back() -> None:
     greedy = Greedy(2)
     greedy.leave()
-    assert worker.pixels.booked == 0 and not worker.pixels._running.total and not worker.pixels._waiting
+    assert worker.pixel_pool.booked == 0 and not worker.pixel_pool._running.total and not worker.pixel_pool._waiting
 
 
 def test_sounds_of_one_key_leave_workers_for_anothers() -> None:
     opened = []
     try:
-        with worker.working_for(worker.Client("greedy")):
-            for _ in range(bounds.SOUNDS // 2):
-                samples = Sound(wav(tone(60))).samples()
+        with worker.working_for(worker.MediaClient("greedy")):
+            for _ in range(bounds.AUDIO_STREAMS // 2):
+                samples = AudioFile(wav(tone(60))).samples()
                 next(samples)
                 opened.append(samples)
-        with worker.working_for(worker.Client("greedy", lambda: False)), pytest.raises(Cancelled):
-            next(Sound(wav(tone(1))).samples())
-        with worker.working_for(worker.Client("polite")):
-            assert sum(map(len, Sound(wav(tone(1))).samples())) == 16_000
+        with worker.working_for(worker.MediaClient("greedy", lambda: False)), pytest.raises(Cancelled):
+            next(AudioFile(wav(tone(1))).samples())
+        with worker.working_for(worker.MediaClient("polite")):
+            assert sum(map(len, AudioFile(wav(tone(1))).samples())) == 16_000
     finally:
         for samples in opened:
             samples.close()  # type: ignore[attr-defined]
-    assert worker.samples.booked == 0
+    assert worker.audio_pool.booked == 0

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ingot.config import Settings
-from ingot.http.server import listen, make_server
+from ingot.http.server import make_server, open_listener
 
 WAIT_S = 60.0
 
@@ -20,7 +20,7 @@ WAIT_S = 60.0
 def running(engine: Any, settings: Settings) -> Iterator[str]:
     """Yields the URL of a server that serves `engine` in a thread of its own."""
     ready = threading.Event()
-    server = make_server(engine, settings, lambda url: ready.set(), listen(settings))
+    server = make_server(engine, settings, lambda url: ready.set(), open_listener(settings))
     thread = threading.Thread(target=server.run, name="test-server")
     thread.start()
     try:

@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ingot.config import Settings
-from ingot.engine.cache_branch import CacheBranch
-from ingot.engine.health import Health
-from ingot.engine.model_card import ModelCard
 from ingot.engine.request import (
     CacheReport,
     Ended,
     Event,
     Failed,
     LoraRef,
+    ModelCard,
     PromptScored,
     Request,
     RequestStatus,
@@ -30,13 +28,11 @@ from ingot.engine.request import (
     TokenLogprob,
     Usage,
 )
-from ingot.engine.status import CacheStatus, CacheTotals, SaltStatus
+from ingot.engine.status import CacheBranch, CacheStatus, CacheTotals, Health, SaltStatus
 from ingot.errors import BadRequest, Cancelled, ContextOverflow, IngotError
-from ingot.observe.metrics import Figures
-from ingot.observe.speculation import SpeculationCounts
+from ingot.observe.metrics import EngineMetrics, SpeculationMetrics
 from ingot.text.chat_template.chat_template import ChatTemplate
-from ingot.text.prompt.infill import Infill
-from ingot.text.tokenizer.special_tokens import Controls
+from ingot.text.tokenizer.special_tokens import ControlTokens, Infill
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -58,7 +54,7 @@ class ByteTokenizer:
     vocab_size = VOCAB
     eos_ids = frozenset({257})
     special_ids = frozenset({BOS, 257})
-    controls = Controls()  # no byte is one
+    controls = ControlTokens()  # no byte is one
     response_template = None
 
     def __init__(self, template: str | None = CHATML, *, bos: bool = True, infill: Infill | None = None) -> None:
@@ -224,7 +220,7 @@ class ScriptedEngine:
         self.loras: dict[str, LoraRef] = {}
         self.hearing: Any = None
         self.speaking: Any = None
-        self.speculation = SpeculationCounts()
+        self.speculation = SpeculationMetrics()
         self.figures = some_figures()
         self.requests: list[Request] = []
         self.streams: list[ScriptedStream] = []
@@ -267,8 +263,8 @@ class ScriptedEngine:
         return Health(self.alive, self.ready, "ok", 0.01, len(self.running), 0)
 
 
-def some_figures() -> Figures:
-    figures = Figures(CONTEXT, ("stop", "length"), ("unseen", "new_turn"))
+def some_figures() -> EngineMetrics:
+    figures = EngineMetrics(CONTEXT, ("stop", "length"), ("unseen", "new_turn"))
     figures.prompt_tokens, figures.generated_tokens, figures.asked_tokens, figures.matched_tokens = 90, 30, 80, 60
     figures.endings["stop"], figures.reasons["unseen"] = 3, 2
     figures.media_asked, figures.media_found = 6, 2

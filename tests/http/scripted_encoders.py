@@ -6,7 +6,7 @@ import asyncio
 import threading
 from typing import Any
 
-from ingot.engine.encoder_request import Encoded, EncodingRequest
+from ingot.engine.request import PoolingOutput, PoolingRequest
 from tests.encoders import offered, row_of
 from tests.http.scripted import ScriptedEngine
 
@@ -17,11 +17,11 @@ class EncodingEngine(ScriptedEngine):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.encoders = {"embedding": offered("embedding"), "rerank": offered("rerank")}
-        self.encodings: list[EncodingRequest] = []
+        self.encodings: list[PoolingRequest] = []
         self.held = False
         self.left = threading.Event()
 
-    async def encode(self, request: EncodingRequest) -> Encoded:
+    async def encode(self, request: PoolingRequest) -> PoolingOutput:
         if self.refusal is not None:
             raise self.refusal
         self.encodings.append(request)
@@ -32,4 +32,4 @@ class EncodingEngine(ScriptedEngine):
         finally:
             self.left.set()
         rows = tuple(row_of(piece.tokens, piece.types) for piece in request.inputs)
-        return Encoded(rows, request.tokens, 0.1, 0.2)
+        return PoolingOutput(rows, request.tokens, 0.1, 0.2)

@@ -6,15 +6,23 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from ingot.engine.hearing.stream import TranscriptStream
-from ingot.engine.speech_request import HeardToken, HeardWord, Segment, Transcribed, TranscriptionRequest
+from ingot.engine.speech_request import (
+    Segment,
+    TranscribedToken,
+    TranscribedWord,
+    TranscriptionEnded,
+    TranscriptionRequest,
+)
+from ingot.engine.speech_to_text import TranscriptStream
 from tests.hearing import card
 from tests.http.scripted import ScriptedEngine
 
-WORDS = (HeardWord(" Hello,", 0.0, 0.4, 0.9), HeardWord(" you.", 0.5, 1.0, 0.8))
+WORDS = (TranscribedWord(" Hello,", 0.0, 0.4, 0.9), TranscribedWord(" you.", 0.5, 1.0, 0.8))
 SEGMENTS = (
-    Segment(0, 0, 0.0, 1.0, " Hello, you.", (1, 2), 0.0, -0.2, 1.1, 0.01, (HeardToken(b" Hello", -0.1),), WORDS),
-    Segment(1, 0, 61.0, 3662.5, " <Good> --> bye & é.", (3,), 0.0, -0.3, 1.0, 0.02, (HeardToken(b" \xc3", -0.5),)),
+    Segment(0, 0, 0.0, 1.0, " Hello, you.", (1, 2), 0.0, -0.2, 1.1, 0.01, (TranscribedToken(b" Hello", -0.1),), WORDS),
+    Segment(
+        1, 0, 61.0, 3662.5, " <Good> --> bye & é.", (3,), 0.0, -0.3, 1.0, 0.02, (TranscribedToken(b" \xc3", -0.5),)
+    ),
 )
 
 
@@ -36,6 +44,6 @@ class HearingEngine(ScriptedEngine):
             stream.post([self.fails])  # type: ignore[list-item]
         elif not self.held:
             asyncio.get_running_loop().call_later(
-                0, stream.post, [SEGMENTS[1], Transcribed("en", 3662.504, 7, 0.25, 1.5)]
+                0, stream.post, [SEGMENTS[1], TranscriptionEnded("en", 3662.504, 7, 0.25, 1.5)]
             )
         return stream

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ingot.engine.speaking.request import SpeechEnded, SpeechRequest, Spoken
+from ingot.engine.speech_request import SpeechAudio, SpeechEnded, SpeechRequest
 from ingot.engine.text_to_speech import SpeechStream
 from tests.http.scripted import ScriptedEngine
 from tests.speaking import ScriptedMouth, offered
@@ -30,9 +30,9 @@ class SpeakingEngine(ScriptedEngine):
         if self.fails is not None:
             stream.post([self.fails])  # type: ignore[list-item]
             return stream
-        stream.post([Spoken(SAMPLES)])
+        stream.post([SpeechAudio(SAMPLES)])
         if not self.held:
-            rest = [Spoken(SAMPLES)] * (len(request.pieces) - 1)
+            rest = [SpeechAudio(SAMPLES)] * (len(request.pieces) - 1)
             ended = SpeechEnded(sum(map(len, request.pieces)), 2560 * len(request.pieces), 0.25, 1.5)
             asyncio.get_running_loop().call_later(0, stream.post, [*rest, ended])
         return stream

@@ -1,3 +1,5 @@
+"""Forms with files: what is read, and what is refused."""
+
 from __future__ import annotations
 
 import asyncio
@@ -5,6 +7,7 @@ import contextlib
 import json
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,9 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message
 
-from ingot.errors import BadRequest, ConfigError, TooSlow
+from ingot.errors import BadRequest, ConfigError, RequestTooSlow
 from ingot.http import body as bodies
-from ingot.http.body import brackets_of, decode, depth_of, pieces_of
+from ingot.http.body import (
+    FORM_FIELD_BYTES,
+    MOST_FORM_PARTS,
+    body_pieces,
+    decode_json,
+    nesting_depth,
+    read_form,
+    structural_brackets,
+)
 from ingot.http.endpoints.table import build_app
 from tests.http.asgi import Call, call
 from tests.http.scripted import ScriptedEngine, settings
@@ -34,7 +45,7 @@ def true_depth(value: Any) -> int:
 
 @given(values)
 def test_depth_is_that_of_the_value_whatever_its_strings_hold(value: Any) -> None:
-    assert depth_of(brackets_of(json.dumps(value).encode()), 100) == true_depth(value)
+    assert nesting_depth(structural_brackets(json.dumps(value).encode()), 100) == true_depth(value)
 
 
 @given(values, st.integers(1, 5))
@@ -42,15 +53,15 @@ def test_what_is_not_too_deep_is_decoded(value: Any, limit: int) -> None:
     raw = json.dumps(value).encode()
     if true_depth(value) > limit:
         with pytest.raises(BadRequest, match="nested"):
-            decode(raw, limit)
+            decode_json(raw, limit)
     else:
-        assert decode(raw, limit) == value
+        assert decode_json(raw, limit) == value
 
 
 @given(st.binary(max_size=40) | st.text(st.sampled_from('[]{}"\\1,:'), max_size=40).map(str.encode))
 def test_any_bytes_are_decoded_or_refused(raw: bytes) -> None:
     with contextlib.suppress(BadRequest):
-        decode(raw, 8)
+        decode_json(raw, 8)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +81,7 @@ def test_a_large_body_of_nothing_but_structure_is_refused_before_it_is_built(raw
     tracemalloc.start()
     try:
         with pytest.raises(BadRequest):
-            decode(raw, 64)
+            decode_json(raw, 64)
         assert tracemalloc.get_traced_memory()[1] < 60_000_000
     finally:
         tracemalloc.stop()
@@ -78,7 +89,7 @@ def test_a_large_body_of_nothing_but_structure_is_refused_before_it_is_built(raw
 
 def test_a_large_text_full_of_brackets_is_taken() -> None:
     value = {"messages": [{"content": 'if (a[0] == "{x}") { return [\\"]; } ' * 50_000}]}
-    assert decode(json.dumps(value).encode(), 64) == value
+    assert decode_json(json.dumps(value).encode(), 64) == value
 
 
 @pytest.mark.anyio
@@ -109,7 +120,7 @@ async def test_json_may_say_that_it_is_utf8(media: str) -> None:
 
 @pytest.mark.anyio
 async def test_a_client_that_stops_in_mid_body_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "SILENCE_S", 0.01)
+    monkeypatch.setattr(bodies, "BODY_SILENCE_S", 0.01)
     made = Call(build_app(ScriptedEngine(), settings()))  # type: ignore[arg-type]
     made._incoming.get_nowait()
     made._incoming.put_nowait({"type": "http.request", "body": b"{", "more_body": True})
@@ -133,7 +144,7 @@ async def slowly(
 ) -> tuple[list[int], type[BaseException] | None]:
     """Which pieces of a body are taken of a client that pauses before each, by a clock of our own."""
     now = 0.0
-    monkeypatch.setattr(bodies, "clock", lambda: now)
+    monkeypatch.setattr(bodies, "body_clock", lambda: now)
     left = list(sizes)
 
     async def receive() -> Message:
@@ -144,23 +155,23 @@ async def slowly(
 
     taken: list[int] = []
     try:
-        async for piece in pieces_of(receive):
+        async for piece in body_pieces(receive):
             taken.append(len(piece))
-    except TooSlow:
-        return taken, TooSlow
+    except RequestTooSlow:
+        return taken, RequestTooSlow
     return taken, None
 
 
 @pytest.mark.anyio
 async def test_a_body_that_trickles_in_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     taken, ended = await slowly(monkeypatch, [1] * 1000, 19.0)
-    assert ended is TooSlow
+    assert ended is RequestTooSlow
     assert len(taken) < 3
 
 
 @pytest.mark.anyio
 async def test_a_body_that_comes_at_a_modest_pace_is_taken_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = [bodies.SLOWEST] * 600
+    sizes = [bodies.SLOWEST_BYTES_A_SECOND] * 600
     assert await slowly(monkeypatch, sizes, 1.0) == (sizes, None)
 
 
@@ -227,5 +238,64 @@ async def until(happened: Callable[[], bool]) -> None:
 )
 def test_what_is_wrong_with_json_is_said_in_plain_words(raw: bytes, words: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        decode(raw, 8)
+        decode_json(raw, 8)
     assert caught.value.message.startswith("The body is not valid JSON: ") and words in caught.value.message
+
+
+TYPE = "multipart/form-data; boundary=XyZ"
+
+
+def form(*parts: tuple[str, bytes], preamble: bytes = b"", end: bytes = b"--\r\n") -> bytes:
+    body = b"".join(
+        b"--XyZ\r\nContent-Disposition: form-data; " + head.encode() + b"\r\n\r\n" + content + b"\r\n"
+        for head, content in parts
+    )
+    return preamble + body + b"--XyZ" + end
+
+
+def test_fields_are_texts_and_files_are_bytes() -> None:
+    raw = form(('name="model"', "höre".encode()), ('name="file"; filename="a.wav"', b"\x00\r\n--Xy\xff"))
+    assert read_form(raw, TYPE) == {"model": "höre", "file": b"\x00\r\n--Xy\xff"}
+
+
+def test_a_name_with_brackets_is_a_list() -> None:
+    raw = form(('name="include[]"', b"a"), ('name="include[]"', b"b"))
+    assert read_form(raw, TYPE) == {"include": ["a", "b"]}
+
+
+def test_further_headers_a_quoted_boundary_and_a_preamble_are_taken() -> None:
+    head = 'name="file"; filename="a \\"b\\".wav"\r\nContent-Type: audio/wav'
+    raw = form((head, b"x"), preamble=b"to whom it may concern\r\n")
+    assert read_form(raw, 'multipart/form-data; charset=utf-8; boundary="XyZ"') == {"file": b"x"}
+
+
+@given(st.binary(max_size=300))
+def test_a_file_of_any_bytes_comes_out_as_it_went_in(content: bytes) -> None:
+    assert read_form(form(('name="file"; filename="a"', content)), TYPE) == {"file": content}
+
+
+@given(st.binary(max_size=200))
+def test_a_body_of_any_bytes_is_read_or_refused(raw: bytes) -> None:
+    with suppress(BadRequest):
+        read_form(raw.replace(b"q", b"--XyZ\r\n"), TYPE)
+
+
+@pytest.mark.parametrize(
+    ("raw", "type", "says"),
+    [
+        (form(('name="a"', b"1")), "multipart/form-data", "names the boundary"),
+        (b"", TYPE, "broken"),
+        (b"no form", TYPE, "broken"),
+        (form(('name="a"', b"1"))[:-9], TYPE, "broken"),
+        (form(('name="a"', b"1"), ('name="a"', b"2")), TYPE, "twice"),
+        (form(('name="a"', b"1"), ('name="a[]"', b"2")), TYPE, "both as a list"),
+        (form(("nothing", b"1")), TYPE, "no name"),
+        (form(('name="a"', b"\xff")), TYPE, "not UTF-8"),
+        (form(('name="a"', b"x" * (FORM_FIELD_BYTES + 1))), TYPE, "more than"),
+        (form(*((f'name="a{n}"', b"1") for n in range(MOST_FORM_PARTS + 1))), TYPE, "more than 64 parts"),
+        (form(('name="a"' + "x" * 9000, b"1")), TYPE, "broken"),
+    ],
+)
+def test_what_is_broken_or_too_much_is_refused(raw: bytes, type: str, says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
+        read_form(raw, type)

@@ -16,9 +16,7 @@ import pytest
 
 from ingot.engine.request import TextDelta
 from ingot.http import connections, http11
-from ingot.http.connections import Connections, address_of
-from ingot.http.socket import options
-from ingot.http.socket.options import watch
+from ingot.http.connections import OpenConnections, client_address, set_keepalive_options
 from tests.http.running import connect, everything, post, running
 from tests.http.scripted import ScriptedEngine, settings
 
@@ -37,11 +35,11 @@ class Visitor:
         self.sent_away = True
 
 
-def at_work(open_ones: Connections, visitors: Sequence[Visitor], tenant: str = "") -> None:
+def at_work(open_connections: OpenConnections, visitors: Sequence[Visitor], tenant: str = "") -> None:
     for one in visitors:
-        assert open_ones.enter(one)
-        open_ones.work(one)
-        assert open_ones.claim(one, tenant)
+        assert open_connections.enter(one)
+        open_connections.work(one)
+        assert open_connections.claim(one, tenant)
 
 
 def sent_away(visitors: Sequence[Visitor]) -> list[int]:
@@ -50,85 +48,89 @@ def sent_away(visitors: Sequence[Visitor]) -> list[int]:
 
 def test_the_connection_that_was_idle_for_longest_makes_room() -> None:
     first, second, third, fourth = visitors = [Visitor() for _ in range(4)]
-    open_ones = Connections(2)
+    open_connections = OpenConnections(2)
     for one in (first, second):
-        assert open_ones.enter(one)
-    open_ones.work(first)
-    open_ones.rest(first)
-    assert open_ones.enter(third)
-    assert open_ones.enter(fourth)
+        assert open_connections.enter(one)
+    open_connections.work(first)
+    open_connections.rest(first)
+    assert open_connections.enter(third)
+    assert open_connections.enter(fourth)
     assert sent_away(visitors) == [0, 1]
 
 
 def test_of_idle_connections_one_of_whoever_holds_most_makes_room() -> None:
     quiet, *crowd = [Visitor("there"), *(Visitor() for _ in range(3))]
-    open_ones = Connections(4)
+    open_connections = OpenConnections(4)
     for one in (quiet, *crowd):
-        assert open_ones.enter(one)
-    assert open_ones.enter(Visitor("elsewhere"))
+        assert open_connections.enter(one)
+    assert open_connections.enter(Visitor("elsewhere"))
     assert not quiet.sent_away and sent_away(crowd) == [0]
 
 
 def test_where_all_are_at_work_new_ones_wait_for_a_place_and_of_too_many_the_oldest_goes() -> None:
-    open_ones = Connections(1)
-    worker, last, *others = [Visitor() for _ in range(connections.WAITING + 3)]
-    at_work(open_ones, [worker])
-    assert not any(open_ones.enter(one) for one in others)
+    open_connections = OpenConnections(1)
+    worker, last, *others = [Visitor() for _ in range(connections.MOST_WAITING_CONNECTIONS + 3)]
+    at_work(open_connections, [worker])
+    assert not any(open_connections.enter(one) for one in others)
     assert sent_away(others) == [0]
-    assert not open_ones.claim(others[1], ""), "all others hold as many"
-    open_ones.leave(worker)
-    assert open_ones.claim(others[1], "")
-    open_ones.leave(others[1])
-    assert open_ones.enter(last)
+    assert not open_connections.claim(others[1], ""), "all others hold as many"
+    open_connections.leave(worker)
+    assert open_connections.claim(others[1], "")
+    open_connections.leave(others[1])
+    assert open_connections.enter(last)
     assert not worker.sent_away
 
 
 def test_one_address_that_keeps_connecting_takes_no_place_of_another_that_waits() -> None:
-    open_ones = Connections(1)
-    at_work(open_ones, [Visitor()])
+    open_connections = OpenConnections(1)
+    at_work(open_connections, [Visitor()])
     polite, *greedy = [Visitor("there"), *(Visitor() for _ in range(200))]
     for one in (greedy[0], polite, *greedy[1:]):
-        open_ones.enter(one)
+        open_connections.enter(one)
     assert not polite.sent_away
 
 
 def test_a_key_that_holds_all_gives_way_to_another_with_the_oldest_that_has_sent_least() -> None:
-    open_ones = Connections(4)
+    open_connections = OpenConnections(4)
     greedy = [Visitor(received=sent, is_sending=True) for sent in (200, 101, 101, 300)]
-    at_work(open_ones, greedy, "greedy")
+    at_work(open_connections, greedy, "greedy")
     polite = [Visitor() for _ in range(3)]
     for one in polite:
-        assert not open_ones.enter(one)
-    assert [open_ones.claim(one, "polite") for one in polite] == [True, True, False], "a half is its share"
+        assert not open_connections.enter(one)
+    assert [open_connections.claim(one, "polite") for one in polite] == [True, True, False], "a half is its share"
     assert sent_away(greedy) == [1, 2]
 
 
 def test_within_a_key_the_address_with_most_gives_way() -> None:
-    open_ones = Connections(4)
+    open_connections = OpenConnections(4)
     greedy = [Visitor("there", is_sending=True) for _ in range(4)]
-    at_work(open_ones, greedy, "shared")
+    at_work(open_connections, greedy, "shared")
     other = Visitor("here")
-    open_ones.enter(other)
-    assert open_ones.claim(other, "shared")
+    open_connections.enter(other)
+    assert open_connections.claim(other, "shared")
     assert sent_away(greedy) == [0]
 
 
 def test_a_request_that_does_not_come_on_gives_way_to_anybody() -> None:
-    open_ones = Connections(2)
+    open_connections = OpenConnections(2)
     holders = [Visitor(is_sending=True), Visitor("there", is_sending=True)]
-    at_work(open_ones, holders)
+    at_work(open_connections, holders)
     other = Visitor("elsewhere")
-    open_ones.enter(other)
-    assert not open_ones.claim(other, "")
+    open_connections.enter(other)
+    assert not open_connections.claim(other, "")
     holders[1].is_stalled = True
-    assert open_ones.claim(other, "")
+    assert open_connections.claim(other, "")
     assert sent_away(holders) == [1]
 
 
 def test_addresses_of_one_network_are_one() -> None:
-    assert address_of(("2001:db8::1", 1)) == address_of(("2001:db8::ffff:2", 2)) != address_of(("2001:db8:1::1", 1))
-    assert address_of(("::ffff:10.0.0.1", 1)) == address_of(("10.0.0.1", 2)) != address_of(("10.0.0.2", 1))
-    assert address_of(None) == address_of(("", 0))
+    assert (
+        client_address(("2001:db8::1", 1))
+        == client_address(("2001:db8::ffff:2", 2))
+        != client_address(("2001:db8:1::1", 1))
+    )
+    assert client_address(("::ffff:10.0.0.1", 1)) == client_address(("10.0.0.1", 2)) != client_address(("10.0.0.2", 1))
+    assert client_address(None) == client_address(("", 0))
 
 
 def test_idle_connections_keep_nobody_out() -> None:
@@ -152,7 +154,7 @@ def test_where_every_connection_is_at_work_a_new_one_is_told_so_and_probes_are_a
 
 
 def test_a_connection_above_the_most_that_says_nothing_is_soon_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http11, "WAITING_HEAD_S", 0.1)
+    monkeypatch.setattr(http11, "WAITING_HEAD_TIMEOUT_S", 0.1)
     engine = ScriptedEngine(None)
     with running(engine, settings(max_connections=1)) as url, connect(url) as busy:
         busy.sendall(post("/v1/chat/completions", STREAM))
@@ -162,7 +164,7 @@ def test_a_connection_above_the_most_that_says_nothing_is_soon_closed(monkeypatc
 
 
 def test_empty_lines_between_requests_do_not_keep_a_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http11, "HEAD_S", 0.2)
+    monkeypatch.setattr(http11, "HEAD_TIMEOUT_S", 0.2)
     with running(ScriptedEngine(), settings()) as url, connect(url) as connection:
         connection.sendall(ASKED)
         assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
@@ -171,7 +173,7 @@ def test_empty_lines_between_requests_do_not_keep_a_connection_open(monkeypatch:
 
 
 def test_a_body_that_nobody_reads_any_more_does_not_keep_a_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http11, "HEAD_S", 0.2)
+    monkeypatch.setattr(http11, "HEAD_TIMEOUT_S", 0.2)
     with running(ScriptedEngine(), settings()) as url, connect(url) as connection:
         head = b"POST /nowhere HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 1000\r\n\r\n"
         connection.sendall(head + b"x" * 10)
@@ -179,7 +181,7 @@ def test_a_body_that_nobody_reads_any_more_does_not_keep_a_connection_open(monke
 
 
 def test_a_client_that_reads_nothing_is_dropped_and_its_request_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http11, "UNREAD_S", 0.2)
+    monkeypatch.setattr(http11, "UNREAD_ANSWER_S", 0.2)
     engine = ScriptedEngine(lambda request: [[TextDelta(0, "x" * 1_000_000)] for _ in range(40)])
     with running(engine, settings()) as url, connect(url) as connection:
         connection.sendall(post("/v1/chat/completions", STREAM))
@@ -190,7 +192,7 @@ def test_a_client_that_reads_nothing_is_dropped_and_its_request_ends(monkeypatch
 
 
 def test_a_client_that_reads_slowly_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http11, "UNREAD_S", 0.3)
+    monkeypatch.setattr(http11, "UNREAD_ANSWER_S", 0.3)
     text = "x" * 200_000
     engine = ScriptedEngine(lambda request: [[TextDelta(0, text)] for _ in range(20)])
     with running(engine, settings()) as url, connect(url) as connection:
@@ -205,10 +207,10 @@ def test_a_client_that_reads_slowly_gets_everything(monkeypatch: pytest.MonkeyPa
 
 def test_a_vanished_client_is_looked_for() -> None:
     with socket.socket() as plain:
-        watch(plain)
+        set_keepalive_options(plain)
         assert plain.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         idle = socket.TCP_KEEPIDLE if hasattr(socket, "TCP_KEEPIDLE") else socket.TCP_KEEPALIVE
-        assert plain.getsockopt(socket.IPPROTO_TCP, idle) == options.PROBE_AFTER_S
+        assert plain.getsockopt(socket.IPPROTO_TCP, idle) == connections.PROBE_AFTER_S
 
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="the kernel's list of sockets is Linux's")
@@ -225,7 +227,7 @@ def test_every_connection_is_probed_while_it_is_silent() -> None:
 FLOODED = """
 import os, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-from ingot.http.server import serve
+from ingot.http.server import serve_engine
 from tests.http.scripted import ScriptedEngine, settings
 def ready(url):
     if "eat" in sys.argv:
@@ -235,7 +237,7 @@ def ready(url):
             except OSError:
                 break
     print(url, flush=True)
-serve(ScriptedEngine(), settings(), ready)
+serve_engine(ScriptedEngine(), settings(), ready)
 """
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +15,9 @@ from starlette.applications import Starlette
 
 from ingot.config import ModelEntry, lone_entry, model_entries
 from ingot.engine.fleet import Fleet
-from ingot.engine.loop import Pulse
-from ingot.http.fleet.app import build_fleet_app
+from ingot.engine.loop import LoopHealth
+from ingot.http.app import build_fleet_app
+from ingot.http.dispatch import ModelSelection
 from tests.encoders import offered
 from tests.hearing import card as hearing_card
 from tests.hearing import tone, wav
@@ -24,7 +26,6 @@ from tests.http.scripted import ScriptedEngine, settings
 from tests.http.scripted_encoders import EncodingEngine
 from tests.http.scripted_hearing import HearingEngine
 
-pytestmark = pytest.mark.anyio
 TABLES = {
     "talk": {"path": "a"},
     "vectors": {"path": "b", "kind": "embedding", "aliases": ["text-embedding-3-small"]},
@@ -69,7 +70,7 @@ def made(tables: Any = TABLES, memory: int = 10, **changes: Any) -> tuple[Starle
 
 def app_of(entries: tuple[ModelEntry, ...], chosen: Any, memory: int = 10) -> tuple[Starlette, Garage]:
     garage = Garage()
-    return build_fleet_app(Fleet(entries, garage, memory), lambda: Pulse(True, True, "ok", 0.0), chosen), garage
+    return build_fleet_app(Fleet(entries, garage, memory), lambda: LoopHealth(True, True, "ok", 0.0), chosen), garage
 
 
 async def post(app: Starlette, path: str, body: Any, **given: Any) -> Any:
@@ -87,6 +88,7 @@ async def form(app: Starlette, path: str, fields: dict[str, str]) -> Any:
     return await post(app, path, "".join(parts).encode() + file, headers=headers)
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("path", "body", "loaded"),
     [
@@ -107,6 +109,7 @@ async def test_a_request_for_numbers_loads_the_encoder_that_it_names(path: str, 
         assert answer.json().get("model", loaded) == loaded
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize("fields", [{"model": "whisper-1"}, {"model": "ears", "stream": "true"}, {}])
 async def test_a_form_names_the_model_that_hears(fields: dict[str, str]) -> None:
     app, garage = made()
@@ -114,6 +117,7 @@ async def test_a_form_names_the_model_that_hears(fields: dict[str, str]) -> None
     assert (answer.status, garage.diary) == (200, ["+ears"]) and b"Hello, you." in answer.body
 
 
+@pytest.mark.anyio
 async def test_a_form_says_how_long_the_model_stays() -> None:
     app, garage = made()
     assert (await form(app, "/v1/audio/transcriptions", {"model": "ears", "ttl": "0"})).status == 200
@@ -122,12 +126,14 @@ async def test_a_form_says_how_long_the_model_stays() -> None:
             await asyncio.sleep(0.001)
 
 
+@pytest.mark.anyio
 async def test_a_broken_form_is_refused_in_the_words_of_a_model() -> None:
     app, _ = made()
     answer = await post(app, "/v1/audio/transcriptions", b"x", headers={"content-type": "multipart/form-data"})
     assert answer.status == 400 and b"boundary" in answer.body
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("path", "body", "told"),
     [
@@ -144,18 +150,21 @@ async def test_a_model_for_something_else_is_a_400_that_says_what_it_is_for(path
     assert answer.status == 400 and told in answer.body.decode() and garage.diary == []
 
 
+@pytest.mark.anyio
 async def test_a_name_of_no_model_is_a_404_that_lists_those_for_the_same() -> None:
     app, _ = made()
     answer = await post(app, "/v1/embeddings", {"model": "nobody", "input": "a"})
     assert answer.status == 404 and b"'vectors', 'text-embedding-3-small', 'more'" in answer.body
 
 
+@pytest.mark.anyio
 async def test_what_no_table_is_for_is_a_404_that_says_so() -> None:
     app, _ = made({"talk": {"path": "a"}})
     answer = await post(app, "/v1/embeddings", {"input": "a"})
     assert answer.status == 404 and b"makes vectors of texts" in answer.body and b"'talk' (chat)" in answer.body
 
 
+@pytest.mark.anyio
 async def test_models_of_all_kinds_are_listed_with_what_they_are_for() -> None:
     app, _ = made()
     await post(app, "/v1/embeddings", {"model": "vectors", "input": "a"})
@@ -175,6 +184,7 @@ async def test_models_of_all_kinds_are_listed_with_what_they_are_for() -> None:
     assert shown["capabilities"] == ["embedding"] and shown["model_info"]["toy.embedding_length"] == 4
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -194,6 +204,7 @@ async def test_a_request_for_numbers_says_how_long_its_encoder_stays(path: str, 
     assert gone == loaded.replace("+", "-")
 
 
+@pytest.mark.anyio
 async def test_an_encoder_makes_room_for_a_model_that_chats_and_back() -> None:
     app, garage = made(memory=1)
     for path, body in (
@@ -205,6 +216,7 @@ async def test_an_encoder_makes_room_for_a_model_that_chats_and_back() -> None:
     assert garage.diary == ["+vectors", "-vectors", "+talk", "-org/toy", "+vectors"]
 
 
+@pytest.mark.anyio
 async def test_who_watches_is_told_of_requests_to_encoders_and_of_answering_models_alone() -> None:
     app, _ = made()
     await post(app, "/v1/embeddings", {"model": "vectors", "input": "a"})
@@ -213,6 +225,7 @@ async def test_who_watches_is_told_of_requests_to_encoders_and_of_answering_mode
         assert (await call(app, "GET", path)).status == 200, path
 
 
+@pytest.mark.anyio
 async def test_a_lazy_server_of_one_model_has_its_encoders_beside_it() -> None:
     chosen = settings(model="a", lazy=True, embedding_model="e")
     app, garage = app_of((lone_entry(chosen, "org/toy"),), chosen)
@@ -222,3 +235,49 @@ async def test_a_lazy_server_of_one_model_has_its_encoders_beside_it() -> None:
     assert unknown.status == 404 and b"toy-embedding" in unknown.body
     listed = (await call(app, "GET", "/v1/models")).json()["data"]
     assert [one["id"] for one in listed] == ["org/toy", "toy-embedding", "toy-rerank"]
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        ({}, None),
+        ({"keep_alive": "5m"}, 300.0),
+        ({"keep_alive": "1h30m"}, 5400.0),
+        ({"keep_alive": "250ms"}, 0.25),
+        ({"keep_alive": 0}, 0.0),
+        ({"keep_alive": "0"}, 0.0),
+        ({"keep_alive": -1}, inf),
+        ({"keep_alive": "-1m"}, inf),
+        ({"keep_alive": "soon"}, None),
+        ({"keep_alive": True}, None),
+        ({"keep_alive": [1]}, None),
+        ({"ttl": 60}, 60.0),
+        ({"ttl": "60"}, None),
+    ],
+)
+def test_how_long_a_model_is_to_stay(said: dict[str, Any], seconds: float | None) -> None:
+    assert ModelSelection.of(json.dumps(said).encode()).unload_after_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [({}, None), ({"timeout": 2}, 2.0), ({"timeout": 0}, None), ({"timeout": "soon"}, None), ({"timeout": True}, None)],
+)
+def test_how_long_a_request_may_take(said: dict[str, Any], seconds: float | None) -> None:
+    assert ModelSelection.of(json.dumps(said).encode()).within_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("raw", "name"),
+    [
+        (b'{"messages": [{"model": "inner"}], "model": "outer"}', "outer"),
+        (b'{"name": "older:latest"}', "older"),
+        (b'{"model": 5}', None),
+        (b"[]", None),
+        (b'{"model": "cut', None),
+        (b"\xff", None),
+        (b'{"a":' * 100_000, None),
+    ],
+)
+def test_which_model_it_names(raw: bytes, name: str | None) -> None:
+    assert ModelSelection.of(raw).named == name

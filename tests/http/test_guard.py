@@ -11,9 +11,9 @@ import pytest
 from ingot.errors import ConfigError
 from ingot.http import guard
 from ingot.http.endpoints.table import build_app
-from ingot.http.server import listen
+from ingot.http.server import open_listener
 from ingot.http.tenants import Tenants
-from ingot.shares import PerSecond
+from ingot.shares import SharesPerSecond
 from tests.http.asgi import Call, call
 from tests.http.scripted import ScriptedEngine, settings
 
@@ -197,7 +197,7 @@ def test_a_key_is_not_so_short_that_it_is_soon_guessed(tmp_path: Path) -> None:
     keys.write_text("long-enough\nx\n")
     for given in ({"api_key": "x"}, {"api_key_file": keys}, {"admin_api_key": "x"}):
         with pytest.raises(ConfigError, match="at least 8 characters"):
-            listen(settings(**given))
+            open_listener(settings(**given))
     settings(api_key="x")  # which a client of another server may need
 
 
@@ -242,7 +242,7 @@ async def test_every_answer_has_an_id_and_forbids_sniffing() -> None:
 
 @pytest.fixture
 def floods_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "FLOOD_S", 0.0)
+    monkeypatch.setattr(guard, "FLOOD_DELAY_S", 0.0)
 
 
 async def sent_from(app: Any, address: str, path: str, key: str | None = None) -> int:
@@ -254,21 +254,21 @@ async def sent_from(app: Any, address: str, path: str, key: str | None = None) -
 
 async def test_a_budget_is_whole_again_a_second_later() -> None:
     now = [0.0]
-    budget = PerSecond("probes", 2, clock=lambda: now[0])
+    budget = SharesPerSecond("probes", 2, clock=lambda: now[0])
     assert [budget.take("here") for _ in range(3)] == [True, True, False]
     now[0] = 1.0
     assert [budget.take("here") for _ in range(3)] == [True, True, False]
 
 
 async def test_addresses_without_number_take_no_more_than_twice_a_budget() -> None:
-    budget = PerSecond("probes", 4, clock=lambda: 0.0)
+    budget = SharesPerSecond("probes", 4, clock=lambda: 0.0)
     assert sum(budget.take(f"from {number}") for number in range(100)) == 8
 
 
 @pytest.mark.usefixtures("floods_are_refused_at_once")
 async def test_a_flood_without_a_key_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     server = app(api_key=KEY)
-    server.state.service.hall.unknown = PerSecond("requests without a key", 1, clock=lambda: 0.0)
+    server.state.service.shared_state.unknown = SharesPerSecond("requests without a key", 1, clock=lambda: 0.0)
     with caplog.at_level("INFO"):
         for _ in range(50):
             await sent_from(server, "10.0.0.1", "/static/nothing.js")
@@ -278,7 +278,7 @@ async def test_a_flood_without_a_key_is_one_line_in_the_log(caplog: pytest.LogCa
 
 async def test_whoever_asks_too_often_waits_for_its_refusal_and_nobody_else_does() -> None:
     server = app(api_key=KEY)
-    server.state.service.hall.unknown = PerSecond("requests without a key", 1, clock=lambda: 0.0)
+    server.state.service.shared_state.unknown = SharesPerSecond("requests without a key", 1, clock=lambda: 0.0)
     assert await sent_from(server, "10.0.0.1", "/v1/models") == 401
     refused = asyncio.create_task(sent_from(server, "10.0.0.1", "/v1/models"))
     assert await sent_from(server, "10.0.0.1", "/v1/models", KEY) == 200

@@ -13,7 +13,7 @@ import pytest
 from ingot.config import ApiKey, read_keys
 from ingot.errors import ConfigError, RateLimited
 from ingot.http.endpoints.table import build_app
-from ingot.http.rates import HEADERS, Rates
+from ingot.http.tenants import RATE_HEADERS, RateLimits
 from tests.http.asgi import Call, call
 from tests.http.scripted import ScriptedEngine, settings
 
@@ -79,7 +79,7 @@ async def test_a_key_is_refused_beyond_its_requests_a_minute(tmp_path: Path) -> 
     first, second, third = [await ask(app, "alices-key") for _ in range(3)]
     assert (first.status, second.status, third.status) == (200, 200, 429)
     assert first.headers["x-ratelimit-remaining-requests"] == "1"
-    assert {name for name in first.headers if name.startswith("x-ratelimit-")} <= set(HEADERS)
+    assert {name for name in first.headers if name.startswith("x-ratelimit-")} <= set(RATE_HEADERS)
     assert third.json()["error"]["code"] == "rate_limit_exceeded" and 1 <= int(third.headers["retry-after"]) <= 30
     assert (await ask(app, "bobs-key-1")).status == 200
     models = await call(app, "GET", "/v1/models", headers={"x-api-key": "alices-key"})
@@ -95,7 +95,7 @@ async def test_tokens_of_prompts_and_answers_count_and_may_be_owed(tmp_path: Pat
 
 def test_what_was_used_flows_back_within_a_minute() -> None:
     now = 0.0
-    rates, key = Rates(lambda: now), ApiKey((), requests_per_minute=2, tokens_per_minute=60)
+    rates, key = RateLimits(lambda: now), ApiKey((), requests_per_minute=2, tokens_per_minute=60)
     for _ in range(2):
         rates.admit("alice", key)
     with pytest.raises(RateLimited) as refused:

@@ -13,10 +13,10 @@ import pytest
 
 from ingot.errors import Cancelled, IngotError, Overloaded
 from ingot.http.endpoints.table import build_app
-from ingot.http.lanes import Lane
-from ingot.http.service import Service
-from ingot.http.shared_state import LONG_BODY, Hall
-from ingot.media.fetched import Unfetched
+from ingot.http.lanes import ThreadLane
+from ingot.http.service import ModelService
+from ingot.http.shared_state import LONG_BODY_BYTES, SharedState
+from ingot.media.fetch import Unfetched
 from ingot.text.cancellation import checkpoint
 from tests.http.asgi import Call, call
 from tests.http.scripted import ByteTokenizer, ScriptedEngine, settings
@@ -41,8 +41,8 @@ class Gate:
 
 
 @asynccontextmanager
-async def lane(**options: int) -> AsyncIterator[tuple[Lane, Gate]]:
-    made, gate = Lane("read", **{"threads": 2, "each": 1, "waiting": 2, **options}), Gate()
+async def lane(**options: int) -> AsyncIterator[tuple[ThreadLane, Gate]]:
+    made, gate = ThreadLane("read", **{"threads": 2, "each": 1, "waiting": 2, **options}), Gate()
     try:
         yield made, gate
     finally:
@@ -151,7 +151,7 @@ def held(pattern: str) -> dict[str, Any]:
 async def compiling(tmp_path: Path) -> AsyncIterator[tuple[Any, Gate]]:
     """An application whose compiler takes as long as the test likes over the patterns that begin with `slow`."""
     app = build_app(ScriptedEngine(), settings(**keys(tmp_path)))
-    service: Service = app.state.service
+    service: ModelService = app.state.service
     gate = Gate()
     service.served.grammars.prepare()
     service.served.grammars._trials = Trials(gate)  # type: ignore[assignment]
@@ -201,9 +201,9 @@ async def test_a_tenant_s_slow_grammars_delay_its_own_grammars_alone_and_only_so
 
 async def test_short_requests_overtake_long_ones_and_only_so_many_long_ones_wait() -> None:
     app = build_app(ScriptedEngine(), settings())
-    service: Service = app.state.service
+    service: ModelService = app.state.service
     gate = Gate()
-    long = b'"' + b"a" * LONG_BODY + b'"'
+    long = b'"' + b"a" * LONG_BODY_BYTES + b'"'
     tasks = [asyncio.create_task(service.read(long, gate, "")) for _ in range(18)]
     await gate.entered(2)
     await settle()
@@ -253,12 +253,12 @@ async def test_a_file_that_is_fetched_for_a_client_that_left_is_given_up() -> No
     def needs_a_file() -> None:
         raise Missing("http://localhost/a", ())
 
-    hall = Hall(settings())
-    task = asyncio.create_task(hall.prepare(needs_a_file, "a"))
+    shared_state = SharedState(settings())
+    task = asyncio.create_task(shared_state.prepare(needs_a_file, "a"))
     await gate.entered()
     task.cancel()
     await asyncio.wait([task])
     gate.open.set()
     await gate.entered()
-    await hall.stop()
+    await shared_state.stop()
     assert asked == [False]

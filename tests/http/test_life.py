@@ -17,14 +17,13 @@ import pytest
 from ingot.config import Settings
 from ingot.errors import ConfigError, DeviceLost
 from ingot.http.endpoints.table import build_app
-from ingot.http.reload import reload
-from ingot.http.server import Server, listen, make_server
+from ingot.http.server import HttpServer, make_server, open_listener, reload_settings
 from tests.http.asgi import call
 from tests.http.running import WAIT_S, connect, everything, post
 from tests.http.scripted import ScriptedEngine, hello, settings
 
 STREAM = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
-Serving = tuple[ScriptedEngine, Server, threading.Thread]
+Serving = tuple[ScriptedEngine, HttpServer, threading.Thread]
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ def serving() -> Iterator[Serving]:
     """A server that waits for whatever runs when it is told to stop, and the thread that it runs in."""
     engine, ready = ScriptedEngine(None), threading.Event()
     wanted = settings(drain_s=WAIT_S)
-    server = make_server(engine, wanted, lambda url: ready.set(), listen(wanted))  # type: ignore[arg-type]
+    server = make_server(engine, wanted, lambda url: ready.set(), open_listener(wanted))  # type: ignore[arg-type]
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -79,18 +78,18 @@ def test_a_server_that_is_given_up_ends_requests_in_words_and_returns(serving: S
 async def test_while_a_server_is_given_up_it_says_why_it_takes_nobody() -> None:
     engine = ScriptedEngine(None)
     app = build_app(engine, settings())  # type: ignore[arg-type]
-    live = app.state.service.hall.live
+    live = app.state.service.shared_state.live
     live.draining, live.refusal = True, DeviceLost()
     refused = await call(app, body=STREAM)
     assert refused.status == 503 and json.loads(refused.body)["error"]["code"] == "device_lost"
     well = engine.health()
     lost = replace(well, alive=False, ready=False, detail="the device was lost")
-    hall = app.state.service.hall
-    assert hall.health(lost).detail == "the device was lost" and hall.health(well).detail == "draining"
+    shared_state = app.state.service.shared_state
+    assert shared_state.health(lost).detail == "the device was lost" and shared_state.health(well).detail == "draining"
 
 
 def changed(app: Any, **changes: Any) -> None:
-    reload(app.state.service, lambda: settings(**changes))
+    reload_settings(app.state.service, lambda: settings(**changes))
 
 
 @pytest.mark.anyio
@@ -122,7 +121,7 @@ def test_settings_that_are_wrong_change_nothing(caplog: pytest.LogCaptureFixture
     def broken() -> Settings:
         raise ConfigError("config.toml: unknown key prot")
 
-    reload(app.state.service, broken)
+    reload_settings(app.state.service, broken)
     assert app.state.service.settings is before
     assert "the settings stay as they were: config.toml: unknown key prot" in caplog.text
 
@@ -142,7 +141,7 @@ def test_sighup_lets_a_server_read_its_settings_again(caplog: pytest.LogCaptureF
         ScriptedEngine(),  # type: ignore[arg-type]
         wanted,
         lambda url: threading.Thread(target=ask, args=(url,), daemon=True).start(),
-        listen(wanted),
+        open_listener(wanted),
         lambda: settings(allowed_hosts=("models.example.org",)),
     )
     assert threading.current_thread() is threading.main_thread(), "signals are for the main thread alone"
@@ -159,7 +158,7 @@ def test_what_loading_left_in_the_heap_goes_before_a_server_is_ready(monkeypatch
         order.append("ready")
         server.should_exit = True
 
-    server = make_server(ScriptedEngine(), wanted, ready, listen(wanted))  # type: ignore[arg-type]
+    server = make_server(ScriptedEngine(), wanted, ready, open_listener(wanted))  # type: ignore[arg-type]
     server.run()
     assert order[:2] == ["trimmed", "ready"]
 

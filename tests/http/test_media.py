@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ingot.http.body import Bodies
+from ingot.http.body import HeldBodies
 from ingot.http.endpoints.table import build_app
 from tests.http.asgi import Call, call
 from tests.http.scripted import ScriptedEngine, settings
@@ -106,7 +106,7 @@ async def test_the_bytes_of_a_body_count_as_long_as_its_pictures_are_held() -> N
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b"{}", "more_body": False}
 
-    bodies = Bodies(100)
+    bodies = HeldBodies(100)
     scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
     for kept, held in ((True, 2), (False, 0)):
         async with bodies.reading(scope, receive) as body:

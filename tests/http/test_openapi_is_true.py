@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from ingot.config import Settings
-from ingot.text.prompt.infill import Infill
+from ingot.text.tokenizer.special_tokens import Infill
 from tests.http.running import running
 from tests.http.scripted import ByteTokenizer, ScriptedEngine, settings
 from tests.http.scripted_encoders import EncodingEngine

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.engine.admission import Limits
+from ingot.engine.admission import EngineLimits
 from ingot.engine.engine import Engine
 from ingot.models.files.locate import ModelFolder
 from tests import engines
@@ -32,7 +32,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     rerank = write_encoder(tmp_path_factory.mktemp("rerank"), "modernbert", head=True, local_attention=8)
     made = engines.start(
         "llama",
-        limits=Limits(max_sequences=4, max_queue=4),
+        limits=EngineLimits(max_sequences=4, max_queue=4),
         encoders={"embedding": ModelFolder(embedding, "tiny-vectors", "x"), "rerank": ModelFolder(rerank, "rank", "x")},
     )
     yield made

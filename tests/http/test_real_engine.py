@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ingot.engine.admission import Limits
+from ingot.engine.admission import EngineLimits
 from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Request
 from tests import engines, tiny
@@ -24,7 +24,7 @@ LONG = {"prompt": [1, 2, 3], "max_tokens": 2000, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    made = engines.start("llama", limits=Limits(max_sequences=4, max_queue=4))
+    made = engines.start("llama", limits=EngineLimits(max_sequences=4, max_queue=4))
     yield made
     made.close()
 

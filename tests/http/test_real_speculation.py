@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from ingot.engine.speculation.forced import Forced
-from ingot.engine.speculation.lookup import Lookup
+from ingot.engine.speculation.lookup import LookupProposer
+from ingot.engine.speculation.proposer import ForcedTokensProposer
 from tests import engines
 from tests.http.running import WAIT_S, running
 from tests.http.scripted import settings
@@ -22,7 +22,9 @@ BODY = {"prompt": [5, 6, 7, 8] * 8, "max_tokens": TOKENS, "ignore_eos": True}
 
 @pytest.fixture
 def client() -> Iterator[httpx.Client]:
-    engine = engines.start("llama", proposers=(Forced(), Lookup()), guessed_tokens=3)  # whether it pays or not
+    engine = engines.start(
+        "llama", proposers=(ForcedTokensProposer(), LookupProposer()), fixed_draft_tokens=3
+    )  # whether it pays or not
     try:
         with running(engine, settings()) as url, httpx.Client(base_url=url, timeout=60) as made:
             yield made

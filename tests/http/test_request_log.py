@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from ingot.engine import core
-from ingot.engine.telemetry import Journal
+from ingot.engine.telemetry import RequestLog
 from ingot.errors import DeadlineExceeded, Stopping
 from ingot.http import request_lifetime
 from ingot.http.edge import ClientGone, Reply
-from ingot.http.endpoints.responses import silence
+from ingot.http.endpoints.responses import receive_never
 from ingot.http.endpoints.table import build_app
-from ingot.http.guard import shutting_down
-from ingot.http.request_lifetime import Exchange
+from ingot.http.guard import shutting_down_error
+from ingot.http.request_lifetime import RequestLifetime
 from tests import scripted
 from tests.http.asgi import WAIT_S, Call, call
 from tests.http.scripted import settings
@@ -43,7 +43,7 @@ def about(caplog: pytest.LogCaptureFixture, id: str) -> list[str]:
 async def test_a_request_is_logged_from_its_beginning_to_its_end(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(core, "Journal", partial(Journal, every_s=0.0))
+    monkeypatch.setattr(core, "RequestLog", partial(RequestLog, every_s=0.0))
     engine = scripted.start(lambda prompt: "Hello.")
     try:
         made = await call(build_app(engine, settings(api_key="sk-long-enough")), body=ASK, headers=KEY)
@@ -91,7 +91,7 @@ async def test_a_stream_that_the_server_cuts_off_is_no_client_that_left(caplog: 
         async with Call(app, body=ASK) as made:
             await asyncio.to_thread(gate.reached.wait, WAIT_S)
             await made.until(lambda: bool(made.status))
-            app.state.service.live.abandon_all(shutting_down())
+            app.state.service.live.abandon_all(shutting_down_error())
             await made.done()
         id = made.headers["x-request-id"]
         gate.opened.set()
@@ -107,12 +107,12 @@ async def test_a_stream_that_the_server_cuts_off_is_no_client_that_left(caplog: 
 
 
 @pytest.mark.parametrize(
-    ("cause", "told"), [(None, DeadlineExceeded), (ClientGone(), NoneType), (shutting_down(), Stopping)]
+    ("cause", "told"), [(None, DeadlineExceeded), (ClientGone(), NoneType), (shutting_down_error(), Stopping)]
 )
 async def test_a_request_that_is_cut_off_knows_by_what(cause: Any, told: type[object]) -> None:
     answer = Reply({"path": "/", "type": "http"}, asyncio.sleep)
-    exchange = Exchange(silence, -request_lifetime.GRACE_S if cause is None else WAIT_S, answer)
-    known: list[object] = [answer.cut_by()]
+    exchange = RequestLifetime(receive_never, -request_lifetime.DEADLINE_GRACE_S if cause is None else WAIT_S, answer)
+    known: list[object] = [answer.ended_by()]
 
     async def work() -> None:
         try:
@@ -120,7 +120,7 @@ async def test_a_request_that_is_cut_off_knows_by_what(cause: Any, told: type[ob
                 exchange.abandon(cause)
             await asyncio.sleep(WAIT_S)
         finally:
-            known.append(answer.cut_by())
+            known.append(answer.ended_by())
 
     with pytest.raises((DeadlineExceeded, ClientGone, Stopping)):
         await exchange.run(work)

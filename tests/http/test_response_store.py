@@ -15,10 +15,10 @@ import pytest
 
 from ingot.errors import Unavailable
 from ingot.http import response_store
-from ingot.http.response_store import Caps, ResponseStore
-from ingot.protocol.responses.answers import ReasoningEcho, ResponseBody, TextEcho
+from ingot.http.response_store import ResponseStore, StoreLimits
+from ingot.protocol.responses.answers import ResponseBody, ResponseReasoningEcho, ResponseTextEcho
 
-CAPS = Caps(rows=100, size=1 << 20, age_s=3600.0)
+CAPS = StoreLimits(rows=100, size=1 << 20, age_s=3600.0)
 ITEMS = [{"type": "message", "id": "msg_1", "role": "user", "content": "Hi"}]
 
 
@@ -36,11 +36,11 @@ def response(name: str, **changes: Any) -> ResponseBody:
         "parallel_tool_calls": True,
         "previous_response_id": None,
         "prompt_cache_key": None,
-        "reasoning": ReasoningEcho(),
+        "reasoning": ResponseReasoningEcho(),
         "safety_identifier": None,
         "store": True,
         "temperature": 1.0,
-        "text": TextEcho({"type": "text"}),
+        "text": ResponseTextEcho({"type": "text"}),
         "tool_choice": "auto",
         "tools": [],
         "top_logprobs": 0,
@@ -111,7 +111,7 @@ def test_nothing_is_written_before_it_is_needed_and_then_for_nobody_else_to_read
 
 
 def test_the_oldest_go_when_there_are_too_many(path: Path) -> None:
-    store = ResponseStore(path, Caps(rows=3, size=1 << 20, age_s=3600.0))
+    store = ResponseStore(path, StoreLimits(rows=3, size=1 << 20, age_s=3600.0))
     for number in range(5):
         store.keep("t", response(f"resp_{number}"), ITEMS)
     assert [number for number in range(5) if store.find("t", f"resp_{number}")] == [2, 3, 4]
@@ -119,7 +119,7 @@ def test_the_oldest_go_when_there_are_too_many(path: Path) -> None:
 
 
 def test_the_oldest_go_when_they_are_too_large(path: Path) -> None:
-    store = ResponseStore(path, Caps(rows=100, size=3000, age_s=3600.0))
+    store = ResponseStore(path, StoreLimits(rows=100, size=3000, age_s=3600.0))
     for number in range(5):
         noise = [{"id": "x", "text": os.urandom(500).hex()}]
         store.keep("t", response(f"resp_{number}"), noise)
@@ -195,7 +195,7 @@ def test_a_process_that_is_killed_loses_nothing_that_was_acknowledged(path: Path
 
 
 def test_a_busy_tenant_takes_what_others_leave_and_nothing_of_their_shares(path: Path) -> None:
-    store = ResponseStore(path, Caps(rows=6, size=1 << 20, age_s=3600.0))
+    store = ResponseStore(path, StoreLimits(rows=6, size=1 << 20, age_s=3600.0))
     for number in range(6):
         store.keep("busy", response(f"resp_b{number}"), ITEMS)
     assert store.find("busy", "resp_b0") is not None, "what nobody else needs is lent"
@@ -209,7 +209,7 @@ def test_a_busy_tenant_takes_what_others_leave_and_nothing_of_their_shares(path:
 
 
 def test_large_responses_of_one_tenant_evict_its_own(path: Path) -> None:
-    store = ResponseStore(path, Caps(rows=100, size=20_000, age_s=3600.0))
+    store = ResponseStore(path, StoreLimits(rows=100, size=20_000, age_s=3600.0))
     store.keep("calm", response("resp_c"), ITEMS)
     for number in range(10):
         noise = [{"type": "message", "text": os.urandom(4000).hex()}]

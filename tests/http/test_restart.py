@@ -11,7 +11,7 @@ import anyio
 import httpx
 import pytest
 
-from ingot.http.service import Service
+from ingot.http.service import ModelService
 from tests import talking
 from tests.http.running import running
 from tests.http.scripted import ScriptedEngine, settings
@@ -56,7 +56,7 @@ def test_a_model_recalls_no_answers_of_another_with_the_same_vocabulary(tmp_path
     def recalled(source: str, *, keeps: bool = False) -> bool:
         engine: Any = ScriptedEngine()
         engine.card = replace(engine.card, source=source)
-        service = Service(engine, settings(cache_dir=tmp_path))
+        service = ModelService(engine, settings(cache_dir=tmp_path))
         if keeps:
             service.served.answers.keep(b"a conversation", "", [1, 2, 3])
         found = service.served.answers.recall(b"a conversation")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pty
 import signal
@@ -10,6 +11,8 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +25,7 @@ from ingot.engine.request import TextDelta
 from ingot.errors import ConfigError
 from ingot.http import http11
 from ingot.http import server as servers
-from ingot.http.server import listen, make_server
+from ingot.http.server import UnavailableServer, make_server, open_listener
 from tests.http.running import WAIT_S, connect, everything, post, running
 from tests.http.scripted import ScriptedEngine, settings
 
@@ -37,10 +40,10 @@ def test_any_free_port_can_be_asked_for() -> None:
 
 
 def test_a_port_in_use_is_a_clear_error() -> None:
-    taken = listen(settings())
+    taken = open_listener(settings())
     try:
         with pytest.raises(ConfigError, match=f"Port {taken.port} on 127.0.0.1 is in use"):
-            listen(settings(port=taken.port))
+            open_listener(settings(port=taken.port))
     finally:
         taken.close()
 
@@ -48,23 +51,23 @@ def test_a_port_in_use_is_a_clear_error() -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_off_loopback_a_key_is_needed(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="--api-key"):
-        listen(settings(host=host))
-    listen(settings(host=host, api_key="k" * 8)).close()
+        open_listener(settings(host=host))
+    open_listener(settings(host=host, api_key="k" * 8)).close()
     # A name that is of this machine alone by custom, but not by its addresses.
-    monkeypatch.setattr(servers, "resolve", lambda name, port: [(socket.AF_INET, "192.0.2.1")])
+    monkeypatch.setattr(servers, "resolve_host", lambda name, port: [(socket.AF_INET, "192.0.2.1")])
     with pytest.raises(ConfigError, match="--api-key"):
-        listen(settings(host="localhost"))
+        open_listener(settings(host="localhost"))
 
 
 def test_a_host_that_is_not_here_is_a_clear_error() -> None:
     with pytest.raises(ConfigError, match="no address of this machine"):
-        listen(settings(host="203.0.113.7", api_key="k" * 8))
+        open_listener(settings(host="203.0.113.7", api_key="k" * 8))
     with pytest.raises(ConfigError, match="no address of this machine"):
-        listen(settings(host="no such host", api_key="k" * 8))
+        open_listener(settings(host="no such host", api_key="k" * 8))
 
 
 def test_a_name_is_listened_to_on_all_its_addresses_and_one_port() -> None:
-    listener = listen(settings(host="localhost"))
+    listener = open_listener(settings(host="localhost"))
     try:
         assert {one.getsockname()[1] for one in listener.sockets} == {listener.port}
     finally:
@@ -103,7 +106,7 @@ def test_a_client_that_does_not_read_is_not_waited_for_longer_than_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
 
-    monkeypatch.setattr("ingot.http.request_lifetime.GRACE_S", 0.0)
+    monkeypatch.setattr("ingot.http.request_lifetime.DEADLINE_GRACE_S", 0.0)
     engine = ScriptedEngine(lambda request: [[TextDelta(0, "x" * 1_000_000)] for _ in range(40)])
     with running(engine, settings(request_timeout_s=0.2)) as url:
         connection = connect(url)
@@ -140,7 +143,7 @@ def test_what_is_no_http_is_refused_in_our_words() -> None:
 
 
 def test_a_client_that_never_finishes_its_head_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http11, "HEAD_S", 0.1)
+    monkeypatch.setattr(http11, "HEAD_TIMEOUT_S", 0.1)
     with running(ScriptedEngine(), settings()) as url, connect(url) as silent, connect(url) as slow:
         slow.sendall(b"GET / HTTP/1.1\r\nhost: ")
         assert everything(silent) == b""
@@ -184,7 +187,7 @@ def test_stopping_waits_for_what_runs_and_then_ends_it_in_words() -> None:
 
 SERVE = """
 import os, signal, sys
-from ingot.http.server import listen, make_server
+from ingot.http.server import open_listener, make_server
 from tests.http.scripted import ScriptedEngine, settings
 if "terminal" in sys.argv:  # the first that whoever leads a session opens is its own
     os.close(os.open(os.ttyname(0), os.O_RDWR))
@@ -197,7 +200,7 @@ def ready(url):
 def again():
     print("read again", flush=True)
     return wanted
-make_server(ScriptedEngine(), wanted, ready, listen(wanted), again).run()
+make_server(ScriptedEngine(), wanted, ready, open_listener(wanted), again).run()
 print("returned", flush=True)
 """
 
@@ -257,14 +260,14 @@ def test_a_server_under_nohup_outlives_its_terminal_and_still_reads_its_settings
 
 
 STOPPED_TWICE = """
-from ingot.cli.serve import leave_at_once
-from ingot.http.server import listen, make_server
+from ingot.cli.serve import exit_at_once
+from ingot.http.server import open_listener, make_server
 from tests.http.scripted import ScriptedEngine, settings
 wanted = settings(drain_s=600.0)
-server = make_server(ScriptedEngine(None), wanted, lambda url: print(url, flush=True), listen(wanted))
-server.leave = leave_at_once
+server = make_server(ScriptedEngine(None), wanted, lambda url: print(url, flush=True), open_listener(wanted))
+server.leave = exit_at_once
 server.run()
-leave_at_once()
+exit_at_once()
 """
 
 
@@ -303,7 +306,7 @@ def test_a_second_interrupt_ends_a_server_that_is_still_loading(
             await asyncio.sleep(0)
 
     wanted = settings()
-    server = make_server(ScriptedEngine(), wanted, lambda url: None, listen(wanted))  # type: ignore[arg-type]
+    server = make_server(ScriptedEngine(), wanted, lambda url: None, open_listener(wanted))  # type: ignore[arg-type]
     monkeypatch.setattr(server._service, "start", load)
     server.leave = left.set
     thread = threading.Thread(target=server.run)
@@ -326,3 +329,61 @@ def test_the_http_side_is_imported_without_mlx() -> None:
         "sys.exit(any(name.split('.')[0] in ('mlx', 'mlx_lm', 'transformers', 'torch') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.fixture
+def sockets() -> Iterator[tuple[socket.socket, ...]]:
+    listener = open_listener(settings())
+    yield listener.sockets
+    listener.close()
+
+
+@pytest.fixture
+def door(sockets: tuple[socket.socket, ...]) -> Iterator[UnavailableServer]:
+    made = UnavailableServer(sockets, settings())
+    made.open("rank 1 was killed")
+    yield made
+    made.close()
+
+
+def url(sockets: tuple[socket.socket, ...]) -> str:
+    return f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/v1/chat/completions", "error"), ("/v1/messages", "error"), ("/api/chat", "error"), ("/anything", "error")],
+)
+def test_every_request_is_answered_with_what_can_be_tried_again(
+    door: UnavailableServer, sockets: tuple[socket.socket, ...], path: str, kind: str
+) -> None:
+    with connect(url(sockets)) as client:
+        client.sendall(post(path, {"messages": ["x" * 300_000]}))
+        head, _, body = everything(client).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 ")
+    assert b"\r\nretry-after: 2\r\n" in head + b"\r\n"
+    assert b"\r\nconnection: close" in head
+    assert "rank 1 was killed" in str(json.loads(body)[kind])
+
+
+def test_the_process_is_alive_and_not_ready(door: UnavailableServer, sockets: tuple[socket.socket, ...]) -> None:
+    with urllib.request.urlopen(f"{url(sockets)}/health/live") as answer:
+        assert json.loads(answer.read())["ok"]
+    door.open("another reason")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"{url(sockets)}/health")
+    assert refused.value.code == 503
+    assert json.loads(refused.value.read()) == {"ok": False, "detail": "another reason"}
+
+
+def test_a_door_that_is_left_leaves_the_sockets_to_who_else_listens(
+    door: UnavailableServer, sockets: tuple[socket.socket, ...]
+) -> None:
+    door.close()
+    with connect(url(sockets)):
+        sockets[0].settimeout(20.0)
+        taken, _ = sockets[0].accept()
+        taken.close()
+    door.open("again")
+    with pytest.raises(urllib.error.HTTPError):
+        urllib.request.urlopen(f"{url(sockets)}/health")

@@ -13,7 +13,7 @@ import pytest
 
 from ingot.engine.engine import Engine
 from ingot.errors import ConfigError
-from ingot.http.server import listen, make_server
+from ingot.http.server import make_server, open_listener
 from tests import talking
 from tests.http.running import running
 from tests.http.scripted import settings
@@ -86,7 +86,7 @@ def test_a_prompt_that_cannot_be_rendered_stops_the_server_and_names_its_line(
     path = tmp_path / "warm.jsonl"
     path.write_text(json.dumps(value))
     chosen = settings(warm_prompts=path)
-    listener = listen(chosen)
+    listener = open_listener(chosen)
     try:
         with pytest.raises(ConfigError, match=words):
             make_server(engine, chosen, lambda url: None, listener)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ingot.http.edge import ClientGone
-from ingot.http.streaming_feed import Feed
+from ingot.http.streaming import EventFeed
 
 pytestmark = pytest.mark.anyio
 
@@ -16,12 +16,12 @@ def batch(number: int) -> Any:
     return [number]
 
 
-async def read(feed: Feed) -> list[Any]:
+async def read(feed: EventFeed) -> list[Any]:
     return [told async for told in feed.reader().batches()]
 
 
 async def test_whoever_reads_along_gets_every_batch_whenever_they_came() -> None:
-    feed = Feed()
+    feed = EventFeed()
     early = asyncio.create_task(read(feed))
     for number in range(3):
         feed.put(batch(number))
@@ -35,7 +35,7 @@ async def test_whoever_reads_along_gets_every_batch_whenever_they_came() -> None
 
 
 async def test_a_reader_knows_how_much_waits_for_it() -> None:
-    feed = Feed()
+    feed = EventFeed()
     feed.put(batch(0))
     feed.put(batch(1))
     reader = feed.reader()
@@ -44,7 +44,7 @@ async def test_a_reader_knows_how_much_waits_for_it() -> None:
 
 
 async def test_a_reader_that_falls_too_far_behind_is_given_up() -> None:
-    feed = Feed()
+    feed = EventFeed()
     feed._batches = deque(maxlen=10)
     reader = feed.reader().batches()
     feed.put(batch(0))

@@ -12,7 +12,7 @@ import pytest
 
 from ingot.errors import ConfigError, Overloaded
 from ingot.http.endpoints.table import build_app
-from ingot.http.traces import Traces, traces_to
+from ingot.http.tracing import TraceExporter, open_traces
 from tests.http.asgi import call
 from tests.http.endpoints.test_audio import form
 from tests.http.scripted import ScriptedEngine, failing, settings
@@ -177,8 +177,8 @@ async def test_a_collector_that_takes_nothing_does_not_keep_a_server_from_stoppi
         def shutdown(self) -> None:
             pass
 
-    monkeypatch.setattr("ingot.http.traces.CLOSING_S", 0.1)
-    monkeypatch.setattr("ingot.http.side_service.traces_to", lambda endpoint: Traces(Stuck()))
+    monkeypatch.setattr("ingot.http.tracing.TRACE_CLOSING_S", 0.1)
+    monkeypatch.setattr("ingot.http.service.traces_to", lambda endpoint: TraceExporter(Stuck()))
     app = build_app(ScriptedEngine(), settings(otlp_traces_endpoint="http://127.0.0.1:9"))  # type: ignore[arg-type]
     assert (await call(app, body=MESSAGES)).status == 200
     with anyio.fail_after(10):
@@ -189,10 +189,10 @@ async def test_a_collector_that_takes_nothing_does_not_keep_a_server_from_stoppi
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:4318", "grpc://127.0.0.1:4317", "http://"])
 def test_an_address_that_is_none_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="collector"):
-        traces_to(endpoint)
+        open_traces(endpoint)
 
 
 def test_another_protocol_than_ours_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc")
     with pytest.raises(ConfigError, match="grpc"):
-        traces_to("http://127.0.0.1:4318")
+        open_traces("http://127.0.0.1:4318")

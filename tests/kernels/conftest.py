@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.kernels import native
+from ingot.kernels.cpu import native
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ingot.kernels import build, native, remedy
-from ingot.kernels.cpu import fastblas
+from ingot.kernels import build
+from ingot.kernels.cpu import fastblas, native
 
 needs_kernels = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
 
@@ -30,7 +30,7 @@ def test_the_bridge_is_loaded_from_the_kernels_package_before_mlx_is() -> None:
 def test_kernels_that_were_built_for_another_mlx_are_left_alone() -> None:
     code = (
         "import mlx.core as mx; mx.__version__ = '0.0.1'\n"
-        "from ingot.kernels import native\n"
+        "from ingot.kernels.cpu import native\n"
         "print(native.available(), native.advice())"
     )
     assert python(code).startswith("False the native kernels do not fit this mlx")
@@ -40,7 +40,7 @@ def test_kernels_that_were_built_for_another_mlx_are_left_alone() -> None:
 def test_kernels_with_another_interface_are_left_alone() -> None:
     code = (
         "import mlx.core, ingot_native; del ingot_native.INTERFACE\n"
-        "from ingot.kernels import native\n"
+        "from ingot.kernels.cpu import native\n"
         "print(native.available(), native.advice())"
     )
     assert python(code).startswith("False the native kernels do not fit this mlx, or this ingot")
@@ -49,17 +49,17 @@ def test_kernels_with_another_interface_are_left_alone() -> None:
 def test_a_clone_is_told_to_build_and_an_installation_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert "python -m ingot.kernels.build" in remedy.remedy()
-    for module in (build, remedy):
+    assert "python -m ingot.kernels.build" in fastblas.missing_kernels_advice()
+    for module in (build, fastblas):
         monkeypatch.setattr(module, "NATIVE", tmp_path / "native")
-    assert remedy.remedy() == "install ingot again, with the extra [cpu]"
-    assert build.build() == f"kernels: no sources here; {remedy.remedy()}"
+    assert fastblas.missing_kernels_advice() == "install ingot again, with the extra [cpu]"
+    assert build.build_native() == f"kernels: no sources here; {fastblas.missing_kernels_advice()}"
 
 
 def test_tools_that_are_missing_are_named_and_nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build.shutil, "which", lambda name: None if name == "cmake" else name)
     monkeypatch.setattr(build.subprocess, "run", None)
-    assert build.build().startswith("kernels: no cmake; mlx keeps its own (slow).")
+    assert build.build_native().startswith("kernels: no cmake; mlx keeps its own (slow).")
 
 
 def test_a_package_that_is_not_there_has_no_files() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.kernels.memory import give_back_memory
+from ingot.kernels.memory import release_unused_memory
 
 
 def test_what_is_drawn_next_refers_to_no_first_weights_that_nobody_computed(tmp_path: Path) -> None:
@@ -19,5 +19,5 @@ def test_what_is_drawn_next_refers_to_no_first_weights_that_nobody_computed(tmp_
     for _ in range(3):
         nn.Linear(4, 4)
     assert draws() >= 3
-    give_back_memory()
+    release_unused_memory()
     assert draws() == 0

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from ingot.errors import ConfigError
-from ingot.mcp.config import ServerConfig, read_servers
+from ingot.mcp.config import McpServerConfig, read_mcp_servers
 
 
-def read(tmp_path: Path, content: Any) -> dict[str, ServerConfig]:
+def read(tmp_path: Path, content: Any) -> dict[str, McpServerConfig]:
     path = tmp_path / "mcp.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
-    return read_servers(path)
+    return read_mcp_servers(path)
 
 
 def test_commands_and_addresses_are_read(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_commands_and_addresses_are_read(tmp_path: Path) -> None:
             }
         },
     )
-    assert made["files"] == ServerConfig(command="files", args=("-v",), env={"A": "b"}, tools=("read",), timeout_s=5)
+    assert made["files"] == McpServerConfig(command="files", args=("-v",), env={"A": "b"}, tools=("read",), timeout_s=5)
     assert made["web"].url == "https://example.org/mcp"
 
 
@@ -64,4 +64,4 @@ def test_a_mistake_is_named(tmp_path: Path, content: Any, words: str) -> None:
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"mcp\.json"):
-        read_servers(tmp_path / "mcp.json")
+        read_mcp_servers(tmp_path / "mcp.json")

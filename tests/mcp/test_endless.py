@@ -17,7 +17,7 @@ pytest.importorskip("mcp", reason="the MCP SDK is not installed: it is the extra
 from ingot.errors import ConfigError
 from ingot.mcp import config as configs
 from ingot.mcp import transports as processes
-from ingot.mcp.config import ServerConfig
+from ingot.mcp.config import McpServerConfig
 from ingot.mcp.servers import McpServers
 from tests.mcp.test_servers import failing, started, stdio
 
@@ -52,19 +52,19 @@ async def test_what_is_no_message_is_passed_over() -> None:
 
 async def test_a_server_that_only_shouts_is_named_at_the_start() -> None:
     shouting = "import sys\nwhile True: sys.stdout.write('x' * 65536)"
-    servers = McpServers({"here": ServerConfig(command=sys.executable, args=("-c", shouting), timeout_s=20.0)})
+    servers = McpServers({"here": McpServerConfig(command=sys.executable, args=("-c", shouting), timeout_s=20.0)})
     with pytest.raises(ConfigError, match=r"here.*more than 4 MiB"):
         await servers.start()
 
 
 async def test_a_server_that_does_not_leave_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "LEAVE_S", 0.1)
+    monkeypatch.setattr(processes, "EXIT_GRACE_S", 0.1)
     note = tmp_path / "pid"
     stubborn = (
         "import os, pathlib, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
         f"pathlib.Path({str(note)!r}).write_text(str(os.getpid())); time.sleep(600)"
     )
-    servers = McpServers({"here": ServerConfig(command=sys.executable, args=("-c", stubborn), timeout_s=2.0)})
+    servers = McpServers({"here": McpServerConfig(command=sys.executable, args=("-c", stubborn), timeout_s=2.0)})
     with pytest.raises(ConfigError, match="in time"):
         await servers.start()
     with pytest.raises(ProcessLookupError):
@@ -105,10 +105,10 @@ def endless() -> Iterator[str]:
 
 @pytest.mark.parametrize(("path", "words"), [("events", "limit"), ("plain", "4 MiB"), ("packed", "compressed")])
 async def test_a_remote_server_without_end_is_not_heard_to_it(endless: str, path: str, words: str) -> None:
-    servers = McpServers({"here": ServerConfig(url=f"{endless}/{path}", timeout_s=20.0)})
+    servers = McpServers({"here": McpServerConfig(url=f"{endless}/{path}", timeout_s=20.0)})
     with pytest.raises(ConfigError, match=words):
         await servers.start()
 
 
 def test_a_message_may_be_longer_than_any_result_that_is_passed_on_by_default() -> None:
-    assert ServerConfig(command="x").max_result_chars * 6 < configs.MESSAGE_BYTES, "six bytes write any character"
+    assert McpServerConfig(command="x").max_result_chars * 6 < configs.MESSAGE_BYTES, "six bytes write any character"

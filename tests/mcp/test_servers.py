@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("mcp", reason="the MCP SDK is not installed: it is the extra `mcp`")
 
 from ingot.errors import ConfigError
-from ingot.mcp.config import ServerConfig
+from ingot.mcp.config import McpServerConfig
 from ingot.mcp.servers import McpServers, ToolFailed
 from tests.mcp import HERE
 
@@ -32,14 +32,14 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def stdio(**given: Any) -> ServerConfig:
+def stdio(**given: Any) -> McpServerConfig:
     # A server gets little of our environment; where Python looks for modules it needs to know.
     environment = {"SECRET": "open sesame", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    return ServerConfig(command=sys.executable, args=(SCRIPT,), env=environment, **given)
+    return McpServerConfig(command=sys.executable, args=(SCRIPT,), env=environment, **given)
 
 
 @asynccontextmanager
-async def started(**configs: ServerConfig) -> AsyncIterator[McpServers]:
+async def started(**configs: McpServerConfig) -> AsyncIterator[McpServers]:
     servers = McpServers(configs)
     await servers.start()
     try:
@@ -87,13 +87,13 @@ async def test_a_call_has_so_much_time_and_a_server_that_ended_is_started_again_
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (ServerConfig(command="/no/such/program"), "here"),
-        (ServerConfig(command=sys.executable, args=("-c", "pass"), timeout_s=5.0), "here"),
-        (ServerConfig(url="http://127.0.0.1:9/mcp", timeout_s=5.0), "here"),
+        (McpServerConfig(command="/no/such/program"), "here"),
+        (McpServerConfig(command=sys.executable, args=("-c", "pass"), timeout_s=5.0), "here"),
+        (McpServerConfig(url="http://127.0.0.1:9/mcp", timeout_s=5.0), "here"),
         (stdio(tools=("weather", "wether")), "wether"),
     ],
 )
-async def test_a_server_that_is_not_as_configured_is_named_at_the_start(config: ServerConfig, words: str) -> None:
+async def test_a_server_that_is_not_as_configured_is_named_at_the_start(config: McpServerConfig, words: str) -> None:
     servers = McpServers({"here": config})
     with pytest.raises(ConfigError, match=words):
         await servers.start()
@@ -118,5 +118,5 @@ def url() -> Iterator[str]:
 
 
 async def test_a_server_is_reached_over_http(url: str) -> None:
-    async with started(here=ServerConfig(url=url, headers={"x-note": "y"})) as servers:
+    async with started(here=McpServerConfig(url=url, headers={"x-note": "y"})) as servers:
         assert await servers.call("here", "weather", '{"city": "Paris"}') == "18 degrees in Paris"

@@ -5,21 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ingot.media.families.files import ProcessorFiles
-from ingot.media.families.gemma import Gemma
-from ingot.media.image_processors import Qwen
-from ingot.media.processor import Processor
-from ingot.protocol.served import Served
+from ingot.media.image_processors import GemmaProcessor, ProcessorFiles, QwenProcessor
+from ingot.media.layout import MediaProcessor
+from ingot.protocol.served import ServedModel
 from tests.http.scripted import CARD, settings
 from tests.templates.real import named
 
 PATCH, MERGE = 16, 2
 PIXELS = {"size": {"shortest_edge": 32 * 32, "longest_edge": 512 * 512}, "patch_size": PATCH, "merge_size": MERGE}
-TIMED = Qwen.of(ProcessorFiles({"model_type": "qwen3_5"}, PIXELS, PIXELS))
-UNTIMED = Qwen.of(ProcessorFiles({"model_type": "qwen2_5_vl"}, PIXELS, PIXELS))
+TIMED = QwenProcessor.of(ProcessorFiles({"model_type": "qwen3_5"}, PIXELS, PIXELS))
+UNTIMED = QwenProcessor.of(ProcessorFiles({"model_type": "qwen2_5_vl"}, PIXELS, PIXELS))
 
 
-class StillsOnly(Gemma):
+class StillsOnly(GemmaProcessor):
     """Every picture is 9 tokens of Qwen's, and clips are shown as pictures."""
 
     __slots__ = ()
@@ -28,13 +26,13 @@ class StillsOnly(Gemma):
     def placeholders(self) -> dict[Any, Any]:
         return {"image": TIMED.placeholders["image"]}
 
-    def picture(self, size: Any, wish: Any) -> Any:
-        return replace(super().picture(size, wish), token="<|image_pad|>", written="<|image_pad|>", runs=(9,))
+    def picture(self, size: Any, layout_options: Any) -> Any:
+        return replace(super().picture(size, layout_options), token="<|image_pad|>", written="<|image_pad|>", runs=(9,))
 
 
 STILLS = StillsOnly(96, 16, 9)
 
 
-def seeing(processor: Processor | None = TIMED, model: str = "qwen-3.5", **options: Any) -> Served:
+def seeing(processor: MediaProcessor | None = TIMED, model: str = "qwen-3.5", **options: Any) -> ServedModel:
     card = replace(CARD, vocab=300_000, context=65_536)
-    return Served.of(card, named(model).tokenizer, settings(**options), processor=processor)
+    return ServedModel.of(card, named(model).tokenizer, settings(**options), processor=processor)

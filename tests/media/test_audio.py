@@ -1,4 +1,4 @@
-"""Sounds as clients send them: what is taken, and what is refused by name."""
+"""Frames of pitches, as Whisper models are given them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,50 @@ import pytest
 
 from ingot.errors import BadMedia
 from ingot.media import bounds
-from ingot.media.audio import Sound
-from ingot.media.mel import Floats
+from ingot.media.audio import MEL_FLOOR, AudioFile, FloatArray, MelFrames, mel_filters, normalize_mels
 from tests.hearing import tone, wav
 from tests.media.clips import SAME
+
+
+def frames(*pieces: np.ndarray, bands: int = 80) -> np.ndarray:
+    mel = MelFrames(bands)
+    return np.concatenate([*(mel.push(piece) for piece in pieces), mel.end()])
+
+
+def test_a_sound_has_a_frame_for_each_whole_hundredth_of_a_second() -> None:
+    assert [len(frames(tone(seconds))) for seconds in (1.0, 1.005, 0.3)] == [100, 100, 30]
+    assert len(frames(np.zeros(0, np.float32))) == 0
+
+
+@pytest.mark.parametrize("cut", [1, 399, 1000, 7999])
+def test_frames_are_the_same_however_the_sound_is_cut(cut: int) -> None:
+    noise = np.random.default_rng(1).normal(0, 0.1, 8000).astype(np.float32)
+    head = max(cut, 201)  # the mirror at the beginning is made of the first piece
+    assert np.allclose(frames(noise[:head], noise[head:]), frames(noise), atol=1e-5)
+
+
+def test_a_tone_is_loudest_in_the_band_of_its_pitch() -> None:
+    heard = frames(tone(1.0))[50]
+    band = int(heard.argmax())
+    assert mel_filters(80)[band, round(440 / 40)] > 0
+
+
+def test_silence_is_the_floor() -> None:
+    assert np.allclose(frames(np.zeros(16_000, np.float32)), np.log10(MEL_FLOOR))
+
+
+@pytest.mark.parametrize("bands", [80, 128])
+def test_bands_cover_the_frequencies_with_the_same_area_each(bands: int) -> None:
+    made = mel_filters(bands)
+    assert made.shape == (bands, 201) and made.min() == 0
+    wide = made[-10:].sum(axis=1) * 40  # in which many frequencies lie
+    assert np.allclose(wide, 1.0, atol=0.05)
+
+
+def test_a_window_spans_eight_powers_of_ten_at_most() -> None:
+    shown = normalize_mels(np.array([[-10.0, 1.0]], np.float32))
+    assert shown.tolist() == [[-0.75, 1.25]]
+
 
 av = pytest.importorskip("av")
 
@@ -31,7 +71,7 @@ FORMS = {
 }
 
 
-def encoded(container: str, codec: str, rate: int, samples: Floats, layout: str = "mono") -> bytes:
+def encoded(container: str, codec: str, rate: int, samples: FloatArray, layout: str = "mono") -> bytes:
     file = io.BytesIO()
     with av.open(file, "w", format=container, options=SAME) as out:
         stream = out.add_stream(codec, rate=rate, layout=layout)
@@ -153,7 +193,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.parametrize("name", FORMS)
 def test_what_browsers_phones_and_recorders_send_is_taken(name: str) -> None:
-    sound = Sound(encoded(*FORMS[name], tone(SECONDS)))
+    sound = AudioFile(encoded(*FORMS[name], tone(SECONDS)))
     samples = np.concatenate(list(sound.samples()))
     assert sound.seconds == pytest.approx(SECONDS, abs=0.1)
     assert len(samples) / 16_000 == pytest.approx(SECONDS, abs=0.1)
@@ -163,19 +203,19 @@ def test_what_browsers_phones_and_recorders_send_is_taken(name: str) -> None:
 
 def test_channels_are_mixed_into_one() -> None:
     for channels in (2, 8):
-        samples = np.concatenate(list(Sound(wav(tone(1), channels=channels)).samples()))
+        samples = np.concatenate(list(AudioFile(wav(tone(1), channels=channels)).samples()))
         assert len(samples) == 16_000 and np.abs(samples).max() > 0.1
 
 
 def test_samples_of_a_plain_file_are_its_own() -> None:
-    samples = np.concatenate(list(Sound(wav(tone(1))).samples()))
+    samples = np.concatenate(list(AudioFile(wav(tone(1))).samples()))
     assert np.allclose(samples, tone(1), atol=1e-4)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_is_no_sound_is_refused_by_name(name: str) -> None:
     with pytest.raises(BadMedia) as refused:
-        sound = Sound(HOSTILE[name]())
+        sound = AudioFile(HOSTILE[name]())
         for _ in sound.samples():
             pass
     assert refused.value.status == 400 and refused.value.code == "invalid_media"
@@ -183,11 +223,11 @@ def test_what_is_no_sound_is_refused_by_name(name: str) -> None:
 
 
 def test_a_sound_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "SOUND_S", 1.0)
+    monkeypatch.setattr(bounds, "AUDIO_S", 1.0)
     with pytest.raises(BadMedia, match="longer than"):
-        Sound(wav(tone(2)))
+        AudioFile(wav(tone(2)))
 
 
 def test_a_recording_whose_last_packet_is_cut_off_is_taken() -> None:
     whole = encoded(*FORMS["aac"], tone(SECONDS))
-    assert Sound(whole[:-20]).seconds > SECONDS - 0.2
+    assert AudioFile(whole[:-20]).seconds > SECONDS - 0.2

@@ -14,14 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import BadMedia
-from ingot.media.clip import ClipFile, ClipFrames
-from ingot.media.containers import ClipPackets, PacketTime, Stretch
-from ingot.media.families.files import ProcessorFiles
-from ingot.media.image_processors import Qwen
-from ingot.media.layout import ClipHeader, ClipWish
-from ingot.media.picture import Picture
-from ingot.media.size import Size
-from ingot.media.video import clip_packets, picked
+from ingot.media.containers import PacketRange, PacketTime, VideoPackets
+from ingot.media.image_processors import ProcessorFiles, QwenProcessor
+from ingot.media.images import ImageFile
+from ingot.media.layout import Size, VideoHeader, VideoLayoutOptions
+from ingot.media.video import VideoFile, VideoFrames, decode_frames, read_video_packets
 from tests.media.clips import brightness, filmed
 from tests.media.pictures import file_of
 
@@ -32,19 +29,19 @@ av = pytest.importorskip("av")
     ("format", "codec"), [("mp4", "mpeg4"), ("mov", "mpeg4"), ("matroska", "mpeg4"), ("webm", "libvpx")]
 )
 def test_a_clips_header_says_how_large_and_how_long_it_is(format: str, codec: str) -> None:
-    header = ClipFile.of(filmed(format=format, codec=codec)).header
+    header = VideoFile.of(filmed(format=format, codec=codec)).header
     assert header.size == (64, 48) and header.fps == pytest.approx(10, abs=0.2) and abs(header.frames - 40) <= 1
 
 
 @pytest.mark.parametrize("gop", [1, 12, 300])
 def test_frames_are_those_that_were_asked_for(gop: int) -> None:
-    clip = ClipFile.of(filmed(gop=gop))
+    clip = VideoFile.of(filmed(gop=gop))
     numbers = [0, 7, 7, 20, 39]
     assert brightness(clip.pick(numbers)) == pytest.approx([5 * number for number in numbers], abs=3)
 
 
 def test_far_frames_are_found_by_keyframes_and_near_ones_by_going_on() -> None:
-    clip = ClipFile.of(filmed(400, gop=30, step=20))
+    clip = VideoFile.of(filmed(400, gop=30, step=20))
     numbers = [0, 3, 100, 101, 250, 399]
     assert brightness(clip.pick(numbers)) == pytest.approx([20 * number % 250 for number in numbers], abs=6)
 
@@ -70,7 +67,7 @@ KINDS: dict[str, dict[str, Any]] = {
 )
 def test_a_frame_is_the_one_that_decoding_everything_finds_at_its_time(kind: str, numbers: list[int]) -> None:
     data = filmed(120, step=37, **KINDS[kind])
-    clip = ClipFile.of(data)
+    clip = VideoFile.of(data)
     with av.open(io.BytesIO(data)) as container:
         every = [(frame.time, frame.to_ndarray(format="rgb24")) for frame in container.decode(video=0)]
     begin = every[0][0]
@@ -81,7 +78,7 @@ def test_a_frame_is_the_one_that_decoding_everything_finds_at_its_time(kind: str
 
 
 def test_of_far_frames_only_what_leads_to_them_is_decoded() -> None:
-    packets = ClipPackets([PacketTime(at, at % 30 == 0, True) for at in range(18_000)])
+    packets = VideoPackets([PacketTime(at, at % 30 == 0, True) for at in range(18_000)])
     stretches = packets.stretches(packets.at(at * 285.7) for at in range(63))
     assert sum(stretch.end - stretch.begin for stretch in stretches) < 63 * 31
 
@@ -93,9 +90,9 @@ def test_of_far_frames_only_what_leads_to_them_is_decoded() -> None:
 def test_whatever_is_asked_for_is_decoded_once_behind_its_keyframe(packets: Any, times: list[float]) -> None:
     if not any(packet.shown for packet in packets):
         with pytest.raises(BadMedia, match="no frame"):
-            ClipPackets(packets)
+            VideoPackets(packets)
         return
-    clip = ClipPackets(packets)
+    clip = VideoPackets(packets)
     wanted = [clip.at(time) for time in sorted(times)]
     stretches = clip.stretches(wanted)
     for one, following in pairwise(stretches):
@@ -111,33 +108,33 @@ def test_keyframes_are_shown_where_they_are_asked_for_and_only_they_are_decoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decoded: list[int] = []
-    stretches = ClipPackets.stretches
+    stretches = VideoPackets.stretches
 
-    def counted(self: ClipPackets, wanted: Iterable[int]) -> list[Stretch]:
+    def counted(self: VideoPackets, wanted: Iterable[int]) -> list[PacketRange]:
         found = stretches(self, wanted)
         decoded.extend(stretch.end - stretch.begin for stretch in found)
         return found
 
-    monkeypatch.setattr(ClipPackets, "stretches", counted)
-    clip = ClipFile.of(filmed(120, gop=12, codec="libx264", step=2, options={"x264-params": "scenecut=0"}))
+    monkeypatch.setattr(VideoPackets, "stretches", counted)
+    clip = VideoFile.of(filmed(120, gop=12, codec="libx264", step=2, options={"x264-params": "scenecut=0"}))
     assert clip.keyed.keys == tuple(range(0, 120, 12))
-    shown = Qwen.of(ProcessorFiles({"model_type": "qwen3_vl"})).clip(clip.keyed, ClipWish(frames=8))
+    shown = QwenProcessor.of(ProcessorFiles({"model_type": "qwen3_vl"})).clip(clip.keyed, VideoLayoutOptions(frames=8))
     assert shown.frames == (0, 12, 36, 48, 72, 84, 96, 119)
     assert shown.times[1] == (36 + 48) / 2 / 10  # of what is shown, not of what was asked for
-    frames = picked(clip.data, clip_packets(clip.data), clip.header, 0, shown.frames)
+    frames = decode_frames(clip.data, read_video_packets(clip.data), clip.header, 0, shown.frames)
     assert brightness(frames) == pytest.approx([2 * number for number in shown.frames], abs=6)
     assert decoded == [1] * 7 + [12]
 
 
 def test_a_count_that_is_too_high_shows_the_last_frame_again() -> None:
-    clip = ClipFile.of(filmed())
-    lying = ClipFile(clip.data, ClipHeader(clip.header.size, 60, 10.0), 0, clip.digest)
+    clip = VideoFile.of(filmed())
+    lying = VideoFile(clip.data, VideoHeader(clip.header.size, 60, 10.0), 0, clip.digest)
     assert brightness(lying.pick([39, 50, 59])) == pytest.approx([195, 195, 195], abs=3)
 
 
 @pytest.mark.parametrize("turn", [90, -90, 180])
 def test_a_clip_stands_as_it_was_filmed(turn: int) -> None:
-    clip = ClipFile.of(filmed(4, turn=turn))
+    clip = VideoFile.of(filmed(4, turn=turn))
     size = Size(64, 48) if turn == 180 else Size(48, 64)
     assert clip.header.size == size
     assert {frame.shape[:2] for frame in clip.pick([0, 3])} == {size[::-1]}
@@ -166,28 +163,28 @@ def sound() -> bytes:
 )
 def test_what_is_no_clip_is_refused_in_words(data: bytes, said: str) -> None:
     with pytest.raises(BadMedia, match=said):
-        ClipFile.of(data)
+        VideoFile.of(data)
 
 
 def test_sound_alone_is_refused_by_name() -> None:
     with pytest.raises(BadMedia, match="only sound"):
-        ClipFile.of(sound())
+        VideoFile.of(sound())
 
 
 def test_a_cut_clip_is_shown_as_far_as_it_goes_or_refused() -> None:
     whole = filmed(format="matroska")
-    clip = ClipFile.of(whole[: len(whole) * 2 // 3])
+    clip = VideoFile.of(whole[: len(whole) * 2 // 3])
     with suppress(BadMedia):
         assert len(list(clip.pick([0, 10, 39]))) == 3
 
 
 def test_one_frame_is_a_clip() -> None:
-    clip = ClipFile.of(filmed(1))
-    layout = Qwen.of(ProcessorFiles({"model_type": "qwen3_vl"})).clip(clip.header, ClipWish())
+    clip = VideoFile.of(filmed(1))
+    layout = QwenProcessor.of(ProcessorFiles({"model_type": "qwen3_vl"})).clip(clip.header, VideoLayoutOptions())
     assert layout.frames == (0, 0) and len(list(clip.pick(layout.frames))) == 2
 
 
 def test_digests_name_the_frames_and_their_rate() -> None:
-    one, two = Picture.of(file_of(8, 8)), Picture.of(file_of(8, 8, "bmp"))
-    digests = {ClipFrames((one, two)).digest, ClipFrames((two, one)).digest, ClipFrames((one, two), 2.0).digest}
-    assert len(digests) == 3 and ClipFrames((one, two)).digest in digests
+    one, two = ImageFile.of(file_of(8, 8)), ImageFile.of(file_of(8, 8, "bmp"))
+    digests = {VideoFrames((one, two)).digest, VideoFrames((two, one)).digest, VideoFrames((one, two), 2.0).digest}
+    assert len(digests) == 3 and VideoFrames((one, two)).digest in digests

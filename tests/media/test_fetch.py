@@ -1,7 +1,8 @@
-"""Files are fetched from hosts that the settings name, wherever redirects lead, and from nowhere else."""
+"""Files inside of texts: read as they were written, or refused in words."""
 
 from __future__ import annotations
 
+import base64
 import errno
 import itertools
 import selectors
@@ -13,12 +14,52 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ingot.errors import BadMedia, Cancelled
 from ingot.media import bounds
 from ingot.media import fetch as fetching
-from ingot.media.fetch import fetch, host_allowed
-from ingot.media.fetched import Unfetched, fetched_bytes, ready
+from ingot.media.fetch import (
+    Unfetched,
+    decode_base64,
+    fetch_file,
+    fetched_file,
+    host_allowed,
+    prefetched_files,
+    split_data_url,
+)
+
+
+@given(data=st.binary(max_size=300), width=st.integers(1, 80))
+def test_a_file_comes_back_whatever_lines_and_padding_it_was_written_with(data: bytes, width: int) -> None:
+    text = base64.b64encode(data).decode()
+    lines = "\r\n".join(text[at : at + width] for at in range(0, len(text), width))
+    assert decode_base64(text) == decode_base64(lines) == decode_base64(text.rstrip("=")) == data
+
+
+@given(text=st.text(max_size=40))
+def test_any_text_is_read_or_refused_and_nothing_else(text: str) -> None:
+    with suppress(BadMedia):
+        decode_base64(text)
+    with suppress(BadMedia):
+        split_data_url("data:" + text)
+
+
+@pytest.mark.parametrize("text", ["!", "AA=A", "A", "AA==AA==", "Ä", "\ud800"])
+def test_what_is_no_base64_is_refused(text: str) -> None:
+    with pytest.raises(BadMedia, match="no base64"):
+        decode_base64(text)
+
+
+def test_a_data_url_states_its_type_and_is_in_base64() -> None:
+    assert split_data_url("data:IMAGE/PNG;base64,AAAA") == ("image/png", "AAAA")
+    assert split_data_url("data:video/mp4;codecs=avc1;base64,AAAA") == ("video/mp4", "AAAA")
+    assert split_data_url("data:;base64,AAAA") == ("", "AAAA")
+    for url in ("data:image/png,AAAA", "data:image/png;base64", "data:" + "a" * 300 + ";base64,AAAA", "image/png"):
+        with pytest.raises(BadMedia, match="as in data:image/png;base64"):
+            split_data_url(url)
+
 
 LOCAL = ("localhost",)
 
@@ -73,7 +114,7 @@ def here(host: str, port: int) -> list[str]:
 
 
 def test_a_file_is_fetched_under_the_name_that_was_asked_for(server: Any) -> None:
-    assert fetch(at(server, "/a?b=c"), LOCAL, lookup=here) == b"xxxxx"
+    assert fetch_file(at(server, "/a?b=c"), LOCAL, lookup=here) == b"xxxxx"
     assert server.seen == [("/a?b=c", f"localhost:{server.server_port}")]
 
 
@@ -92,7 +133,7 @@ def test_a_file_is_fetched_under_the_name_that_was_asked_for(server: Any) -> Non
 )
 def test_what_is_not_allowed_is_refused_before_anyone_is_asked(url: str, said: str, server: Any) -> None:
     with pytest.raises(BadMedia, match=said):
-        fetch(url, LOCAL, lookup=here)
+        fetch_file(url, LOCAL, lookup=here)
     assert not server.seen
 
 
@@ -105,35 +146,35 @@ def test_what_is_not_allowed_is_refused_before_anyone_is_asked(url: str, said: s
 )
 def test_a_public_name_of_a_private_address_is_refused(address: str) -> None:
     with pytest.raises(BadMedia, match="not in the public network"):
-        fetch(
+        fetch_file(
             "http://images.example.org/a.png", ("*.example.org",), lookup=lambda host, port: ["93.184.216.34", address]
         )
 
 
 def test_a_private_address_is_asked_where_the_setting_names_it(server: Any) -> None:
-    assert fetch(at(server, "/a", "127.0.0.1"), ("127.0.0.1",), lookup=here) == b"xxxxx"
+    assert fetch_file(at(server, "/a", "127.0.0.1"), ("127.0.0.1",), lookup=here) == b"xxxxx"
     with pytest.raises(BadMedia, match="not in the public network"):
-        fetch(at(server, "/a", "127.0.0.1"), ("*",), lookup=here)
+        fetch_file(at(server, "/a", "127.0.0.1"), ("*",), lookup=here)
 
 
 def test_every_hop_is_checked_again(server: Any) -> None:
     port = server.server_port
-    assert fetch(at(server, f"/to/http=//localhost={port}/b"), LOCAL, lookup=here) == b"xxxxx"
+    assert fetch_file(at(server, f"/to/http=//localhost={port}/b"), LOCAL, lookup=here) == b"xxxxx"
     with pytest.raises(BadMedia, match="does not name it"):
-        fetch(at(server, "/to/http=//169.254.169.254/"), LOCAL, lookup=here)
+        fetch_file(at(server, "/to/http=//169.254.169.254/"), LOCAL, lookup=here)
     with pytest.raises(BadMedia, match="http and https"):
-        fetch(at(server, "/to/file=///etc/passwd"), LOCAL, lookup=here)
+        fetch_file(at(server, "/to/file=///etc/passwd"), LOCAL, lookup=here)
 
 
 def test_a_host_is_looked_up_once_for_each_hop_and_that_address_is_dialled(server: Any) -> None:
     answers = iter([["127.0.0.1"], ["10.0.0.1"]])
-    assert fetch(at(server, "/a"), LOCAL, lookup=lambda host, port: next(answers)) == b"xxxxx"
+    assert fetch_file(at(server, "/a"), LOCAL, lookup=lambda host, port: next(answers)) == b"xxxxx"
 
 
 def test_redirects_in_a_circle_end(server: Any) -> None:
     around = f"/to/http=//localhost={server.server_port}"
     with pytest.raises(BadMedia, match="redirects"):
-        fetch(at(server, around * 8), LOCAL, lookup=here)
+        fetch_file(at(server, around * 8), LOCAL, lookup=here)
     assert len(server.seen) == bounds.REDIRECTS + 1
 
 
@@ -142,18 +183,18 @@ def test_redirects_in_a_circle_end(server: Any) -> None:
 )
 def test_what_comes_back_is_taken_whole_and_plain_or_not_at_all(path: str, said: str, server: Any) -> None:
     with pytest.raises(BadMedia, match=said):
-        fetch(at(server, path), LOCAL, lookup=here)
+        fetch_file(at(server, path), LOCAL, lookup=here)
 
 
 def test_a_server_that_cannot_be_reached_is_told_of_without_its_address() -> None:
     with pytest.raises(BadMedia, match="the connection failed") as refused:
-        fetch("http://localhost:1/a", LOCAL, lookup=here)
+        fetch_file("http://localhost:1/a", LOCAL, lookup=here)
     assert "127.0.0.1" not in refused.value.message
 
 
 def test_time_runs_out(server: Any) -> None:
     with pytest.raises(BadMedia, match="longer than"):
-        fetch(at(server, "/a"), LOCAL, lookup=here, timeout_s=-1)
+        fetch_file(at(server, "/a"), LOCAL, lookup=here, timeout_s=-1)
 
 
 class Dripping:
@@ -205,21 +246,23 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
 )
 def test_one_limit_holds_for_head_and_body_however_slowly_they_come(beginning: bytes) -> None:
     with Dripping(beginning) as server, pytest.raises(BadMedia, match="longer than"):
-        fetch(server.url(), LOCAL, lookup=here, timeout_s=20, clock=server.clock)
+        fetch_file(server.url(), LOCAL, lookup=here, timeout_s=20, clock=server.clock)
     assert server.now <= 22  # the limit, and where it begins
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_a_server_that_says_nothing_is_waited_for_no_longer(scheme: str) -> None:
     with Dripping(b"") as server, pytest.raises(BadMedia, match="longer than"):
-        fetch(server.url(scheme), LOCAL, lookup=here, timeout_s=5, clock=server.clock)
+        fetch_file(server.url(scheme), LOCAL, lookup=here, timeout_s=5, clock=server.clock)
 
 
 @pytest.mark.parametrize(("beginning", "scheme"), [(b"", "http"), (b"", "https"), (HEAD, "http")])
 def test_nothing_is_fetched_for_a_client_that_left(beginning: bytes, scheme: str) -> None:
     asked = itertools.count()
     with Dripping(beginning) as server, pytest.raises(Cancelled):
-        fetch(server.url(scheme), LOCAL, lookup=here, timeout_s=99, clock=server.clock, going=lambda: next(asked) < 4)
+        fetch_file(
+            server.url(scheme), LOCAL, lookup=here, timeout_s=99, clock=server.clock, going=lambda: next(asked) < 4
+        )
     assert next(asked) == 5
 
 
@@ -228,7 +271,7 @@ def test_an_address_that_does_not_answer_is_left_when_the_client_leaves(monkeypa
     monkeypatch.setattr(selectors.DefaultSelector, "select", lambda self, timeout: [])
     asked = itertools.count()
     with pytest.raises(Cancelled):
-        fetch("http://localhost:1/", LOCAL, lookup=here, going=lambda: next(asked) < 4)
+        fetch_file("http://localhost:1/", LOCAL, lookup=here, going=lambda: next(asked) < 4)
 
 
 def test_hosts_are_named_one_by_one_or_by_what_they_are_below() -> None:
@@ -240,16 +283,16 @@ def test_hosts_are_named_one_by_one_or_by_what_they_are_below() -> None:
 
 
 def test_who_reads_a_body_does_not_wait_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "addresses", None)
-    token = ready.set({})
+    monkeypatch.setattr(fetching, "host_addresses", None)
+    token = prefetched_files.set({})
     try:
         with pytest.raises(Unfetched) as missing:
-            fetched_bytes("http://other/a", LOCAL)
+            fetched_file("http://other/a", LOCAL)
         found = missing.value.fetch()
         assert isinstance(found, BadMedia)
-        ready.set({"http://other/a": found, "http://localhost/b": b"file"})
+        prefetched_files.set({"http://other/a": found, "http://localhost/b": b"file"})
         with pytest.raises(BadMedia, match="does not name it"):
-            fetched_bytes("http://other/a", LOCAL)
-        assert fetched_bytes("http://localhost/b", LOCAL) == b"file"
+            fetched_file("http://other/a", LOCAL)
+        assert fetched_file("http://localhost/b", LOCAL) == b"file"
     finally:
-        ready.reset(token)
+        prefetched_files.reset(token)

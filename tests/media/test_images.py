@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from ingot.errors import BadMedia
 from ingot.media import bounds
-from ingot.media.picture import Picture, PictureHeader
-from ingot.media.size import Size
+from ingot.media.images import ImageFile, ImageHeader
+from ingot.media.layout import Size
 from tests.media.pictures import FORMATS, Image, drawn, file_of, saved, turned_file
 
 SIDES = st.integers(1, 40)
 
 
-def picture_header(data: bytes) -> PictureHeader:
-    return Picture.of(data).header
+def picture_header(data: bytes) -> ImageHeader:
+    return ImageFile.of(data).header
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ingot.errors import BadMedia
-from ingot.media.picture import Picture
+from ingot.media.images import ImageFile
 from tests.media.pictures import FORMATS, Image, drawn, file_of, saved, turned_file
 from tests.media.test_images import png
 
@@ -19,7 +19,7 @@ ImageOps = pytest.importorskip("PIL.ImageOps")
 
 
 def pixels(data: bytes) -> Any:
-    [frame] = Picture.of(data).frames()
+    [frame] = ImageFile.of(data).frames()
     return frame
 
 
@@ -38,7 +38,7 @@ def test_a_turned_picture_stands_as_its_camera_was_held(format: str, orientation
     with Image.open(io.BytesIO(data)) as opened:
         expected = np.asarray(ImageOps.exif_transpose(opened).convert("RGB"))
     found = pixels(data)
-    assert found.shape[:2] == Picture.of(data).size[::-1]
+    assert found.shape[:2] == ImageFile.of(data).size[::-1]
     assert np.array_equal(found, expected)
 
 
@@ -72,7 +72,7 @@ def test_a_truncated_file_is_refused_in_words(format: str) -> None:
 def test_a_bomb_is_refused_by_its_header_before_anything_is_unpacked() -> None:
     packed = zlib.compress(bytes(1 << 24))
     with pytest.raises(BadMedia, match="Send it smaller"):
-        Picture.of(png(60_000, 60_000, (b"IDAT", packed), (b"IEND", b"")))
+        ImageFile.of(png(60_000, 60_000, (b"IDAT", packed), (b"IEND", b"")))
 
 
 def test_more_data_than_the_header_says_is_not_unpacked() -> None:
@@ -90,4 +90,4 @@ def test_a_file_that_says_two_sizes_is_refused() -> None:
 
 def test_the_same_bytes_have_the_same_digest_and_no_others() -> None:
     one, other = file_of(8, 8), file_of(8, 9)
-    assert Picture.of(one).digest == Picture.of(one).digest != Picture.of(other).digest
+    assert ImageFile.of(one).digest == ImageFile.of(one).digest != ImageFile.of(other).digest

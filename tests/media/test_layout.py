@@ -7,13 +7,13 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.media.sampling import near, spread
+from ingot.media.layout import snap_to_keyframes, spread_frames
 
 
 def test_a_key_stands_in_for_what_is_near_it() -> None:
-    assert near([0, 10, 20, 30], [1, 9, 14, 33]) == [1, 9, 20, 33]
-    assert near([0, 10, 20, 30], []) == [0, 10, 20, 30]
-    assert near([7], [9]) == [7]
+    assert snap_to_keyframes([0, 10, 20, 30], [1, 9, 14, 33]) == [1, 9, 20, 33]
+    assert snap_to_keyframes([0, 10, 20, 30], []) == [0, 10, 20, 30]
+    assert snap_to_keyframes([7], [9]) == [7]
 
 
 @given(
@@ -24,8 +24,8 @@ def test_a_key_stands_in_for_what_is_near_it() -> None:
 def test_no_frame_moves_further_than_half_the_way_to_the_next_and_none_is_shown_twice(
     total: int, count: int, keys: list[int]
 ) -> None:
-    frames = spread(total, min(count, total))
-    found = near(frames, keys)
+    frames = spread_frames(total, min(count, total))
+    found = snap_to_keyframes(frames, keys)
     apart = (frames[-1] - frames[0]) / max(1, len(frames) - 1)
     assert all(abs(one - other) <= apart / 2 for one, other in zip(found, frames, strict=True))
     assert all(one < other for one, other in pairwise(found))

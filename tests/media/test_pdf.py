@@ -10,10 +10,10 @@ import pytest
 
 from ingot.errors import BadMedia, BadRequest, Unavailable
 from ingot.media import bounds, worker
-from ingot.media.pdf import PdfFile, PdfPage, drawn_size
-from ingot.protocol.anthropic.request import count_tokens, read_messages
+from ingot.media.pdf import PdfFile, PdfPage, rendered_page_size
+from ingot.protocol.anthropic.request import count_message_tokens, read_messages
 from ingot.protocol.openai.chat import read_chat
-from ingot.protocol.responses.request import Surroundings, read_response
+from ingot.protocol.responses.request import ResponseContext, read_response
 from tests.media.pdfs import pdf
 from tests.media.seeing import seeing
 
@@ -39,7 +39,7 @@ def test_a_turned_page_is_as_wide_as_it_is_shown() -> None:
 
 
 def test_a_poster_is_drawn_in_fewer_pixels_to_an_inch() -> None:
-    size = drawn_size((7200, 3600))
+    size = rendered_page_size((7200, 3600))
     assert 0.99 * bounds.PDF_PAGE_PIXELS < size.area <= bounds.PDF_PAGE_PIXELS and size.aspect == pytest.approx(2, 0.01)
 
 
@@ -72,7 +72,7 @@ SLOW = pdf((1000, 1000), drawn=b"0 0 1000 1000 re f " * 200_000)
 
 def test_a_page_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     page = PdfPage(PdfFile.of(SLOW), 0)
-    monkeypatch.setattr(bounds, "UNPACK_WALL_S", 0.0)
+    monkeypatch.setattr(bounds, "DECODE_WALL_S", 0.0)
     with pytest.raises(BadMedia, match="took longer"):
         list(page.frames())
 
@@ -122,7 +122,7 @@ def asked(name: str) -> Any:
         case _:
             part = {"type": "input_file", "file_data": URL}
             body = {"input": [{"role": "user", "content": [part]}]}
-            return read_response(body, seeing(), "resp_" + "0" * 24, Surroundings(None, {})).first.request
+            return read_response(body, seeing(), "resp_" + "0" * 24, ResponseContext(None, {})).first.request
 
 
 @pytest.mark.parametrize("name", ["messages", "address", "tool", "chat", "responses"])
@@ -135,7 +135,7 @@ def test_a_documents_pages_are_pictures_in_every_protocol(name: str) -> None:
 def test_the_count_of_tokens_holds_every_page() -> None:
     body = {"messages": [{"role": "user", "content": [DOCUMENT]}]}
     [prompt] = read_messages(body | {"max_tokens": 9}, seeing(), "msg_1").request.prompts
-    assert count_tokens(body, seeing()).input_tokens == len(prompt)
+    assert count_message_tokens(body, seeing()).input_tokens == len(prompt)
 
 
 def test_pages_count_as_pictures_of_the_request() -> None:

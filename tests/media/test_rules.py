@@ -13,20 +13,21 @@ import numpy as np
 import pytest
 
 from ingot.errors import BadMedia, ModelError, Unsupported
-from ingot.media.families.files import ProcessorFiles
-from ingot.media.families.gemma import Gemma
-from ingot.media.families.idefics import Idefics
-from ingot.media.families.internvl import InternVL
-from ingot.media.families.llava import Llava
-from ingot.media.families.phi import Phi3
-from ingot.media.families.pixtral import Pixtral
-from ingot.media.families.registry import FAMILIES, processor_in
-from ingot.media.image_processors import Qwen
-from ingot.media.layout import ClipHeader, ClipWish, PictureWish
-from ingot.media.processor import Processor
-from ingot.media.size import Size
+from ingot.media.image_processors import (
+    PROCESSORS,
+    GemmaProcessor,
+    IdeficsProcessor,
+    InternVLProcessor,
+    LlavaProcessor,
+    Phi3Processor,
+    PixtralProcessor,
+    ProcessorFiles,
+    QwenProcessor,
+    read_processor,
+)
+from ingot.media.layout import ImageLayoutOptions, MediaProcessor, Size, VideoHeader, VideoLayoutOptions
 
-ANY = PictureWish()
+ANY = ImageLayoutOptions()
 
 
 def sizes(count: int, longest: int, seed: int = 7) -> list[Size]:
@@ -58,7 +59,7 @@ def test_qwen_resizes_pictures_as_its_processor_does(patch: int, least: int, mos
     files = ProcessorFiles(
         {"model_type": "qwen2_vl"}, {"patch_size": patch, "size": {"shortest_edge": least, "longest_edge": most}}
     )
-    ours = Qwen.of(files)
+    ours = QwenProcessor.of(files)
     for size in sensible(sizes(300, 5000)):
         height, width = resize(size.height, size.width, patch * 2, least, most)
         layout = ours.picture(size, ANY)
@@ -71,11 +72,11 @@ def test_qwen_3_resizes_clips_by_one_budget_for_all_frames() -> None:
     resize = transformers("qwen3_vl", "video_processing_qwen3_vl", "smart_resize")
     least, most = 4096, 25165824
     clips = {"size": {"shortest_edge": least, "longest_edge": most}, "fps": 2, "min_frames": 4, "max_frames": 768}
-    ours = Qwen.of(ProcessorFiles({"model_type": "qwen3_vl"}, {"patch_size": 16, "merge_size": 2}, clips))
+    ours = QwenProcessor.of(ProcessorFiles({"model_type": "qwen3_vl"}, {"patch_size": 16, "merge_size": 2}, clips))
     drawn = random.Random(3)
     for size in sensible(sizes(150, 2000)):
-        header = ClipHeader(size, drawn.randint(2, 5000), drawn.choice([1, 12.5, 24, 29.97, 60]))
-        layout = ours.clip(header, ClipWish())
+        header = VideoHeader(size, drawn.randint(2, 5000), drawn.choice([1, 12.5, 24, 29.97, 60]))
+        layout = ours.clip(header, VideoLayoutOptions())
         count = min(max(int(header.frames / header.fps * 2), 4), 768, header.frames)
         height, width = resize(count, size.height, size.width, 2, 32, least, most)
         assert layout.size == (width, height), header
@@ -85,16 +86,16 @@ def test_qwen_3_resizes_clips_by_one_budget_for_all_frames() -> None:
 
 
 def test_qwen_3_tells_each_pair_of_frames_its_time() -> None:
-    ours = Qwen.of(ProcessorFiles({"model_type": "qwen3_vl"}))
-    layout = ours.clip(ClipHeader(Size(64, 64), 100, 10.0), ClipWish(frames=4))
+    ours = QwenProcessor.of(ProcessorFiles({"model_type": "qwen3_vl"}))
+    layout = ours.clip(VideoHeader(Size(64, 64), 100, 10.0), VideoLayoutOptions(frames=4))
     assert layout.frames == (0, 33, 66, 99) and layout.times == (1.65, 8.25)
     block = "<|vision_start|><|video_pad|><|vision_end|>"
     assert layout.written == f"<{1.65:.1f} seconds>{block}<{8.25:.1f} seconds>{block}"
 
 
 def test_qwen_2_gives_every_frame_the_same_budget_and_writes_one_run() -> None:
-    ours = Qwen.of(ProcessorFiles({"model_type": "qwen2_5_vl"}))
-    short, long = (ours.clip(ClipHeader(Size(640, 360), frames, 25.0), ClipWish()) for frames in (100, 2500))
+    ours = QwenProcessor.of(ProcessorFiles({"model_type": "qwen2_5_vl"}))
+    short, long = (ours.clip(VideoHeader(Size(640, 360), frames, 25.0), VideoLayoutOptions()) for frames in (100, 2500))
     assert short.size == long.size and short.written == long.written == "<|video_pad|>"
     assert (len(short.frames), len(long.frames)) == (8, 200)
     assert long.runs == (100 * long.grid.h * long.grid.w // 4,)
@@ -102,30 +103,32 @@ def test_qwen_2_gives_every_frame_the_same_budget_and_writes_one_run() -> None:
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_qwen_honours_what_a_request_says_of_clips(family: str) -> None:
-    ours, header = Qwen.of(ProcessorFiles({"model_type": family})), ClipHeader(Size(1280, 720), 3000, 30.0)
-    assert len(ours.clip(header, ClipWish(fps=0.1)).frames) == 10
-    assert len(ours.clip(header, ClipWish(max_frames=16)).frames) == 16
-    assert [len(ours.clip(header, ClipWish(frames=frames)).frames) for frames in (2, 3, 6)] == [2, 4, 6]
-    small = ours.clip(header, ClipWish(frames=8, max_pixels=128 * 128))
+    ours, header = QwenProcessor.of(ProcessorFiles({"model_type": family})), VideoHeader(Size(1280, 720), 3000, 30.0)
+    assert len(ours.clip(header, VideoLayoutOptions(fps=0.1)).frames) == 10
+    assert len(ours.clip(header, VideoLayoutOptions(max_frames=16)).frames) == 16
+    assert [len(ours.clip(header, VideoLayoutOptions(frames=frames)).frames) for frames in (2, 3, 6)] == [2, 4, 6]
+    small = ours.clip(header, VideoLayoutOptions(frames=8, max_pixels=128 * 128))
     assert small.size.area <= 128 * 128
-    total = ours.clip(header, ClipWish(frames=8, min_pixels=1, total_pixels=8 * 100_000))
+    total = ours.clip(header, VideoLayoutOptions(frames=8, min_pixels=1, total_pixels=8 * 100_000))
     assert total.size.area * 8 <= 8 * 100_000 * 2
 
 
 @pytest.mark.parametrize("frames", [1, 2, 3, 5])
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_the_shortest_clips_are_shown_whole_in_pairs(family: str, frames: int) -> None:
-    layout = Qwen.of(ProcessorFiles({"model_type": family})).clip(ClipHeader(Size(56, 56), frames, 30.0), ClipWish())
+    layout = QwenProcessor.of(ProcessorFiles({"model_type": family})).clip(
+        VideoHeader(Size(56, 56), frames, 30.0), VideoLayoutOptions()
+    )
     assert len(layout.frames) % 2 == 0 and max(layout.frames) < frames
     assert layout.grid.t == len(layout.frames) // 2
 
 
 def test_qwen_takes_fewer_pixels_where_a_request_asks_and_never_more_than_it_may() -> None:
-    ours, size = Qwen.of(ProcessorFiles({"model_type": "qwen2_vl"})), Size(3000, 2000)
-    assert ours.picture(size, PictureWish(max_pixels=100_000)).size.area <= 100_000
-    assert ours.picture(size, PictureWish("low")).size.area <= 512 * 512
-    assert ours.picture(size, PictureWish(max_pixels=10**8)) == ours.picture(size, ANY)
-    grown = ours.picture(Size(30, 30), PictureWish(min_pixels=500_000))
+    ours, size = QwenProcessor.of(ProcessorFiles({"model_type": "qwen2_vl"})), Size(3000, 2000)
+    assert ours.picture(size, ImageLayoutOptions(max_pixels=100_000)).size.area <= 100_000
+    assert ours.picture(size, ImageLayoutOptions("low")).size.area <= 512 * 512
+    assert ours.picture(size, ImageLayoutOptions(max_pixels=10**8)) == ours.picture(size, ANY)
+    grown = ours.picture(Size(30, 30), ImageLayoutOptions(min_pixels=500_000))
     assert 500_000 <= grown.size.area <= 28 * 28 * 1280
 
 
@@ -137,7 +140,7 @@ def test_pixtral_resizes_and_breaks_lines_as_its_processor_does() -> None:
             {"size": {"longest_edge": longest}},
             processor={"patch_size": patch, "spatial_merge_size": merge},
         )
-        ours = Pixtral.of(files)
+        ours = PixtralProcessor.of(files)
         for size in sensible(sizes(60, 3000)):
             blank = np.zeros((size.height, size.width, 1))
             height, width = resize(blank, (longest, longest), (patch * merge,) * 2)
@@ -152,7 +155,7 @@ def test_idefics_cuts_tiles_as_its_processor_does() -> None:
     made = transformers("idefics3", "image_processing_pil_idefics3", "Idefics3ImageProcessorPil")
     for longest, tile in ((4 * 364, 364), (2048, 512), (512, 512)):
         pictures = {"size": {"longest_edge": longest}, "max_image_size": {"longest_edge": tile}}
-        theirs, ours = made(**pictures), Idefics.of(ProcessorFiles({}, pictures))
+        theirs, ours = made(**pictures), IdeficsProcessor.of(ProcessorFiles({}, pictures))
         for size in sensible(sizes(150, 5000)):
             tiles, rows, columns = theirs.get_number_of_image_patches(size.height, size.width, {})
             layout = ours.picture(size, ANY)
@@ -167,18 +170,20 @@ def test_idefics_writes_tiles_as_its_processor_does() -> None:
         fake_image_token, image_token, global_image_tag = "<fake_token_around_image>", "<image>", "<global-img>"
         image_seq_len = 1
 
-    ours = Idefics.of(ProcessorFiles({}, {"size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}}))
+    ours = IdeficsProcessor.of(
+        ProcessorFiles({}, {"size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}})
+    )
     for size, rows, columns in ((Size(800, 600), 3, 4), (Size(600, 600), 4, 4)):
         told = made.replace_image_token(Named(), {"rows": [[rows]], "cols": [[columns]]}, 0)
         assert ours.picture(size, ANY).written == told
     single = made.replace_image_token(Named(), {"rows": [[0]], "cols": [[0]]}, 0)
-    assert ours.picture(Size(800, 600), PictureWish("low")).written == single
+    assert ours.picture(Size(800, 600), ImageLayoutOptions("low")).written == single
 
 
 def test_internvl_arranges_tiles_as_its_processor_does() -> None:
     made = transformers("got_ocr2", "image_processing_pil_got_ocr2", "GotOcr2ImageProcessorPil")
     theirs = made(size={"height": 448, "width": 448}, crop_to_patches=True)
-    ours = InternVL.of(ProcessorFiles({}, {"size": {"height": 448, "width": 448}}))
+    ours = InternVLProcessor.of(ProcessorFiles({}, {"size": {"height": 448, "width": 448}}))
     for size in sizes(300, 4000):
         tiles = theirs.get_number_of_image_patches(size.height, size.width, {})
         assert ours.picture(size, ANY).runs == (256 * tiles,), size
@@ -196,14 +201,14 @@ def test_llava_next_counts_features_as_its_processor_does() -> None:
     files = ProcessorFiles(
         {"model_type": "llava_next"}, {"image_grid_pinpoints": canvases, "crop_size": {"height": 336, "width": 336}}
     )
-    ours = Llava.of(files)
+    ours = LlavaProcessor.of(files)
     for size in sizes(300, 3000):
         features = made._get_number_of_features(Named(), size.height, size.width, 336, 336) - 1
         assert ours.picture(size, ANY).runs == (features,), size
 
 
 def test_llava_and_gemma_see_every_picture_in_one_size() -> None:
-    llava, gemma = Llava.of(ProcessorFiles({"model_type": "llava"})), Gemma.of(ProcessorFiles())
+    llava, gemma = LlavaProcessor.of(ProcessorFiles({"model_type": "llava"})), GemmaProcessor.of(ProcessorFiles())
     for size in sizes(5, 3000):
         assert (llava.picture(size, ANY).runs, gemma.picture(size, ANY).runs) == ((576,), (256,))
     assert gemma.picture(Size(9, 9), ANY).written == "\n\n<start_of_image><image_soft_token><end_of_image>\n\n"
@@ -211,58 +216,58 @@ def test_llava_and_gemma_see_every_picture_in_one_size() -> None:
 
 def test_phi_3_arranges_tiles_as_its_processor_does() -> None:
     transform = upstream("mlx_vlm.models.phi3_v.processing_phi3_v", "_calc_hd_transform_size")
-    ours = Phi3.of(ProcessorFiles({}, {"num_crops": 16}))
+    ours = Phi3Processor.of(ProcessorFiles({}, {"num_crops": 16}))
     for size in sizes(300, 4000):
         assert ours.picture(size, ANY).size == transform(size.width, size.height, 16), size
 
 
 def test_phi_3_counts_a_tile_and_the_whole_and_their_lines() -> None:
-    layout = Phi3.of(ProcessorFiles({}, {"num_crops": 16})).picture(Size(1344, 1344), ANY)
+    layout = Phi3Processor.of(ProcessorFiles({}, {"num_crops": 16})).picture(Size(1344, 1344), ANY)
     assert layout.size == (1344, 1344) and layout.runs == ((16 + 1) * 144 + 1 + 5 * 12,)
 
 
 def test_a_picture_of_no_sensible_shape_is_refused() -> None:
     with pytest.raises(BadMedia, match="Cut it"):
-        Qwen.of(ProcessorFiles()).picture(Size(1000, 1), ANY)
+        QwenProcessor.of(ProcessorFiles()).picture(Size(1000, 1), ANY)
 
 
-EVERY: list[tuple[str, Callable[[ProcessorFiles], Processor]]] = sorted(FAMILIES.items())
+EVERY: list[tuple[str, Callable[[ProcessorFiles], MediaProcessor]]] = sorted(PROCESSORS.items())
 
 
 @pytest.mark.parametrize(("name", "of"), EVERY)
 def test_every_family_says_what_it_writes_and_where_features_go(
-    name: str, of: Callable[[ProcessorFiles], Processor]
+    name: str, of: Callable[[ProcessorFiles], MediaProcessor]
 ) -> None:
     ours = of(ProcessorFiles({"model_type": name}))
     assert "image" in ours.placeholders and all(each.sought in each.whole for each in ours.placeholders.values())
     for size in (Size(300, 200), Size(90, 1800)):
         layout = ours.picture(size, ANY)
         assert layout.features > 0 and layout.grid.patches > 0
-        assert ours.picture(size, PictureWish("low")).features <= layout.features
+        assert ours.picture(size, ImageLayoutOptions("low")).features <= layout.features
 
 
 @pytest.mark.parametrize(("name", "of"), EVERY)
 def test_wishes_that_a_family_has_no_rule_for_are_refused_by_name(
-    name: str, of: Callable[[ProcessorFiles], Processor]
+    name: str, of: Callable[[ProcessorFiles], MediaProcessor]
 ) -> None:
     ours = of(ProcessorFiles({"model_type": name}))
-    if not isinstance(ours, Qwen):
+    if not isinstance(ours, QwenProcessor):
         with pytest.raises(Unsupported, match="max_pixels"):
-            ours.picture(Size(64, 64), PictureWish(max_pixels=1000))
+            ours.picture(Size(64, 64), ImageLayoutOptions(max_pixels=1000))
         with pytest.raises(Unsupported, match="as pictures"):
-            ours.clip(ClipHeader(Size(64, 64), 8, 8.0), ClipWish())
+            ours.clip(VideoHeader(Size(64, 64), 8, 8.0), VideoLayoutOptions())
 
 
 def test_a_checkpoints_own_files_decide(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_vl"}))
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"min_pixels": 3136, "max_pixels": 12845056}))
-    found = processor_in(tmp_path)
-    assert isinstance(found, Qwen) and found.pictures.most == 12845056
+    found = read_processor(tmp_path)
+    assert isinstance(found, QwenProcessor) and found.pictures.most == 12845056
     (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": {"max_pixels": 50176}}))
-    found = processor_in(tmp_path)
-    assert isinstance(found, Qwen) and found.pictures.most == 50176
+    found = read_processor(tmp_path)
+    assert isinstance(found, QwenProcessor) and found.pictures.most == 50176
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    assert processor_in(tmp_path) is None
+    assert read_processor(tmp_path) is None
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelError, match=r"config\.json"):
-        processor_in(tmp_path)
+        read_processor(tmp_path)

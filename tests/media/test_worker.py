@@ -16,47 +16,49 @@ import pytest
 
 from ingot.errors import BadMedia, Cancelled
 from ingot.media import worker, worker_main
-from ingot.media.worker import Client, Job, Part, Pool, Worker, working_for
+from ingot.media.worker import DecodedPart, DecodeJob, MediaClient, MediaWorker, WorkerPool, working_for
 from tests.media.pdfs import pdf
 from tests.media.pictures import file_of
 
-HEADER = Job("picture header", "picture", 64 << 20, 10.0)
+HEADER = DecodeJob("picture header", "picture", 64 << 20, 10.0)
 MB = 1 << 20
 ENDLESS = pdf((1000, 1000), drawn=b"0 0 1000 1000 re f " * 100_000)
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="by means of Linux")
 
 
 @pytest.fixture
-def pool() -> Iterator[Pool]:
-    made = Pool("media pixels", 2, 1, 256 * MB)
+def pool() -> Iterator[WorkerPool]:
+    made = WorkerPool("media pixels", 2, 1, 256 * MB)
     yield made
     made.close()
 
 
-def test_a_worker_starts_when_it_is_first_needed_and_is_used_again(pool: Pool) -> None:
+def test_a_worker_starts_when_it_is_first_needed_and_is_used_again(pool: WorkerPool) -> None:
     assert pool.started == 0
     for _ in range(3):
         assert pool.run(HEADER, file_of(8, 9)).value[1:3] == [8, 9]
     assert pool.started == 1
 
 
-def test_a_file_that_is_refused_costs_no_worker(pool: Pool) -> None:
+def test_a_file_that_is_refused_costs_no_worker(pool: WorkerPool) -> None:
     for _ in range(2):
         with pytest.raises(BadMedia, match="no picture"):
             pool.run(HEADER, b"nothing")
     assert pool.started == 1
 
 
-def test_a_worker_that_dies_is_the_end_of_its_request_alone(pool: Pool) -> None:
+def test_a_worker_that_dies_is_the_end_of_its_request_alone(pool: WorkerPool) -> None:
     with pytest.raises(BadMedia, match="cannot be read"):
-        pool.run(Job("a job that nobody knows", "file", MB, 1.0), b"")
+        pool.run(DecodeJob("a job that nobody knows", "file", MB, 1.0), b"")
     assert pool.run(HEADER, file_of(8, 9)).value[1:3] == [8, 9]
     assert pool.started == 2 and pool.booked == 0
 
 
-def test_the_log_tells_how_a_worker_died_and_for_which_request(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
-    with working_for(Client("ann", request="chatcmpl-1")), pytest.raises(BadMedia):
-        pool.run(Job("a job that nobody knows", "file", MB, 1.0), b"")
+def test_the_log_tells_how_a_worker_died_and_for_which_request(
+    pool: WorkerPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with working_for(MediaClient("ann", request="chatcmpl-1")), pytest.raises(BadMedia):
+        pool.run(DecodeJob("a job that nobody knows", "file", MB, 1.0), b"")
     [record] = caplog.records
     assert record.getMessage() == (
         "a worker that read a file for chatcmpl-1 ended with 1: \"KeyError: 'a job that nobody knows'\""
@@ -65,17 +67,17 @@ def test_the_log_tells_how_a_worker_died_and_for_which_request(pool: Pool, caplo
 
 
 def test_a_file_that_is_refused_and_one_whose_client_left_are_no_deaths(
-    pool: Pool, caplog: pytest.LogCaptureFixture
+    pool: WorkerPool, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(BadMedia):
         pool.run(HEADER, b"nothing")
-    with working_for(Client("ann", lambda: False)), pytest.raises(Cancelled):
-        pool.run(Job("pdf page", "PDF", 256 * MB, 10.0, (0, (2000, 2000), (9, 9), 3)), ENDLESS)
+    with working_for(MediaClient("ann", lambda: False)), pytest.raises(Cancelled):
+        pool.run(DecodeJob("pdf page", "PDF", 256 * MB, 10.0, (0, (2000, 2000), (9, 9), 3)), ENDLESS)
     assert caplog.records == []
 
 
-def test_a_worker_that_says_much_is_heard_to_its_last_line(pool: Pool) -> None:
-    process = Worker()
+def test_a_worker_that_says_much_is_heard_to_its_last_line(pool: WorkerPool) -> None:
+    process = MediaWorker()
     process._process.kill()
     process._stderr.close()
     reader, writer = os.pipe()
@@ -86,11 +88,11 @@ def test_a_worker_that_says_much_is_heard_to_its_last_line(pool: Pool) -> None:
         process._listen()
     os.write(writer, b"the last\n\n")
     assert process._ended() == "SIGKILL: 'the last'"
-    assert len(process._said) <= worker.SAID
+    assert len(process._said) <= worker.STDERR_KEPT
     os.close(writer)
 
 
-def test_a_worker_that_died_while_it_was_idle_is_nobodys_error(pool: Pool) -> None:
+def test_a_worker_that_died_while_it_was_idle_is_nobodys_error(pool: WorkerPool) -> None:
     pool.run(HEADER, file_of(8, 9))
     pool._idle[0]._process.kill()
     pool._idle[0]._process.wait()
@@ -99,7 +101,7 @@ def test_a_worker_that_died_while_it_was_idle_is_nobodys_error(pool: Pool) -> No
 
 @LINUX
 def test_a_worker_knows_nothing_of_the_servers_environment_and_folder(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET", "of the server")
     pool.run(HEADER, file_of(8, 9))
@@ -150,22 +152,22 @@ def judged(steps: list[tuple[int, int, int, int]], arch: int, call: int) -> int:
 @pytest.mark.parametrize("machine", KERNELS)
 def test_the_filter_refuses_what_the_kernels_table_calls_so_and_nothing_that_is_needed(machine: str) -> None:
     table = {name: int(number) for name, number in (each.split() for each in KERNELS[machine].split(", "))}
-    assert set(table) == set(worker_main.DENIED)
-    steps, arch = worker_main.filter_steps(machine), worker_main.ARCHITECTURES[machine]
+    assert set(table) == set(worker_main.DENIED_CALLS)
+    steps, arch = worker_main.seccomp_filter(machine), worker_main.ARCHITECTURES[machine]
     other = next(each for each in worker_main.ARCHITECTURES.values() if each != arch)
     allowed, refused = 0x7FFF0000, 0x0005000D
     assert {name: judged(steps, arch, number) for name, number in table.items()} == dict.fromkeys(table, refused)
     assert {judged(steps, arch, number) for number in NEEDED[machine]} == {allowed}
     assert {number for number in range(1000) if judged(steps, arch, number) == refused} == set(table.values())
     assert judged(steps, other, NEEDED[machine][0]) == judged(steps, arch, 0x40000000) == refused
-    assert worker_main.filter_steps("riscv64") == []
+    assert worker_main.seccomp_filter("riscv64") == []
 
 
 @pytest.mark.skipif(not HEADERS, reason="the kernel's headers are not here")
 def test_the_numbers_of_calls_are_those_of_the_kernels_headers() -> None:
     found = dict(re.findall(r"#define __NR_(\w+)\s+(\d+)", HEADERS[0].read_text()))
     place = list(worker_main.ARCHITECTURES).index(platform.machine())
-    assert {name: str(numbers[place]) for name, numbers in worker_main.DENIED.items()}.items() <= found.items()
+    assert {name: str(numbers[place]) for name, numbers in worker_main.DENIED_CALLS.items()}.items() <= found.items()
 
 
 SHUT_IN = """
@@ -213,7 +215,7 @@ def test_memory_beyond_a_jobs_is_not_given() -> None:
     assert made.stdout == "less\n" and "MemoryError" in made.stderr
 
 
-class Told(Worker):
+class Told(MediaWorker):
     """Answers when the test says so, and writes down whom it began to work for."""
 
     def __init__(self, begun: list[str], go: threading.Event) -> None:
@@ -225,21 +227,21 @@ class Told(Worker):
 
     def kill(self) -> None: ...
 
-    def answer(self, job: Job, data: bytes, wanted: object) -> Iterator[Part]:
+    def answer(self, job: DecodeJob, data: bytes, wanted: object) -> Iterator[DecodedPart]:
         self._begun.append(data.decode())
         assert self._go.wait(10)
-        yield Part(None, bytearray())
+        yield DecodedPart(None, bytearray())
 
 
 class Office:
     """A pool of such workers, and threads that ask it."""
 
-    def __init__(self, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun: list[str] = []
         self.asked = 0
         self.go, self.pause = threading.Event(), threading.Event()
         self.pool, self.threads = pool, ThreadPoolExecutor(16)
-        monkeypatch.setattr(worker, "Worker", lambda: Told(self.begun, self.go))
+        monkeypatch.setattr(worker, "MediaWorker", lambda: Told(self.begun, self.go))
 
     def ask(self, name: str, memory: int = MB) -> None:
         """Returns when it waits, or works."""
@@ -254,8 +256,8 @@ class Office:
             return len(self.pool._waiting) + running == self.asked and len(self.begun) == running
 
     def _run(self, name: str, memory: int) -> None:
-        with working_for(Client(name[0])):
-            self.pool.run(Job("", "", memory, 1.0), name.encode())
+        with working_for(MediaClient(name[0])):
+            self.pool.run(DecodeJob("", "", memory, 1.0), name.encode())
 
     def end(self) -> list[str]:
         self.go.set()
@@ -263,7 +265,7 @@ class Office:
         return self.begun
 
 
-def test_tenants_take_turns_and_none_has_all_workers(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tenants_take_turns_and_none_has_all_workers(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     office = Office(pool, monkeypatch)
     for name in ("a1", "a2", "a3", "b1"):
         office.ask(name)
@@ -273,7 +275,7 @@ def test_tenants_take_turns_and_none_has_all_workers(pool: Pool, monkeypatch: py
     assert begun.index("c1") < begun.index("a3")
 
 
-def test_a_job_waits_until_there_is_memory_for_it(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_waits_until_there_is_memory_for_it(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     office = Office(pool, monkeypatch)
     office.ask("a1", 200 * MB)
     office.ask("b1", 100 * MB)
@@ -281,9 +283,9 @@ def test_a_job_waits_until_there_is_memory_for_it(pool: Pool, monkeypatch: pytes
     assert office.end() == ["a1", "b1"] and pool.booked == 0
 
 
-def test_who_leaves_while_it_waits_takes_no_turn(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_leaves_while_it_waits_takes_no_turn(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     office = Office(pool, monkeypatch)
     office.ask("a1")
-    with working_for(Client("a", lambda: False)), pytest.raises(Cancelled):
-        pool.run(Job("", "", MB, 1.0), b"a2")
+    with working_for(MediaClient("a", lambda: False)), pytest.raises(Cancelled):
+        pool.run(DecodeJob("", "", MB, 1.0), b"a2")
     assert office.end() == ["a1"] and not pool._waiting

@@ -19,35 +19,39 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from bench import random_models
 from ingot.cache.layer_state import LayerState
 from ingot.engine.request import Request, Sampling, Stop
-from ingot.kernels import native
-from ingot.kernels.device import Device, current
-from ingot.models.adapter import Adapter, adapt, load
-from ingot.models.files.progress import silent
+from ingot.kernels.cpu import native
+from ingot.kernels.device import Device, current_device
+from ingot.models.adapter import ModelAdapter, adapt_model, load_model_adapter
+from ingot.models.files.progress import no_progress
 from ingot.models.gguf.importer import convert_gguf
 from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.fused_layers import FusedLayers
 from ingot.models.layers.mlp import JoinedMLP
-from ingot.models.layers.recurrent import NativeMixer
-from ingot.models.layers.swapping import unlower
-from ingot.models.probe import apart
+from ingot.models.layers.recurrent import NativeRecurrence
+from ingot.models.layers.swapping import restore_mlx_lm_modules
+from ingot.models.probe import logits_gap
 from tests import engines, tiny
 from tests.launches import computed, prompt_logits
 from tests.models.gguf.making import tiny_model
 from tests.models.layers import family_configs
 
-natively = pytest.mark.skipif(not native.available() or current().kind != "cpu", reason="native kernels attend on CPUs")
+natively = pytest.mark.skipif(
+    not native.available() or current_device().kind != "cpu", reason="native kernels attend on CPUs"
+)
 
 PROMPT = [5, 17, 3, 29, 11, 23]
 FUSED, MIXED, HYBRID, LATENT = "llama", "gemma3_text", "qwen3_next", "deepseek_v3"
 
 
-def adapted(name: str, *, exact: bool = False) -> Adapter:
-    return adapt(family_configs.build(name), family_configs.config(name), current(), widest=64, exact=exact)
+def adapted(name: str, *, exact: bool = False) -> ModelAdapter:
+    return adapt_model(
+        family_configs.build(name), family_configs.config(name), current_device(), widest=64, exact=exact
+    )
 
 
-def kept(adapter: Adapter) -> set[mx.Dtype]:
+def kept(adapter: ModelAdapter) -> set[mx.Dtype]:
     """Of all keys and values, after a mixed launch."""
-    rows = adapter.new_rows()
+    rows = adapter.new_batch_state()
     computed(adapter, rows, rows.new(), [1, 2, 3, 4, 5])
     stored = [storage for group in rows.groups for storage in group.storages]
     return {array.dtype for storage in stored for array in (*storage.keys, *storage.values)}
@@ -91,7 +95,7 @@ def test_rounding_keys_and_values_changes_little(kind: str) -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", list(tiny.CONFIGS))
 def test_rows_of_unlike_length_share_launches_on_a_gpu_and_no_family_is_blamed(kind: str) -> None:
-    made = adapt(tiny.build(kind), tiny.CONFIGS[kind], engines.GPU)
+    made = adapt_model(tiny.build(kind), tiny.CONFIGS[kind], engines.GPU)
     assert (made.ragged, made.mixed) == (True, True)
     assert not any("family" in note for note in made.notes)
 
@@ -126,7 +130,7 @@ def wavering(seed: int, bits: int | None = 4) -> Any:
 
 @pytest.mark.parametrize(("seed", "device"), [(0, METAL), (1, METAL), (0, engines.GPU)], ids=["0", "1", "cuda"])
 def test_a_mixture_whose_router_wavers_is_loaded_and_shares_launches(seed: int, device: Device) -> None:
-    made = adapt(wavering(seed), WAVERING, device)
+    made = adapt_model(wavering(seed), WAVERING, device)
     assert (made.ragged, made.mixed, made.notes) == (True, True, ())
 
 
@@ -135,14 +139,14 @@ def test_a_mixture_that_wavers_and_that_our_attention_gets_wrong_does_without_it
 ) -> None:
     computed = MixedAttention._mixed
     monkeypatch.setattr(MixedAttention, "_mixed", lambda *given: -computed(*given))
-    made = adapt(wavering(0), WAVERING, METAL)
+    made = adapt_model(wavering(0), WAVERING, METAL)
     assert (made.ragged, made.mixed) == (True, False)
     [note] = made.notes
     assert re.search(r"computed one after another: .* cannot mix them \(logits differ by 0\.\d+ of their range\)", note)
 
 
 @natively
-@pytest.mark.parametrize(("kind", "ours"), [("llama", FusedLayers), ("hybrid", NativeMixer)])
+@pytest.mark.parametrize(("kind", "ours"), [("llama", FusedLayers), ("hybrid", NativeRecurrence)])
 def test_modules_of_ours_that_compute_something_else_are_found_named_and_not_used(
     kind: str, ours: type[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,30 +157,30 @@ def test_modules_of_ours_that_compute_something_else_are_found_named_and_not_use
         return -y if any(isinstance(each, LayerState) for each in (*given, *named.values())) else y
 
     monkeypatch.setattr(ours, "__call__", wrong)
-    made = adapt(tiny.build(kind), tiny.CONFIGS[kind], current())
+    made = adapt_model(tiny.build(kind), tiny.CONFIGS[kind], current_device())
     assert not any(isinstance(module, ours) for module in made.model.modules())
     [note] = [note for note in made.notes if "layers run by mlx-lm's own modules, slower" in note]
     assert "answers differ from mlx-lm's own by" in note
-    assert apart(prompt_logits(made, PROMPT), tiny.build(kind)(mx.array([PROMPT]))[0]) < 1e-3
+    assert logits_gap(prompt_logits(made, PROMPT), tiny.build(kind)(mx.array([PROMPT]))[0]) < 1e-3
 
 
-@pytest.mark.parametrize("device", [current(), METAL, engines.GPU], ids=["here", "metal", "cuda"])
+@pytest.mark.parametrize("device", [current_device(), METAL, engines.GPU], ids=["here", "metal", "cuda"])
 @pytest.mark.parametrize("name", [FUSED, MIXED, "qwen3_moe"])
 def test_modules_that_were_swapped_can_be_put_back(name: str, device: Device) -> None:
-    made = adapt(family_configs.build(name), family_configs.config(name), device, widest=64)
-    unlower(made.model)
+    made = adapt_model(family_configs.build(name), family_configs.config(name), device, widest=64)
+    restore_mlx_lm_modules(made.model)
     assert not any(isinstance(module, MixedAttention | JoinedMLP | FusedLayers) for module in made.model.modules())
     plain = replace(made, kept=None, steps=None)
-    assert apart(prompt_logits(plain, PROMPT), family_configs.build(name)(mx.array([PROMPT]))[0]) < 1e-3
+    assert logits_gap(prompt_logits(plain, PROMPT), family_configs.build(name)(mx.array([PROMPT]))[0]) < 1e-3
 
 
-@pytest.mark.parametrize("device", [current(), METAL], ids=["here", "metal"])
+@pytest.mark.parametrize("device", [current_device(), METAL], ids=["here", "metal"])
 def test_attention_that_is_mlx_lms_own_is_named_with_what_it_costs(device: Device) -> None:
-    made = adapt(family_configs.build(LATENT), family_configs.config(LATENT), device, widest=64)
+    made = adapt_model(family_configs.build(LATENT), family_configs.config(LATENT), device, widest=64)
     [note] = [note for note in made.notes if "attention by mlx-lm's own modules" in note]
     assert "(DeepseekV3Attention), slower: each step copies keys and values out of their pages" in note
     for known in (FUSED, MIXED, HYBRID):
-        other = adapt(family_configs.build(known), family_configs.config(known), device, widest=64)
+        other = adapt_model(family_configs.build(known), family_configs.config(known), device, widest=64)
         assert not [note for note in other.notes if "mlx-lm's own" in note]
 
 
@@ -190,19 +194,19 @@ def uneven_gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
             made.tensors[name] = (kind, shape, np.exp(0.3 * rng.standard_normal(shape)).astype(np.float32))
     folder = tmp_path_factory.mktemp("gemma")
     (folder / "model").mkdir()
-    convert_gguf(made.write(folder / "gemma.gguf"), folder / "model", silent)
+    convert_gguf(made.write(folder / "gemma.gguf"), folder / "model", no_progress)
     return folder / "model"
 
 
-@pytest.mark.skipif(current().kind != "cpu", reason="GPUs round no activations")
+@pytest.mark.skipif(current_device().kind != "cpu", reason="GPUs round no activations")
 def test_activations_of_8_bits_do_not_keep_a_model_from_mixing_its_rows(uneven_gemma: Path) -> None:
-    made = load(uneven_gemma, current())
+    made = load_model_adapter(uneven_gemma, current_device())
     assert (made.ragged, made.mixed) == (True, True)
     assert not any("family" in note for note in made.notes)
 
 
 def test_gemma_shares_launches_under_the_rules_of_a_gpu(uneven_gemma: Path) -> None:
-    made = load(uneven_gemma, engines.GPU)
+    made = load_model_adapter(uneven_gemma, engines.GPU)
     assert (made.ragged, made.mixed) == (True, True)
 
 
@@ -233,7 +237,10 @@ def test_gemma_answers_alike_alone_and_among_rows_of_unlike_length(
 
 @pytest.mark.skipif(not native.available(), reason="needs the native kernels")
 def test_the_number_formats_are_told_as_they_are(uneven_gemma: Path) -> None:
-    assert str(load(uneven_gemma, current()).formats) == "weights Q4_K, activations 8-bit, states float16"
-    exact = load(uneven_gemma, current(), dtype="float32").formats
+    assert (
+        str(load_model_adapter(uneven_gemma, current_device()).formats)
+        == "weights Q4_K, activations 8-bit, states float16"
+    )
+    exact = load_model_adapter(uneven_gemma, current_device(), dtype="float32").formats
     assert str(exact) == "weights Q4_K, activations float32, states float32"
     assert str(adapted("llama").formats) == "weights F32, activations float32, states float16"

@@ -8,28 +8,26 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from ingot.cache.batch_state import Rows
-from ingot.cache.forward_batch import Part, Row
-from ingot.kernels.paged.slabs import Slabs
-from ingot.kernels.paged_attention.inputs import Rows as KernelRows
-from ingot.kernels.paged_attention.kernels import PagedAttention, available
-from ingot.kernels.paged_attention.rope import Turning
-from ingot.models import steps as module
-from ingot.models.adapter import Adapter, adapt
-from ingot.models.forward import run
-from ingot.models.probe import apart
-from ingot.models.steps import TRIALS, CompiledSteps
+from ingot.cache.batch_state import BatchState
+from ingot.cache.forward_batch import ForwardPart, Row
+from ingot.kernels.paged_attention.inputs import KernelRows, KVSlabs
+from ingot.kernels.paged_attention.kernels import PagedAttention, has_paged_kernels
+from ingot.kernels.paged_attention.rope import RopeKernel
+from ingot.models import forward as module
+from ingot.models.adapter import ModelAdapter, adapt_model
+from ingot.models.forward import STEP_TRIALS, CompiledSteps, run_forward
+from ingot.models.probe import logits_gap
 from tests import engines, tiny
 from tests.memory import pretended
 
 pytestmark = [
-    pytest.mark.skipif(not available(engines.GPU), reason="kernels run on no device here, nor can be emulated"),
+    pytest.mark.skipif(not has_paged_kernels(engines.GPU), reason="kernels run on no device here, nor can be emulated"),
     pretended,
 ]
 
 
 def turn(
-    self: Turning, projected: mx.array, angles: mx.array, slots: mx.array, slabs: Slabs, after: mx.array
+    self: RopeKernel, projected: mx.array, angles: mx.array, slots: mx.array, slabs: KVSlabs, after: mx.array
 ) -> tuple[mx.array, mx.array]:
     heads = self._shape.heads
     queries = projected[:, : heads.heads * heads.key_size].reshape(-1, heads.heads, heads.key_size)
@@ -39,7 +37,7 @@ def turn(
 
 
 def attend(
-    self: PagedAttention, queries: mx.array, rows: KernelRows, slabs: Slabs, after: mx.array, coded: None = None
+    self: PagedAttention, queries: mx.array, rows: KernelRows, slabs: KVSlabs, after: mx.array, coded: None = None
 ) -> mx.array:
     lengths = rows.rows[: len(rows.spans), 0]
     tokens = mx.concatenate([mx.full(count, n) for n, (_, count) in enumerate(rows.spans)])
@@ -63,10 +61,10 @@ class Counted:
 
 
 @pytest.fixture
-def adapter(monkeypatch: pytest.MonkeyPatch) -> Adapter:
-    made = adapt(tiny.build("kernel"), tiny.CONFIGS["kernel"], engines.GPU)
+def adapter(monkeypatch: pytest.MonkeyPatch) -> ModelAdapter:
+    made = adapt_model(tiny.build("kernel"), tiny.CONFIGS["kernel"], engines.GPU)
     assert made.steps is None, "the emulator cannot be asked without running"
-    monkeypatch.setattr(Turning, "__call__", turn)
+    monkeypatch.setattr(RopeKernel, "__call__", turn)
     monkeypatch.setattr(PagedAttention, "attend", attend)
     return made
 
@@ -74,33 +72,33 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> Adapter:
 class Session:
     """Rows that begin with prompts of these lengths and decode."""
 
-    def __init__(self, adapter: Adapter, model: Any, lengths: list[int]) -> None:
+    def __init__(self, adapter: ModelAdapter, model: Any, lengths: list[int]) -> None:
         self._adapter, self._model = adapter, model
-        self.states: Rows = adapter.new_rows()
+        self.states: BatchState = adapter.new_batch_state()
         self.rows: list[Row] = [self.states.new() for _ in lengths]
         for number, (row, length) in enumerate(zip(self.rows, lengths, strict=True)):
-            self._run([5 + number] * length, Part((row,), length))
+            self._run([5 + number] * length, ForwardPart((row,), length))
 
-    def _run(self, tokens: list[int], part: Part) -> mx.array:
+    def _run(self, tokens: list[int], part: ForwardPart) -> mx.array:
         given = mx.array(tokens, mx.uint32)
-        logits = run(self._model, self._adapter.selection, self.states, given, [part], None, mixed=True)
+        logits = run_forward(self._model, self._adapter.selection, self.states, given, [part], None, mixed=True)
         mx.eval(logits, self.states.pending())
         return logits
 
     def step(self, tokens: list[int], rows: list[Row]) -> mx.array:
-        return self._run(tokens, Part(tuple(rows), 1))
+        return self._run(tokens, ForwardPart(tuple(rows), 1))
 
 
-def compare(adapter: Adapter, steps: CompiledSteps, lengths: list[int], count: int) -> None:
+def compare(adapter: ModelAdapter, steps: CompiledSteps, lengths: list[int], count: int) -> None:
     dice, plain, mine = random.Random(1), Session(adapter, adapter.model, lengths), Session(adapter, steps, lengths)
     for number in range(count):
         some = slice(0, 1 + number // 8 % len(lengths))
         tokens = [dice.randrange(90) for _ in plain.rows[some]]
         wanted, found = plain.step(tokens, plain.rows[some]), mine.step(tokens, mine.rows[some])
-        assert apart(found, wanted) < 1e-5, f"at step {number}"  # what is compiled may round elsewhere
+        assert logits_gap(found, wanted) < 1e-5, f"at step {number}"  # what is compiled may round elsewhere
 
 
-def test_they_say_what_the_model_says_while_rows_grow_join_and_leave(adapter: Adapter) -> None:
+def test_they_say_what_the_model_says_while_rows_grow_join_and_leave(adapter: ModelAdapter) -> None:
     counted = Counted(adapter.model)
     steps = CompiledSteps(counted)
     compare(adapter, steps, [3, 60, 130], 60)
@@ -108,14 +106,14 @@ def test_they_say_what_the_model_says_while_rows_grow_join_and_leave(adapter: Ad
     prompts, seen, graphs = 3, 1, len(steps._steps)
     assert 3 <= graphs <= 9
     # Once by itself at each trial, and once a graph: not at every step.
-    assert counted.calls <= prompts + seen + TRIALS + 1 + graphs
+    assert counted.calls <= prompts + seen + STEP_TRIALS + 1 + graphs
 
 
 def test_a_model_that_keeps_something_of_a_step_is_not_compiled(
-    adapter: Adapter, monkeypatch: pytest.MonkeyPatch
+    adapter: ModelAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def keeps(
-        self: PagedAttention, queries: mx.array, rows: KernelRows, slabs: Slabs, after: mx.array, coded: None = None
+        self: PagedAttention, queries: mx.array, rows: KernelRows, slabs: KVSlabs, after: mx.array, coded: None = None
     ) -> mx.array:
         return attend(self, queries, rows, slabs, after) + 0.01 * rows.spans[0][0]
 
@@ -137,13 +135,13 @@ class Shifted(CompiledSteps):
         return logits * (1 + self._by), after
 
 
-def test_steps_that_round_elsewhere_are_compiled(adapter: Adapter) -> None:
+def test_steps_that_round_elsewhere_are_compiled(adapter: ModelAdapter) -> None:
     steps = Shifted(adapter.model, 1e-6)
     compare(adapter, steps, [3, 60], 24)
-    assert steps.refused is None and steps._agreed == TRIALS
+    assert steps.refused is None and steps._agreed == STEP_TRIALS
 
 
-def test_steps_that_are_off_by_more_than_the_model_rounds_are_not_compiled(adapter: Adapter) -> None:
+def test_steps_that_are_off_by_more_than_the_model_rounds_are_not_compiled(adapter: ModelAdapter) -> None:
     session, steps = Session(adapter, adapter.model, [3, 60]), Shifted(adapter.model, 0.01)
     wanted = [session.step([7, 8], session.rows) for _ in range(6)]
     again = Session(adapter, steps, [3, 60])
@@ -153,7 +151,7 @@ def test_steps_that_are_off_by_more_than_the_model_rounds_are_not_compiled(adapt
     assert steps.refused is not None and steps.refused.startswith("compiled steps differ by 0.0")
 
 
-def test_how_far_a_model_rounds_is_asked_of_itself(adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_far_a_model_rounds_is_asked_of_itself(adapter: ModelAdapter, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = Shifted(adapter.model, 0.01)
     monkeypatch.setattr(CompiledSteps, "_moved", lambda *_: 0.02)
     session = Session(adapter, steps, [3, 60])
@@ -163,41 +161,41 @@ def test_how_far_a_model_rounds_is_asked_of_itself(adapter: Adapter, monkeypatch
 
 
 def test_what_is_asked_of_a_step_and_not_known_is_not_compiled(
-    adapter: Adapter, monkeypatch: pytest.MonkeyPatch
+    adapter: ModelAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = CompiledSteps(adapter.model)
-    monkeypatch.setattr(module, "_is_known", lambda key: key != "calls")
+    monkeypatch.setattr(module, "_is_known_key", lambda key: key != "calls")
     compare(adapter, steps, [3, 60], 12)
     assert steps.refused == "qwen3 looks at its rows in a way that cannot be compiled"
 
 
-def test_few_graphs_are_kept(adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_KEPT", 2)
+def test_few_graphs_are_kept(adapter: ModelAdapter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_COMPILED_STEPS", 2)
     steps = CompiledSteps(adapter.model)
     compare(adapter, steps, [3, 60, 130], 60)
     assert len(steps._steps) == 2 and steps.refused is None
 
 
-def test_logits_after_some_tokens_alone_are_the_models_own(adapter: Adapter) -> None:
+def test_logits_after_some_tokens_alone_are_the_models_own(adapter: ModelAdapter) -> None:
     steps = CompiledSteps(adapter.model)
     compare(adapter, steps, [3, 60], 12)
     assert steps.refused is None and steps._steps
     session = Session(adapter, steps, [3, 60])
     for at in ([], [1], [0]):
-        given, part = mx.array([4, 5], mx.uint32), Part(tuple(session.rows), 1)
-        logits = run(steps, adapter.selection, session.states, given, [part], at, mixed=True)
+        given, part = mx.array([4, 5], mx.uint32), ForwardPart(tuple(session.rows), 1)
+        logits = run_forward(steps, adapter.selection, session.states, given, [part], at, mixed=True)
         mx.eval(logits, session.states.pending())
         assert logits.shape[0] == len(at)
 
 
 def test_more_rows_than_packed_weights_are_multiplied_by_as_they_are_are_not_compiled(
-    adapter: Adapter, monkeypatch: pytest.MonkeyPatch
+    adapter: ModelAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = Counted(adapter.model)
     steps = CompiledSteps(counted)
     compare(adapter, steps, [3, 60, 130], 24)
     graphs, calls = len(steps._steps), counted.calls
-    monkeypatch.setattr(module, "FEW", 1)
+    monkeypatch.setattr(module, "FEW_ROWS", 1)
     session = Session(adapter, steps, [3, 60])
     for _ in range(3):
         session.step([4, 5], session.rows)

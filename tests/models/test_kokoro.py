@@ -10,15 +10,19 @@ import numpy as np
 import pytest
 
 from ingot.errors import BadRequest, ModelError
-from ingot.kernels import native
-from ingot.media.mel import Floats
-from ingot.models import kokoro_config as config_module
-from ingot.models import kokoro_kokoro as kokoro_module
-from ingot.models.kokoro_acoustic import Lstm
-from ingot.models.kokoro_convolutions import Convolution, Doubling, Lengthening
-from ingot.models.kokoro_kokoro import Kokoro, load_kokoro
-from ingot.models.kokoro_vocoder import Fourier, SnakeBlock
-from ingot.models.layers.modules import parameters
+from ingot.kernels.cpu import native
+from ingot.media.audio import FloatArray
+from ingot.models import kokoro as kokoro_module
+from ingot.models import kokoro_acoustic as config_module
+from ingot.models.kokoro import Kokoro, load_kokoro
+from ingot.models.kokoro_acoustic import (
+    BidirectionalLstm,
+    DoublingConvolution,
+    KokoroConvolution,
+    UpsamplingConvolution,
+)
+from ingot.models.kokoro_vocoder import ShortTimeFourier, SnakeBlock
+from ingot.models.layers.modules import named_parameters
 from tests.memory import REAL_GPU, settled
 from tests.speaking import CONFIG, VOICES, save_kokoro
 
@@ -51,8 +55,8 @@ def finished(work):  # type: ignore[no-untyped-def]
             return end.value, parts
 
 
-def spoken(model: Kokoro, phonemes: str = PHONEMES, voice: str = "af_heart", speed: float = 1.0) -> Floats:
-    samples: Floats = finished(model.speak(phonemes, voice, speed))[0]
+def spoken(model: Kokoro, phonemes: str = PHONEMES, voice: str = "af_heart", speed: float = 1.0) -> FloatArray:
+    samples: FloatArray = finished(model.speak(phonemes, voice, speed))[0]
     return samples
 
 
@@ -71,15 +75,15 @@ def test_voices_and_speeds_are_heard(model: Kokoro) -> None:
 
 def test_a_piece_is_done_in_parts_that_change_nothing(model: Kokoro, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, few = finished(model.speak(PHONEMES, "af_heart", 1.0))
-    monkeypatch.setattr("ingot.models.kokoro_convolutions.PART_FLOPS", 1.0)
+    monkeypatch.setattr("ingot.models.kokoro_acoustic.KOKORO_PART_FLOPS", 1.0)
     parts, many = finished(model.speak(PHONEMES, "af_heart", 1.0))
     assert many > few > 10
     np.testing.assert_allclose(parts, whole, atol=1e-3 if REAL_GPU else 1e-4)  # which rounds products to TF32
 
 
 def test_what_is_shorter_than_a_part_is_one_and_not_a_part_of_what_follows() -> None:
-    _, steps = finished(Lstm(4, 4).run(mx.ones((3, 4))))
-    _, lengthened = finished(Lengthening(4, 4, 4, 2).run(mx.ones((3, 4))))
+    _, steps = finished(BidirectionalLstm(4, 4).run(mx.ones((3, 4))))
+    _, lengthened = finished(UpsamplingConvolution(4, 4, 4, 2).run(mx.ones((3, 4))))
     assert (steps, lengthened) == (1, 2), "an LSTM's few steps; a product, and the sum of what overlaps"
 
 
@@ -124,7 +128,7 @@ def test_weights_in_few_bits_are_unpacked(tmp_path: Path, bits: int) -> None:
     assert len(saved) > len(near) + 10
     mx.save_safetensors(str(packed / "kokoro-v1_0.safetensors"), saved)
     mx.save_safetensors(str(plain / "kokoro-v1_0.safetensors"), near)
-    ours, theirs = (dict(parameters(load_kokoro(folder)._model)) for folder in (packed, plain))
+    ours, theirs = (dict(named_parameters(load_kokoro(folder)._model)) for folder in (packed, plain))
     assert ours.keys() == theirs.keys() and all(mx.array_equal(ours[name], theirs[name]) for name in ours)
     (packed / "config.json").write_text(json.dumps({**told, "quantization": {"group_size": 32, "bits": 7}}))
     with pytest.raises(ModelError, match="MLX does not know"):
@@ -153,7 +157,7 @@ def test_a_folder_that_lacks_something_is_refused_by_name(tmp_path: Path) -> Non
 
 def test_a_sound_is_found_again_in_its_transforms() -> None:
     samples = mx.array(np.random.default_rng(1).normal(size=200).astype(np.float32))
-    fourier = Fourier(20, 5)
+    fourier = ShortTimeFourier(20, 5)
     magnitude, phase = mx.split(fourier.polar(samples), 2, axis=-1)
     np.testing.assert_allclose(np.array(fourier.sound(magnitude, phase)), np.array(samples), atol=1e-4)
     spectrum = np.fft.rfft(np.array(samples)[40:60] * (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(20) / 20)))
@@ -164,7 +168,7 @@ def test_a_sound_is_found_again_in_its_transforms() -> None:
 def test_frames_that_no_sound_has_are_met_halfway() -> None:
     """As torch.istft does: by least squares. The model's ONNX export takes a short cut, which makes the lowest and the
     highest band half as loud again, and the others a quarter less loud."""
-    fourier, draw = Fourier(20, 5), np.random.default_rng(2)
+    fourier, draw = ShortTimeFourier(20, 5), np.random.default_rng(2)
     magnitude, phase = draw.uniform(0, 1, (30, 11)), draw.uniform(-3, 3, (30, 11))
     phase[:, [0, 10]] = 0.0
     window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(20) / 20)
@@ -179,23 +183,23 @@ def test_frames_that_no_sound_has_are_met_halfway() -> None:
 @pytest.fixture(params=["native", "mlx"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "mlx":
-        monkeypatch.setattr(native, "convolves", lambda: False)
-    elif not native.convolves():
+        monkeypatch.setattr(native, "can_convolve", lambda: False)
+    elif not native.can_convolve():
         pytest.skip(f"{native.advice() or 'an older build'}")
 
 
 def test_native_kernels_speak_the_same(model: Kokoro, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not native.convolves():
+    if not native.can_convolve():
         pytest.skip(f"{native.advice() or 'an older build'}")
     ours = spoken(model)
-    monkeypatch.setattr(native, "convolves", lambda: False)
+    monkeypatch.setattr(native, "can_convolve", lambda: False)
     np.testing.assert_allclose(ours, spoken(model), atol=1e-3)
 
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize(("stride", "dilation"), [(1, 1), (1, 3), (2, 1)])
 def test_convolutions_are_those_of_mlx(stride: int, dilation: int) -> None:
-    layer = Convolution(3, 4, 5, stride=stride, dilation=dilation)
+    layer = KokoroConvolution(3, 4, 5, stride=stride, dilation=dilation)
     x, weight = mx.random.normal((21, 3), key=mx.random.key(1)), mx.random.normal((4, 3, 5), key=mx.random.key(2))
     layer.weight = layer.arranged(weight)
     wanted = mx.conv1d(x[None], weight.transpose(0, 2, 1), stride, 2 * dilation, dilation)[0]
@@ -204,11 +208,11 @@ def test_convolutions_are_those_of_mlx(stride: int, dilation: int) -> None:
 
 def test_lengthening_is_a_transposed_convolution() -> None:
     x, weight = mx.random.normal((9, 3), key=mx.random.key(1)), mx.random.normal((3, 4, 12), key=mx.random.key(2))
-    layer = Lengthening(3, 4, 12, 6)
+    layer = UpsamplingConvolution(3, 4, 12, 6)
     layer.weight = layer.arranged(weight)
     wanted = mx.conv_transpose1d(x[None], weight.transpose(1, 2, 0), 6, 3)[0]
     np.testing.assert_allclose(np.array(finished(layer.run(x))[0]), np.array(wanted), atol=1e-4)
-    single, doubling = mx.random.normal((3, 1, 3), key=mx.random.key(3)), Doubling(3)
+    single, doubling = mx.random.normal((3, 1, 3), key=mx.random.key(3)), DoublingConvolution(3)
     doubling.weight = doubling.arranged(single)
     each = [
         mx.conv_transpose1d(x[None, :, at : at + 1], single[at : at + 1].transpose(1, 2, 0), 2, 1, output_padding=1)
@@ -218,12 +222,12 @@ def test_lengthening_is_a_transposed_convolution() -> None:
 
 
 def test_an_lstm_reads_in_both_directions() -> None:
-    layer, x = Lstm(3, 4), mx.random.normal((70, 3), key=mx.random.key(1))
+    layer, x = BidirectionalLstm(3, 4), mx.random.normal((70, 3), key=mx.random.key(1))
     for at, name in enumerate(layer):
         layer[name] = mx.random.normal(layer[name].shape, key=mx.random.key(at)) * 0.5
     found = np.array(finished(layer.run(x))[0])
 
-    def plain(way: str, rows: Floats) -> Floats:
+    def plain(way: str, rows: FloatArray) -> FloatArray:
         inner, recurrent = np.array(layer[f"weight_ih_l0{way}"]), np.array(layer[f"weight_hh_l0{way}"])
         bias = np.array(layer[f"bias_ih_l0{way}"] + layer[f"bias_hh_l0{way}"])
         hidden = cell = np.zeros(2, np.float32)

@@ -1,8 +1,10 @@
-"""What a live codec is refused for, what is said, and what it saves."""
+"""What a model's records look like: all of its layers, and those of a head beside it."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -10,29 +12,99 @@ import mlx.nn as nn
 import pytest
 
 from bench import random_models
-from ingot.cache import tail, unpacking
+from foundry import mtp_acceptance
+from ingot.cache import coded_pages
+from ingot.cache import footprint as tail
+from ingot.cache.attention_state import AppendState
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
-from ingot.cache.coded_slabs import KernelCodedSlabs
-from ingot.cache.footprint import NOTHING_GATHERED, Footprint, Gathered
-from ingot.cache.forward_batch import Part
-from ingot.cache.tail import STEP
-from ingot.engine.memory_budget import Budget, PassPart
+from ingot.cache.footprint import ENCODE_STEP_TOKENS, NO_GATHER_COST, Footprint, GatherCost
+from ingot.cache.forward_batch import ForwardPart
+from ingot.cache.kv_storage import KernelCodedSlabs
+from ingot.cache.records import (
+    describe_record,
+    deserialise_record,
+    fit_record,
+    serialise_record,
+    take_record,
+    unpage_record,
+)
+from ingot.config import Settings
+from ingot.engine.engine import Engine
+from ingot.engine.loading.language_model import start_engine
+from ingot.engine.memory_budget import MemoryBudget, PassPart
+from ingot.engine.request import CacheReport, Ended, Request, Sampling, Stop
 from ingot.errors import ConfigError
-from ingot.kernels import checked, native
-from ingot.kernels.device import Device, current
+from ingot.kernels import checked
+from ingot.kernels.cpu import native
+from ingot.kernels.device import Device, current_device
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.gpu.texts import KernelText
-from ingot.kernels.paged.coded_check import CodedSample
+from ingot.kernels.gpu.kernel_source import KernelText
 from ingot.kernels.paged_attention import kernels
 from ingot.kernels.paged_attention.inputs import MOST_QUERIES
 from ingot.kernels.paged_attention.kernels import PagedAttention
-from ingot.models.adapter import Adapter, adapt
-from ingot.models.draft_heads.mtp import prepare, with_head
-from ingot.models.kv_codec import with_live_codec
+from ingot.kernels.paged_attention.selfcheck import CodedSample
+from ingot.models.adapter import ModelAdapter, adapt_model, load_model_adapter
+from ingot.models.draft_heads.checkpoint import find_head
+from ingot.models.draft_heads.mtp import load_mtp_head, prepare_head, with_draft_head
+from ingot.models.kv_codec import record_form_of, with_kv_codec
 from ingot.upstream import caches, create_attention_mask
 from tests import engines, launches, tiny
+from tests.engines import GPU
 from tests.memory import freed_at_once, pretended, settled
+
+HYBRID = Path(mtp_acceptance.__file__).parent / "models" / "hybrid"
+
+
+def with_head(device: Device) -> ModelAdapter:
+    adapter = load_model_adapter(HYBRID, device)
+    source = find_head(HYBRID, adapter.config)
+    assert source is not None
+    return replace(adapter, head=load_mtp_head(source, adapter))
+
+
+@pytest.mark.parametrize("device", [None, GPU], ids=["cpu", "gpu"])
+def test_a_heads_layers_have_storage_and_a_place_in_records(device: Device | None) -> None:
+    adapter = with_head(device or current_device())
+    rows = adapter.new_batch_state()
+    form = record_form_of(adapter, rows)
+    assert all(state.storage is not None for state in rows.states if isinstance(state, AppendState))
+    assert rows.count == 0 and len(form.sample.deltas) == len(rows.states)
+    row = rows.new()
+    mx.eval(adapter.run(rows, mx.array([1, 2, 3], dtype=mx.uint32), [ForwardPart((row,), 3)], [2]), rows.pending())
+    loose = unpage_record(rows, take_record(rows, row, 0))
+    back = fit_record(
+        deserialise_record(describe_record(loose, (1, 2, 3), landmark=False), serialise_record(loose)), form
+    )
+    assert len(back.deltas) == len(rows.states)
+
+
+def ask(engine: Engine, name: str, tokens: list[int]) -> tuple[str, CacheReport]:
+    greedy, endless = Sampling(temperature=0.0), Stop(ignore_eos=True)
+    events = engines.answer(engine, Request(name, (tuple(tokens),), max_tokens=12, sampling=greedy, stop=endless))
+    assert isinstance(events[-1], Ended)
+    return engines.text_of(events), events[-1].cache[0]
+
+
+def test_a_model_that_guesses_with_a_head_goes_on_after_a_restart(tmp_path: Path) -> None:
+    settings = Settings(
+        cache_dir=tmp_path / "kept",
+        archive_key_file=tmp_path / "key",
+        cache_disk_free_gb=0.0,
+        speculate="mtp",
+        deterministic=True,
+    )
+    rng = random.Random(1)
+    prompt = [rng.randrange(4000) for _ in range(300)]
+    told = []
+    for _ in range(2):
+        engine = start_engine(settings, HYBRID, name="hybrid", source="the foundry")
+        told.append(ask(engine, "a", prompt))
+        engine.check()
+        engine.close()
+    assert told[0][0] == told[1][0]
+    assert (told[0][1].tier, told[1][1].tier) == (None, "disk")
+
 
 CODEC = PairCodec(CodecName.parse("k8v4"))
 READ: dict[str, Any] = {**tiny.CONFIGS["kernel"], "model_type": "llama", "head_dim": 64}
@@ -40,19 +112,19 @@ READ: dict[str, Any] = {**tiny.CONFIGS["kernel"], "model_type": "llama", "head_d
 METAL = Device("metal", "a CPU that follows Metal's rules", 1 << 34)
 CONTEXT, WIDTH = 384, 17
 """Tokens that lie in fewer bits, and of a prompt behind them: more than kernels read those for."""
-emulated = pytest.mark.skipif(not kernels.available(engines.GPU), reason="kernels run nowhere here")
+emulated = pytest.mark.skipif(not kernels.has_paged_kernels(engines.GPU), reason="kernels run nowhere here")
 
 
-def on_a_gpu(device: Device = engines.GPU) -> Adapter:
-    return adapt(random_models.build(READ, spread=0.2, dtype=mx.bfloat16), READ, device)
+def on_a_gpu(device: Device = engines.GPU) -> ModelAdapter:
+    return adapt_model(random_models.build(READ, spread=0.2, dtype=mx.bfloat16), READ, device)
 
 
-def live_on_a_gpu() -> Adapter:
-    return with_live_codec(on_a_gpu(), CODEC)
+def live_on_a_gpu() -> ModelAdapter:
+    return with_kv_codec(on_a_gpu(), CODEC)
 
 
 def predicted_bytes(footprint: Footprint, part: PassPart) -> int:
-    budget = Budget(1 << 40, 0, footprint, context=part.context, widest=part.tokens, rows=part.rows)
+    budget = MemoryBudget(1 << 40, 0, footprint, context=part.context, widest=part.tokens, rows=part.rows)
     return budget.pass_bytes([part]) + footprint.scratch
 
 
@@ -83,34 +155,34 @@ class LayerBeside(nn.Module):
 @pytest.mark.skipif(not native.available(), reason="without native kernels pages are unpacked")
 def test_heads_that_the_native_kernels_cannot_read_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"kv_codec k8v4 cannot be used: .* heads of 8"):
-        with_live_codec(tiny.adapter("llama"), CODEC)
+        with_kv_codec(tiny.adapter("llama"), CODEC)
 
 
 def test_keys_of_one_bit_are_refused_with_what_they_would_cost() -> None:
     with pytest.raises(ConfigError, match="kv_codec turbo1/turbo4 cannot be used: with one bit"):
-        with_live_codec(tiny.adapter("kernel-32"), PairCodec(CodecName.parse("turbo1/turbo4")))
+        with_kv_codec(tiny.adapter("kernel-32"), PairCodec(CodecName.parse("turbo1/turbo4")))
 
 
 def test_layers_that_see_a_window_stay_raw_and_that_is_said() -> None:
-    adapter = with_live_codec(tiny.adapter("kernel-window"), CODEC)
+    adapter = with_kv_codec(tiny.adapter("kernel-window"), CODEC)
     assert any("window" in note for note in adapter.notes)
-    [coded] = {group.coded is not None for group in adapter.new_rows().groups if group.window is None}
-    assert coded and all(group.coded is None for group in adapter.new_rows().groups if group.window is not None)
+    [coded] = {group.coded is not None for group in adapter.new_batch_state().groups if group.window is None}
+    assert coded and all(group.coded is None for group in adapter.new_batch_state().groups if group.window is not None)
 
 
 def test_what_states_are_kept_in_is_told() -> None:
-    formats = with_live_codec(tiny.adapter("kernel-32"), CODEC).formats
+    formats = with_kv_codec(tiny.adapter("kernel-32"), CODEC).formats
     assert "states k8v4 behind the newest in float" in str(formats)
 
 
 @pretended
 def test_more_context_fits_in_the_same_memory_but_not_for_exact_requests() -> None:
     raw = tiny.adapter("kernel-32")
-    live = with_live_codec(raw, CODEC)
+    live = with_kv_codec(raw, CODEC)
     footprints = (replace(adapter.footprint, activation=0, logits=0, score=0) for adapter in (raw, live))
-    budgets = [Budget(1 << 22, 0, each, context=1 << 20, widest=256, rows=1) for each in footprints]
+    budgets = [MemoryBudget(1 << 22, 0, each, context=1 << 20, widest=256, rows=1) for each in footprints]
     plain, coded = (budget.longest(1 << 20) for budget in budgets)
-    assert coded > 1.5 * plain > STEP
+    assert coded > 1.5 * plain > ENCODE_STEP_TOKENS
     assert budgets[1].longest(1 << 20, exact=True) == plain
 
 
@@ -125,17 +197,17 @@ def test_where_a_kernel_over_coded_pages_is_wrong_they_are_unpacked_and_that_is_
             body = text.body.replace("+ besides_it;", f"{new} + besides_it;")
             return text._replace(body=body) if "_attend_coded_" in text.name else text
 
-    monkeypatch.setattr(tail, "STEP", 128)
-    monkeypatch.setattr(tail, "TAIL", 64)
+    monkeypatch.setattr(tail, "ENCODE_STEP_TOKENS", 128)
+    monkeypatch.setattr(tail, "RAW_TAIL_TOKENS", 64)
     right = live_on_a_gpu()
-    monkeypatch.setattr(kernels, "launcher", lambda device: Broken())
+    monkeypatch.setattr(kernels, "kernel_launcher", lambda device: Broken())
     wrong = live_on_a_gpu()
     assert not any("kv_codec" in note for note in right.notes)
     [note] = [note for note in wrong.notes if "kv_codec" in note]
     assert note.startswith("kv_codec is unpacked for every step, slower: a kernel") and said in note
     found = []
     for adapter, reads in ((right, True), (wrong, False)):
-        rows = adapter.new_rows()
+        rows = adapter.new_batch_state()
         row = rows.new()
         launches.computed(adapter, rows, row, [5] * 192)
         found.append(launches.decoded(adapter, rows, [row], [7]))
@@ -152,17 +224,17 @@ def test_prompts_see_the_same_whether_kernels_unpack_pages_or_plain_operations(m
             body = text.body.replace("* length", "* 2.0f * length")
             return text._replace(body=body) if "_unpack_" in text.name else text
 
-    monkeypatch.setattr(tail, "STEP", 128)
-    monkeypatch.setattr(tail, "TAIL", 64)
+    monkeypatch.setattr(tail, "ENCODE_STEP_TOKENS", 128)
+    monkeypatch.setattr(tail, "RAW_TAIL_TOKENS", 64)
     by_kernels = live_on_a_gpu()
-    monkeypatch.setattr(kernels, "launcher", lambda device: Broken())
+    monkeypatch.setattr(kernels, "kernel_launcher", lambda device: Broken())
     plainly = live_on_a_gpu()
     [note] = [note for note in plainly.notes if "kv_codec" in note]
     assert note.startswith("kv_codec is unpacked by plain operations for prompts, slower: a kernel attend differs by")
     assert plainly.footprint.scratch > by_kernels.footprint.scratch
     found = []
     for adapter in (by_kernels, plainly):
-        rows = adapter.new_rows()
+        rows = adapter.new_batch_state()
         row = rows.new()
         launches.computed(adapter, rows, row, [5] * 192)
         found.append(launches.computed(adapter, rows, row, list(range(40))))
@@ -175,7 +247,7 @@ def test_a_heads_kernel_over_coded_pages_is_compared_too(monkeypatch: pytest.Mon
     assert READ["num_key_value_heads"] != LayerBeside.kv_heads
     adapter = on_a_gpu()
     head = LayerBeside()
-    prepare(head, adapter, None, lambda path: True)
+    prepare_head(head, adapter, None, lambda path: True)
     compared = []
 
     def check(device: Device, attention: PagedAttention, sample: CodedSample, **how: Any) -> str | None:
@@ -183,25 +255,25 @@ def test_a_heads_kernel_over_coded_pages_is_compared_too(monkeypatch: pytest.Mon
         return "differs" if attention.shape.kv_heads == LayerBeside.kv_heads else None
 
     monkeypatch.setattr(checked, "check_coded", check)
-    notes = with_live_codec(with_head(adapter, head), CODEC).notes
+    notes = with_kv_codec(with_draft_head(adapter, head), CODEC).notes
     assert sorted(compared) == [READ["num_key_value_heads"], LayerBeside.kv_heads]
     assert "kv_codec is unpacked for every step, slower: a kernel differs" in notes
 
 
 @emulated
 def test_what_prompts_over_coded_pages_take_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail, "STEP", 128)
-    monkeypatch.setattr(tail, "TAIL", 64)
-    monkeypatch.setattr(unpacking, "AT_ONCE", 2)
+    monkeypatch.setattr(tail, "ENCODE_STEP_TOKENS", 128)
+    monkeypatch.setattr(tail, "RAW_TAIL_TOKENS", 64)
+    monkeypatch.setattr(coded_pages, "UNPACK_PAGES", 2)
     monkeypatch.setattr(native, "has_codecs", lambda: False)  # as on a GPU
     adapter = live_on_a_gpu()
-    rows = adapter.new_rows()
+    rows = adapter.new_batch_state()
     row = rows.new()
-    without = replace(adapter.footprint, scratch=0, gathered=NOTHING_GATHERED)
+    without = replace(adapter.footprint, scratch=0, gathered=NO_GATHER_COST)
     figures = []
     for context in (CONTEXT // 2, CONTEXT):
         while row.length < context:
-            launches.computed_last(adapter, rows, row, [5] * (tail.launch_end(row.length) - row.length))
+            launches.computed_last(adapter, rows, row, [5] * (tail.batch_end_limit(row.length) - row.length))
         for _ in range(2):  # once more: what is new for good is there then
             before = settled()
             launches.computed_last(adapter, rows, row, [5] * WIDTH)
@@ -218,12 +290,12 @@ def test_pages_are_gathered_where_no_kernel_reads_them_as_they_lie() -> None:
     """Metal has no kernel for prompts; keys of three bits have none on any GPU."""
     each = READ["num_key_value_heads"] * 2 * READ["head_dim"] * 2
     cuda, metal = on_a_gpu(), on_a_gpu(METAL)
-    assert cuda.footprint.gathered == Gathered(0, 0, MOST_QUERIES)
-    assert metal.footprint.gathered == Gathered(0, each, MOST_QUERIES)
+    assert cuda.footprint.gathered == GatherCost(0, 0, MOST_QUERIES)
+    assert metal.footprint.gathered == GatherCost(0, each, MOST_QUERIES)
     for adapter, codec, few in ((cuda, "turbo3", each), (metal, "k8v4", each)):
-        live = with_live_codec(adapter, PairCodec(CodecName.parse(codec)))
-        assert live.footprint.gathered == Gathered(few, each, MOST_QUERIES)
-    assert with_live_codec(cuda, CODEC).footprint.gathered == Gathered(0, 0, MOST_QUERIES, unpacked=each)
+        live = with_kv_codec(adapter, PairCodec(CodecName.parse(codec)))
+        assert live.footprint.gathered == GatherCost(few, each, MOST_QUERIES)
+    assert with_kv_codec(cuda, CODEC).footprint.gathered == GatherCost(0, 0, MOST_QUERIES, unpacked=each)
 
 
 @freed_at_once
@@ -233,25 +305,27 @@ def test_pages_are_gathered_where_no_kernel_reads_them_as_they_lie() -> None:
 def test_what_gathering_takes_is_predicted_for_every_row(
     codec: str, lengths: list[int], width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tail, "STEP", 128)
-    monkeypatch.setattr(tail, "TAIL", 64)
-    monkeypatch.setattr(unpacking, "AT_ONCE", 2)
+    monkeypatch.setattr(tail, "ENCODE_STEP_TOKENS", 128)
+    monkeypatch.setattr(tail, "RAW_TAIL_TOKENS", 64)
+    monkeypatch.setattr(coded_pages, "UNPACK_PAGES", 2)
     for switch in ("available", "has_codecs"):
         monkeypatch.setattr(native, switch, lambda: False)
     config = {**READ, "num_hidden_layers": 3}
-    raw = adapt(random_models.build(config, spread=0.2, dtype=mx.bfloat16), config, current())
-    adapter = with_live_codec(raw, PairCodec(CodecName.parse(codec)))
-    rows = adapter.new_rows()
+    raw = adapt_model(random_models.build(config, spread=0.2, dtype=mx.bfloat16), config, current_device())
+    adapter = with_kv_codec(raw, PairCodec(CodecName.parse(codec)))
+    rows = adapter.new_batch_state()
     live = [rows.new() for _ in lengths]
     for row, length in zip(live, lengths, strict=True):
         while row.length < length:
-            end = length if codec == "raw" else min(length, tail.launch_end(row.length))
+            end = length if codec == "raw" else min(length, tail.batch_end_limit(row.length))
             launches.computed_last(adapter, rows, row, [5] * (end - row.length))
     tokens = width * len(live)
     for _ in range(2):  # once more: what is new for good is there then
         before = settled()
-        mx.eval(adapter.run(rows, mx.full((tokens,), 5), [Part(tuple(live), width)], [tokens - 1]), rows.pending())
+        mx.eval(
+            adapter.run(rows, mx.full((tokens,), 5), [ForwardPart(tuple(live), width)], [tokens - 1]), rows.pending()
+        )
     found = mx.get_peak_memory() - before
     part = PassPart(tokens, max(row.length for row in live), len(live))
     assert found <= predicted_bytes(adapter.footprint, part)
-    assert found > predicted_bytes(replace(adapter.footprint, scratch=0, gathered=NOTHING_GATHERED), part) or width > 1
+    assert found > predicted_bytes(replace(adapter.footprint, scratch=0, gathered=NO_GATHER_COST), part) or width > 1

@@ -10,13 +10,13 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.cli.models import describe
+from ingot.cli.models import describe_needs
 from ingot.config import DEFAULT_MODEL, Settings
 from ingot.kernels.device import Device
-from ingot.models.adapter import load
-from ingot.models.files.packaged import ensure
-from ingot.models.files.progress import silent
-from ingot.models.memory_needs import MemoryNeeds, needs
+from ingot.models.adapter import load_model_adapter
+from ingot.models.files.packaged import ensure_packaged_model
+from ingot.models.files.progress import no_progress
+from ingot.models.memory_needs import MemoryNeeds, memory_needs
 from tests.engines import GPU
 from tests.memory import settled
 from tests.models.gguf.making import CONTEXT, as_q4_k_m, tiny_model
@@ -28,20 +28,20 @@ CPU = Device("cpu", "a CPU", 1 << 34)
 
 
 def told(path: Path, device: Device) -> MemoryNeeds:
-    found = needs(path, device)
+    found = memory_needs(path, device)
     assert found is not None
     return found
 
 
 def assert_true(found: MemoryNeeds, folder: Path, device: Device) -> None:
-    adapter = load(folder, device)
+    adapter = load_model_adapter(folder, device)
     assert found.weights == pytest.approx(adapter.weight_bytes, rel=0.03)
     assert found.per_token == adapter.footprint.token
     assert found.context == adapter.context
 
 
 def test_it_is_true_of_the_default_model() -> None:
-    folder = ensure(DEFAULT_MODEL, Settings(), silent)
+    folder = ensure_packaged_model(DEFAULT_MODEL, Settings(), no_progress)
     found = told(folder, CPU)
     assert_true(found, folder, CPU)
     assert found.at_full_context == found.per_token * found.context
@@ -71,9 +71,11 @@ def test_what_a_model_sees_with_is_counted_and_told_apart(device: Device, family
     pytest.importorskip("mlx_vlm")
     folder = (qwens if family.startswith("qwen") else tiled).saved(family, tmp_path / family)
     found = told(folder, device)
-    assert found.weights == pytest.approx(load(folder, device, sees=True).weight_bytes, rel=0.03)
-    assert found.weights - found.tower == pytest.approx(load(folder, device).weight_bytes, rel=0.03)
-    assert "--text-only leaves out" in describe(found) and "--text-only" not in describe(replace(found, tower=0))
+    assert found.weights == pytest.approx(load_model_adapter(folder, device, sees=True).weight_bytes, rel=0.03)
+    assert found.weights - found.tower == pytest.approx(load_model_adapter(folder, device).weight_bytes, rel=0.03)
+    assert "--text-only leaves out" in describe_needs(found) and "--text-only" not in describe_needs(
+        replace(found, tower=0)
+    )
 
 
 def test_windows_grow_no_further_than_they_see(tmp_path: Path) -> None:
@@ -91,6 +93,6 @@ def test_nothing_is_read_of_the_weights(tmp_path: Path) -> None:
 
 def test_what_is_no_model_has_no_needs(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert needs(tmp_path, CPU) is None
+    assert memory_needs(tmp_path, CPU) is None
     (tmp_path / "some.gguf").write_bytes(bytes(7))
-    assert needs(tmp_path / "some.gguf", CPU) is None
+    assert memory_needs(tmp_path / "some.gguf", CPU) is None

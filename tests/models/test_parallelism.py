@@ -9,9 +9,8 @@ import mlx.nn as nn
 import pytest
 
 from ingot.errors import ModelError
-from ingot.models.layers.modules import parameters
-from ingot.models.layers.sharded import Summed, swap_sharded
-from ingot.models.parallelism import Sharing, share, ways
+from ingot.models.layers.modules import named_parameters
+from ingot.models.parallelism import AllReduceLinear, ModelSharding, parallel_modes, shard_model, swap_sharded_layers
 from tests import tiny
 
 
@@ -33,14 +32,14 @@ def dealt_out(kind: str, way: Any, size: int, bits: int | None = None, **changed
     model = tiny.random_models.build(config)
     if bits is not None:
         nn.quantize(model, 32, bits)
-    share(model, config, Sharing(way, Ranks(size)))
+    shard_model(model, config, ModelSharding(way, Ranks(size)))
     return model
 
 
 def test_a_class_says_how_its_models_can_be_dealt_out() -> None:
-    assert ways(tiny.build("llama")) == ("tensor",)
-    assert ways(tiny.build("moe")) == ("tensor", "pipeline")
-    assert ways(tiny.build("window")) == ()
+    assert parallel_modes(tiny.build("llama")) == ("tensor",)
+    assert parallel_modes(tiny.build("moe")) == ("tensor", "pipeline")
+    assert parallel_modes(tiny.build("window")) == ()
 
 
 def test_what_a_family_cannot_do_is_refused_with_what_it_can() -> None:
@@ -85,7 +84,11 @@ def test_groups_of_packed_columns_that_do_not_come_out_even_are_refused(
 def test_a_rank_holds_its_part_of_packed_layers_and_no_more(kind: str, way: str, part: float, bits: int) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64, "head_dim": 16}
     own, all_of_it = (
-        sum(array.nbytes for path, array in parameters(dealt_out(kind, way, ranks, bits, **sizes)) if "proj" in path)
+        sum(
+            array.nbytes
+            for path, array in named_parameters(dealt_out(kind, way, ranks, bits, **sizes))
+            if "proj" in path
+        )
         for ranks in (2, 1)
     )
     assert own == pytest.approx(part * all_of_it)
@@ -95,7 +98,7 @@ def test_layers_dealt_out_by_their_outputs_are_plain_and_the_others_add_up() -> 
     model = dealt_out("llama", "tensor", 2)
     attention = model.model.layers[0].self_attn
     assert type(attention.q_proj) is nn.Linear and attention.q_proj.weight.shape == (16, 32)
-    assert isinstance(attention.o_proj, Summed) and attention.o_proj.linear.weight.shape == (32, 16)
+    assert isinstance(attention.o_proj, AllReduceLinear) and attention.o_proj.linear.weight.shape == (32, 16)
     assert (attention.n_heads, attention.n_kv_heads) == (2, 1)
 
 
@@ -109,6 +112,6 @@ def test_a_sharded_layer_gives_what_mlxs_own_gives(packed: bool) -> None:
     )
     x = mx.random.normal((3, 64))
     expected = [layer(x) for layer in model.layers]
-    assert swap_sharded(model) == 2
+    assert swap_sharded_layers(model) == 2
     for layer, y in zip(model.layers, expected, strict=True):
         assert mx.allclose(layer(x), y, atol=1e-6)

@@ -10,21 +10,21 @@ import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache.attention_state import AppendState
-from ingot.cache.batch_state import Rows
-from ingot.cache.forward_batch import Launch, Part
+from ingot.cache.batch_state import BatchState
+from ingot.cache.forward_batch import ForwardBatch, ForwardPart
 from ingot.cache.layer_state import LayerState
 from ingot.errors import ModelError
-from ingot.models.probe import Doubts, Findings, Forward, Probe, apart
-from ingot.models.report import remarks
+from ingot.models.probe import ForwardFunction, Probe, ProbeFindings, ProbeVariants, logits_gap
+from ingot.models.report import model_notes
 
 Shift = Callable[[LayerState, int], float | mx.array]
 
 
-def probe(shift: Shift, dtype: mx.Dtype = mx.float32, *, unlike: bool = True) -> Findings:
+def probe(shift: Shift, dtype: mx.Dtype = mx.float32, *, unlike: bool = True) -> ProbeFindings:
     """Findings about a model whose logits follow from the newest token, moved by `shift(state, width)`."""
 
     def forward(
-        rows: Rows, tokens: mx.array, parts: Sequence[Part], at: Sequence[int] | None, *, mixed: bool
+        rows: BatchState, tokens: mx.array, parts: Sequence[ForwardPart], at: Sequence[int] | None, *, mixed: bool
     ) -> mx.array:
         assert at is not None
         with rows.launch(parts, mixed=mixed) as layers:
@@ -34,12 +34,12 @@ def probe(shift: Shift, dtype: mx.Dtype = mx.float32, *, unlike: bool = True) ->
     return probed(forward, dtype, unlike=unlike)
 
 
-def probed(forward: Forward, dtype: mx.Dtype = mx.float32, *, unlike: bool = True) -> Findings:
-    return Probe(forward, lambda: Rows([AppendState()]), dtype, unlike=unlike).run()
+def probed(forward: ForwardFunction, dtype: mx.Dtype = mx.float32, *, unlike: bool = True) -> ProbeFindings:
+    return Probe(forward, lambda: BatchState([AppendState()]), dtype, unlike=unlike).run()
 
 
-def launches(state: LayerState) -> Sequence[Launch]:
-    return state.whole.parts if state.whole else [state.open_launch]
+def launches(state: LayerState) -> Sequence[ForwardBatch]:
+    return state.whole.parts if state.whole else [state.open_batch]
 
 
 def rows(state: LayerState) -> int:
@@ -111,7 +111,13 @@ class Mixture:
         self.wrong, self.is_nudged, self.is_given, self.passes = wrong, False, False, 0
 
     def __call__(
-        self, rows_: Rows, tokens: mx.array, parts: Sequence[Part], at: Sequence[int] | None, *, mixed: bool
+        self,
+        rows_: BatchState,
+        tokens: mx.array,
+        parts: Sequence[ForwardPart],
+        at: Sequence[int] | None,
+        *,
+        mixed: bool,
     ) -> mx.array:
         assert at is not None
         self.passes += 1
@@ -133,9 +139,9 @@ class Mixture:
         yield
         self.is_given = False
 
-    def found(self, original: Callable[[list[int]], mx.array] | None = None) -> Findings:
-        doubts = Doubts(self.nudged, self.given, original)
-        return Probe(self, lambda: Rows([AppendState()]), mx.bfloat16, unlike=True, doubts=doubts).run()
+    def found(self, original: Callable[[list[int]], mx.array] | None = None) -> ProbeFindings:
+        doubts = ProbeVariants(self.nudged, self.given, original)
+        return Probe(self, lambda: BatchState([AppendState()]), mx.bfloat16, unlike=True, doubts=doubts).run()
 
 
 def test_a_router_that_wavers_is_no_fault_of_mixing() -> None:
@@ -150,10 +156,10 @@ def test_a_mixture_that_goes_wrong_in_company_is_found_though_its_router_wavers(
 
 def test_a_mixture_whose_experts_cannot_be_given_is_run_plainly_and_that_is_said() -> None:
     model = Mixture()
-    doubts = Doubts(model.nudged)
-    found = Probe(model, lambda: Rows([AppendState()]), mx.bfloat16, unlike=True, doubts=doubts).run()
+    doubts = ProbeVariants(model.nudged)
+    found = Probe(model, lambda: BatchState([AppendState()]), mx.bfloat16, unlike=True, doubts=doubts).run()
     assert (found.ragged, found.mixed) == (False, False) and found.moved > 0.3
-    [said] = [said for said in remarks(nn.Module(), None, found, None, None) if "one after another" in said]
+    [said] = [said for said in model_notes(nn.Module(), None, found, None, None) if "one after another" in said]
     assert "rounding alone moves this model's answers by" in said
 
 
@@ -161,15 +167,15 @@ def test_what_differs_from_mlx_lms_own_answer_by_more_than_rounding_is_wrong() -
     def original(prompt: list[int], off: float = 0.0) -> mx.array:
         return mx.sin(mx.array(prompt[-1:])[:, None] * mx.arange(1, 9)) + off
 
-    def found(off: float) -> Findings:
+    def found(off: float) -> ProbeFindings:
         model = Mixture()
         model.is_given = True
         return Probe(
             model,
-            lambda: Rows([AppendState()]),
+            lambda: BatchState([AppendState()]),
             mx.float32,
             unlike=True,
-            doubts=Doubts(original=partial(original, off=off)),
+            doubts=ProbeVariants(original=partial(original, off=off)),
         ).run()
 
     assert found(0.0).wrong is None
@@ -198,7 +204,7 @@ def test_a_model_that_fails_is_refused_with_its_own_words() -> None:
 
 def test_a_model_that_answers_for_more_tokens_than_it_was_asked_for_is_refused() -> None:
     def forward(
-        rows: Rows, tokens: mx.array, parts: Sequence[Part], at: Sequence[int] | None, *, mixed: bool
+        rows: BatchState, tokens: mx.array, parts: Sequence[ForwardPart], at: Sequence[int] | None, *, mixed: bool
     ) -> mx.array:
         with rows.launch(parts, mixed=mixed):
             return mx.zeros((tokens.size, 8))
@@ -209,6 +215,6 @@ def test_a_model_that_answers_for_more_tokens_than_it_was_asked_for_is_refused()
 
 def test_tokens_that_a_model_rules_out_do_not_hide_what_differs() -> None:
     ruled_out = mx.array([[1.0, 3.0, -mx.inf]])
-    assert apart(ruled_out, ruled_out) == 0
-    assert apart(mx.array([[1.0, 2.0, -mx.inf]]), ruled_out) == 0.5
-    assert apart(mx.array([[1.0, 3.0, 0.0]]), ruled_out) == float("inf")
+    assert logits_gap(ruled_out, ruled_out) == 0
+    assert logits_gap(mx.array([[1.0, 2.0, -mx.inf]]), ruled_out) == 0.5
+    assert logits_gap(mx.array([[1.0, 3.0, 0.0]]), ruled_out) == float("inf")

@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 
 from ingot.errors import ModelError
-from ingot.kernels.device import current
-from ingot.models.layers.modules import parameters
-from ingot.models.whisper import WhisperModel
-from ingot.models.whisper_config import WhisperConfig
-from ingot.models.whisper_whisper import Whisper, load_whisper
+from ingot.kernels.device import current_device
+from ingot.models.layers.modules import named_parameters
+from ingot.models.whisper import Whisper, WhisperConfig, WhisperModel, load_whisper
 
 CONFIG = WhisperConfig(
     mels=8,
@@ -45,7 +43,7 @@ FRAMES = np.random.default_rng(1).normal(size=(3000, 8)).astype(np.float32)
 def random_model() -> WhisperModel:
     mx.random.seed(3)
     model = WhisperModel(CONFIG)
-    model.load_weights([(name, 0.3 * mx.random.normal(weight.shape)) for name, weight in parameters(model)])
+    model.load_weights([(name, 0.3 * mx.random.normal(weight.shape)) for name, weight in named_parameters(model)])
     return model
 
 
@@ -59,7 +57,7 @@ def value_of(work: Generator[None, None, Any]) -> Any:
 
 def folder_of(target: Path, **told: Any) -> Path:
     target.mkdir(exist_ok=True)
-    weights = {f"model.{name}": weight for name, weight in parameters(random_model())}
+    weights = {f"model.{name}": weight for name, weight in named_parameters(random_model())}
     weights["proj_out.weight"] = weights["model.decoder.embed_tokens.weight"]
     mx.save_safetensors(str(target / "model.safetensors"), weights)
     (target / "config.json").write_text(json.dumps(STATED | told))
@@ -98,7 +96,7 @@ def test_attention_is_told_for_the_heads_that_follow_the_sound() -> None:
 
 
 def test_a_folder_in_hugging_faces_form_is_loaded(tmp_path: Path) -> None:
-    whisper = load_whisper(folder_of(tmp_path / "a"), current())
+    whisper = load_whisper(folder_of(tmp_path / "a"), current_device())
     assert asdict(whisper.config) == asdict(CONFIG)  # the upper half of the layers, where the files name no heads
     assert whisper.weight_bytes > 0 and whisper.window_bytes > 0
     scores = whisper.write(value_of(whisper.listen(FRAMES))).push([1, 5], [1])
@@ -119,7 +117,7 @@ def test_a_folder_in_hugging_faces_form_is_loaded(tmp_path: Path) -> None:
 )
 def test_what_does_not_fit_is_named(tmp_path: Path, told: dict[str, Any], says: str) -> None:
     with pytest.raises(ModelError, match=says):
-        load_whisper(folder_of(tmp_path / "a", **told), current())
+        load_whisper(folder_of(tmp_path / "a", **told), current_device())
 
 
 def test_heads_that_the_model_does_not_have_are_refused(tmp_path: Path) -> None:

@@ -12,15 +12,12 @@ import numpy as np
 import pytest
 
 from ingot.errors import ModelError
-from ingot.kernels.device import current
+from ingot.kernels.device import current_device
 from ingot.media import worker
-from ingot.media.mel import Floats
-from ingot.models.layers.modules import parameters
-from ingot.models.side_needs import NEEDS
-from ingot.models.whisper import WhisperModel
-from ingot.models.whisper_checkpoint import sinusoids
-from ingot.models.whisper_config import WhisperConfig
-from ingot.models.whisper_whisper import Whisper, load_whisper
+from ingot.media.audio import FloatArray
+from ingot.models.layers.modules import named_parameters
+from ingot.models.memory_needs import NEEDS_BY_KIND
+from ingot.models.whisper import Whisper, WhisperConfig, WhisperModel, load_whisper, sinusoids
 from tests.models.test_whisper import FRAMES, value_of
 
 DIMS = {
@@ -62,7 +59,7 @@ def mlx_name(name: str) -> str:
 def random_model() -> WhisperModel:
     """The positions of sound are those that MLX's converters leave out."""
     model, draw = WhisperModel(CONFIG), np.random.default_rng(2)
-    weights = {name: mx.array(draw.normal(0, 0.2, held.shape)) for name, held in parameters(model)}
+    weights = {name: mx.array(draw.normal(0, 0.2, held.shape)) for name, held in named_parameters(model)}
     weights[POSITIONS] = sinusoids(CONFIG.positions, CONFIG.width)
     model.load_weights(list(weights.items()))
     return model
@@ -78,12 +75,12 @@ def packed_model(**packing: Any) -> WhisperModel:
 
 def plain_bytes(model: WhisperModel) -> int:
     """Of what is always float32."""
-    return sum(4 * held.size for name, held in parameters(model) if "positions" in name or "conv" in name)
+    return sum(4 * held.size for name, held in named_parameters(model) if "positions" in name or "conv" in name)
 
 
 def saved(folder: Path, model: WhisperModel, *, heads: list[list[int]] | None = None, **told: Any) -> Path:
     folder.mkdir()
-    weights = {mlx_name(name): held for name, held in parameters(model)}
+    weights = {mlx_name(name): held for name, held in named_parameters(model)}
     del weights[POSITIONS]
     for name in ("encoder.conv1.weight", "encoder.conv2.weight"):
         weights[name] = weights[name].swapaxes(1, 2)
@@ -94,14 +91,14 @@ def saved(folder: Path, model: WhisperModel, *, heads: list[list[int]] | None = 
     return folder
 
 
-def scores(whisper: Whisper) -> Floats:
+def scores(whisper: Whisper) -> FloatArray:
     return whisper.write(value_of(whisper.listen(FRAMES))).push(TOKENS, range(len(TOKENS)))
 
 
 def test_names_of_mlx_are_those_of_the_same_model(tmp_path: Path) -> None:
     model = random_model()
     folder = saved(tmp_path / "a", model, heads=[[0, 1], [1, 0]])
-    found = load_whisper(folder, current(), dtype="float32")
+    found = load_whisper(folder, current_device(), dtype="float32")
     assert np.allclose(scores(found), scores(Whisper(model, CONFIG)), atol=1e-3)
     assert found.config.alignment_heads == ((0, 1), (1, 0))
 
@@ -111,14 +108,14 @@ def test_weights_in_few_bits_stay_so(tmp_path: Path, bits: int) -> None:
     packing = {"group_size": 32, "bits": bits}
     model = packed_model(**packing)
     folder = saved(tmp_path / "a", model, quantization=packing)
-    found = load_whisper(folder, current())
+    found = load_whisper(folder, current_device())
     theirs, held = scores(Whisper(model, CONFIG)), plain_bytes(random_model())
     assert np.abs(scores(found) - theirs).max() < 0.05 * np.abs(theirs).max()
-    wide = sum(4 * each.size for _, each in parameters(random_model()))
+    wide = sum(4 * each.size for _, each in named_parameters(random_model()))
     # Beside the bits a group has a scale and a bias, and norms are as wide as ever.
     assert found.weight_bytes - held < (bits + 3) / 32 * (wide - held)
-    unpacking = worker.headers.memory + worker.samples.memory
-    told = NEEDS["audio"](folder, current()) - found.window_bytes - unpacking
+    unpacking = worker.header_pool.memory + worker.audio_pool.memory
+    told = NEEDS_BY_KIND["audio"](folder, current_device()) - found.window_bytes - unpacking
     assert found.weight_bytes <= told < 1.02 * found.weight_bytes
 
 
@@ -132,10 +129,10 @@ def test_weights_in_few_bits_stay_so(tmp_path: Path, bits: int) -> None:
 )
 def test_what_does_not_fit_is_named(tmp_path: Path, told: dict[str, Any], heads: Any, says: str) -> None:
     with pytest.raises(ModelError, match=says):
-        load_whisper(saved(tmp_path / "a", random_model(), heads=heads, **told), current())
+        load_whisper(saved(tmp_path / "a", random_model(), heads=heads, **told), current_device())
 
 
 def test_a_form_that_mlx_does_not_know_is_refused(tmp_path: Path) -> None:
     folder = saved(tmp_path / "a", packed_model(group_size=32, bits=4), quantization={"group_size": 32, "bits": 7})
     with pytest.raises(ModelError, match="MLX does not know"):
-        load_whisper(folder, current())
+        load_whisper(folder, current_device())

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from ingot.http.endpoints.table import build_app
-from ingot.observe.logs import JsonLines, about, request_id
+from ingot.observe import logs
+from ingot.observe.logs import JsonLines, RareWarning, current_request_id, log_facts
 from tests import scripted
 from tests.http.asgi import call
 from tests.http.scripted import ScriptedEngine, settings
@@ -56,7 +57,7 @@ def test_what_went_wrong_is_told_with_its_traceback(written: Written) -> None:
     try:
         raise ValueError("no")
     except ValueError:
-        logging.getLogger("ingot.test").exception("failed", extra=about("req-1", number={1, 2}))
+        logging.getLogger("ingot.test").exception("failed", extra=log_facts("req-1", number={1, 2}))
     [line] = written()
     assert line["request_id"] == "req-1" and line["number"] == [1, 2]
     assert line["exception"].endswith("ValueError: no")
@@ -64,7 +65,7 @@ def test_what_went_wrong_is_told_with_its_traceback(written: Written) -> None:
 
 def test_what_is_logged_on_behalf_of_a_request_holds_its_id(written: Written) -> None:
     def work() -> None:
-        request_id.set("req-2")
+        current_request_id.set("req-2")
         logging.getLogger("ingot.test").info("hello")
 
     thread = threading.Thread(target=work)
@@ -96,3 +97,17 @@ async def test_a_refusal_is_logged_with_its_id(written: Written) -> None:
     made = await call(build_app(ScriptedEngine(), settings()), body={"messages": "wrong"})
     [line] = written()
     assert (line["status"], line["request_id"]) == (400, made.headers["x-request-id"])
+
+
+def test_what_comes_up_often_is_said_seldom_and_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now)
+    notice = RareWarning(logging.getLogger("ingot.test"), every_s=60.0)
+    for _ in range(1000):
+        notice.warn("no room for %s", "x")
+    assert [record.getMessage() for record in caplog.records] == ["no room for x"]
+    now = 161.0
+    notice.warn("no room for %s", "y")
+    assert caplog.records[-1].getMessage() == "no room for y (and 999 times more before)"

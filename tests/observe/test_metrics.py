@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.observe.histogram import Histogram, one_two_five
+from ingot.observe.metrics import Histogram, SpeculationMetrics, one_two_five_bounds
 
 BOUNDS = st.lists(st.floats(0, 1e6), min_size=1, max_size=8, unique=True).map(sorted)
 
@@ -44,4 +44,27 @@ def test_whoever_looks_on_sees_counts_that_only_grow() -> None:
 
 
 def test_bounds_of_lengths_end_at_the_context() -> None:
-    assert [*one_two_five(300)] == [1, 2, 5, 10, 20, 50, 100, 200]
+    assert [*one_two_five_bounds(300)] == [1, 2, 5, 10, 20, 50, 100, 200]
+
+
+GUESSES = st.integers(0, 20).flatmap(lambda proposed: st.tuples(st.just(proposed), st.integers(0, proposed)))
+
+
+@given(st.lists(GUESSES))
+def test_guesses_add_up_in_all_and_by_position(drafts: list[tuple[int, int]]) -> None:
+    counts = SpeculationMetrics()
+    for proposed, accepted in drafts:
+        counts.add(proposed, accepted)
+    assert counts.drafts == len(drafts)
+    assert counts.draft_tokens == sum(proposed for proposed, _ in drafts)
+    assert counts.accepted_tokens == sum(accepted for _, accepted in drafts) == sum(counts.accepted_per_position)
+    longest = max((accepted for _, accepted in drafts), default=0)
+    expected = [sum(accepted > position for _, accepted in drafts) for position in range(longest)]
+    assert counts.accepted_per_position == expected
+
+
+def test_rounds_add_up_by_rows_and_tokens() -> None:
+    counts = SpeculationMetrics()
+    for rows, tokens, seconds in ((1, 4, 0.5), (1, 4, 0.25), (2, 4, 1.0)):
+        counts.ran(rows, tokens, seconds)
+    assert counts.rounds == {(1, 4): (2, 0.75), (2, 4): (1, 1.0)}

@@ -11,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from ingot.observe.histogram import Histogram
-from ingot.observe.prometheus import LABEL, METRIC, Metric, Sample, exposition
+from ingot.observe.metrics import Histogram
+from ingot.observe.prometheus import LABEL_NAME, METRIC_NAME, Metric, MetricSample, exposition_text
 
-NAMES = st.from_regex(METRIC, fullmatch=True).filter(lambda name: not name.endswith("_total"))
+NAMES = st.from_regex(METRIC_NAME, fullmatch=True).filter(lambda name: not name.endswith("_total"))
 NUMBERS = st.integers() | st.floats()
-SAMPLES = st.builds(Sample, NUMBERS, st.dictionaries(st.from_regex(LABEL, fullmatch=True), st.text(), max_size=3))
+SAMPLES = st.builds(
+    MetricSample, NUMBERS, st.dictionaries(st.from_regex(LABEL_NAME, fullmatch=True), st.text(), max_size=3)
+)
 METRICS = st.builds(
     lambda name, counts, help, samples: Metric(
         name + "_total" * counts, "counter" if counts else "gauge", help, tuple(samples)
@@ -51,7 +53,7 @@ def read(text: str) -> list[Any]:
 
 @given(st.lists(METRICS, max_size=3))
 def test_what_is_written_is_read_back(metrics: list[Metric]) -> None:
-    for metric, (name, kind, help, samples) in zip(metrics, read(exposition(metrics)), strict=True):
+    for metric, (name, kind, help, samples) in zip(metrics, read(exposition_text(metrics)), strict=True):
         assert (name, kind, help) == (metric.name, metric.kind, metric.help)
         for written, (labels, value) in zip(metric.samples, samples, strict=True):
             assert labels == written.labels
@@ -59,8 +61,10 @@ def test_what_is_written_is_read_back(metrics: list[Metric]) -> None:
 
 
 def test_it_looks_as_scrapers_expect() -> None:
-    metric = Metric("a:b_total", "counter", "What is\ncounted.", (Sample(3, {"model_name": 'a"b\\c\n'}), Sample(1)))
-    assert exposition([metric]) == (
+    metric = Metric(
+        "a:b_total", "counter", "What is\ncounted.", (MetricSample(3, {"model_name": 'a"b\\c\n'}), MetricSample(1))
+    )
+    assert exposition_text([metric]) == (
         "# HELP a:b_total What is\\ncounted.\n"
         "# TYPE a:b_total counter\n"
         'a:b_total{model_name="a\\"b\\\\c\\n"} 3\n'
@@ -72,13 +76,13 @@ def test_it_looks_as_scrapers_expect() -> None:
     ("value", "text"), [(math.inf, "+Inf"), (-math.inf, "-Inf"), (math.nan, "NaN"), (0.25, "0.25")]
 )
 def test_what_is_no_number_has_a_word(value: float, text: str) -> None:
-    assert exposition([Metric("a", "gauge", "", (Sample(value),))]).endswith(f"\na {text}\n")
+    assert exposition_text([Metric("a", "gauge", "", (MetricSample(value),))]).endswith(f"\na {text}\n")
 
 
 @pytest.mark.parametrize(("name", "labels"), [("a-b", {}), ("", {}), ("a", {"b-c": "d"}), ("a", {"": "d"})])
 def test_a_name_that_cannot_be_written_is_no_metric(name: str, labels: dict[str, str]) -> None:
     with pytest.raises(AssertionError):
-        Metric(name, "gauge", "", (Sample(1, labels),))
+        Metric(name, "gauge", "", (MetricSample(1, labels),))
 
 
 def test_only_counters_are_called_totals() -> None:
@@ -92,7 +96,9 @@ def test_a_histogram_is_read_back_by_prometheus_own_library() -> None:
     times = Histogram((0.1, 1, 5.0))
     for value in (0.1, 0.2, 1.0, 7.0):
         times.add(value)
-    [family] = text_string_to_metric_families(exposition([Metric.of("a_seconds", "How long.", times, {"model": "m"})]))
+    [family] = text_string_to_metric_families(
+        exposition_text([Metric.of("a_seconds", "How long.", times, {"model": "m"})])
+    )
     assert (family.name, family.type, family.documentation) == ("a_seconds", "histogram", "How long.")
     assert [(sample.name, sample.labels, sample.value) for sample in family.samples] == [
         *(

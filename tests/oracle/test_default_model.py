@@ -15,12 +15,12 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.config import DEFAULT_MODEL, Settings
 from ingot.engine.loading.language_model import start_engine
 from ingot.engine.request import Request, Sampling, Stop, TextDelta
-from ingot.kernels.device import current
-from ingot.models.adapter import adapt
-from ingot.models.files.packaged import ensure
-from ingot.models.files.progress import silent
-from ingot.models.precision import unpack
-from ingot.models.probe import apart
+from ingot.kernels.device import current_device
+from ingot.models.adapter import adapt_model
+from ingot.models.files.packaged import ensure_packaged_model
+from ingot.models.files.progress import no_progress
+from ingot.models.precision import dequantize_layers
+from ingot.models.probe import logits_gap
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from ingot.upstream import load_model
 from tests.engines import answer
@@ -36,13 +36,13 @@ NEARLY_AS_GOOD = 0.25  # in logits
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    return ensure(DEFAULT_MODEL, SETTINGS, silent)
+    return ensure_packaged_model(DEFAULT_MODEL, SETTINGS, no_progress)
 
 
 @pytest.fixture(scope="module")
 def unpacked(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     model, config = load_model(folder)
-    unpack(model)
+    dequantize_layers(model)
     model.set_dtype(mx.float32)
     return model, config
 
@@ -73,12 +73,12 @@ def test_its_logits_over_a_cut_prompt_are_those_of_transformers(
 ) -> None:
     with torch.no_grad():
         right = mx.array(oracle(torch.tensor([prompt])).logits[0].numpy())
-    adapter = adapt(*unpacked, current())
-    rows = adapter.new_rows()
+    adapter = adapt_model(*unpacked, current_device())
+    rows = adapter.new_batch_state()
     row = rows.new()
     for begin in range(0, len(prompt), 13):
         piece = prompt[begin : begin + 13]
-        assert apart(computed(adapter, rows, row, piece), right[begin : begin + len(piece)]) < 1e-3
+        assert logits_gap(computed(adapter, rows, row, piece), right[begin : begin + len(piece)]) < 1e-3
 
 
 def test_what_it_answers_is_what_transformers_might_answer(folder: Path, oracle: Any, prompt: list[int]) -> None:

@@ -11,12 +11,12 @@ import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.config import Settings
-from ingot.kernels.device import current
-from ingot.models.files.packaged import ensure
-from ingot.models.files.progress import silent
-from ingot.models.pooling_models.encoder import Encoder
+from ingot.kernels.device import current_device
+from ingot.models.files.packaged import ensure_packaged_model
+from ingot.models.files.progress import no_progress
+from ingot.models.pooling_models.encoder import PoolingEncoder
 from ingot.models.pooling_models.loading import load_embedder, load_reranker
-from ingot.models.pooling_models.sentence_transformers import Normalize, Recipe, read_recipe
+from ingot.models.pooling_models.sentence_transformers import NormalizeStep, PoolingRecipe, read_pooling_recipe
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.oracle
@@ -62,7 +62,7 @@ def rows(seed: int = 1) -> list[list[int]]:
     return [torch.randint(5, VOCAB, (length,)).tolist() for length in LENGTHS]
 
 
-def finished(encoder: Encoder, tokens: list[list[int]], types: list[list[int]] | None = None) -> np.ndarray:
+def finished(encoder: PoolingEncoder, tokens: list[list[int]], types: list[list[int]] | None = None) -> np.ndarray:
     work = encoder.run(tokens, types or [[]] * len(tokens))
     while True:
         try:
@@ -85,7 +85,7 @@ def test_vectors_of_a_padded_batch_are_those_of_transformers(name: str, pooling:
     torch.manual_seed(0)
     oracle = AutoModel.from_config(configured(name)).eval().float()
     oracle.save_pretrained(tmp_path)
-    encoder = load_embedder(tmp_path, current(), Recipe((pooling,), ()))
+    encoder = load_embedder(tmp_path, current_device(), PoolingRecipe((pooling,), ()))
     found = finished(encoder, rows())
     for row, vector in zip(rows(), found, strict=True):
         with torch.no_grad():
@@ -111,7 +111,7 @@ def test_scores_of_pairs_are_those_of_transformers(name: str, tmp_path: Path) ->
     oracle.save_pretrained(tmp_path)
     types = [[0] * (len(row) // 2) + [1] * (len(row) - len(row) // 2) for row in rows()]
     segmented = name.startswith("bert")
-    found = finished(load_reranker(tmp_path, current()), rows(), types if segmented else None)
+    found = finished(load_reranker(tmp_path, current_device()), rows(), types if segmented else None)
     for row, kinds, score in zip(rows(), types, found, strict=True):
         given = {"token_type_ids": torch.tensor([kinds])} if segmented else {}
         with torch.no_grad():
@@ -129,7 +129,7 @@ def test_vectors_of_a_decoder_are_the_last_hidden_states_of_transformers(prefixe
     oracle = kind.from_config(AutoConfig.for_model("qwen3", **described)).eval().float()
     oracle.save_pretrained(tmp_path)
     trunk = oracle.model if prefixed else oracle
-    encoder = load_embedder(tmp_path, current(), Recipe(("lasttoken",), (Normalize(),)))
+    encoder = load_embedder(tmp_path, current_device(), PoolingRecipe(("lasttoken",), (NormalizeStep(),)))
     long = [*rows(), *[row * 9 for row in rows()]]
     for row, vector in zip(long, finished(encoder, long), strict=True):
         with torch.no_grad():
@@ -145,7 +145,7 @@ def test_scores_of_a_decoder_weigh_yes_against_no_as_transformers_does(tmp_path:
     oracle = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **described)).eval().float()
     oracle.save_pretrained(tmp_path)
     long = [*rows(), *[row * 9 for row in rows()]]
-    found = finished(load_reranker(tmp_path, current(), yes=40, no=50), long)
+    found = finished(load_reranker(tmp_path, current_device(), yes=40, no=50), long)
     for row, score in zip(long, found, strict=True):
         with torch.no_grad():
             logits = oracle(torch.tensor([row])).logits[0, -1]
@@ -175,9 +175,9 @@ def test_a_dense_layer_behind_the_pooling_is_computed(tmp_path: Path) -> None:
     (tmp_path / "2_Dense" / "config.json").write_text(json.dumps(dense | act))
     weight, bias = torch.randn(8, 64), torch.randn(8)
     save_file({"linear.weight": weight, "linear.bias": bias}, str(tmp_path / "2_Dense" / "model.safetensors"))
-    recipe = read_recipe(tmp_path, usual="mean")
+    recipe = read_pooling_recipe(tmp_path, usual="mean")
     assert recipe.pooling == ("cls", "mean")
-    found = finished(load_embedder(tmp_path, current(), recipe), rows())
+    found = finished(load_embedder(tmp_path, current_device(), recipe), rows())
     for row, vector in zip(rows(), found, strict=True):
         with torch.no_grad():
             states = oracle(torch.tensor([row])).last_hidden_state[0]
@@ -188,11 +188,11 @@ def test_a_dense_layer_behind_the_pooling_is_computed(tmp_path: Path) -> None:
 def test_the_packaged_model_makes_the_vectors_that_transformers_makes() -> None:
     from transformers import AutoModel, AutoTokenizer
 
-    folder = ensure("all-minilm-l6-v2", Settings(), silent)
+    folder = ensure_packaged_model("all-minilm-l6-v2", Settings(), no_progress)
     texts = ["A cat sleeps on the sofa.", "Quarterly earnings rose.", "Ein kurzer Satz auf Deutsch, mit Umlauten: äöü."]
     reader, oracle = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
     tokens = [reader(text)["input_ids"] for text in texts]
-    found = finished(load_embedder(folder, current(), read_recipe(folder, usual="mean")), tokens)
+    found = finished(load_embedder(folder, current_device(), read_pooling_recipe(folder, usual="mean")), tokens)
     for row, vector in zip(tokens, found, strict=True):
         with torch.no_grad():
             mean = oracle(torch.tensor([row])).last_hidden_state[0].mean(0)

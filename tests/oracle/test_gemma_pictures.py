@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.cache.forward_batch import Part
-from ingot.kernels.device import Device, current
-from ingot.media.families.registry import processor_in
-from ingot.models.adapter import load
+from ingot.cache.forward_batch import ForwardPart
+from ingot.kernels.device import Device, current_device
+from ingot.media.image_processors import read_processor
+from ingot.models.adapter import load_model_adapter
 from tests.models.vision.looking import prompt_with
 from tests.models.vision.test_families import close, unpatched, visual
 from tests.models.vision.tiny_families import CONFIGS, FILES
@@ -42,9 +42,9 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.nn.Module, P
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "metal"])
 def test_pictures_give_the_logits_of_transformers(oracle: tuple[torch.nn.Module, Path], kind: str) -> None:
     model, folder = oracle
-    device = current() if kind == "cpu" else Device(kind, "acting", current().memory)
-    adapter = load(folder, device, dtype="float32", sees=True)
-    tokens, items = prompt_with(processor_in(folder), 5, ["image", "image", "image"])
+    device = current_device() if kind == "cpu" else Device(kind, "acting", current_device().memory)
+    adapter = load_model_adapter(folder, device, dtype="float32", sees=True)
+    tokens, items = prompt_with(read_processor(folder), 5, ["image", "image", "image"])
     marked = np.zeros(len(tokens), dtype=np.int64)
     for begin, end in (run for item in items for run in item.runs):
         marked[begin:end] = 1
@@ -55,8 +55,8 @@ def test_pictures_give_the_logits_of_transformers(oracle: tuple[torch.nn.Module,
             pixel_values=torch.tensor(pixels),
             token_type_ids=torch.tensor(marked)[None],
         ).logits[0]
-    rows = adapter.new_rows()
-    mutual = tuple(run for item in items for run in item.runs)
-    part = Part((rows.new(),), len(tokens), mutual=mutual)
+    rows = adapter.new_batch_state()
+    bidirectional = tuple(run for item in items for run in item.runs)
+    part = ForwardPart((rows.new(),), len(tokens), bidirectional=bidirectional)
     found = adapter.run(rows, mx.array(tokens), [part], visual=visual(items, adapter, 0, len(tokens)))
     assert close(found, mx.array(wanted.numpy()))

@@ -15,15 +15,15 @@ import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.config import Settings
-from ingot.kernels.device import current
-from ingot.media.mel import Floats
-from ingot.models.files.packaged import ensure
-from ingot.models.files.progress import silent
-from ingot.models.kokoro_kokoro import Kokoro, load_kokoro
-from ingot.models.whisper_whisper import load_whisper
-from ingot.text.speech.phonemizer import Pronouncer
+from ingot.kernels.device import current_device
+from ingot.media.audio import FloatArray
+from ingot.models.files.packaged import ensure_packaged_model
+from ingot.models.files.progress import no_progress
+from ingot.models.kokoro import Kokoro, load_kokoro
+from ingot.models.whisper import load_whisper
+from ingot.text.speech.phonemizer import Phonemizer
 from ingot.text.tokenizer.whisper import WhisperVocabulary
-from tests.engine.test_transcript import transcribed
+from tests.engine.test_speech_to_text import transcribed
 from tests.hearing import wav
 from tests.models.test_kokoro import finished
 from tests.oracle.kokoro_onnx import make_folder
@@ -69,10 +69,10 @@ def wrong(heard: list[str], said: list[str]) -> int:
 
 @pytest.mark.parametrize("voice", ["af_heart", "bm_george"])
 def test_what_is_spoken_is_heard_again(model: Kokoro, voice: str) -> None:
-    pieces = Pronouncer(model.phonemes, model.context).pieces(TEXT, voice)
-    spoken: list[Floats] = [finished(model.speak(piece, voice, 1.0))[0] for piece in pieces]
-    folder = ensure("whisper-tiny.en", Settings(), silent)
-    ears = load_whisper(folder, current())
+    pieces = Phonemizer(model.phonemes, model.context).pieces(TEXT, voice)
+    spoken: list[FloatArray] = [finished(model.speak(piece, voice, 1.0))[0] for piece in pieces]
+    folder = ensure_packaged_model("whisper-tiny.en", Settings(), no_progress)
+    ears = load_whisper(folder, current_device())
     vocabulary = WhisperVocabulary.load(folder, ears.config.vocab)
     segments, _ = transcribed(ears, wav(np.concatenate(spoken), rate=model.rate), vocabulary=vocabulary)
     text = "".join(segment.text for segment in segments)

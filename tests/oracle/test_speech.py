@@ -16,13 +16,13 @@ import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.config import Settings
-from ingot.kernels.device import current
-from ingot.media.audio import Sound
-from ingot.models.files.packaged import ensure, original
-from ingot.models.files.progress import silent
-from ingot.models.whisper_whisper import load_whisper
+from ingot.kernels.device import current_device
+from ingot.media.audio import AudioFile
+from ingot.models.files.packaged import ensure_packaged_model, fetch_original_weights
+from ingot.models.files.progress import no_progress
+from ingot.models.whisper import load_whisper
 from ingot.text.tokenizer.whisper import WhisperVocabulary
-from tests.engine.test_transcript import transcribed
+from tests.engine.test_speech_to_text import transcribed
 
 whisper = pytest.importorskip("whisper")
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
@@ -78,15 +78,15 @@ def errors(wanted: list[str], found: list[str]) -> int:
 
 def test_words_are_heard_as_well_as_by_the_reference(recordings: zipfile.ZipFile, tmp_path: Path) -> None:
     settings = Settings()
-    folder = ensure("whisper-tiny.en", settings, silent)
-    ours = load_whisper(folder, current())
+    folder = ensure_packaged_model("whisper-tiny.en", settings, no_progress)
+    ours = load_whisper(folder, current_device())
     vocabulary = WhisperVocabulary.load(folder, ours.config.vocab)
-    theirs = whisper.load_model(str(original("whisper-tiny.en", tmp_path, silent)))
+    theirs = whisper.load_model(str(fetch_original_weights("whisper-tiny.en", tmp_path, no_progress)))
     wrong, wrong_there, spoken = 0, 0, 0
     for name, text in SPOKEN.items():
         sound = recordings.read(f"moonshine_voice/assets/{name}")
         segments, _ = transcribed(ours, sound, vocabulary=vocabulary)
-        heard = theirs.transcribe(np.concatenate(list(Sound(sound).samples())), fp16=False)["text"]
+        heard = theirs.transcribe(np.concatenate(list(AudioFile(sound).samples())), fp16=False)["text"]
         wrong += errors(words(text), words("".join(segment.text for segment in segments)))
         wrong_there += errors(words(text), words(heard))
         spoken += len(words(text))

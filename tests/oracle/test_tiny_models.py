@@ -10,9 +10,9 @@ import mlx.core as mx
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.kernels.device import current
-from ingot.models.adapter import Adapter, load
-from ingot.models.probe import apart
+from ingot.kernels.device import current_device
+from ingot.models.adapter import ModelAdapter, load_model_adapter
+from ingot.models.probe import logits_gap
 from tests.launches import computed, decoded
 
 torch = pytest.importorskip("torch")
@@ -107,9 +107,9 @@ def oracle(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture
-def adapter(oracle: Any, tmp_path: Path) -> Adapter:
+def adapter(oracle: Any, tmp_path: Path) -> ModelAdapter:
     oracle.save_pretrained(tmp_path)
-    return load(tmp_path, current(), dtype="float32", widest=WIDEST)
+    return load_model_adapter(tmp_path, current_device(), dtype="float32", widest=WIDEST)
 
 
 def answers(oracle: Any, rows: list[list[int]]) -> list[mx.array]:
@@ -118,16 +118,16 @@ def answers(oracle: Any, rows: list[list[int]]) -> list[mx.array]:
         return [mx.array(oracle(torch.tensor([row])).logits[0].numpy()) for row in rows]
 
 
-def test_chunks_and_rows_decoding_together_give_the_logits_of_transformers(oracle: Any, adapter: Adapter) -> None:
+def test_chunks_and_rows_decoding_together_give_the_logits_of_transformers(oracle: Any, adapter: ModelAdapter) -> None:
     torch.manual_seed(1)
     prompts = [torch.randint(1, SHARED["vocab_size"], (length,)).tolist() for length in (75, 43, 9)]
     right = answers(oracle, prompts)
-    kept = adapter.new_rows()
+    kept = adapter.new_batch_state()
     live = [kept.new() for _ in prompts]
     for row, prompt, expected in zip(live, prompts, right, strict=True):
         for begin in range(0, len(prompt) - 5, WIDEST):
             end = min(begin + WIDEST, len(prompt) - 5)
-            assert apart(computed(adapter, kept, row, prompt[begin:end]), expected[begin:end]) < TOLERANCE
+            assert logits_gap(computed(adapter, kept, row, prompt[begin:end]), expected[begin:end]) < TOLERANCE
     for step in range(-5, 0):
         found = decoded(adapter, kept, live, [prompt[step] for prompt in prompts])
-        assert apart(found, mx.stack([expected[step] for expected in right])) < TOLERANCE
+        assert logits_gap(found, mx.stack([expected[step] for expected in right])) < TOLERANCE

@@ -12,9 +12,9 @@ import pytest
 from mlx.utils import tree_map
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.kernels.device import current
-from ingot.models.layers.modules import parameters
-from ingot.models.whisper_whisper import load_whisper
+from ingot.kernels.device import current_device
+from ingot.models.layers.modules import named_parameters
+from ingot.models.whisper import load_whisper
 from tests.models.test_whisper import FRAMES, STATED, folder_of, value_of
 from tests.models.test_whisper_checkpoint import DIMS
 
@@ -32,10 +32,10 @@ def test_packed_weights_of_mlx_audio_give_its_scores(tmp_path: Path, bits: int) 
     theirs.update(tree_map(lambda held: 0.2 * mx.random.normal(held.shape), theirs.parameters()))
     packing = {"group_size": 32, "bits": bits}
     nn.quantize(theirs, **packing, class_predicate=lambda path, layer: isinstance(layer, nn.Linear | nn.Embedding))
-    mx.save_safetensors(str(tmp_path / "model.safetensors"), dict(parameters(theirs)))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), dict(named_parameters(theirs)))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "whisper", **DIMS, "quantization": packing}))
     told = np.array(theirs.logits(mx.array([TOKENS]), theirs.embed_audio(mx.array(FRAMES)[None]))[0])
-    ours = load_whisper(tmp_path, current(), dtype="float32")
+    ours = load_whisper(tmp_path, current_device(), dtype="float32")
     scores = ours.write(value_of(ours.listen(FRAMES))).push(TOKENS, range(len(TOKENS)))
     assert np.abs(scores - told).max() < 1e-3 * np.abs(told).max()
 
@@ -57,7 +57,7 @@ def test_scores_and_attention_are_those_of_transformers(tmp_path: Path) -> None:
             decoder_input_ids=torch.tensor([TOKENS]),
             output_attentions=True,
         )
-    ours = load_whisper(folder, current(), dtype="float32")
+    ours = load_whisper(folder, current_device(), dtype="float32")
     heard = value_of(ours.listen(FRAMES))
     scores = ours.write(heard).push(TOKENS, range(len(TOKENS)))
     assert np.allclose(scores, told.logits[0].numpy(), atol=2e-3)

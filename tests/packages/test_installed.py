@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ingot.cli.client import Client
-from ingot.config import load
+from ingot.cli.client import ServerClient
+from ingot.config import load_config
 from ingot.version import __version__
 
 pytestmark = pytest.mark.packages
@@ -50,7 +50,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory, elsewhere: Path) -> Path:
 @pytest.fixture(scope="module")
 def said(programs: Path, elsewhere: Path) -> Iterator[list[str]]:
     """The ready record of `ingot serve` with the default model, while it serves."""
-    shelf = load({}, os.environ).settings.models_dir
+    shelf = load_config({}, os.environ).settings.models_dir
     command = [programs / "ingot", "serve", "--port", "0", "--models-dir", shelf, "--context", "512"]
     process = subprocess.Popen(
         command, cwd=elsewhere, env=clean_environment(), stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
@@ -72,9 +72,9 @@ def said(programs: Path, elsewhere: Path) -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def client(said: list[str]) -> Client:
+def client(said: list[str]) -> ServerClient:
     assert said and said[0].startswith("ready: http://"), said
-    return Client(said[0].split()[1])
+    return ServerClient(said[0].split()[1])
 
 
 def test_nothing_comes_from_the_clone(programs: Path, elsewhere: Path) -> None:
@@ -85,14 +85,14 @@ def test_nothing_comes_from_the_clone(programs: Path, elsewhere: Path) -> None:
     assert Path(done.stdout.strip()).is_relative_to(programs.parent), done.stderr
 
 
-def test_an_installed_server_answers(client: Client) -> None:
+def test_an_installed_server_answers(client: ServerClient) -> None:
     body = {"model": "default", "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8}
     answer = client.post("chat/completions", body)
     assert answer["choices"][0]["message"]["content"].strip()
     assert answer["usage"]["completion_tokens"] > 0
 
 
-def test_an_installed_server_has_its_page(client: Client) -> None:
+def test_an_installed_server_has_its_page(client: ServerClient) -> None:
     page = io.BytesIO()
     for path in ("/", "/static/app.js", "/static/style.css"):
         client.download(path, page)

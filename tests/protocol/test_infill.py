@@ -14,11 +14,11 @@ from ingot.engine.engine import Engine
 from ingot.errors import BadRequest, ContextOverflow, Unsupported
 from ingot.protocol.chat.answers import GenerationTask
 from ingot.protocol.infill import InfillBody, read_infill
-from ingot.protocol.model_listings import capabilities
+from ingot.protocol.model_listings import ollama_capabilities
 from ingot.protocol.ollama.request import read_ollama_generate
 from ingot.protocol.openai.completions import read_completion
-from ingot.protocol.served import Served
-from ingot.text.prompt.infill import Infill
+from ingot.protocol.served import ServedModel
+from ingot.text.tokenizer.special_tokens import Infill
 from tests import scripted
 from tests.http.running import running
 from tests.http.scripted import BOS, CARD, ByteTokenizer, settings
@@ -28,8 +28,8 @@ TOKENS = Infill(PREFIX, SUFFIX, MIDDLE, False, None, None, None, frozenset({MIDD
 FILLED = (BOS, PREFIX, ord("a"), SUFFIX, ord("b"), MIDDLE)
 
 
-def served(infill: Infill | None = TOKENS) -> Served:
-    return Served.of(CARD, ByteTokenizer(infill=infill), settings())  # type: ignore[arg-type]
+def served(infill: Infill | None = TOKENS) -> ServedModel:
+    return ServedModel.of(CARD, ByteTokenizer(infill=infill), settings())  # type: ignore[arg-type]
 
 
 def asked(read: Any, body: dict[str, Any], infill: Infill | None = TOKENS) -> GenerationTask:
@@ -109,8 +109,8 @@ def test_the_line_being_written_follows_the_prefix_and_other_files_come_first() 
 
 
 def test_ollama_is_told_that_the_model_can() -> None:
-    assert "insert" in capabilities(served())
-    assert "insert" not in capabilities(served(None))
+    assert "insert" in ollama_capabilities(served())
+    assert "insert" not in ollama_capabilities(served(None))
 
 
 def test_what_llama_cpps_clients_send_is_taken_and_what_has_no_effect_named() -> None:

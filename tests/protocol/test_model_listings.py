@@ -7,17 +7,17 @@ from typing import Any
 
 import msgspec
 
-from ingot.protocol.openai.models import list_models, retrieve_model
-from ingot.protocol.served import Served
+from ingot.protocol.model_listings import list_models, retrieve_model
+from ingot.protocol.served import ServedModel
 from tests import scripted
 from tests.http.scripted import ByteTokenizer, settings
 
 
-def served(**changes: Any) -> Served:
-    return Served.of(scripted.CARD, scripted.tokenizer(), settings(**changes))
+def served(**changes: Any) -> ServedModel:
+    return ServedModel.of(scripted.CARD, scripted.tokenizer(), settings(**changes))
 
 
-def told(served: Served) -> tuple[Any, ...]:
+def told(served: ServedModel) -> tuple[Any, ...]:
     body = msgspec.to_builtins(list_models(served).data[0])
     assert msgspec.to_builtins(retrieve_model("default", served)) == body
     return body["tool_format"], body["thinking_format"], body["format_source"]
@@ -31,7 +31,7 @@ def test_the_formats_and_what_told_them_are_listed() -> None:
 def test_a_format_that_nothing_told_is_called_a_guess() -> None:
     for family, expected in (("unheard_of", ("hermes", "guess")), ("gpt_oss", ("harmony", "model_type"))):
         card = replace(scripted.CARD, family=family)
-        plain = Served.of(card, ByteTokenizer(None), settings())  # type: ignore[arg-type]
+        plain = ServedModel.of(card, ByteTokenizer(None), settings())  # type: ignore[arg-type]
         assert told(plain)[::2] == expected
 
 
@@ -41,5 +41,5 @@ def test_a_template_tells_whatever_the_type() -> None:
 
 def test_a_model_without_a_chat_template_says_that_it_does_not_chat() -> None:
     assert msgspec.to_builtins(list_models(served()).data[0])["chats"] is True
-    base = Served.of(scripted.CARD, ByteTokenizer(None), settings())  # type: ignore[arg-type]
+    base = ServedModel.of(scripted.CARD, ByteTokenizer(None), settings())  # type: ignore[arg-type]
     assert msgspec.to_builtins(list_models(base).data[0])["chats"] is False

@@ -6,11 +6,10 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from ingot.http.endpoints.refused import REFUSED
 from ingot.http.endpoints.table import build_app
-from ingot.http.routing import route_path
-from ingot.protocol.ingot_api.cache import FILE
-from ingot.protocol.openapi import SHAPES, document
+from ingot.http.routing import REFUSED_PATHS, route_path
+from ingot.protocol.ingot_api.cache import CACHE_FILE_MEDIA_TYPE
+from ingot.protocol.openapi import OPERATION_SHAPES, openapi_document
 from ingot.protocol.operations import OPERATIONS
 from ingot.protocol.terms import Terms
 from tests.http.scripted import ScriptedEngine, settings
@@ -26,28 +25,28 @@ def references(node: Any) -> list[str]:
 
 
 def test_the_document_is_json_whose_references_lead_somewhere() -> None:
-    made = json.loads(json.dumps(document(TERMS, keyed=True)))
+    made = json.loads(json.dumps(openapi_document(TERMS, keyed=True)))
     known = made["components"]["schemas"]
     assert {ref.removeprefix("#/components/schemas/") for ref in references(made)} <= set(known)
 
 
-@pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.body is not None])
+@pytest.mark.parametrize("name", [name for name, shape in OPERATION_SHAPES.items() if shape.body is not None])
 def test_each_body_schema_is_a_schema(name: str) -> None:
-    body = SHAPES[name].body
+    body = OPERATION_SHAPES[name].body
     assert body is not None
     jsonschema_rs.Draft202012Validator(body.schema(TERMS))
 
 
 def test_every_operation_has_a_shape_with_a_body_where_it_takes_one() -> None:
-    assert SHAPES.keys() == {operation.name for operation in OPERATIONS}
+    assert OPERATION_SHAPES.keys() == {operation.name for operation in OPERATIONS}
     takes = {operation.name for operation in OPERATIONS if operation.takes in ("json", "form")}
-    assert {name for name, shape in SHAPES.items() if shape.body is not None} == takes
+    assert {name for name, shape in OPERATION_SHAPES.items() if shape.body is not None} == takes
 
 
 def test_an_answer_that_is_a_file_may_be_nothing_else() -> None:
-    paths = document(TERMS, keyed=False)["paths"]
-    assert paths["/v1/cache/export"]["get"]["responses"]["200"]["content"].keys() == {FILE}
-    assert paths["/v1/cache/import"]["post"]["requestBody"]["content"].keys() == {FILE}
+    paths = openapi_document(TERMS, keyed=False)["paths"]
+    assert paths["/v1/cache/export"]["get"]["responses"]["200"]["content"].keys() == {CACHE_FILE_MEDIA_TYPE}
+    assert paths["/v1/cache/import"]["post"]["requestBody"]["content"].keys() == {CACHE_FILE_MEDIA_TYPE}
 
 
 def test_every_operation_has_an_endpoint_and_every_endpoint_an_operation() -> None:
@@ -56,12 +55,12 @@ def test_every_operation_has_an_endpoint_and_every_endpoint_an_operation() -> No
     known = {
         path for path in paths if path.startswith(("/v1", "/v2", "/api", "/health", "/metrics", "/version", "/infill"))
     }
-    assert known - set(REFUSED) == described
+    assert known - set(REFUSED_PATHS) == described
 
 
 def test_only_what_needs_the_key_says_so() -> None:
-    paths = document(TERMS, keyed=True)["paths"]
+    paths = openapi_document(TERMS, keyed=True)["paths"]
     assert paths["/v1/models"]["get"]["security"]
     assert "401" in paths["/v1/models"]["get"]["responses"]
     assert "security" not in paths["/health/live"]["get"]
-    assert "security" not in document(TERMS, keyed=False)["paths"]["/v1/models"]["get"]
+    assert "security" not in openapi_document(TERMS, keyed=False)["paths"]["/v1/models"]["get"]

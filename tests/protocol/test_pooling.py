@@ -8,22 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.engine.encoder_request import Encoded
-from ingot.engine.pooling_batches import OfferedEncoder
+from ingot.engine.pooling_batches import ServedPoolingModel
+from ingot.engine.request import PoolingOutput
 from ingot.errors import BadRequest, InputTooLong, ModelNotFound, Unsupported
-from ingot.protocol.encoders import EncodingTask
-from ingot.protocol.pooling import read_rerank, squashed
-from ingot.protocol.served import Served
+from ingot.protocol.pooling import EncodingTask, read_rerank, sigmoid_score
+from ingot.protocol.served import ServedModel
 from ingot.text.tokenizer.encoder_inputs import JudgeInputs
 from tests.encoders import CLS, SEP, ByteVocabulary, card, offered
 from tests.http.scripted import CARD, ByteTokenizer, settings
 
-JUDGE = OfferedEncoder(card("rerank", length=2000), JudgeInputs(ByteVocabulary(), length=2000), offered("rerank").model)  # type: ignore[arg-type]
+JUDGE = ServedPoolingModel(
+    card("rerank", length=2000), JudgeInputs(ByteVocabulary(), length=2000), offered("rerank").model
+)  # type: ignore[arg-type]
 
 
-def served(encoder: OfferedEncoder | None) -> Served:
+def served(encoder: ServedPoolingModel | None) -> ServedModel:
     encoders: Any = {"rerank": encoder} if encoder is not None else {}
-    return Served.of(CARD, ByteTokenizer(), settings(), encoders)  # type: ignore[arg-type]
+    return ServedModel.of(CARD, ByteTokenizer(), settings(), encoders)  # type: ignore[arg-type]
 
 
 SERVED = served(offered("rerank"))
@@ -36,7 +37,7 @@ def read(documents: Any = DOCUMENTS, query: Any = "q", **fields: Any) -> Encodin
 
 def answer(job: EncodingTask, scores: tuple[float, ...] = (0.0, 2.0, -1.0)) -> Any:
     rows = tuple(array("f", [score]) for score in scores[: len(job.request.inputs)])
-    return json.loads(job.told(Encoded(rows, job.request.tokens, 0.5, 0.25)))
+    return json.loads(job.told(PoolingOutput(rows, job.request.tokens, 0.5, 0.25)))
 
 
 def test_each_document_is_paired_with_the_query() -> None:
@@ -86,8 +87,8 @@ def test_equal_scores_keep_the_documents_order() -> None:
 
 @given(st.floats(-1e30, 1e30), st.floats(-1e30, 1e30))
 def test_squashing_keeps_order_and_stays_between_0_and_1(one: float, two: float) -> None:
-    assert 0 <= squashed(one) <= 1
-    assert (squashed(one) <= squashed(two)) or one > two
+    assert 0 <= sigmoid_score(one) <= 1
+    assert (sigmoid_score(one) <= sigmoid_score(two)) or one > two
 
 
 def test_a_document_too_long_is_refused_with_both_numbers_and_its_place() -> None:

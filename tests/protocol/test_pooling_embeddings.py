@@ -10,17 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.engine.encoder_request import Encoded
+from ingot.engine.request import PoolingOutput
 from ingot.errors import BadRequest, InputTooLong, ModelNotFound, UnknownField, Unsupported
-from ingot.protocol.encoders import EncodingTask
-from ingot.protocol.openai.embeddings import read_embeddings, shortened
-from ingot.protocol.served import Served
+from ingot.protocol.pooling import EncodingTask, read_embeddings, shorten_vector
+from ingot.protocol.served import ServedModel
 from tests.encoders import CLS, SEP, offered
 from tests.http.scripted import CARD, ByteTokenizer, settings
 
 
-def served(*roles: Any, **changes: Any) -> Served:
-    return Served.of(CARD, ByteTokenizer(), settings(**changes), {role: offered(role) for role in roles})  # type: ignore[arg-type]
+def served(*roles: Any, **changes: Any) -> ServedModel:
+    return ServedModel.of(CARD, ByteTokenizer(), settings(**changes), {role: offered(role) for role in roles})  # type: ignore[arg-type]
 
 
 SERVED = served("embedding", "rerank")
@@ -32,7 +31,7 @@ def read(input: Any, **fields: Any) -> EncodingTask:
 
 def answer(job: EncodingTask, rows: list[list[float]] | None = None) -> Any:
     given = rows or [[0.6, 0.8, 0.0, 0.0]] * len(job.request.inputs)
-    made = Encoded(tuple(array("f", row) for row in given), job.request.tokens, 0.5, 0.25)
+    made = PoolingOutput(tuple(array("f", row) for row in given), job.request.tokens, 0.5, 0.25)
     return json.loads(job.told(made))
 
 
@@ -71,14 +70,14 @@ def test_fewer_dimensions_are_cut_scaled_to_length_1_again_and_told_in_the_recei
 
 @given(st.lists(st.floats(-1, 1, width=32), min_size=4, max_size=4), st.integers(1, 4))
 def test_a_cut_vector_has_length_1_or_is_nothing(numbers: list[float], dimensions: int) -> None:
-    cut = shortened(array("f", numbers), dimensions, unit=True)
+    cut = shorten_vector(array("f", numbers), dimensions, unit=True)
     assert len(cut) == dimensions
     if dimensions < 4 and sum(abs(number) for number in numbers[:dimensions]) > 1e-6:
         assert sum(number * number for number in cut) == pytest.approx(1, abs=1e-4)
 
 
 def test_vectors_that_are_not_scaled_are_only_cut() -> None:
-    assert list(shortened(array("f", [3.0, 4.0]), 1, unit=False)) == [3.0]
+    assert list(shorten_vector(array("f", [3.0, 4.0]), 1, unit=False)) == [3.0]
 
 
 def test_an_input_too_long_is_refused_with_both_numbers_and_its_place() -> None:

@@ -11,18 +11,18 @@ from ingot.cli.serve import served_name
 from ingot.config import Settings
 from ingot.errors import BadRequest, ConfigError, ModelNotFound
 from ingot.protocol.anthropic.request import read_messages
-from ingot.protocol.model_names import is_name, names_schema, with_aliases
+from ingot.protocol.model_listings import retrieve_model
 from ingot.protocol.openai.chat import read_chat
-from ingot.protocol.openai.models import retrieve_model
-from ingot.protocol.served import Served
+from ingot.protocol.served import ServedModel
+from ingot.protocol.terms import matches_model_name, model_names_schema, with_alias_names
 from tests import scripted
 from tests.http.scripted import settings
 
 BODY = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
 
 
-def served(**changes: Any) -> Served:
-    return Served.of(scripted.CARD, scripted.tokenizer(), settings(**changes))
+def served(**changes: Any) -> ServedModel:
+    return ServedModel.of(scripted.CARD, scripted.tokenizer(), settings(**changes))
 
 
 @pytest.mark.parametrize(
@@ -41,14 +41,14 @@ def served(**changes: Any) -> Served:
     ],
 )
 def test_a_name_is_one_of_the_names_or_matches_a_pattern(name: str, names: tuple[str, ...], known: bool) -> None:
-    assert is_name(name, names) is known
-    assert jsonschema_rs.is_valid(names_schema(names), name) is known
+    assert matches_model_name(name, names) is known
+    assert jsonschema_rs.is_valid(model_names_schema(names), name) is known
 
 
 def test_an_alias_counts_where_its_target_is_a_name() -> None:
     aliases = ("claude-*=default", "text-*=encoder")
-    assert with_aliases(("model", "default"), aliases) == ("model", "default", "claude-*")
-    assert with_aliases(("encoder", "default"), aliases) == ("encoder", "default", "claude-*", "text-*")
+    assert with_alias_names(("model", "default"), aliases) == ("model", "default", "claude-*")
+    assert with_alias_names(("encoder", "default"), aliases) == ("encoder", "default", "claude-*", "text-*")
 
 
 @pytest.mark.parametrize("name", ["scripted", "default", "claude-opus-5", "mine"])

@@ -18,7 +18,7 @@ from ingot.text.tokenizer import vocabulary
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from ingot.text.tokenizer.vocabulary import Vocabulary
 from ingot.text.tool_formats.format import Format
-from ingot.text.tool_formats.registry import detect
+from ingot.text.tool_formats.registry import detect_format
 from tests.text.conftest import collection
 
 SHELF: Final = Path(sys.prefix) / "share" / "chat-templates"
@@ -105,7 +105,7 @@ def _loaded(model: Real) -> Tokenizer:
 
 @cache
 def _format(model: Real) -> Format:
-    return detect(model.template.source, model.model_type)
+    return detect_format(model.template.source, model.model_type)
 
 
 @cache
@@ -113,10 +113,10 @@ def _vocabulary(name: str) -> Vocabulary:
     folder = _folder(name)
     config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     if (folder / "tokenizer.json").is_file():
-        return vocabulary.load(folder, config, {})
+        return vocabulary.load_vocabulary(folder, config, {})
     with TemporaryDirectory() as made, zipfile.ZipFile(folder / "tokenizer.json.zip") as archive:
         archive.extract("tokenizer.json", made)
-        return vocabulary.load(Path(made), config, {})
+        return vocabulary.load_vocabulary(Path(made), config, {})
 
 
 def _folder(name: str) -> Path:

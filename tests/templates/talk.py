@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from ingot.text.chat_template.sandbox import TemplateHistory
-from ingot.text.parse.events import (
+from ingot.text.parser.events import (
     ContentDelta,
     ParsedEvent,
     PastCall,
@@ -19,11 +19,11 @@ from ingot.text.parse.events import (
     ToolCallBegan,
 )
 from ingot.text.parser.parser import ThinkingStart
-from ingot.text.prompt.canonical import thread_with_answer
+from ingot.text.prompt.answer_cache import AnswerCache
+from ingot.text.prompt.assembly import Prompt
+from ingot.text.prompt.canonical import key_with_answer
 from ingot.text.prompt.conversation import Conversation, PromptBuilder
-from ingot.text.prompt.prompt import Prompt
-from ingot.text.prompt.remembered import RememberedAnswers
-from ingot.text.tool_formats.rendering import render_call
+from ingot.text.tool_formats.rendering import render_calls
 from tests.templates.real import Real
 from tests.text.parser.answers import TOOLS, new_parser
 
@@ -45,7 +45,7 @@ class Says:
     def written(self, model: Real) -> str:
         """Its calls."""
         if self.wrapped is None:
-            return render_call(model.format, self.calls)
+            return render_calls(model.format, self.calls)
         one_by_one = [json.dumps({"name": call.name, "arguments": call.arguments}) for call in self.calls]
         return "\n".join(one_by_one).join(self.wrapped)
 
@@ -61,7 +61,7 @@ class Talk:
     remembers: bool = True
     random: Random = field(default_factory=lambda: Random(0))
     messages: list[Dict] = field(default_factory=list)
-    answers: RememberedAnswers = field(default_factory=RememberedAnswers)
+    answers: AnswerCache = field(default_factory=AnswerCache)
     computed: tuple[int, ...] = ()  # what the engine has computed so far: prompt, answer and its end
     called: bool = False  # the last answer called a tool
     prompt: Prompt | None = None
@@ -87,7 +87,7 @@ class Talk:
         calls = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in told["tool_calls"]]
         ids = self.model.template.traits_for(bool(self.tools)).call_ids
         if self.prompt.thread:
-            thread = thread_with_answer(self.prompt.thread, told["content"], calls, ids=ids)
+            thread = key_with_answer(self.prompt.thread, told["content"], calls, ids=ids)
             self.answers.keep(thread, self.prompt.opening, tokens, told["reasoning_content"])
         self.called = bool(calls)
         self.computed = (*self.prompt.tokens, *tokens, *self._end())

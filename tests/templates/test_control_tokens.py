@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ingot.text.prompt.answer_cache import AnswerCache
+from ingot.text.prompt.assembly import Prompt
 from ingot.text.prompt.conversation import Conversation, PromptBuilder
-from ingot.text.prompt.prompt import Prompt
-from ingot.text.prompt.remembered import RememberedAnswers
 from tests.templates.real import MODELS, Real, named
 from tests.templates.talk import SHOWN
 
@@ -54,7 +54,7 @@ def result(text: str) -> dict[str, Any]:
 
 
 def composed(model: Real, *messages: dict[str, Any], **options: Any) -> Prompt:
-    composer = PromptBuilder(model.tokenizer, model.template, RememberedAnswers())
+    composer = PromptBuilder(model.tokenizer, model.template, AnswerCache())
     return composer.compose(Conversation(messages, remembers=False, **options), model.format)
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ingot.text.chat_template.messages import prepared as prepare
-from ingot.text.parse.events import PastCall
+from ingot.text.chat_template.messages import prepare_messages as prepare
+from ingot.text.parser.events import PastCall
+from ingot.text.prompt.answer_cache import AnswerCache
 from ingot.text.prompt.conversation import Conversation, PromptBuilder
-from ingot.text.prompt.remembered import RememberedAnswers
 from tests.templates.real import MODELS, Real, named
 from tests.templates.talk import SHOWN, Says, Talk, results
 
@@ -94,7 +94,7 @@ def test_the_keys_of_tools_may_come_in_any_order(name: str) -> None:
             return {key: backwards(value[key]) for key in reversed(list(value))}
         return [backwards(each) for each in value] if isinstance(value, list) else value
 
-    composer = PromptBuilder(model.tokenizer, model.template, RememberedAnswers())
+    composer = PromptBuilder(model.tokenizer, model.template, AnswerCache())
     texts = [
         composer.compose(Conversation([user("Hi")], tools), model.format).text for tools in (SHOWN, backwards(SHOWN))
     ]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.text.parse.events import PastCall
-from ingot.text.prompt.prompt import Prompt
+from ingot.text.parser.events import PastCall
+from ingot.text.prompt.assembly import Prompt
 from tests.templates.real import MODELS, Real
 from tests.templates.talk import SHOWN, Says, Talk, results
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from ingot.config import Settings
-from ingot.errors import ConfigError
-from ingot.text.input_files import prompt_file_problem, read_prompts
+from ingot.errors import ConfigError, ModelError
+from ingot.text.input_files import generation_config_problem, prompt_file_problem, read_generation_config, read_prompts
 
 
 def written(folder: Path, name: str, text: str) -> Path:
@@ -62,3 +63,32 @@ def test_a_file_that_is_not_there_stops_the_settings(tmp_path: Path) -> None:
 def test_prompts_cannot_be_kept_warm_where_nothing_is_kept(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="prefix_cache"):
         Settings(warm_prompts=written(tmp_path, "p.txt", "Be kind."), prefix_cache=False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.6}))
+    return tmp_path
+
+
+def test_the_model_s_own_file_is_read_unless_the_setting_says_otherwise(folder: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    assert read_generation_config("auto", folder) == {"temperature": 0.6}
+    assert read_generation_config("auto", elsewhere) == {}
+    assert read_generation_config(str(folder), elsewhere) == {"temperature": 0.6}
+    assert read_generation_config("none", folder) == read_generation_config("vllm", folder) == {}
+
+
+def test_a_broken_file_is_named(folder: Path) -> None:
+    for broken in ("{", "[1]"):
+        (folder / "generation_config.json").write_text(broken)
+        with pytest.raises(ModelError, match=r"generation_config\.json"):
+            read_generation_config("auto", folder)
+
+
+def test_the_setting_is_a_word_or_a_folder_that_has_such_a_file(folder: Path, tmp_path: Path) -> None:
+    for setting in ("auto", "none", "vllm", str(folder)):
+        assert generation_config_problem(setting) is None
+    assert "generation_config.json" in (generation_config_problem(str(tmp_path / "nowhere")) or "")
+    assert generation_config_problem("off") is not None

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ingot.http.endpoints.page import HEADERS, page_routes
+from ingot.http.endpoints.page import PAGE_HEADERS, page_routes
 
 WAIT_S = 20.0
 
@@ -132,7 +132,7 @@ class ScriptedServer:
         )
 
     async def _blank(self, request: Request) -> Response:
-        return Response("<!doctype html>", media_type="text/html", headers=HEADERS)
+        return Response("<!doctype html>", media_type="text/html", headers=PAGE_HEADERS)
 
     async def _models(self, request: Request) -> Response:
         return self._denied(request) or JSONResponse({"object": "list", "data": self.models})

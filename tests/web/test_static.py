@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ingot.web
-from ingot.http.endpoints.page import PAGES
+from ingot.http.endpoints.page import PAGE_PATHS
 
 STATIC = Path(ingot.web.__file__).parent / "static"
 SOURCES = sorted(STATIC.iterdir())
@@ -16,7 +16,7 @@ SOURCES = sorted(STATIC.iterdir())
 
 def test_every_file_the_page_refers_to_is_there() -> None:
     names = {file.name for file in SOURCES}
-    for page in PAGES:
+    for page in PAGE_PATHS:
         html = (STATIC / page).read_text()
         assert set(re.findall(r'(?:src|href)="static/([^"]+)"', html)) <= names
         code = "".join(file.read_text() for file in modules_of(html))
@@ -44,7 +44,7 @@ def test_no_file_reaches_outside_or_parses_markup(file: Path) -> None:
     assert addresses == set()
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", PAGE_PATHS)
 def test_no_page_holds_an_inline_script_or_style(page: str) -> None:
     html = (STATIC / page).read_text()
     assert not re.search(r"<script(?![^>]*\ssrc=)|<style|\sstyle=|\son\w+=", html)

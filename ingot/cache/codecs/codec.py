@@ -1,22 +1,31 @@
-"""What a codec is: vectors in fewer bits, and back.
+"""What a KV codec is, vectors in fewer bits and back; the raw one; and the affine one.
 
-Only the engine thread may call what takes or gives arrays.
+The affine codec has evenly spaced steps between the least and the largest number of a group, 8 or 4 bits a number.
+Least and step are stored as bfloat16, whose range is that of whatever is encoded. The least is rounded down and the
+step up, and codes are counted in what is stored: so rounding those two costs a little of the resolution, and nothing
+else.
+
+Codes of 1 to 4 bits are packed into bytes without waste. A byte holds codes that lie far apart: of n bytes, byte j has
+those of places j, j + n, j + 2n and so on, so that reading and writing take whole vectors at a time. Three bits are a
+plane of two, then a plane of one. Only the engine thread may call what takes or gives arrays.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from functools import lru_cache
+from typing import Any, ClassVar
 
 import mlx.core as mx
 
-from ingot.cache.arrays import copied
+from ingot.cache.arrays import copy_array
+from ingot.kernels.cpu import native
 
-Parts = tuple[mx.array, ...]
+EncodedParts = tuple[mx.array, ...]
 """What vectors [..., tokens, size] became: arrays [..., tokens, some], which can be cut by tokens like the vectors."""
 
 
-class Codec(ABC):
+class VectorCodec(ABC):
     """Each vector is encoded by itself: what it becomes does not depend on its neighbours, and any run of tokens can be
     decoded alone. A `centre` [..., 1, size] is taken off before and added afterwards, and is the caller's to keep. With
     an `other` one, too, each vector goes by the nearer of both, and the sign of its first scale, none of which is below
@@ -37,15 +46,15 @@ class Codec(ABC):
         """What a vector of `size` numbers takes, everything counted."""
 
     @abstractmethod
-    def encode(self, x: mx.array, centre: mx.array | None = None, other: mx.array | None = None) -> Parts: ...
+    def encode(self, x: mx.array, centre: mx.array | None = None, other: mx.array | None = None) -> EncodedParts: ...
 
     @abstractmethod
     def decode(
-        self, parts: Parts, dtype: mx.Dtype, centre: mx.array | None = None, other: mx.array | None = None
+        self, parts: EncodedParts, dtype: mx.Dtype, centre: mx.array | None = None, other: mx.array | None = None
     ) -> mx.array: ...
 
 
-class Raw(Codec):
+class RawCodec(VectorCodec):
     """As they are."""
 
     name = "raw"
@@ -54,20 +63,20 @@ class Raw(Codec):
     def vector_bytes(self, size: int, dtype: mx.Dtype) -> int:
         return size * dtype.size
 
-    def encode(self, x: mx.array, centre: mx.array | None = None, other: mx.array | None = None) -> Parts:
-        return (copied(x),)  # it may be a view of pages, which others will write to
+    def encode(self, x: mx.array, centre: mx.array | None = None, other: mx.array | None = None) -> EncodedParts:
+        return (copy_array(x),)  # it may be a view of pages, which others will write to
 
     def decode(
-        self, parts: Parts, dtype: mx.Dtype, centre: mx.array | None = None, other: mx.array | None = None
+        self, parts: EncodedParts, dtype: mx.Dtype, centre: mx.array | None = None, other: mx.array | None = None
     ) -> mx.array:
         return parts[0].astype(dtype)
 
 
-SIGN = 0x8000
+SIGN_BIT = 0x8000
 """Of a scale."""
 
 
-class Centring:
+class VectorCentring:
     """What vectors are encoded around, by plain operations."""
 
     def __init__(self, centre: mx.array | None, other: mx.array | None) -> None:
@@ -90,12 +99,123 @@ class Centring:
             return wide
         if self._other is None:
             return wide + self._centre
-        return wide + mx.where(scales[..., :1].view(mx.uint16) >= SIGN, self._other, self._centre)
+        return wide + mx.where(scales[..., :1].view(mx.uint16) >= SIGN_BIT, self._other, self._centre)
 
 
-def marked(scales: mx.array, nearer: mx.array | None) -> mx.array:
+def mark_other_centre(scales: mx.array, nearer: mx.array | None) -> mx.array:
     """With a sign at the first of them where a vector goes by the other centre."""
     if nearer is None:
         return scales
     first = mx.where(nearer, -scales[..., :1], scales[..., :1])
     return first if scales.shape[-1] == 1 else mx.concatenate([first, scales[..., 1:]], axis=-1)
+
+
+AFFINE_GROUPS = (64, 32, 16, 8)
+"""Numbers that share a least and a step: the most of these that the size is a multiple of."""
+SCALE_BYTES = 2
+ROUNDING_SLACK = 1 / 128
+"""What bfloat16 may be off by, twice."""
+
+
+class AffineCodec(VectorCodec):
+    parts = 2  # codes; steps, then leasts
+
+    def __init__(self, bits: int) -> None:
+        self.bits, self.name = bits, f"affine{bits}"
+
+    def problem(self, size: int) -> str | None:
+        return None if size and not size % AFFINE_GROUPS[-1] else f"its head size must be a multiple of 8; not {size}"
+
+    def vector_bytes(self, size: int, dtype: mx.Dtype) -> int:
+        return packed_bytes(size, self.bits) + 2 * SCALE_BYTES * (size // _group_size(size))
+
+    def encode(self, x: mx.array, centre: mx.array | None = None, other: mx.array | None = None) -> EncodedParts:
+        if (kernel := self._kernel(x.shape[-1])) is not None:
+            codes, scales = kernel.encode(x, centre, other)
+            return codes, scales
+        wide, nearer = VectorCentring(centre, other).taken_off(x)
+        size = wide.shape[-1]
+        grouped = wide.reshape(*wide.shape[:-1], -1, _group_size(size))
+        least, most = grouped.min(axis=-1), grouped.max(axis=-1)
+        least = (least - mx.abs(least) * ROUNDING_SLACK).astype(mx.bfloat16)
+        step = ((most - least) * ((1 + ROUNDING_SLACK) / self._last)).astype(mx.bfloat16)
+        # All alike: any step will do, and one of zero would not.
+        step = mx.where(step > 0, step, mx.ones_like(step))
+        codes = mx.round((grouped - least[..., None]) / step[..., None].astype(mx.float32))
+        codes = mx.clip(codes, 0, self._last).astype(mx.uint8).reshape(wide.shape)
+        kept = codes if self.bits == 8 else pack_bits(codes, self.bits)
+        return kept, mx.concatenate([mark_other_centre(step, nearer), least], axis=-1)
+
+    def decode(
+        self, parts: EncodedParts, dtype: mx.Dtype, centre: mx.array | None = None, other: mx.array | None = None
+    ) -> mx.array:
+        kept, scales = parts
+        if (kernel := self._kernel(kept.shape[-1] * 8 // self.bits)) is not None:
+            decoded: mx.array = kernel.decode(kept, scales, dtype, centre, other)
+            return decoded
+        codes = kept if self.bits == 8 else unpack_bits(kept, self.bits)
+        step, least = (each[..., None] for each in mx.split(scales.astype(mx.float32), 2, axis=-1))
+        grouped = codes.reshape(*codes.shape[:-1], step.shape[-2], -1).astype(mx.float32)
+        wide = (grouped * mx.abs(step) + least).reshape(codes.shape)
+        return VectorCentring(centre, other).put_back(wide, scales).astype(dtype)
+
+    def _kernel(self, size: int) -> Any:
+        """The native one, where there is one that takes vectors of this size."""
+        return (
+            _native_affine_codec(size, self.bits) if native.has_codecs() and size <= native.ROTATED_SIZES[-1] else None
+        )
+
+    @property
+    def _last(self) -> int:
+        return (1 << self.bits) - 1
+
+
+def _group_size(size: int) -> int:
+    return next(group for group in AFFINE_GROUPS if not size % group)
+
+
+@lru_cache(maxsize=16)
+def _native_affine_codec(size: int, bits: int) -> Any:
+    return native.affine_codec(size, _group_size(size), bits)
+
+
+PLANES = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,)}
+"""The widths of the planes that hold codes of so many bits, the lowest bits first."""
+
+
+def packed_bytes(size: int, bits: int) -> int:
+    """What `size` codes take; a multiple of eight of them leaves no bit unused."""
+    return size * bits // 8
+
+
+def pack_bits(codes: mx.array, bits: int) -> mx.array:
+    """Codes [..., size], uint8, as bytes [..., size * bits / 8]."""
+    planes, below = [], 0
+    for width in PLANES[bits]:
+        planes.append(_pack_plane((codes >> below) & ((1 << width) - 1), width))
+        below += width
+    return planes[0] if len(planes) == 1 else mx.concatenate(planes, axis=-1)
+
+
+def unpack_bits(packed: mx.array, bits: int) -> mx.array:
+    """The codes [..., size] again."""
+    size = packed.shape[-1] * 8 // bits
+    codes, at, below = mx.zeros((*packed.shape[:-1], size), mx.uint8), 0, 0
+    for width in PLANES[bits]:
+        end = at + packed_bytes(size, width)
+        codes = codes | (_unpack_plane(packed[..., at:end], width) << below)
+        at, below = end, below + width
+    return codes
+
+
+def _pack_plane(codes: mx.array, width: int) -> mx.array:
+    apart = codes.reshape(*codes.shape[:-1], 8 // width, -1)
+    byte = apart[..., 0, :]
+    for place in range(1, 8 // width):
+        byte = byte | (apart[..., place, :] << (place * width))
+    return byte
+
+
+def _unpack_plane(plane: mx.array, width: int) -> mx.array:
+    apart = [(plane >> (place * width)) & ((1 << width) - 1) for place in range(8 // width)]
+    return mx.concatenate(apart, axis=-1)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ingot.errors import nearest
+from ingot.errors import nearest_name
 
 RAW: Final = "raw"
-SINGLE: Final = (RAW, "affine8", "affine4", "turbo4", "turbo3", "turbo2", "turbo1")
+CODEC_NAMES: Final = (RAW, "affine8", "affine4", "turbo4", "turbo3", "turbo2", "turbo1")
 """Each may stand alone, for keys and values alike, or on either side of a pair."""
-SHORT: Final = {"k8v4": "affine8/turbo4"}
+CODEC_ALIASES: Final = {"k8v4": "affine8/turbo4"}
 """Pairs that have a name of their own."""
 
 
@@ -23,7 +23,7 @@ class CodecName:
 
     def __str__(self) -> str:
         pair = f"{self.keys}/{self.values}"
-        short = {meaning: name for name, meaning in SHORT.items()}
+        short = {meaning: name for name, meaning in CODEC_ALIASES.items()}
         return self.keys if self.keys == self.values else short.get(pair, pair)
 
     @property
@@ -33,11 +33,11 @@ class CodecName:
     @classmethod
     def parse(cls, text: str) -> CodecName:
         """Raises ValueError that says what there is."""
-        keys, slash, values = SHORT.get(text, text).partition("/")
+        keys, slash, values = CODEC_ALIASES.get(text, text).partition("/")
         for side in (keys, values) if slash else (keys,):
-            if side not in SINGLE:
-                near = nearest(side, (*SINGLE, *SHORT))
-                known = f"{', '.join(SINGLE)}, {', '.join(SHORT)}, or KEYS/VALUES such as affine8/turbo3"
+            if side not in CODEC_NAMES:
+                near = nearest_name(side, (*CODEC_NAMES, *CODEC_ALIASES))
+                known = f"{', '.join(CODEC_NAMES)}, {', '.join(CODEC_ALIASES)}, or KEYS/VALUES such as affine8/turbo3"
                 raise ValueError(
                     f"{side!r} is no codec; known are {known}" + (f"; did you mean {near}?" if near else "")
                 )

@@ -13,18 +13,17 @@ from typing import ClassVar
 
 import mlx.core as mx
 
-from ingot.cache.arrays import copied
-from ingot.cache.codecs.affine import Affine
-from ingot.cache.codecs.codec import Codec, Parts, Raw
+from ingot.cache.arrays import copy_array
+from ingot.cache.codecs.codec import AffineCodec, EncodedParts, RawCodec, VectorCodec
 from ingot.cache.codecs.names import RAW, CodecName
-from ingot.cache.codecs.turbo import Turbo
+from ingot.cache.codecs.turbo import TurboCodec
 
-SAMPLE = 128
+MEAN_SAMPLE = 128
 """Keys that the mean is taken of, at most."""
-CODECS: dict[str, Callable[[], Codec]] = {
-    RAW: Raw,
-    **{f"affine{bits}": partial(Affine, bits) for bits in (8, 4)},
-    **{f"turbo{bits}": partial(Turbo, bits) for bits in (4, 3, 2, 1)},
+CODEC_FACTORIES: dict[str, Callable[[], VectorCodec]] = {
+    RAW: RawCodec,
+    **{f"affine{bits}": partial(AffineCodec, bits) for bits in (8, 4)},
+    **{f"turbo{bits}": partial(TurboCodec, bits) for bits in (4, 3, 2, 1)},
 }
 
 
@@ -39,7 +38,7 @@ class PairCodec:
 
     def __init__(self, name: CodecName) -> None:
         self.name = name
-        self.keys, self.values = CODECS[name.keys](), CODECS[name.values]()
+        self.keys, self.values = CODEC_FACTORIES[name.keys](), CODEC_FACTORIES[name.values]()
 
     @property
     def lossy(self) -> bool:
@@ -65,11 +64,11 @@ class PairCodec:
         vectors = sum(codec.vector_bytes(size, dtype) for codec, size in codecs)
         return heads * (tokens * vectors + self._shared * sizes[0] * dtype.size)
 
-    def encode(self, keys: mx.array, values: mx.array) -> Parts:
+    def encode(self, keys: mx.array, values: mx.array) -> EncodedParts:
         around = self._in_common(keys) if self._shared else ()
         return (*around, *self.keys.encode(keys, *around), *self.values.encode(values))
 
-    def decode(self, arrays: Parts, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
+    def decode(self, arrays: EncodedParts, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
         around, rest = arrays[: self._shared], arrays[self._shared :]
         own, others = rest[: self.keys.parts], rest[self.keys.parts :]
         return self.keys.decode(own, dtype, *around), self.values.decode(others, dtype)
@@ -79,9 +78,9 @@ class PairCodec:
         """How many arrays `encode` gives."""
         return self._shared + self.keys.parts + self.values.parts
 
-    def _in_common(self, keys: mx.array) -> Parts:
+    def _in_common(self, keys: mx.array) -> EncodedParts:
         """What keys are encoded around [1, heads, 1, size]: as many as there are centres."""
-        some = keys[:, :, :: -(-keys.shape[2] // SAMPLE)]
+        some = keys[:, :, :: -(-keys.shape[2] // MEAN_SAMPLE)]
         return (mx.mean(some.astype(mx.float32), axis=2, keepdims=True).astype(keys.dtype),)
 
     @property
@@ -100,8 +99,8 @@ class RecordCodec(PairCodec):
     version = 2
     centres = 2
 
-    def _in_common(self, keys: mx.array) -> Parts:
-        return (*super()._in_common(keys), copied(keys[:, :, :1]))
+    def _in_common(self, keys: mx.array) -> EncodedParts:
+        return (*super()._in_common(keys), copy_array(keys[:, :, :1]))
 
 
 RAW_CODEC = PairCodec(CodecName())

@@ -1,80 +1,187 @@
-"""A vector as its length and a direction: the direction is rotated, so that its coordinates follow a law that is known,
-and each becomes one of the few numbers that stand best for that law (after TurboQuant, arXiv 2504.19874).
+"""The turbo codec: a vector as its length and a direction. The direction is rotated, so that its coordinates follow a
+law that is known, and each becomes one of the few numbers that stand best for that law (after TurboQuant, arXiv
+2504.19874). The paper's sketch of what is left over is not here: it raises the variance of products, which softmax
+makes worse.
 
-The paper's sketch of what is left over is not here: it raises the variance of products, which softmax makes worse.
+The rotation is random signs, then a Hadamard transform. mlx's transform corrupts memory for sizes that it has no matrix
+for, without raising; so sizes are checked here, before it is called. For some that it has, it is not its own inverse.
+
+The codebook (Lloyd 1957, Max 1960): a coordinate of a vector drawn evenly from the sphere, times the square root of its
+size, has the density (1 - x²/size)^((size - 3)/2), close to a bell curve and a little narrower. The tables are found
+for that law by Lloyd's iteration, once for each size and number of bits.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import shake_256
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
-from ingot.cache.codecs.bits import pack, packed_bytes, unpack
-from ingot.cache.codecs.codec import Centring, Codec, Parts, marked
-from ingot.cache.codecs.hadamard import rotate, rotate_back, sign_bits, size_problem
-from ingot.cache.codecs.lloyd_max import codebook
-from ingot.kernels import native
+from ingot.cache.codecs.codec import (
+    EncodedParts,
+    VectorCentring,
+    VectorCodec,
+    mark_other_centre,
+    pack_bits,
+    packed_bytes,
+    unpack_bits,
+)
+from ingot.kernels.cpu import native
 
 LENGTH_BYTES = 2
 KEEPS_LENGTH = 3
 """From so many bits on the decoded vector is as long as the one that was encoded, which costs next to nothing there.
 With fewer its length is what leaves the least error."""
-TINY = 1e-30
+TINY_SPREAD = 1e-30
 
 
-class Turbo(Codec):
+class TurboCodec(VectorCodec):
     parts = 2  # codes; what the levels are to be multiplied with
 
     def __init__(self, bits: int) -> None:
         self.bits, self.name = bits, f"turbo{bits}"
 
     def problem(self, size: int) -> str | None:
-        return size_problem(size)
+        return rotation_problem(size)
 
     def vector_bytes(self, size: int, dtype: mx.Dtype) -> int:
         return packed_bytes(size, self.bits) + LENGTH_BYTES
 
-    def encode(self, x: mx.array, centre: mx.array | None = None, other: mx.array | None = None) -> Parts:
+    def encode(self, x: mx.array, centre: mx.array | None = None, other: mx.array | None = None) -> EncodedParts:
         if (kernel := self._kernel(x.shape[-1])) is not None:
             codes, lengths = kernel.encode(x, centre, other)
             return codes, lengths
-        around, nearer = Centring(centre, other).taken_off(x)
-        turned = rotate(around)
+        around, nearer = VectorCentring(centre, other).taken_off(x)
+        turned = rotate_vectors(around)
         size = turned.shape[-1]
-        book = codebook(size, self.bits)
+        book = lloyd_max_codebook(size, self.bits)
         spread = mx.sqrt(mx.mean(turned * turned, axis=-1, keepdims=True))
-        even = turned / mx.maximum(spread, TINY)
+        even = turned / mx.maximum(spread, TINY_SPREAD)
         codes = mx.zeros(even.shape, mx.uint8)
         for border in book.borders:
             codes = codes + (even > border).astype(mx.uint8)
         levels = mx.array(book.levels, dtype=mx.float32)[codes]
         square = mx.mean(levels * levels, axis=-1, keepdims=True)
         met = mx.sqrt(square) if self.bits >= KEEPS_LENGTH else mx.mean(levels * even, axis=-1, keepdims=True)
-        return pack(codes, self.bits), marked((spread * met / square).astype(mx.bfloat16), nearer)
+        return pack_bits(codes, self.bits), mark_other_centre((spread * met / square).astype(mx.bfloat16), nearer)
 
     def decode(
-        self, parts: Parts, dtype: mx.Dtype, centre: mx.array | None = None, other: mx.array | None = None
+        self, parts: EncodedParts, dtype: mx.Dtype, centre: mx.array | None = None, other: mx.array | None = None
     ) -> mx.array:
         packed, lengths = parts
         if (kernel := self._kernel(packed.shape[-1] * 8 // self.bits)) is not None:
             decoded: mx.array = kernel.decode(packed, lengths, dtype, centre, other)
             return decoded
-        codes = unpack(packed, self.bits)
-        levels = mx.array(codebook(codes.shape[-1], self.bits).levels, dtype=mx.float32)[codes]
-        wide = rotate_back(levels * mx.abs(lengths.astype(mx.float32)))
-        return Centring(centre, other).put_back(wide, lengths).astype(dtype)
+        codes = unpack_bits(packed, self.bits)
+        levels = mx.array(lloyd_max_codebook(codes.shape[-1], self.bits).levels, dtype=mx.float32)[codes]
+        wide = rotate_vectors_back(levels * mx.abs(lengths.astype(mx.float32)))
+        return VectorCentring(centre, other).put_back(wide, lengths).astype(dtype)
 
     def _kernel(self, size: int) -> Any:
         """The native one, where there is one that takes vectors of this size."""
-        if not native.has_codecs() or size not in native.ROTATED:
+        if not native.has_codecs() or size not in native.ROTATED_SIZES:
             return None
-        return _native(size, self.bits)
+        return _native_turbo_codec(size, self.bits)
 
 
 @lru_cache(maxsize=16)
-def _native(size: int, bits: int) -> Any:
-    book = codebook(size, bits)
+def _native_turbo_codec(size: int, bits: int) -> Any:
+    book = lloyd_max_codebook(size, bits)
     positive = [border for border in book.borders if border > 1e-6]
     return native.turbo_codec(sign_bits(size), positive, book.levels, keeps_length=bits >= KEEPS_LENGTH)
+
+
+ODD_PARTS = (1, 12, 20, 28)
+"""A size must be one of these times a power of two."""
+OWN_INVERSE = (1, 12)
+"""Those for which the transform is."""
+
+
+def rotation_problem(size: int) -> str | None:
+    """Why vectors of a size cannot be rotated, if so."""
+    if size % 8 or _odd_part(size) is None:
+        return f"its head size must be 1, 12, 20 or 28 times a power of two, and at least 8, to be rotated; not {size}"
+    return None
+
+
+def rotate_vectors(x: mx.array) -> mx.array:
+    """Vectors [..., size] of float32, as long as before."""
+    return mx.hadamard_transform(x * sign_array(x.shape[-1]))
+
+
+def rotate_vectors_back(y: mx.array) -> mx.array:
+    size = y.shape[-1]
+    straight = mx.hadamard_transform(y) if _odd_part(size) in OWN_INVERSE else y @ _hadamard_matrix(size).T
+    return straight * sign_array(size)
+
+
+@lru_cache(maxsize=16)
+def sign_bits(size: int) -> tuple[float, ...]:
+    # A part of the format: what was written with other signs could not be read.
+    drawn = shake_256(f"ingot turbo signs, version 1, size {size}".encode()).digest(size)
+    return tuple(1.0 if byte & 1 else -1.0 for byte in drawn)
+
+
+def sign_array(size: int) -> mx.array:
+    return mx.array(sign_bits(size), dtype=mx.float32)
+
+
+def _hadamard_matrix(size: int) -> mx.array:
+    """Its rows are what becomes of the unit vectors."""
+    return mx.hadamard_transform(mx.eye(size))
+
+
+def _odd_part(size: int) -> int | None:
+    """Which of the odd parts a size is a multiple of, by a power of two."""
+    for part in ODD_PARTS:
+        times, rest = divmod(size, part)
+        if not rest and times and not times & (times - 1):
+            return part
+    return None
+
+
+Float64Array = np.ndarray[Any, np.dtype[np.float64]]
+
+GRID_STEPS = 1 << 16
+"""Of the grid on which the density is summed up."""
+MOST_ROUNDS = 4000
+CONVERGED = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Codebook:
+    """`levels` in rising order, the borders between them, and the mean square of what is lost, of a variance of 1."""
+
+    levels: tuple[float, ...]
+    borders: tuple[float, ...]
+    distortion: float
+
+
+@lru_cache(maxsize=64)
+def lloyd_max_codebook(size: int, bits: int) -> Codebook:
+    edges = np.linspace(-np.sqrt(size), np.sqrt(size), GRID_STEPS + 1)
+    middles = (edges[1:] + edges[:-1]) / 2
+    density = np.maximum(1 - middles**2 / size, 0) ** ((size - 3) / 2)
+    density /= density.sum()
+    mass, moment = (np.concatenate([[0.0], np.cumsum(each)]) for each in (density, density * middles))
+    levels = _quantiles(mass, edges, 1 << bits)
+    for _ in range(MOST_ROUNDS):
+        before = levels
+        inner = (levels[1:] + levels[:-1]) / 2
+        borders = np.concatenate([[edges[0]], inner, [edges[-1]]])
+        held, moved = (np.diff(np.interp(borders, edges, each)) for each in (mass, moment))
+        levels = moved / held
+        levels = (levels - levels[::-1]) / 2  # the law has no side
+        if np.abs(levels - before).max() < CONVERGED:
+            break
+    inner = (levels[1:] + levels[:-1]) / 2
+    lost = (middles - levels[np.searchsorted(inner, middles)]) ** 2
+    return Codebook(tuple(levels.tolist()), tuple(inner.tolist()), float((density * lost).sum()))
+
+
+def _quantiles(mass: Float64Array, edges: Float64Array, count: int) -> Float64Array:
+    return np.interp((np.arange(count) + 0.5) / count, mass, edges)

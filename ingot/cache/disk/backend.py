@@ -1,25 +1,97 @@
-"""The thread that writes records. What waits for it is bounded in bytes; what is too much is not taken.
+"""The disk tier's parts that outlive whatever runs: the files, the threads that write and read them, and the counts.
 
-`offer` never waits for a file. What was taken can be read back from here before it is written. Whatever goes wrong with
-a record is that record's loss: it is counted, said in the log, and its entry is lost.
+One thread writes. What waits for it is bounded in bytes; what is too much is not taken. `offer` never waits for a file.
+What was taken can be read back from here before it is written. Whatever goes wrong with a record is that record's loss:
+it is counted, said in the log, and its entry is lost. Other threads read records back: whoever asks gets what was read,
+or that it is lost, when it looks again.
 """
 
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from ingot.cache.disk.counts import DiskCounts
-from ingot.cache.disk.entry import Entry
-from ingot.cache.disk.header import Header
-from ingot.cache.disk.record_file import StoredData
-from ingot.cache.disk.store import NoRoom, RecordStore
-from ingot.observe.notices import Notice
+from ingot.cache.disk.index import DiskEntry
+from ingot.cache.disk.record_file import DamagedRecord, RecordHeader, StoredData
+from ingot.cache.disk.store import NoDiskRoom, RecordStore
+from ingot.observe.logs import RareWarning
+
+if TYPE_CHECKING:
+    from ingot.cache.records import UnpagedRecord
+
+
+@dataclass(frozen=True, slots=True)
+class DiskBackend:
+    store: RecordStore
+    writer: RecordWriter
+    reader: RecordReader
+    counts: DiskCounts
+
+    @classmethod
+    def of(cls, store: RecordStore) -> DiskBackend:
+        counts = DiskCounts()
+        writer = RecordWriter(store, counts)
+        return cls(store, writer, RecordReader(store, writer.pending), counts)
+
+    # For the engine's thread
+
+    def has_room(self) -> bool:
+        """Whether a record would be taken now."""
+        return self.writer.has_room()
+
+    def offer(self, header: RecordHeader, data: tuple[bytes, ...], record: UnpagedRecord) -> DiskEntry | None:
+        """Have a record written, of which this is all; None where that is too much. Never waits."""
+        return self.writer.offer(header, data)
+
+    def ask(self, entry: DiskEntry) -> PendingRead:
+        """Have a record read. Never waits."""
+        return self.reader.ask(entry)
+
+    def touch(self, entries: Sequence[DiskEntry]) -> None:
+        """They were used just now. Those that others go on from must be used whenever those are."""
+        self.store.touch(entries)
+
+    def memory_of(self, entry: DiskEntry) -> int:
+        """Bytes that a record takes once it is read, but for what its pages have to spare."""
+        return entry.size
+
+    def forget_on_followers(self, tenant: str) -> None:
+        """Have others that have a part of each record remove theirs of a tenant's, by its digest. There are none."""
+
+    def drain(self, within_s: float) -> bool:
+        """Wait until all is written; False where that takes longer."""
+        return self.writer.drain(within_s)
+
+    # For others
+
+    def find(self, name: str) -> DiskEntry | None:
+        """A record that is there, or on its way, by its file's name."""
+        return self.writer.find(name) or self.store.find(name)
+
+    def stored(self, name: str) -> DiskEntry | None:
+        """A record that need not be written again."""
+        return self.store.find(name)
+
+    def doubt(self, entries: Sequence[DiskEntry]) -> None:
+        """What comes before these could not be read. They are files of their own, and may be whole."""
+
+    def forget(self, tenant: str) -> int:
+        """Remove all of a tenant's, by its digest; returns the bytes. Raises OSError."""
+        self.writer.forget(tenant)
+        return self.store.forget(tenant)
+
+    def close(self, within_s: float) -> None:
+        """Write what waits, as far as there is time."""
+        self.writer.close(within_s)
+        self.reader.close()
+        self.store.close()
+
 
 log = logging.getLogger("ingot.cache")
 
@@ -32,11 +104,11 @@ PAUSE_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Spill:
+class PendingWrite:
     """A record on its way to disk, as bytes."""
 
-    entry: Entry
-    header: Header
+    entry: DiskEntry
+    header: RecordHeader
     data: tuple[bytes, ...]
 
 
@@ -52,13 +124,13 @@ class RecordWriter:
         """`wrote` is called after each record, by the writer's thread."""
         self._store, self._counts, self._most, self._clock = store, counts, most, clock
         self.wrote = wrote
-        self._waiting: deque[Spill] = deque()
-        self._by_name: dict[str, Spill] = {}  # with the one that is being written
+        self._waiting: deque[PendingWrite] = deque()
+        self._by_name: dict[str, PendingWrite] = {}  # with the one that is being written
         self._bytes = 0
         self._paused_until = 0.0
         self._closing = False
         self._changed = threading.Condition()
-        self._failed, self._full = Notice(log), Notice(log)
+        self._failed, self._full = RareWarning(log), RareWarning(log)
         self._thread = threading.Thread(target=self._live, name="ingot-disk-writer", daemon=True)
         self._thread.start()
 
@@ -72,7 +144,7 @@ class RecordWriter:
         """A write failed a moment ago."""
         return self._clock() < self._paused_until
 
-    def offer(self, header: Header, data: tuple[bytes, ...]) -> Entry | None:
+    def offer(self, header: RecordHeader, data: tuple[bytes, ...]) -> DiskEntry | None:
         """Have a record written; None where that is too much, and counted."""
         size = sum(map(len, data))
         with self._changed:
@@ -83,20 +155,20 @@ class RecordWriter:
             held = self._by_name.get(header.name)
             if held is not None:
                 return held.entry
-            spill = Spill(Entry.of(header, time.time()), header, data)
+            spill = PendingWrite(DiskEntry.of(header, time.time()), header, data)
             self._waiting.append(spill)
             self._by_name[header.name] = spill
             self._bytes += size
             self._changed.notify_all()
         return spill.entry
 
-    def find(self, name: str) -> Entry | None:
+    def find(self, name: str) -> DiskEntry | None:
         """A record that is not written yet, by its file's name."""
         with self._changed:
             spill = self._by_name.get(name)
         return None if spill is None else spill.entry
 
-    def pending(self, entry: Entry) -> StoredData | None:
+    def pending(self, entry: DiskEntry) -> StoredData | None:
         """A record that is not written yet."""
         with self._changed:
             spill = self._by_name.get(entry.name)
@@ -136,21 +208,21 @@ class RecordWriter:
                 self._done(spill, lost=lost)
             self.wrote()
 
-    def _next(self) -> Spill | None:
+    def _next(self) -> PendingWrite | None:
         while True:
             with self._changed:
                 if self._changed.wait_for(lambda: self._closing or bool(self._waiting), SETTLE_S):
                     return self._waiting.popleft() if self._waiting else None
             self._store.settle()
 
-    def _written(self, spill: Spill) -> bool:
+    def _written(self, spill: PendingWrite) -> bool:
         began = time.monotonic()
         try:
             self._store.write(spill.header, spill.data, spill.entry)
             self._store.settle()
         except OSError as error:
             self._counts.spill_failures += 1
-            if isinstance(error, NoRoom):
+            if isinstance(error, NoDiskRoom):
                 self._full.warn("a record is not written to %s: %s", self._store.folder, error.strerror)
             else:
                 self._failed.warn("a record cannot be written to %s: %s", self._store.folder, error)
@@ -165,8 +237,105 @@ class RecordWriter:
         self._counts.spill_s += time.monotonic() - began
         return True
 
-    def _done(self, spill: Spill, *, lost: bool) -> None:
+    def _done(self, spill: PendingWrite, *, lost: bool) -> None:
         spill.entry.lost = spill.entry.lost or lost
         self._by_name.pop(spill.header.name, None)
         self._bytes -= sum(map(len, spill.data))
         self._changed.notify_all()
+
+
+READER_THREADS: Final = 2
+"""One reads while the other one checks what it has read."""
+
+
+class PendingRead:
+    """One record on its way back. `found` is what was read once it is `done`, and None where it is lost; `gone` where
+    that is no failure, as whoever shares the folder removed its file."""
+
+    __slots__ = ("_finished", "cancelled", "entry", "found", "gone", "seconds")
+
+    def __init__(self, entry: DiskEntry) -> None:
+        self.entry = entry
+        self.found: StoredData | None = None
+        self.seconds = 0.0
+        self.cancelled = self.gone = False
+        self._finished = threading.Event()
+
+    @property
+    def done(self) -> bool:
+        return self._finished.is_set()
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        self.cancelled = True
+
+    def finish(self, found: StoredData | None) -> None:
+        self.found = found
+        self._finished.set()
+
+    def wait(self, within_s: float) -> bool:
+        return self._finished.wait(within_s)
+
+
+class RecordReader:
+    def __init__(
+        self, store: RecordStore, pending: Callable[[DiskEntry], StoredData | None], threads: int = READER_THREADS
+    ) -> None:
+        """`pending` has records that are still to be written."""
+        self._store, self._pending = store, pending
+        self._asked: queue.SimpleQueue[PendingRead | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._live, name="ingot-disk-reader", daemon=True) for _ in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def ask(self, entry: DiskEntry) -> PendingRead:
+        """Have a record read, after those that were asked for before. Never waits."""
+        reading = PendingRead(entry)
+        self._asked.put(reading)
+        return reading
+
+    def close(self) -> None:
+        for _ in self._threads:
+            self._asked.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _live(self) -> None:
+        while (reading := self._asked.get()) is not None:
+            began = time.monotonic()
+            found = None if reading.cancelled else self._read(reading)
+            reading.seconds = time.monotonic() - began
+            reading.finish(found)
+
+    def _read(self, reading: PendingRead) -> StoredData | None:
+        entry = reading.entry
+        try:
+            return self._pending(entry) or self._store.read(entry)
+        except FileNotFoundError:
+            reading.gone = True
+            log.info("%s is gone from %s: whoever shares that folder removed it", entry.name, self._store.folder)
+        except (OSError, DamagedRecord) as error:
+            log.warning("%s cannot be read back from %s: %s", entry.name, self._store.folder, error)
+        except Exception:
+            log.exception("%s could not be read back from %s", entry.name, self._store.folder)
+        entry.lost = True
+        return None
+
+
+@dataclass(slots=True)
+class DiskCounts:
+    """Each number is changed by one thread; any may read them."""
+
+    spills: int = 0  # records that were written
+    spilled_bytes: int = 0
+    spill_s: float = 0.0
+    dropped: int = 0  # records that were not, as too much waited to be written
+    spill_failures: int = 0  # records that could not be written
+    hits: int = 0  # prompts that took something over from disk
+    misses: int = 0  # prompts that found nothing there
+    promotions: int = 0  # records that were read back
+    promoted_bytes: int = 0
+    promotion_s: float = 0.0
+    promotion_failures: int = 0  # records that could not be read, or were not what was written

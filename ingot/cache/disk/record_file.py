@@ -1,49 +1,409 @@
-"""One record's file, read and checked: whole, under its own name, and bit for bit as it was written."""
+"""A record's file: its header, reading and checking it, and all that the disk tier asks of the file system.
+
+The file is a safetensors file. Its header is under a checksum, which knows the sum of every tensor; the checksum is
+under a mac by a secret of the server's own, so that nobody else can make a file that is believed. Who only looks
+whether files are whole need not know the secret. A header says all that the states behind it depend on (`key`), whose
+they are and of which tokens; so a file can be found again with nothing but itself, and one that does not belong here is
+known for what it is. A file that is read is whole, under its own name, and bit for bit as it was written.
+
+`FileSystem` is the outermost edge, in calls that a test can let fail. Folders are for this user alone, and so are
+files. What fails raises OSError. Pure Python.
+"""
 
 from __future__ import annotations
 
+import errno
+import hmac
+import json
+import os
 import re
-from dataclasses import dataclass
+import shlex
+import time
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-from ingot.cache.disk.files import Files
-from ingot.cache.disk.header import LENGTH, Damaged, Header, decoded, length_of, sums_of
+from ingot.cache.archive import StoredRecord, record_as_json, record_fields_from_json, safetensors_entries
 
-RECORD: Final = re.compile(r"[0-9a-f]{32}-[0-9a-f]{8}\.safetensors")
+RECORD_FORMAT: Final = "ingot record, version 2"
+LONGEST_RECORD_HEADER: Final = 1 << 26
+"""Bytes of a header."""
+LENGTH_BYTES: Final = 8
+"""Bytes at a file's beginning that say how long its header is."""
+_SUM_DIGITS: Final = 32
+UNSUMMED: Final = "0" * _SUM_DIGITS
+PathHash = blake2b
+_DIGITS: Final = 64
+_ZEROS: Final = "0" * _DIGITS
+_OPENING: Final = re.compile(rb'\{"__metadata__": \{"checksum": "([0-9a-f]{64})", "mac": "([0-9a-f]{64})", "ingot": "')
+_WITHOUT_MAC: Final = re.compile(rb'\{"__metadata__": \{"checksum": "[0-9a-f]{64}", "ingot": "')
+
+
+class DamagedRecord(Exception):
+    """A file that is not what it was when it was written, or no record's at all."""
+
+
+def hex_digest(*parts: str | Iterable[int]) -> str:
+    """Of texts and tokens, in order."""
+    whole = blake2b(digest_size=16)
+    for part in parts:
+        raw = part.encode() if isinstance(part, str) else array("q", part).tobytes()
+        whole.update(len(raw).to_bytes(8, "little") + raw)
+    return whole.hexdigest()
+
+
+def new_path_hash() -> PathHash:
+    """Of no tokens yet: that of a longer path goes on from a copy of a shorter one's, so that no token is hashed twice
+    however many records a path has."""
+    return blake2b(digest_size=16, person=b"ingot path")
+
+
+def extend_path_hash(hashed: PathHash, tokens: Iterable[int]) -> PathHash:
+    """Of a path and the tokens that it goes on with."""
+    longer = hashed.copy()
+    longer.update(array("q", tokens).tobytes())
+    return longer
+
+
+def scope_digest(key: Mapping[str, str]) -> str:
+    """Names all that states depend on: who has another one can do nothing with them."""
+    return hex_digest(RECORD_FORMAT, *(part for name in sorted(key) for part in (name, key[name])))
+
+
+def sealed_scope_digest(key: Mapping[str, str], secret: bytes) -> str:
+    """Names that and the secret of who wrote them, for files: servers with different ones leave each other's alone."""
+    return hex_digest("sealed", scope_digest(key), _mac(secret, "scope"))
+
+
+def tenant_digest(tenant: str) -> str:
+    return hex_digest("tenant", tenant)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOwner:
+    """Whose a record is, as digests from which nobody gets back to a tenant or a salt."""
+
+    tenant: str
+    salt: str  # and the adapter that its states went through, if there was one
+
+    @classmethod
+    def of(cls, tenant: str, salt: str, lora: str = "") -> RecordOwner:
+        return cls(tenant_digest(tenant), hex_digest("salt", tenant, salt, *(("lora", lora) if lora else ())))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordHeader:
+    key: Mapping[str, str]
+    owner: RecordOwner
+    before: str  # the digest of all tokens up to its beginning, as who ends there calls it,
+    path: str  # and of those up to its end
+    within: str  # the identity of a record amid whose tokens it goes on, if it does
+    oldest: tuple[int, ...]  # by group of layers, the first token that it has keys and values of
+    record: StoredRecord
+    sums: tuple[str, ...] = ()  # of each tensor's bytes
+    variant: str = ""  # what its name ends with, where that is settled by whoever has another part of the same states
+
+    @property
+    def identity(self) -> str:
+        """The same for whatever is written of the same tokens."""
+        return record_identity(self.key, self.owner, self.path, self.record.begin)
+
+    @property
+    def name(self) -> str:
+        """Of its file. Another one holds another part of the same tokens' states, such as a checkpoint too."""
+        held = json.dumps([self.record.deltas, self.record.checkpoint])
+        return record_file_name(self.identity, self.variant or hex_digest(held)[:8])
+
+    @property
+    def nbytes(self) -> int:
+        """Of a file with this header; it need not know its sums yet."""
+        summed = self if self.sums else replace(self, sums=(UNSUMMED,) * len(self.record.tensors))
+        return len(summed.encoded(b"")) + self.record.nbytes
+
+    def encoded(self, secret: bytes) -> bytes:
+        """How the file begins."""
+        manifest = {
+            "format": RECORD_FORMAT,
+            "key": dict(self.key),
+            "tenant": self.owner.tenant,
+            "salt": self.owner.salt,
+            "before": self.before,
+            "path": self.path,
+            "within": self.within,
+            "oldest": self.oldest,
+            "record": record_as_json(self.record),
+            "sums": self.sums,
+            **({"variant": self.variant} if self.variant else {}),
+        }
+        names = [str(place) for place in range(len(self.record.tensors))]
+        metadata = {"checksum": _ZEROS, "mac": _ZEROS, "ingot": json.dumps(manifest)}
+        raw = json.dumps({"__metadata__": metadata, **safetensors_entries(names, self.record.tensors)}).encode()
+        raw += b" " * (-len(raw) % 8)
+        checksum = _checksum(raw)
+        return len(raw).to_bytes(LENGTH_BYTES, "little") + _with_checksum(raw, checksum, _mac(secret, checksum))
+
+
+def record_identity(key: Mapping[str, str], owner: RecordOwner, path: str, begin: int) -> str:
+    return hex_digest(scope_digest(key), owner.tenant, owner.salt, path, [begin])
+
+
+def record_file_name(identity: str, variant: str) -> str:
+    return f"{identity}-{variant}.safetensors"
+
+
+def file_variant(name: str) -> str:
+    return name.removesuffix(".safetensors").rpartition("-")[2]
+
+
+def tensor_checksums(data: Sequence[bytes | memoryview]) -> tuple[str, ...]:
+    """All of the same length, so that a file's is known before its sums are."""
+    return tuple(blake2b(raw, digest_size=_SUM_DIGITS // 2).hexdigest() for raw in data)
+
+
+def header_length(beginning: bytes) -> int:
+    """How long the header is whose file begins so. Raises Damaged."""
+    length = int.from_bytes(beginning, "little")
+    if len(beginning) != LENGTH_BYTES or not 0 < length <= LONGEST_RECORD_HEADER:
+        raise DamagedRecord("it has no header")
+    return length
+
+
+def decode_header(raw: bytes, secret: bytes | None = None) -> RecordHeader:
+    """A header without its length, which who wrote it sealed with this secret, if one is given. Raises Damaged."""
+    opening = _OPENING.match(raw)
+    if opening is None and _WITHOUT_MAC.match(raw):
+        raise DamagedRecord("it has no mac, as an earlier version wrote it")
+    if opening is None:
+        raise DamagedRecord("its header is no record's")
+    checksum, mac = opening[1].decode(), opening[2].decode()
+    if _checksum(_with_checksum(raw, _ZEROS, _ZEROS)) != checksum:
+        raise DamagedRecord("its header has another checksum")
+    if secret is not None and not hmac.compare_digest(mac, _mac(secret, checksum)):
+        raise DamagedRecord("its mac is not by this server's key")
+    try:
+        return _parse_manifest(json.loads(json.loads(raw)["__metadata__"]["ingot"]))
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise DamagedRecord("its header makes no sense") from None
+
+
+def _parse_manifest(manifest: dict[str, Any]) -> RecordHeader:
+    record = StoredRecord(**record_fields_from_json(manifest["record"]))
+    sums = tuple(str(each) for each in manifest["sums"])
+    if manifest["format"] != RECORD_FORMAT or not record.whole or len(sums) != len(record.tensors):
+        raise ValueError("not whole")
+    return RecordHeader(
+        {str(name): str(value) for name, value in manifest["key"].items()},
+        RecordOwner(str(manifest["tenant"]), str(manifest["salt"])),
+        str(manifest["before"]),
+        str(manifest["path"]),
+        str(manifest["within"]),
+        tuple(int(first) for first in manifest["oldest"]),
+        record,
+        sums,
+        str(manifest.get("variant", "")),
+    )
+
+
+def _checksum(zeroed: bytes) -> str:
+    return blake2b(zeroed, digest_size=_DIGITS // 2).hexdigest()
+
+
+def _mac(secret: bytes, text: str) -> str:
+    return hmac.new(secret, text.encode(), "sha256").hexdigest()
+
+
+def _with_checksum(raw: bytes, checksum: str, mac: str) -> bytes:
+    """The header with these in their places."""
+    opening = _OPENING.match(raw)
+    assert opening is not None
+    (checksum_at, checksum_end), (mac_at, mac_end) = opening.span(1), opening.span(2)
+    return b"".join((raw[:checksum_at], checksum.encode(), raw[checksum_end:mac_at], mac.encode(), raw[mac_end:]))
+
+
+RECORD_NAME: Final = re.compile(r"[0-9a-f]{32}-[0-9a-f]{8}\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredData:
-    header: Header
+    header: RecordHeader
     tensors: tuple[memoryview, ...]
 
 
-def read_header(files: Files, path: Path, nbytes: int, secret: bytes | None) -> Header:
+def read_header(files: FileSystem, path: Path, nbytes: int, secret: bytes | None) -> RecordHeader:
     """Of a file of so many bytes that was sealed with this secret, or with any, without reading the rest. Raises
     Damaged or OSError."""
-    length = length_of(bytes(files.read(path, LENGTH)))
-    header = decoded(bytes(files.read(path, LENGTH + length)[LENGTH:]), secret)
+    length = header_length(bytes(files.read(path, LENGTH_BYTES)))
+    header = decode_header(bytes(files.read(path, LENGTH_BYTES + length)[LENGTH_BYTES:]), secret)
     if header.name != path.name:
-        raise Damaged("it is another record")
-    if LENGTH + length + header.record.nbytes != nbytes:
-        raise Damaged("it is not as long as its header says")
+        raise DamagedRecord("it is another record")
+    if LENGTH_BYTES + length + header.record.nbytes != nbytes:
+        raise DamagedRecord("it is not as long as its header says")
     return header
 
 
-def read_record(files: Files, path: Path, secret: bytes | None = None) -> StoredData:
+def read_record(files: FileSystem, path: Path, secret: bytes | None = None) -> StoredData:
     """All of it; one that was sealed with this secret, if one is given. Raises Damaged or OSError."""
     raw = files.read(path)
-    begin = LENGTH + length_of(bytes(raw[:LENGTH]))
-    header = decoded(bytes(raw[LENGTH:begin]), secret)
+    begin = LENGTH_BYTES + header_length(bytes(raw[:LENGTH_BYTES]))
+    header = decode_header(bytes(raw[LENGTH_BYTES:begin]), secret)
     if header.name != path.name:
-        raise Damaged("it is another record")
+        raise DamagedRecord("it is another record")
     tensors, at = [], begin
     for tensor in header.record.tensors:
         tensors.append(raw[at : at + tensor.nbytes])
         at += tensor.nbytes
     if raw.nbytes != at:
-        raise Damaged("it is not as long as its header says")
-    if sums_of(tensors) != header.sums:
-        raise Damaged("a tensor has another checksum")
+        raise DamagedRecord("it is not as long as its header says")
+    if tensor_checksums(tensors) != header.sums:
+        raise DamagedRecord("a tensor has another checksum")
     return StoredData(header, tuple(tensors))
+
+
+try:
+    import fcntl
+except ImportError:  # where there is none, a folder is for one process
+    fcntl = None  # type: ignore[assignment]
+
+FOLDER_MODE: Final = 0o700
+FILE_MODE: Final = 0o600
+OTHERS_WRITE: Final = 0o022
+LOCK_RETRY_S: Final = 0.005
+"""How often a folder is asked for that another process uses."""
+
+
+class ListedFile(NamedTuple):
+    path: Path
+    nbytes: int
+    changed: float  # unix time
+
+
+class FileSystem:
+    def make_folder(self, path: Path) -> None:
+        """With those above it, where there is none."""
+        path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+
+    def check_private(self, folder: Path, names: Iterable[str]) -> None:
+        """Raises PermissionError, which says what to do, where others could put files into this folder, or have put
+        links in place of files of these names there."""
+        found = folder.stat()
+        if found.st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "it is another user's folder: name one of this user's own", str(folder))
+        if found.st_mode & OTHERS_WRITE:
+            advice = f"run chmod go-w {shlex.quote(str(folder))}, or name a folder within it, which is made"
+            raise PermissionError(errno.EPERM, f"other users may write to it: {advice}", str(folder))
+        for link in (folder / name for name in names):
+            if link.is_symlink():
+                raise PermissionError(errno.ELOOP, f"{link} is a link, which ingot did not make: remove it", str(link))
+
+    def within(self, folder: Path) -> tuple[list[Path], list[ListedFile]]:
+        """The folders and the plain files in a folder, whosever they are. What vanishes meanwhile is left out."""
+        folders: list[Path] = []
+        files: list[ListedFile] = []
+        for entry in os.scandir(folder):
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry.path))
+                elif entry.is_file(follow_symlinks=False):
+                    stat = entry.stat(follow_symlinks=False)
+                    files.append(ListedFile(Path(entry.path), stat.st_size, stat.st_mtime))
+            except FileNotFoundError:
+                continue
+        return folders, files
+
+    def listed(self, folder: Path) -> list[ListedFile]:
+        """The plain files in a folder and in those below it."""
+        folders, found = self.within(folder)
+        for each in folders:
+            with suppress(FileNotFoundError):
+                found += self.listed(each)
+        return found
+
+    def changed(self, folder: Path) -> int:
+        """Something else than before, when a file in a folder came, went or got another name."""
+        return folder.stat().st_mtime_ns
+
+    def free(self, folder: Path) -> int:
+        """Bytes that this user may still write there."""
+        stat = os.statvfs(folder)
+        return stat.f_bavail * stat.f_frsize
+
+    def write(self, path: Path, pieces: Iterable[bytes | memoryview], *, sync: bool) -> None:
+        """A new file, whole when this returns; with `sync` also after a loss of power."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), FILE_MODE)
+        try:
+            for piece in pieces:
+                rest = memoryview(piece)
+                while rest.nbytes:
+                    written = self.put(descriptor, rest)
+                    if written <= 0:
+                        raise OSError(errno.EIO, "nothing was written", str(path))
+                    rest = rest[written:]
+            if sync:
+                self.sync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def put(self, descriptor: int, raw: memoryview) -> int:
+        """Writes some of it; says how much."""
+        return os.write(descriptor, raw)
+
+    def sync(self, descriptor: int) -> None:
+        if hasattr(fcntl, "F_FULLFSYNC"):  # where fsync leaves it to the drive when it writes
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+        else:
+            os.fsync(descriptor)
+
+    def sync_folder(self, folder: Path) -> None:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            self.sync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def read(self, path: Path, most: int | None = None) -> memoryview:
+        """A file, or how it begins."""
+        with path.open("rb", buffering=0) as file:
+            whole = memoryview(bytearray(os.fstat(file.fileno()).st_size if most is None else most))
+            rest = whole
+            while rest.nbytes and (count := self.get(file.fileno(), rest)):
+                rest = rest[count:]
+        return whole[: whole.nbytes - rest.nbytes]
+
+    def get(self, descriptor: int, into: memoryview) -> int:
+        """Reads some; says how much, 0 at the end."""
+        return os.readv(descriptor, [into])
+
+    def rename(self, path: Path, to: Path) -> None:
+        path.replace(to)
+
+    def remove(self, path: Path) -> None:
+        """Nothing is wrong where it is gone already."""
+        path.unlink(missing_ok=True)
+
+    @contextmanager
+    def alone(self, path: Path, patience_s: float) -> Iterator[None]:
+        """As the only one, of all threads and processes, that holds this file. A process that dies lets go of it.
+
+        Raises TimeoutError where another one does not in time."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | getattr(os, "O_CLOEXEC", 0), FILE_MODE)
+        try:
+            if fcntl is not None:
+                _wait_for_lock(descriptor, time.monotonic() + patience_s)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _wait_for_lock(descriptor: int, until: float) -> None:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise TimeoutError(errno.ETIMEDOUT, "another process holds the folder") from None
+            time.sleep(LOCK_RETRY_S)

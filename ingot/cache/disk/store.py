@@ -32,14 +32,32 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ingot.cache.disk.entry import Entry, KnownEntries
-from ingot.cache.disk.files import Files, Listed
-from ingot.cache.disk.header import Damaged, Header, RecordOwner, sealed_scope, sums_of
-from ingot.cache.disk.index import FolderNote, IndexRow, LastingIndex, RecordIndex, Total, files_of
-from ingot.cache.disk.record_file import RECORD, StoredData, read_header, read_record
-from ingot.config.archive_key import ArchiveKey
+from ingot.cache.disk.index import (
+    DiskEntry,
+    FolderNote,
+    IndexRow,
+    KnownEntries,
+    RecordIndex,
+    RecordTotal,
+    ResilientIndex,
+    index_files,
+)
+from ingot.cache.disk.record_file import (
+    RECORD_NAME,
+    DamagedRecord,
+    FileSystem,
+    ListedFile,
+    RecordHeader,
+    RecordOwner,
+    StoredData,
+    read_header,
+    read_record,
+    sealed_scope_digest,
+    tensor_checksums,
+)
+from ingot.config.keys import ArchiveKey
 from ingot.errors import ConfigError, Unavailable
-from ingot.shares import exceeding
+from ingot.shares import holders_exceeding
 
 log = logging.getLogger("ingot.cache")
 
@@ -53,22 +71,22 @@ INDEX_ROOM: Final = 1 << 20
 """Bytes of the cap that records leave to the index and its journal,"""
 INDEX_GROWTH: Final = 1 << 19
 """and those by which these may grow until that is looked at again."""
-PART: Final = ".part"
-DAMAGED: Final = "damaged"
-ABOUT: Final = "about.json"
-INDEX: Final = "index.sqlite"
-LOCK: Final = "lock"
-DIGESTS: Final = "digests.json"
+PART_SUFFIX: Final = ".part"
+DAMAGED_FOLDER: Final = "damaged"
+ABOUT_FILE: Final = "about.json"
+INDEX_FILE: Final = "index.sqlite"
+LOCK_FILE: Final = "lock"
+DIGESTS_FILE: Final = "digests.json"
 """Of models' files, by their names, sizes and times: whoever opens a folder for a model writes them."""
 _SCOPE: Final = re.compile(r"[0-9a-f]{32}")
-_PART: Final = re.compile(rf"\.({RECORD.pattern}|{re.escape(ABOUT)}){re.escape(PART)}")
+_PART: Final = re.compile(rf"\.({RECORD_NAME.pattern}|{re.escape(ABOUT_FILE)}){re.escape(PART_SUFFIX)}")
 
 
 def folder_secret(folder: Path, key_file: Path) -> bytes:
     """What records in this folder are sealed with. Both are made where there are none. Raises ConfigError where one of
     them cannot be relied on: whoever serves models later asks before it serves any."""
     try:
-        claim(folder, Files())
+        claim_folder(folder, FileSystem())
         return ArchiveKey(key_file.expanduser()).secret()
     except Unavailable as error:
         raise ConfigError(
@@ -77,20 +95,23 @@ def folder_secret(folder: Path, key_file: Path) -> bytes:
             param="archive_key_file",
         ) from error
     except OSError as error:
-        raise unusable(folder, error) from error
+        raise unusable_folder_error(folder, error) from error
 
 
-def unusable(folder: Path, error: OSError) -> ConfigError:
+def unusable_folder_error(folder: Path, error: OSError) -> ConfigError:
     return ConfigError(f"cache_dir {folder} cannot be used: {error.strerror}", param="cache_dir")
 
 
-def claim(folder: Path, files: Files, *scopes: str) -> None:
+def claim_folder(folder: Path, files: FileSystem, *scopes: str) -> None:
     """Makes the folder where there is none. Raises OSError where that fails, or others may have written there."""
     files.make_folder(folder)
-    files.check_private(folder, (LOCK, DAMAGED, DIGESTS, *scopes, *(file.name for file in files_of(Path(INDEX)))))
+    files.check_private(
+        folder,
+        (LOCK_FILE, DAMAGED_FOLDER, DIGESTS_FILE, *scopes, *(file.name for file in index_files(Path(INDEX_FILE)))),
+    )
 
 
-class NoRoom(OSError):
+class NoDiskRoom(OSError):
     """A record that does not fit under the cap, or above the floor of free space."""
 
     def __init__(self, reason: str) -> None:
@@ -104,7 +125,7 @@ class DiskLimits:
     sync: bool = True  # a record that is there after a write is there after a loss of power
 
 
-class Occupied(NamedTuple):
+class FolderUsage(NamedTuple):
     """Bytes of files."""
 
     others: int
@@ -126,39 +147,39 @@ class RecordStore:
         key: Mapping[str, str],
         limits: DiskLimits,
         secret: bytes,
-        files: Files | None = None,
+        files: FileSystem | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.folder, self.key, self.limits, self.scope = folder, dict(key), limits, sealed_scope(key, secret)
-        self._files, self._clock, self._secret = files or Files(), clock, secret
-        claim(folder, self._files, self.scope)
+        self.folder, self.key, self.limits, self.scope = folder, dict(key), limits, sealed_scope_digest(key, secret)
+        self._files, self._clock, self._secret = files or FileSystem(), clock, secret
+        claim_folder(folder, self._files, self.scope)
         self._home = folder / self.scope
         self._known = KnownEntries()
         self._touched: dict[str, float] = {}
         self._books = threading.Lock()  # over changes of what is known; never held while a file is read or written
-        self._index = LastingIndex(folder / INDEX, self._files)
+        self._index = ResilientIndex(folder / INDEX_FILE, self._files)
         self._files.make_folder(self._home)
         self._learn(self._listed(self._home))
         self._tidy()
 
     # What is there
 
-    def entries(self, owner: RecordOwner) -> list[Entry]:
+    def entries(self, owner: RecordOwner) -> list[DiskEntry]:
         """An owner's, each after those that it may go on from."""
         return sorted((entry for entry in self._known if entry.owner == owner), key=lambda entry: entry.begin)
 
-    def along(self, owner: RecordOwner, tokens: Sequence[int]) -> Iterator[tuple[Entry, Entry | None]]:
+    def along(self, owner: RecordOwner, tokens: Sequence[int]) -> Iterator[tuple[DiskEntry, DiskEntry | None]]:
         """An owner's that begin as `tokens` go on there, each with the one that it goes on from, which came before."""
         return self._known.along(owner, tokens)
 
-    def find(self, name: str) -> Entry | None:
+    def find(self, name: str) -> DiskEntry | None:
         return self._known.get(name)
 
-    def held(self, tenant: str) -> Total:
+    def held(self, tenant: str) -> RecordTotal:
         """Records and bytes of a tenant, by its digest."""
         return self._known.held(tenant)
 
-    def total(self) -> Total:
+    def total(self) -> RecordTotal:
         """Records and bytes of this scope."""
         return self._known.total
 
@@ -170,7 +191,7 @@ class RecordStore:
             files = []
         return self._occupied(files, *self._noted()).nbytes
 
-    def touch(self, entries: Iterable[Entry]) -> None:
+    def touch(self, entries: Iterable[DiskEntry]) -> None:
         """They were used just now. Those that others go on from must be used whenever those are."""
         now = self._clock()
         with self._books:
@@ -179,11 +200,13 @@ class RecordStore:
 
     # Writing
 
-    def write(self, header: Header, data: Sequence[bytes | memoryview], entry: Entry | None = None) -> Entry:
+    def write(
+        self, header: RecordHeader, data: Sequence[bytes | memoryview], entry: DiskEntry | None = None
+    ) -> DiskEntry:
         """Store a record, unless it is there; less useful ones go where they must. It is known as `entry` from then on,
         if one is given. Raises OSError."""
-        header = replace(header, sums=sums_of(data))
-        entry = entry or Entry.of(header, self._clock())
+        header = replace(header, sums=tensor_checksums(data))
+        entry = entry or DiskEntry.of(header, self._clock())
         self._files.make_folder(self._home)
         with self._files.alone(self._lock, PATIENCE_S):
             used = self._counted()
@@ -195,7 +218,7 @@ class RecordStore:
             self._known.add(entry)
         return entry
 
-    def _put(self, entry: Entry, pieces: Sequence[bytes | memoryview]) -> None:
+    def _put(self, entry: DiskEntry, pieces: Sequence[bytes | memoryview]) -> None:
         # First, so that it is counted whatever happens then.
         self._index.using(lambda index: index.add([entry.row(self.scope)]), None)
         try:
@@ -207,7 +230,7 @@ class RecordStore:
 
     def _replace(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
         """Whole or not at all."""
-        part = self._home / f".{name}{PART}"
+        part = self._home / f".{name}{PART_SUFFIX}"
         try:
             self._files.write(part, pieces, sync=self.limits.sync)
             self._files.rename(part, self._home / name)
@@ -236,14 +259,14 @@ class RecordStore:
 
     # Reading
 
-    def read(self, entry: Entry) -> StoredData:
+    def read(self, entry: DiskEntry) -> StoredData:
         """Raises Damaged, once the file is set aside, or OSError. Whichever it is, the entry is lost."""
         path = self._home / entry.name
         try:
             found = read_record(self._files, path, self._secret)
             if found.header.key != self.key:
-                raise Damaged("it is another model's")
-        except Damaged as problem:
+                raise DamagedRecord("it is another model's")
+        except DamagedRecord as problem:
             self._set_aside(path, problem)
             self._lose([entry])
             raise
@@ -252,21 +275,21 @@ class RecordStore:
             raise
         if not entry.says(found.header):
             self._lose([entry])
-            raise Damaged("the index says something else of it than its header")
+            raise DamagedRecord("the index says something else of it than its header")
         return found
 
     # Learning
 
-    def _learn(self, listed: Iterable[Listed]) -> None:
+    def _learn(self, listed: Iterable[ListedFile]) -> None:
         """Know the files that are in its folder now, and no others: by the index, else by their headers."""
-        there = {file.path.name: file for file in listed if RECORD.fullmatch(file.path.name)}
+        there = {file.path.name: file for file in listed if RECORD_NAME.fullmatch(file.path.name)}
         self._lose([entry for entry in self._known if entry.name not in there])
         none: dict[str, int] = {}
         indexed = self._index.using(lambda index: index.sizes(self.scope), none)
         gone = indexed.keys() - there.keys()
         if gone:
             self._index.using(lambda index: index.remove(self.scope, gone), None)
-        self._look_at(file for name, file in there.items() if name not in self._known)
+        self._learn_files(file for name, file in there.items() if name not in self._known)
         lacking = [entry for entry in self._known if entry.name not in indexed]
         if lacking:
             self._index.using(lambda index: index.add([entry.row(self.scope) for entry in lacking]), None)
@@ -284,11 +307,13 @@ class RecordStore:
         rows = {row.name: row for row in self._index.using(lambda index: index.rows(self.scope, names), nothing)}
         known = (self._known.get(name) for name in names if name not in rows)
         self._lose([entry for entry in known if entry is not None])
-        self._look_at(
-            Listed(self._home / row.name, row.size, row.used) for row in rows.values() if row.name not in self._known
+        self._learn_files(
+            ListedFile(self._home / row.name, row.size, row.used)
+            for row in rows.values()
+            if row.name not in self._known
         )
 
-    def _look_at(self, files: Iterable[Listed]) -> None:
+    def _learn_files(self, files: Iterable[ListedFile]) -> None:
         """Know files, by the index or else by their headers. Those that are damaged are set aside."""
         unknown = {file.path.name: file for file in files}
         none: list[IndexRow] = []
@@ -304,32 +329,32 @@ class RecordStore:
         if examined:
             self._index.using(lambda index: index.add(examined), None)
 
-    def _indexed(self, file: Listed, row: IndexRow | None) -> Entry | None:
+    def _indexed(self, file: ListedFile, row: IndexRow | None) -> DiskEntry | None:
         if row is not None and row.size == file.nbytes:
             with suppress(ValueError, TypeError, KeyError):
-                return Entry.from_row(row)
+                return DiskEntry.from_row(row)
         return None
 
-    def _examined(self, file: Listed) -> Entry | None:
+    def _examined(self, file: ListedFile) -> DiskEntry | None:
         """What a file's header says; one that is damaged is set aside."""
         try:
             header = read_header(self._files, file.path, file.nbytes, self._secret)
             if header.key != self.key:
-                raise Damaged("it is another model's")
-        except Damaged as problem:
+                raise DamagedRecord("it is another model's")
+        except DamagedRecord as problem:
             self._set_aside(file.path, problem)
             return None
         except OSError as error:
             log.warning("%s cannot be read: %s", file.path, error)
             return None
-        return Entry.of(header, file.changed)
+        return DiskEntry.of(header, file.changed)
 
     def _tidy(self) -> None:
         """Keep to the cap from the start, and clear away what a process that died left."""
         try:
             with self._files.alone(self._lock, PATIENCE_S):
-                if not (self._home / ABOUT).exists():
-                    self._replace(ABOUT, [json.dumps(self.key, indent=2).encode()])
+                if not (self._home / ABOUT_FILE).exists():
+                    self._replace(ABOUT_FILE, [json.dumps(self.key, indent=2).encode()])
                 for folder in self._files.within(self.folder)[0]:
                     self._survey(folder)
                 self._make_room(0, self._counted())
@@ -339,7 +364,7 @@ class RecordStore:
 
     # Counting
 
-    def _counted(self) -> Occupied:
+    def _counted(self) -> FolderUsage:
         """While nobody else writes: what all files take, of which only those are listed that may have changed."""
         for last in (False, False, True):
             folders, files = self._files.within(self.folder)
@@ -355,16 +380,16 @@ class RecordStore:
         raise OSError(errno.EIO, "what is in the folder cannot be counted", str(self.folder))
 
     def _occupied(
-        self, files: Iterable[Listed], noted: Mapping[str, FolderNote], totals: Mapping[str, Total]
-    ) -> Occupied:
+        self, files: Iterable[ListedFile], noted: Mapping[str, FolderNote], totals: Mapping[str, RecordTotal]
+    ) -> FolderUsage:
         """`files` are those beside the folders of records."""
-        own = files_of(self.folder / INDEX)
+        own = index_files(self.folder / INDEX_FILE)
         other = sum(file.nbytes for file in files if file.path not in own) + sum(note.other for note in noted.values())
         index = sum(file.nbytes for file in files if file.path in own)
-        return Occupied(other + sum(total.nbytes for total in totals.values()), index)
+        return FolderUsage(other + sum(total.nbytes for total in totals.values()), index)
 
-    def _noted(self) -> tuple[dict[str, FolderNote], dict[str, Total]]:
-        nothing: tuple[dict[str, FolderNote], dict[str, Total]] = {}, {}
+    def _noted(self) -> tuple[dict[str, FolderNote], dict[str, RecordTotal]]:
+        nothing: tuple[dict[str, FolderNote], dict[str, RecordTotal]] = {}, {}
         return self._index.using(lambda index: (index.folders(), index.totals()), nothing)
 
     def _is_noted(self, folder: Path, noted: Mapping[str, FolderNote], *, lately: bool) -> bool:
@@ -383,7 +408,7 @@ class RecordStore:
         records = {
             file.path.name: file
             for file in listed
-            if is_scope and file.path.parent == folder and RECORD.fullmatch(file.path.name)
+            if is_scope and file.path.parent == folder and RECORD_NAME.fullmatch(file.path.name)
         }
         other = sum(file.nbytes for file in listed if file not in parts and file.path.name not in records)
         if folder == self._home:
@@ -392,7 +417,7 @@ class RecordStore:
             self._update(folder.name, records)
         self._index.using(lambda index: index.note_folder(folder.name, FolderNote(changed, other)), None)
 
-    def _update(self, scope: str, there: Mapping[str, Listed]) -> None:
+    def _update(self, scope: str, there: Mapping[str, ListedFile]) -> None:
         """Let the index know another scope's records, and whose they are."""
         none: dict[str, int] = {}
         indexed = self._index.using(lambda index: index.sizes(scope), none)
@@ -404,12 +429,12 @@ class RecordStore:
         self._index.using(lambda index: index.remove(scope, gone), None)
         self._index.using(lambda index: index.add(rows), None)
 
-    def _tenant_in(self, file: Listed) -> str:
+    def _tenant_in(self, file: ListedFile) -> str:
         """Whose a record is, as its file says; nobody's, where that cannot be read, which is not for this scope to
         set aside."""
         try:
             return read_header(self._files, file.path, file.nbytes, None).owner.tenant
-        except (Damaged, OSError):
+        except (DamagedRecord, OSError):
             return ""
 
     def _note_change(self, scope: str) -> None:
@@ -419,28 +444,28 @@ class RecordStore:
 
     # Room
 
-    def _make_room(self, wanted: int, used: Occupied, tenant: str = "") -> None:
+    def _make_room(self, wanted: int, used: FolderUsage, tenant: str = "") -> None:
         """While nobody else writes: let so many bytes of a tenant's be written, beside those that are used. Raises
         NoRoom, before anything is removed for it."""
         noted, totals = self._noted()
         missing = self._missing(wanted, used, sum(total.records for total in totals.values()))
         if missing <= 0:
             return
-        aside = noted[DAMAGED].other if DAMAGED in noted else 0
+        aside = noted[DAMAGED_FOLDER].other if DAMAGED_FOLDER in noted else 0
         self.settle()  # uses that the index does not know yet
         held = Counter({holder: total.nbytes for holder, total in totals.items()})
         held[tenant] += wanted
         none: list[IndexRow] = []
-        gone = self._index.using(lambda index: self._giving_way(index, held, missing - aside, tenant), none)
+        gone = self._index.using(lambda index: self._records_to_remove(index, held, missing - aside, tenant), none)
         if wanted and sum(row.size for row in gone) + aside < missing:
-            raise NoRoom(f"{wanted} bytes more do not fit, even without any other record that could give way")
+            raise NoDiskRoom(f"{wanted} bytes more do not fit, even without any other record that could give way")
         if aside:
-            for file in self._listed(self.folder / DAMAGED):
+            for file in self._listed(self.folder / DAMAGED_FOLDER):
                 self._files.remove(file.path)
-            self._survey(self.folder / DAMAGED)
+            self._survey(self.folder / DAMAGED_FOLDER)
         self._remove([(row.scope, row.name) for row in gone])
 
-    def _giving_way(self, index: RecordIndex, held: Counter[str], nbytes: int, writing: str) -> list[IndexRow]:
+    def _records_to_remove(self, index: RecordIndex, held: Counter[str], nbytes: int, writing: str) -> list[IndexRow]:
         """So many bytes of records, each of a tenant that holds more than its share of what is left then: the one that
         was used longest ago. Looks at no others."""
         most, since = held.total() - nbytes, self._clock() - IDLE_S
@@ -449,7 +474,7 @@ class RecordStore:
         ahead = {holder: index.least_used(holder) for holder in held}
         first = {holder: row for holder, rows in ahead.items() if (row := next(rows, None)) is not None}
         gone: list[IndexRow] = []
-        while nbytes > 0 and (givers := exceeding(held, most, active) & first.keys()):
+        while nbytes > 0 and (givers := holders_exceeding(held, most, active) & first.keys()):
             row = min((first[holder] for holder in givers), key=lambda row: (row.used, -row.begin))
             gone.append(row)
             nbytes -= row.size
@@ -461,7 +486,7 @@ class RecordStore:
                 first[row.tenant] = following
         return gone
 
-    def _missing(self, wanted: int, used: Occupied, records: int) -> int:
+    def _missing(self, wanted: int, used: FolderUsage, records: int) -> int:
         """How many bytes have to go first."""
         over_cap = used.others + max(INDEX_ROOM, used.indexed + INDEX_GROWTH) + wanted - self.limits.most
         # Where others have filled the drive, this folder does not grow; to shrink it would not help them for long.
@@ -480,7 +505,7 @@ class RecordStore:
             self._index.using(lambda index: index.remove(scope, names), None)  # noqa: B023  (run at once)
             self._note_change(scope)
 
-    def _lose(self, entries: Sequence[Entry]) -> None:
+    def _lose(self, entries: Sequence[DiskEntry]) -> None:
         if not entries:
             return
         with self._books:
@@ -489,19 +514,19 @@ class RecordStore:
                 self._known.remove(entry.name)
         self._index.using(lambda index: index.remove(self.scope, [entry.name for entry in entries]), None)
 
-    def _set_aside(self, path: Path, problem: Damaged) -> None:
+    def _set_aside(self, path: Path, problem: DamagedRecord) -> None:
         log.warning("%s is damaged: %s; it is set aside", path, problem)
         with suppress(OSError):
-            self._files.make_folder(self.folder / DAMAGED)
-            self._files.rename(path, self.folder / DAMAGED / path.name)
+            self._files.make_folder(self.folder / DAMAGED_FOLDER)
+            self._files.rename(path, self.folder / DAMAGED_FOLDER / path.name)
 
     # Files and index
 
     @property
     def _lock(self) -> Path:
-        return self.folder / LOCK
+        return self.folder / LOCK_FILE
 
-    def _listed(self, folder: Path) -> list[Listed]:
+    def _listed(self, folder: Path) -> list[ListedFile]:
         try:
             return self._files.listed(folder)
         except (FileNotFoundError, NotADirectoryError):

@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ingot.cache.disk.files import Files, Listed
-from ingot.cache.disk.header import Damaged
-from ingot.cache.disk.index import LastingIndex
-from ingot.cache.disk.record_file import RECORD, read_record
-from ingot.cache.disk.store import ABOUT, DAMAGED, INDEX, LOCK, PATIENCE_S
+from ingot.cache.disk.index import ResilientIndex
+from ingot.cache.disk.record_file import RECORD_NAME, DamagedRecord, FileSystem, ListedFile, read_record
+from ingot.cache.disk.store import ABOUT_FILE, DAMAGED_FOLDER, INDEX_FILE, LOCK_FILE, PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +18,7 @@ class ScopeSurvey:
 
     scope: str
     about: dict[str, str]
-    files: list[Listed]
+    files: list[ListedFile]
 
     @property
     def nbytes(self) -> int:
@@ -30,25 +28,25 @@ class ScopeSurvey:
 @dataclass(frozen=True, slots=True)
 class FolderSurvey:
     scopes: list[ScopeSurvey]
-    damaged: list[Listed]
+    damaged: list[ListedFile]
     other_bytes: int  # of files that are no records
-    files: Files = field(repr=False)
+    files: FileSystem = field(repr=False)
 
     @classmethod
-    def of(cls, folder: Path, files: Files | None = None) -> FolderSurvey:
+    def of(cls, folder: Path, files: FileSystem | None = None) -> FolderSurvey:
         """Raises OSError where there is no such folder."""
-        files = files or Files()
-        by_scope: dict[Path, list[Listed]] = {}
-        damaged: list[Listed] = []
+        files = files or FileSystem()
+        by_scope: dict[Path, list[ListedFile]] = {}
+        damaged: list[ListedFile] = []
         other = 0
         for file in files.listed(folder):
-            if file.path.parent == folder / DAMAGED:
+            if file.path.parent == folder / DAMAGED_FOLDER:
                 damaged.append(file)
-            elif RECORD.fullmatch(file.path.name) and file.path.parent.parent == folder:
+            elif RECORD_NAME.fullmatch(file.path.name) and file.path.parent.parent == folder:
                 by_scope.setdefault(file.path.parent, []).append(file)
             else:
                 other += file.nbytes
-        scopes = [ScopeSurvey(home.name, _about(home), found) for home, found in sorted(by_scope.items())]
+        scopes = [ScopeSurvey(home.name, _read_about(home), found) for home, found in sorted(by_scope.items())]
         return cls(scopes, damaged, other, files)
 
     @property
@@ -61,19 +59,19 @@ class FolderSurvey:
             for file in scope.files:
                 try:
                     read_record(self.files, file.path)
-                except (Damaged, OSError) as problem:
+                except (DamagedRecord, OSError) as problem:
                     yield file.path, str(problem)
 
 
-def trim(folder: Path, most: int, files: Files | None = None) -> int:
+def trim_folder(folder: Path, most: int, files: FileSystem | None = None) -> int:
     """Remove damaged files, then the records that were used longest ago, whosever they are, until the folder has no
     more than `most` bytes, but for what the index notes of it; returns the bytes that this freed. Servers that use it
     may go on. Raises OSError."""
-    files = files or Files()
-    with files.alone(folder / LOCK, PATIENCE_S):
+    files = files or FileSystem()
+    with files.alone(folder / LOCK_FILE, PATIENCE_S):
         found = FolderSurvey.of(folder, files)
         before = left = found.nbytes
-        index = LastingIndex(folder / INDEX, files)
+        index = ResilientIndex(folder / INDEX_FILE, files)
         never: dict[str, float] = {}
         used = {
             name: at
@@ -95,9 +93,9 @@ def trim(folder: Path, most: int, files: Files | None = None) -> int:
     return before - left
 
 
-def _about(home: Path) -> dict[str, str]:
+def _read_about(home: Path) -> dict[str, str]:
     try:
-        stated = json.loads((home / ABOUT).read_text())
+        stated = json.loads((home / ABOUT_FILE).read_text())
     except (OSError, ValueError):
         return {}
     return {str(name): str(value) for name, value in stated.items()} if isinstance(stated, dict) else {}

@@ -1,1 +1,1 @@
-"""Several models in one server: which are loaded, who uses them, and which make room for which."""
+"""Loading: from settings and model folders to running engines."""

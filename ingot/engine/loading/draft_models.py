@@ -1,34 +1,103 @@
-"""The smaller model beside the target, for who guesses ahead and for who scores prompts: one for both."""
+"""Who proposes draft tokens and who scores prompts: from what the settings choose and what the model has to proposers
+and scorers. One draft model is loaded for both.
+
+Runs on the engine thread. Raises ConfigError where somebody is asked for who is not there, or a draft has other
+tokens than the target; ModelError where what there is does not work.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from ingot.cache.footprint import Footprint
 from ingot.config import Settings
-from ingot.engine.draft_model import DraftModel, budget_of
-from ingot.engine.sparse.statistics_scorer import StatisticsScorer
-from ingot.engine.sparse.translated_scorer import TranslatedScorer
-from ingot.engine.specprefill.prefill import SparseOffer
-from ingot.engine.specprefill.scorers import DraftScorer
-from ingot.engine.speculation.same_tokens import check_tokenizers, difference
-from ingot.errors import ConfigError
+from ingot.engine.specprefill.prefill import SpecPrefillSetup
+from ingot.engine.specprefill.scorers import DraftScorer, StatisticsScorer, TranslatedScorer
+from ingot.engine.speculation.draft_model import DraftModel, DraftModelProposer, draft_budget
+from ingot.engine.speculation.lookup import LookupProposer
+from ingot.engine.speculation.options import SpeculationOptions
+from ingot.engine.speculation.proposer import ForcedTokensProposer, Proposer
+from ingot.errors import ConfigError, ModelError
 from ingot.models import adapter as adapters
-from ingot.models.adapter import Adapter
-from ingot.text.tokenizer.tokenizer import Tokenizer
-from ingot.text.tokens.translation import Translation
+from ingot.models.adapter import ModelAdapter
+from ingot.models.draft_heads.checkpoint import find_head, refuse_unknown_head
+from ingot.models.draft_heads.eagle import load_eagle
+from ingot.models.draft_heads.mtp import check_draft_head, load_mtp_head, with_draft_head
+from ingot.text.tokenizer.tokenizer import PromptTranslation, Tokenizer
 
-KEPT_SHARE = 0.5
+
+@dataclass(frozen=True, slots=True)
+class ChosenProposers:
+    adapter: ModelAdapter  # with its head, if that guesses
+    names: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    def begin(self, draft: DraftModel | None) -> list[Proposer]:
+        """The proposers, but for the head. Raises ModelError where a draft cannot be one."""
+        made: dict[str, Proposer] = {"forced": ForcedTokensProposer(), "lookup": LookupProposer()}
+        if draft is not None and "draft" in self.names:
+            made["draft"] = DraftModelProposer(draft, vocab=self.adapter.vocab)
+        return [made[name] for name in self.names if name in made]
+
+
+def choose_proposers(
+    choice: SpeculationOptions, folder: Path, adapter: ModelAdapter, models: Mapping[str, Path], *, dtype: str | None
+) -> ChosenProposers:
+    """`models` are those of proposers that are models of their own; a draft is loaded apart.
+
+    Raises ConfigError where somebody is asked for who is not there, ModelError where what there is does not work.
+    """
+    headed = adapter
+    notes: tuple[str, ...] = ()
+    if "eagle" in models:
+        if _is_wanted(choice, "mtp"):
+            raise ConfigError("mtp and eagle exclude each other: one head can be shown what the model computes")
+        headed = with_draft_head(adapter, load_eagle(models["eagle"], adapter, dtype=dtype))
+        check_draft_head(headed.head, adapter)
+    elif _is_wanted(choice, "mtp"):
+        headed, notes = _with_mtp_head(choice, folder, adapter, dtype)
+    head = () if headed.head is None else (headed.head.name,)
+    offered = ("forced", "lookup", *head, *(("draft",) if "draft" in models else ()))
+    choice.refuse_missing(offered)
+    return ChosenProposers(headed, offered if choice.names is None else choice.names, notes)
+
+
+def _is_wanted(choice: SpeculationOptions, name: str) -> bool:
+    return choice.names is None or name in choice.names
+
+
+def _with_mtp_head(
+    choice: SpeculationOptions, folder: Path, adapter: ModelAdapter, dtype: str | None
+) -> tuple[ModelAdapter, tuple[str, ...]]:
+    """The adapter with its head, or why it goes without. Who asks for the head is told by an error."""
+    try:
+        source = find_head(folder, adapter.config)
+        if source is None:
+            refuse_unknown_head(folder, adapter.config)
+            return adapter, ()
+        head = load_mtp_head(source, adapter, dtype=dtype)
+        check_draft_head(head, adapter)
+        return with_draft_head(adapter, head), ()
+    except ModelError as error:
+        if choice.names is not None:
+            raise
+        return adapter, (f"the model's MTP head is not used: {error}",)
+
+
+DRAFT_CACHE_SHARE = 0.5
 """Of the memory for a draft's states, what prefixes that it read may take."""
-ROLES = ("draft", "scorer")
+DRAFT_ROLES = ("draft", "scorer")
 """What it may be named as: who guesses ahead, and who scores prompts."""
 
 
-def load_draft(settings: Settings, folder: Path, target: Adapter, models: Mapping[str, Path]) -> Adapter | None:
+def load_draft(
+    settings: Settings, folder: Path, target: ModelAdapter, models: Mapping[str, Path]
+) -> ModelAdapter | None:
     """None where nothing needs one. Raises ConfigError where it is missing or is not one model, or where one that
     guesses ahead has other tokens."""
-    paths = {models[role].resolve(): models[role] for role in ROLES if role in models}
+    paths = {models[role].resolve(): models[role] for role in DRAFT_ROLES if role in models}
     scores = settings.specprefill and settings.specprefill_scorer == "draft"
     if not paths:
         if scores:
@@ -45,38 +114,59 @@ def load_draft(settings: Settings, folder: Path, target: Adapter, models: Mappin
         )
     [path] = paths.values()
     if "draft" in models:
-        check_tokenizers(folder, path)
-    return adapters.load(path, target.device, dtype=settings.dtype, widest=settings.prefill_chunk)
+        refuse_different_tokenizers(folder, path)
+    return adapters.load_model_adapter(path, target.device, dtype=settings.dtype, widest=settings.prefill_chunk)
 
 
-def begin_draft(
-    adapter: Adapter | None, target: Footprint, free: int, *, context: int, rows: int
+def make_draft_model(
+    adapter: ModelAdapter | None, target: Footprint, free: int, *, context: int, rows: int
 ) -> tuple[DraftModel | None, int]:
     """Its states, and the bytes that they take of those that all weights leave free."""
     if adapter is None:
         return None, 0
-    budget = budget_of(adapter, target, free, context=context, rows=rows)
-    model = DraftModel(adapter, budget, cache_bytes=int(KEPT_SHARE * budget.states))
+    budget = draft_budget(adapter, target, free, context=context, rows=rows)
+    model = DraftModel(adapter, budget, cache_bytes=int(DRAFT_CACHE_SHARE * budget.states))
     return model, budget.total - budget.weights
 
 
-def sparse_offer(
+def make_specprefill(
     settings: Settings, draft: DraftModel | None, tokenizer: Tokenizer, models: Mapping[str, Path]
-) -> SparseOffer | None:
+) -> SpecPrefillSetup | None:
     """`tokenizer` is the target's. Raises ModelError where the draft cannot score."""
     if not settings.specprefill:
         return None
     threshold, keep = settings.specprefill_threshold, settings.specprefill_keep_pct
     if settings.specprefill_scorer == "statistics":
-        return SparseOffer(StatisticsScorer(), threshold, keep)
+        return SpecPrefillSetup(StatisticsScorer(), threshold, keep)
     assert draft is not None
     scorer = DraftScorer(draft)
-    theirs = Tokenizer.load(next(models[role] for role in ROLES if role in models))
-    if difference(tokenizer, theirs) is None:
-        return SparseOffer(scorer, threshold, keep)
-    return SparseOffer(
+    theirs = Tokenizer.load(next(models[role] for role in DRAFT_ROLES if role in models))
+    if tokenizer_difference(tokenizer, theirs) is None:
+        return SpecPrefillSetup(scorer, threshold, keep)
+    return SpecPrefillSetup(
         TranslatedScorer(scorer, theirs.eos_ids),
         threshold,
         keep,
-        lambda prompt: Translation.of(prompt, tokenizer, theirs),
+        lambda prompt: PromptTranslation.of(prompt, tokenizer, theirs),
     )
+
+
+def refuse_different_tokenizers(target: Path, draft: Path) -> None:
+    """Raises ConfigError, which says where they differ, unless the tokenizers of two models' folders have the same
+    tokens under the same numbers."""
+    found = tokenizer_difference(Tokenizer.load(target), Tokenizer.load(draft))
+    if found is not None:
+        raise ConfigError(
+            f"{draft.name} cannot guess for {target.name}, as their tokenizers differ: {found}. Choose a draft of the "
+            "same family."
+        )
+
+
+def tokenizer_difference(ours: Tokenizer, theirs: Tokenizer) -> str | None:
+    """Where they differ first, in words."""
+    if ours.vocab_size != theirs.vocab_size:
+        return f"one has {ours.vocab_size} tokens, the draft's has {theirs.vocab_size}"
+    for id in range(ours.vocab_size):
+        if ours.token_bytes(id) != theirs.token_bytes(id):
+            return f"token {id} is {ours.token_text(id)!r}, the draft's is {theirs.token_text(id)!r}"
+    return None

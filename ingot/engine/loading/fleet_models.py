@@ -12,37 +12,35 @@ from pathlib import Path
 from typing import Final
 
 from ingot.config import ModelEntry, Settings, memory_bytes
-from ingot.engine.encoder_request import Role
+from ingot.engine.engine import ModelEngine
 from ingot.engine.loading.language_model import MemoryShare, start_engine
+from ingot.engine.loading.pooling_and_speech import start_side_engine
 from ingot.engine.loop import Loop
-from ingot.engine.memory_budget import EARLIER_SHARE, TRANSIENT_SHARE
-from ingot.engine.side_engine import SideEngine
-from ingot.engine.speculation.options import Choice
-from ingot.engine.start_side import start_side_engine
+from ingot.engine.memory_budget import REWIND_SHARE, TRANSIENT_SHARE
+from ingot.engine.request import PoolingTask
+from ingot.engine.speculation.options import SpeculationOptions
 from ingot.errors import ModelError
-from ingot.heap import find_trim
 from ingot.kernels.device import Device, active_memory
-from ingot.kernels.memory import give_back_memory
+from ingot.kernels.memory import release_unused_memory
 from ingot.models.files.gguf_files import weight_bytes, weight_files
-from ingot.models.files.kinds import CHAT, kind_in
-from ingot.models.files.locate import ModelFolder, locate
-from ingot.models.files.progress import silent
-from ingot.models.memory_needs import MemoryNeeds, needs
-from ingot.models.side_needs import NEEDS
+from ingot.models.files.locate import CHAT_KIND, ModelFolder, locate_model, model_kind_in
+from ingot.models.files.progress import no_progress
+from ingot.models.memory_needs import NEEDS_BY_KIND, MemoryNeeds, memory_needs
+from ingot.process import find_malloc_trim
 
 log = logging.getLogger("ingot.fleet")
 
 USUAL_CONTEXT: Final = 8192
 """Tokens of a sequence that a model has memory for, if it was made for so many, whatever else is short."""
-STATES_SHARE: Final = 8
+KV_SHARE: Final = 8
 """Beyond those, a model that states no memory of its own has this part of the budget for sequences at most."""
-LEAST_ASIDE: Final = 64 << 20
+LEAST_TRANSIENT_BYTES: Final = 64 << 20
 """Bytes for what forward passes hold."""
 
-ENCODERS: Final[tuple[Role, ...]] = ("embedding", "rerank")
-READ_BY_ADAPTERS: Final = ("draft", "scorer")
+POOLING_TASKS: Final[tuple[PoolingTask, ...]] = ("embedding", "rerank")
+LOADED_BY_ADAPTER: Final = ("draft", "scorer")
 """Models beside one that are loaded as it is, whose weights may stay in a GGUF file."""
-OTHERS: Final = ("scorer", *ENCODERS, "hearing", "speaking")
+SIDE_MODEL_ROLES: Final = ("scorer", *POOLING_TASKS, "hearing", "speaking")
 """Models that serve beside one, by what for."""
 
 
@@ -55,26 +53,27 @@ class FoundModel:
     claim: int
 
 
-class Loading:
+class BlockingModelLoader:
     """`memory` are the bytes for all models; `alone`: there is one, which has them all."""
 
     def __init__(self, loop: Loop, device: Device, memory: int, *, alone: bool) -> None:
         self._loop, self._device, self._memory, self._alone = loop, device, memory, alone
-        self._trim = find_trim()
+        self._trim = find_malloc_trim()
 
     def find(self, entry: ModelEntry) -> FoundModel:
         settings = entry.settings
-        folder = locate(entry.path, settings, silent, in_place=entry.kind == CHAT)
-        if entry.kind != CHAT:
+        folder = locate_model(entry.path, settings, no_progress, in_place=entry.kind == CHAT_KIND)
+        if entry.kind != CHAT_KIND:
             return FoundModel(folder, {}, self._side_claim(entry, folder))
-        if (kind := kind_in(folder.path)) != CHAT:
+        if (kind := model_kind_in(folder.path)) != CHAT_KIND:
             raise ModelError(f'its files are those of a model of kind {kind}: say kind = "{kind}" in its table')
-        named = {**Choice.parse(settings.speculate).models}
+        named = {**SpeculationOptions.parse(settings.speculate).models}
         encoders = (settings.embedding_model, settings.rerank_model)
         others = (settings.specprefill_draft_model, *encoders, settings.audio_model, settings.speech_model)
-        named |= {role: name for role, name in zip(OTHERS, others, strict=True) if name is not None}
+        named |= {role: name for role, name in zip(SIDE_MODEL_ROLES, others, strict=True) if name is not None}
         further = {
-            role: locate(name, settings, silent, in_place=role in READ_BY_ADAPTERS) for role, name in named.items()
+            role: locate_model(name, settings, no_progress, in_place=role in LOADED_BY_ADAPTER)
+            for role, name in named.items()
         }
         return FoundModel(folder, further, self._claim(settings, [folder, *further.values()]))
 
@@ -84,40 +83,40 @@ class Loading:
             return self._memory
         if settings.memory is not None:
             return memory_bytes(settings.memory, self._device.memory)
-        told = [self._loop.run(partial(needs, folder.path, self._device)) for folder in folders]
+        told = [self._loop.run(partial(memory_needs, folder.path, self._device)) for folder in folders]
         weights = sum(
             _file_bytes(folder.path) if need is None else need.weights
             for folder, need in zip(folders, told, strict=True)
         )
         own = told[0]
-        states = self._memory // STATES_SHARE if own is None else self._states(own, settings.context)
-        aside = TRANSIENT_SHARE + EARLIER_SHARE
-        return min(weights + LEAST_ASIDE + int(states / (1 - aside)), max(self._memory, weights))
+        states = self._memory // KV_SHARE if own is None else self._states(own, settings.context)
+        aside = TRANSIENT_SHARE + REWIND_SHARE
+        return min(weights + LEAST_TRANSIENT_BYTES + int(states / (1 - aside)), max(self._memory, weights))
 
     def _side_claim(self, entry: ModelEntry, folder: ModelFolder) -> int:
         if self._alone:
             return self._memory
         if entry.settings.memory is not None:
             return memory_bytes(entry.settings.memory, self._device.memory)
-        return self._loop.run(lambda: NEEDS[entry.kind](folder.path, self._device)) + LEAST_ASIDE
+        return self._loop.run(lambda: NEEDS_BY_KIND[entry.kind](folder.path, self._device)) + LEAST_TRANSIENT_BYTES
 
     def _states(self, need: MemoryNeeds, context: int | None) -> int:
         def of(tokens: int) -> int:
             return need.at_full_context - need.per_token * (need.context - min(tokens, need.context))
 
         wanted = of(context or need.context)
-        return min(wanted, max(of(USUAL_CONTEXT), self._memory // STATES_SHARE))
+        return min(wanted, max(of(USUAL_CONTEXT), self._memory // KV_SHARE))
 
-    def load(self, entry: ModelEntry, found: FoundModel, told: Callable[[float], None]) -> SideEngine:
+    def load(self, entry: ModelEntry, found: FoundModel, told: Callable[[float], None]) -> ModelEngine:
         """`told` is called with the share that is done."""
         began = time.monotonic()
-        read_ahead(found.folder.path)
-        before = self._loop.run(give_back_memory)
+        prefetch_weights(found.folder.path)
+        before = self._loop.run(release_unused_memory)
         size = max(1, _file_bytes(found.folder.path))
 
         def between() -> None:
             told(min(1.0, (active_memory() - before) / size))
-            self._loop.breathe()
+            self._loop.run_other_workloads()
 
         engine = self._started(entry, found, between)
         if self._trim is not None:
@@ -126,8 +125,8 @@ class Loading:
         log.info("%s was loaded in %.1f s: %.3f GB of weights", entry.name, took, weights)
         return engine
 
-    def _started(self, entry: ModelEntry, found: FoundModel, between: Callable[[], None]) -> SideEngine:
-        if entry.kind != CHAT:
+    def _started(self, entry: ModelEntry, found: FoundModel, between: Callable[[], None]) -> ModelEngine:
+        if entry.kind != CHAT_KIND:
             folder = replace(found.folder, name=entry.name)
             return start_side_engine(
                 entry.settings, entry.kind, folder, memory=found.claim, loop=self._loop, between=between
@@ -142,13 +141,13 @@ class Loading:
             scorer=found.further.get("scorer"),
             hearing=found.further.get("hearing"),
             speaking=found.further.get("speaking"),
-            encoders={role: found.further[role] for role in ENCODERS if role in found.further},
+            encoders={role: found.further[role] for role in POOLING_TASKS if role in found.further},
             share=MemoryShare(found.claim, self._memory),
             loop=self._loop,
             between=between,
         )
 
-    def unload(self, engine: SideEngine) -> None:
+    def unload(self, engine: ModelEngine) -> None:
         """Says in the log what came back, and warns where that is less than the weights were."""
         name, weights = engine.card.name, engine.card.weight_bytes
         began = time.monotonic()
@@ -167,7 +166,7 @@ def _file_bytes(folder: Path) -> int:
     return weight_bytes(folder)
 
 
-def read_ahead(folder: Path) -> None:
+def prefetch_weights(folder: Path) -> None:
     """Let the system begin to read the weights, while nobody waits for them."""
     if not hasattr(os, "posix_fadvise"):
         return

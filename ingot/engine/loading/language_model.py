@@ -1,38 +1,63 @@
-"""From settings and a model folder to a running engine."""
+"""From settings and a model folder to the running engine of a model that generates.
+
+`start_engine` reads the tokenizer and starts the engine; `load_language_model` runs on the engine thread, the only
+one that may touch mlx, and loads the target model (or rank 0's share of it), its vision encoder, its LoRA
+adapters, where its prefixes are cached, and what serves beside it. Raises ModelError or ConfigError with what is
+wrong.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Final
 
+from ingot.cache.codecs.names import CodecName
+from ingot.cache.codecs.pair import PairCodec, RecordCodec
+from ingot.cache.disk.backend import DiskBackend
 from ingot.cache.footprint import Footprint
-from ingot.config import Settings
-from ingot.engine.admission import Limits
-from ingot.engine.encoder_request import Role
+from ingot.config import Settings, memory_bytes
+from ingot.distributed.group import JoinedGroup, RankShare, join_group, place_from_settings
+from ingot.distributed.leader import LeaderAdapter, lead_group
+from ingot.engine.admission import EngineLimits, ServedLoras
+from ingot.engine.core import LoadedModel
 from ingot.engine.engine import Engine
-from ingot.engine.loaded import Loaded
-from ingot.engine.loading.draft_models import begin_draft, sparse_offer
-from ingot.engine.loop import Loop, nothing
-from ingot.engine.memory_budget import Budget
-from ingot.engine.model_card import ModelCard
-from ingot.engine.start_beside import offer_beside
-from ingot.engine.start_prefixes import prefix_bytes, prefix_codec, prefix_disk, prefix_teller
-from ingot.engine.start_ranks import join_as_leader, withheld
-from ingot.engine.start_target import Target, load_target
-from ingot.engine.start_vision import Vision
-from ingot.errors import ConfigError, ModelError
-from ingot.kernels import device, native
-from ingot.kernels.cpu import fastblas
-from ingot.kernels.gpu.launcher import Compilation
-from ingot.kernels.gpu.launchers import compilation
+from ingot.engine.kv_events import KVEventPublisher, KVEventsAddress
+from ingot.engine.loading.draft_models import (
+    ChosenProposers,
+    choose_proposers,
+    load_draft,
+    make_draft_model,
+    make_specprefill,
+)
+from ingot.engine.loading.pooling_and_speech import load_side_models
+from ingot.engine.loop import Loop, do_nothing
+from ingot.engine.memory_budget import MemoryBudget
+from ingot.engine.request import ModelCard, PoolingTask
+from ingot.engine.speculation.options import PROPOSERS, SpeculationOptions
+from ingot.engine.vision_encoder import VisionEncoder, VisionMemory
+from ingot.errors import AdapterError, ConfigError, ModelError
+from ingot.kernels import device
+from ingot.kernels.cpu import fastblas, native
+from ingot.kernels.device import Device
+from ingot.kernels.gpu.launcher import CompilationStats, compilation_stats
+from ingot.media import bounds
+from ingot.media.image_processors import read_processor
+from ingot.media.layout import ImageLayoutOptions, MediaKind, MediaProcessor, Size
+from ingot.models import adapter as adapters
+from ingot.models.adapter import ModelAdapter
+from ingot.models.cache_key import open_disk_cache
+from ingot.models.checkpoint import loading_with_pauses
 from ingot.models.files import packaged
 from ingot.models.files.gguf_files import weight_bytes
 from ingot.models.files.locate import ModelFolder
-from ingot.models.pace import paced
+from ingot.models.kv_codec import with_kv_codec
+from ingot.models.vision.loading import has_vision_tower, require_vision, warm_up_vision_tower
+from ingot.models.vision.tower import VisionTower
+from ingot.text.input_files import read_generation_config
 from ingot.text.tokenizer.tokenizer import Tokenizer
-from ingot.text.tokens.generation_config import generation_config
 from ingot.upstream import load_config
 
 SHORTEST_CONTEXT = 512
@@ -57,7 +82,7 @@ def start_engine(
     *,
     name: str,
     source: str,
-    encoders: Mapping[Role, ModelFolder] | None = None,
+    encoders: Mapping[PoolingTask, ModelFolder] | None = None,
     draft: ModelFolder | None = None,
     eagle: ModelFolder | None = None,
     scorer: ModelFolder | None = None,
@@ -65,7 +90,7 @@ def start_engine(
     speaking: ModelFolder | None = None,
     share: MemoryShare | None = None,
     loop: Loop | None = None,
-    between: Callable[[], None] = nothing,
+    between: Callable[[], None] = do_nothing,
 ) -> Engine:
     """Load the model and start the engine thread. `draft` and `eagle` are the models of proposers that are models,
     `scorer` is the one that scores long prompts, `hearing` the one that writes down what is spoken, `speaking` the one
@@ -78,13 +103,13 @@ def start_engine(
     tokenizer = Tokenizer.load(folder, template)
     if tokenizer.template is not None:
         tokenizer.template.check()
-    limits = Limits(settings.max_sequences, settings.max_queue, settings.target_itl_ms)
+    limits = EngineLimits(settings.max_sequences, settings.max_queue, settings.target_itl_ms)
     named = {"draft": draft, "eagle": eagle, "scorer": scorer}
     models = {name: found.path for name, found in named.items() if found is not None}
 
-    def loaded() -> Loaded:
-        with paced(between):
-            return load(
+    def loaded() -> LoadedModel:
+        with loading_with_pauses(between):
+            return load_language_model(
                 settings,
                 folder,
                 tokenizer,
@@ -100,11 +125,11 @@ def start_engine(
     return Engine(loaded, limits, loop)
 
 
-def load(
+def load_language_model(
     settings: Settings,
     folder: Path,
     tokenizer: Tokenizer,
-    encoders: Mapping[Role, ModelFolder],
+    encoders: Mapping[PoolingTask, ModelFolder],
     further: Mapping[str, Path],
     hearing: ModelFolder | None = None,
     speaking: ModelFolder | None = None,
@@ -112,77 +137,77 @@ def load(
     name: str,
     source: str,
     share: MemoryShare | None = None,
-) -> Loaded:
+) -> LoadedModel:
     """Runs on the engine thread, the only one that may touch mlx. `further` models are those of proposers, by name, and
     the `scorer`."""
-    here = device.current()
+    here = device.current_device()
     native.use_one_path(settings.deterministic)
     joined, named = join_as_leader(settings), ModelFolder(folder, name, source)
     share = share or MemoryShare.whole((device if joined is None else joined).memory_budget(here, settings.memory))
     total = share.own
     _refuse_what_cannot_fit(folder, total * settings.ranks)
-    vision = Vision.of(folder, load_config(folder), settings)
+    vision = VisionSupport.of(folder, load_config(folder), settings)
     target = load_target(settings, named, further, here, joined, total, sees=vision.sees)
     adapter, weights = target.adapter, target.weights
-    beside = offer_beside(encoders, hearing, speaking, settings, here, total - weights)
-    context = _context(settings, adapter.context)
-    eyes = vision.eyes(adapter.tower, total - weights)
-    others = beside.taken + (0 if eyes is None else eyes.memory.total)
-    draft, taken = begin_draft(
+    beside = load_side_models(encoders, hearing, speaking, settings, here, total - weights)
+    context = _wanted_context(settings, adapter.context)
+    vision_encoder = vision.vision_encoder(adapter.tower, total - weights)
+    others = beside.taken + (0 if vision_encoder is None else vision_encoder.memory.total)
+    draft, taken = make_draft_model(
         target.draft, adapter.footprint, total - weights - others, context=context, rows=settings.max_sequences
     )
-    sparse = sparse_offer(settings, draft, tokenizer, further)
-    budget = _budget(settings, target, total, weights + others + taken, context)
-    device.bound_memory(here, share.all, budget.transient)
-    compiled = compilation(here)
-    notes = [*adapter.notes, *vision.notes, *target.guessing.notes, *beside.notes, *_advice(here, compiled)]
-    fitting = _fitting(budget, context, weights, notes)
-    vision.refuse(eyes, budget.widest_launch(fitting))
+    sparse = make_specprefill(settings, draft, tokenizer, further)
+    budget = _make_budget(settings, target, total, weights + others + taken, context)
+    device.limit_memory(here, share.all, budget.transient)
+    compiled = compilation_stats(here)
+    notes = [*adapter.notes, *vision.notes, *target.guessing.notes, *beside.notes, *_speed_advice(here, compiled)]
+    fitting = _fitting_context(budget, context, weights, notes)
+    vision.refuse(vision_encoder, budget.widest_pass(fitting))
     card = replace(
-        _card(settings, named, target, budget, here, fitting),
+        _make_card(settings, named, target, budget, here, fitting),
         notes=tuple(notes),
         kernels="" if compiled is None else str(compiled),
         sees=vision.shown,
         scorer="" if sparse is None else sparse.scorer.name,
     )
-    codec = prefix_codec(settings, adapter)
-    return Loaded(
+    codec = prefix_cache_codec(settings, adapter)
+    return LoadedModel(
         adapter,
         tokenizer,
         card,
         budget,
-        prefix_bytes(settings, budget),
+        prefix_cache_bytes(settings, budget),
         beside.encoders.encoders,
         folder,
         proposers=target.guessing.begin(draft),
-        guessed_tokens=target.guessed_tokens,
+        fixed_draft_tokens=target.fixed_draft_tokens,
         processor=vision.processor,
-        eyes=eyes,
+        vision_encoder=vision_encoder,
         sparse=sparse,
-        disk=prefix_disk(settings, adapter, folder, codec, joined),
+        disk=prefix_cache_disk(settings, adapter, folder, codec, joined),
         codec=codec,
-        teller=prefix_teller(settings),
+        teller=make_kv_event_publisher(settings),
         loras=target.loras,
         hearing=beside.hearing.offered,
         speaking=beside.speaking.offered,
     )
 
 
-def _budget(settings: Settings, target: Target, total: int, taken: int, context: int) -> Budget:
+def _make_budget(settings: Settings, target: TargetModel, total: int, taken: int, context: int) -> MemoryBudget:
     """Of `total` bytes, `taken` are not for sequences."""
     adapter = target.adapter
-    return Budget(
+    return MemoryBudget(
         total,
-        max(taken, adapter.weight_bytes + withheld(adapter, total)),
-        _with_what_is_taken_back(adapter.footprint) if target.guessing.names else adapter.footprint,
+        max(taken, adapter.weight_bytes + withheld_bytes(adapter, total)),
+        _with_rewind_states(adapter.footprint) if target.guessing.names else adapter.footprint,
         context=context,
         widest=settings.prefill_chunk,
         rows=settings.max_sequences,
     )
 
 
-def _card(
-    settings: Settings, named: ModelFolder, target: Target, budget: Budget, here: device.Device, context: int
+def _make_card(
+    settings: Settings, named: ModelFolder, target: TargetModel, budget: MemoryBudget, here: device.Device, context: int
 ) -> ModelCard:
     """What is known of the model by itself."""
     adapter = target.adapter
@@ -199,14 +224,16 @@ def _card(
         memory_budget=budget.total,
         max_sequences=settings.max_sequences,
         created=int(time.time()),
-        recommended=generation_config(settings.generation_config, named.path, packaged.sampling_of(named.path)),
+        recommended=read_generation_config(
+            settings.generation_config, named.path, packaged.packaged_sampling(named.path)
+        ),
         quantization=adapter.formats.weights,
         formats=str(adapter.formats),
         proposers=target.guessing.names,
     )
 
 
-def _fitting(budget: Budget, context: int, weights: int, notes: list[str]) -> int:
+def _fitting_context(budget: MemoryBudget, context: int, weights: int, notes: list[str]) -> int:
     """The longest context that memory holds; a note says where it is cut. Raises ModelError if it is too short."""
     fitting = budget.longest(context)
     if fitting < min(SHORTEST_CONTEXT, context):
@@ -219,19 +246,19 @@ def _fitting(budget: Budget, context: int, weights: int, notes: list[str]) -> in
     return fitting
 
 
-def _with_what_is_taken_back(footprint: Footprint) -> Footprint:
+def _with_rewind_states(footprint: Footprint) -> Footprint:
     """Recurrent states are held twice while guesses are verified, so that they can go back."""
     return replace(footprint, recurrent=2 * footprint.recurrent)
 
 
-def _advice(here: device.Device, compiled: Compilation | None) -> list[str]:
+def _speed_advice(here: device.Device, compiled: CompilationStats | None) -> list[str]:
     """What would make this machine faster."""
     on_cpus = (fastblas.advice(), native.advice()) if here.kind == "cpu" else ()
     slower = None if compiled is None else compiled.slower
     return [advice for advice in (*on_cpus, slower) if advice is not None]
 
 
-def _context(settings: Settings, stated: int) -> int:
+def _wanted_context(settings: Settings, stated: int) -> int:
     if settings.context is None:
         return stated
     if settings.context > stated:
@@ -250,3 +277,270 @@ def _refuse_what_cannot_fit(folder: Path, total: int) -> None:
 
 def _gb(size: int) -> str:
     return f"{size / 1e9:.1f} GB"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetModel:
+    adapter: ModelAdapter  # with its head, and with live states in what was asked for
+    guessing: ChosenProposers
+    fixed_draft_tokens: int | None
+    draft: ModelAdapter | None  # the smaller model, for guesses and for scores
+    loras: ServedLoras | None
+    lora_bytes: int  # that they take at most
+
+    @property
+    def weights(self) -> int:
+        """Bytes of all that."""
+        return self.adapter.weight_bytes + self.lora_bytes + (0 if self.draft is None else self.draft.weight_bytes)
+
+
+def load_target(
+    settings: Settings,
+    folder: ModelFolder,
+    further: Mapping[str, Path],
+    here: Device,
+    joined: JoinedGroup | None,
+    total: int,
+    *,
+    sees: bool,
+) -> TargetModel:
+    """Of `joined` ranks, rank 0's share, which has `total` bytes. Raises ModelError or ConfigError."""
+    plain, choice = _load_plain_model(settings, folder.path, further, here, joined, total, sees=sees)
+    guessing = choose_proposers(choice, folder.path, plain, further, dtype=settings.dtype)
+    draft = load_draft(settings, folder.path, plain, further)
+    adapter = with_kv_codec(guessing.adapter, PairCodec(CodecName.parse(settings.kv_codec)))
+    loras, lora_bytes = load_startup_loras(settings, adapter, folder.name)
+    return TargetModel(adapter, guessing, choice.tokens, draft, loras, lora_bytes)
+
+
+def _load_plain_model(
+    settings: Settings,
+    folder: Path,
+    further: Mapping[str, Path],
+    here: Device,
+    joined: JoinedGroup | None,
+    total: int,
+    *,
+    sees: bool,
+) -> tuple[ModelAdapter, SpeculationOptions]:
+    """The model by itself, and who may guess for it."""
+    choice = SpeculationOptions.parse(settings.speculate, settings.speculate_tokens)
+    if joined is not None:
+        leading = load_as_leader(joined, settings, folder, here, total, sees=sees)
+        return leading, options_among_ranks(choice, leading)
+    # An EAGLE draft reads hidden states between layers.
+    apart = "eagle" in further
+    return (
+        adapters.load_model_adapter(
+            folder, here, dtype=settings.dtype, widest=settings.prefill_chunk, apart=apart, sees=sees
+        ),
+        choice,
+    )
+
+
+HEAD_PROPOSERS: Final = ("mtp", "eagle")
+TOKEN_PROPOSERS: Final = ("forced", "lookup")
+"""Who guess from tokens alone."""
+RANKS_LOADING_S: Final = 3600.0
+"""How long the others may take to load what they have of the model, once rank 0 has its own."""
+
+
+def join_as_leader(settings: Settings) -> JoinedGroup | None:
+    """None where the model runs in one process. Raises ConfigError."""
+    where = place_from_settings(settings)
+    if where is None:
+        return None
+    if where.rank:
+        raise ConfigError(f"Rank {where.rank} follows; only rank 0 starts an engine.")
+    return join_group(settings, where)
+
+
+def load_as_leader(
+    joined: JoinedGroup, settings: Settings, folder: Path, here: Device, total: int, *, sees: bool
+) -> LeaderAdapter:
+    """Raises ModelError or ConfigError, or Unavailable where another rank is gone."""
+    if sees:
+        raise ModelError("Models that see are not run by several ranks: serve it with --text-only.")
+    own = joined.load(folder, here, settings)
+    kept = joined.kept_form(own, settings)
+    share = RankShare.of(own, total, {} if kept is None else kept.sizes)
+    leading = lead_group(share, own, joined.links, joined.sharing.group, RANKS_LOADING_S)
+    if kept is not None and not leading.whole.forgets:
+        raise ConfigError(
+            "cache_codec and cache_dir cannot be used: rank 0 has no layers of a kind that other ranks have, so that "
+            "it cannot say what they have of a record. Leave them out, or use other ranks."
+        )
+    return leading
+
+
+def withheld_bytes(adapter: ModelAdapter, total: int) -> int:
+    """Of `total` bytes, what rank 0 leaves free as another rank has no more."""
+    return max(0, total - adapter.weight_bytes - adapter.whole.spare) if isinstance(adapter, LeaderAdapter) else 0
+
+
+def options_among_ranks(choice: SpeculationOptions, adapter: LeaderAdapter) -> SpeculationOptions:
+    """Who may guess ahead. Raises ConfigError where somebody is asked for who cannot."""
+    if not adapter.whole.rewinds:
+        return _without_proposers(
+            choice,
+            PROPOSERS,
+            "rank 0 has none of the model's recurrent layers, so that it cannot say how far others go back. Use "
+            "speculate off, or other ranks.",
+        )
+    if adapter.live is not None:
+        return _without_proposers(
+            choice,
+            HEAD_PROPOSERS,
+            "what a head keeps is not put into kv_codec where there are several ranks. Leave out one.",
+        )
+    return choice
+
+
+def _without_proposers(choice: SpeculationOptions, refused: Sequence[str], reason: str) -> SpeculationOptions:
+    asked = [name for name in choice.names or () if name in refused]
+    if asked:
+        raise ConfigError(f"speculate {asked[0]}: {reason}")
+    plain = tuple(name for name in TOKEN_PROPOSERS if name not in refused)
+    return replace(choice, names=plain) if choice.names is None else choice
+
+
+VISION_SHARE = 1 / 8
+"""Of what the weights leave, the most that is set aside for looking."""
+REFUSED_FAMILIES = dict.fromkeys(
+    ("phi4mm", "phi4_multimodal"),
+    "Phi 4 multimodal is not served: it reads pictures and sound through adapters of its language model, for which "
+    "mlx-lm has no class.",
+)
+"""By model_type, families that nothing can be done for."""
+LEAST_DECODING_BYTES = 320 << 20
+"""Enough for a large photograph, a page or a film, where that is no more than a quarter of what is free."""
+LARGEST_IMAGE = Size(16_384, 16_384)
+"""Larger than any model is shown a picture."""
+
+
+@dataclass(frozen=True, slots=True)
+class VisionSupport:
+    """`sees`: whether the tower is to be loaded. `processor` is there also where it is not, but could be."""
+
+    processor: MediaProcessor | None
+    sees: bool
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, folder: Path, config: dict[str, Any], settings: Settings) -> VisionSupport:
+        """As the model's files and the settings say. Raises ModelError."""
+        if (refusal := REFUSED_FAMILIES.get(str(config.get("model_type")))) is not None:
+            raise ModelError(refusal)
+        if has_vision_tower(config):
+            if settings.text_only:
+                return cls(
+                    read_processor(folder), sees=False, notes=("text alone, as asked: its vision tower is not loaded",)
+                )
+            require_vision()
+            return cls(read_processor(folder), sees=True)
+        notes = []
+        if isinstance(config.get("vision_config"), dict):
+            notes.append("text alone: its vision tower is of a family that ingot does not know")
+        asked = [
+            name for name, given in (("text-only", settings.text_only), ("media-hosts", settings.media_hosts)) if given
+        ]
+        notes += [f"--{name} changes nothing: there is no vision tower here" for name in asked]
+        return cls(None, sees=False, notes=tuple(notes))
+
+    @property
+    def shown(self) -> tuple[MediaKind, ...]:
+        """What it sees."""
+        return tuple(self.processor.placeholders) if self.sees and self.processor is not None else ()
+
+    def vision_encoder(self, tower: VisionTower | None, free: int) -> VisionEncoder | None:
+        """`free` are the bytes that weights leave. The tower is run once, so that nothing is left to compile."""
+        if tower is None or self.processor is None:
+            return None
+        warm_up_vision_tower(tower, self.processor)
+        return VisionEncoder(tower, make_vision_memory(tower, self.processor, free))
+
+    def refuse(self, vision_encoder: VisionEncoder | None, widest: int) -> None:
+        """Raises ConfigError where a picture has more tokens than a pass may have, so many, and none of them can be
+        computed without all others."""
+        if vision_encoder is None or self.processor is None or not vision_encoder.tower.bidirectional:
+            return
+        needed = self.processor.picture(LARGEST_IMAGE, ImageLayoutOptions()).features
+        if needed > widest:
+            raise ConfigError(
+                f"a picture of this model is {needed} tokens, which are computed at once, but memory and prefill_chunk "
+                f"allow {widest}. Raise them, or serve it with --text-only.",
+                param="prefill_chunk",
+            )
+
+
+def decoding_memory(free: int) -> int:
+    """For the processes that unpack pictures, clips and PDFs."""
+    return max(0, min(bounds.PIXEL_MEMORY, max(int(free * VISION_SHARE), min(LEAST_DECODING_BYTES, free // 4))))
+
+
+def make_vision_memory(tower: VisionTower, processor: MediaProcessor, free: int) -> VisionMemory:
+    """Enough for the largest picture that the model is shown, if that is no more than a share of what is free; half of
+    it for features, so that many pictures, or those of several requests, are held at once. Unpacking has a share of
+    its own."""
+    largest = tower.needs(processor.picture(LARGEST_IMAGE, ImageLayoutOptions()))
+    most = int(free * VISION_SHARE)
+    work = min(2 * (largest.pixels + largest.work), most // 2)
+    features = min(max(8 * largest.features, work), most // 2)
+    return VisionMemory(work, features, decoding_memory(free))
+
+
+def load_startup_loras(settings: Settings, model: ModelAdapter, name: str) -> tuple[ServedLoras | None, int]:
+    """The adapters beside a model that is called `name`, if there may be any, and the bytes that they take at most.
+    Runs on the engine thread. Raises ConfigError or ModelError that names the adapter."""
+    if not settings.loras and not settings.allow_runtime_lora_updating:
+        return None, 0
+    later = settings.allow_runtime_lora_updating
+    room = model.loras.most_bytes(settings.max_loras, settings.max_lora_rank) if later else None
+    made = ServedLoras(model, most=settings.max_loras, most_rank=settings.max_lora_rank, room=room)
+    names = (name, *settings.served_model_name)
+    for lora in settings.loras:
+        if lora.name in names or (lora.base is not None and lora.base not in names):
+            wrong = f"its name is a model's: {lora.name}" if lora.name in names else f"there is no model {lora.base!r}"
+            raise ConfigError(f"adapter {lora.name}: {wrong}", param="lora_modules")
+        try:
+            made.load(lora.name, lora.path)
+        except AdapterError as error:
+            raise ModelError(f"The adapter {lora.name} cannot be served: {error.message}") from error
+    return made, made.nbytes if room is None else room
+
+
+def prefix_cache_bytes(settings: Settings, budget: MemoryBudget) -> int:
+    """The most memory that they may take."""
+    if not settings.prefix_cache:
+        return 0
+    return memory_bytes(settings.cache_memory, budget.states) if settings.cache_memory else budget.states // 2
+
+
+def prefix_cache_codec(settings: Settings, adapter: ModelAdapter) -> PairCodec:
+    """What kept records are put into. Raises ConfigError where that would wreck the model."""
+    codec = RecordCodec(CodecName.parse(settings.cache_codec))
+    if codec.lossy and adapter.has_sinks:
+        raise ConfigError(
+            f"cache_codec {codec.name} cannot be used: this model's attention has sinks, which weigh keys against a "
+            "fixed number, so that small errors in keys change what it attends to. Use cache_codec raw.",
+            param="cache_codec",
+        )
+    return codec
+
+
+def prefix_cache_disk(
+    settings: Settings, adapter: ModelAdapter, folder: Path, codec: PairCodec, joined: JoinedGroup | None
+) -> DiskBackend | None:
+    """None where they are kept in memory alone. Raises ConfigError."""
+    if not isinstance(adapter, LeaderAdapter) or joined is None:
+        return open_disk_cache(settings, adapter, folder, codec)
+    own = open_disk_cache(settings, adapter, folder, codec, joined.sharing.part)
+    return None if own is None else adapter.leader_disk(own)
+
+
+def make_kv_event_publisher(settings: Settings) -> KVEventPublisher | None:
+    if settings.kv_events is None:
+        return None
+    return KVEventPublisher(
+        KVEventsAddress(settings.kv_events, settings.kv_events_replay, settings.kv_events_topic or "")
+    )

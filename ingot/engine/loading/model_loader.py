@@ -11,16 +11,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ingot.config import ModelEntry, Settings
-from ingot.engine.engine_thread import engine_loop
-from ingot.engine.loop import Pulse
+from ingot.engine.loop import LoopHealth, engine_loop
 from ingot.kernels import device
 
 if TYPE_CHECKING:
-    from ingot.engine.loading.fleet_models import FoundModel, Loading
-    from ingot.engine.side_engine import SideEngine
+    from ingot.engine.engine import ModelEngine
+    from ingot.engine.loading.fleet_models import BlockingModelLoader, FoundModel
 
 
-class Garage:
+class ModelLoader:
     """Implements `Opens` for models of mlx-lm's. Its thread is the only one that touches mlx."""
 
     def __init__(self, settings: Settings, *, alone: bool) -> None:
@@ -29,23 +28,23 @@ class Garage:
         self._found: dict[str, FoundModel] = {}
         self._loop = engine_loop()
         self._loop.start()
-        self._device = self._loop.run(device.current)
+        self._device = self._loop.run(device.current_device)
         self.memory = device.memory_budget(self._device, settings.memory)
 
     def warm_up(self) -> None:
         """Import what loads need, so that the first one does not have to. Takes seconds: for a thread of its own."""
-        _loading_class()
+        _blocking_loader_class()
 
     @cached_property
-    def _loading(self) -> Loading:
-        return _loading_class()(self._loop, self._device, self.memory, alone=self._alone)
+    def _loading(self) -> BlockingModelLoader:
+        return _blocking_loader_class()(self._loop, self._device, self.memory, alone=self._alone)
 
-    def pulse(self) -> Pulse:
+    def pulse(self) -> LoopHealth:
         return self._loop.pulse()
 
-    def when_lost(self, call: Callable[[], None]) -> None:
+    def on_device_lost(self, call: Callable[[], None]) -> None:
         """Have `call` made once the device is lost, which all models share: see `Loop.when_lost`."""
-        self._loop.when_lost(call)
+        self._loop.on_device_lost(call)
 
     def close(self) -> None:
         """Give up what runs and end the thread. A process that leaves without it does it on its way out."""
@@ -56,15 +55,15 @@ class Garage:
             self._found[entry.name] = await asyncio.to_thread(lambda: self._loading.find(entry))
         return self._found[entry.name].claim
 
-    async def load(self, entry: ModelEntry, claim: int, told: Callable[[float], None]) -> SideEngine:
+    async def load(self, entry: ModelEntry, claim: int, told: Callable[[float], None]) -> ModelEngine:
         found = self._found.pop(entry.name)  # whoever loads it again looks at its files again
         return await asyncio.to_thread(self._loading.load, entry, found, told)
 
-    async def unload(self, engine: SideEngine) -> None:
+    async def unload(self, engine: ModelEngine) -> None:
         await asyncio.to_thread(self._loading.unload, engine)
 
 
-def _loading_class() -> type[Loading]:
-    from ingot.engine.loading.fleet_models import Loading
+def _blocking_loader_class() -> type[BlockingModelLoader]:
+    from ingot.engine.loading.fleet_models import BlockingModelLoader
 
-    return Loading
+    return BlockingModelLoader

@@ -1,43 +1,143 @@
-"""From model folders to encoders that the engine offers, within the memory that the generating model leaves."""
+"""Models that do not generate (pooling, speech-to-text, text-to-speech), from their folders to what the engine
+serves: alone (`start_side_engine`), or beside one that generates (`load_side_models`), within the memory that its
+weights leave.
+
+Loading runs on the engine thread. Raises ModelError, and ConfigError where an optional package is missing.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from ingot.config import Settings
-from ingot.engine.encoder_request import EncoderCard, Role
-from ingot.engine.pooling_batches import OfferedEncoder
+from ingot.engine.admission import EngineLimits
+from ingot.engine.engine import ModelEngine, NonGeneratingModel
+from ingot.engine.loop import Loop
+from ingot.engine.pooling_batches import ServedPoolingModel
+from ingot.engine.request import PoolingModelCard, PoolingTask
+from ingot.engine.speech_request import SpeechToTextCard, TextToSpeechCard
+from ingot.engine.speech_to_text import ServedSpeechToText
+from ingot.engine.text_to_speech import ServedTextToSpeech
 from ingot.errors import ModelError
+from ingot.extras import install_command, missing_packages, require_extra
+from ingot.kernels import device
 from ingot.kernels.device import Device
+from ingot.media import worker
+from ingot.models.checkpoint import loading_with_pauses
 from ingot.models.files.locate import ModelFolder
-from ingot.models.pooling_models.encoder import Encoder
-from ingot.models.pooling_models.loading import is_decoder, load_embedder, load_reranker, read_config
-from ingot.models.pooling_models.sentence_transformers import Recipe, read_recipe
+from ingot.models.kokoro import load_kokoro
+from ingot.models.pooling_models.encoder import PoolingEncoder
+from ingot.models.pooling_models.loading import is_pooling_decoder, load_embedder, load_reranker, read_model_config
+from ingot.models.pooling_models.sentence_transformers import PoolingRecipe, read_pooling_recipe
+from ingot.models.whisper import load_whisper
+from ingot.text.speech.dictionary import preload_dictionaries
+from ingot.text.speech.phonemizer import ACCENT_BY_VOICE, Phonemizer, accent_of
 from ingot.text.tokenizer.encoder_inputs import (
     JudgeInputs,
     PairInputs,
     RerankInputs,
     TextInputs,
     answer_tokens,
-    load_vocabulary,
+    load_encoder_vocabulary,
 )
 from ingot.text.tokenizer.vocabulary import Vocabulary
+from ingot.text.tokenizer.whisper import WhisperVocabulary
+
+
+def start_side_engine(
+    settings: Settings, kind: str, folder: ModelFolder, *, memory: int, loop: Loop, between: Callable[[], None]
+) -> ModelEngine:
+    """Load a model of this kind under the folder's name. `memory` are the bytes that it has, `loop` is the thread of
+    all models, and `between` is called there after each piece of the load. Raises ModelError."""
+
+    def load() -> NonGeneratingModel:
+        with loading_with_pauses(between):
+            return SIDE_MODEL_LOADERS[kind](folder, settings, device.current_device(), memory)
+
+    return ModelEngine(load, EngineLimits(settings.max_sequences, settings.max_queue, settings.target_itl_ms), loop)
+
+
+def _pooling_loader(role: PoolingTask) -> LoadSideModel:
+    def load(folder: ModelFolder, settings: Settings, here: device.Device, free: int) -> NonGeneratingModel:
+        encoders = load_pooling_models({role: folder}, settings, here, free, batch_share=1.0).encoders
+        return NonGeneratingModel(encoders[role].card, encoders=encoders)
+
+    return load
+
+
+def _load_audio_kind(folder: ModelFolder, settings: Settings, here: device.Device, free: int) -> NonGeneratingModel:
+    offered = load_speech_to_text(folder, settings, here, free).offered
+    assert offered is not None, "it was loaded"
+    return NonGeneratingModel(offered.card, hearing=offered)
+
+
+def _load_speech_kind(folder: ModelFolder, settings: Settings, here: device.Device, free: int) -> NonGeneratingModel:
+    offered = load_text_to_speech(folder, free).offered
+    assert offered is not None, "it was loaded"
+    return NonGeneratingModel(offered.card, speaking=offered)
+
+
+LoadSideModel = Callable[[ModelFolder, Settings, device.Device, int], NonGeneratingModel]
+SIDE_MODEL_LOADERS: Final[dict[str, LoadSideModel]] = {
+    "embedding": _pooling_loader("embedding"),
+    "rerank": _pooling_loader("rerank"),
+    "audio": _load_audio_kind,
+    "speech": _load_speech_kind,
+}
+"""By the kinds of models."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSideModels:
+    encoders: LoadedPoolingModels
+    hearing: LoadedSpeechToText
+    speaking: LoadedTextToSpeech
+
+    @property
+    def taken(self) -> int:
+        """Of the memory budget."""
+        return self.encoders.weights + self.encoders.batch + self.hearing.taken + self.speaking.taken
+
+    @property
+    def notes(self) -> list[str]:
+        return [*self.encoders.notes, *self.hearing.notes, *self.speaking.notes]
+
+
+def load_side_models(
+    encoders: Mapping[PoolingTask, ModelFolder],
+    hearing: ModelFolder | None,
+    speaking: ModelFolder | None,
+    settings: Settings,
+    here: Device,
+    free: int,
+) -> LoadedSideModels:
+    """Load them. Runs on the engine thread; `free` are the bytes that the generating model's weights leave. Raises
+    ModelError."""
+    offered, ears, mouth = load_pooling_models(encoders, settings, here, free), NO_SPEECH_TO_TEXT, NO_TEXT_TO_SPEECH
+    free -= offered.weights + offered.batch
+    if hearing is not None:
+        ears = load_speech_to_text(hearing, settings, here, free)
+    if speaking is not None:
+        mouth = load_text_to_speech(speaking, free - ears.taken)
+    return LoadedSideModels(offered, ears, mouth)
+
 
 BATCH_TOKENS = 4096
 """Tokens computed together, unless a single input may be longer: more would hardly be faster."""
-MEMORY_SHARE = 0.25
+BATCH_MEMORY_SHARE = 0.25
 """Beside a generating model, at most this part of what all weights leave is set aside for a batch."""
 SHORTEST_INPUT = 64
 """An encoder that cannot hold this many tokens in the budget is not worth loading."""
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class LoadedPoolingModels:
     """The encoders, and what they take of the memory budget."""
 
-    encoders: Mapping[Role, OfferedEncoder]
+    encoders: Mapping[PoolingTask, ServedPoolingModel]
     weights: int = 0
     batch: int = 0  # while one runs; only one does at a time
 
@@ -46,13 +146,13 @@ class Offered:
         return [f"{o.card.name}: {note}" for o in self.encoders.values() for note in o.card.notes]
 
 
-def offer(
-    folders: Mapping[Role, ModelFolder],
+def load_pooling_models(
+    folders: Mapping[PoolingTask, ModelFolder],
     settings: Settings,
     device: Device,
     free: int,
-    batch_share: float = MEMORY_SHARE,
-) -> Offered:
+    batch_share: float = BATCH_MEMORY_SHARE,
+) -> LoadedPoolingModels:
     """Load them. Runs on the engine thread; `free` are the bytes that other models' weights leave, of which
     `batch_share` may be set aside for a batch.
 
@@ -60,7 +160,7 @@ def offer(
     """
     for folder in folders.values():
         _refuse_what_cannot_fit(folder, free)
-    loaded = {role: _loaded(role, folder, settings, device) for role, folder in folders.items()}
+    loaded = {role: _load_pooling_model(role, folder, settings, device) for role, folder in folders.items()}
     weights = sum(one.model.weight_bytes for one in loaded.values())
     if weights > free:
         raise ModelError(
@@ -70,26 +170,26 @@ def offer(
     allowed = int((free - weights) * batch_share)
     encoders = {role: one.offered(role, folders[role], allowed) for role, one in loaded.items()}
     batches = (loaded[role].model.batch_bytes(o.card.batch_tokens, o.card.length) for role, o in encoders.items())
-    return Offered(encoders, weights, max(batches, default=0))
+    return LoadedPoolingModels(encoders, weights, max(batches, default=0))
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
-    model: Encoder
+class _LoadedPoolingModel:
+    model: PoolingEncoder
     vocabulary: Vocabulary
-    recipe: Recipe | None = None  # of one that makes vectors
+    recipe: PoolingRecipe | None = None  # of one that makes vectors
     judging: bool = False
 
-    def offered(self, role: Role, folder: ModelFolder, allowed: int) -> OfferedEncoder:
+    def offered(self, role: PoolingTask, folder: ModelFolder, allowed: int) -> ServedPoolingModel:
         traits = self.model.traits
-        batch = fitting(self.model, allowed, max(traits.length, BATCH_TOKENS))
+        batch = fitting_batch(self.model, allowed, max(traits.length, BATCH_TOKENS))
         if batch < min(SHORTEST_INPUT, traits.length):
             raise ModelError(
                 f"{folder.name} does not fit: what is left of the memory budget holds {batch} of its tokens"
             )
         length = min(traits.length, batch)
         cut = f"inputs cut from {traits.length} to {length} tokens, which is what the memory budget holds"
-        card = EncoderCard(
+        card = PoolingModelCard(
             role=role,
             name=folder.name,
             source=folder.source,
@@ -104,7 +204,7 @@ class _Loaded:
             created=int(time.time()),
             notes=(*traits.notes, *((cut,) if length < traits.length else ())),
         )
-        return OfferedEncoder(card, self._inputs(length), self.model)
+        return ServedPoolingModel(card, self._inputs(length), self.model)
 
     def _inputs(self, length: int) -> TextInputs | RerankInputs:
         if self.recipe is None:
@@ -118,18 +218,20 @@ class _Loaded:
         )
 
 
-def _loaded(role: Role, folder: ModelFolder, settings: Settings, device: Device) -> _Loaded:
-    vocabulary = load_vocabulary(folder.path)
-    decoder = is_decoder(read_config(folder.path))
+def _load_pooling_model(
+    role: PoolingTask, folder: ModelFolder, settings: Settings, device: Device
+) -> _LoadedPoolingModel:
+    vocabulary = load_encoder_vocabulary(folder.path)
+    decoder = is_pooling_decoder(read_model_config(folder.path))
     if role == "embedding":
-        recipe = read_recipe(folder.path, usual="lasttoken" if decoder else "mean")
-        return _Loaded(load_embedder(folder.path, device, recipe, dtype=settings.dtype), vocabulary, recipe)
+        recipe = read_pooling_recipe(folder.path, usual="lasttoken" if decoder else "mean")
+        return _LoadedPoolingModel(load_embedder(folder.path, device, recipe, dtype=settings.dtype), vocabulary, recipe)
     yes, no = answer_tokens(vocabulary) if decoder else (None, None)
     model = load_reranker(folder.path, device, yes=yes, no=no, dtype=settings.dtype)
-    return _Loaded(model, vocabulary, judging=decoder)
+    return _LoadedPoolingModel(model, vocabulary, judging=decoder)
 
 
-def fitting(model: Encoder, allowed: int, wanted: int) -> int:
+def fitting_batch(model: PoolingEncoder, allowed: int, wanted: int) -> int:
     """The most tokens of a batch, up to `wanted`, that take at most `allowed` bytes."""
 
     def fits(tokens: int) -> bool:
@@ -155,3 +257,93 @@ def _refuse_what_cannot_fit(folder: ModelFolder, free: int) -> None:
 
 def _gb(size: int) -> str:
     return f"{size / 1e9:.1f} GB"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSpeechToText:
+    """What is offered, and what it takes of the memory budget."""
+
+    offered: ServedSpeechToText | None = None
+    taken: int = 0
+
+    @property
+    def notes(self) -> list[str]:
+        card = None if self.offered is None else self.offered.card
+        return [] if card is None else [f"{card.name}: {note}" for note in card.notes]
+
+
+NO_SPEECH_TO_TEXT = LoadedSpeechToText()
+
+
+def load_speech_to_text(folder: ModelFolder, settings: Settings, device: Device, free: int) -> LoadedSpeechToText:
+    """Load it. Runs on the engine thread; `free` are the bytes that other models leave. Raises ModelError, and
+    ConfigError where sounds cannot be unpacked."""
+    require_extra("audio", f"{folder.name}, which hears,")
+    model = load_whisper(folder.path, device, dtype=settings.dtype)
+    taken = model.weight_bytes + model.window_bytes + worker.header_pool.memory + worker.audio_pool.memory
+    if taken > free:
+        raise ModelError(
+            f"{folder.name} takes {taken / 1e9:.1f} GB with a window of sound, and {max(0, free) / 1e9:.1f} GB of the "
+            "memory budget are left for it. Raise --memory or choose a smaller model."
+        )
+    vocabulary = WhisperVocabulary.load(folder.path, model.config.vocab)
+    card = SpeechToTextCard(
+        name=folder.name,
+        source=folder.source,
+        languages=tuple(vocabulary.languages) or ("en",),
+        translates=vocabulary.multilingual,
+        context=model.context,
+        dtype=model.dtype,
+        weight_bytes=model.weight_bytes,
+        created=int(time.time()),
+        notes=model.notes,
+    )
+    return LoadedSpeechToText(ServedSpeechToText(card, model.config.mels, vocabulary, model), taken)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTextToSpeech:
+    """What is offered, and what it takes of the memory budget."""
+
+    offered: ServedTextToSpeech | None = None
+    taken: int = 0
+
+    @property
+    def notes(self) -> list[str]:
+        card = None if self.offered is None else self.offered.card
+        return [] if card is None else [f"{card.name}: {note}" for note in card.notes]
+
+
+NO_TEXT_TO_SPEECH = LoadedTextToSpeech()
+
+
+def load_text_to_speech(folder: ModelFolder, free: int) -> LoadedTextToSpeech:
+    """Load it. Runs on the engine thread; `free` are the bytes that other models leave. Raises ModelError."""
+    model = load_kokoro(folder.path)
+    taken = model.weight_bytes + model.config.piece_bytes
+    if taken > free:
+        raise ModelError(
+            f"{folder.name} takes {taken / 1e9:.1f} GB with a piece of speech, and {max(0, free) / 1e9:.1f} GB of the "
+            "memory budget are left for it. Raise --memory or choose a smaller model."
+        )
+    voices = tuple(voice for voice in model.voices if voice[:1] in ACCENT_BY_VOICE)
+    if not voices:
+        raise ModelError(f"{folder.name} has no voice that speaks English, which is what is pronounced here")
+    preload_dictionaries({accent_of(voice) for voice in voices})
+    notes = []
+    if foreign := len(model.voices) - len(voices):
+        notes.append(f"{foreign} voices of other languages are left out: English is what is pronounced here")
+    if wanted := missing_packages("audio"):
+        notes.append(f"speaks in wav and pcm alone; for mp3, the default, and others run {install_command(wanted)}")
+    card = TextToSpeechCard(
+        name=folder.name,
+        source=folder.source,
+        voices=voices,
+        rate=model.rate,
+        context=model.context,
+        dtype=model.dtype,
+        weight_bytes=model.weight_bytes,
+        created=int(time.time()),
+        notes=tuple(notes),
+    )
+    return LoadedTextToSpeech(ServedTextToSpeech(card, Phonemizer(model.phonemes, model.context), model), taken)

@@ -1,3 +1,5 @@
-"""Long prompts of which only what matters is computed, when a request asks for it: a scorer says what that is
-(`scorer`), a pure function chooses (`selection`), and the prompt is thinned out before it runs (`thinned`,
-`prefill`)."""
+"""SpecPrefill: long prompts of which only the tokens that matter are computed, when a request asks for it.
+
+A scorer says how much each token matters (`scorers`), a pure function chooses (`selection`), and the prompt is
+thinned out before it runs (`prefill`).
+"""

@@ -1,11 +1,13 @@
-"""Guesses of a head (MTP, EAGLE-3): from the model's hidden states and the tokens behind them.
+"""Drafts of a draft head (MTP, EAGLE-3): from the model's hidden states and the tokens behind them.
 
-A head keeps keys and values of its own. Those of a token's place are made from the hidden state *before* it and the
-token itself, so that they depend on what is stored up to that place and on nothing behind it: they lie in the row's own
-pages, are kept and taken over with them, and are taken back with them. The hidden state before the first token that is
-computed after a prefix was taken over is not known; zeros stand for it, as for the one before a sequence's first.
+A head has keys and values of its own. Those of a token's place are made from the hidden state *before* it and the
+token itself, so that they depend on what is stored up to that place and on nothing behind it: they lie in the
+row's own pages, are cached and reused with them, and are rewound with them. The hidden state before the first
+token that is computed after a prefix was reused is not known; zeros stand for it, as for the one before a
+sequence's first.
 
-What a head has not been shown yet waits, a few tokens at most, until a guess is asked for or pages are to be kept.
+What a head has not been shown yet waits, a few tokens at most, until a draft is asked for or pages are to be
+cached.
 """
 
 from __future__ import annotations
@@ -19,20 +21,19 @@ from typing import Any, Protocol
 import mlx.core as mx
 import numpy as np
 
-from ingot.cache.batch_state import Rows
-from ingot.cache.forward_batch import Launch, Row
-from ingot.engine.sequence import Sequence
-from ingot.engine.shown import Stretch, visual_of
-from ingot.engine.speculation.by_depth import columns
-from ingot.engine.speculation.proposer import Offer, Proposal
+from ingot.cache.batch_state import BatchState
+from ingot.cache.forward_batch import ForwardBatch, Row
+from ingot.engine.sequence import TokenSequence
+from ingot.engine.speculation.proposer import DraftOffer, Proposal, transpose_depths
+from ingot.engine.vision_encoder import TokenSpan, visual_inputs
 
-FURTHEST = 8
+LONGEST_HEAD_DRAFT = 8
 """Most tokens that are guessed by chaining a head that was trained for one."""
-WAITING = 64
+MOST_WAITING_TOKENS = 64
 """Tokens of an answer that the head is shown at once, while nobody asks it."""
 
 
-class HeadModule(Protocol):
+class DraftHeadModule(Protocol):
     name: str
     size: int  # of a hidden state
     sees: bool  # is shown features where the model is
@@ -44,7 +45,7 @@ class HeadModule(Protocol):
 
 
 @dataclass(slots=True)
-class _Shown:
+class _HeadProgress:
     """What the head knows of a row: places before `written` are there. `hidden` are the states that wait, of the tokens
     from written - 1 on, as pieces of what passes gave: (array [tokens, size], begin, end). There may be states of more
     tokens than the row has: it may have been taken back further than what was wrong."""
@@ -93,12 +94,12 @@ class _Shown:
 
 
 @dataclass(eq=False)
-class HeadStates:
+class DraftHeadProposer:
     """Guesses, and sees to it that the head has seen what the model computed. Only the engine thread calls it."""
 
-    head: HeadModule
-    rows: Rows
-    _shown: dict[Sequence, _Shown] = field(default_factory=dict)
+    head: DraftHeadModule
+    rows: BatchState
+    _shown: dict[TokenSequence, _HeadProgress] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -106,23 +107,23 @@ class HeadStates:
 
     # What the runner tells
 
-    def begin(self, sequence: Sequence) -> None:
+    def begin(self, sequence: TokenSequence) -> None:
         """It was given a row, which may hold tokens already."""
         nothing = mx.zeros((1, self.head.size), mx.bfloat16)  # which is any float's zero, and widens none
-        self._shown[sequence] = _Shown(_row(sequence).length, [(nothing, 0, 1)])
+        self._shown[sequence] = _HeadProgress(_row_of(sequence).length, [(nothing, 0, 1)])
 
-    def saw(self, sequence: Sequence, hidden: mx.array, begin: int, end: int) -> None:
+    def saw(self, sequence: TokenSequence, hidden: mx.array, begin: int, end: int) -> None:
         """A pass computes its next tokens, whose hidden states are hidden[begin:end]."""
         shown = self._shown[sequence]
         begin += max(0, shown.end - sequence.computed)
         if begin < end:
             shown.hidden.append((hidden, begin, end))
 
-    def settled(self, sequence: Sequence, length: int) -> None:
+    def settled(self, sequence: TokenSequence, length: int) -> None:
         """Of what the last pass computed, the tokens before `length` were right."""
         self._shown[sequence].cut(length)
 
-    def catch_up(self, sequences: Iterable[Sequence], *, least: int = 1) -> None:
+    def catch_up(self, sequences: Iterable[TokenSequence], *, least: int = 1) -> None:
         """Show the head all that the model computed of those of whom at least so many tokens wait."""
         waiting = [
             (sequence, count)
@@ -133,7 +134,7 @@ class HeadStates:
             shown = self._show(waiting)
             mx.async_eval(shown, self.rows.pending(), [self._shown[sequence].alone() for sequence, _ in waiting])
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: TokenSequence) -> None:
         self._shown.pop(sequence, None)
 
     def free(self) -> None:
@@ -141,7 +142,7 @@ class HeadStates:
         self._shown.clear()
 
     @property
-    def follows(self) -> Collection[Sequence]:
+    def follows(self) -> Collection[TokenSequence]:
         return self._shown.keys()
 
     def rest(self) -> None:
@@ -149,26 +150,26 @@ class HeadStates:
 
     # What is asked of a proposer
 
-    def offers(self, rows: Many[Sequence]) -> list[Offer | None]:
-        return [Offer(self.name, FURTHEST) if self._can(row) else None for row in rows]
+    def offers(self, rows: Many[TokenSequence]) -> list[DraftOffer | None]:
+        return [DraftOffer(self.name, LONGEST_HEAD_DRAFT) if self._can(row) else None for row in rows]
 
-    def _can(self, row: Sequence) -> bool:
+    def _can(self, row: TokenSequence) -> bool:
         """Whether it knows what came before the newest token, or will when that is known."""
         shown = self._shown.get(row)
         return shown is not None and shown.end >= row.total - 1
 
-    def propose(self, rows: Many[Sequence], counts: Many[int]) -> list[Proposal]:
+    def propose(self, rows: Many[TokenSequence], counts: Many[int]) -> list[Proposal]:
         order = sorted(range(len(rows)), key=lambda number: -counts[number])
         ordered, depths = [rows[number] for number in order], [counts[number] for number in order]
-        with self.rows.room_ahead(
-            [(_row(row), row.total - 1 + most) for row, most in zip(ordered, depths, strict=True)]
+        with self.rows.reserve_ahead(
+            [(_row_of(row), row.total - 1 + most) for row, most in zip(ordered, depths, strict=True)]
         ):
             tokens, sure = self._chain(ordered, depths)
-        guessed, likely = columns(tokens, len(rows)), columns(sure, len(rows))
+        guessed, likely = transpose_depths(tokens, len(rows)), transpose_depths(sure, len(rows))
         found = [Proposal(tuple(map(int, own)), self.name, tuple(likely[at])) for at, own in enumerate(guessed)]
         return [found[order.index(number)] for number in range(len(rows))]
 
-    def _chain(self, rows: list[Sequence], depths: list[int]) -> tuple[list[mx.array], list[mx.array]]:
+    def _chain(self, rows: list[TokenSequence], depths: list[int]) -> tuple[list[mx.array], list[mx.array]]:
         """Guesses, and how likely they are, by depth: each for as many of the first rows as go that deep."""
         hidden = self._show([(row, row.total - self._shown[row].written) for row in rows])
         tokens: list[mx.array] = []
@@ -179,7 +180,7 @@ class HeadStates:
             if depth > 1:
                 places = [row.total - 2 + depth for row in going]
                 before = tuple(self._position(row, place - 1) for row, place in zip(going, places, strict=True))
-                launch = Launch(tuple(map(_row, going)), 1, tuple(places), before)
+                launch = ForwardBatch(tuple(map(_row_of, going)), 1, tuple(places), before)
                 with self.rows.aside([launch]) as caches:
                     hidden = self.head(hidden[None], tokens[-1][None, : len(going)], caches[0])[0]
             likelihoods = mx.softmax(self.head.logits(hidden).astype(mx.float32), axis=-1)
@@ -188,24 +189,24 @@ class HeadStates:
         mx.eval(tokens, sure, self.rows.pending())
         return tokens, sure
 
-    def _waiting(self, sequence: Sequence) -> int:
+    def _waiting(self, sequence: TokenSequence) -> int:
         """Tokens that are known and stored, and that the head has not seen."""
         shown = self._shown.get(sequence)
         if shown is None or sequence.row is None:
             return 0
         return min(sequence.row.length, len(sequence.stored)) - shown.written
 
-    def _show(self, wanted: Many[tuple[Sequence, int]]) -> mx.array:
+    def _show(self, wanted: Many[tuple[TokenSequence, int]]) -> mx.array:
         """Let the head see the next so many tokens of each; what it gives behind the last of them, in their order. A
         token that is not stored yet may be the last: it will be shown again."""
-        launches: list[Launch] = []
-        stretches: list[Stretch] = []
+        launches: list[ForwardBatch] = []
+        stretches: list[TokenSpan] = []
         tokens: list[int] = []
         hidden: list[mx.array] = []
         lasts: list[int] = []
         at = 0
         for sequence, count in wanted:
-            shown, row = self._shown[sequence], _row(sequence)
+            shown, row = self._shown[sequence], _row_of(sequence)
             launches.append(self._launch(sequence, shown.written, count))
             stretches.append((sequence, shown.written, count))
             tokens += sequence.stored[shown.written : shown.written + count]
@@ -216,35 +217,35 @@ class HeadStates:
             shown.drop(min(count, stored))
             shown.written += min(count, stored)
         states = hidden[0] if len(hidden) == 1 else mx.concatenate(hidden)
-        visual = visual_of(stretches) if self.head.sees else None
+        visual = visual_inputs(stretches) if self.head.sees else None
         head: Any = self.head
         run = head if visual is None else partial(head, visual=visual)
         with self.rows.aside(launches) as caches:
             out: mx.array = run(states[None], mx.array(tokens, dtype=mx.uint32)[None], caches[0])[0]
         return out if lasts == list(range(at)) else out[mx.array(lasts)]
 
-    def _position(self, sequence: Sequence, place: int) -> int:
+    def _position(self, sequence: TokenSequence, place: int) -> int:
         if sequence.thinned is not None:
             return sequence.thinned.position(place)
         return sequence.sight.position(place) if self.head.sees and sequence.sight is not None else place
 
-    def _launch(self, sequence: Sequence, place: int, count: int) -> Launch:
+    def _launch(self, sequence: TokenSequence, place: int, count: int) -> ForwardBatch:
         """The next so many places of a row. What is stored there has the position of the hidden state that it is made
         from, which is the one before."""
-        row, begin = _row(sequence), max(0, place - 1)
+        row, begin = _row_of(sequence), max(0, place - 1)
         positions = None if sequence.sight is None or not self.head.sees else sequence.sight.positions
         if positions is not None and sequence.sight is not None:
             own = sequence.sight.axes(positions, begin, place + count - 1)
             stated = own if place else np.concatenate([positions[:, :1], own], axis=1)
-            return Launch((row,), count, (place,), (0,), mx.array(stated))
+            return ForwardBatch((row,), count, (place,), (0,), mx.array(stated))
         if sequence.thinned is not None:
             before = [sequence.thinned.position(max(0, at - 1)) for at in range(place, place + count)]
-            return Launch((row,), count, (place,), (0,), mx.array(before, dtype=mx.int32))
+            return ForwardBatch((row,), count, (place,), (0,), mx.array(before, dtype=mx.int32))
         if place:
-            return Launch((row,), count, (place,), (begin,))
-        return Launch((row,), count, (0,), (0,), mx.array([0, *range(count - 1)], dtype=mx.int32))
+            return ForwardBatch((row,), count, (place,), (begin,))
+        return ForwardBatch((row,), count, (0,), (0,), mx.array([0, *range(count - 1)], dtype=mx.int32))
 
 
-def _row(sequence: Sequence) -> Row:
+def _row_of(sequence: TokenSequence) -> Row:
     assert sequence.row is not None
     return sequence.row

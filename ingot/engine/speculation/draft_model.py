@@ -1,40 +1,43 @@
-"""Guesses of a smaller model of the same tokenizer, which reads along with states of its own.
+"""A draft model: a smaller model beside the target, with rows, pages and a prefix cache of its own.
 
-For each sequence that it guesses for it has a row, whose tokens are the sequence's known ones and, behind them, what it
-guessed last. A long prompt is read in pieces, a piece in each step, before the first guess. What it read is kept like
-the target's prefixes, so that the next turn of a conversation does not begin anew.
+`DraftModelProposer` speculates with it; SpecPrefill's scorer shares it. For each sequence that it proposes for it
+has a row, whose tokens are the sequence's known ones and, behind them, its last draft. A long prompt is read in
+pieces, a piece in each step, before the first draft. What it read is cached like the target's prefixes, so that
+the next turn of a conversation does not begin anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from itertools import accumulate
 
 import mlx.core as mx
 
-from ingot.cache.footprint import rounded
-from ingot.cache.forward_batch import Part, Row
-from ingot.engine.draft_model import CATCH_UP, DraftModel, Reserved, reading
-from ingot.engine.forward_pass import LaunchPart
-from ingot.engine.scheduler import Chunk
-from ingot.engine.sequence import Sequence
-from ingot.engine.speculation.ahead import agreement
-from ingot.engine.speculation.by_depth import columns
-from ingot.engine.speculation.proposer import Offer, Proposal
+from ingot.cache.footprint import Footprint, round_up_capacity
+from ingot.cache.forward_batch import ForwardPart, Row
+from ingot.engine.forward_pass import BatchPart, PassPlanner
+from ingot.engine.memory_budget import KVReservations, MemoryBudget
+from ingot.engine.prefix_cache import PrefixCache
+from ingot.engine.sampling import count_accepted
+from ingot.engine.scheduler import PromptChunk
+from ingot.engine.sequence import TokenSequence
+from ingot.engine.speculation.proposer import DraftOffer, Proposal, transpose_depths
+from ingot.engine.step_costs import StepCosts
 from ingot.errors import ModelError
+from ingot.models.adapter import ModelAdapter
 
-FURTHEST = 16
+LONGEST_MODEL_DRAFT = 16
 """Most tokens that are guessed at once."""
 
 
 @dataclass(eq=False, slots=True)
-class _Reader:
+class _DraftReader:
     """What the draft knows of a sequence. `own` is the sequence as it is for the draft: its tokens are the same, but
     its row and what is computed of it are the draft's."""
 
-    own: Sequence
+    own: TokenSequence
     known: int = 0  # tokens that were known when the guess was made
     guess: tuple[int, ...] = ()
     sure: tuple[float, ...] = ()
@@ -45,8 +48,8 @@ class _Reader:
         return self.own.row
 
     @property
-    def reserved(self) -> Reserved:
-        return self.own, rounded(self.own.total + FURTHEST)
+    def reserved(self) -> ReservedTokens:
+        return self.own, round_up_capacity(self.own.total + LONGEST_MODEL_DRAFT)
 
     @property
     def current(self) -> bool:
@@ -54,7 +57,7 @@ class _Reader:
         return bool(self.guess) and self.known == len(self.own.tokens)
 
 
-class Draft:
+class DraftModelProposer:
     name = "draft"
 
     def __init__(self, model: DraftModel, *, vocab: int) -> None:
@@ -66,38 +69,38 @@ class Draft:
                 "where a guess was wrong. Choose one with attention in all its layers."
             )
         self._adapter, self._vocab = model.adapter, vocab
-        self._readers: dict[Sequence, _Reader] = {}
+        self._readers: dict[TokenSequence, _DraftReader] = {}
         model.add_holder(self._seated, self._leave_all)
 
-    def offers(self, rows: Many[Sequence]) -> list[Offer | None]:
+    def offers(self, rows: Many[TokenSequence]) -> list[DraftOffer | None]:
         readers = [self._reader(row) for row in rows]
         fitting = self._fitting(readers)
         for reader in readers:
             if reader not in fitting:
                 self._leave(reader)
-        return [Offer(self.name, FURTHEST) if reader in fitting else None for reader in readers]
+        return [DraftOffer(self.name, LONGEST_MODEL_DRAFT) if reader in fitting else None for reader in readers]
 
-    def propose(self, rows: Many[Sequence], counts: Many[int]) -> list[Proposal]:
+    def propose(self, rows: Many[TokenSequence], counts: Many[int]) -> list[Proposal]:
         readers = [self._reader(row) for row in rows]
         behind = {
             reader: count for reader, count in zip(readers, counts, strict=True) if count > 0 and not reader.current
         }
         for reader in behind:
             self._seat(reader)
-        self.model.make_way()
+        self.model.make_room_for_running()
         self._guess(behind)
         return [
             Proposal(reader.guess[:count], self.name, reader.sure[:count])
             for reader, count in zip(readers, counts, strict=True)
         ]
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: TokenSequence) -> None:
         reader = self._readers.pop(sequence, None)
         if reader is not None:
             self._leave(reader)
 
     @property
-    def follows(self) -> Collection[Sequence]:
+    def follows(self) -> Collection[TokenSequence]:
         return self._readers.keys()
 
     def rest(self) -> None:
@@ -109,29 +112,29 @@ class Draft:
 
     # Rows
 
-    def _reader(self, sequence: Sequence) -> _Reader:
+    def _reader(self, sequence: TokenSequence) -> _DraftReader:
         reader = self._readers.get(sequence)
         if reader is None:
-            reader = self._readers[sequence] = _Reader(reading(sequence))
+            reader = self._readers[sequence] = _DraftReader(draft_view_of(sequence))
         own = reader.own
         if sequence.thinned is not None:
             own.tokens += sequence.generated[own.produced :]
         own.sampled = sequence.produced
         return reader
 
-    def _fitting(self, readers: Many[_Reader]) -> set[_Reader]:
+    def _fitting(self, readers: Many[_DraftReader]) -> set[_DraftReader]:
         """Those for whom there are memory and positions, who have a row already first."""
-        able = [reader for reader in readers if reader.own.total + FURTHEST <= self._adapter.context]
+        able = [reader for reader in readers if reader.own.total + LONGEST_MODEL_DRAFT <= self._adapter.context]
         among = {reader.own for reader in readers}
         if self.model.fits([reader.reserved for reader in able], among):
             return set(able)
-        fitting: list[_Reader] = []
+        fitting: list[_DraftReader] = []
         for reader in sorted(able, key=lambda reader: reader.own.row is None):
             if self.model.fits([each.reserved for each in (*fitting, reader)], among):
                 fitting.append(reader)
         return set(fitting)
 
-    def _seat(self, reader: _Reader) -> None:
+    def _seat(self, reader: _DraftReader) -> None:
         """See that it has a row, with nothing in it that did not come true, and something left to compute."""
         own = reader.own
         if own.row is None:
@@ -141,7 +144,7 @@ class Draft:
         self._take_back(reader, own.total - 1)
         own.computed = reader.row.length
 
-    def _leave(self, reader: _Reader) -> None:
+    def _leave(self, reader: _DraftReader) -> None:
         """What it read is kept; its row is given back, if it has one."""
         own = reader.own
         if own.row is not None:
@@ -150,26 +153,26 @@ class Draft:
             self.rows.leave(own.row)
             own.row, own.decoding, own.computed, own.kept = None, False, 0, 0
 
-    def _seated(self) -> list[Reserved]:
+    def _seated(self) -> list[ReservedTokens]:
         return [reader.reserved for reader in self._readers.values() if reader.own.row is not None]
 
     def _leave_all(self) -> None:
         for reader in self._readers.values():
             self._leave(reader)
 
-    def _take_back(self, reader: _Reader, most: int) -> None:
+    def _take_back(self, reader: _DraftReader, most: int) -> None:
         """Let the row forget what was guessed and did not come true, and what came true behind so many tokens."""
         row, tokens = reader.row, reader.own.tokens
         stored = reader.guess[: max(0, row.length - reader.known)]
         came = tokens[reader.known : reader.known + len(stored)]
-        right = agreement(stored[: len(came)], came)
+        right = count_accepted(stored[: len(came)], came)
         self.rows.rewind(row, min(most, row.length - len(stored) + right))
         reader.guess = reader.sure = ()
 
     # Forward passes
 
-    def _guess(self, counts: dict[_Reader, int]) -> None:
-        ready, chunks = _due(list(counts))
+    def _guess(self, counts: dict[_DraftReader, int]) -> None:
+        ready, chunks = _split_due(list(counts))
         ready.sort(key=lambda reader: -counts[reader])
         if not (ready or chunks):
             return
@@ -177,18 +180,18 @@ class Draft:
         depths = [counts[reader] for reader in ready]
         tokens, sure = self._chain(ready, depths, logits) if ready else ([], [])
         mx.eval(logits, tokens, sure, self.rows.pending())
-        guesses, likely = columns(tokens, len(ready)), columns(sure, len(ready))
+        drafts, likely = transpose_depths(tokens, len(ready)), transpose_depths(sure, len(ready))
         for number, reader in enumerate(ready):
             reader.known = reader.own.total
-            reader.guess, reader.sure = tuple(map(int, guesses[number])), tuple(likely[number])
+            reader.guess, reader.sure = tuple(map(int, drafts[number])), tuple(likely[number])
 
-    def _read(self, ready: list[_Reader], chunks: dict[_Reader, int]) -> mx.array:
+    def _read(self, ready: list[_DraftReader], chunks: dict[_DraftReader, int]) -> mx.array:
         """Compute what is known and not yet computed; logits behind the last token of those that are ready, in their
         order."""
         readers = {reader.own: reader for reader in ready}
-        pieces = [Chunk(reader.own, count, final=False) for reader, count in chunks.items()]
+        pieces = [PromptChunk(reader.own, count, final=False) for reader, count in chunks.items()]
         given: list[mx.array] = []
-        order: list[_Reader] = []
+        order: list[_DraftReader] = []
         for parts in self.model.passes.of(list(readers), pieces):
             given.append(self._run(parts))
             order += [readers[own] for part in parts if part.draws for own in part.sequences]
@@ -196,7 +199,7 @@ class Draft:
         logits = mx.concatenate(given)
         return logits[mx.array([order.index(reader) for reader in ready])] if ready else logits
 
-    def _run(self, parts: list[LaunchPart]) -> mx.array:
+    def _run(self, parts: list[BatchPart]) -> mx.array:
         """A pass over known tokens; logits of those that are to guess, or of one token that stands for the work."""
         rows = [(part, own) for part in parts for own in part.sequences]
         tokens = [token for part, own in rows for token in own.tokens[own.computed : own.computed + part.width]]
@@ -212,7 +215,7 @@ class Draft:
         return logits if at else logits[:0]
 
     def _chain(
-        self, readers: list[_Reader], depths: list[int], logits: mx.array
+        self, readers: list[_DraftReader], depths: list[int], logits: mx.array
     ) -> tuple[list[mx.array], list[mx.array]]:
         """The likeliest tokens, and how likely they are, by depth: each for as many of the first as go that deep."""
         tokens: list[mx.array] = []
@@ -230,19 +233,19 @@ class Draft:
     def _step(self, rows: list[Row], tokens: mx.array, tentative: int) -> mx.array:
         """One more token of each row."""
         if self._adapter.ragged:
-            return self._adapter.run(self.rows, tokens, [Part(tuple(rows), 1, tentative=tentative)])
+            return self._adapter.run(self.rows, tokens, [ForwardPart(tuple(rows), 1, tentative=tentative)])
         each = [
-            self._adapter.run(self.rows, tokens[number : number + 1], [Part((row,), 1, tentative=tentative)])
+            self._adapter.run(self.rows, tokens[number : number + 1], [ForwardPart((row,), 1, tentative=tentative)])
             for number, row in enumerate(rows)
         ]
         return mx.concatenate(each)
 
 
-def _due(readers: list[_Reader]) -> tuple[list[_Reader], dict[_Reader, int]]:
+def _split_due(readers: list[_DraftReader]) -> tuple[list[_DraftReader], dict[_DraftReader, int]]:
     """Who can read all that is left in this step, and who a piece of it: those with little left first."""
-    ready: list[_Reader] = []
-    pieces: dict[_Reader, int] = {}
-    left = CATCH_UP
+    ready: list[_DraftReader] = []
+    pieces: dict[_DraftReader, int] = {}
+    left = CATCH_UP_TOKENS
     for reader in sorted(readers, key=lambda reader: reader.own.remaining):
         count = min(left, reader.own.remaining)
         left -= count
@@ -251,3 +254,75 @@ def _due(readers: list[_Reader]) -> tuple[list[_Reader], dict[_Reader, int]]:
         elif count:
             pieces[reader] = count
     return ready, pieces
+
+
+CATCH_UP_TOKENS = 512
+"""Tokens that are read in one step, of all sequences together."""
+LONGEST_DRAFT_PASS = 2048
+"""Tokens of one prompt that are read in one pass, at most, where nobody waits for its end."""
+ReservedTokens = tuple[TokenSequence, int]
+"""A sequence, as the draft has it, and the tokens that there is to be room for."""
+
+
+class DraftModel:
+    def __init__(self, adapter: ModelAdapter, budget: MemoryBudget, *, cache_bytes: int = 0) -> None:
+        """Kept prefixes may take so many bytes of what the budget has for states."""
+        self.adapter, self.budget = adapter, budget
+        self.rows = adapter.new_batch_state(budget.states)
+        costs = StepCosts()
+        costs.observe_prefill(1, 1.0)  # what is kept is weighed against nothing but itself
+        self.reuse = PrefixCache(self.rows, budget, costs, cache_bytes)
+        self.passes = PassPlanner(adapter, budget)
+        self._room = KVReservations(budget, self.reuse.reusable_pages)
+        self._holders: list[tuple[Callable[[], Many[ReservedTokens]], Callable[[], None]]] = []
+
+    def add_holder(self, reserved: Callable[[], Many[ReservedTokens]], give_way: Callable[[], None]) -> None:
+        """Somebody whose sequences have rows: what is `reserved` for them, and how he lets go of them."""
+        self._holders.append((reserved, give_way))
+
+    def fits(self, reserved: Many[ReservedTokens], among: Collection[TokenSequence] = ()) -> bool:
+        """Whether there is room for these beside all that hold rows, but for those that they are chosen `among`."""
+        held = [each for each in self._reserved() if each[0] not in among]
+        return self._room.fits([*held, *reserved])
+
+    def release_all_rows(self) -> None:
+        """Let everybody give his rows back. What they read is kept, as far as that goes."""
+        for _, give_way in self._holders:
+            give_way()
+
+    def make_room_for_running(self) -> None:
+        """Hold no more kept prefixes than rows leave room for."""
+        self.reuse.make_room_for_running(self._room.needed(self._reserved()))
+
+    def _reserved(self) -> list[ReservedTokens]:
+        return [each for reserved, _ in self._holders for each in reserved()]
+
+    def check(self) -> None:
+        self.rows.check()
+        self.reuse.check()
+        assert self.rows.count == len(self._reserved()), "a row of the draft is nobody's"
+
+
+def draft_view_of(sequence: TokenSequence) -> TokenSequence:
+    """A sequence as it is for the draft, which reads all of its prompt: row, and what is computed, are its own."""
+    prompt = sequence.whole_prompt
+    own = TokenSequence(sequence.request, sequence.index, sequence.ticket, prompt, sequence.limit, sequence.seed)
+    if sequence.thinned is None:
+        own.tokens, own.marks = sequence.tokens, sequence.marks
+    return own
+
+
+def draft_budget(draft: ModelAdapter, target: Footprint, free: int, *, context: int, rows: int) -> MemoryBudget:
+    """The draft's part of the memory that both models' weights leave free, so that both hold as many tokens. Its
+    `total` is what the draft takes in all, weights included."""
+    own, theirs = _sequence_bytes(draft.footprint, context), _sequence_bytes(target, context)
+    share = free * own // max(1, own + theirs)
+    weights = draft.weight_bytes
+    return MemoryBudget(
+        weights + share, weights, draft.footprint, context=context, widest=LONGEST_DRAFT_PASS, rows=rows
+    )
+
+
+def _sequence_bytes(footprint: Footprint, context: int) -> int:
+    kept = sum(size * min(context, window or context) for window, size in footprint.groups)
+    return kept + footprint.recurrent

@@ -1,4 +1,6 @@
-"""Who may guess ahead for a server's answers, as its settings say."""
+"""Which proposers may speculate for a server's answers, as its settings say. Light to import: settings are checked by
+it.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +8,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from ingot.errors import ConfigError, nearest
+from ingot.errors import ConfigError, nearest_name
 
-ALONE: Final = ("auto", "off")
+LONE_WORDS: Final = ("auto", "off")
 """Words that say everything: what the model has, or nobody."""
 PROPOSERS: Final = ("forced", "lookup", "mtp", "draft", "eagle")
-OF_A_MODEL: Final = frozenset({"draft", "eagle"})
+MODEL_PROPOSERS: Final = frozenset({"draft", "eagle"})
 """Proposers that are models of their own, which have to be named."""
-WORDS: Final = (*ALONE, *(f"{name}:MODEL" if name in OF_A_MODEL else name for name in PROPOSERS))
+KNOWN_WORDS: Final = (*LONE_WORDS, *(f"{name}:MODEL" if name in MODEL_PROPOSERS else name for name in PROPOSERS))
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SpeculationOptions:
     """`names` are the proposers that were asked for, in the order in which they are to be asked; none: nobody guesses.
     None is `auto`: whatever there is. `models` are those of proposers that are models of their own."""
 
@@ -26,17 +28,17 @@ class Choice:
     tokens: int | None = None  # that are guessed ahead for a row where they can be; None: as many as pay
 
     @classmethod
-    def parse(cls, text: str, tokens: int | None = None) -> Choice:
+    def parse(cls, text: str, tokens: int | None = None) -> SpeculationOptions:
         """From words joined by commas. Raises ConfigError, which names the words that exist."""
         words = [word.strip() for word in text.split(",")]
         for word in words:
-            if word in ALONE and len(words) > 1:
+            if word in LONE_WORDS and len(words) > 1:
                 raise ConfigError(f"{word!r} stands alone: leave it out, or the others")
         if words == ["auto"]:
             return cls(None, {}, tokens)
         if words == ["off"]:
             return cls((), {}, tokens)
-        read = [_proposer(word) for word in words]
+        read = [_parse_proposer(word) for word in words]
         names = tuple(name for name, _ in read)
         for name in names:
             if names.count(name) > 1:
@@ -51,15 +53,15 @@ class Choice:
                 raise ConfigError(f"speculate: this model has no {name}; what can be asked for: {others}")
 
 
-def _proposer(word: str) -> tuple[str, str]:
+def _parse_proposer(word: str) -> tuple[str, str]:
     """Its name and its model, which is empty where it has none."""
     name, _, model = word.partition(":")
     if name not in PROPOSERS:
-        near = nearest(name, [*ALONE, *PROPOSERS])
+        near = nearest_name(name, [*LONE_WORDS, *PROPOSERS])
         hint = f"; did you mean {near}?" if near else ""
-        raise ConfigError(f"{word[:100]!r} is not one of {', '.join(WORDS)}{hint}")
-    if name in OF_A_MODEL and not model:
+        raise ConfigError(f"{word[:100]!r} is not one of {', '.join(KNOWN_WORDS)}{hint}")
+    if name in MODEL_PROPOSERS and not model:
         raise ConfigError(f"{name!r} needs a model: write it like {name}:MODEL")
-    if name not in OF_A_MODEL and word != name:
+    if name not in MODEL_PROPOSERS and word != name:
         raise ConfigError(f"{name!r} takes no model of its own: write {name}")
     return name, model

@@ -1,69 +1,70 @@
-"""The endpoints that hear: read a form, open a transcript, tell its segments. Leaving ends the work."""
+"""The endpoints for speech: transcriptions and translations read a form and tell its segments; text-to-speech reads a
+body and writes a file or events as audio comes. Leaving ends the work."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
+import anyio.to_thread
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ingot.engine.speech_request import Segment, Transcribed
-from ingot.http.allowed import refuse_unless_allowed
-from ingot.http.body import FORM, Body
-from ingot.http.edge import ClientGone, answer_of, as_ingot_error
-from ingot.http.multipart import read_form
-from ingot.http.request_lifetime import Exchange, beside
-from ingot.http.side_request import SideRequest
-from ingot.http.side_service import SideService
-from ingot.http.streaming import HeldResponse, StreamedResponse
-from ingot.http.streaming_sse import BARE_EVENTS
+from ingot.engine.speech_request import Segment, SpeechAudio, SpeechEnded, TranscriptionEnded
+from ingot.http.accounting import SideRequestAccount
+from ingot.http.body import FORM_TYPE, HeldBody, read_form
+from ingot.http.edge import ClientGone, as_ingot_error, reply_of
+from ingot.http.request_lifetime import RequestLifetime, background_task
+from ingot.http.service import SideService
+from ingot.http.streaming import BARE_EVENTS, StreamedResponse, StreamFraming, WholeResponse, frame_bare_event
+from ingot.http.tenants import check_model_allowed
+from ingot.media.audio_encoding import AUDIO_MEDIA_TYPES, audio_writer
 from ingot.protocol.errors import ErrorBody
-from ingot.protocol.openai.transcription_answers import TranscriptDelta, TranscriptView
-from ingot.protocol.openai.transcriptions import TranscriptionTask
-from ingot.protocol.side_served import SideServed
+from ingot.protocol.openai.speech import SpeechDelta, SpeechDone, SpeechTask, read_speech
+from ingot.protocol.openai.transcriptions import TranscriptDelta, TranscriptionTask, TranscriptView
+from ingot.protocol.served import ServedSideModel
 
-ReadForm = Callable[[Mapping[str, Any], SideServed, str], TranscriptionTask]
+ReadTranscriptionForm = Callable[[Mapping[str, Any], ServedSideModel, str], TranscriptionTask]
 
 
 class TranscriptionEndpoint:
     """One ASGI endpoint. `read` is the protocol's half: it makes a form into a job."""
 
-    def __init__(self, service: SideService, read: ReadForm) -> None:
+    def __init__(self, service: SideService, read: ReadTranscriptionForm) -> None:
         self.service, self.read = service, read
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self.service.bodies.reading(scope, receive, FORM) as body:
+        async with self.service.bodies.reading(scope, receive, FORM_TYPE) as body:
             await self._answer(body, scope, receive, send)
 
-    async def _answer(self, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
-        answer, out = answer_of(scope), StreamedResponse(send, BARE_EVENTS, self.service.settings)
-        held = HeldResponse(answer, send, self.service.settings)
-        served = self.service.served_to(answer.tenant)
+    async def _answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
+        answer, out = reply_of(scope), StreamedResponse(send, BARE_EVENTS, self.service.settings)
+        held = WholeResponse(answer, send, self.service.settings)
+        served = self.service.served_for(answer.tenant)
 
         async def work() -> None:
             job = await self._read(body, scope, served)
             hearing = served.hearing
             assert hearing is not None, "reading refuses what there is no model for"
-            refuse_unless_allowed(hearing.name, self.service.tenants.key_of(answer.tenant), answer)
-            with SideRequest(self.service, answer, hearing.name, "transcription") as request:
+            check_model_allowed(hearing.name, self.service.tenants.key_of(answer.tenant), answer)
+            with SideRequestAccount(self.service, answer, hearing.name, "transcription") as request:
                 stream = self.service.engine.transcribe(job.request)
                 events = request.watched(stream)
                 try:
                     if job.view.streamed:
-                        await tell(events, job.view, out)
+                        await stream_transcript(events, job.view, out)
                     else:
                         # Subtitles and plain text have no place for white space that means nothing.
                         async with held.waiting() if job.view.is_json else nullcontext():
-                            told, media_type = await gathered(events, job.view)
+                            told, media_type = await gather_transcript(events, job.view)
                         await Response(told, media_type=media_type)(scope, receive, held.send)
                 finally:
                     stream.close()
 
         try:
-            await self.service.live.run(Exchange(receive, self.service.settings.request_timeout_s), work)
+            await self.service.live.run(RequestLifetime(receive, self.service.settings.request_timeout_s), work)
         except ClientGone:
             raise
         except Exception as error:  # an answer that has begun ends in words, whatever broke it
@@ -74,32 +75,117 @@ class TranscriptionEndpoint:
                 raise
             await out.end(out.framing.framed([ErrorBody.of(as_ingot_error(error, answer.id))]))
 
-    async def _read(self, body: Body, scope: Scope, served: SideServed) -> TranscriptionTask:
-        answer, content_type = answer_of(scope), Headers(scope=scope).get("content-type", "")
+    async def _read(self, body: HeldBody, scope: Scope, served: ServedSideModel) -> TranscriptionTask:
+        answer, content_type = reply_of(scope), Headers(scope=scope).get("content-type", "")
         raw = body.raw
         # The sound is held until it is heard, and so its bytes count until then.
         body.let_go(kept=True)
-        return await self.service.prepare_long(
+        return await self.service.prepare_slow(
             lambda: self.read(read_form(raw, content_type), served, answer.id), answer.tenant
         )
 
 
-async def gathered(stream: AsyncIterable[Segment | Transcribed], view: TranscriptView) -> tuple[bytes, str]:
+async def gather_transcript(
+    stream: AsyncIterable[Segment | TranscriptionEnded], view: TranscriptView
+) -> tuple[bytes, str]:
     segments: list[Segment] = []
     async for event in stream:
-        if isinstance(event, Transcribed):
+        if isinstance(event, TranscriptionEnded):
             return view.told(segments, event)
         segments.append(event)
     raise AssertionError("a transcript ends in an event, or raises")
 
 
-async def tell(stream: AsyncIterable[Segment | Transcribed], view: TranscriptView, out: StreamedResponse) -> None:
+async def stream_transcript(
+    stream: AsyncIterable[Segment | TranscriptionEnded], view: TranscriptView, out: StreamedResponse
+) -> None:
     framed, segments = out.framing.framed, list[Segment]()
     await out.start()
-    async with beside(out.keep_alive(lambda: [TranscriptDelta(delta="")])):
+    async with background_task(out.keep_alive(lambda: [TranscriptDelta(delta="")])):
         async for event in stream:
-            if isinstance(event, Transcribed):
+            if isinstance(event, TranscriptionEnded):
                 await out.end(framed([view.done(segments, event)]) + out.framing.done)
                 return
             await out.write(framed([view.delta(event, first=not segments)]))
             segments.append(event)
+
+
+class SpeechEndpoint:
+    """One ASGI endpoint."""
+
+    def __init__(self, service: SideService) -> None:
+        self.service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self.service.bodies.reading(scope, receive) as body:
+            await self._answer(body, scope, receive, send)
+
+    async def _answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
+        answer, settings = reply_of(scope), self.service.settings
+        served = self.service.served_for(answer.tenant)
+        out = StreamedResponse(send, BARE_EVENTS, settings)
+
+        async def work() -> None:
+            job = await self.service.read(body.raw, lambda value: read_speech(value, served, answer.id), answer.tenant)
+            body.let_go()
+            speaking = served.speaking
+            assert speaking is not None, "reading refuses what there is no model for"
+            check_model_allowed(speaking.card.name, self.service.tenants.key_of(answer.tenant), answer)
+            with SideRequestAccount(self.service, answer, speaking.card.name, "speech") as request:
+                stream = self.service.engine.speak(job.request)
+                sounds = encode_audio(request.watched(stream), job)
+                try:
+                    if job.events:
+                        await stream_speech_events(sounds, job, out)
+                    else:
+                        file = StreamFraming(AUDIO_MEDIA_TYPES[job.format], frame_bare_event)
+                        await send_audio_file(sounds, StreamedResponse(send, file, settings))
+                finally:
+                    stream.close()
+
+        try:
+            await self.service.live.run(RequestLifetime(receive, settings.request_timeout_s), work)
+        except ClientGone:
+            raise
+        except Exception as error:  # events that have begun end in words, whatever broke them
+            if not out.started:
+                raise
+            await out.end(out.framing.framed([ErrorBody.of(as_ingot_error(error, answer.id))]))
+
+
+async def encode_audio(
+    stream: AsyncIterable[SpeechAudio | SpeechEnded], job: SpeechTask
+) -> AsyncIterator[bytes | SpeechEnded]:
+    """Bytes of the file as there are some, and the end."""
+    file = audio_writer(job.format, job.rate)
+    async for event in stream:
+        if isinstance(event, SpeechEnded):
+            yield await anyio.to_thread.run_sync(file.close)
+            yield event
+            return
+        # Codecs take milliseconds for a second of sound, which would hold up every stream.
+        yield await anyio.to_thread.run_sync(file.write, event.samples)
+
+
+async def send_audio_file(sounds: AsyncIterable[bytes | SpeechEnded], out: StreamedResponse) -> None:
+    """What fails before there is sound is told; a file that has begun is cut off, which is all that it can say."""
+    async for sound in sounds:
+        if not out.started:
+            await out.start()
+        if isinstance(sound, SpeechEnded):
+            await out.end(b"")
+        else:
+            await out.write(sound)
+
+
+async def stream_speech_events(
+    sounds: AsyncIterable[bytes | SpeechEnded], job: SpeechTask, out: StreamedResponse
+) -> None:
+    framed = out.framing.framed
+    await out.start()
+    async with background_task(out.keep_alive(list)):
+        async for sound in sounds:
+            if isinstance(sound, SpeechEnded):
+                await out.end(framed([SpeechDone.of(sound, job.rate)]) + out.framing.done)
+                return
+            await out.write(framed([SpeechDelta.of(sound)]) if sound else b"")

@@ -1,4 +1,4 @@
-"""The endpoints about kept prompts. Each tenant sees, asks about, clears and moves its own.
+"""The endpoints about the prefix cache. Each tenant sees, asks about, clears and moves its own.
 
 The engine answers between two steps; waiting for that must not hold up the streams, so it is done in threads. What
 takes long, moving files, ends with its client and with the server.
@@ -22,71 +22,79 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from ingot.config.archive_key import ArchiveKey
+from ingot.config.keys import ArchiveKey
 from ingot.engine.request import CacheReport
 from ingot.errors import Forbidden
-from ingot.http.body import check_media_type, clock, is_too_slow, pieces_of
-from ingot.http.edge import ClientGone, Json, answer_of
-from ingot.http.lanes import Turns
-from ingot.http.service import Service
+from ingot.http.body import body_clock, body_pieces, check_media_type, is_too_slow
+from ingot.http.edge import ClientGone, JsonResponse, reply_of
+from ingot.http.lanes import FairTurns
+from ingot.http.service import ModelService
 from ingot.protocol.chat.answers import GenerationTask
-from ingot.protocol.ingot_api.cache import FILE, AdoptedBody, CacheBody, ClearedBody, ExplainedBody
-from ingot.protocol.ours.questions import read_question
-from ingot.protocol.responses.request import Surroundings
+from ingot.protocol.ingot_api.cache import (
+    CACHE_FILE_MEDIA_TYPE,
+    CacheBody,
+    ClearedBody,
+    ExplainedBody,
+    ImportedBody,
+    read_explainable_body,
+)
+from ingot.protocol.responses.request import ResponseContext
 
 T = TypeVar("T")
-Going = Callable[[], bool]
-FILES: Final = 8
-WAITING: Final = 4
-OTHER_SITES: Final = ("cross-site", "same-site")
+KeepGoing = Callable[[], bool]
+MOST_ARCHIVE_FILES: Final = 8
+MOST_WAITING_ARCHIVES: Final = 4
+CROSS_SITE: Final = ("cross-site", "same-site")
 
 
-def cache_endpoints(service: Service, around: Callable[[str], Surroundings]) -> dict[str, Any]:
+def cache_endpoints(service: ModelService, around: Callable[[str], ResponseContext]) -> dict[str, Any]:
     """`around` is what a tenant's bodies of `/v1/responses` are read in the light of."""
     engine = service.engine
 
     async def show(request: Request) -> Response:
-        answer = answer_of(request.scope)
+        answer = reply_of(request.scope)
         status = await asyncio.to_thread(engine.kept.status, answer.tenant)
-        return Json(CacheBody.of(status, admin=answer.admin))
+        return JsonResponse(CacheBody.of(status, admin=answer.admin))
 
     async def clear(request: Request) -> Response:
-        return Json(ClearedBody(await asyncio.to_thread(engine.kept.clear, answer_of(request.scope).tenant)))
+        return JsonResponse(ClearedBody(await asyncio.to_thread(engine.kept.clear, reply_of(request.scope).tenant)))
 
     async def explain(request: Request) -> Response:
-        answer = answer_of(request.scope)
-        served = service.served_to(answer.tenant)
+        answer = reply_of(request.scope)
+        served = service.served_for(answer.tenant)
         async with service.bodies.reading(request.scope, request.receive) as body:
             job = await service.read(
-                body.raw, lambda value: read_question(value, served, answer.id, around(answer.tenant)), answer.tenant
+                body.raw,
+                lambda value: read_explainable_body(value, served, answer.id, around(answer.tenant)),
+                answer.tenant,
             )
-        return Json(ExplainedBody.of(job, await asyncio.to_thread(explained, job, answer.tenant)))
+        return JsonResponse(ExplainedBody.of(job, await asyncio.to_thread(explained, job, answer.tenant)))
 
     def explained(job: GenerationTask, tenant: str) -> list[CacheReport]:
         request = replace(job.request, tenant=tenant)
         return [engine.kept.explain(request, number) for number in range(len(request.prompts))]
 
-    desk = Desk(service)
+    desk = ArchiveTransfers(service)
     return {
         "showCache": show,
         "clearCache": clear,
         "explainCache": explain,
-        "exportCache": Export(desk),
-        "importCache": Import(desk),
+        "exportCache": CacheExportEndpoint(desk),
+        "importCache": CacheImportEndpoint(desk),
     }
 
 
-class Desk:
+class ArchiveTransfers:
     """Where kept prompts become files, and files kept prompts: one at a time, by turns of the tenants. Files that are
     sent or received have nothing to do with that. Each may take twice as much of the disk as the cache has memory, so a
     tenant has one, and there are a few in all."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ModelService) -> None:
         self.engine = service.engine
         self.key = ArchiveKey(service.settings.archive_key_file)
         self._service = service
-        self._files = Turns("archive files", at_once=FILES, each=1, waiting=WAITING)
-        self._turns = Turns("archive work", at_once=1, each=1, waiting=WAITING)
+        self._files = FairTurns("archive files", at_once=MOST_ARCHIVE_FILES, each=1, waiting=MOST_WAITING_ARCHIVES)
+        self._turns = FairTurns("archive work", at_once=1, each=1, waiting=MOST_WAITING_ARCHIVES)
 
     @asynccontextmanager
     async def file(self, tenant: str) -> AsyncIterator[Path]:
@@ -97,17 +105,17 @@ class Desk:
     async def attended(self, receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
         return await self._service.attended(receive, work)
 
-    async def work(self, tenant: str, receive: Receive, work: Callable[[Going], T]) -> T:
+    async def work(self, tenant: str, receive: Receive, work: Callable[[KeepGoing], T]) -> T:
         """What `work` gives, in a thread. It is told when to stop: the client left, time is up, the server stops."""
 
         async def in_turn() -> T:
             async with self._turns.turn(tenant):
-                return await stoppable(work)
+                return await run_stoppable(work)
 
         return await self.attended(receive, in_turn)
 
 
-async def stoppable(work: Callable[[Going], T]) -> T:
+async def run_stoppable(work: Callable[[KeepGoing], T]) -> T:
     """`work` in a thread, which is asked to stop when this is cancelled, and waited for."""
     stopped = threading.Event()
     task = asyncio.create_task(asyncio.to_thread(work, lambda: not stopped.is_set()))
@@ -119,62 +127,64 @@ async def stoppable(work: Callable[[Going], T]) -> T:
             await asyncio.wait([task])
 
 
-class Export:
+class CacheExportEndpoint:
     """One ASGI endpoint, which has its file as long as it takes to send it. That is at no less than the slowest pace,
     as files may be awaited by others."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: ArchiveTransfers) -> None:
         self.desk = desk
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refuse_other_sites(Headers(scope=scope))
-        tenant = answer_of(scope).tenant
+        tenant = reply_of(scope).tenant
         async with AsyncExitStack() as held:
             waits = partial(held.enter_async_context, self.desk.file(tenant))
             path = await self.desk.attended(receive, waits)
 
-            def export(going: Going) -> int:
+            def export(going: KeepGoing) -> int:
                 return self.desk.engine.kept.export(tenant, path, self.desk.key.secret(), going)
 
             await self.desk.work(tenant, receive, export)
-            await FileResponse(path, media_type=FILE, filename=path.name)(scope, receive, paced(send))
+            await FileResponse(path, media_type=CACHE_FILE_MEDIA_TYPE, filename=path.name)(
+                scope, receive, send_at_pace(send)
+            )
 
 
-class Import:
+class CacheImportEndpoint:
     """One ASGI endpoint, for the administrator: what it keeps is believed to be what a model here computed."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: ArchiveTransfers) -> None:
         self.desk = desk
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = answer_of(scope)
+        answer = reply_of(scope)
         if not answer.admin:
             raise Forbidden(
                 "Only the administrator may import kept prompts: send the key that the server was started with as "
                 "--admin-api-key."
             )
-        check_media_type(Headers(scope=scope), FILE)
+        check_media_type(Headers(scope=scope), CACHE_FILE_MEDIA_TYPE)
         async with self.desk.file(answer.tenant) as path:
             with path.open("wb") as file:
-                async for piece in pieces_of(receive):
+                async for piece in body_pieces(receive):
                     file.write(piece)
 
-            def adopt(going: Going) -> int:
+            def adopt(going: KeepGoing) -> int:
                 return self.desk.engine.kept.adopt(answer.tenant, path, self.desk.key.secret(), going)
 
             added = await self.desk.work(answer.tenant, receive, adopt)
-        await Json(AdoptedBody(added))(scope, receive, send)
+        await JsonResponse(ImportedBody(added))(scope, receive, send)
 
 
-def paced(send: Send) -> Send:
+def send_at_pace(send: Send) -> Send:
     """`send`, as long as the client reads a body fast enough; its connection is closed then."""
-    began, size = clock(), 0
+    began, size = body_clock(), 0
 
     async def paced(message: Message) -> None:
         nonlocal size
         await send(message)
         size += len(message.get("body", b""))
-        if message.get("more_body") and is_too_slow(clock() - began, size):
+        if message.get("more_body") and is_too_slow(body_clock() - began, size):
             raise ClientGone
 
     return paced
@@ -183,5 +193,5 @@ def paced(send: Send) -> Send:
 def refuse_other_sites(headers: Headers) -> None:
     """A page elsewhere can make a browser fetch an address, and so write files, without saying where it comes from.
     Origins that are named were judged by the guard."""
-    if "origin" not in headers and headers.get("sec-fetch-site", "").lower() in OTHER_SITES:
+    if "origin" not in headers and headers.get("sec-fetch-site", "").lower() in CROSS_SITE:
         raise Forbidden("Pages of other sites may not fetch what is kept.")

@@ -1,4 +1,5 @@
-"""The endpoints that run the engine: read a body, open a stream, tell its events, close it whatever happens."""
+"""The endpoints that generate: read a body, open a stream, tell its events, close it whatever happens; and those that
+only read a body and answer, without the engine."""
 
 from __future__ import annotations
 
@@ -6,66 +7,66 @@ from collections.abc import AsyncIterable, Callable
 from typing import Any
 
 from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ingot.engine.request import Ended, Event, Failed
 from ingot.errors import Unavailable
-from ingot.http.accounting import opened
-from ingot.http.body import Body
-from ingot.http.capture import to_capture
-from ingot.http.edge import ClientGone, Json, answer_of, as_ingot_error
-from ingot.http.request_lifetime import Exchange, beside
-from ingot.http.service import Service
-from ingot.http.streaming import HeldResponse, StreamedResponse
-from ingot.http.streaming_framing import Framing
-from ingot.http.streaming_sse import BARE_EVENTS
-from ingot.protocol.chat.answers import GenerationTask, Streamed, Whole
-from ingot.protocol.served import Served
+from ingot.http.accounting import open_stream
+from ingot.http.body import HeldBody
+from ingot.http.capture import wants_capture
+from ingot.http.edge import ClientGone, JsonResponse, as_ingot_error, reply_of
+from ingot.http.request_lifetime import RequestLifetime, background_task
+from ingot.http.service import ModelService, SideService
+from ingot.http.streaming import BARE_EVENTS, StreamedResponse, StreamFraming, WholeResponse
+from ingot.protocol.chat.answers import GenerationTask, StreamedAnswer, WholeAnswer
+from ingot.protocol.served import ServedModel
 
 # A body that needs no engine is answered at once.
-ReadBody = Callable[[Any, Served, str], GenerationTask | Struct]
+ReadGenerationBody = Callable[[Any, ServedModel, str], GenerationTask | Struct]
 
 
-class Generation:
+class GenerationEndpoint:
     """One ASGI endpoint. `read` is the protocol's half: it makes a decoded body into a job."""
 
-    def __init__(self, service: Service, read: ReadBody, framing: Framing = BARE_EVENTS) -> None:
+    def __init__(self, service: ModelService, read: ReadGenerationBody, framing: StreamFraming = BARE_EVENTS) -> None:
         self.service, self.read, self.framing = service, read, framing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.service.bodies.reading(scope, receive) as body:
             await self._answer(body, scope, receive, send)
 
-    async def _answer(self, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
-        noted = answer_of(scope)
+    async def _answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
+        noted = reply_of(scope)
         request_id = noted.id
         out = StreamedResponse(send, self.framing, self.service.settings)
-        held = HeldResponse(noted, send, self.service.settings)
-        if to_capture(self.service.captures, scope):
+        held = WholeResponse(noted, send, self.service.settings)
+        if wants_capture(self.service.captures, scope):
             noted.body = body.raw
-        telling: Streamed | None = None
+        telling: StreamedAnswer | None = None
 
         async def answer() -> None:
             nonlocal telling
-            served = self.service.served_to(noted.tenant)
+            served = self.service.served_for(noted.tenant)
             job = await self.service.read(body.raw, lambda value: self.read(value, served, request_id), noted.tenant)
             body.let_go(kept=isinstance(job, GenerationTask) and bool(job.request.media))
             if isinstance(job, Struct):
-                await Json(job)(scope, receive, send)
+                await JsonResponse(job)(scope, receive, send)
                 return
-            stream = await opened(job, noted, self.service)
+            stream = await open_stream(job, noted, self.service)
             try:
-                if isinstance(job.view, Streamed):
+                if isinstance(job.view, StreamedAnswer):
                     telling = job.view
-                    await tell(stream, telling, out)
+                    await stream_answer(stream, telling, out)
                 else:
                     async with held.waiting():
-                        told = await gathered(stream, job.view)
-                    await Json(told)(scope, receive, held.send)
+                        told = await gather_answer(stream, job.view)
+                    await JsonResponse(told)(scope, receive, held.send)
             finally:
                 stream.close()
 
-        exchange = Exchange(receive, self.service.settings.request_timeout_s, noted)
+        exchange = RequestLifetime(receive, self.service.settings.request_timeout_s, noted)
         try:
             await self.service.live.run(exchange, answer)
         except ClientGone:
@@ -79,7 +80,7 @@ class Generation:
             await out.end(self.framing.framed(telling.failed(as_ingot_error(error, request_id))))
 
 
-async def gathered(stream: AsyncIterable[list[Event]], view: Whole) -> Struct | dict[str, Any]:
+async def gather_answer(stream: AsyncIterable[list[Event]], view: WholeAnswer) -> Struct | dict[str, Any]:
     last: Event | None = None
     async for events in stream:
         for last in events:
@@ -87,16 +88,16 @@ async def gathered(stream: AsyncIterable[list[Event]], view: Whole) -> Struct | 
                 raise last.error
             view.take(last)
     if not isinstance(last, Ended):
-        raise cut_short()
+        raise engine_stopped_error()
     return view.body()
 
 
-async def tell(stream: AsyncIterable[list[Event]], view: Streamed, out: StreamedResponse) -> None:
+async def stream_answer(stream: AsyncIterable[list[Event]], view: StreamedAnswer, out: StreamedResponse) -> None:
     """One write a batch, so that a step of many sequences costs one."""
     framed = out.framing.framed
     await out.start()
     await out.write(framed(view.opening()))
-    async with beside(out.keep_alive(view.empty)):
+    async with background_task(out.keep_alive(view.empty)):
         async for events in stream:
             last = events[-1]
             told = events[:-1] if isinstance(last, Failed) else events
@@ -107,8 +108,24 @@ async def tell(stream: AsyncIterable[list[Event]], view: Streamed, out: Streamed
             await out.write(frames)
             if isinstance(last, Failed):
                 raise last.error
-    raise cut_short()
+    raise engine_stopped_error()
 
 
-def cut_short() -> Unavailable:
+def engine_stopped_error() -> Unavailable:
     return Unavailable("The engine stopped before the answer was complete.")
+
+
+def reading_endpoint(service: SideService, translate: Callable[[Any, Any], Any]) -> Callable[[Request], Any]:
+    """An endpoint whose answer is `translate` of the body and of what the service serves."""
+
+    async def endpoint(request: Request) -> Response:
+        tenant = reply_of(request.scope).tenant
+        served = service.served_for(tenant)
+
+        async def work() -> Any:
+            return await service.read(body.raw, lambda value: translate(value, served), tenant)
+
+        async with service.bodies.reading(request.scope, request.receive) as body:
+            return JsonResponse(await service.attended(request.receive, work))
+
+    return endpoint

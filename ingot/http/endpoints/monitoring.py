@@ -1,69 +1,166 @@
-"""The endpoints for whoever watches the server. What they tell is of all tenants, and so is told to the administrator.
+"""The endpoints for whoever watches the server: requests in progress, the page about the engine, metrics and loads.
 
-Figures are read as they stand: nobody waits for the engine, and the engine for nobody.
+Each tenant sees its own requests and no others. Metrics are of all tenants, and so are for the administrator. Figures
+are read as they stand: nobody waits for the engine, and the engine for nobody.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingot.errors import Forbidden
-from ingot.http.edge import Json, answer_of
-from ingot.http.shared_state import Hall
-from ingot.http.side_service import SideService
+from ingot.engine.request import RequestStatus
+from ingot.engine.status import CacheBranch, Health
+from ingot.errors import Forbidden, NotFound, Unavailable
+from ingot.http.edge import JsonResponse, reply_of
+from ingot.http.service import SideService
+from ingot.http.shared_state import SharedState
 from ingot.observe.prometheus import CONTENT_TYPE
-from ingot.protocol.ingot_api.metrics import Measured, SideMeasured, metrics
-from ingot.protocol.lora_adapters import lora_info
-from ingot.protocol.ours.loads import loads
-from ingot.protocol.ours.ranks import rank_metrics
+from ingot.observe.recent_requests import RecentByTenant
+from ingot.protocol.ingot_api.cache import CacheTreeBody
+from ingot.protocol.ingot_api.metrics import (
+    ModelMeasurements,
+    SideModelMeasurements,
+    loads_body,
+    rank_metrics,
+    render_metrics,
+)
+from ingot.protocol.ingot_api.requests import (
+    PAST_S,
+    CancelledRequestBody,
+    RequestStatusBody,
+    list_requests,
+    live_body,
+    live_engine_body,
+)
+from ingot.protocol.lora_adapters import lora_info_metric
+
+
+class RequestSource(Protocol):
+    """An engine, or several."""
+
+    def status(self) -> list[RequestStatus]: ...
+
+    def cancel(self, request_id: str) -> bool: ...
+
+
+def request_endpoints(engine: RequestSource, past: RecentByTenant[RequestStatusBody]) -> dict[str, Any]:
+    """`past` are the requests that ended lately."""
+
+    async def own(request: Request) -> list[RequestStatus]:
+        # The engine may have to be asked, which must not hold up the streams.
+        statuses = await asyncio.to_thread(engine.status)
+        tenant = reply_of(request.scope).tenant
+        return [status for status in statuses if status.tenant == tenant]
+
+    async def running(request: Request) -> Response:
+        return JsonResponse(list_requests(await own(request)))
+
+    async def one(request: Request) -> Response:
+        request_id = request.path_params["id"]
+        for status in await own(request):
+            if status.id == request_id:
+                return JsonResponse(RequestStatusBody.running(status))
+        ended = past.get(reply_of(request.scope).tenant, request_id)
+        if ended is None:
+            raise NotFound(f"No request '{request_id[:100]}' runs or ended lately.")
+        return JsonResponse(ended)
+
+    async def cancel(request: Request) -> Response:
+        request_id = request.path_params["id"]
+        known = any(status.id == request_id for status in await own(request))
+        if not known or not await asyncio.to_thread(engine.cancel, request_id):
+            raise NotFound(f"No request '{request_id[:100]}' is running.")
+        return JsonResponse(CancelledRequestBody(request_id))
+
+    return {"listRequests": running, "retrieveRequest": one, "cancelRequest": cancel}
+
+
+if TYPE_CHECKING:
+    from ingot.engine.engine import Engine
+
+
+def live_endpoints(
+    shared_state: SharedState, engines: Callable[[], Sequence[Engine]], health: Callable[[], Health]
+) -> dict[str, Any]:
+    """`engines` gives those of the models that are loaded."""
+
+    async def now(request: Request) -> Response:
+        answer, at = reply_of(request.scope), time.monotonic()
+        everyone = (status for engine in engines() for status in engine.status())
+        statuses = [one for one in everyone if answer.admin or one.tenant == answer.tenant]
+        past = (span for span in shared_state.past.since(at - PAST_S) if answer.admin or span.tenant == answer.tenant)
+        whole = [live_engine_body(one.card, one.health(), one.figures, one.speculation) for one in engines()]
+        return JsonResponse(live_body(health(), statuses, past, at, whole if answer.admin else UNSET))
+
+    async def tree(request: Request) -> Response:
+        # Engines are asked between two steps, which must not hold up the streams.
+        return JsonResponse(
+            CacheTreeBody.of(await asyncio.to_thread(cache_trees, engines(), reply_of(request.scope).tenant))
+        )
+
+    return {"showLive": now, "showCacheTree": tree}
+
+
+def cache_trees(engines: Sequence[Engine], tenant: str) -> list[Sequence[CacheBranch]]:
+    """Of each model that is still there."""
+    found: list[Sequence[CacheBranch]] = []
+    for engine in engines:
+        with suppress(Unavailable):
+            found.append(engine.kept.tree(tenant))
+    return found
+
 
 if TYPE_CHECKING:
     from ingot.engine.engine import Engine
 
 
 def metrics_endpoints(
-    engines: Callable[[], Sequence[Engine]], services: Callable[[], Iterable[SideService]], hall: Hall
+    engines: Callable[[], Sequence[Engine]], services: Callable[[], Iterable[SideService]], shared_state: SharedState
 ) -> dict[str, Any]:
     """`engines` gives those of the loaded models that generate, `services` those of all."""
 
     async def scraped(request: Request) -> Response:
-        _refuse_others(request, "the metrics")
-        measured = [measure(one, hall) for one in engines()]
-        sides = [side for service in services() for side in measure_sides(service)]
-        return Response(metrics(measured, hall.statuses, sides), headers={"content-type": CONTENT_TYPE})
+        _require_admin(request, "the metrics")
+        measured = [measure_model(one, shared_state) for one in engines()]
+        sides = [side for service in services() for side in measure_side_models(service)]
+        return Response(render_metrics(measured, shared_state.statuses, sides), headers={"content-type": CONTENT_TYPE})
 
     async def asked(request: Request) -> Response:
-        _refuse_others(request, "how busy the server is")
-        return Json(loads([(one.card, one.status(), one.figures) for one in engines()]))
+        _require_admin(request, "how busy the server is")
+        return JsonResponse(loads_body([(one.card, one.status(), one.figures) for one in engines()]))
 
     return {"metrics": scraped, "loads": asked}
 
 
-def measure(engine: Engine, hall: Hall) -> Measured:
+def measure_model(engine: Engine, shared_state: SharedState) -> ModelMeasurements:
     name = engine.card.name
-    loras = (lora_info(name, engine.status(), hall.settings.max_loras),) if engine.loras else ()
-    further = (*loras, *rank_metrics(name, hall.standings()))
+    loras = (lora_info_metric(name, engine.status(), shared_state.settings.max_loras),) if engine.loras else ()
+    further = (*loras, *rank_metrics(name, shared_state.standings()))
     beside, health = engine.side_loads().values(), engine.health()
     # Each is read at its own moment.
     running = max(0, health.running - sum(running for running, _ in beside))
     queued = max(0, health.queued - sum(waiting for _, waiting in beside))
     own = replace(health, running=running, queued=queued)
-    return Measured(engine.card, own, engine.figures, engine.speculation, further)
+    return ModelMeasurements(engine.card, own, engine.figures, engine.speculation, further)
 
 
-def measure_sides(service: SideService) -> Iterator[SideMeasured]:
+def measure_side_models(service: SideService) -> Iterator[SideModelMeasurements]:
     """The models that do not generate, alone or beside one that does."""
     for name, (running, waiting) in service.engine.side_loads().items():
-        yield SideMeasured(name, running, waiting, service.side_figures(name))
+        yield SideModelMeasurements(name, running, waiting, service.side_figures(name))
 
 
-def _refuse_others(request: Request, what: str) -> None:
-    if not answer_of(request.scope).admin:
+def _require_admin(request: Request, what: str) -> None:
+    if not reply_of(request.scope).admin:
         raise Forbidden(
             f"Only the administrator may see {what}: send the key that the server was started with as --admin-api-key."
         )

@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-PAGES: Final = {"index.html": "/", "live.html": "/live"}
-HEADERS: Final = {
+PAGE_PATHS: Final = {"index.html": "/", "live.html": "/live"}
+PAGE_HEADERS: Final = {
     "content-security-policy": (
         "default-src 'self'; script-src 'self'; style-src 'self'; object-src 'none'; base-uri 'none'; "
         "img-src 'self' data:; media-src 'self' data:; "  # what the user attaches, which is in the page itself
@@ -30,7 +30,7 @@ HEADERS: Final = {
     "cache-control": "no-cache",
 }
 # Named here rather than guessed: a host's own table of types may be wrong, and `nosniff` makes that fatal.
-MEDIA_TYPES: Final = {
+PAGE_MEDIA_TYPES: Final = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -44,17 +44,17 @@ def page_routes(folder: Traversable | None = None) -> list[Route]:
     """A page's own address, or `/static/<name>`, for every file; any other name is nobody's route."""
     folder = folder if folder is not None else files("ingot.web") / "static"
     found = sorted(folder.iterdir(), key=lambda file: file.name) if folder.is_dir() else []
-    return [file_route(file) for file in found if PurePath(file.name).suffix in MEDIA_TYPES]
+    return [page_file_route(file) for file in found if PurePath(file.name).suffix in PAGE_MEDIA_TYPES]
 
 
-def file_route(file: Traversable) -> Route:
+def page_file_route(file: Traversable) -> Route:
     content = file.read_bytes()
     etag = f'"{blake2b(content, digest_size=12).hexdigest()}"'
-    headers = HEADERS | {"content-type": MEDIA_TYPES[PurePath(file.name).suffix], "etag": etag}
+    headers = PAGE_HEADERS | {"content-type": PAGE_MEDIA_TYPES[PurePath(file.name).suffix], "etag": etag}
 
     async def serve(request: Request) -> Response:
         if request.headers.get("if-none-match") == etag:
             return Response(status_code=304, headers=headers)
         return Response(content, headers=headers)
 
-    return Route(PAGES.get(file.name, f"/static/{file.name}"), serve)
+    return Route(PAGE_PATHS.get(file.name, f"/static/{file.name}"), serve)

@@ -1,4 +1,4 @@
-"""The endpoints that run an encoder: read a body, wait for its numbers, tell them. Leaving ends the work."""
+"""The endpoints of pooling models: read a body, wait for its numbers, tell them. Leaving ends the work."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ import anyio.to_thread
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ingot.engine.encoder_request import Role
-from ingot.http.allowed import refuse_unless_allowed
-from ingot.http.body import Body
-from ingot.http.capture import to_capture
-from ingot.http.edge import ClientGone, answer_of, as_ingot_error
-from ingot.http.request_lifetime import Exchange
-from ingot.http.side_request import SideRequest
-from ingot.http.side_service import SideService
-from ingot.http.streaming import HeldResponse
-from ingot.protocol.encoders import EncodingTask
-from ingot.protocol.side_served import SideServed
+from ingot.engine.request import PoolingTask
+from ingot.http.accounting import SideRequestAccount
+from ingot.http.body import HeldBody
+from ingot.http.capture import wants_capture
+from ingot.http.edge import ClientGone, as_ingot_error, reply_of
+from ingot.http.request_lifetime import RequestLifetime
+from ingot.http.service import SideService
+from ingot.http.streaming import WholeResponse
+from ingot.http.tenants import check_model_allowed
+from ingot.protocol.pooling import EncodingTask
+from ingot.protocol.served import ServedSideModel
 
-ReadBody = Callable[[Any, SideServed, str], EncodingTask]
-OPERATIONS: Final[dict[Role, str]] = {"embedding": "embeddings", "rerank": "rerank"}
+ReadEncodingBody = Callable[[Any, ServedSideModel, str], EncodingTask]
+ENCODING_OPERATIONS: Final[dict[PoolingTask, str]] = {"embedding": "embeddings", "rerank": "rerank"}
 """What OpenTelemetry's conventions call them, as far as they do."""
 
 
 class EncodingEndpoint:
     """One ASGI endpoint. `read` is the protocol's half: it makes a decoded body into a job."""
 
-    def __init__(self, service: SideService, read: ReadBody) -> None:
+    def __init__(self, service: SideService, read: ReadEncodingBody) -> None:
         self.service, self.read = service, read
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.service.bodies.reading(scope, receive) as body:
             await self._answer(body, scope, receive, send)
 
-    async def _answer(self, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = answer_of(scope)
-        served = self.service.served_to(answer.tenant)
-        held = HeldResponse(answer, send, self.service.settings)
-        captured = body.raw if to_capture(self.service.captures, scope) else b""
+    async def _answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = reply_of(scope)
+        served = self.service.served_for(answer.tenant)
+        held = WholeResponse(answer, send, self.service.settings)
+        captured = body.raw if wants_capture(self.service.captures, scope) else b""
 
         async def work() -> None:
             job = await self.service.read(body.raw, lambda value: self.read(value, served, answer.id), answer.tenant)
             body.let_go()
             key, tokens = self.service.tenants.key_of(answer.tenant), job.request.tokens
             card = self.service.engine.encoders[job.request.role].card
-            refuse_unless_allowed(card.name, key, answer)
-            with SideRequest(self.service, answer, card.name, OPERATIONS[job.request.role]) as request:
+            check_model_allowed(card.name, key, answer)
+            with SideRequestAccount(self.service, answer, card.name, ENCODING_OPERATIONS[job.request.role]) as request:
                 async with held.waiting():
                     encoded = await self.service.engine.encode(job.request)
                 request.computed(encoded)
@@ -60,7 +60,7 @@ class EncodingEndpoint:
             await Response(told, media_type="application/json")(scope, receive, held.send)
 
         try:
-            await self.service.live.run(Exchange(receive, self.service.settings.request_timeout_s), work)
+            await self.service.live.run(RequestLifetime(receive, self.service.settings.request_timeout_s), work)
         except ClientGone:
             raise
         except Exception as error:  # an answer that has begun ends in words, whatever broke it

@@ -1,43 +1,222 @@
-"""`POST /v1/responses`: answered whole, as a stream of events, or at once while the work goes on without a client."""
+"""The endpoints of the Responses API: create (answered whole, as a stream of events, or at once while the work goes on
+without a client), retrieve, delete, cancel, list the input items, count tokens."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine
 from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, Final, cast
 
+from anyio import to_thread
 from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from ingot.errors import IngotError, Stopping
-from ingot.http.body import Body
-from ingot.http.capture import to_capture
-from ingot.http.edge import ClientGone, Json, Reply, answer_of, as_ingot_error
-from ingot.http.request_lifetime import Exchange
-from ingot.http.response_runs import EVENTS, Run, tell
-from ingot.http.responses.endpoints import Responses
-from ingot.http.streaming import HeldResponse, StreamedResponse
-from ingot.http.streaming_feed import Feed, FeedReader
-from ingot.protocol.responses.request import read_response
+from ingot.errors import BadRequest, IngotError, NotFound, Stopping, Unavailable
+from ingot.http.body import HeldBody
+from ingot.http.capture import wants_capture
+from ingot.http.edge import ClientGone, JsonResponse, Reply, as_ingot_error, reply_of
+from ingot.http.endpoints.generation import reading_endpoint
+from ingot.http.request_lifetime import RequestLifetime
+from ingot.http.response_runs import RESPONSE_EVENTS, ResponseRun, stream_response_events
+from ingot.http.response_store import ResponseRuns, TenantResponses
+from ingot.http.service import ModelService
+from ingot.http.shared_state import SharedState
+from ingot.http.streaming import EventFeed, EventFeedReader, StreamedResponse, WholeResponse
+from ingot.protocol.responses.answers import DeletedResponse, ResponseEvent, ResponseTokens
+from ingot.protocol.responses.request import (
+    ITEMS_QUERY,
+    RESPONSE_QUERY,
+    ItemsQuery,
+    ResponseContext,
+    ResponseQuery,
+    count_response_tokens,
+    list_input_items,
+    read_query,
+    read_response,
+)
+from ingot.protocol.responses.stored_response import StoredResponse
+from ingot.protocol.responses.tools import RemoteMcpTools
+from ingot.protocol.schema.fields import BodyReading
+from ingot.protocol.served import ServedModel
+from ingot.protocol.terms import NO_TERMS
 
-Batches = AsyncGenerator[list[Struct], None]
+UNFINISHED: Final = ("queued", "in_progress")
 
 
-class CreateResponse:
+class ResumedResponse(Response):
+    """The events after one of them; who leaves changes nothing for the response."""
+
+    def __init__(self, run: ResponseRun | None, reader: EventFeedReader, after: int, shared_state: SharedState) -> None:
+        super().__init__()
+        self._run, self._reader, self._after, self._hall = run, reader, after, shared_state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        out = StreamedResponse(send, RESPONSE_EVENTS, self._hall.settings)
+
+        async def answer() -> None:
+            async with aclosing(self._batches()) as batches:
+                await stream_response_events(
+                    batches, lambda: [] if self._run is None else self._run.silence(self._reader), out
+                )
+
+        await self._hall.attended(receive, answer)
+
+    async def _batches(self) -> AsyncGenerator[list[Struct], None]:
+        async with aclosing(self._reader.batches()) as batches:
+            async for told in batches:
+                yield [event for event in told if cast(ResponseEvent, event).sequence_number > self._after]
+
+
+class StoredResponseEndpoints:
+    """The store, and the responses under way."""
+
+    def __init__(self, shared_state: SharedState) -> None:
+        self._hall = shared_state
+        self.runs: ResponseRuns[ResponseRun] = shared_state.runs
+        self.store = shared_state.response_store
+
+    def endpoints(self) -> dict[str, Any]:
+        return {
+            "retrieveResponse": self.retrieve,
+            "deleteResponse": self.delete,
+            "cancelResponse": self.cancel,
+            "listInputItems": self.input_items,
+        }
+
+    def _reading(self) -> BodyReading:
+        return BodyReading(replace(NO_TERMS, strict=self._hall.settings.strict))
+
+    async def find(self, tenant: str, response_id: str) -> StoredResponse:
+        kept = None
+        if self.store is not None:
+            kept = await to_thread.run_sync(self.store.find, tenant, response_id)
+        if kept is None:
+            raise NotFound(f"There is no response '{response_id[:100]}'.")
+        if kept.response["status"] in UNFINISHED:
+            # Nobody works on it any more: a response under way is not looked for here.
+            fault = {"code": "server_error", "message": "The server stopped before the response was complete."}
+            return StoredResponse({**kept.response, "status": "failed", "error": fault}, kept.input)
+        return kept
+
+    async def retrieve(self, request: Request) -> Response:
+        query: ResponseQuery = read_query(request.query_params.multi_items(), RESPONSE_QUERY, self._reading())
+        tenant, response_id = reply_of(request.scope).tenant, request.path_params["response_id"]
+        if query.stream:
+            return await self._resumed(tenant, response_id, query.starting_after)
+        run = self.runs.find(tenant, response_id)
+        if run is not None and run.plan.store:
+            return JsonResponse(run.body())
+        return JsonResponse((await self.find(tenant, response_id)).response)
+
+    async def _resumed(self, tenant: str, response_id: str, after: int | None) -> Response:
+        """The events of a response in the background, from behind the one of this number."""
+        run = self.runs.find(tenant, response_id)
+        feed = self.runs.recently_ended(tenant, response_id) if run is None else run.feed
+        if feed is not None and feed.whole:
+            return ResumedResponse(run, feed.reader(), -1 if after is None else after, self._hall)
+        alone = run is not None and run.plan.body.background
+        if run is None:
+            alone = bool((await self.find(tenant, response_id)).response.get("background"))
+        why = "its events are no longer held" if alone else "it was not asked for with background"
+        raise BadRequest(f"The response '{response_id}' cannot be streamed: {why}. Retrieve it whole.", param="stream")
+
+    async def delete(self, request: Request) -> Response:
+        tenant, response_id = reply_of(request.scope).tenant, request.path_params["response_id"]
+        run = self.runs.find(tenant, response_id)
+        if run is not None:
+            await run.cancel()
+        await self.find(tenant, response_id)
+        assert self.store is not None, "something was found in it"
+        await to_thread.run_sync(self.store.delete, tenant, response_id)
+        self.runs.forget(response_id)
+        return JsonResponse(DeletedResponse(response_id))
+
+    async def cancel(self, request: Request) -> Response:
+        tenant, response_id = reply_of(request.scope).tenant, request.path_params["response_id"]
+        run = self.runs.find(tenant, response_id)
+        if run is not None:
+            await run.cancel()
+            return JsonResponse(run.body())
+        kept = await self.find(tenant, response_id)
+        if kept.response["status"] != "cancelled":
+            raise BadRequest(f"The response '{response_id}' has ended already: {kept.response['status']}.")
+        return JsonResponse(kept.response)
+
+    async def input_items(self, request: Request) -> Response:
+        query: ItemsQuery = read_query(request.query_params.multi_items(), ITEMS_QUERY, self._reading())
+        tenant, response_id = reply_of(request.scope).tenant, request.path_params["response_id"]
+        run = self.runs.find(tenant, response_id)
+        found = run is not None and run.plan.store
+        items = run.plan.items if run is not None and found else (await self.find(tenant, response_id)).input
+        return JsonResponse(list_input_items(items, query))
+
+
+class ModelResponses:
+    """What the endpoints of a model share: the store, the responses under way, and the tools that the server can
+    call."""
+
+    def __init__(self, service: ModelService) -> None:
+        self.service, self._stored = service, StoredResponseEndpoints(service.shared_state)
+        self.runs, self.store = self._stored.runs, self._stored.store
+        self._background: set[asyncio.Task[None]] = set()
+
+    def endpoints(self) -> dict[str, Any]:
+        return {"countResponseTokens": reading_endpoint(self.service, self.count), **self._stored.endpoints()}
+
+    def around(self, tenant: str) -> ResponseContext:
+        """What the tenant's bodies are read in the light of."""
+        return ResponseContext(None if self.store is None else TenantResponses(self.store, tenant), self.remote)
+
+    @property
+    def remote(self) -> RemoteMcpTools:
+        return {} if self.service.mcp is None else self.service.mcp.tools
+
+    async def call(self, label: str, name: str, arguments: str) -> str:
+        if self.service.mcp is None:
+            raise Unavailable(f"The MCP server '{label}' is not connected.")
+        return await self.service.mcp.call(label, name, arguments)
+
+    async def keep(self, run: ResponseRun) -> None:
+        if run.plan.store and self.store is not None:
+            await to_thread.run_sync(self.store.keep, run.tenant, run.body(), run.plan.items)
+
+    def store_now(self, run: ResponseRun) -> None:
+        """`keep` for a loop that is about to end."""
+        if run.plan.store and self.store is not None:
+            self.store.keep(run.tenant, run.body(), run.plan.items)
+
+    def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Lets `work` go on without a client."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def count(self, value: Any, served: ServedModel) -> ResponseTokens:
+        return count_response_tokens(value, served, self.around(served.tenant))
+
+
+EventBatches = AsyncGenerator[list[Struct], None]
+
+
+class CreateResponseEndpoint:
     """One ASGI endpoint."""
 
-    def __init__(self, responses: Responses) -> None:
+    def __init__(self, responses: ModelResponses) -> None:
         self._responses, self._service = responses, responses.service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._service.bodies.reading(scope, receive) as body:
             await self._answer(body, scope, receive, send)
 
-    async def _answer(self, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
-        noted = answer_of(scope)
-        out = StreamedResponse(send, EVENTS, self._service.settings)
-        held = HeldResponse(noted, send, self._service.settings)
-        run: Run | None = None
+    async def _answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
+        noted = reply_of(scope)
+        out = StreamedResponse(send, RESPONSE_EVENTS, self._service.settings)
+        held = WholeResponse(noted, send, self._service.settings)
+        run: ResponseRun | None = None
 
         async def answer() -> None:
             nonlocal run
@@ -46,16 +225,16 @@ class CreateResponse:
             reader = await self._alone(run, noted) if alone else None
             async with aclosing(self._attended(run) if reader is None else reader.batches()) as batches:
                 if run.plan.body.stream:
-                    await tell(batches, lambda: run.silence(reader), out)
+                    await stream_response_events(batches, lambda: run.silence(reader), out)
                     return
                 if not alone:
                     async with held.waiting():
-                        await consume(batches)
+                        await drain_batches(batches)
                 if run.error is not None and not held.begun:  # else the body tells that it failed
                     raise run.error
-                await Json(run.body())(scope, receive, held.send)
+                await JsonResponse(run.body())(scope, receive, held.send)
 
-        exchange = Exchange(receive, self._service.settings.request_timeout_s, noted)
+        exchange = RequestLifetime(receive, self._service.settings.request_timeout_s, noted)
         try:
             await self._service.live.run(exchange, answer)
         except ClientGone:
@@ -66,24 +245,24 @@ class CreateResponse:
                 return
             if not out.started or run is None:
                 raise
-            await out.end(EVENTS.framed(run.plan.composer.failed(as_ingot_error(error, noted.id))))
+            await out.end(RESPONSE_EVENTS.framed(run.plan.composer.failed(as_ingot_error(error, noted.id))))
 
-    async def _begun(self, body: Body, noted: Reply) -> Run:
+    async def _begun(self, body: HeldBody, noted: Reply) -> ResponseRun:
         responses, service = self._responses, self._service
-        if to_capture(service.captures, noted.scope):
+        if wants_capture(service.captures, noted.scope):
             noted.body = body.raw
-        served = service.served_to(noted.tenant)
+        served = service.served_for(noted.tenant)
         plan = await service.read(
             body.raw,
             lambda value: read_response(value, served, noted.id, responses.around(noted.tenant)),
             noted.tenant,
         )
         body.let_go(kept=bool(plan.first.request.media))
-        run = Run(service, plan, noted, responses.call, responses.keep)
+        run = ResponseRun(service, plan, noted, responses.call, responses.keep)
         await run.start()
         return run
 
-    async def _attended(self, run: Run) -> Batches:
+    async def _attended(self, run: ResponseRun) -> EventBatches:
         """The events of a response that ends with its client."""
         self._responses.runs.add(run)
         try:
@@ -95,22 +274,24 @@ class CreateResponse:
             run.ended.set()
             self._responses.runs.remove(run)
 
-    async def _alone(self, run: Run, noted: Reply) -> FeedReader:
+    async def _alone(self, run: ResponseRun, noted: Reply) -> EventFeedReader:
         """The events of a response that goes on whether or not anybody reads them."""
-        run.feed = feed = Feed()
+        run.feed = feed = EventFeed()
         self._responses.runs.add(run)
         await self._responses.keep(run)
-        self._responses.go_alone(self._drained(run, feed, noted, self._service.extend()))
+        self._responses.run_in_background(self._drained(run, feed, noted, self._service.extend()))
         return feed.reader()
 
-    async def _drained(self, run: Run, feed: Feed, noted: Reply, let_go: Callable[[], None]) -> None:
+    async def _drained(self, run: ResponseRun, feed: EventFeed, noted: Reply, let_go: Callable[[], None]) -> None:
         async def work() -> None:
             async with aclosing(run.batches()) as batches:
                 async for told in batches:
                     feed.put(told)
 
         try:
-            await self._service.live.run(Exchange(silence, self._service.settings.request_timeout_s, noted), work)
+            await self._service.live.run(
+                RequestLifetime(receive_never, self._service.settings.request_timeout_s, noted), work
+            )
         except asyncio.CancelledError:
             self._broken(run, Stopping("The server is shutting down."))
             raise
@@ -123,17 +304,17 @@ class CreateResponse:
             feed.end()
             let_go()
 
-    def _broken(self, run: Run, error: IngotError) -> None:
+    def _broken(self, run: ResponseRun, error: IngotError) -> None:
         run.plan.composer.failed(error)
-        self._responses.keep_now(run)
+        self._responses.store_now(run)
 
 
-async def consume(batches: AsyncIterable[list[Struct]]) -> None:
+async def drain_batches(batches: AsyncIterable[list[Struct]]) -> None:
     async for _ in batches:
         pass
 
 
-async def silence() -> Message:
+async def receive_never() -> Message:
     """A client that neither sends anything nor leaves."""
     await asyncio.Event().wait()
     return {"type": "http.disconnect"}

@@ -1,0 +1,1 @@
+"""Kernels for Linux CPUs: the native extension and a fast BLAS for mlx."""

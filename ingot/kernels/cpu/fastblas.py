@@ -1,6 +1,7 @@
 """Gives mlx's Linux CPU build a fast matrix product in place of its reference BLAS.
 
-`install()` must run before the first import of mlx in the process, since that import binds `cblas_sgemm`.
+`install()` must run before the first import of mlx in the process, since that import binds `cblas_sgemm`. Also here, as
+both need it: what can be done where kernels are missing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import sys
 from pathlib import Path
 
 from ingot.extras import install_command
-from ingot.kernels.remedy import remedy
 
 _installed: ctypes.CDLL | None = None
 _fast: ctypes.CDLL | None = None
@@ -59,7 +59,7 @@ def advice() -> str | None:
     if _openblas() is None:
         return f"no fast BLAS: {install_command(['scipy-openblas32>=0.3.28,<0.4'])}"
     if _bridge() is None:
-        return f"no BLAS bridge: {remedy()}"
+        return f"no BLAS bridge: {missing_kernels_advice()}"
     return "mlx was imported before ingot: its reference BLAS is used (slow)"
 
 
@@ -83,3 +83,14 @@ def _file_of(package: str, name: str) -> Path | None:
         return None
     file = Path(found.origin).parent / name
     return file if file.exists() else None
+
+
+NATIVE_SOURCES = Path(__file__).parents[3] / "native"
+BUILD_TOOLS = ("gcc", "g++", "cmake")
+
+
+def missing_kernels_advice() -> str:
+    """What to do where the kernels are missing, or were built for another mlx."""
+    if NATIVE_SOURCES.is_dir():
+        return f"install {', '.join(BUILD_TOOLS[:-1])} and {BUILD_TOOLS[-1]}, then run python -m ingot.kernels.build"
+    return "install ingot again, with the extra [cpu]"

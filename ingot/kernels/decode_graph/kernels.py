@@ -8,8 +8,8 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from ingot.kernels.gpu.launchers import Launcher
-from ingot.kernels.gpu.texts import Kernel, Output, Work, read
+from ingot.kernels.gpu.kernel_source import Kernel, LaunchConfig, OutputSpec, read_source
+from ingot.kernels.gpu.launcher import Launcher
 
 SOURCE = Path(__file__).parent / "source"
 _WARPS = 32
@@ -29,13 +29,13 @@ _ARRAYS = {
 
 
 @cache
-def stack_kernel(name: str) -> Kernel:
+def decode_kernel(name: str) -> Kernel:
     text = name.removesuffix("_adapted")
     header = "" if text == name else "#define ADAPTED\n"
-    return Kernel("stack", name, *_ARRAYS[name], header, read(SOURCE / f"{text}.h"))
+    return Kernel("stack", name, *_ARRAYS[name], header, read_source(SOURCE / f"{text}.h"))
 
 
-class Norm:
+class RmsNormKernel:
     """An RMS norm."""
 
     def __init__(self, weight: mx.array, eps: float) -> None:
@@ -44,67 +44,73 @@ class Norm:
 
     def __call__(self, run: Launcher, states: mx.array, added: mx.array | None) -> tuple[mx.array, mx.array]:
         """States [tokens, size] with what a layer gave added to them, and these sums normed."""
-        sums, normed = _normed(run, states, added, self)
+        sums, normed = _launch_norm(run, states, added, self)
         return (states if added is None else sums), normed
 
 
-def add(run: Launcher, states: mx.array, added: mx.array, like: Norm) -> mx.array:
+def add_residual(run: Launcher, states: mx.array, added: mx.array, like: RmsNormKernel) -> mx.array:
     """Their sum, rounded as plain operations round."""
-    return _normed(run, states, added, like, normed=False)[0]
+    return _launch_norm(run, states, added, like, normed=False)[0]
 
 
-def _normed(
-    run: Launcher, states: mx.array, added: mx.array | None, norm: Norm, *, normed: bool = True
+def _launch_norm(
+    run: Launcher, states: mx.array, added: mx.array | None, norm: RmsNormKernel, *, normed: bool = True
 ) -> tuple[mx.array, mx.array]:
     tokens, size = states.shape
-    whole, none = Output((tokens, size), states.dtype), Output((1,), states.dtype)
+    whole, none = OutputSpec((tokens, size), states.dtype), OutputSpec((1,), states.dtype)
     template = (("T", states.dtype), ("SIZE", size), ("WARPS", _WARPS), ("ADDED", added is not None))
     outputs = (none if added is None else whole, whole if normed else none)
-    work = Work((*template, ("NORMED", normed)), (tokens, 1, 1), _WARPS * 32, outputs)
-    sums, result = run(stack_kernel("norm"), [states, states if added is None else added, norm.weight, norm.eps], work)
+    work = LaunchConfig((*template, ("NORMED", normed)), (tokens, 1, 1), _WARPS * 32, outputs)
+    sums, result = run(decode_kernel("norm"), [states, states if added is None else added, norm.weight, norm.eps], work)
     return sums, result
 
 
-def gate(run: Launcher, both: mx.array) -> mx.array:
+def gate_states(run: Launcher, both: mx.array) -> mx.array:
     """silu(x) * y of [tokens, x and y]."""
     tokens, size = both.shape[0], both.shape[1] // 2
     template = (("T", both.dtype), ("SIZE", size), ("THREADS", _THREADS))
-    work = Work(template, (-(-size // _THREADS), tokens, 1), _THREADS, (Output((tokens, size), both.dtype),))
-    return run(stack_kernel("gate"), [both], work)[0]
+    work = LaunchConfig(
+        template, (-(-size // _THREADS), tokens, 1), _THREADS, (OutputSpec((tokens, size), both.dtype),)
+    )
+    return run(decode_kernel("gate"), [both], work)[0]
 
 
-def shift(run: Launcher, product: mx.array, bias: mx.array) -> mx.array:
+def add_bias(run: Launcher, product: mx.array, bias: mx.array) -> mx.array:
     tokens, size = product.shape
     template = (("T", product.dtype), ("SIZE", size), ("THREADS", _THREADS))
-    work = Work(template, (-(-size // _THREADS), tokens, 1), _THREADS, (Output((tokens, size), product.dtype),))
-    return run(stack_kernel("shift"), [product, bias], work)[0]
+    work = LaunchConfig(
+        template, (-(-size // _THREADS), tokens, 1), _THREADS, (OutputSpec((tokens, size), product.dtype),)
+    )
+    return run(decode_kernel("shift"), [product, bias], work)[0]
 
 
 # For graphs.
 
 
-def post(run: Launcher, given: list[mx.array], after: mx.array, memory: mx.array, spots: mx.array) -> mx.array:
+def post_inputs(run: Launcher, given: list[mx.array], after: mx.array, memory: mx.array, spots: mx.array) -> mx.array:
     """Put states, angles, slots, table, rows and, where there are some, adapters where a graph reads them."""
     count = max(array.size for array in given)
     groups = min(64, -(-count // (8 * _THREADS)))
     template = (("T", given[0].dtype), ("THREADS", _THREADS))
     inputs = [*(array.reshape(-1) for array in given), after, memory, spots]
     name = "post" if len(given) == 5 else "post_adapted"
-    return run(stack_kernel(name), inputs, Work(template, (groups, 1, 1), _THREADS, (_word(),)))[0]
+    return run(decode_kernel(name), inputs, LaunchConfig(template, (groups, 1, 1), _THREADS, (_token_output(),)))[0]
 
 
-def lay(run: Launcher, addresses: mx.array, place: mx.array, after: mx.array) -> mx.array:
+def store_addresses(run: Launcher, addresses: mx.array, place: mx.array, after: mx.array) -> mx.array:
     """Put addresses where graphs read them, once the device has `after`; gives a token."""
-    return run(stack_kernel("lay"), [addresses, after, place], Work((), (1, 1, 1), 32, (_word(),)))[0]
+    return run(decode_kernel("lay"), [addresses, after, place], LaunchConfig((), (1, 1, 1), 32, (_token_output(),)))[0]
 
 
-def take(run: Launcher, done: mx.array, memory: mx.array, spot: mx.array, made: Output) -> mx.array:
+def take_result(run: Launcher, done: mx.array, memory: mx.array, spot: mx.array, made: OutputSpec) -> mx.array:
     """What a graph made."""
     count = made.shape[0] * made.shape[1]
     groups = min(64, -(-count // (8 * _THREADS)))
     template = (("T", made.dtype), ("THREADS", _THREADS))
-    return run(stack_kernel("take"), [done, memory, spot], Work(template, (groups, 1, 1), _THREADS, (made,)))[0]
+    return run(decode_kernel("take"), [done, memory, spot], LaunchConfig(template, (groups, 1, 1), _THREADS, (made,)))[
+        0
+    ]
 
 
-def _word() -> Output:
-    return Output((1,), mx.int32)
+def _token_output() -> OutputSpec:
+    return OutputSpec((1,), mx.int32)

@@ -1,18 +1,88 @@
-"""Products of few rows with weights of 16 bits, for NVIDIA GPUs, as fast as memory gives those."""
+"""Products of few rows with weights of 16 bits, for NVIDIA GPUs, as fast as memory gives those.
+
+How products are cut is what is fastest, never what is right: `spans` decides in which order a product is summed,
+whatever its outputs and rows, and all the rest changes no bits.
+"""
 
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import mlx.core as mx
 
-from ingot.kernels.dense.tuning import LINE, TUNING, WIDTHS, Cut, Stream, Tuning
 from ingot.kernels.device import Device
-from ingot.kernels.gpu.launchers import Launcher, launcher
-from ingot.kernels.gpu.texts import Kernel, Output, Template, Work, read
+from ingot.kernels.gpu.kernel_source import Kernel, KernelTemplate, LaunchConfig, OutputSpec, read_source
+from ingot.kernels.gpu.launcher import Launcher, kernel_launcher
+
+LINE = 64
+"""Columns that spans are multiples of: what memory gives at once."""
+WIDTHS = (8, 16, 32)
+"""Rows that a kernel multiplies at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterCut:
+    """For few rows: weights go to registers."""
+
+    warps: int  # that share the columns
+    tiles: int  # of sixteen outputs
+    depth: int  # stages of weights that are on their way to a warp
+
+    split: ClassVar[int] = 1
+
+    def __str__(self) -> str:
+        return f"registers for {self.depth}, {self.warps} warps, {self.tiles} tiles"
+
+    @property
+    def outputs(self) -> int:
+        """Of a group of threads."""
+        return self.tiles * 16
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCut:
+    """For rows that are many: weights and activations pass through shared memory, by copies."""
+
+    warps: int  # that take other outputs each
+    tiles: int  # of sixteen outputs that a warp multiplies by
+    stages: int  # in shared memory, of which all but one are on their way
+    split: int = 1  # groups of threads that share the columns; what they found is joined by a second kernel
+
+    def __str__(self) -> str:
+        return f"stream of {self.stages}, {self.warps} warps/{self.split}, {self.tiles} tiles"
+
+    @property
+    def outputs(self) -> int:
+        """Of a group of threads."""
+        return self.warps * self.tiles * 16
+
+    def lent(self, width: int) -> int:
+        """Bytes of shared memory that so many rows take."""
+        return self.stages * (self.outputs + width) * LINE * 2
+
+
+@dataclass(frozen=True, slots=True)
+class DenseTuning:
+    """A cut for each of the widths: where outputs are fewer than `wide`, and elsewhere."""
+
+    spans: int = 8  # that columns are cut into
+    wide: int = 8192
+    few: tuple[RegisterCut | StreamCut, ...] = (RegisterCut(8, 1, 2), RegisterCut(8, 1, 2), StreamCut(4, 2, 4, split=8))
+    many: tuple[RegisterCut | StreamCut, ...] = (RegisterCut(8, 1, 2), RegisterCut(8, 1, 2), StreamCut(8, 1, 4))
+
+    def cut_of(self, outputs: int, width: int) -> RegisterCut | StreamCut:
+        return (self.many if outputs >= self.wide else self.few)[WIDTHS.index(width)]
+
+
+DENSE_TUNING = DenseTuning()
+_IN_REGISTERS = (RegisterCut(8, 1, 2), RegisterCut(8, 1, 2), RegisterCut(8, 2, 2))
+TUNING_CHOICES = (DENSE_TUNING, DenseTuning(few=_IN_REGISTERS, many=_IN_REGISTERS))
+"""The fastest first; the other ones' bits are the same."""
+
 
 SOURCE = Path(__file__).parent / "source"
 DTYPES = (mx.float16, mx.bfloat16)
@@ -36,26 +106,32 @@ JOINING = 8
 @cache
 def dense_kernel(name: str) -> Kernel:
     return Kernel(
-        "dense", name, ("given", "weight", *ENDS[name]), ("y",), _header(name), read(SOURCE / "multiply.h"), True
+        "dense", name, ("given", "weight", *ENDS[name]), ("y",), _header(name), read_source(SOURCE / "multiply.h"), True
     )
 
 
 @cache
 def streaming_kernel(name: str) -> Kernel:
     """The same for rows that are many."""
-    inputs, body = ("given", "weight", *ENDS[name]), read(SOURCE / "stream.h")
+    inputs, body = ("given", "weight", *ENDS[name]), read_source(SOURCE / "stream.h")
     return Kernel("dense", f"stream_{name}", inputs, ("y",), _header(name), body, True)
 
 
 @cache
 def joining_kernel(name: str) -> Kernel:
     """For parts of a product that would have been `name`'s."""
-    return Kernel("dense", f"join_{name}", ("sums", *ENDS[name]), ("y",), _header(name), read(SOURCE / "join.h"), True)
+    return Kernel(
+        "dense", f"join_{name}", ("sums", *ENDS[name]), ("y",), _header(name), read_source(SOURCE / "join.h"), True
+    )
 
 
 def _header(name: str) -> str:
     defined = "".join(f"#define {end.upper()}\n" for end in name.split("_")[1:])
-    return defined + read(SOURCE / "chunks.h") + (read(SOURCE / "gate.h") if name == "multiply_gated" else "")
+    return (
+        defined
+        + read_source(SOURCE / "chunks.h")
+        + (read_source(SOURCE / "gate.h") if name == "multiply_gated" else "")
+    )
 
 
 class DenseWeights(NamedTuple):
@@ -84,7 +160,7 @@ class DenseProduct:
     """Multiplies up to 32 rows x [rows, columns] by weight [outputs, columns], all arrays of one format, weights one
     behind another in memory. The bits of a row depend on it and the weights alone."""
 
-    def __init__(self, run: Launcher, tuning: Tuning = TUNING) -> None:
+    def __init__(self, run: Launcher, tuning: DenseTuning = DENSE_TUNING) -> None:
         self._run, self._tuning = run, tuning
         self._plans: dict[tuple[str, int, mx.Dtype, tuple[int, ...]], _Plan] = {}  # by form, rows and weights
 
@@ -132,49 +208,49 @@ class DenseProduct:
     def _plan(self, name: str, rows: int, dtype: mx.Dtype, shape: tuple[int, ...], parts: int) -> _Plan:
         outputs, columns = shape
         width = next(width for width in WIDTHS if rows <= width)
-        cut, y = self._tuning.cut_of(outputs, width), Output((rows, outputs // parts), dtype)
-        work = Work(
+        cut, y = self._tuning.cut_of(outputs, width), OutputSpec((rows, outputs // parts), dtype)
+        work = LaunchConfig(
             _template(dtype, columns, width, self._tuning.spans, cut),
             (-(-outputs // cut.outputs) * cut.split, 1, 1),
             cut.warps * 32,
             (y,),
-            cut.lent(width) if isinstance(cut, Stream) else 0,
+            cut.lent(width) if isinstance(cut, StreamCut) else 0,
         )
         if cut.split > 1:
-            sums = Output((cut.split, rows, outputs), mx.float32)
+            sums = OutputSpec((cut.split, rows, outputs), mx.float32)
             joining = joining_kernel(name), _joining(cut.split, y)
             return _Plan(streaming_kernel("multiply_parted"), work._replace(outputs=(sums,)), joining)
-        return _Plan(streaming_kernel(name) if isinstance(cut, Stream) else dense_kernel(name), work)
+        return _Plan(streaming_kernel(name) if isinstance(cut, StreamCut) else dense_kernel(name), work)
 
 
 class _Plan(NamedTuple):
     """The launches of a product: one, or one for sums of parts of the columns and one that joins them."""
 
     kernel: Kernel
-    work: Work
-    joining: tuple[Kernel, Work] | None = None
+    work: LaunchConfig
+    joining: tuple[Kernel, LaunchConfig] | None = None
 
 
-def _joining(split: int, y: Output) -> Work:
-    template: Template = (("T", y.dtype), ("SPLIT", split), ("WARPS", JOINING))
+def _joining(split: int, y: OutputSpec) -> LaunchConfig:
+    template: KernelTemplate = (("T", y.dtype), ("SPLIT", split), ("WARPS", JOINING))
     groups = (-(-y.shape[0] * y.shape[1] // (JOINING * 32)), 1, 1)
-    return Work(template, groups, JOINING * 32, (y,))
+    return LaunchConfig(template, groups, JOINING * 32, (y,))
 
 
-def _template(dtype: mx.Dtype, columns: int, width: int, spans: int, cut: Cut | Stream) -> Template:
-    common: Template = (
+def _template(dtype: mx.Dtype, columns: int, width: int, spans: int, cut: RegisterCut | StreamCut) -> KernelTemplate:
+    common: KernelTemplate = (
         *(("T", dtype), ("EIGHTS", width // 8), ("SPANS", spans), ("WARPS", cut.warps), ("TILES", cut.tiles)),
     )
-    if isinstance(cut, Stream):
+    if isinstance(cut, StreamCut):
         return (*common, ("STAGES", cut.stages), ("SPLIT", cut.split))
     aligned = columns % (LINE * spans) == 0
     even = aligned and columns // LINE // cut.warps % cut.depth == 0
     return (*common, ("DEPTH", cut.depth), ("ALIGNED", aligned), ("EVEN", even))
 
 
-def dense_product(device: Device, tuning: Tuning = TUNING) -> DenseProduct:
+def dense_product(device: Device, tuning: DenseTuning = DENSE_TUNING) -> DenseProduct:
     """Raises ValueError where there is none."""
-    run = launcher(device)
+    run = kernel_launcher(device)
     if run is None:
         raise ValueError(f"no kernels for {device.name}")
     return DenseProduct(run, tuning)

@@ -1,5 +1,6 @@
-"""Products with weights of 16 bits against MLX's own, on the device at hand: what differs must not be used, nor what is
-slower."""
+"""Products with weights of 16 bits against MLX's own, on the device at hand: what differs or is slower is not used.
+Each kind of layer is compared once, and the largest is raced.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +11,68 @@ from statistics import median
 
 import mlx.core as mx
 
-from ingot.kernels.dense.tuning import TUNING, Tuning
-from ingot.kernels.dense_matmul.kernels import MOST_ROWS, DenseProduct, DenseWeights, dense_product
+from ingot.kernels.dense_matmul.kernels import (
+    DENSE_TUNING,
+    MOST_ROWS,
+    TUNING_CHOICES,
+    DenseProduct,
+    DenseTuning,
+    DenseWeights,
+    dense_product,
+)
 from ingot.kernels.device import Device
-from ingot.kernels.gpu.launchers import Launcher, prepare
+from ingot.kernels.gpu.emulator import Emulator
+from ingot.kernels.gpu.launcher import Launcher, compile_kernels, kernel_launcher
+
+RACED_BYTES = 1 << 27
+"""Of weights from which on a product takes longer than asking for it, and more than caches hold."""
+DenseKey = tuple[mx.Dtype, tuple[int, ...], bool]
+
+
+class CheckedDense:
+    """Those of a device. What does not compile, differs, or is slower is not used, and `wrong` says why. Metal is left
+    to MLX."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.wrong: dict[DenseKey, str] = {}
+        self._right: dict[DenseKey, DenseTuning] = {}  # and how they are cut
+        self._slower: str | None = None
+
+    def meet(self, layers: Iterable[DenseWeights]) -> None:
+        """Compile for all layers of a model at once, and let the largest be raced."""
+        known = {weights.kind: weights for weights in layers if self._could_be(weights)}
+        if not known:
+            return
+        compile_dense_kernels(self._device, known.values())
+        largest = max(known.values(), key=lambda weights: weights.weight.nbytes)
+        if largest.weight.nbytes >= RACED_BYTES and not isinstance(kernel_launcher(self._device), Emulator):
+            if self._is_right(largest):
+                self._slower = race_dense_product(dense_product(self._device, self._right[largest.kind]), largest)
+            if self._slower is not None:
+                self.wrong[largest.kind] = self._slower
+
+    def of(self, weights: DenseWeights) -> DenseProduct | None:
+        """None where there is no kernel for such weights that is right and fast."""
+        if self._slower is not None or not self._could_be(weights) or not self._is_right(weights):
+            return None
+        return dense_product(self._device, self._right[weights.kind])
+
+    def _could_be(self, weights: DenseWeights) -> bool:
+        return self._device.kind == "cuda" and kernel_launcher(self._device) is not None and weights.is_covered
+
+    def _is_right(self, weights: DenseWeights) -> bool:
+        key = weights.kind
+        if key not in self._right and key not in self.wrong:
+            for tuning in TUNING_CHOICES:
+                wrong = check_dense_product(self._device, weights, tuning)
+                if wrong is None:
+                    self._right[key] = tuning
+                    break
+            else:
+                self.wrong[key] = str(wrong)
+        return key in self._right
+
 
 BOUNDS = {mx.float16: 2**-9, mx.bfloat16: 2**-6}
 """Of the largest product, by which another may be off. It is rounded once."""
@@ -25,54 +84,58 @@ RACED, ROUNDS, TIMES, SLACK = (1, 8), 9, 4, 1.3
 """Rows that keep their bits, and whole layers as one launch, are worth that much."""
 
 
-def compile_for(device: Device, layers: Iterable[DenseWeights]) -> None:
+def compile_dense_kernels(device: Device, layers: Iterable[DenseWeights]) -> None:
     """All kernels for such layers at once, where compiling is ours to do."""
 
     def rehearsed(run: Launcher) -> None:
         for weights in layers:
-            _launched(DenseProduct(run), weights)
+            _launch_products(DenseProduct(run), weights)
 
-    prepare(device, rehearsed)
+    compile_kernels(device, rehearsed)
 
 
-def selfcheck(device: Device, weights: DenseWeights, tuning: Tuning = TUNING) -> str | None:
+def check_dense_product(device: Device, weights: DenseWeights, tuning: DenseTuning = DENSE_TUNING) -> str | None:
     """What is wrong with the products of a layer on this device; None where they are right."""
     try:
-        return _wrong(*_launched(dense_product(device, tuning), weights), weights)
+        return _find_wrong(*_launch_products(dense_product(device, tuning), weights), weights)
     except (RuntimeError, ValueError) as error:
         return f"does not run: {' '.join(str(error).split())[:500]}"
 
 
-def slower(product: DenseProduct, weights: DenseWeights, clock: Callable[[], float] = time.perf_counter) -> str | None:
+def race_dense_product(
+    product: DenseProduct, weights: DenseWeights, clock: Callable[[], float] = time.perf_counter
+) -> str | None:
     """How much slower it is than MLX's own; None where it is not, or hardly."""
     for rows in RACED:
-        x = _drawn(rows, weights)
-        ours, theirs = _raced([partial(product, x, weights.weight), partial(mx.matmul, x, weights.weight.T)], clock)
+        x = _random_rows(rows, weights)
+        ours, theirs = _median_times(
+            [partial(product, x, weights.weight), partial(mx.matmul, x, weights.weight.T)], clock
+        )
         if ours > SLACK * theirs:
             return f"takes {ours / theirs:.2f} times as long as MLX's own for {rows} rows, {weights}"
     return None
 
 
-def _raced(works: list[Callable[[], mx.array]], clock: Callable[[], float]) -> list[float]:
+def _median_times(works: list[Callable[[], mx.array]], clock: Callable[[], float]) -> list[float]:
     """Seconds of each, turn by turn."""
     for work in works:
         mx.eval(work())
-    rounds = [[_seconds(work, clock) for work in works] for _ in range(ROUNDS)]
+    rounds = [[_time_work(work, clock) for work in works] for _ in range(ROUNDS)]
     return [median(each) for each in zip(*rounds, strict=True)]
 
 
-def _seconds(work: Callable[[], mx.array], clock: Callable[[], float]) -> float:
+def _time_work(work: Callable[[], mx.array], clock: Callable[[], float]) -> float:
     begun = clock()
     mx.eval([work() for _ in range(TIMES)])
     return clock() - begun
 
 
-def _launched(product: DenseProduct, weights: DenseWeights) -> tuple[mx.array, list[mx.array]]:
-    x = _drawn(max(ROWS), weights)
+def _launch_products(product: DenseProduct, weights: DenseWeights) -> tuple[mx.array, list[mx.array]]:
+    x = _random_rows(max(ROWS), weights)
     return x, [product(x[:rows], weights.weight, bias=weights.bias) for rows in ROWS]
 
 
-def _wrong(x: mx.array, found: list[mx.array], weights: DenseWeights) -> str | None:
+def _find_wrong(x: mx.array, found: list[mx.array], weights: DenseWeights) -> str | None:
     mx.eval(found)
     if any(_differs(found[0][:, ends], x, weights, ends) for ends in (slice(None, ENDS), slice(-ENDS, None))):
         return f"multiply differs for {weights}"
@@ -88,6 +151,6 @@ def _differs(found: mx.array, x: mx.array, weights: DenseWeights, ends: slice) -
     return not float(apart) <= BOUNDS[weights.weight.dtype]  # nor what is not a number
 
 
-def _drawn(rows: int, weights: DenseWeights) -> mx.array:
+def _random_rows(rows: int, weights: DenseWeights) -> mx.array:
     drawn = mx.random.normal((rows, weights.weight.shape[1]), key=mx.random.key(7))
     return drawn.astype(weights.weight.dtype)

@@ -17,8 +17,8 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.kernels.device import Device
-from ingot.kernels.gpu.launchers import Launcher, launcher
-from ingot.kernels.gpu.texts import Kernel, Output, Template, Work, read
+from ingot.kernels.gpu.kernel_source import Kernel, KernelTemplate, LaunchConfig, OutputSpec, read_source
+from ingot.kernels.gpu.launcher import Launcher, kernel_launcher
 
 SOURCE = Path(__file__).parent / "source"
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
@@ -36,7 +36,9 @@ OUTPUTS = {"convolve": ("convolved",), "advance": ("y", "kept")}
 
 @cache
 def delta_kernel(name: str) -> Kernel:
-    return Kernel("delta", name, INPUTS[name], OUTPUTS[name], read(SOURCE / "gates.h"), read(SOURCE / f"{name}.h"))
+    return Kernel(
+        "delta", name, INPUTS[name], OUTPUTS[name], read_source(SOURCE / "gates.h"), read_source(SOURCE / f"{name}.h")
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class DeltaShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Spans:
+class DeltaSpans:
     """The rows of a forward pass: made once for all layers."""
 
     spans: mx.array
@@ -84,7 +86,7 @@ class Spans:
     """Tokens after which states are kept."""
 
     @classmethod
-    def of(cls, pieces: Sequence[tuple[int, int, int, int]], keep: Sequence[bool] | None = None) -> Spans:
+    def of(cls, pieces: Sequence[tuple[int, int, int, int]], keep: Sequence[bool] | None = None) -> DeltaSpans:
         """Of each row: the number of its first token, how many it has, its slot, and how many it had before. Where
         `keep` says so, `advance` gives the states after each of its tokens, one row's behind another's."""
         chosen = keep or [False] * len(pieces)
@@ -125,10 +127,10 @@ class DeltaKernels:
         sizes = (("KEY_SIZE", shape.key_size), ("VALUE_SIZE", shape.value_size))
         heads = (("KEY_HEADS", shape.key_heads), ("VALUE_HEADS", shape.value_heads))
         channels = (("CHANNELS", shape.channels), ("TAPS", shape.taps))
-        self._convolve: Template = (("T", dtype), *channels, ("THREADS", _CONVOLVE))
-        self._advance: Template = (("T", dtype), *sizes, *heads, ("THREADS", _ADVANCE))
+        self._convolve: KernelTemplate = (("T", dtype), *channels, ("THREADS", _CONVOLVE))
+        self._advance: KernelTemplate = (("T", dtype), *sizes, *heads, ("THREADS", _ADVANCE))
 
-    def convolve(self, x: mx.array, spans: Spans, tails: mx.array) -> mx.array:
+    def convolve(self, x: mx.array, spans: DeltaSpans, tails: mx.array) -> mx.array:
         """x [tokens, channels], filtered along each row and gated; `tails` of the rows' slots are then their last
         tokens."""
         groups = (-(-self.shape.channels // _CONVOLVE), spans.rows, 1)
@@ -136,12 +138,12 @@ class DeltaKernels:
         [convolved] = self._run(
             delta_kernel("convolve"),
             given,
-            Work(self._convolve, groups, _CONVOLVE, (Output(x.shape, self._dtype),)),
+            LaunchConfig(self._convolve, groups, _CONVOLVE, (OutputSpec(x.shape, self._dtype),)),
         )
         return convolved
 
     def advance(
-        self, convolved: mx.array, decays: mx.array, strengths: mx.array, spans: Spans, states: mx.array
+        self, convolved: mx.array, decays: mx.array, strengths: mx.array, spans: DeltaSpans, states: mx.array
     ) -> tuple[mx.array, mx.array]:
         """What each token reads, [tokens, value heads, value size], of states that pass over all of its row's tokens up
         to it; and the states after each token of the rows that keep them."""
@@ -149,9 +151,9 @@ class DeltaKernels:
         lanes = 8 if shape.key_size % 32 == 0 else 4
         groups = (-(-shape.value_size // (_ADVANCE // lanes)), shape.value_heads, spans.rows)
         kept = (spans.kept, *shape.state) if spans.kept else (1,)
-        outputs = (Output((tokens, shape.value_heads, shape.value_size), self._dtype), Output(kept, mx.float32))
+        outputs = (OutputSpec((tokens, shape.value_heads, shape.value_size), self._dtype), OutputSpec(kept, mx.float32))
         given = [convolved, mx.contiguous(decays), mx.contiguous(strengths), self._numbers, spans.spans, states]
-        y, after = self._run(delta_kernel("advance"), given, Work(self._advance, groups, _ADVANCE, outputs))
+        y, after = self._run(delta_kernel("advance"), given, LaunchConfig(self._advance, groups, _ADVANCE, outputs))
         return y, after
 
 
@@ -159,7 +161,7 @@ def delta_kernels(
     device: Device, shape: DeltaShape, dtype: mx.Dtype, *, filter: mx.array, a_log: mx.array, dt_bias: mx.array
 ) -> DeltaKernels:
     """Raises ValueError where there are none."""
-    run = launcher(device)
+    run = kernel_launcher(device)
     if run is None:
         raise ValueError(f"no kernels for {device.name}")
     return DeltaKernels(run, shape, dtype, filter=filter, a_log=a_log, dt_bias=dt_bias)

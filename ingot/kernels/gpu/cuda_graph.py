@@ -1,25 +1,47 @@
-"""CUDA's driver, by ctypes, in the context that MLX computes in: graphs of kernels that were compiled here.
+"""CUDA graphs: building them by CUDA's driver, and launching them on MLX's own stream.
 
-A launch through MLX costs the host microseconds, a launch of a whole graph costs it about as much: so what is the same
-at every step is put into one. Only the engine thread may call anything here.
+The driver is called by ctypes, in the context that MLX computes in. A launch through MLX costs the host microseconds, a
+launch of a whole graph costs it about as much: so what is the same at every step is put into one.
+
+The extension of MLX that launches graphs (`source/graph_launch.cpp`) is compiled against the MLX that is installed,
+once for each version, and lies beside the cubin cache. Without a C++ compiler there is none: then the host orders
+steps, which is slower, and the ready line says so. Only the engine thread may call anything here.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
 from collections.abc import Sequence
 from functools import cache
+from importlib.machinery import ExtensionFileLoader
+from pathlib import Path
 from typing import Any, NamedTuple
 
-SONAME = "libcuda.so.1"
+import mlx.core as mx
+
+from ingot.extras import install_command
+from ingot.kernels.gpu.nvrtc import DEFAULT_CUBIN_FOLDER, cubin_key, private_folder
+
+DRIVER_LIBRARY = "libcuda.so.1"
 NON_BLOCKING = 1
 
 
 COMPUTE_CAPABILITY = 75
 """The attribute of a device that is its compute capability, before the dot."""
-MOST_LENT = 8
+SHARED_MEMORY_ATTRIBUTE = 8
 """The attribute of a kernel that is how much shared memory launches of it may ask for."""
-OVERLAPPING = 9
+OVERLAPPING_CAPABILITY = 9
 """The first one whose kernels wait by themselves."""
 
 
@@ -27,7 +49,7 @@ class CudaError(RuntimeError):
     """The driver is not there, or refuses something."""
 
 
-class Launch(NamedTuple):
+class GraphKernelLaunch(NamedTuple):
     """A kernel, its groups and threads, the addresses of its arrays, and the numbers behind those."""
 
     function: int
@@ -55,7 +77,7 @@ class _KernelNode(ctypes.Structure):
     )
 
 
-class Driver:
+class CudaDriver:
     """Of the device that MLX uses, which it has begun to use."""
 
     def __init__(self, library: ctypes.CDLL, device: int = 0) -> None:
@@ -67,17 +89,17 @@ class Driver:
         self._call("cuDeviceGet", ctypes.byref(number), device)
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), number)
         self.enter()
-        self.overlaps = self._attribute(number, COMPUTE_CAPABILITY) >= OVERLAPPING
+        self.overlaps = self._attribute(number, COMPUTE_CAPABILITY) >= OVERLAPPING_CAPABILITY
         """Whether a kernel of a graph begins before the one before it ends."""
 
     @classmethod
-    def find(cls) -> Driver:
+    def find(cls) -> CudaDriver:
         """The one of this process, whose kernels are loaded once however many models use them. Raises CudaError where
         there is none."""
         try:
-            found = _of_process()
+            found = _process_driver()
         except OSError as error:
-            raise CudaError(f"{SONAME}: {error}") from error
+            raise CudaError(f"{DRIVER_LIBRARY}: {error}") from error
         found.enter()
         return found
 
@@ -97,18 +119,18 @@ class Driver:
             self._call("cuModuleLoadData", ctypes.byref(module), cubin)
             self._modules[cubin] = module
         self._call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
-        return _known(function)
+        return _handle_value(function)
 
     def stream(self) -> int:
         stream = ctypes.c_void_p()
         self._call("cuStreamCreate", ctypes.byref(stream), NON_BLOCKING)
-        return _known(stream)
+        return _handle_value(stream)
 
     def end(self, stream: int) -> None:
         """What is on it is still done."""
         self._call("cuStreamDestroy_v2", ctypes.c_void_p(stream))
 
-    def graph(self, launches: Sequence[Launch]) -> int:
+    def graph(self, launches: Sequence[GraphKernelLaunch]) -> int:
         """Each waits for the one before it, by itself where the device knows how to (`AFTER_OTHERS`)."""
         graph, whole = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuGraphCreate", ctypes.byref(graph), 0)
@@ -119,11 +141,13 @@ class Driver:
             self._call("cuGraphInstantiateWithFlags", ctypes.byref(whole), graph, ctypes.c_uint64(0))
         finally:
             self._call("cuGraphDestroy", graph)
-        return _known(whole)
+        return _handle_value(whole)
 
-    def _added(self, graph: ctypes.c_void_p, launch: Launch, before: ctypes.c_void_p | None) -> ctypes.c_void_p:
+    def _added(
+        self, graph: ctypes.c_void_p, launch: GraphKernelLaunch, before: ctypes.c_void_p | None
+    ) -> ctypes.c_void_p:
         if launch.lent:
-            self._call("cuFuncSetAttribute", ctypes.c_void_p(launch.function), MOST_LENT, launch.lent)
+            self._call("cuFuncSetAttribute", ctypes.c_void_p(launch.function), SHARED_MEMORY_ATTRIBUTE, launch.lent)
         values: list[Any] = [ctypes.c_uint64(address) for address in launch.addresses]
         values += [ctypes.c_int(number) for number in launch.numbers]
         arguments = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
@@ -150,7 +174,7 @@ class Driver:
         try:
             result = getattr(self._library, name)(*arguments)
         except AttributeError as error:
-            raise CudaError(f"{SONAME} has no {name}: it is too old") from error
+            raise CudaError(f"{DRIVER_LIBRARY} has no {name}: it is too old") from error
         if result != 0:
             said = ctypes.c_char_p()
             self._library.cuGetErrorString(result, ctypes.byref(said))
@@ -158,10 +182,123 @@ class Driver:
 
 
 @cache
-def _of_process() -> Driver:
-    return Driver(ctypes.CDLL(SONAME))
+def _process_driver() -> CudaDriver:
+    return CudaDriver(ctypes.CDLL(DRIVER_LIBRARY))
 
 
-def _known(handle: ctypes.c_void_p) -> int:
+def _handle_value(handle: ctypes.c_void_p) -> int:
     assert handle.value is not None
     return handle.value
+
+
+log = logging.getLogger("ingot.kernels")
+EXTENSION_MODULE = "ingot_graph_launch"
+EXTENSION_SOURCE = Path(__file__).parent / "source" / "graph_launch.cpp"
+COMPILER_OPTIONS = (
+    *("-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing"),
+    *("-DNDEBUG", "-DNB_DOMAIN=mlx"),  # MLX's domain: the extension shares its array type
+)
+STAND_INS = ("cuda.h", "cuda_runtime.h", "fmt/format.h")
+"""Headers that MLX's own include. What they would declare, the source declares."""
+COMPILER_LIMIT_S = 300
+
+
+class ExtensionBuildError(RuntimeError):
+    """The extension cannot be compiled or loaded here."""
+
+
+@cache
+def graph_extension() -> Any:
+    """The module, with `Graph` and `launch`. Raises BuildError; the same one however often it is asked for."""
+    found = _find_graph_extension()
+    if isinstance(found, ExtensionBuildError):
+        raise found
+    return found
+
+
+@cache
+def _find_graph_extension() -> Any:
+    try:
+        return load_graph_extension(
+            build_graph_extension(private_folder((DEFAULT_CUBIN_FOLDER.parent / "extensions").expanduser()))
+        )
+    except ExtensionBuildError as error:
+        return error
+    except OSError as error:
+        return ExtensionBuildError(str(error))
+
+
+def build_graph_extension(folder: Path) -> Path:
+    """The compiled extension in `folder`. Raises BuildError or OSError."""
+    target = folder / f"{EXTENSION_MODULE}-{_extension_key()}.so"
+    if not target.exists():
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".") as aside:
+            made = Path(aside) / target.name
+            _run_compiler([*compiler_command(Path(aside)), "-o", str(made)])
+            made.replace(target)
+        log.info("the extension that launches graphs was compiled, in %.1f s", time.monotonic() - began)
+    return target
+
+
+def load_graph_extension(file: Path) -> Any:
+    """Raises BuildError."""
+    loader = ExtensionFileLoader(EXTENSION_MODULE, str(file))
+    spec = importlib.util.spec_from_file_location(EXTENSION_MODULE, file, loader=loader)
+    assert spec is not None
+    try:
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    except ImportError as error:
+        raise ExtensionBuildError(f"the compiled extension does not load: {error}") from error
+    return module
+
+
+def compiler_command(aside: Path) -> list[str]:
+    """All but where the result goes; empty headers are put into `aside`. Raises BuildError."""
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX") or "g++", "c++", "clang++"))), None)
+    if compiler is None:
+        raise ExtensionBuildError("no C++ compiler is found: install g++")
+    python = Path(sysconfig.get_path("include"))
+    if not (python / "Python.h").exists():
+        raise ExtensionBuildError("Python's headers are not installed: install python3-dev")
+    nanobind = _package_folder("nanobind")
+    if nanobind is None:
+        raise ExtensionBuildError(f"nanobind is not installed: run {install_command(['nanobind>=3.1,<3.2'])}")
+    for header in STAND_INS:
+        (aside / header).parent.mkdir(exist_ok=True)
+        (aside / header).touch()
+    mlx = _mlx_folder()
+    headers = (nanobind / "include", nanobind / "ext/robin_map/include", python)
+    foreign = [option for folder in (aside, mlx / "include", *headers) for option in ("-isystem", str(folder))]
+    sources = (str(EXTENSION_SOURCE), str(nanobind / "src/nb_combined.cpp"))
+    return [compiler, *COMPILER_OPTIONS, *foreign, *sources, f"-L{mlx / 'lib'}", "-lmlx", "-ldl"]
+
+
+def _extension_key() -> str:
+    """Of everything that the extension depends on."""
+    versions = (
+        importlib.metadata.version("mlx"),
+        importlib.metadata.version("nanobind") if _package_folder("nanobind") else "none",
+    )
+    here = (sys.implementation.cache_tag, platform.machine(), str(_mlx_folder()))
+    return cubin_key(EXTENSION_SOURCE.read_text(), *COMPILER_OPTIONS, *versions, *here)
+
+
+def _mlx_folder() -> Path:
+    return Path(mx.__file__).parent
+
+
+def _package_folder(name: str) -> Path | None:
+    found = importlib.util.find_spec(name)
+    return None if found is None or found.origin is None else Path(found.origin).parent
+
+
+def _run_compiler(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMPILER_LIMIT_S)
+    except subprocess.TimeoutExpired as error:
+        raise ExtensionBuildError(f"{command[0]} did not end within {COMPILER_LIMIT_S} s") from error
+    if done.returncode != 0:
+        wrong = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+        raise ExtensionBuildError(f"{command[0]} fails: {' '.join(wrong[:3])[:500]}")

@@ -24,8 +24,15 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.kernels.device import cpu_name
-from ingot.kernels.gpu.kernel_source import Kind, kind_of, leading
-from ingot.kernels.gpu.texts import Kernel, KernelText, Work, kernel_text
+from ingot.kernels.gpu.kernel_source import (
+    Kernel,
+    KernelKind,
+    KernelText,
+    LaunchConfig,
+    kernel_kind,
+    kernel_text,
+    leading_inputs,
+)
 
 COMPILER = "g++"
 INLINED = ("-finline-functions-called-once", "-finline-small-functions")
@@ -49,7 +56,7 @@ class Emulator:
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
-        self._settled: dict[object, Kind] = {}
+        self._settled: dict[object, KernelKind] = {}
 
     @staticmethod
     def available() -> bool:
@@ -59,7 +66,7 @@ class Emulator:
         """The text to run; tests break it here."""
         return text
 
-    def __call__(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
+    def __call__(self, kernel: Kernel, inputs: list[mx.array], work: LaunchConfig) -> list[mx.array]:
         """Raises RuntimeError where threads wait for others that never come, or take more than a GPU has, and where
         other launchers would take these arrays for others."""
         kind = self._settled_as(kernel, inputs, work)
@@ -84,22 +91,22 @@ class Emulator:
             raise RuntimeError(f"{kernel.name}: {wrong.decode()}")
         return made
 
-    def prepare(self, kinds: Iterable[Kind]) -> None:
+    def prepare(self, kinds: Iterable[KernelKind]) -> None:
         """Compile them, as many at once as there are processors. What does not compile is met again when it is used."""
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             for compiling in [threads.submit(self._run, kind) for kind in kinds]:
                 compiling.exception()
 
-    def _run(self, kind: Kind) -> Any:
+    def _run(self, kind: KernelKind) -> Any:
         values = tuple(
             (name, TYPES[value] if isinstance(value, mx.Dtype) else int(value)) for name, value in kind.template
         )
         types, outputs = (tuple(TYPES[dtype] for dtype in dtypes) for dtypes in (kind.inputs, kind.outputs))
-        return _compiled(self.rewritten(kernel_text(kind.kernel, "emulator")), types, outputs, values)
+        return _compiled_kernel(self.rewritten(kernel_text(kind.kernel, "emulator")), types, outputs, values)
 
-    def _settled_as(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> Kind:
-        sizes = tuple(array.itemsize for array in leading(kernel)(inputs))
-        kind = kind_of(kernel, inputs, work)
+    def _settled_as(self, kernel: Kernel, inputs: list[mx.array], work: LaunchConfig) -> KernelKind:
+        sizes = tuple(array.itemsize for array in leading_inputs(kernel)(inputs))
+        kind = kernel_kind(kernel, inputs, work)
         known = self._settled.setdefault((kernel, work.template, sizes), kind)
         if known != kind:
             raise RuntimeError(f"{kernel.name}: its template does not settle its arrays: {known[2:]}, then {kind[2:]}")
@@ -116,11 +123,11 @@ def _addresses(arrays: Sequence[np.ndarray]) -> Any:
 
 
 @cache
-def _compiled(
+def _compiled_kernel(
     text: KernelText, types: tuple[str, ...], outputs: tuple[str, ...], template: tuple[tuple[str, str | int], ...]
 ) -> Any:
     """The function that runs this kernel: compiled now, or found where an earlier process left it."""
-    program = _program(text, types, outputs, template)
+    program = _emulator_program(text, types, outputs, template)
     key = hashlib.sha256("\0".join((program, *FLAGS, platform.machine(), cpu_name())).encode()).hexdigest()[:24]
     library = _folder() / f"{key}.so"
     if not library.exists():
@@ -151,7 +158,7 @@ def _compile(program: str, library: Path) -> None:
         made.rename(library)
 
 
-def _program(
+def _emulator_program(
     text: KernelText, types: tuple[str, ...], outputs: tuple[str, ...], template: tuple[tuple[str, str | int], ...]
 ) -> str:
     """A file with the signature that MLX would generate, as static pointers, and one function to call."""

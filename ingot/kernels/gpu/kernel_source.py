@@ -1,4 +1,7 @@
-"""Kinds of kernels: a text and all that is settled when it is compiled; and the program that CUDA compiles for one."""
+"""Kernels' sources. A kernel is a body in the common subset of CUDA, Metal and C++, behind a prelude for each.
+
+A kind of kernel is a source and all that is settled when it is compiled; `cuda_program` is what CUDA compiles for one.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,66 @@ import re
 from collections.abc import Callable, Iterable
 from functools import cache
 from operator import itemgetter
-from typing import NamedTuple
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 import mlx.core as mx
 
-from ingot.kernels.gpu.texts import Kernel, Template, Work, kernel_text
+Prelude = Literal["cuda", "metal", "emulator"]
+KernelTemplate = tuple[tuple[str, "int | bool | mx.Dtype"], ...]
+"""Names in a body that stand for something else in each kernel that is made of it."""
+SOURCE = Path(__file__).parent / "source"
+
+
+class Kernel(NamedTuple):
+    """A body, what it begins with, and what its arguments are called."""
+
+    room: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    header: str
+    body: str
+    matrix: bool = False  # it multiplies by matrix units
+
+
+class OutputSpec(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: mx.Dtype
+
+
+class LaunchConfig(NamedTuple):
+    """How a kernel is run: in groups of so many threads, and what it gives."""
+
+    template: KernelTemplate
+    groups: tuple[int, int, int]
+    threads: int
+    outputs: tuple[OutputSpec, ...]
+    lent: int = 0  # bytes of shared memory beside what the text declares (`LENT_FLOATS`)
+
+
+class KernelText(NamedTuple):
+    name: str  # another one for another text: what is compiled is kept by name
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    header: str
+    body: str
+
+
+@cache
+def kernel_text(kernel: Kernel, prelude: Prelude) -> KernelText:
+    files = [f"prelude_{prelude}.h", "common.h", *([f"matrix_{prelude}.h", "tiles.h"] if kernel.matrix else [])]
+    header = "".join(read_source(SOURCE / file) for file in files) + kernel.header
+    digest = hashlib.sha256((header + kernel.body).encode()).hexdigest()[:12]
+    name = f"ingot_{kernel.room}_{kernel.name}_{digest}"
+    return KernelText(name, kernel.inputs, kernel.outputs, header, kernel.body)
+
+
+def read_source(file: Path) -> str:
+    """A file without comments and indentation: mlx puts the text together anew at every call."""
+    lines = (re.sub(r"\s*//.*", "", line).strip() for line in file.read_text().splitlines())
+    return "".join(f"{line}\n" for line in lines if line)
+
 
 TYPES = {
     mx.float32: "float",
@@ -27,7 +85,7 @@ TYPES = {
     mx.uint64: "uint64_t",
     mx.bool_: "bool",
 }
-NUMBERS = """#include <cuda_fp16.h>
+NUMBER_TYPES = """#include <cuda_fp16.h>
 #include <cuda_bf16.h>
 typedef signed char int8_t; typedef short int16_t; typedef int int32_t; typedef long int64_t;
 typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t;
@@ -40,15 +98,15 @@ AFTER_OTHERS = "AFTER_OTHERS()"
 """Where a kernel in a graph waits for the one before it: what it reads behind it may be that one's."""
 
 
-class Kind(NamedTuple):
+class KernelKind(NamedTuple):
     kernel: Kernel
-    template: Template
+    template: KernelTemplate
     inputs: tuple[mx.Dtype, ...]
     dimensions: tuple[int, ...]  # of each input whose shape is read
     outputs: tuple[mx.Dtype, ...]
 
 
-class Program(NamedTuple):
+class CudaProgram(NamedTuple):
     """A function `name`: arrays in, arrays out, then the sizes of those inputs whose shapes it reads."""
 
     name: str
@@ -57,18 +115,18 @@ class Program(NamedTuple):
     strided: tuple[int, ...]  # inputs that lie as their sizes say, one number behind another
 
 
-def kind_of(kernel: Kernel, inputs: list[mx.array], work: Work) -> Kind:
-    return Kind(
+def kernel_kind(kernel: Kernel, inputs: list[mx.array], work: LaunchConfig) -> KernelKind:
+    return KernelKind(
         kernel,
         work.template,
         tuple(array.dtype for array in inputs),
-        tuple(inputs[number].ndim for number in shaped(kernel)),
+        tuple(inputs[number].ndim for number in shaped_inputs(kernel)),
         tuple(output.dtype for output in work.outputs),
     )
 
 
 @cache
-def leading(kernel: Kernel) -> Callable[[list[mx.array]], Iterable[mx.array]]:
+def leading_inputs(kernel: Kernel) -> Callable[[list[mx.array]], Iterable[mx.array]]:
     """Takes those of its inputs whose dtypes tell its kinds apart: of inputs named alike but for a number the first."""
     names: dict[str, int] = {}
     for number, name in enumerate(kernel.inputs):
@@ -77,20 +135,20 @@ def leading(kernel: Kernel) -> Callable[[list[mx.array]], Iterable[mx.array]]:
     return itemgetter(only, *others) if others else lambda inputs: inputs[only : only + 1]
 
 
-class Rehearsal:
+class LaunchRehearsal:
     """A launcher that runs nothing and notes what it would have to compile."""
 
     def __init__(self) -> None:
-        self.kinds: dict[Kind, None] = {}
+        self.kinds: dict[KernelKind, None] = {}
 
-    def __call__(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
-        self.kinds[kind_of(kernel, inputs, work)] = None
+    def __call__(self, kernel: Kernel, inputs: list[mx.array], work: LaunchConfig) -> list[mx.array]:
+        self.kinds[kernel_kind(kernel, inputs, work)] = None
         return [mx.zeros(output.shape, output.dtype) for output in work.outputs]
 
 
-def program(kind: Kind) -> Program:
+def cuda_program(kind: KernelKind) -> CudaProgram:
     """The signature is our own: MLX passes no shapes or strides to what it did not compile."""
-    text, sizes = kernel_text(kind.kernel, "cuda"), _sizes(kind)
+    text, sizes = kernel_text(kind.kernel, "cuda"), _size_names(kind)
     arguments = [f"const {TYPES[dtype]}* {name}" for name, dtype in zip(text.inputs, kind.inputs, strict=True)]
     arguments += [f"{TYPES[dtype]}* {name}" for name, dtype in zip(text.outputs, kind.outputs, strict=True)]
     arguments += [f"int {size}" for each in sizes.values() for size in each]
@@ -98,25 +156,25 @@ def program(kind: Kind) -> Program:
     lines = [*_shapes(sizes), *_constants(kind.template), *waits, text.body]
     body = "\n".join([f"({', '.join(arguments)}) {{", *lines, "}\n"])
     name = f"{text.name}_{hashlib.sha256(body.encode()).hexdigest()[:12]}"
-    source = f'{NUMBERS}{text.header}extern "C" __global__ void {name}{body}'
-    return Program(name, source, shaped(kind.kernel), _read(kind.kernel, "strides"))
+    source = f'{NUMBER_TYPES}{text.header}extern "C" __global__ void {name}{body}'
+    return CudaProgram(name, source, shaped_inputs(kind.kernel), _inputs_read(kind.kernel, "strides"))
 
 
 @cache
-def shaped(kernel: Kernel) -> tuple[int, ...]:
+def shaped_inputs(kernel: Kernel) -> tuple[int, ...]:
     """Inputs whose shapes or strides its text reads."""
-    return tuple(sorted({*_read(kernel, "shape"), *_read(kernel, "strides")}))
+    return tuple(sorted({*_inputs_read(kernel, "shape"), *_inputs_read(kernel, "strides")}))
 
 
-def _read(kernel: Kernel, what: str) -> tuple[int, ...]:
+def _inputs_read(kernel: Kernel, what: str) -> tuple[int, ...]:
     return tuple(
         number for number, name in enumerate(kernel.inputs) if re.search(rf"\b{name}_{what}\b", kernel.body) is not None
     )
 
 
-def _sizes(kind: Kind) -> dict[str, list[str]]:
+def _size_names(kind: KernelKind) -> dict[str, list[str]]:
     """By the input, what its sizes are called."""
-    names = [kind.kernel.inputs[number] for number in shaped(kind.kernel)]
+    names = [kind.kernel.inputs[number] for number in shaped_inputs(kind.kernel)]
     return {
         name: [f"{name}_size_{axis}" for axis in range(count)]
         for name, count in zip(names, kind.dimensions, strict=True)
@@ -132,7 +190,7 @@ def _shapes(sizes: dict[str, list[str]]) -> list[str]:
     return lines
 
 
-def _constants(template: Template) -> list[str]:
+def _constants(template: KernelTemplate) -> list[str]:
     lines = []
     for name, value in template:
         if isinstance(value, mx.Dtype):
@@ -142,5 +200,5 @@ def _constants(template: Template) -> list[str]:
     return lines
 
 
-Rehearsed = Callable[[Rehearsal], object]
+RehearsedWork = Callable[[LaunchRehearsal], object]
 """Launches by what it is given all that will be launched later."""

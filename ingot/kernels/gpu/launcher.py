@@ -1,4 +1,8 @@
-"""Kernels on CUDA: compiled by ourselves, several at once, kept in files, and launched by MLX."""
+"""How a kernel gets to a device: compiled by ourselves on CUDA, by MLX on Metal, else run by the emulator.
+
+On CUDA kernels are compiled several at once, cached in files, and launched by MLX. What cannot be compiled, or does not
+run when it is first met, is compiled by MLX instead.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +12,146 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 
-from ingot.kernels.gpu.cubins import CubinFolder, cubin_key
-from ingot.kernels.gpu.kernel_source import Kind, Program, kind_of, leading, program
-from ingot.kernels.gpu.nvrtc import Nvrtc
-from ingot.kernels.gpu.shelf import Shelf
-from ingot.kernels.gpu.texts import Kernel, Template, Work
+from ingot.kernels.device import Device, acting_as
+from ingot.kernels.gpu.emulator import Emulator
+from ingot.kernels.gpu.kernel_source import (
+    CudaProgram,
+    Kernel,
+    KernelKind,
+    KernelTemplate,
+    LaunchConfig,
+    LaunchRehearsal,
+    Prelude,
+    RehearsedWork,
+    cuda_program,
+    kernel_kind,
+    kernel_text,
+    leading_inputs,
+)
+from ingot.kernels.gpu.nvrtc import (
+    DEFAULT_CUBIN_FOLDER,
+    CubinCache,
+    MlxKernelFolder,
+    Nvrtc,
+    NvrtcError,
+    cubin_key,
+    gpu_architecture,
+)
 
 log = logging.getLogger("ingot.kernels")
+
+
+class Launcher(Protocol):
+    """Runs a kernel on arrays and gives its outputs. Kernels may write to their inputs, in place. A template and how
+    wide numbers are settle the dtypes of all arrays, and inputs named alike but for a number have the same."""
+
+    def __call__(self, kernel: Kernel, inputs: list[mx.array], work: LaunchConfig) -> list[mx.array]: ...
+
+
+class MlxLauncher:
+    """Compiles at the first call of each kind; lazy, like any operation of MLX."""
+
+    def __init__(self, prelude: Prelude, compilation: CompilationStats | None = None) -> None:
+        """`compilation_stats` says why kernels are compiled here that might be compiled elsewhere."""
+        self.compilation = compilation
+        self._prelude: Prelude = prelude
+        self._make: Callable[..., Any] = mx.fast.cuda_kernel if prelude == "cuda" else mx.fast.metal_kernel
+        self._made: dict[tuple[Kernel, int], Any] = {}
+
+    def __call__(self, kernel: Kernel, inputs: list[mx.array], work: LaunchConfig) -> list[mx.array]:
+        run = self._made.get((kernel, work.lent)) or self._compiled(kernel, work.lent)
+        along, down, deep = work.groups
+        made: list[mx.array] = run(
+            inputs=inputs,
+            template=work.template,
+            grid=(along * work.threads, down, deep),
+            threadgroup=(work.threads, 1, 1),
+            output_shapes=[output.shape for output in work.outputs],
+            output_dtypes=[output.dtype for output in work.outputs],
+        )
+        return made
+
+    def _compiled(self, kernel: Kernel, lent: int) -> Any:
+        text = kernel_text(kernel, self._prelude)
+        run = self._make(
+            name=text.name,
+            input_names=list(text.inputs),
+            output_names=list(text.outputs),
+            source=text.body,
+            header=text.header,
+            ensure_row_contiguous=False,  # a copy would be written instead of what it is of
+            **({"shared_memory": lent} if lent else {}),  # which Metal has none of
+        )
+        self._made[kernel, lent] = run
+        return run
+
+
+@cache
+def kernel_launcher(device: Device) -> Launcher | None:
+    """What runs kernels on this device; None where nothing does."""
+    if device.kind == "cpu":
+        return None
+    if acting_as() is not None or mx.default_device().type == mx.cpu:
+        return Emulator() if Emulator.available() else None
+    return MlxLauncher("metal") if device.kind == "metal" else _cuda_launcher()
+
+
+def compile_kernels(device: Device, rehearsed: RehearsedWork) -> None:
+    """Compile at once all that `rehearsed` launches, where compiling is ours to do."""
+    run = kernel_launcher(device)
+    if isinstance(run, CudaLauncher | Emulator):
+        rehearsal = LaunchRehearsal()
+        rehearsed(rehearsal)
+        run.prepare(rehearsal.kinds)
+
+
+def compilation_stats(device: Device) -> CompilationStats | None:
+    """What was compiled for it so far; None where compiling is not ours to do."""
+    run = kernel_launcher(device)
+    return run.compilation if isinstance(run, CudaLauncher | MlxLauncher) else None
+
+
+def _cuda_launcher() -> Launcher:
+    try:
+        info = mx.device_info()
+        target = gpu_architecture(int(info["compute_capability_major"]), int(info["compute_capability_minor"]))
+        return CudaLauncher(Nvrtc.find(), target, _cubin_cache(), MlxLauncher("cuda"), _mlx_kernel_folder())
+    except (NvrtcError, AttributeError, KeyError, ValueError) as error:
+        return MlxLauncher("cuda", CompilationStats(by_mlx={"all": str(error)}))
+
+
+def _cubin_cache() -> CubinCache | None:
+    try:
+        return CubinCache(DEFAULT_CUBIN_FOLDER)
+    except OSError as error:
+        log.warning("compiled kernels are not kept: %s", error)
+        return None
+
+
+def _mlx_kernel_folder() -> MlxKernelFolder | None:
+    try:
+        return MlxKernelFolder.usual()
+    except OSError as error:
+        log.warning("compiled kernels cannot be laid where MLX finds them: %s", error)
+        return None
+
+
 MOST_THREADS = 16
-Run = Callable[[list[mx.array], Work], list[mx.array]]
-SIZE = attrgetter("itemsize")
+KernelRun = Callable[[list[mx.array], LaunchConfig], list[mx.array]]
+ITEM_SIZE = attrgetter("itemsize")
 """Of an array's numbers: beside the template enough to know their dtypes by, and sooner had than those."""
-_Runs = dict[tuple[Template, tuple[int, ...]], Run]
+_KernelRuns = dict[tuple[KernelTemplate, tuple[int, ...]], KernelRun]
 
 
 @dataclass(slots=True)
-class Compilation:
+class CompilationStats:
     """What became of all kinds that were met."""
 
     folder: Path | None = None  # where they are kept
@@ -60,27 +181,27 @@ class CudaLauncher:
         self,
         compiler: Nvrtc,
         architecture: str,
-        folder: CubinFolder | None,
-        otherwise: Callable[[Kernel, list[mx.array], Work], list[mx.array]],
-        shelf: Shelf | None = None,
+        folder: CubinCache | None,
+        otherwise: Callable[[Kernel, list[mx.array], LaunchConfig], list[mx.array]],
+        shelf: MlxKernelFolder | None = None,
     ) -> None:
         """With a `shelf` launches name what they launch, and carry its bytes only where that does not help."""
         self._compiler, self._architecture, self._folder, self._otherwise = compiler, architecture, folder, otherwise
-        self._shelf = shelf
-        self._runs: dict[Kernel, tuple[Callable[[list[mx.array]], Iterable[mx.array]], _Runs]] = {}
-        self._loaded: dict[Kind, _Loaded | Exception] = {}
-        self.compilation = Compilation(None if folder is None else folder.folder)
+        self._kernel_folder = shelf
+        self._runs: dict[Kernel, tuple[Callable[[list[mx.array]], Iterable[mx.array]], _KernelRuns]] = {}
+        self._loaded: dict[KernelKind, _LoadedKernel | Exception] = {}
+        self.compilation = CompilationStats(None if folder is None else folder.folder)
 
-    def __call__(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
-        take, runs = self._runs.get(kernel) or self._runs.setdefault(kernel, (leading(kernel), {}))
-        key = (work.template, tuple(map(SIZE, take(inputs))))
+    def __call__(self, kernel: Kernel, inputs: list[mx.array], work: LaunchConfig) -> list[mx.array]:
+        take, runs = self._runs.get(kernel) or self._runs.setdefault(kernel, (leading_inputs(kernel), {}))
+        key = (work.template, tuple(map(ITEM_SIZE, take(inputs))))
         run = runs.get(key)
         if run is not None:
             return run(inputs, work)
         runs[key], made = self._first(kernel, inputs, work)
         return made
 
-    def prepare(self, kinds: Iterable[Kind]) -> None:
+    def prepare(self, kinds: Iterable[KernelKind]) -> None:
         """Compile them, as many at once as there are processors, or find them where they were kept. Raises nothing:
         what went wrong is met again where it is used."""
         missing = [kind for kind in kinds if kind not in self._loaded]
@@ -90,15 +211,15 @@ class CudaLauncher:
         with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1, len(missing))) as threads:
             loaded = list(threads.map(self._tried, missing))
         self._loaded.update(zip(missing, loaded, strict=True))
-        found = [each.found for each in loaded if isinstance(each, _Loaded)]
+        found = [each.found for each in loaded if isinstance(each, _LoadedKernel)]
         self.compilation.found += found.count(True)
         self.compilation.compiled += found.count(False)
         self.compilation.seconds += time.monotonic() - began
         if self._folder is not None and False in found:
             self._folder.prune()
 
-    def compiled(self, kind: Kind) -> tuple[bytes, str]:
-        """A cubin and its function, whose arguments are arrays in, arrays out, and sizes, as `Program` says. Raises
+    def compiled(self, kind: KernelKind) -> tuple[bytes, str]:
+        """A cubin and its function, whose arguments are arrays in, arrays out, and sizes, as `CudaProgram` says. Raises
         what compiling it did."""
         self.prepare([kind])
         loaded = self._loaded[kind]
@@ -106,11 +227,11 @@ class CudaLauncher:
             raise loaded
         return loaded.cubin
 
-    def _first(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> tuple[Run, list[mx.array]]:
+    def _first(self, kernel: Kernel, inputs: list[mx.array], work: LaunchConfig) -> tuple[KernelRun, list[mx.array]]:
         """What runs such a kernel from now on, and what it gave: waited for, to see that it runs. It is launched but
         once, as it may write in place what it read."""
         try:
-            kind = kind_of(kernel, inputs, work)
+            kind = kernel_kind(kernel, inputs, work)
             self.prepare([kind])
             loaded = self._loaded[kind]
             if isinstance(loaded, Exception):
@@ -124,7 +245,7 @@ class CudaLauncher:
             return run, run(inputs, work)
         return loaded, made
 
-    def _awaited(self, loaded: _Loaded, inputs: list[mx.array], work: Work) -> list[mx.array]:
+    def _awaited(self, loaded: _LoadedKernel, inputs: list[mx.array], work: LaunchConfig) -> list[mx.array]:
         try:
             made = loaded(inputs, work)
             mx.eval(made)
@@ -136,41 +257,41 @@ class CudaLauncher:
             mx.eval(made)
         return made
 
-    def _tried(self, kind: Kind) -> _Loaded | Exception:
+    def _tried(self, kind: KernelKind) -> _LoadedKernel | Exception:
         try:
-            return self._kept_or_compiled(program(kind))
+            return self._kept_or_compiled(cuda_program(kind))
         except (RuntimeError, ValueError, KeyError) as error:
             return error
 
-    def _kept_or_compiled(self, made: Program) -> _Loaded:
+    def _kept_or_compiled(self, made: CudaProgram) -> _LoadedKernel:
         compiler = self._compiler
         version = ".".join(map(str, compiler.version))
         key = cubin_key(made.name, made.source, *compiler.options(self._architecture), version)
         kept = None if self._folder is None else self._folder.read(key)
         if kept is not None:
-            return self._laid(_Loaded(made, kept, found=True), key)
+            return self._laid(_LoadedKernel(made, kept, found=True), key)
         cubin = compiler.compiled(made.name, made.source, self._architecture)
         if self._folder is not None:
             try:
                 self._folder.write(key, cubin)
             except OSError as error:
                 log.warning("a compiled kernel cannot be kept: %s", error)
-        return self._laid(_Loaded(made, cubin, found=False), key)
+        return self._laid(_LoadedKernel(made, cubin, found=False), key)
 
-    def _laid(self, loaded: _Loaded, key: str) -> _Loaded:
-        if self._shelf is not None:
+    def _laid(self, loaded: _LoadedKernel, key: str) -> _LoadedKernel:
+        if self._kernel_folder is not None:
             try:
-                loaded.lay(self._shelf, key)
+                loaded.lay(self._kernel_folder, key)
             except OSError as error:
                 log.warning("a compiled kernel cannot be laid where MLX finds it: %s", error)
         return loaded
 
 
-class _Loaded:
+class _LoadedKernel:
     """A compiled kernel. MLX copies what bytes it is given at each call, and knows by them and its name what it has on
     the device already."""
 
-    def __init__(self, made: Program, cubin: bytes, *, found: bool) -> None:
+    def __init__(self, made: CudaProgram, cubin: bytes, *, found: bool) -> None:
         self.name, self._shaped, self._strided = made.name, made.shaped, made.strided
         self._function, self._cubin, self._given, self.found = made.name, cubin, cubin, found
         self._launch: Any = mx.fast.precompiled_cuda_kernel
@@ -179,7 +300,7 @@ class _Loaded:
     def cubin(self) -> tuple[bytes, str]:
         return self._cubin, self._function
 
-    def lay(self, shelf: Shelf, key: str) -> None:
+    def lay(self, shelf: MlxKernelFolder, key: str) -> None:
         """Launch it by a name from now on. Raises OSError."""
         name = f"{self._function}_{key}"
         shelf.lay(name, self._function, self._cubin)
@@ -190,7 +311,7 @@ class _Loaded:
         carried, self.name, self._given = self._given, self._function, self._cubin
         return not carried
 
-    def __call__(self, inputs: list[mx.array], work: Work) -> list[mx.array]:
+    def __call__(self, inputs: list[mx.array], work: LaunchConfig) -> list[mx.array]:
         if self._strided:
             inputs = inputs.copy()
             for number in self._strided:

@@ -1,10 +1,21 @@
-"""CUDA's own compiler, which lies beside MLX's CUDA build, by ctypes: a source in, a cubin for one architecture out."""
+"""CUDA's own compiler, and the cubin cache: what was compiled once is not compiled again.
+
+NVRTC lies beside MLX's CUDA build and is called by ctypes: a source in, a cubin for one architecture out. Cubins lie in
+a folder of files that belongs to this user alone, as what lies in it is executed.
+
+They also lie where MLX looks for them by name, so that no launch carries their bytes. MLX copies and hashes what it is
+given at every launch, tens of kilobytes a kernel. Before it loads a module for the first time it looks into a folder
+for a file named after the kernel and that hash; so a kernel that lies there under the name for no bytes at all is
+launched with none. Where MLX looks elsewhere, loading fails, and bytes are given after all.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import importlib.util
 import os
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -38,8 +49,8 @@ class Nvrtc:
     def find(cls) -> Nvrtc:
         """The one that MLX has loaded; else one of the `nvidia` packages; else what the system knows. Raises NvrtcError
         where there is none, or where CUDA's headers are nowhere."""
-        library, origin = _library()
-        return cls(library, _headers(), origin)
+        library, origin = _nvrtc_library()
+        return cls(library, _cuda_headers(), origin)
 
     def options(self, architecture: str) -> tuple[str, ...]:
         return (
@@ -79,15 +90,15 @@ class Nvrtc:
             raise NvrtcError(f"NVRTC: {self._library.nvrtcGetErrorString(result).decode(errors='replace')}")
 
 
-def architecture(major: int, minor: int) -> str:
+def gpu_architecture(major: int, minor: int) -> str:
     """What a device of this compute capability, and no other, runs."""
     return f"sm_{major}{minor}{'a' if major >= _OLDEST_SPECIFIC else ''}"
 
 
-def _library() -> tuple[ctypes.CDLL, str]:
+def _nvrtc_library() -> tuple[ctypes.CDLL, str]:
     for name, mode in [
         *((name, os.RTLD_NOW | os.RTLD_NOLOAD) for name in SONAMES if hasattr(os, "RTLD_NOLOAD")),
-        *((str(file), os.RTLD_NOW) for file in _packaged(PACKAGED, "lib/libnvrtc.so.*")),
+        *((str(file), os.RTLD_NOW) for file in _packaged_files(PACKAGED, "lib/libnvrtc.so.*")),
         *((name, os.RTLD_NOW) for name in SONAMES),
     ]:
         try:
@@ -97,19 +108,124 @@ def _library() -> tuple[ctypes.CDLL, str]:
     raise NvrtcError(f"none of {', '.join(SONAMES)} is found")
 
 
-def _headers() -> Path:
+def _cuda_headers() -> Path:
     homes = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    folders = [*_packaged(HEADERS, "include"), *(home / "include" for home in (*homes, Path("/usr/local/cuda")))]
+    folders = [*_packaged_files(HEADERS, "include"), *(home / "include" for home in (*homes, Path("/usr/local/cuda")))]
     for folder in folders:
         if (folder / "cuda_fp16.h").exists() and (folder / "cuda_bf16.h").exists():
             return folder
     raise NvrtcError("CUDA's headers are nowhere: set CUDA_HOME")
 
 
-def _packaged(folders: Sequence[str], pattern: str) -> Iterable[Path]:
+def _packaged_files(folders: Sequence[str], pattern: str) -> Iterable[Path]:
     """What `nvidia` packages have of it, wherever those are installed."""
     found = importlib.util.find_spec("nvidia")
     roots = found.submodule_search_locations if found is not None else None
     for root in roots or ():
         for folder in folders:
             yield from sorted((Path(root) / folder).glob(pattern), reverse=True)
+
+
+DEFAULT_CUBIN_FOLDER = Path("~/.cache/ingot/kernels")
+MOST_CUBIN_BYTES = 64 << 20
+"""Of all files: some thousand kernels. Those that were not used for the longest time go first."""
+_DIGEST = hashlib.sha256().digest_size
+
+
+class CubinCache:
+    """Belongs to this user alone: what lies in it is executed. Any thread or process may read and write."""
+
+    def __init__(self, folder: Path, most_bytes: int = MOST_CUBIN_BYTES) -> None:
+        """Raises OSError where it cannot be made, or others may write to it."""
+        self.folder, self._most_bytes = private_folder(folder.expanduser()), most_bytes
+
+    def read(self, key: str) -> bytes | None:
+        """None where there is none, or where it is damaged."""
+        file = self._file(key)
+        try:
+            content = file.read_bytes()
+            os.utime(file)
+        except OSError:
+            return None
+        digest, cubin = content[:_DIGEST], content[_DIGEST:]
+        return cubin if cubin and hashlib.sha256(cubin).digest() == digest else None
+
+    def write(self, key: str, cubin: bytes) -> None:
+        """Raises OSError. Nobody sees half of a file."""
+        write_atomically(self._file(key), hashlib.sha256(cubin).digest() + cubin)
+
+    def prune(self) -> None:
+        """Let go of what is too much; what another process let go of meanwhile is gone as well."""
+        files = []
+        for file in self.folder.iterdir():
+            try:
+                found = file.stat()
+            except FileNotFoundError:
+                continue
+            files.append((found.st_mtime, found.st_size, file))
+        left = sum(size for _, size, _ in files)
+        for _, size, file in sorted(files):
+            if left <= self._most_bytes:
+                return
+            file.unlink(missing_ok=True)
+            left -= size
+
+    def _file(self, key: str) -> Path:
+        return self.folder / f"{key}.cubin"
+
+
+def private_folder(folder: Path) -> Path:
+    """A folder whose files may be executed. Raises OSError where it cannot be made, or others may write to it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{folder} is not this user's alone: remove it")
+    return folder
+
+
+def cubin_key(*parts: str) -> str:
+    """Of everything that a cubin depends on."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+
+
+def write_atomically(file: Path, content: bytes) -> None:
+    """Write a file of which nobody sees half. Raises OSError."""
+    descriptor, aside = tempfile.mkstemp(dir=file.parent, prefix=".")
+    try:
+        with os.fdopen(descriptor, "wb") as written:
+            written.write(content)
+        Path(aside).replace(file)
+    except OSError:
+        Path(aside).unlink(missing_ok=True)
+        raise
+
+
+MLX_CACHE_VARIABLE = "MLX_PTX_CACHE_DIR"
+NO_BYTES_HASH = 0x553E93901E462A6E
+"""The hash of no bytes, by the C++ library that MLX is built with on Linux."""
+
+
+class MlxKernelFolder:
+    """A folder of MLX's. Any thread or process may write to it."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises OSError where it cannot be made, or others may write to it."""
+        self.folder = private_folder(folder)
+
+    @classmethod
+    def usual(cls) -> MlxKernelFolder:
+        """The one that MLX is told to use, or one beside other kernels of ours, of which MLX is told. That must be said
+        before MLX compiles its first kernel: it listens once."""
+        return cls(
+            Path(
+                os.environ.setdefault(MLX_CACHE_VARIABLE, str(DEFAULT_CUBIN_FOLDER.expanduser().parent / "mlx-kernels"))
+            )
+        )
+
+    def lay(self, name: str, function: str, cubin: bytes) -> None:
+        """Let a function be launched by a name, which is another one for other bytes. Raises OSError."""
+        kernel = self.folder / f"{name}_{NO_BYTES_HASH:x}.ptx"
+        if kernel.exists() and kernel.read_bytes() == cubin:
+            return
+        write_atomically(kernel.with_suffix(".txt"), f"{name}\t{function}\n".encode())
+        write_atomically(kernel, cubin)

@@ -1,4 +1,13 @@
-"""Products of few rows with weights packed by MLX's affine form, for NVIDIA GPUs, as fast as memory gives those."""
+"""Products with weights packed by MLX's affine form, for NVIDIA GPUs.
+
+Few rows are multiplied as fast as memory gives the weights. How products are cut is what is fastest, never what is
+right: warps and groups of columns that are fetched at once decide in which order a product is summed, so they depend on
+its weights alone; how many outputs a group of threads has and how much is on its way change no bits.
+
+For many rows one layer's weights at a time are unpacked, and MLX multiplies by those. MLX would unpack them, too, but
+into other memory for each layer, all of which is held until the device has come by: as much as the whole model
+unpacked. Here all layers have the same memory, in turn.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +20,79 @@ import mlx.core as mx
 
 from ingot.kernels.dense_matmul.kernels import SOURCE as DENSE
 from ingot.kernels.device import Device
-from ingot.kernels.gpu.launchers import Launcher, launcher
-from ingot.kernels.gpu.texts import Kernel, Output, Template, Work, read
-from ingot.kernels.packed.tuning import TUNING, Cut, Tuning, in_pieces
+from ingot.kernels.gpu.kernel_source import Kernel, KernelTemplate, LaunchConfig, OutputSpec, read_source
+from ingot.kernels.gpu.launcher import Launcher, kernel_launcher
+
+_SHARED = 48 * 1024
+"""Bytes of memory that a group's threads may share without asking for more."""
+_LEAST_STAGES = 3
+_PIECE = 16
+"""Bytes that are copied at once."""
+_COPIED = (4, 8, 16)
+"""And of scales or biases."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedCut:
+    """Of a product, among groups of threads."""
+
+    warps: int  # of a group of threads: columns are dealt out to them
+    tiles: int  # of sixteen outputs
+    fetch: int = 64  # bytes of a row of weights that a warp copies at once, in a stage
+    stages: int = 3  # at most; all but one are on their way
+    ahead: bool = True  # activations of the next columns are fetched while those of some are multiplied
+
+    def depth_of(self, bits: int, group: int) -> int:
+        """Groups of columns of a stage."""
+        return _power_of_two(self.fetch * 8 // (bits * group))
+
+    def fitting(self, bits: int, group: int) -> PackedCut:
+        """This one, or the next smaller one that memory for enough stages is there for."""
+        stages = _SHARED // self._stage(bits * group // 8, self.depth_of(bits, group))
+        if stages >= min(self.stages, _LEAST_STAGES):
+            return replace(self, stages=min(self.stages, stages))
+        smaller = replace(self, tiles=self.tiles // 2) if self.tiles > 1 else replace(self, fetch=self.fetch // 2)
+        return smaller.fitting(bits, group)
+
+    def copies_factors(self, bits: int, group: int, size: int) -> bool:
+        """Whether scales and biases, of so many bytes, come with the weights: where copies can be so small, and there
+        is memory for them."""
+        depth = self.depth_of(bits, group)
+        fits = self.stages * self._stage(bits * group // 8 + 2 * size, depth) <= _SHARED
+        return fits and depth * size in _COPIED
+
+    def _stage(self, least: int, depth: int) -> int:
+        """Bytes of one stage of all warps, of which a group of columns of an output has so many."""
+        return self.warps * self.tiles * 16 * depth * least
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTuning:
+    """For up to eight rows, and for up to sixteen: with as many warps, that fetch as much."""
+
+    wide: int = 8192  # outputs from which on there are groups of threads enough for `many` outputs each
+    few: tuple[PackedCut, PackedCut] = (PackedCut(8, 1), PackedCut(8, 1))
+    many: tuple[PackedCut, PackedCut] = (PackedCut(4, 2), PackedCut(4, 2))
+
+    def cut_of(self, bits: int, group: int, outputs: int, eights: int) -> PackedCut:
+        cuts = self.many if outputs >= self.wide else self.few
+        alike = min((cut.fitting(bits, group) for cut in cuts), key=lambda cut: cut.fetch)
+        return replace(cuts[eights - 1], fetch=alike.fetch).fitting(bits, group)
+
+
+def copied_in_pieces(bits: int, group: int, groups: int, depth: int) -> bool:
+    """Whether all rows of weights, and all stages of them, begin at multiples of what is copied at once."""
+    least = group * bits // 8
+    return least % _PIECE == 0 or (least * depth % _PIECE == 0 and groups % depth == 0)
+
+
+def _power_of_two(most: int) -> int:
+    """Of two, that is not larger."""
+    return 1 << (max(1, most).bit_length() - 1)
+
+
+PACKED_TUNING = PackedTuning()
+
 
 SOURCE = Path(__file__).parent / "source"
 BITS = (2, 3, 4, 5, 6, 8)
@@ -21,27 +100,27 @@ GROUPS = (32, 64, 128)
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 
 
-FORMS = {
+PRODUCT_FORMS = {
     "multiply": (),
     "multiply_added": ("residual",),
     "multiply_gated": (),
     "gather": ("chosen",),
 }
 """What becomes of a product, or whose weights it is with, and what that takes."""
-_TOLD = {"multiply_added": "RESIDUAL", "multiply_gated": "GATED", "gather": "GATHERED"}
+_FORM_DEFINES = {"multiply_added": "RESIDUAL", "multiply_gated": "GATED", "gather": "GATHERED"}
 
 
 @cache
 def packed_kernel(name: str) -> Kernel:
-    header = (f"#define {_TOLD[name]}\n" if name in _TOLD else "") + read(SOURCE / "lots.h")
+    header = (f"#define {_FORM_DEFINES[name]}\n" if name in _FORM_DEFINES else "") + read_source(SOURCE / "lots.h")
     if name == "multiply_gated":
-        header += read(SOURCE / "exponential.h") + read(DENSE / "gate.h")
-    inputs = ("given", "weight", "scales", "biases", *FORMS[name])
-    return Kernel("packed", name, inputs, ("y",), header, read(SOURCE / "multiply.h"), True)
+        header += read_source(SOURCE / "exponential.h") + read_source(DENSE / "gate.h")
+    inputs = ("given", "weight", "scales", "biases", *PRODUCT_FORMS[name])
+    return Kernel("packed", name, inputs, ("y",), header, read_source(SOURCE / "multiply.h"), True)
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
+class PackedFormat:
     """How weights are packed. Scales and biases are in the activations' format."""
 
     bits: int
@@ -62,13 +141,13 @@ class PackedWeights:
     """A layer's, as MLX packs them: scales and biases [outputs, columns / group] of one format. Those of experts have
     one axis more, before these."""
 
-    packing: Packing
+    packing: PackedFormat
     weight: mx.array  # int32, which is how a kernel is given words
     scales: mx.array
     biases: mx.array
 
     @classmethod
-    def of(cls, packing: Packing, weight: mx.array, scales: mx.array, biases: mx.array) -> PackedWeights:
+    def of(cls, packing: PackedFormat, weight: mx.array, scales: mx.array, biases: mx.array) -> PackedWeights:
         """`weight` may be words of any kind: they are not copied."""
         return cls(packing, weight.view(mx.int32), scales, biases)
 
@@ -118,14 +197,16 @@ class PackedWeights:
 class PackedProduct:
     """Multiplies by the weights of one kind of layers."""
 
-    def __init__(self, run: Launcher, packing: Packing, dtype: mx.Dtype, tuning: Tuning = TUNING) -> None:
+    def __init__(
+        self, run: Launcher, packing: PackedFormat, dtype: mx.Dtype, tuning: PackedTuning = PACKED_TUNING
+    ) -> None:
         """Raises ValueError for what there is no kernel for."""
         if (reason := packing.unsupported()) is not None:
             raise ValueError(reason)
         if dtype not in DTYPES:
             raise ValueError(f"{dtype}: there are kernels for {', '.join(map(str, DTYPES))}")
         self._run, self._packing, self._dtype, self._tuning = run, packing, dtype, tuning
-        self._works: dict[tuple[str, int, int, int], Work] = {}  # by form, rows, outputs and groups of columns
+        self._works: dict[tuple[str, int, int, int], LaunchConfig] = {}  # by form, rows, outputs and groups of columns
 
     def __call__(self, x: mx.array, weights: PackedWeights, residual: mx.array | None = None) -> mx.array:
         """x [rows, columns] times weights: [rows, outputs]. A row's bits do not depend on how many there are.
@@ -163,31 +244,84 @@ class PackedProduct:
         [y] = self._run(packed_kernel(name), inputs, work)
         return y
 
-    def _work(self, name: str, rows: int, outputs: int, groups: int, parts: int) -> Work:
+    def _work(self, name: str, rows: int, outputs: int, groups: int, parts: int) -> LaunchConfig:
         eights = 1 if rows <= 8 or name == "gather" else 2
         lots = rows if name == "gather" else -(-rows // (eights * 8))
         cut = self._tuning.cut_of(self._packing.bits, self._packing.group, outputs, eights)
-        return Work(
+        return LaunchConfig(
             self._template(groups, eights, cut),
             (lots * -(-outputs // (cut.tiles * 16)), 1, 1),
             cut.warps * 32,
-            (Output((rows, outputs // parts), self._dtype),),
+            (OutputSpec((rows, outputs // parts), self._dtype),),
         )
 
-    def _template(self, groups: int, eights: int, cut: Cut) -> Template:
+    def _template(self, groups: int, eights: int, cut: PackedCut) -> KernelTemplate:
         bits, group = self._packing.bits, self._packing.group
         depth, aligned = cut.depth_of(bits, group), groups % cut.depth_of(bits, group) == 0
         copied = aligned and cut.copies_factors(bits, group, self._dtype.size)
         return (
             *(("T", self._dtype), ("BITS", bits), ("GROUP", group), ("EIGHTS", eights), ("TILES", cut.tiles)),
             *(("WARPS", cut.warps), ("DEPTH", depth), ("STAGES", cut.stages), ("ALIGNED", aligned)),
-            *(("PIECES", in_pieces(bits, group, groups, depth)), ("AHEAD", cut.ahead), ("COPIED", copied)),
+            *(("PIECES", copied_in_pieces(bits, group, groups, depth)), ("AHEAD", cut.ahead), ("COPIED", copied)),
         )
 
 
-def packed_product(device: Device, packing: Packing, dtype: mx.Dtype) -> PackedProduct:
+def packed_product(device: Device, packing: PackedFormat, dtype: mx.Dtype) -> PackedProduct:
     """Raises ValueError where there is none."""
-    run = launcher(device)
+    run = kernel_launcher(device)
     if run is None:
         raise ValueError(f"no kernels for {device.name}")
     return PackedProduct(run, packing, dtype)
+
+
+UNPACK_INPUTS = ("weight", "scales", "biases", "scratch", "given", "after")
+UNPACK_THREADS = 256
+
+
+@cache
+def unpacking_kernel() -> Kernel:
+    header, body = read_source(SOURCE / "lots.h"), read_source(SOURCE / "unpack.h")
+    return Kernel("packed", "unpack", UNPACK_INPUTS, ("handed",), header, body, True)
+
+
+class UnpackScratch:
+    """Room for the largest layer's weights, in a format. Whoever takes it waits for whoever had it before."""
+
+    def __init__(self, run: Launcher, room: mx.array) -> None:
+        """`room` [weights] is written in place."""
+        self._run, self._room, self._after = run, room, mx.zeros(1, room.dtype)
+        mx.eval(self._room, self._after)
+
+    def with_launcher(self, run: Launcher) -> UnpackScratch:
+        """The same memory, with another launcher."""
+        return UnpackScratch(run, self._room)
+
+    @property
+    def nbytes(self) -> int:
+        return self._room.nbytes
+
+    def covers(self, weights: PackedWeights) -> bool:
+        return weights.scales.dtype == self._room.dtype and weights.size <= self._room.size
+
+    def multiply(self, x: mx.array, weights: PackedWeights) -> mx.array:
+        """x [rows, columns] times weights that are covered: [rows, outputs]."""
+        y = self.unpacked(x, weights) @ self._room[: weights.size].reshape(weights.outputs, weights.columns).T
+        # A number of its own, not a view: that would hold all of the product until the next one.
+        self._after = y.reshape(-1)[:1] + 0
+        return y
+
+    def unpacked(self, x: mx.array, weights: PackedWeights) -> mx.array:
+        """`x`, which is there once the weights are."""
+        groups = -(-(weights.size + x.size) // (8 * UNPACK_THREADS))
+        template = (("T", x.dtype), ("BITS", weights.packing.bits), ("GROUP", weights.packing.group))
+        work = LaunchConfig(
+            (*template, ("THREADS", UNPACK_THREADS)), (groups, 1, 1), UNPACK_THREADS, (OutputSpec(x.shape, x.dtype),)
+        )
+        [handed] = self._run(unpacking_kernel(), [*weights.inputs, self._room, mx.contiguous(x), self._after], work)
+        return handed
+
+
+def make_scratch(device: Device, weights: int, dtype: mx.Dtype) -> UnpackScratch | None:
+    """None where no kernels run."""
+    run = kernel_launcher(device)
+    return None if run is None else UnpackScratch(run, mx.zeros(weights, dtype))

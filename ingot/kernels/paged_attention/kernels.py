@@ -1,5 +1,6 @@
 """Attention over pages of keys and values, for a few queries a row, or a prompt's: one kernel source for CUDA and
-Metal. How pages lie in memory, and what orders reading and writing them, `slabs.py` says."""
+Metal. How pages lie in memory, and what orders reading and writing them, `inputs.py` says.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +12,25 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from ingot.kernels.device import Device
-from ingot.kernels.gpu.launchers import Launcher, launcher
-from ingot.kernels.gpu.texts import Output, Template, Work
-from ingot.kernels.paged.slabs import Slabs
-from ingot.kernels.paged.texts import paged_kernel
-from ingot.kernels.paged.tuning import TUNINGS, Matrix, Tuning
-from ingot.kernels.paged_attention.inputs import MOST_QUERIES, WIDTHS, Bound, Rows, room_of
-from ingot.kernels.paged_attention.shapes import CodedPages, CodedShape, Shape
+from ingot.kernels.gpu.kernel_source import KernelTemplate, LaunchConfig, OutputSpec
+from ingot.kernels.gpu.launcher import Launcher, kernel_launcher
+from ingot.kernels.paged_attention.inputs import (
+    MOST_QUERIES,
+    WIDTHS,
+    KernelRows,
+    KVSlabs,
+    RowBounds,
+    padded_count,
+    paged_kernel,
+)
+from ingot.kernels.paged_attention.shapes import (
+    TUNINGS,
+    AttentionShape,
+    AttentionTuning,
+    CodedPages,
+    CodedShape,
+    MatrixTuning,
+)
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 CODED_PART = 16
@@ -26,13 +39,13 @@ _THREADS = 128
 """In a group that writes, copies or merges."""
 
 
-class _Cut(NamedTuple):
+class _AttentionCut(NamedTuple):
     """How a launch is cut into groups of threads."""
 
     kernel: str
     part: int  # queries that share a head of keys and values, in a group of threads
-    attend: Template
-    merge: Template
+    attend: KernelTemplate
+    merge: KernelTemplate
 
 
 class PagedAttention:
@@ -41,8 +54,8 @@ class PagedAttention:
     def __init__(
         self,
         run: Launcher,
-        tuning: Tuning,
-        shape: Shape,
+        tuning: AttentionTuning,
+        shape: AttentionShape,
         dtype: mx.Dtype,
         *,
         scale: float,
@@ -58,7 +71,7 @@ class PagedAttention:
             raise ValueError(f"{dtype}: there are kernels for {', '.join(map(str, DTYPES))}")
         self._run, self._tuning, self._shape, self._dtype = run, tuning, shape, dtype
         self._size = max(shape.key_size, shape.value_size)
-        self.stretch = tuning.stretch_of(dtype, self._size)
+        self.stretch = tuning.kv_split_size(dtype, self._size)
         """Places that a group of threads looks at: beyond, what several found is merged."""
         self._window, self._capped, self._sinks = window or 0, bool(cap), sinks is not None
         log2e = math.log2(math.e)
@@ -66,24 +79,24 @@ class PagedAttention:
         lows = mx.zeros(shape.heads) if sinks is None else sinks.astype(mx.float32) * log2e
         self._numbers = mx.concatenate([factors, lows])
         mx.eval(self._numbers)
-        self._values: Template = (("T", dtype), ("VALUE_SIZE", shape.value_size), ("KV_HEADS", shape.kv_heads))
-        self._pages: Template = (*self._values, ("KEY_SIZE", shape.key_size), ("PAGE", shape.page))
-        self._cuts: dict[tuple[int, CodedShape | None], _Cut] = {}
+        self._values: KernelTemplate = (("T", dtype), ("VALUE_SIZE", shape.value_size), ("KV_HEADS", shape.kv_heads))
+        self._pages: KernelTemplate = (*self._values, ("KEY_SIZE", shape.key_size), ("PAGE", shape.page))
+        self._cuts: dict[tuple[int, CodedShape | None], _AttentionCut] = {}
 
-    def write(self, keys: mx.array, values: mx.array, slots: mx.array, slabs: Slabs, after: mx.array) -> mx.array:
+    def write(self, keys: mx.array, values: mx.array, slots: mx.array, slabs: KVSlabs, after: mx.array) -> mx.array:
         """Put keys and values [tokens, kv_heads, size] into pages, in place, where `token_slots` say;
         what goes to page -1 is not written. Gives a token for `after` of whoever reads or writes next."""
         self._check(keys.dtype, values.dtype, slabs.dtype)
         return self._in_place("write", [keys, values, slots, after], slabs, keys.shape[0])
 
-    def copy(self, copies: mx.array, slabs: Slabs, after: mx.array) -> mx.array:
+    def copy(self, copies: mx.array, slabs: KVSlabs, after: mx.array) -> mx.array:
         """Copy beginnings of pages, as `page_copies` say. No page may be written and read in one call; page -1 is not
         copied. Gives a token, like `write`."""
         self._check(slabs.dtype)
         return self._in_place("copy", [copies, after], slabs, copies.shape[0])
 
     def attend(
-        self, queries: mx.array, rows: Rows, slabs: Slabs, after: mx.array, coded: CodedPages | None = None
+        self, queries: mx.array, rows: KernelRows, slabs: KVSlabs, after: mx.array, coded: CodedPages | None = None
     ) -> mx.array:
         """What queries [tokens, heads, key_size], in contiguous memory, see in their rows' pages: [tokens, heads,
         value_size]. Numbers of pages below 0 are those of `coded` ones, -1 that of the first.
@@ -97,8 +110,8 @@ class PagedAttention:
         cut = self._cuts.get((rows.most, coded and coded.shape)) or self._cut(rows.most, coded and coded.shape)
         taken, chunks = self._tuning.taken(len(slabs.keys)), -(-rows.most * shape.group // cut.part)
         stretches = rows.stretches(self.stretch, self._window)
-        attended = Output((tokens, shape.heads, shape.value_size), self._dtype)
-        partial = Output((tokens, shape.heads, stretches, shape.value_size + 4), mx.float32)
+        attended = OutputSpec((tokens, shape.heads, shape.value_size), self._dtype)
+        partial = OutputSpec((tokens, shape.heads, stretches, shape.value_size + 4), mx.float32)
         sole = stretches == 1
         # What it does not write is small, but of the same type: with another it would be another kernel.
         given = (partial._replace(shape=(1,)), attended) if sole else (partial, attended._replace(shape=(1,)))
@@ -108,7 +121,7 @@ class PagedAttention:
                 *(queries, self._numbers, rows.table, rows.rows, after, *(coded[1:] if coded else ())),
                 *slabs.found(taken, self._run),
             ],
-            Work(
+            LaunchConfig(
                 template=cut.attend,
                 groups=(stretches * chunks, shape.kv_heads, len(rows.spans)),
                 threads=self._tuning.warps * 32,
@@ -117,13 +130,13 @@ class PagedAttention:
         )
         return found[1] if sole else self._merged(found[0], rows, cut, attended)
 
-    def bound(self, rows: Rows) -> Bound:
-        return Bound(room_of(len(rows.spans)), rows.most, rows.stretches(self.stretch, self._window))
+    def bound(self, rows: KernelRows) -> RowBounds:
+        return RowBounds(padded_count(len(rows.spans)), rows.most, rows.stretches(self.stretch, self._window))
 
-    def standing_for(self, bound: Bound, table: mx.array, rows: mx.array) -> Rows:
+    def standing_for(self, bound: RowBounds, table: mx.array, rows: mx.array) -> KernelRows:
         """Any rows that are bound so."""
         spans, stretches = ((0, 0),) * bound.rows, {(self.stretch, self._window): bound.stretches}
-        return Rows(table, rows, spans, bound.most, _stretches=stretches)
+        return KernelRows(table, rows, spans, bound.most, _kv_splits=stretches)
 
     def by(self, run: Launcher) -> PagedAttention:
         """The same, launched otherwise."""
@@ -131,9 +144,9 @@ class PagedAttention:
         other._run = run
         return other
 
-    def _merged(self, partial: mx.array, rows: Rows, cut: _Cut, attended: Output) -> mx.array:
+    def _merged(self, partial: mx.array, rows: KernelRows, cut: _AttentionCut, attended: OutputSpec) -> mx.array:
         groups = (1, self._shape.heads, len(rows.spans) * rows.most)
-        work = Work(template=cut.merge, groups=groups, threads=_THREADS, outputs=(attended,))
+        work = LaunchConfig(template=cut.merge, groups=groups, threads=_THREADS, outputs=(attended,))
         return self._run(paged_kernel("merge"), [partial, self._numbers, rows.rows], work)[0]
 
     @property
@@ -142,7 +155,7 @@ class PagedAttention:
         return bool(self._tuning.prompts) and self._dtype.size == 2
 
     def _attend_prompts(
-        self, queries: mx.array, rows: Rows, slabs: Slabs, after: mx.array, coded: CodedPages | None
+        self, queries: mx.array, rows: KernelRows, slabs: KVSlabs, after: mx.array, coded: CodedPages | None
     ) -> mx.array:
         if not self.takes_prompts:
             raise ValueError(f"{rows.most} queries in a row: at most {MOST_QUERIES}")
@@ -158,8 +171,8 @@ class PagedAttention:
         self,
         kernel: str,
         queries: mx.array,
-        rows: Rows,
-        slabs: Slabs,
+        rows: KernelRows,
+        slabs: KVSlabs,
         after: mx.array,
         unpacked: Sequence[mx.array] = (),
     ) -> mx.array:
@@ -169,11 +182,11 @@ class PagedAttention:
         [attended] = self._run(
             paged_kernel(kernel, taken),
             [queries, self._numbers, rows.table, rows.rows, after, *unpacked, *slabs.found(taken, self._run)],
-            Work(
+            LaunchConfig(
                 template=(*self._pages, *seen, ("CAPPED", self._capped), ("SINKS", self._sinks)),
                 groups=(-(-rows.most * shape.group // (warps * 16)), shape.kv_heads, len(rows.spans)),
                 threads=warps * 32,
-                outputs=(Output((queries.shape[0], shape.heads, shape.value_size), self._dtype),),
+                outputs=(OutputSpec((queries.shape[0], shape.heads, shape.value_size), self._dtype),),
             ),
         )
         return attended
@@ -188,7 +201,7 @@ class PagedAttention:
         return self._tuning.part(width * self._shape.group, self._dtype, self._size)
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> AttentionShape:
         return self._shape
 
     @property
@@ -217,22 +230,22 @@ class PagedAttention:
         [done] = self._run(
             paged_kernel("store"),
             [pages, numbers, after, addresses],
-            Work(
+            LaunchConfig(
                 template=(("KV_HEADS", self._shape.kv_heads), ("WORDS", words), ("THREADS", _THREADS)),
                 groups=(pages.shape[0], self._shape.kv_heads, 1),
                 threads=_THREADS,
-                outputs=(Output((1,), mx.int32),),
+                outputs=(OutputSpec((1,), mx.int32),),
             ),
         )
         return done
 
     def locate(self, slabs: Sequence[mx.array]) -> mx.array:
         """Where slabs of pages in fewer bits lie."""
-        work = Work((("T", mx.int32),), (1, 1, 1), 32, (Output((4,), mx.int32),))
+        work = LaunchConfig((("T", mx.int32),), (1, 1, 1), 32, (OutputSpec((4,), mx.int32),))
         found = [self._run(paged_kernel("locate"), [slab, slab], work)[0][:2] for slab in slabs]
         return mx.concatenate([*found, *[mx.zeros(2, mx.int32)] * max(0, 4 - len(found))])
 
-    def _cut(self, count: int, coded: CodedShape | None = None) -> _Cut:
+    def _cut(self, count: int, coded: CodedShape | None = None) -> _AttentionCut:
         if count > MOST_QUERIES:
             raise ValueError(f"{count} queries in a row: at most {MOST_QUERIES}")
         width, tuning = next(width for width in WIDTHS if width >= count), self._tuning
@@ -248,27 +261,27 @@ class PagedAttention:
             attend = (*attend, *coded.template, ("AT_ONCE", matrix.coded), ("HALVES", halves))
         merge = (*self._values, *seen, ("SINKS", self._sinks), ("THREADS", _THREADS))
         name = "attend" if matrix is None else "attend_wide" if coded is None else "attend_coded"
-        made = self._cuts[count, coded] = _Cut(name, part, attend, merge)
+        made = self._cuts[count, coded] = _AttentionCut(name, part, attend, merge)
         return made
 
-    def _pieces(self, matrix: Matrix, part: int) -> Template:
+    def _pieces(self, matrix: MatrixTuning, part: int) -> KernelTemplate:
         return ("KEYS", matrix.keys(self._size)), ("SLOTS", matrix.slots_for(self._size, part, self.stretch))
 
-    def _in_place(self, kernel: str, given: list[mx.array], slabs: Slabs, count: int) -> mx.array:
+    def _in_place(self, kernel: str, given: list[mx.array], slabs: KVSlabs, count: int) -> mx.array:
         taken = self._tuning.taken(len(slabs.keys))
         [done] = self._run(
             paged_kernel(kernel, taken),
             [*given, *slabs.found(taken, self._run)],
-            Work(
+            LaunchConfig(
                 template=(*self._pages, ("THREADS", _THREADS)),
                 groups=(count, self._shape.kv_heads, 1),
                 threads=_THREADS,
-                outputs=(Output((1,), mx.int32),),
+                outputs=(OutputSpec((1,), mx.int32),),
             ),
         )
         return done
 
-    def addresses(self, slabs: Slabs) -> mx.array:
+    def addresses(self, slabs: KVSlabs) -> mx.array:
         """Where kernels find them, if they do so by address."""
         return slabs.addresses(self._run)
 
@@ -283,25 +296,25 @@ class PagedAttention:
                 raise ValueError(f"{dtype} where {self._dtype} was said")
 
 
-def available(device: Device) -> bool:
+def has_paged_kernels(device: Device) -> bool:
     """Whether kernels run there at all; whether they are right, `selfcheck` says."""
-    return launcher(device) is not None
+    return kernel_launcher(device) is not None
 
 
 def paged_attention(
     device: Device,
-    shape: Shape,
+    shape: AttentionShape,
     dtype: mx.Dtype,
     *,
     scale: float,
     cap: float | None = None,
     sinks: mx.array | None = None,
     window: int | None = None,
-    tuning: Tuning | None = None,
+    tuning: AttentionTuning | None = None,
 ) -> PagedAttention:
-    """Attention by this device's kernels, cut as is best there or as `tuning` says. Only where `available`; raises
-    ValueError as `PagedAttention` does."""
-    run = launcher(device)
+    """Attention by this device's kernels, cut as is best there or as `tuning` says. Only where `has_paged_kernels`;
+    raises ValueError as `PagedAttention` does."""
+    run = kernel_launcher(device)
     if run is None:
         raise ValueError(f"no kernels for {device.name}")
     tuning = tuning or TUNINGS[device.kind]

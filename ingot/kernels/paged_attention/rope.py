@@ -1,5 +1,6 @@
-"""What attention needs before it attends, as one kernel: norms of queries and keys, rotary positions, and the write of
-keys and values to their pages."""
+"""What attention needs before it attends, as one kernel: norms of queries and keys, rope, and the write of keys and
+values to their pages.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +11,24 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ingot.kernels.device import Device
-from ingot.kernels.gpu.launchers import Launcher, launcher
-from ingot.kernels.gpu.texts import Output, Template, Work
-from ingot.kernels.paged.slabs import Slabs
-from ingot.kernels.paged.texts import paged_kernel
-from ingot.kernels.paged.tuning import TUNINGS, Tuning
+from ingot.kernels.gpu.kernel_source import KernelTemplate, LaunchConfig, OutputSpec
+from ingot.kernels.gpu.launcher import Launcher, kernel_launcher
+from ingot.kernels.paged_attention.inputs import KVSlabs, paged_kernel
 from ingot.kernels.paged_attention.kernels import DTYPES
-from ingot.kernels.paged_attention.shapes import Shape
+from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape, AttentionTuning
 
-WARPS = 4
+ROPE_WARPS = 4
 """In a group: a head of one token each."""
 
-Norm = tuple[mx.array | None, float]
+HeadRmsNorm = tuple[mx.array | None, float]
 """An RMS norm of heads: what it multiplies by [size], and what it adds to the mean of squares."""
 
 
 @dataclass(frozen=True, slots=True)
-class TurnShape:
+class RopeShape:
     """What a layer's queries and keys go through. With `gated` each head of queries has a gate as large behind it."""
 
-    heads: Shape
+    heads: AttentionShape
     dims: int = 0  # of a head, those that turn; 0: none
     neighbours: bool = False  # numbers turn together with their neighbour, not with the one half of `dims` behind
     normed: bool = False
@@ -47,11 +46,16 @@ class TurnShape:
         return self.heads.unsupported()
 
 
-class Turning:
+class RopeKernel:
     """One layer's, or that of all layers alike."""
 
     def __init__(
-        self, run: Launcher, tuning: Tuning, shape: TurnShape, dtype: mx.Dtype, norms: Sequence[Norm] = ()
+        self,
+        run: Launcher,
+        tuning: AttentionTuning,
+        shape: RopeShape,
+        dtype: mx.Dtype,
+        norms: Sequence[HeadRmsNorm] = (),
     ) -> None:
         """`norms` are those of queries and of keys, where they are `normed`. Raises ValueError where there is no kernel
         for it."""
@@ -61,29 +65,29 @@ class Turning:
             raise ValueError(f"{dtype}: there are kernels for {', '.join(map(str, DTYPES))}")
         assert len(norms) == 2 * shape.normed
         self._run, self._tuning, self._shape, self._dtype = run, tuning, shape, dtype
-        self._norms = _packed(norms, shape.heads.key_size)
+        self._norms = _pack_norms(norms, shape.heads.key_size)
         heads = shape.heads
-        self._template: Template = (
+        self._template: KernelTemplate = (
             *(("T", dtype), ("VALUE_SIZE", heads.value_size), ("KV_HEADS", heads.kv_heads)),
-            *(("KEY_SIZE", heads.key_size), ("PAGE", heads.page), ("GROUP", heads.group), ("WARPS", WARPS)),
+            *(("KEY_SIZE", heads.key_size), ("PAGE", heads.page), ("GROUP", heads.group), ("WARPS", ROPE_WARPS)),
             *(("DIMS", shape.dims), ("NEIGHBOURS", shape.neighbours), ("NORMED", shape.normed)),
             ("Q_STEP", shape.query_step),
         )
 
-    def by(self, run: Launcher) -> Turning:
+    def by(self, run: Launcher) -> RopeKernel:
         """The same, launched otherwise."""
         other = copy(self)
         other._run = run
         return other
 
     def __call__(
-        self, projected: mx.array, angles: mx.array, slots: mx.array, slabs: Slabs, after: mx.array
+        self, projected: mx.array, angles: mx.array, slots: mx.array, slabs: KVSlabs, after: mx.array
     ) -> tuple[mx.array, mx.array]:
         """Queries [tokens, heads, key_size] as they attend, and a token, as `PagedAttention.write` gives.
 
         `projected` [tokens, ...] are queries, keys and values one behind another, as products with weights give them,
-        in contiguous memory; `angles` [tokens, dims] as `turns` gives them; `slots` are `token_slots`. A token's bits
-        depend on nobody else's.
+        in contiguous memory; `angles` [tokens, dims] as `rope_angles` gives them; `slots` are `token_slots`. A token's
+        bits depend on nobody else's.
         """
         for dtype in (projected.dtype, slabs.dtype):
             if dtype != self._dtype:
@@ -92,17 +96,17 @@ class Turning:
         turned, done = self._run(
             paged_kernel("turn", taken),
             [projected, angles, self._norms, slots, after, *slabs.found(taken, self._run)],
-            Work(
+            LaunchConfig(
                 template=self._template,
-                groups=(tokens, -(-(heads.heads + 2 * heads.kv_heads) // WARPS), 1),
-                threads=WARPS * 32,
-                outputs=(Output((tokens, heads.heads, heads.key_size), self._dtype), Output((1,), mx.int32)),
+                groups=(tokens, -(-(heads.heads + 2 * heads.kv_heads) // ROPE_WARPS), 1),
+                threads=ROPE_WARPS * 32,
+                outputs=(OutputSpec((tokens, heads.heads, heads.key_size), self._dtype), OutputSpec((1,), mx.int32)),
             ),
         )
         return turned, done
 
 
-def turns(positions: mx.array, speeds: mx.array, gain: float = 1.0) -> mx.array:
+def rope_angles(positions: mx.array, speeds: mx.array, gain: float = 1.0) -> mx.array:
     """How tokens at `positions` [tokens], or [tokens, speeds] where each speed has its own, turn when number i turns by
     position * speeds[i], and grows by `gain`."""
     if not speeds.size:
@@ -111,7 +115,7 @@ def turns(positions: mx.array, speeds: mx.array, gain: float = 1.0) -> mx.array:
     return mx.concatenate([mx.cos(angles), mx.sin(angles)], axis=-1) * gain
 
 
-def _packed(norms: Sequence[Norm], size: int) -> mx.array:
+def _pack_norms(norms: Sequence[HeadRmsNorm], size: int) -> mx.array:
     if not norms:
         return mx.zeros(8)
     factors = [mx.ones(size) if weight is None else weight.astype(mx.float32) for weight, _ in norms]
@@ -120,9 +124,9 @@ def _packed(norms: Sequence[Norm], size: int) -> mx.array:
     return packed
 
 
-def turning(device: Device, shape: TurnShape, dtype: mx.Dtype, norms: Sequence[Norm] = ()) -> Turning:
-    """By this device's kernels. Raises ValueError where there are none, and as `Turning` does."""
-    run = launcher(device)
+def rope_kernel(device: Device, shape: RopeShape, dtype: mx.Dtype, norms: Sequence[HeadRmsNorm] = ()) -> RopeKernel:
+    """By this device's kernels. Raises ValueError where there are none, and as `RopeKernel` does."""
+    run = kernel_launcher(device)
     if run is None:
         raise ValueError(f"no kernels for {device.name}")
-    return Turning(run, TUNINGS[device.kind], shape, dtype, norms)
+    return RopeKernel(run, TUNINGS[device.kind], shape, dtype, norms)

@@ -1,50 +1,80 @@
-"""Draws that were compared with plain ones on the device at hand before they are used."""
+"""Sampling a token for each row of logits in one launch, for NVIDIA GPUs, where plain operations take thirty. The
+kernel is compared with plain operations on the device at hand before it is used.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 
 from ingot.kernels.device import Device
-from ingot.kernels.drawing.kernels import Draw, draw
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.gpu.launchers import Launcher, launcher, prepare
+from ingot.kernels.gpu.kernel_source import Kernel, LaunchConfig, OutputSpec, read_source
+from ingot.kernels.gpu.launcher import Launcher, compile_kernels, kernel_launcher
+
+SOURCE = Path(__file__).parent / "source"
+THREADS = 1024
+RowSampling = tuple[float, int, float, float, float]
+"""Of a row: a temperature (0: the likeliest token is taken), top-k (0: all), top-p, min-p, and a number in [0, 1)."""
+
+
+@cache
+def sampling_kernel() -> Kernel:
+    return Kernel(
+        "drawing",
+        "draw",
+        ("logits", "how"),
+        ("tokens",),
+        read_source(SOURCE / "sums.h"),
+        read_source(SOURCE / "draw.h"),
+    )
+
+
+def sample_tokens(run: Launcher, logits: mx.array, draws: Sequence[RowSampling]) -> mx.array:
+    """Of logits [rows, vocab] (float32), by a draw for each row: [rows] (uint32). Of the likeliest top-k those stay
+    that together hold top-p of their weight, of all tokens those that weigh as much as the least of them, and min-p of
+    the likeliest at least."""
+    work = LaunchConfig((), (len(draws), 1, 1), THREADS, (OutputSpec((len(draws),), mx.int32),))
+    [tokens] = run(sampling_kernel(), [mx.contiguous(logits), mx.array([*draws], mx.float32)], work)
+    return tokens.view(mx.uint32)
+
 
 log = logging.getLogger("ingot.kernels")
-Drawing = Callable[[mx.array, Sequence[Draw]], mx.array]
+SampleTokens = Callable[[mx.array, Sequence[RowSampling]], mx.array]
 VOCAB = 5000
 CLOSE = 1e-5
 """Of all weight: as near to an edge either side is right."""
 
 
 @cache
-def checked_drawing(device: Device) -> Drawing | None:
+def checked_sampling(device: Device) -> SampleTokens | None:
     """None where there is no kernel, or where it is wrong, which is said once. An emulated GPU draws by plain
     operations: a thousand emulated threads a row would take longer than all the rest of a step."""
-    run = launcher(device) if device.kind == "cuda" else None
+    run = kernel_launcher(device) if device.kind == "cuda" else None
     if run is None or isinstance(run, Emulator):
         return None
-    drawing = partial(draw, run)
-    prepare(device, rehearse)
-    wrong = selfcheck(drawing)
+    drawing = partial(sample_tokens, run)
+    compile_kernels(device, rehearse_sampling)
+    wrong = check_sampling(drawing)
     if wrong is not None:
         log.warning("tokens are drawn by plain operations, slower: a kernel %s", wrong)
         return None
     return drawing
 
 
-def rehearse(run: Launcher) -> None:
+def rehearse_sampling(run: Launcher) -> None:
     """Launches what will be launched."""
-    draw(run, mx.zeros((1, 2)), [(0.0, 0, 1.0, 0.0, 0.0)])
+    sample_tokens(run, mx.zeros((1, 2)), [(0.0, 0, 1.0, 0.0, 0.0)])
 
 
-def selfcheck(drawing: Drawing) -> str | None:
+def check_sampling(drawing: SampleTokens) -> str | None:
     """What is wrong with draws; None where they are right."""
-    draws = [(0.0, 0, 1.0, 0.0, 0.5), *_drawn()]
+    draws = [(0.0, 0, 1.0, 0.0, 0.5), *_trial_draws()]
     logits = 2 * mx.random.normal((len(draws), VOCAB), key=mx.random.key(3))
     try:
         tokens: list[int] = drawing(logits, draws).tolist()  # type: ignore[assignment]
@@ -54,12 +84,12 @@ def selfcheck(drawing: Drawing) -> str | None:
     return f"draws wrongly by {wrong[0]}" if wrong else None
 
 
-def _drawn() -> list[Draw]:
+def _trial_draws() -> list[RowSampling]:
     filters = ((0, 1.0, 0.0), (40, 1.0, 0.0), (0, 0.9, 0.0), (40, 0.9, 0.0), (0, 1.0, 0.05), (64, 0.95, 0.02))
     return [(0.7, *each, at) for each in filters for at in (0.01, 0.5, 0.999)]
 
 
-def _is_right(logits: mx.array, how: Draw, token: int) -> bool:
+def _is_right(logits: mx.array, how: RowSampling, token: int) -> bool:
     """Whether the running sum of what the filters keep passes the draw at this token, wherever rounding puts edges."""
     temperature, top_k, top_p, min_p, at = how
     if temperature == 0:

@@ -1,1 +1,1 @@
-"""Heads that guess the token behind the next one: finding them in checkpoints, loading them, and trying them out."""
+"""Draft heads (MTP and EAGLE-3): finding them in checkpoints, loading them, and trying them out."""

@@ -1,7 +1,7 @@
 """EAGLE-3: a draft of one layer that reads what three layers of its model are given, from a checkpoint of its own.
 
-Its layer sees each token's embedding beside the hidden state before it. Guesses go on from guesses by its own states,
-which are as wide as one of the three. Its output head may know fewer tokens than the model.
+Its layer sees each token's embedding beside the hidden state before it. Draft tokens follow draft tokens by its own
+states, which are as wide as one of the three. Its output head may know fewer tokens than the model.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ingot.errors import ModelError
-from ingot.models.adapter import Adapter
-from ingot.models.checkpoint import give, read
-from ingot.models.draft_heads.mtp import prepare
-from ingot.models.files.config_names import older_names
-from ingot.models.heads.tensors import pack_like, path_of_layers
+from ingot.models.adapter import ModelAdapter
+from ingot.models.checkpoint import load_tensors, read_checkpoint_tensors
+from ingot.models.draft_heads.checkpoint import path_of_layers, quantize_like
+from ingot.models.draft_heads.mtp import prepare_head
+from ingot.models.files.model_config import older_config_names
 from ingot.models.layers.fused_layers import FusedLayers, SkippedLayer
-from ingot.models.layers.lm_head import embedding_of, tap
-from ingot.models.layers.modules import parameters
+from ingot.models.layers.lm_head import tap_hidden_states, token_embedding_of
+from ingot.models.layers.modules import named_parameters
 from ingot.upstream import caches, create_attention_mask, load_config, model_classes
 
 _TAPS = "eagle_aux_hidden_state_layer_ids"
@@ -31,7 +31,7 @@ _RENAMED = {"midlayer.": "layers.0."}
 _MAPS = ("d2t", "t2d")
 
 
-class MiddleLayer(nn.Module):
+class EagleLayer(nn.Module):
     """A decoder layer whose attention takes an embedding and a hidden state, each normed, side by side."""
 
     def __init__(self, block: Any, size: int, eps: float, *, norm_first: bool) -> None:
@@ -68,7 +68,7 @@ class EagleHead(nn.Module):
         self._embedding: Callable[[mx.array], mx.array] | None = None  # the model's
         self._ids: mx.array | None = None  # of the model, by its own
         self.fc = nn.Linear(self.size, size, bias=False)
-        self.layers = [MiddleLayer(block, size, eps, norm_first=bool(_said(config, "norm_before_residual")))]
+        self.layers = [EagleLayer(block, size, eps, norm_first=bool(_config_value(config, "norm_before_residual")))]
         self.norm = nn.RMSNorm(size, eps)
         self.lm_head = nn.Linear(size, known, bias=False)
         if embeds:
@@ -92,7 +92,7 @@ class EagleHead(nn.Module):
 
     @property
     def weight_bytes(self) -> int:
-        return sum(array.nbytes for _, array in parameters(self))
+        return sum(array.nbytes for _, array in named_parameters(self))
 
     def make_cache(self) -> list[Any]:
         return [caches.KVCache()]
@@ -118,35 +118,35 @@ class EagleHead(nn.Module):
         return logits
 
 
-def load_eagle(folder: Path, adapter: Adapter, *, dtype: str | None = None) -> EagleHead:
+def load_eagle(folder: Path, adapter: ModelAdapter, *, dtype: str | None = None) -> EagleHead:
     """The draft in `folder`, beside the adapter's model, which hands over what it reads from now on.
 
     Raises ModelError where it is no EAGLE-3 draft, or not one of this model.
     """
-    config = _config(folder)
-    tensors = {_renamed(name): array for name, array in read(folder).items()}
-    head = _built(config, adapter, embeds="embed_tokens.weight" in tensors)
+    config = _read_eagle_config(folder)
+    tensors = {_current_tensor_name(name): array for name, array in read_checkpoint_tensors(folder).items()}
+    head = _build_eagle_head(config, adapter, embeds="embed_tokens.weight" in tensors)
     offsets, own = tensors.get("d2t"), {name: array for name, array in tensors.items() if name not in _MAPS}
-    pack_like(head, own)
-    give(head, own, unneeded=(), whose=f"the draft in {folder.name}")
+    quantize_like(head, own)
+    load_tensors(head, own, unneeded=(), whose=f"the draft in {folder.name}")
     head.learn(offsets)
-    _tap(config, adapter)
-    prepare(head, adapter, dtype, lambda path: True)
+    _tap_target_layers(config, adapter)
+    prepare_head(head, adapter, dtype, lambda path: True)
     return head
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _read_eagle_config(folder: Path) -> dict[str, Any]:
     try:
         stated = load_config(folder)
     except (OSError, json.JSONDecodeError) as error:
         raise ModelError(f"{folder.name} has no config.json that can be read") from error
-    if _said(stated, "norm_before_fc"):
+    if _config_value(stated, "norm_before_fc"):
         raise ModelError(f"{folder.name} norms hidden states before it joins them (norm_before_fc): not supported yet")
-    return {**stated, **older_names(stated)}
+    return {**stated, **older_config_names(stated)}
 
 
-def _built(config: dict[str, Any], adapter: Adapter, *, embeds: bool) -> EagleHead:
-    embedding = embedding_of(adapter.model)
+def _build_eagle_head(config: dict[str, Any], adapter: ModelAdapter, *, embeds: bool) -> EagleHead:
+    embedding = token_embedding_of(adapter.model)
     if embedding is None or adapter.selection is None:
         raise ModelError("This model cannot use a draft: where it computes embeddings or logits is not known")
     alone = {**copy.deepcopy(config), "num_hidden_layers": 1, "vocab_size": adapter.vocab}
@@ -162,29 +162,29 @@ def _built(config: dict[str, Any], adapter: Adapter, *, embeds: bool) -> EagleHe
     return head
 
 
-def _tap(config: Mapping[str, Any], adapter: Adapter) -> None:
+def _tap_target_layers(config: Mapping[str, Any], adapter: ModelAdapter) -> None:
     layers, path = adapter.model.layers, path_of_layers(adapter.model)
     if any(isinstance(layer, FusedLayers | SkippedLayer) for layer in layers):
         raise ModelError("The model's layers are one operation here: load it with its layers apart")
     count = len(layers)
-    numbers = _said(config, _TAPS) or [2, count // 2, count - 3]
+    numbers = _config_value(config, _TAPS) or [2, count // 2, count - 3]
     if len(numbers) != 3 or not all(isinstance(number, int) and 0 <= number < count for number in numbers):
         raise ModelError(f"The draft reads the layers {numbers}, and the model has {count}")
     assert adapter.selection is not None
-    tap(adapter.model, [f"{path}.{number}" for number in numbers], adapter.selection)
+    tap_hidden_states(adapter.model, [f"{path}.{number}" for number in numbers], adapter.selection)
 
 
-def _target_size(adapter: Adapter) -> int:
+def _target_size(adapter: ModelAdapter) -> int:
     text = {**adapter.config, **(adapter.config.get("text_config") or {})}
     return int(text["hidden_size"])
 
 
-def _said(config: Mapping[str, Any], key: str) -> Any:
+def _config_value(config: Mapping[str, Any], key: str) -> Any:
     """Some write it at the top of the config, some into a part of their own."""
     return config.get(key, (config.get("eagle_config") or {}).get(key))
 
 
-def _renamed(name: str) -> str:
+def _current_tensor_name(name: str) -> str:
     for theirs, ours in _RENAMED.items():
         name = name.replace(theirs, ours, 1) if name.startswith(theirs) else name
     return name

@@ -1,73 +1,183 @@
-"""From where a head was found to a head that runs beside its model."""
+"""A multi-token prediction (MTP) head: its module, loading it beside its model, and finding out whether it is worth
+running.
+
+From hidden states and the tokens behind them it computes the hidden states of a draft token. Its layers are mlx-lm's,
+swapped like the model's own, and it keeps keys and values of its own: those of place p are of the pair of the hidden
+state there and token p + 1. The embedding and the output head are the model's.
+
+A head that was made from quantised weights, or of another model, loads like any other and predicts nearly nothing;
+nobody would notice but by the speed. So `check_head` counts at load how many of the model's own next tokens it
+predicts. Raises ModelError.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from ingot.cache.batch_state import Rows
-from ingot.cache.forward_batch import Part
+from ingot.cache.batch_state import BatchState
+from ingot.cache.forward_batch import ForwardPart, TokenPositions
 from ingot.cache.pages import PAGE
 from ingot.errors import ModelError
-from ingot.models.adapter import Adapter
-from ingot.models.checkpoint import give
-from ingot.models.draft_heads.checkpoint import HeadSource
-from ingot.models.gguf.weights import hold_blocks, is_block
-from ingot.models.heads.head import Guesser, Head, Shared
-from ingot.models.heads.tensors import blocks_in, pack_like, path_of_layers, read_tensors
-from ingot.models.layers.lm_head import embedding_of, output_head_of, tap
-from ingot.models.layers.modules import parameters
+from ingot.models.adapter import ModelAdapter
+from ingot.models.checkpoint import load_tensors
+from ingot.models.draft_heads.checkpoint import (
+    HeadSource,
+    head_blocks,
+    path_of_layers,
+    quantize_like,
+    read_head_tensors,
+)
+from ingot.models.families.description import MtpSpec
+from ingot.models.forward import attends_natively, new_batch_state
+from ingot.models.gguf.weights import hold_blocks, is_block_layer
+from ingot.models.layers.lm_head import lm_head_of, tap_hidden_states, token_embedding_of
+from ingot.models.layers.modules import named_parameters
 from ingot.models.layers.swapping import swap_modules
-from ingot.models.live_states import attends_natively, new_rows
-from ingot.models.precision import DTYPES, settle
-from ingot.upstream import model_classes
+from ingot.models.precision import DTYPES, settle_precision
+from ingot.models.vision.tower import VisualInputs
+from ingot.upstream import caches, create_attention_mask, model_classes
 
 
-def load_head(source: HeadSource, adapter: Adapter, *, dtype: str | None = None) -> Head:
+@dataclass(frozen=True)
+class SharedModules:
+    """The model's modules that a head computes with, without owning them."""
+
+    embedding: Any
+    output: Any
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        tied = isinstance(self.output, nn.Embedding | nn.QuantizedEmbedding)
+        logits: mx.array = self.output.as_linear(hidden) if tied else self.output(hidden)
+        return logits
+
+
+class DraftHead(Protocol):
+    """What runs beside a model and guesses: a `MtpHead`, or a draft that is called alike."""
+
+    size: int  # of the model's hidden states that it takes
+    sees: bool  # whether it is shown features where the model is
+
+    @property
+    def weight_bytes(self) -> int: ...
+    def make_cache(self) -> list[Any]: ...
+    def __call__(self, hidden: mx.array, tokens: mx.array, cache: Any = None) -> mx.array: ...
+    def logits(self, hidden: mx.array) -> mx.array: ...
+
+
+class MtpHead(nn.Module):
+    name = "mtp"
+    sees = False
+
+    def __init__(self, wiring: MtpSpec, alone: Any, shared: SharedModules | None, *, size: int, eps: float) -> None:
+        """`alone` is a model of mlx-lm's that has the head's layers and no others. Without what it shares with its own
+        model, a head can be looked at and not run."""
+        super().__init__()
+        self._wiring, self._given, self.size = wiring, shared, size
+        assert [type(cache) for cache in caches.make_prompt_cache(alone)] == [caches.KVCache], (
+            "what it keeps is asked for"
+        )
+        self.embedding_norm = nn.RMSNorm(size, eps)
+        self.hidden_norm = nn.RMSNorm(size, eps)
+        self.joint = nn.Linear(2 * size, size, bias=False)
+        self.layers = list(alone.layers)
+        if wiring.norm is not None:
+            self.norm = nn.RMSNorm(size, eps)
+
+    @property
+    def _shared(self) -> SharedModules:
+        assert self._given is not None, "a head is run without its model"
+        return self._given
+
+    @property
+    def wants(self) -> Literal["normed", "raw"]:
+        """Which hidden states of the model it takes."""
+        return self._wiring.wants
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(array.nbytes for _, array in named_parameters(self))
+
+    def make_cache(self) -> list[Any]:
+        """What it keeps of a sequence, in the words of mlx-lm's models."""
+        return [caches.KVCache()]
+
+    def __call__(
+        self, hidden: mx.array, tokens: mx.array, cache: Any = None, visual: VisualInputs | None = None
+    ) -> mx.array:
+        """From hidden states [1, T, size] at some places and the tokens [1, T] behind those: hidden states [1, T, size]
+        whose logits are guesses for the tokens two places on, and which stand for the model's when guesses go on from
+        guesses. Features that are `visual` stand where the model had them instead of tokens."""
+        looked_up = self._shared.embedding(tokens)
+        embedded = self._seen(looked_up if visual is None else visual.over(looked_up), cache)
+        pair = [self.embedding_norm(embedded), self.hidden_norm(hidden.astype(embedded.dtype))]
+        states: mx.array = self.joint(mx.concatenate(pair[::-1] if self._wiring.hidden_first else pair, axis=-1))
+        mask = create_attention_mask(states, cache, return_array=self._wiring.array_masks)
+        for layer in self.layers:
+            states = layer(states, mask, cache)
+        return states if self._wiring.norm is None else self.norm(states)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """Logits [..., vocab] of what `__call__` gave."""
+        return self._shared.logits(hidden)
+
+    def _seen(self, embedded: mx.array, cache: Any) -> mx.array:
+        """Embeddings, zeros where the head was taught to see none."""
+        if not self._wiring.blind_first:
+            return embedded
+        offset = 0 if cache is None else cache.offset
+        if isinstance(offset, TokenPositions):
+            at = offset.at.reshape(-1, *embedded.shape[:2])[0]
+        else:
+            at = mx.arange(embedded.shape[1]) + mx.array(offset).reshape(-1, 1)
+        return mx.where((at == 0)[..., None], 0, embedded)
+
+
+def load_mtp_head(source: HeadSource, adapter: ModelAdapter, *, dtype: str | None = None) -> MtpHead:
     """The head, in memory and swapped for the adapter's device; the adapter hands over what it wants from now on.
 
     Raises ModelError where tensors are missing, of the wrong shape, or cannot be a head's of this model.
     """
-    selection, shared = adapter.selection, _shared(adapter.model)
-    if selection is None or not selection.obeyed or shared is None:
+    selection, shared = adapter.selection, _shared_modules(adapter.model)
+    if selection is None or not selection.was_used or shared is None:
         raise ModelError("This model cannot use its head: where it computes embeddings or logits is not known")
-    head, castable = build_head(source, adapter.config, shared)
+    head, castable = build_mtp_head(source, adapter.config, shared)
     tower = adapter.tower
-    prepare(head, adapter, dtype, castable, axes=None if tower is None else tower.axes)
+    prepare_head(head, adapter, dtype, castable, axes=None if tower is None else tower.axes)
     head.sees = tower is not None
     if head.wants == "raw":
-        tap(adapter.model, [path_of_layers(adapter.model).removesuffix("layers") + "norm"], selection)
+        tap_hidden_states(adapter.model, [path_of_layers(adapter.model).removesuffix("layers") + "norm"], selection)
     return head
 
 
-def prepare(
+def prepare_head(
     head: nn.Module,
-    adapter: Adapter,
+    adapter: ModelAdapter,
     dtype: str | None,
     castable: Callable[[str], bool],
     axes: Sequence[int] | None = None,
 ) -> None:
     """Bring a head into memory, as the adapter's device computes with it. `axes`: see `positioned`."""
     if adapter.device.kind != "cpu":
-        _cast(head, DTYPES[adapter.dtype], castable)
+        _cast_head(head, DTYPES[adapter.dtype], castable)
         # Layers of blocks would choose a format of their own.
-        dtype = dtype or (adapter.dtype if any(is_block(module) for _, module in head.named_modules()) else None)
-    settle(head, adapter.device, dtype)
+        dtype = dtype or (adapter.dtype if any(is_block_layer(module) for _, module in head.named_modules()) else None)
+    settle_precision(head, adapter.device, dtype)
     mx.eval(head.parameters())
     head.eval()
     swap_modules(head, adapter.device, adapter.kernels, axes=axes)
 
 
-def with_head(adapter: Adapter, head: Guesser) -> Adapter:
+def with_draft_head(adapter: ModelAdapter, head: DraftHead) -> ModelAdapter:
     """The adapter, with a head beside its model: live states have room for what the head keeps of each token."""
-    rows = head_rows(head, adapter)
-    with rows.launch([Part((rows.new(),), 1)], mixed=adapter.mixed) as layers:
+    rows = draft_head_rows(head, adapter)
+    with rows.launch([ForwardPart((rows.new(),), 1)], mixed=adapter.mixed) as layers:
         mx.eval(head(mx.zeros((1, 1, head.size)), mx.array([[0]]), layers[0]))
     taken = rows.groups[0].page_bytes // PAGE
     groups = adapter.footprint.groups
@@ -77,15 +187,15 @@ def with_head(adapter: Adapter, head: Guesser) -> Adapter:
     return replace(adapter, head=head, footprint=replace(adapter.footprint, groups=groups))
 
 
-def head_rows(head: Guesser, adapter: Adapter) -> Rows:
+def draft_head_rows(head: DraftHead, adapter: ModelAdapter) -> BatchState:
     """Live states for a head's own keys and values, of sequences of the adapter's model."""
     kept = adapter.kept if attends_natively(head) else None
-    return new_rows(head, 0, kept, adapter.kernels)
+    return new_batch_state(head, 0, kept, adapter.kernels)
 
 
-def build_head(
-    source: HeadSource, config: Mapping[str, Any], shared: Shared | None = None
-) -> tuple[Head, Callable[[str], bool]]:
+def build_mtp_head(
+    source: HeadSource, config: Mapping[str, Any], shared: SharedModules | None = None
+) -> tuple[MtpHead, Callable[[str], bool]]:
     """The head of a model with this config, none of it in memory yet but norms, and which of its weights may be cast.
 
     Raises ModelError where it is not a head of such a model.
@@ -96,20 +206,77 @@ def build_head(
     text.update(source.wiring.alone)
     model_class, args_class = model_classes(config=changed)
     alone = model_class(args_class.from_dict(changed))
-    tensors = read_tensors(source, alone)
-    head = Head(source.wiring, alone, shared, size=size, eps=eps)
-    hold_blocks(head, blocks_in(source, config))
-    pack_like(head, tensors)
-    give(head, tensors, unneeded=(), whose=f"the head in {source.said}")
+    tensors = read_head_tensors(source, alone)
+    head = MtpHead(source.wiring, alone, shared, size=size, eps=eps)
+    hold_blocks(head, head_blocks(source, config))
+    quantize_like(head, tensors)
+    load_tensors(head, tensors, unneeded=(), whose=f"the head in {source.said}")
     return head, getattr(alone, "cast_predicate", lambda path: True)
 
 
-def _cast(head: nn.Module, dtype: mx.Dtype, wanted: Callable[[str], bool]) -> None:
+def _cast_head(head: nn.Module, dtype: mx.Dtype, wanted: Callable[[str], bool]) -> None:
     """To what the model computes in: where two formats of 16 bits meet, MLX goes on in float32."""
-    floats = [(path, array) for path, array in parameters(head) if mx.issubdtype(array.dtype, mx.floating)]
+    floats = [(path, array) for path, array in named_parameters(head) if mx.issubdtype(array.dtype, mx.floating)]
     head.update(tree_unflatten([(path, array.astype(dtype)) for path, array in floats if wanted(path)]))
 
 
-def _shared(model: Any) -> Shared | None:
-    embedding, output = embedding_of(model), output_head_of(model)
-    return None if embedding is None or output is None else Shared(embedding, output)
+def _shared_modules(model: Any) -> SharedModules | None:
+    embedding, output = token_embedding_of(model), lm_head_of(model)
+    return None if embedding is None or output is None else SharedModules(embedding, output)
+
+
+CHECK_TOKENS = 48
+"""The model writes so many, greedily, one forward pass each; then the head runs once over all of them."""
+CHECK_PROMPT = (5, 17, 3, 29, 11, 23, 7, 19, 2)
+VERIFY_COST = 0.05
+"""Of a pass's time, what it takes at the best of cases to verify one token more in it."""
+MOST_REQUIRED = 0.2
+"""However much a head costs: what the model writes here is one text of many."""
+
+
+def check_draft_head(head: DraftHead, adapter: ModelAdapter, prompt: Sequence[int] = CHECK_PROMPT) -> float:
+    """The share of the model's own tokens after `prompt` that the head guesses. Raises ModelError if that could not pay
+    on any device."""
+    share, least = (
+        head_acceptance(head, adapter, prompt),
+        break_even_acceptance(head.weight_bytes, adapter.weight_bytes),
+    )
+    if share < least:
+        raise ModelError(
+            f"The head guesses {share:.0%} of {CHECK_TOKENS} tokens that its model writes, and below {least:.0%} "
+            f"it only "
+            "costs time: it does not belong to this model, or was made from packed weights. `ingot convert "
+            "--head-from` takes one out of the original checkpoint."
+        )
+    return share
+
+
+def break_even_acceptance(head_bytes: int, model_bytes: int) -> float:
+    """The share of right guesses below which a head loses time at the best of cases: where a pass takes as long as it
+    takes to read the weights, the head's are read for each guess, and what is guessed is verified."""
+    return min(VERIFY_COST + head_bytes / model_bytes, MOST_REQUIRED)
+
+
+def head_acceptance(head: DraftHead, adapter: ModelAdapter, prompt: Sequence[int]) -> float:
+    tokens, hidden = _generate_greedily(adapter, list(prompt))
+    rows = draft_head_rows(head, adapter)
+    with rows.launch([ForwardPart((rows.new(),), len(tokens) - 1)], mixed=adapter.mixed) as layers:
+        states = head(hidden[None, :-1], mx.array([tokens[1:]]), layers[0])
+    # What it makes of place p is about token p + 2, and the first that the model wrote follows the prompt.
+    drafts = mx.argmax(head.logits(states[:, len(prompt) - 2 : -1]), axis=-1)
+    right: Any = mx.sum(drafts[0] == mx.array(tokens[len(prompt) :])).item()
+    return float(right / CHECK_TOKENS)
+
+
+def _generate_greedily(adapter: ModelAdapter, tokens: list[int]) -> tuple[list[int], mx.array]:
+    """The prompt and what the model writes behind it, and the hidden states of all of them."""
+    rows = adapter.new_batch_state()
+    row, new, hidden = rows.new(), list(tokens), []
+    for number in range(CHECK_TOKENS + 1):
+        logits, states = adapter.run(rows, mx.array(new), [ForwardPart((row,), len(new))], [len(new) - 1], hidden=True)
+        hidden.append(states)
+        if number < CHECK_TOKENS:
+            new = [int(mx.argmax(logits[0]).item())]  # type: ignore[arg-type]
+            tokens.extend(new)
+        mx.eval(hidden, rows.pending())
+    return tokens, mx.concatenate(hidden)

@@ -1,32 +1,195 @@
-"""Gemma, whose norms multiply by one more than their weights."""
+"""Model families of mlx-lm, A to G, as data: what each calls the parts that all decoders have.
+
+A family is a module of mlx-lm's, described by the names of its classes. What is not described runs mlx-lm's own code.
+"""
 
 from __future__ import annotations
 
-from ingot.models.families.description import Family, MLPWiring, Norm, Wiring
+from ingot.models.families.description import AttentionSpec, Mamba2Spec, MlpSpec, ModelFamily, MtpSpec, NormSpec
+
+_BAILING_ATTENTION = AttentionSpec(
+    heads="num_attention_heads",
+    kv_heads="num_key_value_heads",
+    out="dense",
+    norms=("query_layernorm", "key_layernorm"),
+    joint="query_key_value",
+)
 
 FAMILIES = (
-    Family(
+    # Apple's on-device models.
+    ModelFamily("afm7", mlps={"MLP": MlpSpec()}),
+    # Apertus.
+    ModelFamily(
+        "apertus",
+        attention={
+            "ApertusAttention": AttentionSpec(
+                heads="num_attention_heads", kv_heads="num_key_value_heads", norms=("q_norm", "k_norm")
+            )
+        },
+    ),
+    # Arcee's Trinity.
+    ModelFamily("afmoe", mlps={"MLP": MlpSpec()}),
+    # Baichuan M1.
+    ModelFamily("baichuan_m1", mlps={"MLP": MlpSpec()}),
+    # Bailing, as Ling and Ring are called in their configs.
+    ModelFamily("bailing_hybrid", mlps={"MLP": MlpSpec()}),
+    ModelFamily(
+        "bailing_moe",
+        attention={"BailingMoeAttention": _BAILING_ATTENTION},
+        mlps={"BailingMoeMLP": MlpSpec()},
+    ),
+    ModelFamily(
+        "bailing_moe_linear",
+        attention={"Attention": _BAILING_ATTENTION},
+        mlps={"MLP": MlpSpec()},
+    ),
+    ModelFamily("bailing_moe_v3", mlps={"BailingMLP": MlpSpec()}),
+    # Cohere's Command models.
+    ModelFamily(
+        "cohere",
+        attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"))},
+        mlps={"MLP": MlpSpec()},
+        norms={"LayerNorm2D": NormSpec("layer", of_heads=True)},
+    ),
+    ModelFamily(
+        "cohere2",
+        attention={"Attention": AttentionSpec(rotates="use_sliding_window")},
+        mlps={"MLP": MlpSpec()},
+    ),
+    # DBRX.
+    ModelFamily("dbrx", mlps={"MLP": MlpSpec(gate="w1", up="v1", down="w2")}),
+    # DeepSeek, whose later attention is latent and runs its own code.
+    ModelFamily(
+        "deepseek",
+        attention={"DeepseekAttention": AttentionSpec(heads="num_attention_heads", kv_heads="num_kv_heads")},
+        mlps={"DeepseekMLP": MlpSpec()},
+    ),
+    ModelFamily("deepseek_v2", mlps={"DeepseekV2MLP": MlpSpec()}),
+    ModelFamily("deepseek_v3", mlps={"DeepseekV3MLP": MlpSpec()}, head=MtpSpec(array_masks=True)),
+    ModelFamily("deepseek_v32", mlps={"DeepseekV32MLP": MlpSpec()}),
+    # dots.llm1.
+    ModelFamily(
+        "dots1",
+        attention={"Dots1Attention": AttentionSpec(norms=("q_norm", "k_norm"))},
+        mlps={"Dots1MLP": MlpSpec()},
+    ),
+    # ERNIE 4.5.
+    ModelFamily(
+        "ernie4_5",
+        attention={"Attention": AttentionSpec()},
+        mlps={"MLP": MlpSpec()},
+        fused=("DecoderLayer",),
+    ),
+    ModelFamily(
+        "ernie4_5_moe",
+        attention={"Attention": AttentionSpec()},
+        mlps={"Ernie4_5_MLP": MlpSpec()},
+        head=MtpSpec(
+            inside="mtp_",
+            embedding_norm="emb_norm.0",
+            hidden_norm="hidden_norm.0",
+            joint="linear_proj.0",
+            norm=None,
+            layers=("block.0.",),
+            copies=(),
+            alone={"num_hidden_layers": 1, "moe_layer_start_index": 1, "moe_layer_end_index": 1},
+        ),
+    ),
+    # EXAONE.
+    ModelFamily(
+        "exaone",
+        attention={"AttentionModule": AttentionSpec(out="out_proj")},
+        mlps={"MLP": MlpSpec(gate="c_fc_0", up="c_fc_1", down="c_proj")},
+    ),
+    ModelFamily(
+        "exaone4",
+        attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), rotates="use_rope")},
+        mlps={"MLP": MlpSpec()},
+    ),
+    ModelFamily(
+        "exaone_moe",
+        attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), rotates="use_rope")},
+        mlps={"MLP": MlpSpec()},
+    ),
+    # Falcon H1, whose layers have attention and a scan side by side.
+    ModelFamily(
+        "falcon_h1",
+        attention={"FalconH1Attention": AttentionSpec(heads="num_heads", kv_heads="num_kv_heads")},
+        mlps={"FalconH1MLP": MlpSpec()},
+        recurrences={
+            "FalconH1Mixer": Mamba2Spec(
+                normed="mamba_rms_norm", eps="norm.variance_epsilon", norm_first="norm.norm_before_gate"
+            )
+        },
+    ),
+    # GEAR.
+    ModelFamily("gear", norms={"GearRMSNorm": NormSpec("rms", one_more=True)}),
+    # Gemma, whose norms multiply by one more than their weights.
+    ModelFamily(
         "gemma",
-        attention={"Attention": Wiring()},
-        mlps={"MLP": MLPWiring(act="gelu")},
-        norms={"RMSNorm": Norm("rms", one_more=True)},
+        attention={"Attention": AttentionSpec()},
+        mlps={"MLP": MlpSpec(act="gelu")},
+        norms={"RMSNorm": NormSpec("rms", one_more=True)},
     ),
-    Family(
+    ModelFamily(
         "gemma2",
-        attention={"Attention": Wiring(cap="attn_logit_softcapping")},
-        mlps={"MLP": MLPWiring(act="gelu_tanh")},
-        norms={"RMSNorm": Norm("rms", one_more=True)},
+        attention={"Attention": AttentionSpec(cap="attn_logit_softcapping")},
+        mlps={"MLP": MlpSpec(act="gelu_tanh")},
+        norms={"RMSNorm": NormSpec("rms", one_more=True)},
     ),
-    Family(
+    ModelFamily(
         "gemma3_text",
-        attention={"Attention": Wiring(norms=("q_norm", "k_norm"))},
-        mlps={"MLP": MLPWiring(act="gelu_tanh")},
-        norms={"RMSNorm": Norm("rms", one_more=True)},
+        attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"))},
+        mlps={"MLP": MlpSpec(act="gelu_tanh")},
+        norms={"RMSNorm": NormSpec("rms", one_more=True)},
     ),
-    Family("gemma4_text", mlps={"MLP": MLPWiring(act="gelu_tanh")}),
-    Family(
+    ModelFamily("gemma4_text", mlps={"MLP": MlpSpec(act="gelu_tanh")}),
+    ModelFamily(
         "recurrent_gemma",
-        mlps={"MLPBlock": MLPWiring(act="gelu_tanh")},
-        norms={"RMSNorm": Norm("rms", one_more=True)},
+        mlps={"MLPBlock": MlpSpec(act="gelu_tanh")},
+        norms={"RMSNorm": NormSpec("rms", one_more=True)},
+    ),
+    # GLM.
+    ModelFamily(
+        "glm",
+        attention={"GLMAttention": AttentionSpec(heads="num_attention_heads", kv_heads="num_key_value_heads")},
+        mlps={"GLMMLP": MlpSpec(gate="gate_up_proj", up=None)},
+    ),
+    ModelFamily(
+        "glm4",
+        attention={"Glm4Attention": AttentionSpec()},
+        mlps={"Glm4MLP": MlpSpec(gate="gate_up_proj", up=None)},
+    ),
+    ModelFamily(
+        "glm4_moe",
+        attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"))},
+        mlps={"MLP": MlpSpec()},
+        head=MtpSpec(),
+    ),
+    ModelFamily("glm4_moe_lite", mlps={"Glm4MoeLiteMLP": MlpSpec()}, head=MtpSpec(array_masks=True)),
+    # gpt-oss, whose attention has sinks.
+    ModelFamily(
+        "gpt_oss",
+        attention={
+            "AttentionBlock": AttentionSpec(
+                heads="num_attention_heads", kv_heads="num_key_value_heads", scale="sm_scale", sinks="sinks"
+            )
+        },
+    ),
+    # IBM's Granite.
+    ModelFamily(
+        "granite",
+        attention={"Attention": AttentionSpec()},
+        mlps={"MLP": MlpSpec()},
+    ),
+    ModelFamily("granitemoe", attention={"GraniteMoeAttention": AttentionSpec()}),
+    ModelFamily(
+        "granitemoehybrid",
+        attention={"GraniteMoeHybridAttention": AttentionSpec()},
+        mlps={
+            "GraniteMoeHybridMLP": MlpSpec(),
+            "GraniteMoeHybridSharedMLP": MlpSpec(gate="input_linear", up=None, down="output_linear"),
+        },
+        recurrences={"GraniteMoeHybridMamba2Mixer": Mamba2Spec()},
     ),
 )

@@ -1,4 +1,5 @@
-"""The words in which a family is described. Nothing here computes; `models/layers` does, by what it is told here.
+"""The vocabulary in which a model family is described. Nothing here computes; `models/layers` does, by what these
+records say.
 
 Where a class of mlx-lm's has its own name for something, the description holds that name: an attribute's, or a path of
 them.
@@ -12,7 +13,7 @@ from typing import Any, Literal
 
 
 @dataclass(frozen=True)
-class Wiring:
+class AttentionSpec:
     """What a class of attention calls the parts that all of them have, and which of the rest it has."""
 
     heads: str = "n_heads"
@@ -20,7 +21,7 @@ class Wiring:
     scale: str = "scale"
     out: str = "o_proj"
     norms: tuple[str, str] | None = None  # of queries and keys, where the module has them
-    whole_norms: bool = False  # they norm all heads of a token as one
+    joint_head_norms: bool = False  # they norm all heads of a token as one
     rotates: str | None = None  # says whether the module's RoPE is used; always where None, if it has one
     gated: bool = False  # the query projection also gives a gate for the output
     sinks: str | None = None
@@ -29,7 +30,7 @@ class Wiring:
 
 
 @dataclass(frozen=True)
-class MLPWiring:
+class MlpSpec:
     """What an MLP computes: down(act(gate(x)) * up(x))."""
 
     act: Literal["silu", "gelu", "gelu_tanh"] = "silu"
@@ -39,7 +40,7 @@ class MLPWiring:
 
 
 @dataclass(frozen=True)
-class Norm:
+class NormSpec:
     """A norm of the family's own class; MLX's are known anyway."""
 
     kind: Literal["rms", "layer"]
@@ -48,14 +49,14 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class GatedDelta:
+class GatedDeltaSpec:
     """A gated delta net behind a convolution, as Qwen's."""
 
     joint: bool = False  # queries, keys, values and gates of a key head lie together, and so do its two factors
 
 
 @dataclass(frozen=True)
-class Scan:
+class Mamba2Spec:
     """Mamba 2's scan behind a convolution, and what a class calls the parts of the norm behind it."""
 
     normed: str | None = None  # says whether there is a norm; always where None
@@ -65,15 +66,15 @@ class Scan:
 
 
 @dataclass(frozen=True)
-class ShortConvolution:
+class ShortConvSpec:
     """A gated convolution over a few tokens, as Liquid's."""
 
 
-Recurrence = GatedDelta | Scan | ShortConvolution
+RecurrenceSpec = GatedDeltaSpec | Mamba2Spec | ShortConvSpec
 
 
 @dataclass(frozen=True)
-class HeadWiring:
+class MtpSpec:
     """A head that guesses the token behind the next one, by a layer like the model's over pairs of a token's embedding
     and the hidden state before that token. Where checkpoints hold it, and what they call its parts: mostly what
     DeepSeek does.
@@ -101,19 +102,19 @@ class HeadWiring:
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelFamily:
     """A module of mlx-lm's, and what is known of its classes by their names. What is not known runs its own code."""
 
     name: str  # the module's, which is the `model_type` of its configs
-    attention: Mapping[str, Wiring] = field(default_factory=dict)
-    mlps: Mapping[str, MLPWiring] = field(default_factory=dict)  # classes that compute that and nothing else
-    recurrences: Mapping[str, Recurrence] = field(default_factory=dict)
-    norms: Mapping[str, Norm] = field(default_factory=dict)
+    attention: Mapping[str, AttentionSpec] = field(default_factory=dict)
+    mlps: Mapping[str, MlpSpec] = field(default_factory=dict)  # classes that compute that and nothing else
+    recurrences: Mapping[str, RecurrenceSpec] = field(default_factory=dict)
+    norms: Mapping[str, NormSpec] = field(default_factory=dict)
     fused: tuple[str, ...] = ()  # layers of Llama's arithmetic, of which a model's all become one operation
     refused: str | None = None  # why its answers would be wrong
     unmixed: str | None = None  # why rows of unlike lengths go wrong together where no probe gets
     text_only: tuple[str, ...] = ()  # the `model_type`s of models saved without the vision part of this one
-    head: HeadWiring | None = None  # what its checkpoints hold besides the model
+    head: MtpSpec | None = None  # what its checkpoints hold besides the model
 
     @property
     def classes(self) -> frozenset[str]:

@@ -1,16 +1,95 @@
-"""Xiaomi's MiMo."""
+"""Model families of mlx-lm, H to M, as data: what each calls the parts that all decoders have.
+
+A family is a module of mlx-lm's, described by the names of its classes. What is not described runs mlx-lm's own code.
+"""
 
 from __future__ import annotations
 
-from ingot.models.families.description import Family, HeadWiring, MLPWiring, Wiring
+from ingot.models.families.description import (
+    AttentionSpec,
+    Mamba2Spec,
+    MlpSpec,
+    ModelFamily,
+    MtpSpec,
+    NormSpec,
+    ShortConvSpec,
+)
 
 FAMILIES = (
-    Family(
-        "mimo",
-        attention={"Attention": Wiring()},
-        mlps={"MLP": MLPWiring()},
+    # Kyutai's Helium.
+    ModelFamily(
+        "helium",
+        attention={"HeliumAttention": AttentionSpec()},
+        mlps={"HeliumMLP": MlpSpec()},
+        fused=("HeliumDecoderLayer",),
+    ),
+    # Tencent's Hunyuan.
+    ModelFamily("hunyuan", mlps={"MLP": MlpSpec()}),
+    ModelFamily("hunyuan_v1_dense", mlps={"MLP": MlpSpec()}),
+    # InternLM.
+    ModelFamily("internlm2", mlps={"MLP": MlpSpec(gate="w1", up="w3", down="w2")}),
+    ModelFamily(
+        "internlm3",
+        attention={"Attention": AttentionSpec()},
+        mlps={"MLP": MlpSpec()},
+    ),
+    # IQuest's Loop Coder, which runs its layers twice.
+    ModelFamily("iquestloopcoder", mlps={"MLP": MlpSpec()}),
+    # AI21's Jamba.
+    ModelFamily(
+        "jamba",
+        attention={"JambaAttention": AttentionSpec(heads="num_attention_heads", kv_heads="num_key_value_heads")},
+        mlps={"JambaMLP": MlpSpec()},
+    ),
+    # Moonshot's Kimi.
+    ModelFamily("kimi_linear", mlps={"KimiMLP": MlpSpec()}),
+    # Kuaishou's Klear.
+    ModelFamily(
+        "Klear",
+        attention={
+            "KlearAttention": AttentionSpec(
+                heads="num_attention_heads", kv_heads="num_key_value_heads", norms=("q_norm", "k_norm")
+            )
+        },
+        mlps={"KlearMLP": MlpSpec()},
+    ),
+    # Poolside's Laguna.
+    ModelFamily("laguna", mlps={"MLP": MlpSpec()}),
+    # Liquid's LFM2, most of whose layers are short convolutions.
+    ModelFamily(
+        "lfm2",
+        attention={"Attention": AttentionSpec(out="out_proj", norms=("q_layernorm", "k_layernorm"))},
+        mlps={"MLP": MlpSpec(gate="w1", up="w3", down="w2")},
+        recurrences={"ShortConv": ShortConvSpec()},
+    ),
+    ModelFamily(
+        "lfm2_moe",
+        attention={"Attention": AttentionSpec(out="out_proj", norms=("q_layernorm", "k_layernorm"))},
+        mlps={"MLP": MlpSpec()},
+        recurrences={"ShortConv": ShortConvSpec()},
+    ),
+    # Llama, and the many models that are saved as one.
+    ModelFamily(
+        "llama",
+        attention={"Attention": AttentionSpec()},
+        mlps={"MLP": MlpSpec()},
         fused=("TransformerBlock",),
-        head=HeadWiring(
+    ),
+    ModelFamily("llama4", mlps={"MLP": MlpSpec()}),
+    ModelFamily("llama4_text", mlps={"MLP": MlpSpec()}),
+    # Meituan's LongCat.
+    ModelFamily("longcat_flash", mlps={"LongcatFlashMLP": MlpSpec()}),
+    # Mamba 2.
+    ModelFamily("mamba2", recurrences={"Mamba2Block": Mamba2Spec()}),
+    # JetBrains' Mellum.
+    ModelFamily("mellum", attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"))}),
+    # Xiaomi's MiMo.
+    ModelFamily(
+        "mimo",
+        attention={"Attention": AttentionSpec()},
+        mlps={"MLP": MlpSpec()},
+        fused=("TransformerBlock",),
+        head=MtpSpec(
             inside="mtp_layers.0.",
             embedding_norm="token_layernorm",
             hidden_norm="hidden_layernorm",
@@ -20,5 +99,40 @@ FAMILIES = (
             hidden_first=True,
         ),
     ),
-    Family("mimo_v2_flash", mlps={"MLP": MLPWiring()}),
+    ModelFamily("mimo_v2_flash", mlps={"MLP": MlpSpec()}),
+    # MiniCPM.
+    ModelFamily(
+        "minicpm",
+        attention={"Attention": AttentionSpec(heads="num_heads", kv_heads="num_key_value_heads")},
+        mlps={"MLP": MlpSpec()},
+    ),
+    ModelFamily("minicpm3", mlps={"MLP": MlpSpec()}),
+    # MiniMax.
+    ModelFamily(
+        "minimax",
+        attention={
+            "MiniMaxAttention": AttentionSpec(
+                heads="num_attention_heads",
+                kv_heads="num_key_value_heads",
+                norms=("q_norm", "k_norm"),
+                joint_head_norms=True,
+            )
+        },
+    ),
+    ModelFamily(
+        "minimax_m3_vl",
+        norms={"GemmaRMSNorm": NormSpec("rms", one_more=True)},
+        unmixed="in long prompts it chooses the blocks of keys near a token by its place in the longest row",
+    ),
+    # Mistral's models that are not Llamas to mlx-lm.
+    ModelFamily(
+        "mixtral", attention={"MixtralAttention": AttentionSpec(heads="num_heads", kv_heads="num_key_value_heads")}
+    ),
+    ModelFamily("ministral3", mlps={"MLP": MlpSpec()}),
+    # Meta's Muse.
+    ModelFamily(
+        "muse_glimmer",
+        mlps={"MLP": MlpSpec()},
+        norms={"CenteredRMSNorm": NormSpec("rms", one_more=True)},
+    ),
 )

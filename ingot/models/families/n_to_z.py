@@ -1,10 +1,25 @@
-"""Alibaba's Qwen."""
+"""Model families of mlx-lm, N to Z, as data: what each calls the parts that all decoders have.
+
+A family is a module of mlx-lm's, described by the names of its classes. What is not described runs mlx-lm's own code.
+"""
 
 from __future__ import annotations
 
-from ingot.models.families.description import Family, GatedDelta, HeadWiring, MLPWiring, Wiring
+from ingot.models.families.description import (
+    AttentionSpec,
+    GatedDeltaSpec,
+    Mamba2Spec,
+    MlpSpec,
+    ModelFamily,
+    MtpSpec,
+    NormSpec,
+)
 
-_HEAD = HeadWiring(
+_OLMO_ATTENTION = AttentionSpec(
+    heads="num_attention_heads", kv_heads="num_key_value_heads", norms=("q_norm", "k_norm"), joint_head_norms=True
+)
+
+_QWEN_MTP = MtpSpec(
     inside="mtp.",
     embedding_norm="pre_fc_norm_embedding",
     hidden_norm="pre_fc_norm_hidden",
@@ -18,45 +33,133 @@ _HEAD = HeadWiring(
 )
 
 FAMILIES = (
-    Family("qwen", mlps={"MLP": MLPWiring(gate="w2", up="w1", down="c_proj")}),
-    Family(
+    # Nanbeige.
+    ModelFamily(
+        "nanbeige",
+        attention={"Attention": AttentionSpec()},
+        mlps={"MLP": MlpSpec()},
+    ),
+    # NVIDIA's Nemotron.
+    ModelFamily(
+        "nemotron",
+        attention={"Attention": AttentionSpec()},
+        norms={"NemotronLayerNorm1P": NormSpec("layer", one_more=True)},
+    ),
+    ModelFamily("nemotron-nas", attention={"Attention": AttentionSpec()}),
+    ModelFamily(
+        "nemotron_h",
+        attention={"NemotronHAttention": AttentionSpec(heads="num_heads", kv_heads="num_key_value_heads")},
+        recurrences={"NemotronHMamba2Mixer": Mamba2Spec(norm_size="norm.group_size")},
+        head=MtpSpec(
+            inside="mtp.",
+            embedding_norm="layers.0.enorm",
+            hidden_norm="layers.0.hnorm",
+            joint="layers.0.eh_proj",
+            norm="layers.1.final_layernorm",
+            layers=("layers.0.", "layers.1."),
+            stored="backbone.layers.",
+            copies=(),
+            alone={"num_hidden_layers": 2, "hybrid_override_pattern": "*E"},
+            eps="layer_norm_epsilon",
+            blind_first=False,
+        ),
+    ),
+    # Ai2's OLMo, whose norms of queries and keys span all heads.
+    ModelFamily(
+        "olmo2",
+        attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), joint_head_norms=True)},
+        mlps={"MLP": MlpSpec()},
+    ),
+    ModelFamily(
+        "olmo3",
+        attention={"Olmo3Attention": _OLMO_ATTENTION},
+        mlps={"Olmo3MLP": MlpSpec()},
+    ),
+    ModelFamily(
+        "olmo_hybrid",
+        attention={"Attention": _OLMO_ATTENTION},
+        mlps={"MLP": MlpSpec()},
+    ),
+    ModelFamily("olmoe", attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), joint_head_norms=True)}),
+    # Apple's OpenELM.
+    ModelFamily("openelm", mlps={"MLP": MlpSpec(gate="proj_1", up=None, down="proj_2")}),
+    # Microsoft's Phi.
+    ModelFamily(
+        "phi3",
+        attention={"Attention": AttentionSpec(joint="qkv_proj")},
+        mlps={"MLP": MlpSpec(gate="gate_up_proj", up=None)},
+    ),
+    ModelFamily("phi3small", refused="mlx-lm's code for it lets the tokens of a prompt see the ones after them"),
+    ModelFamily("phimoe", attention={"Attention": AttentionSpec()}),
+    # PLaMo.
+    ModelFamily("plamo", mlps={"MLP": MlpSpec()}),
+    ModelFamily("plamo2", mlps={"MLP": MlpSpec(gate="gate_up_proj", up=None)}),
+    ModelFamily("plamo3", mlps={"MLP": MlpSpec(gate="gate_up_proj", up=None)}),
+    # Alibaba's Qwen.
+    ModelFamily("qwen", mlps={"MLP": MlpSpec(gate="w2", up="w1", down="c_proj")}),
+    ModelFamily(
         "qwen2",
-        attention={"Attention": Wiring()},
-        mlps={"MLP": MLPWiring()},
+        attention={"Attention": AttentionSpec()},
+        mlps={"MLP": MlpSpec()},
         fused=("TransformerBlock",),
     ),
-    Family(
+    ModelFamily(
         "qwen2_moe",
-        attention={"Attention": Wiring()},
-        mlps={"MLP": MLPWiring()},
+        attention={"Attention": AttentionSpec()},
+        mlps={"MLP": MlpSpec()},
     ),
-    Family(
+    ModelFamily(
         "qwen3",
-        attention={"Attention": Wiring(norms=("q_norm", "k_norm"))},
-        mlps={"MLP": MLPWiring()},
+        attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"))},
+        mlps={"MLP": MlpSpec()},
         fused=("TransformerBlock",),
     ),
-    Family(
+    ModelFamily(
         "qwen3_moe",
-        attention={"Attention": Wiring(norms=("q_norm", "k_norm"))},
-        mlps={"MLP": MLPWiring()},
+        attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"))},
+        mlps={"MLP": MlpSpec()},
     ),
-    Family(
+    ModelFamily(
         "qwen3_next",
         attention={
-            "Qwen3NextAttention": Wiring(
+            "Qwen3NextAttention": AttentionSpec(
                 heads="num_attention_heads", kv_heads="num_key_value_heads", norms=("q_norm", "k_norm"), gated=True
             )
         },
-        mlps={"Qwen3NextMLP": MLPWiring()},
-        recurrences={"Qwen3NextGatedDeltaNet": GatedDelta(joint=True)},
-        head=_HEAD,
+        mlps={"Qwen3NextMLP": MlpSpec()},
+        recurrences={"Qwen3NextGatedDeltaNet": GatedDeltaSpec(joint=True)},
+        head=_QWEN_MTP,
     ),
-    Family(
+    ModelFamily(
         "qwen3_5",
-        recurrences={"GatedDeltaNet": GatedDelta()},
+        recurrences={"GatedDeltaNet": GatedDeltaSpec()},
         text_only=("qwen3_5_text",),
-        head=_HEAD,
+        head=_QWEN_MTP,
     ),
-    Family("qwen3_5_moe", text_only=("qwen3_5_moe_text",), head=_HEAD),
+    ModelFamily("qwen3_5_moe", text_only=("qwen3_5_moe_text",), head=_QWEN_MTP),
+    # ByteDance's Seed.
+    ModelFamily(
+        "seed_oss",
+        attention={"Attention": AttentionSpec()},
+        mlps={"MLP": MlpSpec()},
+        fused=("TransformerBlock",),
+    ),
+    # iFlytek's Spark.
+    ModelFamily("spark2_5", mlps={"MLP": MlpSpec(act="gelu")}),
+    # StableLM.
+    ModelFamily("stablelm", mlps={"MLP": MlpSpec()}),
+    # StarCoder.
+    ModelFamily("starcoder2", attention={"Attention": AttentionSpec()}),
+    # StepFun's Step, whose norms hold what they multiply by, whatever their name says.
+    ModelFamily("step3p5", norms={"ZeroCenteredRMSNorm": NormSpec("rms")}),
+    # Talkie.
+    ModelFamily("talkie", mlps={"MLP": MlpSpec(gate="mlp_gate", up="mlp_linear", down="mlp_resid")}),
+    # TeleChat.
+    ModelFamily(
+        "telechat3",
+        attention={"Telechat3Attention": AttentionSpec(heads="num_attention_heads", kv_heads="num_key_value_heads")},
+        mlps={"Telechat3MLP": MlpSpec()},
+    ),
+    # Tencent's Youtu.
+    ModelFamily("youtu_llm", mlps={"YoutuLLMMLP": MlpSpec()}),
 )

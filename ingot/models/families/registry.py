@@ -1,7 +1,7 @@
-"""Finds what is known of a module, a class or a model type of mlx-lm's.
+"""Looks up what is known of a module, a class or a model type of mlx-lm's.
 
-Every other file of this folder is a family's, or some relatives', and lists them in FAMILIES. It is found here by
-being there.
+The descriptions are tables in the files beside this one, by the first letter of a family's name: `a_to_g`, `h_to_m` and
+`n_to_z`. A new family is one entry there.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 
 from ingot.models import families
-from ingot.models.families.description import Family, HeadWiring, MLPWiring, Norm, Recurrence, Wiring
+from ingot.models.families.description import AttentionSpec, MlpSpec, ModelFamily, MtpSpec, NormSpec, RecurrenceSpec
 
-UPSTREAM = "mlx_lm.models"
+MLX_LM_MODELS = "mlx_lm.models"
 _OURS = ("description", "registry")
 
 
-def found(package: ModuleType) -> Iterator[Family]:
+def families_in_package(package: ModuleType) -> Iterator[ModelFamily]:
     """The families that the files of a package describe."""
     for file in pkgutil.iter_modules(package.__path__):
         if file.name not in _OURS:
             yield from importlib.import_module(f"{package.__name__}.{file.name}").FAMILIES
 
 
-def registered(described: Iterable[Family]) -> Mapping[str, Family]:
+def index_families(described: Iterable[ModelFamily]) -> Mapping[str, ModelFamily]:
     """Families by name. Raises ValueError where two describe the same models."""
-    known: dict[str, Family] = {}
+    known: dict[str, ModelFamily] = {}
     types: set[str] = set()
     for family in described:
         for model_type in (family.name, *family.text_only):
@@ -38,42 +38,42 @@ def registered(described: Iterable[Family]) -> Mapping[str, Family]:
     return known
 
 
-FAMILIES = registered(found(families))
-_UNKNOWN = Family("unknown")
-_WHOLE = {text_only: family.name for family in FAMILIES.values() for text_only in family.text_only}
+MODEL_FAMILIES = index_families(families_in_package(families))
+_UNKNOWN_FAMILY = ModelFamily("unknown")
+_MULTIMODAL_TYPES = {text_only: family.name for family in MODEL_FAMILIES.values() for text_only in family.text_only}
 
 
-def of_type(model_type: str) -> Family:
+def family_of_type(model_type: str) -> ModelFamily:
     """What is known of models of this type: of most, nothing that a whole model is told by."""
-    return FAMILIES.get(model_type, _UNKNOWN)
+    return MODEL_FAMILIES.get(model_type, _UNKNOWN_FAMILY)
 
 
-def whole_type(model_type: str) -> str | None:
+def multimodal_type_of(model_type: str) -> str | None:
     """The type whose family also reads models of `model_type`, which were saved without their vision part."""
-    return _WHOLE.get(model_type)
+    return _MULTIMODAL_TYPES.get(model_type)
 
 
-def head_of(model_type: str) -> HeadWiring | None:
+def mtp_spec_of(model_type: str) -> MtpSpec | None:
     """The head that checkpoints of this type may hold."""
-    return of_type(_WHOLE.get(model_type, model_type)).head
+    return family_of_type(_MULTIMODAL_TYPES.get(model_type, model_type)).head
 
 
-def wiring_of(module: object) -> Wiring | None:
+def attention_spec_of(module: object) -> AttentionSpec | None:
     """How its attention is wired, if it is attention of a class that is known."""
     return _family_of(module).attention.get(type(module).__name__)
 
 
-def gating_of(module: object) -> MLPWiring | None:
+def mlp_spec_of(module: object) -> MlpSpec | None:
     """How it is gated, if it is an MLP of a class that is known."""
     return _family_of(module).mlps.get(type(module).__name__)
 
 
-def recurrence_of(module: object) -> Recurrence | None:
+def recurrence_spec_of(module: object) -> RecurrenceSpec | None:
     """What it computes, if it is a recurrent mixer of a class that is known."""
     return _family_of(module).recurrences.get(type(module).__name__)
 
 
-def norm_of(module: object) -> Norm | None:
+def norm_spec_of(module: object) -> NormSpec | None:
     """What it computes, if it is a norm of a family's own class that is known."""
     return _family_of(module).norms.get(type(module).__name__)
 
@@ -83,6 +83,6 @@ def is_fusible(layer: object) -> bool:
     return type(layer).__name__ in _family_of(layer).fused
 
 
-def _family_of(module: object) -> Family:
+def _family_of(module: object) -> ModelFamily:
     package, _, name = type(module).__module__.rpartition(".")
-    return FAMILIES.get(name, _UNKNOWN) if package == UPSTREAM else _UNKNOWN
+    return MODEL_FAMILIES.get(name, _UNKNOWN_FAMILY) if package == MLX_LM_MODELS else _UNKNOWN_FAMILY

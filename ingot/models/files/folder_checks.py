@@ -1,20 +1,20 @@
-"""What a model folder claims of itself, held against its files before anything is built of it.
+"""What a model folder claims of itself, checked against its files before anything is built from it.
 
 Building a model takes memory for every layer that the config names, and reading a pipe takes for ever, so both are
-looked at beforehand.
+looked at beforehand. What a safetensors file holds is told by its header: no tensor is read. Imports nothing heavy.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from ingot.errors import ModelError
 from ingot.models.files.gguf_files import references_in
-from ingot.models.files.safetensors_header import read_header
 
-READ: Final = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".safetensors")
+READ_SUFFIXES: Final = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".safetensors")
 CONFIG_BYTES: Final = 16 << 20
 TOKENIZER_BYTES: Final = 512 << 20
 LAYER_KEYS: Final = ("num_hidden_layers", "n_layers", "n_layer", "num_layers", "num_decoder_layers")
@@ -26,10 +26,10 @@ UNSTATED_CONTEXT: Final = 8192
 """Context of a model whose config does not state one (recurrent models, mostly)."""
 
 
-def check_folder(folder: Path, name: str) -> None:
+def check_model_folder(folder: Path, name: str) -> None:
     """Raises ModelError."""
     for file in sorted(folder.iterdir()):
-        if file.suffix in READ and not file.is_dir() and not file.is_file():
+        if file.suffix in READ_SUFFIXES and not file.is_dir() and not file.is_file():
             raise ModelError(f"{name}: {file.name} is no regular file")
     for told, most in (("config.json", CONFIG_BYTES), ("tokenizer.json", TOKENIZER_BYTES)):
         if (folder / told).is_file() and (folder / told).stat().st_size > most:
@@ -39,17 +39,17 @@ def check_folder(folder: Path, name: str) -> None:
 
 def _check_layers(folder: Path, name: str) -> None:
     """Each layer has at least one tensor."""
-    claimed = max(_layers(_config(folder, name)), default=0)
+    claimed = max(_stated_layers(_read_config(folder, name)), default=0)
     if claimed <= 1:
         return
     elsewhere = references_in(folder)
-    tensors = sum(len(read_header(file)) for file in sorted(folder.glob("model*.safetensors")))
+    tensors = sum(len(read_safetensors_header(file)) for file in sorted(folder.glob("model*.safetensors")))
     tensors += 0 if elsewhere is None else len(elsewhere.tensors)
     if claimed > tensors:
         raise ModelError(f"{name}: config.json claims {claimed} layers, and there are weights of {tensors} tensors")
 
 
-def _config(folder: Path, name: str) -> dict[str, Any]:
+def _read_config(folder: Path, name: str) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except (ValueError, RecursionError):
@@ -61,7 +61,7 @@ def _config(folder: Path, name: str) -> dict[str, Any]:
     return config
 
 
-def _layers(config: dict[str, Any]) -> list[int]:
+def _stated_layers(config: dict[str, Any]) -> list[int]:
     parts = [config, *(part for part in config.values() if isinstance(part, dict))]
     stated = [part.get(key) for part in parts for key in LAYER_KEYS]
     return [value for value in stated if isinstance(value, int)]
@@ -77,3 +77,42 @@ def stated_context(config: dict[str, Any]) -> int:
                     raise ModelError(f"config.json states a context of {stated} tokens in {key}")
                 return stated
     return UNSTATED_CONTEXT
+
+
+HEADER_BYTES: Final = 100 << 20  # as the format's own library has it
+_METADATA = "__metadata__"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor that lies in a file."""
+
+    file: Path
+    name: str
+    dtype: str  # as the format calls it: BF16, U32
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+def read_safetensors_header(file: Path) -> dict[str, StoredTensor]:
+    """The tensors of a file by name. Raises ModelError if it is no safetensors file, or cut short."""
+    try:
+        with file.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            if size > HEADER_BYTES:
+                raise ModelError(f"{file.name} is no safetensors file")
+            header = json.loads(stream.read(size))
+            room = file.stat().st_size - 8 - size
+        return {name: _stored_tensor(file, name, told, room) for name, told in header.items() if name != _METADATA}
+    except (ValueError, RecursionError, TypeError, LookupError, AttributeError):
+        raise ModelError(f"{file.name} is no safetensors file, or cut short") from None
+    except OSError as error:
+        raise ModelError(f"{file.name} cannot be read: {error.strerror}") from error
+
+
+def _stored_tensor(file: Path, name: str, told: Any, room: int) -> StoredTensor:
+    begin, end = told["data_offsets"]
+    shape = tuple(told["shape"])
+    if not 0 <= begin <= end <= room or not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise ValueError(name)
+    return StoredTensor(file, name, str(told["dtype"]), shape, end - begin)

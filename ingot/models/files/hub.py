@@ -1,4 +1,5 @@
-"""Fetches models from the Hugging Face hub, into the cache that its other tools share."""
+"""Fetches models from the Hugging Face hub, into the cache that its other tools share. Imports the hub's library only
+when it fetches."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from typing import Any
 
 from ingot.config import Settings
 from ingot.errors import ModelError
-from ingot.models.files.disk import is_full
+from ingot.models.files.gguf_files import gguf_part_name
+from ingot.models.files.model_store import is_disk_full
 from ingot.models.files.progress import Progress
-from ingot.models.gguf.part_names import part_name
 
 # Configuration, tokenizer and weights; never code, never pickled weights.
-PATTERNS = [
+HUB_PATTERNS = [
     "*.json",
     "*.jinja",
     "*.txt",
@@ -29,33 +30,33 @@ PATTERNS = [
     "kokoro*.safetensors",  # a model that speaks, and its voices
     "voices/*.safetensors",
 ]
-_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
-_FILE = re.compile(rf"(?P<repo>{_ID.pattern}):(?P<kind>[\w][\w.-]*)", re.ASCII)
+_HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
+_GGUF_ID = re.compile(rf"(?P<repo>{_HUB_ID.pattern}):(?P<kind>[\w][\w.-]*)", re.ASCII)
 
 
 def is_hub_id(name: str) -> bool:
-    return _ID.fullmatch(name) is not None
+    return _HUB_ID.fullmatch(name) is not None
 
 
-def gguf_id(name: str) -> tuple[str, str] | None:
+def split_gguf_id(name: str) -> tuple[str, str] | None:
     """The repository and the kind of file that "org/name:Q4_K_M" means; None for other names."""
-    said = _FILE.fullmatch(name)
+    said = _GGUF_ID.fullmatch(name)
     return said and (said["repo"], said["kind"])
 
 
-def fetch_gguf(repo: str, kind: str, settings: Settings, progress: Progress) -> Path:
+def fetch_gguf_from_hub(repo: str, kind: str, settings: Settings, progress: Progress) -> Path:
     """The GGUF file of `repo` that is quantised as `kind`, in the hub's cache: all of its parts, of which one is given.
 
     Raises ModelError, also where there are none or several of that kind.
     """
     spelled = dict.fromkeys((kind, kind.lower(), kind.upper()))
     patterns = [f"*[-._/]{each}{end}.gguf" for each in spelled for end in ("", "-[0-9]*-of-[0-9]*")]
-    folder = fetch(repo, settings, progress, patterns)
+    folder = fetch_from_hub(repo, settings, progress, patterns)
     found = {
         part.stem if part else path.stem: path
         for path in sorted(folder.rglob("*.gguf"), reverse=True)
         if any(fnmatchcase(f"/{path.relative_to(folder).as_posix()}", pattern) for pattern in patterns)
-        for part in [part_name(path.name)]
+        for part in [gguf_part_name(path.name)]
     }
     if len(found) != 1:
         several = f"several GGUF files of the kind {kind}: {', '.join(sorted(found))}"
@@ -64,7 +65,7 @@ def fetch_gguf(repo: str, kind: str, settings: Settings, progress: Progress) -> 
     return next(iter(found.values()))
 
 
-def fetch(repo: str, settings: Settings, progress: Progress, patterns: Sequence[str] = PATTERNS) -> Path:
+def fetch_from_hub(repo: str, settings: Settings, progress: Progress, patterns: Sequence[str] = HUB_PATTERNS) -> Path:
     """The folder of `repo` ("org/name") in the hub's cache, brought up to date unless settings forbid the network."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -94,23 +95,27 @@ def fetch(repo: str, settings: Settings, progress: Progress, patterns: Sequence[
             "log in with `hf auth login` or set HF_TOKEN"
         ) from error
     except LocalEntryNotFoundError as error:
-        raise ModelError(_no_room(repo) if is_full(error) else _not_here(repo, settings)) from error
+        raise ModelError(
+            _disk_full_message(repo) if is_disk_full(error) else _not_cached_message(repo, settings)
+        ) from error
     except HFValidationError as error:
         raise ModelError(f"{repo!r} is no valid hub id") from error
     except HfHubHTTPError as error:
         raise ModelError(f"the hub answered {error.response.status_code} for {repo}; try again later") from error
     except OSError as error:
         raise ModelError(
-            _no_room(repo) if is_full(error) else f"{repo} could not be stored: {error.strerror or error}"
+            _disk_full_message(repo)
+            if is_disk_full(error)
+            else f"{repo} could not be stored: {error.strerror or error}"
         ) from error
     except Exception as error:
         # What a lost connection raises is the business of the hub's HTTP library, which changes between versions.
         failed = f"fetching {repo} failed ({type(error).__name__}); run it again to resume"
-        raise ModelError(_no_room(repo) if is_full(error) else failed) from error
+        raise ModelError(_disk_full_message(repo) if is_disk_full(error) else failed) from error
     return Path(folder)
 
 
-def cached(repo: str) -> Path | None:
+def cached_hub_folder(repo: str) -> Path | None:
     """The folder of `repo` in the hub's cache, if its config.json is there."""
     from huggingface_hub import try_to_load_from_cache
 
@@ -118,11 +123,11 @@ def cached(repo: str) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
-def _no_room(repo: str) -> str:
+def _disk_full_message(repo: str) -> str:
     return f"{repo} could not be stored: the disk is full. Free some space, or set HF_HOME to a folder on another disk"
 
 
-def _not_here(repo: str, settings: Settings) -> str:
+def _not_cached_message(repo: str, settings: Settings) -> str:
     if settings.offline:
         return f"{repo} is not in the hub's cache and --offline forbids fetching it; run `ingot pull {repo}` once"
     return (

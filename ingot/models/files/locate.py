@@ -1,27 +1,38 @@
-"""From what the user calls a model to a folder that can be loaded.
+"""From what the user calls a model to a folder that can be loaded, and to what that model is for.
 
-A name is, in this order: a packaged model, a path (folder or .gguf file), a model on the shelf, a hub id, one with
-a kind of GGUF file (org/name:Q4_K_M), the beginning of a name on the shelf that no other begins with.
+A name is, in this order: a packaged model, a path (folder or .gguf file), a model in the model store, a hub id, one
+with a quantisation of a GGUF file (org/name:Q4_K_M), the beginning of a name in the store that no other begins with.
+`locate` raises ModelError that says what to do.
+
+The kind of a model (chat, embedding, rerank, audio, speech) is told by its files. Imports nothing heavy: a lazy server
+asks before it is ready.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ingot.config import Settings
-from ingot.errors import ModelError, nearest
+from ingot.errors import ModelError, nearest_name
 from ingot.models.files import hub, packaged
-from ingot.models.files.folder_checks import check_folder
-from ingot.models.files.gguf_files import references_in
-from ingot.models.files.model_store import HASH_LETTERS, ShelvedModel, begun, inventory, keep, named
+from ingot.models.files.folder_checks import check_model_folder
+from ingot.models.files.gguf_files import gguf_part_name, gguf_parts_of, references_in
+from ingot.models.files.model_store import (
+    HASH_LETTERS,
+    StoredModel,
+    find_stored_model,
+    find_stored_model_by_prefix,
+    list_stored_models,
+    store_model,
+)
 from ingot.models.files.progress import Progress
-from ingot.models.gguf.part_names import part_name, parts_of
 
-EDGE = 1 << 20  # how much of a file's beginning and end goes into its fingerprint
+EDGE_BYTES = 1 << 20  # how much of a file's beginning and end goes into its fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,62 +44,62 @@ class ModelFolder:
     source: str  # where it came from, without paths of this machine
 
 
-def locate(name: str, settings: Settings, progress: Progress, *, in_place: bool = False) -> ModelFolder:
+def locate_model(name: str, settings: Settings, progress: Progress, *, in_place: bool = False) -> ModelFolder:
     """Finds the model, fetching or converting it where needed. Raises ModelError that says what to do.
 
     `in_place`: weights may stay in a GGUF file that they are in, where this machine uses them as they are there.
     """
     in_place = in_place and settings.ranks == 1
-    model = packaged.find(name)
+    model = packaged.find_packaged_model(name)
     if model is not None:
-        path = packaged.ensure(model.name, settings, progress)
+        path = packaged.ensure_packaged_model(model.name, settings, progress)
         return ModelFolder(path, model.name, model.origin["source"])
     path = Path(name).expanduser()
     if path.exists():
-        return _local(path, settings, progress, in_place)
-    if _means_path(name):
+        return _local_model(path, settings, progress, in_place)
+    if _looks_like_path(name):
         raise ModelError(f"there is no file or folder {name!r}")
-    if kept := named(name, settings.models_dir):
-        return _shelved(kept, settings, progress, in_place)
-    if wanted := hub.gguf_id(name):
-        path = hub.fetch_gguf(*wanted, settings, progress)
-        return ModelFolder(_converted(path, settings, progress, in_place), _stem(path), f"hub:{name}")
+    if kept := find_stored_model(name, settings.models_dir):
+        return _stored_model(kept, settings, progress, in_place)
+    if wanted := hub.split_gguf_id(name):
+        path = hub.fetch_gguf_from_hub(*wanted, settings, progress)
+        return ModelFolder(_converted_gguf(path, settings, progress, in_place), _gguf_stem(path), f"hub:{name}")
     if hub.is_hub_id(name):
-        path = _checked(hub.fetch(name, settings, progress), name)
+        path = _checked_folder(hub.fetch_from_hub(name, settings, progress), name)
         return ModelFolder(path, name.partition("/")[2], f"hub:{name}")
-    if kept := begun(name, settings.models_dir):
-        return _shelved(kept, settings, progress, in_place)
-    raise ModelError(_unknown(name, settings))
+    if kept := find_stored_model_by_prefix(name, settings.models_dir):
+        return _stored_model(kept, settings, progress, in_place)
+    raise ModelError(_unknown_model_message(name, settings))
 
 
-def _local(path: Path, settings: Settings, progress: Progress, in_place: bool) -> ModelFolder:
+def _local_model(path: Path, settings: Settings, progress: Progress, in_place: bool) -> ModelFolder:
     path = path.absolute()
     if path.is_dir():
-        folder = _whole(_checked(path, path.name), settings, progress, in_place)
+        folder = _folder_with_weights(_checked_folder(path, path.name), settings, progress, in_place)
         return ModelFolder(folder, path.resolve().name, f"folder:{path.resolve().name}")
     if path.suffix.lower() == ".gguf" and path.is_file():
-        return ModelFolder(_converted(path, settings, progress, in_place), _stem(path), f"gguf:{path.name}")
+        return ModelFolder(_converted_gguf(path, settings, progress, in_place), _gguf_stem(path), f"gguf:{path.name}")
     raise ModelError(f"{path.name} is neither a model folder nor a .gguf file")
 
 
-def _shelved(kept: ShelvedModel, settings: Settings, progress: Progress, in_place: bool) -> ModelFolder:
-    return ModelFolder(_whole(kept.path, settings, progress, in_place), kept.name, kept.source)
+def _stored_model(kept: StoredModel, settings: Settings, progress: Progress, in_place: bool) -> ModelFolder:
+    return ModelFolder(_folder_with_weights(kept.path, settings, progress, in_place), kept.name, kept.source)
 
 
-def _whole(folder: Path, settings: Settings, progress: Progress, in_place: bool) -> Path:
+def _folder_with_weights(folder: Path, settings: Settings, progress: Progress, in_place: bool) -> Path:
     """`folder`, or where weights that are in a GGUF file cannot stay there, the one that this is converted to."""
     elsewhere = references_in(folder)
     if elsewhere is None:
         return folder
     elsewhere.check()
-    return folder if in_place else _converted(Path(elsewhere.files[0].path), settings, progress, in_place)
+    return folder if in_place else _converted_gguf(Path(elsewhere.files[0].path), settings, progress, in_place)
 
 
-def _means_path(name: str) -> bool:
+def _looks_like_path(name: str) -> bool:
     return name.startswith(("/", "./", "../", "~")) or name.lower().endswith(".gguf")
 
 
-def _checked(folder: Path, name: str) -> Path:
+def _checked_folder(folder: Path, name: str) -> Path:
     """`folder`, if it is one that can be loaded."""
     ggufs = sorted(file.name for file in folder.glob("*.gguf"))
     hint = f"; it holds {ggufs[0]}, give that file instead" if ggufs else ""
@@ -98,32 +109,32 @@ def _checked(folder: Path, name: str) -> Path:
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
         reason = " (pickled weights can run code and are not loaded)" if pickled else ""
         raise ModelError(f"{name} has no weights in model*.safetensors{reason}{hint}")
-    check_folder(folder, name)
+    check_model_folder(folder, name)
     return folder
 
 
-def _converted(path: Path, settings: Settings, progress: Progress, in_place: bool) -> Path:
+def _converted_gguf(path: Path, settings: Settings, progress: Progress, in_place: bool) -> Path:
     """The folder that a .gguf file was converted to, on the shelf; converted now if it is not there.
 
     Where the native kernels use weights as they are in the file, only what else a model needs is converted. A copy of
     all of them that an earlier start made goes then.
     """
-    from ingot.kernels import native
+    from ingot.kernels.cpu import native
     from ingot.models.gguf.importer import convert_gguf
 
-    parts = parts_of(path)
+    parts = gguf_parts_of(path)
     origin = _fingerprint(parts)
     in_place = in_place and native.installed()
     if in_place:
         origin["in_place"] = [str(part.resolve()) for part in parts]
-    stem = re.sub(r"[^\w.-]+", "-", _stem(path)).strip(".-") or "model"
+    stem = re.sub(r"[^\w.-]+", "-", _gguf_stem(path)).strip(".-") or "model"
     folder = settings.models_dir.expanduser() / f"{stem}-{origin['sha256'][:HASH_LETTERS]}"
-    return keep(folder, origin, lambda target: convert_gguf(path, target, progress, in_place=in_place), progress)
+    return store_model(folder, origin, lambda target: convert_gguf(path, target, progress, in_place=in_place), progress)
 
 
-def _stem(path: Path) -> str:
+def _gguf_stem(path: Path) -> str:
     """What a file is called, whichever part of a model it is."""
-    said = part_name(path.name)
+    said = gguf_part_name(path.name)
     return said.stem if said else path.stem
 
 
@@ -135,21 +146,87 @@ def _fingerprint(parts: list[Path]) -> dict[str, Any]:
             with path.open("rb") as stream:
                 status = path.stat()
                 digest.update(f"{path.name}\0{status.st_size}\0".encode())
-                digest.update(stream.read(EDGE))
-                stream.seek(max(0, status.st_size - EDGE))
-                digest.update(stream.read(EDGE))
+                digest.update(stream.read(EDGE_BYTES))
+                stream.seek(max(0, status.st_size - EDGE_BYTES))
+                digest.update(stream.read(EDGE_BYTES))
                 newest = max(newest, status.st_mtime_ns)
         except OSError as error:
             raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
     return {"source": f"gguf:{parts[0].name}", "sha256": digest.hexdigest(), "mtime_ns": newest}
 
 
-def _unknown(name: str, settings: Settings) -> str:
-    shelf = [kept.name for kept in inventory(settings.models_dir)]
-    known = list(dict.fromkeys([*packaged.names(), *shelf]))
-    near = nearest(name.lower(), known)
+def _unknown_model_message(name: str, settings: Settings) -> str:
+    shelf = [kept.name for kept in list_stored_models(settings.models_dir)]
+    known = list(dict.fromkeys([*packaged.packaged_model_names(), *shelf]))
+    near = nearest_name(name.lower(), known)
     hint = f" Did you mean {near!r}?" if near else ""
     return (
         f"there is no model {name!r}.{hint} Known by name: {', '.join(known)}. Otherwise give a model folder, "
         "a .gguf file, or a hub id such as org/name."
     )
+
+
+CHAT_KIND: Final = "chat"
+HEADLESS_SUFFIXES: Final = ("Model", "ForMaskedLM")
+"""How the names of architectures end that have no head to generate or to judge with."""
+
+
+def model_kind(name: str, settings: Settings) -> str:
+    """Of a model as the user names it (see `locate`); that of one which is still to be fetched is taken to be chat."""
+    known = packaged.find_packaged_model(name)
+    if known is not None:
+        return known.kind
+    folder = _local_folder(name, settings)
+    return CHAT_KIND if folder is None else model_kind_in(folder)
+
+
+def model_kind_in(folder: Path) -> str:
+    """Of a model folder. One whose files do not tell is taken to be chat: whoever loads it says what is wrong."""
+    config = _config_or_empty(folder)
+    if config.get("model_type") == "whisper":
+        return "audio"
+    if "istftnet" in config:  # of Kokoro
+        return "speech"
+    stated = config.get("architectures")
+    architectures = [str(each) for each in stated] if isinstance(stated, list) else []
+    if any(each.endswith("ForSequenceClassification") for each in architectures):
+        return "rerank"
+    if (folder / "modules.json").is_file():  # of sentence-transformers
+        return "embedding"
+    return (
+        "embedding" if architectures and all(each.endswith(HEADLESS_SUFFIXES) for each in architectures) else CHAT_KIND
+    )
+
+
+def has_vision(name: str, settings: Settings) -> bool:
+    """Whether a model that is at hand has a vision tower which would be loaded."""
+    folder = (
+        None if settings.text_only or packaged.find_packaged_model(name) is not None else _local_folder(name, settings)
+    )
+    config = {} if folder is None else _config_or_empty(folder)
+    if not any(isinstance(config.get(part), dict) for part in ("vision_config", "img_processor")):
+        return False
+    from ingot.media.image_processors import PROCESSORS
+
+    return config.get("model_type") in PROCESSORS
+
+
+def _local_folder(name: str, settings: Settings) -> Path | None:
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    if hub.is_hub_id(name):
+        return hub.cached_hub_folder(name)
+    try:
+        kept = find_stored_model(name, settings.models_dir) or find_stored_model_by_prefix(name, settings.models_dir)
+    except ModelError:  # several are called so, which whoever loads it says
+        return None
+    return None if kept is None else kept.path
+
+
+def _config_or_empty(folder: Path) -> dict[str, Any]:
+    try:
+        read = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return read if isinstance(read, dict) else {}

@@ -1,12 +1,14 @@
-"""The models folder: finished models stand on it whole, or not at all.
+"""The model store: a folder of finished models, each of them there whole or not at all.
 
-A model is built in a hidden folder beside its place, synced, and renamed into it. One process builds a model at a
-time; whoever comes meanwhile waits and finds it done. What a killed process left behind is removed by the next
-one that builds the same model.
+A model is built in a hidden folder beside its place, synced, and renamed into it. One process builds a model at a time;
+whoever comes meanwhile waits and finds it done. What a killed process left behind is removed by the next one that
+builds the same model. `is_disk_full` tells a full disk from what else can go wrong when something is fetched, whoever
+noticed it first. Imports nothing heavy.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import json
@@ -17,18 +19,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ingot.errors import ModelError
 from ingot.models.files.progress import Progress
 
 MANIFEST = "ingot.json"
 HASH_LETTERS = 12  # of a file's fingerprint, in the name of the folder that it was converted to
-CONVERTER = 2  # raise it when converting the same source gives another result: old conversions are then redone
+CONVERTER_VERSION = 2  # raise it when converting the same source gives another result: old conversions are then redone
 
 
 @dataclass(frozen=True, slots=True)
-class ShelvedModel:
+class StoredModel:
     """A finished model on the shelf."""
 
     path: Path
@@ -37,72 +39,74 @@ class ShelvedModel:
     size: int  # bytes
 
 
-def keep(folder: Path, origin: Mapping[str, Any], build: Callable[[Path], None], progress: Progress) -> Path:
+def store_model(folder: Path, origin: Mapping[str, Any], build: Callable[[Path], None], progress: Progress) -> Path:
     """`folder`, holding what `build` makes of `origin`; built now if it is not there or was made of another origin.
 
     `origin` is compared as a whole: it says everything that the result depends on, and its "source" is shown to
     people. `build` fills an empty folder; that folder's parent is scratch space that vanishes afterwards.
     """
-    if is_kept(folder, origin):
+    if is_stored(folder, origin):
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder, progress):
-            if not is_kept(folder, origin):
-                _sweep(folder)
-                _build(folder, origin, build)
+        with _lock_folder(folder, progress):
+            if not is_stored(folder, origin):
+                _remove_leftovers(folder)
+                _build_model(folder, origin, build)
     except OSError as error:
         raise ModelError(f"cannot prepare {folder.name} in the models folder: {error.strerror or error}") from error
     return folder
 
 
-def is_kept(folder: Path, origin: Mapping[str, Any]) -> bool:
+def is_stored(folder: Path, origin: Mapping[str, Any]) -> bool:
     """Whether the finished model is there. Looks at the manifest and at file sizes, so it takes milliseconds."""
-    manifest = _manifest(folder)
-    if manifest is None or manifest["origin"] != {**origin, "converter": CONVERTER}:
+    manifest = _read_manifest(folder)
+    if manifest is None or manifest["origin"] != {**origin, "converter": CONVERTER_VERSION}:
         return False
-    return all(_size(folder / name) == size for name, size in manifest["files"].items())
+    return all(_file_size(folder / name) == size for name, size in manifest["files"].items())
 
 
-def source_of(folder: Path) -> str | None:
+def stored_model_source(folder: Path) -> str | None:
     """What a finished model was made of; None for a folder that is none of ours."""
-    manifest = _manifest(folder)
+    manifest = _read_manifest(folder)
     return None if manifest is None else str(manifest["origin"]["source"])
 
 
-def inventory(models_dir: Path) -> list[ShelvedModel]:
+def list_stored_models(models_dir: Path) -> list[StoredModel]:
     """The finished models on the shelf, by name."""
     found = []
     for folder in sorted(models_dir.expanduser().glob("*/")):
-        manifest = _manifest(folder)
+        manifest = _read_manifest(folder)
         if manifest is not None:
             origin = manifest["origin"]
             name = folder.name.removesuffix(f"-{str(origin.get('sha256'))[:HASH_LETTERS]}")
-            found.append(ShelvedModel(folder, name, origin["source"], sum(manifest["files"].values())))
+            found.append(StoredModel(folder, name, origin["source"], sum(manifest["files"].values())))
     return found
 
 
-def named(name: str, models_dir: Path) -> ShelvedModel | None:
+def find_stored_model(name: str, models_dir: Path) -> StoredModel | None:
     """The model on the shelf that is called `name`, with or without its hash.
 
     Raises ModelError where several are.
     """
-    shelf = inventory(models_dir)
+    shelf = list_stored_models(models_dir)
     for kept in shelf:
         if kept.path.name == name:
             return kept
-    return _only(name, [kept for kept in shelf if kept.name.lower() == name.lower()])
+    return _only_match(name, [kept for kept in shelf if kept.name.lower() == name.lower()])
 
 
-def begun(name: str, models_dir: Path) -> ShelvedModel | None:
+def find_stored_model_by_prefix(name: str, models_dir: Path) -> StoredModel | None:
     """The one model on the shelf whose name begins like this. Raises ModelError where several do."""
-    return _only(name, [kept for kept in inventory(models_dir) if kept.path.name.lower().startswith(name.lower())])
+    return _only_match(
+        name, [kept for kept in list_stored_models(models_dir) if kept.path.name.lower().startswith(name.lower())]
+    )
 
 
-def remove(kept: ShelvedModel, progress: Progress) -> None:
+def remove_stored_model(kept: StoredModel, progress: Progress) -> None:
     """Takes a model off the shelf, at once for whoever looks for it; waits for a process that is building it."""
     try:
-        with _locked(kept.path, progress):
+        with _lock_folder(kept.path, progress):
             hidden = Path(tempfile.mkdtemp(prefix=f".{kept.path.name}.", suffix=".part", dir=kept.path.parent))
             kept.path.rename(hidden / "removed")
             shutil.rmtree(hidden)
@@ -110,14 +114,14 @@ def remove(kept: ShelvedModel, progress: Progress) -> None:
         raise ModelError(f"{kept.path.name} cannot be removed: {error.strerror or error}") from error
 
 
-def _only(name: str, found: list[ShelvedModel]) -> ShelvedModel | None:
+def _only_match(name: str, found: list[StoredModel]) -> StoredModel | None:
     if len(found) > 1:
         several = ", ".join(f"{kept.path.name} ({kept.source})" for kept in found)
         raise ModelError(f"several models here are called {name!r}; say which: {several}")
     return found[0] if found else None
 
 
-def _manifest(folder: Path) -> dict[str, Any] | None:
+def _read_manifest(folder: Path) -> dict[str, Any] | None:
     """What the manifest says, or None where there is none that can be understood."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
@@ -129,7 +133,7 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
     return manifest if sound else None
 
 
-def _size(path: Path) -> int | None:
+def _file_size(path: Path) -> int | None:
     try:
         return path.stat().st_size
     except OSError:
@@ -137,7 +141,7 @@ def _size(path: Path) -> int | None:
 
 
 @contextmanager
-def _locked(folder: Path, progress: Progress) -> Iterator[None]:
+def _lock_folder(folder: Path, progress: Progress) -> Iterator[None]:
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -147,13 +151,13 @@ def _locked(folder: Path, progress: Progress) -> Iterator[None]:
         yield
 
 
-def _sweep(folder: Path) -> None:
+def _remove_leftovers(folder: Path) -> None:
     """Removes what killed builds left; none is running, as the lock is ours."""
     for leftover in folder.parent.glob(f".{glob.escape(folder.name)}.*.part"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _build(folder: Path, origin: Mapping[str, Any], build: Callable[[Path], None]) -> None:
+def _build_model(folder: Path, origin: Mapping[str, Any], build: Callable[[Path], None]) -> None:
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
     try:
         made = scratch / "model"
@@ -171,7 +175,7 @@ def _build(folder: Path, origin: Mapping[str, Any], build: Callable[[Path], None
 
 def _write_manifest(made: Path, origin: Mapping[str, Any]) -> None:
     files = {str(path.relative_to(made)): path.stat().st_size for path in sorted(made.rglob("*")) if path.is_file()}
-    manifest = {"origin": {**origin, "converter": CONVERTER}, "files": files}
+    manifest = {"origin": {**origin, "converter": CONVERTER_VERSION}, "files": files}
     (made / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
 
 
@@ -191,3 +195,22 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+DISK_FULL_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL_WORDS: Final = tuple(os.strerror(number) for number in DISK_FULL_ERRORS)
+
+
+def says_disk_full(text: str) -> bool:
+    return any(words in text for words in DISK_FULL_WORDS)
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether a full disk is behind `error`, which libraries wrap in their own."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if (isinstance(error, OSError) and error.errno in DISK_FULL_ERRORS) or says_disk_full(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

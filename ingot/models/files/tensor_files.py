@@ -1,18 +1,29 @@
-"""Writes safetensors files one tensor at a time, so that converting a model never holds more than one of them.
+"""Tensor files without mlx or torch: writes safetensors one tensor at a time, reads the archives that torch saves.
 
-The header comes first in the file but is known last; room for it is kept at the front and filled in at the end,
-padded with the spaces that the format allows.
+Converting a model never holds more than one of its tensors. The safetensors header comes first in the file but is known
+last; room for it is kept at the front and filled in at the end, padded with the spaces that the format allows.
+
+A torch archive is a zip of raw storages and a pickle that says how tensors lie in them. The pickle is read by a reader
+that knows three names and refuses every other, so that it can make dicts, lists, plain values and tensors, and nothing
+else.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import math
+import pickle
+import zipfile
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
+
+from ingot.errors import ModelError
 
 SHARD_BYTES = 4 << 30
 ENTRY_ROOM = 128  # bytes of header for one tensor, besides its name
@@ -21,7 +32,7 @@ _DTYPES = {"float32": "F32", "float16": "F16", "uint32": "U32", "uint8": "U8"}
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class NamedTensor:
     """A named array ready to be written. `bfloat16` says that the uint16 array holds bfloat16 numbers."""
 
     name: str
@@ -41,7 +52,7 @@ class _Shard:
     entries: dict[str, dict[str, object]] = field(default_factory=dict)
     size: int = 0
 
-    def add(self, tensor: Tensor) -> None:
+    def add(self, tensor: NamedTensor) -> None:
         data = np.ascontiguousarray(tensor.array)
         begin, self.size = self.size, self.size + data.nbytes
         self.entries[tensor.name] = {
@@ -60,8 +71,8 @@ class _Shard:
         self.stream.close()
 
 
-def write_weights(
-    folder: Path, groups: Iterable[list[Tensor]], names: list[str], shard_bytes: int = SHARD_BYTES
+def write_safetensors(
+    folder: Path, groups: Iterable[list[NamedTensor]], names: list[str], shard_bytes: int = SHARD_BYTES
 ) -> None:
     """Writes model.safetensors, or numbered parts and their index where it would be larger than `shard_bytes`.
 
@@ -103,3 +114,69 @@ def _name_shards(folder: Path, shards: list[_Shard]) -> None:
         places |= dict.fromkeys(shard.entries, name)
     index = {"metadata": {"total_size": sum(shard.size for shard in shards)}, "weight_map": places}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
+
+
+NumpyTensor: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+STORAGE_DTYPES = {"HalfStorage": np.float16, "FloatStorage": np.float32}
+LARGEST_PICKLE = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Storage:
+    """What a storage's name in the pickle stands for."""
+
+    dtype: type
+
+
+def read_torch_archive(file: Path) -> Any:
+    """What the file holds, its tensors as numpy's. Raises ModelError for what is not as torch writes it."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return _TensorUnpickler(archive).load()
+    except (zipfile.BadZipFile, pickle.UnpicklingError, KeyError, ValueError, TypeError, EOFError, OSError) as error:
+        raise ModelError(f"{file.name} cannot be read: {str(error)[:200] or type(error).__name__}") from error
+
+
+class _TensorUnpickler(pickle.Unpickler):
+    def __init__(self, archive: zipfile.ZipFile) -> None:
+        listed = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+        if len(listed) != 1:
+            raise ValueError("it holds no data.pkl, so that torch did not write it")
+        if archive.getinfo(listed[0]).file_size > LARGEST_PICKLE:
+            raise ValueError("its data.pkl is larger than any list of tensors")
+        super().__init__(io.BytesIO(archive.read(listed[0])))
+        self._archive, self._root = archive, listed[0].removesuffix("data.pkl")
+        self._storages: dict[str, NumpyTensor] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return _rebuild_tensor
+        if module == "torch" and name in STORAGE_DTYPES:
+            return _Storage(STORAGE_DTYPES[name])
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no tensor needs")
+
+    def persistent_load(self, pid: Any) -> NumpyTensor:
+        kind, storage, key, _, size = pid
+        if kind != "storage" or not isinstance(storage, _Storage):
+            raise pickle.UnpicklingError("it refers to something that is no storage")
+        if key not in self._storages:
+            found: NumpyTensor = np.frombuffer(self._archive.read(f"{self._root}data/{key}"), storage.dtype)
+            if found.size != size:
+                raise ValueError(f"storage {key} is not as long as it should be")
+            self._storages[key] = found
+        return self._storages[key]
+
+
+def _rebuild_tensor(
+    storage: NumpyTensor, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: object
+) -> NumpyTensor:
+    """A tensor as it lies in its storage, which need not be row by row."""
+    if len(shape) != len(strides) or min((*shape, *strides, offset), default=0) < 0:
+        raise ValueError("a tensor's shape and strides do not fit")
+    last = offset + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
+    if math.prod(shape) and last >= storage.size:
+        raise ValueError("a tensor is larger than what it lies in")
+    steps = [stride * storage.itemsize for stride in strides]
+    return np.lib.stride_tricks.as_strided(storage[offset:], shape, steps, writeable=False)

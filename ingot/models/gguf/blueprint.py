@@ -1,4 +1,9 @@
-"""What the decoders in GGUF files share: their sizes, and the tensors of their ends, attention, MLPs and norms."""
+"""What the decoders in GGUF files share: their sizes, the tensors of their ends, attention, MLPs and norms, and rotary
+scaling.
+
+A `Blueprint` is the config that mlx-lm wants and every tensor that there must be. Rotary scaling is said as mlx-lm and
+transformers say it; scaling that they cannot express is refused with ModelError.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from gguf.constants import GGMLQuantizationType as Kind
 
 from ingot.errors import ModelError
-from ingot.models.gguf.hyperparameters import Hyperparameters
+from ingot.models.gguf.file import Hyperparameters, TensorEntry
 
 LLAMA_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedTensor:
     """A tensor that the architecture needs: its name in the file, its name in the model, and what it takes."""
 
     source: str
@@ -48,12 +54,12 @@ class Wanted:
 @dataclass(frozen=True, slots=True)
 class Blueprint:
     config: dict[str, Any]
-    tensors: tuple[Wanted, ...]
+    tensors: tuple[WantedTensor, ...]
     spent: frozenset[str]  # tensors that are not written: the config says what they do, or nothing here uses them
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class DecoderSizes:
     """The shapes that all these decoders have."""
 
     hidden: int
@@ -65,7 +71,7 @@ class Sizes:
     vocab: int
 
     @classmethod
-    def read(cls, hyper: Hyperparameters) -> Sizes:
+    def read(cls, hyper: Hyperparameters) -> DecoderSizes:
         """Of attention whose queries, keys and values are equally wide. Raises ModelError."""
         hidden, heads = hyper.integer("embedding_length"), hyper.integer("attention.head_count")
         head = hyper.integer("attention.key_length", hidden // heads)
@@ -77,7 +83,7 @@ class Sizes:
             heads=heads,
             kv_heads=hyper.integer("attention.head_count_kv", heads),
             head=head,
-            vocab=vocabulary(hyper),
+            vocab=vocabulary_size(hyper),
         )
 
 
@@ -88,7 +94,7 @@ def layer_count(hyper: Hyperparameters) -> int:
     return layers
 
 
-def vocabulary(hyper: Hyperparameters) -> int:
+def vocabulary_size(hyper: Hyperparameters) -> int:
     embedding = hyper.file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelError("the file lacks the tensor 'token_embd.weight'")
@@ -96,7 +102,7 @@ def vocabulary(hyper: Hyperparameters) -> int:
     return embedding.shape[0]
 
 
-def usual_config(hyper: Hyperparameters, sizes: Sizes, model_type: str, class_name: str) -> dict[str, Any]:
+def common_config(hyper: Hyperparameters, sizes: DecoderSizes, model_type: str, class_name: str) -> dict[str, Any]:
     return {
         "model_type": model_type,
         "architectures": [class_name],
@@ -113,7 +119,7 @@ def usual_config(hyper: Hyperparameters, sizes: Sizes, model_type: str, class_na
     }
 
 
-def refuse_window(hyper: Hyperparameters) -> None:
+def refuse_sliding_window(hyper: Hyperparameters) -> None:
     window = hyper.get("attention.sliding_window", 0)
     if window and window < hyper.integer("context_length"):
         raise ModelError(
@@ -122,19 +128,23 @@ def refuse_window(hyper: Hyperparameters) -> None:
         )
 
 
-def ends(hyper: Hyperparameters, sizes: Sizes, *, norms_plus_one: bool = False, own_head: bool = False) -> list[Wanted]:
+def end_tensors(
+    hyper: Hyperparameters, sizes: DecoderSizes, *, norms_plus_one: bool = False, own_head: bool = False
+) -> list[WantedTensor]:
     """The embedding, the last norm and the output head; `own_head`: the model cannot share the embedding's."""
     matrix, tied = (sizes.vocab, sizes.hidden), "output.weight" not in hyper.file.tensors
     wanted = [
-        Wanted("token_embd.weight", "model.embed_tokens.weight", matrix),
-        Wanted("output_norm.weight", "model.norm.weight", (sizes.hidden,), minus=float(norms_plus_one)),
+        WantedTensor("token_embd.weight", "model.embed_tokens.weight", matrix),
+        WantedTensor("output_norm.weight", "model.norm.weight", (sizes.hidden,), minus=float(norms_plus_one)),
     ]
     if own_head or not tied:
-        wanted.append(Wanted("token_embd.weight" if tied else "output.weight", "lm_head.weight", matrix))
+        wanted.append(WantedTensor("token_embd.weight" if tied else "output.weight", "lm_head.weight", matrix))
     return wanted
 
 
-def attention(sizes: Sizes, *, interleaved: bool = False, biased: Sequence[str] = ()) -> list[Wanted]:
+def attention_tensors(
+    sizes: DecoderSizes, *, interleaved: bool = False, biased: Sequence[str] = ()
+) -> list[WantedTensor]:
     """`biased` are those of q, k, v and o that have biases."""
     wide, narrow = sizes.heads * sizes.head, sizes.kv_heads * sizes.head
     table = {
@@ -147,13 +157,13 @@ def attention(sizes: Sizes, *, interleaved: bool = False, biased: Sequence[str] 
     for layer in range(sizes.layers):
         for key, (source, target, shape, heads) in table.items():
             source, target = f"blk.{layer}.{source}", f"model.layers.{layer}.{target}"
-            wanted.append(Wanted(f"{source}.weight", f"{target}.weight", shape, heads))
+            wanted.append(WantedTensor(f"{source}.weight", f"{target}.weight", shape, heads))
             if key in biased:
-                wanted.append(Wanted(f"{source}.bias", f"{target}.bias", shape[:1], heads))
+                wanted.append(WantedTensor(f"{source}.bias", f"{target}.bias", shape[:1], heads))
     return wanted
 
 
-def mlps(
+def mlp_tensors(
     layers: Iterable[int],
     hidden: int,
     inner: int,
@@ -162,22 +172,104 @@ def mlps(
     suffix: str = "",
     experts: int = 0,
     biased: bool = False,
-) -> list[Wanted]:
+) -> list[WantedTensor]:
     """gate, up and down of one MLP a layer, or of so many `experts`; their names in the file end in `suffix`."""
     each = (experts,) if experts else ()
     wanted = []
     for layer in layers:
         for part, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
             source, target = f"blk.{layer}.ffn_{part}{suffix}", f"model.layers.{layer}.{module}.{part}_proj"
-            wanted.append(Wanted(f"{source}.weight", f"{target}.weight", (*each, *shape)))
+            wanted.append(WantedTensor(f"{source}.weight", f"{target}.weight", (*each, *shape)))
             if biased:
-                wanted.append(Wanted(f"{source}.bias", f"{target}.bias", (*each, shape[0]), plain=True))
+                wanted.append(WantedTensor(f"{source}.bias", f"{target}.bias", (*each, shape[0]), plain=True))
     return wanted
 
 
-def norms(layers: int, table: dict[str, str], width: int, *, plus_one: bool = False) -> list[Wanted]:
+def norm_tensors(layers: int, table: dict[str, str], width: int, *, plus_one: bool = False) -> list[WantedTensor]:
     return [
-        Wanted(f"blk.{layer}.{source}.weight", f"model.layers.{layer}.{target}.weight", (width,), minus=float(plus_one))
+        WantedTensor(
+            f"blk.{layer}.{source}.weight", f"model.layers.{layer}.{target}.weight", (width,), minus=float(plus_one)
+        )
         for layer in range(layers)
         for source, target in table.items()
     ]
+
+
+ROPE_FREQS = "rope_freqs.weight"
+# The only values that models with this kind of scaling were published with, besides their factor.
+LLAMA3_LOW, LLAMA3_HIGH, LLAMA3_ORIGINAL = 1.0, 4.0, 8192
+
+
+def rope_scaling(
+    hyper: Hyperparameters, head: int, *, scales_attention: bool = False
+) -> tuple[dict[str, Any], frozenset[str]]:
+    """What to add to the config, and the tensors that it was read from. Refuses scaling it cannot express.
+
+    `scales_attention`: the model can scale its scores by what the scaling asks for, too.
+    """
+    kind = hyper.get("rope.scaling.type")
+    factor = hyper.number("rope.scaling.factor", hyper.number("rope.scale_linear", 1.0))
+    freqs = hyper.file.tensors.get(ROPE_FREQS)
+    if freqs is not None:
+        if kind not in (None, "none"):
+            raise ModelError(f"the file has both {hyper.architecture}.rope.scaling.type {kind!r} and {ROPE_FREQS!r}")
+        return _llama3_scaling(hyper, freqs, head), frozenset({ROPE_FREQS})
+    if kind == "none" or (kind in (None, "linear") and factor == 1.0):
+        return {}, frozenset()
+    if kind in (None, "linear"):
+        return {"rope_scaling": {"rope_type": "linear", "factor": factor}}, frozenset()
+    if kind == "yarn":
+        return _yarn_scaling(hyper, factor, scales_attention), frozenset()
+    raise ModelError(f"{hyper.architecture}.rope.scaling.type is {kind!r}; none, linear and yarn are supported")
+
+
+def _yarn_scaling(hyper: Hyperparameters, factor: float, scales_attention: bool) -> dict[str, Any]:
+    for key in ("attn_factor", "yarn_attn_factor"):
+        hyper.refuse_unless(f"rope.scaling.{key}", 1.0)
+    hyper.refuse_unless("rope.scaling.yarn_ext_factor", 1.0, -1.0)  # -1: the usual one
+    growth = hyper.number("rope.scaling.yarn_log_multiplier", 0.0)
+    if not scales_attention:
+        hyper.refuse_unless("rope.scaling.yarn_log_multiplier", 0.0)
+    context = hyper.integer("context_length")
+    scaling = {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": hyper.integer("rope.scaling.original_context_length", context),
+        "beta_fast": hyper.number("rope.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": hyper.number("rope.scaling.yarn_beta_slow", 1.0),
+    }
+    if growth:  # a tenth of what configs say, which is the same for positions and for scores
+        scaling |= dict.fromkeys(("mscale", "mscale_all_dim"), round(growth * 10, 6))
+    return {"rope_scaling": scaling}
+
+
+def _llama3_scaling(hyper: Hyperparameters, entry: TensorEntry, head: int) -> dict[str, Any]:
+    """The file has the divisor of each frequency; the models were published with a rule that gives the same."""
+    if entry.type != Kind.F32 or entry.shape != (head // 2,):
+        raise ModelError(
+            f"tensor {ROPE_FREQS!r} is {entry.type.name} of shape {list(entry.shape)}, not F32 [{head // 2}]"
+        )
+    hyper.file.check_bounds(entry)
+    divisors = hyper.file.rows(entry, 0, 1).view("<f4")[0].astype(np.float64)
+    if np.all(divisors == 1.0):
+        return {}
+    factor = float(np.max(divisors))
+    original = hyper.integer("rope.scaling.original_context_length", LLAMA3_ORIGINAL)
+    expected = llama3_divisors(hyper.number("rope.freq_base", 10_000.0), head, factor, original)
+    if not np.allclose(divisors, expected, rtol=1e-4):
+        raise ModelError(f"tensor {ROPE_FREQS!r} holds a frequency scaling that is not supported")
+    scaling = {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": LLAMA3_LOW,
+        "high_freq_factor": LLAMA3_HIGH,
+        "original_max_position_embeddings": original,
+    }
+    return {"rope_scaling": scaling}
+
+
+def llama3_divisors(base: float, head: int, factor: float, original: int) -> np.ndarray:
+    """Long waves are stretched by `factor`, short ones left alone, those between blended."""
+    turns = original / (2 * np.pi * base ** (np.arange(0, head, 2) / head))
+    blend = np.clip((turns - LLAMA3_LOW) / (LLAMA3_HIGH - LLAMA3_LOW), 0.0, 1.0)
+    return 1.0 / ((1.0 - blend) / factor + blend)

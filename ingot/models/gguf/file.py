@@ -1,8 +1,10 @@
-"""Reads the header of a GGUF file: its metadata, and where each tensor lies.
+"""Reads GGUF files: the metadata, where each tensor lies, and the hyper-parameters of a model, in one file or several
+parts.
 
-A reader of our own, because it has to name what is wrong: the tensor whose type nobody knows, the one that lies
-beyond the end of a half-downloaded file. Every length in the file is checked against the bytes that are there
-before anything of that length is made.
+A reader of our own, because it has to name what is wrong: the tensor whose type nobody knows, the one that lies beyond
+the end of a half-downloaded file. Every length in the file is checked against the bytes that are there before anything
+of that length is made. `Hyperparameters` remembers what was read, so that what nobody honoured can be refused. Raises
+ModelError.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,9 +22,83 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from ingot.errors import ModelError
+from ingot.models.files.gguf_files import gguf_parts_of
 
-MAGIC = b"GGUF"
-VERSIONS = (2, 3)
+
+class GGUFModel:
+    """What the files of one model hold together; a context manager. Arrays from `rows` must not outlive it.
+
+    The first part has the metadata of all; each has the places of its own tensors.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._homes: dict[str, GGUFFile] = {}
+        with ExitStack() as stack:
+            self._files = [stack.enter_context(GGUFFile(part)) for part in gguf_parts_of(path)]
+            self._check_split()
+            self._join()
+            self._open = stack.pop_all()
+        self.metadata: dict[str, Any] = self._files[0].metadata
+
+    def __enter__(self) -> GGUFModel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def rows(self, entry: TensorEntry, start: int, stop: int) -> np.ndarray:
+        """Rows [start, stop) of a tensor as raw bytes, one row a line, copied out of its file."""
+        return self._homes[entry.name].rows(entry, start, stop)
+
+    @property
+    def paths(self) -> list[Path]:
+        return [file.path for file in self._files]
+
+    def path_of(self, entry: TensorEntry) -> Path:
+        """The file that a tensor lies in."""
+        return self._homes[entry.name].path
+
+    def check_bounds(self, entry: TensorEntry) -> None:
+        self._homes[entry.name].check_bounds(entry)
+
+    def _check_split(self) -> None:
+        """Each file is the part that its name says."""
+        for number, file in enumerate(self._files):
+            count = file.metadata.get("split.count", 1) or 1
+            if count != len(self._files):
+                raise ModelError(
+                    f"{file.path.name} is one of {count} parts by its split.count, and there are {len(self._files)} by "
+                    f"its name; name them as they were published, as in NAME-00001-of-{_padded_count(count)}.gguf"
+                )
+            if count > 1 and file.metadata.get("split.no") != number:
+                said = file.metadata.get("split.no")
+                raise ModelError(f"{file.path.name} holds another part than its name says: its split.no is {said!r}")
+
+    def _join(self) -> None:
+        self.tensors: dict[str, TensorEntry] = {}
+        for file in self._files:
+            for name, entry in file.tensors.items():
+                if name in self._homes:
+                    raise ModelError(
+                        f"{file.path.name} and {self._homes[name].path.name} both hold the tensor {name!r}"
+                    )
+                self.tensors[name], self._homes[name] = entry, file
+        stated = self._files[0].metadata.get("split.tensors.count", len(self.tensors))
+        if len(self._files) > 1 and stated != len(self.tensors):
+            raise ModelError(
+                f"the parts of {self.path.name} hold {len(self.tensors)} tensors, not {stated} as they say"
+            )
+
+
+def _padded_count(count: Any) -> str:
+    return f"{count:05}" if isinstance(count, int) else str(count)
+
+
+GGUF_MAGIC = b"GGUF"
+GGUF_VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
 
@@ -101,11 +178,11 @@ class GGUFFile:
 
     def _read_header(self) -> None:
         cursor = _Cursor(self._map, self.path.name)
-        if cursor.take(4) != MAGIC:
+        if cursor.take(4) != GGUF_MAGIC:
             raise ModelError(f"{self.path.name} is not a GGUF file")
         version = cursor.scalar("<I")
-        if version not in VERSIONS:
-            known = " and ".join(str(number) for number in VERSIONS)
+        if version not in GGUF_VERSIONS:
+            known = " and ".join(str(number) for number in GGUF_VERSIONS)
             raise ModelError(
                 f"{self.path.name} is GGUF version {version} or big-endian; {known} (little-endian) are read"
             )
@@ -201,3 +278,53 @@ def _read_entry(cursor: _Cursor) -> TensorEntry:
         raise ModelError(f"tensor {name!r} has {dimensions} dimensions")
     shape = tuple(reversed([cursor.scalar("<Q") for _ in range(dimensions)]))
     return TensorEntry(name, cursor.scalar("<I"), shape, cursor.scalar("<Q"))
+
+
+# What a file may say that changes nothing here: how it was made, not what it computes.
+HARMLESS = frozenset({"tensor_data_layout", "rope.scaling.finetuned", "rope.scaling.original_context_length"})
+
+
+class Hyperparameters:
+    """The hyper-parameters of one file. Remembers what was read, so that the rest can be refused."""
+
+    def __init__(self, file: GGUFModel, architecture: str) -> None:
+        self.file, self.architecture = file, architecture
+        self._read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._read.add(key)
+        return self.file.metadata.get(f"{self.architecture}.{key}", default)
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A positive whole number; a list of one for each layer is taken where all agree."""
+        value = self.get(key, default)
+        if isinstance(value, list) and value and all(item == value[0] for item in value):
+            value = value[0]
+        if isinstance(value, list):
+            raise ModelError(f"{self.architecture}.{key} differs from layer to layer, which is not supported")
+        if value is None:
+            raise ModelError(f"the file lacks {self.architecture}.{key}")
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            raise ModelError(f"{self.architecture}.{key} is {value!r}, not a positive whole number")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number, written as the decimal that its float32 stood for."""
+        value = self.get(key, default)
+        if value is None:
+            raise ModelError(f"the file lacks {self.architecture}.{key}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ModelError(f"{self.architecture}.{key} is {value!r}, not a number")
+        return float(str(np.float32(value)))
+
+    def refuse_unless(self, key: str, *allowed: Any) -> None:
+        """For what is supported in one value only; an absent key stands for that value."""
+        value = self.get(key, allowed[0])
+        if value not in allowed:
+            raise ModelError(f"{self.architecture}.{key} is {value!r}, which is not supported")
+
+    def refuse_unread(self) -> None:
+        prefix = f"{self.architecture}."
+        for key in self.file.metadata:
+            if key.startswith(prefix) and key.removeprefix(prefix) not in self._read | HARMLESS:
+                raise ModelError(f"the file sets {key}, which is not supported for {self.architecture} models")

@@ -16,35 +16,33 @@ from gguf.constants import GGMLQuantizationType as Kind
 from gguf.constants import LlamaFileType
 
 from ingot.errors import ModelError
-from ingot.models.files.gguf_files import ReferencedTensor, References, SourceFile, write_references
-from ingot.models.files.model_config import FILE_TYPE, MOVED
+from ingot.models.files.gguf_files import GgufReferences, GgufSourceFile, ReferencedTensor, write_references
+from ingot.models.files.model_config import FILE_TYPE_KEY, MOVED_KEY
 from ingot.models.files.progress import Progress, format_bytes
-from ingot.models.files.tensor_files import SHARD_BYTES, Tensor, write_weights
-from ingot.models.gguf.architectures import blueprint
-from ingot.models.gguf.blueprint import Blueprint, Wanted
-from ingot.models.gguf.file import TensorEntry
-from ingot.models.gguf.hyperparameters import Hyperparameters
-from ingot.models.gguf.lattices import ADDED
-from ingot.models.gguf.parts import GGUFModel
+from ingot.models.files.tensor_files import SHARD_BYTES, NamedTensor, write_safetensors
+from ingot.models.gguf.architectures import read_blueprint
+from ingot.models.gguf.blueprint import Blueprint, WantedTensor
+from ingot.models.gguf.file import GGUFModel, Hyperparameters, TensorEntry
 from ingot.models.gguf.quant_types import (
     BLOCK_BITS,
     BLOCKS_KEY,
-    GROUP,
     KNOWN_KINDS,
+    LATTICE_ERRORS,
     PACKED_BITS,
-    SMALL,
-    dense,
-    head_order,
-    narrowest,
-    pack,
+    QUANT_GROUP,
+    SMALL_BLOCKS,
+    block_units,
+    dequantize_rows,
+    narrowest_float,
+    pack_blocks,
     packed_format,
-    units,
+    rope_head_order,
 )
 from ingot.models.gguf.tokenizer import TokenizerFiles, build_tokenizer
 
-HEAD = ".nextn."  # in the names of tensors of a head that guesses further tokens
-NUMBERS = (Kind.F32, Kind.F16, Kind.BF16)
-STAYING = frozenset({*BLOCK_BITS, *SMALL, *NUMBERS})  # formats whose tensors need not be converted
+HEAD_MARK = ".nextn."  # in the names of tensors of a head that guesses further tokens
+NUMBER_KINDS = (Kind.F32, Kind.F16, Kind.BF16)
+KINDS_THAT_STAY = frozenset({*BLOCK_BITS, *SMALL_BLOCKS, *NUMBER_KINDS})  # formats whose tensors need not be converted
 CHUNK_WEIGHTS = 1 << 24  # weights unpacked at a time; bounds the memory that a huge matrix needs
 FILE_TYPES = {
     known.value: known.name.removeprefix("MOSTLY_").removeprefix("ALL_")
@@ -71,15 +69,15 @@ def convert_gguf(
     """
     with GGUFModel(source) as file:
         _refuse_other_files(file)
-        plan = blueprint(file)
+        plan = read_blueprint(file)
         _check_tensors(file, plan)
         tokenizer = build_tokenizer(file.metadata, plan.config["vocab_size"])
         # A head that guesses further tokens is looked for in the folder's own weights.
-        headed = any(HEAD in item.source for item in plan.tensors)
-        staying = _staying(file, plan, progress) if in_place and not headed else []
+        headed = any(HEAD_MARK in item.source for item in plan.tensors)
+        staying = _tensors_that_stay(file, plan, progress) if in_place and not headed else []
         moving = replace(plan, tensors=tuple(item for item in plan.tensors if item not in staying))
         _check_space(file, moving, target)
-        write_weights(target, _converted(file, moving, progress), _names(file, moving), shard_bytes)
+        write_safetensors(target, _converted_tensors(file, moving, progress), _tensor_names(file, moving), shard_bytes)
         if staying:
             write_references(target, _references(file, staying))
         _write_configs(file, plan, tokenizer, target)
@@ -100,7 +98,7 @@ def _check_tensors(file: GGUFModel, plan: Blueprint) -> None:
         for name, shape in item.sources(file.tensors):
             wanted.add(name)
             _check_tensor(file, name, shape)
-        kinds = sorted({entry.type.name for entry in _entries(file, item)})
+        kinds = sorted({entry.type.name for entry in _tensor_entries(file, item)})
         if len(kinds) > 1 and item.join is None:
             raise ModelError(f"the experts of {item.source!r} are of unlike types: {', '.join(kinds)}")
     for name in file.tensors:
@@ -121,71 +119,71 @@ def _check_tensor(file: GGUFModel, name: str, shape: tuple[int, ...]) -> None:
     file.check_bounds(entry)
 
 
-def _entries(file: GGUFModel, item: Wanted) -> list[TensorEntry]:
+def _tensor_entries(file: GGUFModel, item: WantedTensor) -> list[TensorEntry]:
     """Where the tensor lies: in one piece, or an expert's matrix each."""
     return [file.tensors[name] for name, _ in item.sources(file.tensors)]
 
 
-def _kind(file: GGUFModel, item: Wanted) -> Kind:
-    return _entries(file, item)[0].type
+def _quant_kind(file: GGUFModel, item: WantedTensor) -> Kind:
+    return _tensor_entries(file, item)[0].type
 
 
-def _is_packed(file: GGUFModel, item: Wanted) -> bool:
-    packs = len(item.shape) > 1 and not item.plain and _kind(file, item) in PACKED_BITS
+def _is_packed(file: GGUFModel, item: WantedTensor) -> bool:
+    packs = len(item.shape) > 1 and not item.plain and _quant_kind(file, item) in PACKED_BITS
     return packs and not _is_kept_in_blocks(file, item)
 
 
-def _is_kept_in_blocks(file: GGUFModel, item: Wanted) -> bool:
+def _is_kept_in_blocks(file: GGUFModel, item: WantedTensor) -> bool:
     """Matrices of the K formats, those of experts too."""
     matrices = (len(item.shape) == 2 or item.experts) and not item.plain and item.join is None
-    return matrices and _kind(file, item) in BLOCK_BITS
+    return matrices and _quant_kind(file, item) in BLOCK_BITS
 
 
-def _staying(file: GGUFModel, plan: Blueprint, progress: Progress) -> list[Wanted]:
+def _tensors_that_stay(file: GGUFModel, plan: Blueprint, progress: Progress) -> list[WantedTensor]:
     """What is used as it lies in the file. Looks through it for numbers that are not finite, as converting would."""
     asked = [item for item in plan.tensors if _may_stay(file, item)]
-    sizes = [sum(entry.size for entry in _entries(file, item)) for item in asked]
+    sizes = [sum(entry.size for entry in _tensor_entries(file, item)) for item in asked]
     done, message, staying = 0, f"looking through {file.path.name}", []
     for item, size in zip(asked, sizes, strict=True):
         progress(message, done, sum(sizes))
-        if all(_is_usable(raw, _kind(file, item), _entries(file, item)[0]) for raw in _chunks(file, item)):
+        if all(_is_usable(raw, _quant_kind(file, item), _tensor_entries(file, item)[0]) for raw in _chunks(file, item)):
             staying.append(item)
         done += size
     progress(message, done, sum(sizes))
     return staying
 
 
-def _may_stay(file: GGUFModel, item: Wanted) -> bool:
-    kind = _kind(file, item)
-    if len(item.shape) == 1 or item.join is not None or item.held or kind not in STAYING:
+def _may_stay(file: GGUFModel, item: WantedTensor) -> bool:
+    kind = _quant_kind(file, item)
+    if len(item.shape) == 1 or item.join is not None or item.held or kind not in KINDS_THAT_STAY:
         return False
-    return kind in NUMBERS or _is_kept_in_blocks(file, item) or _is_packed(file, item)
+    return kind in NUMBER_KINDS or _is_kept_in_blocks(file, item) or _is_packed(file, item)
 
 
 def _is_usable(raw: np.ndarray, kind: Kind, entry: TensorEntry) -> bool:
     """Raises ModelError for numbers that are not finite. False where what MLX needs beside them overflows 16 bits."""
-    if kind in NUMBERS:
+    if kind in NUMBER_KINDS:
         exponents = {Kind.F32: ("<u4", 0x7F800000), Kind.F16: ("<u2", 0x7C00), Kind.BF16: ("<u2", 0x7F80)}
         dtype, mask = exponents[kind]
         if np.any(raw.view(dtype) & mask == mask):
             raise _not_finite(entry)
         return True
-    factors = _finite(entry, units(raw, kind))
-    if kind not in SMALL or SMALL[kind]:
+    factors = _check_finite(entry, block_units(raw, kind))
+    if kind not in SMALL_BLOCKS or SMALL_BLOCKS[kind]:
         return True
     return bool(np.abs(factors).max() * 2 ** (PACKED_BITS[kind] - 1) <= np.finfo(np.float16).max)
 
 
-def _references(file: GGUFModel, staying: list[Wanted]) -> References:
+def _references(file: GGUFModel, staying: list[WantedTensor]) -> GgufReferences:
     numbers = {path: number for number, path in enumerate(file.paths)}
     sources = [(path.resolve(), path.stat()) for path in numbers]
-    return References(
-        files=tuple(SourceFile(str(path), status.st_size, status.st_mtime_ns) for path, status in sources),
+    return GgufReferences(
+        files=tuple(GgufSourceFile(str(path), status.st_size, status.st_mtime_ns) for path, status in sources),
         tensors={
             item.target: ReferencedTensor(
-                kind=_kind(file, item).name,
+                kind=_quant_kind(file, item).name,
                 shape=item.shape,
-                pieces=tuple((numbers[file.path_of(entry)], entry.offset) for entry in _entries(file, item)),
+                pieces=tuple((numbers[file.path_of(entry)], entry.offset) for entry in _tensor_entries(file, item)),
                 heads=item.heads,
             )
             for item in staying
@@ -193,7 +191,7 @@ def _references(file: GGUFModel, staying: list[Wanted]) -> References:
     )
 
 
-def _names(file: GGUFModel, plan: Blueprint) -> list[str]:
+def _tensor_names(file: GGUFModel, plan: Blueprint) -> list[str]:
     """Every name that may be in the weight files."""
     names = [item.target for item in plan.tensors]
     packed = [item.module for item in plan.tensors if _is_packed(file, item)]
@@ -201,7 +199,7 @@ def _names(file: GGUFModel, plan: Blueprint) -> list[str]:
 
 
 def _check_space(file: GGUFModel, plan: Blueprint, target: Path) -> None:
-    needed = sum(_written_bytes(entry) for item in plan.tensors for entry in _entries(file, item))
+    needed = sum(_written_bytes(entry) for item in plan.tensors for entry in _tensor_entries(file, item))
     free = shutil.disk_usage(target).free
     if needed > free:
         raise ModelError(
@@ -216,88 +214,92 @@ def _written_bytes(entry: TensorEntry) -> int:
         return entry.size
     bits = PACKED_BITS.get(entry.type)
     if bits:
-        return weights * bits // 8 + weights // GROUP * 8
+        return weights * bits // 8 + weights // QUANT_GROUP * 8
     return weights * (4 if entry.type == Kind.F32 else 2)
 
 
-def _converted(file: GGUFModel, plan: Blueprint, progress: Progress) -> Iterator[list[Tensor]]:
+def _converted_tensors(file: GGUFModel, plan: Blueprint, progress: Progress) -> Iterator[list[NamedTensor]]:
     """Each module's tensors in turn."""
-    sizes = [sum(entry.size for entry in _entries(file, item)) for item in plan.tensors]
+    sizes = [sum(entry.size for entry in _tensor_entries(file, item)) for item in plan.tensors]
     done, total = 0, sum(sizes)
     message = f"converting {file.path.name}"
     for item, size in zip(plan.tensors, sizes, strict=True):
         progress(message, done, total)
         if len(item.shape) == 1:
-            yield [_vector(file, item)]
+            yield [_float_vector(file, item)]
         elif _is_packed(file, item):
             yield _packed_matrix(file, item)
         elif _is_kept_in_blocks(file, item):
-            yield [_blocks(file, item)]
+            yield [_raw_blocks(file, item)]
         elif item.join is not None:
-            parts = [_finite(entry, _floats(file, [entry], item)) for entry in _entries(file, item)]
-            yield [Tensor(item.target, item.join(parts))]
+            parts = [
+                _check_finite(entry, _dequantized_floats(file, [entry], item)) for entry in _tensor_entries(file, item)
+            ]
+            yield [NamedTensor(item.target, item.join(parts))]
         else:
             yield [_dense_matrix(file, item)]
         done += size
     progress(message, total, total)
 
 
-def _vector(file: GGUFModel, item: Wanted) -> Tensor:
+def _float_vector(file: GGUFModel, item: WantedTensor) -> NamedTensor:
     """Norms and biases: few numbers, on which much depends, so float32."""
-    (entry,) = _entries(file, item)
-    values = dense(file.rows(entry, 0, 1), entry.type).astype(np.float32)[0]
-    values = _finite(entry, values[_row_order(item, 0, len(values))])
-    return Tensor(item.target, (values - np.float32(item.minus)).reshape(item.held or item.shape))
+    (entry,) = _tensor_entries(file, item)
+    values = dequantize_rows(file.rows(entry, 0, 1), entry.type).astype(np.float32)[0]
+    values = _check_finite(entry, values[_row_order(item, 0, len(values))])
+    return NamedTensor(item.target, (values - np.float32(item.minus)).reshape(item.held or item.shape))
 
 
-def _packed_matrix(file: GGUFModel, item: Wanted) -> list[Tensor]:
-    kind, (first, *_) = _kind(file, item), _entries(file, item)
-    chunks = [pack(raw, kind) for raw in _chunks(file, item)]
-    weight = _shaped(item, [chunk.weight for chunk in chunks])
-    scales = _shaped(item, [chunk.scales for chunk in chunks])
+def _packed_matrix(file: GGUFModel, item: WantedTensor) -> list[NamedTensor]:
+    kind, (first, *_) = _quant_kind(file, item), _tensor_entries(file, item)
+    chunks = [pack_blocks(raw, kind) for raw in _chunks(file, item)]
+    weight = _reshape_rows(item, [chunk.weight for chunk in chunks])
+    scales = _reshape_rows(item, [chunk.scales for chunk in chunks])
     if kind == Kind.MXFP4:
         if np.any(scales == 0xFF):
             raise _not_finite(first)
-        return [Tensor(item.target, weight), Tensor(f"{item.module}.scales", scales)]
-    scales = _finite(first, scales)
-    biases = _finite(first, _shaped(item, [chunk.biases for chunk in chunks if chunk.biases is not None]))
-    dtype = max(narrowest(scales), narrowest(biases), key=lambda kind: kind(0).nbytes)
+        return [NamedTensor(item.target, weight), NamedTensor(f"{item.module}.scales", scales)]
+    scales = _check_finite(first, scales)
+    biases = _check_finite(first, _reshape_rows(item, [chunk.biases for chunk in chunks if chunk.biases is not None]))
+    dtype = max(narrowest_float(scales), narrowest_float(biases), key=lambda kind: kind(0).nbytes)
     return [
-        Tensor(item.target, weight),
-        Tensor(f"{item.module}.scales", scales.astype(dtype)),
-        Tensor(f"{item.module}.biases", biases.astype(dtype)),
+        NamedTensor(item.target, weight),
+        NamedTensor(f"{item.module}.scales", scales.astype(dtype)),
+        NamedTensor(f"{item.module}.biases", biases.astype(dtype)),
     ]
 
 
-def _shaped(item: Wanted, chunks: list[np.ndarray]) -> np.ndarray:
+def _reshape_rows(item: WantedTensor, chunks: list[np.ndarray]) -> np.ndarray:
     """Rows one below another, as the tensor's own axes."""
     return np.concatenate(chunks).reshape(*item.shape[:-1], -1)
 
 
-def _blocks(file: GGUFModel, item: Wanted) -> Tensor:
+def _raw_blocks(file: GGUFModel, item: WantedTensor) -> NamedTensor:
     """As they lie in the file, row by row."""
-    raw = _shaped(item, list(_chunks(file, item)))
-    _finite(_entries(file, item)[0], units(raw, _kind(file, item)))
-    return Tensor(item.target, raw)
+    raw = _reshape_rows(item, list(_chunks(file, item)))
+    _check_finite(_tensor_entries(file, item)[0], block_units(raw, _quant_kind(file, item)))
+    return NamedTensor(item.target, raw)
 
 
-def _dense_matrix(file: GGUFModel, item: Wanted) -> Tensor:
-    entries = _entries(file, item)
+def _dense_matrix(file: GGUFModel, item: WantedTensor) -> NamedTensor:
+    entries = _tensor_entries(file, item)
     if entries[0].type == Kind.BF16:
-        bits = _shaped(item, [raw.view("<u2") for raw in _chunks(file, item)])
+        bits = _reshape_rows(item, [raw.view("<u2") for raw in _chunks(file, item)])
         if np.any(bits & 0x7F80 == 0x7F80):
             raise _not_finite(entries[0])
-        return Tensor(item.target, bits, bfloat16=True)
-    return Tensor(item.target, _finite(entries[0], _floats(file, entries, item)).reshape(item.shape))
+        return NamedTensor(item.target, bits, bfloat16=True)
+    return NamedTensor(
+        item.target, _check_finite(entries[0], _dequantized_floats(file, entries, item)).reshape(item.shape)
+    )
 
 
-def _floats(file: GGUFModel, entries: list[TensorEntry], item: Wanted) -> np.ndarray:
+def _dequantized_floats(file: GGUFModel, entries: list[TensorEntry], item: WantedTensor) -> np.ndarray:
     """F16 and F32 as they are; what was quantised as float16, or as float32 where that overflows."""
     kind = entries[0].type
     shape = (*((len(entries),) if len(entries) > 1 else ()), *entries[0].shape)
 
     def rows() -> Iterator[np.ndarray]:
-        return (dense(raw, kind) for entry in entries for raw in _chunks_of(file, entry, item))
+        return (dequantize_rows(raw, kind) for entry in entries for raw in _chunks_of(file, entry, item))
 
     if kind not in (Kind.F16, Kind.F32):
         try:
@@ -308,12 +310,12 @@ def _floats(file: GGUFModel, entries: list[TensorEntry], item: Wanted) -> np.nda
     return np.concatenate(list(rows())).reshape(shape)
 
 
-def _chunks(file: GGUFModel, item: Wanted) -> Iterator[np.ndarray]:
-    for entry in _entries(file, item):
+def _chunks(file: GGUFModel, item: WantedTensor) -> Iterator[np.ndarray]:
+    for entry in _tensor_entries(file, item):
         yield from _chunks_of(file, entry, item)
 
 
-def _chunks_of(file: GGUFModel, entry: TensorEntry, item: Wanted) -> Iterator[np.ndarray]:
+def _chunks_of(file: GGUFModel, entry: TensorEntry, item: WantedTensor) -> Iterator[np.ndarray]:
     """The rows of a tensor, in the order that the model wants, so many at a time as memory allows."""
     rows, columns = math.prod(entry.shape[:-1]), entry.shape[-1]
     head = rows // item.heads if item.heads else 1
@@ -323,14 +325,14 @@ def _chunks_of(file: GGUFModel, entry: TensorEntry, item: Wanted) -> Iterator[np
         yield file.rows(entry, start, stop)[_row_order(item, start, stop)]
 
 
-def _row_order(item: Wanted, start: int, stop: int) -> np.ndarray | slice:
+def _row_order(item: WantedTensor, start: int, stop: int) -> np.ndarray | slice:
     """Which of the rows [start, stop) comes first, second... `start` and `stop` are at the edge of a head."""
     if not item.heads:
         return slice(None)
-    return head_order(stop - start, item.shape[0] // item.heads)
+    return rope_head_order(stop - start, item.shape[0] // item.heads)
 
 
-def _finite(entry: TensorEntry, values: np.ndarray) -> np.ndarray:
+def _check_finite(entry: TensorEntry, values: np.ndarray) -> np.ndarray:
     if not np.isfinite(values).all():
         raise _not_finite(entry)
     return values
@@ -343,9 +345,11 @@ def _not_finite(entry: TensorEntry) -> ModelError:
 def _write_configs(file: GGUFModel, plan: Blueprint, tokenizer: TokenizerFiles, target: Path) -> None:
     ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": list(tokenizer.eos_ids), "pad_token_id": tokenizer.pad_id}
     known_ids = {key: value for key, value in ids.items() if value is not None}
-    told = {FILE_TYPE: _file_type(file)} | _moved(file, plan)
-    _write_json(target / "config.json", plan.config | known_ids | told | _quantization(file, plan) | _kept(file, plan))
-    _write_json(target / "generation_config.json", known_ids | _sampling(file))
+    told = {FILE_TYPE_KEY: _file_type(file)} | _moved_formats(file, plan)
+    _write_json(
+        target / "config.json", plan.config | known_ids | told | _quantization(file, plan) | _block_modules(file, plan)
+    )
+    _write_json(target / "generation_config.json", known_ids | _recommended_sampling(file))
     limit = {"model_max_length": plan.config["max_position_embeddings"]}
     _write_json(target / "tokenizer_config.json", tokenizer.config | limit)
     tokenizer.tokenizer.save(str(target / "tokenizer.json"), pretty=False)
@@ -355,7 +359,7 @@ def _write_configs(file: GGUFModel, plan: Blueprint, tokenizer: TokenizerFiles, 
         (folder / f"{name}.jinja").write_text(template, encoding="utf-8")
 
 
-def _sampling(file: GGUFModel) -> dict[str, Any]:
+def _recommended_sampling(file: GGUFModel) -> dict[str, Any]:
     """The sampling that the file recommends."""
     general = Hyperparameters(file, "general")
     said = {name: key for key, name in SAMPLING_KEYS.items() if general.get(key) is not None}
@@ -376,17 +380,17 @@ def _file_type(file: GGUFModel) -> str:
     return weights.most_common(1)[0][0]
 
 
-def _moved(file: GGUFModel, plan: Blueprint) -> dict[str, Any]:
+def _moved_formats(file: GGUFModel, plan: Blueprint) -> dict[str, Any]:
     """The formats of packed weights that do not keep all of their values."""
-    kinds = sorted({_kind(file, item) for item in plan.tensors if _is_packed(file, item)} & ADDED.keys())
-    told = {kind.name: {"bits": PACKED_BITS[kind], "percent": round(100 * ADDED[kind], 1)} for kind in kinds}
-    return {MOVED: told} if told else {}
+    kinds = sorted({_quant_kind(file, item) for item in plan.tensors if _is_packed(file, item)} & LATTICE_ERRORS.keys())
+    told = {kind.name: {"bits": PACKED_BITS[kind], "percent": round(100 * LATTICE_ERRORS[kind], 1)} for kind in kinds}
+    return {MOVED_KEY: told} if told else {}
 
 
 def _quantization(file: GGUFModel, plan: Blueprint) -> dict[str, Any]:
     """The commonest form for all, and an entry for each module that differs: another form, or none at all."""
     kinds = {
-        item.module: _kind(file, item) if _is_packed(file, item) else None
+        item.module: _quant_kind(file, item) if _is_packed(file, item) else None
         for item in plan.tensors
         if len(item.shape) > 1 and not item.plain
     }
@@ -399,10 +403,10 @@ def _quantization(file: GGUFModel, plan: Blueprint) -> dict[str, Any]:
     return {"quantization": usual | others}
 
 
-def _kept(file: GGUFModel, plan: Blueprint) -> dict[str, Any]:
+def _block_modules(file: GGUFModel, plan: Blueprint) -> dict[str, Any]:
     """The modules whose weights stay in blocks, and of which kind."""
     kept = [item for item in plan.tensors if _is_kept_in_blocks(file, item)]
-    return {BLOCKS_KEY: {item.module: _kind(file, item).name for item in kept}} if kept else {}
+    return {BLOCKS_KEY: {item.module: _quant_kind(file, item).name for item in kept}} if kept else {}
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -1,34 +1,44 @@
-"""GGUF architectures whose layers choose among experts."""
+"""GGUF architectures whose layers choose among experts: Mixtral, Qwen, OLMoE, Granite, gpt-oss, DeepSeek V2 and V3, GLM
+4.5.
+
+Each function gives the blueprint of a file, or raises ModelError for one that cannot be run as it describes itself.
+DeepSeek's attention is latent: keys and values are unfolded from one narrow vector a token. Behind GLM's last layer may
+lie a draft head (MTP).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from ingot.errors import ModelError
 from ingot.models.gguf.blueprint import (
     HEAD_NORMS,
     LLAMA_NORMS,
     Blueprint,
-    Sizes,
-    Wanted,
-    attention,
-    ends,
-    mlps,
-    norms,
-    refuse_window,
-    usual_config,
+    DecoderSizes,
+    WantedTensor,
+    attention_tensors,
+    common_config,
+    end_tensors,
+    layer_count,
+    mlp_tensors,
+    norm_tensors,
+    refuse_sliding_window,
+    rope_scaling,
+    vocabulary_size,
 )
-from ingot.models.gguf.hyperparameters import Hyperparameters
-from ingot.models.gguf.rope import rope_scaling
+from ingot.models.gguf.file import Hyperparameters
 
 SOFTMAX, SIGMOID = 1, 2  # how files number the router's function
 POST_NORMS = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture:
+class MoeSizes:
     """How many experts a layer has, how many of them see a token, and how wide each is."""
 
     experts: int
@@ -36,7 +46,7 @@ class Mixture:
     inner: int
 
     @classmethod
-    def read(cls, hyper: Hyperparameters, inner: int) -> Mixture:
+    def read(cls, hyper: Hyperparameters, inner: int) -> MoeSizes:
         """`inner` is what an expert's width is where the file does not say. Raises ModelError."""
         return cls(
             experts=hyper.integer("expert_count"),
@@ -46,52 +56,54 @@ class Mixture:
 
     def tensors(
         self, layers: Sequence[int], hidden: int, *, router: str, module: str, biased: bool = False, plain: bool = False
-    ) -> list[Wanted]:
+    ) -> list[WantedTensor]:
         """The routers and the experts of these layers; `plain`: the model's router is no linear layer of its own."""
-        wanted = mlps(layers, hidden, self.inner, module=module, suffix="_exps", experts=self.experts, biased=biased)
+        wanted = mlp_tensors(
+            layers, hidden, self.inner, module=module, suffix="_exps", experts=self.experts, biased=biased
+        )
         for layer in layers:
             source, target = f"blk.{layer}.ffn_gate_inp", f"model.layers.{layer}.{router}"
-            wanted.append(Wanted(f"{source}.weight", f"{target}.weight", (self.experts, hidden), plain=plain))
+            wanted.append(WantedTensor(f"{source}.weight", f"{target}.weight", (self.experts, hidden), plain=plain))
             if biased:
-                wanted.append(Wanted(f"{source}.bias", f"{target}.bias", (self.experts,)))
+                wanted.append(WantedTensor(f"{source}.bias", f"{target}.bias", (self.experts,)))
         return wanted
 
 
-def mixtral(hyper: Hyperparameters) -> Blueprint:
+def mixtral_blueprint(hyper: Hyperparameters) -> Blueprint:
     """A llama file with experts."""
-    sizes = _sizes(hyper)
-    refuse_window(hyper)
+    sizes = _moe_decoder_sizes(hyper)
+    refuse_sliding_window(hyper)
     _refuse_other_heads(hyper, sizes)
     _refuse_routing(hyper, norm=True)
-    mixture = Mixture.read(hyper, sizes.inner)
+    mixture = MoeSizes.read(hyper, sizes.inner)
     return Blueprint(
-        config=usual_config(hyper, sizes, "mixtral", "MixtralForCausalLM")
+        config=common_config(hyper, sizes, "mixtral", "MixtralForCausalLM")
         | {"intermediate_size": mixture.inner, "num_local_experts": mixture.experts, "hidden_act": "silu"}
         | {"num_experts_per_tok": mixture.used, "sliding_window": None},
         tensors=(
-            *ends(hyper, sizes),
-            *attention(sizes, interleaved=True),
+            *end_tensors(hyper, sizes),
+            *attention_tensors(sizes, interleaved=True),
             *mixture.tensors(
                 range(sizes.layers),
                 sizes.hidden,
                 router="block_sparse_moe.gate",
                 module="block_sparse_moe.switch_mlp",
             ),
-            *norms(sizes.layers, LLAMA_NORMS, sizes.hidden),
+            *norm_tensors(sizes.layers, LLAMA_NORMS, sizes.hidden),
         ),
-        spent=unscaled(hyper, sizes),
+        spent=refuse_rope_scaling(hyper, sizes),
     )
 
 
-def qwen2_moe(hyper: Hyperparameters) -> Blueprint:
-    sizes = _sizes(hyper)
-    refuse_window(hyper)
+def qwen2_moe_blueprint(hyper: Hyperparameters) -> Blueprint:
+    sizes = _moe_decoder_sizes(hyper)
+    refuse_sliding_window(hyper)
     _refuse_other_heads(hyper, sizes)
     _refuse_routing(hyper, norm=False)
-    mixture, layers = Mixture.read(hyper, sizes.inner), range(sizes.layers)
+    mixture, layers = MoeSizes.read(hyper, sizes.inner), range(sizes.layers)
     shared = hyper.integer("expert_shared_feed_forward_length", sizes.inner)
     gates = [
-        Wanted(
+        WantedTensor(
             f"blk.{layer}.ffn_gate_inp_shexp.weight",
             f"model.layers.{layer}.mlp.shared_expert_gate.weight",
             (sizes.hidden,),
@@ -100,76 +112,76 @@ def qwen2_moe(hyper: Hyperparameters) -> Blueprint:
         for layer in layers
     ]
     return Blueprint(
-        config=usual_config(hyper, sizes, "qwen2_moe", "Qwen2MoeForCausalLM")
-        | _counted(mixture)
+        config=common_config(hyper, sizes, "qwen2_moe", "Qwen2MoeForCausalLM")
+        | _expert_counts(mixture)
         | {"shared_expert_intermediate_size": shared, "norm_topk_prob": False, "tie_word_embeddings": False},
         tensors=(
-            *ends(hyper, sizes, own_head=True),
-            *attention(sizes, biased=("q", "k", "v")),
+            *end_tensors(hyper, sizes, own_head=True),
+            *attention_tensors(sizes, biased=("q", "k", "v")),
             *mixture.tensors(layers, sizes.hidden, router="mlp.gate", module="mlp.switch_mlp"),
-            *mlps(layers, sizes.hidden, shared, module="mlp.shared_expert", suffix="_shexp"),
+            *mlp_tensors(layers, sizes.hidden, shared, module="mlp.shared_expert", suffix="_shexp"),
             *gates,
-            *norms(sizes.layers, LLAMA_NORMS, sizes.hidden),
+            *norm_tensors(sizes.layers, LLAMA_NORMS, sizes.hidden),
         ),
-        spent=unscaled(hyper, sizes),
+        spent=refuse_rope_scaling(hyper, sizes),
     )
 
 
-def qwen3_moe(hyper: Hyperparameters) -> Blueprint:
-    sizes = _sizes(hyper)
-    refuse_window(hyper)
+def qwen3_moe_blueprint(hyper: Hyperparameters) -> Blueprint:
+    sizes = _moe_decoder_sizes(hyper)
+    refuse_sliding_window(hyper)
     _refuse_routing(hyper, norm=True)
-    mixture = Mixture.read(hyper, sizes.inner)
+    mixture = MoeSizes.read(hyper, sizes.inner)
     return Blueprint(
-        config=usual_config(hyper, sizes, "qwen3_moe", "Qwen3MoeForCausalLM")
-        | _counted(mixture)
+        config=common_config(hyper, sizes, "qwen3_moe", "Qwen3MoeForCausalLM")
+        | _expert_counts(mixture)
         | {"head_dim": sizes.head, "norm_topk_prob": True, "attention_bias": False},
         tensors=(
-            *ends(hyper, sizes),
-            *attention(sizes),
+            *end_tensors(hyper, sizes),
+            *attention_tensors(sizes),
             *mixture.tensors(range(sizes.layers), sizes.hidden, router="mlp.gate", module="mlp.switch_mlp"),
-            *norms(sizes.layers, LLAMA_NORMS, sizes.hidden),
-            *norms(sizes.layers, HEAD_NORMS, sizes.head),
+            *norm_tensors(sizes.layers, LLAMA_NORMS, sizes.hidden),
+            *norm_tensors(sizes.layers, HEAD_NORMS, sizes.head),
         ),
-        spent=unscaled(hyper, sizes),
+        spent=refuse_rope_scaling(hyper, sizes),
     )
 
 
-def olmoe(hyper: Hyperparameters) -> Blueprint:
-    sizes = _sizes(hyper)
-    refuse_window(hyper)
+def olmoe_blueprint(hyper: Hyperparameters) -> Blueprint:
+    sizes = _moe_decoder_sizes(hyper)
+    refuse_sliding_window(hyper)
     _refuse_routing(hyper, norm=False)
     hyper.refuse_unless("attention.clamp_kqv", 0.0)
-    mixture = Mixture.read(hyper, sizes.inner)
+    mixture = MoeSizes.read(hyper, sizes.inner)
     scaling, spent = rope_scaling(hyper, sizes.head)
     of_queries, of_keys = ({source: target} for source, target in HEAD_NORMS.items())
     return Blueprint(
-        config=usual_config(hyper, sizes, "olmoe", "OlmoeForCausalLM")
-        | _counted(mixture)
+        config=common_config(hyper, sizes, "olmoe", "OlmoeForCausalLM")
+        | _expert_counts(mixture)
         | {"intermediate_size": mixture.inner, "head_dim": sizes.head, "norm_topk_prob": False}
         | scaling,
         tensors=(
-            *ends(hyper, sizes),
-            *attention(sizes),
+            *end_tensors(hyper, sizes),
+            *attention_tensors(sizes),
             *mixture.tensors(range(sizes.layers), sizes.hidden, router="mlp.gate", module="mlp.switch_mlp"),
-            *norms(sizes.layers, LLAMA_NORMS, sizes.hidden),
-            *norms(sizes.layers, of_queries, sizes.heads * sizes.head),
-            *norms(sizes.layers, of_keys, sizes.kv_heads * sizes.head),
+            *norm_tensors(sizes.layers, LLAMA_NORMS, sizes.hidden),
+            *norm_tensors(sizes.layers, of_queries, sizes.heads * sizes.head),
+            *norm_tensors(sizes.layers, of_keys, sizes.kv_heads * sizes.head),
         ),
         spent=spent,
     )
 
 
-def granite_moe(hyper: Hyperparameters) -> Blueprint:
-    sizes = _sizes(hyper)
-    refuse_window(hyper)
+def granite_moe_blueprint(hyper: Hyperparameters) -> Blueprint:
+    sizes = _moe_decoder_sizes(hyper)
+    refuse_sliding_window(hyper)
     _refuse_other_heads(hyper, sizes)
     _refuse_routing(hyper, norm=True)
     hyper.refuse_unless("expert_shared_feed_forward_length", 0)
-    mixture = Mixture.read(hyper, sizes.inner)
+    mixture = MoeSizes.read(hyper, sizes.inner)
     scaling, spent = rope_scaling(hyper, sizes.head)
     return Blueprint(
-        config=usual_config(hyper, sizes, "granitemoe", "GraniteMoeForCausalLM")
+        config=common_config(hyper, sizes, "granitemoe", "GraniteMoeForCausalLM")
         | {"intermediate_size": mixture.inner, "num_local_experts": mixture.experts, "hidden_act": "silu"}
         | {"num_experts_per_tok": mixture.used, "attention_bias": False}
         | {
@@ -180,32 +192,32 @@ def granite_moe(hyper: Hyperparameters) -> Blueprint:
         }
         | scaling,
         tensors=(
-            *ends(hyper, sizes),
-            *attention(sizes, interleaved=True),
+            *end_tensors(hyper, sizes),
+            *attention_tensors(sizes, interleaved=True),
             *mixture.tensors(
                 range(sizes.layers),
                 sizes.hidden,
                 router="block_sparse_moe.router.layer",
                 module="block_sparse_moe.switch_mlp",
             ),
-            *norms(sizes.layers, LLAMA_NORMS, sizes.hidden),
+            *norm_tensors(sizes.layers, LLAMA_NORMS, sizes.hidden),
         ),
         spent=spent,
     )
 
 
-def gpt_oss(hyper: Hyperparameters) -> Blueprint:
-    sizes = _sizes(hyper)
+def gpt_oss_blueprint(hyper: Hyperparameters) -> Blueprint:
+    sizes = _moe_decoder_sizes(hyper)
     _refuse_routing(hyper, norm=True)
     hyper.refuse_unless("attention.sliding_window_pattern", 2)
-    mixture = Mixture.read(hyper, sizes.inner)
+    mixture = MoeSizes.read(hyper, sizes.inner)
     scaling, spent = rope_scaling(hyper, sizes.head)
     sinks = [
-        Wanted(f"blk.{layer}.attn_sinks.weight", f"model.layers.{layer}.self_attn.sinks", (sizes.heads,))
+        WantedTensor(f"blk.{layer}.attn_sinks.weight", f"model.layers.{layer}.self_attn.sinks", (sizes.heads,))
         for layer in range(sizes.layers)
     ]
     return Blueprint(
-        config=usual_config(hyper, sizes, "gpt_oss", "GptOssForCausalLM")
+        config=common_config(hyper, sizes, "gpt_oss", "GptOssForCausalLM")
         | {"intermediate_size": mixture.inner, "num_local_experts": mixture.experts, "head_dim": sizes.head}
         | {"num_experts_per_tok": mixture.used, "tie_word_embeddings": False}
         | {
@@ -214,22 +226,22 @@ def gpt_oss(hyper: Hyperparameters) -> Blueprint:
         }
         | scaling,
         tensors=(
-            *ends(hyper, sizes, own_head=True),
-            *attention(sizes, biased=("q", "k", "v", "o")),
+            *end_tensors(hyper, sizes, own_head=True),
+            *attention_tensors(sizes, biased=("q", "k", "v", "o")),
             *sinks,
             *mixture.tensors(range(sizes.layers), sizes.hidden, router="mlp.router", module="mlp.experts", biased=True),
-            *norms(sizes.layers, POST_NORMS, sizes.hidden),
+            *norm_tensors(sizes.layers, POST_NORMS, sizes.hidden),
         ),
         spent=spent,
     )
 
 
-def shared_mixture(
+def shared_expert_moe(
     hyper: Hyperparameters, gating: int, hidden: int, inner: int, layers: int
-) -> tuple[dict[str, Any], list[Wanted]]:
+) -> tuple[dict[str, Any], list[WantedTensor]]:
     """The mixtures of DeepSeek and GLM 4.5: the first layers dense, then experts for all tokens beside those that are
     chosen, by a softmax or by a sigmoid and a bias (`gating`). The config's part and the tensors."""
-    mixture, shared = Mixture.read(hyper, inner), hyper.integer("expert_shared_count", 1)
+    mixture, shared = MoeSizes.read(hyper, inner), hyper.integer("expert_shared_count", 1)
     hyper.refuse_unless("expert_gating_func", gating)
     hyper.refuse_unless("expert_shared_feed_forward_length", shared * mixture.inner)
     dense, groups = hyper.get("leading_dense_block_count", 0), hyper.integer("expert_group_count", 1)
@@ -252,7 +264,7 @@ def shared_mixture(
         "topk_method": "noaux_tc" if gating == SIGMOID else "group_limited_greedy" if groups > 1 else "greedy",
     }
     biases = [
-        Wanted(
+        WantedTensor(
             f"blk.{layer}.exp_probs_b.bias",
             f"model.layers.{layer}.mlp.gate.e_score_correction_bias",
             (mixture.experts,),
@@ -261,20 +273,20 @@ def shared_mixture(
         if gating == SIGMOID
     ]
     return config, [
-        *mlps(range(dense), hidden, inner),
+        *mlp_tensors(range(dense), hidden, inner),
         *mixture.tensors(chosen, hidden, router="mlp.gate", module="mlp.switch_mlp", plain=True),
-        *mlps(chosen, hidden, mixture.inner * shared, module="mlp.shared_experts", suffix="_shexp"),
+        *mlp_tensors(chosen, hidden, mixture.inner * shared, module="mlp.shared_experts", suffix="_shexp"),
         *biases,
     ]
 
 
-def _sizes(hyper: Hyperparameters) -> Sizes:
-    sizes = Sizes.read(hyper)
+def _moe_decoder_sizes(hyper: Hyperparameters) -> DecoderSizes:
+    sizes = DecoderSizes.read(hyper)
     hyper.refuse_unless("rope.dimension_count", sizes.head)
     return sizes
 
 
-def _counted(mixture: Mixture) -> dict[str, Any]:
+def _expert_counts(mixture: MoeSizes) -> dict[str, Any]:
     return {
         "num_experts": mixture.experts,
         "num_experts_per_tok": mixture.used,
@@ -295,17 +307,205 @@ def _refuse_routing(hyper: Hyperparameters, *, norm: bool) -> None:
     hyper.refuse_unless("leading_dense_block_count", 0)
 
 
-def _refuse_other_heads(hyper: Hyperparameters, sizes: Sizes) -> None:
+def _refuse_other_heads(hyper: Hyperparameters, sizes: DecoderSizes) -> None:
     if sizes.head * sizes.heads != sizes.hidden:
         raise ModelError(
             f"{hyper.architecture}.attention.key_length is {sizes.head}, which is not embedding_length / head_count"
         )
 
 
-def unscaled(hyper: Hyperparameters, sizes: Sizes, rotated: int | None = None) -> frozenset[str]:
+def refuse_rope_scaling(hyper: Hyperparameters, sizes: DecoderSizes, rotated: int | None = None) -> frozenset[str]:
     """The tensors that say how positions are scaled, of a model that cannot scale them. Raises ModelError."""
     scaling, spent = rope_scaling(hyper, rotated or sizes.head)
     if scaling:
         kind = scaling["rope_scaling"]["rope_type"]
         raise ModelError(f"the file scales rotary positions ({kind}), which is not supported for {hyper.architecture}")
     return spent
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSizes:
+    """The widths of latent attention, of a head but for the ranks."""
+
+    queries: int | None  # the rank that queries go through; None: they do not
+    rank: int
+    rotated: int
+    plain: int
+    values: int
+
+    @classmethod
+    def read(cls, hyper: Hyperparameters) -> LatentSizes:
+        """Files that fold the unfolding into queries say a head's own widths under names of their own."""
+        rank, rotated = hyper.integer("attention.kv_lora_rank"), hyper.integer("rope.dimension_count")
+        key, value = hyper.integer("attention.key_length"), hyper.integer("attention.value_length")
+        key = hyper.integer("attention.key_length_mla", key)
+        if key <= rotated:
+            raise ModelError(f"{hyper.architecture}.rope.dimension_count is {rotated} of keys of {key}")
+        asked = hyper.integer("attention.q_lora_rank") if hyper.get("attention.q_lora_rank") else None
+        return cls(asked, rank, rotated, key - rotated, hyper.integer("attention.value_length_mla", value))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {
+            "q_lora_rank": self.queries,
+            "kv_lora_rank": self.rank,
+            "qk_rope_head_dim": self.rotated,
+            "qk_nope_head_dim": self.plain,
+            "v_head_dim": self.values,
+            "attention_bias": False,
+        }
+
+
+def deepseek2_blueprint(hyper: Hyperparameters) -> Blueprint:
+    latent = LatentSizes.read(hyper)
+    heads, inner = hyper.integer("attention.head_count"), hyper.integer("feed_forward_length")
+    hyper.get("attention.head_count_kv")  # one where the unfolding is folded into queries; the heads' number counts
+    sizes = DecoderSizes(
+        hyper.integer("embedding_length"),
+        inner,
+        layer_count(hyper),
+        heads,
+        heads,
+        latent.rotated,
+        vocabulary_size(hyper),
+    )
+    newer = hyper.get("expert_gating_func", SOFTMAX) == SIGMOID
+    routing, experts = shared_expert_moe(hyper, SIGMOID if newer else SOFTMAX, sizes.hidden, inner, sizes.layers)
+    scaling, spent = rope_scaling(hyper, latent.rotated, scales_attention=True)
+    if not scaling and not newer:
+        scaling = {"rope_scaling": {"type": "yarn", "factor": 1.0}}  # its model has no other way to say none
+    version = 3 if newer else 2
+    return Blueprint(
+        config=common_config(hyper, sizes, f"deepseek_v{version}", f"DeepseekV{version}ForCausalLM")
+        | latent.config
+        | routing
+        | {"moe_layer_freq": 1, "tie_word_embeddings": False}
+        | scaling,
+        tensors=(
+            *end_tensors(hyper, sizes, own_head=True),
+            *(
+                item
+                for layer in range(sizes.layers)
+                for item in _latent_attention(hyper, latent, sizes, layer, newer=newer)
+            ),
+            *experts,
+            *norm_tensors(sizes.layers, LLAMA_NORMS, sizes.hidden),
+        ),
+        spent=spent,
+    )
+
+
+def _latent_attention(
+    hyper: Hyperparameters, latent: LatentSizes, sizes: DecoderSizes, layer: int, *, newer: bool
+) -> list[WantedTensor]:
+    block, module = f"blk.{layer}", f"model.layers.{layer}.self_attn"
+    wide = sizes.heads * (latent.plain + latent.rotated)
+    wanted = [
+        WantedTensor(
+            f"{block}.attn_kv_a_mqa.weight",
+            f"{module}.kv_a_proj_with_mqa.weight",
+            (latent.rank + latent.rotated, sizes.hidden),
+        ),
+        WantedTensor(f"{block}.attn_kv_a_norm.weight", f"{module}.kv_a_layernorm.weight", (latent.rank,)),
+        WantedTensor(
+            f"{block}.attn_output.weight", f"{module}.o_proj.weight", (sizes.hidden, sizes.heads * latent.values)
+        ),
+        *_latent_unfolding(hyper, latent, sizes.heads, block, module, newer=newer),
+    ]
+    if latent.queries is None:
+        return [*wanted, WantedTensor(f"{block}.attn_q.weight", f"{module}.q_proj.weight", (wide, sizes.hidden))]
+    return [
+        *wanted,
+        WantedTensor(f"{block}.attn_q_a.weight", f"{module}.q_a_proj.weight", (latent.queries, sizes.hidden)),
+        WantedTensor(f"{block}.attn_q_a_norm.weight", f"{module}.q_a_layernorm.weight", (latent.queries,)),
+        WantedTensor(f"{block}.attn_q_b.weight", f"{module}.q_b_proj.weight", (wide, latent.queries)),
+    ]
+
+
+def _latent_unfolding(
+    hyper: Hyperparameters, latent: LatentSizes, heads: int, block: str, module: str, *, newer: bool
+) -> list[WantedTensor]:
+    """Older files have keys and values in one matrix, newer ones apart, with that of the keys transposed; so have the
+    models: V2 one, V3 two."""
+    whole, keys, values = (f"{block}.attn_{part}.weight" for part in ("kv_b", "k_b", "v_b"))
+    of_keys, of_values = (heads, latent.rank, latent.plain), (heads, latent.values, latent.rank)
+    if whole in hyper.file.tensors:
+        shape = (heads * (latent.plain + latent.values), latent.rank)
+        # Written apart, as V3's model wants them, they would have to be packed anew.
+        return [WantedTensor(whole, f"{module}.kv_b_proj.weight", shape, plain=newer)]
+    if newer:
+        return [
+            WantedTensor(keys, f"{module}.embed_q.weight", of_keys),
+            WantedTensor(values, f"{module}.unembed_out.weight", of_values),
+        ]
+    return [
+        WantedTensor(
+            keys, f"{module}.kv_b_proj.weight", of_keys, plain=True, beside=((values, of_values),), join=_key_value_rows
+        )
+    ]
+
+
+def _key_value_rows(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """[heads, rank, plain] and [heads, values, rank] as the rows of one matrix, a head's keys before its values."""
+    keys, values = parts
+    return np.concatenate([keys.swapaxes(1, 2), values], axis=1).reshape(-1, values.shape[2])
+
+
+NEXTN_NORMS = {"enorm": "enorm", "hnorm": "hnorm", "shared_head_norm": "shared_head.norm"}
+
+
+def glm4_moe_blueprint(hyper: Hyperparameters) -> Blueprint:
+    whole = DecoderSizes.read(hyper)
+    rotated = hyper.integer("rope.dimension_count", whole.head)
+    ahead = hyper.get("nextn_predict_layers", 0)  # layers behind the last, which propose tokens
+    if not isinstance(ahead, int) or not 0 <= ahead < whole.layers:
+        raise ModelError(f"{hyper.architecture}.nextn_predict_layers is {ahead!r} of {whole.layers} layers")
+    sizes = replace(whole, layers=whole.layers - ahead)
+    refuse_sliding_window(hyper)
+    routing, layers = _glm_layers(hyper, sizes)
+    head = _glm_head(hyper, sizes) if ahead else []
+    tensors, written = hyper.file.tensors, {name for item in head for name, _ in item.sources(hyper.file.tensors)}
+    behind = tuple(f"blk.{layer}." for layer in range(sizes.layers, whole.layers))
+    normed, biased = _glm_traits(hyper)
+    return Blueprint(
+        config=common_config(hyper, sizes, "glm4_moe", "Glm4MoeForCausalLM")
+        | routing
+        | {"head_dim": sizes.head, "partial_rotary_factor": rotated / sizes.head, "use_qk_norm": normed}
+        | {"attention_bias": biased, "rope_scaling": None, "tie_word_embeddings": False},
+        tensors=(*end_tensors(hyper, sizes, own_head=True), *layers, *head),
+        spent=refuse_rope_scaling(hyper, sizes, rotated)
+        | {name for name in tensors if name.startswith(behind)} - written,
+    )
+
+
+def _glm_traits(hyper: Hyperparameters) -> tuple[bool, bool]:
+    """Whether queries and keys are normed, and whether their projections have biases."""
+    return "blk.0.attn_q_norm.weight" in hyper.file.tensors, "blk.0.attn_q.bias" in hyper.file.tensors
+
+
+def _glm_layers(hyper: Hyperparameters, sizes: DecoderSizes) -> tuple[dict[str, Any], list[WantedTensor]]:
+    normed, biased = _glm_traits(hyper)
+    routing, experts = shared_expert_moe(hyper, SIGMOID, sizes.hidden, sizes.inner, sizes.layers)
+    return routing, [
+        *attention_tensors(sizes, biased=("q", "k", "v") * biased),
+        *experts,
+        *norm_tensors(sizes.layers, POST_NORMS, sizes.hidden),
+        *norm_tensors(sizes.layers, HEAD_NORMS if normed else {}, sizes.head),
+    ]
+
+
+def _glm_head(hyper: Hyperparameters, sizes: DecoderSizes) -> list[WantedTensor]:
+    """The first layer behind the last, with the parts that make a head of it; nothing where the file has no whole one.
+    Its embedding and output head, if it has them, repeat the model's."""
+    block, module = f"blk.{sizes.layers}.", f"model.layers.{sizes.layers}"
+    _, layers = _glm_layers(hyper, replace(sizes, layers=sizes.layers + 1))
+    parts = [
+        WantedTensor(f"{block}nextn.eh_proj.weight", f"{module}.eh_proj.weight", (sizes.hidden, 2 * sizes.hidden)),
+        *(
+            WantedTensor(f"{block}nextn.{source}.weight", f"{module}.{target}.weight", (sizes.hidden,))
+            for source, target in NEXTN_NORMS.items()
+        ),
+    ]
+    wanted = [*(item for item in layers if item.source.startswith(block)), *parts]
+    there = hyper.file.tensors
+    return wanted if all(name in there for item in wanted for name, _ in item.sources(there)) else []

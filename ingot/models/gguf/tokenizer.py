@@ -1,4 +1,8 @@
-"""Builds a Hugging Face tokenizer from the vocabulary in a GGUF file's metadata."""
+"""Builds a Hugging Face tokenizer from the vocabulary in a GGUF file's metadata.
+
+How byte-level BPE vocabularies split text before merging is named by `tokenizer.ggml.pre`. A wrong split gives wrong
+tokens without an error, so a name that is not in the table is refused with ModelError.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from ingot.errors import ModelError
-from ingot.models.gguf.pretokenizers import cut
+from ingot.errors import ModelError, nearest_name
 
 # Texts of tokens that end an answer, whichever of them the file names as its end token.
 ENDINGS = frozenset(
@@ -84,10 +87,10 @@ def build_tokenizer(metadata: Mapping[str, Any], embedding_rows: int) -> Tokeniz
         raise ModelError(f"tokenizer.ggml.model is {kind!r}; gpt2 and llama are supported")
     _add_tokens(tokenizer, vocabulary)
     _add_ends(tokenizer, vocabulary, begins)
-    default, named = _templates(metadata)
+    default, named = _chat_templates(metadata)
     return TokenizerFiles(
         tokenizer=tokenizer,
-        config=_config(vocabulary, default),
+        config=_tokenizer_config(vocabulary, default),
         named_templates=named,
         bos_id=vocabulary.id("bos"),
         eos_ids=_eos_ids(vocabulary),
@@ -96,8 +99,8 @@ def build_tokenizer(metadata: Mapping[str, Any], embedding_rows: int) -> Tokeniz
 
 
 def _read_vocabulary(metadata: Mapping[str, Any], embedding_rows: int) -> _Vocabulary:
-    tokens = _listed(metadata.get("tokenizer.ggml.tokens"), str)
-    types = _listed(metadata.get("tokenizer.ggml.token_type"), int)
+    tokens = _list_of(metadata.get("tokenizer.ggml.tokens"), str)
+    types = _list_of(metadata.get("tokenizer.ggml.token_type"), int)
     if tokens is None or types is None:
         raise ModelError("the file lacks its vocabulary (tokenizer.ggml.tokens and tokenizer.ggml.token_type)")
     if len(tokens) != len(types):
@@ -111,7 +114,7 @@ def _read_vocabulary(metadata: Mapping[str, Any], embedding_rows: int) -> _Vocab
     return _Vocabulary(metadata, tokens, types, ids)
 
 
-def _listed(value: Any, kind: type) -> list[Any] | None:
+def _list_of(value: Any, kind: type) -> list[Any] | None:
     """`value`, if it is a list of such things."""
     return value if isinstance(value, list) and all(isinstance(item, kind) for item in value) else None
 
@@ -119,11 +122,13 @@ def _listed(value: Any, kind: type) -> list[Any] | None:
 def _byte_level(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
     if vocabulary.flag("add_space_prefix", False):
         raise ModelError("tokenizer.ggml.add_space_prefix is set, which is not supported for gpt2 vocabularies")
-    merges = _listed(vocabulary.option("merges"), str)
+    merges = _list_of(vocabulary.option("merges"), str)
     if merges is None:
         raise ModelError("the file lacks tokenizer.ggml.merges")
-    cutting = cut(vocabulary.option("pre"))
-    tokenizer = Tokenizer(_bpe(vocabulary, [_pair(merge) for merge in merges], ignore_merges=cutting.whole_words))
+    cutting = pretokenizer_named(vocabulary.option("pre"))
+    tokenizer = Tokenizer(
+        _bpe(vocabulary, [_split_merge(merge) for merge in merges], ignore_merges=cutting.whole_words)
+    )
     if cutting.nfc:
         tokenizer.normalizer = cutting.normalizer()
     tokenizer.pre_tokenizer = cutting.pre_tokenizer()
@@ -139,7 +144,7 @@ def _bpe(vocabulary: _Vocabulary, merges: list[tuple[str, str]], **options: Any)
     return models.BPE(vocab=vocabulary.ids, merges=merges, **options)
 
 
-def _pair(merge: str) -> tuple[str, str]:
+def _split_merge(merge: str) -> tuple[str, str]:
     gap = merge.find(" ", 1)
     if gap < 0 or gap + 1 == len(merge):
         raise ModelError(f"tokenizer.ggml.merges holds {merge!r}, which is no pair of tokens")
@@ -168,7 +173,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
 
 def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     """SentencePiece joins any two neighbours that make a token, the best score first: merges, best first."""
-    scores = _listed(vocabulary.option("scores"), float)
+    scores = _list_of(vocabulary.option("scores"), float)
     if scores is None or len(scores) != len(vocabulary.tokens):
         raise ModelError("the file lacks tokenizer.ggml.scores, or has another number of them than tokens")
     # A user-defined token with a space in it is met only after spaces were marked, so by merging.
@@ -226,7 +231,7 @@ def _eos_ids(vocabulary: _Vocabulary) -> tuple[int, ...]:
     return tuple(dict.fromkeys([eos, *named, *sorted(by_text)]))
 
 
-def _config(vocabulary: _Vocabulary, template: str | None) -> dict[str, Any]:
+def _tokenizer_config(vocabulary: _Vocabulary, template: str | None) -> dict[str, Any]:
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": vocabulary.token("bos"),
@@ -239,7 +244,7 @@ def _config(vocabulary: _Vocabulary, template: str | None) -> dict[str, Any]:
     return {key: value for key, value in config.items() if value is not None}
 
 
-def _templates(metadata: Mapping[str, Any]) -> tuple[str | None, dict[str, str]]:
+def _chat_templates(metadata: Mapping[str, Any]) -> tuple[str | None, dict[str, str]]:
     prefix = "tokenizer.chat_template."
     named = {key.removeprefix(prefix): text for key, text in metadata.items() if key.startswith(prefix)}
     for name in named:
@@ -250,3 +255,116 @@ def _templates(metadata: Mapping[str, Any]) -> tuple[str | None, dict[str, str]]
         if not isinstance(text, str | None):
             raise ModelError("tokenizer.chat_template is no text")
     return default, named
+
+
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_QWEN2 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_SEED = rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
+
+# Words end where lower case turns to upper, so that CamelCase comes apart.
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%(tail)s"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%(tail)s"
+    rf"|%(digits)s| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+)
+_TEKKEN = _CASED % {"tail": "", "digits": r"\p{N}"}
+_GPT4O = _CASED % {"tail": f"{_CONTRACTION}?", "digits": r"\p{N}{1,3}"}
+
+# Letters of the scripts that have cases, as DeepSeek's first vocabularies list them.
+_CASED_LETTERS = (
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-"
+    "\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-"
+    "\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf"
+    "\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-"
+    "\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc"
+    "\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115"
+    "\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f\u2145-\u2149\u214e"
+    "\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b\ua722-"
+    "\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a"
+    "\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-"
+    "\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+_IDEOGRAPHS = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+_DEEPSEEK_V3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PretokenizerSplit:
+    """`patterns` are applied in turn, each to the pieces that the ones before left."""
+
+    patterns: tuple[str, ...]
+    whole_words: bool = False  # a piece that is a token by itself is taken without merging
+    begins: bool = False  # texts begin with the BOS token unless the file says otherwise
+    nfc: bool = False
+
+    def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
+        splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
+        return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+    def normalizer(self) -> normalizers.Normalizer | None:
+        return normalizers.NFC() if self.nfc else None
+
+
+_LLAMA3_SPLIT = PretokenizerSplit((_LLAMA3,), whole_words=True, begins=True)
+_DIGITS_SPLIT = PretokenizerSplit((r"\p{N}", _GPT2))
+
+PRETOKENIZERS: dict[str, PretokenizerSplit] = {
+    "default": PretokenizerSplit((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
+    "gpt-2": PretokenizerSplit((_GPT2,)),
+    "phi-2": PretokenizerSplit((_GPT2,)),
+    "trillion": PretokenizerSplit((_GPT2,)),
+    "smollm": _DIGITS_SPLIT,
+    "starcoder": _DIGITS_SPLIT,
+    "refact": _DIGITS_SPLIT,
+    "codeshell": _DIGITS_SPLIT,
+    "minerva-7b": _DIGITS_SPLIT,
+    "llama-bpe": _LLAMA3_SPLIT,
+    "llama3": _LLAMA3_SPLIT,
+    "llama-v3": _LLAMA3_SPLIT,
+    "falcon3": _LLAMA3_SPLIT,
+    "pixtral": _LLAMA3_SPLIT,
+    "midm-2.0": _LLAMA3_SPLIT,
+    "smaug-bpe": PretokenizerSplit((_LLAMA3,)),
+    "dbrx": PretokenizerSplit((_LLAMA3,)),
+    "qwen2": PretokenizerSplit((_QWEN2,), nfc=True),
+    "deepseek-r1-qwen": PretokenizerSplit((_QWEN2,), nfc=True),
+    "megrez": PretokenizerSplit((_QWEN2,)),
+    "tekken": PretokenizerSplit((_TEKKEN,), whole_words=True, begins=True),
+    "gpt-4o": PretokenizerSplit((_GPT4O,)),
+    "seed-coder": PretokenizerSplit((_SEED,)),
+    "glm4": PretokenizerSplit((_LLAMA3,), whole_words=True),
+    "chatglm-bpe": PretokenizerSplit((_LLAMA3,), whole_words=True),
+    "olmo": PretokenizerSplit((_GPT2,), nfc=True),
+    "deepseek-coder": PretokenizerSplit((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _IDEOGRAPHS, r"\p{N}")),
+    "deepseek-llm": PretokenizerSplit(
+        (
+            r"[\r\n]",
+            rf"\s?[{_CASED_LETTERS}]+",
+            "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+            r"\s+$",
+            _IDEOGRAPHS,
+            r"\p{N}",
+        )
+    ),
+    "deepseek-v3": PretokenizerSplit((r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK_V3)),
+}
+
+
+def pretokenizer_named(name: object) -> PretokenizerSplit:
+    if name is None:
+        raise ModelError("the file lacks tokenizer.ggml.pre: it is too old to say how its text is cut into tokens")
+    if not isinstance(name, str) or name not in PRETOKENIZERS:
+        near = nearest_name(str(name), PRETOKENIZERS)
+        hint = f" (nearest: {near})" if near else ""
+        raise ModelError(
+            f"tokenizer.ggml.pre is {name!r}, which is not supported{hint}; supported are: {', '.join(PRETOKENIZERS)}"
+        )
+    return PRETOKENIZERS[name]

@@ -1,14 +1,19 @@
-"""Layers whose weights are still the blocks of a GGUF file's K formats: what becomes of them depends on the device.
+"""GGUF weights in a running model: layers that hold blocks of the K formats, and tensors that stay in the GGUF file.
 
-The native kernels multiply them in the file's own number of bits, exactly. MLX has no form with scales of whole
-numbers in units of their own: there, the two formats that have a scale for 32 weights keep their codes and round the
-scales, and the others, which have one for 16, are quantised anew with two bits more, whose step is then at most about
-a quarter of theirs.
+What becomes of blocks depends on the device. The native kernels multiply them in the file's own number of bits,
+exactly. MLX has no form with scales of whole numbers in units of their own: there, the two formats that have a scale
+for 32 weights keep their codes and round the scales, and the others, which have one for 16, are quantised anew with two
+bits more, whose step is then at most about a quarter of theirs.
+
+Tensors that stay in the file are arrays like those that converting the file would have written, read when they are
+needed. The native kernels read them; without those they are read at once, which takes more memory for a while.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -18,9 +23,22 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Kind
 from mlx.utils import tree_unflatten
 
-from ingot.kernels import native
-from ingot.models.gguf.quant_types import BLOCK_BITS, BLOCKS_KEY, GROUP, PACKED_BITS, dense, pack
-from ingot.models.layers.experts import PackedSwitchLinear
+from ingot.errors import ModelError
+from ingot.kernels.cpu import native
+from ingot.models.checkpoint import pause_loading
+from ingot.models.files.gguf_files import GgufReferences, ReferencedTensor, references_in
+from ingot.models.gguf.file import GGUF_MAGIC
+from ingot.models.gguf.quant_types import (
+    BLOCK_BITS,
+    BLOCKS_KEY,
+    PACKED_BITS,
+    QUANT_GROUP,
+    SMALL_BLOCKS,
+    dequantize_rows,
+    pack_blocks,
+    rope_head_order,
+)
+from ingot.models.layers.mlp import PackedSwitchLinear
 from ingot.models.layers.modules import PackedEmbedding, PackedLinear
 from ingot.upstream import QuantizedSwitchLinear, SwitchLinear
 
@@ -48,7 +66,7 @@ class BlockSwitchLinear(BlockLinear):
     pass
 
 
-def with_blocks(
+def with_gguf_blocks(
     classes: Callable[..., tuple[type, type]], others: Collection[str] = ()
 ) -> Callable[..., tuple[type, type]]:
     """What finds a model's classes, but the model has layers of blocks where its config says so. The weights `others`
@@ -74,51 +92,53 @@ def with_blocks(
 def hold_blocks(model: nn.Module, kinds: Mapping[str, str]) -> None:
     """Swap the layers at these paths for ones whose weights are blocks of these kinds."""
     modules = dict(model.named_modules())
-    held = [(path, _HELD[type(modules[path])](modules[path], Kind[kind])) for path, kind in kinds.items()]
+    held = [(path, _BLOCK_LAYERS[type(modules[path])](modules[path], Kind[kind])) for path, kind in kinds.items()]
     model.update_modules(tree_unflatten(held))
 
 
-def is_block(module: Any) -> bool:
+def is_block_layer(module: Any) -> bool:
     return isinstance(module, BlockLinear)
 
 
-def stand_in(module: BlockLinear) -> nn.Module:
+def plain_stand_in(module: BlockLinear) -> nn.Module:
     """A layer of the same shape whose weights nobody reads: they take no memory while nothing is computed."""
-    made = _made(_PLAIN[type(module)], module)
+    made = _new_layer(_PLAIN[type(module)], module)
     made.weight = mx.zeros(module.shape)
     return made
 
 
-def multiplied(module: BlockLinear) -> nn.Module:
+def native_block_layer(module: BlockLinear) -> nn.Module:
     """The same layer as the native kernels compute it."""
     bits = BLOCK_BITS[module.kind]
-    made = _made(_PACKED[type(module)], module)
+    made = _new_layer(_NATIVE[type(module)], module)
     made.native = native.block_weights(module.weight, module.get("bias"), bits)
     made.weight, made.scales = made.native.arrays[:2]
-    made.group_size, made.bits, made.mode = GROUP, bits, module.kind.name
+    made.group_size, made.bits, made.mode = QUANT_GROUP, bits, module.kind.name
     return made
 
 
-def exact(module: BlockLinear, dtype: mx.Dtype) -> nn.Module:
+def exact_layer(module: BlockLinear, dtype: mx.Dtype) -> nn.Module:
     """The same layer in MLX's affine form where that can have the same values, else as plain numbers.
 
     Numbers are of `dtype`, or float32 where that cannot hold the largest.
     """
     if module.kind in PACKED_BITS:
-        return affine(module, mx.float32 if dtype == mx.float16 else dtype)
-    made = _made(_PLAIN[type(module)], module)
-    made.weight = _joined(module, [_numbers(raw, module.kind, dtype) for raw in _rows(module)])
+        return affine_layer(module, mx.float32 if dtype == mx.float16 else dtype)
+    made = _new_layer(_PLAIN[type(module)], module)
+    made.weight = _join_chunks(module, [_dequantized_chunk(raw, module.kind, dtype) for raw in _row_chunks(module)])
     if not mx.isfinite(made.weight).all().item():
-        made.weight = _joined(module, [_numbers(raw, module.kind, mx.float32) for raw in _rows(module)])
+        made.weight = _join_chunks(
+            module, [_dequantized_chunk(raw, module.kind, mx.float32) for raw in _row_chunks(module)]
+        )
     return made
 
 
-def affine(module: BlockLinear, dtype: mx.Dtype) -> nn.Module:
+def affine_layer(module: BlockLinear, dtype: mx.Dtype) -> nn.Module:
     """The same layer in MLX's affine form, whose factors are rounded to `dtype`."""
-    made = _made(_QUANTIZED[type(module)], module)
-    parts = [_quantized(raw, module.kind, dtype) for raw in _rows(module)]
-    made.weight, made.scales, made.biases = (_joined(module, list(chunks)) for chunks in zip(*parts, strict=True))
-    made.group_size, made.bits, made.mode = GROUP, affine_bits(module.kind), "affine"
+    made = _new_layer(_QUANTIZED[type(module)], module)
+    parts = [_affine_parts(raw, module.kind, dtype) for raw in _row_chunks(module)]
+    made.weight, made.scales, made.biases = (_join_chunks(module, list(chunks)) for chunks in zip(*parts, strict=True))
+    made.group_size, made.bits, made.mode = QUANT_GROUP, affine_bits(module.kind), "affine"
     if isinstance(made, QuantizedSwitchLinear):
         made.global_scale = None  # which other modes have
     return made
@@ -129,34 +149,34 @@ def affine_bits(kind: Kind) -> int:
     return PACKED_BITS.get(kind) or BLOCK_BITS[kind] + 2
 
 
-def _quantized(raw: np.ndarray, kind: Kind, dtype: mx.Dtype) -> tuple[mx.array, mx.array, mx.array]:
+def _affine_parts(raw: np.ndarray, kind: Kind, dtype: mx.Dtype) -> tuple[mx.array, mx.array, mx.array]:
     if kind in PACKED_BITS:
-        packed = pack(raw, kind)
+        packed = pack_blocks(raw, kind)
         assert packed.biases is not None, "affine forms have biases"
         weight, scales, biases = (mx.array(part) for part in (packed.weight, packed.scales, packed.biases))
     else:
-        weight, scales, biases = _in_steps(mx.array(dense(raw, kind)), affine_bits(kind))
+        weight, scales, biases = _quantize_symmetric(mx.array(dequantize_rows(raw, kind)), affine_bits(kind))
     made = weight, scales.astype(dtype), biases.astype(dtype)
     mx.eval(made)
     return made
 
 
-def _in_steps(values: mx.array, bits: int) -> tuple[mx.array, mx.array, mx.array]:
+def _quantize_symmetric(values: mx.array, bits: int) -> tuple[mx.array, mx.array, mx.array]:
     """MLX's affine form, of as many steps for numbers below zero as above: on GPUs MLX counts zero in where a group's
     numbers are all below it, so those are turned around."""
-    groups = values.reshape(len(values), -1, GROUP)
+    groups = values.reshape(len(values), -1, QUANT_GROUP)
     signs = mx.where(groups.max(axis=-1) < 0, -1.0, 1.0)
-    weight, scales, biases = mx.quantize((groups * signs[..., None]).reshape(values.shape), GROUP, bits)
+    weight, scales, biases = mx.quantize((groups * signs[..., None]).reshape(values.shape), QUANT_GROUP, bits)
     return weight, scales * signs, biases * signs
 
 
-def _numbers(raw: np.ndarray, kind: Kind, dtype: mx.Dtype) -> mx.array:
-    numbers = mx.array(dense(raw, kind)).astype(dtype)
+def _dequantized_chunk(raw: np.ndarray, kind: Kind, dtype: mx.Dtype) -> mx.array:
+    numbers = mx.array(dequantize_rows(raw, kind)).astype(dtype)
     mx.eval(numbers)
     return numbers
 
 
-def _rows(module: BlockLinear) -> Iterator[np.ndarray]:
+def _row_chunks(module: BlockLinear) -> Iterator[np.ndarray]:
     """The rows of all matrices one below another, so many at a time as memory allows."""
     rows = module.weight.reshape(-1, module.weight.shape[-1])
     block, size = GGML_QUANT_SIZES[module.kind]
@@ -165,11 +185,11 @@ def _rows(module: BlockLinear) -> Iterator[np.ndarray]:
         yield np.array(rows[start : start + step])
 
 
-def _joined(module: BlockLinear, chunks: list[mx.array]) -> mx.array:
+def _join_chunks(module: BlockLinear, chunks: list[mx.array]) -> mx.array:
     return mx.concatenate(chunks).reshape(*module.weight.shape[:-1], -1)
 
 
-def _made(cls: type[nn.Module], module: BlockLinear) -> Any:
+def _new_layer(cls: type[nn.Module], module: BlockLinear) -> Any:
     made: Any = cls.__new__(cls)
     nn.Module.__init__(made)
     if "bias" in module:
@@ -179,12 +199,12 @@ def _made(cls: type[nn.Module], module: BlockLinear) -> Any:
     return made
 
 
-_HELD: dict[type, type[BlockLinear]] = {
+_BLOCK_LAYERS: dict[type, type[BlockLinear]] = {
     nn.Linear: BlockLinear,
     nn.Embedding: BlockEmbedding,
     SwitchLinear: BlockSwitchLinear,
 }
-_PACKED: dict[type, type] = {
+_NATIVE: dict[type, type] = {
     BlockLinear: PackedLinear,
     BlockEmbedding: PackedEmbedding,
     BlockSwitchLinear: PackedSwitchLinear,
@@ -195,3 +215,93 @@ _QUANTIZED: dict[type, type] = {
     BlockEmbedding: nn.QuantizedEmbedding,
     BlockSwitchLinear: QuantizedSwitchLinear,
 }
+
+
+NUMBER_DTYPES = {Kind.F32: mx.float32, Kind.F16: mx.float16, Kind.BF16: mx.bfloat16}
+
+
+def with_gguf_tensors(classes: Callable[..., tuple[type, type]], folder: Path) -> Callable[..., tuple[type, type]]:
+    """What finds a model's classes, but the model is given the weights, too, that are not in its folder."""
+    references = references_in(folder)
+    if references is None:
+        return classes
+    elsewhere = references
+
+    def found(config: dict[str, Any]) -> tuple[type, type]:
+        model_class, args_class = classes(config=config)
+
+        class InPlace(model_class):  # type: ignore[misc, valid-type]
+            def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+                whole = weights | read_referenced_tensors(elsewhere)
+                return super().sanitize(whole) if hasattr(model_class, "sanitize") else whole
+
+        return InPlace, args_class
+
+    return found
+
+
+def read_referenced_tensors(references: GgufReferences) -> dict[str, mx.array]:
+    """The tensors by name, packed ones with their scales and biases. Raises ModelError where a file is not as it
+    was."""
+    references.check()
+    files = [_GgufSource(file.path, file.size, file.changed_ns) for file in references.files]
+    made: dict[str, mx.array] = {}
+    for name, tensor in references.tensors.items():
+        try:
+            parts = _read_tensor(tensor, files)
+        except (LookupError, ValueError, TypeError, ArithmeticError, OSError, RuntimeError) as error:
+            raise ModelError(f"the tensor {name!r} cannot be read from its GGUF file: {error}") from error
+        names = [name, *(f"{name.rpartition('.')[0]}.{part}" for part in ("scales", "biases"))]
+        made |= dict(zip(names, parts, strict=False))
+    return made
+
+
+class _GgufSource:
+    """A file that tensors are read from: by the native kernels where they are there, later, or at once."""
+
+    def __init__(self, path: str, size: int, changed_ns: int) -> None:
+        self.path = path
+        try:
+            self.lazy = native.gguf_file(path, size, changed_ns)
+        except RuntimeError as error:
+            raise ModelError(str(error)) from error
+        if self.lazy is None:
+            with Path(path).open("rb") as file:
+                if file.read(len(GGUF_MAGIC)) != GGUF_MAGIC:
+                    raise ModelError(f"{path} is no GGUF file")
+
+
+def _read_tensor(tensor: ReferencedTensor, files: list[_GgufSource]) -> list[mx.array]:
+    kind = Kind[tensor.kind]
+    block, size = GGML_QUANT_SIZES[kind]
+    *outer, columns = tensor.shape
+    row_bytes, rows = columns // block * size, math.prod(outer) // len(tensor.pieces)
+    head = rows // tensor.heads if tensor.heads else 0
+    pieces = [(files[number], offset) for number, offset in tensor.pieces]
+    if pieces[0][0].lazy is None:
+        parts = _read_tensor_now(kind, pieces, rows, row_bytes, head)
+    else:
+        lazy = [(file.lazy, offset) for file, offset in pieces]
+        if kind in SMALL_BLOCKS:
+            parts = native.file_packed(lazy, rows, row_bytes, head, PACKED_BITS[kind], minima=SMALL_BLOCKS[kind])
+        else:
+            parts = [native.file_bytes(lazy, rows, row_bytes, head)]
+    if kind in NUMBER_DTYPES:
+        parts = [parts[0].view(NUMBER_DTYPES[kind])]
+    return [part.reshape(*outer, -1) for part in parts]
+
+
+def _read_tensor_now(
+    kind: Kind, pieces: list[tuple[_GgufSource, int]], rows: int, row_bytes: int, head: int
+) -> list[mx.array]:
+    raw = np.concatenate(
+        [np.fromfile(file.path, np.uint8, rows * row_bytes, offset=offset) for file, offset in pieces]
+    ).reshape(-1, row_bytes)
+    if head:
+        raw = raw[rope_head_order(len(raw), head)]
+    pause_loading()
+    if kind not in SMALL_BLOCKS:
+        return [mx.array(raw)]
+    packed = pack_blocks(raw, kind)
+    assert packed.biases is not None, "these formats have biases"
+    return [mx.array(packed.weight), *(mx.array(part.astype(np.float16)) for part in (packed.scales, packed.biases))]

@@ -1,8 +1,8 @@
-"""Attention over mixed launches: one module for many families, whose variations are data.
+"""Attention over mixed batches: one module for many families, whose variations are data.
 
-It extends an attention module of mlx-lm's and owns its weights. An ordinary launch runs that module's own code. In a
-mixed launch queries, keys and values of all tokens are computed at once and written to the pages; then each launch of
-it attends by itself, and the output is projected for all tokens again.
+It extends an attention module of mlx-lm's and owns its weights. An ordinary batch runs that module's own code. In a
+mixed batch queries, keys and values of all tokens are computed at once and written to the pages; then each part of it
+attends by itself, and the output is projected for all tokens again.
 """
 
 from __future__ import annotations
@@ -15,28 +15,29 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.cache.attention_state import AppendState
-from ingot.cache.forward_batch import Launch, Mask, Masks, Mixed, Parted
-from ingot.cache.page_choice import ASKING
-from ingot.cache.positions import Positions
+from ingot.cache.attention_state import QUERY_STRIDE, AppendState
+from ingot.cache.forward_batch import AttentionMask, BatchMasks, ForwardBatch, MixedBatch, PerBatch, TokenPositions
 from ingot.kernels.checked import CheckedKernels
-from ingot.kernels.paged.coded_check import CodedSample
-from ingot.models.families.description import Wiring
-from ingot.models.families.registry import wiring_of
-from ingot.models.layers.attention_backends import RaggedAttention, Rotations, head_norm
-from ingot.models.layers.modules import adopt
-from ingot.models.layers.paged_attention import KernelAttention
-from ingot.models.layers.products import Product, product_of
-from ingot.models.layers.rope import SharedRope, SharedRopes
-from ingot.models.layers.turning import KernelTurning, Turns
+from ingot.kernels.paged_attention.selfcheck import CodedSample
+from ingot.models.families.description import AttentionSpec
+from ingot.models.families.registry import attention_spec_of
+from ingot.models.layers.attention_backends import (
+    NativeRotations,
+    PagedKernelAttention,
+    RaggedAttention,
+    native_head_norm,
+)
+from ingot.models.layers.gpu_linear import JoinedLinear, join_linears
+from ingot.models.layers.modules import adopt_module
+from ingot.models.layers.rope import KernelRope, KernelRopes, SharedRope, SharedRopes
 
-TILE = 32
+QUERY_TILE = 32
 """Tokens of a prompt that attend together where attention is not fused: none of them sees the keys behind it, so that
 less is computed for nothing, and less exists at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class Queries:
+class AttentionQueries:
     """What tokens ask of a layer's keys: [tokens, heads, size], turned to their positions, and how their products with
     keys are weighed."""
 
@@ -49,7 +50,7 @@ class Queries:
 class MixedAttention(nn.Module):
     """Computes what the module that it extends computes, for mixed launches too."""
 
-    _wiring: Wiring
+    _wiring: AttentionSpec
     _heads: int
     _kv_heads: int
     _scale: float
@@ -59,10 +60,10 @@ class MixedAttention(nn.Module):
     _tile: int | None
     _ragged: RaggedAttention | None
     _turned_ragged: RaggedAttention | None  # the same for what is normed and turned before
-    _paged: KernelAttention | None
-    _turning: KernelTurning | None
-    _into: Product | None
-    _out: Product | None
+    _paged: PagedKernelAttention | None
+    _turning: KernelRope | None
+    _into: JoinedLinear | None
+    _out: JoinedLinear | None
 
     @property
     def native(self) -> bool:
@@ -74,38 +75,48 @@ class MixedAttention(nn.Module):
             return super().__call__(x, mask=mask, cache=cache)
         return self._mixed(x, mask, cache, cache.whole)
 
-    def _mixed(self, x: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed) -> mx.array:
+    def _mixed(self, x: mx.array, masks: PerBatch | None, state: AppendState, mixed: MixedBatch) -> mx.array:
         ragged = self._turned_ragged if mixed.three_axes else self._ragged
         if ragged is not None and ragged.covers(x, masks, state, mixed):
-            if state.onlooker is not None:
-                state.onlooker(self._queries(x, mixed))
+            if state.query_observer is not None:
+                state.query_observer(self._queries(x, mixed))
             return self._at_once(ragged, x, masks, state, mixed)
-        if state.choice is None or mixed.tokens < ASKING or not isinstance(masks, Masks) or masks.window is not None:
+        if (
+            state.choice is None
+            or mixed.tokens < QUERY_STRIDE
+            or not isinstance(masks, BatchMasks)
+            or masks.window is not None
+        ):
             return self._computed(x, masks, state, mixed)
-        asking = self._queries(x[:, ASKING - 1 :: ASKING], _some(mixed))
-        with state.choosing(asking.turned, asking.scale, mixed):
+        asking = self._queries(x[:, QUERY_STRIDE - 1 :: QUERY_STRIDE], _asking_tokens(mixed))
+        with state.selecting_pages(asking.turned, asking.scale, mixed):
             return self._computed(x, masks, state, mixed)
 
-    def _queries(self, x: mx.array, mixed: Mixed) -> Queries:
+    def _queries(self, x: mx.array, mixed: MixedBatch) -> AttentionQueries:
         return self._weighed(self._projected(x, mixed)[0][:, :, 0])
 
-    def _weighed(self, turned: mx.array) -> Queries:
-        return Queries(turned, self._scale, self._cap, self._sinks)
+    def _weighed(self, turned: mx.array) -> AttentionQueries:
+        return AttentionQueries(turned, self._scale, self._cap, self._sinks)
 
-    def _computed(self, x: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed) -> mx.array:
+    def _computed(self, x: mx.array, masks: PerBatch | None, state: AppendState, mixed: MixedBatch) -> mx.array:
         queries, gate = self._written(x, state, mixed)
-        if state.onlooker is not None:
-            state.onlooker(self._weighed(queries))
+        if state.query_observer is not None:
+            state.query_observer(self._weighed(queries))
         found = {} if self._paged is None else self._paged(queries, masks, state, mixed)
         joined = self._joined_parts(found, queries, masks, state, mixed) if isinstance(found, dict) else found
-        flat = self._with_mutual(joined.reshape(mixed.tokens, -1), x, masks, state, mixed)
+        flat = self._with_bidirectional(joined.reshape(mixed.tokens, -1), x, masks, state, mixed)
         if gate is not None:
             flat = flat * mx.sigmoid(gate)
         project = self[self._wiring.out] if self._out is None else self._out
         return project(flat).reshape(1, mixed.tokens, -1)
 
     def _joined_parts(
-        self, found: dict[int, mx.array], queries: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed
+        self,
+        found: dict[int, mx.array],
+        queries: mx.array,
+        masks: PerBatch | None,
+        state: AppendState,
+        mixed: MixedBatch,
     ) -> mx.array:
         """What all tokens attend to, of which some launches' is found already."""
         each = queries[:, :, None]
@@ -113,9 +124,9 @@ class MixedAttention(nn.Module):
             found[number] if number in found else self._part(number, part, each, masks, state, mixed)
             for number, part in enumerate(mixed.parts)
         ]
-        return mixed.joined_heads(outputs)
+        return mixed.join_batch_heads(outputs)
 
-    def _written(self, x: mx.array, state: AppendState, mixed: Mixed) -> tuple[mx.array, mx.array | None]:
+    def _written(self, x: mx.array, state: AppendState, mixed: MixedBatch) -> tuple[mx.array, mx.array | None]:
         """Queries [tokens, heads, size] and the output's gate, once keys and values are written.
 
         All of them before anything is read: pages can only be written in place while nobody waits to read them.
@@ -129,7 +140,7 @@ class MixedAttention(nn.Module):
         state.write(*(part.reshape(mixed.tokens, self._kv_heads, -1) for part in (keys, values)))
         return mx.contiguous(queries[:, :, 0]), gate
 
-    def _joint(self, x: mx.array, mixed: Mixed) -> tuple[mx.array, tuple[int, int]]:
+    def _joint(self, x: mx.array, mixed: MixedBatch) -> tuple[mx.array, tuple[int, int]]:
         """Queries, keys and values [tokens, ...] one behind another, and the sizes of heads of keys and values."""
         if self._into is None:
             parts = self._linear(x)
@@ -139,22 +150,28 @@ class MixedAttention(nn.Module):
         heads = self._heads * (2 if self._wiring.gated else 1) + 2 * self._kv_heads
         return joint, (joint.shape[-1] // heads,) * 2
 
-    def _gate(self, projected: mx.array, size: int, mixed: Mixed) -> mx.array | None:
+    def _gate(self, projected: mx.array, size: int, mixed: MixedBatch) -> mx.array | None:
         if not self._wiring.gated:
             return None
         queries = projected[:, : 2 * self._heads * size].reshape(mixed.tokens, self._heads, 2, size)
         return queries[:, :, 1].reshape(mixed.tokens, -1)
 
     def _part(
-        self, number: int, part: Launch, queries: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed
+        self,
+        number: int,
+        part: ForwardBatch,
+        queries: mx.array,
+        masks: PerBatch | None,
+        state: AppendState,
+        mixed: MixedBatch,
     ) -> mx.array:
         """What the queries [tokens, heads, 1, size] of a launch attend to, [rows, heads, width, size]."""
         mask = None if masks is None else masks.parts[number]
         with state.computing(part):
-            return self._attended(mixed.taken_heads(number, queries), *state.keys_and_values(), mask)
+            return self._attended(mixed.split_batch_heads(number, queries), *state.keys_and_values(), mask)
 
     def _at_once(
-        self, ragged: RaggedAttention, x: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed
+        self, ragged: RaggedAttention, x: mx.array, masks: PerBatch | None, state: AppendState, mixed: MixedBatch
     ) -> mx.array:
         if ragged.prepares:
             queries, keys, values = self._linear(x)
@@ -163,22 +180,22 @@ class MixedAttention(nn.Module):
             queries, keys, values, gate = self._projected(x, mixed)
             queries, keys, values = (y.reshape(1, mixed.tokens, -1) for y in (queries, keys, values))
         attended = ragged(queries, keys, values, masks, state, mixed)
-        attended = self._with_mutual(attended[0], x, masks, state, mixed)[None]
+        attended = self._with_bidirectional(attended[0], x, masks, state, mixed)[None]
         project: nn.Module = self[self._wiring.out]
         return project(attended if gate is None else attended * mx.sigmoid(gate))
 
-    def _with_mutual(
-        self, attended: mx.array, x: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed
+    def _with_bidirectional(
+        self, attended: mx.array, x: mx.array, masks: PerBatch | None, state: AppendState, mixed: MixedBatch
     ) -> mx.array:
         """What tokens attend to [tokens, ...], computed again for those that also see tokens behind them."""
-        window = masks.window if isinstance(masks, Masks) else state.window
-        for begin, end, own in mixed.mutual:
+        window = masks.window if isinstance(masks, BatchMasks) else state.window
+        for begin, end, own in mixed.bidirectional:
             queries, *_ = self._projected(x[:, begin:end], own)
             with state.computing(own.parts[0]):
                 keys, values = state.keys_and_values()
-                mask = state.mutual_mask(window)
-            seen = self._attended(own.taken_heads(0, queries), keys, values, mask)
-            attended[begin:end] = own.joined_heads([seen])[0].astype(attended.dtype)
+                mask = state.bidirectional_mask(window)
+            seen = self._attended(own.split_batch_heads(0, queries), keys, values, mask)
+            attended[begin:end] = own.join_batch_heads([seen])[0].astype(attended.dtype)
         return attended
 
     def _linear(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
@@ -189,39 +206,39 @@ class MixedAttention(nn.Module):
         queries, keys, values = mx.split(joint, [self._heads * size, (self._heads + self._kv_heads) * size], axis=-1)
         return queries, keys, values
 
-    def _projected(self, x: mx.array, mixed: Mixed) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
+    def _projected(self, x: mx.array, mixed: MixedBatch) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
         """Queries, keys and values [tokens, heads, 1, size], turned to their positions, and the output's gate.
 
         Each token is a row of its own, so that one RoPE turns all of them.
         """
         wiring, gate = self._wiring, None
         queries, keys, values = self._linear(x)
-        if wiring.whole_norms:
+        if wiring.joint_head_norms:
             queries, keys = self._normed(queries, keys)
         queries = queries.reshape(mixed.tokens, self._heads, 1, -1)
         keys, values = (y.reshape(mixed.tokens, self._kv_heads, 1, -1) for y in (keys, values))
         if wiring.gated:
             queries, gate = mx.split(queries, 2, axis=-1)
             gate = gate.reshape(mixed.tokens, -1)
-        if not wiring.whole_norms:  # some have a weight for each head, which stand next to a head's values
+        if not wiring.joint_head_norms:  # some have a weight for each head, which stand next to a head's values
             queries, keys = (y[:, :, None] for y in self._normed(queries[:, :, 0], keys[:, :, 0]))
         if self._rotates:
             queries, keys = self._turned(queries, keys, mixed)
         return queries, keys, values, gate
 
-    def _turned(self, queries: mx.array, keys: mx.array, mixed: Mixed) -> tuple[mx.array, mx.array]:
+    def _turned(self, queries: mx.array, keys: mx.array, mixed: MixedBatch) -> tuple[mx.array, mx.array]:
         if self._shared_rope is not None and queries.dtype == keys.dtype == mx.float32:
             return self._shared_rope(queries, keys, mixed)
         if self._tile is not None:
-            offset = Positions(mixed.positions[..., None]) if mixed.three_axes else mixed.positions
+            offset = TokenPositions(mixed.positions[..., None]) if mixed.three_axes else mixed.positions
             return self.rope(queries, offset=offset), self.rope(keys, offset=offset)
         return self._turned_by_part(queries, mixed), self._turned_by_part(keys, mixed)
 
-    def _turned_by_part(self, x: mx.array, mixed: Mixed) -> mx.array:
+    def _turned_by_part(self, x: mx.array, mixed: MixedBatch) -> mx.array:
         """Each launch's as the model's own code would: GPUs take a prompt's tokens as one row, not as many."""
         turned = []
         for number, part in enumerate(mixed.parts):
-            own: mx.array = self.rope(mixed.taken_heads(number, x), offset=part.offset)
+            own: mx.array = self.rope(mixed.split_batch_heads(number, x), offset=part.offset)
             turned.append(own if part.width == 1 else own.swapaxes(1, 2).reshape(part.tokens, x.shape[1], 1, -1))
         return turned[0] if len(turned) == 1 else mx.concatenate(turned)
 
@@ -231,7 +248,7 @@ class MixedAttention(nn.Module):
         of_queries, of_keys = self._wiring.norms
         return self[of_queries](queries), self[of_keys](keys)
 
-    def _attended(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
+    def _attended(self, queries: mx.array, keys: mx.array, values: mx.array, mask: AttentionMask) -> mx.array:
         width, keyed = queries.shape[2], keys.shape[2]
         if self._tile is None or width <= self._tile:
             return self._attend(queries, keys, values, mask)
@@ -249,7 +266,7 @@ class MixedAttention(nn.Module):
             tiles.append(self._attend(tile, keys[:, :, :seen], values[:, :, :seen], shown))
         return mx.concatenate(tiles, axis=2)
 
-    def _attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
+    def _attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: AttentionMask) -> mx.array:
         if self._cap is not None:
             return self._attend_capped(self._cap, queries, keys, values, mask)
         return mx.fast.scaled_dot_product_attention(
@@ -260,7 +277,9 @@ class MixedAttention(nn.Module):
     def _sinks(self) -> mx.array | None:
         return None if self._wiring.sinks is None else self[self._wiring.sinks]
 
-    def _attend_capped(self, cap: float, queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
+    def _attend_capped(
+        self, cap: float, queries: mx.array, keys: mx.array, values: mx.array, mask: AttentionMask
+    ) -> mx.array:
         rows, heads, width, size = queries.shape
         keyed = keys.shape[2]
         grouped = queries.reshape(rows, self._kv_heads, heads // self._kv_heads, width, size) * self._scale
@@ -274,53 +293,53 @@ class MixedAttention(nn.Module):
         return (mx.softmax(scores, axis=-1, precise=True) @ values[:, :, None]).reshape(queries.shape)
 
 
-def _some(mixed: Mixed) -> Mixed:
+def _asking_tokens(mixed: MixedBatch) -> MixedBatch:
     """The tokens that ask which pages those of a launch see: found once for all layers."""
     if "asking" not in mixed.memo:
         [part] = mixed.parts
-        mixed.memo["asking"] = Mixed((part.every(ASKING),))
-    some: Mixed = mixed.memo["asking"]
+        mixed.memo["asking"] = MixedBatch((part.every(QUERY_STRIDE),))
+    some: MixedBatch = mixed.memo["asking"]
     return some
 
 
 @cache
-def _extended(kind: type) -> type:
+def _mixed_class(kind: type) -> type:
     return type(f"Mixed{kind.__name__}", (MixedAttention, kind), {})
 
 
-def mixed_attention(
+def mixed_attention_of(
     module: nn.Module,
     ropes: SharedRopes | None,
-    ragged: Rotations | None,
+    ragged: NativeRotations | None,
     kernels: CheckedKernels | None,
-    turns: Turns | None = None,
+    turns: KernelRopes | None = None,
 ) -> MixedAttention | None:
     """The same attention for mixed launches too; None where its class is not known.
 
     `ropes` are the model's where MLX fuses neither attention nor RoPE; `ragged` are its rotations where attention is
     computed natively; `kernels` are those of a GPU, and `turns` what its kernels turn.
     """
-    wiring = wiring_of(module)
+    wiring = attention_spec_of(module)
     if wiring is None:
         return None
-    replacement: MixedAttention = adopt(module, _extended(type(module)))
+    replacement: MixedAttention = adopt_module(module, _mixed_class(type(module)))
     replacement._wiring = wiring
     replacement._heads, replacement._kv_heads = attrgetter(wiring.heads, wiring.kv_heads)(module)
     replacement._scale = attrgetter(wiring.scale)(module)
     replacement._rotates = "rope" in module and (wiring.rotates is None or attrgetter(wiring.rotates)(module))
     replacement._cap = None if wiring.cap is None else attrgetter(wiring.cap)(module)
     replacement._shared_rope = None if ropes is None else ropes.of(module.get("rope"))
-    replacement._tile = None if ropes is None else TILE
-    replacement._ragged = None if ragged is None else _ragged(replacement, ragged)
-    replacement._turned_ragged = None if ragged is None else _ragged(replacement, ragged, prepares=False)
-    replacement._paged = None if kernels is None else _paged(replacement, kernels)
-    replacement._turning = None if turns is None else _turning(replacement, turns)
-    replacement._into = None if replacement._turning is None else _into(replacement)
-    replacement._out = None if replacement._turning is None else _out(replacement)
+    replacement._tile = None if ropes is None else QUERY_TILE
+    replacement._ragged = None if ragged is None else _ragged_attention_of(replacement, ragged)
+    replacement._turned_ragged = None if ragged is None else _ragged_attention_of(replacement, ragged, prepares=False)
+    replacement._paged = None if kernels is None else _paged_attention_of(replacement, kernels)
+    replacement._turning = None if turns is None else _kernel_rope_of(replacement, turns)
+    replacement._into = None if replacement._turning is None else _joint_projection(replacement)
+    replacement._out = None if replacement._turning is None else _output_projection(replacement)
     return replacement
 
 
-def gathers(model: nn.Module, layers: int) -> tuple[bool, bool]:
+def gathers_pages(model: nn.Module, layers: int) -> tuple[bool, bool]:
     """Whether pages are gathered for some of so many layers that attend, in mixed launches of few tokens a row, and of
     more."""
     mixed = [module for _, module in model.named_modules() if isinstance(module, MixedAttention)]
@@ -331,16 +350,16 @@ def gathers(model: nn.Module, layers: int) -> tuple[bool, bool]:
     return any(few for few, _ in each), any(many for _, many in each)
 
 
-def check_coded(model: nn.Module, sample: CodedSample) -> None:
+def check_coded_attention(model: nn.Module, sample: CodedSample) -> None:
     """Compare all attention by kernels of a GPU that reads pages like these in fewer bits."""
     for _, module in model.named_modules():
         if isinstance(module, MixedAttention) and module._paged is not None:
             module._paged.check_coded(sample)
 
 
-def _turning(module: MixedAttention, turns: Turns) -> KernelTurning | None:
+def _kernel_rope_of(module: MixedAttention, turns: KernelRopes) -> KernelRope | None:
     wiring = module._wiring
-    if wiring.whole_norms:
+    if wiring.joint_head_norms:
         return None
     return turns.of(
         heads=module._heads,
@@ -351,22 +370,22 @@ def _turning(module: MixedAttention, turns: Turns) -> KernelTurning | None:
     )
 
 
-def _into(module: MixedAttention) -> Product | None:
+def _joint_projection(module: MixedAttention) -> JoinedLinear | None:
     """Products of queries, keys and values as one, where heads of keys and values are as large."""
     if module._wiring.joint is not None:
-        return product_of(module[module._wiring.joint], names=[module._wiring.joint])
+        return join_linears(module[module._wiring.joint], names=[module._wiring.joint])
     names = ("q_proj", "k_proj", "v_proj")
     layers = [module[name] for name in names]
     keys, values = (layer.weight.shape[0] for layer in layers[1:])
-    return product_of(*layers, names=names) if keys == values else None
+    return join_linears(*layers, names=names) if keys == values else None
 
 
-def _out(module: MixedAttention) -> Product | None:
-    return product_of(module[module._wiring.out], names=[module._wiring.out])
+def _output_projection(module: MixedAttention) -> JoinedLinear | None:
+    return join_linears(module[module._wiring.out], names=[module._wiring.out])
 
 
-def _paged(module: MixedAttention, kernels: CheckedKernels) -> KernelAttention:
-    return KernelAttention(
+def _paged_attention_of(module: MixedAttention, kernels: CheckedKernels) -> PagedKernelAttention:
+    return PagedKernelAttention(
         kernels,
         heads=module._heads,
         kv_heads=module._kv_heads,
@@ -376,7 +395,9 @@ def _paged(module: MixedAttention, kernels: CheckedKernels) -> KernelAttention:
     )
 
 
-def _ragged(module: MixedAttention, rotations: Rotations, *, prepares: bool = True) -> RaggedAttention:
+def _ragged_attention_of(
+    module: MixedAttention, rotations: NativeRotations, *, prepares: bool = True
+) -> RaggedAttention:
     wiring = module._wiring
     norms = tuple(module[name] for name in wiring.norms or () if name in module)
     return RaggedAttention(
@@ -385,7 +406,7 @@ def _ragged(module: MixedAttention, rotations: Rotations, *, prepares: bool = Tr
         scale=module._scale,
         cap=module._cap,
         sinks=module._sinks,
-        norms=[head_norm(norm, whole=wiring.whole_norms) for norm in norms],
+        norms=[native_head_norm(norm, whole=wiring.joint_head_norms) for norm in norms],
         rope=module.rope if module._rotates else None,
         rotations=rotations,
         gated=wiring.gated,

@@ -1,7 +1,8 @@
-"""All layers of a model as one operation, on CPUs: at small batches dispatching operations costs more than they do.
+"""All layers of a model as one native operation, on CPUs: at small batches dispatching operations costs more than they
+do.
 
-The first layer is swapped for a module that runs all of them natively, the others for ones that hand on what they
-are given. Covers the layers of Llama and its relatives; what it does not cover keeps its own modules.
+The first layer is swapped for a module that runs all of them natively, the others for ones that hand on what they are
+given. Covers the layers of Llama and its relatives; what it does not cover keeps its own modules.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ingot.cache.layer_state import LayerState
-from ingot.kernels import native
+from ingot.kernels.cpu import native
 from ingot.models.families.registry import is_fusible
-from ingot.models.layers.attention_backends import spans_of
-from ingot.models.layers.modules import PositionedRope, adopt, weights_of
-from ingot.models.lora.layers import Blend
+from ingot.models.layers.attention_backends import native_spans_of
+from ingot.models.layers.modules import PositionedRope, adopt_module, native_weights_of
+from ingot.models.lora.layers import LoraMapping
 
 
-class OwnLayer(nn.Module):
+class LayerStandIn(nn.Module):
     """Stands in for a layer, which it extends, and can still be computed like it."""
 
     def by_itself(self, x: mx.array, mask: Any, state: Any) -> mx.array:
@@ -29,54 +30,56 @@ class OwnLayer(nn.Module):
         return y
 
 
-def is_foreign(cache: Any) -> bool:
+def is_mlx_lm_cache(cache: Any) -> bool:
     """Whether it is a cache of mlx-lm's: then each layer computes itself."""
     return cache is not None and not isinstance(cache, LayerState)
 
 
-class FusedLayers(OwnLayer):
+class FusedLayers(LayerStandIn):
     """Stands in for a model's first layer, which it extends, and computes all of them."""
 
-    _stack: native.Stack
-    _each: Callable[[], Sequence[OwnLayer]]  # all of them
-    _blend: Blend | None = None
+    _stack: native.NativeLayerStack
+    _each: Callable[[], Sequence[LayerStandIn]]  # all of them
+    _lora_mapping: LoraMapping | None = None
     _kv_heads: int
     _sharing: int  # heads that share keys
     _head_size: int
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
-        if is_foreign(cache):
+        if is_mlx_lm_cache(cache):
             return self.by_itself(x, mask, cache)
-        if cache.onlooker is not None or (self._blend is not None and self._blend.opened is not None):
+        if cache.query_observer is not None or (
+            self._lora_mapping is not None and self._lora_mapping.opened is not None
+        ):
             for layer, state in zip(self._each(), cache.neighbours, strict=True):
                 x = layer.by_itself(x, mask, state)
             return x
         storages = [state.reserve(self._kv_heads, self._head_size, mx.float32) for state in cache.neighbours]
         keys, values = [storage.keys[0] for storage in storages], [storage.values[0] for storage in storages]
         coded = [storage.native_coded for storage in storages if storage.native_coded is not None]
-        y, keys, values = self._stack(x, keys, values, spans_of(cache, self._sharing, cache.choice), coded)
+        y, keys, values = self._stack(x, keys, values, native_spans_of(cache, self._sharing, cache.choice), coded)
         for storage, own_keys, own_values in zip(storages, keys, values, strict=True):
             storage.keys[0], storage.values[0] = own_keys, own_values
         return y.astype(x.dtype)
 
 
-class SkippedLayer(OwnLayer):
+class SkippedLayer(LayerStandIn):
     """Stands in for a layer, which it extends, that was computed with the first."""
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
-        return self.by_itself(x, mask, cache) if is_foreign(cache) else x
+        return self.by_itself(x, mask, cache) if is_mlx_lm_cache(cache) else x
 
 
 def fuse_layers(model: Any) -> bool:
     """Swap the layers of a model that is covered. Whether it was."""
-    layers = layers_of(model)
+    layers = fusible_layers_of(model)
     if not layers or not native.available():
         return False
-    stack = _stack(layers)
+    stack = _native_stack(layers)
     if stack is None:
         return False
     attention = layers[0].self_attn
-    fused: FusedLayers = run_by_first(model, layers, FusedLayers)
+    fused: FusedLayers = run_all_in_first(model, layers, FusedLayers)
     fused._stack, fused._each = stack, lambda: model.model.layers
     fused._kv_heads = attention.n_kv_heads
     fused._sharing = attention.n_heads // attention.n_kv_heads
@@ -84,22 +87,22 @@ def fuse_layers(model: Any) -> bool:
     return True
 
 
-def run_by_first(model: Any, layers: Sequence[nn.Module], ours: type[nn.Module]) -> Any:
+def run_all_in_first(model: Any, layers: Sequence[nn.Module], ours: type[nn.Module]) -> Any:
     """Let `ours`, which stands in for the first layer and is given back, run all of them."""
     kind: type[nn.Module] = type(layers[0])
-    first = adopt(layers[0], _extended(ours, kind))
+    first = adopt_module(layers[0], _layer_class(ours, kind))
     model.model.update_modules(
-        {"layers": [first, *(adopt(layer, _extended(SkippedLayer, kind)) for layer in layers[1:])]}
+        {"layers": [first, *(adopt_module(layer, _layer_class(SkippedLayer, kind)) for layer in layers[1:])]}
     )
     return first
 
 
 @cache
-def _extended(ours: type[nn.Module], theirs: type[nn.Module]) -> type:
+def _layer_class(ours: type[nn.Module], theirs: type[nn.Module]) -> type:
     return type(f"{ours.__name__}{theirs.__name__}", (ours, theirs), {})
 
 
-def layers_of(model: Any) -> list[Any]:
+def fusible_layers_of(model: Any) -> list[Any]:
     """The model's layers, if all of them are of one known kind."""
     inner = model.get("model")
     layers = inner.get("layers") if isinstance(inner, nn.Module) else None
@@ -107,18 +110,20 @@ def layers_of(model: Any) -> list[Any]:
     return layers if known and layers is not None else []
 
 
-def _stack(layers: list[Any]) -> native.Stack | None:
+def _native_stack(layers: list[Any]) -> native.NativeLayerStack | None:
     attention = layers[0].self_attn
     rope = attention.rope
     # Some families leave the positions out of some layers, or let some see only a window.
-    if not all(_alike(layer.self_attn.rope, rope) and not vars(layer).get("use_sliding") for layer in layers):
+    if not all(
+        _is_same_rotation(layer.self_attn.rope, rope) and not vars(layer).get("use_sliding") for layer in layers
+    ):
         return None
     rotation = rope._rotation
     size = attention.k_proj.weight.shape[0] // attention.n_kv_heads
-    weights = [[weights_of(module) for module in _matrices(layer)] for layer in layers]
+    weights = [[native_weights_of(module) for module in _layer_matrices(layer)] for layer in layers]
     if any(weight is None for own in weights for weight in own):
         return None
-    stack = native.Stack(
+    stack = native.NativeLayerStack(
         rotation.scale / rotation.periods,
         heads=attention.n_heads,
         kv_heads=attention.n_kv_heads,
@@ -140,7 +145,7 @@ def _stack(layers: list[Any]) -> native.Stack | None:
     return stack
 
 
-def _alike(rope: nn.Module, other: nn.Module) -> bool:
+def _is_same_rotation(rope: nn.Module, other: nn.Module) -> bool:
     if not isinstance(rope, PositionedRope) or not isinstance(other, PositionedRope):
         return False
     one, two = rope._rotation, other._rotation
@@ -148,7 +153,7 @@ def _alike(rope: nn.Module, other: nn.Module) -> bool:
     return same and bool(mx.array_equal(one.periods, two.periods).item())
 
 
-def _matrices(layer: Any) -> tuple[Any, ...]:
+def _layer_matrices(layer: Any) -> tuple[Any, ...]:
     attention, mlp = layer.self_attn, layer.mlp
     return (
         *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),

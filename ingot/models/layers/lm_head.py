@@ -1,4 +1,4 @@
-"""What leaves a model: logits of selected positions, and hidden states for whoever asks.
+"""The output head: logits of the selected positions alone, and hidden states for whoever asks.
 
 Output heads are swapped for ones that compute only the positions that are sampled.
 """
@@ -13,57 +13,68 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from ingot.models.layers.dense_linear import DenseKernelEmbedding, DenseKernelLinear
-from ingot.models.layers.gpu_linear import KernelEmbedding, KernelLinear
-from ingot.models.layers.modules import DenseEmbedding, DenseLinear, PackedEmbedding, PackedLinear, adopt, stood_in
+from ingot.models.layers.gpu_linear import (
+    DenseKernelEmbedding,
+    DenseKernelLinear,
+    QuantizedKernelEmbedding,
+    QuantizedKernelLinear,
+)
+from ingot.models.layers.modules import (
+    DenseEmbedding,
+    DenseLinear,
+    PackedEmbedding,
+    PackedLinear,
+    adopt_module,
+    modules_stood_in,
+)
 
 
-class Selection:
+class LogitsSelection:
     """Which positions [rows, n] of each row the output head computes; None computes all of them.
 
-    `obeyed` says whether a head ever asked: a swapped module may turn out not to be the model's head.
+    `was_used` says whether a head ever asked: a swapped module may turn out not to be the model's head.
     """
 
     def __init__(self) -> None:
         self.at: mx.array | None = None
-        self.obeyed = False
-        self.tapped: tuple[str, ...] = ()
+        self.was_used = False
+        self.tapped_modules: tuple[str, ...] = ()
         """Modules whose inputs are handed over as hidden states, instead of the output head's."""
-        self.hands_over = False
+        self.captures_hidden = False
         self._kept: dict[str, mx.array] = {}
 
     @contextmanager
-    def handing_over(self) -> Iterator[None]:
+    def capturing_hidden(self) -> Iterator[None]:
         """While this is open, a forward pass leaves the hidden states of all tokens in `hidden`."""
-        self.hands_over = True
+        self.captures_hidden = True
         try:
             yield
         finally:
-            self.hands_over, self._kept = False, {}
+            self.captures_hidden, self._kept = False, {}
 
     @property
     def hidden(self) -> mx.array | None:
         """[rows, width, size], one beside another where several modules are tapped; None where none came by."""
-        parts = [self._kept[name] for name in self.tapped or ("",) if name in self._kept]
-        if len(parts) < max(1, len(self.tapped)):
+        parts = [self._kept[name] for name in self.tapped_modules or ("",) if name in self._kept]
+        if len(parts) < max(1, len(self.tapped_modules)):
             return None
         return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
 
     def keep(self, name: str, states: mx.array) -> None:
-        if self.hands_over:
+        if self.captures_hidden:
             self._kept[name] = states
 
     def of(self, hidden: mx.array) -> mx.array:
-        if not self.tapped:
+        if not self.tapped_modules:
             self.keep("", hidden)
         if self.at is None or hidden.ndim != 3:
             return hidden
-        self.obeyed = True
+        self.was_used = True
         return mx.take_along_axis(hidden, self.at[..., None], axis=1)
 
 
 class _SelectsBeforeCall:
-    selection: Selection
+    selection: LogitsSelection
 
     def __call__(self, x: mx.array) -> mx.array:
         y: mx.array = super().__call__(self.selection.of(x))  # type: ignore[misc]
@@ -71,7 +82,7 @@ class _SelectsBeforeCall:
 
 
 class _SelectsBeforeHead:
-    selection: Selection
+    selection: LogitsSelection
 
     def as_linear(self, x: mx.array) -> mx.array:
         y: mx.array = super().as_linear(self.selection.of(x))  # type: ignore[misc]
@@ -110,11 +121,11 @@ class SelectiveDenseEmbedding(_SelectsBeforeHead, DenseEmbedding):
     pass
 
 
-class SelectiveKernelLinear(_SelectsBeforeCall, KernelLinear):
+class SelectiveKernelLinear(_SelectsBeforeCall, QuantizedKernelLinear):
     pass
 
 
-class SelectiveKernelEmbedding(_SelectsBeforeHead, KernelEmbedding):
+class SelectiveKernelEmbedding(_SelectsBeforeHead, QuantizedKernelEmbedding):
     pass
 
 
@@ -126,7 +137,7 @@ class SelectiveDenseKernelEmbedding(_SelectsBeforeHead, DenseKernelEmbedding):
     pass
 
 
-SELECTIVE: dict[type, type] = {
+SELECTIVE_HEADS: dict[type, type] = {
     nn.Linear: SelectiveLinear,
     nn.QuantizedLinear: SelectiveQuantizedLinear,
     nn.Embedding: SelectiveEmbedding,
@@ -135,23 +146,23 @@ SELECTIVE: dict[type, type] = {
     PackedEmbedding: SelectivePackedEmbedding,
     DenseLinear: SelectiveDenseLinear,
     DenseEmbedding: SelectiveDenseEmbedding,
-    KernelLinear: SelectiveKernelLinear,
-    KernelEmbedding: SelectiveKernelEmbedding,
+    QuantizedKernelLinear: SelectiveKernelLinear,
+    QuantizedKernelEmbedding: SelectiveKernelEmbedding,
     DenseKernelLinear: SelectiveDenseKernelLinear,
     DenseKernelEmbedding: SelectiveDenseKernelEmbedding,
 }
 
 
-KNOWN_HEADS = {*SELECTIVE, *SELECTIVE.values()}
+KNOWN_HEADS = {*SELECTIVE_HEADS, *SELECTIVE_HEADS.values()}
 
 
-def embedding_of(model: nn.Module) -> nn.Module | None:
+def token_embedding_of(model: nn.Module) -> nn.Module | None:
     """What looks tokens up; None if the model has none that is known."""
-    found = _only_module(model, TIED_NAMES)
+    found = _only_module(model, TIED_HEAD_NAMES)
     return None if found is None else found[1]
 
 
-class _Nudged:
+class _NudgedEmbedding:
     """Looks tokens up a little beside where they are."""
 
     def __call__(self, ids: mx.array) -> mx.array:
@@ -160,27 +171,27 @@ class _Nudged:
         return y + y * sides * self._by  # type: ignore[attr-defined]
 
 
-def nudged(model: nn.Module, dtype: mx.Dtype) -> AbstractContextManager[None] | None:
+def nudged_embeddings(model: nn.Module, dtype: mx.Dtype) -> AbstractContextManager[None] | None:
     """While this is open, what tokens are looked up as is off by one unit in the last place of `dtype`: what a model
     then answers shows how far rounding alone moves it. None where what looks tokens up is not known."""
-    found = _only_module(model, TIED_NAMES)
+    found = _only_module(model, TIED_HEAD_NAMES)
     if found is None:
         return None
-    return stood_in(model, [found], type("Nudged", (_Nudged,), {"_by": float(mx.finfo(dtype).eps)}))
+    return modules_stood_in(model, [found], type("Nudged", (_NudgedEmbedding,), {"_by": float(mx.finfo(dtype).eps)}))
 
 
-def output_head_of(model: nn.Module) -> nn.Module | None:
+def lm_head_of(model: nn.Module) -> nn.Module | None:
     """What gives logits, which may be the embedding; None if the model has none that is known."""
-    found = _output_head(model)
+    found = _find_lm_head(model)
     return None if found is None else found[1]
 
 
-def _output_head(model: nn.Module) -> tuple[str, nn.Module] | None:
-    return _only_module(model, HEAD_NAMES) or _only_module(model, TIED_NAMES)
+def _find_lm_head(model: nn.Module) -> tuple[str, nn.Module] | None:
+    return _only_module(model, LM_HEAD_NAMES) or _only_module(model, TIED_HEAD_NAMES)
 
 
 class _KeepsInput:
-    selection: Selection
+    selection: LogitsSelection
     path: str
 
     def __call__(self, x: mx.array, *given: Any, **named: Any) -> Any:
@@ -188,27 +199,29 @@ class _KeepsInput:
         return super().__call__(x, *given, **named)  # type: ignore[misc]
 
 
-def tap(model: nn.Module, paths: Sequence[str], selection: Selection) -> None:
+def tap_hidden_states(model: nn.Module, paths: Sequence[str], selection: LogitsSelection) -> None:
     """Swap the modules at `paths` for ones that keep what they are given when hidden states are asked for."""
     modules = dict(model.named_modules())
     swapped = []
     for path in paths:
         kind = type(modules[path])
-        keeping = adopt(modules[path], type(f"Tapped{kind.__name__}", (_KeepsInput, kind), {}))
+        keeping = adopt_module(modules[path], type(f"Tapped{kind.__name__}", (_KeepsInput, kind), {}))
         keeping.selection, keeping.path = selection, path
         swapped.append((path, keeping))
     model.update_modules(tree_unflatten(swapped))
-    selection.tapped = tuple(paths)
+    selection.tapped_modules = tuple(paths)
 
 
-def select_at_heads(model: nn.Module) -> Selection | None:
+def select_at_lm_head(model: nn.Module) -> LogitsSelection | None:
     """Swap the model's output head for one that computes only selected positions; None if it has no known head."""
-    found = _output_head(model)
+    found = _find_lm_head(model)
     if found is None:
         return None
     path, module = found
-    selection, kind = Selection(), type(module)
-    replacement = adopt(module, SELECTIVE.get(kind, kind))  # a model that was swapped before keeps its kind
+    selection, kind = LogitsSelection(), type(module)
+    replacement = adopt_module(
+        module, SELECTIVE_HEADS.get(kind, kind)
+    )  # a model that was swapped before keeps its kind
     replacement.selection = selection
     model.update_modules(tree_unflatten([(path, replacement)]))
     return selection
@@ -224,5 +237,13 @@ def _only_module(model: nn.Module, names: Sequence[str]) -> tuple[str, nn.Module
     return found[0] if len(found) == 1 else None
 
 
-HEAD_NAMES = ("lm_head", "embed_out", "output")
-TIED_NAMES = ("embed_tokens", "wte", "tok_embeddings", "embedding", "embeddings", "word_embeddings", "token_embeddings")
+LM_HEAD_NAMES = ("lm_head", "embed_out", "output")
+TIED_HEAD_NAMES = (
+    "embed_tokens",
+    "wte",
+    "tok_embeddings",
+    "embedding",
+    "embeddings",
+    "word_embeddings",
+    "token_embeddings",
+)

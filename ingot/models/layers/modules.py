@@ -1,6 +1,7 @@
 """Modules that stand in for a loaded model's own, with its weights: MLX's idiom for changing a model.
 
-Layers are multiplied by the native kernels, and RoPE modules learn to read explicit positions.
+`adopt` makes such a module, `restored` gives back the one that it stands in for. Linear layers and embeddings are
+multiplied by the native kernels on CPUs, and RoPE modules learn to read explicit positions.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ingot.cache.positions import Offset, Positions
+from ingot.cache.forward_batch import CacheOffset, TokenPositions
 from ingot.errors import ModelError
-from ingot.kernels import native
+from ingot.kernels.cpu import native
 from ingot.upstream import rope_utils
 
 
@@ -35,7 +36,7 @@ class PackedEmbedding(nn.QuantizedEmbedding):
     native: Any
 
     def __call__(self, ids: mx.array) -> mx.array:
-        return native.lookup(ids, self.native)
+        return native.lookup_rows(ids, self.native)
 
     def as_linear(self, x: mx.array) -> mx.array:
         return native.linear(x, self.native)
@@ -62,9 +63,9 @@ class DenseEmbedding(nn.Embedding):
         return native.linear(x, self.native)
 
 
-def packed(module: Any, cls: type) -> Any:
+def native_quantized(module: Any, cls: type) -> Any:
     """A packed layer as the class `cls`, which the native kernels compute, with its weights in their order."""
-    taken = adopt(module, cls)
+    taken = adopt_module(module, cls)
     bias = module.bias if "bias" in module else None
     biases = module.get("biases")
     weights = native.packed_weights(module.weight, module.scales, biases, bias, module.group_size, module.bits)
@@ -73,9 +74,9 @@ def packed(module: Any, cls: type) -> Any:
     return taken
 
 
-def dense(module: Any, cls: type) -> Any:
+def native_dense(module: Any, cls: type) -> Any:
     """A plain layer as the class `cls`, which the native kernels compute."""
-    taken = adopt(module, cls)
+    taken = adopt_module(module, cls)
     taken.native = native.plain_weights(module.weight, module.bias if "bias" in module else None)
     taken.weight = taken.native.arrays[0]
     if "bias" in module:
@@ -83,7 +84,7 @@ def dense(module: Any, cls: type) -> Any:
     return taken
 
 
-def weights_of(module: Any) -> Any:
+def native_weights_of(module: Any) -> Any:
     """A linear layer as the native kernels take it; None where they do not know its form."""
     if isinstance(module, PackedLinear | DenseLinear):
         return module.native
@@ -91,13 +92,13 @@ def weights_of(module: Any) -> Any:
     return native.plain_weights(module.weight, bias) if type(module) is nn.Linear else None
 
 
-def parameters(model: nn.Module) -> list[tuple[str, mx.array]]:
+def named_parameters(model: nn.Module) -> list[tuple[str, mx.array]]:
     """Every weight with its path."""
     flat: Any = tree_flatten(model.parameters())
     return list(flat)
 
 
-def adopt(module: nn.Module, cls: type) -> Any:
+def adopt_module(module: nn.Module, cls: type) -> Any:
     """A module of class `cls` that owns what `module` owns. `cls` must be a subclass of `module`'s class."""
     assert issubclass(cls, type(module))
     taken = cls.__new__(cls)
@@ -112,7 +113,7 @@ def own_class(module: nn.Module) -> type:
     return next(kind for kind in type(module).__mro__ if not kind.__module__.startswith("ingot."))
 
 
-def restored(module: nn.Module) -> Any:
+def restored_module(module: nn.Module) -> Any:
     """What a module stands in for: one of its own class, with all that it owns but what that class knows nothing of."""
     kind: Any = own_class(module)
     ours = {
@@ -129,10 +130,10 @@ def restored(module: nn.Module) -> Any:
 
 
 @contextmanager
-def stood_in(model: nn.Module, found: Sequence[tuple[str, nn.Module]], ours: type) -> Iterator[None]:
+def modules_stood_in(model: nn.Module, found: Sequence[tuple[str, nn.Module]], ours: type) -> Iterator[None]:
     """While this is open, modules of a model are of classes that put `ours` before their own."""
     extended = [
-        (path, adopt(each, type(f"{ours.__name__}{type(each).__name__}", (ours, type(each)), {})))
+        (path, adopt_module(each, type(f"{ours.__name__}{type(each).__name__}", (ours, type(each)), {})))
         for path, each in found
     ]
     model.update_modules(tree_unflatten(extended))
@@ -143,7 +144,7 @@ def stood_in(model: nn.Module, found: Sequence[tuple[str, nn.Module]], ours: typ
 
 
 @dataclass(frozen=True)
-class Rotation:
+class RopeRotation:
     """A RoPE module as data: `x[..., :dims] * gain` is rotated by position * scale / periods."""
 
     dims: int
@@ -181,41 +182,41 @@ class Rotation:
 class PositionedRope(nn.Module):
     """Takes what the RoPE that it extends takes as offset, and explicit positions too."""
 
-    _rotation: Rotation
+    _rotation: RopeRotation
 
-    def __call__(self, x: mx.array, offset: Offset = 0, **options: Any) -> mx.array:
-        if isinstance(offset, Positions):
+    def __call__(self, x: mx.array, offset: CacheOffset = 0, **options: Any) -> mx.array:
+        if isinstance(offset, TokenPositions):
             assert not options, "explicit positions with options that this RoPE does not know"
             return self._rotation(x, offset.at)
         return super().__call__(x, offset=offset, **options)
 
 
-def rotation_of(rope: nn.Module) -> Rotation:
+def rotation_of(rope: nn.Module) -> RopeRotation:
     """Describe one of the known RoPE modules; KeyError for others."""
     return _ROTATIONS[type(rope)](rope)
 
 
-def _plain(rope: Any) -> Rotation:
+def _plain_rotation(rope: Any) -> RopeRotation:
     periods = rope.base ** (mx.arange(0, rope.dims, 2, dtype=mx.float32) / rope.dims)
-    return Rotation(rope.dims, rope.traditional, periods, scale=rope.scale)
+    return RopeRotation(rope.dims, rope.traditional, periods, scale=rope.scale)
 
 
 _ROTATIONS: dict[type, Any] = {
-    nn.RoPE: _plain,
-    rope_utils.Llama3RoPE: lambda rope: Rotation(rope.dims, rope.traditional, rope._freqs),
-    rope_utils.ProportionalRoPE: lambda rope: Rotation(rope.dims, rope.traditional, rope._freqs),
-    rope_utils.YarnRoPE: lambda rope: Rotation(rope.dims, rope.traditional, rope._freqs, gain=rope.mscale),
-    rope_utils.SuScaledRoPE: lambda rope: Rotation(rope.dim, False, rope._freqs, gain=rope._scale),
+    nn.RoPE: _plain_rotation,
+    rope_utils.Llama3RoPE: lambda rope: RopeRotation(rope.dims, rope.traditional, rope._freqs),
+    rope_utils.ProportionalRoPE: lambda rope: RopeRotation(rope.dims, rope.traditional, rope._freqs),
+    rope_utils.YarnRoPE: lambda rope: RopeRotation(rope.dims, rope.traditional, rope._freqs, gain=rope.mscale),
+    rope_utils.SuScaledRoPE: lambda rope: RopeRotation(rope.dim, False, rope._freqs, gain=rope._scale),
 }
 
 
 _POSITIONED = {kind: type(f"Positioned{kind.__name__}", (PositionedRope, kind), {}) for kind in _ROTATIONS}
 
 
-def positioned(rope: nn.Module, axes: Sequence[int] | None = None) -> PositionedRope:
+def positioned_rope(rope: nn.Module, axes: Sequence[int] | None = None) -> PositionedRope:
     """The same RoPE, with all that models read of it, for explicit positions too, also of three axes where it is said
     which of them each period turns by; KeyError for unknown ones."""
-    replacement: PositionedRope = adopt(rope, _POSITIONED[type(rope)])
+    replacement: PositionedRope = adopt_module(rope, _POSITIONED[type(rope)])
     rotation = rotation_of(rope)
     if axes is not None:
         if len(axes) != rotation.periods.size:
@@ -230,5 +231,5 @@ def positioned(rope: nn.Module, axes: Sequence[int] | None = None) -> Positioned
 def swap_ropes(model: nn.Module, axes: Sequence[int] | None = None) -> int:
     """Swap every known RoPE module of the model; returns how many were swapped."""
     found = [(path, module) for path, module in model.named_modules() if type(module) in _ROTATIONS]
-    model.update_modules(tree_unflatten([(path, positioned(module, axes)) for path, module in found]))
+    model.update_modules(tree_unflatten([(path, positioned_rope(module, axes)) for path, module in found]))
     return len(found)

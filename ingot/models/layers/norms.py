@@ -1,40 +1,40 @@
-"""Norms on CPUs as one operation each, where MLX computes them in half a dozen."""
+"""Norms and GELU on CPUs, each as one native operation, where MLX computes them in half a dozen."""
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from ingot.kernels import native
-from ingot.models.families.registry import norm_of
-from ingot.models.layers.modules import adopt
+from ingot.kernels.cpu import native
+from ingot.models.families.registry import norm_spec_of
+from ingot.models.layers.modules import adopt_module
 
 
-def factor(norm: nn.Module) -> mx.array | None:
+def norm_factor(norm: nn.Module) -> mx.array | None:
     """What a norm multiplies by; None if by nothing."""
     if "weight" not in norm:
         return None
     weight: mx.array = norm.weight
-    described = norm_of(norm)
+    described = norm_spec_of(norm)
     return 1.0 + weight if described is not None and described.one_more else weight
 
 
-def is_rms(norm: nn.Module) -> bool:
+def is_rms_norm(norm: nn.Module) -> bool:
     """Whether it is an RMS norm that is known."""
-    return type(norm) is nn.RMSNorm or _is_described(norm, "rms")
+    return type(norm) is nn.RMSNorm or _is_described_norm(norm, "rms")
 
 
-def is_layer(norm: nn.Module) -> bool:
+def is_layer_norm(norm: nn.Module) -> bool:
     """Whether it is a layer norm that is known."""
-    return type(norm) is nn.LayerNorm or _is_described(norm, "layer")
+    return type(norm) is nn.LayerNorm or _is_described_norm(norm, "layer")
 
 
-def _is_described(norm: nn.Module, kind: str) -> bool:
-    described = norm_of(norm)
+def _is_described_norm(norm: nn.Module, kind: str) -> bool:
+    described = norm_spec_of(norm)
     return described is not None and described.kind == kind and not described.of_heads
 
 
@@ -61,25 +61,50 @@ class NativeLayerNorm(nn.Module):
 
 
 @cache
-def _extended(ours: type, theirs: type) -> type:
+def _native_norm_class(ours: type, theirs: type) -> type:
     return type(f"Native{theirs.__name__}", (ours, theirs), {})
 
 
 def swap_norms(model: nn.Module) -> int:
     """Swap every known norm of a float32 model for a native one; returns how many were swapped."""
-    found = [(path, module) for path, module in model.named_modules() if _known(module)]
-    model.update_modules(tree_unflatten([(path, _swapped(module)) for path, module in found]))
+    found = [(path, module) for path, module in model.named_modules() if _is_known_norm(module)]
+    model.update_modules(tree_unflatten([(path, _native_norm(module)) for path, module in found]))
     return len(found)
 
 
-def _known(module: nn.Module) -> bool:
-    weight = factor(module) if is_rms(module) or is_layer(module) else None
+def _is_known_norm(module: nn.Module) -> bool:
+    weight = norm_factor(module) if is_rms_norm(module) or is_layer_norm(module) else None
     if weight is None:
-        return is_layer(module)
+        return is_layer_norm(module)
     return weight.dtype == mx.float32
 
 
-def _swapped(module: nn.Module) -> nn.Module:
-    swapped: Any = adopt(module, _extended(NativeRMSNorm if is_rms(module) else NativeLayerNorm, type(module)))
-    swapped._factor = factor(module)
+def _native_norm(module: nn.Module) -> nn.Module:
+    swapped: Any = adopt_module(
+        module, _native_norm_class(NativeRMSNorm if is_rms_norm(module) else NativeLayerNorm, type(module))
+    )
+    swapped._factor = norm_factor(module)
     return swapped
+
+
+_GELU_KINDS: Final = {"none": "gelu", "precise": "gelu_tanh", "tanh": "gelu_tanh"}
+_FAST_GELU: Final = 1.702
+
+
+class NativeGELU(nn.GELU):
+    """Computes what MLX's computes, float32 natively."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if x.dtype != mx.float32:
+            plain: mx.array = super().__call__(x)
+            return plain
+        if self._approx == "fast":
+            return native.gated_activation("sigmoid", _FAST_GELU * x, x)
+        return native.gated_activation(_GELU_KINDS[self._approx], x, mx.ones_like(x))
+
+
+def swap_gelus(model: nn.Module) -> int:
+    """Swap every GELU of a model for a native one; returns how many were swapped. Only where they are available."""
+    found = [(path, module) for path, module in model.named_modules() if type(module) is nn.GELU]
+    model.update_modules(tree_unflatten([(path, adopt_module(module, NativeGELU)) for path, module in found]))
+    return len(found)

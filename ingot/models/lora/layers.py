@@ -1,7 +1,7 @@
-"""Linear layers beside which adapters stand: what those add to a product is chosen for each token.
+"""Linear layers with LoRA adapters: what those add to a product is chosen for each token.
 
-A layer that some adapter is for is swapped for one that knows its *site*: the adapters' matrices for it, stacked. While
-a forward pass is open in which no token has an adapter, it computes what it always did.
+A layer that some adapter is for is swapped for one that knows the adapters' matrices for it, stacked. While a forward
+pass is open in which no token has an adapter, it computes what it always did.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.kernels import native
-from ingot.kernels.lora.kernels import CHUNK, LoraMatrices
-from ingot.models.layers.modules import adopt
+from ingot.kernels.cpu import native
+from ingot.kernels.lora import CHUNK, LoraMatrices
+from ingot.models.layers.modules import adopt_module
 from ingot.models.lora.weights import LoraPair
 
-FEW = 64
+FEW_LORA_TOKENS = 64
 """Tokens up to which each is multiplied by its own adapter's matrices; of more, those that follow one another and have
 the same adapter are multiplied together."""
 RANK_STEP = CHUNK
@@ -29,7 +29,7 @@ RANK_STEP = CHUNK
 
 
 @dataclass(frozen=True)
-class AdaptedTokens:
+class TokenLoras:
     """The tokens of a forward pass: which slot's adapter each of them goes through; 0 is none."""
 
     slots: tuple[int, ...]
@@ -57,11 +57,11 @@ class AdaptedTokens:
         return self._placed[order]
 
 
-class Blend:
+class LoraMapping:
     """Which adapters the open forward pass of a model goes through. Only the engine thread may use it."""
 
     def __init__(self) -> None:
-        self.opened: AdaptedTokens | None = None
+        self.opened: TokenLoras | None = None
         self.order: tuple[int, ...] = ()
         """Slots of all adapters, in the order in which their matrices lie."""
         self.version = 0
@@ -71,7 +71,7 @@ class Blend:
     def over(self, slots: Sequence[int]) -> Iterator[None]:
         """A pass over tokens with these slots, in order."""
         before = self.opened
-        self.opened = AdaptedTokens(tuple(slots)) if any(slots) else None
+        self.opened = TokenLoras(tuple(slots)) if any(slots) else None
         try:
             yield
         finally:
@@ -84,15 +84,22 @@ class Blend:
             yield
 
 
-class Sites:
+class LoraMatrixStack:
     """Where adapters meet layers that see the same states: one, or those that are one product."""
 
     def __init__(
-        self, blend: Blend, paths: Sequence[str], inputs: int, outputs: Sequence[int], dtype: mx.Dtype, *, quick: bool
+        self,
+        blend: LoraMapping,
+        paths: Sequence[str],
+        inputs: int,
+        outputs: Sequence[int],
+        dtype: mx.Dtype,
+        *,
+        quick: bool,
     ) -> None:
         """`quick`: the native kernels multiply, of a single layer."""
         self.paths, self.inputs, self.ends = tuple(paths), inputs, tuple(accumulate(outputs))
-        self._blend, self._dtype, self._quick = blend, dtype, quick and len(paths) == 1
+        self._lora_mapping, self._dtype, self._quick = blend, dtype, quick and len(paths) == 1
         self._pairs: list[dict[int, LoraPair]] = [{} for _ in paths]  # by slot
         self._order: tuple[int, ...] = ()
         self._native: tuple[Any, Any] | None = None
@@ -123,7 +130,7 @@ class Sites:
         if not self.slots:
             self.matrices = None
             return
-        rank = padded(max(pair.rank for pairs in self._pairs for pair in pairs.values()))
+        rank = padded_rank(max(pair.rank for pairs in self._pairs for pair in pairs.values()))
         into, out = (mx.stack([self._halves(slot, half, rank) for slot in (0, *order)]) for half in (0, 1))
         self.matrices = LoraMatrices(into, out, self.ends)
         mx.eval(into, out)
@@ -170,7 +177,7 @@ class Sites:
 
     def _added(self, numbers: Sequence[int], x: mx.array) -> mx.array | None:
         """What adapters add to products of x [tokens, inputs]; None where they add nothing."""
-        tokens = self._blend.opened
+        tokens = self._lora_mapping.opened
         if tokens is None:
             return None
         self.met.update(self.paths[number] for number in numbers)
@@ -181,9 +188,9 @@ class Sites:
         x = x.astype(self._dtype)
         chosen = tokens.placed(self._order)
         if self._native is not None:
-            inner = native.gather(x, chosen[:, None], self._native[0])[:, 0]
-            return native.gather(inner, chosen[:, None], self._native[1])[:, 0]
-        if len(tokens.slots) > FEW or not _gathers(self._dtype):
+            inner = native.gather_experts(x, chosen[:, None], self._native[0])[:, 0]
+            return native.gather_experts(inner, chosen[:, None], self._native[1])[:, 0]
+        if len(tokens.slots) > FEW_LORA_TOKENS or not _can_gather(self._dtype):
             return mx.concatenate([self._of_run(numbers, x[begin:end], slot) for begin, end, slot in tokens.runs])
         return self._gathered(numbers, x, chosen, self.matrices)
 
@@ -196,7 +203,7 @@ class Sites:
             out = matrices.out[:, self._begin(number) : self.ends[number]].swapaxes(1, 2)
             own = inner[..., number * rank : (number + 1) * rank]
             parts.append(mx.gather_mm(own, out, rhs_indices=chosen)[:, 0])
-        return _joined(parts)
+        return _join_columns(parts)
 
     def _of_run(self, numbers: Sequence[int], x: mx.array, slot: int) -> mx.array:
         """Tokens that all have the same adapter."""
@@ -205,11 +212,11 @@ class Sites:
             pair = self._pairs[number].get(slot)
             size = self.ends[number] - self._begin(number)
             parts.append(mx.zeros((x.shape[0], size), self._dtype) if pair is None else x @ pair.a @ pair.b)
-        return _joined(parts)
+        return _join_columns(parts)
 
 
 @cache
-def _gathers(dtype: mx.Dtype) -> bool:
+def _can_gather(dtype: mx.Dtype) -> bool:
     """Whether MLX multiplies by chosen matrices of that format here."""
     try:
         mx.eval(mx.gather_mm(mx.ones((1, 1, 8), dtype), mx.ones((1, 8, 8), dtype), rhs_indices=mx.array([0])))
@@ -218,18 +225,18 @@ def _gathers(dtype: mx.Dtype) -> bool:
     return True
 
 
-def padded(rank: int) -> int:
+def padded_rank(rank: int) -> int:
     return -(-rank // RANK_STEP) * RANK_STEP
 
 
-def _joined(parts: Sequence[mx.array]) -> mx.array:
+def _join_columns(parts: Sequence[mx.array]) -> mx.array:
     return parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=-1)
 
 
-class AdaptedLinear(nn.Module):
+class LoraLinear(nn.Module):
     """Stands in for a linear layer, which it extends."""
 
-    _sites: Sites
+    _sites: LoraMatrixStack
     _number: int  # among the layers of these
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -237,12 +244,12 @@ class AdaptedLinear(nn.Module):
 
 
 @cache
-def _extended(kind: type[nn.Module]) -> type:
-    return type(f"Adapted{kind.__name__}", (AdaptedLinear, kind), {})
+def _lora_class(kind: type[nn.Module]) -> type:
+    return type(f"Adapted{kind.__name__}", (LoraLinear, kind), {})
 
 
-def adapted(layer: nn.Module, sites: Sites, number: int) -> nn.Module:
+def with_lora(layer: nn.Module, sites: LoraMatrixStack, number: int) -> nn.Module:
     """The same layer, with what adapters add."""
-    replacement: AdaptedLinear = adopt(layer, _extended(type(layer)))
+    replacement: LoraLinear = adopt_module(layer, _lora_class(type(layer)))
     replacement._sites, replacement._number = sites, number
     return replacement

@@ -1,4 +1,4 @@
-"""The adapters beside one model: each has a slot, and matrices at the layers that it is for.
+"""The LoRA adapters of one model: each has a slot, and matrices at the layers that it is for.
 
 Only the engine thread may call anything here, between two steps.
 """
@@ -14,26 +14,25 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ingot.errors import AdapterError
-from ingot.kernels import native
+from ingot.kernels.cpu import native
 from ingot.kernels.device import Device
-from ingot.models.layers.decode_graph import stack_of
+from ingot.models.layers.decode_graph import decode_graphs_of
 from ingot.models.layers.fused_layers import FusedLayers
-from ingot.models.layers.mixers import SplitMixer
-from ingot.models.layers.products import Product
-from ingot.models.layers.recurrent import NativeMixer
-from ingot.models.layers.swapping import let_apart
-from ingot.models.lora.layers import Blend, Sites, adapted, padded
+from ingot.models.layers.gpu_linear import JoinedLinear
+from ingot.models.layers.recurrent import NativeRecurrence
+from ingot.models.layers.swapping import SplitMixer, allow_separate_layers
+from ingot.models.lora.layers import LoraMapping, LoraMatrixStack, padded_rank, with_lora
 from ingot.models.lora.weights import LoraPair, LoraWeights
 from ingot.upstream import SwitchLinear
 
-_IN_LAYERS = re.compile(r"(?:.*\.)?(layers\.\d+\..+)")
+_PATH_IN_LAYERS = re.compile(r"(?:.*\.)?(layers\.\d+\..+)")
 
 
-class Loras:
+class LoadedLoras:
     def __init__(self, model: nn.Module, device: Device, dtype: mx.Dtype) -> None:
-        self.blend = Blend()
+        self.blend = LoraMapping()
         self._model, self._device, self._dtype = model, device, dtype
-        self._sites: dict[str, Sites] = {}  # by the path of a layer
+        self._sites: dict[str, LoraMatrixStack] = {}  # by the path of a layer
         self._slots: dict[str, int] = {}  # by digest
         self._paths: dict[int, tuple[str, ...]] = {}  # by slot, the layers that its adapter is for
 
@@ -42,7 +41,7 @@ class Loras:
         return sum(sites.nbytes for sites in self._each)
 
     @property
-    def _each(self) -> list[Sites]:
+    def _each(self) -> list[LoraMatrixStack]:
         return [*dict.fromkeys(self._sites.values())]
 
     def slot(self, digest: str) -> int:
@@ -54,8 +53,8 @@ class Loras:
 
     def most_bytes(self, count: int, rank: int) -> int:
         """What so many adapters of that rank take, each for every layer that there can be one for."""
-        sizes = sum(sum(_sizes(layer)) for path, layer in self._linear())
-        return (count + 1) * padded(rank) * sizes * self._dtype.size
+        sizes = sum(sum(_layer_sizes(layer)) for path, layer in self._linear())
+        return (count + 1) * padded_rank(rank) * sizes * self._dtype.size
 
     def add(self, weights: LoraWeights) -> int:
         """Give an adapter a slot, which is returned. Raises AdapterError before anything is changed."""
@@ -76,7 +75,7 @@ class Loras:
             self._sites[path].drop(slot)
         self._stack()
 
-    def unmet(self, digest: str) -> list[str]:
+    def unused_lora_layers(self, digest: str) -> list[str]:
         """Layers that the adapter is for and that were not asked for what it adds. Forgets who was."""
         paths = self._paths[self._slots[digest]]
         found = [path for path in paths if path not in self._sites[path].met]
@@ -95,14 +94,14 @@ class Loras:
     def _linear(self) -> Iterable[tuple[str, nn.Module]]:
         """Every layer inside the model's layers that an adapter can be for."""
         for path, module in self._model.named_modules():
-            if isinstance(module, nn.Linear | nn.QuantizedLinear) and _IN_LAYERS.fullmatch(path):
+            if isinstance(module, nn.Linear | nn.QuantizedLinear) and _PATH_IN_LAYERS.fullmatch(path):
                 yield path, module
 
     def _placed(self, weights: LoraWeights) -> dict[str, LoraPair]:
         modules, layers = dict(self._model.named_modules()), len(self._model.layers)
         placed: dict[str, LoraPair] = {}
         for stated, pair in weights.pairs.items():
-            path = _found(stated, modules)
+            path = _module_path(stated, modules)
             self._check(stated, path, modules, pair)
             if not weights.covers(stated, layers):
                 raise AdapterError(f"It holds weights for {stated[:200]}, which its configuration is not for.")
@@ -113,9 +112,9 @@ class Loras:
         layer: Any = modules.get(path)
         if isinstance(layer, SwitchLinear) or "experts" in stated.split("."):
             raise AdapterError(f"{stated[:200]}: it adapts experts, which cannot be served.")
-        if not isinstance(layer, nn.Linear | nn.QuantizedLinear) or _IN_LAYERS.fullmatch(path) is None:
+        if not isinstance(layer, nn.Linear | nn.QuantizedLinear) or _PATH_IN_LAYERS.fullmatch(path) is None:
             raise AdapterError(f"This model has no linear layer {stated[:200]!r} inside of its layers.")
-        wanted, found = _sizes(layer), (pair.a.shape[0], pair.b.shape[1])
+        wanted, found = _layer_sizes(layer), (pair.a.shape[0], pair.b.shape[1])
         if found != wanted:
             raise AdapterError(
                 f"{stated[:200]}: it is for a layer of {found[0]} inputs and {found[1]} outputs, this model's has "
@@ -130,41 +129,43 @@ class Loras:
             self._open_ways()
         owner, _, name = path.rpartition(".")
         modules = dict(self._model.named_modules())
-        products = [each for each in vars(modules[owner]).values() if isinstance(each, Product) and name in each.names]
+        products = [
+            each for each in vars(modules[owner]).values() if isinstance(each, JoinedLinear) and name in each.names
+        ]
         names = products[0].names if products else (name,)
         paths = [f"{owner}.{each}" for each in names]
-        sizes = [_sizes(modules[each]) for each in paths]
+        sizes = [_layer_sizes(modules[each]) for each in paths]
         quick = self._device.kind == "cpu" and native.available() and self._dtype == mx.float32
         outputs = [size for _, size in sizes]
-        sites = Sites(self.blend, paths, sizes[0][0], outputs, self._dtype, quick=quick)
+        sites = LoraMatrixStack(self.blend, paths, sizes[0][0], outputs, self._dtype, quick=quick)
         for number, each in enumerate(paths):
             self._sites[each] = sites
-            self._model.update_modules(tree_unflatten([(each, adapted(modules[each], sites, number))]))
+            self._model.update_modules(tree_unflatten([(each, with_lora(modules[each], sites, number))]))
         for product in products:
             product.added = sites
 
     def _open_ways(self) -> None:
         """Tell all that computes several layers, or some of the tokens, what passes go through."""
-        let_apart(self._model, self._device)
+        allow_separate_layers(self._model, self._device)
         for module in self._model.modules():
-            if isinstance(module, FusedLayers | SplitMixer | NativeMixer):
-                module._blend = self.blend
-        if (stack := stack_of(self._model)) is not None:
+            if isinstance(module, FusedLayers | SplitMixer | NativeRecurrence):
+                module._lora_mapping = self.blend
+        if (stack := decode_graphs_of(self._model)) is not None:
             stack.adapted.blend = self.blend
 
 
-def _found(stated: str, modules: Mapping[str, nn.Module]) -> str:
+def _module_path(stated: str, modules: Mapping[str, nn.Module]) -> str:
     """The path in this model of what an adapter's files call so: they may be of a model that wraps it otherwise."""
     if stated in modules:
         return stated
-    inside = _IN_LAYERS.fullmatch(stated)
+    inside = _PATH_IN_LAYERS.fullmatch(stated)
     if inside is None:
         return stated
     ends = [path for path in modules if path == inside[1] or path.endswith(f".{inside[1]}")]
     return ends[0] if len(ends) == 1 else stated
 
 
-def _sizes(layer: Any) -> tuple[int, int]:
+def _layer_sizes(layer: Any) -> tuple[int, int]:
     """Inputs and outputs."""
     outputs, columns = layer.weight.shape
     return (columns * 32 // layer.bits if isinstance(layer, nn.QuantizedLinear) else columns), outputs

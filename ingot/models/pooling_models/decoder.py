@@ -1,7 +1,7 @@
 """Decoders that make a vector of a text, or judge one by a yes or a no: Qwen3-Embedding and Qwen3-Reranker, mostly.
 
-They run through the same adapter as models that generate, chunk by chunk over live states of their own. For vectors
-the output head is swapped for one that hands on the hidden states it is given.
+They run through the same adapter as models that generate, chunk by chunk over KV states of their own. For vectors the
+output head is swapped for one that hands on the hidden states it is given.
 """
 
 from __future__ import annotations
@@ -16,31 +16,38 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from ingot.cache.batch_state import Rows
-from ingot.cache.forward_batch import Part
+from ingot.cache.batch_state import BatchState
+from ingot.cache.forward_batch import ForwardPart
 from ingot.cache.pages import PAGE
 from ingot.errors import ModelError
 from ingot.kernels.device import Device
 from ingot.models import checkpoint
-from ingot.models.adapter import Adapter, adapt
-from ingot.models.encoders.padded import PaddedTexts
-from ingot.models.encoders.pooling import Pooling
-from ingot.models.files.config_names import older_names
-from ingot.models.gguf.weights import with_blocks
-from ingot.models.layers.lm_head import SELECTIVE, Selection
-from ingot.models.layers.modules import adopt
-from ingot.models.pooling_models.encoder import Encoder, EncoderTraits, Numbers, Work, numbers, weight_bytes
-from ingot.models.precision import settle
+from ingot.models.adapter import ModelAdapter, adapt_model
+from ingot.models.files.model_config import older_config_names
+from ingot.models.gguf.weights import with_gguf_blocks
+from ingot.models.layers.lm_head import SELECTIVE_HEADS, LogitsSelection
+from ingot.models.layers.modules import adopt_module
+from ingot.models.pooling_models.encoder import (
+    FloatRows,
+    PaddedTexts,
+    PoolingEncoder,
+    PoolingTraits,
+    PoolingWork,
+    float_rows_of,
+    module_bytes,
+)
+from ingot.models.pooling_models.sentence_transformers import SentencePooling
+from ingot.models.precision import settle_precision
 from ingot.upstream import load_config, load_model, model_classes
 
-CHUNK = 512
+DECODER_CHUNK = 512
 """Most tokens of a row in one launch, after which streams may have their turn."""
 
 
-class BareHead(nn.Module):
+class BareLmHead(nn.Module):
     """Stands in for an output head and gives back the hidden states that were selected."""
 
-    def __init__(self, selection: Selection) -> None:
+    def __init__(self, selection: LogitsSelection) -> None:
         super().__init__()
         self._selection = selection
 
@@ -48,25 +55,25 @@ class BareHead(nn.Module):
         return self._selection.of(x)
 
 
-class _KeepsHidden:
+class _TiedBareHead:
     """The same for an embedding that is the output head too."""
 
-    selection: Selection
+    selection: LogitsSelection
 
     def as_linear(self, x: mx.array) -> mx.array:
         return self.selection.of(x)
 
 
-_TIED = {kind: type(f"Bare{kind.__name__}", (_KeepsHidden, kind), {}) for kind in SELECTIVE.values()}
+_BARE_EMBEDDINGS = {kind: type(f"Bare{kind.__name__}", (_TiedBareHead, kind), {}) for kind in SELECTIVE_HEADS.values()}
 
 
-class DecoderEncoder(Encoder):
+class PoolingDecoder(PoolingEncoder):
     """Rows through a decoder. `_finish` makes numbers of what the launches gave, which are hidden states or logits."""
 
-    def __init__(self, adapter: Adapter, traits: EncoderTraits) -> None:
+    def __init__(self, adapter: ModelAdapter, traits: PoolingTraits) -> None:
         self._adapter, self.traits = adapter, traits
 
-    def run(self, tokens: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> Work:
+    def run(self, tokens: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> PoolingWork:
         order = list(range(len(tokens)))
         groups = [order] if self._adapter.mixed else [[row] for row in order]
         done: dict[int, Any] = {}
@@ -75,15 +82,15 @@ class DecoderEncoder(Encoder):
             done |= dict(zip(group, found, strict=True))
         return [done[row] for row in range(len(tokens))]
 
-    def _group(self, texts: list[Sequence[int]]) -> Work:
-        rows = self._adapter.new_rows()
+    def _group(self, texts: list[Sequence[int]]) -> PoolingWork:
+        rows = self._adapter.new_batch_state()
         live = [rows.new() for _ in texts]
-        chunk = min(CHUNK, self._adapter.widest)
+        chunk = min(DECODER_CHUNK, self._adapter.widest)
         kept: list[list[mx.array]] = [[] for _ in texts]
         for begin in range(0, max(map(len, texts)), chunk):
             going = [number for number, text in enumerate(texts) if len(text) > begin]
             pieces = [list(texts[number][begin : begin + chunk]) for number in going]
-            parts = [Part((live[number],), len(piece)) for number, piece in zip(going, pieces, strict=True)]
+            parts = [ForwardPart((live[number],), len(piece)) for number, piece in zip(going, pieces, strict=True)]
             tokens = mx.array([token for piece in pieces for token in piece])
             for number, given in zip(going, self._launch(rows, tokens, parts), strict=True):
                 kept[number].append(given)
@@ -92,18 +99,18 @@ class DecoderEncoder(Encoder):
         return self._finish(kept, texts)
 
     @abstractmethod
-    def _launch(self, rows: Rows, tokens: mx.array, parts: list[Part]) -> list[mx.array]:
+    def _launch(self, rows: BatchState, tokens: mx.array, parts: list[ForwardPart]) -> list[mx.array]:
         """What one launch gives for each part, [tokens or 1, ...]."""
 
     @abstractmethod
-    def _finish(self, kept: list[list[mx.array]], texts: list[Sequence[int]]) -> Numbers:
+    def _finish(self, kept: list[list[mx.array]], texts: list[Sequence[int]]) -> FloatRows:
         """The texts' numbers; `kept` is what the launches gave for each."""
 
     def batch_bytes(self, tokens: int, width: int) -> int:
         shape = self._adapter.footprint
         states = (tokens + PAGE * max(1, tokens // max(1, width))) * sum(size for _, size in shape.groups)
         # A launch takes a chunk of each row; whatever the rows' number, that many scores are alive at most.
-        launch = tokens * (shape.activation + min(CHUNK, width) * shape.score)
+        launch = tokens * (shape.activation + min(DECODER_CHUNK, width) * shape.score)
         return states + launch + shape.recurrent * max(1, tokens // max(1, width)) + self._answer_bytes(tokens)
 
     def _answer_bytes(self, tokens: int) -> int:
@@ -118,16 +125,16 @@ class DecoderEncoder(Encoder):
         return self._adapter.dtype
 
 
-class EmbeddingDecoder(DecoderEncoder):
-    def __init__(self, adapter: Adapter, traits: EncoderTraits, pooling: Pooling) -> None:
+class EmbeddingDecoder(PoolingDecoder):
+    def __init__(self, adapter: ModelAdapter, traits: PoolingTraits, pooling: SentencePooling) -> None:
         super().__init__(_without_head(adapter), traits)
         self._pooling = pooling
 
-    def _launch(self, rows: Rows, tokens: mx.array, parts: list[Part]) -> list[mx.array]:
+    def _launch(self, rows: BatchState, tokens: mx.array, parts: list[ForwardPart]) -> list[mx.array]:
         ends = list(accumulate(part.width for part in parts))
         return list(mx.split(self._adapter.run(rows, tokens, parts), ends[:-1]))
 
-    def _finish(self, kept: list[list[mx.array]], texts: list[Sequence[int]]) -> Numbers:
+    def _finish(self, kept: list[list[mx.array]], texts: list[Sequence[int]]) -> FloatRows:
         longest = max(map(len, texts))
         whole = mx.stack(
             [
@@ -135,53 +142,53 @@ class EmbeddingDecoder(DecoderEncoder):
                 for own, text in zip(kept, texts, strict=True)
             ]
         )
-        return numbers(self._pooling(whole, PaddedTexts.of(texts, [()] * len(texts), 0)))
+        return float_rows_of(self._pooling(whole, PaddedTexts.of(texts, [()] * len(texts), 0)))
 
     @property
     def weight_bytes(self) -> int:
-        return self._adapter.weight_bytes + weight_bytes([self._pooling])
+        return self._adapter.weight_bytes + module_bytes([self._pooling])
 
 
-class JudgingDecoder(DecoderEncoder):
+class RerankDecoder(PoolingDecoder):
     """The score of a row is how much likelier than "no" it goes on with "yes", as the logarithm of the ratio."""
 
-    def __init__(self, adapter: Adapter, traits: EncoderTraits, *, yes: int, no: int) -> None:
+    def __init__(self, adapter: ModelAdapter, traits: PoolingTraits, *, yes: int, no: int) -> None:
         super().__init__(adapter, traits)
         self._yes, self._no = yes, no
 
-    def _launch(self, rows: Rows, tokens: mx.array, parts: list[Part]) -> list[mx.array]:
+    def _launch(self, rows: BatchState, tokens: mx.array, parts: list[ForwardPart]) -> list[mx.array]:
         logits = self._adapter.run(rows, tokens, parts, [end - 1 for end in accumulate(part.width for part in parts)])
         scores = logits[:, self._yes].astype(mx.float32) - logits[:, self._no].astype(mx.float32)
         return list(mx.split(scores, len(parts)))
 
-    def _finish(self, kept: list[list[mx.array]], texts: list[Sequence[int]]) -> Numbers:
-        return numbers(mx.stack([own[-1] for own in kept]))
+    def _finish(self, kept: list[list[mx.array]], texts: list[Sequence[int]]) -> FloatRows:
+        return float_rows_of(mx.stack([own[-1] for own in kept]))
 
     def _answer_bytes(self, tokens: int) -> int:
-        return self._adapter.footprint.logits * max(1, tokens // CHUNK)
+        return self._adapter.footprint.logits * max(1, tokens // DECODER_CHUNK)
 
 
-def load_decoder(folder: Path, device: Device, *, dtype: str | None, headless: bool) -> Adapter:
+def load_pooling_decoder(folder: Path, device: Device, *, dtype: str | None, headless: bool) -> ModelAdapter:
     """The decoder in `folder`; `headless` where its checkpoint may hold no output head, as embedding models' do not.
 
     Raises ModelError with what is wrong with it.
     """
     config = load_config(folder)
     _refuse_seeing_ahead(config)
-    changes = older_names(config)
-    if headless and "lm_head.weight" not in checkpoint.read(folder):
+    changes = older_config_names(config)
+    if headless and "lm_head.weight" not in checkpoint.read_checkpoint_tensors(folder):
         changes["tie_word_embeddings"] = True
     try:
-        model, config = load_model(folder, model_config=changes, get_model_classes=with_blocks(_classes))
+        model, config = load_model(folder, model_config=changes, get_model_classes=with_gguf_blocks(_prefixed_classes))
     # The code of a hundred families reads this folder and may trip over anything.
     except Exception as error:
         said = str(error) or type(error).__name__
         raise ModelError(f"The model in {folder.name} cannot be loaded: {said}") from error
-    notes = settle(model, device, dtype)
+    notes = settle_precision(model, device, dtype)
     mx.eval(model.parameters())
     model.eval()
     # A text's keys and values live as long as it is computed: fewer bits would gain nothing.
-    return adapt(model, config, device, widest=CHUNK, notes=notes, exact=True)
+    return adapt_model(model, config, device, widest=DECODER_CHUNK, notes=notes, exact=True)
 
 
 def _refuse_seeing_ahead(config: dict[str, Any]) -> None:
@@ -196,7 +203,7 @@ def _refuse_seeing_ahead(config: dict[str, Any]) -> None:
             raise ModelError(f"{architecture}: classification heads of decoders are not known to ingot")
 
 
-def known_upstream(config: dict[str, Any]) -> bool:
+def is_known_to_mlx_lm(config: dict[str, Any]) -> bool:
     """Whether mlx-lm has code for models of this type."""
     try:
         model_classes(config=config)
@@ -205,29 +212,33 @@ def known_upstream(config: dict[str, Any]) -> bool:
     return True
 
 
-def _classes(config: dict[str, Any]) -> tuple[type, type]:
+def _prefixed_classes(config: dict[str, Any]) -> tuple[type, type]:
     """mlx-lm's classes for `config`, with one that also reads checkpoints saved without the head's prefix."""
     model_class, args_class = model_classes(config=config)
 
     class Prefixed(model_class):  # type: ignore[misc, valid-type]
         def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-            return super().sanitize(_prefixed(weights))
+            return super().sanitize(_with_model_prefix(weights))
 
     return Prefixed, args_class
 
 
-def _prefixed(weights: dict[str, mx.array]) -> dict[str, mx.array]:
+def _with_model_prefix(weights: dict[str, mx.array]) -> dict[str, mx.array]:
     if any(name.startswith("model.") for name in weights):
         return weights
     return {name if name.startswith("lm_head.") else f"model.{name}": weight for name, weight in weights.items()}
 
 
-def _without_head(adapter: Adapter) -> Adapter:
+def _without_head(adapter: ModelAdapter) -> ModelAdapter:
     """The same adapter, whose `forward` gives hidden states. Raises ModelError where its head is not known."""
-    if adapter.selection is None or not adapter.selection.obeyed:
+    if adapter.selection is None or not adapter.selection.was_used:
         raise ModelError(f"The output head of {adapter.family} models is not known, so hidden states cannot be had")
-    found = [(path, module) for path, module in adapter.model.named_modules() if type(module) in _TIED]
+    found = [(path, module) for path, module in adapter.model.named_modules() if type(module) in _BARE_EMBEDDINGS]
     [(path, module)] = found
-    bare = adopt(module, _TIED[type(module)]) if isinstance(module, nn.Embedding | nn.QuantizedEmbedding) else None
-    adapter.model.update_modules(tree_unflatten([(path, bare or BareHead(adapter.selection))]))
+    bare = (
+        adopt_module(module, _BARE_EMBEDDINGS[type(module)])
+        if isinstance(module, nn.Embedding | nn.QuantizedEmbedding)
+        else None
+    )
+    adapter.model.update_modules(tree_unflatten([(path, bare or BareLmHead(adapter.selection))]))
     return adapter

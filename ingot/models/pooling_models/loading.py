@@ -1,30 +1,38 @@
-"""From a folder to an encoder for what it is asked to do."""
+"""From a folder to an embedding model or a reranker, and the table of BERT-type families: a new one is one class and
+one entry."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from ingot.errors import ModelError
 from ingot.kernels.device import Device
 from ingot.models import checkpoint
-from ingot.models.adapter import Adapter
-from ingot.models.encoders.config import EncoderConfig
-from ingot.models.encoders.families import BUFFERS, FAMILIES, Family
-from ingot.models.encoders.pooling import Pooling
+from ingot.models.adapter import ModelAdapter
+from ingot.models.checkpoint import CheckpointConfig
 from ingot.models.files.folder_checks import stated_context
-from ingot.models.pooling_models.decoder import EmbeddingDecoder, JudgingDecoder, known_upstream, load_decoder
-from ingot.models.pooling_models.encoder import Encoder, EncoderTraits, TrunkEncoder
-from ingot.models.pooling_models.sentence_transformers import Recipe
-from ingot.models.precision import settle
+from ingot.models.pooling_models import bert, modernbert
+from ingot.models.pooling_models.decoder import (
+    EmbeddingDecoder,
+    RerankDecoder,
+    is_known_to_mlx_lm,
+    load_pooling_decoder,
+)
+from ingot.models.pooling_models.encoder import PoolingEncoder, PoolingTraits, TrunkEncoder
+from ingot.models.pooling_models.sentence_transformers import PoolingRecipe, SentencePooling
+from ingot.models.precision import settle_precision
 
-POOLERS = (r"^roberta\.pooler\.",)
+UNNEEDED_POOLERS = (r"^roberta\.pooler\.",)
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_model_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -34,70 +42,77 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def is_decoder(config: dict[str, Any]) -> bool:
+def is_pooling_decoder(config: dict[str, Any]) -> bool:
     """Whether the model is run as mlx-lm's decoders are, not as one of our BERT-type families.
 
     Raises ModelError for one that is neither.
     """
-    if config.get("model_type") in FAMILIES:
+    if config.get("model_type") in ENCODER_FAMILIES:
         return False
-    if not known_upstream(config):
+    if not is_known_to_mlx_lm(config):
         raise ModelError(
-            f"Models of type {config.get('model_type')!r} are not known as encoders. Known are {', '.join(FAMILIES)}, "
+            f"Models of type {config.get('model_type')!r} are not known as encoders. Known are "
+            f"{', '.join(ENCODER_FAMILIES)}, "
             "and the decoders that mlx-lm can load"
         )
     return True
 
 
-def load_embedder(folder: Path, device: Device, recipe: Recipe, *, dtype: str | None = None) -> Encoder:
+def load_embedder(folder: Path, device: Device, recipe: PoolingRecipe, *, dtype: str | None = None) -> PoolingEncoder:
     """The model in `folder` that makes vectors by `recipe`. Raises ModelError with what is wrong with it."""
-    config = read_config(folder)
-    if is_decoder(config):
-        return _embedding_decoder(load_decoder(folder, device, dtype=dtype, headless=True), config, recipe)
-    if head := _classifying(config):
+    config = read_model_config(folder)
+    if is_pooling_decoder(config):
+        return _embedding_decoder(load_pooling_decoder(folder, device, dtype=dtype, headless=True), config, recipe)
+    if head := _classification_head(config):
         raise ModelError(f"{folder.name} is a {head}: it scores pairs of texts. Give it with --rerank-model")
-    family = FAMILIES[config["model_type"]]
-    model = _built(family.trunk(config), family, folder, config, drop=family.prefix, unneeded=family.unneeded)
-    notes = settle(model, device, dtype)
-    pooling = Pooling(recipe, int(config["hidden_size"]))
+    family = ENCODER_FAMILIES[config["model_type"]]
+    model = _with_checkpoint_weights(
+        family.trunk(config), family, folder, config, drop=family.prefix, unneeded=family.unneeded
+    )
+    notes = settle_precision(model, device, dtype)
+    pooling = SentencePooling(recipe, int(config["hidden_size"]))
     mx.eval(model.parameters(), pooling.parameters())
-    traits = _traits(
+    traits = _trunk_traits(
         config, family.longest(config), recipe.length, pooling.dimension, recipe.unit, [*recipe.notes, *notes]
     )
-    return _trunk(model, pooling, traits, config, family)
+    return _trunk_encoder(model, pooling, traits, config, family)
 
 
 def load_reranker(
     folder: Path, device: Device, *, yes: int | None = None, no: int | None = None, dtype: str | None = None
-) -> Encoder:
+) -> PoolingEncoder:
     """The model in `folder` that scores pairs; `yes` and `no` are the tokens that a decoder answers with."""
-    config = read_config(folder)
-    if is_decoder(config):
+    config = read_model_config(folder)
+    if is_pooling_decoder(config):
         if yes is None or no is None:
             raise ModelError(
                 f"The tokenizer of {folder.name} has no single tokens for yes and no, which it judges with"
             )
-        adapter = load_decoder(folder, device, dtype=dtype, headless=False)
-        traits = EncoderTraits(adapter.family, adapter.vocab, adapter.context, 1, False, adapter.notes)
-        return JudgingDecoder(adapter, traits, yes=yes, no=no)
-    if not _classifying(config):
+        adapter = load_pooling_decoder(folder, device, dtype=dtype, headless=False)
+        traits = PoolingTraits(adapter.family, adapter.vocab, adapter.context, 1, False, adapter.notes)
+        return RerankDecoder(adapter, traits, yes=yes, no=no)
+    if not _classification_head(config):
         raise ModelError(
             f"{folder.name} has no head that scores a pair of texts (its config.json names "
             f"{', '.join(_architectures(config)) or 'no architecture'}); a cross-encoder or a Qwen3-Reranker does"
         )
     _refuse_several_labels(config)
-    family = FAMILIES[config["model_type"]]
-    model: Any = _built(family.classifier(config), family, folder, config, drop="", unneeded=(*BUFFERS, *POOLERS))
-    notes = settle(model, device, dtype)
+    family = ENCODER_FAMILIES[config["model_type"]]
+    model: Any = _with_checkpoint_weights(
+        family.classifier(config), family, folder, config, drop="", unneeded=(*UNNEEDED_BUFFERS, *UNNEEDED_POOLERS)
+    )
+    notes = settle_precision(model, device, dtype)
     mx.eval(model.parameters())
-    return _trunk(model, model.score, _traits(config, family.longest(config), None, 1, False, notes), config, family)
+    return _trunk_encoder(
+        model, model.score, _trunk_traits(config, family.longest(config), None, 1, False, notes), config, family
+    )
 
 
 def _architectures(config: dict[str, Any]) -> list[str]:
     return [str(name) for name in config.get("architectures") or []]
 
 
-def _classifying(config: dict[str, Any]) -> str | None:
+def _classification_head(config: dict[str, Any]) -> str | None:
     return next((name for name in _architectures(config) if name.endswith("ForSequenceClassification")), None)
 
 
@@ -108,28 +123,30 @@ def _refuse_several_labels(config: dict[str, Any]) -> None:
         raise ModelError(f"The model sorts pairs into {count} classes; reranking needs one that gives a single score")
 
 
-def _built(
-    model: Any, family: Family, folder: Path, config: dict[str, Any], *, drop: str, unneeded: tuple[str, ...]
+def _with_checkpoint_weights(
+    model: Any, family: EncoderFamily, folder: Path, config: dict[str, Any], *, drop: str, unneeded: tuple[str, ...]
 ) -> Any:
     if "quantization" in config or "quantization_config" in config:
         raise ModelError(f"The weights of {folder.name} are quantised, which ingot does not know for encoders")
-    found = checkpoint.renamed(checkpoint.read(folder), drop=drop)
-    checkpoint.give(model, found, unneeded=unneeded, whose=folder.name)
+    found = checkpoint.with_current_names(checkpoint.read_checkpoint_tensors(folder), drop=drop)
+    checkpoint.load_tensors(model, found, unneeded=unneeded, whose=folder.name)
     return model
 
 
-def _traits(
+def _trunk_traits(
     config: dict[str, Any], longest: int, stated: int | None, dimension: int, unit: bool, notes: list[str]
-) -> EncoderTraits:
+) -> PoolingTraits:
     length = longest if stated is None else min(longest, stated)
     if stated is not None and stated > longest:
         notes = [*notes, f"the files ask for inputs of {stated} tokens, the model has positions for {longest}"]
-    vocab = EncoderConfig(config).number("vocab_size")
-    return EncoderTraits(str(config["model_type"]), vocab, length, dimension, unit, tuple(notes))
+    vocab = CheckpointConfig(config).number("vocab_size")
+    return PoolingTraits(str(config["model_type"]), vocab, length, dimension, unit, tuple(notes))
 
 
-def _trunk(model: Any, finish: Any, traits: EncoderTraits, config: dict[str, Any], family: Family) -> Encoder:
-    stated = EncoderConfig(config)
+def _trunk_encoder(
+    model: Any, finish: Any, traits: PoolingTraits, config: dict[str, Any], family: EncoderFamily
+) -> PoolingEncoder:
+    stated = CheckpointConfig(config)
     return TrunkEncoder(
         model,
         finish,
@@ -141,13 +158,56 @@ def _trunk(model: Any, finish: Any, traits: EncoderTraits, config: dict[str, Any
     )
 
 
-def _embedding_decoder(adapter: Adapter, config: dict[str, Any], recipe: Recipe) -> Encoder:
+def _embedding_decoder(adapter: ModelAdapter, config: dict[str, Any], recipe: PoolingRecipe) -> PoolingEncoder:
     text = {**config, **(config.get("text_config") or {})}
-    pooling = Pooling(recipe, EncoderConfig(text).number("hidden_size"))
+    pooling = SentencePooling(recipe, CheckpointConfig(text).number("hidden_size"))
     longest = stated_context(config)
     length = longest if recipe.length is None else min(longest, recipe.length)
-    traits = EncoderTraits(
+    traits = PoolingTraits(
         adapter.family, adapter.vocab, length, pooling.dimension, recipe.unit, (*recipe.notes, *adapter.notes)
     )
     mx.eval(pooling.parameters())
     return EmbeddingDecoder(adapter, traits, pooling)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderFamily:
+    trunk: Callable[[dict[str, Any]], nn.Module]  # for embeddings
+    classifier: Callable[[dict[str, Any]], nn.Module]  # for scores
+    prefix: str  # of the trunk's tensors in a model with a head
+    longest: Callable[[dict[str, Any]], int]
+    pad: int  # where the config does not state one
+    unneeded: tuple[str, ...]  # tensors that embeddings do without
+
+
+_BERT = EncoderFamily(bert.Bert, bert.BertClassifier, "bert.", bert.longest_bert_input, 0, bert.BERT_UNNEEDED)
+_ROBERTA = EncoderFamily(
+    bert.XlmRoberta,
+    bert.XlmRobertaClassifier,
+    "roberta.",
+    bert.longest_roberta_input,
+    1,
+    bert.BERT_UNNEEDED,
+)
+_MODERN = EncoderFamily(
+    modernbert.ModernBert,
+    modernbert.ModernBertClassifier,
+    "model.",
+    modernbert.longest_modernbert_input,
+    0,
+    modernbert.MODERNBERT_UNNEEDED,
+)
+_MPNET = EncoderFamily(
+    bert.MPNet, bert.MPNetClassifier, "mpnet.", bert.longest_mpnet_input, bert.MPNET_PAD, bert.BERT_UNNEEDED
+)
+
+ENCODER_FAMILIES: dict[str, EncoderFamily] = {
+    "bert": _BERT,
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "modernbert": _MODERN,
+    "mpnet": _MPNET,
+}
+UNNEEDED_BUFFERS = (r"position_ids$", r"token_type_ids$")
+"""Tensors that are written into checkpoints and say nothing."""

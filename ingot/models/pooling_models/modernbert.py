@@ -10,18 +10,22 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ingot.errors import ModelError
-from ingot.models.encoders.activations import activation
-from ingot.models.encoders.attention import attend, heads_of, merge_heads
-from ingot.models.encoders.config import EncoderConfig
-from ingot.models.encoders.padded import PaddedTexts
+from ingot.models.checkpoint import CheckpointConfig
+from ingot.models.pooling_models.encoder import (
+    PaddedTexts,
+    activation_function,
+    attend_bidirectional,
+    merge_heads,
+    split_heads,
+)
 
-UNNEEDED = (r"^head\.", r"^decoder\.", r"^classifier\.")
-KINDS = ("full_attention", "sliding_attention")
-THETAS = {"full_attention": ("global_rope_theta", 160_000.0), "sliding_attention": ("local_rope_theta", 10_000.0)}
+MODERNBERT_UNNEEDED = (r"^head\.", r"^decoder\.", r"^classifier\.")
+LAYER_KINDS = ("full_attention", "sliding_attention")
+ROPE_THETAS = {"full_attention": ("global_rope_theta", 160_000.0), "sliding_attention": ("local_rope_theta", 10_000.0)}
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModernBertShape:
     vocab: int
     hidden: int
     inner: int
@@ -36,15 +40,15 @@ class Shape:
     inner_bias: bool
 
     @classmethod
-    def of(cls, config: dict[str, Any]) -> Shape:
-        stated = EncoderConfig(config)
+    def of(cls, config: dict[str, Any]) -> ModernBertShape:
+        stated = CheckpointConfig(config)
         return cls(
             vocab=stated.number("vocab_size"),
             hidden=stated.number("hidden_size"),
             inner=stated.number("intermediate_size"),
             heads=stated.number("num_attention_heads"),
-            kinds=_kinds(config, stated),
-            thetas={kind: _theta(config, kind) for kind in KINDS},
+            kinds=_layer_kinds(config, stated),
+            thetas={kind: _rope_theta(config, kind) for kind in LAYER_KINDS},
             reach=stated.number("local_attention", 128) // 2,
             eps=stated.real("norm_eps", 1e-5),
             act=stated.text("hidden_activation", "gelu"),
@@ -54,28 +58,28 @@ class Shape:
         )
 
 
-def _kinds(config: dict[str, Any], stated: EncoderConfig) -> tuple[str, ...]:
+def _layer_kinds(config: dict[str, Any], stated: CheckpointConfig) -> tuple[str, ...]:
     kinds = config.get("layer_types")
     if kinds is None:
         every = stated.number("global_attn_every_n_layers", 3)
         count = stated.number("num_hidden_layers")
-        kinds = [KINDS[bool(number % every)] for number in range(count)]
-    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        kinds = [LAYER_KINDS[bool(number % every)] for number in range(count)]
+    if unknown := [kind for kind in kinds if kind not in LAYER_KINDS]:
         raise ModelError(f"The model's config.json names the layer type {unknown[0]!r}, which ModernBERT does not have")
     return tuple(kinds)
 
 
-def _theta(config: dict[str, Any], kind: str) -> float:
+def _rope_theta(config: dict[str, Any], kind: str) -> float:
     parameters = (config.get("rope_parameters") or {}).get(kind) or {}
     scaled = parameters.get("rope_type", "default") != "default" or config.get("rope_scaling") is not None
     if scaled:
         raise ModelError("The model's config.json scales its rotary positions, which ingot does not know for encoders")
-    key, default = THETAS[kind]
+    key, default = ROPE_THETAS[kind]
     return float(parameters.get("rope_theta") or config.get(key) or default)
 
 
-class Embeddings(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+class ModernBertEmbeddings(nn.Module):
+    def __init__(self, shape: ModernBertShape) -> None:
         super().__init__()
         self.tok_embeddings = nn.Embedding(shape.vocab, shape.hidden)
         self.norm = nn.LayerNorm(shape.hidden, eps=shape.eps, bias=shape.norm_bias)
@@ -84,8 +88,8 @@ class Embeddings(nn.Module):
         return self.norm(self.tok_embeddings(rows.tokens))
 
 
-class Attention(nn.Module):
-    def __init__(self, shape: Shape, kind: str) -> None:
+class ModernBertAttention(nn.Module):
+    def __init__(self, shape: ModernBertShape, kind: str) -> None:
         super().__init__()
         self._heads = shape.heads
         self._theta = shape.thetas[kind]
@@ -94,19 +98,23 @@ class Attention(nn.Module):
         self.Wo = nn.Linear(shape.hidden, shape.hidden, bias=shape.attention_bias)
 
     def __call__(self, x: mx.array, rows: PaddedTexts) -> mx.array:
-        queries, keys, values = (heads_of(part, self._heads) for part in mx.split(self.Wqkv(x), 3, axis=-1))
+        queries, keys, values = (split_heads(part, self._heads) for part in mx.split(self.Wqkv(x), 3, axis=-1))
         return self.Wo(
-            merge_heads(attend(self._turned(queries), self._turned(keys), values, seen=rows.seen, reach=self._reach))
+            merge_heads(
+                attend_bidirectional(
+                    self._turned(queries), self._turned(keys), values, seen=rows.seen, reach=self._reach
+                )
+            )
         )
 
     def _turned(self, x: mx.array) -> mx.array:
         return mx.fast.rope(x, x.shape[-1], traditional=False, base=self._theta, scale=1.0, offset=0)
 
 
-class Gated(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+class ModernBertMlp(nn.Module):
+    def __init__(self, shape: ModernBertShape) -> None:
         super().__init__()
-        self._act = activation(shape.act)
+        self._act = activation_function(shape.act)
         self.Wi = nn.Linear(shape.hidden, 2 * shape.inner, bias=shape.inner_bias)
         self.Wo = nn.Linear(shape.inner, shape.hidden, bias=shape.inner_bias)
 
@@ -115,15 +123,15 @@ class Gated(nn.Module):
         return self.Wo(self._act(inner) * gate)
 
 
-class Layer(nn.Module):
-    def __init__(self, shape: Shape, number: int) -> None:
+class ModernBertLayer(nn.Module):
+    def __init__(self, shape: ModernBertShape, number: int) -> None:
         super().__init__()
         # What comes out of the embeddings is normed already.
         if number > 0:
             self.attn_norm = nn.LayerNorm(shape.hidden, eps=shape.eps, bias=shape.norm_bias)
-        self.attn = Attention(shape, shape.kinds[number])
+        self.attn = ModernBertAttention(shape, shape.kinds[number])
         self.mlp_norm = nn.LayerNorm(shape.hidden, eps=shape.eps, bias=shape.norm_bias)
-        self.mlp = Gated(shape)
+        self.mlp = ModernBertMlp(shape)
 
     def __call__(self, x: mx.array, rows: PaddedTexts) -> mx.array:
         x = x + self.attn(self.attn_norm(x) if "attn_norm" in self else x, rows)
@@ -135,9 +143,9 @@ class ModernBert(nn.Module):
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        shape = Shape.of(config)
-        self.embeddings = Embeddings(shape)
-        self.layers = [Layer(shape, number) for number in range(len(shape.kinds))]
+        shape = ModernBertShape.of(config)
+        self.embeddings = ModernBertEmbeddings(shape)
+        self.layers = [ModernBertLayer(shape, number) for number in range(len(shape.kinds))]
         self.final_norm = nn.LayerNorm(shape.hidden, eps=shape.eps, bias=shape.norm_bias)
 
     def stages(self, rows: PaddedTexts) -> Iterator[mx.array]:
@@ -148,11 +156,11 @@ class ModernBert(nn.Module):
         yield self.final_norm(x)
 
 
-class Head(nn.Module):
+class ModernBertHead(nn.Module):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        shape, stated = Shape.of(config), EncoderConfig(config)
-        self._act = activation(stated.text("classifier_activation", "gelu"))
+        shape, stated = ModernBertShape.of(config), CheckpointConfig(config)
+        self._act = activation_function(stated.text("classifier_activation", "gelu"))
         self.dense = nn.Linear(shape.hidden, shape.hidden, bias=stated.flag("classifier_bias", False))
         self.norm = nn.LayerNorm(shape.hidden, eps=shape.eps, bias=shape.norm_bias)
 
@@ -165,15 +173,15 @@ class ModernBertClassifier(nn.Module):
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        pooling = EncoderConfig(config).text("classifier_pooling", "cls")
+        pooling = CheckpointConfig(config).text("classifier_pooling", "cls")
         if pooling not in ("cls", "mean"):
             raise ModelError(
                 f"The model's config.json asks for the pooling {pooling!r}, which ModernBERT does not have"
             )
         self._mean = pooling == "mean"
         self.model = ModernBert(config)
-        self.head = Head(config)
-        self.classifier = nn.Linear(Shape.of(config).hidden, 1)
+        self.head = ModernBertHead(config)
+        self.classifier = nn.Linear(ModernBertShape.of(config).hidden, 1)
 
     def stages(self, rows: PaddedTexts) -> Iterator[mx.array]:
         return self.model.stages(rows)
@@ -185,5 +193,5 @@ class ModernBertClassifier(nn.Module):
         return self.classifier(self.head((x * weights).sum(axis=1) / weights.sum(axis=1)))
 
 
-def longest(config: dict[str, Any]) -> int:
-    return EncoderConfig(config).number("max_position_embeddings", 8192)
+def longest_modernbert_input(config: dict[str, Any]) -> int:
+    return CheckpointConfig(config).number("max_position_embeddings", 8192)

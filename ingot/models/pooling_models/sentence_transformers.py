@@ -1,7 +1,8 @@
-"""What the sentence-transformers files beside a model say about making a vector of its hidden states.
+"""What the sentence-transformers files beside a model say about making a vector of its hidden states, and doing it.
 
-`modules.json` lists the steps; each has a folder with its own config. Only what is understood is honoured, and the
-rest is an error that names it: a vector made by another recipe looks as good as the right one.
+`modules.json` lists the steps; each has a folder with its own config. Only what is understood is honoured, and the rest
+is a ModelError that names it: a vector made by another recipe looks as good as the right one. Pooling is always
+computed in float32.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+import mlx.nn as nn
+
 from ingot.errors import ModelError
+from ingot.models import checkpoint
+from ingot.models.pooling_models.encoder import PaddedTexts, activation_function
 
 # In the order in which sentence-transformers joins them where there are several.
-POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-FLAGS = {
+POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
@@ -24,12 +30,12 @@ FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-STATEMENTS = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_xlm-roberta_config.json")
-INERT = ("Dropout",)
+LENGTH_FILES = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_xlm-roberta_config.json")
+INERT_MODULES = ("Dropout",)
 
 
 @dataclass(frozen=True, slots=True)
-class Dense:
+class DenseStep:
     """A linear layer behind the pooling; its weights are in `folder`."""
 
     folder: Path
@@ -40,17 +46,17 @@ class Dense:
 
 
 @dataclass(frozen=True, slots=True)
-class Normalize:
+class NormalizeStep:
     """Scale to length 1."""
 
 
-RecipeStep = Dense | Normalize
+PoolingStep = DenseStep | NormalizeStep
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class PoolingRecipe:
     pooling: tuple[str, ...]
-    steps: tuple[RecipeStep, ...]
+    steps: tuple[PoolingStep, ...]
     length: int | None = None  # the longest input, where the files state one
     lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -60,15 +66,15 @@ class Recipe:
     @property
     def unit(self) -> bool:
         """Whether vectors have length 1."""
-        return bool(self.steps) and isinstance(self.steps[-1], Normalize)
+        return bool(self.steps) and isinstance(self.steps[-1], NormalizeStep)
 
 
-def read_recipe(folder: Path, *, usual: str) -> Recipe:
+def read_pooling_recipe(folder: Path, *, usual: str) -> PoolingRecipe:
     """The recipe in `folder`; `usual` is the pooling to assume, with a note, where the files leave it open."""
-    statement = next((found for name in STATEMENTS if (found := _object(folder / name)) is not None), {})
-    library = _object(folder / "config_sentence_transformers.json") or {}
-    prompts = _prompts(library)
-    pooling, steps, notes = _modules(folder, usual, prompted=any(prompts.values()))
+    statement = next((found for name in LENGTH_FILES if (found := _read_object(folder / name)) is not None), {})
+    library = _read_object(folder / "config_sentence_transformers.json") or {}
+    prompts = _read_prompts(library)
+    pooling, steps, notes = _read_modules(folder, usual, prompted=any(prompts.values()))
     length = statement.get("max_seq_length")
     if length is not None and type(length) is not int:
         raise ModelError(f"max_seq_length is {length!r}, which is no number of tokens")
@@ -77,23 +83,27 @@ def read_recipe(folder: Path, *, usual: str) -> Recipe:
         raise ModelError(
             f"config_sentence_transformers.json names the default prompt {default!r} and has none so called"
         )
-    return Recipe(pooling, steps, length, bool(statement.get("do_lower_case", False)), prompts, default, tuple(notes))
+    return PoolingRecipe(
+        pooling, steps, length, bool(statement.get("do_lower_case", False)), prompts, default, tuple(notes)
+    )
 
 
-def _prompts(library: dict[str, Any]) -> dict[str, str]:
+def _read_prompts(library: dict[str, Any]) -> dict[str, str]:
     stated = library.get("prompts") or {}
     if not isinstance(stated, dict) or not all(isinstance(text, str) for text in stated.values()):
         raise ModelError("config_sentence_transformers.json: prompts is not an object of texts")
     return stated
 
 
-def _modules(folder: Path, usual: str, *, prompted: bool) -> tuple[tuple[str, ...], tuple[RecipeStep, ...], list[str]]:
-    modules = _listed(folder / "modules.json")
+def _read_modules(
+    folder: Path, usual: str, *, prompted: bool
+) -> tuple[tuple[str, ...], tuple[PoolingStep, ...], list[str]]:
+    modules = _read_module_list(folder / "modules.json")
     if modules is None:
         note = f"no modules.json: vectors are made by {usual} pooling and scaled to length 1, which is a guess"
-        return (usual,), (Normalize(),), [note]
+        return (usual,), (NormalizeStep(),), [note]
     pooling: tuple[str, ...] = ()
-    steps: list[RecipeStep] = []
+    steps: list[PoolingStep] = []
     notes: list[str] = []
     for module in modules:
         kind = str(module.get("type", "")).rpartition(".")[2]
@@ -101,70 +111,152 @@ def _modules(folder: Path, usual: str, *, prompted: bool) -> tuple[tuple[str, ..
         if kind == "Transformer":
             continue
         if kind == "Pooling":
-            pooling, said = _pooling(place, usual, prompted=prompted)
+            pooling, said = _read_pooling(place, usual, prompted=prompted)
             notes += said
         elif kind == "Normalize":
-            steps.append(Normalize())
+            steps.append(NormalizeStep())
         elif kind == "Dense":
-            steps.append(_dense(place))
-        elif kind not in INERT:
+            steps.append(_read_dense(place))
+        elif kind not in INERT_MODULES:
             raise ModelError(f"modules.json names the module {module.get('type')!r}, which ingot does not know")
     if not pooling:
         raise ModelError("modules.json names no pooling, so it is no model that makes one vector of a text")
     return pooling, tuple(steps), notes
 
 
-def _pooling(place: Path, usual: str, *, prompted: bool) -> tuple[tuple[str, ...], list[str]]:
-    config = _object(place / "config.json")
+def _read_pooling(place: Path, usual: str, *, prompted: bool) -> tuple[tuple[str, ...], list[str]]:
+    config = _read_object(place / "config.json")
     if config is None:
         return (usual,), [f"{place.name}/config.json is missing: {usual} pooling is a guess"]
-    modes = _modes(config)
-    if unknown := [mode for mode in modes if mode not in POOLINGS]:
+    modes = _pooling_modes(config)
+    if unknown := [mode for mode in modes if mode not in POOLING_MODES]:
         raise ModelError(f"{place.name}/config.json asks for the pooling {unknown[0]!r}, which ingot does not know")
     if not modes:
         raise ModelError(f"{place.name}/config.json asks for no pooling")
     if config.get("include_prompt") is False and prompted:
         raise ModelError("The model's pooling leaves its prompts out, which ingot does not know how to do")
-    return tuple(sorted(modes, key=POOLINGS.index)), []
+    return tuple(sorted(modes, key=POOLING_MODES.index)), []
 
 
-def _modes(config: dict[str, Any]) -> list[str]:
+def _pooling_modes(config: dict[str, Any]) -> list[str]:
     stated = config.get("pooling_mode")
     if isinstance(stated, str):
         return [stated]
     if isinstance(stated, list):
         return [str(mode) for mode in stated]
-    return [FLAGS.get(key, key) for key, value in config.items() if key.startswith("pooling_mode") and value is True]
+    return [
+        POOLING_FLAGS.get(key, key) for key, value in config.items() if key.startswith("pooling_mode") and value is True
+    ]
 
 
-def _dense(place: Path) -> Dense:
-    config = _object(place / "config.json") or {}
+def _read_dense(place: Path) -> DenseStep:
+    config = _read_object(place / "config.json") or {}
     try:
         inputs, outputs = int(config["in_features"]), int(config["out_features"])
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{place.name}/config.json does not state in_features and out_features") from error
     act = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
-    return Dense(place, inputs, outputs, bool(config.get("bias", True)), act)
+    return DenseStep(place, inputs, outputs, bool(config.get("bias", True)), act)
 
 
-def _object(path: Path) -> dict[str, Any] | None:
-    value = _json(path)
+def _read_object(path: Path) -> dict[str, Any] | None:
+    value = _read_json(path)
     if value is not None and not isinstance(value, dict):
         raise ModelError(f"{path.name} does not hold a JSON object")
     return value
 
 
-def _listed(path: Path) -> list[dict[str, Any]] | None:
-    value = _json(path)
+def _read_module_list(path: Path) -> list[dict[str, Any]] | None:
+    value = _read_json(path)
     if value is not None and not (isinstance(value, list) and all(isinstance(entry, dict) for entry in value)):
         raise ModelError(f"{path.name} does not hold a list of modules")
     return value
 
 
-def _json(path: Path) -> Any:
+def _read_json(path: Path) -> Any:
     if not path.is_file():
         return None
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path.name} is not valid JSON: {error}") from error
+
+
+LEAST_NORM = 1e-12
+
+
+class SentencePooling(nn.Module):
+    """The recipe at work: `__call__` makes [rows, dimension] of the last hidden states [rows, width, hidden]."""
+
+    def __init__(self, recipe: PoolingRecipe, hidden: int) -> None:
+        super().__init__()
+        self._modes = recipe.pooling
+        self._steps = recipe.steps
+        self.dimension = hidden * len(recipe.pooling)
+        self.dense = [_DenseLayer(step) for step in recipe.steps if isinstance(step, DenseStep)]
+        for layer in self.dense:
+            self.dimension = layer.outputs
+
+    def __call__(self, x: mx.array, rows: PaddedTexts) -> mx.array:
+        x = x.astype(mx.float32)
+        pooled = mx.concatenate([_POOLING_FUNCTIONS[mode](x, rows) for mode in self._modes], axis=-1)
+        layers = iter(self.dense)
+        for step in self._steps:
+            pooled = _unit_length(pooled) if isinstance(step, NormalizeStep) else next(layers)(pooled)
+        return pooled
+
+
+class _DenseLayer(nn.Module):
+    def __init__(self, step: DenseStep) -> None:
+        super().__init__()
+        self._act = activation_function(step.act)
+        self.outputs = step.outputs
+        self.linear = nn.Linear(step.inputs, step.outputs, bias=step.bias)
+        checkpoint.load_tensors(
+            self, checkpoint.read_checkpoint_tensors(step.folder), unneeded=(), whose=step.folder.name
+        )
+        self.set_dtype(mx.float32)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self._act(self.linear(x))
+
+
+def _unit_length(x: mx.array) -> mx.array:
+    return x / mx.maximum(mx.linalg.norm(x, axis=-1, keepdims=True), LEAST_NORM)
+
+
+def _pool_first(x: mx.array, rows: PaddedTexts) -> mx.array:
+    return x[:, 0]
+
+
+def _pool_last(x: mx.array, rows: PaddedTexts) -> mx.array:
+    return mx.take_along_axis(x, (rows.lengths - 1)[:, None, None], axis=1)[:, 0]
+
+
+def _pool_max(x: mx.array, rows: PaddedTexts) -> mx.array:
+    return mx.where(rows.weights() > 0, x, -mx.inf).max(axis=1)
+
+
+def _pool_mean(x: mx.array, rows: PaddedTexts) -> mx.array:
+    weights = rows.weights()
+    return (x * weights).sum(axis=1) / weights.sum(axis=1)
+
+
+def _pool_mean_sqrt_len(x: mx.array, rows: PaddedTexts) -> mx.array:
+    weights = rows.weights()
+    return (x * weights).sum(axis=1) / mx.sqrt(weights.sum(axis=1))
+
+
+def _pool_weighted_mean(x: mx.array, rows: PaddedTexts) -> mx.array:
+    weights = rows.weights() * mx.arange(1, rows.width + 1, dtype=mx.float32)[None, :, None]
+    return (x * weights).sum(axis=1) / weights.sum(axis=1)
+
+
+_POOLING_FUNCTIONS = {
+    "cls": _pool_first,
+    "max": _pool_max,
+    "mean": _pool_mean,
+    "mean_sqrt_len_tokens": _pool_mean_sqrt_len,
+    "weightedmean": _pool_weighted_mean,
+    "lasttoken": _pool_last,
+}

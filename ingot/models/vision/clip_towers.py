@@ -1,11 +1,16 @@
-"""The towers of LLaVA: CLIP or SigLIP, of LLaVA 1.5 on a square out of the picture's middle. LLaVA 1.6 sees the whole
-picture as a square, and tiles of it on a canvas; lines of those tiles' features end in one of their own."""
+"""The vision towers of LLaVA 1.5 and 1.6, Phi 3.5 and Pixtral (Mistral 3), whose colours are normalised as CLIP's.
+
+LLaVA: CLIP or SigLIP; 1.5 on a square out of the image's middle, 1.6 on the whole image as a square and on tiles of it
+on a canvas. Phi 3.5: CLIP on tiles of an image that is padded to them, and on the whole. Lines of those tiles' features
+end in one of their own. Pixtral: images of any shape, whose patches are rotated by row and column.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Final
 
 import mlx.core as mx
@@ -13,56 +18,72 @@ import numpy as np
 
 from ingot.errors import ModelError
 from ingot.kernels.device import Device
-from ingot.media.families.files import ProcessorFiles, edge
-from ingot.media.layout import Layout
-from ingot.media.picture import Pixels, View
-from ingot.media.size import Size
-from ingot.models.vision.frames import Normal
-from ingot.models.vision.language import BESIDE, LanguagePart
-from ingot.models.vision.qwen import CLIP
-from ingot.models.vision.slicing import Slicing
-from ingot.models.vision.tiles import Cut, TiledTower, Views, one_view, tiles
-from ingot.models.vision.tower import PixelArray
-from ingot.models.vision.vit import Vit, clip_layer, learned, up_to
+from ingot.media.image_processors import ProcessorFiles, stated_side
+from ingot.media.images import Pixels, View
+from ingot.media.layout import Layout, Size
+from ingot.models.vision.qwen import CLIP_NORMALIZATION
+from ingot.models.vision.tiles import (
+    CutTiles,
+    MakeViews,
+    PixelNormalization,
+    TiledVisionTower,
+    cut_square_tiles,
+    resize_bicubic,
+    single_view,
+)
+from ingot.models.vision.tower import LANGUAGE_PREFIXES, LanguagePart, PixelArray
+from ingot.models.vision.vit import (
+    RowFunction,
+    Vit,
+    VitLayer,
+    VitRotation,
+    WorkSlicing,
+    clip_layer,
+    joint_projection_of,
+    layers_up_to,
+    learned_positions,
+    merge_patches,
+)
+from ingot.upstream import create_attention_mask
 
-PARTS: Final = ("vision_tower", "multi_modal_projector")
-LINE_END: Final = "image_newline"
-LANGUAGE: Final = LanguagePart(None, BESIDE)
+LLAVA_PARTS: Final = ("vision_tower", "multi_modal_projector")
+LLAVA_LINE_END: Final = "image_newline"
+LLAVA_LANGUAGE: Final = LanguagePart(None, LANGUAGE_PREFIXES)
 
 
-def llava_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledTower:
-    normal = Normal.stated(files.pictures, *CLIP)
+def llava_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:
+    normal = PixelNormalization.stated(files.pictures, *CLIP_NORMALIZATION)
     whole = model.config.vision_config.image_size
-    shorter = edge(files.pictures, "size", whole) if files.pictures.get("do_center_crop", True) else None
+    shorter = stated_side(files.pictures, "size", whole) if files.pictures.get("do_center_crop", True) else None
 
     def views(size: Size, layout: Layout) -> Sequence[View]:
-        return one_view(size, layout) if shorter is None else ((brought_to(size, shorter),),)
+        return single_view(size, layout) if shorter is None else ((scale_to_shorter_side(size, shorter),),)
 
     def cut(shown: Sequence[Pixels], layout: Layout) -> list[PixelArray]:
-        return [normal(middle(shown[0], layout.size))]
+        return [normal(center_crop(shown[0], layout.size))]
 
-    return _tower(model, device, views, cut, normal.resample)
+    return _llava_tower(model, device, views, cut, normal.resample)
 
 
-def llava_next_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledTower:
+def llava_next_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:
     """Raises ModelError where features are asked for that have no place on the canvas."""
     if model.config.vision_feature_select_strategy != "default":
         raise ModelError("vision_feature_select_strategy other than default is not supported: tiles have no class.")
-    normal = Normal.stated(files.pictures, *CLIP)
+    normal = PixelNormalization.stated(files.pictures, *CLIP_NORMALIZATION)
 
     def side_of(layout: Layout) -> int:
         return int(layout.grid.h * model.config.vision_config.patch_size)
 
     def views(size: Size, layout: Layout) -> Sequence[View]:
         whole = Size(side_of(layout), side_of(layout))
-        return ((whole,),) if layout.covered is None else ((whole,), (within(size, layout.size),))
+        return ((whole,),) if layout.covered is None else ((whole,), (fit_within(size, layout.size),))
 
     def cut(shown: Sequence[Pixels], layout: Layout) -> Iterator[PixelArray]:
         side = side_of(layout)
         yield normal(shown[0])
         if layout.covered is not None:
-            canvas = on_black(shown[1], layout.size)
-            yield from map(normal, tiles(canvas, side))
+            canvas = pad_on_black(shown[1], layout.size)
+            yield from map(normal, cut_square_tiles(canvas, side))
 
     def lined(features: mx.array, layout: Layout) -> mx.array:
         if layout.covered is None:
@@ -74,22 +95,22 @@ def llava_next_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, 
         lines = lines.reshape(-1, columns * along, numbers)
         top, left = (lines.shape[0] - layout.covered.height) // 2, (lines.shape[1] - layout.covered.width) // 2
         seen = lines[top : top + layout.covered.height, left : left + layout.covered.width]
-        ends = mx.broadcast_to(model[LINE_END].astype(features.dtype), (seen.shape[0], 1, numbers))
+        ends = mx.broadcast_to(model[LLAVA_LINE_END].astype(features.dtype), (seen.shape[0], 1, numbers))
         return mx.concatenate([features[:each], mx.concatenate([seen, ends], axis=1).reshape(-1, numbers)])
 
-    return replace(_tower(model, device, views, cut, normal.resample), finish=lined)
+    return replace(_llava_tower(model, device, views, cut, normal.resample), finish=lined)
 
 
-def _tower(model: Any, device: Device, views: Views, cut: Cut, resample: int) -> TiledTower:
+def _llava_tower(model: Any, device: Device, views: MakeViews, cut: CutTiles, resample: int) -> TiledVisionTower:
     vision, stated = model.vision_tower.vision_model, model.config.vision_config
     embeddings = vision.embeddings
     clip = stated.model_type == "clip_vision_model"
     vit = Vit(
         embeddings.patch_embedding,
-        [clip_layer(layer) for layer in up_to(vision.encoder.layers, model.config.vision_feature_layer)],
+        [clip_layer(layer) for layer in layers_up_to(vision.encoder.layers, model.config.vision_feature_layer)],
         stated.num_attention_heads,
-        Slicing.on(device),
-        positions=learned(embeddings),
+        WorkSlicing.on(device),
+        positions=learned_positions(embeddings),
         first=embeddings.class_embedding if clip else None,
         opening=vision.pre_layrnorm if clip else None,
     )
@@ -99,7 +120,7 @@ def _tower(model: Any, device: Device, views: Views, cut: Cut, resample: int) ->
     def seen(states: mx.array, layout: Layout) -> mx.array:
         return states[:, begin:]
 
-    return TiledTower(
+    return TiledVisionTower(
         vit,
         (model.vision_tower, model.multi_modal_projector),
         stated.patch_size,
@@ -112,18 +133,18 @@ def _tower(model: Any, device: Device, views: Views, cut: Cut, resample: int) ->
     )
 
 
-def brought_to(size: Size, shorter: int) -> Size:
+def scale_to_shorter_side(size: Size, shorter: int) -> Size:
     """With a shorter side of so many pixels."""
     width, height = size
     return Size(shorter, shorter * height // width) if width <= height else Size(shorter * width // height, shorter)
 
 
-def middle(frame: Pixels, size: Size) -> Pixels:
+def center_crop(frame: Pixels, size: Size) -> Pixels:
     top, left = (frame.shape[0] - size.height) // 2, (frame.shape[1] - size.width) // 2
     return frame[top : top + size.height, left : left + size.width]
 
 
-def within(size: Size, canvas: Size) -> Size:
+def fit_within(size: Size, canvas: Size) -> Size:
     """As large as fits on a canvas."""
     across, down = canvas.width / size.width, canvas.height / size.height
     if across < down:
@@ -131,10 +152,182 @@ def within(size: Size, canvas: Size) -> Size:
     return Size(min(math.ceil(size.width * down), canvas.width), canvas.height)
 
 
-def on_black(frame: Pixels, canvas: Size) -> Pixels:
+def pad_on_black(frame: Pixels, canvas: Size) -> Pixels:
     """In the middle of a canvas."""
     height, width, _ = frame.shape
     made = np.zeros((canvas.height, canvas.width, 3), dtype=np.uint8)
     top, left = (canvas.height - height) // 2, (canvas.width - width) // 2
     made[top : top + height, left : left + width] = frame
     return made
+
+
+PHI_PARTS: Final = ("model.vision_embed_tokens",)
+_PHI_LANGUAGE_PREFIXES: Final = ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.")
+PHI_TILE: Final = 336
+PHI_MERGE: Final = 2
+BILINEAR: Final = 2
+WHITE: Final = 255
+
+
+def run_phi_over_embeddings(model: Any, states: Any, cache: Any) -> Any:
+    """As mlx-lm's class runs behind its embeddings."""
+    mask = create_attention_mask(states, cache[0])
+    for layer, state in zip(model.model.layers, cache, strict=True):
+        states = layer(states, mask, state)
+    return model.lm_head(model.model.norm(states))
+
+
+PHI_LANGUAGE: Final = LanguagePart(
+    "phi3", tuple((name, name) for name in _PHI_LANGUAGE_PREFIXES), None, run_phi_over_embeddings
+)
+
+
+def phi3_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:
+    vision_encoder = model.model.vision_embed_tokens
+    vision = vision_encoder.img_processor.vision_model
+    embeddings, stated = vision.embeddings, vision.embeddings.config
+    vit = Vit(
+        embeddings.patch_embedding,
+        [clip_layer(layer) for layer in vision.encoder.layers[:-1]],
+        stated.num_attention_heads,
+        WorkSlicing.on(device),
+        positions=learned_positions(embeddings),
+        first=embeddings.class_embedding,
+        opening=vision.pre_layrnorm,
+    )
+    normal = PixelNormalization.stated(files.pictures, *CLIP_NORMALIZATION)
+
+    def views(size: Size, layout: Layout) -> Sequence[View]:
+        return ((fill_canvas(size, layout.size),),)
+
+    def cut(shown: Sequence[Pixels], layout: Layout) -> Iterator[PixelArray]:
+        whole = normal(pad_on_white(shown[0], layout.size))
+        yield resize_bicubic(whole, Size(PHI_TILE, PHI_TILE))
+        yield from cut_square_tiles(whole, PHI_TILE)
+
+    def gathered(states: mx.array, layout: Layout) -> mx.array:
+        return merge_patches(states[:, 1:], layout, PHI_MERGE)
+
+    def arranged(features: mx.array, layout: Layout) -> mx.array:
+        along = layout.grid.h // PHI_MERGE
+        rows, columns = layout.size.height // PHI_TILE, layout.size.width // PHI_TILE
+        numbers = features.shape[-1]
+        tiled = features[1:].reshape(rows, columns, along, along, numbers).swapaxes(1, 2)
+        shapes = ((tiled, rows * along, columns * along), (features[:1], along, along))
+        lines = [
+            _with_line_ends(part.reshape(high, wide, numbers), vision_encoder.sub_GN) for part, high, wide in shapes
+        ]
+        return mx.concatenate([lines[0], vision_encoder.glb_GN.reshape(1, numbers).astype(features.dtype), lines[1]])
+
+    def projected(rows: mx.array) -> mx.array:
+        for layer in vision_encoder.img_projection:
+            rows = layer(rows)
+        return rows
+
+    hidden = int(config["hidden_size"])
+    return TiledVisionTower(
+        vit,
+        (vision_encoder,),
+        stated.patch_size,
+        hidden,
+        views=views,
+        cut=cut,
+        resample=BILINEAR,
+        gather=gathered,
+        project=projected,
+        arrange=arranged,
+    )
+
+
+def _with_line_ends(features: mx.array, end: mx.array) -> mx.array:
+    """[rows, columns, numbers], with one more at the end of each row, as one list."""
+    rows, _, numbers = features.shape
+    ends = mx.broadcast_to(end.reshape(1, 1, numbers).astype(features.dtype), (rows, 1, numbers))
+    return mx.concatenate([features, ends], axis=1).reshape(-1, numbers)
+
+
+def fill_canvas(size: Size, canvas: Size) -> Size:
+    """With a longer side that fills the canvas."""
+    along = max(canvas)
+    across = max(1, int(along / size.aspect))
+    return Size(along, across) if size.width >= size.height else Size(across, along)
+
+
+def pad_on_white(frame: Pixels, size: Size) -> Pixels:
+    """In the middle of a canvas."""
+    height, width, _ = frame.shape
+    above, before = math.floor((size.height - height) / 2), math.floor((size.width - width) / 2)
+    canvas = np.full((size.height, size.width, 3), WHITE, dtype=np.uint8)
+    canvas[above : above + height, before : before + width] = frame
+    return canvas
+
+
+PIXTRAL_PARTS: Final = ("vision_tower", "multi_modal_projector")
+
+
+def pixtral_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:
+    vision, stated = model.vision_tower.vision_model, model.config.vision_config
+    layers = layers_up_to(vision.transformer.layers, model.config.vision_feature_layer)
+    vit = Vit(
+        vision.patch_conv,
+        [_pixtral_layer(layer) for layer in layers],
+        stated.num_attention_heads,
+        WorkSlicing.on(device),
+        opening=vision.ln_pre,
+    )
+    normal = PixelNormalization.stated(files.pictures, *CLIP_NORMALIZATION)
+    merge, project = _pixtral_merging(model.multi_modal_projector)
+
+    def gathered(states: mx.array, layout: Layout) -> mx.array:
+        return merge_patches(states, layout, merge)
+
+    return TiledVisionTower(
+        vit,
+        (model.vision_tower, model.multi_modal_projector),
+        stated.patch_size,
+        int(model.config.text_config.hidden_size),
+        views=single_view,
+        cut=lambda shown, layout: [normal(shown[0])],
+        resample=normal.resample,
+        gather=gathered,
+        project=project,
+        turn=lambda layout: pixtral_rotation(layout.grid.h, layout.grid.w, stated.head_dim, stated.rope_theta),
+    )
+
+
+def _pixtral_layer(layer: Any) -> VitLayer:
+    own = layer.attention
+    return VitLayer(
+        layer.attention_norm,
+        joint_projection_of(own.q_proj, own.k_proj, own.v_proj),
+        own.o_proj,
+        layer.ffn_norm,
+        layer.feed_forward,
+    )
+
+
+def _pixtral_merging(projector: Any) -> tuple[int, RowFunction]:
+    """How many patches by as many become a feature, and how. Mistral 3 norms each of them first."""
+    after: Callable[[mx.array], mx.array] = lambda rows: projector.linear_2(projector.gelu(projector.linear_1(rows)))  # noqa: E731
+    if "patch_merger" not in projector:
+        return 1, after
+    merger = projector.patch_merger
+    along = merger.spatial_merge_size
+
+    def project(rows: mx.array) -> mx.array:
+        count, numbers = rows.shape
+        normed = projector.norm(rows.reshape(count, along * along, -1))
+        # Its weights are of torch's unfold, in which channels come first.
+        return after(merger.merging_layer(normed.swapaxes(1, 2).reshape(count, numbers)))
+
+    return along, project
+
+
+@lru_cache(maxsize=8)
+def pixtral_rotation(rows: int, columns: int, size: int, theta: float) -> VitRotation:
+    """Of a head's frequencies every second turns by the row, and behind them every other by the column."""
+    speeds = 1.0 / theta ** (np.arange(0, size, 2, dtype=np.float32) / size)
+    down, across = np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")
+    turns = np.concatenate([down.reshape(-1, 1) * speeds[::2], across.reshape(-1, 1) * speeds[1::2]], axis=-1)
+    turned = mx.array(turns.astype(np.float32))[:, None]
+    return mx.cos(turned), mx.sin(turned)

@@ -1,75 +1,94 @@
-"""Loading a tower: those weights of a checkpoint that the language model leaves, in mlx-vlm's modules."""
+"""Loading a vision tower: which one a checkpoint has, its weights in mlx-vlm's modules, and a first look at load.
+
+Those weights of a checkpoint that the language model leaves are loaded. This is the one place that imports mlx-vlm,
+which comes with the extra `vision`; only models that see pay for it, as it takes seconds. On CPUs norms, GELUs and the
+gates of MLPs are swapped. What MLX compiles when a tower's operations are first met takes seconds in all;
+`warm_up_vision_tower` does that at load, so that nobody's stream waits for it. Raises ModelError with what is wrong, or
+with what to install.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
-from ingot.errors import ModelError
+from ingot.errors import ConfigError, ModelError
+from ingot.extras import require_extra
+from ingot.kernels.cpu import native
 from ingot.kernels.device import Device
-from ingot.media.families.files import ProcessorFiles
-from ingot.models.precision import settle
-from ingot.models.vision.registry import FAMILIES, TowerFamily
-from ingot.models.vision.swapping import swap_parts
-from ingot.models.vision.tower import Tower
-from ingot.models.vision.upstream import family_package, sanitized, unloaded_model
+from ingot.media.image_processors import ProcessorFiles
+from ingot.media.images import BICUBIC, DecodingMemory, Pixels, View
+from ingot.media.items import MediaItem
+from ingot.media.layout import ImageLayoutOptions, MediaProcessor, Size
+from ingot.models.families.description import MlpSpec
+from ingot.models.layers.mlp import swap_gated_mlps
+from ingot.models.layers.norms import swap_gelus, swap_norms
+from ingot.models.precision import settle_precision
+from ingot.models.vision import clip_towers, qwen, siglip_towers
+from ingot.models.vision.tower import LanguagePart, VisionTower
+from ingot.upstream import import_upstream
 
 
-def has_tower(config: dict[str, Any]) -> bool:
+def has_vision_tower(config: dict[str, Any]) -> bool:
     """Whether a checkpoint is one of a model that sees, of a family that is known."""
     stated = any(isinstance(config.get(name), dict) for name in ("vision_config", "img_processor"))
-    return stated and config.get("model_type") in FAMILIES
+    return stated and config.get("model_type") in VISION_FAMILIES
 
 
-def load_tower(folder: Path, config: dict[str, Any], device: Device, dtype: str | None = None) -> Tower:
+def load_vision_tower(folder: Path, config: dict[str, Any], device: Device, dtype: str | None = None) -> VisionTower:
     """The tower of the model in `folder`. Raises ModelError with what is wrong with it, or with what to install."""
-    family = FAMILIES[config["model_type"]]
+    family = VISION_FAMILIES[config["model_type"]]
     try:
-        model = _with_weights(folder, config, family)
+        model = _load_tower_weights(folder, config, family)
     except ModelError:
         raise
     except Exception as error:  # another project's code reads this folder and may trip over anything
         raise ModelError(f"The vision tower in {folder.name} cannot be loaded: {error}") from error
-    for part in _parts(model, family):
-        settle(part, device, dtype)
+    for part in _tower_parts(model, family):
+        settle_precision(part, device, dtype)
         if device.kind == "cpu":
-            swap_parts(part)
+            swap_tower_modules(part)
         mx.eval(part.parameters())
     return family.make(model, config, ProcessorFiles.read(folder), device)
 
 
-def unread_parts(folder: Path, config: dict[str, Any]) -> list[nn.Module]:
+def unloaded_tower_parts(folder: Path, config: dict[str, Any]) -> list[nn.Module]:
     """The modules that hold a tower's weights, none of which is read. Raises ModelError where mlx-vlm is missing."""
-    family = FAMILIES[config["model_type"]]
-    return _parts(_with_weights(folder, config, family), family)
+    family = VISION_FAMILIES[config["model_type"]]
+    return _tower_parts(_load_tower_weights(folder, config, family), family)
 
 
-def _parts(model: Any, family: TowerFamily) -> list[nn.Module]:
-    return [_module(_part(model, name)) for name in family.parts]
+def _tower_parts(model: Any, family: VisionFamily) -> list[nn.Module]:
+    return [_as_module(_part_named(model, name)) for name in family.parts]
 
 
-def _with_weights(folder: Path, config: dict[str, Any], family: TowerFamily) -> Any:
+def _load_tower_weights(folder: Path, config: dict[str, Any], family: VisionFamily) -> Any:
     """mlx-vlm's model, whose parts of the tower have their weights. Of the others nothing is ever read."""
-    package = family_package(config)
-    model = unloaded_model(package, config)
+    package = mlx_vlm_package(config)
+    model = unloaded_mlx_vlm_model(package, config)
     stored: dict[str, mx.array] = {}
     for file in sorted(folder.glob("model*.safetensors")):
         loaded = mx.load(str(file))
         assert isinstance(loaded, dict)
         stored.update(loaded)
-    weights = sanitized(package, model, stored)
+    weights = sanitized_vlm_weights(package, model, stored)
     for name in family.parts:
         own = {path[len(name) + 1 :]: weight for path, weight in weights.items() if path.startswith(f"{name}.")}
         if not own:
             raise ModelError(f"{folder.name} holds no weights of its vision tower. Serve it with --text-only.")
-        part = _module(_part(model, name))
-        if part is not _part(model, name):
+        part = _as_module(_part_named(model, name))
+        if part is not _part_named(model, name):
             own = {f"layers.{path}": weight for path, weight in own.items()}
-        own = _wrapped(part, own)
-        _quantize(part, own, config)
+        own = _with_inner_name(part, own)
+        _quantize_part(part, own, config)
         part.load_weights(list(own.items()), strict=True)
         part.eval()
     for name in family.arrays:
@@ -79,7 +98,7 @@ def _with_weights(folder: Path, config: dict[str, Any], family: TowerFamily) -> 
     return model
 
 
-def _wrapped(part: nn.Module, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+def _with_inner_name(part: nn.Module, weights: dict[str, mx.array]) -> dict[str, mx.array]:
     """Weights by the names that they have in `part`: some writers leave out that of its only module."""
     inside = [*part.children()]
     if len(inside) != 1 or any(path.startswith(f"{inside[0]}.") for path in weights):
@@ -87,14 +106,14 @@ def _wrapped(part: nn.Module, weights: dict[str, mx.array]) -> dict[str, mx.arra
     return {f"{inside[0]}.{path}": weight for path, weight in weights.items()}
 
 
-def _part(model: Any, name: str) -> Any:
+def _part_named(model: Any, name: str) -> Any:
     """By its name, which may lead through modules."""
     for step in name.split("."):
         model = model[step]
     return model
 
 
-def _module(part: Any) -> Any:
+def _as_module(part: Any) -> Any:
     """Some parts are lists of modules, run one behind another. The list is theirs, whichever module holds it."""
     if not isinstance(part, list):
         return part
@@ -103,7 +122,7 @@ def _module(part: Any) -> Any:
     return held
 
 
-def _quantize(part: nn.Module, weights: dict[str, mx.array], config: dict[str, Any]) -> None:
+def _quantize_part(part: nn.Module, weights: dict[str, mx.array], config: dict[str, Any]) -> None:
     """Make those layers packed whose weights are."""
     packing = config.get("quantization") or {}
     if not any(path.endswith(".scales") for path in weights):
@@ -115,3 +134,130 @@ def _quantize(part: nn.Module, weights: dict[str, mx.array], config: dict[str, A
         mode=packing.get("mode", "affine"),
         class_predicate=lambda path, module: f"{path}.scales" in weights,
     )
+
+
+MakeVisionTower = Callable[[Any, dict[str, Any], ProcessorFiles, Device], VisionTower]
+"""From mlx-vlm's model, of which only `parts` have weights, the config, the processors' files and the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class VisionFamily:
+    make: MakeVisionTower
+    parts: tuple[str, ...]  # what mlx-vlm's class of the whole model calls the modules that make the tower
+    language: LanguagePart | None = None  # where mlx-lm has no class of this type that leaves the tower out
+    arrays: tuple[str, ...] = ()  # further weights of the tower, which are no module's
+
+
+_QWEN = VisionFamily(qwen.QwenVisionTower, qwen.QWEN_PARTS)
+_IDEFICS = VisionFamily(siglip_towers.idefics_tower, siglip_towers.IDEFICS_PARTS, siglip_towers.IDEFICS_LANGUAGE)
+_PIXTRAL = VisionFamily(clip_towers.pixtral_tower, clip_towers.PIXTRAL_PARTS)
+
+VISION_FAMILIES: Final[Mapping[str, VisionFamily]] = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN),
+    "gemma3": VisionFamily(siglip_towers.gemma_tower, siglip_towers.GEMMA_PARTS),
+    **dict.fromkeys(("idefics3", "smolvlm"), _IDEFICS),
+    "internvl": VisionFamily(
+        siglip_towers.internvl_tower, siglip_towers.INTERNVL_PARTS, siglip_towers.INTERNVL_LANGUAGE
+    ),
+    "internvl_chat": VisionFamily(
+        siglip_towers.internvl_chat_tower, siglip_towers.INTERNVL_CHAT_PARTS, siglip_towers.INTERNVL_LANGUAGE
+    ),
+    "llava": VisionFamily(clip_towers.llava_tower, clip_towers.LLAVA_PARTS, clip_towers.LLAVA_LANGUAGE),
+    "llava_next": VisionFamily(
+        clip_towers.llava_next_tower,
+        clip_towers.LLAVA_PARTS,
+        clip_towers.LLAVA_LANGUAGE,
+        arrays=(clip_towers.LLAVA_LINE_END,),
+    ),
+    "phi3_v": VisionFamily(clip_towers.phi3_tower, clip_towers.PHI_PARTS, clip_towers.PHI_LANGUAGE),
+    **dict.fromkeys(("pixtral", "mistral3"), _PIXTRAL),
+}
+"""By model_type."""
+
+
+_MODULE_CONFIGS: Final = ("text", "vision", "perceiver", "projector")
+
+
+def require_vision() -> None:
+    """Raises ModelError where anything is missing that a model sees with."""
+    try:
+        require_extra("vision", "A model that sees", instead="or serve it for text alone with --text-only")
+    except ConfigError as error:
+        raise ModelError(error.message) from error
+
+
+def mlx_vlm_package(config: dict[str, Any]) -> ModuleType:
+    """mlx-vlm's package of a model type. Raises ModelError where it is not installed or has none."""
+    require_vision()
+    utils = import_upstream("mlx_vlm.utils")
+    try:
+        package: ModuleType = utils.get_model_and_args(config)[0]
+    except (ImportError, KeyError, ValueError) as unknown:
+        raise ModelError(
+            f"mlx-vlm has no vision tower for models of type {config.get('model_type')}. Serve it with --text-only."
+        ) from unknown
+    return package
+
+
+def unloaded_mlx_vlm_model(package: ModuleType, config: dict[str, Any]) -> Any:
+    """The model of a package as its config describes it, whose weights are still to come. Nothing is computed."""
+    language = config.get("llm_config") or {}  # as some checkpoints call it
+    stated = {"text_config": language, "vision_config": {}, "audio_config": {}, **config}
+    utils = import_upstream("mlx_vlm.utils")
+    described = package.ModelConfig.from_dict(dict(stated))
+    return package.Model(utils.update_module_configs(described, package, stated, _MODULE_CONFIGS))
+
+
+def sanitized_vlm_weights(package: ModuleType, model: Any, weights: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint's weights by the names and in the shapes that the package's classes want."""
+    utils = import_upstream("mlx_vlm.utils")
+    weights = utils.sanitize_weights(model, weights)
+    if hasattr(package, "VisionModel"):
+        weights = utils.sanitize_weights(package.VisionModel, weights, model.config.vision_config)
+    return weights
+
+
+_GATED_NAMES: Final = ("gate_proj", "up_proj", "down_proj")
+
+
+def swap_tower_modules(part: nn.Module) -> None:
+    """Once its weights are settled."""
+    swap_gated_mlps(part, _tower_mlp_spec)
+    if native.available():
+        swap_gelus(part)
+        swap_norms(part)
+
+
+def _tower_mlp_spec(module: nn.Module) -> MlpSpec | None:
+    """mlx-vlm's towers have gates of one kind, in classes that are all called MLP."""
+    return MlpSpec() if type(module).__name__ == "MLP" and all(name in module for name in _GATED_NAMES) else None
+
+
+WARM_UP_SIZE: Final = Size(64, 64)
+LONGEST_WARM_UP_S: Final = 10.0
+"""Of processors, compilers not counted, which run by themselves on CPUs. A tower's layers are alike: where the smallest
+picture takes longer, the rest of it compiles little more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _GreyImage:
+    size: Size = WARM_UP_SIZE
+
+    def unpacking(self, views: Sequence[View]) -> DecodingMemory:
+        return DecodingMemory(0, 0, self.size)
+
+    def frames(self, *views: View, resample: int = BICUBIC) -> Iterator[Pixels]:
+        for view in views or ((self.size,),):
+            width, height = view[-1]
+            yield np.full((height, width, 3), 127, dtype=np.uint8)
+
+
+def warm_up_vision_tower(tower: VisionTower, processor: MediaProcessor) -> None:
+    """Look at a small grey picture, or at as much of it as there is time for. For the engine's thread."""
+    layout = processor.picture(WARM_UP_SIZE, ImageLayoutOptions())
+    runs = ((0, layout.features),)
+    end = time.process_time() + LONGEST_WARM_UP_S
+    for made in tower.look(tower.pixels(MediaItem("image", b"", runs, layout, _GreyImage())), layout):
+        mx.eval(*made)
+        if time.process_time() > end:
+            return

@@ -1,11 +1,13 @@
-"""The towers of Qwen 2, 2.5 and 3 VL and of Qwen 3.5: patches of pairs of frames, in blocks of `merge` by `merge`.
+"""The vision towers of Qwen 2, 2.5 and 3 VL and of Qwen 3.5: patches of pairs of frames, in blocks of `merge` by
+`merge`.
 
-Pairs of frames never see each other, so that a clip is looked at a few pairs at a time.
+Pairs of frames never see each other, so that a video is encoded a few pairs at a time. Positions for RoPE have three
+axes (M-RoPE): time, row and column, found in one walk over the runs of a prompt's media.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -14,30 +16,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.kernels.device import Device
-from ingot.media.families.files import ProcessorFiles
-from ingot.media.items import MediaItem
-from ingot.media.layout import Grid, Layout
-from ingot.media.picture import View
-from ingot.media.size import Size
-from ingot.models.vision.blocks import RowNumbers, Segments, attended, taken, turned, weight_dtype
-from ingot.models.vision.frames import Normal
-from ingot.models.vision.positions import contiguous, interleaved, three_axes
-from ingot.models.vision.slicing import Slicing, Work, by_rows, multiplications
-from ingot.models.vision.tower import Features, LookBytes, PixelArray, PositionArray, Slices
+from ingot.media.image_processors import ProcessorFiles
+from ingot.media.images import View
+from ingot.media.items import MediaItem, TokenSpan
+from ingot.media.layout import Grid, Layout, Size
+from ingot.models.vision.tiles import PixelNormalization
+from ingot.models.vision.tower import EncodingBytes, EncodingSlices, PixelArray, PositionArray, VisionFeatures
+from ingot.models.vision.vit import (
+    RowNumbers,
+    Segments,
+    VisionWork,
+    WorkSlicing,
+    attend_in_segments,
+    compute_dtype_of,
+    multiplications_per_row,
+    rotate_heads,
+    run_by_rows,
+    take_rows,
+)
 
-PARTS: Final = ("vision_tower",)
+QWEN_PARTS: Final = ("vision_tower",)
 """What mlx-vlm's class of a whole model calls the parts that make the tower."""
-CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+CLIP_NORMALIZATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 """Mean and deviation of colours where files say none: those of Qwen 2 and 2.5."""
-PERIOD = 10000.0
-TOGETHER = 4096
+ROPE_PERIOD = 10000.0
+PATCHES_TOGETHER = 4096
 """Patches of a clip's pairs that are looked at together, unless one pair has more."""
 
 
-class QwenTower:
+class QwenVisionTower:
     """`vision` is mlx-vlm's module of the tower, whose weights are settled for the device."""
 
-    mutual = False
+    bidirectional = False
 
     def __init__(self, model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> None:
         self._vision = vision = model.vision_tower
@@ -46,15 +56,15 @@ class QwenTower:
         self._heads: int = stated.num_heads
         self._width = int(getattr(stated, "embed_dim", 0) or stated.hidden_size)
         self._sampled: list[int] = list(getattr(stated, "deepstack_visual_indexes", ()))
-        self._slicing = Slicing.on(device)
-        self._windows = _windows_of(vision, self._merge, self._patch)
+        self._slicing = WorkSlicing.on(device)
+        self._windows = _window_finder(vision, self._merge, self._patch)
         pictures = files.pictures
-        defaults = () if str(config["model_type"]).startswith("qwen3") else CLIP
+        defaults = () if str(config["model_type"]).startswith("qwen3") else CLIP_NORMALIZATION
         self._pictures, self._clips = (
-            Normal.stated(pictures, *defaults),
-            Normal.stated(files.clips or pictures, *defaults),
+            PixelNormalization.stated(pictures, *defaults),
+            PixelNormalization.stated(files.clips or pictures, *defaults),
         )
-        self.axes = _axes(config)
+        self.axes = _mrope_axes(config)
         self._pace = float(stated.tokens_per_second) if config["model_type"] == "qwen2_5_vl" else None
         self._out = int(config.get("text_config", config).get("hidden_size") or config["hidden_size"])
 
@@ -67,7 +77,7 @@ class QwenTower:
         return len(self._sampled)
 
     def positions(self, length: int, items: Sequence[MediaItem]) -> PositionArray:
-        return three_axes(length, items, self._merge, self._pace)
+        return mrope_positions(length, items, self._merge, self._pace)
 
     # Pixels
 
@@ -97,11 +107,11 @@ class QwenTower:
 
     # Features
 
-    def look(self, pixels: PixelArray, layout: Layout) -> Slices:
+    def look(self, pixels: PixelArray, layout: Layout) -> EncodingSlices:
         grid = layout.grid
         frame = grid.h * grid.w
-        together = max(1, TOGETHER // frame)
-        found: list[Features] = []
+        together = max(1, PATCHES_TOGETHER // frame)
+        found: list[VisionFeatures] = []
         for begin in range(0, grid.t, together):
             end = min(begin + together, grid.t)
             features = yield from self._looked(pixels[begin * frame : end * frame], Grid(end - begin, grid.h, grid.w))
@@ -109,12 +119,12 @@ class QwenTower:
         if len(found) == 1:
             return found[0]
         parts = [mx.concatenate(list(each)) for each in zip(*(features.arrays for features in found), strict=True)]
-        return Features(parts[0], tuple(parts[1:]))
+        return VisionFeatures(parts[0], tuple(parts[1:]))
 
-    def _looked(self, pixels: PixelArray, grid: Grid) -> Slices:
+    def _looked(self, pixels: PixelArray, grid: Grid) -> EncodingSlices:
         vision = self._vision
         x = yield from self._embedded(mx.array(pixels), grid)
-        angles = _angles(grid, self._merge, self._width // self._heads)
+        angles = _patch_rotation(grid, self._merge, self._width // self._heads)
         whole = [np.arange(grid.patches, dtype=np.int32).reshape(grid.t, -1)]
         deep = []
         for number, block in enumerate(vision.blocks):
@@ -125,9 +135,9 @@ class QwenTower:
                 deep.append(merged)
         embeddings = yield from self._merged(vision.merger, x)
         yield (embeddings, *deep)
-        return Features(embeddings, tuple(deep))
+        return VisionFeatures(embeddings, tuple(deep))
 
-    def _embedded(self, pixels: mx.array, grid: Grid) -> Work:
+    def _embedded(self, pixels: mx.array, grid: Grid) -> VisionWork:
         """The convolution of a patch with a kernel of its own size is a product."""
         project = self._vision.patch_embed.proj
         weight = project.weight.transpose(0, 4, 1, 2, 3).reshape(project.weight.shape[0], -1)
@@ -138,31 +148,31 @@ class QwenTower:
             return rows + self._learned(*learned).astype(rows.dtype) if learned else rows
 
         beside = self._corners(grid) if "pos_embed" in self._vision else ()
-        return (yield from by_rows(embedded, self._slicing.rows(weight.size), pixels, *beside))
+        return (yield from run_by_rows(embedded, self._slicing.rows(weight.size), pixels, *beside))
 
-    def _merged(self, merger: Any, x: mx.array) -> Work:
-        each = multiplications(merger) // self._merge**2
-        return (yield from by_rows(merger, self._slicing.rows(each), x))
+    def _merged(self, merger: Any, x: mx.array) -> VisionWork:
+        each = multiplications_per_row(merger) // self._merge**2
+        return (yield from run_by_rows(merger, self._slicing.rows(each), x))
 
-    def _layer(self, block: Any, x: mx.array, angles: tuple[mx.array, mx.array], segments: Segments) -> Work:
+    def _layer(self, block: Any, x: mx.array, angles: tuple[mx.array, mx.array], segments: Segments) -> VisionWork:
         attention = block.attn
 
         def heads(rows: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
             joint = attention.qkv(block.norm1(rows)).reshape(rows.shape[0], 3, self._heads, -1)
-            return turned(joint, cos, sin)
+            return rotate_heads(joint, cos, sin)
 
         def behind(rows: RowNumbers, found: mx.array) -> mx.array:
-            states = taken(x, rows) + attention.proj(found)
+            states = take_rows(x, rows) + attention.proj(found)
             after: mx.array = states + block.mlp(block.norm2(states))
             return after
 
-        ours = yield from by_rows(heads, self._slicing.rows(multiplications(attention.qkv)), x, *angles)
-        each = multiplications(attention.proj, block.mlp)
-        return (yield from attended(ours, segments, behind, each, self._slicing))
+        ours = yield from run_by_rows(heads, self._slicing.rows(multiplications_per_row(attention.qkv)), x, *angles)
+        each = multiplications_per_row(attention.proj, block.mlp)
+        return (yield from attend_in_segments(ours, segments, behind, each, self._slicing))
 
     def _corners(self, grid: Grid) -> tuple[mx.array, mx.array]:
         """Of each patch the learned positions around it, [patches, 4], and how much each counts."""
-        both = _corners(grid.h, grid.w, self._vision.num_grid_per_side, self._merge)
+        both = _position_corners(grid.h, grid.w, self._vision.num_grid_per_side, self._merge)
         numbers, weights = (mx.tile(mx.array(each.T), (grid.t, 1)) for each in both)
         return numbers, weights
 
@@ -174,17 +184,17 @@ class QwenTower:
 
     # Memory
 
-    def needs(self, layout: Layout) -> LookBytes:
+    def needs(self, layout: Layout) -> EncodingBytes:
         grid = layout.grid
         frame = grid.h * grid.w
-        patches = min(grid.patches, max(frame, TOGETHER))
+        patches = min(grid.patches, max(frame, PATCHES_TOGETHER))
         rows = min(self._slicing.most, patches)
         inner = 4 * self._width
         size = self._width // self._heads
         queries = self._slicing.queries(self._heads, size, frame)
         scores = 2 * self._heads * queries * frame if self._slicing.unfused else 0
         work = 4 * (patches * (self._patch_size + 12 * self._width) + 4 * rows * inner + scores)
-        return LookBytes(
+        return EncodingBytes(
             pixels=4 * grid.patches * self._patch_size,
             work=work,
             features=4 * layout.features * self._out * (1 + self.deep),
@@ -196,13 +206,13 @@ class QwenTower:
 
     @property
     def dtype(self) -> mx.Dtype:
-        return weight_dtype(self._vision.blocks[0].attn.qkv)
+        return compute_dtype_of(self._vision.blocks[0].attn.qkv)
 
 
-def _axes(config: dict[str, Any]) -> tuple[int, ...]:
+def _mrope_axes(config: dict[str, Any]) -> tuple[int, ...]:
     text = config.get("text_config") or config
     stated = text.get("rope_scaling") or text.get("rope_parameters") or config.get("rope_scaling") or {}
-    turns = interleaved if str(config["model_type"]).startswith("qwen3") else contiguous
+    turns = interleaved_mrope_axes if str(config["model_type"]).startswith("qwen3") else contiguous_mrope_axes
     return turns(stated.get("mrope_section") or (11, 11, 10))
 
 
@@ -214,9 +224,9 @@ def _coordinates(h: int, w: int, merge: int) -> NDArray[np.int64]:
     return both.transpose(0, 1, 3, 2, 4).reshape(2, -1)
 
 
-def _angles(grid: Grid, merge: int, size: int) -> tuple[mx.array, mx.array]:
+def _patch_rotation(grid: Grid, merge: int, size: int) -> tuple[mx.array, mx.array]:
     """Cosines and sines [patches, 1, size / 2] by which heads of `size` turn: half of it by rows, half by columns."""
-    speeds = 1.0 / PERIOD ** (np.arange(0, size // 2, 2, dtype=np.float32) / (size // 2))
+    speeds = 1.0 / ROPE_PERIOD ** (np.arange(0, size // 2, 2, dtype=np.float32) / (size // 2))
     rows, columns = _coordinates(grid.h, grid.w, merge).astype(np.float32)
     angles = np.concatenate([rows[:, None] * speeds, columns[:, None] * speeds], axis=-1)
     tiled = mx.tile(mx.array(angles.astype(np.float32)), (grid.t, 1))[:, None]
@@ -224,7 +234,7 @@ def _angles(grid: Grid, merge: int, size: int) -> tuple[mx.array, mx.array]:
 
 
 @lru_cache(maxsize=32)
-def _corners(h: int, w: int, side: int, merge: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+def _position_corners(h: int, w: int, side: int, merge: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Of each patch of a frame the four learned positions around it, [4, patches], and how much each counts."""
     rows, columns = _coordinates(h, w, merge)
     down, across = (np.linspace(0, side - 1, count, dtype=np.float32) for count in (h, w))
@@ -241,7 +251,7 @@ def _neighbour(at: NDArray[np.float32], side: int, further: bool) -> tuple[NDArr
     return (np.minimum(before + 1, side - 1), beyond) if further else (before, 1 - beyond)
 
 
-def _windows_of(vision: Any, merge: int, patch: int) -> Any:
+def _window_finder(vision: Any, merge: int, patch: int) -> Any:
     """Which rows attend to each other in layer `number`, where only some layers see a whole frame."""
     whole = getattr(vision, "fullatt_block_indexes", None)
     if whole is None:
@@ -267,3 +277,54 @@ def _windows(grid: Grid, merge: int, side: int) -> Segments:
             by_size.setdefault(patches.size, []).append(patches)
     frames = (np.arange(grid.t, dtype=np.int32) * grid.h * grid.w)[:, None, None]
     return [(np.stack(own)[None] + frames).reshape(-1, size) for size, own in by_size.items()]
+
+
+PositionBlock = tuple[TokenSpan, Grid, float]
+"""A run of tokens, what it shows, and by how much time advances with each step of it."""
+
+
+def mrope_positions(length: int, items: Sequence[MediaItem], merge: int, pace: float | None = None) -> PositionArray:
+    """Text advances all axes together; what is seen begins where the text before it ended and spans its rows and
+    columns, and text goes on behind the longer side.
+
+    `merge` patches by `merge` make a token. Time advances by one with each step of a clip, or by `pace` a second.
+    Raises ValueError where a run is not as long as its grid says.
+    """
+    found = np.empty((3, length), dtype=np.int32)
+    at = place = 0
+    for (begin, end), grid, step in (block for item in items for block in _position_blocks(item, pace)):
+        found[:, at:begin] = np.arange(place, place + begin - at)
+        place += begin - at
+        rows, columns = grid.h // merge, grid.w // merge
+        if end - begin != grid.t * rows * columns:
+            raise ValueError(f"a run of {end - begin} tokens does not show a grid of {grid}")
+        times = (np.arange(grid.t, dtype=np.float32) * np.float32(step)).astype(np.int64)
+        axes = np.meshgrid(times, np.arange(rows), np.arange(columns), indexing="ij")
+        found[:, begin:end] = place + np.stack(axes).reshape(3, -1)
+        place += max(rows, columns)
+        at = end
+    found[:, at:] = np.arange(place, place + length - at)
+    return found
+
+
+def _position_blocks(item: MediaItem, pace: float | None) -> Iterator[PositionBlock]:
+    grid = item.grid
+    if len(item.runs) == grid.t:  # a run for each step
+        yield from ((run, Grid(1, grid.h, grid.w), 1.0) for run in item.runs)
+        return
+    (run,) = item.runs
+    yield run, grid, 1.0 if pace is None or item.kind == "image" else pace * item.layout.interval
+
+
+def interleaved_mrope_axes(sections: Sequence[int]) -> tuple[int, ...]:
+    """Axes by turns, each as often as its section says, and what is left to the first (Qwen 3 VL and 3.5)."""
+    axes = [0] * sum(sections)
+    for axis in (1, 2):
+        for number in range(axis, 3 * sections[axis], 3):
+            axes[number] = axis
+    return tuple(axes)
+
+
+def contiguous_mrope_axes(sections: Sequence[int]) -> tuple[int, ...]:
+    """One axis after another (Qwen 2 and 2.5 VL)."""
+    return tuple(axis for axis, count in enumerate(sections) for _ in range(count))

@@ -1,4 +1,8 @@
-"""InternVL's tower: each tile and the whole picture for itself, of whose states a block becomes one feature."""
+"""The vision towers of Gemma 3, Idefics 3 and SmolVLM (SigLIP) and of InternVL (InternViT).
+
+Gemma 3 sees a square, whose states are pooled to as many features as any image has. Idefics, SmolVLM and InternVL see
+each tile and the whole image for itself; a block of states becomes one feature.
+"""
 
 from __future__ import annotations
 
@@ -8,55 +12,164 @@ from typing import Any, Final
 import mlx.core as mx
 import mlx.nn as nn
 
+from ingot.errors import ModelError
 from ingot.kernels.device import Device
-from ingot.media.families.files import ProcessorFiles
-from ingot.media.layout import Layout
-from ingot.media.picture import Pixels, View
-from ingot.media.size import Size
-from ingot.models.vision.frames import Normal
-from ingot.models.vision.language import BESIDE, LanguagePart
-from ingot.models.vision.slicing import Slicing
-from ingot.models.vision.tiles import TiledTower, tiles
-from ingot.models.vision.tower import PixelArray
-from ingot.models.vision.vit import RowWork, Vit, VitLayer, joined, merged
+from ingot.media.image_processors import IdeficsProcessor, ProcessorFiles
+from ingot.media.images import Pixels, View
+from ingot.media.layout import Layout, Size
+from ingot.models.vision.tiles import PixelNormalization, TiledVisionTower, cut_square_tiles, single_view
+from ingot.models.vision.tower import LANGUAGE_PREFIXES, LanguagePart, PixelArray
+from ingot.models.vision.vit import (
+    RowFunction,
+    Vit,
+    VitLayer,
+    WorkSlicing,
+    clip_layer,
+    joint_projection_of,
+    learned_positions,
+    merge_patches,
+)
 
-PARTS: Final = ("vision_tower", "multi_modal_projector")
-CHAT_PARTS: Final = ("vision_model", "mlp1")
-LANGUAGE: Final = LanguagePart(None, BESIDE)
-IMAGENET: Final = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+GEMMA_PARTS: Final = ("vision_tower", "multi_modal_projector")
+BILINEAR: Final = 2
 
 
-def internvl_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledTower:
+def gemma_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:
+    """Raises ModelError where the checkpoint cuts pictures, which is not done."""
+    if files.pictures.get("do_pan_and_scan"):
+        raise ModelError("do_pan_and_scan of preprocessor_config.json is not supported: pictures are shown whole.")
+    vision, projector = model.vision_tower.vision_model, model.multi_modal_projector
+    stated = model.config.vision_config
+    vit = Vit(
+        vision.embeddings.patch_embedding,
+        [clip_layer(layer) for layer in vision.encoder.layers],
+        stated.num_attention_heads,
+        WorkSlicing.on(device),
+        positions=learned_positions(vision.embeddings),
+        closing=vision.post_layernorm,
+    )
+    hidden = int(model.config.text_config.hidden_size)
+    normal = PixelNormalization.stated(files.pictures, resample=BILINEAR)
+
+    def pooled(states: mx.array, layout: Layout) -> mx.array:
+        tiles, _, width = states.shape
+        side, step = projector.tokens_per_side, projector.kernel_size
+        blocks = states.reshape(tiles, side, step, side, step, width)
+        return blocks.mean(axis=(2, 4)).reshape(tiles, side * side, width)
+
+    def projected(rows: mx.array) -> mx.array:
+        weight = projector.mm_input_projection_weight
+        # The language model multiplies whatever it is given by the root of its size.
+        return projector.mm_soft_emb_norm(rows) @ weight * hidden**-0.5
+
+    return TiledVisionTower(
+        vit,
+        (model.vision_tower, projector),
+        stated.patch_size,
+        hidden,
+        views=single_view,
+        cut=lambda shown, layout: [normal(shown[0])],
+        resample=normal.resample,
+        gather=pooled,
+        project=projected,
+        bidirectional=True,
+    )
+
+
+IDEFICS_PARTS: Final = ("vision_model", "connector")
+IDEFICS_LANGUAGE: Final = LanguagePart(
+    "llama",
+    (
+        ("model.text_model.", "model."),
+        ("lm_head.", "lm_head."),
+        ("language_model.lm_head.", "lm_head."),
+        ("language_model.", "model."),
+    ),
+)
+LANCZOS: Final = 1
+
+
+def idefics_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:
+    vision, stated = model.vision_model, model.config.vision_config
+    vit = Vit(
+        vision.embeddings.patch_embedding,
+        [clip_layer(layer) for layer in vision.encoder.layers],
+        stated.num_attention_heads,
+        WorkSlicing.on(device),
+        positions=learned_positions(vision.embeddings),
+        closing=vision.post_layernorm,
+    )
+    rules = IdeficsProcessor.of(files)
+    normal = PixelNormalization.stated(files.pictures, resample=LANCZOS)
+
+    def views(size: Size, layout: Layout) -> Sequence[View]:
+        """Resized twice on the way to tiles, and once more to the whole, as the family's own processor does."""
+        arranged = (rules.enlarged(size), layout.size)
+        whole = (*arranged, Size(rules.tile, rules.tile))
+        return (arranged, whole) if layout.grid.t > 1 else (whole,)
+
+    def cut(shown: Sequence[Pixels], layout: Layout) -> Iterator[PixelArray]:
+        """Line by line, and the whole picture last."""
+        *arranged, whole = shown
+        for tile in arranged and cut_square_tiles(arranged[0], rules.tile):
+            yield normal(tile)
+        yield normal(whole)
+
+    def shuffled(states: mx.array, layout: Layout) -> mx.array:
+        return merge_patches(states, layout, model.config.scale_factor)
+
+    return TiledVisionTower(
+        vit,
+        (vision, model.connector),
+        stated.patch_size,
+        int(model.config.text_config.hidden_size),
+        views=views,
+        cut=cut,
+        resample=normal.resample,
+        gather=shuffled,
+        project=model.connector.modality_projection,
+    )
+
+
+INTERNVL_PARTS: Final = ("vision_tower", "multi_modal_projector")
+INTERNVL_CHAT_PARTS: Final = ("vision_model", "mlp1")
+INTERNVL_LANGUAGE: Final = LanguagePart(None, LANGUAGE_PREFIXES)
+IMAGENET_NORMALIZATION: Final = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def internvl_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:
     vision, stated = model.vision_tower, model.config.vision_config
     embeddings = vision.embeddings
     vit = Vit(
         embeddings.patch_embeddings.projection,
-        [_layer(layer) for layer in vision.encoder.layer],
+        [_internvl_layer(layer) for layer in vision.encoder.layer],
         stated.num_attention_heads,
-        Slicing.on(device),
+        WorkSlicing.on(device),
         positions=embeddings.position_embeddings,
         first=embeddings.cls_token,
     )
-    return _tower(model, files, vit, (vision, model.multi_modal_projector), model.multi_modal_projector)
+    return _internvl_tower(model, files, vit, (vision, model.multi_modal_projector), model.multi_modal_projector)
 
 
-def internvl_chat_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledTower:
+def internvl_chat_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:
     vision, stated = model.vision_model, model.config.vision_config
     vit = Vit(
         vision.embeddings.patch_embedding,
-        [_chat_layer(layer) for layer in vision.encoder.layers],
+        [_internvl_chat_layer(layer) for layer in vision.encoder.layers],
         stated.num_attention_heads,
-        Slicing.on(device),
+        WorkSlicing.on(device),
         positions=vision.embeddings.position_embedding,
         first=vision.embeddings.class_embedding,
     )
     projector = nn.Sequential(*model.mlp1)
-    return _tower(model, files, vit, (vision, projector), projector)
+    return _internvl_tower(model, files, vit, (vision, projector), projector)
 
 
-def _tower(model: Any, files: ProcessorFiles, vit: Vit, modules: tuple[Any, ...], project: RowWork) -> TiledTower:
+def _internvl_tower(
+    model: Any, files: ProcessorFiles, vit: Vit, modules: tuple[Any, ...], project: RowFunction
+) -> TiledVisionTower:
     stated = model.config.vision_config
-    normal = Normal.stated(files.pictures, *IMAGENET)
+    normal = PixelNormalization.stated(files.pictures, *IMAGENET_NORMALIZATION)
     along = round(1 / model.config.downsample_ratio)
 
     side = int(stated.image_size)
@@ -67,12 +180,12 @@ def _tower(model: Any, files: ProcessorFiles, vit: Vit, modules: tuple[Any, ...]
 
     def cut(shown: Sequence[Pixels], layout: Layout) -> Iterator[PixelArray]:
         """Line by line, and the whole picture last where there is more than one."""
-        return map(normal, (*tiles(shown[0], side), *shown[1:]))
+        return map(normal, (*cut_square_tiles(shown[0], side), *shown[1:]))
 
     def shuffled(states: mx.array, layout: Layout) -> mx.array:
-        return merged(states[:, 1:], layout, along)
+        return merge_patches(states[:, 1:], layout, along)
 
-    return TiledTower(
+    return TiledVisionTower(
         vit,
         modules,
         stated.patch_size,
@@ -85,9 +198,9 @@ def _tower(model: Any, files: ProcessorFiles, vit: Vit, modules: tuple[Any, ...]
     )
 
 
-def _layer(layer: Any) -> VitLayer:
+def _internvl_layer(layer: Any) -> VitLayer:
     own = layer.attention
-    joint = joined(
+    joint = joint_projection_of(
         lambda rows: own.q_norm(own.q_proj(rows)),
         lambda rows: own.k_norm(own.k_proj(rows)),
         lambda rows: own.v_proj(rows),
@@ -96,7 +209,7 @@ def _layer(layer: Any) -> VitLayer:
     return VitLayer(layer.layernorm_before, joint, own.projection_layer, layer.layernorm_after, layer.mlp, scales)
 
 
-def _chat_layer(layer: Any) -> VitLayer:
+def _internvl_chat_layer(layer: Any) -> VitLayer:
     own = layer.attn
 
     def normed(rows: mx.array) -> mx.array:

@@ -1,44 +1,47 @@
-"""Towers that look at tiles of a picture, all of one size, each for itself: a picture's one tile, or several and the
-whole picture small. A family says how tiles are cut and what becomes of their states."""
+"""Vision towers that look at tiles of an image, all of one size, each for itself: the image's one tile, or several and
+the whole image small.
+
+A family says how tiles are cut and what becomes of their states. Frames are normalised and resized as the families' own
+processors do.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from ingot.media.image_processors import StatedConfig
+from ingot.media.images import BICUBIC, Pixels, View
 from ingot.media.items import MediaItem
-from ingot.media.layout import Layout
-from ingot.media.picture import Pixels, View
-from ingot.media.size import Size
-from ingot.models.vision.slicing import by_rows
-from ingot.models.vision.tower import Features, LookBytes, PixelArray, Slices
-from ingot.models.vision.vit import Angles, RowWork, Vit
+from ingot.media.layout import Layout, Size
+from ingot.models.vision.tower import EncodingBytes, EncodingSlices, PixelArray, VisionFeatures
+from ingot.models.vision.vit import RowFunction, Vit, VitRotation, run_by_rows
 
-Views = Callable[[Size, Layout], Sequence[View]]
+MakeViews = Callable[[Size, Layout], Sequence[View]]
 """What a worker makes of a picture of this size, in this layout."""
-Cut = Callable[[Sequence[Pixels], Layout], Iterable[PixelArray]]
+CutTiles = Callable[[Sequence[Pixels], Layout], Iterable[PixelArray]]
 """A picture's tiles [height, width, 3], normalised, out of its views."""
-Gather = Callable[[mx.array, Layout], mx.array]
+GatherStates = Callable[[mx.array, Layout], mx.array]
 """Of states [tiles, rows, width] what a projector takes, [tiles, features, numbers]."""
-Turn = Callable[[Layout], Angles]
+TileRotation = Callable[[Layout], VitRotation]
 """By how much the patches of a tile turn, where their positions are rotary."""
 
 T = TypeVar("T", bound=np.generic)
-TOGETHER = 4096
+TILE_PATCHES_TOGETHER = 4096
 """Patches of tiles that are looked at together, unless one tile has more."""
 
 
-def one_view(size: Size, layout: Layout) -> Sequence[View]:
+def single_view(size: Size, layout: Layout) -> Sequence[View]:
     """Of families that look at a picture as one tile."""
     return ((layout.size,),)
 
 
-def tiles(frame: NDArray[T], side: int) -> Iterator[NDArray[T]]:
+def cut_square_tiles(frame: NDArray[T], side: int) -> Iterator[NDArray[T]]:
     """Of a picture that squares of this side fill, line by line."""
     for top in range(0, frame.shape[0], side):
         for left in range(0, frame.shape[1], side):
@@ -46,20 +49,22 @@ def tiles(frame: NDArray[T], side: int) -> Iterator[NDArray[T]]:
 
 
 @dataclass(frozen=True, slots=True)
-class TiledTower:
+class TiledVisionTower:
     vit: Vit
     modules: Sequence[Any]
     patch: int
     hidden: int  # numbers of a feature
-    views: Views
-    cut: Cut
+    views: MakeViews
+    cut: CutTiles
     resample: int  # how views are made
-    gather: Gather
-    project: RowWork
-    arrange: Gather | None = None  # of all tiles' the rows that are projected, where those are not all in their order
-    turn: Turn | None = None
-    finish: Gather | None = None  # of what was projected the features, where there are others among them
-    mutual: bool = False
+    gather: GatherStates
+    project: RowFunction
+    arrange: GatherStates | None = (
+        None  # of all tiles' the rows that are projected, where those are not all in their order
+    )
+    turn: TileRotation | None = None
+    finish: GatherStates | None = None  # of what was projected the features, where there are others among them
+    bidirectional: bool = False
     deep: int = 0
     axes: None = None
 
@@ -80,9 +85,9 @@ class TiledTower:
         blocks = tile.reshape(rows, patch, columns, patch, 3).transpose(0, 2, 1, 3, 4)
         return blocks.reshape(rows * columns, patch * patch * 3)
 
-    def look(self, pixels: PixelArray, layout: Layout) -> Slices:
+    def look(self, pixels: PixelArray, layout: Layout) -> EncodingSlices:
         tiles, patches, _ = pixels.shape
-        together = max(1, TOGETHER // patches)
+        together = max(1, TILE_PATCHES_TOGETHER // patches)
         angles = None if self.turn is None else self.turn(layout)
         gathered = []
         for begin in range(0, tiles, together):
@@ -93,15 +98,15 @@ class TiledTower:
         arranged = joined if self.arrange is None else self.arrange(joined, layout)
         rows = arranged.reshape(-1, joined.shape[-1])
         each = rows.shape[1] * self.hidden + self.hidden**2  # a projector is one matrix, or two
-        embeddings = yield from by_rows(self.project, self.vit.slicing.rows(each), rows)
+        embeddings = yield from run_by_rows(self.project, self.vit.slicing.rows(each), rows)
         embeddings = embeddings if self.finish is None else self.finish(embeddings, layout)
         assert embeddings.shape[0] == layout.features, "a layout says how many features there are"
-        return Features(embeddings)
+        return VisionFeatures(embeddings)
 
-    def needs(self, layout: Layout) -> LookBytes:
+    def needs(self, layout: Layout) -> EncodingBytes:
         grid, vit = layout.grid, self.vit
         tile = grid.h * grid.w + (vit.first is not None)
-        seen = min(grid.t * tile, max(tile, TOGETHER))
+        seen = min(grid.t * tile, max(tile, TILE_PATCHES_TOGETHER))
         numbers = 3 * self.patch**2
         rows = min(vit.slicing.most, seen)
         queries = vit.slicing.queries(vit.heads, vit.width // vit.heads, tile)
@@ -114,6 +119,81 @@ class TiledTower:
             + scores
             + (layout.features if self.finish is None else 3 * grid.t * tile) * self.hidden
         )
-        return LookBytes(
+        return EncodingBytes(
             pixels=4 * grid.t * grid.h * grid.w * numbers, work=4 * work, features=4 * layout.features * self.hidden
         )
+
+
+if TYPE_CHECKING:
+    pass
+
+_HALF = (0.5, 0.5, 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class PixelNormalization:
+    """How colours become numbers: (value * scale - mean) / deviation, in each channel."""
+
+    scale: float
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    resample: int = BICUBIC
+
+    @classmethod
+    def stated(
+        cls,
+        stated: StatedConfig,
+        mean: Sequence[float] = _HALF,
+        deviation: Sequence[float] = _HALF,
+        resample: int = BICUBIC,
+    ) -> PixelNormalization:
+        """As a preprocessor's file says, or else as its family's class does."""
+        scale = float(stated.get("rescale_factor") or 1 / 255) if stated.get("do_rescale", True) else 1.0
+        if not stated.get("do_normalize", True):
+            return cls(scale, (0.0,) * 3, (1.0,) * 3, resample)
+        return cls(
+            scale,
+            tuple(map(float, stated.get("image_mean") or mean)),
+            tuple(map(float, stated.get("image_std") or deviation)),
+            int(stated.get("resample") or resample),
+        )
+
+    def __call__(self, frame: Pixels) -> NDArray[np.float32]:
+        """[height, width, 3]"""
+        mean, deviation = (np.array(each, dtype=np.float32) for each in (self.mean, self.deviation))
+        scaled = frame.astype(np.float32) * np.float32(self.scale)
+        normal: NDArray[np.float32] = (scaled - mean) / deviation
+        return normal
+
+
+_SHARPNESS: Final = -0.75
+
+
+def resize_bicubic(frame: PixelArray, size: Size) -> PixelArray:
+    """[height, width, channels], each new number of four by four old ones, however much smaller it becomes: as torch's
+    interpolate has it."""
+    for axis, length in ((0, size.height), (1, size.width)):
+        frame = _resize_axis(frame, axis, length)
+    return frame
+
+
+def _resize_axis(frame: PixelArray, axis: int, length: int) -> PixelArray:
+    old = frame.shape[axis]
+    at = (np.arange(length, dtype=np.float64) + 0.5) * (old / length) - 0.5
+    first = np.floor(at).astype(np.int64)
+    beyond = at - first
+    shape = [1] * frame.ndim
+    shape[axis] = length
+    found = np.zeros([length if each == axis else count for each, count in enumerate(frame.shape)], dtype=np.float64)
+    for step in range(-1, 3):
+        places = np.clip(first + step, 0, old - 1)
+        found += np.take(frame, places, axis=axis) * _bicubic_weight(np.abs(beyond - step)).reshape(shape)
+    return found.astype(np.float32)
+
+
+def _bicubic_weight(distance: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of the number that far away."""
+    a = _SHARPNESS
+    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+    far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+    return np.where(distance <= 1, near, far)

@@ -1,22 +1,29 @@
-"""Vision transformers of equal tiles: patches, learned positions or rotary ones, layers that norm first. What
-families call the parts of a layer differs, and little else."""
+"""Vision transformers, computed in slices: whoever waits for the next token waits for no more than one of them.
+
+A slice is as much arithmetic as takes some hundredths of a second, whatever the tower and whatever it looks at. How it
+is cut follows from shapes alone, so that features depend on nothing else in the batch. `Vit` is a transformer of equal
+tiles: patches, learned positions or rotary ones, layers that norm first. Patches see those of their segment (an image,
+a pair of frames, a window), no others; segments of one size are one table of row numbers, [segments, rows].
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from ingot.errors import ModelError
+from ingot.kernels.cpu import native
+from ingot.kernels.device import Device, DeviceKind
 from ingot.media.layout import Layout
-from ingot.models.vision.blocks import RowNumbers, attended, taken, turned
-from ingot.models.vision.slicing import Slicing, Work, by_rows, multiplications
 
-RowWork = Callable[[mx.array], mx.array]
-Angles = tuple[mx.array, mx.array]
+RowFunction = Callable[[mx.array], mx.array]
+VitRotation = tuple[mx.array, mx.array]
 """Cosines and sines [rows, 1, size / 2]."""
 
 
@@ -24,28 +31,30 @@ Angles = tuple[mx.array, mx.array]
 class VitLayer:
     """A layer by its parts, each of which treats rows [rows, width] one by one."""
 
-    before: RowWork  # the norm in front of attention
-    joint: RowWork  # queries, keys and values, one behind another
-    out: RowWork
-    between: RowWork  # the norm in front of the MLP
+    before: RowFunction  # the norm in front of attention
+    joint: RowFunction  # queries, keys and values, one behind another
+    out: RowFunction
+    between: RowFunction  # the norm in front of the MLP
     mlp: Any  # a module
     scales: tuple[Any, Any] = (1, 1)  # that attention and MLP are multiplied by
 
-    def run(self, x: mx.array, heads: int, tiles: int, angles: Angles | None, slicing: Slicing) -> Work:
+    def run(self, x: mx.array, heads: int, tiles: int, angles: VitRotation | None, slicing: WorkSlicing) -> VisionWork:
         """Rows attend within their tile."""
         count, width = x.shape
 
         def joint(rows: mx.array, *turns: mx.array) -> mx.array:
             made = self.joint(self.before(rows)).reshape(rows.shape[0], 3, heads, -1)
-            return turned(made, *turns) if turns else made
+            return rotate_heads(made, *turns) if turns else made
 
         def behind(rows: RowNumbers, found: mx.array) -> mx.array:
-            states = taken(x, rows) + self.out(found) * self.scales[0]
+            states = take_rows(x, rows) + self.out(found) * self.scales[0]
             return states + self.mlp(self.between(states)) * self.scales[1]
 
-        ours = yield from by_rows(joint, slicing.rows(3 * width**2), x, *(angles or ()))
+        ours = yield from run_by_rows(joint, slicing.rows(3 * width**2), x, *(angles or ()))
         segments = [np.arange(count, dtype=np.int32).reshape(tiles, -1)]
-        return (yield from attended(ours, segments, behind, width**2 + multiplications(self.mlp), slicing))
+        return (
+            yield from attend_in_segments(ours, segments, behind, width**2 + multiplications_per_row(self.mlp), slicing)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +62,22 @@ class Vit:
     patches: Any  # the convolution that makes patches into rows
     layers: Sequence[VitLayer]
     heads: int
-    slicing: Slicing
+    slicing: WorkSlicing
     positions: mx.array | None = None  # learned, [rows of a tile, width]
     first: mx.array | None = None  # a row in front of each tile's patches, [width]
-    opening: RowWork | None = None  # a norm in front of all layers
-    closing: RowWork | None = None  # and one behind them
+    opening: RowFunction | None = None  # a norm in front of all layers
+    closing: RowFunction | None = None  # and one behind them
 
     @property
     def width(self) -> int:
         width: int = self.patches.weight.shape[0]
         return width
 
-    def states(self, pixels: mx.array, angles: Angles | None = None) -> Work:
+    def states(self, pixels: mx.array, angles: VitRotation | None = None) -> VisionWork:
         """Of patches [tiles, patches, numbers of one] the states [tiles, rows, width]."""
         tiles, _, numbers = pixels.shape
         rows = self.slicing.rows(numbers * self.width)
-        x = yield from by_rows(self._embedded, rows, pixels.reshape(-1, numbers))
+        x = yield from run_by_rows(self._embedded, rows, pixels.reshape(-1, numbers))
         x = self._placed(x.reshape(tiles, -1, self.width))
         rows = x.shape[1]
         x = x.reshape(-1, self.width)
@@ -92,7 +101,7 @@ class Vit:
         return x if self.positions is None else x + self.positions.astype(x.dtype)
 
 
-def learned(embeddings: Any) -> mx.array:
+def learned_positions(embeddings: Any) -> mx.array:
     """Positions that a module of CLIP's or SigLIP's kind has learned, also where their table is packed."""
     found = embeddings.position_embedding(mx.arange(embeddings.num_positions))
     mx.eval(found)
@@ -103,15 +112,19 @@ def clip_layer(layer: Any) -> VitLayer:
     """As mlx-vlm calls the parts of CLIP's and SigLIP's layers."""
     own = layer.self_attn
     return VitLayer(
-        layer.layer_norm1, joined(own.q_proj, own.k_proj, own.v_proj), own.out_proj, layer.layer_norm2, layer.mlp
+        layer.layer_norm1,
+        joint_projection_of(own.q_proj, own.k_proj, own.v_proj),
+        own.out_proj,
+        layer.layer_norm2,
+        layer.mlp,
     )
 
 
-def joined(*products: RowWork) -> RowWork:
+def joint_projection_of(*products: RowFunction) -> RowFunction:
     return lambda rows: mx.concatenate([product(rows) for product in products], axis=-1)
 
 
-def up_to(layers: Sequence[Any], stated: Any) -> Sequence[Any]:
+def layers_up_to(layers: Sequence[Any], stated: Any) -> Sequence[Any]:
     """The layers in front of the states that a checkpoint takes as features: a number from the end, or from the start,
     where 0 is in front of all."""
     if not isinstance(stated, int):
@@ -119,9 +132,163 @@ def up_to(layers: Sequence[Any], stated: Any) -> Sequence[Any]:
     return layers[: stated if stated >= 0 else len(layers) + 1 + stated]
 
 
-def merged(states: mx.array, layout: Layout, along: int) -> mx.array:
+def merge_patches(states: mx.array, layout: Layout, along: int) -> mx.array:
     """[tiles, patches, width], in which blocks of `along` by `along` patches become one."""
     tiles, patches, width = states.shape
     rows, columns = layout.grid.h // along, layout.grid.w // along
     blocks = states.reshape(tiles, rows, along, columns, along, width).transpose(0, 1, 3, 2, 4, 5)
     return blocks.reshape(tiles, patches // along**2, along * along * width)
+
+
+RowNumbers = NDArray[np.int32]
+Segments = Sequence[RowNumbers]
+
+FUSED_SIZES = (64, 80, 128)
+"""Sizes of heads that GPUs attend with in one kernel."""
+
+
+def attend_in_segments(
+    heads: mx.array,
+    segments: Segments,
+    behind: Callable[[RowNumbers, mx.array], mx.array],
+    each: int,
+    slicing: WorkSlicing,
+) -> VisionWork:
+    """Queries, keys and values [rows, 3, heads, size] attend within segments; `behind(rows, found)` computes what a
+    layer makes of it for some of its rows, in `each` multiplications a row. The results come in the rows' order."""
+    count, size = heads.shape[2:]
+    done: list[mx.array] = []
+    order: list[RowNumbers] = []
+    for table in segments:
+        most, before = slicing.queries(count, size, table.shape[1], each), None
+        for chosen, rows in _attention_tiles(table, most):
+            own = table[chosen]
+            if chosen != before:  # tiles of one long segment see the same
+                before, seen = chosen, (take_rows(heads[:, 1], own), take_rows(heads[:, 2], own))
+            asked = own if rows is None else own[:, rows]
+            found = _attend_tile(take_rows(heads[:, 0], asked), *seen, slicing)
+            numbers = asked.reshape(-1)
+            done.append(behind(numbers, found.reshape(numbers.size, count * size)))
+            order.append(numbers)
+            yield done[-1:]
+    whole = yield from join_slices(done)
+    back = np.argsort(np.concatenate(order), kind="stable").astype(np.int32)
+    return whole if np.array_equal(back, np.arange(back.size)) else whole[mx.array(back)]
+
+
+def take_rows(x: mx.array, numbers: RowNumbers) -> mx.array:
+    """Rows of these numbers, in their shape: not copied where they lie one behind another."""
+    flat = numbers.reshape(-1)
+    begin, end = int(flat[0]), int(flat[-1]) + 1
+    if end - begin == flat.size and np.array_equal(flat, np.arange(begin, end)):
+        return x[begin:end].reshape(*numbers.shape, *x.shape[1:])
+    return x[mx.array(numbers)]
+
+
+def _attention_tiles(table: RowNumbers, most: int) -> list[tuple[slice, slice | None]]:
+    """Which segments of a table attend at once; or which rows of one of them, where it is long."""
+    count, rows = table.shape
+    if rows <= most:
+        together = max(1, most // rows)
+        return [(slice(begin, begin + together), None) for begin in range(0, count, together)]
+    return [
+        (slice(number, number + 1), slice(begin, begin + most))
+        for number in range(count)
+        for begin in range(0, rows, most)
+    ]
+
+
+def _attend_tile(queries: mx.array, keys: mx.array, values: mx.array, slicing: WorkSlicing) -> mx.array:
+    """[segments, rows, heads, size] each, to all keys of the same segment."""
+    size = queries.shape[-1]
+    if slicing.native:
+        return native.attend_segments(queries, keys, values, size**-0.5).astype(queries.dtype)
+    wanted = size if slicing.unfused else next((known for known in FUSED_SIZES if size <= known), size)
+    padding = [(0, 0), (0, 0), (0, 0), (0, wanted - size)]
+    parts = [part if wanted == size else mx.pad(part, padding) for part in (queries, keys, values)]
+    found = mx.fast.scaled_dot_product_attention(*(part.swapaxes(1, 2) for part in parts), scale=size**-0.5, mask=None)
+    return found.swapaxes(1, 2)[..., :size]
+
+
+def rotate_heads(heads: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
+    """Queries, keys and values [rows, 3, heads, size], of which the first two turn, each half by angles
+    [rows, 1, size / 2]."""
+    cos, sin = cos[:, None], sin[:, None]
+    one, two = mx.split(heads[:, :2].astype(mx.float32), 2, axis=-1)
+    both = mx.concatenate([one * cos - two * sin, two * cos + one * sin], axis=-1)
+    return mx.concatenate([both.astype(heads.dtype), heads[:, 2:]], axis=1)
+
+
+def compute_dtype_of(module: Any) -> mx.Dtype:
+    """What a layer computes in: kernels of ours take what is widened as it is multiplied as float32."""
+    from ingot.models.layers.modules import DenseLinear, PackedLinear
+
+    if isinstance(module, DenseLinear | PackedLinear):
+        return mx.float32
+    dtype: mx.Dtype = module.weight.dtype
+    return dtype if mx.issubdtype(dtype, mx.floating) else module.scales.dtype
+
+
+VisionWork = Generator[Sequence[mx.array], None, mx.array]
+
+SLICE_WORK: Final[dict[DeviceKind, int]] = {"cpu": 1 << 30, "cuda": 1 << 38, "metal": 1 << 35}
+"""Multiplications of a slice, at most, unless its fewest rows take more."""
+SLICE_ROWS: Final[dict[DeviceKind, int]] = {"cpu": 512, "cuda": 8192, "metal": 4096}
+"""Rows of a slice, at most."""
+FEWEST_ROWS: Final = 16
+"""Slices are so many rows, or a multiple: what merges neighbouring patches takes several at once."""
+SCORE_BYTES: Final = 64 << 20
+"""What scores of one slice may take where attention is not fused."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkSlicing:
+    most: int  # rows of a slice
+    work: int  # multiplications of one
+    native: bool  # whether a kernel of ours attends
+    unfused: bool  # whether scores of a slice exist in memory at once
+
+    @classmethod
+    def on(cls, device: Device) -> WorkSlicing:
+        ours = device.kind == "cpu" and native.can_attend_segments()
+        return cls(SLICE_ROWS[device.kind], SLICE_WORK[device.kind], ours, device.unfused_attention and not ours)
+
+    def rows(self, each: int) -> int:
+        """Rows of a slice, of which each takes so many multiplications."""
+        return min(self.most, max(1, self.work // (FEWEST_ROWS * max(1, each))) * FEWEST_ROWS)
+
+    def queries(self, heads: int, size: int, keys: int, behind: int = 0) -> int:
+        """Rows of a slice that attend to so many keys, with `behind` multiplications of each afterwards."""
+        rows = self.rows(2 * heads * size * keys + behind)
+        return rows if not self.unfused else max(FEWEST_ROWS, min(rows, SCORE_BYTES // (8 * heads * keys)))
+
+
+def run_by_rows(work: Callable[..., mx.array], rows: int, *arrays: mx.array) -> VisionWork:
+    """What treats rows one by one, so many at a time, each with its own of all arrays."""
+    done = []
+    for begin in range(0, arrays[0].shape[0], rows):
+        done.append(work(*(array[begin : begin + rows] for array in arrays)))
+        yield done[-1:]
+    return (yield from join_slices(done))
+
+
+def join_slices(parts: Sequence[mx.array]) -> VisionWork:
+    """One behind another, which is a slice of its own: a picture's states are many bytes."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = mx.concatenate(list(parts))
+    yield [whole]
+    return whole
+
+
+def multiplications_per_row(*modules: Any) -> int:
+    """Of one row, by all matrices of some modules."""
+    layers = (layer for module in modules for _, layer in module.named_modules())
+    return sum(math.prod(_weight_shape(layer)) for layer in layers if "weight" in layer and layer.weight.ndim == 2)
+
+
+def _weight_shape(layer: Any) -> tuple[int, ...]:
+    if "scales" not in layer:
+        shape: tuple[int, ...] = layer.weight.shape
+        return shape
+    return layer.weight.size * layer.weight.dtype.size * 8 // layer.bits, 1

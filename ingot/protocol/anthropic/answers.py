@@ -19,33 +19,33 @@ from ingot.engine.request import (
     Usage,
 )
 from ingot.errors import IngotError
-from ingot.protocol.anthropic.errors import AnthropicError
-from ingot.protocol.chat.answers import AnswerHead, Receipt, Streamed, Whole
-from ingot.protocol.chat.sealing import ThinkingSeal
-from ingot.text.parse.call_arguments import arguments_object
+from ingot.protocol.chat.answers import AnswerHead, Receipt, StreamedAnswer, WholeAnswer
+from ingot.protocol.errors import AnthropicError
+from ingot.protocol.served import ThinkingSeal
+from ingot.text.parser.arguments import answer_arguments
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
 
-class TextBody(Struct, tag_field="type", tag="text"):
+class TextBlockBody(Struct, tag_field="type", tag="text"):
     text: str
 
 
-class ThinkingBody(Struct, tag_field="type", tag="thinking"):
+class ThinkingBlockBody(Struct, tag_field="type", tag="thinking"):
     thinking: str
     signature: str
 
 
-class ToolUseBody(Struct, tag_field="type", tag="tool_use"):
+class ToolUseBlockBody(Struct, tag_field="type", tag="tool_use"):
     id: str
     name: str
     input: dict[str, Any]
 
 
-BlockBody = TextBody | ThinkingBody | ToolUseBody
+ContentBlockBody = TextBlockBody | ThinkingBlockBody | ToolUseBlockBody
 
 
-class OutputTokensDetails(Struct):
+class AnthropicOutputTokensDetails(Struct):
     thinking_tokens: int
 
 
@@ -56,7 +56,7 @@ class MessageUsage(Struct, kw_only=True):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: AnthropicOutputTokensDetails
     service_tier: Literal["standard"] = "standard"
 
     @classmethod
@@ -70,7 +70,7 @@ class MessageUsage(Struct, kw_only=True):
             cache_creation_input_tokens=created,
             cache_read_input_tokens=usage.cached_tokens,
             output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputTokensDetails(usage.thinking_tokens),
+            output_tokens_details=AnthropicOutputTokensDetails(usage.thinking_tokens),
         )
 
 
@@ -79,7 +79,7 @@ class AppliedEdit(Struct, tag_field="type", tag="clear_thinking_20251015"):
     cleared_input_tokens: int
 
 
-class Edits(Struct):
+class AppliedEdits(Struct):
     """What was done to the context; an edit that changed nothing is not listed."""
 
     applied_edits: list[AppliedEdit]
@@ -89,27 +89,27 @@ class MessageBody(Struct, tag_field="type", tag="message", kw_only=True):
     id: str
     role: Literal["assistant"] = "assistant"
     model: str
-    content: list[BlockBody]
+    content: list[ContentBlockBody]
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
-    context_management: Edits | UnsetType = UNSET
+    context_management: AppliedEdits | UnsetType = UNSET
     ingot: Receipt | UnsetType = UNSET
 
 
-class TextPiece(Struct, tag_field="type", tag="text_delta"):
+class TextDeltaBody(Struct, tag_field="type", tag="text_delta"):
     text: str
 
 
-class ThinkingPiece(Struct, tag_field="type", tag="thinking_delta"):
+class ThinkingDeltaBody(Struct, tag_field="type", tag="thinking_delta"):
     thinking: str
 
 
-class SignaturePiece(Struct, tag_field="type", tag="signature_delta"):
+class SignatureDeltaBody(Struct, tag_field="type", tag="signature_delta"):
     signature: str
 
 
-class JsonPiece(Struct, tag_field="type", tag="input_json_delta"):
+class InputJsonDeltaBody(Struct, tag_field="type", tag="input_json_delta"):
     partial_json: str
 
 
@@ -117,29 +117,29 @@ class MessageStart(Struct, tag_field="type", tag="message_start"):
     message: MessageBody
 
 
-class BlockStart(Struct, tag_field="type", tag="content_block_start"):
+class ContentBlockStart(Struct, tag_field="type", tag="content_block_start"):
     index: int
-    content_block: BlockBody
+    content_block: ContentBlockBody
 
 
-class BlockDelta(Struct, tag_field="type", tag="content_block_delta"):
+class ContentBlockDelta(Struct, tag_field="type", tag="content_block_delta"):
     index: int
-    delta: TextPiece | ThinkingPiece | SignaturePiece | JsonPiece
+    delta: TextDeltaBody | ThinkingDeltaBody | SignatureDeltaBody | InputJsonDeltaBody
 
 
-class BlockStop(Struct, tag_field="type", tag="content_block_stop"):
+class ContentBlockStop(Struct, tag_field="type", tag="content_block_stop"):
     index: int
 
 
-class StopDelta(Struct):
+class MessageStopDelta(Struct):
     stop_reason: StopReason
     stop_sequence: str | None
 
 
 class MessageDelta(Struct, tag_field="type", tag="message_delta", kw_only=True):
-    delta: StopDelta
+    delta: MessageStopDelta
     usage: MessageUsage
-    context_management: Edits | UnsetType = UNSET
+    context_management: AppliedEdits | UnsetType = UNSET
     ingot: Receipt | UnsetType = UNSET
 
 
@@ -147,15 +147,23 @@ class MessageStop(Struct, tag_field="type", tag="message_stop"):
     pass
 
 
-class Ping(Struct, tag_field="type", tag="ping"):
+class MessagePing(Struct, tag_field="type", tag="ping"):
     pass
 
 
-MESSAGE_EVENTS = (MessageStart, Ping, BlockStart, BlockDelta, BlockStop, MessageDelta, MessageStop)
+MESSAGE_EVENTS = (
+    MessageStart,
+    MessagePing,
+    ContentBlockStart,
+    ContentBlockDelta,
+    ContentBlockStop,
+    MessageDelta,
+    MessageStop,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerOptions:
+class MessageAnswerOptions:
     """What an answer depends on besides its events."""
 
     head: AnswerHead
@@ -165,23 +173,23 @@ class AnswerOptions:
     marked: bool = False  # the request asks for caching
     hides_thinking: bool = False  # only the signature is shown
     may_think: bool = False  # the answer begins with thinking, or may
-    edits: Edits | None = None
+    edits: AppliedEdits | None = None
 
-    def stopped(self, ended: SequenceEnded) -> StopDelta:
+    def stopped(self, ended: SequenceEnded) -> MessageStopDelta:
         match ended.reason:
             case "tool_calls":
-                return StopDelta("tool_use", None)
+                return MessageStopDelta("tool_use", None)
             case "length":
                 spent = ended.completion_tokens >= self.max_tokens
-                return StopDelta("max_tokens" if spent else "model_context_window_exceeded", None)
+                return MessageStopDelta("max_tokens" if spent else "model_context_window_exceeded", None)
         if isinstance(ended.stopped_by, str):
-            return StopDelta("stop_sequence", ended.stopped_by)
-        return StopDelta("end_turn", None)
+            return MessageStopDelta("stop_sequence", ended.stopped_by)
+        return MessageStopDelta("end_turn", None)
 
-    def thinking(self, text: str) -> ThinkingBody:
-        return ThinkingBody("" if self.hides_thinking else text, self.seal.close(text))
+    def thinking(self, text: str) -> ThinkingBlockBody:
+        return ThinkingBlockBody("" if self.hides_thinking else text, self.seal.close(text))
 
-    def message(self, content: list[BlockBody], stop: StopDelta | None, usage: Usage) -> MessageBody:
+    def message(self, content: list[ContentBlockBody], stop: MessageStopDelta | None, usage: Usage) -> MessageBody:
         return MessageBody(
             id=self.head.id,
             model=self.head.model,
@@ -193,16 +201,16 @@ class AnswerOptions:
         )
 
 
-class MessageWhole(Whole):
+class WholeMessage(WholeAnswer):
     """One body, whose blocks are in the order in which they were written."""
 
-    def __init__(self, telling: AnswerOptions) -> None:
+    def __init__(self, telling: MessageAnswerOptions) -> None:
         self.telling = telling
-        self.content: list[BlockBody] = []
+        self.content: list[ContentBlockBody] = []
         self.pieces: list[str] = []
         self.kind: type[TextDelta] | type[ThinkingDelta] | None = None
         self.call: CallBegan | None = None
-        self.stop: StopDelta | None = None
+        self.stop: MessageStopDelta | None = None
         self.ended: Ended | None = None
 
     def take(self, event: Event) -> None:
@@ -235,31 +243,31 @@ class MessageWhole(Whole):
     def _close(self) -> None:
         text = "".join(self.pieces)
         if self.kind is TextDelta:
-            self.content.append(TextBody(text))
+            self.content.append(TextBlockBody(text))
         elif self.kind is ThinkingDelta:
             self.content.append(self.telling.thinking(text))
         self.kind, self.pieces = None, []
 
     def _close_call(self, complete: bool) -> None:
         assert self.call is not None
-        arguments = arguments_object("".join(self.pieces), complete=complete)
-        self.content.append(ToolUseBody(self.call.id, self.call.name, arguments))
+        arguments = answer_arguments("".join(self.pieces), complete=complete)
+        self.content.append(ToolUseBlockBody(self.call.id, self.call.name, arguments))
         self.call, self.pieces = None, []
 
 
-class MessageStreamed(Streamed):
+class StreamedMessage(StreamedAnswer):
     """Events: blocks one after another, each begun, told and ended; then how it ended, with the usage."""
 
-    def __init__(self, telling: AnswerOptions) -> None:
+    def __init__(self, telling: MessageAnswerOptions) -> None:
         self.telling = telling
         self.index = 0
         self.open: Literal["text", "thinking", "call"] | None = None
         self.thought: list[str] = []
-        self.stop: StopDelta | None = None
+        self.stop: MessageStopDelta | None = None
 
     def opening(self) -> list[Struct]:
         usage = Usage(prompt_tokens=self.telling.prompt_tokens)
-        return [MessageStart(self.telling.message([], None, usage)), Ping()]
+        return [MessageStart(self.telling.message([], None, usage)), MessagePing()]
 
     def chunks(self, event: Event) -> list[Struct]:
         match event:
@@ -268,10 +276,10 @@ class MessageStreamed(Streamed):
             case ThinkingDelta():
                 return self._thinking(event.text)
             case CallBegan():
-                block = ToolUseBody(event.id, event.name, {})
+                block = ToolUseBlockBody(event.id, event.name, {})
                 return self._begin("call", block)
             case CallArguments():
-                return self._piece(JsonPiece(event.fragment)) if event.fragment else []
+                return self._piece(InputJsonDeltaBody(event.fragment)) if event.fragment else []
             case CallEnded():
                 return self._end()
             case SequenceEnded():
@@ -286,16 +294,16 @@ class MessageStreamed(Streamed):
         likely comes: where another does, it stays before it, without a word. Later there is none between blocks."""
         match self.open:
             case "thinking":
-                return self._piece(ThinkingPiece(""))
+                return self._piece(ThinkingDeltaBody(""))
             case "call":
-                return self._piece(JsonPiece(""))
+                return self._piece(InputJsonDeltaBody(""))
             case "text":
-                return self._piece(TextPiece(""))
+                return self._piece(TextDeltaBody(""))
         if self.index or self.stop is not None:
             return []
         if self.telling.may_think:
-            return [*self._begin("thinking", ThinkingBody("", "")), *self._piece(ThinkingPiece(""))]
-        return [*self._begin("text", TextBody("")), *self._piece(TextPiece(""))]
+            return [*self._begin("thinking", ThinkingBlockBody("", "")), *self._piece(ThinkingDeltaBody(""))]
+        return [*self._begin("text", TextBlockBody("")), *self._piece(TextDeltaBody(""))]
 
     def failed(self, error: IngotError) -> list[Struct]:
         return [AnthropicError.of(error, self.telling.head.id)]
@@ -303,34 +311,36 @@ class MessageStreamed(Streamed):
     def _text(self, text: str) -> list[Struct]:
         if not text:
             return []
-        begun = [] if self.open == "text" else self._begin("text", TextBody(""))
-        return [*begun, *self._piece(TextPiece(text))]
+        begun = [] if self.open == "text" else self._begin("text", TextBlockBody(""))
+        return [*begun, *self._piece(TextDeltaBody(text))]
 
     def _thinking(self, text: str) -> list[Struct]:
         if not text:
             return []
-        begun = [] if self.open == "thinking" else self._begin("thinking", ThinkingBody("", ""))
+        begun = [] if self.open == "thinking" else self._begin("thinking", ThinkingBlockBody("", ""))
         self.thought.append(text)
-        return begun if self.telling.hides_thinking else [*begun, *self._piece(ThinkingPiece(text))]
+        return begun if self.telling.hides_thinking else [*begun, *self._piece(ThinkingDeltaBody(text))]
 
-    def _begin(self, kind: Literal["text", "thinking", "call"], block: BlockBody) -> list[Struct]:
+    def _begin(self, kind: Literal["text", "thinking", "call"], block: ContentBlockBody) -> list[Struct]:
         ended = self._end()
         self.open = kind
-        return [*ended, BlockStart(self.index, block)]
+        return [*ended, ContentBlockStart(self.index, block)]
 
-    def _piece(self, piece: TextPiece | ThinkingPiece | SignaturePiece | JsonPiece) -> list[Struct]:
-        return [BlockDelta(self.index, piece)]
+    def _piece(
+        self, piece: TextDeltaBody | ThinkingDeltaBody | SignatureDeltaBody | InputJsonDeltaBody
+    ) -> list[Struct]:
+        return [ContentBlockDelta(self.index, piece)]
 
     def _end(self) -> list[Struct]:
         if self.open is None:
             return []
         signed: list[Struct] = []
         if self.open == "thinking":
-            signed = self._piece(SignaturePiece(self.telling.seal.close("".join(self.thought))))
+            signed = self._piece(SignatureDeltaBody(self.telling.seal.close("".join(self.thought))))
             self.thought = []
         self.open = None
         self.index += 1
-        return [*signed, BlockStop(self.index - 1)]
+        return [*signed, ContentBlockStop(self.index - 1)]
 
     def _close(self, ended: Ended) -> list[Struct]:
         assert self.stop is not None

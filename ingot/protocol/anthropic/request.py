@@ -1,76 +1,206 @@
-"""`POST /v1/messages` and `/v1/messages/count_tokens`: the bodies as Anthropic describes them, and what they become."""
+"""`POST /v1/messages` and `/v1/messages/count_tokens`: the bodies as Anthropic describes them, their tools, and the
+generation tasks that they become.
 
-# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+Every field is honoured, named in the receipt, or refused by name.
+"""
+
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
 from ingot.errors import Unsupported
-from ingot.protocol.adapters import WHICH_ADAPTER, AdapterName
-from ingot.protocol.anthropic.answers import AnswerOptions, AppliedEdit, Edits, MessageStreamed, MessageWhole
-from ingot.protocol.anthropic.history import as_chat, forget_thinking, loaded_tools, note
-from ingot.protocol.anthropic.messages import CONVERSATION, SYSTEM, CacheControl, Message, TextBlock, marks
-from ingot.protocol.anthropic.tools import TOOL_CHOICE, TOOLS, Chosen, CustomTool, offered
-from ingot.protocol.chat.answers import AnswerHead, GenerationTask, Note
-from ingot.protocol.chat.ask import Ask, FieldNames, JsonSchema, ThinkingOptions
-from ingot.protocol.chat.generation_fields import HOLD_CALLS, RequestFields, SamplingFields, StopFields
-from ingot.protocol.chat.preparation import Prepared, prepare_ask
-from ingot.protocol.model_names import DEFAULT_NAME
+from ingot.protocol.anthropic.answers import (
+    AppliedEdit,
+    AppliedEdits,
+    MessageAnswerOptions,
+    StreamedMessage,
+    WholeMessage,
+)
+from ingot.protocol.anthropic.messages import (
+    ANTHROPIC_CONVERSATION,
+    SYSTEM_PROMPT,
+    AnthropicMessage,
+    CacheControl,
+    TextBlock,
+    cache_control_field,
+    clear_thinking,
+    loaded_tool_names,
+    messages_to_chat,
+    note_left_out,
+)
+from ingot.protocol.chat.answers import AnswerHead, GenerationTask, IgnoredNote
+from ingot.protocol.chat.ask import (
+    AskFieldNames,
+    ChatAsk,
+    ForcedToolChoice,
+    JsonSchemaOutput,
+    ThinkingOptions,
+    ToolChoice,
+    ToolDefinition,
+)
+from ingot.protocol.chat.generation_fields import ABOUT_HOLD_CALLS, RequestFields, SamplingFields, StopFields
+from ingot.protocol.chat.preparation import PreparedChat, prepare_ask
+from ingot.protocol.lora_adapters import ABOUT_ADAPTER, AdapterField
 from ingot.protocol.schema import bounds, foreign
-from ingot.protocol.schema.fields import Anything, BodyReading, Bool, Either, Int, ListOf, OneOf, Text
-from ingot.protocol.schema.keeping import HOW_LONG, TimeToLive
-from ingot.protocol.schema.model_name import ModelName
+from ingot.protocol.schema.fields import (
+    Anything,
+    BodyReading,
+    Bool,
+    DelegateKind,
+    Either,
+    FieldKind,
+    IgnoredField,
+    Int,
+    ListOf,
+    OneOf,
+    Text,
+)
+from ingot.protocol.schema.model_fields import ABOUT_TTL, STOP_STRINGS_FIELD, ModelNameField, TimeToLiveField
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged
-from ingot.protocol.schema.stopping import STOP_STRINGS
-from ingot.protocol.schema.unheeded import Unheeded
-from ingot.protocol.served import Served
+from ingot.protocol.served import ServedModel
+from ingot.protocol.terms import DEFAULT_NAME, Terms
 
-NAMES = FieldNames(output="output_config.format", thinking="thinking")
-DISPLAY = OneOf(("summarized", "omitted"))
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+
+
+CUSTOM_TOOL_TYPE = "custom"
 
 
 @dataclass(frozen=True, slots=True)
-class ThinkingOn:
+class AnthropicTool:
+    name: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "The tool's name.")
+    input_schema: dict[str, Any] = requires(Anything(dict), "The JSON schema of its arguments.")
+    type: str | None = accepts(OneOf((CUSTOM_TOOL_TYPE,)), "A tool that the client runs.")
+    description: str | None = accepts(Text(bounds.TOOL_DESCRIPTION_CHARS), "What it does.")
+    input_examples: tuple[dict[str, Any], ...] = accepts(
+        ListOf(Anything(dict), bounds.PARTS), "Arguments as they may be; told with the description.", default=()
+    )
+    strict: bool = accepts(Bool(), "Hold every call's arguments to the schema.", default=False)
+    defer_loading: bool = accepts(
+        Bool(), "Leave the tool out until a `tool_reference` in a tool's result names it.", default=False
+    )
+    eager_input_streaming: bool | None = accepts(Bool(), "Arguments are always streamed as they are written.")
+    allowed_callers: tuple[str, ...] | None = accepts(
+        ListOf(OneOf(("direct",)), most=8, least=1), "Only the model itself calls tools."
+    )
+    cache_control: CacheControl | None = cache_control_field()
+
+    @property
+    def tool(self) -> ToolDefinition:
+        return ToolDefinition(self.name, self._described(), self.input_schema, self.strict)
+
+    def _described(self) -> str | None:
+        if not self.input_examples:
+            return self.description
+        examples = [json.dumps(example, ensure_ascii=False) for example in self.input_examples]
+        return "\n".join([self.description or "", "Examples of its arguments:", *examples]).lstrip("\n")
+
+
+@dataclass(frozen=True, slots=True)
+class AnthropicToolKind(DelegateKind):
+    """A tool of the client's own. Those that Anthropic defines have dated names, of which there are always more."""
+
+    custom: ObjectOf = ObjectOf(AnthropicTool)
+
+    def parse(self, value: object, path: str, reading: BodyReading) -> AnthropicTool:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind != CUSTOM_TOOL_TYPE:
+            raise Unsupported(
+                f"{path}.type: '{kind[:100]}' is a tool that Anthropic defines, for its own servers or models; here "
+                "tools are 'custom' ones, with a name and an input_schema.",
+                param=f"{path}.type",
+            )
+        tool: AnthropicTool = self.custom.parse(value, path, reading)
+        return tool
+
+    def kind(self, terms: Terms) -> FieldKind:
+        return self.custom
+
+
+ANTHROPIC_TOOLS = ListOf(AnthropicToolKind(), most=bounds.TOOLS)
+
+
+@dataclass(frozen=True, slots=True)
+class AnyToolChoice:
+    type: str = requires(OneOf(("auto", "any", "none")), "As the model likes, always, or never.")
+    disable_parallel_tool_use: bool = accepts(Bool(), "At most one call.", default=False)
+
+    @property
+    def choice(self) -> ToolChoice:
+        return "required" if self.type == "any" else "none" if self.type == "none" else "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class OneToolChoice:
+    type: str = requires(OneOf(("tool",)), "This tool is to be called.")
+    name: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "Which one.")
+    disable_parallel_tool_use: bool = accepts(Bool(), "At most one call.", default=False)
+
+    @property
+    def choice(self) -> ToolChoice:
+        return ForcedToolChoice(self.name)
+
+
+AnthropicToolChoice = AnyToolChoice | OneToolChoice
+ANTHROPIC_TOOL_CHOICE = tagged("type", AnyToolChoice, OneToolChoice)
+
+
+def offered_tools(tools: tuple[AnthropicTool, ...], loaded: Set[str]) -> tuple[ToolDefinition, ...]:
+    """The tools that the model is shown; `loaded` are the deferred ones that were named since."""
+    return tuple(tool.tool for tool in tools if not tool.defer_loading or tool.name in loaded)
+
+
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+
+
+ANTHROPIC_FIELD_NAMES = AskFieldNames(output="output_config.format", thinking="thinking")
+THINKING_DISPLAY = OneOf(("summarized", "omitted"))
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingEnabled:
     type: str = requires(OneOf(("enabled",)), "Think.")
     budget_tokens: int = requires(Int(bounds.THINKING_BUDGET), "Most tokens of thinking.")
-    display: str | None = accepts(DISPLAY, "`omitted` shows only the signature, which carries the thinking.")
+    display: str | None = accepts(THINKING_DISPLAY, "`omitted` shows only the signature, which carries the thinking.")
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingAdaptive:
     type: str = requires(OneOf(("adaptive",)), "As the model, the settings and the effort have it.")
-    display: str | None = accepts(DISPLAY, "`omitted` shows only the signature, which carries the thinking.")
+    display: str | None = accepts(THINKING_DISPLAY, "`omitted` shows only the signature, which carries the thinking.")
 
 
 @dataclass(frozen=True, slots=True)
-class ThinkingOff:
+class ThinkingDisabled:
     type: str = requires(OneOf(("disabled",)), "Do not think.")
 
 
 THINKING = tagged(
-    *("type", ThinkingOn, ThinkingAdaptive, ThinkingOff),
+    *("type", ThinkingEnabled, ThinkingAdaptive, ThinkingDisabled),
     refused={"between_tools": "is not supported: thinking is on, off or adaptive for a whole answer."},
 )
 
 
 @dataclass(frozen=True, slots=True)
-class JsonFormat:
+class AnthropicJsonFormat:
     type: str = requires(OneOf(("json_schema",)), "JSON by a schema.")
     schema: dict[str, Any] = requires(Anything(dict), "The schema.")
 
 
-JSON_FORMAT = tagged("type", JsonFormat)
+JSON_FORMAT = tagged("type", AnthropicJsonFormat)
 
 
 @dataclass(frozen=True, slots=True)
 class OutputConfig:
     effort: str | None = accepts(OneOf(("low", "medium", "high", "xhigh", "max")), "How much to think.")
-    format: JsonFormat | None = accepts(JSON_FORMAT, "The form that the answer is held to.")
-    task_budget: None = accepts(Unheeded(), "A hint for the model, which is not told. Named in the receipt.")
+    format: AnthropicJsonFormat | None = accepts(JSON_FORMAT, "The form that the answer is held to.")
+    task_budget: None = accepts(IgnoredField(), "A hint for the model, which is not told. Named in the receipt.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +210,15 @@ class ThinkingTurns:
 
 
 @dataclass(frozen=True, slots=True)
-class AllTurns:
+class AllThinkingTurns:
     type: str = requires(OneOf(("all",)), "Keep all thinking.")
 
 
 @dataclass(frozen=True, slots=True)
 class ClearThinking:
     type: str = requires(OneOf(("clear_thinking_20251015",)), "Forget old thinking.")
-    keep: str | ThinkingTurns | AllTurns | None = accepts(
-        Either((OneOf(("all",)), tagged("type", ThinkingTurns, AllTurns))), "How much of it stays."
+    keep: str | ThinkingTurns | AllThinkingTurns | None = accepts(
+        Either((OneOf(("all",)), tagged("type", ThinkingTurns, AllThinkingTurns))), "How much of it stays."
     )
 
 
@@ -119,25 +249,25 @@ class ContextManagement:
 
 
 @dataclass(frozen=True, slots=True)
-class Metadata:
+class MessagesMetadata:
     user_id: str | None = accepts(Text(bounds.IDENTIFIER_CHARS), "Who asks; kept by nobody.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptBody:
+class MessagesPromptBody:
     """What the prompt depends on."""
 
-    model: str = accepts(ModelName(), "A name of the served model.", default=DEFAULT_NAME)
-    messages: tuple[Message, ...] = requires(CONVERSATION, "The conversation so far.")
-    system: str | tuple[TextBlock, ...] | None = accepts(SYSTEM, "Instructions.")
-    tools: tuple[CustomTool, ...] = accepts(TOOLS, "Tools that the model may call.", default=())
-    tool_choice: Chosen | None = accepts(TOOL_CHOICE, "Whether, and which, tools are called.")
-    hold_calls: bool | None = accepts(Bool(), HOLD_CALLS)
-    thinking: ThinkingOn | ThinkingAdaptive | ThinkingOff | None = accepts(THINKING, "Whether to think.")
+    model: str = accepts(ModelNameField(), "A name of the served model.", default=DEFAULT_NAME)
+    messages: tuple[AnthropicMessage, ...] = requires(ANTHROPIC_CONVERSATION, "The conversation so far.")
+    system: str | tuple[TextBlock, ...] | None = accepts(SYSTEM_PROMPT, "Instructions.")
+    tools: tuple[AnthropicTool, ...] = accepts(ANTHROPIC_TOOLS, "Tools that the model may call.", default=())
+    tool_choice: AnthropicToolChoice | None = accepts(ANTHROPIC_TOOL_CHOICE, "Whether, and which, tools are called.")
+    hold_calls: bool | None = accepts(Bool(), ABOUT_HOLD_CALLS)
+    thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None = accepts(THINKING, "Whether to think.")
     output_config: OutputConfig | None = accepts(ObjectOf(OutputConfig), "Effort, and the form of the answer.")
-    output_format: JsonFormat | None = accepts(JSON_FORMAT, "The older name of output_config.format.")
+    output_format: AnthropicJsonFormat | None = accepts(JSON_FORMAT, "The older name of output_config.format.")
     context_management: ContextManagement | None = accepts(ObjectOf(ContextManagement), "What to forget.")
-    cache_control: CacheControl | None = marks()
+    cache_control: CacheControl | None = cache_control_field()
     speed: str | None = accepts(
         OneOf(("standard",), {"fast": "is not offered: every request is served alike."}), "There is one speed."
     )
@@ -148,21 +278,21 @@ class PromptBody:
         return None if self.output_config is None else self.output_config.effort
 
     @property
-    def format(self) -> JsonFormat | None:
+    def format(self) -> AnthropicJsonFormat | None:
         return (self.output_config.format if self.output_config is not None else None) or self.output_format
 
     @property
     def thinks(self) -> ThinkingOptions:
         match self.thinking:
-            case ThinkingOn():
+            case ThinkingEnabled():
                 return ThinkingOptions(True, self.thinking.budget_tokens, self.effort)
-            case ThinkingOff():
+            case ThinkingDisabled():
                 return ThinkingOptions(False)
         return ThinkingOptions(effort=self.effort)
 
     @property
     def hides_thinking(self) -> bool:
-        return isinstance(self.thinking, ThinkingOn | ThinkingAdaptive) and self.thinking.display == "omitted"
+        return isinstance(self.thinking, ThinkingEnabled | ThinkingAdaptive) and self.thinking.display == "omitted"
 
     @property
     def marked(self) -> bool:
@@ -171,32 +301,32 @@ class PromptBody:
         system = () if self.system is None or isinstance(self.system, str) else self.system
         return any(each.cache_control is not None for each in (self, *self.tools, *system, *blocks))
 
-    def ask(self, served: Served, reading: BodyReading) -> tuple[Ask, Edits | None]:
-        messages = as_chat(self.system, self.messages, served.seal, reading)
-        edits = None if self.context_management is None else Edits(self._edited(messages, served, reading))
+    def ask(self, served: ServedModel, reading: BodyReading) -> tuple[ChatAsk, AppliedEdits | None]:
+        messages = messages_to_chat(self.system, self.messages, served.seal, reading)
+        edits = None if self.context_management is None else AppliedEdits(self._edited(messages, served, reading))
         chosen = self.tool_choice
-        ask = Ask(
+        ask = ChatAsk(
             messages=messages,
-            tools=offered(self.tools, loaded_tools(self.messages)),
+            tools=offered_tools(self.tools, loaded_tool_names(self.messages)),
             choice="auto" if chosen is None else chosen.choice,
             parallel=chosen is None or not chosen.disable_parallel_tool_use,
             hold_calls=self.hold_calls,
             thinking=self.thinks,
-            output=None if self.format is None else JsonSchema(self.format.schema),
+            output=None if self.format is None else JsonSchemaOutput(self.format.schema),
             ending="continued" if self.messages[-1].role == "assistant" else "opened",
         )
         return ask, edits
 
-    def _edited(self, messages: list[dict[str, Any]], served: Served, reading: BodyReading) -> list[AppliedEdit]:
+    def _edited(self, messages: list[dict[str, Any]], served: ServedModel, reading: BodyReading) -> list[AppliedEdit]:
         assert self.context_management is not None
         applied = []
         for edit in self.context_management.edits:
             if isinstance(edit, ClearToolUses):
-                note(reading, f"context_management.edits.{edit.type}")
+                note_left_out(reading, f"context_management.edits.{edit.type}")
                 continue
-            if isinstance(edit.keep, str | AllTurns):
+            if isinstance(edit.keep, str | AllThinkingTurns):
                 continue
-            forgotten = forget_thinking(messages, 1 if edit.keep is None else edit.keep.value)
+            forgotten = clear_thinking(messages, 1 if edit.keep is None else edit.keep.value)
             tokens = sum(len(served.tokenizer.encode(text, add_special=False)) for text in forgotten)
             if forgotten:
                 applied.append(AppliedEdit(len(forgotten), tokens))
@@ -204,45 +334,45 @@ class PromptBody:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessagesBody(PromptBody, SamplingFields, StopFields, RequestFields):
+class MessagesBody(MessagesPromptBody, SamplingFields, StopFields, RequestFields):
     max_tokens: int = requires(
         Int(bounds.LEGACY_MAX_TOKENS), "Most tokens to generate; 0 only computes the prompt, for later requests."
     )
     stream: bool = accepts(Bool(), "Send the answer as server-sent events while it is made.", default=False)
-    stop_sequences: tuple[str, ...] = accepts(STOP_STRINGS, "Text that ends the answer.", default=())
-    metadata: Metadata | None = accepts(ObjectOf(Metadata), "About the request.")
+    stop_sequences: tuple[str, ...] = accepts(STOP_STRINGS_FIELD, "Text that ends the answer.", default=())
+    metadata: MessagesMetadata | None = accepts(ObjectOf(MessagesMetadata), "About the request.")
     service_tier: str | None = accepts(OneOf(("auto", "standard_only")), "Every request is served alike.")
-    adapter: str | None = accepts(AdapterName(), WHICH_ADAPTER)
-    ttl: None = accepts(TimeToLive(), HOW_LONG)
+    adapter: str | None = accepts(AdapterField(), ABOUT_ADAPTER)
+    ttl: None = accepts(TimeToLiveField(), ABOUT_TTL)
 
     container: None = refuses("is not supported: this server runs no tools of its own.")
     compaction: None = refuses(NO_SUMMARY)
-    diagnostics: None = accepts(Unheeded(), "Every answer tells of the cache under `ingot`. Named in the receipt.")
+    diagnostics: None = accepts(IgnoredField(), "Every answer tells of the cache under `ingot`. Named in the receipt.")
     fallbacks: None = refuses("is not supported: one model is served.", [])
     fallback_credit_token: None = refuses("is not supported: nothing is billed.")
     inference_geo: None = refuses("is not offered: the answer is computed where this server runs.")
     thread: None = refuses("is not supported: conversations are not kept. Send all messages.")
 
 
-COUNT_BODY = ObjectOf(PromptBody)
+COUNT_TOKENS_BODY = ObjectOf(MessagesPromptBody)
 MESSAGES_BODY = ObjectOf(MessagesBody, foreign=foreign.MESSAGES)
 
 
-class CountedEdits(Struct):
+class CountTokensEdits(Struct):
     original_input_tokens: int
 
 
-class TokenCount(Struct):
+class MessageTokenCount(Struct):
     input_tokens: int
-    context_management: CountedEdits | UnsetType = UNSET
-    ingot: Note | UnsetType = UNSET
+    context_management: CountTokensEdits | UnsetType = UNSET
+    ingot: IgnoredNote | UnsetType = UNSET
 
 
-def read_messages(value: Any, served: Served, request_id: str) -> GenerationTask:
+def read_messages(value: Any, served: ServedModel, request_id: str) -> GenerationTask:
     """The job that a decoded body asks for. Renders and tokenizes, so it may take a while: not for an event loop."""
     reading = served.reading()
     body: MessagesBody = MESSAGES_BODY.parse(value, "", reading)
-    wanted, edits = prepare(body, served, reading)
+    wanted, edits = prepare_messages(body, served, reading)
     request = body.request(
         request_id,
         served,
@@ -256,37 +386,39 @@ def read_messages(value: Any, served: Served, request_id: str) -> GenerationTask
     head = AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources, request)
     # Agents drop the thinking of an answer that does not carry the name they asked for.
     head = replace(head, model=body.model)
-    telling = AnswerOptions(
+    telling = MessageAnswerOptions(
         head,
         served.seal,
         len(wanted.prompt),
         body.max_tokens,
-        marked=body.marked and body.cache != "off" and served.keeps_prefixes,
+        marked=body.marked and body.cache != "off" and served.prefix_cache_on,
         hides_thinking=body.hides_thinking,
         may_think=wanted.may_think,
         edits=edits,
     )
-    view = MessageStreamed(telling) if body.stream else MessageWhole(telling)
+    view = StreamedMessage(telling) if body.stream else WholeMessage(telling)
     return GenerationTask(request, view, "messages", head, wanted.turn)
 
 
-def count_tokens(value: Any, served: Served) -> TokenCount:
+def count_message_tokens(value: Any, served: ServedModel) -> MessageTokenCount:
     """What the prompt of the same body would take, by making it."""
     reading = served.reading()
-    body: PromptBody = COUNT_BODY.parse(value, "", reading)
-    wanted, edits = prepare(body, served, reading)
+    body: MessagesPromptBody = COUNT_TOKENS_BODY.parse(value, "", reading)
+    wanted, edits = prepare_messages(body, served, reading)
     count = len(wanted.prompt)
     cleared = 0 if edits is None else sum(edit.cleared_input_tokens for edit in edits.applied_edits)
-    told = UNSET if edits is None else CountedEdits(count + cleared)
-    return TokenCount(count, told, Note.of(reading))
+    told = UNSET if edits is None else CountTokensEdits(count + cleared)
+    return MessageTokenCount(count, told, IgnoredNote.of(reading))
 
 
-def prepare(body: PromptBody, served: Served, reading: BodyReading) -> tuple[Prepared, Edits | None]:
+def prepare_messages(
+    body: MessagesPromptBody, served: ServedModel, reading: BodyReading
+) -> tuple[PreparedChat, AppliedEdits | None]:
     if body.output_format is not None and body.output_config is not None and body.output_config.format is not None:
         raise Unsupported("output_format is the older name of output_config.format: send one.", param="output_format")
     ask, edits = body.ask(served, reading)
     if isinstance(body, MessagesBody):
         ask = body.remembering(ask)
-    wanted = prepare_ask(served, ask, names=NAMES)
+    wanted = prepare_ask(served, ask, names=ANTHROPIC_FIELD_NAMES)
     reading.ignored.extend(name for name in wanted.ignored if name not in reading.ignored)
     return wanted, edits

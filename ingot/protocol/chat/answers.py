@@ -1,31 +1,49 @@
-"""What every answer has in common: its head, its usage, its receipt, and how a view of the events is asked for it.
+"""What all generated answers have in common: their head, usage and receipt, and the two views of a request's events.
 
-A request is answered whole or streamed. Both views are fed the same events, in order, without `Failed`: the edge
-turns that one into an error itself. `Ended` is always the last.
+A request is answered whole (`Whole`) or streamed (`Streamed`). Both views are fed the same events, in order, without
+`Failed`: the edge turns that one into an error itself. `Ended` is always the last. The receipt tells what came of the
+prefix cache: how much was reused, why no more, and where the prompt differs; texts in it are those of the asking
+tenant's own prompts, as the engine reports no others. A turn of a conversation watches its events, so that the next
+turn's prompt can hold the answer's own tokens.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.engine.request import Ended, Event, Request, SpeculationReport, Usage
+from ingot.engine.request import (
+    CacheReason,
+    CacheReport,
+    CallArguments,
+    CallBegan,
+    Ended,
+    Event,
+    Request,
+    SequenceEnded,
+    SpeculationReport,
+    TextDelta,
+    ThinkingDelta,
+    Timing,
+    Usage,
+)
 from ingot.errors import IngotError
-from ingot.protocol.chat.receipts import CacheReceipt, PromptNote, Source
-from ingot.protocol.chat.specprefill import SparseReceipt
-from ingot.protocol.chat.turns import Turn
+from ingot.protocol.chat.specprefill import SpecprefillReceipt
 from ingot.protocol.errors import ErrorBody
+from ingot.protocol.operations import MATCHED_HEADER, REASON_HEADER, TIMING_HEADERS
 from ingot.protocol.schema.bounds import LEAST_LOGPROB
 from ingot.protocol.schema.fields import BodyReading
-from ingot.protocol.served import Served
-from ingot.text.prompt.prompt import Prompt
+from ingot.protocol.served import ServedModel
+from ingot.text.chat_template.sandbox import TemplateHistory
+from ingot.text.prompt.assembly import Prompt
+from ingot.text.prompt.canonical import key_with_answer
 
 
-class Whole(ABC):
+class WholeAnswer(ABC):
     """Gathers the events of one request into one body."""
 
     @abstractmethod
@@ -36,7 +54,7 @@ class Whole(ABC):
         """The answer; asked for once, after `Ended` was taken."""
 
 
-class Streamed(ABC):
+class StreamedAnswer(ABC):
     """Turns each event into the chunks that tell of it."""
 
     @abstractmethod
@@ -61,10 +79,10 @@ class GenerationTask:
     """A body, read: what the engine is to do, how its events are to be told, and which field holds the prompt."""
 
     request: Request
-    view: Whole | Streamed
+    view: WholeAnswer | StreamedAnswer
     prompt_field: str
     head: AnswerHead | None = None  # what the request's receipt is written from, once it has ended
-    turn: Turn | None = None  # is given every event, to remember the answer for the next turn
+    turn: ConversationTurn | None = None  # is given every event, to remember the answer for the next turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +94,7 @@ class AnswerHead:
     model: str
     fingerprint: str
     ignored: list[str] = field(default_factory=list)
-    source: Source | None = None  # of the prompts, for the receipt
+    source: PromptSource | None = None  # of the prompts, for the receipt
     speculate: tuple[str, ...] | None = None  # who was asked to guess ahead
     adapter: str | None = None  # what the answer went through
 
@@ -85,12 +103,12 @@ class AnswerHead:
         cls,
         id: str,
         created: int,
-        served: Served,
+        served: ServedModel,
         reading: BodyReading,
         prompts: Sequence[Prompt | tuple[int, ...]] | None = None,
         request: Request | None = None,
     ) -> AnswerHead:
-        source = None if prompts is None else Source.of(served, prompts)
+        source = None if prompts is None else PromptSource.of(served, prompts)
         made = cls(id, created, served.card.name, served.fingerprint, reading.ignored, source)
         if request is None:
             return made
@@ -152,9 +170,9 @@ class Receipt(Struct):
 
     timing: TimingBody
     cache: CacheReceipt | UnsetType = UNSET
-    prompt: PromptNote | UnsetType = UNSET
+    prompt: PromptReceiptNote | UnsetType = UNSET
     speculation: SpeculationBody | UnsetType = UNSET
-    specprefill: SparseReceipt | UnsetType = UNSET
+    specprefill: SpecprefillReceipt | UnsetType = UNSET
     adapter: str | UnsetType = UNSET
     calls_in_thinking: int | UnsetType = UNSET
     ignored: list[str] | UnsetType = UNSET
@@ -164,23 +182,257 @@ class Receipt(Struct):
         timing = TimingBody(
             *(round(seconds, 6) for seconds in (ended.timing.queue, ended.timing.prefill, ended.timing.decode))
         )
-        cache, prompt = CacheReceipt.of(ended.cache, head.source), PromptNote.of(head.source)
+        cache, prompt = CacheReceipt.of(ended.cache, head.source), PromptReceiptNote.of(head.source)
         guessed = SpeculationBody.of(ended.speculation, head.speculate)
-        sparse = SparseReceipt.of(ended.sparse, ended.timing)
+        sparse = SpecprefillReceipt.of(ended.sparse, ended.timing)
         calls = ended.calls_in_thinking or UNSET
         return cls(timing, cache, prompt, guessed, sparse, head.adapter or UNSET, calls, head.ignored or UNSET)
 
 
-class Note(Struct):
+class IgnoredNote(Struct):
     """The receipt of an answer that took no engine: which fields nobody knew."""
 
     ignored: list[str]
 
     @classmethod
-    def of(cls, reading: BodyReading) -> Note | UnsetType:
+    def of(cls, reading: BodyReading) -> IgnoredNote | UnsetType:
         return cls(reading.ignored) if reading.ignored else UNSET
 
 
-def sayable(logprob: float) -> float:
+def finite_logprob(logprob: float) -> float:
     """A log-probability that JSON can hold: it has no infinity."""
     return max(logprob, LEAST_LOGPROB)
+
+
+class StreamedChoices(StreamedAnswer):
+    """One finish a choice, and the usage where it was asked for. `make` makes a chunk of its fields.
+
+    The last chunk, whichever it is, carries the receipt; so the last finish waits for `Ended`, which comes in the
+    same batch.
+    """
+
+    def __init__(self, make: Callable[..., Any], head: AnswerHead, count: int, *, include_usage: bool) -> None:
+        self._make, self.head, self.include_usage = make, head, include_usage
+        self.unfinished = set(range(count))
+        self._last: Any = None
+
+    def chunk(self, *choices: Struct) -> Any:
+        return self._make(
+            id=self.head.id,
+            created=self.head.created,
+            model=self.head.model,
+            system_fingerprint=self.head.fingerprint,
+            choices=list(choices),
+            usage=None if self.include_usage else UNSET,
+        )
+
+    def finish(self, index: int, choice: Struct) -> list[Struct]:
+        chunk = self.chunk(choice)
+        self.unfinished.discard(index)
+        if self.unfinished or self.include_usage:
+            return [chunk]
+        self._last = chunk
+        return []
+
+    def close(self, event: Ended) -> list[Struct]:
+        last = self._last if self._last is not None else self.chunk()
+        last.ingot = Receipt.of(self.head, event)
+        if self.include_usage:
+            last.usage = UsageBody.of(event.usage)
+        return [last]
+
+
+if TYPE_CHECKING:
+    from ingot.protocol.served import ServedModel
+
+ReceiptReason = CacheReason | Literal["template_rewrite"]
+"""Why no more was taken over. `template_rewrite`: the chat template shows an earlier answer otherwise than it came."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSource:
+    """What a request's prompts were made of, to name places in them."""
+
+    prompts: tuple[Prompt, ...]
+    decode: Callable[[Sequence[int]], str]
+    thinking: str | None = None  # what opens a model's thinking
+
+    @classmethod
+    def of(cls, served: ServedModel, prompts: Sequence[Prompt | tuple[int, ...]]) -> PromptSource:
+        made = tuple(prompt if isinstance(prompt, Prompt) else Prompt(prompt, "") for prompt in prompts)
+        tags = served.format.thinking
+        tokenizer = served.tokenizer
+        return cls(made, lambda ids: tokenizer.decode(ids, skip_special=False), tags.open if tags else None)
+
+
+class PromptDivergence(Struct):
+    """Where the prompt and what was kept part: `character` counts in that message's own text, or in the whole
+    prompt where it was no conversation. `ours` and `theirs` go on from there, a little."""
+
+    message: int | None
+    role: str | None
+    character: int
+    token: int
+    ours: str
+    theirs: str
+
+
+class PromptCacheReceipt(Struct):
+    """One prompt's part in the receipt of a request that has several."""
+
+    matched_tokens: int
+    reason: ReceiptReason
+    diverged: PromptDivergence | None = None
+
+    @classmethod
+    def of(cls, report: CacheReport, number: int, source: PromptSource | None) -> PromptCacheReceipt:
+        parted = locate_divergence(report, number, source)
+        rewritten = report.reason == "diverged" and parted is not None and is_history_rewrite(parted, source)
+        return cls(report.matched, "template_rewrite" if rewritten else report.reason, parted)
+
+
+class PromptReceiptNote(Struct):
+    """How a conversation became a prompt: which rendering of past turns, how many past answers stand in it in the
+    tokens they were generated in, and what was done to messages that the template does not take as they were."""
+
+    history: TemplateHistory
+    recalled: int
+    adapted: list[str]
+
+    @classmethod
+    def of(cls, source: PromptSource | None) -> PromptReceiptNote | UnsetType:
+        if source is None or not source.prompts or not source.prompts[0].spans:
+            return UNSET
+        prompt = source.prompts[0]
+        return cls(prompt.history, prompt.recalled, list(prompt.adapted))
+
+
+class CacheReceipt(Struct):
+    """`matched_tokens` of all prompts were taken over from `tier`; `reason` says why no more. `codec` is what they went
+    through, or some of them: `raw` where they are as they were computed."""
+
+    matched_tokens: int
+    tier: Literal["ram", "disk"] | None
+    codec: str | None
+    reason: ReceiptReason | Literal["several"]
+    diverged: PromptDivergence | None = None
+    prompts: list[PromptCacheReceipt] | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, reports: Sequence[CacheReport], source: PromptSource | None) -> CacheReceipt | UnsetType:
+        """UNSET for a request that ended before any of it ran."""
+        if not reports:
+            return UNSET
+        each = [PromptCacheReceipt.of(report, number, source) for number, report in enumerate(reports)]
+        matched = sum(report.matched for report in reports)
+        reasons = {one.reason for one in each}
+        return cls(
+            matched,
+            min((report.tier for report in reports if report.tier is not None), default=None),  # disk before ram
+            _shared_codec([report for report in reports if report.matched]),
+            reasons.pop() if len(reasons) == 1 else "several",
+            each[0].diverged if len(each) == 1 else None,
+            each if len(each) > 1 else UNSET,
+        )
+
+
+def _shared_codec(reports: Sequence[CacheReport]) -> str | None:
+    """Of several prompts', the one that is lossy, if one is."""
+    return next((report.codec for report in reports if report.lossy), reports[0].codec if reports else None)
+
+
+def locate_divergence(report: CacheReport, number: int, source: PromptSource | None) -> PromptDivergence | None:
+    if not report.theirs or source is None:
+        return None
+    place = source.prompts[number].place(report.known, source.decode)
+    return PromptDivergence(
+        place.message,
+        place.role or None,
+        place.character,
+        report.known,
+        source.decode(report.ours),
+        source.decode(report.theirs),
+    )
+
+
+def is_history_rewrite(parted: PromptDivergence, source: PromptSource | None) -> bool:
+    """Whether one side has thinking where the other has none, in an answer that came from here."""
+    if source is None or source.thinking is None or parted.role != "assistant":
+        return False
+    thinks = [side.lstrip().startswith(source.thinking) for side in (parted.ours, parted.theirs)]
+    return thinks[0] != thinks[1]
+
+
+def receipt_headers(cache: CacheReceipt | UnsetType, timing: Timing) -> list[tuple[str, str]]:
+    seconds = (timing.queue, timing.prefill, timing.decode)
+    told = [(name, f"{value:.6f}") for name, value in zip(TIMING_HEADERS, seconds, strict=True)]
+    if cache is UNSET:
+        return told
+    return [(MATCHED_HEADER, str(cache.matched_tokens)), (REASON_HEADER, cache.reason), *told]
+
+
+@dataclass(slots=True)
+class _AnswerSoFar:
+    """What the client was told of one answer."""
+
+    content: list[str] = field(default_factory=list)
+    thought: list[str] = field(default_factory=list)
+    calls: list[tuple[str, str, list[str]]] = field(default_factory=list)
+
+
+class ConversationTurn:
+    """Given every event of a request's stream, it keeps each answer once that has ended. Belongs to one thread.
+
+    What is kept is bound to what the client was told: only a client that sends the same back gets it.
+    """
+
+    def __init__(self, served: ServedModel, prompt: Prompt) -> None:
+        self._served, self._prompt = served, prompt
+        self._said: dict[int, _AnswerSoFar] = {}
+
+    def take(self, event: Event) -> None:
+        if not self._prompt.thread:
+            return
+        match event:
+            case TextDelta():
+                self._of(event.index).content.append(event.text)
+            case ThinkingDelta():
+                self._of(event.index).thought.append(event.text)
+            case CallBegan():
+                self._of(event.index).calls.append((event.id, event.name, []))
+            case CallArguments():
+                self._of(event.index).calls[event.call][2].append(event.fragment)
+            case SequenceEnded():
+                self._keep(self._said.pop(event.index, _AnswerSoFar()), event)
+
+    def _of(self, index: int) -> _AnswerSoFar:
+        return self._said.setdefault(index, _AnswerSoFar())
+
+    def _keep(self, said: _AnswerSoFar, end: SequenceEnded) -> None:
+        text = "".join(said.content)
+        tokens = self._answer_tokens(end, text)
+        if not tokens:
+            return
+        calls = [(id, name, "".join(arguments)) for id, name, arguments in said.calls]
+        thread = key_with_answer(self._prompt.thread, self._prompt.begun + text, calls, ids=self._prompt.call_ids)
+        self._served.answers.keep(thread, self._prompt.opening, tokens, "".join(said.thought), end.missing)
+
+    def _answer_tokens(self, end: SequenceEnded, said: str) -> Sequence[int]:
+        """The answer's tokens without what ended it, which the client was not told of.
+
+        None where that cannot be told apart: a stop string may begin within a token.
+        """
+        if isinstance(end.stopped_by, int):
+            return end.tokens[:-1]
+        if end.stopped_by is None or said.endswith(end.stopped_by):
+            return end.tokens
+        text = self._decoded(end.tokens)
+        kept = text[: text.rfind(end.stopped_by)]
+        for count in range(len(end.tokens), -1, -1):
+            before = self._decoded(end.tokens[:count])
+            if len(before) <= len(kept):
+                return end.tokens[:count] if before == kept else ()
+        return ()
+
+    def _decoded(self, tokens: Sequence[int]) -> str:
+        return self._served.tokenizer.decode(tokens, skip_special=False)

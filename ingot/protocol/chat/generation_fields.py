@@ -10,33 +10,39 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ingot.engine.request import Request, Sampling, Stop
-from ingot.engine.sparse.ask import SparseAsk
-from ingot.protocol.adapters import WHICH_ADAPTER, AdapterName, lora_of
-from ingot.protocol.chat.ask import Ask
-from ingot.protocol.chat.preparation import Prepared
-from ingot.protocol.chat.sampling_defaults import with_defaults
-from ingot.protocol.chat.specprefill import HOW_MUCH, WHETHER, sparse_ask
-from ingot.protocol.model_names import DEFAULT_NAME
+from ingot.engine.request import Request, Sampling, SpecPrefillRequest, Stop
+from ingot.protocol.chat.ask import ChatAsk
+from ingot.protocol.chat.preparation import PreparedChat
+from ingot.protocol.chat.sampling_defaults import with_sampling_defaults
+from ingot.protocol.chat.specprefill import ABOUT_SPECPREFILL, ABOUT_SPECPREFILL_KEEP, specprefill_ask
+from ingot.protocol.lora_adapters import ABOUT_ADAPTER, AdapterField, resolve_lora
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import Bool, Int, Number, Text, Timeout
-from ingot.protocol.schema.keeping import HOW_LONG, TimeToLive
-from ingot.protocol.schema.model_fields import Biases, TokenIds
-from ingot.protocol.schema.model_name import ModelName
+from ingot.protocol.schema.model_fields import (
+    ABOUT_CACHE_FIELD,
+    ABOUT_SPECULATE,
+    ABOUT_TTL,
+    CACHE_FIELD,
+    STOP_FIELD,
+    LogitBiasesField,
+    ModelNameField,
+    ProposersField,
+    TimeToLiveField,
+    TokenIdsField,
+    stop_strings_of,
+)
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses
-from ingot.protocol.schema.proposers import WHO_GUESSES, Proposers
-from ingot.protocol.schema.reuse import REUSE, WHAT_IS_REUSED
-from ingot.protocol.schema.stopping import STOP, stop_strings
-from ingot.protocol.served import Served
-from ingot.text.prompt.prompt import Prompt
+from ingot.protocol.served import ServedModel
+from ingot.protocol.terms import DEFAULT_NAME
+from ingot.text.prompt.assembly import Prompt
 
-SAMPLING = (
+SAMPLING_FIELDS = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("logit_bias", "seed"),
 )
-BIASES = Biases(bounds.LOGIT_BIAS, bounds.LOGIT_BIAS_ENTRIES)
-WHAT_IS_ADDED = "Added to the logit, by token id."
-HOLD_CALLS = (
+LOGIT_BIASES = LogitBiasesField(bounds.LOGIT_BIAS, bounds.LOGIT_BIAS_ENTRIES)
+ABOUT_LOGIT_BIAS = "Added to the logit, by token id."
+ABOUT_HOLD_CALLS = (
     "Hold a call that the model begins by itself to its tool's schema; by default as the server's setting says."
 )
 
@@ -61,12 +67,16 @@ class SamplingFields:
     frequency_penalty: float = accepts(
         Number(bounds.PENALTY), "Taken off the logit for each time a token was generated.", default=0.0
     )
-    logit_bias: tuple[tuple[int, float], ...] = accepts(BIASES, WHAT_IS_ADDED, default=())
+    logit_bias: tuple[tuple[int, float], ...] = accepts(LOGIT_BIASES, ABOUT_LOGIT_BIAS, default=())
     seed: int | None = accepts(Int(bounds.SEED), "The same seed gives the same text.")
 
-    def sampling(self, served: Served, *, logprobs: int | None = None, prompt_logprobs: int | None = None) -> Sampling:
-        said = {name: getattr(self, name) for name in SAMPLING}
-        return with_defaults(served.sampling, said | {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs})
+    def sampling(
+        self, served: ServedModel, *, logprobs: int | None = None, prompt_logprobs: int | None = None
+    ) -> Sampling:
+        said = {name: getattr(self, name) for name in SAMPLING_FIELDS}
+        return with_sampling_defaults(
+            served.sampling, said | {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +84,7 @@ class StopFields:
     """What ends an answer, besides texts and a number of tokens."""
 
     stop_token_ids: tuple[int, ...] = accepts(
-        TokenIds(bounds.STOP_TOKENS, least=0), "Tokens that end the answer, besides the model's own.", default=()
+        TokenIdsField(bounds.STOP_TOKENS, least=0), "Tokens that end the answer, besides the model's own.", default=()
     )
     include_stop_str_in_output: bool = accepts(Bool(), "Leave the stop text in the answer.", default=False)
     ignore_eos: bool = accepts(Bool(), "Do not end at the model's own end tokens.", default=False)
@@ -83,7 +93,7 @@ class StopFields:
     def stopping(self, texts: str | tuple[str, ...], ends: frozenset[int] = frozenset()) -> Stop:
         """`ends` are tokens that end an answer of this kind, besides those that end all of the model's."""
         return Stop(
-            strings=stop_strings(texts),
+            strings=stop_strings_of(texts),
             token_ids=frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else ends),
             ignore_eos=self.ignore_eos,
             min_tokens=self.min_tokens,
@@ -96,31 +106,31 @@ class RequestFields:
     """How a request is served: what it may take over, when it has its turn, how long it may take."""
 
     timeout: float | None = accepts(Timeout(bounds.LEAST_TIMEOUT_S), "Seconds the request may take in all.")
-    cache: str = accepts(REUSE, WHAT_IS_REUSED, default="auto")
+    cache: str = accepts(CACHE_FIELD, ABOUT_CACHE_FIELD, default="auto")
     cache_salt: str = accepts(
         Text(bounds.IDENTIFIER_CHARS), "Requests with different salts share nothing that was computed.", default=""
     )
-    speculate: tuple[str, ...] | None = accepts(Proposers(), WHO_GUESSES)
-    specprefill: bool | None = accepts(Bool(), WHETHER)
-    specprefill_keep_pct: float | None = accepts(Number(bounds.KEPT_SHARE), HOW_MUCH)
+    speculate: tuple[str, ...] | None = accepts(ProposersField(), ABOUT_SPECULATE)
+    specprefill: bool | None = accepts(Bool(), ABOUT_SPECPREFILL)
+    specprefill_keep_pct: float | None = accepts(Number(bounds.KEPT_SHARE), ABOUT_SPECPREFILL_KEEP)
     priority: int = accepts(
         Int(bounds.PRIORITY),
         "Who has less goes first; five seconds of waiting are worth one. Only the administrator's may be below 0.",
         default=0,
     )
 
-    def remembering(self, ask: Ask) -> Ask:
+    def remembering(self, ask: ChatAsk) -> ChatAsk:
         """Past answers are looked for where this request may look."""
         return replace(ask, salt=self.cache_salt, remembers=self.cache != "off")
 
-    def sparse(self, prompts: Sequence[Prompt | tuple[int, ...]], path: str = "") -> SparseAsk | None:
-        return sparse_ask(self.specprefill, self.specprefill_keep_pct, prompts, prefix=path)
+    def sparse(self, prompts: Sequence[Prompt | tuple[int, ...]], path: str = "") -> SpecPrefillRequest | None:
+        return specprefill_ask(self.specprefill, self.specprefill_keep_pct, prompts, prefix=path)
 
     def request(
         self,
         id: str,
-        served: Served,
-        prompts: Sequence[Prepared],
+        served: ServedModel,
+        prompts: Sequence[PreparedChat],
         *,
         model: str,
         adapter: str | None,
@@ -146,7 +156,7 @@ class RequestFields:
             cache=self.cache != "off",
             exact=self.cache == "exact",
             salt=self.cache_salt,
-            lora=lora_of(model, adapter, served.terms),
+            lora=resolve_lora(model, adapter, served.terms),
             priority=-self.priority,
             speculate=self.speculate,
             sparse=self.sparse([source for each in prompts for source in each.sources], path),
@@ -164,15 +174,15 @@ class StreamOptions:
 class GenerationBody(SamplingFields, StopFields, RequestFields):
     """What OpenAI's protocols share."""
 
-    model: str = accepts(ModelName(), "The served model's name, or `default`.", default=DEFAULT_NAME)
-    adapter: str | None = accepts(AdapterName(), WHICH_ADAPTER)
+    model: str = accepts(ModelNameField(), "The served model's name, or `default`.", default=DEFAULT_NAME)
+    adapter: str | None = accepts(AdapterField(), ABOUT_ADAPTER)
     n: int = accepts(Int(bounds.CHOICES), "Answers to each prompt.", default=1)
     stream: bool = accepts(Bool(), "Send the answer as server-sent events while it is made.", default=False)
     stream_options: StreamOptions | None = accepts(
         ObjectOf(StreamOptions), "How to stream. A whole answer always tells its usage."
     )
-    stop: str | tuple[str, ...] = accepts(STOP, "Text that ends the answer.", default=())
-    ttl: None = accepts(TimeToLive(), HOW_LONG)
+    stop: str | tuple[str, ...] = accepts(STOP_FIELD, "Text that ends the answer.", default=())
+    ttl: None = accepts(TimeToLiveField(), ABOUT_TTL)
     user: str | None = accepts(Text(bounds.IDENTIFIER_CHARS), "Who asks; kept by nobody.")
 
     @property

@@ -1,33 +1,39 @@
-"""Text and messages made into prompt tokens. Everything here may take a while: not for an event loop."""
+"""Text and messages made into prompt tokens; images and videos are laid out for the served model before a template sees
+them.
+
+Everything here may take a while: not for an event loop.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from ingot.engine.speech_request import Transcript
-from ingot.errors import BadRequest, ContextOverflow, Unsupported
-from ingot.protocol.chat.shown_media import with_media_shown
-from ingot.protocol.served import Served
+from ingot.engine.speech_request import TranscribedText
+from ingot.errors import BadMedia, BadRequest, ContextOverflow, Unsupported
+from ingot.media.layout import MediaProcessor
+from ingot.protocol.chat.media import is_media_part
+from ingot.protocol.served import ServedModel
 from ingot.text.cancellation import checkpoint
+from ingot.text.chat_template.messages import media_part
 from ingot.text.chat_template.sandbox import TemplateHistory
+from ingot.text.prompt.assembly import Prompt
 from ingot.text.prompt.conversation import Conversation, PromptBuilder
-from ingot.text.prompt.infill import Infill
-from ingot.text.prompt.prompt import Prompt
+from ingot.text.tokenizer.special_tokens import Infill
 from ingot.text.tool_formats.format import Format
 
 # How a rendered conversation ends: where an answer begins, after the last message, or within it.
-Ending = Literal["opened", "closed", "continued"]
+PromptEnding = Literal["opened", "closed", "continued"]
 
 
-def text_tokens(served: Served, text: str, *, path: str, add_special: bool = True) -> tuple[int, ...]:
+def encode_text(served: ServedModel, text: str, *, path: str, add_special: bool = True) -> tuple[int, ...]:
     """Raises ContextOverflow before it encodes what can only be too long."""
-    check_length(served, text, path)
+    check_text_length(served, text, path)
     return tuple(served.tokenizer.encode(text, add_special=add_special))
 
 
-def check_length(served: Served, text: str, path: str) -> None:
+def check_text_length(served: ServedModel, text: str, path: str) -> None:
     checkpoint()
     context = served.card.context
     if len(text) > context // 4 and (least := served.tokenizer.least_tokens(text)) > context:
@@ -36,14 +42,14 @@ def check_length(served: Served, text: str, path: str) -> None:
         raise error
 
 
-def text_prompt(served: Served, text: str, *, path: str) -> tuple[int, ...]:
-    tokens = text_tokens(served, text, path=path)
+def encode_text_prompt(served: ServedModel, text: str, *, path: str) -> tuple[int, ...]:
+    tokens = encode_text(served, text, path=path)
     if not tokens:
         raise BadRequest(f"{path} is empty, and the model has no token that begins a text.", param=path)
     return tokens
 
 
-def infill_tokens(served: Served, *, path: str) -> Infill:
+def find_infill_tokens(served: ServedModel, *, path: str) -> Infill:
     """Raises Unsupported for a model that cannot fill in the middle."""
     if served.tokenizer.infill is None:
         raise Unsupported(
@@ -54,8 +60,8 @@ def infill_tokens(served: Served, *, path: str) -> Infill:
     return served.tokenizer.infill
 
 
-def infill_prompt(
-    served: Served,
+def encode_infill_prompt(
+    served: ServedModel,
     prefix: str | tuple[int, ...],
     suffix: str,
     *,
@@ -64,21 +70,21 @@ def infill_prompt(
 ) -> tuple[int, ...]:
     """The prompt for what stands between two texts, which are in the body at these `paths`. Other `files`, by name and
     text, stand before it."""
-    infill, tokenizer = infill_tokens(served, path=paths[1]), served.tokenizer
+    infill, tokenizer = find_infill_tokens(served, path=paths[1]), served.tokenizer
     for text, path in ((prefix, paths[0]), (suffix, paths[1]), *((text, "input_extra") for _, text in files)):
         if isinstance(text, str):
-            check_length(served, text, path)
+            check_text_length(served, text, path)
     before = tokenizer.encode_plain(prefix) if isinstance(prefix, str) else prefix
     made = infill.prompt(before, tokenizer.encode_plain(suffix, leads=False))
     return (*tokenizer.first_ids, *infill.context(files, tokenizer.encode_plain), *made)
 
 
-def rendered(
-    served: Served,
+def render_messages(
+    served: ServedModel,
     messages: list[dict[str, Any]],
     *,
     tools: list[dict[str, Any]] | None = None,
-    ending: Ending = "opened",
+    ending: PromptEnding = "opened",
     extra: Mapping[str, Any] | None = None,
     appended: Callable[[str], str] = lambda text: "",
     add_special: bool = False,
@@ -102,7 +108,7 @@ def rendered(
             param="messages",
         )
     conversation = Conversation(
-        with_media_shown(messages, served.processor),
+        lay_out_media(messages, served.processor),
         tools=tools or (),
         variables=extra,
         opened=ending == "opened",
@@ -116,9 +122,34 @@ def rendered(
     )
     composer = PromptBuilder(served.tokenizer, template, served.answers, served.encodings)
     prompt = composer.compose(conversation, format or served.format, add_special=add_special)
-    heard = any(isinstance(text, Transcript) for message in messages for text in _texts(message.get("content")))
+    heard = any(
+        isinstance(text, TranscribedText) for message in messages for text in _texts_of_content(message.get("content"))
+    )
     return replace(prompt, adapted=(*prompt.adapted, "audio-transcribed")) if heard else prompt
 
 
-def _texts(content: Any) -> list[Any]:
+def _texts_of_content(content: Any) -> list[Any]:
     return [part.get("text") for part in content] if isinstance(content, list) else [content]
+
+
+def lay_out_media(messages: list[dict[str, Any]], processor: MediaProcessor | None) -> list[dict[str, Any]]:
+    """Arithmetic on headers alone: nothing is unpacked. Raises BadMedia or Unsupported, with the message's place."""
+    return [
+        {**message, "content": [*_lay_out_parts(message["content"], processor, f"messages.{at}")]}
+        if isinstance(message.get("content"), list) and any(map(is_media_part, message["content"]))
+        else message
+        for at, message in enumerate(messages)
+    ]
+
+
+def _lay_out_parts(content: list[Any], processor: MediaProcessor | None, path: str) -> Iterator[Any]:
+    assert processor is not None, "no body is read into media where the model takes none"
+    for part in content:
+        if not is_media_part(part):
+            yield part
+            continue
+        checkpoint()
+        try:
+            yield from map(media_part, part["medium"].shown(processor))
+        except (BadMedia, Unsupported) as error:
+            raise type(error)(f"{path}: {error.message}", param=path) from error

@@ -1,4 +1,5 @@
-"""Prompts of which only what matters is computed: how a request asks for that, and what its receipt says of it."""
+"""Specprefill, prompts of which only the tokens that matter are computed: how a request asks for it, and what its
+receipt says."""
 
 from __future__ import annotations
 
@@ -7,29 +8,28 @@ from typing import Final, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.engine.request import Timing
-from ingot.engine.sparse.ask import Span, SparseAsk, SparseReport, Unused
+from ingot.engine.request import SpecPrefillReport, SpecPrefillRequest, SpecPrefillSkipped, Timing, TokenRange
 from ingot.errors import BadRequest
-from ingot.text.prompt.prompt import MessageSpan, Prompt
+from ingot.text.prompt.assembly import MessageSpan, Prompt
 
-WHETHER: Final = (
+ABOUT_SPECPREFILL: Final = (
     "Compute of a prompt only what a smaller model finds to matter, however short it is: the first token comes sooner, "
     "and the answer is not the same. `false` forbids it. Needs a server that was started with `--specprefill`."
 )
-HOW_MUCH: Final = (
+ABOUT_SPECPREFILL_KEEP: Final = (
     "The share of such a prompt that is computed, of what is not always. Without `specprefill` it asks for that where "
     "the prompt is as long as the server's `--specprefill-threshold`."
 )
-RULES: Final = frozenset({"system", "developer"})
+SPECPREFILL_RULES: Final = frozenset({"system", "developer"})
 """Roles whose messages are computed whole."""
 WHOLE_TURN: Final = 512
 """The newest turn is computed whole, unless it is longer than this: then its ends are."""
 TURN_BEGIN, TURN_END = 64, 256
 
 
-def sparse_ask(
+def specprefill_ask(
     wanted: bool | None, keep: float | None, prompts: Sequence[Prompt | tuple[int, ...]], *, prefix: str = ""
-) -> SparseAsk | None:
+) -> SpecPrefillRequest | None:
     """What a body says, as the engine takes it: `wanted` true is for any prompt, a share alone for long ones. Raises
     BadRequest where one forbids what the other asks for."""
     if wanted is False and keep is not None:
@@ -40,18 +40,22 @@ def sparse_ask(
         )
     if not wanted and keep is None:
         return None
-    whole = tuple(tuple(_whole(prompt.spans)) if isinstance(prompt, Prompt) else () for prompt in prompts)
-    return SparseAsk(keep, whole, forced=wanted is True)
+    whole = tuple(tuple(_whole_turns(prompt.spans)) if isinstance(prompt, Prompt) else () for prompt in prompts)
+    return SpecPrefillRequest(keep, whole, forced=wanted is True)
 
 
-def _whole(spans: Sequence[MessageSpan]) -> Iterator[Span]:
+def _whole_turns(spans: Sequence[MessageSpan]) -> Iterator[TokenRange]:
     """What is computed in any case: rules and tools, which stand in system messages or in what the template adds, and
     all that came after the last answer."""
     for span in spans:
-        if span.message is None or span.role in RULES:
+        if span.message is None or span.role in SPECPREFILL_RULES:
             yield span.begin, span.end
     begin = max((span.end for span in spans if span.role == "assistant" and span.message is not None), default=0)
-    newest = [span for span in spans if span.begin >= begin and span.message is not None and span.role not in RULES]
+    newest = [
+        span
+        for span in spans
+        if span.begin >= begin and span.message is not None and span.role not in SPECPREFILL_RULES
+    ]
     for span in newest:
         if span.end - span.begin <= WHOLE_TURN:
             yield span.begin, span.end
@@ -60,7 +64,7 @@ def _whole(spans: Sequence[MessageSpan]) -> Iterator[Span]:
             yield span.end - TURN_END, span.end
 
 
-class SparseReceipt(Struct):
+class SpecprefillReceipt(Struct):
     """`scored` tokens were judged, `kept` of them computed; seconds of both. The first `reused` tokens of the prompt
     stayed as an earlier request left them. Or `reason`, why all were computed."""
 
@@ -70,10 +74,10 @@ class SparseReceipt(Struct):
     scoring_s: float | UnsetType = UNSET
     computing_s: float | UnsetType = UNSET
     reused: int | UnsetType = UNSET
-    reason: Unused | Literal["several"] | UnsetType = UNSET
+    reason: SpecPrefillSkipped | Literal["several"] | UnsetType = UNSET
 
     @classmethod
-    def of(cls, reports: Sequence[SparseReport], timing: Timing) -> SparseReceipt | UnsetType:
+    def of(cls, reports: Sequence[SpecPrefillReport], timing: Timing) -> SpecprefillReceipt | UnsetType:
         """UNSET where nobody asked."""
         if not reports:
             return UNSET

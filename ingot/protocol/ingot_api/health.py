@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.distributed.heartbeat import Standing
-from ingot.engine.health import Health
+from ingot.distributed.heartbeat import RankStatus
+from ingot.engine.status import Health
 
 
 class VersionBody(Struct):
@@ -22,7 +22,7 @@ class RankBody(Struct):
     late_s: float
 
     @classmethod
-    def of(cls, standing: Standing) -> RankBody:
+    def of(cls, standing: RankStatus) -> RankBody:
         return cls(standing.rank, standing.ready, standing.step, round(standing.silent_s, 3), round(standing.late_s, 3))
 
 

@@ -1,52 +1,56 @@
-"""`GET /metrics`: what the server did and does. What vLLM's dashboards and routers know is told by vLLM's names, what
-only this server has by its own."""
+"""`GET /metrics` and `GET /v1/loads`: what the server did and does, for Prometheus and for routers.
+
+Metrics that vLLM's dashboards and routers know have vLLM's names; those that only this server has, its own. Loads are
+as SGLang's routers ask for them, a model being a rank.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import chain
 from typing import Final
 
-from ingot.engine.health import Health
-from ingot.engine.model_card import ModelCard
-from ingot.observe.histogram import Histogram
-from ingot.observe.metrics import Figures
-from ingot.observe.prometheus import Metric, Sample, exposition
-from ingot.observe.side_figures import SideFigures
-from ingot.observe.speculation import SpeculationCounts
+from msgspec import Struct
+
+from ingot.distributed.heartbeat import RankStatus
+from ingot.engine.request import ModelCard, RequestStatus
+from ingot.engine.status import Health
+from ingot.observe.metrics import EngineMetrics, Histogram, SideMetrics, SpeculationMetrics
+from ingot.observe.prometheus import Metric, MetricSample, exposition_text
 from ingot.version import __version__
 
-ENGINE: Final = "0"
+ENGINE_LABEL: Final = "0"
 """Which engine of the server; dashboards for several ask for it."""
 # What is told of models of all kinds.
-PROMPT_TOKENS: Final = "Tokens of prompts that began to run."
-GENERATION_TOKENS: Final = "Tokens of answers."
-ENDED: Final = "Requests by how they ended."
-REQUEST: Final = "From a request's arrival to its end."
-QUEUE: Final = "What requests waited for their turn."
-INFERENCE: Final = "From their turn to their end."
+ABOUT_PROMPT_TOKENS: Final = "Tokens of prompts that began to run."
+ABOUT_GENERATION_TOKENS: Final = "Tokens of answers."
+ABOUT_ENDED: Final = "Requests by how they ended."
+ABOUT_REQUEST_TIME: Final = "From a request's arrival to its end."
+ABOUT_QUEUE_TIME: Final = "What requests waited for their turn."
+ABOUT_INFERENCE_TIME: Final = "From their turn to their end."
 
 
-class Family:
+class MetricFamily:
     """Metrics whose names begin alike and that carry the same labels."""
 
     def __init__(self, prefix: str, labels: Mapping[str, str]) -> None:
         self._prefix, self._labels = prefix, dict(labels)
 
     def counter(self, name: str, help: str, value: int) -> Metric:
-        return Metric(f"{self._prefix}{name}_total", "counter", help, (Sample(value, self._labels),))
+        return Metric(f"{self._prefix}{name}_total", "counter", help, (MetricSample(value, self._labels),))
 
     def counters(self, name: str, help: str, label: str, values: Mapping[str, int]) -> Metric:
-        samples = tuple(Sample(value, self._labels | {label: each}) for each, value in values.items())
+        samples = tuple(MetricSample(value, self._labels | {label: each}) for each, value in values.items())
         return Metric(f"{self._prefix}{name}_total", "counter", help, samples)
 
     def gauge(self, name: str, help: str, value: int | float) -> Metric:
         return self.gauges(name, help, [({}, value)])
 
     def gauges(self, name: str, help: str, values: list[tuple[dict[str, str], int | float]]) -> Metric:
-        samples = tuple(Sample(value, self._labels | labels) for labels, value in values)
+        samples = tuple(MetricSample(value, self._labels | labels) for labels, value in values)
         return Metric(f"{self._prefix}{name}", "gauge", help, samples)
 
     def histogram(self, name: str, help: str, values: Histogram) -> Metric:
@@ -54,33 +58,35 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ModelMeasurements:
     """One model's figures, and what is told besides."""
 
     card: ModelCard
     health: Health
-    figures: Figures
-    speculation: SpeculationCounts
+    figures: EngineMetrics
+    speculation: SpeculationMetrics
     further: Sequence[Metric] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class SideMeasured:
+class SideModelMeasurements:
     """The same of a model that does not generate."""
 
     name: str
     running: int
     waiting: int
-    figures: SideFigures
+    figures: SideMetrics
 
 
-def metrics(models: Iterable[Measured], statuses: Mapping[int, int], sides: Iterable[SideMeasured] = ()) -> str:
+def render_metrics(
+    models: Iterable[ModelMeasurements], statuses: Mapping[int, int], sides: Iterable[SideModelMeasurements] = ()
+) -> str:
     """Of all tenants together. `statuses` says how many answers had each HTTP status."""
-    each = chain((_of(model) for model in models), (_of_side(side) for side in sides))
-    return exposition((*_joined(each), *_answers(statuses)))
+    each = chain((_model_families(model) for model in models), (_side_model_families(side) for side in sides))
+    return exposition_text((*_merge_families(each), *_status_counters(statuses)))
 
 
-def _joined(models: Iterable[Iterable[Metric]]) -> Iterable[Metric]:
+def _merge_families(models: Iterable[Iterable[Metric]]) -> Iterable[Metric]:
     """A metric is described once, with the samples of all models behind it."""
     found: dict[str, Metric] = {}
     for metric in chain.from_iterable(models):
@@ -89,48 +95,48 @@ def _joined(models: Iterable[Iterable[Metric]]) -> Iterable[Metric]:
     return found.values()
 
 
-def _of(model: Measured) -> Iterator[Metric]:
+def _model_families(model: ModelMeasurements) -> Iterator[Metric]:
     card, health, figures = model.card, model.health, model.figures
-    theirs = Family("vllm:", {"model_name": card.name, "engine": ENGINE})
-    ours = Family("ingot_", {"model_name": card.name})
-    yield from _now(theirs, health, figures)
-    yield from _tokens(theirs, health, figures)
-    yield from _durations(theirs, figures)
-    yield from _lengths(theirs, figures)
-    yield from _speculation(theirs, model.speculation)
+    theirs = MetricFamily("vllm:", {"model_name": card.name, "engine": ENGINE_LABEL})
+    ours = MetricFamily("ingot_", {"model_name": card.name})
+    yield from _current_gauges(theirs, health, figures)
+    yield from _token_counters(theirs, health, figures)
+    yield from _duration_histograms(theirs, figures)
+    yield from _length_histograms(theirs, figures)
+    yield from _speculation_counters(theirs, model.speculation)
     yield from model.further
-    yield from _own(ours, card, figures)
+    yield from _ingot_metrics(ours, card, figures)
 
 
-def _of_side(side: SideMeasured) -> Iterator[Metric]:
+def _side_model_families(side: SideModelMeasurements) -> Iterator[Metric]:
     """By vLLM's names for models that pool."""
-    told, figures = Family("vllm:", {"model_name": side.name, "engine": ENGINE}), side.figures
-    yield from _requests(told, side.running, side.waiting)
-    yield told.counter("prompt_tokens", PROMPT_TOKENS, figures.read_tokens)
-    yield told.counter("generation_tokens", GENERATION_TOKENS, figures.written_tokens)
-    yield told.counters("request_success", ENDED, "finished_reason", figures.endings)
-    yield told.histogram("e2e_request_latency_seconds", REQUEST, figures.request_s)
-    yield told.histogram("request_queue_time_seconds", QUEUE, figures.queue_s)
-    yield told.histogram("request_inference_time_seconds", INFERENCE, figures.inference_s)
+    told, figures = MetricFamily("vllm:", {"model_name": side.name, "engine": ENGINE_LABEL}), side.figures
+    yield from _request_gauges(told, side.running, side.waiting)
+    yield told.counter("prompt_tokens", ABOUT_PROMPT_TOKENS, figures.read_tokens)
+    yield told.counter("generation_tokens", ABOUT_GENERATION_TOKENS, figures.written_tokens)
+    yield told.counters("request_success", ABOUT_ENDED, "finished_reason", figures.endings)
+    yield told.histogram("e2e_request_latency_seconds", ABOUT_REQUEST_TIME, figures.request_s)
+    yield told.histogram("request_queue_time_seconds", ABOUT_QUEUE_TIME, figures.queue_s)
+    yield told.histogram("request_inference_time_seconds", ABOUT_INFERENCE_TIME, figures.inference_s)
 
 
-def _requests(told: Family, running: int, waiting: int) -> Iterator[Metric]:
+def _request_gauges(told: MetricFamily, running: int, waiting: int) -> Iterator[Metric]:
     yield told.gauge("num_requests_running", "Requests that are being computed.", running)
     yield told.gauge("num_requests_waiting", "Requests that wait for their turn.", waiting)
 
 
-def _answers(statuses: Mapping[int, int]) -> Iterator[Metric]:
+def _status_counters(statuses: Mapping[int, int]) -> Iterator[Metric]:
     """As they are, and as the instrumentation tells them that vLLM has: by their kinds."""
     by_code = {str(code): count for code, count in sorted(statuses.items())}
-    yield Family("ingot_", {}).counters("http_responses", "Answers by their HTTP status.", "code", by_code)
+    yield MetricFamily("ingot_", {}).counters("http_responses", "Answers by their HTTP status.", "code", by_code)
     kinds: Counter[str] = Counter()
     for code, count in statuses.items():
         kinds[f"{code // 100}xx"] += count
-    yield Family("", {}).counters("http_requests", "Answers by the kind of their HTTP status.", "status", kinds)
+    yield MetricFamily("", {}).counters("http_requests", "Answers by the kind of their HTTP status.", "status", kinds)
 
 
-def _now(told: Family, health: Health, figures: Figures) -> Iterator[Metric]:
-    yield from _requests(told, health.running, health.queued)
+def _current_gauges(told: MetricFamily, health: Health, figures: EngineMetrics) -> Iterator[Metric]:
+    yield from _request_gauges(told, health.running, health.queued)
     yield told.gauges(
         "num_requests_waiting_by_reason",
         "The same, by what they wait for. Here that is always a place among those that are computed.",
@@ -144,10 +150,10 @@ def _now(told: Family, health: Health, figures: Figures) -> Iterator[Metric]:
     yield told.gauges("cache_config_info", "Tokens of a page, and pages that memory holds.", [(pages, 1)])
 
 
-def _tokens(told: Family, health: Health, figures: Figures) -> Iterator[Metric]:
-    yield told.counter("prompt_tokens", PROMPT_TOKENS, figures.prompt_tokens)
+def _token_counters(told: MetricFamily, health: Health, figures: EngineMetrics) -> Iterator[Metric]:
+    yield told.counter("prompt_tokens", ABOUT_PROMPT_TOKENS, figures.prompt_tokens)
     yield told.counter("prompt_tokens_cached", "Those that were taken over.", figures.matched_tokens)
-    yield told.counter("generation_tokens", GENERATION_TOKENS, figures.generated_tokens)
+    yield told.counter("generation_tokens", ABOUT_GENERATION_TOKENS, figures.generated_tokens)
     yield told.counter(
         "prefix_cache_queries", "Tokens of prompts that kept ones were searched for.", figures.asked_tokens
     )
@@ -162,10 +168,10 @@ def _tokens(told: Family, health: Health, figures: Figures) -> Iterator[Metric]:
     yield told.counter("mm_cache_hits", "Those that had been, and were not again.", figures.media_found)
     yield told.counter("num_preemptions", "Times that a sequence had to make way.", figures.preemptions)
     yield told.counter("admission_rejections", "Requests that found the queue full.", health.refused)
-    yield told.counters("request_success", ENDED, "finished_reason", figures.endings)
+    yield told.counters("request_success", ABOUT_ENDED, "finished_reason", figures.endings)
 
 
-def _durations(told: Family, figures: Figures) -> Iterator[Metric]:
+def _duration_histograms(told: MetricFamily, figures: EngineMetrics) -> Iterator[Metric]:
     yield told.histogram(
         "time_to_first_token_seconds", "From a request's arrival to its first token.", figures.first_token_s
     )
@@ -173,14 +179,14 @@ def _durations(told: Family, figures: Figures) -> Iterator[Metric]:
     yield told.histogram(
         "request_time_per_output_token_seconds", "The same, on average over each answer.", figures.token_s
     )
-    yield told.histogram("e2e_request_latency_seconds", REQUEST, figures.request_s)
-    yield told.histogram("request_queue_time_seconds", QUEUE, figures.queue_s)
+    yield told.histogram("e2e_request_latency_seconds", ABOUT_REQUEST_TIME, figures.request_s)
+    yield told.histogram("request_queue_time_seconds", ABOUT_QUEUE_TIME, figures.queue_s)
     yield told.histogram("request_prefill_time_seconds", "From there to their first token.", figures.prefill_s)
     yield told.histogram("request_decode_time_seconds", "From there to their end.", figures.decode_s)
-    yield told.histogram("request_inference_time_seconds", INFERENCE, figures.inference_s)
+    yield told.histogram("request_inference_time_seconds", ABOUT_INFERENCE_TIME, figures.inference_s)
 
 
-def _lengths(told: Family, figures: Figures) -> Iterator[Metric]:
+def _length_histograms(told: MetricFamily, figures: EngineMetrics) -> Iterator[Metric]:
     yield told.histogram("request_prompt_tokens", "Tokens of a request's prompts.", figures.prompt_lengths)
     yield told.histogram("request_generation_tokens", "Tokens of a request's answers.", figures.answer_lengths)
     yield told.histogram(
@@ -191,7 +197,7 @@ def _lengths(told: Family, figures: Figures) -> Iterator[Metric]:
     yield told.histogram("iteration_tokens_total", "Tokens computed in a step.", figures.step_tokens)
 
 
-def _speculation(told: Family, counts: SpeculationCounts) -> Iterator[Metric]:
+def _speculation_counters(told: MetricFamily, counts: SpeculationMetrics) -> Iterator[Metric]:
     yield told.counter("spec_decode_num_drafts", "Times that tokens were guessed ahead for an answer.", counts.drafts)
     yield told.counter("spec_decode_num_draft_tokens", "Tokens that were guessed ahead.", counts.draft_tokens)
     yield told.counter("spec_decode_num_accepted_tokens", "Those that were right.", counts.accepted_tokens)
@@ -203,7 +209,7 @@ def _speculation(told: Family, counts: SpeculationCounts) -> Iterator[Metric]:
     )
 
 
-def _own(told: Family, card: ModelCard, figures: Figures) -> Iterator[Metric]:
+def _ingot_metrics(told: MetricFamily, card: ModelCard, figures: EngineMetrics) -> Iterator[Metric]:
     built = {"version": __version__, "device": card.device, "formats": card.formats or card.dtype}
     yield told.gauges("build_info", "What serves the model, on what, in which number formats.", [(built, 1)])
     yield told.gauge("model_loaded_timestamp_seconds", "When the model was loaded.", card.created)
@@ -221,4 +227,64 @@ def _own(told: Family, card: ModelCard, figures: Figures) -> Iterator[Metric]:
         "memory_bytes",
         "The budget; of it the weights, the states that exist and what of these is held; all that MLX has in use.",
         [({"part": part}, value) for part, value in parts.items()],
+    )
+
+
+def rank_metrics(model: str, standings: Sequence[RankStatus]) -> Sequence[Metric]:
+    """Nothing for a model that one process runs."""
+    if not standings:
+        return ()
+    told = MetricFamily("ingot_rank_", {"model_name": model})
+    by_rank = [({"rank": str(one.rank)}, one) for one in standings]
+    return (
+        told.gauges("step", "The last step that the process did.", [(rank, one.step) for rank, one in by_rank]),
+        told.gauges("silent_seconds", "Since its last sign of life.", [(rank, one.silent_s) for rank, one in by_rank]),
+        told.gauges("late_seconds", "Since it ought to have gone on.", [(rank, one.late_s) for rank, one in by_rank]),
+    )
+
+
+class ModelLoad(Struct, kw_only=True):
+    dp_rank: int = 0
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_waiting_uncached_tokens: int
+    num_total_reqs: int
+    num_used_tokens: int
+    max_total_num_tokens: int
+    token_usage: float
+    gen_throughput: float
+    cache_hit_rate: float
+    utilization: float
+    max_running_requests: int
+
+
+class LoadsBody(Struct, kw_only=True):
+    timestamp: str  # in ISO's form: routers that read it are strict
+    dp_rank_count: int = 1
+    loads: list[ModelLoad]
+
+
+def loads_body(models: Iterable[tuple[ModelCard, Sequence[RequestStatus], EngineMetrics]]) -> LoadsBody:
+    """A rank for each model that is loaded."""
+    ranks = [_model_load(rank, *model) for rank, model in enumerate(models)]
+    return LoadsBody(timestamp=datetime.now(UTC).isoformat(), dp_rank_count=len(ranks), loads=ranks)
+
+
+def _model_load(rank: int, card: ModelCard, statuses: Sequence[RequestStatus], figures: EngineMetrics) -> ModelLoad:
+    """Tokens of prompts that wait count as a whole: what is kept of them is known when their turn comes."""
+    running = [status for status in statuses if status.phase != "queued"]
+    waiting = [status for status in statuses if status.phase == "queued"]
+    return ModelLoad(
+        dp_rank=rank,
+        num_running_reqs=len(running),
+        num_waiting_reqs=len(waiting),
+        num_waiting_uncached_tokens=sum(status.prompt_tokens for status in waiting),
+        num_total_reqs=len(statuses),
+        num_used_tokens=sum(status.prefilled_tokens + status.completion_tokens for status in running),
+        max_total_num_tokens=figures.most_tokens,
+        token_usage=round(figures.occupied, 4),
+        gen_throughput=round(sum((status.tokens_per_second for status in running), 0.0), 2),
+        cache_hit_rate=round(figures.matched_tokens / max(1, figures.asked_tokens), 4),
+        utilization=round(len(running) / card.max_sequences, 4),
+        max_running_requests=card.max_sequences,
     )

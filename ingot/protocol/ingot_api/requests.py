@@ -1,27 +1,90 @@
-"""`GET /v1/live`: what the page about the engine draws, as it stands at one moment. Numbers and ids alone.
+"""`GET /v1/requests`, `GET` and `DELETE /v1/requests/{id}`, and `GET /v1/live`: what runs now, how a request went, how
+to stop it, and what the page about the engine draws.
 
-Counts only grow: whoever asks twice knows what happened between.
+`/v1/live` holds numbers and ids alone. Its counts only grow: whoever asks twice knows what happened between.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, Literal
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.engine.health import Health
-from ingot.engine.model_card import ModelCard
-from ingot.engine.request import Phase, RequestStatus
-from ingot.observe.metrics import Figures
-from ingot.observe.recent_requests import Span
-from ingot.observe.speculation import SpeculationCounts
+from ingot.engine.request import Ended, Failed, ModelCard, Phase, RequestStatus
+from ingot.engine.status import Health
+from ingot.errors import Cancelled
+from ingot.observe.metrics import EngineMetrics, SpeculationMetrics
+from ingot.observe.recent_requests import RequestSpan
+from ingot.protocol.chat.answers import AnswerHead, Receipt, UsageBody
+from ingot.protocol.errors import ErrorBody, ErrorDetail
+
+
+class RunningRequest(Struct):
+    id: str
+    phase: Phase
+    prompt_tokens: int
+    prefilled_tokens: int
+    completion_tokens: int
+    max_tokens: int
+    age_s: float
+    tokens_per_second: float
+    preemptions: int
+    cached_tokens: int
+
+    @classmethod
+    def of(cls, status: RequestStatus) -> RunningRequest:
+        made = msgspec.convert(status, cls, from_attributes=True)
+        made.age_s, made.tokens_per_second = round(status.age_s, 3), round(status.tokens_per_second, 2)
+        return made
+
+
+class RunningRequestList(Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[RunningRequest]
+
+
+class CancelledRequestBody(Struct):
+    id: str
+    cancelled: Literal[True] = True
+
+
+class RequestStatusBody(Struct, kw_only=True):
+    """A request that runs, with its `progress`; or one that ended a while ago, with its usage and its receipt. Where it
+    was cancelled or failed, the error it ended in and how far it was."""
+
+    id: str
+    status: Phase | Literal["ended", "cancelled", "failed"]
+    progress: RunningRequest | UnsetType = UNSET
+    usage: UsageBody | UnsetType = UNSET
+    ingot: Receipt | UnsetType = UNSET
+    error: ErrorDetail | UnsetType = UNSET
+
+    @classmethod
+    def running(cls, status: RequestStatus) -> RequestStatusBody:
+        return cls(id=status.id, status=status.phase, progress=RunningRequest.of(status))
+
+    @classmethod
+    def ended(cls, id: str, head: AnswerHead | None, last: Ended | Failed) -> RequestStatusBody:
+        usage = UsageBody.of(last.usage)
+        if isinstance(last, Failed):
+            progress = UNSET if last.stood is None else RunningRequest.of(last.stood)
+            error = ErrorBody.of(last.error).error
+            status: Literal["cancelled", "failed"] = "cancelled" if isinstance(last.error, Cancelled) else "failed"
+            return cls(id=id, status=status, progress=progress, usage=usage, error=error)
+        return cls(id=id, status="ended", usage=usage, ingot=Receipt.of(head or AnswerHead(id, 0, "", ""), last))
+
+
+def list_requests(statuses: list[RequestStatus]) -> RunningRequestList:
+    return RunningRequestList(data=[RunningRequest.of(status) for status in statuses])
+
 
 PAST_S: Final = 120.0
 """How long ago what is told may have ended."""
-MOST: Final = 128
+MOST_LISTED_REQUESTS: Final = 128
 """Requests of each kind that are told of."""
-OWNERS: Final = 16
+MOST_OWNERS: Final = 16
 
 
 class LiveRequest(Struct):
@@ -74,7 +137,7 @@ class PastRequest(Struct):
     completion_tokens: int
 
     @classmethod
-    def of(cls, span: Span, now: float) -> PastRequest:
+    def of(cls, span: RequestSpan, now: float) -> PastRequest:
         return cls(
             id=span.id,
             path=span.path,
@@ -154,20 +217,26 @@ class LiveBody(Struct):
     engines: list[LiveEngine] | UnsetType = UNSET
 
 
-def live(
+def live_body(
     health: Health,
     statuses: Sequence[RequestStatus],
-    spans: Iterable[Span],
+    spans: Iterable[RequestSpan],
     now: float,
     engines: list[LiveEngine] | UnsetType = UNSET,
 ) -> LiveBody:
-    """At most `MOST` of each kind, whatever is going on."""
-    past = [PastRequest.of(span, now) for span, _ in zip(spans, range(MOST), strict=False)]
-    return LiveBody(health.ready, health.detail, [LiveRequest.of(status) for status in statuses[:MOST]], past, engines)
+    """At most `MOST_LISTED_REQUESTS` of each kind, whatever is going on."""
+    past = [PastRequest.of(span, now) for span, _ in zip(spans, range(MOST_LISTED_REQUESTS), strict=False)]
+    return LiveBody(
+        health.ready,
+        health.detail,
+        [LiveRequest.of(status) for status in statuses[:MOST_LISTED_REQUESTS]],
+        past,
+        engines,
+    )
 
 
-def live_engine(card: ModelCard, health: Health, figures: Figures, counts: SpeculationCounts) -> LiveEngine:
-    kept = sorted(figures.kept_bytes.items(), key=lambda pair: -pair[1])[:OWNERS]
+def live_engine_body(card: ModelCard, health: Health, figures: EngineMetrics, counts: SpeculationMetrics) -> LiveEngine:
+    kept = sorted(figures.kept_bytes.items(), key=lambda pair: -pair[1])[:MOST_OWNERS]
     return LiveEngine(
         model=card.name,
         device=card.device,

@@ -7,29 +7,29 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.protocol.chat.answers import Note
-from ingot.protocol.chat.ask import Ask
-from ingot.protocol.chat.preparation import asked_prompt
-from ingot.protocol.chat.prompts import text_tokens
-from ingot.protocol.model_names import DEFAULT_NAME
-from ingot.protocol.openai.chat import TOOLS, FunctionTool
-from ingot.protocol.openai.messages import CONVERSATION, Message, as_dicts
+from ingot.protocol.chat.answers import IgnoredNote
+from ingot.protocol.chat.ask import ChatAsk
+from ingot.protocol.chat.preparation import render_asked_prompt
+from ingot.protocol.chat.prompts import encode_text
+from ingot.protocol.openai.chat import CHAT_TOOLS, ChatFunctionTool
+from ingot.protocol.openai.messages import CHAT_CONVERSATION, ChatMessage, messages_as_dicts
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import Bool, Text
-from ingot.protocol.schema.model_fields import TokenIds
-from ingot.protocol.schema.model_name import ModelName
-from ingot.protocol.schema.objects import ObjectOf, accepts, requires
-from ingot.protocol.schema.rules import Given, Never, Not
-from ingot.protocol.served import Served
+from ingot.protocol.schema.model_fields import ModelNameField, TokenIdsField
+from ingot.protocol.schema.objects import IsGiven, Never, Not, ObjectOf, accepts, requires
+from ingot.protocol.served import ServedModel
+from ingot.protocol.terms import DEFAULT_NAME
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizeBody:
-    model: str = accepts(ModelName(), "The served model's name, or `default`.", default=DEFAULT_NAME)
+    model: str = accepts(ModelNameField(), "The served model's name, or `default`.", default=DEFAULT_NAME)
     prompt: str | None = accepts(Text(), "A text. Either this or `messages`.")
-    messages: tuple[Message, ...] | None = accepts(CONVERSATION, "A conversation, put through the chat template.")
-    tools: tuple[FunctionTool, ...] = accepts(
-        TOOLS, "Functions that the model is shown. Only with `messages`.", default=()
+    messages: tuple[ChatMessage, ...] | None = accepts(
+        CHAT_CONVERSATION, "A conversation, put through the chat template."
+    )
+    tools: tuple[ChatFunctionTool, ...] = accepts(
+        CHAT_TOOLS, "Functions that the model is shown. Only with `messages`.", default=()
     )
     add_special_tokens: bool | None = accepts(
         Bool(), "Add what the tokenizer puts around a text (default: true for `prompt`, false for `messages`)."
@@ -41,59 +41,59 @@ class TokenizeBody:
 
 @dataclass(frozen=True, slots=True)
 class DetokenizeBody:
-    tokens: tuple[int, ...] = requires(TokenIds(bounds.PROMPT_TOKENS, least=0), "Token ids.")
-    model: str = accepts(ModelName(), "The served model's name, or `default`.", default=DEFAULT_NAME)
+    tokens: tuple[int, ...] = requires(TokenIdsField(bounds.PROMPT_TOKENS, least=0), "Token ids.")
+    model: str = accepts(ModelNameField(), "The served model's name, or `default`.", default=DEFAULT_NAME)
     skip_special_tokens: bool = accepts(Bool(), "Leave special tokens out.", default=False)
 
 
 TOKENIZE_BODY = ObjectOf(
     TokenizeBody,
     (
-        Never((Given("prompt"), Given("messages")), "Send either prompt or messages, not both.", param="messages"),
-        Never((Not(Given("prompt")), Not(Given("messages"))), "Send either prompt or messages.", param="prompt"),
+        Never((IsGiven("prompt"), IsGiven("messages")), "Send either prompt or messages, not both.", param="messages"),
+        Never((Not(IsGiven("prompt")), Not(IsGiven("messages"))), "Send either prompt or messages.", param="prompt"),
         Never(
-            (Given("prompt"), Given("add_generation_prompt")),
+            (IsGiven("prompt"), IsGiven("add_generation_prompt")),
             "add_generation_prompt goes with messages.",
             param="add_generation_prompt",
         ),
-        Never((Given("prompt"), Given("tools")), "tools go with messages.", param="tools"),
+        Never((IsGiven("prompt"), IsGiven("tools")), "tools go with messages.", param="tools"),
     ),
 )
 DETOKENIZE_BODY = ObjectOf(DetokenizeBody)
 
 
-class Tokenized(Struct):
+class TokenizeAnswer(Struct):
     tokens: list[int]
     count: int
     max_model_len: int
-    ingot: Note | UnsetType = UNSET
+    ingot: IgnoredNote | UnsetType = UNSET
 
 
-class Detokenized(Struct):
+class DetokenizeAnswer(Struct):
     prompt: str
-    ingot: Note | UnsetType = UNSET
+    ingot: IgnoredNote | UnsetType = UNSET
 
 
-def tokenize(value: Any, served: Served) -> Tokenized:
+def answer_tokenize(value: Any, served: ServedModel) -> TokenizeAnswer:
     reading = served.reading()
-    tokens = tokens_of(TOKENIZE_BODY.parse(value, "", reading), served)
-    return Tokenized(list(tokens), len(tokens), served.card.context, Note.of(reading))
+    tokens = tokens_of_body(TOKENIZE_BODY.parse(value, "", reading), served)
+    return TokenizeAnswer(list(tokens), len(tokens), served.card.context, IgnoredNote.of(reading))
 
 
-def tokens_of(body: TokenizeBody, served: Served) -> tuple[int, ...]:
+def tokens_of_body(body: TokenizeBody, served: ServedModel) -> tuple[int, ...]:
     if body.messages is not None:
-        ask = Ask(
-            as_dicts(body.messages),
+        ask = ChatAsk(
+            messages_as_dicts(body.messages),
             tools=tuple(tool.tool for tool in body.tools),
             ending="closed" if body.add_generation_prompt is False else "opened",
         )
-        return asked_prompt(served, ask, add_special=body.add_special_tokens is True).tokens
+        return render_asked_prompt(served, ask, add_special=body.add_special_tokens is True).tokens
     assert body.prompt is not None, "the rules of the body leave one of the two"
-    return text_tokens(served, body.prompt, path="prompt", add_special=body.add_special_tokens is not False)
+    return encode_text(served, body.prompt, path="prompt", add_special=body.add_special_tokens is not False)
 
 
-def detokenize(value: Any, served: Served) -> Detokenized:
+def answer_detokenize(value: Any, served: ServedModel) -> DetokenizeAnswer:
     reading = served.reading()
     body: DetokenizeBody = DETOKENIZE_BODY.parse(value, "", reading)
     text = served.tokenizer.decode(body.tokens, skip_special=body.skip_special_tokens)
-    return Detokenized(text, Note.of(reading))
+    return DetokenizeAnswer(text, IgnoredNote.of(reading))

@@ -7,49 +7,60 @@ import time
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from ingot.errors import BadRequest, nearest
+from ingot.errors import BadRequest, nearest_name
 from ingot.protocol.chat.answers import AnswerHead, GenerationTask
 from ingot.protocol.chat.ask import (
-    EFFORTS,
-    Ask,
-    ForcedTool,
-    OutputFormat,
-    ThinkingOptions,
-    Tool,
-    ToolChoice,
-)
-from ingot.protocol.chat.custom_tools import InputGrammar, TextInput, custom_tool
-from ingot.protocol.chat.generation_fields import HOLD_CALLS, GenerationBody
-from ingot.protocol.chat.media import OfMedia
-from ingot.protocol.chat.media_fields import FRAMES, RATE, MediaReading, MediaWishes, ProcessorWishes, media_wishes
-from ingot.protocol.chat.preparation import prepare_ask
-from ingot.protocol.chat.prompts import Ending
-from ingot.protocol.chat.response_format import (
-    FORMATS_REFUSED,
-    JsonObjectFormat,
-    JsonSchemaFormat,
-    StructuralTagFormat,
+    REASONING_EFFORTS,
+    REASONING_FIELD,
+    RESPONSE_FORMATS_REFUSED,
+    THINKING_FIELD,
+    AskedOutput,
+    ChatAsk,
+    CustomInputGrammar,
+    CustomTextInput,
+    ForcedToolChoice,
+    JsonObjectResponseFormat,
+    JsonSchemaResponseFormat,
+    ReasoningBody,
+    StructuralTagResponseFormat,
     StructuredOutputs,
-    TextFormat,
+    TextResponseFormat,
+    ThinkingFieldBody,
+    ThinkingOptions,
+    ToolChoice,
+    ToolDefinition,
+    custom_tool_as_function,
+    thinking_options,
 )
-from ingot.protocol.chat.thinking_fields import REASONING, THINKING, ReasoningWish, ThinkingWish, thinking_options
-from ingot.protocol.openai.chat_answers import ChatStreamed, ChatWhole
-from ingot.protocol.openai.messages import CONVERSATION, Message, as_dicts
+from ingot.protocol.chat.generation_fields import ABOUT_HOLD_CALLS, GenerationBody
+from ingot.protocol.chat.media import MediaOnlyKind
+from ingot.protocol.chat.preparation import prepare_ask
+from ingot.protocol.chat.prompts import PromptEnding
+from ingot.protocol.openai.chat_answers import StreamedChat, WholeChat
+from ingot.protocol.openai.messages import (
+    CHAT_CONVERSATION,
+    VIDEO_FRAME_RATE,
+    VIDEO_FRAMES,
+    ChatMessage,
+    MediaOptions,
+    MediaReadingOptions,
+    ProcessorOptions,
+    messages_as_dicts,
+    read_media_options,
+)
 from ingot.protocol.schema import bounds, foreign
 from ingot.protocol.schema.fields import Anything, Bool, Either, Int, ListOf, MapOf, OneOf, Text
-from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged
-from ingot.protocol.schema.rules import Given, Is, Never, Not
-from ingot.protocol.schema.stopping import Limit
-from ingot.protocol.schema.template_variables import TemplateVariables
-from ingot.protocol.served import Served
+from ingot.protocol.schema.model_fields import TemplateVariablesField, TokenLimitField
+from ingot.protocol.schema.objects import Is, IsGiven, Never, Not, ObjectOf, accepts, refuses, requires, tagged
+from ingot.protocol.served import ServedModel
 from ingot.text.chat_template.sandbox import TemplateHistory
 from ingot.text.tool_formats.registry import FORMAT_NAMES, THINKING_NAMES
 
-OTHER_TIER = "is not offered: every request is served alike."
+SERVICE_TIER_REFUSED = "is not offered: every request is served alike."
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionDefinition:
+class ChatFunctionDefinition:
     name: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "The function's name.")
     description: str | None = accepts(Text(bounds.TOOL_DESCRIPTION_CHARS), "What it does.")
     parameters: dict[str, Any] | None = accepts(Anything(dict), "The JSON schema of its arguments.")
@@ -57,72 +68,72 @@ class FunctionDefinition:
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionTool:
+class ChatFunctionTool:
     type: str = requires(OneOf(("function",)), "Functions are the only tools.")
-    function: FunctionDefinition = requires(ObjectOf(FunctionDefinition), "The function.")
+    function: ChatFunctionDefinition = requires(ObjectOf(ChatFunctionDefinition), "The function.")
 
     @property
-    def tool(self) -> Tool:
+    def tool(self) -> ToolDefinition:
         function = self.function
-        return Tool(function.name, function.description, function.parameters or {}, bool(function.strict))
+        return ToolDefinition(function.name, function.description, function.parameters or {}, bool(function.strict))
 
 
 @dataclass(frozen=True, slots=True)
-class GrammarInput:
+class ChatGrammarInput:
     type: str = requires(OneOf(("grammar",)), "Text by a grammar.")
-    grammar: InputGrammar = requires(ObjectOf(InputGrammar), "The grammar.")
+    grammar: CustomInputGrammar = requires(ObjectOf(CustomInputGrammar), "The grammar.")
 
 
 @dataclass(frozen=True, slots=True)
-class CustomDefinition:
+class ChatCustomDefinition:
     name: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "The tool's name.")
     description: str | None = accepts(Text(bounds.TOOL_DESCRIPTION_CHARS), "What it does.")
-    format: TextInput | GrammarInput | None = accepts(
-        tagged("type", TextInput, GrammarInput), "What the text looks like."
+    format: CustomTextInput | ChatGrammarInput | None = accepts(
+        tagged("type", CustomTextInput, ChatGrammarInput), "What the text looks like."
     )
 
 
 @dataclass(frozen=True, slots=True)
-class CustomTool:
+class ChatCustomTool:
     type: str = requires(OneOf(("custom",)), "A tool that takes text.")
-    custom: CustomDefinition = requires(ObjectOf(CustomDefinition), "The tool.")
+    custom: ChatCustomDefinition = requires(ObjectOf(ChatCustomDefinition), "The tool.")
 
     @property
-    def grammar(self) -> InputGrammar | None:
-        return self.custom.format.grammar if isinstance(self.custom.format, GrammarInput) else None
+    def grammar(self) -> CustomInputGrammar | None:
+        return self.custom.format.grammar if isinstance(self.custom.format, ChatGrammarInput) else None
 
     @property
-    def tool(self) -> Tool:
+    def tool(self) -> ToolDefinition:
         name, description, held = self.custom.name, self.custom.description, self.grammar
         if held is None:
-            return custom_tool(name, description)
-        return custom_tool(name, description, held.syntax, held.definition)
+            return custom_tool_as_function(name, description)
+        return custom_tool_as_function(name, description, held.syntax, held.definition)
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionName:
+class ChosenFunctionName:
     name: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "The function to call.")
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenFunction:
     type: str = requires(OneOf(("function",)), "A function is to be called.")
-    function: FunctionName = requires(ObjectOf(FunctionName), "Which one.")
+    function: ChosenFunctionName = requires(ObjectOf(ChosenFunctionName), "Which one.")
 
 
 @dataclass(frozen=True, slots=True)
-class CustomName:
+class ChosenCustomName:
     name: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "The tool to call.")
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenCustom:
     type: str = requires(OneOf(("custom",)), "A custom tool is to be called.")
-    custom: CustomName = requires(ObjectOf(CustomName), "Which one.")
+    custom: ChosenCustomName = requires(ObjectOf(ChosenCustomName), "Which one.")
 
 
 @dataclass(frozen=True, slots=True)
-class AllowedFunctions:
+class AllowedFunctionList:
     mode: str = requires(OneOf(("auto", "required")), "Whether one of them is called as the model likes, or always.")
     tools: tuple[ChosenFunction | ChosenCustom, ...] = requires(
         ListOf(tagged("type", ChosenFunction, ChosenCustom), bounds.TOOLS, least=1), "The tools that may be called."
@@ -130,27 +141,27 @@ class AllowedFunctions:
 
 
 @dataclass(frozen=True, slots=True)
-class AllowedTools:
+class ChatAllowedTools:
     type: str = requires(OneOf(("allowed_tools",)), "Some of the tools.")
-    allowed_tools: AllowedFunctions = requires(ObjectOf(AllowedFunctions), "Which of them.")
+    allowed_tools: AllowedFunctionList = requires(ObjectOf(AllowedFunctionList), "Which of them.")
 
 
-TOOLS = ListOf(tagged("type", FunctionTool, CustomTool), most=bounds.TOOLS)
-TOOL_CHOICE = Either(
+CHAT_TOOLS = ListOf(tagged("type", ChatFunctionTool, ChatCustomTool), most=bounds.TOOLS)
+CHAT_TOOL_CHOICE = Either(
     (
         OneOf(("none", "auto", "required")),
-        tagged("type", ChosenFunction, ChosenCustom, AllowedTools),
+        tagged("type", ChosenFunction, ChosenCustom, ChatAllowedTools),
     )
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatBody(GenerationBody):
-    messages: tuple[Message, ...] = requires(CONVERSATION, "The conversation so far.")
+    messages: tuple[ChatMessage, ...] = requires(CHAT_CONVERSATION, "The conversation so far.")
     max_completion_tokens: int | None = accepts(
-        Limit(bounds.MAX_TOKENS), "Most tokens to generate; by default, as many as the context holds."
+        TokenLimitField(bounds.MAX_TOKENS), "Most tokens to generate; by default, as many as the context holds."
     )
-    max_tokens: int | None = accepts(Limit(bounds.MAX_TOKENS), "The older name of max_completion_tokens.")
+    max_tokens: int | None = accepts(TokenLimitField(bounds.MAX_TOKENS), "The older name of max_completion_tokens.")
     logprobs: bool = accepts(Bool(), "Give the log-probability of each token.", default=False)
     top_logprobs: int | None = accepts(
         Int(bounds.TOP_LOGPROBS), "Give this many likeliest tokens too; needs `logprobs`."
@@ -162,28 +173,30 @@ class ChatBody(GenerationBody):
         Bool(), "Go on with the last message, an assistant's, instead of beginning a new one.", default=False
     )
     chat_template_kwargs: dict[str, Any] | None = accepts(
-        TemplateVariables(), "Values for variables that the model's chat template reads."
+        TemplateVariablesField(), "Values for variables that the model's chat template reads."
     )
 
-    tools: tuple[FunctionTool | CustomTool, ...] = accepts(TOOLS, "Tools that the model may call.", default=())
-    tool_choice: str | ChosenFunction | ChosenCustom | AllowedTools | None = accepts(
-        TOOL_CHOICE, "Whether a function is called: never, as the model likes (auto), always, or which one."
+    tools: tuple[ChatFunctionTool | ChatCustomTool, ...] = accepts(
+        CHAT_TOOLS, "Tools that the model may call.", default=()
+    )
+    tool_choice: str | ChosenFunction | ChosenCustom | ChatAllowedTools | None = accepts(
+        CHAT_TOOL_CHOICE, "Whether a function is called: never, as the model likes (auto), always, or which one."
     )
     parallel_tool_calls: bool = accepts(Bool(), "Whether an answer may hold several calls.", default=True)
-    hold_calls: bool | None = accepts(Bool(), HOLD_CALLS)
+    hold_calls: bool | None = accepts(Bool(), ABOUT_HOLD_CALLS)
     tool_format: str | None = accepts(
         OneOf(FORMAT_NAMES), "How the model writes calls, where that is not what its template shows."
     )
 
     reasoning_effort: str | None = accepts(
-        OneOf(EFFORTS), "How much to think; `none` answers at once. A model that cannot think ignores it."
+        OneOf(REASONING_EFFORTS), "How much to think; `none` answers at once. A model that cannot think ignores it."
     )
     enable_thinking: bool | None = accepts(Bool(), "Switches thinking on or off.")
-    reasoning: ReasoningWish | None = accepts(REASONING, "The same in OpenRouter's words.")
-    thinking: ThinkingWish | None = accepts(THINKING, "The same in DeepSeek's and Z.ai's words.")
+    reasoning: ReasoningBody | None = accepts(REASONING_FIELD, "The same in OpenRouter's words.")
+    thinking: ThinkingFieldBody | None = accepts(THINKING_FIELD, "The same in DeepSeek's and Z.ai's words.")
     include_reasoning: bool | None = accepts(Bool(), "`false` leaves the thinking out of the answer.")
     thinking_budget: int | None = accepts(
-        Limit(bounds.THINKING_BUDGET), "Most tokens of thinking; it is then closed, and the answer goes on."
+        TokenLimitField(bounds.THINKING_BUDGET), "Most tokens of thinking; it is then closed, and the answer goes on."
     )
     template_history: TemplateHistory | None = accepts(
         OneOf(get_args(TemplateHistory)),
@@ -193,17 +206,26 @@ class ChatBody(GenerationBody):
         OneOf(THINKING_NAMES), "How the model marks its thinking, where that is not what its template shows."
     )
 
-    video_fps: float | None = accepts(OfMedia(RATE), "Frames that are shown of a second of a clip.")
-    video_max_frames: int | None = accepts(OfMedia(FRAMES), "Most frames that are shown of a clip.")
-    mm_processor_kwargs: ProcessorWishes | None = accepts(
-        OfMedia(ObjectOf(ProcessorWishes)), "How pictures and clips are shown, in vLLM's words."
+    video_fps: float | None = accepts(MediaOnlyKind(VIDEO_FRAME_RATE), "Frames that are shown of a second of a clip.")
+    video_max_frames: int | None = accepts(MediaOnlyKind(VIDEO_FRAMES), "Most frames that are shown of a clip.")
+    mm_processor_kwargs: ProcessorOptions | None = accepts(
+        MediaOnlyKind(ObjectOf(ProcessorOptions)), "How pictures and clips are shown, in vLLM's words."
     )
-    media_io_kwargs: MediaReading | None = accepts(
-        OfMedia(ObjectOf(MediaReading)), "How clips are read, in vLLM's words."
+    media_io_kwargs: MediaReadingOptions | None = accepts(
+        MediaOnlyKind(ObjectOf(MediaReadingOptions)), "How clips are read, in vLLM's words."
     )
 
-    response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat | None = accepts(
-        tagged("type", TextFormat, JsonObjectFormat, JsonSchemaFormat, StructuralTagFormat, refused=FORMATS_REFUSED),
+    response_format: (
+        TextResponseFormat | JsonObjectResponseFormat | JsonSchemaResponseFormat | StructuralTagResponseFormat | None
+    ) = accepts(
+        tagged(
+            "type",
+            TextResponseFormat,
+            JsonObjectResponseFormat,
+            JsonSchemaResponseFormat,
+            StructuralTagResponseFormat,
+            refused=RESPONSE_FORMATS_REFUSED,
+        ),
         "The form that the answer is held to.",
     )
     structured_outputs: StructuredOutputs | None = accepts(
@@ -214,7 +236,7 @@ class ChatBody(GenerationBody):
         "What the answer is made of.",
     )
     service_tier: str | None = accepts(
-        OneOf(("auto", "default"), dict.fromkeys(("flex", "scale", "priority", "fast"), OTHER_TIER)),
+        OneOf(("auto", "default"), dict.fromkeys(("flex", "scale", "priority", "fast"), SERVICE_TIER_REFUSED)),
         "Every request is served alike.",
     )
     metadata: dict[str, str] | None = accepts(
@@ -245,7 +267,7 @@ class ChatBody(GenerationBody):
         return min(given, default=None)
 
     @property
-    def ending(self) -> Ending:
+    def ending(self) -> PromptEnding:
         if self.continue_final_message:
             return "continued"
         return "closed" if self.add_generation_prompt is False else "opened"
@@ -254,8 +276,8 @@ class ChatBody(GenerationBody):
     def choice(self) -> ToolChoice:
         match self.tool_choice:
             case ChosenFunction() | ChosenCustom():
-                return ForcedTool(_name(self.tool_choice))
-            case AllowedTools():
+                return ForcedToolChoice(_chosen_name(self.tool_choice))
+            case ChatAllowedTools():
                 return "required" if self.tool_choice.allowed_tools.mode == "required" else "auto"
             case "none" | "auto" | "required":
                 return self.tool_choice
@@ -264,32 +286,34 @@ class ChatBody(GenerationBody):
     @property
     def custom(self) -> frozenset[str]:
         """The tools that take a text, by name."""
-        return frozenset(tool.custom.name for tool in self.tools if isinstance(tool, CustomTool))
+        return frozenset(tool.custom.name for tool in self.tools if isinstance(tool, ChatCustomTool))
 
     @property
-    def told_only(self) -> list[str]:
+    def described_only(self) -> list[str]:
         """Custom tools with a grammar that the model is told of and not held to."""
-        custom = [tool for tool in self.tools if isinstance(tool, CustomTool)]
+        custom = [tool for tool in self.tools if isinstance(tool, ChatCustomTool)]
         return [tool.custom.name for tool in custom if tool.grammar is not None and tool.grammar.syntax == "lark"]
 
     @property
-    def offered(self) -> tuple[Tool, ...]:
+    def offered(self) -> tuple[ToolDefinition, ...]:
         """The tools that the model is shown: those that it may call."""
         tools = tuple(tool.tool for tool in self.tools)
-        if not isinstance(self.tool_choice, AllowedTools):
+        if not isinstance(self.tool_choice, ChatAllowedTools):
             return tools
-        allowed = [_name(chosen) for chosen in self.tool_choice.allowed_tools.tools]
+        allowed = [_chosen_name(chosen) for chosen in self.tool_choice.allowed_tools.tools]
         for name in allowed:
             if name not in {tool.name for tool in tools}:
-                meant = nearest(name, [tool.name for tool in tools])
+                meant = nearest_name(name, [tool.name for tool in tools])
                 hint = f" Did you mean '{meant}'?" if meant else ""
                 raise BadRequest(f"tool_choice names '{name[:100]}', which is no tool.{hint}", param="tool_choice")
         return tuple(tool for tool in tools if tool.name in allowed)
 
     @property
-    def output(self) -> OutputFormat | None:
+    def output(self) -> AskedOutput | None:
         given = [] if self.structured_outputs is None else self.structured_outputs.outputs
-        if isinstance(self.response_format, JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat):
+        if isinstance(
+            self.response_format, JsonObjectResponseFormat | JsonSchemaResponseFormat | StructuralTagResponseFormat
+        ):
             given.append(self.response_format.output)
         if len(given) > 1 or (self.structured_outputs is not None and not given):
             raise BadRequest(
@@ -301,19 +325,19 @@ class ChatBody(GenerationBody):
 
     @property
     def thinks(self) -> ThinkingOptions:
-        wish, other = self.reasoning or ReasoningWish(), self.thinking or ThinkingWish("auto")
+        layout_options, other = self.reasoning or ReasoningBody(), self.thinking or ThinkingFieldBody("auto")
         return thinking_options(
             enabled={
                 "enable_thinking": self.enable_thinking,
-                "reasoning.enabled": wish.enabled,
+                "reasoning.enabled": layout_options.enabled,
                 "thinking": other.enabled,
             },
             budget={
                 "thinking_budget": self.thinking_budget,
-                "reasoning.max_tokens": wish.max_tokens,
+                "reasoning.max_tokens": layout_options.max_tokens,
                 "thinking.budget_tokens": other.budget_tokens,
             },
-            effort={"reasoning_effort": self.reasoning_effort, "reasoning.effort": wish.effort},
+            effort={"reasoning_effort": self.reasoning_effort, "reasoning.effort": layout_options.effort},
         )
 
     @property
@@ -321,12 +345,12 @@ class ChatBody(GenerationBody):
         return self.include_reasoning is False or (self.reasoning is not None and self.reasoning.exclude)
 
     @property
-    def media_wishes(self) -> MediaWishes:
-        return media_wishes(self.mm_processor_kwargs, self.media_io_kwargs, self.video_fps, self.video_max_frames)
+    def media_options_said(self) -> MediaOptions:
+        return read_media_options(self.mm_processor_kwargs, self.media_io_kwargs, self.video_fps, self.video_max_frames)
 
-    def ask(self) -> Ask:
-        return Ask(
-            messages=as_dicts(self.messages, self.media_wishes),
+    def ask(self) -> ChatAsk:
+        return ChatAsk(
+            messages=messages_as_dicts(self.messages, self.media_options_said),
             tools=self.offered,
             choice=self.choice,
             parallel=self.parallel_tool_calls,
@@ -341,7 +365,7 @@ class ChatBody(GenerationBody):
         )
 
 
-def _name(chosen: ChosenFunction | ChosenCustom) -> str:
+def _chosen_name(chosen: ChosenFunction | ChosenCustom) -> str:
     return chosen.custom.name if isinstance(chosen, ChosenCustom) else chosen.function.name
 
 
@@ -349,7 +373,7 @@ CHAT_BODY = ObjectOf(
     ChatBody,
     (
         Never(
-            (Given("top_logprobs"), Not(Is("logprobs", True))),
+            (IsGiven("top_logprobs"), Not(Is("logprobs", True))),
             "top_logprobs needs logprobs to be true.",
             param="top_logprobs",
         ),
@@ -363,7 +387,7 @@ CHAT_BODY = ObjectOf(
 )
 
 
-def read_chat(value: Any, served: Served, request_id: str) -> GenerationTask:
+def read_chat(value: Any, served: ServedModel, request_id: str) -> GenerationTask:
     """The job that a decoded body asks for. Renders and tokenizes, so it may take a while: not for an event loop."""
     reading = served.reading()
     body: ChatBody = CHAT_BODY.parse(value, "", reading)
@@ -380,12 +404,12 @@ def read_chat(value: Any, served: Served, request_id: str) -> GenerationTask:
         stop=body.stopping(body.stop),
     )
     reading.ignored.extend(wanted.ignored)
-    reading.ignored.extend(f"tools.{name}.format" for name in body.told_only)
+    reading.ignored.extend(f"tools.{name}.format" for name in body.described_only)
     head = AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources, request)
-    return GenerationTask(request, chat_view(body, head), "messages", head, wanted.turn)
+    return GenerationTask(request, make_chat_view(body, head), "messages", head, wanted.turn)
 
 
-def chat_view(body: ChatBody, head: AnswerHead) -> ChatStreamed | ChatWhole:
+def make_chat_view(body: ChatBody, head: AnswerHead) -> StreamedChat | WholeChat:
     told: dict[str, Any] = {
         "logprobs": body.logprobs,
         "tiered": body.service_tier is not None,
@@ -393,5 +417,5 @@ def chat_view(body: ChatBody, head: AnswerHead) -> ChatStreamed | ChatWhole:
         "custom": body.custom,
     }
     if body.stream:
-        return ChatStreamed(head, body.n, include_usage=body.include_usage, **told)
-    return ChatWhole(head, body.n, metadata=body.metadata, **told)
+        return StreamedChat(head, body.n, include_usage=body.include_usage, **told)
+    return WholeChat(head, body.n, metadata=body.metadata, **told)

@@ -22,47 +22,46 @@ from ingot.engine.request import (
     TokenInfo,
     TokenLogprob,
 )
-from ingot.protocol.chat.answers import AnswerHead, Receipt, UsageBody, Whole, sayable
-from ingot.protocol.chat.custom_tools import TextArgument
-from ingot.protocol.openai.choices import ChoicesStreamed
+from ingot.protocol.chat.answers import AnswerHead, Receipt, StreamedChoices, UsageBody, WholeAnswer, finite_logprob
+from ingot.protocol.chat.ask import CustomInputDecoder
 
 
-class TopLogprob(Struct):
+class ChatTopLogprob(Struct):
     token: str
     logprob: float
     bytes: list[int]
 
 
-class TokenEntry(Struct):
+class ChatTokenLogprob(Struct):
     token: str
     logprob: float
     bytes: list[int]
-    top_logprobs: list[TopLogprob]
+    top_logprobs: list[ChatTopLogprob]
 
 
 class ChatLogprobs(Struct):
-    content: list[TokenEntry]
+    content: list[ChatTokenLogprob]
     refusal: None = None
 
 
-class CalledFunctionBody(Struct):
+class ChatCalledFunction(Struct):
     name: str
     arguments: str
 
 
-class CalledCustomBody(Struct):
+class ChatCalledCustom(Struct):
     name: str
     input: str
 
 
-class CallBody(Struct):
+class ChatToolCall(Struct):
     id: str
     type: Literal["function", "custom"]
-    function: CalledFunctionBody | UnsetType = UNSET
-    custom: CalledCustomBody | UnsetType = UNSET
+    function: ChatCalledFunction | UnsetType = UNSET
+    custom: ChatCalledCustom | UnsetType = UNSET
 
 
-class AnswerMessage(Struct):
+class ChatAnswerMessage(Struct):
     """The content is null where the answer is nothing but calls. The thinking goes by both names in use."""
 
     role: Literal["assistant"]
@@ -70,12 +69,12 @@ class AnswerMessage(Struct):
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
-    tool_calls: list[CallBody] | UnsetType = UNSET
+    tool_calls: list[ChatToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
     index: int
-    message: AnswerMessage
+    message: ChatAnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
 
@@ -93,37 +92,37 @@ class ChatCompletion(Struct, kw_only=True):
     ingot: Receipt
 
 
-class FunctionDelta(Struct):
+class ChatFunctionDelta(Struct):
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
 
 
-class CustomDelta(Struct):
+class ChatCustomDelta(Struct):
     name: str | UnsetType = UNSET
     input: str | UnsetType = UNSET
 
 
-class CallDelta(Struct):
+class ChatToolCallDelta(Struct):
     """Announces a call by its id, type and name; later ones add to its arguments, or to a custom tool's input."""
 
     index: int
     id: str | UnsetType = UNSET
     type: Literal["function", "custom"] | UnsetType = UNSET
-    function: FunctionDelta | UnsetType = UNSET
-    custom: CustomDelta | UnsetType = UNSET
+    function: ChatFunctionDelta | UnsetType = UNSET
+    custom: ChatCustomDelta | UnsetType = UNSET
 
 
-class Delta(Struct):
+class ChatDelta(Struct):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
-    tool_calls: list[CallDelta] | UnsetType = UNSET
+    tool_calls: list[ChatToolCallDelta] | UnsetType = UNSET
 
 
-class ChunkChoice(Struct):
+class ChatChunkChoice(Struct):
     index: int
-    delta: Delta
+    delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
 
@@ -135,28 +134,28 @@ class ChatChunk(Struct, kw_only=True):
     model: str
     system_fingerprint: str
     service_tier: Literal["default"] | UnsetType = UNSET
-    choices: list[ChunkChoice]
+    choices: list[ChatChunkChoice]
     usage: UsageBody | UnsetType | None = UNSET
     ingot: Receipt | UnsetType = UNSET
 
 
 @dataclass(slots=True)
-class OpenCall:
+class OpenToolCall:
     """A call whose arguments are coming in."""
 
     id: str
     name: str
     fragments: list[str] = field(default_factory=list)
 
-    def body(self, custom: Container[str]) -> CallBody:
+    def body(self, custom: Container[str]) -> ChatToolCall:
         if self.name in custom:
-            argument = TextArgument()
+            argument = CustomInputDecoder()
             text = argument.push("".join(self.fragments)) + argument.rest()
-            return CallBody(self.id, "custom", custom=CalledCustomBody(self.name, text))
-        return CallBody(self.id, "function", CalledFunctionBody(self.name, "".join(self.fragments)))
+            return ChatToolCall(self.id, "custom", custom=ChatCalledCustom(self.name, text))
+        return ChatToolCall(self.id, "function", ChatCalledFunction(self.name, "".join(self.fragments)))
 
 
-class ChatWhole(Whole):
+class WholeChat(WholeAnswer):
     """One body. `metadata` and `tiered` are the request's own words, given back; `custom` tools take a text."""
 
     def __init__(
@@ -178,8 +177,8 @@ class ChatWhole(Whole):
         self.tiered = tiered
         self.texts: list[list[str]] = [[] for _ in range(n)]
         self.thoughts: list[list[str]] = [[] for _ in range(n)]
-        self.calls: list[list[OpenCall]] = [[] for _ in range(n)]
-        self.entries: list[list[TokenEntry]] = [[] for _ in range(n)]
+        self.calls: list[list[OpenToolCall]] = [[] for _ in range(n)]
+        self.entries: list[list[ChatTokenLogprob]] = [[] for _ in range(n)]
         self.reasons: list[FinishReason] = ["stop"] * n
         self.ended: Ended | None = None
 
@@ -188,11 +187,11 @@ class ChatWhole(Whole):
             case TextDelta():
                 self.texts[event.index].append(event.text)
                 if self.logprobs:
-                    self.entries[event.index] += map(entry, event.tokens)
+                    self.entries[event.index] += map(chat_token_logprob, event.tokens)
             case ThinkingDelta() if not self.hides_thinking:
                 self.thoughts[event.index].append(event.text)
             case CallBegan():
-                self.calls[event.index].append(OpenCall(event.id, event.name))
+                self.calls[event.index].append(OpenToolCall(event.id, event.name))
             case CallArguments():
                 self.calls[event.index][event.call].fragments.append(event.fragment)
             case SequenceEnded():
@@ -217,7 +216,7 @@ class ChatWhole(Whole):
     def _choice(self, index: int) -> ChatChoice:
         text, thought = "".join(self.texts[index]), "".join(self.thoughts[index])
         calls = [call.body(self.custom) for call in self.calls[index]]
-        message = AnswerMessage(
+        message = ChatAnswerMessage(
             "assistant",
             text if text or not calls else None,
             reasoning_content=thought or UNSET,
@@ -228,7 +227,7 @@ class ChatWhole(Whole):
         return ChatChoice(index, message, logprobs, self.reasons[index])
 
 
-class ChatStreamed(ChoicesStreamed):
+class StreamedChat(StreamedChoices):
     """The role, then what is thought, said and called."""
 
     def __init__(
@@ -246,62 +245,64 @@ class ChatStreamed(ChoicesStreamed):
         super().__init__(make, head, n, include_usage=include_usage)
         self.logprobs, self.hides_thinking = logprobs, hides_thinking
         self.custom = custom
-        self.inputs: dict[tuple[int, int], TextArgument] = {}
+        self.inputs: dict[tuple[int, int], CustomInputDecoder] = {}
 
     def opening(self) -> list[Struct]:
-        role = Delta(role="assistant", content="")
-        return [self.chunk(ChunkChoice(index, role)) for index in sorted(self.unfinished)]
+        role = ChatDelta(role="assistant", content="")
+        return [self.chunk(ChatChunkChoice(index, role)) for index in sorted(self.unfinished)]
 
     def chunks(self, event: Event) -> list[Struct]:
         match event:
             case TextDelta():
                 return self._text(event)
             case ThinkingDelta() if not self.hides_thinking:
-                return self._delta(event.index, Delta(reasoning_content=event.text, reasoning=event.text))
+                return self._delta(event.index, ChatDelta(reasoning_content=event.text, reasoning=event.text))
             case CallBegan() if event.name in self.custom:
-                self.inputs[event.index, event.call] = TextArgument()
-                custom = CustomDelta(event.name, "")
-                return self._call(event.index, CallDelta(event.call, event.id, "custom", custom=custom))
+                self.inputs[event.index, event.call] = CustomInputDecoder()
+                custom = ChatCustomDelta(event.name, "")
+                return self._call(event.index, ChatToolCallDelta(event.call, event.id, "custom", custom=custom))
             case CallBegan():
-                function = FunctionDelta(event.name, "")
-                return self._call(event.index, CallDelta(event.call, event.id, "function", function))
+                function = ChatFunctionDelta(event.name, "")
+                return self._call(event.index, ChatToolCallDelta(event.call, event.id, "function", function))
             case CallArguments() if (argument := self.inputs.get((event.index, event.call))) is not None:
                 return self._input(event.index, event.call, argument.push(event.fragment))
             case CallArguments():
-                function = FunctionDelta(arguments=event.fragment)
-                return self._call(event.index, CallDelta(event.call, function=function))
+                function = ChatFunctionDelta(arguments=event.fragment)
+                return self._call(event.index, ChatToolCallDelta(event.call, function=function))
             case CallEnded() if (argument := self.inputs.pop((event.index, event.call), None)) is not None:
                 return self._input(event.index, event.call, argument.rest())
             case SequenceEnded():
-                return self.finish(event.index, ChunkChoice(event.index, Delta(), None, event.reason))
+                return self.finish(event.index, ChatChunkChoice(event.index, ChatDelta(), None, event.reason))
             case Ended():
                 return self.close(event)
         return []
 
     def empty(self) -> list[Struct]:
-        return self._delta(min(self.unfinished), Delta(content="")) if self.unfinished else []
+        return self._delta(min(self.unfinished), ChatDelta(content="")) if self.unfinished else []
 
     def _text(self, event: TextDelta) -> list[Struct]:
         tokens = event.tokens if self.logprobs else ()
         if not event.text and not tokens:
             return []
-        logprobs = ChatLogprobs(list(map(entry, tokens))) if self.logprobs else None
-        return [self.chunk(ChunkChoice(event.index, Delta(content=event.text), logprobs))]
+        logprobs = ChatLogprobs(list(map(chat_token_logprob, tokens))) if self.logprobs else None
+        return [self.chunk(ChatChunkChoice(event.index, ChatDelta(content=event.text), logprobs))]
 
     def _input(self, index: int, call: int, text: str) -> list[Struct]:
-        return self._call(index, CallDelta(call, custom=CustomDelta(input=text))) if text else []
+        return self._call(index, ChatToolCallDelta(call, custom=ChatCustomDelta(input=text))) if text else []
 
-    def _call(self, index: int, call: CallDelta) -> list[Struct]:
-        return self._delta(index, Delta(tool_calls=[call]))
+    def _call(self, index: int, call: ChatToolCallDelta) -> list[Struct]:
+        return self._delta(index, ChatDelta(tool_calls=[call]))
 
-    def _delta(self, index: int, delta: Delta) -> list[Struct]:
-        return [self.chunk(ChunkChoice(index, delta))]
+    def _delta(self, index: int, delta: ChatDelta) -> list[Struct]:
+        return [self.chunk(ChatChunkChoice(index, delta))]
 
 
-def entry(token: TokenInfo) -> TokenEntry:
+def chat_token_logprob(token: TokenInfo) -> ChatTokenLogprob:
     chosen = token.chosen
-    return TokenEntry(chosen.text, sayable(chosen.logprob), list(chosen.raw), [top(one) for one in token.top])
+    return ChatTokenLogprob(
+        chosen.text, finite_logprob(chosen.logprob), list(chosen.raw), [chat_top_logprob(one) for one in token.top]
+    )
 
 
-def top(token: TokenLogprob) -> TopLogprob:
-    return TopLogprob(token.text, sayable(token.logprob), list(token.raw))
+def chat_top_logprob(token: TokenLogprob) -> ChatTopLogprob:
+    return ChatTopLogprob(token.text, finite_logprob(token.logprob), list(token.raw))

@@ -1,38 +1,62 @@
-"""`POST /v1/completions`: the body as OpenAI describes it, and the job it becomes."""
+"""`POST /v1/completions`, OpenAI's legacy completions: the body, the generation task that it becomes, and its events as
+one body or as chunks."""
 
-# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
 from __future__ import annotations
 
+import codecs
 import time
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+from msgspec import UNSET, Struct, UnsetType
+
+from ingot.engine.request import (
+    Ended,
+    Event,
+    FinishReason,
+    PromptScored,
+    SequenceEnded,
+    TextDelta,
+    TokenInfo,
+    TokenLogprob,
+)
 from ingot.errors import BadRequest
-from ingot.protocol.chat.answers import AnswerHead, GenerationTask
+from ingot.protocol.chat.answers import (
+    AnswerHead,
+    GenerationTask,
+    Receipt,
+    StreamedChoices,
+    UsageBody,
+    WholeAnswer,
+    finite_logprob,
+)
 from ingot.protocol.chat.generation_fields import GenerationBody
-from ingot.protocol.chat.preparation import Prepared
-from ingot.protocol.chat.prompts import infill_prompt, infill_tokens, text_prompt
-from ingot.protocol.openai.completion_answers import CompletionPlan, CompletionStreamed, CompletionWhole, Echo, spell
+from ingot.protocol.chat.preparation import PreparedChat
+from ingot.protocol.chat.prompts import encode_infill_prompt, encode_text_prompt, find_infill_tokens
 from ingot.protocol.schema import bounds, foreign
 from ingot.protocol.schema.fields import Bool, Either, Int, ListOf, Text
-from ingot.protocol.schema.model_fields import TokenIds
-from ingot.protocol.schema.objects import ObjectOf, accepts, requires
-from ingot.protocol.schema.rules import Given, Is, Never, Not
-from ingot.protocol.schema.stopping import Limit
-from ingot.protocol.served import Served
+from ingot.protocol.schema.model_fields import TokenIdsField, TokenLimitField
+from ingot.protocol.schema.objects import Is, IsGiven, Never, Not, ObjectOf, accepts, requires
+from ingot.protocol.served import ServedModel
 
-TOKENS = TokenIds(bounds.PROMPT_TOKENS)
-PROMPT = Either((Text(), ListOf(Text(), bounds.PROMPTS, least=1), TOKENS, ListOf(TOKENS, bounds.PROMPTS, least=1)))
-OnePrompt = str | tuple[int, ...]
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+
+
+PROMPT_TOKENS = TokenIdsField(bounds.PROMPT_TOKENS)
+COMPLETION_PROMPT = Either(
+    (Text(), ListOf(Text(), bounds.PROMPTS, least=1), PROMPT_TOKENS, ListOf(PROMPT_TOKENS, bounds.PROMPTS, least=1))
+)
+CompletionPrompt = str | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionBody(GenerationBody):
-    prompt: OnePrompt | tuple[str, ...] | tuple[tuple[int, ...], ...] = requires(
-        PROMPT, "A text, a list of texts, a list of token ids, or a list of such lists."
+    prompt: CompletionPrompt | tuple[str, ...] | tuple[tuple[int, ...], ...] = requires(
+        COMPLETION_PROMPT, "A text, a list of texts, a list of token ids, or a list of such lists."
     )
     max_tokens: int | None = accepts(
-        Limit(bounds.LEGACY_MAX_TOKENS),
+        TokenLimitField(bounds.LEGACY_MAX_TOKENS),
         "Most tokens to generate; -1 is as many as the context holds, 0 only together with `echo`.",
         default=bounds.LEGACY_MAX_TOKENS_DEFAULT,
     )
@@ -65,7 +89,7 @@ class CompletionBody(GenerationBody):
     def candidates(self) -> int:
         return self.n if self.best_of is None else self.best_of
 
-    def each(self) -> tuple[OnePrompt, ...]:
+    def each(self) -> tuple[CompletionPrompt, ...]:
         """The prompts, one by one."""
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
             return (self.prompt,)
@@ -81,7 +105,7 @@ COMPLETION_BODY = ObjectOf(
             param="max_tokens",
         ),
         Never(
-            (Given("suffix"), Not(Is("suffix", "")), Is("echo", True)),
+            (IsGiven("suffix"), Not(Is("suffix", "")), Is("echo", True)),
             "echo gives a prompt back before what follows it, and with a suffix that stands in between.",
             param="echo",
         ),
@@ -90,19 +114,19 @@ COMPLETION_BODY = ObjectOf(
 )
 
 
-def read_completion(value: Any, served: Served, request_id: str) -> GenerationTask:
+def read_completion(value: Any, served: ServedModel, request_id: str) -> GenerationTask:
     """The job that a decoded body asks for. Tokenizes, so it may take a while: not for an event loop."""
     reading = served.reading()
     body: CompletionBody = COMPLETION_BODY.parse(value, "", reading)
     body.check()
     prompts = body.each()
-    tokens = tuple(prompt_tokens(served, prompt, body.suffix) for prompt in prompts)
-    ends = infill_tokens(served, path="suffix").ends if body.suffix else frozenset()
+    tokens = tuple(encode_completion_prompt(served, prompt, body.suffix) for prompt in prompts)
+    ends = find_infill_tokens(served, path="suffix").ends if body.suffix else frozenset()
     scored = body.logprobs if body.logprobs is not None else (0 if body.candidates > body.n else None)
     request = body.request(
         request_id,
         served,
-        [Prepared(ids, None, None) for ids in tokens],
+        [PreparedChat(ids, None, None) for ids in tokens],
         model=body.model,
         adapter=body.adapter,
         max_tokens=body.max_tokens,
@@ -116,33 +140,35 @@ def read_completion(value: Any, served: Served, request_id: str) -> GenerationTa
         n=body.n,
         logprobs=body.logprobs is not None,
         echoes=tuple(
-            echo(served, prompt, ids, spelled=body.logprobs is not None)
+            make_echo(served, prompt, ids, spelled=body.logprobs is not None)
             for prompt, ids in zip(prompts, tokens, strict=True)
             if body.echo
         ),
     )
     head = AnswerHead.of(request_id, int(time.time()), served, reading, tokens, request)
-    streamed = CompletionStreamed(head, plan, include_usage=body.include_usage)
-    return GenerationTask(request, streamed if body.stream else CompletionWhole(head, plan), "prompt", head)
+    streamed = StreamedCompletion(head, plan, include_usage=body.include_usage)
+    return GenerationTask(request, streamed if body.stream else WholeCompletion(head, plan), "prompt", head)
 
 
-def prompt_tokens(served: Served, prompt: OnePrompt, suffix: str) -> tuple[int, ...]:
+def encode_completion_prompt(served: ServedModel, prompt: CompletionPrompt, suffix: str) -> tuple[int, ...]:
     if suffix:
-        return infill_prompt(served, prompt, suffix, paths=("prompt", "suffix"))
-    return prompt if isinstance(prompt, tuple) else text_prompt(served, prompt, path="prompt")
+        return encode_infill_prompt(served, prompt, suffix, paths=("prompt", "suffix"))
+    return prompt if isinstance(prompt, tuple) else encode_text_prompt(served, prompt, path="prompt")
 
 
-def echo(served: Served, prompt: OnePrompt, ids: tuple[int, ...], *, spelled: bool) -> Echo:
+def make_echo(served: ServedModel, prompt: CompletionPrompt, ids: tuple[int, ...], *, spelled: bool) -> EchoedPrompt:
     """`prompt` to be given back, with its tokens where `spelled`."""
     text = prompt if isinstance(prompt, str) else served.tokenizer.decode(ids, skip_special=False)
     if not spelled:
-        return Echo(text)
+        return EchoedPrompt(text)
     raws = [served.tokenizer.token_bytes(token) for token in ids]
-    widths = text_bytes(served, prompt, ids, raws) if isinstance(prompt, str) else raws
-    return Echo(text, tuple((spell(raw.decode(errors="replace"), raw), w) for raw, w in zip(raws, widths, strict=True)))
+    widths = token_bytes_of_text(served, prompt, ids, raws) if isinstance(prompt, str) else raws
+    return EchoedPrompt(
+        text, tuple((spell_bytes(raw.decode(errors="replace"), raw), w) for raw, w in zip(raws, widths, strict=True))
+    )
 
 
-def text_bytes(served: Served, text: str, ids: tuple[int, ...], raws: list[bytes]) -> list[bytes]:
+def token_bytes_of_text(served: ServedModel, text: str, ids: tuple[int, ...], raws: list[bytes]) -> list[bytes]:
     """What each token contributes to `text`: nothing where the tokenizer added it by itself."""
     plain = tuple(served.tokenizer.encode(text, add_special=False))
     added = len(ids) - len(plain)
@@ -152,3 +178,205 @@ def text_bytes(served: Served, text: str, ids: tuple[int, ...], raws: list[bytes
     if b"".join(widths) == b" " + text.encode():  # some tokenizers put a space before the first word
         widths[added] = widths[added][1:]
     return widths
+
+
+class CompletionLogprobs(Struct):
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] = []
+    text_offset: list[int] = []
+
+
+class CompletionChoice(Struct):
+    text: str
+    index: int
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: FinishReason | None = None
+
+
+class Completion(Struct, kw_only=True):
+    """A whole answer, or a chunk of one."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageBody | UnsetType | None = UNSET
+    system_fingerprint: str
+    ingot: Receipt | UnsetType = UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class EchoedPrompt:
+    """A prompt to give back: its text, and each token with the bytes it contributes to that text."""
+
+    text: str
+    tokens: tuple[tuple[str, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionPlan:
+    """How many sequences run for each prompt, how many of them are told, and how."""
+
+    prompts: int
+    candidates: int
+    n: int
+    logprobs: bool
+    echoes: tuple[EchoedPrompt, ...] = ()  # one a prompt, or none
+
+    def echo(self, index: int) -> EchoedPrompt | None:
+        return self.echoes[index // self.candidates] if self.echoes else None
+
+
+@dataclass(slots=True)
+class TextOffsets:
+    """Where in the text each token begins, given the tokens' bytes in order."""
+
+    at: int = 0
+    decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
+
+    def advance_offset(self, raw: bytes) -> int:
+        begins = self.at
+        self.at += len(self.decoder.decode(raw))
+        return begins
+
+
+class WholeCompletion(WholeAnswer):
+    def __init__(self, head: AnswerHead, plan: CompletionPlan) -> None:
+        self.head, self.plan = head, plan
+        count = plan.prompts * plan.candidates
+        self.texts: list[list[str]] = [[] for _ in range(count)]
+        self.logprobs = [CompletionLogprobs() for _ in range(count)]
+        self.offsets = [TextOffsets() for _ in range(count)]
+        self.reasons: list[FinishReason] = ["stop"] * count
+        self.scores = [0.0] * count
+        self.ended: Ended | None = None
+        for index in range(count):
+            if (echo := plan.echo(index)) is not None:
+                self.texts[index].append(echo.text)
+
+    def take(self, event: Event) -> None:
+        match event:
+            case PromptScored():
+                echo = self.plan.echo(event.index)
+                if echo is not None:
+                    append_prompt_logprobs(self.logprobs[event.index], self.offsets[event.index], echo, event.tokens)
+            case TextDelta():
+                self.texts[event.index].append(event.text)
+                if self.plan.logprobs:
+                    append_logprobs(self.logprobs[event.index], self.offsets[event.index], event.tokens)
+            case SequenceEnded():
+                self.reasons[event.index] = event.reason
+                self.scores[event.index] = mean_logprob(event)
+            case Ended():
+                self.ended = event
+
+    def body(self) -> Completion:
+        assert self.ended is not None
+        return Completion(
+            id=self.head.id,
+            created=self.head.created,
+            model=self.head.model,
+            choices=[self._choice(at, sequence) for at, sequence in enumerate(self._told())],
+            usage=UsageBody.of(self.ended.usage),
+            system_fingerprint=self.head.fingerprint,
+            ingot=Receipt.of(self.head, self.ended),
+        )
+
+    def _told(self) -> list[int]:
+        """The sequences that are told: of each prompt's candidates the likeliest per token, best first."""
+        width = self.plan.candidates
+        groups = (range(first, first + width) for first in range(0, len(self.texts), width))
+        if self.plan.n == width:
+            return [sequence for group in groups for sequence in group]
+        return [s for group in groups for s in sorted(group, key=lambda s: -self.scores[s])[: self.plan.n]]
+
+    def _choice(self, at: int, sequence: int) -> CompletionChoice:
+        logprobs = self.logprobs[sequence] if self.plan.logprobs else None
+        return CompletionChoice("".join(self.texts[sequence]), at, logprobs, self.reasons[sequence])
+
+
+class StreamedCompletion(StreamedChoices):
+    """The echoed prompt, then the text."""
+
+    def __init__(self, head: AnswerHead, plan: CompletionPlan, *, include_usage: bool) -> None:
+        count = plan.prompts * plan.candidates
+        super().__init__(Completion, head, count, include_usage=include_usage)
+        self.plan = plan
+        self.offsets = [TextOffsets() for _ in range(count)]
+
+    def opening(self) -> list[Struct]:
+        if self.plan.logprobs or not self.plan.echoes:
+            return []  # an echo with logprobs waits for the prompt's scores
+        echoes = [self.plan.echoes[index // self.plan.candidates] for index in range(len(self.offsets))]
+        return [self.chunk(CompletionChoice(echo.text, index)) for index, echo in enumerate(echoes)]
+
+    def chunks(self, event: Event) -> list[Struct]:
+        match event:
+            case PromptScored():
+                return self._echo(event)
+            case TextDelta():
+                return self._text(event)
+            case SequenceEnded():
+                return self.finish(event.index, CompletionChoice("", event.index, None, event.reason))
+            case Ended():
+                return self.close(event)
+        return []
+
+    def empty(self) -> list[Struct]:
+        return [self.chunk(CompletionChoice("", min(self.unfinished)))] if self.unfinished else []
+
+    def _echo(self, event: PromptScored) -> list[Struct]:
+        echo = self.plan.echo(event.index)
+        if echo is None:
+            return []
+        logprobs = CompletionLogprobs()
+        append_prompt_logprobs(logprobs, self.offsets[event.index], echo, event.tokens)
+        return [self.chunk(CompletionChoice(echo.text, event.index, logprobs))]
+
+    def _text(self, event: TextDelta) -> list[Struct]:
+        if not self.plan.logprobs:
+            return [self.chunk(CompletionChoice(event.text, event.index))] if event.text else []
+        logprobs = CompletionLogprobs()
+        append_logprobs(logprobs, self.offsets[event.index], event.tokens)
+        return [self.chunk(CompletionChoice(event.text, event.index, logprobs))]
+
+
+def mean_logprob(ended: SequenceEnded) -> float:
+    return (ended.logprob_sum or 0.0) / max(1, ended.completion_tokens)
+
+
+def append_logprobs(into: CompletionLogprobs, offsets: TextOffsets, tokens: Iterable[TokenInfo]) -> None:
+    for token in tokens:
+        into.tokens.append(token_spelling(token.chosen))
+        into.token_logprobs.append(finite_logprob(token.chosen.logprob))
+        into.top_logprobs.append(top_logprobs_of(token))
+        into.text_offset.append(offsets.advance_offset(token.chosen.raw))
+
+
+def append_prompt_logprobs(
+    into: CompletionLogprobs, offsets: TextOffsets, echo: EchoedPrompt, scores: tuple[TokenInfo | None, ...]
+) -> None:
+    """The prompt's own tokens: the first has no score, and one that adds no text has no width."""
+    for (text, raw), scored in zip(echo.tokens, scores, strict=True):
+        into.tokens.append(text)
+        into.token_logprobs.append(None if scored is None else finite_logprob(scored.chosen.logprob))
+        into.top_logprobs.append(None if scored is None else top_logprobs_of(scored))
+        into.text_offset.append(offsets.advance_offset(raw))
+
+
+def top_logprobs_of(token: TokenInfo) -> dict[str, float]:
+    """The likeliest tokens, and the chosen one, which need not be among them."""
+    return {token_spelling(one): finite_logprob(one.logprob) for one in (*token.top, token.chosen)}
+
+
+def token_spelling(token: TokenLogprob) -> str:
+    return spell_bytes(token.text, token.raw)
+
+
+def spell_bytes(text: str, raw: bytes) -> str:
+    """A token as text; one that is only part of a character is spelled out, as it would look like any other."""
+    if "�" in text and text.encode() != raw:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+    return text

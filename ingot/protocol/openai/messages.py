@@ -1,44 +1,121 @@
-"""The messages of a chat as they come over the wire, and as a chat template takes them."""
+"""The messages of a chat as they come over the wire, and as a chat template takes them; and what requests may say of
+how images and videos are shown to the model, in the words of several servers and clients."""
 
-# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
-from ingot.engine.speech_request import Transcript
-from ingot.media.clip import Clip
-from ingot.media.medium import ClipMedium, Medium, PdfMedium, PictureMedium
+from ingot.engine.speech_request import TranscribedText
+from ingot.media import bounds
+from ingot.media.images import ImageFile
+from ingot.media.items import RequestImage, RequestMedia, RequestPdf, RequestVideo
+from ingot.media.layout import ImageLayoutOptions, VideoLayoutOptions
 from ingot.media.pdf import PdfFile
-from ingot.media.picture import Picture
-from ingot.protocol.chat.custom_tools import custom_arguments
-from ingot.protocol.chat.media import TEXT_ONLY, MediaTag, MessageList, Unseen, part_of
-from ingot.protocol.chat.media_fields import (
-    ABOUT_DETAIL,
-    ABOUT_KEYFRAMES,
-    DETAIL,
-    FRAMES,
-    PIXELS,
-    RATE,
-    TOTAL_PIXELS,
-    MediaWishes,
-    told,
+from ingot.media.video import Video
+from ingot.protocol.chat.ask import custom_input_as_arguments
+from ingot.protocol.chat.media import (
+    TEXT_ONLY_REFUSAL,
+    Base64AudioKind,
+    Base64PdfKind,
+    ImageUrlKind,
+    MediaPartKind,
+    MessageListKind,
+    OmittedMedia,
+    VideoFramesKind,
+    VideoUrlKind,
+    template_part,
 )
-from ingot.protocol.chat.media_files import Base64Pdf, Base64Sound, ClipUrl, FrameList, PictureUrl
 from ingot.protocol.schema.bounds import IDENTIFIER_CHARS, MESSAGES, NAME_CHARS, TOOL_CALLS
-from ingot.protocol.schema.fields import Anything, Bool, Either, ListOf, OneOf, Text
+from ingot.protocol.schema.fields import Anything, Bool, Either, Int, ListOf, Number, OneOf, Text
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged, text_or
-from ingot.text.parse.call_arguments import as_text
+from ingot.text.parser.arguments import arguments_as_text
+
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+
+
+IMAGE_DETAIL: Final = OneOf(("auto", "low", "high"))
+ABOUT_DETAIL = "How finely it is shown; `low` takes few tokens. By default as the model's makers say."
+ABOUT_KEYFRAMES = (
+    "Show the keyframe nearest to each frame instead, where one is no further away than half of what frames are apart. "
+    "Long clips are unpacked many times as fast."
+)
+IMAGE_PIXELS: Final = Int(bounds.PIXEL_LIMIT)
+VIDEO_TOTAL_PIXELS: Final = Int((1, bounds.PIXELS * bounds.FRAMES[1]))
+VIDEO_FRAMES: Final = Int(bounds.FRAMES)
+VIDEO_FRAME_RATE: Final = Number(bounds.FPS)
 
 
 @dataclass(frozen=True, slots=True)
-class TextPart:
+class MediaOptions:
+    """What holds where a picture or a clip does not say otherwise itself."""
+
+    picture: ImageLayoutOptions = ImageLayoutOptions()
+    clip: VideoLayoutOptions = VideoLayoutOptions()
+
+
+def with_options_said(layout_options: Any, **said: Any) -> Any:
+    """A wish with what is said besides."""
+    return replace(layout_options, **{name: value for name, value in said.items() if value is not None})
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorOptions:
+    """vLLM's `mm_processor_kwargs`."""
+
+    min_pixels: int | None = accepts(IMAGE_PIXELS, "Least pixels that a picture or frame is resized to.")
+    max_pixels: int | None = accepts(IMAGE_PIXELS, "Most pixels of one.")
+    total_pixels: int | None = accepts(VIDEO_TOTAL_PIXELS, "Most pixels of all frames of a clip together.")
+    fps: float | None = accepts(VIDEO_FRAME_RATE, "Frames that are shown of a second of a clip.")
+    max_frames: int | None = accepts(VIDEO_FRAMES, "Most frames of a clip.")
+    num_frames: int | None = accepts(VIDEO_FRAMES, "Exactly so many frames of a clip.")
+
+
+@dataclass(frozen=True, slots=True)
+class VideoReadingOptions:
+    num_frames: int | None = accepts(VIDEO_FRAMES, "Exactly so many frames of a clip.")
+    fps: float | None = accepts(VIDEO_FRAME_RATE, "Frames that are shown of a second of a clip.")
+    keyframes: bool | None = accepts(Bool(), ABOUT_KEYFRAMES)
+
+
+@dataclass(frozen=True, slots=True)
+class MediaReadingOptions:
+    """vLLM's `media_io_kwargs`."""
+
+    video: VideoReadingOptions | None = accepts(ObjectOf(VideoReadingOptions), "How clips are read.")
+
+
+def read_media_options(
+    processor: ProcessorOptions | None, reading: MediaReadingOptions | None, fps: float | None, max_frames: int | None
+) -> MediaOptions:
+    """What several fields say together; of two that say the same thing, the more particular one counts."""
+    said = processor or ProcessorOptions()
+    clip = (reading.video if reading is not None else None) or VideoReadingOptions()
+    return MediaOptions(
+        ImageLayoutOptions("auto", said.min_pixels, said.max_pixels),
+        VideoLayoutOptions(
+            fps=fps or clip.fps or said.fps,
+            max_frames=max_frames or said.max_frames,
+            frames=clip.num_frames or said.num_frames,
+            min_pixels=said.min_pixels,
+            max_pixels=said.max_pixels,
+            total_pixels=said.total_pixels,
+            keyframes=bool(clip.keyframes),
+        ),
+    )
+
+
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTextPart:
     type: str = requires(OneOf(("text",)), "The kind of part.")
     text: str = requires(Text(), "The text.")
 
 
 @dataclass(frozen=True, slots=True)
-class RefusalPart:
+class ChatRefusalPart:
     type: str = requires(OneOf(("refusal",)), "The kind of part.")
     refusal: str = requires(Text(), "What the assistant said when it declined.")
 
@@ -48,181 +125,187 @@ class RefusalPart:
 
 
 @dataclass(frozen=True, slots=True)
-class ImageUrl:
-    url: Picture = requires(PictureUrl(), "The picture, as a data URL.")
-    detail: str | None = accepts(DETAIL, ABOUT_DETAIL)
+class ChatImageUrl:
+    url: ImageFile = requires(ImageUrlKind(), "The picture, as a data URL.")
+    detail: str | None = accepts(IMAGE_DETAIL, ABOUT_DETAIL)
 
 
 @dataclass(frozen=True, slots=True)
-class ImagePart:
+class ChatImagePart:
     type: str = requires(OneOf(("image_url",)), "The kind of part.")
-    image_url: ImageUrl | Picture = requires(Either((PictureUrl(), ObjectOf(ImageUrl))), "The picture.")
-    min_pixels: int | None = accepts(PIXELS, "Least pixels that it is resized to.")
-    max_pixels: int | None = accepts(PIXELS, "Most pixels.")
+    image_url: ChatImageUrl | ImageFile = requires(Either((ImageUrlKind(), ObjectOf(ChatImageUrl))), "The picture.")
+    min_pixels: int | None = accepts(IMAGE_PIXELS, "Least pixels that it is resized to.")
+    max_pixels: int | None = accepts(IMAGE_PIXELS, "Most pixels.")
 
-    def medium(self, wishes: MediaWishes) -> Medium:
-        held = self.image_url if isinstance(self.image_url, ImageUrl) else ImageUrl(self.image_url, None)
+    def medium(self, wishes: MediaOptions) -> RequestMedia:
+        held = self.image_url if isinstance(self.image_url, ChatImageUrl) else ChatImageUrl(self.image_url, None)
         said = {"detail": held.detail, "min_pixels": self.min_pixels, "max_pixels": self.max_pixels}
-        return PictureMedium(held.url, told(wishes.picture, **said))
+        return RequestImage(held.url, with_options_said(wishes.picture, **said))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClipPart:
-    fps: float | None = accepts(RATE, "Frames that are shown of a second.")
-    max_frames: int | None = accepts(FRAMES, "Most frames.")
-    nframes: int | None = accepts(FRAMES, "Exactly so many frames.")
-    min_pixels: int | None = accepts(PIXELS, "Least pixels that a frame is resized to.")
-    max_pixels: int | None = accepts(PIXELS, "Most pixels of a frame.")
-    total_pixels: int | None = accepts(TOTAL_PIXELS, "Most pixels of all frames together.")
+class VideoOptions:
+    fps: float | None = accepts(VIDEO_FRAME_RATE, "Frames that are shown of a second.")
+    max_frames: int | None = accepts(VIDEO_FRAMES, "Most frames.")
+    nframes: int | None = accepts(VIDEO_FRAMES, "Exactly so many frames.")
+    min_pixels: int | None = accepts(IMAGE_PIXELS, "Least pixels that a frame is resized to.")
+    max_pixels: int | None = accepts(IMAGE_PIXELS, "Most pixels of a frame.")
+    total_pixels: int | None = accepts(VIDEO_TOTAL_PIXELS, "Most pixels of all frames together.")
     keyframes: bool | None = accepts(Bool(), ABOUT_KEYFRAMES)
 
-    def wish(self, wishes: MediaWishes) -> Any:
+    def layout_options(self, wishes: MediaOptions) -> Any:
         said = {name: getattr(self, name) for name in ("min_pixels", "max_pixels", "total_pixels", "keyframes")}
-        return told(wishes.clip, fps=self.fps, max_frames=self.max_frames, frames=self.nframes, **said)
+        return with_options_said(wishes.clip, fps=self.fps, max_frames=self.max_frames, frames=self.nframes, **said)
 
 
 @dataclass(frozen=True, slots=True)
-class VideoUrl:
-    url: Clip = requires(ClipUrl(), "The clip, as a data URL.")
+class ChatVideoUrl:
+    url: Video = requires(VideoUrlKind(), "The clip, as a data URL.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VideoUrlPart(ClipPart):
+class ChatVideoUrlPart(VideoOptions):
     type: str = requires(OneOf(("video_url",)), "The kind of part.")
-    video_url: VideoUrl = requires(ObjectOf(VideoUrl), "The clip.")
+    video_url: ChatVideoUrl = requires(ObjectOf(ChatVideoUrl), "The clip.")
 
-    def medium(self, wishes: MediaWishes) -> Medium:
-        return ClipMedium(self.video_url.url, self.wish(wishes))
+    def medium(self, wishes: MediaOptions) -> RequestMedia:
+        return RequestVideo(self.video_url.url, self.layout_options(wishes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VideoPart(ClipPart):
+class ChatVideoPart(VideoOptions):
     type: str = requires(OneOf(("video",)), "The kind of part.")
-    video: Clip = requires(Either((ClipUrl(), FrameList())), "The clip as a data URL, or a list of its frames.")
+    video: Video = requires(
+        Either((VideoUrlKind(), VideoFramesKind())), "The clip as a data URL, or a list of its frames."
+    )
 
-    def medium(self, wishes: MediaWishes) -> Medium:
-        return ClipMedium(self.video, self.wish(wishes))
+    def medium(self, wishes: MediaOptions) -> RequestMedia:
+        return RequestVideo(self.video, self.layout_options(wishes))
 
 
 @dataclass(frozen=True, slots=True)
-class SentFile:
-    file_data: PdfFile = requires(Base64Pdf(), "A PDF, as a data URL or in base64. Its pages are shown as pictures.")
+class FileContent:
+    file_data: PdfFile = requires(
+        Base64PdfKind(), "A PDF, as a data URL or in base64. Its pages are shown as pictures."
+    )
     filename: str | None = accepts(Text(NAME_CHARS), "Not shown to the model.")
     file_id: None = refuses("is not supported: this server keeps no files. Send file_data.")
 
 
 @dataclass(frozen=True, slots=True)
-class FilePart:
+class ChatFilePart:
     type: str = requires(OneOf(("file",)), "The kind of part.")
-    file: SentFile = requires(ObjectOf(SentFile), "The file.")
+    file: FileContent = requires(ObjectOf(FileContent), "The file.")
 
-    def medium(self, wishes: MediaWishes) -> Medium:
-        return PdfMedium(self.file.file_data, wishes.picture)
+    def medium(self, wishes: MediaOptions) -> RequestMedia:
+        return RequestPdf(self.file.file_data, wishes.picture)
 
 
 @dataclass(frozen=True, slots=True)
-class SentSound:
-    data: Transcript = requires(Base64Sound(), "The sound in base64: FLAC, MP3, MP4, M4A, Ogg, WAV, WebM or AAC.")
+class AudioContent:
+    data: TranscribedText = requires(
+        Base64AudioKind(), "The sound in base64: FLAC, MP3, MP4, M4A, Ogg, WAV, WebM or AAC."
+    )
     format: str | None = accepts(Text(NAME_CHARS), "What it is; the file itself tells.")
 
 
 @dataclass(frozen=True, slots=True)
-class AudioPart:
+class ChatAudioPart:
     type: str = requires(OneOf(("input_audio",)), "The kind of part.")
-    input_audio: SentSound = requires(ObjectOf(SentSound), "The sound, which the model that hears writes down.")
+    input_audio: AudioContent = requires(ObjectOf(AudioContent), "The sound, which the model that hears writes down.")
 
     @property
-    def text(self) -> Transcript:
+    def text(self) -> TranscribedText:
         return self.input_audio.data
 
 
-MEDIA = {
-    "image_url": MediaTag("image", ObjectOf(ImagePart)),
-    "video_url": MediaTag("video", ObjectOf(VideoUrlPart)),
-    "video": MediaTag("video", ObjectOf(VideoPart)),
-    "input_audio": MediaTag("audio", ObjectOf(AudioPart)),
-    "audio_url": MediaTag("audio"),
-    "file": MediaTag("file", ObjectOf(FilePart)),
+CHAT_MEDIA_PARTS = {
+    "image_url": MediaPartKind("image", ObjectOf(ChatImagePart)),
+    "video_url": MediaPartKind("video", ObjectOf(ChatVideoUrlPart)),
+    "video": MediaPartKind("video", ObjectOf(ChatVideoPart)),
+    "input_audio": MediaPartKind("audio", ObjectOf(ChatAudioPart)),
+    "audio_url": MediaPartKind("audio"),
+    "file": MediaPartKind("file", ObjectOf(ChatFilePart)),
 }
-NO_MEDIA = {name: MediaTag(tag.what) for name, tag in MEDIA.items()}
-CONTENT = text_or(tagged("type", TextPart, media=MEDIA), least=1)
-INSTRUCTIONS = text_or(tagged("type", TextPart, media=NO_MEDIA), least=1)
-ANSWER = text_or(tagged("type", TextPart, RefusalPart, media=NO_MEDIA), least=1)
-MediaPart = ImagePart | VideoUrlPart | VideoPart | FilePart
-Content = str | tuple[TextPart | RefusalPart | MediaPart | AudioPart | Unseen, ...]
+CHAT_MEDIA_REFUSED = {name: MediaPartKind(tag.what) for name, tag in CHAT_MEDIA_PARTS.items()}
+CHAT_CONTENT = text_or(tagged("type", ChatTextPart, media=CHAT_MEDIA_PARTS), least=1)
+CHAT_INSTRUCTION_CONTENT = text_or(tagged("type", ChatTextPart, media=CHAT_MEDIA_REFUSED), least=1)
+CHAT_ANSWER_CONTENT = text_or(tagged("type", ChatTextPart, ChatRefusalPart, media=CHAT_MEDIA_REFUSED), least=1)
+ChatMediaPart = ChatImagePart | ChatVideoUrlPart | ChatVideoPart | ChatFilePart
+ChatContent = str | tuple[ChatTextPart | ChatRefusalPart | ChatMediaPart | ChatAudioPart | OmittedMedia, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
+class ChatInstruction:
     role: str = requires(OneOf(("system", "developer")), "Who speaks.")
-    content: Content = requires(INSTRUCTIONS, "The instructions.")
+    content: ChatContent = requires(CHAT_INSTRUCTION_CONTENT, "The instructions.")
     name: str | None = accepts(Text(NAME_CHARS), "A name for the speaker, for templates that show one.")
 
-    def as_dict(self, wishes: MediaWishes) -> dict[str, Any]:
-        return chat_message(self.role, self.content, self.name, wishes)
+    def as_dict(self, wishes: MediaOptions) -> dict[str, Any]:
+        return message_as_dict(self.role, self.content, self.name, wishes)
 
 
 @dataclass(frozen=True, slots=True)
-class UserMessage:
+class ChatUserMessage:
     role: str = requires(OneOf(("user",)), "Who speaks.")
-    content: Content = requires(CONTENT, "What the user says.")
+    content: ChatContent = requires(CHAT_CONTENT, "What the user says.")
     name: str | None = accepts(Text(NAME_CHARS), "A name for the speaker, for templates that show one.")
 
-    def as_dict(self, wishes: MediaWishes) -> dict[str, Any]:
-        return chat_message(self.role, self.content, self.name, wishes)
+    def as_dict(self, wishes: MediaOptions) -> dict[str, Any]:
+        return message_as_dict(self.role, self.content, self.name, wishes)
 
 
 @dataclass(frozen=True, slots=True)
-class CalledFunction:
+class ChatPastFunction:
     name: str = requires(Text(NAME_CHARS, least=1), "The function's name.")
     arguments: Any = accepts(Anything(), "Its arguments, as JSON text; what is no JSON object is shown as it is.")
 
 
 @dataclass(frozen=True, slots=True)
-class CalledCustom:
+class ChatPastCustom:
     name: str = requires(Text(NAME_CHARS, least=1), "The tool's name.")
     input: str = requires(Text(), "What it was given.")
 
 
 @dataclass(frozen=True, slots=True)
-class CustomCall:
+class ChatPastCustomCall:
     id: str = requires(Text(IDENTIFIER_CHARS), "The call's id, to which a tool message answers.")
     type: str = requires(OneOf(("custom",)), "A custom tool was called.")
-    custom: CalledCustom = requires(ObjectOf(CalledCustom), "What was called.")
+    custom: ChatPastCustom = requires(ObjectOf(ChatPastCustom), "What was called.")
 
     def as_dict(self) -> dict[str, Any]:
-        function = {"name": self.custom.name, "arguments": custom_arguments(self.custom.input)}
+        function = {"name": self.custom.name, "arguments": custom_input_as_arguments(self.custom.input)}
         return {"id": self.id, "type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class ChatPastToolCall:
     id: str = requires(Text(IDENTIFIER_CHARS), "The call's id, to which a tool message answers.")
     type: str = requires(OneOf(("function",)), "A function was called.")
-    function: CalledFunction = requires(ObjectOf(CalledFunction), "What was called.")
+    function: ChatPastFunction = requires(ObjectOf(ChatPastFunction), "What was called.")
 
     def as_dict(self) -> dict[str, Any]:
-        function = {"name": self.function.name, "arguments": as_text(self.function.arguments)}
+        function = {"name": self.function.name, "arguments": arguments_as_text(self.function.arguments)}
         return {"id": self.id, "type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
-class AssistantMessage:
+class ChatAssistantMessage:
     role: str = requires(OneOf(("assistant",)), "Who speaks.")
-    content: Content | None = accepts(ANSWER, "What the assistant said; none is an empty turn.")
+    content: ChatContent | None = accepts(CHAT_ANSWER_CONTENT, "What the assistant said; none is an empty turn.")
     name: str | None = accepts(Text(NAME_CHARS), "A name for the speaker, for templates that show one.")
     refusal: str | None = accepts(Text(), "What the assistant said when it declined; stands in for the content.")
-    tool_calls: tuple[ToolCall | CustomCall, ...] = accepts(
-        ListOf(tagged("type", ToolCall, CustomCall), TOOL_CALLS), "The calls it made.", default=()
+    tool_calls: tuple[ChatPastToolCall | ChatPastCustomCall, ...] = accepts(
+        ListOf(tagged("type", ChatPastToolCall, ChatPastCustomCall), TOOL_CALLS), "The calls it made.", default=()
     )
     reasoning_content: str | None = accepts(Text(), "What it thought, for templates that show past thinking.")
     reasoning: str | None = accepts(Text(), "Another name of reasoning_content.")
-    audio: None = refuses(f"cannot be honoured: audio {TEXT_ONLY}")
+    audio: None = refuses(f"cannot be honoured: audio {TEXT_ONLY_REFUSAL}")
     function_call: None = refuses("is not supported; send `tool_calls`, which replaced it.")
 
-    def as_dict(self, wishes: MediaWishes) -> dict[str, Any]:
+    def as_dict(self, wishes: MediaOptions) -> dict[str, Any]:
         content = self.content if self.content is not None else self.refusal
-        message = chat_message(self.role, content, self.name, wishes)
+        message = message_as_dict(self.role, content, self.name, wishes)
         if self.tool_calls:
             message["tool_calls"] = [call.as_dict() for call in self.tool_calls]
         if thought := self.reasoning_content or self.reasoning:
@@ -231,37 +314,37 @@ class AssistantMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolMessage:
+class ChatToolMessage:
     role: str = requires(OneOf(("tool",)), "Who speaks.")
-    content: Content = requires(CONTENT, "What the tool returned.")
+    content: ChatContent = requires(CHAT_CONTENT, "What the tool returned.")
     tool_call_id: str = requires(Text(IDENTIFIER_CHARS), "The call that this answers.")
     name: str | None = accepts(Text(NAME_CHARS), "The function that was called, for templates that show it.")
 
-    def as_dict(self, wishes: MediaWishes) -> dict[str, Any]:
-        return chat_message(self.role, self.content, self.name, wishes) | {"tool_call_id": self.tool_call_id}
+    def as_dict(self, wishes: MediaOptions) -> dict[str, Any]:
+        return message_as_dict(self.role, self.content, self.name, wishes) | {"tool_call_id": self.tool_call_id}
 
 
-Message = Instruction | UserMessage | AssistantMessage | ToolMessage
+ChatMessage = ChatInstruction | ChatUserMessage | ChatAssistantMessage | ChatToolMessage
 
-MESSAGE = tagged(
-    *("role", Instruction, UserMessage, AssistantMessage, ToolMessage),
+CHAT_MESSAGE = tagged(
+    *("role", ChatInstruction, ChatUserMessage, ChatAssistantMessage, ChatToolMessage),
     refused={"function": "messages are not supported; send role 'tool', which replaced it."},
 )
-CONVERSATION = MessageList(ListOf(MESSAGE, most=MESSAGES, least=1))
+CHAT_CONVERSATION = MessageListKind(ListOf(CHAT_MESSAGE, most=MESSAGES, least=1))
 
 
-def as_dicts(messages: tuple[Message, ...], wishes: MediaWishes = MediaWishes()) -> list[dict[str, Any]]:  # noqa: B008
+def messages_as_dicts(messages: tuple[ChatMessage, ...], wishes: MediaOptions = MediaOptions()) -> list[dict[str, Any]]:
     """As templates take them; pictures and clips are shown as `wishes` say where they do not say it themselves."""
     return [message.as_dict(wishes) for message in messages]
 
 
-def chat_message(role: str, content: Content | None, name: str | None, wishes: MediaWishes) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": role, "content": plain(content, wishes)}
+def message_as_dict(role: str, content: ChatContent | None, name: str | None, wishes: MediaOptions) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": role, "content": content_as_template_parts(content, wishes)}
     return message if name is None else message | {"name": name}
 
 
-def plain(content: Content | None, wishes: MediaWishes) -> str | list[dict[str, Any]] | None:
+def content_as_template_parts(content: ChatContent | None, wishes: MediaOptions) -> str | list[dict[str, Any]] | None:
     """Parts stay parts: whether and how they are joined is the template's affair."""
     if content is None or isinstance(content, str):
         return content
-    return [part_of(part.medium(wishes) if isinstance(part, MediaPart) else part.text) for part in content]
+    return [template_part(part.medium(wishes) if isinstance(part, ChatMediaPart) else part.text) for part in content]

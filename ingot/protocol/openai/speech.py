@@ -1,6 +1,6 @@
-"""`POST /v1/audio/speech` and `GET /v1/audio/voices`: the body as OpenAI has it, and what its clients are told."""
+"""`POST /v1/audio/speech` and `GET /v1/audio/voices`: the body as OpenAI has it, the fields whose values a
+text-to-speech model sets, and what clients get."""
 
-# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
 from __future__ import annotations
 
 import base64
@@ -10,54 +10,97 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.engine.speaking.request import SpeechEnded, SpeechRequest
+from ingot.engine.speech_request import SpeechEnded, SpeechRequest
 from ingot.errors import ModelNotFound
-from ingot.media.audio_encoding import MEDIA_TYPES
-from ingot.protocol.encoders import EncodingTiming
-from ingot.protocol.model_names import DEFAULT_NAME
+from ingot.media.audio_encoding import AUDIO_MEDIA_TYPES
+from ingot.protocol.pooling import ComputeTiming
 from ingot.protocol.schema import bounds
-from ingot.protocol.schema.fields import Either, Number, OneOf, Text, Timeout
-from ingot.protocol.schema.keeping import HOW_LONG, TimeToLive
+from ingot.protocol.schema.fields import BodyReading, Either, FieldKind, Number, OneOf, Schema, Text, Timeout
+from ingot.protocol.schema.model_fields import ABOUT_TTL, ModelNameField, TimeToLiveField
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires
-from ingot.protocol.schema.speaking_fields import SpeakingName, Voice
-from ingot.protocol.side_served import SideServed
+from ingot.protocol.served import ServedSideModel
+from ingot.protocol.terms import DEFAULT_NAME, Terms, matches_model_name, model_names_schema, unknown_model_error
 from ingot.text.speech.phonemizer import accent_of
 
-NO_MODEL = (
+
+@dataclass(frozen=True, slots=True)
+class TextToSpeechModelField(FieldKind):
+    """A name of the model that speaks. Any other is a 404 that lists what there is."""
+
+    types, words = (str,), ModelNameField.words
+
+    def parse(self, value: object, path: str, reading: BodyReading) -> str:
+        if not isinstance(value, str):
+            raise self.refuse(value, path, reading)
+        if not matches_model_name(value, reading.terms.speaking.models):
+            raise unknown_model_error(value, reading.terms.speaking.models)
+        return value
+
+    def schema(self, terms: Terms) -> Schema:
+        return model_names_schema(terms.speaking.models) if terms.speaking.models else {"type": "string"}
+
+
+@dataclass(frozen=True, slots=True)
+class VoiceField(FieldKind):
+    """A voice by its name, or by what stands behind the underscore in it, where that is one voice alone."""
+
+    types = (str,)
+
+    def parse(self, value: object, path: str, reading: BodyReading) -> str:
+        known = reading.terms.speaking.voices
+        if isinstance(value, str) and value not in known:
+            meant = [voice for voice in known if voice.partition("_")[2] == value]
+            if len(meant) == 1:
+                return meant[0]
+        return OneOf(known).parse(value, path, reading)
+
+    def schema(self, terms: Terms) -> Schema:
+        return {"type": "string", "examples": list(terms.speaking.voices)}
+
+    def wanted(self, terms: Terms) -> str:
+        return OneOf(terms.speaking.voices).wanted(terms)
+
+
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+
+
+NO_TEXT_TO_SPEECH_MODEL = (
     "No model that speaks is served here. Start ingot with --speech-model MODEL, a folder or a hub id of a Kokoro "
     "model, such as --speech-model mlx-community/Kokoro-82M-bf16."
 )
-INPUT_CHARS = 4096
-SPEEDS = (0.25, 4.0)
-FRAMES_A_SECOND = 40
+SPEECH_INPUT_CHARS = 4096
+SPEECH_SPEEDS = (0.25, 4.0)
+SPEECH_FRAMES_A_SECOND = 40
 """What a model makes of a text."""
-LANGUAGES = {"us": "en-US", "gb": "en-GB"}
+VOICE_LANGUAGES = {"us": "en-US", "gb": "en-GB"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoiceObject:
-    id: str = requires(Voice(), "The voice's name.")
+    id: str = requires(VoiceField(), "The voice's name.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechBody:
-    input: str = requires(Text(INPUT_CHARS, least=1), "What is to be spoken, in English.")
-    model: str = accepts(SpeakingName(), "The name of the model that speaks, or `default`.", default=DEFAULT_NAME)
+    input: str = requires(Text(SPEECH_INPUT_CHARS, least=1), "What is to be spoken, in English.")
+    model: str = accepts(
+        TextToSpeechModelField(), "The name of the model that speaks, or `default`.", default=DEFAULT_NAME
+    )
     voice: str | VoiceObject | None = accepts(
-        Either((Voice(), ObjectOf(VoiceObject))),
+        Either((VoiceField(), ObjectOf(VoiceObject))),
         "Whose voice: a name that /v1/audio/voices lists (default: the first of them), or an object with it as `id`.",
     )
     response_format: str = accepts(
-        OneOf(tuple(MEDIA_TYPES)),
+        OneOf(tuple(AUDIO_MEDIA_TYPES)),
         "What the answer is; `pcm` is samples of 16 bits, the lower byte first.",
         default="mp3",
     )
-    speed: float = accepts(Number(SPEEDS), "How fast: 2 takes half the time.", default=1.0)
+    speed: float = accepts(Number(SPEECH_SPEEDS), "How fast: 2 takes half the time.", default=1.0)
     stream_format: str = accepts(
         OneOf(("audio", "sse")), "`sse` tells the sound in events, `audio` is the file itself.", default="audio"
     )
     timeout: float | None = accepts(Timeout(bounds.LEAST_TIMEOUT_S), "Seconds the request may take in all.")
-    ttl: None = accepts(TimeToLive(), HOW_LONG)
+    ttl: None = accepts(TimeToLiveField(), ABOUT_TTL)
     instructions: None = refuses("cannot be honoured: how a text is spoken is the voice's to say. Choose another.", "")
 
 
@@ -83,7 +126,7 @@ class SpeechUsage(Struct):
 
 
 class SpeechReceipt(Struct):
-    timing: EncodingTiming
+    timing: ComputeTiming
 
 
 class SpeechDelta(Struct, kw_only=True):
@@ -102,9 +145,9 @@ class SpeechDone(Struct, kw_only=True):
 
     @classmethod
     def of(cls, ended: SpeechEnded, rate: int) -> SpeechDone:
-        frames = ended.samples * FRAMES_A_SECOND // rate
+        frames = ended.samples * SPEECH_FRAMES_A_SECOND // rate
         usage = SpeechUsage(ended.phonemes, frames, ended.phonemes + frames)
-        return cls(usage=usage, ingot=SpeechReceipt(EncodingTiming(round(ended.queue_s, 6), round(ended.compute_s, 6))))
+        return cls(usage=usage, ingot=SpeechReceipt(ComputeTiming(round(ended.queue_s, 6), round(ended.compute_s, 6))))
 
 
 class SpeechChunk(Struct, kw_only=True):
@@ -129,11 +172,11 @@ class VoiceList(Struct):
     object: Literal["list"] = "list"
 
 
-def read_speech(value: Any, served: SideServed, request_id: str) -> SpeechTask:
+def read_speech(value: Any, served: ServedSideModel, request_id: str) -> SpeechTask:
     """The job that a body asks for. Looks up each word: not for an event loop."""
     speaking = served.speaking
     if speaking is None:
-        raise ModelNotFound(NO_MODEL, param="model")
+        raise ModelNotFound(NO_TEXT_TO_SPEECH_MODEL, param="model")
     read: SpeechBody = SPEECH_BODY.parse(value, "", served.reading())
     voice = read.voice.id if isinstance(read.voice, VoiceObject) else read.voice or speaking.card.voices[0]
     deadline = time.monotonic() + (served.terms.timeout_s if read.timeout is None else read.timeout)
@@ -142,9 +185,9 @@ def read_speech(value: Any, served: SideServed, request_id: str) -> SpeechTask:
     return SpeechTask(request, read.response_format, read.stream_format == "sse", speaking.card.rate)
 
 
-def list_voices(served: SideServed) -> VoiceList:
+def list_voices(served: ServedSideModel) -> VoiceList:
     """None where no model speaks."""
     if served.speaking is None:
         return VoiceList([])
     card = served.speaking.card
-    return VoiceList([VoiceBody(voice, voice, LANGUAGES[accent_of(voice)], card.name) for voice in card.voices])
+    return VoiceList([VoiceBody(voice, voice, VOICE_LANGUAGES[accent_of(voice)], card.name) for voice in card.voices])

@@ -1,58 +1,125 @@
-"""`POST /v1/audio/transcriptions` and `/v1/audio/translations`: the forms as OpenAI describes them."""
+"""`POST /v1/audio/transcriptions` and `/v1/audio/translations`: the forms as OpenAI describes them, the fields whose
+values a speech-to-text model sets, and transcripts as clients read them.
+
+A transcript is given whole in five formats (JSON, verbose JSON, text, SubRip and WebVTT subtitles), or segment by
+segment as events.
+"""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from ingot.engine.speech_request import Task, TranscriptionRequest
+import msgspec
+from msgspec import UNSET, Struct, UnsetType, field
+
+from ingot.engine.speech_request import Segment, SpeechTask, TranscribedToken, TranscriptionEnded, TranscriptionRequest
 from ingot.errors import BadMedia, BadRequest, ModelNotFound, Unsupported
-from ingot.media.audio import Sound
-from ingot.protocol.model_names import DEFAULT_NAME
-from ingot.protocol.openai.transcription_answers import TranscriptView
+from ingot.media.audio import AudioFile
+from ingot.media.languages import LANGUAGES
+from ingot.protocol.pooling import ComputeTiming
 from ingot.protocol.schema import bounds
-from ingot.protocol.schema.fields import BodyReading, Bool, ListOf, Number, OneOf, Text, Timeout
-from ingot.protocol.schema.hearing_fields import File, HearingName, Language
-from ingot.protocol.schema.keeping import HOW_LONG, TimeToLive
+from ingot.protocol.schema.fields import BodyReading, Bool, FieldKind, ListOf, Number, OneOf, Schema, Text, Timeout
+from ingot.protocol.schema.model_fields import ABOUT_TTL, ModelNameField, TimeToLiveField
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires
-from ingot.protocol.side_served import SideServed
+from ingot.protocol.served import ServedSideModel
+from ingot.protocol.terms import DEFAULT_NAME, Terms, matches_model_name, model_names_schema, unknown_model_error
 
-NO_MODEL = (
+
+@dataclass(frozen=True, slots=True)
+class SpeechToTextModelField(FieldKind):
+    """A name of the model that hears. Any other is a 404 that lists what there is."""
+
+    types, words = (str,), ModelNameField.words
+
+    def parse(self, value: object, path: str, reading: BodyReading) -> str:
+        if not isinstance(value, str):
+            raise self.refuse(value, path, reading)
+        if not matches_model_name(value, reading.terms.hearing.models):
+            raise unknown_model_error(value, reading.terms.hearing.models)
+        return value
+
+    def schema(self, terms: Terms) -> Schema:
+        return model_names_schema(terms.hearing.models) if terms.hearing.models else {"type": "string"}
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageField(FieldKind):
+    """A language that the model hears, by its code or its English name."""
+
+    types = (str,)
+
+    def parse(self, value: object, path: str, reading: BodyReading) -> str:
+        known = reading.terms.hearing.languages
+        named = {LANGUAGES[code]: code for code in known if code in LANGUAGES}
+        said = value.lower() if isinstance(value, str) else value
+        if isinstance(said, str) and said in named:
+            return named[said]
+        return OneOf(known).parse(said, path, reading)
+
+    def schema(self, terms: Terms) -> Schema:
+        return OneOf(terms.hearing.languages).schema(terms) if terms.hearing.languages else {"type": "string"}
+
+    def wanted(self, terms: Terms) -> str:
+        return OneOf(terms.hearing.languages).wanted(terms)
+
+
+@dataclass(frozen=True, slots=True)
+class AudioFileField(FieldKind):
+    """A file in a form."""
+
+    types, words = (bytes,), "a file"
+
+    def parse(self, value: object, path: str, reading: BodyReading) -> bytes:
+        if not isinstance(value, bytes):
+            raise self.refuse(value, path, reading)
+        return value
+
+    def schema(self, terms: Terms) -> Schema:
+        return {"type": "string", "format": "binary"}
+
+
+NO_SPEECH_TO_TEXT_MODEL = (
     "No model that hears is served here. Start ingot with --audio-model MODEL, such as --audio-model whisper-tiny.en, "
     "a folder or a hub id of a Whisper model."
 )
-FORMATS = OneOf(
+TRANSCRIPT_FORMATS = OneOf(
     ("json", "text", "srt", "verbose_json", "vtt"),
     {"diarized_json": "cannot be honoured: speakers are not told apart here. Send json or verbose_json."},
 )
-SPEAKERS = "cannot be honoured: speakers are not told apart here."
-PROMPT_CHARS = 16_384
-NUMBERS = ("temperature", "timeout", "ttl")
-FLAGS = {"true": True, "false": False, "1": True, "0": False}
+DIARIZATION_REFUSED = "cannot be honoured: speakers are not told apart here."
+TRANSCRIPT_PROMPT_CHARS = 16_384
+NUMERIC_FORM_FIELDS = ("temperature", "timeout", "ttl")
+FORM_BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslationForm:
-    file: bytes = requires(File(), "The sound: FLAC, MP3, MP4, M4A, Ogg, WAV, WebM or AAC.")
-    model: str = accepts(HearingName(), "The name of the model that hears, or `default`.", default=DEFAULT_NAME)
-    prompt: str = accepts(
-        Text(PROMPT_CHARS), "What was said before, or how names in it are spelled; its end counts most.", default=""
+    file: bytes = requires(AudioFileField(), "The sound: FLAC, MP3, MP4, M4A, Ogg, WAV, WebM or AAC.")
+    model: str = accepts(
+        SpeechToTextModelField(), "The name of the model that hears, or `default`.", default=DEFAULT_NAME
     )
-    response_format: str = accepts(FORMATS, "What the answer is.", default="json")
+    prompt: str = accepts(
+        Text(TRANSCRIPT_PROMPT_CHARS),
+        "What was said before, or how names in it are spelled; its end counts most.",
+        default="",
+    )
+    response_format: str = accepts(TRANSCRIPT_FORMATS, "What the answer is.", default="json")
     temperature: float = accepts(
         Number((0.0, 1.0)),
         "0 takes the likeliest text, and warmer ones where that makes no sense; else one is drawn.",
         default=0.0,
     )
     timeout: float | None = accepts(Timeout(bounds.LEAST_TIMEOUT_S), "Seconds the request may take in all.")
-    ttl: None = accepts(TimeToLive(), HOW_LONG)
+    ttl: None = accepts(TimeToLiveField(), ABOUT_TTL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptionForm(TranslationForm):
-    language: str | None = accepts(Language(), "Its code, such as `en`; else it is found out by the first window.")
+    language: str | None = accepts(LanguageField(), "Its code, such as `en`; else it is found out by the first window.")
     timestamp_granularities: tuple[str, ...] = accepts(
         ListOf(OneOf(("word", "segment")), 2, least=1),
         "Whose times are told, with `verbose_json`.",
@@ -63,8 +130,8 @@ class TranscriptionForm(TranslationForm):
         ListOf(OneOf(("logprobs",)), 1), "`logprobs` adds the probabilities of tokens to `json`.", default=()
     )
     chunking_strategy: None = refuses("cannot be chosen: sounds are heard in windows of 30 seconds. Send auto.", "auto")
-    known_speaker_names: None = refuses(SPEAKERS)
-    known_speaker_references: None = refuses(SPEAKERS)
+    known_speaker_names: None = refuses(DIARIZATION_REFUSED)
+    known_speaker_references: None = refuses(DIARIZATION_REFUSED)
 
 
 TRANSCRIPTION_FORM = ObjectOf(TranscriptionForm)
@@ -79,10 +146,10 @@ class TranscriptionTask:
     view: TranscriptView
 
 
-def read_transcription(form: Mapping[str, Any], served: SideServed, request_id: str) -> TranscriptionTask:
+def read_transcription(form: Mapping[str, Any], served: ServedSideModel, request_id: str) -> TranscriptionTask:
     """The job that a form asks for. Looks through the whole sound, so it may take a while: not for an event loop."""
-    reading = begun(served)
-    read: TranscriptionForm = TRANSCRIPTION_FORM.parse(typed(form), "", reading)
+    reading = begin_form_reading(served)
+    read: TranscriptionForm = TRANSCRIPTION_FORM.parse(type_form_fields(form), "", reading)
     if "timestamp_granularities" in form and read.response_format != "verbose_json":
         raise BadRequest(
             "timestamp_granularities are told with response_format verbose_json.", param="timestamp_granularities"
@@ -100,13 +167,15 @@ def read_transcription(form: Mapping[str, Any], served: SideServed, request_id: 
         ignored=reading.ignored,
     )
     words = "word" in read.timestamp_granularities
-    return TranscriptionTask(asked(read, "transcribe", served, request_id, language=read.language, words=words), view)
+    return TranscriptionTask(
+        make_transcription_task(read, "transcribe", served, request_id, language=read.language, words=words), view
+    )
 
 
-def read_translation(form: Mapping[str, Any], served: SideServed, request_id: str) -> TranscriptionTask:
+def read_translation(form: Mapping[str, Any], served: ServedSideModel, request_id: str) -> TranscriptionTask:
     """The same for text in English, whatever the language."""
-    reading = begun(served)
-    read: TranslationForm = TRANSLATION_FORM.parse(typed(form), "", reading)
+    reading = begin_form_reading(served)
+    read: TranslationForm = TRANSLATION_FORM.parse(type_form_fields(form), "", reading)
     if not served.terms.hearing.translates:
         raise Unsupported(
             f"{served.terms.hearing.models[0]} hears English alone, so there is nothing it could translate. Serve a "
@@ -116,26 +185,26 @@ def read_translation(form: Mapping[str, Any], served: SideServed, request_id: st
     view = TranscriptView(
         format=read.response_format, task="translate", granularities=("segment",), ignored=reading.ignored
     )
-    return TranscriptionTask(asked(read, "translate", served, request_id), view)
+    return TranscriptionTask(make_transcription_task(read, "translate", served, request_id), view)
 
 
-def begun(served: SideServed) -> BodyReading:
+def begin_form_reading(served: ServedSideModel) -> BodyReading:
     if not served.terms.hearing.models:
-        raise ModelNotFound(NO_MODEL, param="model")
+        raise ModelNotFound(NO_SPEECH_TO_TEXT_MODEL, param="model")
     return served.reading()
 
 
-def asked(
+def make_transcription_task(
     read: TranslationForm,
-    task: Task,
-    served: SideServed,
+    task: SpeechTask,
+    served: ServedSideModel,
     request_id: str,
     *,
     language: str | None = None,
     words: bool = False,
 ) -> TranscriptionRequest:
     try:
-        sound = Sound(read.file)
+        sound = AudioFile(read.file)
     except BadMedia as error:
         error.param = "file"
         raise
@@ -145,23 +214,241 @@ def asked(
     )
 
 
-def typed(form: Mapping[str, Any]) -> dict[str, Any]:
+def type_form_fields(form: Mapping[str, Any]) -> dict[str, Any]:
     """A form's texts as the values that they spell. Fields that are left empty say nothing, as pages send them."""
     value = {name: held for name, held in form.items() if held != ""}
-    for name in NUMBERS:
+    for name in NUMERIC_FORM_FIELDS:
         if isinstance(value.get(name), str):
-            value[name] = number(value[name])
+            value[name] = parse_form_number(value[name])
     if isinstance(value.get("stream"), str):
-        value["stream"] = FLAGS.get(value["stream"].lower(), value["stream"])
+        value["stream"] = FORM_BOOLEANS.get(value["stream"].lower(), value["stream"])
     for name in ("timestamp_granularities", "include"):
         if isinstance(value.get(name), str):
             value[name] = [value[name]]
     return value
 
 
-def number(text: str) -> float | str:
+def parse_form_number(text: str) -> float | str:
     """What `text` says; itself where it is no number, for whoever reads it to refuse."""
     try:
         return float(text)
     except ValueError:
         return text
+
+
+AUDIO_TOKENS_A_SECOND = 50
+"""What a model sees of a sound."""
+
+
+class TranscriptReceipt(Struct, kw_only=True):
+    """What the server did beyond the answer."""
+
+    timing: ComputeTiming
+    ignored: list[str] | UnsetType = UNSET
+
+
+class TranscriptDurationUsage(Struct):
+    seconds: float
+    type: Literal["duration"] = "duration"
+
+
+class TranscriptAudioTokens(Struct):
+    audio_tokens: int
+    text_tokens: int = 0
+
+
+class TranscriptTokenUsage(Struct, kw_only=True):
+    type: Literal["tokens"] = "tokens"
+    input_tokens: int
+    input_token_details: TranscriptAudioTokens
+    output_tokens: int
+    total_tokens: int
+
+
+class TranscriptTokenLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+    @classmethod
+    def of(cls, heard: TranscribedToken) -> TranscriptTokenLogprob:
+        return cls(heard.bytes.decode(errors="replace"), heard.logprob, list(heard.bytes))
+
+
+class Transcription(Struct, kw_only=True):
+    text: str
+    logprobs: list[TranscriptTokenLogprob] | UnsetType = UNSET
+    usage: TranscriptDurationUsage
+    ingot: TranscriptReceipt
+
+
+class TranscriptSegmentBody(Struct):
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: tuple[int, ...]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+    @classmethod
+    def of(cls, segment: Segment) -> TranscriptSegmentBody:
+        return cls(*(getattr(segment, name) for name in cls.__struct_fields__))
+
+
+class TranscriptWordBody(Struct):
+    word: str
+    start: float
+    end: float
+
+
+class VerboseTranscription(Struct, kw_only=True):
+    task: str
+    language: str
+    duration: float
+    text: str
+    segments: list[TranscriptSegmentBody] | UnsetType = UNSET
+    words: list[TranscriptWordBody] | UnsetType = UNSET
+    usage: TranscriptDurationUsage
+    ingot: TranscriptReceipt
+
+
+class TranscriptDelta(Struct, kw_only=True):
+    type: Literal["transcript.text.delta"] = "transcript.text.delta"
+    delta: str
+    logprobs: list[TranscriptTokenLogprob] | UnsetType = UNSET
+
+
+class TranscriptDone(Struct, kw_only=True):
+    type: Literal["transcript.text.done"] = "transcript.text.done"
+    text: str
+    logprobs: list[TranscriptTokenLogprob] | UnsetType = UNSET
+    usage: TranscriptTokenUsage
+    ingot: TranscriptReceipt
+
+
+class TranscriptChunk(Struct, kw_only=True):
+    """Either event, for the document: a delta has `delta`, the last one `text`."""
+
+    type: Literal["transcript.text.delta", "transcript.text.done"]
+    delta: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    logprobs: list[TranscriptTokenLogprob] | UnsetType = UNSET
+    usage: TranscriptTokenUsage | UnsetType = UNSET
+    ingot: TranscriptReceipt | UnsetType = UNSET
+
+
+class TranscriptView(Struct, frozen=True, kw_only=True):
+    """How one request wants its transcript told."""
+
+    format: str
+    task: str
+    granularities: Sequence[str] = ()
+    logprobs: bool = False
+    streamed: bool = False
+    ignored: list[str] = field(default_factory=list)
+
+    @property
+    def is_json(self) -> bool:
+        """Whether the whole answer is JSON."""
+        return self.format not in ("text", "srt", "vtt")
+
+    def told(self, segments: Sequence[Segment], ended: TranscriptionEnded) -> tuple[bytes, str]:
+        """The whole answer, and its media type."""
+        match self.format:
+            case "text":
+                return f"{transcript_text(segments)}\n".encode(), "text/plain; charset=utf-8"
+            case "srt":
+                return format_srt(segments).encode(), "application/x-subrip; charset=utf-8"
+            case "vtt":
+                return format_vtt(segments).encode(), "text/vtt; charset=utf-8"
+            case "verbose_json":
+                body: Struct = self._verbose(segments, ended)
+            case _:
+                body = Transcription(
+                    text=transcript_text(segments),
+                    logprobs=self._logprobs(segments),
+                    usage=TranscriptDurationUsage(round(ended.seconds, 3)),
+                    ingot=self._receipt(ended),
+                )
+        return msgspec.json.encode(body), "application/json"
+
+    def delta(self, segment: Segment, *, first: bool) -> TranscriptDelta:
+        text = segment.text.lstrip() if first else segment.text
+        return TranscriptDelta(delta=text, logprobs=self._logprobs([segment]))
+
+    def done(self, segments: Sequence[Segment], ended: TranscriptionEnded) -> TranscriptDone:
+        heard = math.ceil(AUDIO_TOKENS_A_SECOND * ended.seconds)
+        return TranscriptDone(
+            text=transcript_text(segments),
+            logprobs=self._logprobs(segments),
+            usage=TranscriptTokenUsage(
+                input_tokens=heard,
+                input_token_details=TranscriptAudioTokens(heard),
+                output_tokens=ended.tokens,
+                total_tokens=heard + ended.tokens,
+            ),
+            ingot=self._receipt(ended),
+        )
+
+    def _verbose(self, segments: Sequence[Segment], ended: TranscriptionEnded) -> VerboseTranscription:
+        words = [
+            TranscriptWordBody(one.text.strip(), one.start, one.end) for segment in segments for one in segment.words
+        ]
+        return VerboseTranscription(
+            task=self.task,
+            language=LANGUAGES.get(ended.language, ended.language),
+            duration=round(ended.seconds, 3),
+            text=transcript_text(segments),
+            segments=[TranscriptSegmentBody.of(one) for one in segments] if "segment" in self.granularities else UNSET,
+            words=words if "word" in self.granularities else UNSET,
+            usage=TranscriptDurationUsage(round(ended.seconds, 3)),
+            ingot=self._receipt(ended),
+        )
+
+    def _logprobs(self, segments: Iterable[Segment]) -> list[TranscriptTokenLogprob] | UnsetType:
+        return [TranscriptTokenLogprob.of(heard) for one in segments for heard in one.heard] if self.logprobs else UNSET
+
+    def _receipt(self, ended: TranscriptionEnded) -> TranscriptReceipt:
+        timing = ComputeTiming(round(ended.queue_s, 6), round(ended.compute_s, 6))
+        return TranscriptReceipt(timing=timing, ignored=self.ignored or UNSET)
+
+
+def transcript_text(segments: Iterable[Segment]) -> str:
+    """The text of all segments."""
+    return "".join(segment.text for segment in segments).strip()
+
+
+def format_srt(segments: Iterable[Segment]) -> str:
+    return "".join(
+        f"{number}\n{format_timestamp(one.start, ',')} --> "
+        f"{format_timestamp(one.end, ',')}\n{subtitle_line(one.text)}\n\n"
+        for number, one in enumerate(segments, 1)
+    )
+
+
+def format_vtt(segments: Iterable[Segment]) -> str:
+    cues = (
+        f"{format_timestamp(one.start, '.')} --> "
+        f"{format_timestamp(one.end, '.')}\n{escape_vtt(subtitle_line(one.text))}\n\n"
+        for one in segments
+    )
+    return "WEBVTT\n\n" + "".join(cues)
+
+
+def format_timestamp(seconds: float, point: str) -> str:
+    """`00:01:02.030`, with the point that the format wants."""
+    whole = round(seconds * 1000)
+    return f"{whole // 3_600_000:02}:{whole // 60_000 % 60:02}:{whole // 1000 % 60:02}{point}{whole % 1000:03}"
+
+
+def subtitle_line(text: str) -> str:
+    """On one line, and without what would be taken for the line of times."""
+    return " ".join(text.split()).replace("-->", "->")
+
+
+def escape_vtt(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;")

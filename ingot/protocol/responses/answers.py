@@ -8,12 +8,12 @@ from msgspec import UNSET, Struct, UnsetType
 
 from ingot.engine.request import TokenInfo, Usage
 from ingot.errors import IngotError
-from ingot.protocol.chat.answers import Note, Receipt
-from ingot.protocol.openai.chat_answers import TokenEntry, entry
+from ingot.protocol.chat.answers import IgnoredNote, Receipt
+from ingot.protocol.openai.chat_answers import ChatTokenLogprob, chat_token_logprob
 
-Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
-EventType = Literal[
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+ResponseItemStatus = Literal["in_progress", "completed", "incomplete"]
+ResponseEventType = Literal[
     "response.queued",
     "response.created",
     "response.in_progress",
@@ -46,49 +46,49 @@ EventType = Literal[
 ]
 
 
-class OutputText(Struct, tag_field="type", tag="output_text"):
+class OutputTextPart(Struct, tag_field="type", tag="output_text"):
     text: str
     annotations: list[Any] = []
-    logprobs: list[TokenEntry] = []
+    logprobs: list[ChatTokenLogprob] = []
 
 
-class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
+class ReasoningTextPart(Struct, tag_field="type", tag="reasoning_text"):
     text: str
 
 
-class SummaryText(Struct, tag_field="type", tag="summary_text"):
+class SummaryTextPart(Struct, tag_field="type", tag="summary_text"):
     text: str
 
 
-class MessageItem(Struct, tag_field="type", tag="message"):
+class MessageOutputItem(Struct, tag_field="type", tag="message"):
     id: str
-    status: ItemStatus
-    content: list[OutputText]
+    status: ResponseItemStatus
+    content: list[OutputTextPart]
     role: Literal["assistant"] = "assistant"
 
 
-class ReasoningItem(Struct, tag_field="type", tag="reasoning"):
+class ReasoningOutputItem(Struct, tag_field="type", tag="reasoning"):
     """The thinking stands in `summary` where a summary was asked for, else in `content`; always whole."""
 
     id: str
-    status: ItemStatus
-    summary: list[SummaryText]
-    content: list[ReasoningText] | UnsetType = UNSET
+    status: ResponseItemStatus
+    summary: list[SummaryTextPart]
+    content: list[ReasoningTextPart] | UnsetType = UNSET
     encrypted_content: str | UnsetType = UNSET
 
 
-class FunctionCallItem(Struct, tag_field="type", tag="function_call"):
+class FunctionCallOutputItem(Struct, tag_field="type", tag="function_call"):
     id: str
-    status: ItemStatus
+    status: ResponseItemStatus
     call_id: str
     name: str
     arguments: str
     namespace: str | UnsetType = UNSET
 
 
-class CustomCallItem(Struct, tag_field="type", tag="custom_tool_call"):
+class CustomCallOutputItem(Struct, tag_field="type", tag="custom_tool_call"):
     id: str
-    status: ItemStatus
+    status: ResponseItemStatus
     call_id: str
     name: str
     input: str
@@ -99,7 +99,7 @@ class McpError(Struct, tag_field="type", tag="mcp_tool_execution_error"):
     content: str
 
 
-class McpCallItem(Struct, tag_field="type", tag="mcp_call"):
+class McpCallOutputItem(Struct, tag_field="type", tag="mcp_call"):
     """A call that the server itself made. `call_id` is the one that the model's conversation knows it by."""
 
     id: str
@@ -120,37 +120,44 @@ class McpListedTool(Struct):
     annotations: None = None
 
 
-class McpListItem(Struct, tag_field="type", tag="mcp_list_tools"):
+class McpListOutputItem(Struct, tag_field="type", tag="mcp_list_tools"):
     id: str
     server_label: str
     tools: list[McpListedTool]
     error: None = None
 
 
-OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | McpCallItem | McpListItem
+ResponseOutputItem = (
+    MessageOutputItem
+    | ReasoningOutputItem
+    | FunctionCallOutputItem
+    | CustomCallOutputItem
+    | McpCallOutputItem
+    | McpListOutputItem
+)
 
 
-class ResponseFault(Struct):
+class ResponseErrorBody(Struct):
     code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
     message: str
 
     @classmethod
-    def of(cls, error: IngotError) -> ResponseFault:
+    def of(cls, error: IngotError) -> ResponseErrorBody:
         if error.status == 429:
             return cls("rate_limit_exceeded", error.message)
         return cls("invalid_prompt" if 400 <= error.status < 499 else "server_error", error.message)
 
 
-class IncompleteDetails(Struct):
+class ResponseIncompleteDetails(Struct):
     reason: Literal["max_output_tokens"]
 
 
-class InputTokensDetails(Struct):
+class ResponseInputTokensDetails(Struct):
     cached_tokens: int
     cache_write_tokens: int
 
 
-class OutputTokensDetails(Struct):
+class ResponseOutputTokensDetails(Struct):
     reasoning_tokens: int
 
 
@@ -158,9 +165,9 @@ class ResponseUsage(Struct):
     """`cache_write_tokens` are the tokens of the prompt that were computed and are kept for requests to come."""
 
     input_tokens: int
-    input_tokens_details: InputTokensDetails
+    input_tokens_details: ResponseInputTokensDetails
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: ResponseOutputTokensDetails
     total_tokens: int
 
     @classmethod
@@ -168,19 +175,19 @@ class ResponseUsage(Struct):
         written = usage.prompt_tokens - usage.cached_tokens if kept else 0
         return cls(
             usage.prompt_tokens,
-            InputTokensDetails(usage.cached_tokens, written),
+            ResponseInputTokensDetails(usage.cached_tokens, written),
             usage.completion_tokens,
-            OutputTokensDetails(usage.thinking_tokens),
+            ResponseOutputTokensDetails(usage.thinking_tokens),
             usage.prompt_tokens + usage.completion_tokens,
         )
 
 
-class ReasoningEcho(Struct):
+class ResponseReasoningEcho(Struct):
     effort: str | None = None
     summary: str | None = None
 
 
-class TextEcho(Struct):
+class ResponseTextEcho(Struct):
     format: dict[str, Any]
 
 
@@ -191,24 +198,24 @@ class ResponseBody(Struct, kw_only=True):
     object: Literal["response"] = "response"
     created_at: int
     completed_at: int | None = None
-    status: Status
+    status: ResponseStatus
     background: bool
-    error: ResponseFault | None = None
-    incomplete_details: IncompleteDetails | None = None
+    error: ResponseErrorBody | None = None
+    incomplete_details: ResponseIncompleteDetails | None = None
     instructions: str | None
     max_output_tokens: int | None
     max_tool_calls: int | None
     model: str
-    output: list[OutputItem]
+    output: list[ResponseOutputItem]
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None
-    reasoning: ReasoningEcho
+    reasoning: ResponseReasoningEcho
     safety_identifier: str | None
     service_tier: Literal["default"] = "default"
     store: bool
     temperature: float
-    text: TextEcho
+    text: ResponseTextEcho
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
     top_logprobs: int
@@ -223,18 +230,18 @@ class ResponseBody(Struct, kw_only=True):
 class ResponseEvent(Struct, kw_only=True):
     """One event of the stream; which fields it has follows from its type."""
 
-    type: EventType
+    type: ResponseEventType
     sequence_number: int
     response: ResponseBody | UnsetType = UNSET
     item_id: str | UnsetType = UNSET
     output_index: int | UnsetType = UNSET
     content_index: int | UnsetType = UNSET
     summary_index: int | UnsetType = UNSET
-    item: OutputItem | UnsetType = UNSET
-    part: OutputText | ReasoningText | SummaryText | UnsetType = UNSET
+    item: ResponseOutputItem | UnsetType = UNSET
+    part: OutputTextPart | ReasoningTextPart | SummaryTextPart | UnsetType = UNSET
     delta: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
-    logprobs: list[TokenEntry] | UnsetType = UNSET
+    logprobs: list[ChatTokenLogprob] | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
     input: str | UnsetType = UNSET
 
@@ -244,7 +251,7 @@ class ResponseTokens(Struct):
 
     input_tokens: int
     object: Literal["response.input_tokens"] = "response.input_tokens"
-    ingot: Note | UnsetType = UNSET
+    ingot: IgnoredNote | UnsetType = UNSET
 
 
 class DeletedResponse(Struct):
@@ -263,5 +270,5 @@ class InputItemList(Struct):
     object: Literal["list"] = "list"
 
 
-def entries(tokens: tuple[TokenInfo, ...]) -> list[TokenEntry]:
-    return [entry(token) for token in tokens]
+def token_logprobs(tokens: tuple[TokenInfo, ...]) -> list[ChatTokenLogprob]:
+    return [chat_token_logprob(token) for token in tokens]

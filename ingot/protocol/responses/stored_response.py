@@ -1,4 +1,4 @@
-"""A response that was kept."""
+"""A stored response. Light to import: the store is opened before the protocol is imported."""
 
 from __future__ import annotations
 

@@ -11,82 +11,90 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
-from ingot.errors import BadRequest, Unsupported, nearest
-from ingot.protocol.chat.ask import ForcedTool, Tool, ToolChoice
-from ingot.protocol.chat.custom_tools import InputGrammar, TextInput, custom_tool
-from ingot.protocol.responses.input_items import joined_name
+from ingot.errors import BadRequest, Unsupported, nearest_name
+from ingot.protocol.chat.ask import (
+    CustomInputGrammar,
+    CustomTextInput,
+    ForcedToolChoice,
+    ToolChoice,
+    ToolDefinition,
+    custom_tool_as_function,
+)
+from ingot.protocol.responses.input_items import namespaced_tool_name
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import Anything, Bool, Either, ListOf, OneOf, Text
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged
 
-NAME = Text(bounds.TOOL_NAME_CHARS, least=1)
-DESCRIPTION = Text(bounds.TOOL_DESCRIPTION_CHARS)
-NO_SUCH_TOOL: Final = "is not supported: this server has no such tool. Describe a function, and run it yourself."
-HOSTED: Final = dict.fromkeys(
+RESPONSE_TOOL_NAME = Text(bounds.TOOL_NAME_CHARS, least=1)
+RESPONSE_TOOL_DESCRIPTION = Text(bounds.TOOL_DESCRIPTION_CHARS)
+TOOL_REFUSED: Final = "is not supported: this server has no such tool. Describe a function, and run it yourself."
+HOSTED_TOOLS: Final = dict.fromkeys(
     (
         *("file_search", "computer", "computer_use", "computer_use_preview", "code_interpreter", "image_generation"),
         *("local_shell", "shell", "apply_patch", "programmatic_tool_calling"),
     ),
-    NO_SUCH_TOOL,
+    TOOL_REFUSED,
 )
 # What agents offer with every request, whether or not it is needed: left out, and named in the receipt.
 WEB_SEARCH: Final = ("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11")
-LEFT_OUT: Final = (*WEB_SEARCH, "tool_search")
-Direct = ListOf(OneOf(("direct",), {"programmatic": "calling is not supported."}), most=1)
+OMITTED_TOOLS: Final = (*WEB_SEARCH, "tool_search")
+DirectCallers = ListOf(OneOf(("direct",), {"programmatic": "calling is not supported."}), most=1)
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionTool:
+class ResponseFunctionTool:
     type: str = requires(OneOf(("function",)), "A function of yours.")
-    name: str = requires(NAME, "The function's name.")
-    description: str | None = accepts(DESCRIPTION, "What it does.")
+    name: str = requires(RESPONSE_TOOL_NAME, "The function's name.")
+    description: str | None = accepts(RESPONSE_TOOL_DESCRIPTION, "What it does.")
     parameters: dict[str, Any] | None = accepts(Anything(dict), "The JSON schema of its arguments.")
     strict: bool | None = accepts(Bool(), "Hold every call's arguments to the schema.")
     output_schema: dict[str, Any] | None = accepts(Anything(dict), "What it returns; the model is not told.")
-    allowed_callers: tuple[str, ...] | None = accepts(Direct, "The model calls it itself.")
+    allowed_callers: tuple[str, ...] | None = accepts(DirectCallers, "The model calls it itself.")
     defer_loading: None = refuses("is not supported: every tool is shown. Send false.", False)
 
 
 @dataclass(frozen=True, slots=True)
-class GrammarInput(InputGrammar):
+class ResponseGrammarInput(CustomInputGrammar):
     type: str = requires(OneOf(("grammar",)), "Text by a grammar.")
 
 
 @dataclass(frozen=True, slots=True)
-class CustomTool:
+class ResponseCustomTool:
     type: str = requires(OneOf(("custom",)), "A tool of yours that takes text.")
-    name: str = requires(NAME, "The tool's name.")
-    description: str | None = accepts(DESCRIPTION, "What it does.")
-    format: TextInput | GrammarInput | None = accepts(
-        tagged("type", TextInput, GrammarInput), "What the text looks like."
+    name: str = requires(RESPONSE_TOOL_NAME, "The tool's name.")
+    description: str | None = accepts(RESPONSE_TOOL_DESCRIPTION, "What it does.")
+    format: CustomTextInput | ResponseGrammarInput | None = accepts(
+        tagged("type", CustomTextInput, ResponseGrammarInput), "What the text looks like."
     )
-    allowed_callers: tuple[str, ...] | None = accepts(Direct, "The model calls it itself.")
+    allowed_callers: tuple[str, ...] | None = accepts(DirectCallers, "The model calls it itself.")
     defer_loading: None = refuses("is not supported: every tool is shown. Send false.", False)
 
-    def shown(self, name: str) -> Tool:
-        if isinstance(self.format, GrammarInput):
-            return custom_tool(name, self.description, self.format.syntax, self.format.definition)
-        return custom_tool(name, self.description)
+    def shown(self, name: str) -> ToolDefinition:
+        if isinstance(self.format, ResponseGrammarInput):
+            return custom_tool_as_function(name, self.description, self.format.syntax, self.format.definition)
+        return custom_tool_as_function(name, self.description)
 
     @property
-    def told_only(self) -> bool:
+    def described_only(self) -> bool:
         """Whether the model is told of a grammar that it is not held to."""
-        return isinstance(self.format, GrammarInput) and self.format.syntax == "lark"
+        return isinstance(self.format, ResponseGrammarInput) and self.format.syntax == "lark"
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceTool:
     type: str = requires(OneOf(("namespace",)), "Tools that belong together.")
-    name: str = requires(NAME, "What they are called together.")
-    tools: tuple[FunctionTool | CustomTool, ...] = requires(
-        ListOf(tagged("type", FunctionTool, CustomTool), most=bounds.TOOLS), "The tools."
+    name: str = requires(RESPONSE_TOOL_NAME, "What they are called together.")
+    tools: tuple[ResponseFunctionTool | ResponseCustomTool, ...] = requires(
+        ListOf(tagged("type", ResponseFunctionTool, ResponseCustomTool), most=bounds.TOOLS), "The tools."
     )
-    description: str | None = accepts(DESCRIPTION, "What they are for; put before each one's own description.")
+    description: str | None = accepts(
+        RESPONSE_TOOL_DESCRIPTION, "What they are for; put before each one's own description."
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class ToolNames:
-    tool_names: tuple[str, ...] | None = accepts(ListOf(NAME, bounds.TOOLS), "Only these tools.")
+class McpToolNames:
+    tool_names: tuple[str, ...] | None = accepts(ListOf(RESPONSE_TOOL_NAME, bounds.TOOLS), "Only these tools.")
     read_only: None = refuses("is not supported: name the tools that are allowed.", False)
 
 
@@ -95,14 +103,16 @@ class McpTool:
     """The tools of an MCP server that this server was started with."""
 
     type: str = requires(OneOf(("mcp",)), "Tools that this server calls by itself.")
-    server_label: str = requires(NAME, "A server of --mcp-config.")
+    server_label: str = requires(RESPONSE_TOOL_NAME, "A server of --mcp-config.")
     require_approval: str = requires(
         OneOf(("never",), {"always": "is not supported: calls are not approved one by one. Send 'never'."}),
         "`never`: this server makes the calls without asking.",
     )
-    server_description: str | None = accepts(DESCRIPTION, "What it is for; put before each tool's own description.")
-    allowed_tools: tuple[str, ...] | ToolNames | None = accepts(
-        Either((ListOf(NAME, bounds.TOOLS), ObjectOf(ToolNames))), "Only these of its tools."
+    server_description: str | None = accepts(
+        RESPONSE_TOOL_DESCRIPTION, "What it is for; put before each tool's own description."
+    )
+    allowed_tools: tuple[str, ...] | McpToolNames | None = accepts(
+        Either((ListOf(RESPONSE_TOOL_NAME, bounds.TOOLS), ObjectOf(McpToolNames))), "Only these of its tools."
     )
     server_url: None = refuses("is not supported: only servers of --mcp-config are called.")
     connector_id: None = refuses("is not supported: only servers of --mcp-config are called.")
@@ -110,15 +120,15 @@ class McpTool:
     authorization: None = refuses("is not supported: --mcp-config says how a server is reached.")
     headers: None = refuses("is not supported: --mcp-config says how a server is reached.")
     defer_loading: None = refuses("is not supported: every tool is shown. Send false.", False)
-    allowed_callers: tuple[str, ...] | None = accepts(Direct, "The model calls it itself.")
+    allowed_callers: tuple[str, ...] | None = accepts(DirectCallers, "The model calls it itself.")
 
     @property
     def only(self) -> tuple[str, ...] | None:
-        return self.allowed_tools.tool_names if isinstance(self.allowed_tools, ToolNames) else self.allowed_tools
+        return self.allowed_tools.tool_names if isinstance(self.allowed_tools, McpToolNames) else self.allowed_tools
 
 
 @dataclass(frozen=True, slots=True)
-class SearchTool:
+class WebSearchTool:
     """Left out: nothing here searches the web."""
 
     type: str = requires(OneOf(WEB_SEARCH), "Left out and named in the receipt: this server never searches the web.")
@@ -130,55 +140,55 @@ class SearchTool:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolSearch:
+class ToolSearchTool:
     """Left out: every tool is shown from the start."""
 
     type: str = requires(OneOf(("tool_search",)), "Left out and named in the receipt: every tool is shown.")
-    description: str | None = accepts(DESCRIPTION, "Has no effect.")
+    description: str | None = accepts(RESPONSE_TOOL_DESCRIPTION, "Has no effect.")
     execution: str | None = accepts(OneOf(("server", "client")), "Has no effect.")
     parameters: dict[str, Any] | None = accepts(Anything(dict), "Has no effect.")
 
 
-WireTool = FunctionTool | CustomTool | NamespaceTool | McpTool | ToolSearch | SearchTool
-TOOLS = ListOf(tagged("type", *get_args(WireTool), refused=HOSTED), most=bounds.TOOLS)
+ResponseTool = ResponseFunctionTool | ResponseCustomTool | NamespaceTool | McpTool | ToolSearchTool | WebSearchTool
+RESPONSE_TOOLS = ListOf(tagged("type", *get_args(ResponseTool), refused=HOSTED_TOOLS), most=bounds.TOOLS)
 
 
 @dataclass(frozen=True, slots=True)
-class ChosenTool:
+class ChosenResponseTool:
     type: str = requires(OneOf(("function", "custom")), "The kind of tool.")
-    name: str = requires(NAME, "Which one.")
-    namespace: str | None = accepts(NAME, "The namespace that it is of.")
+    name: str = requires(RESPONSE_TOOL_NAME, "Which one.")
+    namespace: str | None = accepts(RESPONSE_TOOL_NAME, "The namespace that it is of.")
 
 
 @dataclass(frozen=True, slots=True)
-class ChosenServer:
+class ChosenMcpServer:
     type: str = requires(OneOf(("mcp",)), "A tool of an MCP server.")
-    server_label: str = requires(NAME, "Which server.")
-    name: str | None = accepts(NAME, "Which of its tools; any where there is none.")
+    server_label: str = requires(RESPONSE_TOOL_NAME, "Which server.")
+    name: str | None = accepts(RESPONSE_TOOL_NAME, "Which of its tools; any where there is none.")
 
 
 @dataclass(frozen=True, slots=True)
-class AllowedTools:
+class ResponseAllowedTools:
     type: str = requires(OneOf(("allowed_tools",)), "Some of the tools.")
     mode: str = requires(OneOf(("auto", "required")), "Whether one of them is called as the model likes, or always.")
-    tools: tuple[ChosenTool | ChosenServer, ...] = requires(
-        ListOf(tagged("type", ChosenTool, ChosenServer, refused=HOSTED), bounds.TOOLS, least=1),
+    tools: tuple[ChosenResponseTool | ChosenMcpServer, ...] = requires(
+        ListOf(tagged("type", ChosenResponseTool, ChosenMcpServer, refused=HOSTED_TOOLS), bounds.TOOLS, least=1),
         "The tools that may be called.",
     )
 
 
-WireChoice = str | ChosenTool | ChosenServer | AllowedTools
-NOT_CHOSEN = HOSTED | dict.fromkeys(LEFT_OUT, NO_SUCH_TOOL)
-TOOL_CHOICE = Either(
+ResponseToolChoice = str | ChosenResponseTool | ChosenMcpServer | ResponseAllowedTools
+CHOICES_REFUSED = HOSTED_TOOLS | dict.fromkeys(OMITTED_TOOLS, TOOL_REFUSED)
+RESPONSE_TOOL_CHOICE = Either(
     (
         OneOf(("none", "auto", "required")),
-        tagged("type", ChosenTool, ChosenServer, AllowedTools, refused=NOT_CHOSEN),
+        tagged("type", ChosenResponseTool, ChosenMcpServer, ResponseAllowedTools, refused=CHOICES_REFUSED),
     )
 )
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteTool:
+class RemoteMcpTool:
     """A tool of an MCP server, as that server describes it."""
 
     name: str
@@ -186,15 +196,15 @@ class RemoteTool:
     parameters: Mapping[str, Any]
 
 
-RemoteTools = Mapping[str, tuple[RemoteTool, ...]]
+RemoteMcpTools = Mapping[str, tuple[RemoteMcpTool, ...]]
 """What each MCP server offers, by its label."""
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class OfferedTool:
     """One tool: what the model is shown, and whose it is."""
 
-    shown: Tool
+    shown: ToolDefinition
     kind: Literal["function", "custom", "mcp"]
     name: str  # by which its owner knows it
     space: str | None = None  # the namespace or the MCP server
@@ -203,36 +213,36 @@ class Offer:
 class Toolbox:
     """The tools of one request, by the names that the model knows them by."""
 
-    def __init__(self, tools: Iterable[WireTool], remote: RemoteTools) -> None:
-        self.offers: dict[str, Offer] = {}
+    def __init__(self, tools: Iterable[ResponseTool], remote: RemoteMcpTools) -> None:
+        self.offers: dict[str, OfferedTool] = {}
         self.left_out: list[str] = []
-        self.servers: dict[str, tuple[RemoteTool, ...]] = {}
+        self.servers: dict[str, tuple[RemoteMcpTool, ...]] = {}
         for at, tool in enumerate(tools):
             match tool:
-                case FunctionTool() | CustomTool():
+                case ResponseFunctionTool() | ResponseCustomTool():
                     self._add_own(tool, at)
                 case NamespaceTool():
                     for each in tool.tools:
                         self._add_own(each, at, tool.name, tool.description)
                 case McpTool():
                     self._add_server(tool, remote, at)
-                case SearchTool() | ToolSearch():
+                case WebSearchTool() | ToolSearchTool():
                     self.left_out.append(f"tools.{tool.type}")
 
-    def of(self, name: str) -> Offer | None:
+    def of(self, name: str) -> OfferedTool | None:
         return self.offers.get(name)
 
-    def chosen(self, choice: WireChoice | None) -> tuple[tuple[Tool, ...], ToolChoice]:
+    def chosen(self, choice: ResponseToolChoice | None) -> tuple[tuple[ToolDefinition, ...], ToolChoice]:
         """The tools that the model is shown, and what it is to do with them."""
         shown = tuple(offer.shown for offer in self.offers.values())
         match choice:
-            case ChosenTool():
-                return shown, ForcedTool(self._named(joined_name(choice.namespace, choice.name)))
-            case ChosenServer(name=str() as name):
-                return shown, ForcedTool(self._named(joined_name(choice.server_label, name)))
-            case ChosenServer():
+            case ChosenResponseTool():
+                return shown, ForcedToolChoice(self._named(namespaced_tool_name(choice.namespace, choice.name)))
+            case ChosenMcpServer(name=str() as name):
+                return shown, ForcedToolChoice(self._named(namespaced_tool_name(choice.server_label, name)))
+            case ChosenMcpServer():
                 return self._of_server(choice.server_label), "required"
-            case AllowedTools():
+            case ResponseAllowedTools():
                 mode: ToolChoice = "required" if choice.mode == "required" else "auto"
                 return self._allowed(choice), mode
             case "none" | "required":
@@ -240,21 +250,25 @@ class Toolbox:
         return shown, "auto"
 
     def _add_own(
-        self, tool: FunctionTool | CustomTool, at: int, space: str | None = None, about: str | None = None
+        self,
+        tool: ResponseFunctionTool | ResponseCustomTool,
+        at: int,
+        space: str | None = None,
+        about: str | None = None,
     ) -> None:
         """A tool of the client's."""
-        self._add(offer_of(tool, space, about), at)
-        if isinstance(tool, CustomTool) and tool.told_only:
-            self.left_out.append(f"tools.{joined_name(space, tool.name)}.format")
+        self._add(offer_tool(tool, space, about), at)
+        if isinstance(tool, ResponseCustomTool) and tool.described_only:
+            self.left_out.append(f"tools.{namespaced_tool_name(space, tool.name)}.format")
 
-    def _add(self, offer: Offer, at: int) -> None:
+    def _add(self, offer: OfferedTool, at: int) -> None:
         if offer.shown.name in self.offers:
             raise BadRequest(
                 f"tools.{at}: there are two tools of the name '{offer.shown.name[:100]}'.", param=f"tools.{at}"
             )
         self.offers[offer.shown.name] = offer
 
-    def _add_server(self, tool: McpTool, remote: RemoteTools, at: int) -> None:
+    def _add_server(self, tool: McpTool, remote: RemoteMcpTools, at: int) -> None:
         where = f"tools.{at}.server_label"
         if tool.server_label not in remote:
             known = ", ".join(f"'{label}'" for label in remote) or "none; start it with --mcp-config"
@@ -262,52 +276,56 @@ class Toolbox:
         offered = {each.name: each for each in remote[tool.server_label]}
         for name in tool.only or ():
             if name not in offered:
-                meant = nearest(name, offered)
+                meant = nearest_name(name, offered)
                 hint = f" Did you mean '{meant}'?" if meant else ""
                 raise BadRequest(f"tools.{at}.allowed_tools: there is no '{name[:100]}'.{hint}", param=f"tools.{at}")
         kept = tuple(each for each in offered.values() if tool.only is None or each.name in tool.only)
         self.servers[tool.server_label] = kept
         for each in kept:
-            name = joined_name(tool.server_label, each.name)
-            description = together(tool.server_description, each.description)
-            self._add(Offer(Tool(name, description, each.parameters), "mcp", each.name, tool.server_label), at)
+            name = namespaced_tool_name(tool.server_label, each.name)
+            description = join_descriptions(tool.server_description, each.description)
+            self._add(
+                OfferedTool(ToolDefinition(name, description, each.parameters), "mcp", each.name, tool.server_label), at
+            )
 
     def _named(self, name: str) -> str:
         """`name`, checked here because the wire's name is not always the one that the model is shown."""
         if name not in self.offers:
-            meant = nearest(name, self.offers)
+            meant = nearest_name(name, self.offers)
             hint = f" Did you mean '{meant}'?" if meant else ""
             raise BadRequest(f"tool_choice names '{name[:100]}', which is no tool.{hint}", param="tool_choice")
         return name
 
-    def _of_server(self, label: str) -> tuple[Tool, ...]:
+    def _of_server(self, label: str) -> tuple[ToolDefinition, ...]:
         found = tuple(offer.shown for offer in self.offers.values() if offer.kind == "mcp" and offer.space == label)
         if not found:
             raise BadRequest(f"tool_choice: no tools of the MCP server '{label[:100]}'.", param="tool_choice")
         return found
 
-    def _allowed(self, choice: AllowedTools) -> tuple[Tool, ...]:
+    def _allowed(self, choice: ResponseAllowedTools) -> tuple[ToolDefinition, ...]:
         names: set[str] = set()
         for each in choice.tools:
-            if isinstance(each, ChosenServer) and each.name is None:
+            if isinstance(each, ChosenMcpServer) and each.name is None:
                 names |= {tool.name for tool in self._of_server(each.server_label)}
             else:
-                space = each.server_label if isinstance(each, ChosenServer) else each.namespace
-                names.add(self._named(joined_name(space, each.name or "")))
+                space = each.server_label if isinstance(each, ChosenMcpServer) else each.namespace
+                names.add(self._named(namespaced_tool_name(space, each.name or "")))
         return tuple(offer.shown for offer in self.offers.values() if offer.shown.name in names)
 
 
-def offer_of(tool: FunctionTool | CustomTool, space: str | None = None, about: str | None = None) -> Offer:
-    name = joined_name(space, tool.name)
-    if isinstance(tool, CustomTool):
+def offer_tool(
+    tool: ResponseFunctionTool | ResponseCustomTool, space: str | None = None, about: str | None = None
+) -> OfferedTool:
+    name = namespaced_tool_name(space, tool.name)
+    if isinstance(tool, ResponseCustomTool):
         shown = tool.shown(name)
         kind: Literal["function", "custom"] = "custom"
     else:
-        shown = Tool(name, tool.description, tool.parameters or {}, bool(tool.strict))
+        shown = ToolDefinition(name, tool.description, tool.parameters or {}, bool(tool.strict))
         kind = "function"
-    described = Tool(name, together(about, shown.description), shown.parameters, shown.strict)
-    return Offer(described, kind, tool.name, space)
+    described = ToolDefinition(name, join_descriptions(about, shown.description), shown.parameters, shown.strict)
+    return OfferedTool(described, kind, tool.name, space)
 
 
-def together(about: str | None, description: str | None) -> str | None:
+def join_descriptions(about: str | None, description: str | None) -> str | None:
     return "\n\n".join(text for text in (about, description) if text) or None

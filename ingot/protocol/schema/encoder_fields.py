@@ -1,47 +1,46 @@
-"""The kinds of fields whose bounds an encoder sets."""
+"""Fields whose bounds an encoder sets: its names, its token ids, its dimensions and prompts. Apart from `model_fields`,
+as it imports tokenizers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ingot.engine.encoder_request import Role
-from ingot.protocol.model_names import is_name, names_schema, unknown_name
-from ingot.protocol.schema.fields import BodyReading, Delegate, Int, Kind, OneOf, Schema
-from ingot.protocol.schema.model_fields import TokenIds
-from ingot.protocol.schema.model_name import ModelName
-from ingot.protocol.terms import EncoderTerms, Terms
+from ingot.engine.request import PoolingTask
+from ingot.protocol.schema.fields import BodyReading, DelegateKind, FieldKind, Int, OneOf, Schema
+from ingot.protocol.schema.model_fields import ModelNameField, TokenIdsField
+from ingot.protocol.terms import EncoderTerms, Terms, matches_model_name, model_names_schema, unknown_model_error
 from ingot.text.tokenizer.encoder_inputs import TextInputs
 
 if TYPE_CHECKING:
-    from ingot.engine.pooling_batches import OfferedEncoder
+    from ingot.engine.pooling_batches import ServedPoolingModel
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderName(Kind):
+class EncoderNameField(FieldKind):
     """A name of the encoder for `role`. Any other is a 404 that lists what there is."""
 
-    types, words = (str,), ModelName.words
-    role: Role
+    types, words = (str,), ModelNameField.words
+    role: PoolingTask
 
     def parse(self, value: object, path: str, reading: BodyReading) -> str:
         if not isinstance(value, str):
             raise self.refuse(value, path, reading)
         known = self._terms(reading.terms)
-        if not is_name(value, known.models):
-            raise unknown_name(value, known.models)
+        if not matches_model_name(value, known.models):
+            raise unknown_model_error(value, known.models)
         return value
 
     def schema(self, terms: Terms) -> Schema:
         names = self._terms(terms).models
-        return names_schema(names) if names else {"type": "string"}
+        return model_names_schema(names) if names else {"type": "string"}
 
     def _terms(self, terms: Terms) -> EncoderTerms:
         return terms.encoders.get(self.role, EncoderTerms())
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderTokenIds(Delegate):
+class EncoderTokenIdsField(DelegateKind):
     """A list of token ids of the embedding model."""
 
     most: int
@@ -52,8 +51,8 @@ class EncoderTokenIds(Delegate):
     def schema(self, terms: Terms) -> Schema:
         return self.kind(terms).schema(self._terms(terms))
 
-    def kind(self, terms: Terms) -> TokenIds:
-        return TokenIds(self.most)
+    def kind(self, terms: Terms) -> TokenIdsField:
+        return TokenIdsField(self.most)
 
     def _terms(self, terms: Terms) -> Terms:
         known = terms.encoders.get("embedding", EncoderTerms())
@@ -61,7 +60,7 @@ class EncoderTokenIds(Delegate):
 
 
 @dataclass(frozen=True, slots=True)
-class Dimensions(Delegate):
+class DimensionsField(DelegateKind):
     """How many numbers of each vector are wanted: at most as many as the model gives."""
 
     def kind(self, terms: Terms) -> Int:
@@ -69,7 +68,7 @@ class Dimensions(Delegate):
 
 
 @dataclass(frozen=True, slots=True)
-class PromptName(Kind):
+class PromptNameField(FieldKind):
     """One of the prompts that the embedding model's files name."""
 
     types = (str,)
@@ -91,7 +90,7 @@ class PromptName(Kind):
         return terms.encoders.get("embedding", EncoderTerms()).prompts
 
 
-def terms_of(offered: OfferedEncoder, names: tuple[str, ...]) -> EncoderTerms:
+def terms_of_encoder(offered: ServedPoolingModel, names: tuple[str, ...]) -> EncoderTerms:
     """The bounds that an encoder served under `names` sets."""
     card, inputs = offered.card, offered.inputs
     prompts = tuple(inputs.prompts) if isinstance(inputs, TextInputs) else ()

@@ -1,8 +1,9 @@
 """What a wire field may hold. One description both reads a value and gives its JSON Schema.
 
-A kind's `parse` returns the value the rest of the program wants, or raises `BadRequest` whose `param` is the
-dotted path of the offending value and whose message states what is allowed. `schema` says the same to machines;
-the two must never disagree, as the OpenAPI document is made of it.
+A kind's `parse` returns the value that the rest of the program wants, or raises `BadRequest` whose `param` is the
+dotted path of the offending value and whose message states what is allowed. `schema` says the same to machines; the two
+must never disagree, as the OpenAPI document is made of it. Fields that are only hints are accepted without effect and
+named in the receipt (`Unheeded`, `Passed`).
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ class BodyReading:
     fetched_bytes: int = 0  # and what these have in all
 
     def knows_ignored(self, path: str) -> bool:
-        return general(path) in self.ignored
+        return generalize_path(path) in self.ignored
 
     def ignore(self, path: str) -> None:
         """Note an unknown field. Their number is bounded, as each one costs a search for what it may have meant."""
         if len(self.ignored) >= UNKNOWN_FIELDS:
             raise UnknownField(f"The body holds more than {UNKNOWN_FIELDS} unknown fields.", param=path)
-        self.ignored.append(general(path))
+        self.ignored.append(generalize_path(path))
 
 
-class Kind(ABC):
+class FieldKind(ABC):
     """A set of JSON values: of these `types`, and in `words` where those do not depend on anything."""
 
     types: ClassVar[tuple[type, ...]] = (object,)
@@ -64,16 +65,16 @@ class Kind(ABC):
 
     def refuse(self, value: object, path: str, reading: BodyReading) -> BadRequest:
         return BadRequest(
-            f"{path or 'The body'}: expected {self.wanted(reading.terms)}, got {described(value)}.",
+            f"{path or 'The body'}: expected {self.wanted(reading.terms)}, got {describe_value(value)}.",
             param=path or None,
         )
 
 
-class Delegate(Kind):
+class DelegateKind(FieldKind):
     """Another kind, which may depend on the terms, judges the value."""
 
     @abstractmethod
-    def kind(self, terms: Terms) -> Kind: ...
+    def kind(self, terms: Terms) -> FieldKind: ...
 
     def parse(self, value: object, path: str, reading: BodyReading) -> Any:
         return self.kind(reading.terms).parse(value, path, reading)
@@ -89,11 +90,11 @@ class Delegate(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Int(Kind):
+class Int(FieldKind):
     bounds: IntRange
 
     def parse(self, value: object, path: str, reading: BodyReading) -> int:
-        whole = as_whole(value)
+        whole = as_whole_number(value)
         if whole is None or not self.bounds[0] <= whole <= self.bounds[1]:
             raise self.refuse(value, path, reading)
         return whole
@@ -102,14 +103,14 @@ class Int(Kind):
         return {"type": "integer", "minimum": self.bounds[0], "maximum": self.bounds[1]}
 
     def admits(self, value: object) -> bool:
-        return as_whole(value) is not None
+        return as_whole_number(value) is not None
 
     def wanted(self, terms: Terms) -> str:
         return f"an integer from {self.bounds[0]} to {self.bounds[1]}"
 
 
 @dataclass(frozen=True, slots=True)
-class Number(Kind):
+class Number(FieldKind):
     bounds: Range
 
     def parse(self, value: object, path: str, reading: BodyReading) -> float:
@@ -128,7 +129,7 @@ class Number(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Timeout(Delegate):
+class Timeout(DelegateKind):
     """Seconds, up to what the settings allow a request to take."""
 
     least: float
@@ -138,7 +139,7 @@ class Timeout(Delegate):
 
 
 @dataclass(frozen=True, slots=True)
-class Bool(Kind):
+class Bool(FieldKind):
     types, words = (bool,), "true or false"
 
     def parse(self, value: object, path: str, reading: BodyReading) -> bool:
@@ -151,7 +152,7 @@ class Bool(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Text(Kind):
+class Text(FieldKind):
     """A string; `chars` bounds its length in code points (None: the body's own limit is enough)."""
 
     types = (str,)
@@ -180,7 +181,7 @@ class Text(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class OneOf(Kind):
+class OneOf(FieldKind):
     """One of a few strings. `refused` names values that are known and cannot be honoured, with the reason."""
 
     types = (str,)
@@ -202,7 +203,7 @@ class OneOf(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Refused(Kind):
+class Refused(FieldKind):
     """A known field that cannot be honoured, unless it holds one of the values that ask for nothing."""
 
     words = "nothing"
@@ -218,8 +219,8 @@ class Refused(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class ListOf(Kind):
-    item: Kind
+class ListOf(FieldKind):
+    item: FieldKind
     most: int
     least: int = 0
 
@@ -244,11 +245,11 @@ class ListOf(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class MapOf(Kind):
+class MapOf(FieldKind):
     """An object whose keys are data."""
 
     types = (dict,)
-    item: Kind
+    item: FieldKind
     most: int
     key_chars: int
 
@@ -273,7 +274,7 @@ class MapOf(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Anything(Kind):
+class Anything(FieldKind):
     """JSON that is handed on as it stands: an object (`dict`), or any value at all (`object`)."""
 
     type: type = object
@@ -294,10 +295,10 @@ class Anything(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Either(Kind):
+class Either(FieldKind):
     """The first of `kinds` that admits the value judges it."""
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[FieldKind, ...]
 
     def parse(self, value: object, path: str, reading: BodyReading) -> Any:
         for kind in self.kinds:
@@ -315,12 +316,12 @@ class Either(Kind):
         return " or ".join(kind.wanted(terms) for kind in self.kinds)
 
 
-def general(path: str) -> str:
+def generalize_path(path: str) -> str:
     """`path` with `*` for each position in a list: the same field of every message is named once."""
     return re.sub(r"\.\d+(?=\.)", ".*", path)
 
 
-def as_whole(value: object) -> int | None:
+def as_whole_number(value: object) -> int | None:
     """The integer that `value` is, or None. JSON has one number type, so 3.0 is 3; true is no number."""
     if type(value) is int:
         return value
@@ -329,7 +330,7 @@ def as_whole(value: object) -> int | None:
     return None
 
 
-def described(value: object) -> str:
+def describe_value(value: object) -> str:
     """`value` for an error message: its worth where it is short, its size otherwise, never all of it."""
     match value:
         case None | bool():
@@ -342,3 +343,64 @@ def described(value: object) -> str:
             return f"a list of {len(value)} items"
         case _:
             return "an object"
+
+
+def note_ignored(path: str, reading: BodyReading) -> None:
+    """Names in the receipt what has no effect; a strict server refuses it."""
+    if reading.terms.strict:
+        raise Unsupported(f"{path} has no effect here, and this server is strict.", param=path)
+    if not reading.knows_ignored(path):
+        reading.ignore(path)
+
+
+@dataclass(frozen=True, slots=True)
+class IgnoredField(FieldKind):
+    """Any object."""
+
+    types, words = (dict,), "an object"
+
+    def parse(self, value: object, path: str, reading: BodyReading) -> None:
+        if not isinstance(value, dict):
+            raise self.refuse(value, path, reading)
+        note_ignored(path, reading)
+
+    def schema(self, terms: Terms) -> Schema:
+        return {"enum": [None]} if terms.strict else {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class HintField(FieldKind):
+    """Anything. What is not `harmless` asks for something that has no effect here."""
+
+    harmless: tuple[Any, ...]
+
+    def __init__(self, *harmless: Any) -> None:
+        object.__setattr__(self, "harmless", harmless)
+
+    def parse(self, value: object, path: str, reading: BodyReading) -> None:
+        if not any(type(value) is type(free) and value == free for free in self.harmless):
+            note_ignored(path, reading)
+
+    def schema(self, terms: Terms) -> Schema:
+        return {"enum": list(self.harmless) or [None]} if terms.strict else {}
+
+
+@dataclass(frozen=True, slots=True)
+class HintWordField(FieldKind):
+    """One of a few words. Those that are not `harmless` ask for something that has no effect here."""
+
+    types = (str,)
+    values: tuple[str, ...]
+    harmless: tuple[str, ...] = ()
+
+    def parse(self, value: object, path: str, reading: BodyReading) -> None:
+        word = OneOf(self.values).parse(value, path, reading)
+        if word in self.harmless:
+            return
+        note_ignored(path, reading)
+
+    def schema(self, terms: Terms) -> Schema:
+        return OneOf(self.harmless if terms.strict else self.values).schema(terms)
+
+    def wanted(self, terms: Terms) -> str:
+        return OneOf(self.values).wanted(terms)

@@ -1,17 +1,77 @@
-"""Kinds that depend on the served model's vocabulary: token ids, and the biases keyed by them."""
+"""Fields that name a model or depend on the served one: token ids and biases, lengths and stop strings, time to live,
+prefix cache, proposers, chat template variables.
+
+Each kind reads a value under the terms of the served models (`Terms`) and gives its JSON Schema under the same terms.
+Light to import: the settings' checks use it.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
-from ingot.errors import BadRequest
-from ingot.protocol.schema.bounds import Range
-from ingot.protocol.schema.fields import BodyReading, Kind, Number, Schema, as_whole
-from ingot.protocol.terms import Terms
+from ingot.errors import BadRequest, ModelNotFound, UnknownField
+from ingot.protocol.schema import bounds
+from ingot.protocol.schema.bounds import TEMPLATE_NUMBER, TEMPLATE_TEXT_CHARS, IntRange, Range
+from ingot.protocol.schema.fields import (
+    BodyReading,
+    Bool,
+    DelegateKind,
+    Either,
+    FieldKind,
+    Int,
+    ListOf,
+    Number,
+    OneOf,
+    Schema,
+    Text,
+    as_whole_number,
+    describe_value,
+)
+from ingot.protocol.terms import NO_TERMS, Terms, matches_model_name, model_names_schema, unknown_model_error
+
+ADAPTER_SEPARATOR: Final = ":"
 
 
 @dataclass(frozen=True, slots=True)
-class TokenIds(Kind):
+class ModelNameField(FieldKind):
+    """A name under which the model is served. Any other is a 404 that lists what is."""
+
+    types, words = (str,), "the name of a model, as a string"
+
+    def parse(self, value: object, path: str, reading: BodyReading) -> str:
+        if not isinstance(value, str):
+            raise self.refuse(value, path, reading)
+        if not matches_model_name(value, reading.terms.models) and adapter_named_in(value, reading.terms) is None:
+            raise unknown_model_in_terms(value, reading.terms)
+        return value
+
+    def schema(self, terms: Terms) -> Schema:
+        return model_names_schema(model_names_in(terms))
+
+
+def unknown_model_in_terms(name: str, terms: Terms) -> ModelNotFound:
+    return unknown_model_error(name, (*terms.models, *terms.loras))
+
+
+def adapter_named_in(model: str, terms: Terms) -> str | None:
+    """The adapter that a `model` names, if it does: alone, or behind a model's name."""
+    if model in terms.loras:
+        return model
+    base, between, name = model.rpartition(ADAPTER_SEPARATOR)
+    return name if between and name in terms.loras and matches_model_name(base, terms.models) else None
+
+
+def model_names_in(terms: Terms) -> tuple[str, ...]:
+    """What `model` may be: models' names, adapters', and these behind those."""
+    both = (f"{model}{ADAPTER_SEPARATOR}{lora}" for model in terms.models for lora in terms.loras)
+    return (*terms.models, *terms.loras, *both)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIdsField(FieldKind):
     """A list of token ids of the served model."""
 
     most: int
@@ -20,7 +80,7 @@ class TokenIds(Kind):
     def parse(self, value: object, path: str, reading: BodyReading) -> tuple[int, ...]:
         if not isinstance(value, list) or not self.least <= len(value) <= self.most:
             raise self.refuse(value, path, reading)
-        ids = [as_whole(item) for item in value]
+        ids = [as_whole_number(item) for item in value]
         for at, token in enumerate(ids):
             if token is None or not 0 <= token < reading.terms.vocab:
                 raise BadRequest(
@@ -33,14 +93,14 @@ class TokenIds(Kind):
         return {"type": "array", "items": item, "minItems": self.least, "maxItems": self.most}
 
     def admits(self, value: object) -> bool:
-        return isinstance(value, list) and (not value or as_whole(value[0]) is not None)
+        return isinstance(value, list) and (not value or as_whole_number(value[0]) is not None)
 
     def wanted(self, terms: Terms) -> str:
         return f"a list of {self.least} to {self.most} token ids"
 
 
 @dataclass(frozen=True, slots=True)
-class Biases(Kind):
+class LogitBiasesField(FieldKind):
     """An object from token ids, written as strings, to a number; read as pairs."""
 
     types = (dict,)
@@ -59,7 +119,7 @@ class Biases(Kind):
     def schema(self, terms: Terms) -> Schema:
         return {
             "type": "object",
-            "propertyNames": {"pattern": numerals_up_to(terms.vocab - 1)},
+            "propertyNames": {"pattern": numeral_pattern(terms.vocab - 1)},
             "additionalProperties": Number(self.bounds).schema(terms),
             "maxProperties": self.most,
         }
@@ -76,7 +136,7 @@ class Biases(Kind):
         return int(key)
 
 
-def numerals_up_to(most: int) -> str:
+def numeral_pattern(most: int) -> str:
     """A regular expression for the decimal numerals 0 to `most`, without leading zeros."""
     digits = str(most)
     cases = [f"[1-9][0-9]{{{length - 1}}}" for length in range(1, len(digits))]
@@ -86,3 +146,141 @@ def numerals_up_to(most: int) -> str:
             cases.append(f"{digits[:at]}[{least}-{int(digit) - 1}][0-9]{{{len(digits) - at - 1}}}")
     cases.append(digits)
     return f"^(?:0|{'|'.join(cases)})$"
+
+
+NO_TOKEN_LIMIT: Final = -1
+STOP_STRINGS_FIELD: Final = ListOf(Text(bounds.STOP_STRING_CHARS), bounds.STOP_STRINGS)
+STOP_FIELD: Final = Either((Text(bounds.STOP_STRING_CHARS), STOP_STRINGS_FIELD))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLimitField(FieldKind):
+    """A number of tokens. -1 is no limit, as null is."""
+
+    bounds: IntRange
+
+    def parse(self, value: object, path: str, reading: BodyReading) -> int | None:
+        whole = as_whole_number(value)
+        if whole == NO_TOKEN_LIMIT:
+            return None
+        if whole is None or not self.bounds[0] <= whole <= self.bounds[1]:
+            raise self.refuse(value, path, reading)
+        return whole
+
+    def schema(self, terms: Terms) -> Schema:
+        return {"anyOf": [Int(self.bounds).schema(terms), {"const": NO_TOKEN_LIMIT}]}
+
+    def admits(self, value: object) -> bool:
+        return as_whole_number(value) is not None
+
+    def wanted(self, terms: Terms) -> str:
+        return f"{Int(self.bounds).wanted(terms)}, or {NO_TOKEN_LIMIT} for no limit"
+
+
+def stop_strings_of(given: str | tuple[str, ...]) -> tuple[str, ...]:
+    """What of `given` can end an answer: an empty text is what some clients send for none."""
+    return tuple(text for text in ((given,) if isinstance(given, str) else given) if text)
+
+
+ABOUT_TTL: Final = "Seconds that the model stays loaded after the request; one that is alone always stays."
+
+
+@dataclass(frozen=True, slots=True)
+class TimeToLiveField(DelegateKind):
+    """Seconds. Who keeps the models has read it by then; where there is one, it has no effect."""
+
+    def parse(self, value: object, path: str, reading: BodyReading) -> None:
+        self.kind(reading.terms).parse(value, path, reading)
+        if not reading.terms.unloads:
+            reading.ignore(path)
+
+    def kind(self, terms: Terms) -> Number:
+        return Number(bounds.TTL_S)
+
+
+CACHE_FIELD: Final = OneOf(("auto", "exact", "off"))
+ABOUT_CACHE_FIELD: Final = (
+    "`off` computes everything anew and keeps nothing of this request; `exact` takes over nothing that went through a "
+    "lossy `--cache-codec`."
+)
+
+
+ABOUT_SPECULATE: Final = (
+    "Who may guess tokens ahead: `auto` for all that the server offers, `off`, or some of them, joined by commas. The "
+    "text is the same."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ProposersField(FieldKind):
+    """Becomes what `Request.speculate` is: None for all, else the names."""
+
+    types = (str,)
+
+    def parse(self, value: object, path: str, reading: BodyReading) -> tuple[str, ...] | None:
+        if not isinstance(value, str) or len(value) > bounds.IDENTIFIER_CHARS:
+            raise self.refuse(value, path, reading)
+        if value in ("auto", "off"):
+            return None if value == "auto" else ()
+        names = value.split(",")
+        for name in names:
+            if name not in reading.terms.proposers:
+                wanted = self.wanted(reading.terms)
+                raise BadRequest(f"{path}: {describe_value(name)} is not offered here; expected {wanted}.", param=path)
+        return tuple(dict.fromkeys(names))
+
+    def schema(self, terms: Terms) -> Schema:
+        if not terms.proposers:
+            return {"type": "string", "enum": ["auto", "off"]}
+        name = "|".join(re.escape(name) for name in terms.proposers)
+        pattern = f"^(?:auto|off|(?:{name})(?:,(?:{name}))*)$"
+        return {"type": "string", "pattern": pattern, "maxLength": bounds.IDENTIFIER_CHARS}
+
+    def wanted(self, terms: Terms) -> str:
+        if not terms.proposers:
+            return '"auto" or "off"'
+        return f'"auto", "off", or some of {", ".join(terms.proposers)}, joined by commas'
+
+
+THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
+"""What templates call the variable that switches thinking on and off. It is taken of every model, as the field of that
+name is."""
+TEMPLATE_VALUE = Either((Bool(), Number(TEMPLATE_NUMBER), Text(TEMPLATE_TEXT_CHARS)))
+
+
+def template_variables_problem(variables: dict[str, Any]) -> str | None:
+    """What is wrong with the values that a setting gives, whatever the template reads."""
+    for name, value in variables.items():
+        try:
+            TEMPLATE_VALUE.parse(value, name, BodyReading(NO_TERMS))
+        except BadRequest as error:
+            return error.message.rstrip(".")
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateVariablesField(FieldKind):
+    """A name that the template does not read would be ignored, so it is refused, unless it switches thinking."""
+
+    types, words = (dict,), "an object"
+
+    def parse(self, value: object, path: str, reading: BodyReading) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise self.refuse(value, path, reading)
+        known = reading.terms.template_variables
+        for name in value:
+            if name not in known and name not in THINKING_SWITCHES:
+                reads = ", ".join(known) or "none"
+                raise UnknownField(f"{path}: the chat template reads no '{name[:100]}'. It reads: {reads}.", param=path)
+        return {
+            name: _variable_kind(name, known).parse(held, f"{path}.{name}", reading) for name, held in value.items()
+        }
+
+    def schema(self, terms: Terms) -> Schema:
+        known = terms.template_variables
+        properties = {name: _variable_kind(name, known).schema(terms) for name in (*known, *THINKING_SWITCHES)}
+        return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _variable_kind(name: str, known: Sequence[str]) -> FieldKind:
+    return TEMPLATE_VALUE if name in known else Bool()

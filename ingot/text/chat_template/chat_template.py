@@ -11,15 +11,20 @@ from jinja2.exceptions import SecurityError, TemplateSyntaxError
 
 from ingot.errors import BadRequest, Cancelled, IngotError, ModelError
 from ingot.text.chat_template import sandbox as witness
-from ingot.text.chat_template.messages import Message, prepared
-from ingot.text.chat_template.render_limits import Refusal
-from ingot.text.chat_template.sandbox import Rendered, TemplateHistory, Witness, WitnessedSandbox, witnessed
-from ingot.text.chat_template.traits import TemplateTraits, probed
-from ingot.text.template.meter import Exhausted, Meter, RenderLimits, current
+from ingot.text.chat_template.messages import Message, prepare_messages
+from ingot.text.chat_template.render_limits import (
+    RenderLimitExceeded,
+    RenderLimits,
+    RenderMeter,
+    TemplateRefusal,
+    current_meter,
+)
+from ingot.text.chat_template.sandbox import RenderedPrompt, RenderTrace, TemplateHistory, TracedSandbox, trace_template
+from ingot.text.chat_template.traits import TemplateTraits, probe_traits
 
-_OURS = ("messages", "tools", "add_generation_prompt")
+_RENDER_VARIABLES = ("messages", "tools", "add_generation_prompt")
 _LONGEST_REASON = 1000
-_QUESTION = "Hi?"
+_PLAIN_QUESTION = "Hi?"
 
 
 class ChatTemplate:
@@ -42,16 +47,16 @@ class ChatTemplate:
         self.source = source if tool_source is None else f"{source}{tool_source}"
         self._limits = limits or RenderLimits()
         self._tokens = dict(tokens or {})
-        sandbox = WitnessedSandbox()
-        self._plain = _Program(sandbox, source, self._tokens, self._limits)
+        sandbox = TracedSandbox()
+        self._plain = _CompiledTemplate(sandbox, source, self._tokens, self._limits)
         self._with_tools = self._plain
         if tool_source is not None:
-            self._with_tools = _Program(sandbox, tool_source, self._tokens, self._limits)
+            self._with_tools = _CompiledTemplate(sandbox, tool_source, self._tokens, self._limits)
 
     def check(self) -> None:
         """Raises ModelError, in words, where the template cannot render one plain question."""
         try:
-            shown = _QUESTION in self.render([{"role": "user", "content": _QUESTION}])
+            shown = _PLAIN_QUESTION in self.render([{"role": "user", "content": _PLAIN_QUESTION}])
         except IngotError as error:
             reason = error.message.rstrip(".")
             raise ModelError(
@@ -97,7 +102,7 @@ class ChatTemplate:
         tools: list[Any] | None = None,
         add_generation_prompt: bool = True,
         extra: Mapping[str, Any] | None = None,
-    ) -> Rendered:
+    ) -> RenderedPrompt:
         """The prompt's text, with the place of each message in it.
 
         Raises BadRequest where the template refuses the messages (in its own words), cannot read them, or would take
@@ -105,124 +110,124 @@ class ChatTemplate:
         """
         program = self._with_tools if tools else self._plain
         for name in extra or ():
-            if name in _OURS or name in self._tokens:
+            if name in _RENDER_VARIABLES or name in self._tokens:
                 raise BadRequest(
                     f"The chat template's variable {name!r} cannot be set by a request.",
                     param="chat_template_kwargs",
                 )
         variables = {
             **(extra or {}),
-            "messages": prepared(messages, program.traits),
+            "messages": prepare_messages(messages, program.traits),
             "tools": tools or None,
             "add_generation_prompt": add_generation_prompt,
         }
         return program.run(variables, history)
 
 
-class _TooMuch(BadRequest):
+class _RenderTooLarge(BadRequest):
     """Beyond the limits, which no short conversation is in a template that can be served."""
 
 
-class _Program:
+class _CompiledTemplate:
     """One compiled template, with what was found out about it."""
 
-    def __init__(self, sandbox: WitnessedSandbox, source: str, tokens: Mapping[str, str], limits: RenderLimits) -> None:
+    def __init__(self, sandbox: TracedSandbox, source: str, tokens: Mapping[str, str], limits: RenderLimits) -> None:
         self._tokens = tokens
         self._limits = limits
         if len(source) > limits.source:
             raise ModelError(f"The chat template is longer than {limits.source} characters.")
-        with _metered(Meter(limits)), _compiling():
+        with _with_render_meter(RenderMeter(limits)), _compile_errors():
             tree = sandbox.parse(source)
             self.variables = frozenset(meta.find_undeclared_variables(tree))
             literals = {const.value for const in tree.find_all(nodes.Const) if isinstance(const.value, str)}
             literals |= {each.attr for each in tree.find_all(nodes.Getattr)}
-            self._generate = sandbox.compiled(witnessed(tree))
+            self._generate = sandbox.compiled(trace_template(tree))
         # All trials together may take what one rendering may.
-        with _metered(Meter(limits)):
-            self.traits = probed(self._trial, literals)
+        with _with_render_meter(RenderMeter(limits)):
+            self.traits = probe_traits(self._trial, literals)
 
-    def run(self, variables: Mapping[str, Any], history: TemplateHistory) -> Rendered:
-        with _metered(Meter(self._limits)):
+    def run(self, variables: Mapping[str, Any], history: TemplateHistory) -> RenderedPrompt:
+        with _with_render_meter(RenderMeter(self._limits)):
             return self._rendered(variables, history)
 
-    def _rendered(self, variables: Mapping[str, Any], history: TemplateHistory) -> Rendered:
-        seen = Witness(variables["messages"], history)
-        with _rendering(), _witnessing(seen):
-            return seen.read(_collected(self._generate({**self._tokens, **variables}), self._limits.output))
+    def _rendered(self, variables: Mapping[str, Any], history: TemplateHistory) -> RenderedPrompt:
+        seen = RenderTrace(variables["messages"], history)
+        with _render_errors(), _with_render_trace(seen):
+            return seen.read(_collect_output(self._generate({**self._tokens, **variables}), self._limits.output))
 
     def _trial(self, messages: list[dict[str, Any]], tools: list[Any] | None = None) -> str:
         """The stable text of a short conversation, empty where the template cannot render it."""
         try:
             variables = {"messages": messages, "tools": tools, "add_generation_prompt": False}
             return self._rendered(variables, "stable").text
-        except _TooMuch as error:
+        except _RenderTooLarge as error:
             raise ModelError(error.message) from error
         except IngotError:
             return ""
 
 
 @contextmanager
-def _metered(meter: Meter) -> Iterator[None]:
-    token = current.set(meter)
+def _with_render_meter(meter: RenderMeter) -> Iterator[None]:
+    token = current_meter.set(meter)
     try:
         yield
     finally:
-        current.reset(token)
+        current_meter.reset(token)
 
 
 @contextmanager
-def _witnessing(seen: Witness) -> Iterator[None]:
-    token = witness.current.set(seen)
+def _with_render_trace(seen: RenderTrace) -> Iterator[None]:
+    token = witness.current_trace.set(seen)
     try:
         yield
     finally:
-        witness.current.reset(token)
+        witness.current_trace.reset(token)
 
 
 @contextmanager
-def _compiling() -> Iterator[None]:
+def _compile_errors() -> Iterator[None]:
     try:
         yield
     except TemplateSyntaxError as error:
         reason = (error.message or "").rstrip(".")
         raise ModelError(f"The chat template does not compile: {reason} (line {error.lineno}).") from error
-    except Exhausted as error:
+    except RenderLimitExceeded as error:
         raise ModelError(f"The chat template is refused: {error}.") from error
     # Python's compiler has its own limits on nesting and numbers, and constants are computed while compiling.
     except Exception as error:
-        raise ModelError(f"The chat template does not compile: {_reason(error)}.") from error
+        raise ModelError(f"The chat template does not compile: {_error_reason(error)}.") from error
 
 
 @contextmanager
-def _rendering() -> Iterator[None]:
+def _render_errors() -> Iterator[None]:
     try:
         yield
     except Cancelled:
         raise
-    except Refusal as error:
+    except TemplateRefusal as error:
         text = str(error) or "The chat template refuses these messages."
         raise BadRequest(text[:_LONGEST_REASON], param="messages") from error
-    except Exhausted as error:
-        raise _TooMuch(f"The chat template asks for too much: {error}.", param="messages") from error
+    except RenderLimitExceeded as error:
+        raise _RenderTooLarge(f"The chat template asks for too much: {error}.", param="messages") from error
     except SecurityError as error:
-        raise ModelError(f"The model's chat template is not allowed what it tries: {_reason(error)}.") from error
+        raise ModelError(f"The model's chat template is not allowed what it tries: {_error_reason(error)}.") from error
     # A template can raise whatever Python raises for the operations it writes down.
     except Exception as error:
-        text = f"The chat template cannot render these messages: {_reason(error)}."
+        text = f"The chat template cannot render these messages: {_error_reason(error)}."
         raise BadRequest(text, param="messages") from error
 
 
-def _reason(error: Exception) -> str:
+def _error_reason(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it nests too deeply"
     return (str(error) or type(error).__name__)[:_LONGEST_REASON].rstrip(".")
 
 
-def _collected(pieces: Iterator[str], limit: int) -> str:
+def _collect_output(pieces: Iterator[str], limit: int) -> str:
     taken, size = [], 0
     for piece in pieces:
         taken.append(piece)
         size += len(piece)
         if size > limit:
-            raise Exhausted(f"its text is longer than {limit} characters")
+            raise RenderLimitExceeded(f"its text is longer than {limit} characters")
     return "".join(taken)

@@ -1,33 +1,275 @@
-"""What a rendering tells of itself: where in the text each message stands, and which turns keep their thinking.
+"""The sandbox that chat templates run in, and the trace that a rendering leaves.
 
-Both are written into the parsed template. A loop whose item is one of the messages notes where each begins, so that
-nothing has to be guessed from the text. And the two ways in which templates leave out the thinking of earlier turns
-may be made to depend on the message alone, so that what was rendered once is rendered the same in every later turn:
-asking whether a message comes after the newest question, and splitting its content where the thinking ends. Nor does a
-loop look through what follows a message to decide what is shown of it. What a template would show with the newest
-question, as some do with tools, is then shown with the first.
+A template comes with a model, so it is foreign code. Jinja's sandbox, the one that transformers uses, keeps it from
+Python's internals and from changing what it is given; its work is limited as well (`render_limits`). Whoever compiles
+or renders sets `current_meter` first, and `current_trace` to render.
+
+A `RenderTrace` tells where in the text each message stands: a loop whose item is one of the messages notes where each
+begins, so that nothing has to be guessed from the text. It also decides which turns keep their thinking. The two ways
+in which templates leave out the thinking of earlier turns may be made to depend on the message alone, so that what was
+rendered once is rendered the same in every later turn: asking whether a message comes after the newest question, and
+splitting its content where the thinking ends. Nor does a loop look through what follows a message to decide what is
+shown of it. What a template would show with the newest question, as some do with tools, is then shown with the first.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError, TemplateSyntaxError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEscapeFormatter, SandboxedFormatter
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
+from markupsafe import Markup
 
-from ingot.text.template.sandbox import Sandbox
+from ingot.text.chat_template.render_limits import (
+    FILTERS,
+    FUNCTIONS,
+    OPERATORS,
+    TESTS,
+    UNBOUNDED_METHODS,
+    bound_string_method,
+    current_meter,
+)
+
+_BOUND_METHODS = (types.MethodType, types.BuiltinMethodType)
+_REFUSED_TAGS: dict[type[nodes.Node], str] = {
+    nodes.Include: "include",
+    nodes.Import: "import",
+    nodes.FromImport: "from",
+    nodes.Extends: "extends",
+    nodes.ScopedEvalContextModifier: "autoescape",
+}
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """Compiles and runs one model's templates. Whoever does either sets `meter.current` first."""
+
+    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[GenerationTag, "jinja2.ext.loopcontrols"],
+            finalize=_print_value,
+        )
+        self.filters = dict(FILTERS)
+        self.tests = dict(TESTS)
+        del self.globals["lipsum"]
+        self.globals.update(FUNCTIONS, namespace=PublicNamespace)
+
+    def compiled(self, tree: nodes.Template) -> Callable[..., Iterator[str]]:
+        """The generating function of a parsed template: called with its variables, it yields pieces of text."""
+        rewritten = _MeteringRewriter().visit(tree)
+        rewritten.set_environment(self)
+        return self.from_string(rewritten).generate
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        meter = current_meter.get()
+        meter.step()
+        if isinstance(__obj, _BOUND_METHODS):
+            if __obj.__name__ in UNBOUNDED_METHODS:
+                raise SecurityError(f"it calls {__obj.__name__!r}")
+            if isinstance(__obj.__self__, str):
+                args = bound_string_method(__obj.__self__, __obj.__name__, args, kwargs)
+        return meter.admit(super().call(__context, __obj, *args, **kwargs))
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if isinstance(argument, tuple):
+            current_meter.get().step()  # hashing one takes as long as it is, every time
+        return super().getitem(obj, argument)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        wrapped = super().wrap_str_format(value)
+        return None if wrapped is None else _bounded_format(self, value.__self__, wrapped.__name__ == "format_map")
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        meter = current_meter.get()
+        meter.step()
+        if operator in OPERATORS:
+            OPERATORS[operator](meter, left, right)
+        return meter.admit(self.binop_table[operator](left, right))
+
+    def turn(self, written: int) -> bool:
+        """One turn of a loop, which writes this many characters of the template's own text."""
+        current_meter.get().charge(written)
+        return True
+
+    def weighed(self, value: Any) -> Any:
+        return value  # being called is what weighs it
+
+    def concatenated(self, *values: Any) -> str:
+        meter = current_meter.get()
+        texts = [meter.text(value) for value in values]
+        meter.room(sum(map(len, texts)))
+        return "".join(texts)
+
+
+class PublicNamespace(Namespace):
+    """A namespace without private names, some of which Python would take for instructions."""
+
+    def __init__(self, /, *args: Any, **kwargs: Any) -> None:
+        values = dict(*args, **kwargs)
+        for name in values:
+            _refuse_private(name)
+        super().__init__(values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_private(name)
+        super().__setitem__(name, value)
+
+
+class _BoundedFormatter(SandboxedFormatter):
+    """`'{}'.format(...)`, whose fields are steps and whose text is bounded before it is made."""
+
+    def __init__(self, env: Sandbox, **options: Any) -> None:
+        super().__init__(env, **options)
+        self._size = 0
+
+    def parse(self, format_string: str) -> Iterator[Any]:
+        for field in super().parse(format_string):
+            current_meter.get().step()
+            yield field
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        current_meter.get().text(value)
+        return super().convert_field(value, conversion)
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        meter = current_meter.get()
+        # Width and precision are the only numbers there; more digits than these are beyond any limit.
+        stated = sum(int(digits[:12]) for digits in re.findall(r"\d+", format_spec))
+        meter.room(self._size + stated)
+        made = super().format_field(value, format_spec)
+        self._size += len(made)
+        meter.room(self._size)
+        return made
+
+
+class _BoundedEscapeFormatter(_BoundedFormatter, SandboxedEscapeFormatter):
+    """The same for text that was marked as safe."""
+
+
+def _bounded_format(sandbox: Sandbox, pattern: str, mapped: bool) -> Callable[..., str]:
+    def format(*args: Any, **kwargs: Any) -> str:
+        made: _BoundedFormatter = _BoundedFormatter(sandbox)
+        if isinstance(pattern, Markup):
+            made = _BoundedEscapeFormatter(sandbox, escape=pattern.escape)
+        if mapped:
+            [kwargs], args = args, ()
+        return type(pattern)(made.vformat(pattern, args, kwargs))
+
+    return format
+
+
+class GenerationTag(Extension):
+    """`{% generation %}` marks what the assistant wrote, for training; here it is only a scope."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class _MeteringRewriter(NodeTransformer):
+    """Puts a metered call wherever a template could otherwise work without one."""
+
+    def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
+        if type(node) in _REFUSED_TAGS:
+            raise TemplateSyntaxError(
+                f"the tag {_REFUSED_TAGS[type(node)]!r} is not supported in chat templates", node.lineno
+            )
+        return super().visit(node, *args, **kwargs)
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        written = sum(map(len, _loop_text(node.body)))
+        self.generic_visit(node)
+        node.body.insert(0, nodes.ExprStmt(_sandbox_call("turn", nodes.Const(written), line=node.lineno)))
+        if node.test is not None:
+            node.test = nodes.And(_sandbox_call("turn", nodes.Const(0), line=node.lineno), node.test)
+        return node
+
+    def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.Node:
+        self.generic_visit(node)
+        node.filter = nodes.Filter(node.filter, "string", [], [], None, None, lineno=node.lineno)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _sandbox_call("concatenated", *node.nodes, line=node.lineno)
+
+    def visit_List(self, node: nodes.List) -> nodes.Node:
+        return self._weighed(node)
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
+        return self._weighed(node)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        return self._weighed(node) if node.ctx == "load" else node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        if isinstance(node.arg, nodes.Slice):
+            return self._weighed(node)
+        return self.generic_visit(node)
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        sides = [node.expr, *(operand.expr for operand in node.ops)]
+        equality = all(operand.op in ("eq", "ne") for operand in node.ops)
+        self.generic_visit(node)
+        if equality and any(isinstance(side, nodes.Const) for side in sides):
+            return node  # no dearer than the constant is long
+        return nodes.And(_sandbox_call("turn", nodes.Const(0), line=node.lineno), node, lineno=node.lineno)
+
+    def _weighed(self, node: nodes.Expr) -> nodes.Node:
+        self.generic_visit(node)
+        return _sandbox_call("weighed", node, line=node.lineno)
+
+
+def _sandbox_call(name: str, *args: nodes.Expr, line: int) -> nodes.Call:
+    method = nodes.EnvironmentAttribute(name, lineno=line)
+    return nodes.Call(method, list(args), [], None, None, lineno=line)
+
+
+def _loop_text(body: list[nodes.Node]) -> Iterator[str]:
+    """The literal text in a loop's body, but for that of loops within it, which pay for themselves."""
+    for node in body:
+        if isinstance(node, nodes.TemplateData):
+            yield node.data
+        elif not isinstance(node, nodes.For):
+            yield from _loop_text(list(node.iter_child_nodes()))
+
+
+def _print_value(value: Any) -> str:
+    meter = current_meter.get()
+    text = meter.text(value)
+    meter.charge(len(text))
+    return text
+
+
+def _refuse_private(name: str) -> None:
+    if name.startswith("_"):
+        raise SecurityError(f"it keeps a private name, {name!r}, in a namespace")
+
 
 # `official`: as the template says. `stable`: a message is rendered the same whatever follows it.
 TemplateHistory = Literal["stable", "official"]
 
 _POSITIONS = ("index", "index0")
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
-_MARK = re.compile("\ue000([0-9a-f]{16}):(-|[0-9]+)\ue001")
+_MESSAGE_MARK = re.compile("\ue000([0-9a-f]{16}):(-|[0-9]+)\ue001")
 """Of any witness: an expression for each one's own would have to be compiled for each prompt."""
 
 
@@ -40,7 +282,7 @@ class TextRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
+class RenderedPrompt:
     """A prompt's text in pieces. The last one, which follows all messages, is what opens the answer."""
 
     pieces: tuple[TextRun, ...]
@@ -50,13 +292,13 @@ class Rendered:
         return "".join(piece.text for piece in self.pieces)
 
 
-class Thought(str):
+class ThinkingContent(str):
     """An assistant's content with its thinking in front, of which a template is not to cut anything off."""
 
     __slots__ = ()
 
 
-class Witness:
+class RenderTrace:
     """Of one rendering. Knows the messages by identity, as templates hand the very same objects from list to list."""
 
     def __init__(self, messages: Sequence[Mapping[str, Any]], history: TemplateHistory) -> None:
@@ -90,29 +332,29 @@ class Witness:
         return item is next(message for message in self._messages if message.get("role") == "user")
 
     def visible(self, content: Any, official: Any) -> Any:
-        return content if isinstance(content, Thought) else official
+        return content if isinstance(content, ThinkingContent) else official
 
     def following(self, official: Any, item: Any) -> Any:
         looks_ahead = self._history == "stable" and id(item) in self._places and item.get("role") == "assistant"
         return () if looks_ahead else official
 
-    def read(self, marked: str) -> Rendered:
+    def read(self, marked: str) -> RenderedPrompt:
         """The pieces of a text with the marks in it."""
         pieces: list[TextRun] = []
         place, begin = None, 0
-        for mark in _MARK.finditer(marked):
+        for mark in _MESSAGE_MARK.finditer(marked):
             if mark[1] != self._nonce:
                 continue  # a message wrote it
             pieces.append(TextRun(place, marked[begin : mark.start()]))
             place, begin = None if mark[2] == "-" else int(mark[2]), mark.end()
         pieces.append(TextRun(place, marked[begin:]))
-        return Rendered(tuple(pieces))
+        return RenderedPrompt(tuple(pieces))
 
     def _mark(self, name: str) -> str:
         return f"\ue000{self._nonce}:{name}\ue001"
 
 
-current: ContextVar[Witness] = ContextVar("witness")
+current_trace: ContextVar[RenderTrace] = ContextVar("witness")
 
 
 def has_reasoning(message: Mapping[str, Any]) -> bool:
@@ -123,34 +365,34 @@ def has_reasoning(message: Mapping[str, Any]) -> bool:
     return isinstance(content, str) and "</think>" in content
 
 
-class WitnessedSandbox(Sandbox):
-    """A sandbox in which templates have been given a witness. Whoever renders sets `current` first."""
+class TracedSandbox(Sandbox):
+    """A sandbox in which templates have been given a witness. Whoever renders sets `current_trace` first."""
 
     def begin(self, item: Any, loop: int) -> str:
-        return current.get().begin(item, loop)
+        return current_trace.get().begin(item, loop)
 
     def over(self, loop: int) -> str:
-        return current.get().over(loop)
+        return current_trace.get().over(loop)
 
     def recent(self, official: Any, after: bool, item: Any) -> Any:
-        return current.get().recent(official, after, item)
+        return current_trace.get().recent(official, after, item)
 
     def newest(self, official: Any, item: Any) -> Any:
-        return current.get().newest(official, item)
+        return current_trace.get().newest(official, item)
 
     def visible(self, content: Any, official: Any) -> Any:
-        return current.get().visible(content, official)
+        return current_trace.get().visible(content, official)
 
     def following(self, official: Any, item: Any) -> Any:
-        return current.get().following(official, item)
+        return current_trace.get().following(official, item)
 
 
-def witnessed(tree: nodes.Template) -> nodes.Template:
+def trace_template(tree: nodes.Template) -> nodes.Template:
     """The parsed template, with a witness in its loops. Changes the tree it is given."""
-    return _Placing(tree).visit(tree)
+    return _TraceRewriter(tree).visit(tree)
 
 
-class _Placing(NodeTransformer):
+class _TraceRewriter(NodeTransformer):
     def __init__(self, tree: nodes.Template) -> None:
         made = {
             each.target.name: each.node for each in tree.find_all(nodes.Assign) if isinstance(each.target, nodes.Name)
@@ -170,14 +412,21 @@ class _Placing(NodeTransformer):
         self.generic_visit(node)
         self._item = outer
         later = node.iter
-        if outer is not None and isinstance(later, nodes.Getitem) and _is_rest(later) and not node.find(nodes.Output):
-            node.iter = _call("following", later, nodes.Name(outer, "load", lineno=node.lineno), line=node.lineno)
+        if (
+            outer is not None
+            and isinstance(later, nodes.Getitem)
+            and _is_following_messages(later)
+            and not node.find(nodes.Output)
+        ):
+            node.iter = _trace_call("following", later, nodes.Name(outer, "load", lineno=node.lineno), line=node.lineno)
         if item is None:
             return node
         self._loops += 1
         loop = nodes.Const(self._loops)
-        node.body.insert(0, _printed("begin", nodes.Name(item, "load", lineno=node.lineno), loop, line=node.lineno))
-        return [node, _printed("over", loop, line=node.lineno)]
+        node.body.insert(
+            0, _trace_output("begin", nodes.Name(item, "load", lineno=node.lineno), loop, line=node.lineno)
+        )
+        return [node, _trace_output("over", loop, line=node.lineno)]
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
@@ -185,24 +434,26 @@ class _Placing(NodeTransformer):
             return node
         item = nodes.Name(self._item, "load", lineno=node.lineno)
         if (after := self._asks_whether_after(node)) is not None:
-            return _call("recent", node, nodes.Const(after), item, line=node.lineno)
+            return _trace_call("recent", node, nodes.Const(after), item, line=node.lineno)
         if self._asks_whether_newest(node):
-            return _call("newest", node, item, line=node.lineno)
+            return _trace_call("newest", node, item, line=node.lineno)
         return node
 
     def visit_And(self, node: nodes.And) -> nodes.Node:
         """`loop.last and system_message is defined`: what the system said goes into the newest question."""
         self.generic_visit(node)
-        set_here = isinstance(node.right, nodes.Test) and _variable(node.right.node) in self._variables
+        set_here = isinstance(node.right, nodes.Test) and _variable_name(node.right.node) in self._variables
         if self._item is not None and set_here and _is_loop(node.left, ("last",)):
-            node.left = _call("newest", node.left, nodes.Name(self._item, "load", lineno=node.lineno), line=node.lineno)
+            node.left = _trace_call(
+                "newest", node.left, nodes.Name(self._item, "load", lineno=node.lineno), line=node.lineno
+            )
         return node
 
     def _asks_whether_newest(self, node: nodes.Compare) -> bool:
         """`message == user_messages[-1]`: what stands there goes with the newest question."""
         sides = (node.expr, node.ops[0].expr)
         return node.ops[0].op == "eq" and any(
-            isinstance(one, nodes.Name) and one.name == self._item and _is_last(other)
+            isinstance(one, nodes.Name) and one.name == self._item and _is_last_position(other)
             for one, other in (sides, sides[::-1])
         )
 
@@ -212,7 +463,7 @@ class _Placing(NodeTransformer):
         made = node.node
         if not (isinstance(made, nodes.Call) and isinstance(made.node, nodes.Getattr) and made.node.attr == "split"):
             return node
-        return _call("visible", made.node.node, node, line=node.lineno)
+        return _trace_call("visible", made.node.node, node, line=node.lineno)
 
     def _asks_whether_after(self, node: nodes.Compare) -> bool | None:
         """True for `loop.index0 > newest` and its like, False for the opposite, None for any other comparison."""
@@ -220,9 +471,9 @@ class _Placing(NodeTransformer):
             return None
         left, right = node.expr, node.ops[0].expr
         greater = node.ops[0].op in ("gt", "gteq")
-        if _is_position(left, self._aliases) and _variable(right) in self._variables:
+        if _is_position(left, self._aliases) and _variable_name(right) in self._variables:
             return greater
-        if _is_position(right, self._aliases) and _variable(left) in self._variables:
+        if _is_position(right, self._aliases) and _variable_name(left) in self._variables:
             return not greater
         return None
 
@@ -242,7 +493,7 @@ def _is_loop(node: nodes.Node, attributes: Sequence[str]) -> bool:
     )
 
 
-def _is_rest(node: nodes.Getitem) -> bool:
+def _is_following_messages(node: nodes.Getitem) -> bool:
     """`messages[loop.index:]`: what follows."""
     return (
         isinstance(node.arg, nodes.Slice)
@@ -252,14 +503,14 @@ def _is_rest(node: nodes.Getitem) -> bool:
     )
 
 
-def _is_last(node: nodes.Node) -> bool:
+def _is_last_position(node: nodes.Node) -> bool:
     if isinstance(node, nodes.Filter):
         return node.name == "last"
     # As it was parsed, or once its constants have been computed.
     return isinstance(node, nodes.Getitem) and node.arg in (nodes.Neg(nodes.Const(1)), nodes.Const(-1))
 
 
-def _variable(node: nodes.Node) -> str | None:
+def _variable_name(node: nodes.Node) -> str | None:
     """The name of a variable, or of an attribute of one."""
     if isinstance(node, nodes.Name):
         return node.name
@@ -268,10 +519,10 @@ def _variable(node: nodes.Node) -> str | None:
     return None
 
 
-def _call(name: str, *args: nodes.Expr, line: int) -> nodes.Call:
+def _trace_call(name: str, *args: nodes.Expr, line: int) -> nodes.Call:
     method = nodes.EnvironmentAttribute(name, lineno=line)
     return nodes.Call(method, list(args), [], None, None, lineno=line)
 
 
-def _printed(name: str, *args: nodes.Expr, line: int) -> nodes.Output:
-    return nodes.Output([_call(name, *args, line=line)], lineno=line)
+def _trace_output(name: str, *args: nodes.Expr, line: int) -> nodes.Output:
+    return nodes.Output([_trace_call(name, *args, line=line)], lineno=line)

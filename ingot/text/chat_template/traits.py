@@ -21,7 +21,7 @@ EmptyForm = Literal["null", "empty", "either"]
 LateSystem = Literal["kept", "moved", "lost"]
 
 _MARK = "Quartz-Probe"
-_ODD = '{"probe": "' + _MARK
+_UNPARSED_ARGUMENTS = '{"probe": "' + _MARK
 _CALL_ID = "call00001"  # some templates insist on nine letters and digits
 _FIRST, _SECOND, _LAST = "First-Probe", "Second-Probe", "Last-Probe"
 _TOOL = {"type": "function", "function": {"name": _MARK, "description": "", "parameters": {"type": "object"}}}
@@ -29,7 +29,7 @@ _MEDIA = ("image", "video")
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 
-class Render(Protocol):
+class RenderTemplate(Protocol):
     def __call__(self, messages: list[dict[str, Any]], tools: list[Any] | None = None) -> str:
         """A conversation's text, empty where the template fails."""
 
@@ -55,13 +55,13 @@ class TemplateTraits:
     results: bool = True  # and what came of it,
     user_after_results: bool = True  # and lets the user speak before the assistant has answered to that
     call_ids: bool = False  # shows the ids of calls
-    nine_ids: bool = False  # and refuses any that are not nine letters and digits
+    nine_character_ids: bool = False  # and refuses any that are not nine letters and digits
     media: frozenset[tuple[str, str]] = frozenset()  # roles that may show pictures or clips, and which of them
 
 
-def probed(render: Render, literals: Set[str]) -> TemplateTraits:
+def probe_traits(render: RenderTemplate, literals: Set[str]) -> TemplateTraits:
     """The traits of the template behind `render`, whose own string constants are `literals`."""
-    trial = _Trial(render)
+    trial = _TemplateProbe(render)
     trial.around = trial.form("user")
     trial.objects = trial.wants_objects()
     forms = {role: trial.form(role) for role in ("user", "system", "assistant", "tool")}
@@ -88,7 +88,7 @@ def probed(render: Render, literals: Set[str]) -> TemplateTraits:
         results=calls and "tool" in literals and _MARK in trial.text("tool", trial.said(_MARK, forms["tool"])),
         user_after_results=not trial.wants_answer_after_results(),
         call_ids=trial.shows_call_ids(),
-        nine_ids=trial.insists_on_nine(),
+        nine_character_ids=trial.requires_nine_characters(),
         media=frozenset(
             (role, kind)
             for kind in _MEDIA
@@ -99,8 +99,8 @@ def probed(render: Render, literals: Set[str]) -> TemplateTraits:
     )
 
 
-class _Trial:
-    def __init__(self, render: Render) -> None:
+class _TemplateProbe:
+    def __init__(self, render: RenderTemplate) -> None:
         self._render = render
         self.around: ContentForm = "text"  # the form of the messages that are not on trial
         self.objects = True
@@ -114,11 +114,11 @@ class _Trial:
             return self._render([said, self.user()])
         if role == "assistant":
             return self._render([self.user(), said, self.user()])
-        calling = _calling("", {} if self.objects else "{}")
+        calling = _calling_message("", {} if self.objects else "{}")
         return self._render([self.user(), calling, {**said, "tool_call_id": _CALL_ID, "name": "probe"}])
 
     def form(self, role: str) -> ContentForm:
-        as_text, as_parts = self.text(role, _MARK), self.text(role, [_part(_MARK)])
+        as_text, as_parts = self.text(role, _MARK), self.text(role, [_text_part(_MARK)])
         if _MARK in as_text:
             return "either" if as_parts == as_text else "text"
         return "parts" if _MARK in as_parts else "text"
@@ -135,20 +135,23 @@ class _Trial:
 
     def shows_odd_arguments(self) -> bool:
         """Whether text that is no JSON comes out of a call word for word."""
-        return any(_ODD in self._render([self.user(), _calling(content, _ODD)]) for content in (None, ""))
+        return any(
+            _UNPARSED_ARGUMENTS in self._render([self.user(), _calling_message(content, _UNPARSED_ARGUMENTS)])
+            for content in (None, "")
+        )
 
     def shows_call_ids(self) -> bool:
         shown = [self._call(content, self.objects, then_user=False) for content in (None, "")]
         return any(_CALL_ID in text for text in (*shown, self.text("tool", "Done.")))
 
-    def insists_on_nine(self) -> bool:
-        calling = _calling("", {} if self.objects else "{}")
+    def requires_nine_characters(self) -> bool:
+        calling = _calling_message("", {} if self.objects else "{}")
         other = {**calling, "tool_calls": [{**calling["tool_calls"][0], "id": "call_of_any_length"}]}
         return bool(self._render([self.user(), calling])) and not self._render([self.user(), other])
 
     def wants_answer_after_results(self) -> bool:
         """Whether the user's words are lost after results, but not once something, be it nothing, was answered."""
-        calling = _calling("", {} if self.objects else "{}")
+        calling = _calling_message("", {} if self.objects else "{}")
         before = [self.user(), calling, {"role": "tool", "tool_call_id": _CALL_ID, "name": "probe", "content": "Done."}]
         nothing = {"role": "assistant", "content": ""}
         if _LAST in self._render([*before, self.user(_LAST)]):
@@ -194,7 +197,7 @@ class _Trial:
         text = self._render([self.user(), answer, late, self.user(_LAST)])
         if not (_FIRST in plain and _MARK in text and _LAST in text):
             return "lost"
-        return "kept" if _alike(plain, text) >= plain.index(_FIRST) + len(_FIRST) else "moved"
+        return "kept" if _common_prefix_length(plain, text) >= plain.index(_FIRST) + len(_FIRST) else "moved"
 
     def repeats(self, role: str, form: ContentForm) -> bool:
         first, second = ({"role": role, "content": self.said(each, form)} for each in (_FIRST, _SECOND))
@@ -205,11 +208,11 @@ class _Trial:
 
     def shows_media(self, role: str, kind: str) -> bool:
         """Whether one of them leaves a trace of its own, and the text beside it stays."""
-        with_it, without = self.text(role, [{"type": kind}, _part(_MARK)]), self.text(role, [_part(_MARK)])
+        with_it, without = self.text(role, [{"type": kind}, _text_part(_MARK)]), self.text(role, [_text_part(_MARK)])
         return _MARK in with_it and with_it != without and not any(f"{q}type{q}" in with_it for q in "'\"")
 
     def said(self, text: str, form: ContentForm) -> Any:
-        return [_part(text)] if form == "parts" else text
+        return [_text_part(text)] if form == "parts" else text
 
     def user(self, text: str = "Hi.") -> dict[str, Any]:
         return {"role": "user", "content": self.said(text, self.around)}
@@ -235,21 +238,21 @@ class _Trial:
 
     def _call(self, content: str | None, objects: bool, then_user: bool) -> str:
         arguments = {"probe": _MARK}
-        calling = _calling(content, arguments if objects else json.dumps(arguments))
+        calling = _calling_message(content, arguments if objects else json.dumps(arguments))
         reply = {"role": "tool", "tool_call_id": _CALL_ID, "name": "probe", "content": "Done."}
         return self._render([self.user(), calling, *([reply, self.user()] if then_user else [])])
 
 
-def _alike(one: str, other: str) -> int:
+def _common_prefix_length(one: str, other: str) -> int:
     """How many characters two texts have in common at the front."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-def _part(text: str) -> dict[str, str]:
+def _text_part(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
-def _calling(content: str | None, arguments: Any) -> dict[str, Any]:
+def _calling_message(content: str | None, arguments: Any) -> dict[str, Any]:
     function = {"name": "probe", "arguments": arguments}
     call = {"id": _CALL_ID, "type": "function", "function": function}
     return {"role": "assistant", "content": content, "tool_calls": [call]}

@@ -12,24 +12,22 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ingot.errors import BadRequest, Unsupported
-from ingot.text.formats.notation import JSON
-from ingot.text.grammar.argument_rules import NotatedWriter
-from ingot.text.grammar.elements import ElementWriter
+from ingot.text.grammar.argument_rules import ElementRules, NotationRules, TextParameterRules
+from ingot.text.grammar.json_schema import SchemaScope
 from ingot.text.grammar.lark import (
+    EMPTY_RULE,
     JSON_SPACE,
-    NOTHING,
-    Rules,
-    anywhere,
-    at_line_start,
-    exactly,
-    one_of,
-    optional,
-    quoted,
-    sequence,
+    LarkRules,
+    exact_pattern,
+    lark_choice,
+    lark_optional,
+    lark_sequence,
+    pattern_anywhere,
+    pattern_at_line_start,
+    quote_lark_text,
 )
-from ingot.text.grammar.members import Scope
-from ingot.text.grammar.text_parameters import ParameterWriter
 from ingot.text.tool_formats.format import (
+    JSON,
     Arguments,
     CallForm,
     CallId,
@@ -43,17 +41,17 @@ from ingot.text.tool_formats.format import (
     Ordinal,
     Part,
     TextParameters,
-    spell_out,
+    parts_text,
 )
 
-MOST_SPACE = 4
+MOST_GAP = 4
 """Characters of white space that may come behind a call: a model that only breaks lines comes to an end."""
 
 _USUAL_KEYS = ("name", "tool_name", "type", "id", "tool_call_id", "arguments", "parameters")
 
 
 @dataclass(frozen=True, slots=True)
-class GuidedTool:
+class GrammarTool:
     """`strict`: its arguments are held to its whole schema, or the schema is refused. Else to what can be held to."""
 
     name: str
@@ -72,7 +70,7 @@ CallChoice = Literal["auto", "required"] | ForcedCall
 
 
 def call_grammar(
-    rules: Rules, format: Format, tools: Sequence[GuidedTool], choice: CallChoice, *, parallel: bool, opened: bool
+    rules: LarkRules, format: Format, tools: Sequence[GrammarTool], choice: CallChoice, *, parallel: bool, opened: bool
 ) -> str:
     """The source of the grammar. `opened`: the prompt already ends with the form's opening marker."""
     if isinstance(choice, ForcedCall):
@@ -83,22 +81,22 @@ def call_grammar(
             f"There is no tool {choice.name!r}." if isinstance(choice, ForcedCall) else "There are no tools."
         )
     if format.channels is not None:
-        return _Messages(rules, format.channels, tools).source(free=choice == "auto")
+        return _ChannelCallRules(rules, format.channels, tools).source(free=choice == "auto")
     if not format.forms:
         raise Unsupported(f"Tool calls cannot be forced: the format {format.name} has none.")
     try:
-        writer = _Tagged(rules, format, tools, parallel)
+        writer = _TaggedCallRules(rules, format, tools, parallel)
     except RecursionError:
         raise Unsupported("The references of a tool's schema go in circles, or too deep.") from None
     return writer.free() if choice == "auto" else writer.forced(opened)
 
 
-def begun_calls_grammar(rules: Rules, format: Format, tools: Sequence[GuidedTool], *, parallel: bool) -> str:
+def begun_calls_grammar(rules: LarkRules, format: Format, tools: Sequence[GrammarTool], *, parallel: bool) -> str:
     """The source of the grammar of calls that have begun, from their markers on, in any form of the family."""
     if format.channels is not None:
-        return _Messages(rules, format.channels, tools).begun()
+        return _ChannelCallRules(rules, format.channels, tools).begun()
     try:
-        return _Sections(rules, tools, parallel).source(format)
+        return _LooseCallRules(rules, tools, parallel).source(format)
     except RecursionError:
         raise Unsupported("The references of a tool's schema go in circles, or too deep.") from None
 
@@ -112,82 +110,84 @@ class StructuralTag:
     end: str
 
 
-def structural_tags_grammar(rules: Rules, tags: Sequence[StructuralTag], triggers: Sequence[str]) -> str:
+def structural_tags_grammar(rules: LarkRules, tags: Sequence[StructuralTag], triggers: Sequence[str]) -> str:
     """The source of the grammar of free text in which a trigger begins one of its tags."""
     shortest = [one for one in triggers if not any(one != other and one.startswith(other) for other in triggers)]
-    without = [anywhere(exactly(trigger)) for trigger in dict.fromkeys(shortest)]
+    without = [pattern_anywhere(exact_pattern(trigger)) for trigger in dict.fromkeys(shortest)]
     sections = []
     for trigger in dict.fromkeys(shortest):
         behind = [
-            sequence([rules.literal(tag.begin[len(trigger) :]), rules.json(tag.schema), rules.literal(tag.end)])
+            lark_sequence([rules.literal(tag.begin[len(trigger) :]), rules.json(tag.schema), rules.literal(tag.end)])
             for tag in tags
             if tag.begin.startswith(trigger)
         ]
         if behind:
-            sections.append(rules.rule(sequence([rules.text_until(trigger, without), one_of(behind)])))
-    return rules.source(f"({one_of(sections)})* {optional(rules.text(without))}")
+            sections.append(rules.rule(lark_sequence([rules.text_until(trigger, without), lark_choice(behind)])))
+    return rules.source(f"({lark_choice(sections)})* {lark_optional(rules.text(without))}")
 
 
-class _Tagged:
+class _TaggedCallRules:
     """Calls that markers set apart from the text."""
 
-    def __init__(self, rules: Rules, format: Format, tools: Sequence[GuidedTool], parallel: bool) -> None:
+    def __init__(self, rules: LarkRules, format: Format, tools: Sequence[GrammarTool], parallel: bool) -> None:
         self._rules, self._format, self._tools = rules, format, tools
         self._form = format.forms[0]
         self._many = parallel
-        self.call = rules.rule(one_of([rules.rule(self._one(tool)) for tool in tools]))
+        self.call = rules.rule(lark_choice([rules.rule(self._one(tool)) for tool in tools]))
 
     def forced(self, opened: bool) -> str:
         rules, form = self._rules, self._form
         opening = form.opening[1:] if opened and form.opening_in_prompt else form.opening
         first = self._section(opening)
         if not self._many or form.joint is not None:
-            return rules.source(sequence([first, self._ending()]))
-        another = rules.rule(sequence([self._space(), self._section(form.opening)]))
-        return rules.source(sequence([first, f"({another})*", self._ending()]))
+            return rules.source(lark_sequence([first, self._ending()]))
+        another = rules.rule(lark_sequence([self._space(), self._section(form.opening)]))
+        return rules.source(lark_sequence([first, f"({another})*", self._ending()]))
 
     def free(self) -> str:
         """Text, calls, and text again. A form without a marker of its own makes it either text or calls."""
         rules, form = self._rules, self._form
-        beginnings = (pattern for form in self._format.forms for pattern in _beginnings(form, self._tools))
+        beginnings = (pattern for form in self._format.forms for pattern in _call_beginning_patterns(form, self._tools))
         without = list(dict.fromkeys(beginnings))
         text = rules.text(without)
         if form.bare or not form.opening:
             # One literal up to where it can be no text: the lexer takes the longest of the two.
-            opening = spell_out(*form.opening)
-            first = rules.rule(one_of([self._one(tool, opening) for tool in self._tools]))
-            return rules.source(f"{text} | {sequence([first, self._rest(), self._ending()])}")
+            opening = parts_text(*form.opening)
+            first = rules.rule(lark_choice([self._one(tool, opening) for tool in self._tools]))
+            return rules.source(f"{text} | {lark_sequence([first, self._rest(), self._ending()])}")
         marker, rest = form.opening[0], form.opening[1:]
         assert isinstance(marker, str)
-        section = rules.rule(sequence([rules.text_until(marker, without), self._section(rest)]))
+        section = rules.rule(lark_sequence([rules.text_until(marker, without), self._section(rest)]))
         if not self._many:
             return rules.source(f"{section} | {text}")
-        return rules.source(f"({section})* {optional(text)}")
+        return rules.source(f"({section})* {lark_optional(text)}")
 
     def _section(self, opening: tuple[Part, ...]) -> str:
-        return sequence([self._rules.literal(spell_out(*opening)), self.call, self._rest()])
+        return lark_sequence([self._rules.literal(parts_text(*opening)), self.call, self._rest()])
 
     def _rest(self) -> str:
         """Further calls under the same opening, and what closes them."""
         rules, joint = self._rules, self._form.joint
-        closing = spell_out(*self._form.closing)
+        closing = parts_text(*self._form.closing)
         if joint is None or not self._many:
             return rules.literal(closing)
         if not joint[:1].isspace():
-            return sequence([f"({rules.rule(sequence([rules.literal(joint), self.call]))})*", rules.literal(closing)])
+            return lark_sequence(
+                [f"({rules.rule(lark_sequence([rules.literal(joint), self.call]))})*", rules.literal(closing)]
+            )
         # One and the same space before another call and before the closing, so that it does not decide between them.
-        another = rules.rule(sequence([self._space(), rules.literal(joint.lstrip()), self.call]))
+        another = rules.rule(lark_sequence([self._space(), rules.literal(joint.lstrip()), self.call]))
         end = [self._space(), rules.literal(closing.lstrip())] if closing else []
-        return sequence([f"({another})*", *end])
+        return lark_sequence([f"({another})*", *end])
 
     def _ending(self) -> str:
         """What may come behind the last call, where nothing tells that it was the last."""
-        return NOTHING if not self._many or (self._form.joint is not None and self._form.closing) else self._space()
+        return EMPTY_RULE if not self._many or (self._form.joint is not None and self._form.closing) else self._space()
 
     def _space(self) -> str:
-        return optional(self._rules.terminal(f"/[ \\t\\r\\n]{{1,{MOST_SPACE}}}/"))
+        return lark_optional(self._rules.terminal(f"/[ \\t\\r\\n]{{1,{MOST_GAP}}}/"))
 
-    def _one(self, tool: GuidedTool, before: str = "") -> str:
+    def _one(self, tool: GrammarTool, before: str = "") -> str:
         """A call, and the text before it."""
         pieces = []
         for part in self._form.call:
@@ -200,67 +200,79 @@ class _Tagged:
                     continue
                 case JsonCall():
                     head = f'{before}{{"{part.name_key}": {json.dumps(tool.name)}, "{part.arguments_key}": '
-                    pieces += [self._rules.literal(head), _json_arguments(self._rules, tool), '"}"']
+                    pieces += [self._rules.literal(head), _json_argument_rules(self._rules, tool), '"}"']
                 case Arguments() | TextParameters() | Elements():
-                    pieces.append(_written_arguments(self._rules, part, tool, self._form, before))
+                    pieces.append(_argument_rules(self._rules, part, tool, self._form, before))
                 case _:
-                    before += tool.name if isinstance(part, Name) else spell_out(part)
+                    before += tool.name if isinstance(part, Name) else parts_text(part)
                     continue
             before = ""
-        return sequence([*pieces, self._rules.literal(before)])
+        return lark_sequence([*pieces, self._rules.literal(before)])
 
 
-class _Sections:
+class _LooseCallRules:
     """Calls as a model writes them by itself: in any form of its family, with white space wherever it may be."""
 
-    def __init__(self, rules: Rules, tools: Sequence[GuidedTool], parallel: bool) -> None:
+    def __init__(self, rules: LarkRules, tools: Sequence[GrammarTool], parallel: bool) -> None:
         self._rules, self._tools, self._many = rules, tools, parallel
-        self._space = optional(rules.terminal(f"/{JSON_SPACE}/"))
+        self._space = lark_optional(rules.terminal(f"/{JSON_SPACE}/"))
 
     def source(self, format: Format) -> str:
         forms = [(form, form.opening) for form in format.forms]
         forms += [(form, form.opening[1:]) for form in format.forms if form.opening_in_prompt]
         sections = [self._section(form, opening) for form, opening in forms if opening]
         sections += [self._call(form) for form in format.forms if not form.opening or form.leading(opened=False)]
-        return self._rules.source(one_of(list(dict.fromkeys(sections))))
+        return self._rules.source(lark_choice(list(dict.fromkeys(sections))))
 
     def _section(self, form: CallForm, opening: tuple[Part, ...]) -> str:
         call, closing = self._call(form), self._plain((Gap(), *form.closing))
         if not form.closing:  # what follows is text, or begins a call of its own
-            return sequence([self._plain(opening), call])
+            return lark_sequence([self._plain(opening), call])
         joint = (form.joint or "").strip()
         between = (Gap(), joint, Gap()) if joint else (Gap(),)
-        another = self._rules.rule(sequence([self._plain(between), call]))
-        more = f"({another})*" if self._many and form.joint is not None else NOTHING
-        return sequence([self._plain(opening), call, more, closing])
+        another = self._rules.rule(lark_sequence([self._plain(between), call]))
+        more = f"({another})*" if self._many and form.joint is not None else EMPTY_RULE
+        return lark_sequence([self._plain(opening), call, more, closing])
 
     def _call(self, form: CallForm) -> str:
-        return self._rules.rule(one_of([self._rules.rule(self._one(form, tool)) for tool in self._tools]))
+        return self._rules.rule(lark_choice([self._rules.rule(self._one(form, tool)) for tool in self._tools]))
 
-    def _one(self, form: CallForm, tool: GuidedTool) -> str:
+    def _one(self, form: CallForm, tool: GrammarTool) -> str:
         rules = self._rules
         pieces = []
         for part in form.call:
             match part:
                 case Name():
-                    numbered = [optional(quoted("functions.")), quoted(f"{tool.name}:"), "/[0-9]{1,3}/"]
-                    pieces.append(sequence(numbered) if part.numbered else rules.literal(tool.name))
+                    numbered = [
+                        lark_optional(quote_lark_text("functions.")),
+                        quote_lark_text(f"{tool.name}:"),
+                        "/[0-9]{1,3}/",
+                    ]
+                    pieces.append(lark_sequence(numbered) if part.numbered else rules.literal(tool.name))
                 case Ordinal():
                     number = [rules.literal(part.before), "/[1-9][0-9]{0,2}/", rules.literal(part.after)]
-                    pieces.append(optional(sequence(number)))
+                    pieces.append(lark_optional(lark_sequence(number)))
                 case CallId():
                     id = rules.terminal(r"/[A-Za-z0-9_\-]{1,64}/")
-                    pieces.append(optional(sequence([rules.literal(part.marker), id])))
+                    pieces.append(lark_optional(lark_sequence([rules.literal(part.marker), id])))
                 case JsonCall():
-                    keys = one_of([quoted(f'"{key}"') for key in ("arguments", "parameters")])
-                    head = (quoted(text) for text in ("{", f'"{part.name_key}"', ":", json.dumps(tool.name), ","))
-                    inside = [*head, keys, quoted(":"), _json_arguments(rules, tool), quoted("}")]
+                    keys = lark_choice([quote_lark_text(f'"{key}"') for key in ("arguments", "parameters")])
+                    head = (
+                        quote_lark_text(text) for text in ("{", f'"{part.name_key}"', ":", json.dumps(tool.name), ",")
+                    )
+                    inside = [
+                        *head,
+                        keys,
+                        quote_lark_text(":"),
+                        _json_argument_rules(rules, tool),
+                        quote_lark_text("}"),
+                    ]
                     pieces.append(f" {self._space} ".join(inside))
                 case Arguments() | TextParameters() | Elements():
-                    pieces.append(_written_arguments(rules, part, tool, form))
+                    pieces.append(_argument_rules(rules, part, tool, form))
                 case _:
                     pieces.append(self._plain((part,)))
-        return sequence(pieces)
+        return lark_sequence(pieces)
 
     def _plain(self, parts: Sequence[Part]) -> str:
         """Parts that do not depend on the call. One space where several may be: which of them it is would be open."""
@@ -270,18 +282,18 @@ class _Sections:
                 case Gap():
                     pieces += [] if pieces[-1:] == [self._space] else [self._space]
                 case Maybe():
-                    pieces.append(optional(self._rules.literal(part.text)))
+                    pieces.append(lark_optional(self._rules.literal(part.text)))
                 case _:
-                    pieces.append(self._rules.literal(spell_out(part)))
-        return sequence(pieces)
+                    pieces.append(self._rules.literal(parts_text(part)))
+        return lark_sequence(pieces)
 
 
-class _Messages:
+class _ChannelCallRules:
     """Calls that are messages of their own."""
 
-    def __init__(self, rules: Rules, channels: Channels, tools: Sequence[GuidedTool]) -> None:
+    def __init__(self, rules: LarkRules, channels: Channels, tools: Sequence[GrammarTool]) -> None:
         self._rules, self._channels, self._tools = rules, channels, tools
-        self._call = _Tagged(rules, Format("", forms=(CallForm(channels.call),)), tools, parallel=False).call
+        self._call = _TaggedCallRules(rules, Format("", forms=(CallForm(channels.call),)), tools, parallel=False).call
 
     def source(self, *, free: bool) -> str:
         """A call, or where the model is `free` any messages and then a call or the answer."""
@@ -289,11 +301,11 @@ class _Messages:
         if not free:
             return rules.source(self._call)
         markers = (channels.start, *channels.begins, *channels.ends, *(channels.bodies if channels.unended else ()))
-        without = [anywhere(exactly(marker)) for marker in markers]
-        on = one_of([rules.literal(header) for header in channels.asides])
+        without = [pattern_anywhere(exact_pattern(marker)) for marker in markers]
+        on = lark_choice([rules.literal(header) for header in channels.asides])
         ended = rules.text_until(f"{channels.ends[0]}{channels.start}{channels.role}", without)
-        aside = rules.rule(sequence([on, ended]))
-        answer = sequence([rules.literal(channels.answer), optional(rules.text(without))])
+        aside = rules.rule(lark_sequence([on, ended]))
+        answer = lark_sequence([rules.literal(channels.answer), lark_optional(rules.text(without))])
         return rules.source(f"({aside})* ({self._call} | {answer})")
 
     def begun(self) -> str:
@@ -303,66 +315,69 @@ class _Messages:
         assert isinstance(before, str) and isinstance(behind, str)
         channel, [body] = before.partition(channels.recipient)[0].rstrip(), channels.bodies
         headers = (behind, body, channel + behind, channel + body)
-        header = rules.rule(one_of([rules.literal(text) for text in dict.fromkeys(headers)]))
-        calls = [sequence([quoted(tool.name), header, _json_arguments(rules, tool)]) for tool in self._tools]
-        return rules.source(sequence([rules.literal(channels.recipient), one_of(calls)]))
+        header = rules.rule(lark_choice([rules.literal(text) for text in dict.fromkeys(headers)]))
+        calls = [
+            lark_sequence([quote_lark_text(tool.name), header, _json_argument_rules(rules, tool)])
+            for tool in self._tools
+        ]
+        return rules.source(lark_sequence([rules.literal(channels.recipient), lark_choice(calls)]))
 
 
-def _written_arguments(
-    rules: Rules, part: Arguments | TextParameters | Elements, tool: GuidedTool, form: CallForm, before: str = ""
+def _argument_rules(
+    rules: LarkRules, part: Arguments | TextParameters | Elements, tool: GrammarTool, form: CallForm, before: str = ""
 ) -> str:
     """A tool's arguments in the form's own notation, and the text before them."""
-    scope = Scope(tool.parameters, tool.strict)
+    scope = SchemaScope(tool.parameters, tool.strict)
     match part:
         case TextParameters():
-            written = ParameterWriter(rules, part, scope, form.closing).parameters()
+            written = TextParameterRules(rules, part, scope, form.closing).parameters()
         case Elements():
-            written = ElementWriter(rules, part, scope).arguments()
+            written = ElementRules(rules, part, scope).arguments()
         case Arguments(notation=notation) if notation != JSON:
-            return NotatedWriter(rules, notation, scope).arguments(before)
+            return NotationRules(rules, notation, scope).arguments(before)
         case _:
-            written = _json_arguments(rules, tool)
-    return sequence([rules.literal(before), written])
+            written = _json_argument_rules(rules, tool)
+    return lark_sequence([rules.literal(before), written])
 
 
-def _json_arguments(rules: Rules, tool: GuidedTool) -> str:
+def _json_argument_rules(rules: LarkRules, tool: GrammarTool) -> str:
     return rules.rule(rules.json({"type": "object", **tool.parameters}, lenient=not tool.strict))
 
 
-def _beginnings(form: CallForm, tools: Sequence[GuidedTool]) -> Iterator[str]:
+def _call_beginning_patterns(form: CallForm, tools: Sequence[GrammarTool]) -> Iterator[str]:
     """Patterns for texts up to what could be the beginning of a call: a marker or, without, enough to tell."""
     if form.opening_in_prompt:
-        yield _spelled((*form.opening[1:], *form.call), tools)
+        yield _unmarked_call_pattern((*form.opening[1:], *form.call), tools)
     if form.bare:
-        yield at_line_start(_spelled((*form.opening, *form.call), tools))
+        yield pattern_at_line_start(_unmarked_call_pattern((*form.opening, *form.call), tools))
         if form.leading(opened=False) is not None:
-            yield at_line_start(_spelled(form.call, tools))
+            yield pattern_at_line_start(_unmarked_call_pattern(form.call, tools))
         return
     if form.opening and isinstance(form.opening[0], str):
-        yield anywhere(exactly(form.opening[0]))
+        yield pattern_anywhere(exact_pattern(form.opening[0]))
     leading = form.leading(opened=False)
     if leading is not None and form.unopened != "never":
         # Within a line, too: behind a word or a sentence it begins a call as well.
-        yield anywhere(exactly(leading))
+        yield pattern_anywhere(exact_pattern(leading))
 
 
-def _spelled(parts: Iterable[Part], tools: Sequence[GuidedTool]) -> str:
+def _unmarked_call_pattern(parts: Iterable[Part], tools: Sequence[GrammarTool]) -> str:
     """A pattern for a call without a marker, up to where it can be nothing else."""
     pieces = []
     for part in parts:
         match part:
             case str():
-                pieces.append(exactly(part))
+                pieces.append(exact_pattern(part))
             case Gap():
                 pieces.append(r"[ \t\r\n]*")
             case Maybe():
-                pieces.append(f"({exactly(part.text)})?")
+                pieces.append(f"({exact_pattern(part.text)})?")
             case Name():
-                pieces.append("(" + "|".join(exactly(tool.name) for tool in tools) + ")")
+                pieces.append("(" + "|".join(exact_pattern(tool.name) for tool in tools) + ")")
             case JsonCall():
                 # A key may also be written with escapes, so one that has any is taken for one of these.
                 usual = dict.fromkeys((*_USUAL_KEYS, part.name_key, part.arguments_key))
-                return "".join(pieces) + r"\{[ \t\r\n]*\"(" + "|".join(map(exactly, usual)) + r"|[^\"]*\\)"
+                return "".join(pieces) + r"\{[ \t\r\n]*\"(" + "|".join(map(exact_pattern, usual)) + r"|[^\"]*\\)"
             case Arguments():
-                return "".join(pieces) + exactly(part.notation.opens)
+                return "".join(pieces) + exact_pattern(part.notation.opens)
     return "".join(pieces)

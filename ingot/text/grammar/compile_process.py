@@ -1,7 +1,7 @@
 """Compiles grammars for the server to see whether they can be, in a process that may crash or be killed for it.
 
-Reads a line of JSON that describes the vocabulary, then a grammar a line; answers each with a line of JSON: null, or
-what is wrong with it.
+Run as `python -m`, so it imports little. Reads a line of JSON that describes the vocabulary, then a grammar a line;
+answers each with a line of JSON: null, or what is wrong with it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STEPS = 24
 """Tokens of a random answer, to find out early about a grammar that compiles but cannot be followed."""
 
 
-class Bytes:
+class ByteVocabulary:
     """A vocabulary of single bytes behind the model's own special tokens, under their own numbers."""
 
     is_tokenizer_wrapper = True
@@ -44,7 +44,7 @@ class Bytes:
         return [self._first + byte for byte in text.encode()]
 
 
-def problem(vocabulary: Bytes, library: LLTokenizer, grammar: str) -> str | None:
+def grammar_problem(vocabulary: ByteVocabulary, library: LLTokenizer, grammar: str) -> str | None:
     matcher = LLMatcher(library, grammar, log_level=0, limits=parser_limits())
     chance = random.Random(0)
     for _ in range(STEPS):
@@ -56,14 +56,14 @@ def problem(vocabulary: Bytes, library: LLTokenizer, grammar: str) -> str | None
     return matcher.get_error() or None
 
 
-def serve(lines: TextIO, answers: TextIO) -> None:
+def serve_compiler(lines: TextIO, answers: TextIO) -> None:
     described: dict[str, Any] = json.loads(lines.readline())
-    vocabulary = Bytes(**described)
+    vocabulary = ByteVocabulary(**described)
     library = LLTokenizer(vocabulary, slices=[])  # type: ignore[arg-type]
     for line in lines:
         # It ends the process: the library cannot be interrupted.
         signal.setitimer(signal.ITIMER_PROF, COMPILE_S)
-        found = problem(vocabulary, library, json.loads(line))
+        found = grammar_problem(vocabulary, library, json.loads(line))
         signal.setitimer(signal.ITIMER_PROF, 0)
         answers.write(json.dumps(found) + "\n")
         answers.flush()
@@ -74,7 +74,7 @@ def main() -> None:
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     threading.stack_size(STACK_BYTES)
-    worker = threading.Thread(target=serve, args=(sys.stdin, sys.stdout))
+    worker = threading.Thread(target=serve_compiler, args=(sys.stdin, sys.stdout))
     worker.start()
     worker.join()
 

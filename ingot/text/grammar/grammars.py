@@ -1,10 +1,19 @@
-"""One model's grammars: made from what clients ask for, tried, compiled and kept."""
+"""One model's grammars: made from what clients ask for, tried, compiled and cached.
+
+The library that compiles them bounds most of its work, but not all of it: there are short schemas for which it runs for
+minutes, and ones that crash it. So each grammar is compiled in a process of its own first (`CompilerProcess`, which
+runs `compile_process`), which may take so much processor time and no more.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
+import os
+import select
+import subprocess
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -14,24 +23,30 @@ from typing import Any
 
 from ingot.errors import BadRequest, Unavailable
 from ingot.text.grammar import limits
-from ingot.text.grammar.answer import AllPlans, CallPlan, composed
+from ingot.text.grammar.answer import CallAnswerGrammar, CombinedGrammar, compose_answer_grammar
 from ingot.text.grammar.calls import (
     CallChoice,
-    GuidedTool,
+    GrammarTool,
     StructuralTag,
     begun_calls_grammar,
     call_grammar,
     structural_tags_grammar,
 )
-from ingot.text.grammar.compiled import TOO_COMPLEX, CompiledGrammar
-from ingot.text.grammar.lark import Rules, json_schema, quoted
-from ingot.text.grammar.lazy_calls import HeldCalls
-from ingot.text.grammar.matcher import GrammarTooComplex, GuidePlan
-from ingot.text.grammar.pending import Uncompiled, prepared
-from ingot.text.grammar.problems import in_our_words
-from ingot.text.grammar.schema_checks import check_schema, place_in, plain_schema
-from ingot.text.grammar.trial import Trials
-from ingot.text.grammar.vocabulary import Lexicon
+from ingot.text.grammar.compiled import TOO_COMPLEX, LlguidanceGrammar
+from ingot.text.grammar.lark import LarkRules, quote_lark_text, schema_with_options
+from ingot.text.grammar.lazy_calls import LazyCallGrammar
+from ingot.text.grammar.limits import (
+    COMPILE_WALL_S,
+    COMPILER_PROCESSES,
+    WAIT_S,
+    check_schema,
+    describe_problem,
+    place_in,
+    plain_schema,
+)
+from ingot.text.grammar.matcher import CompiledGrammar, GrammarTooComplex
+from ingot.text.grammar.pending import GrammarPending, prepared_grammars
+from ingot.text.grammar.vocabulary import GrammarVocabulary
 from ingot.text.parser.parser import ThinkingStart
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from ingot.text.tool_formats.format import Format
@@ -49,9 +64,9 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
         self._tokenizer, self._vocab = tokenizer, vocab
         self._lock = threading.Lock()
-        self._known: OrderedDict[bytes, CompiledGrammar | str] = OrderedDict()
-        self._lexicon: Lexicon | None = None
-        self._trials: Trials | None = None
+        self._known: OrderedDict[bytes, LlguidanceGrammar | str] = OrderedDict()
+        self._vocabulary: GrammarVocabulary | None = None
+        self._trials: CompilerProcesses | None = None
 
     def prepare(self) -> None:
         """Read the vocabulary. Others wait for it, so do it before anyone is served; else the first to ask does."""
@@ -61,22 +76,24 @@ class Grammars:
         if self._trials is not None:
             self._trials.close()
 
-    def json_object(self) -> GuidePlan:
+    def json_object(self) -> CompiledGrammar:
         return self.json_schema({"type": "object"})
 
-    def json_schema(self, schema: Mapping[str, Any] | bool, *, param: str | None = None) -> GuidePlan:
+    def json_schema(self, schema: Mapping[str, Any] | bool, *, param: str | None = None) -> CompiledGrammar:
         check_schema(schema, param)
         plain = plain_schema(schema)
-        return self._compiled(_json_grammar(plain), "The schema", param, blamed=lambda problem: _blamed(plain, problem))
+        return self._compiled(
+            _json_grammar(plain), "The schema", param, blamed=lambda problem: _blame_schema(plain, problem)
+        )
 
-    def regex(self, pattern: str, *, param: str | None = None) -> GuidePlan:
+    def regex(self, pattern: str, *, param: str | None = None) -> CompiledGrammar:
         """An answer that the whole of `pattern` matches, in the syntax of Rust's regex crate."""
         from llguidance import LLMatcher
 
         _check_size(len(pattern), "The regular expression", param)
         return self._compiled(LLMatcher.grammar_from_regex(pattern), "The regular expression", param)
 
-    def choice(self, options: Sequence[str], *, param: str | None = None) -> GuidePlan:
+    def choice(self, options: Sequence[str], *, param: str | None = None) -> CompiledGrammar:
         """An answer that is one of `options`."""
         if not options or not all(options):
             raise BadRequest("A choice needs at least one option, and none of them empty.", param=param)
@@ -84,36 +101,36 @@ class Grammars:
             raise BadRequest(f"A choice may have at most {limits.MOST_CHOICES} options.", param=param)
         _check_size(sum(map(len, options)), "The choice", param)
         # One terminal: the parser would have to follow every alternative at once, the lexer need not.
-        written = " | ".join(quoted(option) for option in dict.fromkeys(options))
+        written = " | ".join(quote_lark_text(option) for option in dict.fromkeys(options))
         return self._compiled(_lark_grammar(f"start: T\nT: {written}"), "The choice", param)
 
-    def lark(self, source: str, *, param: str | None = None) -> GuidePlan:
+    def lark(self, source: str, *, param: str | None = None) -> CompiledGrammar:
         """An answer by a Lark grammar, in llguidance's dialect."""
         _check_size(len(source), "The grammar", param)
         return self._compiled(_lark_grammar(source), "The grammar", param)
 
     def structural_tags(
         self, tags: Sequence[StructuralTag], triggers: Sequence[str], *, param: str | None = None
-    ) -> GuidePlan:
+    ) -> CompiledGrammar:
         """Free text in which what a trigger begins is one of the tags, whose content is held to its schema."""
         for tag in tags:
             if not any(map(tag.begin.startswith, triggers)):
                 raise BadRequest(f"No trigger is the beginning of the tag {tag.begin[:100]!r}.", param=param)
             check_schema(tag.schema, param)
         plain = [replace(tag, schema=plain_schema(tag.schema)) for tag in tags]
-        source = structural_tags_grammar(Rules(self._ready().special_ids), plain, triggers)
+        source = structural_tags_grammar(LarkRules(self._ready().special_ids), plain, triggers)
         return self._compiled(_lark_grammar(source), "The structural tag", param)
 
     def tools(
         self,
         format: Format,
-        tools: Sequence[GuidedTool],
+        tools: Sequence[GrammarTool],
         choice: CallChoice,
         *,
         parallel: bool,
         opened: bool = False,
         param: str | None = None,
-    ) -> GuidePlan | None:
+    ) -> CompiledGrammar | None:
         """Answers that call tools: must, or `auto`, may. None where nothing need be held to: auto without strict tools.
 
         A required call comes without text before it: one or more of them where `parallel`, else exactly one. A named
@@ -121,33 +138,33 @@ class Grammars:
         """
         if choice == "auto" and not any(tool.strict for tool in tools):
             return None
-        rules = Rules(self._ready().special_ids)
-        tools = _plain(tools)
+        rules = LarkRules(self._ready().special_ids)
+        tools = _plain_tools(tools)
 
         def blamed(problem: str) -> str:
-            return _blamed_tool(tools, problem)
+            return _blame_tool(tools, problem)
 
         try:
             source = call_grammar(rules, format, tools, choice, parallel=parallel, opened=opened)
         except BadRequest as error:
             raise type(error)(blamed(str(error)), param=param) from None
-        return CallPlan(self._compiled(_lark_grammar(source), "The tools' schemas", param, blamed=blamed))
+        return CallAnswerGrammar(self._compiled(_lark_grammar(source), "The tools' schemas", param, blamed=blamed))
 
     def begun_calls(
-        self, format: Format, tools: Sequence[GuidedTool], start: ThinkingStart, *, parallel: bool
-    ) -> tuple[GuidePlan | None, tuple[str, ...]]:
+        self, format: Format, tools: Sequence[GrammarTool], start: ThinkingStart, *, parallel: bool
+    ) -> tuple[CompiledGrammar | None, tuple[str, ...]]:
         """Answers that are free but for the calls that they begin, and the tools whose schemas those cannot be held to.
 
         Never raises: what cannot be held is not. Where no call can be, the plan is None.
         """
-        tools = _plain(tools)
+        tools = _plain_tools(tools)
         if format.channels is not None and not format.channels.names_calls:
             return None, tuple(tool.name for tool in tools)
-        key = _key(repr((format.forms, format.channels, parallel, *tools)))
-        ready = prepared.get()
+        key = _grammar_key(repr((format.forms, format.channels, parallel, *tools)))
+        ready = prepared_grammars.get()
         found = (ready or {}).get(key) or self._kept(key)
         if found is None and ready is not None:
-            raise Uncompiled(key, lambda: self._compile_begun(key, format, tools, parallel), optional=True)
+            raise GrammarPending(key, lambda: self._compile_begun(key, format, tools, parallel), optional=True)
         if found is None:
             try:
                 found = self._compile_begun(key, format, tools, parallel)
@@ -157,20 +174,20 @@ class Grammars:
             return None, tuple(tool.name for tool in tools)
         unseen = self._tokenizer.special_ids - self._tokenizer.special_within(format.markers)
         names = tuple(tool.name for tool in tools)
-        plan = HeldCalls(self._ready(), found, format, names, start, unseen)
+        plan = LazyCallGrammar(self._ready(), found, format, names, start, unseen)
         return plan.prepare(), found.unheld
 
     def answer(
         self,
-        plan: GuidePlan | None,
+        plan: CompiledGrammar | None,
         format: Format,
         start: ThinkingStart,
         *,
-        calls: GuidePlan | None = None,
-        begun: GuidePlan | None = None,
+        calls: CompiledGrammar | None = None,
+        begun: CompiledGrammar | None = None,
         budget: int | None = None,
         may_think: bool = False,
-    ) -> GuidePlan | None:
+    ) -> CompiledGrammar | None:
         """A whole answer: thinking, which is free but for a `budget` of tokens, and then what `plan` says, or `calls`.
 
         Calls, which `tools` makes of required ones, may come instead of what the plan says. Without either, calls may
@@ -178,27 +195,29 @@ class Grammars:
         answer within a thinking part or before it (`start`); there, the model may open one if it `may_think`. Without
         a plan, what follows the thinking is free. None where all is.
         """
-        held = composed(self._ready(), plan, format, start, calls=calls, budget=budget, may_think=may_think)
-        return AllPlans((held, begun)) if held and begun else held or begun
+        held = compose_answer_grammar(
+            self._ready(), plan, format, start, calls=calls, budget=budget, may_think=may_think
+        )
+        return CombinedGrammar((held, begun)) if held and begun else held or begun
 
-    def _ready(self) -> Lexicon:
+    def _ready(self) -> GrammarVocabulary:
         with self._lock:
-            if self._lexicon is None:
-                self._lexicon = Lexicon(self._tokenizer, self._vocab)
-                self._trials = Trials(self._lexicon)
-                assert self._lexicon.library is not None
-            return self._lexicon
+            if self._vocabulary is None:
+                self._vocabulary = GrammarVocabulary(self._tokenizer, self._vocab)
+                self._trials = CompilerProcesses(self._vocabulary)
+                assert self._vocabulary.library is not None
+            return self._vocabulary
 
     def _compiled(
         self, grammar: str, what: str, param: str | None, blamed: Callable[[str], str] = str
-    ) -> CompiledGrammar:
+    ) -> LlguidanceGrammar:
         """`blamed`: a problem, with what of the client's it is about."""
         _check_size(len(grammar), what, param, limits.MOST_COMPILED_CHARS)
-        key = _key(grammar)
-        ready = prepared.get()
+        key = _grammar_key(grammar)
+        ready = prepared_grammars.get()
         found = (ready or {}).get(key) or self._kept(key)
         if found is None and ready is not None:
-            raise Uncompiled(key, lambda: self._compile(key, grammar))
+            raise GrammarPending(key, lambda: self._compile(key, grammar))
         if found is None:
             found = self._compile(key, grammar)
         if isinstance(found, str):
@@ -207,7 +226,7 @@ class Grammars:
             raise GrammarTooComplex(TOO_COMPLEX, param=param)
         return found
 
-    def _compile(self, key: bytes, grammar: str) -> CompiledGrammar | str:
+    def _compile(self, key: bytes, grammar: str) -> LlguidanceGrammar | str:
         """The grammar, or what is wrong with it; kept for those who come next, others of its tenant among them."""
         if (known := self._kept(key)) is not None:
             return known
@@ -216,8 +235,8 @@ class Grammars:
         return found
 
     def _compile_begun(
-        self, key: bytes, format: Format, tools: Sequence[GuidedTool], parallel: bool
-    ) -> CompiledGrammar | str:
+        self, key: bytes, format: Format, tools: Sequence[GrammarTool], parallel: bool
+    ) -> LlguidanceGrammar | str:
         """With as many of the schemas as can be held to: all of them, else those that can be alone, else none."""
         if (known := self._kept(key)) is not None:
             return known
@@ -242,8 +261,8 @@ class Grammars:
         self._keep(key, found)
         return found
 
-    def _begun(self, format: Format, tools: Sequence[GuidedTool], parallel: bool) -> CompiledGrammar | str:
-        rules = Rules(self._ready().special_ids)
+    def _begun(self, format: Format, tools: Sequence[GrammarTool], parallel: bool) -> LlguidanceGrammar | str:
+        rules = LarkRules(self._ready().special_ids)
         try:
             source = begun_calls_grammar(rules, format, tools, parallel=parallel)
         except BadRequest as error:
@@ -252,64 +271,159 @@ class Grammars:
             return "it is too large"
         return self._compiled_anew(_lark_grammar(source))
 
-    def _compiled_anew(self, grammar: str) -> CompiledGrammar | str:
+    def _compiled_anew(self, grammar: str) -> LlguidanceGrammar | str:
         from llguidance import LLMatcher
 
-        lexicon = self._ready()
+        vocabulary = self._ready()
         assert self._trials is not None
         problem = self._trials.problem(grammar)
         if problem is None:
-            matcher = LLMatcher(lexicon.library, grammar, log_level=0, limits=limits.parser_limits())
+            matcher = LLMatcher(vocabulary.library, grammar, log_level=0, limits=limits.parser_limits())
             matcher.compute_bitmask()
             problem = matcher.get_error()
-        return in_our_words(problem) if problem else CompiledGrammar(matcher)
+        return describe_problem(problem) if problem else LlguidanceGrammar(matcher)
 
-    def _kept(self, key: bytes) -> CompiledGrammar | str | None:
+    def _kept(self, key: bytes) -> LlguidanceGrammar | str | None:
         with self._lock:
             if key in self._known:
                 self._known.move_to_end(key)
             return self._known.get(key)
 
-    def _keep(self, key: bytes, found: CompiledGrammar | str) -> None:
+    def _keep(self, key: bytes, found: LlguidanceGrammar | str) -> None:
         with self._lock:
             self._known[key] = found
-            while len(self._known) > limits.KEPT:
+            while len(self._known) > limits.MOST_KEPT_GRAMMARS:
                 self._known.popitem(last=False)
 
 
-def _key(grammar: str) -> bytes:
+def _grammar_key(grammar: str) -> bytes:
     return hashlib.sha256(grammar.encode()).digest()
 
 
-def _plain(tools: Sequence[GuidedTool]) -> list[GuidedTool]:
+def _plain_tools(tools: Sequence[GrammarTool]) -> list[GrammarTool]:
     return [replace(tool, parameters=plain_schema(tool.parameters)) for tool in tools]
 
 
-def _blamed(schema: Any, problem: str, whose: str = "") -> str:
+def _blame_schema(schema: Any, problem: str, whose: str = "") -> str:
     place = place_in(schema, problem)
     return problem if place is None else f"{problem.removesuffix('.')} ({whose}at {place})"
 
 
-def _blamed_tool(tools: Sequence[GuidedTool], problem: str) -> str:
+def _blame_tool(tools: Sequence[GrammarTool], problem: str) -> str:
     """Strict tools are the first to blame: others are held to what they can be."""
     for tool in sorted(tools, key=lambda tool: not tool.strict):
-        if (told := _blamed(tool.parameters, problem, f"tool '{tool.name}', ")) != problem:
+        if (told := _blame_schema(tool.parameters, problem, f"tool '{tool.name}', ")) != problem:
             return told
     return problem
 
 
-def _without_schemas(tools: Sequence[GuidedTool], names: Collection[str]) -> list[GuidedTool]:
-    return [GuidedTool(tool.name) if tool.name in names else tool for tool in tools]
+def _without_schemas(tools: Sequence[GrammarTool], names: Collection[str]) -> list[GrammarTool]:
+    return [GrammarTool(tool.name) if tool.name in names else tool for tool in tools]
 
 
 def _json_grammar(schema: Mapping[str, Any] | bool) -> str:
-    return json.dumps({"grammars": [{"json_schema": json_schema(schema)}]})
+    return json.dumps({"grammars": [{"json_schema": schema_with_options(schema)}]})
 
 
 def _lark_grammar(source: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": source}]})
 
 
-def _check_size(size: int, what: str, param: str | None, most: int = limits.MOST_CHARS) -> None:
+def _check_size(size: int, what: str, param: str | None, most: int = limits.MOST_GRAMMAR_CHARS) -> None:
     if size > most:
         raise BadRequest(f"{what} is too large: {size} characters, where at most {most} are taken.", param=param)
+
+
+COMPILER_START_S = 20.0
+"""Longest that the process may take to start, on a machine that is busy with other things."""
+
+
+class CompilerProcess:
+    """One process, started when first needed and again after it was killed. For any thread; one tries at a time."""
+
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def problem(self, grammar: str) -> str | None:
+        """What is wrong with the grammar; None if nothing is. Raises Unavailable when too many others are tried."""
+        if not self._lock.acquire(timeout=WAIT_S):
+            raise Unavailable("The server is busy compiling other grammars", retry_after=WAIT_S)
+        try:
+            return self._tried(grammar)
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        with self._lock:
+            self._end()
+
+    @property
+    def idle(self) -> bool:
+        return not self._lock.locked()
+
+    def _tried(self, grammar: str) -> str | None:
+        if self._process is None:
+            self._start()
+        answer = self._asked(json.dumps(grammar), COMPILE_WALL_S)
+        if answer is None:
+            log.warning("a grammar of %d characters took too long to compile, or crashed the compiler", len(grammar))
+            self._end()
+            return "it is too complex to compile"
+        found: str | None = json.loads(answer)
+        return found
+
+    def _start(self) -> None:
+        # -P: what lies in the working directory is nothing to import.
+        command = [sys.executable, "-P", "-m", "ingot.text.grammar.compile_process"]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        vocabulary = self._vocabulary
+        stop = min(vocabulary.stops, default=vocabulary.vocab)
+        described = {"vocab": vocabulary.vocab, "special": vocabulary.special_ids, "stop": stop}
+        if self._asked(json.dumps(described) + '\n"start: /a/"', COMPILER_START_S) is None:
+            self._end()
+            raise Unavailable("The process that compiles grammars does not start; the server's log says why")
+
+    def _asked(self, line: str, seconds: float) -> bytes | None:
+        """The answer to a line, or None if the process ends or takes too long."""
+        assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return None
+        deadline = time.monotonic() + seconds
+        answer = b""
+        while not answer.endswith(b"\n"):
+            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready or not (read := os.read(self._process.stdout.fileno(), 1 << 16)):
+                return None
+            answer += read
+        return answer
+
+    def _end(self) -> None:
+        if self._process is None:
+            return
+        self._process.kill()
+        self._process.communicate()
+        self._process = None
+
+
+class CompilerProcesses:
+    """As many processes as grammars may be tried at once. For any thread."""
+
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
+        self._trials = [CompilerProcess(vocabulary) for _ in range(COMPILER_PROCESSES)]
+
+    def problem(self, grammar: str) -> str | None:
+        """As `CompilerProcess` has it, in the first process that is idle, so that no more are started than are
+        needed."""
+        trial = next((each for each in self._trials if each.idle), self._trials[0])
+        return trial.problem(grammar)
+
+    def close(self) -> None:
+        for trial in self._trials:
+            trial.close()

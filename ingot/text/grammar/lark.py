@@ -1,26 +1,26 @@
 """A Lark grammar in the making, in the dialect of llguidance.
 
-An *expression* is a piece of such a grammar, as text, that can stand anywhere on the right of a rule. No white space
-is implied anywhere.
+An *expression* is a piece of such a grammar, as text, that can stand anywhere on the right of a rule. No white space is
+implied anywhere. `SchemaRules` makes each schema's rule once, also where a schema leads back to itself.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 JSON_SPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,40}"
 """White space within JSON. Bounded: a small model that has nothing to say fills pages with it otherwise."""
-NOTHING = '""'
+EMPTY_RULE = '""'
 
 PLAIN_ESCAPES = 'nrbtf\\"'
 
-_ANYTHING = "/(?s:.*)/"
+_ANY_LARK_TEXT = "/(?s:.*)/"
 
 
-class Rules:
+class LarkRules:
     """`special` are the vocabulary's special tokens: in what a model writes, their names stand for them."""
 
     def __init__(self, special: Mapping[str, int]) -> None:
@@ -35,13 +35,13 @@ class Rules:
         at = 0
         pieces = []
         for match in self._pattern.finditer(text):
-            pieces += [quoted(text[at : match.start()]), f"<[{self._special[match.group()]}]>"]
+            pieces += [quote_lark_text(text[at : match.start()]), f"<[{self._special[match.group()]}]>"]
             at = match.end()
-        return sequence([*pieces, quoted(text[at:])])
+        return lark_sequence([*pieces, quote_lark_text(text[at:])])
 
     def json(self, schema: Mapping[str, Any] | bool, *, lenient: bool = False) -> str:
         """A value of this schema. `lenient`: keywords that cannot be held to are left out."""
-        return f"%json {json.dumps(json_schema(schema, lenient=lenient))}"
+        return f"%json {json.dumps(schema_with_options(schema, lenient=lenient))}"
 
     def rule(self, body: str) -> str:
         """A name for an expression."""
@@ -61,9 +61,9 @@ class Rules:
 
     def text(self, without: Iterable[str] = (), also: Iterable[str] = ()) -> str:
         """A terminal: any text that does not begin as one of the patterns `without` says, and is all of `also`."""
-        terms = [_ANYTHING, *also]
+        terms = [_ANY_LARK_TEXT, *also]
         if without := "|".join(without):
-            terms.append(f"~/({slashed(without)})(?s:.*)/")
+            terms.append(f"~/({lark_regex(without)})(?s:.*)/")
         return self.terminal(" & ".join(terms))
 
     def text_until(self, closing: str, without: Iterable[str]) -> str:
@@ -75,9 +75,9 @@ class Rules:
         special = self._pattern.search(closing)
         plain = closing[: special.start()] if special else closing
         if not plain:
-            return sequence([optional(body) if empty else body, self.literal(closing)])
+            return lark_sequence([lark_optional(body) if empty else body, self.literal(closing)])
         # One terminal, as only the end of the closing tells it from the text.
-        return sequence([self.terminal(f"{body} {quoted(plain)}"), self.literal(closing[len(plain) :])])
+        return lark_sequence([self.terminal(f"{body} {quote_lark_text(plain)}"), self.literal(closing[len(plain) :])])
 
     def source(self, start: str) -> str:
         lines = [f"start: {start}", *(f"{name}: {body}" for name, body in self._bodies.items())]
@@ -91,7 +91,7 @@ class Rules:
         return self._names[key]
 
 
-def json_schema(schema: Mapping[str, Any] | bool, *, lenient: bool = False) -> Mapping[str, Any]:
+def schema_with_options(schema: Mapping[str, Any] | bool, *, lenient: bool = False) -> Mapping[str, Any]:
     """The schema with the library's options in it: ours, whatever it asked for itself.
 
     The library takes `\\uXXXX` for control characters alone. A model that began to write a letter so would have to
@@ -102,37 +102,67 @@ def json_schema(schema: Mapping[str, Any] | bool, *, lenient: bool = False) -> M
     return {**({"allOf": [schema]} if isinstance(schema, bool) else schema), "x-guidance": options}
 
 
-def quoted(text: str) -> str:
+def quote_lark_text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def slashed(pattern: str) -> str:
+def lark_regex(pattern: str) -> str:
     """A regular expression as it stands between slashes."""
     return re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", pattern)
 
 
-def exactly(text: str) -> str:
+def exact_pattern(text: str) -> str:
     """The pattern that matches this text alone."""
     return re.sub(r"[\\.+*?()|\[\]{}^$#&\-~]", r"\\\g<0>", text).replace("\n", "\\n")
 
 
-def anywhere(pattern: str) -> str:
+def pattern_anywhere(pattern: str) -> str:
     """A text that holds what the pattern matches, up to its end."""
     return f"(?s:.*)({pattern})"
 
 
-def at_line_start(pattern: str) -> str:
+def pattern_at_line_start(pattern: str) -> str:
     """The same, with nothing but white space before it in its line."""
     return f"((?s:.*)\\n)?[ \\t\\r]*({pattern})"
 
 
-def sequence(expressions: Iterable[str]) -> str:
-    return " ".join(one for one in expressions if one != NOTHING) or NOTHING
+def lark_sequence(expressions: Iterable[str]) -> str:
+    return " ".join(one for one in expressions if one != EMPTY_RULE) or EMPTY_RULE
 
 
-def one_of(expressions: Sequence[str]) -> str:
+def lark_choice(expressions: Sequence[str]) -> str:
     return expressions[0] if len(expressions) == 1 else f"({' | '.join(expressions)})"
 
 
-def optional(expression: str) -> str:
+def lark_optional(expression: str) -> str:
     return f"({expression})?"
+
+
+class SchemaRules:
+    def __init__(self, rules: LarkRules) -> None:
+        self._rules = rules
+        self._names: dict[tuple[Hashable, ...], str] = {}
+        self._under_way: set[str] = set()
+        self._led_back: set[str] = set()
+        self._schemas: list[Any] = []  # those whose ids are keys, which nothing else may then have
+
+    def rule(self, schema: Any, place: tuple[Hashable, ...], write: Callable[[], str]) -> str:
+        """The rule of this very schema in this place, which `write` makes, perhaps asking for it again."""
+        key = (id(schema), *place)
+        if key not in self._names:
+            self._schemas.append(schema)
+            self._names[key] = self._made(key, write)
+        name = self._names[key]
+        if name in self._under_way:
+            self._led_back.add(name)
+        return name
+
+    def _made(self, key: tuple[Hashable, ...], write: Callable[[], str]) -> str:
+        name = self._names[key] = self._rules.reserve()
+        self._under_way.add(name)
+        body = write()
+        self._under_way.remove(name)
+        if name not in self._led_back:
+            return self._rules.rule(body)
+        self._rules.define(name, body)
+        return name

@@ -1,8 +1,8 @@
-"""Calls that are held once they have begun: before that the model writes what it likes, and behind them again.
+"""Lazy grammars for calls: held to their schema once they have begun, while all text around them is free.
 
 A call has begun for certain where the family's marker stands, or without one where a given tool is named in the way
-that the parser takes for a call. Then the rest of it is held to the grammar of its form and its tool's schema. Only
-one token before that is looked at: of those that end a marker, none may go on as no call does.
+that the parser takes for a call. Then the rest of it is held to the grammar of its form and its tool's schema. Only one
+token before that is looked at: of those that end a marker, none may go on as no call does.
 
 What cannot be held is not: a grammar that fails here leaves the rest of the answer free, as it would be without.
 """
@@ -16,13 +16,12 @@ from functools import cached_property
 from typing import Any, Final, Literal
 
 from ingot.errors import IngotError
-from ingot.text.grammar.ahead import LookingAhead
-from ingot.text.grammar.compiled import CompiledGrammar, GrammarGuide
-from ingot.text.grammar.matcher import Guide, Mask
-from ingot.text.grammar.vocabulary import Lexicon, forbid
-from ingot.text.parse.fences import Fences
+from ingot.text.grammar.compiled import LlguidanceGrammar, LlguidanceMatcher, RollbackMatcher
+from ingot.text.grammar.matcher import GrammarMatcher, TokenMask
+from ingot.text.grammar.vocabulary import GrammarVocabulary, forbid_token
 from ingot.text.parser.parser import ThinkingStart, TriggerPlace, triggers_of
-from ingot.text.parser.reader import Markers, markers
+from ingot.text.parser.prose import CodeFences
+from ingot.text.parser.reader import Markers, make_markers
 from ingot.text.tool_formats.format import Arguments, CallId, Format, Gap, JsonCall, Maybe, Name, Part, TagEnd
 
 LONGEST_BEGINNING: Final = 1024
@@ -30,66 +29,68 @@ LONGEST_BEGINNING: Final = 1024
 _SPACE: Final = " \t\r\n"
 _ID: Final = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 
-Beginning = tuple[Part, ...]
+CallBeginning = tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Sign:
+class _CallSign:
     """What a marker means in its place: a call is `held` from there on, `watched` until its `beginnings` tell, a part
     of thinking opens or closes, a message's header begins or ends, or it is to be passed over."""
 
     marker: str
     place: TriggerPlace | Literal["header"]
     action: Literal["hold", "watch", "open", "close", "header", "body", "pass"]
-    beginnings: tuple[Beginning, ...] = ()
+    beginnings: tuple[CallBeginning, ...] = ()
 
 
 @dataclass(frozen=True)  # without slots: what follows from it is found once
-class HeldCalls:
+class LazyCallGrammar:
     """A plan. Text is read by its bytes, each as a character, since a token may end within one."""
 
-    lexicon: Lexicon
-    grammar: CompiledGrammar
+    vocabulary: GrammarVocabulary
+    grammar: LlguidanceGrammar
     format: Format
     tools: tuple[str, ...]
     start: ThinkingStart
     unseen: frozenset[int] = frozenset()  # special tokens that the parser is not shown
 
-    def begin(self) -> Guide:
-        return HeldCallsGuide(self)
+    def begin(self) -> GrammarMatcher:
+        return LazyCallMatcher(self)
 
-    def prepare(self) -> HeldCalls:
+    def prepare(self) -> LazyCallGrammar:
         """Find out now what guides will ask: they are asked on the engine's time."""
         assert self.overshooting is not None and self.watched is not None and self.signs is not None
         return self
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        return tuple(map(_bytewise, self.tools))
+        return tuple(map(_as_byte_text, self.tools))
 
     @cached_property
-    def signs(self) -> tuple[Mapping[str, list[_Sign]], Markers]:
-        found: dict[str, list[_Sign]] = {}
-        for sign in _signs(self.format):
+    def signs(self) -> tuple[Mapping[str, list[_CallSign]], Markers]:
+        found: dict[str, list[_CallSign]] = {}
+        for sign in _call_signs(self.format):
             found.setdefault(sign.marker, []).append(sign)
-        return found, markers(*sorted(found))
+        return found, make_markers(*sorted(found))
 
     @cached_property
     def closing(self) -> Markers:
         assert self.format.thinking is not None
-        return markers(_bytewise(self.format.thinking.close))
+        return make_markers(_as_byte_text(self.format.thinking.close))
 
     @cached_property
-    def opening_in_prompt(self) -> tuple[Beginning, ...]:
+    def opening_in_prompt(self) -> tuple[CallBeginning, ...]:
         """Of calls whose marker the prompt may end with."""
         forms = (form for form in self.format.forms if form.opening_in_prompt)
-        return tuple(_beginning((*form.opening[1:], *form.call)) for form in forms)
+        return tuple(_call_beginning((*form.opening[1:], *form.call)) for form in forms)
 
     @cached_property
     def held(self) -> dict[str, tuple[int, ...]]:
         """The markers from which on calls are held, and the tokens that write them."""
-        found = {sign.marker: sign.marker.encode("latin-1") for sign in _signs(self.format) if sign.action == "hold"}
-        return {marker: tuple(self.lexicon.encode(text.decode())) for marker, text in found.items()}
+        found = {
+            sign.marker: sign.marker.encode("latin-1") for sign in _call_signs(self.format) if sign.action == "hold"
+        }
+        return {marker: tuple(self.vocabulary.encode(text.decode())) for marker, text in found.items()}
 
     @cached_property
     def overshooting(self) -> dict[tuple[str, int], tuple[int, ...]]:
@@ -102,7 +103,7 @@ class HeldCalls:
                 continue
             for size in range(1, len(text)):
                 if bad := [
-                    id for id in self.lexicon.overshooting(text, size) if not self._goes_on(guide, text, size, id)
+                    id for id in self.vocabulary.overshooting(text, size) if not self._goes_on(guide, text, size, id)
                 ]:
                     found[marker, size] = tuple(bad)
         return found
@@ -110,17 +111,17 @@ class HeldCalls:
     @cached_property
     def watched(self) -> dict[str, frozenset[int]]:
         """How much of a marker is written where the next token may end it, or lead to where some are forbidden."""
-        return {marker: self.lexicon.leading_up_to(marker.encode("latin-1")) for marker in self.held}
+        return {marker: self.vocabulary.leading_up_to(marker.encode("latin-1")) for marker in self.held}
 
-    def _goes_on(self, guide: GrammarGuide, text: bytes, size: int, id: int) -> bool:
-        return guide.could_follow(self.ids(self.lexicon.tokens[id][len(text) - size :]))
+    def _goes_on(self, guide: LlguidanceMatcher, text: bytes, size: int, id: int) -> bool:
+        return guide.could_follow(self.ids(self.vocabulary.tokens[id][len(text) - size :]))
 
     def ids(self, text: bytes) -> list[int]:
-        return self.lexicon.library.tokenize_bytes(text) if text else []
+        return self.vocabulary.library.tokenize_bytes(text) if text else []
 
 
 @dataclass(slots=True)
-class _Place:
+class _AnswerPlace:
     """Where an answer stands."""
 
     thinking: bool = False
@@ -133,18 +134,18 @@ class _Place:
     last: str = ""  # the last character of the text since then
     called: bool = False
     thought: bool = False  # a part of thinking was closed
-    beginnings: tuple[Beginning, ...] = ()  # of a call that may have begun,
+    beginnings: tuple[CallBeginning, ...] = ()  # of a call that may have begun,
     in_prompt: bool = False  # in the prompt
-    fences: Fences = field(default_factory=Fences)
-    held: GrammarGuide | None = None
+    fences: CodeFences = field(default_factory=CodeFences)
+    held: LlguidanceMatcher | None = None
 
 
-class HeldCallsGuide(LookingAhead):
-    def __init__(self, plan: HeldCalls) -> None:
+class LazyCallMatcher(RollbackMatcher):
+    def __init__(self, plan: LazyCallGrammar) -> None:
         self._plan = plan
         opened = plan.start is ThinkingStart.OPENED and plan.format.thinking is not None
         begun = () if opened else plan.opening_in_prompt
-        self._place = _Place(thinking=opened, beginnings=begun, in_prompt=bool(begun))
+        self._place = _AnswerPlace(thinking=opened, beginnings=begun, in_prompt=bool(begun))
 
     @property
     def done(self) -> bool:
@@ -159,7 +160,7 @@ class HeldCallsGuide(LookingAhead):
             place.unread.endswith(marker[:size]) for marker, sizes in self._plan.watched.items() for size in sizes
         )
 
-    def mask(self) -> Mask | None:
+    def mask(self) -> TokenMask | None:
         if self._place.held is None:
             return self._without_overshooting()
         try:
@@ -198,27 +199,27 @@ class HeldCallsGuide(LookingAhead):
         kept = replace(place, fences=copy(place.fences))
         return kept, place.held and place.held.standing()
 
-    def go_back(self, standing: Any) -> None:
+    def rollback(self, standing: Any) -> None:
         self._place, own = standing
         if self._place.held is not None:
-            self._place.held.go_back(own)
+            self._place.held.rollback(own)
 
-    def _without_overshooting(self) -> Mask | None:
+    def _without_overshooting(self) -> TokenMask | None:
         place, overshooting = self._place, self._plan.overshooting
         if place.thinking or not place.unread or not overshooting:
             return None
         found = [ids for (marker, size), ids in overshooting.items() if place.unread.endswith(marker[:size])]
         if not found:
             return None
-        mask = self._plan.lexicon.everything()
+        mask = self._plan.vocabulary.everything()
         for id in (id for ids in found for id in ids):
-            forbid(mask, id)
+            forbid_token(mask, id)
         return mask
 
     # What is free is followed, as the parser reads it.
 
     def _follow(self, token: int) -> None:
-        if token in self._plan.unseen or not (text := self._plan.lexicon.tokens[token]):
+        if token in self._plan.unseen or not (text := self._plan.vocabulary.tokens[token]):
             return
         place = self._place
         place.unread += text.decode("latin-1")
@@ -255,7 +256,7 @@ class HeldCallsGuide(LookingAhead):
 
     def _watch(self) -> bool:
         place = self._place
-        begun = [_begins(beginning, place.unread, self._plan.names) for beginning in place.beginnings]
+        begun = [_begins_call(beginning, place.unread, self._plan.names) for beginning in place.beginnings]
         if True in begun and self._hold(self._written()):
             return False
         if True not in begun and None in begun and len(place.unread) < LONGEST_BEGINNING:
@@ -287,7 +288,7 @@ class HeldCallsGuide(LookingAhead):
         last = self._place.last
         return not self._place.fences.open and (last.isalnum() or last in tuple(".!?:;") or last > "\x7f")
 
-    def _act(self, sign: _Sign) -> None:
+    def _act(self, sign: _CallSign) -> None:
         place = self._place
         match sign.action:
             case "hold":
@@ -315,7 +316,7 @@ class HeldCallsGuide(LookingAhead):
             return False
         if held:
             before = self._place
-            self._place = _Place(called=True, thought=before.thought, fences=before.fences, held=guide)
+            self._place = _AnswerPlace(called=True, thought=before.thought, fences=before.fences, held=guide)
             if guide.done:
                 self._restart()
         return held
@@ -336,7 +337,7 @@ class HeldCallsGuide(LookingAhead):
         place = self._place
         if not place.passed:
             return list(place.tokens)
-        return [*self._plan.ids(self._plan.lexicon.tokens[place.tokens[0]][place.passed :]), *place.tokens[1:]]
+        return [*self._plan.ids(self._plan.vocabulary.tokens[place.tokens[0]][place.passed :]), *place.tokens[1:]]
 
     def _write(self, size: int) -> None:
         """So much of what is unread is text."""
@@ -350,7 +351,7 @@ class HeldCallsGuide(LookingAhead):
         self._pass(size)
 
     def _pass(self, size: int) -> None:
-        place, tokens = self._place, self._plan.lexicon.tokens
+        place, tokens = self._place, self._plan.vocabulary.tokens
         place.unread = place.unread[size:]
         place.passed += size
         while place.tokens and place.passed >= (length := len(tokens[place.tokens[0]])):
@@ -358,35 +359,35 @@ class HeldCallsGuide(LookingAhead):
             place.tokens = place.tokens[1:]
 
 
-def _signs(format: Format) -> Iterator[_Sign]:
+def _call_signs(format: Format) -> Iterator[_CallSign]:
     if (channels := format.channels) is not None:
-        yield _Sign(_bytewise(channels.recipient), "header", "hold")
-        yield from (_Sign(_bytewise(text), "anywhere", "header") for text in (channels.start, *channels.begins))
-        yield from (_Sign(_bytewise(text), "anywhere", "body") for text in (*channels.bodies, *channels.ends))
+        yield _CallSign(_as_byte_text(channels.recipient), "header", "hold")
+        yield from (_CallSign(_as_byte_text(text), "anywhere", "header") for text in (channels.start, *channels.begins))
+        yield from (_CallSign(_as_byte_text(text), "anywhere", "body") for text in (*channels.bodies, *channels.ends))
         return
     triggers = triggers_of(format, True)[0]
     for trigger in (one for several in triggers.values() for one in several):
-        marker, forms = _bytewise(trigger.marker), trigger.forms
+        marker, forms = _as_byte_text(trigger.marker), trigger.forms
         longer = any(text != trigger.marker and text.startswith(trigger.marker) for text in triggers)
         match trigger.action:
             case "open" if not (longer or any(form.bare for form in forms)):
-                yield _Sign(marker, trigger.place, "hold")
+                yield _CallSign(marker, trigger.place, "hold")
             case "open":
-                beginnings = (_beginning((*form.opening, *form.call)) for form in forms)
-                yield _Sign(marker, trigger.place, "watch", tuple(dict.fromkeys(beginnings)))
+                beginnings = (_call_beginning((*form.opening, *form.call)) for form in forms)
+                yield _CallSign(marker, trigger.place, "watch", tuple(dict.fromkeys(beginnings)))
             case "call":
-                beginnings = (_beginning(form.call) for form in forms)
-                yield _Sign(marker, trigger.place, "watch", tuple(dict.fromkeys(beginnings)))
+                beginnings = (_call_beginning(form.call) for form in forms)
+                yield _CallSign(marker, trigger.place, "watch", tuple(dict.fromkeys(beginnings)))
             case "think":
                 opens = format.thinking is not None and trigger.marker == format.thinking.open
-                yield _Sign(marker, trigger.place, "open" if opens else "close")
+                yield _CallSign(marker, trigger.place, "open" if opens else "close")
             case "strip":
-                yield _Sign(marker, trigger.place, "pass")
+                yield _CallSign(marker, trigger.place, "pass")
     joints = {form.joint.strip() for form in format.forms if form.joint and not form.closing} - {""}
-    yield from (_Sign(_bytewise(joint), "after a call", "pass") for joint in sorted(joints))
+    yield from (_CallSign(_as_byte_text(joint), "after a call", "pass") for joint in sorted(joints))
 
 
-def _beginning(parts: Iterable[Part]) -> Beginning:
+def _call_beginning(parts: Iterable[Part]) -> CallBeginning:
     """As much of a call as names its tool for certain."""
     found: list[Part] = []
     for part in parts:
@@ -397,15 +398,15 @@ def _beginning(parts: Iterable[Part]) -> Beginning:
             case Name(numbered=True):
                 return (*found, Maybe("functions."), Name(), ":")
             case Arguments():
-                return (*found, _bytewise(part.notation.opens))
+                return (*found, _as_byte_text(part.notation.opens))
             case TagEnd() | str():
-                found.append(_bytewise(part.text if isinstance(part, TagEnd) else part))
+                found.append(_as_byte_text(part.text if isinstance(part, TagEnd) else part))
                 if any(isinstance(each, Name) for each in found):
                     return tuple(found)
             case Name() | Gap() | CallId():
                 found.append(part)
             case Maybe():
-                found.append(Maybe(_bytewise(part.text)))
+                found.append(Maybe(_as_byte_text(part.text)))
             case _:
                 break
     while isinstance(found[-1], Gap | Maybe):  # these tell nothing
@@ -413,7 +414,7 @@ def _beginning(parts: Iterable[Part]) -> Beginning:
     return tuple(found)
 
 
-def _begins(beginning: Beginning, text: str, names: Sequence[str]) -> bool | None:
+def _begins_call(beginning: CallBeginning, text: str, names: Sequence[str]) -> bool | None:
     """Whether the text begins so; None where it may yet."""
     for place, part in enumerate(beginning):
         match part:
@@ -427,7 +428,7 @@ def _begins(beginning: Beginning, text: str, names: Sequence[str]) -> bool | Non
                 text = text.removeprefix(part.text)
             case Name():
                 behind = beginning[place + 1 :]
-                ways = [_begins(behind, text[len(name) :], names) for name in names if text.startswith(name)]
+                ways = [_begins_call(behind, text[len(name) :], names) for name in names if text.startswith(name)]
                 if True in ways:
                     return True
                 return None if None in ways or any(name.startswith(text) for name in names) else False
@@ -438,5 +439,5 @@ def _begins(beginning: Beginning, text: str, names: Sequence[str]) -> bool | Non
     return True
 
 
-def _bytewise(text: str) -> str:
+def _as_byte_text(text: str) -> str:
     return text.encode().decode("latin-1")

@@ -1,7 +1,7 @@
 """What the engine knows of constrained answers: which tokens may come next, and when the answer is complete.
 
-Plain values, no mlx. A plan is shared and never changes; a guide is one sequence's, made by it, and belongs to the
-engine thread.
+Plain values, no mlx. A `CompiledGrammar` is shared and never changes; a `GrammarMatcher` is one sequence's, made by it,
+and belongs to the engine thread.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-Mask: TypeAlias = "NDArray[np.uint32]"
+TokenMask: TypeAlias = "NDArray[np.uint32]"
 """One bit for each row of the model's vocabulary, 32 to a word, the lowest first. Set: the token may come next."""
 
 
-class GuideBroken(IngotError):
+class GrammarViolated(IngotError):
     """The answer left what it was held to, which is a fault of ours. It must end: never is the rest free text."""
 
     code = "guide_broken"
@@ -31,7 +31,7 @@ class GrammarTooComplex(BadRequest):
     code = "grammar_too_complex"
 
 
-class Guide(Protocol):
+class GrammarMatcher(Protocol):
     """One sequence's. Tokens are accepted in order, each exactly once, also across preemption."""
 
     @property
@@ -44,7 +44,7 @@ class Guide(Protocol):
         """The answer is complete: nothing can follow but a stop token, and nothing need."""
         ...
 
-    def mask(self) -> Mask | None:
+    def mask(self) -> TokenMask | None:
         """The tokens that may come next; None where all may. Asking twice gives the same.
 
         Raises GrammarTooComplex or GuideBroken, after which the sequence must end. The array is the caller's to read
@@ -73,7 +73,7 @@ class Guide(Protocol):
         """
         ...
 
-    def masks(self, tokens: Sequence[int]) -> list[Mask | None]:
+    def masks(self, tokens: Sequence[int]) -> list[TokenMask | None]:
         """What `mask` says now, and would say after each of these tokens, which it agreed to: one mask more than there
         are tokens. They are the caller's to keep. Leaves the guide as it was, and raises as `mask` does.
         """
@@ -85,17 +85,17 @@ class Guide(Protocol):
         ...
 
     def standing(self) -> Any:
-        """Where the guide is, to `go_back` to."""
+        """Where the guide is, to `rollback` to."""
         ...
 
-    def go_back(self, standing: Any) -> None:
+    def rollback(self, standing: Any) -> None:
         """Be as it was there: earlier on its way here, with nothing gone back to in between that was earlier still."""
         ...
 
 
-class GuidePlan(Protocol):
+class CompiledGrammar(Protocol):
     """What a request's answers are held to. Any thread may hold it."""
 
-    def begin(self) -> Guide:
+    def begin(self) -> GrammarMatcher:
         """A guide for a new sequence. Cheap: whatever takes long was done when the plan was made."""
         ...

@@ -1,4 +1,4 @@
-"""A model's tokens as the grammar engine needs them: their bytes, which are special, and which begin with a text."""
+"""A model's vocabulary as the grammar library needs it: bytes of tokens, which are special, which begin with a text."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ingot.text.grammar.matcher import Mask
+from ingot.text.grammar.matcher import TokenMask
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from ingot.text.tool_formats.registry import FORMATS
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-SPACE = b" \t\r\n"
+SPACE_BYTES = b" \t\r\n"
 
-MARKERS = frozenset(
+FORMAT_MARKERS = frozenset(
     marker
     for known in FORMATS
     for literal in known.markers
@@ -29,7 +29,7 @@ MARKERS = frozenset(
 _ANCHOR = "\x02"  # before which some tokenizers put the space that they add to every text
 
 
-class Lexicon:
+class GrammarVocabulary:
     """Unchanging, for any thread. `vocab` is the number of the model's rows, which may be more than there are tokens.
 
     Making it takes a while for large vocabularies, and other threads wait meanwhile.
@@ -41,7 +41,7 @@ class Lexicon:
         known = min(vocab, tokenizer.vocab_size)
         self.tokens = [tokenizer.token_bytes(id) for id in range(known)] + [b""] * (vocab - known)
         self.stops = frozenset(id for id in tokenizer.eos_ids if id < vocab)
-        self._markers = {id for text in MARKERS if (id := self._alone(text)) is not None}
+        self._markers = {id for text in FORMAT_MARKERS if (id := self._alone(text)) is not None}
         # A token that ends answers must never count as text, nor one that sets calls or thinking apart from it,
         # whatever the tokenizer's files call it: a grammar would have the model spell it out.
         self.special = frozenset(id for id in tokenizer.special_ids if id < vocab) | self.stops | self._markers
@@ -62,7 +62,7 @@ class Lexicon:
     def library(self) -> LLTokenizer:
         from llguidance import LLTokenizer
 
-        return LLTokenizer(_Tokens(self), eos_token=sorted(self.stops) or [self.vocab])  # type: ignore[arg-type]
+        return LLTokenizer(_LlguidanceTokens(self), eos_token=sorted(self.stops) or [self.vocab])  # type: ignore[arg-type]
 
     def encode(self, text: str) -> list[int]:
         """The tokens that write `text`, special ones included, at a place within an answer."""
@@ -89,28 +89,28 @@ class Lexicon:
     def _text(self, ids: list[int]) -> bytes:
         return b"".join(self.tokens[id] for id in ids if id < self.vocab)
 
-    def everything(self) -> Mask:
+    def everything(self) -> TokenMask:
         """A mask of all tokens."""
         return np.full(self.vocab // 32 + 1, 0xFFFFFFFF, dtype=np.uint32)
 
     @cached_property
-    def unended(self) -> Mask:
+    def unended(self) -> TokenMask:
         """All but those that end answers."""
         mask = self.everything()
         for id in self.stops:
-            forbid(mask, id)
+            forbid_token(mask, id)
         return mask
 
-    def nothing(self) -> Mask:
+    def nothing(self) -> TokenMask:
         return np.zeros(self.vocab // 32 + 1, dtype=np.uint32)
 
     @cached_property
-    def spaces(self) -> Mask:
+    def spaces(self) -> TokenMask:
         """Tokens of nothing but white space."""
         mask = self.nothing()
         for id in range(self.vocab):
-            if self.tokens[id] and not self.tokens[id].strip(SPACE):
-                allow(mask, id)
+            if self.tokens[id] and not self.tokens[id].strip(SPACE_BYTES):
+                allow_token(mask, id)
         return mask
 
     def expect(self, *texts: bytes) -> None:
@@ -140,7 +140,7 @@ class Lexicon:
         if special is not None:
             return (self.special_ids[special],)
         parts = [id for size in range(1, len(text)) for id in self._exactly(text[:size])]
-        wholes = [id for id in self.beginning(text) if not self.tokens[id][len(text) :].strip(SPACE)]
+        wholes = [id for id in self.beginning(text) if not self.tokens[id][len(text) :].strip(SPACE_BYTES)]
         return tuple(parts + wholes)
 
     def _holding(self, text: bytes) -> tuple[int, ...]:
@@ -173,31 +173,31 @@ class Lexicon:
         return found
 
 
-class _Tokens:
+class _LlguidanceTokens:
     """A tokenizer in the shape that the library asks for."""
 
     is_tokenizer_wrapper = True
 
-    def __init__(self, lexicon: Lexicon) -> None:
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
         # A model that has no token to end answers with gets one behind its vocabulary, which is never drawn.
-        ending = [] if lexicon.stops else [b"<|nothing follows|>"]
-        self.tokens = [*lexicon.tokens, *ending]
-        self.eos_token_id = min(lexicon.stops, default=lexicon.vocab)
-        self.special_token_ids = sorted(lexicon.special | {self.eos_token_id})
+        ending = [] if vocabulary.stops else [b"<|nothing follows|>"]
+        self.tokens = [*vocabulary.tokens, *ending]
+        self.eos_token_id = min(vocabulary.stops, default=vocabulary.vocab)
+        self.special_token_ids = sorted(vocabulary.special | {self.eos_token_id})
         self.bos_token_id: int | None = None
-        self._lexicon = lexicon
+        self._vocabulary = vocabulary
 
     def __call__(self, text: str) -> list[int]:
-        return self._lexicon.encode_plain(text)
+        return self._vocabulary.encode_plain(text)
 
 
-def allow(mask: Mask, id: int) -> None:
+def allow_token(mask: TokenMask, id: int) -> None:
     mask[id >> 5] |= np.uint32(1 << (id & 31))
 
 
-def forbid(mask: Mask, id: int) -> None:
+def forbid_token(mask: TokenMask, id: int) -> None:
     mask[id >> 5] &= np.uint32(0xFFFFFFFF ^ (1 << (id & 31)))
 
 
-def allows(mask: Mask, id: int) -> bool:
+def allows_token(mask: TokenMask, id: int) -> bool:
     return bool(mask[id >> 5] >> np.uint32(id & 31) & np.uint32(1))

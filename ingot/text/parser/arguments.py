@@ -1,20 +1,91 @@
-"""Which JSON types a tool's schema allows for a parameter: the little of JSON Schema that text needs to be typed."""
+"""Arguments of calls: as an object or as text, and which JSON types a tool's schema allows for them.
+
+Arguments are not always the JSON object that they should be. A model may be cut off amid a call, or write one wrong,
+and clients send back what they were sent: text that is no JSON, a list, nothing at all. No such call may end a
+conversation. So arguments are text or an object, as whoever reads them likes, and whatever is no object is one that
+holds the text: `{"_unparsed": "..."}`. No function takes an argument of that name, so nobody can run half a call by
+mistake.
+
+Of JSON Schema, `ValueSchema` knows the little that text needs to be typed.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
+
+UNPARSED_KEY: Final = "_unparsed"
+DEEPEST_ARGUMENTS: Final = 64
+"""Objects that nest deeper are left as text: templates and their filters follow them down."""
+
+
+def arguments_as_object(arguments: Any) -> dict[str, Any]:
+    """The arguments as an object. Nothing (null, or an empty text) is one without members."""
+    parsed = _parse_arguments(arguments)
+    if isinstance(parsed, str):
+        return {UNPARSED_KEY: parsed}
+    return parsed
+
+
+def arguments_as_text(arguments: Any) -> str:
+    """The arguments as text: what was written stays as it was written."""
+    parsed = _parse_arguments(arguments)
+    if isinstance(parsed, str):
+        return parsed
+    return arguments if parsed and isinstance(arguments, str) else dump_arguments(parsed)
+
+
+def are_unparsed_arguments(arguments: Any) -> bool:
+    """Whether the arguments are no object, so that only the text tells what they are."""
+    return isinstance(_parse_arguments(arguments), str)
+
+
+def answer_arguments(text: str, *, complete: bool) -> dict[str, Any]:
+    """The arguments that a model wrote, for wires that have no place for text. Nothing is made up to end them."""
+    value: dict[str, Any] = json.loads(text or "{}") if complete else {UNPARSED_KEY: text}
+    return value
+
+
+def dump_arguments(arguments: Any) -> str:
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+def _parse_arguments(arguments: Any) -> dict[str, Any] | str:
+    """The object that the arguments are; where they are none, their text."""
+    value = arguments
+    if isinstance(arguments, str):
+        try:
+            value = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError):
+            return arguments
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or _nests_too_deep(value):
+        return arguments if isinstance(arguments, str) else dump_arguments(arguments)
+    text = value.get(UNPARSED_KEY)
+    if len(value) == 1 and isinstance(text, str):
+        return text if text.strip() else {}
+    return dict(value)
+
+
+def _nests_too_deep(value: Any, level: int = 1) -> bool:
+    if level > DEEPEST_ARGUMENTS:
+        return isinstance(value, Mapping | list)
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return any(_nests_too_deep(each, level + 1) for each in inner)
+
 
 JsonType = Literal["string", "integer", "number", "boolean", "null", "array", "object"]
 JsonTypes = frozenset[JsonType]
 
-ANY: JsonTypes = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
-STRING: JsonTypes = frozenset({"string"})
-CONTAINERS: JsonTypes = frozenset({"array", "object"})
+ANY_TYPE: JsonTypes = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
+STRING_TYPE: JsonTypes = frozenset({"string"})
+CONTAINER_TYPES: JsonTypes = frozenset({"array", "object"})
 
-_DEEPEST = 16  # references may go in circles
-_TELLING: tuple[tuple[str, JsonType], ...] = (
+_DEEPEST_SCHEMA = 16  # references may go in circles
+_TYPE_BY_KEYWORD: tuple[tuple[str, JsonType], ...] = (
     ("properties", "object"),
     ("additionalProperties", "object"),
     ("items", "array"),
@@ -23,42 +94,42 @@ _TELLING: tuple[tuple[str, JsonType], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class ValueSchema:
     """What a tool's schema says of one value: all of `schemas`, any of which may be about it; nothing without one."""
 
     root: Mapping[str, Any]  # the document that references point into
     schemas: tuple[Any, ...]
 
     @classmethod
-    def arguments(cls, parameters: Mapping[str, Any]) -> Described:
+    def arguments(cls, parameters: Mapping[str, Any]) -> ValueSchema:
         return cls(parameters, (parameters,))
 
     @property
     def kinds(self) -> JsonTypes:
         """The kinds that the value may have; all of them where the schema does not say."""
-        found = [_kinds(schema, self.root, 0) for schema in self.schemas]
-        return frozenset[JsonType]().union(*found) if found else ANY
+        found = [_schema_types(schema, self.root, 0) for schema in self.schemas]
+        return frozenset[JsonType]().union(*found) if found else ANY_TYPE
 
-    def member(self, name: str) -> Described:
+    def member(self, name: str) -> ValueSchema:
         """Of the value under this name, where this is an object."""
-        return self._within(lambda schema: _property(schema, name))
+        return self._within(lambda schema: _property_schemas(schema, name))
 
-    def item(self, index: int) -> Described:
+    def item(self, index: int) -> ValueSchema:
         """Of the value at this place, where this is an array."""
-        return self._within(lambda schema: _item(schema, index))
+        return self._within(lambda schema: _item_schemas(schema, index))
 
-    def _within(self, parts: Callable[[Mapping[str, Any]], Iterable[Any]]) -> Described:
-        branches = [branch for schema in self.schemas for branch in _branches(schema, self.root)]
+    def _within(self, parts: Callable[[Mapping[str, Any]], Iterable[Any]]) -> ValueSchema:
+        branches = [branch for schema in self.schemas for branch in _schema_branches(schema, self.root)]
         found = {id(part): part for branch in branches for part in parts(branch)}
-        return Described(self.root, tuple(found.values()))
+        return ValueSchema(self.root, tuple(found.values()))
 
 
-def parameter_kinds(parameters: Mapping[str, Any], name: str) -> JsonTypes:
+def parameter_types(parameters: Mapping[str, Any], name: str) -> JsonTypes:
     """The kinds that the parameter `name` may have."""
-    return Described.arguments(parameters).member(name).kinds
+    return ValueSchema.arguments(parameters).member(name).kinds
 
 
-def _property(schema: Mapping[str, Any], name: str) -> Iterable[Any]:
+def _property_schemas(schema: Mapping[str, Any], name: str) -> Iterable[Any]:
     properties = schema.get("properties")
     if isinstance(properties, Mapping) and name in properties:
         yield properties[name]
@@ -66,15 +137,15 @@ def _property(schema: Mapping[str, Any], name: str) -> Iterable[Any]:
         yield schema["additionalProperties"]
 
 
-def _item(schema: Mapping[str, Any], index: int) -> Iterable[Any]:
-    first = _list(schema.get("prefixItems"))
+def _item_schemas(schema: Mapping[str, Any], index: int) -> Iterable[Any]:
+    first = _as_list(schema.get("prefixItems"))
     if index < len(first):
         yield first[index]
     elif isinstance(schema.get("items"), Mapping):
         yield schema["items"]
 
 
-def _branches(schema: Any, root: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+def _schema_branches(schema: Any, root: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
     """The schema and those it is made of, references followed; each once, as references may go in circles."""
     waiting = [schema]
     seen: set[int] = set()
@@ -85,48 +156,48 @@ def _branches(schema: Any, root: Mapping[str, Any]) -> Iterable[Mapping[str, Any
         seen.add(id(branch))
         yield branch
         if "$ref" in branch:
-            waiting.append(_resolved(branch["$ref"], root))
+            waiting.append(_resolve_reference(branch["$ref"], root))
         for keyword in ("allOf", "anyOf", "oneOf"):
-            waiting += _list(branch.get(keyword))
+            waiting += _as_list(branch.get(keyword))
 
 
-def _kinds(schema: Any, root: Mapping[str, Any], depth: int) -> JsonTypes:
-    if not isinstance(schema, Mapping) or depth > _DEEPEST:
-        return ANY
-    allowed = ANY
-    for stated in _statements(schema, root, depth):
+def _schema_types(schema: Any, root: Mapping[str, Any], depth: int) -> JsonTypes:
+    if not isinstance(schema, Mapping) or depth > _DEEPEST_SCHEMA:
+        return ANY_TYPE
+    allowed = ANY_TYPE
+    for stated in _keyword_types(schema, root, depth):
         # Statements that leave nothing in common are a mistake of the schema's: the narrowest so far stands.
         allowed = allowed & stated or allowed
     return allowed | {"null"} if schema.get("nullable") is True else allowed
 
 
-def _statements(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Iterable[JsonTypes]:
+def _keyword_types(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Iterable[JsonTypes]:
     """What each keyword allows; all of them hold together."""
     if "type" in schema:
-        yield _named(schema["type"])
+        yield _stated_types(schema["type"])
     if "const" in schema:
-        yield frozenset({kind_of(schema["const"])})
-    if values := _list(schema.get("enum")):
-        yield frozenset(map(kind_of, values))
+        yield frozenset({json_type_of(schema["const"])})
+    if values := _as_list(schema.get("enum")):
+        yield frozenset(map(json_type_of, values))
     if "$ref" in schema:
-        yield _kinds(_resolved(schema["$ref"], root), root, depth + 1)
+        yield _schema_types(_resolve_reference(schema["$ref"], root), root, depth + 1)
     for keyword in ("anyOf", "oneOf"):
-        if branches := _list(schema.get(keyword)):
-            yield frozenset[JsonType]().union(*(_kinds(branch, root, depth + 1) for branch in branches))
-    for branch in _list(schema.get("allOf")):
-        yield _kinds(branch, root, depth + 1)
-    for keyword, kind in _TELLING:
+        if branches := _as_list(schema.get(keyword)):
+            yield frozenset[JsonType]().union(*(_schema_types(branch, root, depth + 1) for branch in branches))
+    for branch in _as_list(schema.get("allOf")):
+        yield _schema_types(branch, root, depth + 1)
+    for keyword, kind in _TYPE_BY_KEYWORD:
         if keyword in schema and "type" not in schema:
             yield frozenset({kind})
 
 
-def _named(types: Any) -> JsonTypes:
-    names = [types] if isinstance(types, str) else _list(types)
-    known = frozenset(cast(JsonType, name) for name in names if isinstance(name, str) and name in ANY)
-    return known or ANY
+def _stated_types(types: Any) -> JsonTypes:
+    names = [types] if isinstance(types, str) else _as_list(types)
+    known = frozenset(cast(JsonType, name) for name in names if isinstance(name, str) and name in ANY_TYPE)
+    return known or ANY_TYPE
 
 
-def kind_of(value: Any) -> JsonType:
+def json_type_of(value: Any) -> JsonType:
     """Of a value as JSON has it."""
     match value:
         case None:
@@ -144,7 +215,7 @@ def kind_of(value: Any) -> JsonType:
     return "object"
 
 
-def _resolved(reference: Any, root: Mapping[str, Any]) -> Any:
+def _resolve_reference(reference: Any, root: Mapping[str, Any]) -> Any:
     """The schema that a reference within the same document points to; None, which allows all, if there is none."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
@@ -157,5 +228,5 @@ def _resolved(reference: Any, root: Mapping[str, Any]) -> Any:
     return found
 
 
-def _list(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []

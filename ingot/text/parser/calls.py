@@ -1,8 +1,10 @@
-"""Reads calls out of an answer, by the tables of `formats`.
+"""Reads calls out of an answer, by the tables of `tool_formats`.
 
 A call is held back until it is certain: its name is known and its arguments have begun. From then on it streams, and
-what follows can no longer take it back. Before, anything that does not fit raises `Mismatch`, and what was read is
+what follows can no longer take it back. Before, anything that does not fit raises `FormMismatch`, and what was read is
 in the reader's record, to be given out as the text that it is.
+
+An answer that may have one call ends with its arguments; `unwritten_parts` says what is then left to write of the call.
 """
 
 from __future__ import annotations
@@ -11,17 +13,13 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 
-from ingot.text.formats.notation import JSON, Notation
-from ingot.text.parse.elements import ElementReader
-from ingot.text.parse.events import ToolSchema
-from ingot.text.parse.left_to_write import left_to_write
-from ingot.text.parse.transcript import transcribed, wants_more
-from ingot.text.parser.events import Draft, Mismatch, Teller
-from ingot.text.parser.reader import Steps, TextReader, markers
-from ingot.text.parser.tagged_arguments import TaggedArgumentReader
+from ingot.text.parser.events import CallDraft, CallEventEmitter, FormMismatch, ToolSchema
+from ingot.text.parser.reader import Steps, TextReader, make_markers
+from ingot.text.parser.tagged_arguments import ElementArgumentReader, TaggedArgumentReader
 from ingot.text.parser.unclosed_tags import call_heads
-from ingot.text.parser.values import Transcriber
+from ingot.text.parser.values import JsonTranscriber, feed_transcriber, transcribe_object
 from ingot.text.tool_formats.format import (
+    JSON,
     Arguments,
     CallForm,
     CallId,
@@ -30,18 +28,20 @@ from ingot.text.tool_formats.format import (
     JsonCall,
     Maybe,
     Name,
+    Notation,
     Ordinal,
     Part,
     TagEnd,
     TextParameters,
     UpTo,
+    part_text,
 )
 
-LONGEST_NAME = 256
+LONGEST_FUNCTION_NAME = 256
 
-_NAME = re.compile(r"[^\s<>(){}\[\]\"'`,;=|]+")
-_ID = re.compile(r"[A-Za-z0-9_\-]+")
-_NUMBERED = re.compile(r"(?:functions\.)?(.+):[0-9]+")
+_FUNCTION_NAME = re.compile(r"[^\s<>(){}\[\]\"'`,;=|]+")
+_CALL_ID = re.compile(r"[A-Za-z0-9_\-]+")
+_NUMBERED_NAME = re.compile(r"(?:functions\.)?(.+):[0-9]+")
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _USUAL_KEYS = ("name", "tool_name", "type", "id", "tool_call_id", *_ARGUMENT_KEYS)
 
@@ -53,7 +53,7 @@ class CallReader:
         self,
         reader: TextReader,
         tools: Mapping[str, ToolSchema],
-        teller: Teller,
+        teller: CallEventEmitter,
         forms: tuple[CallForm, ...] = (),
         ends: tuple[str, ...] = (),
     ) -> None:
@@ -62,7 +62,7 @@ class CallReader:
         self._tools = tools
         self._teller = teller
         self._tagged = TaggedArgumentReader(reader, tools, teller, call_heads(forms, ends))
-        self._elements = ElementReader(reader, tools, teller, call_heads(forms, ends))
+        self._elements = ElementArgumentReader(reader, tools, teller, call_heads(forms, ends))
         self._awaited: tuple[Part, ...] = ()  # from where the record began, once a call's arguments are complete
 
     @property
@@ -73,7 +73,7 @@ class CallReader:
     @property
     def missing(self) -> str:
         """What is left to write of the last call and what closes it, once its arguments are complete."""
-        return left_to_write(self._awaited, self._reader.unsettled)
+        return unwritten_parts(self._awaited, self._reader.unsettled_text)
 
     def section(self, forms: tuple[CallForm, ...], *, opened: bool, only_known: bool = False) -> Steps[None]:
         """Calls in one of the forms. The reader records, and stands behind the forms' common marker if `opened`, else
@@ -89,10 +89,10 @@ class CallReader:
 
     def named(self, name: str) -> Steps[None]:
         """The arguments, in JSON, of a call whose name was said elsewhere. Raises Mismatch."""
-        draft = Draft(only_known=False, name=name)
+        draft = CallDraft(only_known=False, name=name)
         try:
             yield from self._arguments(JSON, draft)
-        except Mismatch:
+        except FormMismatch:
             self._teller.cut_off(draft)
             raise
 
@@ -102,9 +102,9 @@ class CallReader:
             return forms[0]
         yield from self._reader.gap()
         for form in sorted(forms, key=lambda form: len(form.leads(opened=opened)), reverse=True):
-            if (yield from self._reader.sees_in_turn(form.leads(opened=opened))):
+            if (yield from self._reader.next_in_turn(form.leads(opened=opened))):
                 return form
-        raise Mismatch
+        raise FormMismatch
 
     def _another(self, form: CallForm) -> Steps[bool]:
         """Whether one more call follows. From here on a record is kept again."""
@@ -139,7 +139,7 @@ class CallReader:
                 return
 
     def _call(self, form: CallForm, only_known: bool) -> Steps[None]:
-        draft = Draft(only_known, form.whole)
+        draft = CallDraft(only_known, form.whole)
         tagged = False
         try:
             for place, part in enumerate(form.call, start=1):
@@ -152,17 +152,17 @@ class CallReader:
                     if self._reader.cut_short((part,)):
                         self._reader.drop_rest()
                     break  # it was forgotten
-                own, closing = _literals(form.call[place:]), _literals(form.closing)
+                own, closing = _literal_parts(form.call[place:]), _literal_parts(form.closing)
                 yield from self._part(part, draft, own, closing)
                 tagged = tagged or isinstance(part, TextParameters | Elements)
                 if isinstance(part, TagEnd) and draft.ended:
                     break
-        except Mismatch:
+        except FormMismatch:
             self._teller.cut_off(draft)
             raise
         self._teller.settle()
 
-    def _part(self, part: Part, draft: Draft, own: tuple[str, ...], closing: tuple[str, ...]) -> Steps[None]:
+    def _part(self, part: Part, draft: CallDraft, own: tuple[str, ...], closing: tuple[str, ...]) -> Steps[None]:
         """`own` are the literals that follow in its call, and `closing` those of the form's closing."""
         match part:
             case Name():
@@ -193,62 +193,62 @@ class CallReader:
             case Maybe():
                 yield from self._reader.literal(part.text)
             case UpTo():
-                if (yield from self._reader.until(markers(part.text), LONGEST_NAME)) is None:
-                    raise Mismatch
+                if (yield from self._reader.until(make_markers(part.text), LONGEST_FUNCTION_NAME)) is None:
+                    raise FormMismatch
 
     def _expect(self, literal: str) -> Steps[None]:
         if not (yield from self._reader.literal(literal)):
-            raise Mismatch
+            raise FormMismatch
 
     # Names and ids.
 
-    def _name(self, part: Name, draft: Draft) -> Steps[None]:
-        name = yield from self._reader.run(_NAME, LONGEST_NAME)
+    def _name(self, part: Name, draft: CallDraft) -> Steps[None]:
+        name = yield from self._reader.run(_FUNCTION_NAME, LONGEST_FUNCTION_NAME)
         if part.numbered:
-            numbered = _NUMBERED.fullmatch(name)
+            numbered = _NUMBERED_NAME.fullmatch(name)
             name, draft.id = (numbered[1], name) if numbered else (name.removeprefix("functions."), None)
         self._take_name(name, draft)
 
-    def _take_name(self, name: str, draft: Draft) -> None:
-        if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
-            raise Mismatch
+    def _take_name(self, name: str, draft: CallDraft) -> None:
+        if not 0 < len(name) <= LONGEST_FUNCTION_NAME or not name.isprintable():
+            raise FormMismatch
         if draft.only_known and name not in self._tools:
-            raise Mismatch
+            raise FormMismatch
         draft.name = name
         draft.strict = name in self._tools and self._tools[name].strict
 
-    def _tag_end(self, part: TagEnd, draft: Draft) -> Steps[None]:
+    def _tag_end(self, part: TagEnd, draft: CallDraft) -> Steps[None]:
         if (yield from self._reader.literal(part.text)):
             return
         if (yield from self._reader.one_of(part.alone)) is None:
-            raise Mismatch
+            raise FormMismatch
         self._whole("{}", draft)
 
     def _ordinal(self, part: Ordinal) -> Steps[None]:
         if (yield from self._reader.literal(part.before)):
-            yield from self._reader.run(_ID, LONGEST_NAME)
+            yield from self._reader.run(_CALL_ID, LONGEST_FUNCTION_NAME)
             if not (yield from self._reader.literal(part.after)):
-                raise Mismatch
+                raise FormMismatch
 
-    def _call_id(self, part: CallId, draft: Draft) -> Steps[None]:
+    def _call_id(self, part: CallId, draft: CallDraft) -> Steps[None]:
         if (yield from self._reader.literal(part.marker)):
-            draft.id = (yield from self._reader.run(_ID, LONGEST_NAME)) or None
+            draft.id = (yield from self._reader.run(_CALL_ID, LONGEST_FUNCTION_NAME)) or None
 
     # Arguments as one object.
 
-    def _arguments(self, notation: Notation, draft: Draft) -> Steps[None]:
+    def _arguments(self, notation: Notation, draft: CallDraft) -> Steps[None]:
         for opens, _ in notation.brackets:
             if (yield from self._reader.sees(opens)):
                 break
         else:
-            raise Mismatch
+            raise FormMismatch
         self._teller.begin(draft)
-        yield from transcribed(self._reader, notation, self._teller.fragment)
+        yield from transcribe_object(self._reader, notation, self._teller.fragment)
         self._teller.end(draft)
 
     # A JSON object with the name and the arguments in it.
 
-    def _json_call(self, part: JsonCall, draft: Draft) -> Steps[None]:
+    def _json_call(self, part: JsonCall, draft: CallDraft) -> Steps[None]:
         reader = self._reader
         yield from self._expect("{")
         yield from reader.gap()
@@ -263,7 +263,7 @@ class CallReader:
             yield from self._without_arguments(draft)
         yield from self._expect("}")
 
-    def _member(self, part: JsonCall, draft: Draft) -> Steps[None]:
+    def _member(self, part: JsonCall, draft: CallDraft) -> Steps[None]:
         usual = (*_USUAL_KEYS, part.name_key, part.arguments_key)
         key = yield from self._json_key(usual if draft.only_known else None)
         if key == part.name_key and not draft.name:
@@ -273,17 +273,17 @@ class CallReader:
         elif draft.name and (yield from self._reader.sees("{")):
             yield from self._arguments(JSON, draft)
         else:
-            draft.early = _object((yield from self._json_value()))
+            draft.early = _early_arguments((yield from self._json_value()))
         if draft.name and draft.early is not None and not draft.ended:
             self._whole(draft.early, draft)
 
-    def _without_arguments(self, draft: Draft) -> Steps[None]:
+    def _without_arguments(self, draft: CallDraft) -> Steps[None]:
         """A call that has a name alone takes no arguments; but a bare object is none without them."""
         if draft.only_known or not draft.name or not (yield from self._reader.sees("}")):
-            raise Mismatch
+            raise FormMismatch
         self._whole("{}", draft)
 
-    def _whole(self, arguments: str, draft: Draft) -> None:
+    def _whole(self, arguments: str, draft: CallDraft) -> None:
         self._teller.begin(draft)
         self._teller.fragment(arguments)
         self._teller.end(draft)
@@ -300,36 +300,48 @@ class CallReader:
         if only is not None:
             found = yield from self._reader.one_of(tuple(json.dumps(each, ensure_ascii=False) for each in only))
             if found is None:
-                raise Mismatch
+                raise FormMismatch
             return str(json.loads(found))
         if not (yield from self._reader.sees('"')):
-            raise Mismatch
+            raise FormMismatch
         return str(json.loads((yield from self._json_value())))
 
     def _json_value(self) -> Steps[str]:
-        transcriber = Transcriber.of_value(JSON)
-        while wants_more(self._reader, transcriber):
+        transcriber = JsonTranscriber.of_value(JSON)
+        while feed_transcriber(self._reader, transcriber):
             yield
         if transcriber.progress != "done":
-            raise Mismatch
+            raise FormMismatch
         return transcriber.take()
 
 
-def _object(value: str) -> str:
+def _early_arguments(value: str) -> str:
     """Arguments that came before the name, or as a JSON text within a string, or as null for none."""
     if value.startswith('"'):
         value = json.loads(value)
-        reading = Transcriber.of_arguments(JSON)
+        reading = JsonTranscriber.of_arguments(JSON)
         text = value.strip()
         if reading.feed(text, 0) != len(text) or reading.progress != "done":
-            raise Mismatch
+            raise FormMismatch
         return reading.take()
     if value == "null":
         return "{}"
     if not value.startswith("{"):
-        raise Mismatch
+        raise FormMismatch
     return value
 
 
-def _literals(parts: tuple[Part, ...]) -> tuple[str, ...]:
+def _literal_parts(parts: tuple[Part, ...]) -> tuple[str, ...]:
     return tuple(part for part in parts if isinstance(part, str))
+
+
+_SPACE = " \t\r\n"
+
+
+def unwritten_parts(parts: Iterable[Part], written: str) -> str:
+    """The rest of these parts, as we write them, behind what is `written` of them: with any white space between."""
+    left = "".join(part_text(part) or "" for part in parts)
+    for character in written:
+        if character not in _SPACE:
+            left = left.lstrip(_SPACE).removeprefix(character)
+    return left.lstrip(_SPACE) if written[-1:] in tuple(_SPACE) else left

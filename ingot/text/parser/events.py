@@ -1,24 +1,158 @@
-"""Tells of the calls that are being read: each announced once, its arguments as they come, ended once."""
+"""What comes out of a parsed answer: plain, frozen events, ids of calls, and what emits the events of calls.
+
+A call is announced once, its arguments come as fragments, and it ends once. `CallEventEmitter` sees to that; it belongs
+to one answer's parser. Ids are in the style that the model's template will see again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import secrets
+import string
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
-from ingot.text.parse.call_ids import IdMaker
-from ingot.text.parse.events import ParsedEvent, ToolCallArguments, ToolCallBegan, ToolCallEnded
 from ingot.text.parser.reader import TextReader
+from ingot.text.tool_formats.format import IdStyle
 
-LONGEST_DOUBT = 8192
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContentDelta:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallBegan:
+    """Announces a call, once. Calls come one after another, numbered from 0. `in_thinking`: it was written there."""
+
+    index: int
+    id: str
+    name: str
+    in_thinking: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArguments:
+    """A piece of a call's arguments. The pieces of a complete call make up one JSON object."""
+
+    index: int
+    fragment: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallEnded:
+    """Exactly one for each call that began.
+
+    Not `complete`: the answer ended, or went on as something else, within the arguments. They are then the
+    beginning of a JSON object, as far as it was certain; nothing was made up to close it.
+    """
+
+    index: int
+    complete: bool = True
+
+
+ParsedEvent = ReasoningDelta | ContentDelta | ToolCallBegan | ToolCallArguments | ToolCallEnded
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSchema:
+    """A tool as the parser needs it: its name, the JSON schema of its arguments, and whether every call of it keeps to
+    that because a grammar sees to it."""
+
+    name: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PastCall:
+    """A past call, to be written again."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    id: str | None = None
+
+
+def merge_events(events: Iterable[ParsedEvent]) -> list[ParsedEvent]:
+    """The same events with neighbouring pieces of one text or one call joined.
+
+    This is the normal form: however an answer was cut into pieces, its merged events are the same.
+    """
+    joined: list[ParsedEvent] = []
+    run: list[str] = []
+    for event in events:
+        piece = _event_text(event)
+        if piece and joined and run and _event_continues(joined[-1], event):
+            run.append(piece)
+            continue
+        _join_run(joined, run)
+        joined.append(event)
+        run = [piece] if piece else []
+    _join_run(joined, run)
+    return joined
+
+
+def _event_text(event: ParsedEvent) -> str:
+    match event:
+        case ReasoningDelta() | ContentDelta():
+            return event.text
+        case ToolCallArguments():
+            return event.fragment
+    return ""
+
+
+def _event_continues(before: ParsedEvent, event: ParsedEvent) -> bool:
+    if isinstance(before, ToolCallArguments) and isinstance(event, ToolCallArguments):
+        return before.index == event.index
+    return type(before) is type(event)
+
+
+def _join_run(joined: list[ParsedEvent], run: list[str]) -> None:
+    if len(run) < 2:
+        return
+    match last := joined[-1]:
+        case ReasoningDelta() | ContentDelta():
+            joined[-1] = replace(last, text="".join(run))
+        case ToolCallArguments():
+            joined[-1] = replace(last, fragment="".join(run))
+
+
+_ALPHABET = string.ascii_letters + string.digits
+
+
+class CallIdMaker(Protocol):
+    def __call__(self, name: str, index: int) -> str:
+        """The id of the `index`-th call of an answer, which calls `name`."""
+
+
+def random_text(size: int) -> str:
+    return "".join(secrets.choice(_ALPHABET) for _ in range(size))
+
+
+def call_id_maker(style: IdStyle, *, past_calls: int = 0, random: Callable[[int], str] = random_text) -> CallIdMaker:
+    """Ids in a style. Kimi numbers the calls of a whole conversation, so it asks how many there were before."""
+    if style == "kimi":
+        return lambda name, index: f"functions.{name}:{past_calls + index}"
+    if style == "mistral":
+        return lambda name, index: random(9)
+    return lambda name, index: "call_" + random(24)
+
+
+LONGEST_HELD_ARGUMENTS = 8192
 """Characters of arguments that are held of a call that has to be whole."""
 
 
-class Mismatch(Exception):
+class FormMismatch(Exception):
     """What comes next is not what the form says."""
 
 
 @dataclass(slots=True)
-class Draft:
+class CallDraft:
     """A call that is being read. `only_known`: it must name a given tool to be one; `whole`: all of it must be read.
 
     `strict`: a grammar holds it to its schema. `goes_on`: what broke it is not the answer's end, though that may have
@@ -36,14 +170,14 @@ class Draft:
     goes_on: bool = False
 
 
-class Teller:
+class CallEventEmitter:
     """`certain` is called when a call turns out to be one, before its first event.
 
-    After `only_whole`, a call is one only when it is complete, and nothing is told of any other.
+    After `require_whole_calls`, a call is one only when it is complete, and nothing is told of any other.
     """
 
     def __init__(
-        self, reader: TextReader, ids: IdMaker, emit: Callable[[ParsedEvent], None], certain: Callable[[], None]
+        self, reader: TextReader, ids: CallIdMaker, emit: Callable[[ParsedEvent], None], certain: Callable[[], None]
     ) -> None:
         self._reader, self._ids = reader, ids
         self._emit, self._certain = emit, certain
@@ -52,13 +186,13 @@ class Teller:
         self._whole = False
         self._held: list[ParsedEvent] = []  # of a call that is not whole yet
         self._length = 0  # of the arguments of the last call,
-        self._doubted = False  # which is held because it has to be whole
+        self._held_until_certain = False  # which is held because it has to be whole
 
-    def only_whole(self, certain: Callable[[], None]) -> None:
+    def require_whole_calls(self, certain: Callable[[], None]) -> None:
         """From here on, in thinking whose text has ended."""
         self._whole, self._certain = True, certain
 
-    def begin(self, draft: Draft) -> None:
+    def begin(self, draft: CallDraft) -> None:
         index = self.begun
         if draft.id is None or draft.id in self._used_ids:
             draft.id = self._ids(draft.name, index)
@@ -68,17 +202,17 @@ class Teller:
         read = self._reader.recorded()
         if self._whole or draft.whole:
             self._reader.keep(read)
-        self._doubted = draft.whole
+        self._held_until_certain = draft.whole
         self._length = 0
         self._tell(ToolCallBegan(index, draft.id, draft.name, in_thinking=self._whole))
 
     def fragment(self, text: str) -> None:
         if text:
             self._length += len(text)
-            self._doubted = self._doubted and self._length <= LONGEST_DOUBT
+            self._held_until_certain = self._held_until_certain and self._length <= LONGEST_HELD_ARGUMENTS
             self._tell(ToolCallArguments(self.begun - 1, text))
 
-    def end(self, draft: Draft) -> None:
+    def end(self, draft: CallDraft) -> None:
         """The arguments are complete. What the form wants behind them is recorded, to be text if it is not that."""
         draft.ended = True
         self._tell(ToolCallEnded(self.begun - 1))
@@ -86,10 +220,10 @@ class Teller:
 
     def settle(self) -> None:
         """All of a call was read."""
-        self._doubted = False
+        self._held_until_certain = False
         self._release()
 
-    def cut_off(self, draft: Draft) -> None:
+    def cut_off(self, draft: CallDraft) -> None:
         """The form was not kept to. In a call that has begun this can be because the answer ended: what is left is
         then half a marker or half a value, and no text."""
         if not draft.began:
@@ -98,7 +232,7 @@ class Teller:
         if self._held and (self._whole or not broken_off):
             self._take_back()
             return
-        self._doubted = False
+        self._held_until_certain = False
         if not draft.ended:
             draft.ended = True
             self._tell(ToolCallEnded(self.begun - 1, complete=False))
@@ -108,7 +242,7 @@ class Teller:
 
     def _tell(self, event: ParsedEvent) -> None:
         self._held.append(event)
-        if not self._doubted and not (self._whole and not isinstance(event, ToolCallEnded)):
+        if not self._held_until_certain and not (self._whole and not isinstance(event, ToolCallEnded)):
             self._release()
 
     def _release(self) -> None:

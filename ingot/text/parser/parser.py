@@ -2,40 +2,44 @@
 
 What it promises, for every format:
 
-- The events do not depend on how the text was cut into pieces (`merged` gives their normal form), and the work is
+- The events do not depend on how the text was cut into pieces (`merge_events` gives their normal form), and the work is
   linear in the text.
 - Thinking, text and calls come in the order in which they were written. A call inside a thinking part is thinking,
-  unless the answer never leaves the part or says nothing else: then a complete call of a given tool is one where
-  it can be nothing else (see `thinking.py`), and is told at the answer's end.
+  unless the answer never leaves the part or says nothing else: then a complete call of a given tool is one where it can
+  be nothing else (see `prose.ThinkingReader`), and is announced at the answer's end.
 - A call is announced once, when it is certain. Its arguments follow as fragments of one JSON object. What does not
   parse as a call is delivered as the text it is; without tools everything is.
 - A call that the answer's end cuts off before it was certain is text, or nothing where more would have come and its
   marker is there; after that, it ends with the arguments so far, and `ToolCallEnded` says that they are not complete.
 - White space is delivered exactly, except next to a marker, where it only sets things apart.
+
+Answers are of two kinds: text in which markers set thinking and calls apart, and messages with headers that say what
+their body is (`ChannelAnswerReader`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from typing import Literal
 
-from ingot.text.parse.call_ids import IdMaker
-from ingot.text.parse.channels import ChannelReader
-from ingot.text.parse.events import (
+from ingot.text.parser.calls import CallReader
+from ingot.text.parser.events import (
+    CallEventEmitter,
+    CallIdMaker,
     ContentDelta,
+    FormMismatch,
     ParsedEvent,
     ReasoningDelta,
     ToolSchema,
-    merged,
+    merge_events,
 )
-from ingot.text.parse.prose import Prose
-from ingot.text.parser.calls import CallReader
-from ingot.text.parser.events import Mismatch, Teller
-from ingot.text.parser.prose import CallOpening, ThoughtReader
-from ingot.text.parser.reader import Markers, Steps, TextReader, markers
+from ingot.text.parser.prose import CallOpening, ProseWriter, ThinkingReader
+from ingot.text.parser.reader import Markers, Steps, TextReader, make_markers
 from ingot.text.tool_formats.format import CallForm, Elements, Format, TextParameters, ThinkingFormat
 
 
@@ -64,23 +68,23 @@ class Parser:
         *,
         tools: Sequence[ToolSchema],
         thinking: ThinkingStart,
-        ids: IdMaker,
+        ids: CallIdMaker,
         must_call: bool = False,
     ) -> None:
         """`must_call`: the answer is held to be calls, so that none of it is text because it was cut."""
         self._must_call = must_call
         self._events: list[ParsedEvent] = []
         self._reader = TextReader()
-        reasoning = Prose(lambda text: self._events.append(ReasoningDelta(text)))
-        content = Prose(lambda text: self._events.append(ContentDelta(text)))
+        reasoning = ProseWriter(lambda text: self._events.append(ReasoningDelta(text)))
+        content = ProseWriter(lambda text: self._events.append(ContentDelta(text)))
         named = {tool.name: tool for tool in tools}
-        teller = Teller(self._reader, ids, self._events.append, content.restart)
+        teller = CallEventEmitter(self._reader, ids, self._events.append, content.restart)
         ends = () if format.channels is None else format.channels.ends
         self._calls = calls = CallReader(self._reader, named, teller, format.forms, ends)
         opened = thinking is ThinkingStart.OPENED
-        self._answer: ChannelReader | _TaggedReader
+        self._answer: ChannelAnswerReader | _TaggedAnswerReader
         if format.channels is not None:
-            self._answer = ChannelReader(format, self._reader, calls, reasoning, content, bool(tools))
+            self._answer = ChannelAnswerReader(format, self._reader, calls, reasoning, content, bool(tools))
         else:
             # A grammar holds strict tools to their schemas, but not within thinking.
             names = frozenset[str]() if any(tool.strict for tool in tools) else frozenset(named)
@@ -88,8 +92,8 @@ class Parser:
             def says_nothing() -> bool:
                 return content.silent and not teller.begun
 
-            thoughts = _thoughts(format, names, self._reader, calls, teller, reasoning, says_nothing)
-            self._answer = _TaggedReader(
+            thoughts = _thinking_reader(format, names, self._reader, calls, teller, reasoning, says_nothing)
+            self._answer = _TaggedAnswerReader(
                 format, self._reader, calls, thoughts, reasoning, content, can_call=bool(tools), must_call=must_call
             )
         self._machine = self._answer.answer(opened)
@@ -125,7 +129,7 @@ class Parser:
 
     def _resume(self) -> list[ParsedEvent]:
         next(self._machine, None)
-        events = merged(self._events)
+        events = merge_events(self._events)
         self._events.clear()
         return events
 
@@ -147,7 +151,7 @@ class Trigger:
     forms: tuple[CallForm, ...] = ()
 
 
-class _TaggedReader:
+class _TaggedAnswerReader:
     """Answers in which markers set thinking and calls apart from the text."""
 
     def __init__(
@@ -155,9 +159,9 @@ class _TaggedReader:
         format: Format,
         reader: TextReader,
         calls: CallReader,
-        thoughts: ThoughtReader | None,
-        reasoning: Prose,
-        content: Prose,
+        thoughts: ThinkingReader | None,
+        reasoning: ProseWriter,
+        content: ProseWriter,
         *,
         can_call: bool,
         must_call: bool,
@@ -165,14 +169,14 @@ class _TaggedReader:
         self._format = format
         self._reader = reader
         self._calls = calls
-        self._thoughts = thoughts
+        self._thinking_reader = thoughts
         self._reasoning = reasoning
         self._content = content
         self._can_call, self._must_call = can_call, must_call
         self._triggers, self._markers = triggers_of(format, can_call)
         self._called = False  # a call was the last thing but text
         self._thought = False
-        self._broke = False  # and it broke off, so that another may begin within a line
+        self._call_broke_off = False  # and it broke off, so that another may begin within a line
         self.thinking = False
 
     def answer(self, opened: bool) -> Steps[None]:
@@ -198,7 +202,7 @@ class _TaggedReader:
             case "fresh":
                 return self._content.blank
             case "line":
-                return self._content.at_line_start or self._broke or self._content.attached
+                return self._content.at_line_start or self._call_broke_off or self._content.attached
             case "no JSON string":
                 return not self._content.in_json_string
             case "after thinking":
@@ -228,13 +232,13 @@ class _TaggedReader:
     def _think(self, thinking: ThinkingFormat) -> Steps[None]:
         """Up to the closing tag, or the end: an answer that never closes its thinking has no content."""
         reader = self._reader
-        assert self._thoughts is not None
+        assert self._thinking_reader is not None
         self.thinking = self._thought = True
         self._reasoning.restart()
         yield from reader.gap()
         while (yield from reader.literal(thinking.open)):  # some models repeat the tag that the prompt ended with
             yield from reader.gap()
-        if (yield from self._thoughts.read()):
+        if (yield from self._thinking_reader.read()):
             self.thinking = False
             self._content.restart()
 
@@ -242,12 +246,12 @@ class _TaggedReader:
         reader = self._reader
         reader.record()
         reader.advance(reader.at + len(marker))
-        self._called, self._broke = True, False
+        self._called, self._call_broke_off = True, False
         begun = self._calls.begun
         try:
             yield from self._calls.section(forms, opened=opened)
-        except Mismatch:
-            self._broke = self._calls.begun > begun
+        except FormMismatch:
+            self._call_broke_off = self._calls.begun > begun
             if reader.cut and (self._must_call or not any(form.bare for form in forms)):
                 reader.drop_rest()
         self._content.write(reader.recorded())
@@ -260,29 +264,29 @@ class _TaggedReader:
         self._reader.record()
         try:
             yield from self._calls.section(forms, opened=False)
-        except Mismatch:
+        except FormMismatch:
             if self._reader.cut and self._must_call:
                 self._reader.drop_rest()
         # Once, so it may be read again: it can hold a marker to strip.
         self._reader.unread(self._reader.recorded())
 
 
-def _thoughts(
+def _thinking_reader(
     format: Format,
     names: frozenset[str],
     reader: TextReader,
     calls: CallReader,
-    teller: Teller,
-    reasoning: Prose,
+    teller: CallEventEmitter,
+    reasoning: ProseWriter,
     says_nothing: Callable[[], bool],
-) -> ThoughtReader | None:
+) -> ThinkingReader | None:
     if (thinking := format.thinking) is None:
         return None
-    return ThoughtReader(thinking.close, _openings(format), names, reader, calls, teller, reasoning, says_nothing)
+    return ThinkingReader(thinking.close, _call_openings(format), names, reader, calls, teller, reasoning, says_nothing)
 
 
 @lru_cache(maxsize=64)
-def _openings(format: Format) -> dict[str, CallOpening]:
+def _call_openings(format: Format) -> dict[str, CallOpening]:
     """The markers that may begin a call within thinking: those that cannot be taken for anything else."""
     found: dict[str, CallOpening] = {}
     for trigger in _call_triggers(format.forms):
@@ -295,12 +299,12 @@ def _openings(format: Format) -> dict[str, CallOpening]:
 def triggers_of(format: Format, can_call: bool) -> tuple[dict[str, list[Trigger]], Markers]:
     """What each marker sets off, and what finds them in arriving text."""
     triggers: dict[str, list[Trigger]] = {}
-    for trigger in _triggers(format, can_call):
+    for trigger in _format_triggers(format, can_call):
         triggers.setdefault(trigger.marker, []).append(trigger)
-    return triggers, markers(*sorted(triggers))
+    return triggers, make_markers(*sorted(triggers))
 
 
-def _triggers(format: Format, can_call: bool) -> list[Trigger]:
+def _format_triggers(format: Format, can_call: bool) -> list[Trigger]:
     found = [Trigger(text, "no JSON string", "strip") for text in format.strips]
     found += [Trigger(text, "fresh", "strip") for text in format.heads]
     if (thinking := format.thinking) is not None:
@@ -329,3 +333,166 @@ def _call_triggers(forms: tuple[CallForm, ...]) -> list[Trigger]:
             closings |= {part.end for part in form.call if isinstance(part, TextParameters | Elements)}
     found = [Trigger(marker, place, action, tuple(forms)) for (marker, place, action), forms in by_marker.items()]
     return found + [Trigger(closing, "after a call", "strip") for closing in sorted(closings)]
+
+
+LONGEST_HEADER = 1024
+LONGEST_RECIPIENT = 256
+
+_RECIPIENT_NAME = re.compile(r"[^\s<]+")
+
+
+class ChannelAnswerReader:
+    """Text outside of any message, as after a prompt that began one, is the answer's. Calls may stand there too."""
+
+    def __init__(
+        self,
+        format: Format,
+        reader: TextReader,
+        calls: CallReader,
+        reasoning: ProseWriter,
+        content: ProseWriter,
+        can_call: bool,
+    ) -> None:
+        assert format.channels is not None
+        self._channels = channels = format.channels
+        self._forms = format.forms
+        self._reader = reader
+        self._calls = calls
+        self._reasoning = reasoning
+        self._content = content
+        self._next_recipient = (f" {channels.recipient}",) if channels.unended else ()
+        breaks = (channels.start, *channels.begins, *channels.ends, *self._next_recipient)
+        self._within = make_markers(*breaks)
+        openings = [form.opening[0] for form in format.forms if form.opening and can_call]
+        self._openings = frozenset(opening for opening in openings if isinstance(opening, str))
+        ends = [part.end for form in format.forms for part in form.call if isinstance(part, TextParameters | Elements)]
+        closings = [part for form in format.forms for part in form.closing if isinstance(part, str)]
+        self._closings = (*ends, *closings)  # what means nothing behind a call
+        self._outside = self._awaited = make_markers(*breaks, *self._openings)
+        self._bodies = make_markers(*channels.bodies)
+        kinds = [(re.compile(pattern), kind) for pattern, kind in channels.kinds]
+        self._kinds = [each for each in kinds if can_call or each[1] not in ("call", "calls")]
+        self._prose = content
+
+    @property
+    def thinking(self) -> bool:
+        return self._prose is self._reasoning
+
+    def answer(self, opened: bool) -> Steps[None]:
+        if opened:
+            self._reasoning.restart()
+            self._prose, self._awaited = self._reasoning, self._within
+        elif (yield from self._within_header()):
+            self._prose = yield from self._header()
+        while (marker := (yield from self._reader.scan(self._awaited, self._prose.write))) is not None:
+            if marker in self._channels.ends:
+                self._reader.advance(self._reader.at + len(marker))
+                self._prose, self._awaited = self._between(self._content), self._outside
+            elif marker in self._openings:
+                self._prose = yield from self._calls_in_forms()
+            elif marker not in self._next_recipient or (yield from self._names_recipient(marker)):
+                self._prose = yield from self._header()
+        self._prose.finish()
+
+    def _within_header(self) -> Steps[bool]:
+        """Whether the answer goes on with the header that the prompt ended in: before any marker, a recipient may
+        come, or a name, or nothing."""
+        reader, recipient = self._reader, self._channels.recipient
+        if (yield from reader.next_in_turn((self._channels.bodies,))):
+            return True
+        if recipient:
+            if (yield from reader.sees(" " + recipient)):
+                return True
+            return (yield from reader.sees(recipient))
+        return (yield from self._names_recipient(""))
+
+    def _names_recipient(self, before: str) -> Steps[bool]:
+        """Whether a name and the marker of a body come next, behind `before`; if not, that and the name are text."""
+        reader = self._reader
+        reader.record()
+        reader.advance(reader.at + len(before))
+        yield from reader.run(_RECIPIENT_NAME, LONGEST_RECIPIENT)
+        for body in self._channels.bodies:
+            if (yield from reader.sees(body)):
+                reader.unread(reader.recorded())
+                return True
+        self._prose.write(reader.recorded())
+        return False
+
+    def _header(self) -> Steps[ProseWriter]:
+        """Reads a header, and the body too if it is a call's; what the text that follows is."""
+        reader = self._reader
+        reader.record()
+        found = yield from reader.until(self._bodies, LONGEST_HEADER)
+        if found is None:
+            if reader.cut:  # within the header
+                reader.drop_rest()
+            self._content.write(reader.recorded())
+            return self._content
+        reader.forget()
+        self._awaited = self._within
+        header = "".join(found)
+        for pattern, kind in self._kinds:
+            if (match := pattern.search(header)) is None:
+                continue
+            if kind == "call":
+                return (yield from self._call(match[1]))
+            if kind == "calls":
+                self._between(self._content)
+                return (yield from self._calls_in_forms())
+            return self._between(self._reasoning if kind == "thinking" else self._content)
+        return self._between(self._content)
+
+    def _call(self, name: str) -> Steps[ProseWriter]:
+        self._between(self._content)
+        self._reader.record()
+        with suppress(FormMismatch):
+            yield from self._reader.gap()
+            yield from self._calls.named(name)
+        self._content.write(self._reader.recorded())
+        return self._content
+
+    def _calls_in_forms(self) -> Steps[ProseWriter]:
+        reader = self._reader
+        self._reasoning.restart()
+        goes_on = True
+        stray_closings: tuple[str, ...] = ()
+        while goes_on:
+            reader.record()
+            yield from reader.gap()
+            if (yield from reader.one_of(stray_closings)) is not None:
+                reader.forget()
+                continue
+            begun, stray_closings = self._calls.begun, self._closings
+            try:
+                goes_on = yield from self._section()
+            except FormMismatch:
+                goes_on = self._calls.begun > begun and not reader.cut  # behind a broken call others may come
+                if reader.cut:
+                    reader.drop_rest()
+            self._content.write(reader.recorded())
+        return self._content
+
+    def _section(self) -> Steps[bool]:
+        """Calls in the first form that begins here, if one does. Raises Mismatch."""
+        for form in self._forms:
+            if (yield from self._opens(form)):
+                yield from self._calls.section((form,), opened=True)
+                return True
+            leading = form.leading(opened=False)
+            if form.unopened != "never" and leading is not None and (yield from self._reader.sees(leading)):
+                yield from self._calls.section((form,), opened=False)
+                return True
+        return False
+
+    def _opens(self, form: CallForm) -> Steps[bool]:
+        """Passes what opens the form, where there is anything."""
+        marker = next((part for part in form.opening if isinstance(part, str)), None)
+        if marker is not None:
+            return (yield from self._reader.literal(marker))
+        return (yield from self._reader.sees(form.leading(opened=False) or ""))
+
+    def _between(self, prose: ProseWriter) -> ProseWriter:
+        self._reasoning.restart()
+        self._content.restart()
+        return prose

@@ -1,5 +1,9 @@
-"""Reads a thinking part, and the calls of an answer that never leaves it, or leaves it and says nothing.
+"""Content and thinking: the text of an answer that is no call.
 
+`ProseWriter` hands text on, cleared of the white space that only sets markers apart, and knows whether it stands in
+fenced code or a JSON string.
+
+`ThinkingReader` reads a thinking part, and the calls of an answer that never leaves it, or leaves it and says nothing.
 Some models call a tool amid their thinking and end there, some after they have closed it. Others write down in thinking
 what they might call, close it, and answer. Only what comes behind tells them apart, so from the first marker on that
 may begin a call the text is held. An answer behind the closing tag makes all of it thinking. Where there is none, what
@@ -9,17 +13,17 @@ unmistakable and nothing quotes it, in an answer that was not cut.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ingot.text.parse.prose import Prose
 from ingot.text.parser.calls import CallReader
-from ingot.text.parser.events import Mismatch, Teller
-from ingot.text.parser.reader import Steps, TextReader, markers
+from ingot.text.parser.events import CallEventEmitter, FormMismatch
+from ingot.text.parser.reader import Steps, TextReader, make_markers
 from ingot.text.tool_formats.format import CallForm, Name
 
-NAME_WITHIN = 512
+TOOL_NAME_WITHIN = 512
 """Characters from a marker on, within which a call names its tool: a marker without is not waited for."""
 
 
@@ -41,7 +45,7 @@ def _is_unmistakable(form: CallForm) -> bool:
     return special or any(isinstance(part, Name) for part in form.call)
 
 
-class ThoughtReader:
+class ThinkingReader:
     def __init__(
         self,
         close: str,
@@ -49,8 +53,8 @@ class ThoughtReader:
         names: frozenset[str],
         reader: TextReader,
         calls: CallReader,
-        teller: Teller,
-        reasoning: Prose,
+        teller: CallEventEmitter,
+        reasoning: ProseWriter,
         says_nothing: Callable[[], bool],
     ) -> None:
         """`says_nothing`: whether there is neither text nor a call outside of thinking so far."""
@@ -64,7 +68,7 @@ class ThoughtReader:
     def read(self) -> Steps[bool]:
         """Up to the closing tag, which is passed, or to the answer's end. Whether the part was closed."""
         reader, reasoning = self._reader, self._reasoning
-        wanted = markers(self._close, *self._openings)
+        wanted = make_markers(self._close, *self._openings)
         while (marker := (yield from reader.scan(wanted, reasoning.write))) is not None:
             if marker == self._close:
                 reader.advance(reader.at + len(marker))
@@ -76,7 +80,7 @@ class ThoughtReader:
         return False
 
     def _names_a_tool(self) -> Steps[bool]:
-        ahead = yield from self._reader.ahead(NAME_WITHIN)
+        ahead = yield from self._reader.ahead(TOOL_NAME_WITHIN)
         return any(name in ahead for name in self._names)
 
     def _forms(self, marker: str) -> tuple[CallForm, ...]:
@@ -90,7 +94,7 @@ class ThoughtReader:
         """The rest of a part in which a call may have begun. Whether it was closed."""
         reader = self._reader
         held: list[str] = []
-        closed = (yield from reader.scan(markers(self._close), held.append)) is not None
+        closed = (yield from reader.scan(make_markers(self._close), held.append)) is not None
         if closed and (yield from self._answers()):
             self._reasoning.write("".join(held))
             reader.advance(reader.at + len(self._close))
@@ -98,7 +102,7 @@ class ThoughtReader:
         if closed:
             reader.drop_rest()
         reader.unread("".join(held))
-        self._teller.only_whole(self._reasoning.restart)
+        self._teller.require_whole_calls(self._reasoning.restart)
         yield from self._with_calls()
         if not closed:
             self._reasoning.finish()
@@ -109,16 +113,16 @@ class ThoughtReader:
         reader = self._reader
         if not self._says_nothing():
             return True
-        reader.look_ahead()
+        reader.start_lookahead()
         reader.advance(reader.at + len(self._close))
         yield from reader.gap()
         ended = reader.at == len(reader.text) and not reader.cut
-        reader.look_back()
+        reader.undo_lookahead()
         return not ended
 
     def _with_calls(self) -> Steps[None]:
         reader, reasoning = self._reader, self._reasoning
-        while (marker := (yield from reader.scan(markers(*self._openings), reasoning.write))) is not None:
+        while (marker := (yield from reader.scan(make_markers(*self._openings), reasoning.write))) is not None:
             if forms := self._forms(marker):
                 yield from self._section(marker, forms)
             else:
@@ -128,6 +132,161 @@ class ThoughtReader:
         reader, opened = self._reader, self._openings[marker].opened
         reader.record()
         reader.advance(reader.at + (len(marker) if opened else 0))
-        with suppress(Mismatch):
+        with suppress(FormMismatch):
             yield from self._calls.section(forms, opened=opened, only_known=True)
         self._reasoning.write(reader.recorded())
+
+
+_SPACE = " \t\r\n"
+_JSON_SIGNS = re.compile(r'\\.|\\\Z|["\n]', re.DOTALL)
+
+
+class _JsonStringTracker:
+    """Follows a text that may be a JSON document, and knows whether what comes next is within a string of it."""
+
+    def __init__(self) -> None:
+        self.inside = False
+        self._is_json: bool | None = None  # it begins with a bracket
+        self._escape = ""  # half of one
+
+    def write(self, text: str) -> None:
+        if self._is_json is None and (begins := text.lstrip(_SPACE)[:1]):
+            self._is_json = begins in "{["
+        if not self._is_json:
+            return
+        text = self._escape + text
+        self._escape = ""
+        for sign in _JSON_SIGNS.findall(text):
+            if sign == "\\":
+                self._escape = sign
+            else:
+                self.inside = not self.inside if sign == '"' else self.inside and sign != "\n"
+
+
+class ProseWriter:
+    """Hands text on as it comes, but for white space next to a marker: models are taught to write line breaks
+    around tags and calls, and templates write them again.
+
+    White space is held until it is known what it is. Text follows: it goes out. A marker follows (`restart`): it is
+    dropped, unless more text comes later, from which it then sets off what was said before the marker. The answer
+    ends (`finish`): it goes out, if there was text since the last marker.
+    """
+
+    def __init__(self, emit: Callable[[str], None]) -> None:
+        self._emit = emit
+        self._fences = CodeFences()
+        self._held: list[str] = []
+        self._between = ""  # white space that stood before the last markers, with text before it
+        self._silent = True  # nothing has gone out yet
+        self._after_marker = False
+        self.blank = True  # nothing but white space since the beginning or the last marker
+        self.at_line_start = True  # nothing but white space since the last line break
+        self._first = self._last = ""  # the line's first and last characters, white space aside
+        self._spaced = True  # white space is what was written last
+        self._json = _JsonStringTracker()
+
+    @property
+    def fenced(self) -> bool:
+        """Whether the line stands within fenced code."""
+        return self._fences.open
+
+    @property
+    def quotes(self) -> bool:
+        """Whether what comes next is shown rather than said: as code, in quotes, or in a quoted line."""
+        return self.fenced or self._first == ">" or self._last in tuple("`'\"“‘«")
+
+    @property
+    def attached(self) -> bool:
+        """Whether what comes next stands right behind a word or a sentence, as what is shown does not."""
+        said = self._last.isalnum() or self._last in tuple(".!?:;…。！？：；")
+        return said and not self._spaced and not self.quotes
+
+    @property
+    def in_json_string(self) -> bool:
+        return self._json.inside
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing was said yet."""
+        return self._silent
+
+    def write(self, text: str) -> None:
+        if not text:
+            return
+        self._follow_lines(text)
+        self._json.write(text)
+        body = text.rstrip(_SPACE)
+        if body:
+            self._emit(self._leading(body) + body.lstrip(_SPACE))
+            self._held.clear()
+            self.blank = self._silent = False
+        self._held.append(text[len(body) :])
+
+    def restart(self) -> None:
+        if not self._silent and not self._between:
+            self._between = "".join(self._held)
+        self._held.clear()
+        self._fences.end_line()
+        self._first = self._last = ""
+        self._json = _JsonStringTracker()
+        self._after_marker = self.blank = self.at_line_start = True
+
+    def finish(self) -> None:
+        held = "".join(self._held)
+        if held and not (self.blank and self._after_marker):
+            self._emit(held)
+        self._held.clear()
+
+    def _leading(self, body: str) -> str:
+        """The white space that goes out before `body`."""
+        space = "".join(self._held) + body[: len(body) - len(body.lstrip(_SPACE))]
+        if not (self.blank and self._after_marker):
+            return space
+        leading = "" if self._silent else self._between or space
+        self._between = ""
+        return leading
+
+    def _follow_lines(self, text: str) -> None:
+        self._fences.write(text)
+        line = text[text.rfind("\n") + 1 :]
+        if "\n" in text:
+            self._first = self._last = ""
+        self._spaced = text[-1] in _SPACE
+        if shown := line.strip(_SPACE):
+            self._first, self._last = self._first or shown[0], shown[-1]
+        self.at_line_start = not line.strip(_SPACE) and (self.at_line_start or "\n" in text)
+
+
+_FENCE = "```"
+_LINE_SPACE = " \t\r"
+
+
+class CodeFences:
+    """Follows text as it comes, and knows whether the line that is being written stands within a fence."""
+
+    def __init__(self) -> None:
+        self.open = False
+        self._head = ""  # the line's first characters, white space aside: as many as may be a fence
+        self._named = False  # something stands behind them
+        self._quoted = False  # and backticks in it: then they set off code within a line
+
+    def write(self, text: str) -> None:
+        *lines, last = text.split("\n")
+        for line in lines:
+            self._go_on(line)
+            self.end_line()
+        self._go_on(last)
+
+    def end_line(self) -> None:
+        if self._head == _FENCE and not self._quoted:
+            self.open = not self.open or self._named
+        self._head, self._named, self._quoted = "", False, False
+
+    def _go_on(self, piece: str) -> None:
+        missing = len(_FENCE) - len(self._head)
+        if missing:
+            piece = piece if self._head else piece.lstrip(_LINE_SPACE)
+            self._head, piece = self._head + piece[:missing], piece[missing:]
+        behind = piece if self._named else piece.lstrip("`").strip(_LINE_SPACE)
+        self._named = self._named or behind != ""
+        self._quoted = self._quoted or "`" in behind

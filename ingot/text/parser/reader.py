@@ -25,8 +25,8 @@ class Markers:
     """A set of literals to be found in arriving text: the leftmost, and of several there the longest."""
 
     def __init__(self, literals: frozenset[str]) -> None:
-        self._pattern = _any_of(literals)
-        self._firsts = _any_of({literal[0] for literal in literals})
+        self._pattern = _any_of_pattern(literals)
+        self._firsts = _any_of_pattern({literal[0] for literal in literals})
         self._prefixes = {literal[:size] for literal in literals for size in range(1, len(literal))}
         self._reach = max(map(len, self._prefixes), default=0)
 
@@ -50,13 +50,13 @@ class Markers:
         return len(text)
 
 
-def _any_of(literals: Set[str]) -> re.Pattern[str]:
+def _any_of_pattern(literals: Set[str]) -> re.Pattern[str]:
     longest_first = sorted(literals, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
 
 @lru_cache(maxsize=256)
-def markers(*literals: str) -> Markers:
+def make_markers(*literals: str) -> Markers:
     return Markers(frozenset(literals))
 
 
@@ -74,12 +74,12 @@ class TextReader:
         self._record: list[str] | None = None
         self._kept: list[str] | None = None
         self._ahead: list[str] | None = None  # while looking ahead: what was passed and may be put back,
-        self._looked_from: int | None = None  # and from where on, unless more text has arrived since
+        self._lookahead_from: int | None = None  # and from where on, unless more text has arrived since
 
     def feed(self, text: str) -> None:
         self.text = self.text[self.at :] + text
         self.at = 0
-        self._looked_from = None
+        self._lookahead_from = None
 
     def end(self, *, cut: bool = False) -> None:
         """`cut`: not of itself, so that more would have come."""
@@ -114,7 +114,7 @@ class TextReader:
         return kept
 
     @property
-    def unsettled(self) -> str:
+    def unsettled_text(self) -> str:
         """What is recorded, and what comes next as far as it has arrived."""
         return "".join(self._record or ()) + self.text[self.at :]
 
@@ -132,18 +132,18 @@ class TextReader:
         self.text = text + self.text[self.at :]
         self.at = 0
 
-    def look_ahead(self) -> None:
-        """What is passed from here on is put back by `look_back`, or passed for good by `go_there`."""
-        self._ahead, self._looked_from = [], self.at
+    def start_lookahead(self) -> None:
+        """What is passed from here on is put back by `undo_lookahead`, or passed for good by `keep_lookahead`."""
+        self._ahead, self._lookahead_from = [], self.at
 
-    def look_back(self) -> None:
-        if self._looked_from is None:
+    def undo_lookahead(self) -> None:
+        if self._lookahead_from is None:
             self.unread("".join(self._ahead or ()))
         else:
-            self.at = self._looked_from
+            self.at = self._lookahead_from
         self._ahead = None
 
-    def go_there(self) -> str:
+    def keep_lookahead(self) -> str:
         """Passes what was looked at."""
         passed = "".join(self._ahead or ())
         self._ahead = None
@@ -168,7 +168,7 @@ class TextReader:
                 return False
             yield
 
-    def sees_in_turn(self, places: tuple[tuple[str, ...], ...]) -> Steps[bool]:
+    def next_in_turn(self, places: tuple[tuple[str, ...], ...]) -> Steps[bool]:
         """Whether the places come next, with a little white space between them at most; passes nothing.
 
         A place is the first of its literals that fits. An empty one always does, where no other could.

@@ -1,34 +1,47 @@
-"""Reads arguments that are written as text between tags, each turned into the type that its tool's schema asks for."""
+"""Arguments between tags, each of the type that its tool's schema asks for.
+
+`TaggedArgumentReader` reads parameters that are text between tags, one after another. `ElementArgumentReader` reads
+elements in elements, in which objects and arrays are tags too.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from ingot.text.formats.notation import JSON
-from ingot.text.parse.events import ToolSchema
-from ingot.text.parse.text_values import TextValue
-from ingot.text.parse.transcript import transcribed
-from ingot.text.parser.arguments import ANY, STRING, JsonTypes, parameter_kinds
-from ingot.text.parser.events import Draft, Mismatch, Teller
-from ingot.text.parser.reader import Steps, TextReader, markers
-from ingot.text.parser.unclosed_tags import CallHeads, Doubts, ValueMarkers
-from ingot.text.tool_formats.format import KeyClose, TextParameters
+from ingot.text.parser.arguments import (
+    ANY_TYPE,
+    CONTAINER_TYPES,
+    STRING_TYPE,
+    JsonType,
+    JsonTypes,
+    ValueSchema,
+    parameter_types,
+)
+from ingot.text.parser.events import CallDraft, CallEventEmitter, FormMismatch, ToolSchema
+from ingot.text.parser.reader import Steps, TextReader, make_markers
+from ingot.text.parser.unclosed_tags import CallHeads, UnclosedValues, ValueMarkers
+from ingot.text.parser.values import TextValue, transcribe_object
+from ingot.text.tool_formats.format import JSON, Elements, KeyClose, TextParameters
 
 LONGEST_KEY = 1024
 
 
 class TaggedArgumentReader:
-    def __init__(self, reader: TextReader, tools: Mapping[str, ToolSchema], teller: Teller, heads: CallHeads) -> None:
+    def __init__(
+        self, reader: TextReader, tools: Mapping[str, ToolSchema], teller: CallEventEmitter, heads: CallHeads
+    ) -> None:
         self._reader = reader
         self._tools = tools
         self._teller = teller
         self._heads = heads
-        self._doubts = Doubts(reader)
+        self._doubts = UnclosedValues(reader)
 
-    def read(self, part: TextParameters, draft: Draft, own: tuple[str, ...], closing: tuple[str, ...]) -> Steps[None]:
+    def read(
+        self, part: TextParameters, draft: CallDraft, own: tuple[str, ...], closing: tuple[str, ...]
+    ) -> Steps[None]:
         """All of a call's. `own` are the literals that follow in the call, which are not passed, and `closing` those of
         the form's closing. Raises Mismatch."""
         closing = (*own, *closing)
@@ -37,7 +50,7 @@ class TaggedArgumentReader:
         if part.object_tags and (yield from self._reader.literal(part.object_tags[0])):
             yield from self._reader.gap()
             if not (yield from self._reader.sees("{")):
-                raise Mismatch
+                raise FormMismatch
             self._teller.begin(draft)
             yield from self._object(draft)
             yield from self._ending((part.object_tags[1],))
@@ -50,7 +63,7 @@ class TaggedArgumentReader:
             return
         found = yield from self._reader.one_of(following)
         if found is None:
-            raise Mismatch
+            raise FormMismatch
         self._teller.begin(draft)
         within = ValueMarkers(self._heads, part.value_close, part.end, closing, part.key_open)
         given: set[str] = set()
@@ -67,23 +80,25 @@ class TaggedArgumentReader:
                 given.add(key)
                 value = TextValue(self._kinds(draft, key, close), part.frame, self._teller.fragment)
                 missing = self._missing(part, draft, given)
-                found = yield from _ValueReader(self._reader, self._doubts, part, within, missing, value, draft).read()
+                found = yield from _TaggedValueReader(
+                    self._reader, self._doubts, part, within, missing, value, draft
+                ).read()
         self._teller.fragment("}" if given else "{}")
         self._teller.end(draft)
         if found in (*own, *self._heads.ends):
             self._reader.unread(found)
 
-    def _object(self, draft: Draft) -> Steps[None]:
-        yield from transcribed(self._reader, JSON, self._teller.fragment)
+    def _object(self, draft: CallDraft) -> Steps[None]:
+        yield from transcribe_object(self._reader, JSON, self._teller.fragment)
         self._teller.end(draft)
 
-    def _wrapped_object(self, draft: Draft, key: str, close: KeyClose) -> Steps[None]:
+    def _wrapped_object(self, draft: CallDraft, key: str, close: KeyClose) -> Steps[None]:
         """An object under a name that is no parameter: all the arguments if the tool has such parameters, else the
         value that it seems to be."""
         read: list[str] = []
         try:
-            yield from transcribed(self._reader, JSON, read.append)
-        except Mismatch:
+            yield from transcribe_object(self._reader, JSON, read.append)
+        except FormMismatch:
             self._teller.fragment("".join(read))
             raise
         text = "".join(read)
@@ -95,44 +110,44 @@ class TaggedArgumentReader:
     def _ending(self, literals: tuple[str, ...]) -> Steps[None]:
         yield from self._reader.gap()
         if (yield from self._reader.one_of(literals)) is None:
-            raise Mismatch
+            raise FormMismatch
         self._reader.record()
 
-    def _wrapped(self, part: TextParameters, draft: Draft, key: str) -> Steps[bool]:
+    def _wrapped(self, part: TextParameters, draft: CallDraft, key: str) -> Steps[bool]:
         """Whether the value of this key, which is none of the tool's, is all the arguments."""
         if key not in part.wrappers or draft.name not in self._tools or key in self._properties(draft):
             return False
         yield from self._reader.gap()
         return (yield from self._reader.sees("{"))
 
-    def _properties(self, draft: Draft) -> frozenset[str]:
+    def _properties(self, draft: CallDraft) -> frozenset[str]:
         tool = self._tools.get(draft.name)
         listed = tool.parameters.get("properties") if tool is not None else None
         return frozenset(listed) if isinstance(listed, Mapping) else frozenset()
 
-    def _missing(self, part: TextParameters, draft: Draft, given: set[str]) -> tuple[str, ...]:
+    def _missing(self, part: TextParameters, draft: CallDraft, given: set[str]) -> tuple[str, ...]:
         keys = self._properties(draft) - given
         return tuple(f"{part.key_open}{key}{close.text}" for key in keys for close in part.key_closes)
 
-    def _key(self, part: TextParameters, within: ValueMarkers, draft: Draft) -> Steps[tuple[str, KeyClose]]:
+    def _key(self, part: TextParameters, within: ValueMarkers, draft: CallDraft) -> Steps[tuple[str, KeyClose]]:
         """A key. At a marker of calls within it, what was to close it is missing, and the call breaks."""
         reader = self._reader
         reader.record(part.key_open)
         closes = {close.text: close for close in part.key_closes}
-        reader.look_ahead()
+        reader.start_lookahead()
         found = yield from reader.until(within.also(*closes), LONGEST_KEY)
         if found is not None and found[1] in closes:
-            reader.go_there()
+            reader.keep_lookahead()
             key, close = found[0], closes[found[1]]
             stated = yield from self._stated_type(part)
             return key, close if stated is None else replace(close, kinds=stated)
         if found is not None:
-            reader.look_back()
+            reader.undo_lookahead()
             reader.advance(reader.at + len(found[0]))
             draft.goes_on = True
         else:
-            reader.go_there()
-        raise Mismatch
+            reader.keep_lookahead()
+        raise FormMismatch
 
     def _stated_type(self, part: TextParameters) -> Steps[JsonTypes | None]:
         """The type that stands before a value, if one does and means anything: `array[string]` is an array."""
@@ -141,10 +156,10 @@ class TaggedArgumentReader:
         yield from self._reader.gap()
         if not (yield from self._reader.literal(part.type_tags[0])):
             return None
-        found = yield from self._reader.until(markers(part.type_tags[1]), LONGEST_KEY)
+        found = yield from self._reader.until(make_markers(part.type_tags[1]), LONGEST_KEY)
         if found is None:
-            raise Mismatch
-        return JsonTypes(kind for kind in ANY if kind == found[0].split("[")[0].strip().lower()) or None
+            raise FormMismatch
+        return JsonTypes(kind for kind in ANY_TYPE if kind == found[0].split("[")[0].strip().lower()) or None
 
     def _valueless(self, part: TextParameters, following: tuple[str, ...]) -> Steps[str | None]:
         """What follows a key that has no value; None where one has begun."""
@@ -154,21 +169,21 @@ class TaggedArgumentReader:
             if not (yield from self._reader.literal(part.value_open)):
                 found = yield from self._reader.one_of(following)
                 if found is None:
-                    raise Mismatch
+                    raise FormMismatch
         self._reader.forget()
         return found
 
-    def _kinds(self, draft: Draft, key: str, close: KeyClose) -> JsonTypes:
+    def _kinds(self, draft: CallDraft, key: str, close: KeyClose) -> JsonTypes:
         if close.value == "text":
-            return STRING
+            return STRING_TYPE
         if close.value == "json":
-            return close.kinds - STRING
+            return close.kinds - STRING_TYPE
         tool = self._tools.get(draft.name)
-        kinds = parameter_kinds(tool.parameters, key) if tool is not None else ANY
-        return close.kinds if kinds == ANY else kinds
+        kinds = parameter_types(tool.parameters, key) if tool is not None else ANY_TYPE
+        return close.kinds if kinds == ANY_TYPE else kinds
 
 
-class _ValueReader:
+class _TaggedValueReader:
     """One value.
 
     A closing tag closes it only where the next parameter, the end of the call or of its form follows. Where one was
@@ -181,12 +196,12 @@ class _ValueReader:
     def __init__(
         self,
         reader: TextReader,
-        doubts: Doubts,
+        doubts: UnclosedValues,
         part: TextParameters,
         within: ValueMarkers,
         missing: tuple[str, ...],
         value: TextValue,
-        draft: Draft,
+        draft: CallDraft,
     ) -> None:
         self._reader, self._doubts, self._part = reader, doubts, part
         self._within, self._missing = within, missing
@@ -214,7 +229,7 @@ class _ValueReader:
                 found = yield from self._unclosed(marker)
             if found is not None:
                 return found
-        raise Mismatch
+        raise FormMismatch
 
     def _write(self, text: str) -> None:
         if self._reader.ended:
@@ -241,7 +256,7 @@ class _ValueReader:
         if found is not None or reader.cut_short(following):
             self._value.close()
             if found is None:
-                raise Mismatch
+                raise FormMismatch
             return found
         tag = self._close + space
         if not self._draft.strict and (yield from self._within.head(reader)):
@@ -298,5 +313,226 @@ class _ValueReader:
         if self._strays:
             self._draft.goes_on = True
             self._reader.record(tag)
-            raise Mismatch
+            raise FormMismatch
         self._value.close(forgotten=not tag)
+
+
+DEEPEST_ELEMENT = 64
+"""Elements within one another."""
+LONGEST_ELEMENT_NAME = 1024
+LONGEST_UNOPENED_ELEMENT = 65536
+"""Of a value whose opening tag was forgotten, which is held until it is named."""
+
+_EMPTY_ELEMENTS: tuple[tuple[JsonType, str], ...] = (("array", "[]"), ("object", "{}"), ("null", "null"))
+
+
+class ElementArgumentReader:
+    def __init__(
+        self, reader: TextReader, tools: Mapping[str, ToolSchema], teller: CallEventEmitter, heads: CallHeads
+    ) -> None:
+        self._reader = reader
+        self._tools = tools
+        self._teller = teller
+        self._heads = heads
+        self._doubts = UnclosedValues(reader)
+
+    def read(self, part: Elements, draft: CallDraft, closing: tuple[str, ...]) -> Steps[None]:
+        """All of a call's. `closing` are the literals of the form's closing. Raises Mismatch."""
+        reader, ends = self._reader, (part.end, *closing)
+        yield from reader.gap()
+        if (yield from reader.sees(part.mark)):
+            self._teller.begin(draft)
+            values = _ElementValues(reader, self._teller.fragment, part, self._heads, self._doubts, closing, draft)
+            yield from values.arguments(self._described(draft), ends)
+            self._teller.end(draft)
+        elif (yield from reader.sees("{")):
+            self._teller.begin(draft)
+            yield from transcribe_object(reader, JSON, self._teller.fragment)
+            self._teller.end(draft)
+            yield from reader.gap()
+            if (yield from reader.one_of(ends)) is None:
+                raise FormMismatch
+            reader.record()
+        else:
+            raise FormMismatch
+
+    def _described(self, draft: CallDraft) -> ValueSchema:
+        tool = self._tools.get(draft.name)
+        return ValueSchema.arguments(tool.parameters if tool is not None else {})
+
+
+class _ElementValues:
+    """One call's.
+
+    Where closing tags were forgotten, an argument that is text ends before the end of its call that another end or the
+    answer's confirms, and before another call, as that of tagged parameters does. An object or array breaks there.
+    """
+
+    def __init__(
+        self,
+        reader: TextReader,
+        tell: Callable[[str], None],
+        part: Elements,
+        heads: CallHeads,
+        doubts: UnclosedValues,
+        closing: tuple[str, ...],
+        draft: CallDraft,
+    ) -> None:
+        self._reader, self._tell, self._part = reader, tell, part
+        self._heads, self._doubts, self._closing = heads, doubts, closing
+        self._draft = draft
+
+    def arguments(self, described: ValueSchema, ends: tuple[str, ...]) -> Steps[None]:
+        yield from self._members((yield from self._next(ends, 0)), described, ends, 0)
+
+    def _next(self, ends: tuple[str, ...], depth: int) -> Steps[str | None]:
+        """Passes the tag that opens another element, and gives its name: None where one of `ends` came instead, or
+        another call, before which the arguments end."""
+        reader = self._reader
+        reader.record()
+        yield from reader.gap()
+        if (yield from reader.one_of(ends)) is not None:
+            reader.forget()
+            return None
+        if not self._draft.strict and (yield from self._within(self._part.end).head(reader)):
+            if depth:
+                self._break()
+            return None
+        if not (yield from reader.literal(self._part.mark)):
+            raise FormMismatch
+        if (yield from reader.literal("<")):
+            name = yield from self._name()
+        else:
+            name = yield from self._unopened()
+        reader.forget()
+        return name
+
+    def _within(self, close: str) -> ValueMarkers:
+        return ValueMarkers(self._heads, close, self._part.end, self._closing, self._part.mark)
+
+    def _break(self) -> None:
+        """What comes next is to be read by itself."""
+        self._draft.goes_on = True
+        self._reader.record()
+        raise FormMismatch
+
+    def _name(self) -> Steps[str]:
+        found = yield from self._reader.until(make_markers(">"), LONGEST_ELEMENT_NAME)
+        if found is None or not self._part.can_name(found[0]):
+            raise FormMismatch
+        return found[0]
+
+    def _unopened(self) -> Steps[str]:
+        """The name of an element without its opening tag, which the closing one tells: to that, it is put back."""
+        reader, mark = self._reader, self._part.mark
+        found = (
+            (yield from reader.until(make_markers(mark), LONGEST_UNOPENED_ELEMENT))
+            if self._part.open_optional
+            else None
+        )
+        if found is None or not (yield from reader.literal("</")):
+            raise FormMismatch
+        name = yield from self._name()
+        reader.unread(found[0] + self._part.closing(name))
+        return name
+
+    def _members(self, name: str | None, described: ValueSchema, ends: tuple[str, ...], depth: int) -> Steps[None]:
+        """An object, whose first member's tag was passed."""
+        self._tell("{")
+        between = ""
+        while name is not None:
+            self._tell(f"{between}{json.dumps(name, ensure_ascii=False)}: ")
+            yield from self._value(name, described.member(name), depth)
+            name = yield from self._next(ends, depth)
+            between = ", "
+        self._tell("}")
+
+    def _items(self, name: str | None, described: ValueSchema, ends: tuple[str, ...], depth: int) -> Steps[None]:
+        """An array, whose first item's tag was passed. What the schema says is one has no members, by any name."""
+        self._tell("[")
+        index = 0
+        while name is not None:
+            self._tell(", " if index else "")
+            yield from self._value(name, described.item(index), depth)
+            name = yield from self._next(ends, depth)
+            index += 1
+        self._tell("]")
+
+    def _value(self, name: str, described: ValueSchema, depth: int) -> Steps[None]:
+        """What stands between an element's tags, and the closing one."""
+        kinds, closing = described.kinds, self._part.closing(name)
+        space = ""
+        if kinds & CONTAINER_TYPES or "string" not in kinds:
+            space = yield from self._reader.gap()
+            if "string" not in kinds and (yield from self._reader.literal(closing)):
+                self._tell(next((empty for kind, empty in _EMPTY_ELEMENTS if kind in kinds), '""'))
+                return
+            if (yield from self._nests(kinds)):
+                yield from self._nested(described, closing, depth + 1)
+                return
+        yield from self._text(kinds, closing, space, depth)
+
+    def _nests(self, kinds: JsonTypes) -> Steps[bool]:
+        """Whether an element comes next. A string may begin with a mark too."""
+        mark = self._part.mark
+        opens = f"{mark}<" if "string" in kinds else mark
+        return (yield from self._reader.sees(opens)) and not (yield from self._reader.sees(f"{mark}</"))
+
+    def _nested(self, described: ValueSchema, closing: str, depth: int) -> Steps[None]:
+        if depth > DEEPEST_ELEMENT:
+            raise FormMismatch
+        first = yield from self._next((closing,), depth)
+        told = described.kinds & CONTAINER_TYPES
+        is_array = "array" in told if len(told) == 1 else first == self._part.item
+        yield from (self._items if is_array else self._members)(first, described, (closing,), depth)
+
+    def _text(self, kinds: JsonTypes, closing: str, space: str, depth: int) -> Steps[None]:
+        """A value that has no elements, and its closing tag: one that another tag follows."""
+        reader, mark, within = self._reader, self._part.mark, self._within(closing)
+        value = TextValue(kinds, "", self._tell)
+        value.write(space)
+        last: list[str] = []  # the text's end, which may be half a closing tag
+        stray_closings = False  # the value holds markers that neither end it nor begin a call
+        wanted = make_markers(closing, self._part.end, *self._closing, *self._heads.literals)
+
+        def write(text: str) -> None:
+            if reader.ended:
+                last.append(text)
+            else:
+                value.write(text)
+
+        while (marker := (yield from reader.scan(wanted, write))) is not None:
+            value.write("".join(last))
+            last.clear()
+            if value.in_json_string:
+                value.write(reader.advance(reader.at + 1))
+            elif marker == closing:
+                reader.advance(reader.at + len(closing))
+                space = yield from reader.gap()
+                if (yield from reader.sees(mark)) or reader.cut_short((mark,)):
+                    value.close()
+                    return
+                value.write(closing + space)
+                stray_closings = True
+            elif not (yield from self._forgotten(marker, within)):
+                value.write(reader.advance(reader.at + 1))
+                stray_closings = True
+            elif value.may_be_text and (yield from self._goes_on(value, closing, within)):
+                continue
+            elif stray_closings or depth:
+                self._break()
+            else:
+                value.close(forgotten=True)
+                return
+        raise FormMismatch
+
+    def _forgotten(self, marker: str, within: ValueMarkers) -> Steps[bool]:
+        if self._draft.strict:
+            return False
+        if marker in self._heads.literals:
+            return (yield from within.head(self._reader)) > 0
+        return (yield from within.ends_call(self._reader, marker))
+
+    def _goes_on(self, value: TextValue, closing: str, within: ValueMarkers) -> Steps[bool]:
+        closes = within.closes(self._reader, closing, lambda ahead: False)
+        return (yield from self._doubts.goes_on(closes, value, within.all))

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Literal
 
-from ingot.text.parse.text_values import TextValue
-from ingot.text.parser.events import Mismatch
-from ingot.text.parser.reader import Markers, Steps, TextReader, markers
+from ingot.text.parser.events import FormMismatch
+from ingot.text.parser.reader import Markers, Steps, TextReader, make_markers
+from ingot.text.parser.values import TextValue
 from ingot.text.tool_formats.format import (
     Arguments,
     CallForm,
@@ -32,9 +32,9 @@ from ingot.text.tool_formats.format import (
     UpTo,
 )
 
-WINDOW = 320
+CALL_HEAD_WINDOW = 320
 """Characters within which a call has to begin, from its marker to its first argument, to be seen as one."""
-MOST_DOUBTS = 4
+MOST_UNCLOSED_VALUES = 4
 """Values of one answer that are read to the end to find their closing tags. Later ones end at the first marker."""
 
 _ARGUMENTS = (Arguments, JsonCall, TextParameters, Elements)
@@ -62,7 +62,7 @@ class CallHeads:
         assert isinstance(parts[0], str)
         last = next(place for place, part in enumerate(parts) if isinstance(part, _ARGUMENTS))
         closing = tuple(part for part in (*parts[last + 1 :], *form.closing) if isinstance(part, str))
-        pattern = "".join(_pattern(part, closing) for part in parts[: last + 1])
+        pattern = "".join(_part_pattern(part, closing) for part in parts[: last + 1])
         self._patterns.setdefault(parts[0], []).append(re.compile(pattern))
 
     def found(self, text: str) -> int:
@@ -79,7 +79,7 @@ def call_heads(forms: tuple[CallForm, ...], ends: tuple[str, ...] = ()) -> CallH
     return CallHeads(tuple(form for form in forms if not form.bare), ends)
 
 
-def _pattern(part: Part, closing: tuple[str, ...]) -> str:
+def _part_pattern(part: Part, closing: tuple[str, ...]) -> str:
     match part:
         case str():
             return re.escape(part)
@@ -88,7 +88,7 @@ def _pattern(part: Part, closing: tuple[str, ...]) -> str:
         case Maybe():
             return f"(?:{re.escape(part.text)})?"
         case UpTo():
-            return rf"[\s\S]{{0,{WINDOW}}}?{re.escape(part.text)}"
+            return rf"[\s\S]{{0,{CALL_HEAD_WINDOW}}}?{re.escape(part.text)}"
         case Name():
             return _NAME
         case TagEnd():
@@ -120,33 +120,33 @@ class ValueMarkers:
         self.all = self.also(value_close)
 
     def also(self, *others: str) -> Markers:
-        return markers(*others, self._value_close, *self.following, *self.heads.literals)
+        return make_markers(*others, self._value_close, *self.following, *self.heads.literals)
 
     def head(self, reader: TextReader) -> Steps[int]:
         """The length of the head of a call that comes next; 0 where none does. Passes nothing."""
         for literal in self.heads.literals:
             if (yield from reader.sees(literal)):
-                return self.heads.found((yield from reader.ahead(WINDOW)))
+                return self.heads.found((yield from reader.ahead(CALL_HEAD_WINDOW)))
         return 0
 
     def follows(self, reader: TextReader, close: str) -> Steps[bool]:
         """Whether behind the closing tag of a value, which comes next, its call goes on or ends."""
-        return (yield from reader.sees_in_turn(((close,), self.following)))
+        return (yield from reader.next_in_turn(((close,), self.following)))
 
     def ends_form(self, reader: TextReader) -> Steps[bool]:
         """Whether the end of a call comes next, and that of its form."""
         for closing in self._closing:
-            if (yield from reader.sees_in_turn(((self._end,), (closing,)))):
+            if (yield from reader.next_in_turn(((self._end,), (closing,)))):
                 return True
         return False
 
     def ends_call(self, reader: TextReader, marker: str) -> Steps[bool]:
         """Whether the end of a call or of its form, which comes next, is confirmed by what stands behind it: another
         end, another call, or the end of the answer."""
-        ahead = yield from reader.ahead(WINDOW)
+        ahead = yield from reader.ahead(CALL_HEAD_WINDOW)
         behind = ahead[len(marker) :].lstrip(_SPACE)
         if not behind:
-            return len(ahead) < WINDOW
+            return len(ahead) < CALL_HEAD_WINDOW
         ends = (*(self._closing if marker == self._end else ()), *self.heads.ends)
         return marker in self.heads.ends or any(map(behind.startswith, ends)) or self.heads.found(behind) > 0
 
@@ -155,7 +155,7 @@ class ValueMarkers:
         what may follow it. `is_own`: whether a parameter of the value's own tool begins."""
         frames: list[Literal["call", "value"]] = []
         wanted = self.also(close)
-        while (marker := (yield from reader.scan(wanted, _ignore))) is not None:
+        while (marker := (yield from reader.scan(wanted, _ignore_text))) is not None:
             size = len(marker)
             if marker in (close, self._value_close):
                 if frames[-1:] == ["value"]:
@@ -163,7 +163,7 @@ class ValueMarkers:
                 elif not frames and marker == close and (yield from self.follows(reader, close)):
                     return True
             elif marker == self._key_open:
-                if frames[-1:] == ["call"] or (not frames and is_own((yield from reader.ahead(WINDOW)))):
+                if frames[-1:] == ["call"] or (not frames and is_own((yield from reader.ahead(CALL_HEAD_WINDOW)))):
                     frames.append("value")
             elif marker == self._end and "call" in frames:
                 del frames[-1 - frames[::-1].index("call") :]
@@ -177,19 +177,19 @@ class ValueMarkers:
 
     def closes_json(self, reader: TextReader, close: str, value: TextValue) -> Steps[bool]:
         """The same for JSON, of which `value` is what was read so far: where no string in it is open."""
-        while (yield from reader.scan(markers(close), value.write)) is not None:
+        while (yield from reader.scan(make_markers(close), value.write)) is not None:
             if not value.in_json_string and (yield from self.follows(reader, close)):
                 return True
             value.write(reader.advance(reader.at + len(close)))
         return False
 
 
-class Doubts:
+class UnclosedValues:
     """One answer's."""
 
     def __init__(self, reader: TextReader) -> None:
         self._reader = reader
-        self._left = MOST_DOUBTS
+        self._left = MOST_UNCLOSED_VALUES
 
     def goes_on(self, closes: Steps[bool], value: TextValue, wanted: Markers, tag: str = "") -> Steps[bool]:
         """Whether the value goes on up to a closing tag that `closes` finds. It is then written up to there, with the
@@ -197,18 +197,18 @@ class Doubts:
         reader = self._reader
         if not self._left:
             return False
-        reader.look_ahead()
+        reader.start_lookahead()
         if (yield from closes):
-            value.write(tag + reader.go_there())
+            value.write(tag + reader.keep_lookahead())
             return True
         if reader.cut:
-            text = tag + reader.go_there()
+            text = tag + reader.keep_lookahead()
             value.write(text[: wanted.undecided(text)])
-            raise Mismatch
-        reader.look_back()
+            raise FormMismatch
+        reader.undo_lookahead()
         self._left -= 1
         return False
 
 
-def _ignore(text: str) -> None:
+def _ignore_text(text: str) -> None:
     """What is looked at on the way is written later, if it belongs to the value."""

@@ -1,7 +1,8 @@
 """Values as models write them, turned into JSON while they arrive.
 
-A pushdown machine that passes each character once. What it has written is always the beginning of some valid JSON,
-so it can be sent on at once.
+`JsonTranscriber` is a pushdown machine that passes each character once. What it has written is always the beginning of
+some valid JSON, so it can be sent on at once. `TextValue` is a parameter written as text, turned into JSON of the type
+that its schema asks for. `transcribe_object` reads arguments that are one object.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from ingot.text.formats.notation import Escapes, Notation
+from ingot.text.parser.arguments import JsonType, JsonTypes
+from ingot.text.parser.events import FormMismatch
+from ingot.text.parser.reader import Steps, TextReader
+from ingot.text.tool_formats.format import JSON, PYTHON, Escapes, Notation
 
-DEEPEST = 256  # most readers of JSON recurse, and give up somewhere beyond this
+DEEPEST_VALUE = 256  # most readers of JSON recurse, and give up somewhere beyond this
 LONGEST_NUMBER = 4000  # Python's own json refuses integers of a little more
 
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -48,7 +52,7 @@ _PYTHON_CHARACTERS = {
 ValueState = Literal["going", "done", "failed"]
 
 
-class _Frame(NamedTuple):
+class _OpenContainer(NamedTuple):
     """An object or array that is open."""
 
     closes: str
@@ -57,7 +61,7 @@ class _Frame(NamedTuple):
     bare_keys: bool
 
 
-class Transcriber:
+class JsonTranscriber:
     """Reads one value, writes JSON.
 
     `feed` takes the text from a place on and returns the place up to which it was read: what it leaves must be
@@ -69,7 +73,7 @@ class Transcriber:
         self._notation = notation
         self._words = dict(notation.words)
         self._written: list[str] = []
-        self._stack: list[_Frame] = []
+        self._stack: list[_OpenContainer] = []
         self._token: list[str] = []
         self._spaces: list[str] = []  # behind a comma
         self._quote = ""
@@ -80,12 +84,12 @@ class Transcriber:
         self._step: Callable[[str, int], int] = self._arguments if step == "arguments" else self._value
 
     @classmethod
-    def of_arguments(cls, notation: Notation) -> Transcriber:
+    def of_arguments(cls, notation: Notation) -> JsonTranscriber:
         """For the outermost object, in the notation's own brackets."""
         return cls(notation, "arguments")
 
     @classmethod
-    def of_value(cls, notation: Notation) -> Transcriber:
+    def of_value(cls, notation: Notation) -> JsonTranscriber:
         return cls(notation, "value")
 
     def feed(self, text: str, at: int) -> int:
@@ -124,16 +128,16 @@ class Transcriber:
         if closes is None:
             return self._fail(at)
         bare = notation.bare_keys != "never"
-        return self._open(_Frame(closes, "}", notation.assigns, bare), "{", at)
+        return self._open(_OpenContainer(closes, "}", notation.assigns, bare), "{", at)
 
     def _value(self, text: str, at: int) -> int:
         at = self._space(text, at)
         if at == len(text):
             return at
         if text[at] == "{":
-            return self._open(_Frame("}", "}", ":", self._notation.bare_keys == "always"), "{", at)
+            return self._open(_OpenContainer("}", "}", ":", self._notation.bare_keys == "always"), "{", at)
         if text[at] == "[":
-            return self._open(_Frame("]", "]", "", False), "[", at)
+            return self._open(_OpenContainer("]", "]", "", False), "[", at)
         if not self._notation.bare_strings and _TOKEN.match(text, at):
             self._step = self._in_token
             return self._in_token(text, at)
@@ -232,8 +236,8 @@ class Transcriber:
         return self._finish_bare(text, at) if text[at] in f",]}}{outermost}" else self._fail(at)
 
     def _in_string(self, text: str, at: int) -> int:
-        if (match := _run(self._quote[0], self._escapes).match(text, at)) is not None:
-            self._written.append(escaped(match.group()))
+        if (match := _string_run(self._quote[0], self._escapes).match(text, at)) is not None:
+            self._written.append(escape_json_text(match.group()))
             return match.end()
         if text[at] == "\\" and self._escapes != "none":
             return self._escape(text, at)
@@ -241,7 +245,7 @@ class Transcriber:
             return self._close_string(at + len(self._quote))
         if self._quote.startswith(text[at:]):
             return at
-        self._written.append(escaped(text[at]))
+        self._written.append(escape_json_text(text[at]))
         return at + 1
 
     def _escape(self, text: str, at: int) -> int:
@@ -249,7 +253,7 @@ class Transcriber:
         if (match := whole.match(text, at)) is None:
             return at if partial.match(text, at) else self._fail(at)
         sequence = match.group()
-        self._written.append(sequence if self._escapes == "json" else escaped(_python(sequence[1:])))
+        self._written.append(sequence if self._escapes == "json" else escape_json_text(_python_escape(sequence[1:])))
         return match.end()
 
     # What the steps are made of.
@@ -261,8 +265,8 @@ class Transcriber:
             self._written.append(match.group())
         return match.end()
 
-    def _open(self, frame: _Frame, written: str, at: int) -> int:
-        if len(self._stack) == DEEPEST:
+    def _open(self, frame: _OpenContainer, written: str, at: int) -> int:
+        if len(self._stack) == DEEPEST_VALUE:
             return self._fail(at)
         self._stack.append(frame)
         self._written.append(written)
@@ -308,7 +312,7 @@ class Transcriber:
         if not text or (word == text and len(text) > LONGEST_NUMBER) or _KEY_WITHIN.search(text):
             return self._fail(at)
         self._token.clear()
-        self._written.append(f'"{escaped(text)}"' if word is None else word)
+        self._written.append(f'"{escape_json_text(text)}"' if word is None else word)
         self._end_value()
         return self._step(whole, at) if at < len(whole) else at
 
@@ -343,17 +347,17 @@ class Transcriber:
 
 
 @lru_cache(maxsize=32)
-def _run(stop: str, escapes: Escapes) -> re.Pattern[str]:
+def _string_run(stop: str, escapes: Escapes) -> re.Pattern[str]:
     """Text of a string up to what may be its end or an escape."""
     return re.compile(f"[^{re.escape(stop)}]+" if escapes == "none" else rf"[^{re.escape(stop)}\\]+")
 
 
-def bare_key(name: str) -> bool:
+def is_bare_key(name: str) -> bool:
     """Whether a member's name is written without quotes, where a notation does that."""
     return _WRITTEN_KEY.fullmatch(name) is not None
 
 
-def escaped(text: str) -> str:
+def escape_json_text(text: str) -> str:
     """Text as it stands within a JSON string. Lone surrogates, which cannot be sent as they are, get an escape."""
     try:
         text.encode()
@@ -362,7 +366,7 @@ def escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def _python(sequence: str) -> str:
+def _python_escape(sequence: str) -> str:
     """The meaning of a Python escape, given without its backslash."""
     if sequence[0] in "01234567":
         return chr(int(sequence, 8))
@@ -370,3 +374,157 @@ def _python(sequence: str) -> str:
         code = int(sequence[1:], 16)
         return chr(code) if code < 0x110000 else "\ufffd"
     return _PYTHON_CHARACTERS.get(sequence, "\\" + sequence)
+
+
+_WHOLE_NUMBER = re.compile(r"(-?[0-9]+)(?:\.0+)?")
+_TYPE_BY_FIRST: dict[str, JsonType] = {"{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null"}
+
+
+class TextValue:
+    """One value, as it arrives.
+
+    A string goes out at once, character by character as it was written. Where other types are allowed, the text is
+    held for as long as it may be a value of one of them; if it turns out to be none, it is a string after all. A
+    value that is never closed has written what was certain of it.
+    """
+
+    def __init__(self, kinds: JsonTypes, frame: str, emit: Callable[[str], None]) -> None:
+        self._kinds = kinds
+        self._frame = frame
+        self._emit = emit
+        self._at_start = True
+        self._framed = False  # the frame stands before the value, and so it may stand behind it
+        self._line_end = ""  # a line break, held until the value goes on or ends
+        self._text: list[str] = []  # held until the type is known
+        # A string that is allowed to be one and looks like Python's spelling of something is just that string.
+        notations = (JSON,) if "string" in kinds else (JSON, PYTHON)
+        self._readings = (
+            [] if kinds == {"string"} else [_NotationReading(JsonTranscriber.of_value(each)) for each in notations]
+        )
+        self._is_string = False
+        if not self._readings:
+            self._become_string()
+
+    def write(self, text: str) -> None:
+        if not text:
+            return
+        self._take(self._unframed(text))
+
+    def _take(self, text: str) -> None:
+        if self._is_string:
+            self._emit(escape_json_text(text))
+            return
+        self._text.append(text)
+        self._readings = [reading for reading in self._readings if reading.takes(text, self._kinds)]
+        if not self._readings:
+            self._become_string()
+
+    @property
+    def in_json_string(self) -> bool:
+        """Whether the value, which may not be a string itself, stands within one: nothing there can end it."""
+        return "string" not in self._kinds and bool(self._readings) and self._readings[0].in_string
+
+    @property
+    def may_be_text(self) -> bool:
+        return "string" in self._kinds
+
+    def copy(self) -> TextValue:
+        """Of a value that may not be a string and is held as a whole: to read on for a while, and to no effect."""
+        copy = TextValue(self._kinds, "", lambda text: None)
+        copy.write("".join(self._text) + self._line_end)
+        return copy
+
+    def close(self, *, forgotten: bool = False) -> None:
+        """The value is complete. `forgotten`: its closing tag is not there, which a line break then set off."""
+        if self._line_end and not self._framed and not forgotten:
+            self._take(self._line_end)
+        if not self._is_string:
+            found = next((value for reading in self._readings if (value := reading.value(self._kinds))), None)
+            if found is not None:
+                self._emit(found)
+                return
+            self._become_string()
+        self._emit('"')
+
+    def _unframed(self, text: str) -> str:
+        if self._at_start:
+            self._at_start = False
+            self._framed = self._frame != "" and text.startswith(self._frame)
+            text = text.removeprefix(self._frame)
+        text = self._line_end + text
+        self._line_end = "\n" if text.endswith("\n") else ""
+        return text.removesuffix("\n")
+
+    def _become_string(self) -> None:
+        self._is_string = True
+        self._emit('"' + escape_json_text("".join(self._text)))
+        self._text.clear()
+
+
+class _NotationReading:
+    """The text read in one notation."""
+
+    def __init__(self, transcriber: JsonTranscriber) -> None:
+        self._transcriber = transcriber
+        self._unread = ""
+        self._written: list[str] = []
+        self._kind_known = False
+
+    def takes(self, text: str, kinds: JsonTypes) -> bool:
+        """Whether the text so far may be a value of one of the kinds, other than a string."""
+        text = self._unread + text
+        self._unread = text[self._transcriber.feed(text, 0) :]
+        progress = self._transcriber.progress
+        if progress == "failed" or (progress == "done" and self._unread.strip()):
+            return False
+        self._written.append(self._transcriber.take())
+        return self._kind_known or self._allowed(self._written[-1], kinds)
+
+    @property
+    def in_string(self) -> bool:
+        # What is read and waits for more has opened one, with a quote that may become a longer one.
+        return self._transcriber.in_string or (self._transcriber.progress == "going" and bool(self._unread.strip()))
+
+    def value(self, kinds: JsonTypes) -> str | None:
+        """The complete value as JSON, if it is one of the kinds."""
+        self._transcriber.end()
+        if self._transcriber.progress != "done":
+            return None
+        value = ("".join(self._written) + self._transcriber.take()).strip()
+        if not self._allowed(value, kinds):
+            return None
+        if not _is_number(value) or "number" in kinds:
+            return value
+        whole = _WHOLE_NUMBER.fullmatch(value)
+        return whole[1] if whole else None
+
+    def _allowed(self, written: str, kinds: JsonTypes) -> bool:
+        beginning = written.lstrip()[:1]
+        if not beginning:
+            return True
+        self._kind_known = True
+        if _is_number(beginning):
+            return bool(kinds & {"number", "integer"})
+        return _TYPE_BY_FIRST.get(beginning) in kinds
+
+
+def _is_number(written: str) -> bool:
+    return written != "" and written[0] in "-0123456789"
+
+
+def transcribe_object(reader: TextReader, notation: Notation, tell: Callable[[str], None]) -> Steps[None]:
+    """Passes the object. Raises Mismatch where it breaks off; what is then in the record is text."""
+    transcriber = JsonTranscriber.of_arguments(notation)
+    while feed_transcriber(reader, transcriber):
+        tell(transcriber.take())
+        yield
+    tell(transcriber.take())
+    if transcriber.progress != "done":
+        reader.record(transcriber.unwritten if transcriber.progress == "failed" else "")
+        raise FormMismatch
+
+
+def feed_transcriber(reader: TextReader, transcriber: JsonTranscriber) -> bool:
+    """Feeds what there is."""
+    reader.advance(transcriber.feed(reader.text, reader.at))
+    return transcriber.progress == "going" and not reader.ended

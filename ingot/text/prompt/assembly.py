@@ -1,18 +1,109 @@
-"""Texts and remembered tokens put one after another, and where each of them lies in the tokens that come out."""
+"""A prompt's tokens, assembled from rendered text, cached answers and media placeholders.
+
+A `Prompt` is a conversation as the model gets it: tokens, and which message each of them came from. A `PromptAssembler`
+makes one of texts and tokens that follow one another; how the texts were cut cannot be seen in the tokens.
+
+An `EncodingCache` keeps texts that were encoded before, so that in the next turn of a conversation only what is new is
+encoded. A prompt is cut where a piece of it begins with a token that the encoder sets apart whatever stands before it,
+so that its parts, encoded alone, give the tokens of the whole.
+
+`MediaPlaceholders` turns what the template wrote for each image or video into what the model's own processor writes.
+That is done in the text, where it meets its neighbours as one text with them, with one token for each run; runs are
+made as long as they are only once the text is encoded.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+import threading
+from array import array
+from bisect import bisect_right
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from ingot.errors import ContextOverflow
+from ingot.errors import BadRequest, ContextOverflow, ModelError, Unsupported
+from ingot.media.items import MediaItem, PlacedMedia, TokenSpan
 from ingot.text.cancellation import checkpoint
-from ingot.text.prompt.encoded import EncodedText, EncodedTexts
-from ingot.text.prompt.placeholders import Placeholders
-from ingot.text.prompt.prompt import MessageSpan
-from ingot.text.tokenizer.special_tokens import Quoting
+from ingot.text.chat_template.sandbox import TemplateHistory
+from ingot.text.tokenizer.special_tokens import ControlTokenQuoting
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSpan:
+    """Tokens [begin, end): a message's, by its number in the client's list, or (None) what the template adds."""
+
+    message: int | None
+    role: str
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPlace:
+    """Where in a conversation a token stands: `character` counts in the message's own text, without what the template
+    puts around it; where it is the template's, in that; in a plain text, in all of it."""
+
+    message: int | None
+    role: str
+    character: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """`spans` follow one another without gaps over all tokens; the last is the opening.
+
+    `opening` is the text after the last message, with which the answer begins. The next turn may have another in its
+    place, unless the answer is remembered together with it.
+    """
+
+    tokens: tuple[int, ...]
+    text: str
+    spans: tuple[MessageSpan, ...] = ()
+    opening: str = ""
+    history: TemplateHistory = "official"
+    recalled: int = 0  # past answers that stand there in the tokens they were generated in
+    adapted: tuple[str, ...] = ()  # what was done to the messages to make them fit, by name
+    thread: bytes = b""  # names the conversation, for remembering its answer; nothing where that is not wanted
+    call_ids: bool = False  # the ids of calls are part of the name
+    begun: str = ""  # what of the answer's content the client wrote itself
+    media: tuple[MediaItem, ...] = ()  # pictures and clips, in the order of their tokens
+    said: tuple[tuple[str, ...], ...] = ()  # the texts of each message, by their numbers in the client's list
+
+    @property
+    def marks(self) -> tuple[int, ...]:
+        """Numbers of tokens after which a message ends: the next turn can differ only after one of them."""
+        return tuple(span.end for span in self.spans[:-1])
+
+    def place(self, token: int, decode: Callable[[Sequence[int]], str]) -> PromptPlace:
+        """Where the token of this number stands; one past the last is at the end."""
+        if not self.spans:
+            return PromptPlace(None, "", len(decode(self.tokens[:token])))
+        begins = [span.begin for span in self.spans]
+        span = self.spans[max(0, bisect_right(begins, token) - 1)]
+        before = len(decode(self.tokens[span.begin : token]))
+        if span.message is not None and span.message < len(self.said):
+            before = _place_within_texts(decode(self.tokens[span.begin : span.end]), before, self.said[span.message])
+        return PromptPlace(span.message, span.role, before)
+
+
+def _place_within_texts(rendered: str, place: int, texts: Sequence[str]) -> int:
+    """The place in the texts, one after another, that a place in what was made of them stands for."""
+    passed, at, found_any = 0, 0, False
+    for text in texts:
+        bare = text.strip()
+        found = rendered.find(bare, at)
+        if found >= 0:
+            found_any, at = True, found + len(bare)
+            if place <= found:
+                return passed
+            if place < at:
+                return passed + text.index(bare) + place - found
+        passed += len(text)
+    return passed if found_any else min(place, passed)
+
 
 if TYPE_CHECKING:
     from ingot.text.tokenizer.tokenizer import Tokenizer
@@ -27,52 +118,52 @@ class TokenOwner:
 
 
 @dataclass(frozen=True, slots=True)
-class _Strand:
+class _PromptSegment:
     owner: TokenOwner
     text: str
     tokens: Sequence[int] | None = None  # None: the text is still to be encoded
     quoted: tuple[int, ...] = ()  # where it only looks as if a control token began
 
 
-class Weaver:
+class PromptAssembler:
     """Texts that follow one another give the tokens of one text: how they were cut cannot be seen."""
 
     def __init__(
         self,
         tokenizer: Tokenizer,
-        encodings: EncodedTexts,
+        encodings: EncodingCache,
         salt: str,
-        quoting: Quoting,
-        placeholders: Placeholders | None = None,
+        quoting: ControlTokenQuoting,
+        placeholders: MediaPlaceholders | None = None,
     ) -> None:
         self._tokenizer, self._encodings, self._salt, self._quoting = tokenizer, encodings, salt, quoting
         self._placeholders = placeholders
-        self._strands: list[_Strand] = []
+        self._segments: list[_PromptSegment] = []
 
     @property
     def text(self) -> str:
-        return "".join(strand.text for strand in self._strands)
+        return "".join(segment.text for segment in self._segments)
 
     def add_text(self, owner: TokenOwner, text: str) -> None:
         if self._placeholders is not None:  # before quoted text looks like a token again
             text = self._placeholders.write(text)
         meant, quoted = self._quoting.read(text)
-        self._strands.append(_Strand(owner, meant, None, quoted))
+        self._segments.append(_PromptSegment(owner, meant, None, quoted))
 
     def add_tokens(self, owner: TokenOwner, tokens: Sequence[int]) -> None:
-        self._strands.append(_Strand(owner, self._tokenizer.decode(tokens, skip_special=False), tokens))
+        self._segments.append(_PromptSegment(owner, self._tokenizer.decode(tokens, skip_special=False), tokens))
 
     def check_length(self, most: int) -> None:
         """Raises ContextOverflow where there are more tokens than so many, whatever the texts are encoded to."""
-        known = sum(len(strand.tokens) for strand in self._strands if strand.tokens is not None)
+        known = sum(len(segment.tokens) for segment in self._segments if segment.tokens is not None)
         known += 0 if self._placeholders is None else self._placeholders.further
-        text = "".join(strand.text for strand in self._strands if strand.tokens is None)
+        text = "".join(segment.text for segment in self._segments if segment.tokens is None)
         # No token is less than a byte, so that most texts need not be looked at.
         least = known + (self._tokenizer.least_tokens(text) if known + 4 * len(text) > most else 0)
         if least > most:
             raise ContextOverflow(needed=least, limit=most, counted=False)
 
-    def woven(self, *, add_special: bool) -> tuple[tuple[int, ...], tuple[MessageSpan, ...]]:
+    def assemble(self, *, add_special: bool) -> tuple[tuple[int, ...], tuple[MessageSpan, ...]]:
         """All tokens, and whose they are; the last span may be empty. `add_special` is for the very beginning."""
         tokens: list[int] = []
         spans: list[MessageSpan] = []
@@ -80,34 +171,34 @@ class Weaver:
             checkpoint()
             encoded = self._encoded(run, add_special=add_special and not tokens)
             ids, ends = self._expanded(encoded, run, len(tokens))
-            for strand, end in zip(run, ends, strict=True):
-                _extend(spans, strand.owner, len(tokens) + end)
+            for segment, end in zip(run, ends, strict=True):
+                _extend_spans(spans, segment.owner, len(tokens) + end)
             tokens.extend(ids)
         return tuple(tokens), (*(span for span in spans[:-1] if span.end > span.begin), *spans[-1:])
 
-    def _runs(self) -> Iterator[list[_Strand]]:
+    def _runs(self) -> Iterator[list[_PromptSegment]]:
         """Strands that have to be encoded together; those of tokens stand alone."""
-        run: list[_Strand] = []
-        for strand in self._strands:
-            if run and (strand.tokens is not None or self._set_apart(strand)):
+        run: list[_PromptSegment] = []
+        for segment in self._segments:
+            if run and (segment.tokens is not None or self._set_apart(segment)):
                 yield run
                 run = []
-            run.append(strand)
-            if strand.tokens is not None:
+            run.append(segment)
+            if segment.tokens is not None:
                 yield run
                 run = []
         if run:
             yield run
 
-    def _set_apart(self, strand: _Strand) -> bool:
-        return 0 not in strand.quoted and self._tokenizer.sets_apart(strand.text)
+    def _set_apart(self, segment: _PromptSegment) -> bool:
+        return 0 not in segment.quoted and self._tokenizer.sets_apart(segment.text)
 
-    def _encoded(self, run: list[_Strand], *, add_special: bool) -> EncodedText:
+    def _encoded(self, run: list[_PromptSegment], *, add_special: bool) -> EncodedText:
         if run[0].tokens is not None:
             return run[0].tokens, [len(run[0].tokens)]
-        text = "".join(strand.text for strand in run)
-        places = list(accumulate(len(strand.text) for strand in run))
-        quoted = None if self._quoting.trusting else tuple(_moved(run, places))
+        text = "".join(segment.text for segment in run)
+        places = list(accumulate(len(segment.text) for segment in run))
+        quoted = None if self._quoting.trusting else tuple(_quoted_places_in_run(run, places))
         made: EncodedText
         if add_special:
             made = self._tokenizer.encode_with_places(text, places, add_special=True, quoted=quoted)
@@ -116,23 +207,168 @@ class Weaver:
         ids, ends = made
         return ids, [*ends[:-1], len(ids)]
 
-    def _expanded(self, encoded: EncodedText, run: list[_Strand], begin: int) -> EncodedText:
+    def _expanded(self, encoded: EncodedText, run: list[_PromptSegment], begin: int) -> EncodedText:
         """Remembered tokens hold no pictures, whatever the model wrote."""
         if self._placeholders is None or run[0].tokens is not None:
             return encoded
         return self._placeholders.expand(encoded, begin)
 
 
-def _moved(run: list[_Strand], ends: list[int]) -> Iterator[int]:
+def _quoted_places_in_run(run: list[_PromptSegment], ends: list[int]) -> Iterator[int]:
     """The places that are quoted in each strand, counted from the beginning of the run."""
-    for strand, end in zip(run, ends, strict=True):
-        yield from (end - len(strand.text) + place for place in strand.quoted)
+    for segment, end in zip(run, ends, strict=True):
+        yield from (end - len(segment.text) + place for place in segment.quoted)
 
 
-def _extend(spans: list[MessageSpan], owner: TokenOwner, end: int) -> None:
+def _extend_spans(spans: list[MessageSpan], owner: TokenOwner, end: int) -> None:
     """The strand that ends here continues its owner's span or begins a new one."""
     last = spans[-1] if spans else None
     if last is not None and (last.message, last.role) == (owner.message, owner.role):
         spans[-1] = MessageSpan(owner.message, owner.role, last.begin, end)
     else:
         spans.append(MessageSpan(owner.message, owner.role, last.end if last is not None else 0, end))
+
+
+if TYPE_CHECKING:
+    from ingot.text.tokenizer.tokenizer import Tokenizer
+
+MOST_ENCODING_BYTES: Final = 32 << 20
+_ENCODING_OVERHEAD: Final = 200
+
+EncodedText = tuple[Sequence[int], Sequence[int]]
+_EncodingKey = tuple[str, str, tuple[int, ...], tuple[int, ...] | None]
+
+
+class EncodingCache:
+    """Of one tokenizer. Bounded; what was not asked for longest goes first. Any thread may ask."""
+
+    def __init__(self, most_bytes: int = MOST_ENCODING_BYTES) -> None:
+        self._most = most_bytes
+        self._kept: OrderedDict[_EncodingKey, tuple[array[int], tuple[int, ...]]] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def encode(
+        self,
+        tokenizer: Tokenizer,
+        text: str,
+        places: Sequence[int],
+        *,
+        salt: str,
+        quoted: tuple[int, ...] | None = None,
+    ) -> EncodedText:
+        """The ids of a text, and how many of them end at or before each place in it; `quoted` as for a tokenizer.
+
+        Texts of different salts do not help each other: how long it takes must not tell what others have sent.
+        """
+        key = (salt, text, tuple(places), quoted)
+        with self._lock:
+            if (found := self._kept.get(key)) is not None:
+                self._kept.move_to_end(key)
+                return found
+        ids, ends = self._encoded(tokenizer, text, places, quoted)
+        made = (array("I", ids), tuple(ends))
+        with self._lock:
+            self._keep(key, made)
+        return made
+
+    def _encoded(
+        self, tokenizer: Tokenizer, text: str, places: Sequence[int], quoted: tuple[int, ...] | None
+    ) -> EncodedText:
+        if list(places) == [len(text)]:  # nothing within it is asked for, which takes less time
+            ids = tokenizer.encode(text, add_special=False, quoted=quoted)
+            return ids, [len(ids)]
+        return tokenizer.encode_with_places(text, places, add_special=False, quoted=quoted)
+
+    def _keep(self, key: _EncodingKey, made: tuple[array[int], tuple[int, ...]]) -> None:
+        if key in self._kept:
+            return
+        self._kept[key] = made
+        self._bytes += _encoding_cost(key, made)
+        while self._bytes > self._most:
+            self._bytes -= _encoding_cost(*self._kept.popitem(last=False))
+
+
+def _encoding_cost(key: _EncodingKey, made: tuple[array[int], tuple[int, ...]]) -> int:
+    # A character takes one to four bytes.
+    return 2 * len(key[1]) + len(made[0]) * made[0].itemsize + _ENCODING_OVERHEAD
+
+
+if TYPE_CHECKING:
+    from ingot.text.tokenizer.tokenizer import Tokenizer
+
+MISPLACED_PLACEHOLDERS = (
+    "The messages hold the text of tokens that stand for pictures, which only the server may write. Leave it out."
+)
+
+
+class MediaPlaceholders:
+    """Of one prompt. Its texts are written in their order, then encoded in the same."""
+
+    def __init__(self, shown: Sequence[PlacedMedia], tokenizer: Tokenizer) -> None:
+        self._shown = shown
+        self._waiting = deque(enumerate(shown))
+        self._tokens = {each.layout.token: _placeholder_id(each.layout.token, tokenizer) for each in shown}
+        self._sought = re.compile(
+            "|".join(sorted({re.escape(each.placeholder.sought) for each in shown}, key=len)[::-1])
+        )
+        self._runs: deque[tuple[int, int]] = deque()  # whose each run is, and how long, as they were written
+        self._found: list[list[TokenSpan]] = [[] for _ in shown]
+
+    @property
+    def further(self) -> int:
+        """Tokens that runs are longer by than they were written."""
+        return sum(each.layout.features - len(each.layout.runs) for each in self._shown)
+
+    def write(self, text: str) -> str:
+        """The next text, with what stands for each of the media that the template shows in it."""
+        return self._sought.sub(self._written, text)
+
+    def expand(self, encoded: EncodedText, begin: int) -> EncodedText:
+        """The tokens of what was written next, `begin` of the prompt's before them, with runs at their length."""
+        ids, ends = encoded
+        made: list[int] = []
+        moved: list[int] = []
+        known = set(self._tokens.values())
+        for at, token in enumerate(ids):
+            while len(moved) < len(ends) and ends[len(moved)] <= at:
+                moved.append(len(made))
+            if token not in known:
+                made.append(token)
+                continue
+            if not self._runs:
+                raise BadRequest(MISPLACED_PLACEHOLDERS, param="messages")
+            number, length = self._runs.popleft()
+            self._found[number].append((begin + len(made), begin + len(made) + length))
+            made += [token] * length
+        return made, [*moved, *[len(made)] * (len(ends) - len(moved))]
+
+    def items(self) -> tuple[MediaItem, ...]:
+        """Raises Unsupported where the template has not shown all of them."""
+        if self._waiting:
+            shown = len(self._shown) - len(self._waiting)
+            raise Unsupported(
+                f"The served model's chat template shows {shown} of the {len(self._shown)} pictures and clips in the "
+                "messages. Send them in messages of the user's.",
+                param="messages",
+            )
+        if self._runs:
+            raise BadRequest(MISPLACED_PLACEHOLDERS, param="messages")
+        return tuple(
+            MediaItem(each.kind, each.digest, tuple(runs), each.layout, each.source)
+            for each, runs in zip(self._shown, self._found, strict=True)
+        )
+
+    def _written(self, found: re.Match[str]) -> str:
+        if not self._waiting or self._waiting[0][1].placeholder.sought != found[0]:
+            raise BadRequest(MISPLACED_PLACEHOLDERS, param="messages")
+        number, shown = self._waiting.popleft()
+        self._runs.extend((number, length) for length in shown.layout.runs)
+        return shown.layout.written
+
+
+def _placeholder_id(token: str, tokenizer: Tokenizer) -> int:
+    ids = tokenizer.encode(token, add_special=False)
+    if len(ids) != 1:
+        raise ModelError(f"The model's tokenizer has no token {token}, which stands for pictures.")
+    return ids[0]

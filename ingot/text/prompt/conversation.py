@@ -1,9 +1,9 @@
-"""From a conversation to its prompt: messages settled and put in order, rendered, and woven into tokens.
+"""From a conversation to its prompt: messages made canonical and put in order, rendered, and assembled into tokens.
 
-In the stable history, the same conversation and one more turn give the same tokens and a tail: an answer that is
-remembered stands there as it was generated, between the opening that it was given and what the template puts after
-an answer; every other message is rendered the same whatever follows it. The official history is the template's own,
-encoded as one text.
+In the stable history, the same conversation and one more turn give the same tokens and a tail: an answer that is cached
+stands there as it was generated, between the opening that it was given and what the template puts after an answer;
+every other message is rendered the same whatever follows it. The official history is the template's own, encoded as one
+text.
 """
 
 from __future__ import annotations
@@ -16,19 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from ingot.errors import BadRequest, Unsupported
 from ingot.text.chat_template.chat_template import ChatTemplate
-from ingot.text.chat_template.messages import plain_text, shown_media
-from ingot.text.chat_template.sandbox import TemplateHistory, TextRun, Thought
+from ingot.text.chat_template.messages import TemplateMessage, content_as_text, media_in_messages, order_messages
+from ingot.text.chat_template.sandbox import TemplateHistory, TextRun, ThinkingContent
 from ingot.text.chat_template.traits import TemplateTraits
-from ingot.text.parse.call_arguments import written
-from ingot.text.prompt.assembly import TokenOwner, Weaver
-from ingot.text.prompt.canonical import canonical_messages, ordered_tools, reasoning_of, threads, visible_text
-from ingot.text.prompt.encoded import EncodedTexts
-from ingot.text.prompt.placeholders import Placeholders
-from ingot.text.prompt.prompt import Prompt
-from ingot.text.prompt.remembered import RememberedAnswer, RememberedAnswers
-from ingot.text.prompt.roles import TemplateMessage, in_order
-from ingot.text.prompt.tool_prompt import taught, text_apart
-from ingot.text.tokenizer.special_tokens import Controls, Quoting
+from ingot.text.parser.arguments import dump_arguments
+from ingot.text.prompt.answer_cache import AnswerCache, CachedAnswer
+from ingot.text.prompt.assembly import EncodingCache, MediaPlaceholders, Prompt, PromptAssembler, TokenOwner
+from ingot.text.prompt.canonical import canonical_messages, conversation_keys, ordered_tools, reasoning_of, visible_text
+from ingot.text.prompt.tool_prompt import split_text_from_calls, teach_tools
+from ingot.text.tokenizer.special_tokens import ControlTokenQuoting, ControlTokens
 from ingot.text.tool_formats.format import Format, ThinkingFormat
 
 if TYPE_CHECKING:
@@ -66,11 +62,11 @@ class PromptBuilder:
         self,
         tokenizer: Tokenizer,
         template: ChatTemplate,
-        answers: RememberedAnswers,
-        encodings: EncodedTexts | None = None,
+        answers: AnswerCache,
+        encodings: EncodingCache | None = None,
     ) -> None:
         self._tokenizer, self._template, self._answers = tokenizer, template, answers
-        self._encodings = EncodedTexts() if encodings is None else encodings
+        self._encodings = EncodingCache() if encodings is None else encodings
         ends = (tokenizer.decode([token], skip_special=False) for token in sorted(tokenizer.eos_ids))
         self._ends = tuple(end for end in ends if end)
 
@@ -82,22 +78,22 @@ class PromptBuilder:
         """
         traits = self._template.traits_for(bool(wanted.tools))
         messages, removed = canonical_messages(wanted.messages)
-        named = threads(messages, wanted.salt, ids=traits.call_ids)
+        named = conversation_keys(messages, wanted.salt, ids=traits.call_ids)
         quoting = self._quoting(wanted, format)
         known = self._known_answers(wanted, messages, named)
         self._check_length(wanted, messages, traits, format, known, quoting)
         lines, pieces, done = self._drafted(wanted, messages, traits, format, quoting, known)
-        recalled = _recalled(lines, pieces, known)
+        recalled = _recalled_answers(lines, pieces, known)
         left_out = check_calls_shown(lines, pieces, recalled)
-        media = shown_media(messages)
-        placeholders = Placeholders(media, self._tokenizer) if media else None
-        weaver = Weaver(self._tokenizer, self._encodings, wanted.salt, quoting, placeholders)
-        self._weave(weaver, lines, pieces, recalled)
-        if begun := wanted.appended(weaver.text):
-            weaver.add_text(TokenOwner(), begun)
+        media = media_in_messages(messages)
+        placeholders = MediaPlaceholders(media, self._tokenizer) if media else None
+        assembler = PromptAssembler(self._tokenizer, self._encodings, wanted.salt, quoting, placeholders)
+        self._assemble(assembler, lines, pieces, recalled)
+        if begun := wanted.appended(assembler.text):
+            assembler.add_text(TokenOwner(), begun)
         if wanted.most is not None:
-            weaver.check_length(wanted.most)
-        tokens, spans = weaver.woven(add_special=add_special)
+            assembler.check_length(wanted.most)
+        tokens, spans = assembler.assemble(add_special=add_special)
         opening, quoted = quoting.read(pieces[-1].text + begun)
         # What of an opening is a client's own text could not be told from a control token later on.
         remembers = wanted.remembers and len(pieces) > 1 and not quoted
@@ -107,7 +103,7 @@ class PromptBuilder:
             )
         return Prompt(
             tokens=tokens,
-            text=weaver.text,
+            text=assembler.text,
             spans=spans,
             opening=opening,
             history=wanted.history,
@@ -115,9 +111,9 @@ class PromptBuilder:
             adapted=removed + done + left_out,
             thread=named[-2 if wanted.continued else -1] if remembers else b"",
             call_ids=traits.call_ids,
-            begun=plain_text(wanted.messages[-1].get("content")) if wanted.continued else "",
+            begun=content_as_text(wanted.messages[-1].get("content")) if wanted.continued else "",
             media=() if placeholders is None else placeholders.items(),
-            said=tuple(map(_texts, messages)),
+            said=tuple(map(_message_texts, messages)),
         )
 
     def _check_length(
@@ -126,8 +122,8 @@ class PromptBuilder:
         messages: list[Mapping[str, Any]],
         traits: TemplateTraits,
         format: Format,
-        known: Mapping[int, RememberedAnswer],
-        quoting: Quoting,
+        known: Mapping[int, CachedAnswer],
+        quoting: ControlTokenQuoting,
     ) -> None:
         """Raises ContextOverflow where there is too much to be quoted, which takes far longer than to render it does.
         What was said tells whether that is worth looking at; what the template shows of it, whether it is so."""
@@ -136,17 +132,17 @@ class PromptBuilder:
         said = "".join(quoting.strings())
         if 4 * len(said) <= wanted.most or self._tokenizer.least_tokens(said) <= wanted.most:
             return
-        unquoted = Quoting()
+        unquoted = ControlTokenQuoting()
         lines, pieces, _ = self._drafted(wanted, messages, traits, format, unquoted, known)
-        weaver = Weaver(self._tokenizer, self._encodings, wanted.salt, unquoted)
-        self._weave(weaver, lines, pieces, _recalled(lines, pieces, known))
-        weaver.check_length(wanted.most)
+        assembler = PromptAssembler(self._tokenizer, self._encodings, wanted.salt, unquoted)
+        self._assemble(assembler, lines, pieces, _recalled_answers(lines, pieces, known))
+        assembler.check_length(wanted.most)
 
-    def _quoting(self, wanted: Conversation, format: Format) -> Quoting:
-        controls = Controls() if wanted.trusted else self._tokenizer.controls
+    def _quoting(self, wanted: Conversation, format: Format) -> ControlTokenQuoting:
+        controls = ControlTokens() if wanted.trusted else self._tokenizer.controls
         said = (wanted.messages, wanted.tools, wanted.variables)
         thinking = format.thinking
-        return Quoting(controls, said, exempt=() if thinking is None else (thinking.open, thinking.close))
+        return ControlTokenQuoting(controls, said, exempt=() if thinking is None else (thinking.open, thinking.close))
 
     def _drafted(
         self,
@@ -154,24 +150,28 @@ class PromptBuilder:
         messages: list[Mapping[str, Any]],
         traits: TemplateTraits,
         format: Format,
-        quoting: Quoting,
-        known: Mapping[int, RememberedAnswer],
+        quoting: ControlTokenQuoting,
+        known: Mapping[int, CachedAnswer],
     ) -> tuple[list[TemplateMessage], list[TextRun], tuple[str, ...]]:
         """The lines that the template got, what it made of them, and what had to be done to them before."""
         tools = ordered_tools(wanted.tools) if wanted.history == "stable" else [dict(tool) for tool in wanted.tools]
         messages, tools = quoting.messages(messages), quoting.told(tools)
         mark = secrets.token_hex(16)
         told = _with_mark(messages, mark) if wanted.continued else messages
-        lines, done = _lines(told, tools, traits, format, wanted.history, known)
+        lines, done = _template_messages(told, tools, traits, format, wanted.history, known)
         tags = self._tags_to_write(traits, format) if wanted.history == "stable" else None
         if tags is not None:
             lines = [_with_thinking(line, tags) for line in lines]
             if not traits.calls_beside_text:
-                lines = [part for line in lines for part in (text_apart(line) if _hides_calls(line, known) else [line])]
+                lines = [
+                    part
+                    for line in lines
+                    for part in (split_text_from_calls(line) if _hides_calls(line, known) else [line])
+                ]
         variables = quoting.told(wanted.variables)
         pieces = self._rendered(lines, tools if traits.tools else None, replace(wanted, variables=variables))
         if wanted.continued:
-            pieces = _cut(pieces, mark)
+            pieces = _cut_at_mark(pieces, mark)
         if tags is not None:
             pieces = [_without_empty_thinking(piece, lines, tags) for piece in pieces]
         return lines, pieces, done
@@ -205,13 +205,11 @@ class PromptBuilder:
             return [whole]
         return [TextRun(None, base), TextRun(None, whole.text[len(base) :])]
 
-    def _known_answers(
-        self, wanted: Conversation, messages: Messages, named: list[bytes]
-    ) -> dict[int, RememberedAnswer]:
+    def _known_answers(self, wanted: Conversation, messages: Messages, named: list[bytes]) -> dict[int, CachedAnswer]:
         """The answers that are remembered, by the number of their message."""
         if not wanted.remembers or wanted.history != "stable":
             return {}
-        found: dict[int, RememberedAnswer] = {}
+        found: dict[int, CachedAnswer] = {}
         for at, message in enumerate(messages):
             if message.get("role") != "assistant":
                 continue
@@ -220,38 +218,42 @@ class PromptBuilder:
                 found[at] = answer
         return found
 
-    def _weave(
-        self, weaver: Weaver, lines: list[TemplateMessage], pieces: list[TextRun], recalled: dict[int, RememberedAnswer]
+    def _assemble(
+        self,
+        assembler: PromptAssembler,
+        lines: list[TemplateMessage],
+        pieces: list[TextRun],
+        recalled: dict[int, CachedAnswer],
     ) -> None:
-        owners = _owners(lines, pieces)
+        owners = _piece_owners(lines, pieces)
         for piece, owner in zip(pieces[:-1], owners, strict=False):
             answer = recalled.get(piece.message) if piece.message is not None and piece.text else None
             if answer is None:
-                weaver.add_text(owner, piece.text)
+                assembler.add_text(owner, piece.text)
                 continue
-            weaver.add_text(owner, answer.opening)
-            weaver.add_tokens(owner, answer.tokens)
-            weaver.add_text(owner, answer.missing + self._closing(piece.text, lines[piece.message or 0].message))
-        weaver.add_text(owners[-1], pieces[-1].text)
+            assembler.add_text(owner, answer.opening)
+            assembler.add_tokens(owner, answer.tokens)
+            assembler.add_text(owner, answer.missing + self._closing(piece.text, lines[piece.message or 0].message))
+        assembler.add_text(owners[-1], pieces[-1].text)
 
     def _closing(self, text: str, message: Mapping[str, Any]) -> str:
         """What the template puts after an answer: from the token on that ends it, or after the content."""
-        at = _before_ends(text, self._ends)
+        at = _before_end_tokens(text, self._ends)
         if at < len(text):
             return text[at:]
-        content = "" if message.get("tool_calls") else plain_text(message.get("content"))
+        content = "" if message.get("tool_calls") else content_as_text(message.get("content"))
         for said in (content, content.strip()):
             if said and said in text:
                 return text[text.rindex(said) + len(said) :]
         return ""
 
 
-def _recalled(
-    lines: list[TemplateMessage], pieces: list[TextRun], known: Mapping[int, RememberedAnswer]
-) -> dict[int, RememberedAnswer]:
+def _recalled_answers(
+    lines: list[TemplateMessage], pieces: list[TextRun], known: Mapping[int, CachedAnswer]
+) -> dict[int, CachedAnswer]:
     """The answers that are remembered, by the number of their line, where a message is one line, and that has one place
     in the text."""
-    shown = places_of(pieces[:-1])
+    shown = count_message_places(pieces[:-1])
     made = Counter(source for line in lines for source in line.sources)
     return {
         at: known[line.sources[0]]
@@ -261,19 +263,19 @@ def _recalled(
     }
 
 
-def _lines(
+def _template_messages(
     messages: Messages,
     tools: list[dict[str, Any]],
     traits: TemplateTraits,
     format: Format,
     history: TemplateHistory,
-    known: Mapping[int, RememberedAnswer],
+    known: Mapping[int, CachedAnswer],
 ) -> tuple[list[TemplateMessage], tuple[str, ...]]:
     lines = [TemplateMessage(dict(message), (at,)) for at, message in enumerate(messages)]
     if lines and lines[0].role in ("system", "developer") and not lines[0].message.get("content"):
         del lines[0]  # nothing was in it, or nothing but what is no message to the model
-    lines, told = taught(lines, tools, traits, format, known)
-    lines, placed = in_order(lines, traits, history)
+    lines, told = teach_tools(lines, tools, traits, format, known)
+    lines, placed = order_messages(lines, traits, history)
     return lines, told + placed
 
 
@@ -283,20 +285,20 @@ def _with_thinking(line: TemplateMessage, tags: ThinkingFormat) -> TemplateMessa
         return line
     said = visible_text(line.message)
     return replace(
-        line, message={**line.message, "content": Thought(f"{tags.open}\n{thought}\n{tags.close}\n\n{said}")}
+        line, message={**line.message, "content": ThinkingContent(f"{tags.open}\n{thought}\n{tags.close}\n\n{said}")}
     )
 
 
-def _hides_calls(line: TemplateMessage, known: Mapping[int, RememberedAnswer]) -> bool:
+def _hides_calls(line: TemplateMessage, known: Mapping[int, CachedAnswer]) -> bool:
     """Where thinking was put into a message whose calls are shown only if it says nothing."""
-    told = isinstance(line.message.get("content"), Thought) and line.message.get("tool_calls")
+    told = isinstance(line.message.get("content"), ThinkingContent) and line.message.get("tool_calls")
     return bool(told) and not any(source in known for source in line.sources)
 
 
 def _without_empty_thinking(piece: TextRun, lines: list[TemplateMessage], tags: ThinkingFormat) -> TextRun:
     """A template may have closed the thinking that it expects no more, right before the content that holds it."""
     content = lines[piece.message].message.get("content") if piece.message is not None else None
-    if not isinstance(content, Thought) or content not in piece.text:
+    if not isinstance(content, ThinkingContent) or content not in piece.text:
         return piece
     at = piece.text.index(content)
     before = piece.text[:at].rstrip()
@@ -319,7 +321,7 @@ def _with_mark(messages: list[Mapping[str, Any]], mark: str) -> list[Mapping[str
     return [*messages[:-1], {**last, "content": [*content[:-1], {**content[-1], "text": content[-1]["text"] + mark}]}]
 
 
-def _cut(pieces: list[TextRun], mark: str) -> list[TextRun]:
+def _cut_at_mark(pieces: list[TextRun], mark: str) -> list[TextRun]:
     """The pieces up to the mark; the one that held it is the opening now."""
     for at, piece in enumerate(pieces):
         if mark in piece.text:
@@ -327,33 +329,33 @@ def _cut(pieces: list[TextRun], mark: str) -> list[TextRun]:
     raise Unsupported("The served model's chat template does not show the last message.", param="messages")
 
 
-def _texts(message: Mapping[str, Any]) -> tuple[str, ...]:
+def _message_texts(message: Mapping[str, Any]) -> tuple[str, ...]:
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"text": content}]
     return tuple(text for part in parts if isinstance(text := part.get("text"), str) and text)
 
 
-def _owners(lines: list[TemplateMessage], pieces: list[TextRun]) -> list[TokenOwner]:
+def _piece_owners(lines: list[TemplateMessage], pieces: list[TextRun]) -> list[TokenOwner]:
     """Whose each piece is. A system message that has no place of its own is in what comes before all messages."""
-    owners = [TokenOwner() if piece.message is None else _owner(lines[piece.message]) for piece in pieces]
+    owners = [TokenOwner() if piece.message is None else _message_owner(lines[piece.message]) for piece in pieces]
     first = next((at for at, piece in enumerate(pieces) if piece.message is not None and piece.text), 0)
     unplaced = all(piece.message != 0 or not piece.text for piece in pieces)
     if lines and lines[0].role == "system" and unplaced:
-        owners[:first] = [_owner(lines[0])] * first
+        owners[:first] = [_message_owner(lines[0])] * first
     return owners
 
 
-def _owner(line: TemplateMessage) -> TokenOwner:
+def _message_owner(line: TemplateMessage) -> TokenOwner:
     return TokenOwner(line.sources[0] if line.sources else None, line.role)
 
 
-def places_of(pieces: Sequence[TextRun]) -> Counter[int | None]:
+def count_message_places(pieces: Sequence[TextRun]) -> Counter[int | None]:
     """In how many places of the text each message is shown."""
     return Counter(piece.message for piece in pieces if piece.text)
 
 
 def check_calls_shown(
-    lines: list[TemplateMessage], pieces: list[TextRun], recalled: Mapping[int, RememberedAnswer]
+    lines: list[TemplateMessage], pieces: list[TextRun], recalled: Mapping[int, CachedAnswer]
 ) -> tuple[str, ...]:
     """A template may leave calls out without a word; the model would answer to half a history. What it leaves out of
     an assistant's text and thinking is named in what this returns."""
@@ -366,7 +368,7 @@ def check_calls_shown(
     def shows(at: int, text: str) -> bool:
         # In its own place, where it has one: a name may stand among the tools.
         place = own.get(at) or whole
-        return any(each in place for each in (text, written(text)[1:-1]))
+        return any(each in place for each in (text, dump_arguments(text)[1:-1]))
 
     left_out: set[str] = set()
     for at, line in enumerate(lines):
@@ -384,7 +386,7 @@ def check_calls_shown(
     return tuple(sorted(left_out))
 
 
-def _before_ends(text: str, ends: Sequence[str]) -> int:
+def _before_end_tokens(text: str, ends: Sequence[str]) -> int:
     """Where the tokens that end an answer begin, at the end of a text; its length if there are none."""
     found = len(text)
     while (end := next((end for end in ends if text[:found].rstrip().endswith(end)), None)) is not None:

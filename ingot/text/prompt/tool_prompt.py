@@ -1,7 +1,7 @@
-"""Tools for a template that does not know of them: told in the system's message, and past calls written as text.
+"""Tools for a chat template that does not know of them: described in the system message, past calls as text.
 
-What is taught is the form that the answer will be read in, so that the model's calls can be parsed. A template that
-knows a part of it (how calls are written, say, but not what tools there are) is left to do that part itself.
+What is taught is the form that the answer will be parsed in. A template that knows a part of it (how calls are written,
+say, but not what tools there are) is left to do that part itself.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from itertools import groupby, islice, takewhile
 from typing import Any, Final
 
 from ingot.errors import Unsupported
-from ingot.text.chat_template.messages import plain_text, shown_media
+from ingot.text.chat_template.messages import TemplateMessage, content_as_text, media_in_messages
 from ingot.text.chat_template.traits import TemplateTraits
-from ingot.text.parse.call_arguments import as_object
-from ingot.text.parse.events import PastCall
+from ingot.text.parser.arguments import arguments_as_object
+from ingot.text.parser.events import PastCall
 from ingot.text.prompt.canonical import REASONING_KEYS, reasoning_of, visible_text
-from ingot.text.prompt.roles import TemplateMessage
 from ingot.text.tool_formats.format import Format
-from ingot.text.tool_formats.rendering import render_call
+from ingot.text.tool_formats.rendering import render_calls
 
-_EXAMPLE: Final = PastCall("function_name", {"argument_name": "value"}, "functions.function_name:0")
-_LESSON: Final = """# Tools
+_EXAMPLE_CALL: Final = PastCall("function_name", {"argument_name": "value"}, "functions.function_name:0")
+_TOOL_LESSON: Final = """# Tools
 
 You can call functions. Each line between the tags describes one, its parameters as a JSON schema:
 <tools>
@@ -36,7 +35,7 @@ To call a function, write this, with its own name and arguments, once for each c
 Write nothing after your calls. Their results come with the next message."""
 
 
-def taught(
+def teach_tools(
     lines: Sequence[TemplateMessage],
     tools: Sequence[Mapping[str, Any]],
     traits: TemplateTraits,
@@ -51,31 +50,33 @@ def taught(
     done: list[str] = []
     told = list(lines)
     if tools and not traits.tools:
-        told = _with_lesson(told, _lesson(tools, format))
+        told = _with_lesson(told, _write_tool_lesson(tools, format))
         done.append("tools-taught")
     if not traits.text_beside and any(map(_says_and_thinks, told)):
-        told = [_with_text_thought(line) if _says_and_thinks(line) else line for line in told]
+        told = [_move_text_into_thinking(line) if _says_and_thinks(line) else line for line in told]
         done.append("text-joined-to-thinking")
     if not traits.calls_beside_text and any(_says_and_calls(line, kept) for line in told):
-        told = [part for line in told for part in (text_apart(line) if _says_and_calls(line, kept) else [line])]
+        told = [
+            part for line in told for part in (split_text_from_calls(line) if _says_and_calls(line, kept) else [line])
+        ]
         done.append("text-separated-from-calls")
     if not traits.several_calls and any(len(line.message.get("tool_calls") or ()) > 1 for line in told):
-        told = _with_calls_apart(told)
+        told = _split_calls(told)
         done.append("calls-separated")
     if not traits.calls and any(line.message.get("tool_calls") for line in told):
-        told = [_with_calls_written(line, format) for line in told]
+        told = [_write_calls_as_text(line, format) for line in told]
         done.append("calls-written")
     if not traits.results and any(line.role == "tool" for line in told):
-        told = _with_results_told(told)
+        told = _write_results_as_text(told)
         done.append("results-told")
     return told, tuple(done)
 
 
-def _lesson(tools: Sequence[Mapping[str, Any]], format: Format) -> str:
+def _write_tool_lesson(tools: Sequence[Mapping[str, Any]], format: Format) -> str:
     if not format.can_call:
         raise Unsupported("tools: the served model has no form for tool calls.", param="tools")
     described = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
-    return _LESSON.format(tools=described, example=render_call(format, [_EXAMPLE]))
+    return _TOOL_LESSON.format(tools=described, example=render_calls(format, [_EXAMPLE_CALL]))
 
 
 def _with_lesson(lines: list[TemplateMessage], lesson: str) -> list[TemplateMessage]:
@@ -95,7 +96,7 @@ def _says_and_thinks(line: TemplateMessage) -> bool:
     return bool(message.get("tool_calls") and reasoning_of(message) and visible_text(message))
 
 
-def _with_text_thought(line: TemplateMessage) -> TemplateMessage:
+def _move_text_into_thinking(line: TemplateMessage) -> TemplateMessage:
     """Text beside a call, at the end of the thinking, for a template that takes either of them only."""
     thought = f"{reasoning_of(line.message)}\n\n{visible_text(line.message)}"
     kept = {key: value for key, value in line.message.items() if key not in REASONING_KEYS}
@@ -107,14 +108,14 @@ def _says_and_calls(line: TemplateMessage, kept: Collection[int]) -> bool:
     return bool(not known and line.message.get("tool_calls") and visible_text(line.message))
 
 
-def text_apart(line: TemplateMessage) -> list[TemplateMessage]:
+def split_text_from_calls(line: TemplateMessage) -> list[TemplateMessage]:
     """Text and calls in two messages, for a template that leaves out calls beside text."""
     calls = {"role": line.role, "content": None, "tool_calls": line.message["tool_calls"]}
     text = {key: value for key, value in line.message.items() if key != "tool_calls"}
     return [replace(line, message=text), replace(line, message=calls)]
 
 
-def _with_calls_apart(lines: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+def _split_calls(lines: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     """Each call in a message of its own, followed by its result, for a template that shows one call of a message."""
     apart: list[TemplateMessage] = []
     at = 0
@@ -135,12 +136,12 @@ def _with_calls_apart(lines: Sequence[TemplateMessage]) -> list[TemplateMessage]
     return apart
 
 
-def _with_calls_written(line: TemplateMessage, format: Format) -> TemplateMessage:
+def _write_calls_as_text(line: TemplateMessage, format: Format) -> TemplateMessage:
     calls = line.message.get("tool_calls")
     if not calls:
         return line
-    made = [_call(call) for call in calls]
-    written = render_call(format, made) if format.can_call else "\n".join(map(_described, made))
+    made = [_past_call(call) for call in calls]
+    written = render_calls(format, made) if format.can_call else "\n".join(map(_describe_call, made))
     content = line.message.get("content") or ""
     kept = {key: value for key, value in line.message.items() if key != "tool_calls"}
     if isinstance(content, str):
@@ -148,36 +149,36 @@ def _with_calls_written(line: TemplateMessage, format: Format) -> TemplateMessag
     return TemplateMessage({**kept, "content": [*content, {"type": "text", "text": f"\n{written}"}]}, line.sources)
 
 
-def _call(call: Mapping[str, Any]) -> PastCall:
+def _past_call(call: Mapping[str, Any]) -> PastCall:
     function = call.get("function") or {}
-    return PastCall(str(function.get("name")), as_object(function.get("arguments")), call.get("id"))
+    return PastCall(str(function.get("name")), arguments_as_object(function.get("arguments")), call.get("id"))
 
 
-def _described(call: PastCall) -> str:
+def _describe_call(call: PastCall) -> str:
     """A call that was made before this model, which has no form for one, was asked."""
     return json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
 
 
-def _with_results_told(lines: list[TemplateMessage]) -> list[TemplateMessage]:
+def _write_results_as_text(lines: list[TemplateMessage]) -> list[TemplateMessage]:
     """Results that follow one another make one message, as the calls they answer did."""
     told: list[TemplateMessage] = []
     for results, group in groupby(lines, lambda line: line.role == "tool"):
         spoken = list(group)
-        told += [_told(spoken)] if results else spoken
+        told += [_results_message(spoken)] if results else spoken
     return told
 
 
-def _told(results: list[TemplateMessage]) -> TemplateMessage:
+def _results_message(results: list[TemplateMessage]) -> TemplateMessage:
     sources = tuple(source for line in results for source in line.sources)
-    if shown_media([line.message for line in results]):
-        parts = [part for line in results for part in _told_parts(line.message["content"])]
+    if media_in_messages([line.message for line in results]):
+        parts = [part for line in results for part in _result_parts(line.message["content"])]
         return TemplateMessage({"role": "user", "content": parts}, sources)
-    texts = [f"<tool_response>\n{plain_text(line.message.get('content'))}\n</tool_response>" for line in results]
+    texts = [f"<tool_response>\n{content_as_text(line.message.get('content'))}\n</tool_response>" for line in results]
     return TemplateMessage({"role": "user", "content": "\n".join(texts)}, sources)
 
 
-def _told_parts(content: Any) -> list[Any]:
+def _result_parts(content: Any) -> list[Any]:
     """A result with pictures in it, which stay where they are."""
-    held = content if isinstance(content, list) else [{"type": "text", "text": plain_text(content)}]
+    held = content if isinstance(content, list) else [{"type": "text", "text": content_as_text(content)}]
     before, after = ({"type": "text", "text": text} for text in ("<tool_response>\n", "\n</tool_response>\n"))
     return [before, *held, after]

@@ -1,4 +1,8 @@
-"""How words are pronounced that a dictionary has, and those that end in -s, -ed and -ing beside them."""
+"""How words are pronounced: by a dictionary, by the words beside them for those in -s, -ed and -ing, else by letters.
+
+The dictionaries lie in `data`. One is read once, which takes a few tenths of a second; `preload_dictionaries` reads it
+before anybody asks.
+"""
 
 from __future__ import annotations
 
@@ -15,37 +19,37 @@ Accent = Literal["us", "gb"]
 
 PRIMARY, SECONDARY = "ˈ", "ˌ"
 VOWELS = frozenset("AIOQWYaiuæɑɒɔəɛɜɪʊʌᵻ")
-FLAPS = frozenset("AIOWYiuæɑəɛɪɹʊʌ")
+SOUNDS_BEFORE_FLAP = frozenset("AIOWYiuæɑəɛɪɹʊʌ")
 """After these an American t is a flap before a vowel."""
-_reading = threading.Lock()
-DOUBLED = re.compile(r"([bcdgklmnprstvxz])\1ing$|cking$")
+_dictionary_lock = threading.Lock()
+DOUBLED_CONSONANT = re.compile(r"([bcdgklmnprstvxz])\1ing$|cking$")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DictionaryEntry:
     usual: str
     verb: str | None = None
     last: str | None = None  # where a clause ends
 
     @classmethod
-    def read(cls, line: str) -> Entry:
+    def read(cls, line: str) -> DictionaryEntry:
         usual, *further = line.split("\t")
         told = dict(each.split(":", 1) for each in further)
         return cls(usual, told.get("verb"), told.get("last"))
 
 
-def dictionary(accent: Accent) -> Dictionary:
+def load_dictionary(accent: Accent) -> PronunciationDictionary:
     """Read once, which takes a few tenths of a second; whoever comes meanwhile waits for it."""
-    with _reading:
-        return _read(accent)
+    with _dictionary_lock:
+        return _read_dictionary(accent)
 
 
-def read_ahead(accents: Iterable[Accent]) -> threading.Thread:
+def preload_dictionaries(accents: Iterable[Accent]) -> threading.Thread:
     """Read dictionaries in a thread, before anybody asks for them."""
 
     def read() -> None:
         for accent in accents:
-            dictionary(accent)
+            load_dictionary(accent)
 
     thread = threading.Thread(target=read, name="ingot-dictionaries", daemon=True)
     thread.start()
@@ -53,29 +57,31 @@ def read_ahead(accents: Iterable[Accent]) -> threading.Thread:
 
 
 @cache
-def _read(accent: Accent) -> Dictionary:
+def _read_dictionary(accent: Accent) -> PronunciationDictionary:
     packed = files("ingot.text.speech").joinpath("data", f"{accent}.tsv.xz").read_bytes()
     lines = lzma.decompress(packed).decode().splitlines()
-    return Dictionary(dict(line.split("\t", 1) for line in lines), accent)
+    return PronunciationDictionary(dict(line.split("\t", 1) for line in lines), accent)
 
 
-class Dictionary:
+class PronunciationDictionary:
     """`entries` are read when they are asked for: there are near 200,000."""
 
     def __init__(self, entries: dict[str, str], accent: Accent) -> None:
         self._entries, self.accent = entries, accent
         self._unstressed = "ɪ" if accent == "gb" else "ᵻ"
 
-    def entry(self, word: str) -> Entry | None:
+    def entry(self, word: str) -> DictionaryEntry | None:
         """As it is written, else in small letters, else with a capital."""
         for spelled in dict.fromkeys((word, word.lower(), word.capitalize())):
             if spelled in self._entries:
-                return Entry.read(self._entries[spelled])
+                return DictionaryEntry.read(self._entries[spelled])
         return None
 
     def letters(self, word: str) -> str:
         """Each letter by its name; the last is stressed most."""
-        named = "".join(Entry.read(self._entries[letter]).usual for letter in word.upper() if letter in self._entries)
+        named = "".join(
+            DictionaryEntry.read(self._entries[letter]).usual for letter in word.upper() if letter in self._entries
+        )
         head, mark, tail = named.replace(PRIMARY, SECONDARY).rpartition(SECONDARY)
         return f"{head}{PRIMARY if mark else ''}{tail}"
 
@@ -117,26 +123,81 @@ class Dictionary:
             return None
         if stem[-1] in "pkfθʃsʧ":
             return stem + "t"
-        if stem[-1] == "t" and self.accent == "us" and len(stem) > 1 and stem[-2] in FLAPS:
+        if stem[-1] == "t" and self.accent == "us" and len(stem) > 1 and stem[-2] in SOUNDS_BEFORE_FLAP:
             return stem[:-1] + "ɾᵻd"
         return stem + (self._unstressed if stem[-1] in "td" else "") + "d"
 
     def _ing(self, word: str) -> str | None:
         if not word.endswith("ing"):
             return None
-        double = [word[:-4]] if DOUBLED.search(word) else []
+        double = [word[:-4]] if DOUBLED_CONSONANT.search(word) else []
         stem = self._stem(word[:-3], word[:-3] + "e", *double)
         if stem is None:
             return None
-        if self.accent == "us" and stem[-1] == "t" and len(stem) > 1 and stem[-2] in FLAPS:
+        if self.accent == "us" and stem[-1] == "t" and len(stem) > 1 and stem[-2] in SOUNDS_BEFORE_FLAP:
             return stem[:-1] + "ɾɪŋ"
         linked = "ɹ" if self.accent == "gb" and stem[-1] in "əː" and word[:-3].endswith("r") else ""
         return stem + linked + "ɪŋ"
 
 
-def stressed(phonemes: str, mark: str = PRIMARY) -> str:
+def with_stress(phonemes: str, mark: str = PRIMARY) -> str:
     """With a stress on the first vowel, where there is none."""
     if PRIMARY in phonemes or SECONDARY in phonemes:
         return phonemes
     at = next((at for at, sign in enumerate(phonemes) if sign in VOWELS), None)
     return phonemes if at is None else phonemes[:at] + mark + phonemes[at:]
+
+
+LETTER_RULES = (
+    # The first that matches where a word is read; endings and beginnings come before letters.
+    ("^kn", "n"), ("^gn", "n"), ("^ps", "s"), ("^wr", "ɹ"), ("^x", "z"), ("^mc", "mək"),
+    ("ation$", "ˈAʃən"),
+    ("tion$", "ʃən"), ("tions$", "ʃənz"), ("sion$", "ʒən"), ("cian$", "ʃən"), ("cious$", "ʃəs"), ("tious$", "ʃəs"),
+    ("ture$", "ʧəɹ"), ("ously$", "əsli"), ("ous$", "əs"), ("ology$", "ˈɑləʤi"), ("able$", "əbᵊl"), ("ible$", "əbᵊl"),
+    ("ing$", "ɪŋ"), ("ings$", "ɪŋz"), ("less$", "ləs"), ("ness$", "nəs"), ("ment$", "mənt"), ("tle$", "tᵊl"),
+    ("ble$", "bᵊl"), ("ple$", "pᵊl"), ("dle$", "dᵊl"), ("gle$", "ɡᵊl"), ("kle$", "kᵊl"), ("ies$", "iz"), ("ied$", "id"),
+    ("ity$", "əti"), ("ism$", "ɪzəm"), ("ey$", "i"), ("que$", "k"), ("gue$", "ɡ"), ("mb$", "m"), ("es$", "z"),
+    ("eigh", "A"), ("igh", "I"), ("ough", "ɔ"), ("augh", "ɔ"), ("tch", "ʧ"), ("dge", "ʤ"), ("sch", "sk"), ("chr", "kɹ"),
+    ("eau", "O"), ("air", "ɛɹ"), ("are$", "ɛɹ"), ("ear", "ɪɹ"), ("eer", "ɪɹ"), ("oor", "ɔɹ"), ("our", "ɔɹ"),
+    ("ire$", "Iəɹ"),
+    ("ch", "ʧ"), ("sh", "ʃ"), ("th", "θ"), ("ph", "f"), ("wh", "w"), ("gh", "ɡ"), ("ck", "k"), ("ng", "ŋ"),
+    ("qu", "kw"),
+    ("ss", "s"), ("ll", "l"), ("tt", "t"), ("pp", "p"), ("bb", "b"), ("dd", "d"), ("ff", "f"), ("gg", "ɡ"), ("mm", "m"),
+    ("nn", "n"), ("rr", "ɹ"), ("zz", "z"), ("kk", "k"), ("cc", "k"),
+    ("ai", "A"), ("ay", "A"), ("au", "ɔ"), ("aw", "ɔ"), ("ee", "i"), ("ea", "i"), ("ei", "i"), ("ie", "i"), ("eu", "u"),
+    ("ew", "u"), ("oa", "O"), ("oe", "O"), ("oi", "Y"), ("oy", "Y"), ("oo", "u"), ("ou", "W"), ("ow", "O"), ("ui", "u"),
+    ("ue", "u"), ("er$", "əɹ"), ("ar", "ɑɹ"), ("er", "ɜɹ"), ("ir", "ɜɹ"), ("or", "ɔɹ"), ("ur", "ɜɹ"),
+    ("a(?=[bcdfgklmnpstvz]e)", "A"), ("i(?=[bcdfgklmnpstvz]e)", "I"), ("o(?=[bcdfgklmnpstvz]e)", "O"),
+    ("u(?=[bcdfgklmnpstvz]e)", "u"), ("a$", "ə"), ("e$", ""), ("i$", "i"), ("o$", "O"), ("u$", "u"), ("y$", "i"),
+    ("c(?=[eiy])", "s"), ("g(?=[eiy])", "ʤ"), ("^y", "j"), ("y(?=[aeiou])", "j"), ("s(?<=[aeiou]s)(?=[aeiou])", "z"),
+    *zip("abcdefghijlmnopqrstuvwyz", "æbkdɛfɡhɪʤlmnɑpkɹstʌvwɪz", strict=True), ("k", "k"), ("x", "ks"),
+)  # fmt: skip
+COMPILED_LETTER_RULES = [
+    (re.compile(pattern.removeprefix("^")), pattern.startswith("^"), said) for pattern, said in LETTER_RULES
+]
+BRITISH_SOUNDS = (
+    ("ɜɹ", "ɜː"),
+    ("ɑɹ", "ɑː"),
+    ("ɔɹ", "ɔː"),
+    ("ɛɹ", "ɛː"),
+    ("əɹ", "ə"),
+    ("O", "Q"),
+    ("i", "iː"),
+    ("u", "uː"),
+    ("ɔ(?!ː)", "ɔː"),
+)
+
+
+def phonemes_by_letters(word: str, accent: Accent) -> str:
+    """`word` has small letters from a to z alone."""
+    said, at = "", 0
+    while at < len(word):
+        for pattern, begins, phonemes in COMPILED_LETTER_RULES:
+            found = None if begins and at else pattern.match(word, at)
+            if found is not None and found.end() > at:
+                said, at = said + phonemes, found.end()
+                break
+    if accent == "gb":
+        for american, british in BRITISH_SOUNDS:
+            said = re.sub(american, british, said)
+    return with_stress(said)

@@ -1,6 +1,6 @@
-"""What encoders read: texts, and pairs of a query and a document, as tokens within the model's length.
+"""What embedding models and rerankers read: texts, and pairs of a query and a document, as tokens within their length.
 
-Like a tokenizer, an `Inputs` never changes once it is made, and any thread may use it.
+Like a tokenizer, these inputs never change once they are made, and any thread may use them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, ClassVar
 
 from ingot.errors import BadRequest, InputTooLong, ModelError
 from ingot.text.cancellation import checkpoint
-from ingot.text.json_file import read_object
+from ingot.text.input_files import read_json_object
 from ingot.text.tokenizer import vocabulary
-from ingot.text.tokenizer.length_bounds import Gauge
-from ingot.text.tokenizer.special_tokens import Controls, finder
+from ingot.text.tokenizer.detokenizer import spell_token_bytes
+from ingot.text.tokenizer.length_bounds import LazyTokenFloor
+from ingot.text.tokenizer.special_tokens import ControlTokens, token_finder
 from ingot.text.tokenizer.vocabulary import Vocabulary
-from ingot.text.tokens.token_bytes import spelled
 
-REMEDY = 'Shorten it, or send "truncate": true to have its end cut off.'
+TOO_LONG_REMEDY = 'Shorten it, or send "truncate": true to have its end cut off.'
 JUDGE_SYSTEM = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
     'Note that the answer can only be "yes" or "no".'
@@ -39,16 +39,16 @@ class EncoderInput:
     cut: bool = False  # its end was left out
 
 
-def load_vocabulary(folder: Path) -> Vocabulary:
+def load_encoder_vocabulary(folder: Path) -> Vocabulary:
     """The vocabulary of an encoder, whose inputs end as its tokenizer.json says.
 
     Decoders that make embeddings rely on the end token that their tokenizer.json adds, while their
     tokenizer_config.json still holds what their ancestor, which generates, was told: that nothing is added.
     """
-    config = read_object(folder / "tokenizer_config.json")
+    config = read_json_object(folder / "tokenizer_config.json")
     if not (config.get("add_bos_token") or config.get("add_eos_token")):
         config = {key: value for key, value in config.items() if key not in ("add_bos_token", "add_eos_token")}
-    return vocabulary.load(folder, config, _ends(config))
+    return vocabulary.load_vocabulary(folder, config, _text_end_tokens(config))
 
 
 class TextInputs:
@@ -66,7 +66,7 @@ class TextInputs:
         self._vocabulary, self.length, self._lower_case = vocabulary, length, lower_case
         self.prompts, self._default_prompt = prompts or {}, default_prompt
         self._begin, self._end = _around_one(vocabulary)
-        self._lengths = _Lengths(vocabulary)
+        self._lengths = _LengthCheck(vocabulary)
         if length <= len(self._begin) + len(self._end):
             raise ModelError(f"The model reads {length} tokens, which its own marks around a text fill")
 
@@ -79,10 +79,10 @@ class TextInputs:
         whole = (self.prompts[name] if name is not None else "") + text
         if not truncate:
             self._lengths.check(whole, self.length)
-        tokens = _encode(self._vocabulary, whole.lower() if self._lower_case else whole)
+        tokens = _encode_text(self._vocabulary, whole.lower() if self._lower_case else whole)
         room = self.length - len(self._begin) - len(self._end)
         if len(tokens) > room and not truncate:
-            raise InputTooLong(needed=self.length - room + len(tokens), limit=self.length, remedy=REMEDY)
+            raise InputTooLong(needed=self.length - room + len(tokens), limit=self.length, remedy=TOO_LONG_REMEDY)
         piece = (*self._begin, *tokens[:room], *self._end)
         if not piece:
             raise BadRequest("The input is empty: it has no tokens.")
@@ -91,11 +91,11 @@ class TextInputs:
     def take(self, tokens: Sequence[int], *, truncate: bool = False) -> EncoderInput:
         """The input for tokens as they stand."""
         if len(tokens) > self.length and not truncate:
-            raise InputTooLong(needed=len(tokens), limit=self.length, remedy=REMEDY)
+            raise InputTooLong(needed=len(tokens), limit=self.length, remedy=TOO_LONG_REMEDY)
         return EncoderInput(tuple(tokens[: self.length]), cut=len(tokens) > self.length)
 
 
-Written = Callable[[str, int | None], tuple[EncoderInput, int]]
+EncodeDocument = Callable[[str, int | None], tuple[EncoderInput, int]]
 """Makes a document, of which so many tokens are read, into an input, cut to fit; and what it would take uncut."""
 
 
@@ -106,7 +106,7 @@ class RerankInputs(ABC):
 
     def __init__(self, vocabulary: Vocabulary, *, length: int) -> None:
         self._vocabulary, self.length = vocabulary, length
-        self._text, self._lengths = _PlainText(vocabulary), _Lengths(vocabulary)
+        self._text, self._lengths = _PlainTextEncoder(vocabulary), _LengthCheck(vocabulary)
 
     def read(
         self,
@@ -130,12 +130,12 @@ class RerankInputs(ABC):
                 self._lengths.check(document, self.length, param=param)
             piece, needed = written(document, most)
             if needed > self.length and not truncate:
-                raise InputTooLong(needed=needed, limit=self.length, remedy=REMEDY, param=param)
+                raise InputTooLong(needed=needed, limit=self.length, remedy=TOO_LONG_REMEDY, param=param)
             pieces.append(piece)
         return pieces
 
     @abstractmethod
-    def _asked(self, query: str, instruction: str | None) -> Written: ...
+    def _asked(self, query: str, instruction: str | None) -> EncodeDocument: ...
 
 
 class PairInputs(RerankInputs):
@@ -147,12 +147,12 @@ class PairInputs(RerankInputs):
         super().__init__(vocabulary, length=length)
         self._frame = _around_two(vocabulary)
 
-    def _asked(self, query: str, instruction: str | None) -> Written:
+    def _asked(self, query: str, instruction: str | None) -> EncodeDocument:
         assert instruction is None, "a cross-encoder takes no instruction"
         frame = self._frame
         self._lengths.check(query, self.length, param="query")
         before = (*frame.begin, *self._text.encode(query))
-        room = _room(self.length, len(before) + len(frame.middle) + len(frame.end))
+        room = _room_for_document(self.length, len(before) + len(frame.middle) + len(frame.end))
 
         def written(document: str, most: int | None) -> tuple[EncoderInput, int]:
             tokens = self._text.encode(document)
@@ -173,14 +173,14 @@ class JudgeInputs(RerankInputs):
 
     def __init__(self, vocabulary: Vocabulary, *, length: int) -> None:
         super().__init__(vocabulary, length=length)
-        self._opening = tuple(_encode(vocabulary, JUDGE_OPENING))
-        self._closing = tuple(_encode(vocabulary, JUDGE_CLOSING))
+        self._opening = tuple(_encode_text(vocabulary, JUDGE_OPENING))
+        self._closing = tuple(_encode_text(vocabulary, JUDGE_CLOSING))
 
-    def _asked(self, query: str, instruction: str | None) -> Written:
+    def _asked(self, query: str, instruction: str | None) -> EncodeDocument:
         asked = f"<Instruct>: {instruction or JUDGE_INSTRUCTION}\n<Query>: {query}\n<Document>: "
         room = self.length - len(self._opening) - len(self._closing)
         self._lengths.check(asked, self.length, param="query")
-        _room(room, len(self._text.encode(asked)))
+        _room_for_document(room, len(self._text.encode(asked)))
 
         def written(document: str, most: int | None) -> tuple[EncoderInput, int]:
             told = document if most is None else self._shortened(document, most)
@@ -197,29 +197,29 @@ class JudgeInputs(RerankInputs):
         return document if len(tokens) <= most else self._vocabulary.decode(tokens[:most], skip_special=False)
 
 
-class _Lengths:
+class _LengthCheck:
     """Which texts are too long for certain, before anything of them is encoded."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._gauge = Gauge(lambda: vocabulary.floor(lambda token: spelled(vocabulary, token)))
+        self._gauge = LazyTokenFloor(lambda: vocabulary.floor(lambda token: spell_token_bytes(vocabulary, token)))
 
     def check(self, text: str, most: int, *, param: str | None = None) -> None:
         if len(text) > most // 4 and (least := self._gauge.least(text)) > most:
-            raise InputTooLong(needed=least, limit=most, remedy=REMEDY, param=param, counted=False)
+            raise InputTooLong(needed=least, limit=most, remedy=TOO_LONG_REMEDY, param=param, counted=False)
 
 
-class _PlainText:
+class _PlainTextEncoder:
     """Encodes what is text throughout, such as a document that may hold what would end it and answer for the model."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        controls = Controls.of(vocabulary.added, source="").all
-        self._vocabulary, self._finder = vocabulary, finder(controls)
+        controls = ControlTokens.of(vocabulary.added, source="").all
+        self._vocabulary, self._finder = vocabulary, token_finder(controls)
         self._framed = vocabulary.framed(controls) if controls else None
 
     def encode(self, text: str) -> list[int]:
         quoted = self._finder.places(text)
         if self._framed is None or not (quoted or self._framed.always):
-            return _encode(self._vocabulary, text)
+            return _encode_text(self._vocabulary, text)
         return self._framed.encode(text, (), quoted)[0]
 
 
@@ -235,7 +235,7 @@ def answer_tokens(vocabulary: Vocabulary) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class PairFrame:
     """What the model wants before, between and behind two texts, and the types of the three parts they make."""
 
     begin: tuple[int, ...]
@@ -244,7 +244,7 @@ class Frame:
     types: tuple[int, int, int]  # of the first text and what is before it, of the middle, of the second text
 
 
-def _room(length: int, taken: int) -> int:
+def _room_for_document(length: int, taken: int) -> int:
     """Tokens that are left for a document. Raises InputTooLong where there are none."""
     if taken >= length:
         remedy = "Shorten the query: it leaves no room for a document."
@@ -252,7 +252,7 @@ def _room(length: int, taken: int) -> int:
     return length - taken
 
 
-def _encode(vocabulary: Vocabulary, text: str) -> list[int]:
+def _encode_text(vocabulary: Vocabulary, text: str) -> list[int]:
     checkpoint()
     return vocabulary.encode(text, add_special=False)
 
@@ -260,21 +260,21 @@ def _encode(vocabulary: Vocabulary, text: str) -> list[int]:
 def _around_one(vocabulary: Vocabulary) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What the tokenizer puts before and behind a single text."""
     inner, whole = vocabulary.encode("a", add_special=False), vocabulary.encode("a", add_special=True)
-    at = _place(inner, whole, 0)
+    at = _place_within(inner, whole, 0)
     return tuple(whole[:at]), tuple(whole[at + len(inner) :])
 
 
-def _around_two(vocabulary: Vocabulary) -> Frame:
+def _around_two(vocabulary: Vocabulary) -> PairFrame:
     first, second = (vocabulary.encode(text, add_special=False) for text in ("a", "b"))
     whole, types = vocabulary.encode_pair("a", "b")
-    one = _place(first, whole, 0)
-    two = _place(second, whole, one + len(first))
+    one = _place_within(first, whole, 0)
+    two = _place_within(second, whole, one + len(first))
     behind = one + len(first)
     kinds = (types[one], types[behind], types[two])
-    return Frame(tuple(whole[:one]), tuple(whole[behind:two]), tuple(whole[two + len(second) :]), kinds)
+    return PairFrame(tuple(whole[:one]), tuple(whole[behind:two]), tuple(whole[two + len(second) :]), kinds)
 
 
-def _place(inner: list[int], whole: list[int], since: int) -> int:
+def _place_within(inner: list[int], whole: list[int], since: int) -> int:
     for at in range(since, len(whole) - len(inner) + 1):
         if inner and whole[at : at + len(inner)] == inner:
             return at
@@ -283,7 +283,7 @@ def _place(inner: list[int], whole: list[int], since: int) -> int:
     )
 
 
-def _ends(config: Mapping[str, Any]) -> dict[str, str]:
+def _text_end_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """The tokens that begin and end a text, by role. A token is a string, or an object with its text."""
     stated = {name: config.get(name) for name in ("bos_token", "eos_token")}
     texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in stated.items()}

@@ -1,32 +1,45 @@
-"""Control tokens, by which a prompt is framed, and what keeps them out of what clients and tools wrote.
+"""Special tokens: the control tokens that frame a prompt, and those for filling in the middle (FIM).
 
 A web page or a tool's output may hold the text of a token that ends a turn and opens another. Only the template may
-write such tokens. So before it renders, what clients wrote is quoted: the first character of each control token in it
-is replaced by a character that stands in for it, and that occurs nowhere else. In the rendered text the stand-ins say
-where there is text that only looks like a token; there they become the characters that they stand for again.
+write such tokens. So before it renders, what clients wrote is quoted (`ControlTokenQuoting`): the first character of
+each control token in it is replaced by a private character that occurs nowhere else. In the rendered text these
+stand-ins say where there is text that only looks like a token; there they become the characters that they stand for
+again.
+
+The libraries find tokens by their text alone. So such text is encoded by a copy of the encoder that shares the model
+and all else, but knows control tokens by a spelling that nobody can guess (`ControlTokenEncoder`); where a token is
+meant, that is what is encoded.
+
+A family that fills in the middle is known by its tokens (`Infill`). Most want the prefix first (PSM), some the suffix
+(SPM). What clients wrote is encoded as nothing but text there.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import secrets
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+from tokenizers import AddedToken, Encoding
+from tokenizers import Tokenizer as Library
 
 from ingot.errors import BadRequest
-from ingot.text.prompt import infill
 
-_PRIVATE: Final = range(0xE100, 0xF8FF)  # code points that no standard gives a meaning
-_FRAME: Final = re.compile(r"<[|｜].*>|<.*[|｜]>", re.DOTALL)
+_STAND_IN_CHARACTERS: Final = range(0xE100, 0xF8FF)  # code points that no standard gives a meaning
+_FRAMED_TOKEN: Final = re.compile(r"<[|｜].*>|<.*[|｜]>", re.DOTALL)
 _PRIVATE_USE: Final = re.compile(r"[\ue000-\uf8ff]|\\u[ef][0-9a-f]{3}")
 _BRACKET: Final = re.compile(r"[<>\[\]{}|｜]")
-_SWITCH: Final = re.compile(r"/\w+")  # such as /nothink, which users are told to write
+_SWITCH_TOKEN: Final = re.compile(r"/\w+")  # such as /nothink, which users are told to write
 
 
 @dataclass(frozen=True, slots=True)
-class Controls:
+class ControlTokens:
     """A vocabulary's control tokens.
 
     - `framing`: those that begin and end turns and texts. Nobody but the template may write them.
@@ -38,11 +51,15 @@ class Controls:
     tags: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, added: Mapping[str, bool], source: str) -> Controls:
+    def of(cls, added: Mapping[str, bool], source: str) -> ControlTokens:
         """Those among a vocabulary's `added` tokens (whether each is special) with a template of this `source`."""
-        named = {token: special for token, special in added.items() if token.strip() and not _SWITCH.fullmatch(token)}
+        named = {
+            token: special for token, special in added.items() if token.strip() and not _SWITCH_TOKEN.fullmatch(token)
+        }
         framing = {
-            token for token, special in named.items() if special or _FRAME.fullmatch(token) or token in infill.NAMES
+            token
+            for token, special in named.items()
+            if special or _FRAMED_TOKEN.fullmatch(token) or token in INFILL_TOKENS
         }
         tags = {token for token in named if token not in framing and _BRACKET.search(token) and token in source}
         return cls(frozenset(framing), frozenset(tags))
@@ -52,16 +69,16 @@ class Controls:
         return self.framing | self.tags
 
 
-class Finder:
+class TokenFinder:
     """Where any of some tokens begin in a text, also within one another."""
 
     def __init__(self, tokens: Collection[str]) -> None:
         self.firsts = frozenset(token[0] for token in tokens)
         self._begun = frozenset(token[:size] for token in tokens for size in range(1, len(token)))
         self._longest = max(map(len, tokens), default=0)
-        self.pattern = re.compile(alternatives(tokens)) if tokens else None
+        self.pattern = re.compile(any_word_pattern(tokens)) if tokens else None
         firsts = "".join(map(re.escape, sorted(self.firsts)))
-        self._beginning = re.compile(f"(?={alternatives(tokens)})[{firsts}]") if tokens else None
+        self._beginning = re.compile(f"(?={any_word_pattern(tokens)})[{firsts}]") if tokens else None
 
     def places(self, text: str) -> list[int]:
         if self._beginning is None or not any(first in text for first in self.firsts):
@@ -86,39 +103,39 @@ class Finder:
 
 
 @lru_cache(maxsize=64)
-def finder(tokens: frozenset[str]) -> Finder:
-    return Finder(tokens)
+def token_finder(tokens: frozenset[str]) -> TokenFinder:
+    return TokenFinder(tokens)
 
 
-def alternatives(words: Collection[str]) -> str:
+def any_word_pattern(words: Collection[str]) -> str:
     """A pattern for the longest of some words, which takes no longer for many words than for few."""
     branches: dict[str, list[str]] = {}
     for word in words:
         if word:
             branches.setdefault(word[0], []).append(word[1:])
-    written = [re.escape(first) + alternatives(rests) for first, rests in sorted(branches.items())]
+    written = [re.escape(first) + any_word_pattern(rests) for first, rests in sorted(branches.items())]
     if not written:
         return ""
     return f"(?:{'|'.join(written)})" + ("?" if "" in words else "")
 
 
-class Quoting:
+class ControlTokenQuoting:
     """Of one conversation, of which `said` is everything that clients wrote, of whatever form.
 
     `exempt` are the tags of thinking, which an assistant's message may hold: templates look for them there.
     """
 
-    def __init__(self, controls: Controls = Controls(), said: Any = (), exempt: Collection[str] = ()) -> None:
+    def __init__(self, controls: ControlTokens = ControlTokens(), said: Any = (), exempt: Collection[str] = ()) -> None:
         self.trusting = not controls.all  # nothing is quoted: every control token is one, whoever wrote it
-        self._spoken = finder(controls.framing)
-        self._answered = finder(controls.framing - frozenset(exempt))
-        self._told = finder(controls.all)
+        self._spoken = token_finder(controls.framing)
+        self._answered = token_finder(controls.framing - frozenset(exempt))
+        self._told = token_finder(controls.all)
         self._said = said
         self._stand_ins: dict[str, str] = {}
 
     def strings(self) -> Iterator[str]:
         """All that clients wrote."""
-        return _strings(self._said)
+        return _every_string(self._said)
 
     def messages(self, messages: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         return [self._message(message) for message in messages]
@@ -133,7 +150,7 @@ class Quoting:
             return text, ()
         meant = {stand_in: char for char, stand_in in self._stand_ins.items()}
         # JSON without other than ASCII characters has them escaped.
-        written = meant | {_escape(stand_in): char for stand_in, char in meant.items()}
+        written = meant | {_json_escape(stand_in): char for stand_in, char in meant.items()}
         places: list[int] = []
         longer = 0  # by how much all before was longer than it was meant
 
@@ -143,7 +160,7 @@ class Quoting:
             longer += len(found[0]) - 1
             return written[found[0]]
 
-        return re.sub(alternatives(written), char, text), tuple(places)
+        return re.sub(any_word_pattern(written), char, text), tuple(places)
 
     def _message(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         role = str(message.get("role"))
@@ -173,18 +190,18 @@ class Quoting:
             read = json.loads(arguments)
         except (ValueError, RecursionError):
             return self.told(arguments)
-        if any(self._told.within(text) for text in _strings(read)):
+        if any(self._told.within(text) for text in _every_string(read)):
             return json.dumps(self.told(read), ensure_ascii=False)
         return arguments
 
-    def _value(self, value: Any, words: Finder) -> Any:
+    def _value(self, value: Any, words: TokenFinder) -> Any:
         if isinstance(value, str):
             return self._text(value, words)
         if isinstance(value, Mapping):
             return {self._value(key, words): self._value(each, words) for key, each in value.items()}
         return [self._value(each, words) for each in value] if isinstance(value, (list, tuple)) else value
 
-    def _text(self, text: str, words: Finder) -> str:
+    def _text(self, text: str, words: TokenFinder) -> str:
         quoted = words.replace_firsts(text, self._stand_in)
         for place in words.begun(text):
             quoted = quoted[:place] + self._stand_in(text[place]) + quoted[place + 1 :]
@@ -192,19 +209,19 @@ class Quoting:
 
     def _stand_in(self, char: str) -> str:
         if not self._stand_ins:
-            used = {each for text in _strings(self._said) for each in _PRIVATE_USE.findall(text)}
-            free = (chr(code) for code in _PRIVATE if not used & {chr(code), _escape(chr(code))})
+            used = {each for text in _every_string(self._said) for each in _PRIVATE_USE.findall(text)}
+            free = (chr(code) for code in _STAND_IN_CHARACTERS if not used & {chr(code), _json_escape(chr(code))})
             self._stand_ins = dict(zip(sorted(self._told.firsts), free, strict=False))
             if len(self._stand_ins) < len(self._told.firsts):
                 raise BadRequest("The messages hold every private character of Unicode; some have to be left over.")
         return self._stand_ins[char]
 
 
-def _escape(char: str) -> str:
+def _json_escape(char: str) -> str:
     return f"\\u{ord(char):04x}"
 
 
-def _strings(value: Any) -> Iterator[str]:
+def _every_string(value: Any) -> Iterator[str]:
     rest = [value]
     while rest:
         each = rest.pop()
@@ -214,3 +231,255 @@ def _strings(value: Any) -> Iterator[str]:
             rest += [*each.keys(), *each.values()]
         elif isinstance(each, (list, tuple)):
             rest += each
+
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizer
+
+
+class ControlTokenEncoder(Protocol):
+    always: bool  # the plain encoder may find control tokens where their text does not stand
+
+    def encode(self, text: str, places: Sequence[int], quoted: Collection[int]) -> tuple[list[int], list[int]]:
+        """The ids, and how many of them end before or at each of the places.
+
+        A control token whose text begins at a place that is `quoted` is encoded as text.
+        """
+
+
+class FastControlTokenEncoder:
+    def __init__(self, library: Library, controls: Collection[str]) -> None:
+        added = {id: token for id, token in library.get_added_tokens_decoder().items() if token.content}
+        secret = secrets.token_hex(8)
+        self._controls = frozenset(controls)
+        self._spelled = {
+            token: f"\ue000{secret}:{at}{'.' * len(token)}\ue001" for at, token in enumerate(sorted(controls))
+        }
+        self._cut = f"\ue000{secret}:cut\ue001"
+        self._library = _copy_without_added_tokens(library)
+        self._library.add_tokens([self._respelled(token) for _, token in sorted(added.items())])
+        self._library.add_tokens([AddedToken(self._cut, normalized=False)])
+        self._ids = {self._id(self._spelled.get(token.content, token.content)): id for id, token in added.items()}
+        self._dropped = self._id(self._cut)
+        self.always = _has_normalizer(library) and any(
+            t.normalized for t in added.values() if t.content in self._spelled
+        )
+        # A model may know the text of a control token as a piece of its own, and find it in a text.
+        known = {library.token_to_id(token) for token in controls}
+        found = {id for token in controls for id in self._encoded(token).ids}
+        self._cuts = bool(known & {self._ids.get(id, id) for id in found})
+
+    def encode(self, text: str, places: Sequence[int], quoted: Collection[int]) -> tuple[list[int], list[int]]:
+        spelled, moved = self._spell(text, quoted)
+        encoding = self._encoded(spelled)
+        ends = [end for _, end in encoding.offsets]
+        counts = [bisect_right(ends, moved(place)) for place in places]
+        ids = [self._ids.get(id, id) for id in encoding.ids]
+        if not self._cuts:
+            return ids, counts
+        kept = [at for at, id in enumerate(encoding.ids) if id != self._dropped]
+        return [ids[at] for at in kept], [bisect_left(kept, count) for count in counts]
+
+    def _encoded(self, text: str) -> Encoding:
+        with whole_characters():
+            [encoding] = self._library.encode_batch([text], add_special_tokens=False)
+        return encoding
+
+    def _spell(self, text: str, quoted: Collection[int]) -> tuple[str, Callable[[int], int]]:
+        """The text with its control tokens in their secret spelling, and where each place in it is then."""
+        pieces: list[str] = []
+        begins, shifts, since, shift = [0], [0], 0, 0
+        for begin, end in self._changes(text, quoted):
+            written = self._spelled[text[begin:end]] if end > begin else self._cut
+            pieces += [text[since:begin], written]
+            since, shift = end, shift + len(written) - (end - begin)
+            begins.append(end)
+            shifts.append(shift)
+        moved = "".join((*pieces, text[since:]))
+        return moved, lambda place: place + shifts[bisect_right(begins, place) - 1]
+
+    def _changes(self, text: str, quoted: Collection[int]) -> Iterator[tuple[int, int]]:
+        """Where control tokens stand that are meant, and where those that are not are to be cut, if need be."""
+        for begin, end, meant in control_token_places(text, self._controls, quoted):
+            if meant:
+                yield begin, end
+            elif self._cuts:
+                yield begin + 1, begin + 1
+
+    def _respelled(self, token: AddedToken) -> AddedToken:
+        spelled = self._spelled.get(token.content)
+        if spelled is None:
+            return token
+        return AddedToken(spelled, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False, special=token.special)
+
+    def _id(self, content: str) -> int:
+        id = self._library.token_to_id(content)
+        assert id is not None, "it was just added"
+        return id
+
+
+class SlowControlTokenEncoder:
+    """For tokenizers that run in Python: what lies between control tokens is encoded by itself."""
+
+    always = False
+
+    def __init__(self, slow: PreTrainedTokenizer, controls: Collection[str]) -> None:
+        self._slow, self._controls = slow, frozenset(controls)
+
+    def encode(self, text: str, places: Sequence[int], quoted: Collection[int]) -> tuple[list[int], list[int]]:
+        ids: list[int] = []
+        ends: list[int] = []
+        since = 0
+        for begin, end, meant in (*control_token_places(text, self._controls, quoted), (len(text), len(text), True)):
+            if not meant:
+                continue
+            between = self._plain(text[since:begin])
+            ids += between
+            ends += [begin] * len(between)
+            if end > begin:
+                ids.append(cast(int, self._slow.convert_tokens_to_ids(text[begin:end])))
+                ends.append(end)
+            since = end
+        return ids, [bisect_right(ends, place) for place in places]
+
+    def _plain(self, text: str) -> list[int]:
+        options: Any = {"add_special_tokens": False, "split_special_tokens": True}
+        return self._slow.encode(text, **options) if text else []
+
+
+def control_token_places(
+    text: str, controls: frozenset[str], quoted: Collection[int]
+) -> Iterator[tuple[int, int, bool]]:
+    """Where control tokens stand in a text, one after another, and whether each is meant."""
+    pattern, at, unmeant = token_finder(controls).pattern, 0, frozenset(quoted)
+    while pattern is not None and (found := pattern.search(text, at)) is not None:
+        meant = found.start() not in unmeant
+        yield *found.span(), meant
+        at = found.end() if meant else found.start() + 1
+
+
+def _copy_without_added_tokens(library: Library) -> Library:
+    """A library with the same model and the same steps, and no added tokens yet."""
+    made = Library(library.model)
+    if library.normalizer is not None:
+        made.normalizer = library.normalizer
+    if library.pre_tokenizer is not None:
+        made.pre_tokenizer = library.pre_tokenizer
+    return made
+
+
+def _has_normalizer(library: Library) -> bool:
+    if library.normalizer is None:
+        return False
+    state = json.loads(library.normalizer.__getstate__())
+    return state["type"] != "Sequence" or bool(state["normalizers"])
+
+
+@contextmanager
+def whole_characters() -> Iterator[None]:
+    """What a tokenizer says to half a character, in words for clients."""
+    try:
+        yield
+    except (UnicodeEncodeError, TypeError):
+        raise BadRequest("The text holds half of a surrogate pair, which no tokenizer can read.") from None
+
+
+@dataclass(frozen=True, slots=True)
+class InfillFamily:
+    """The tokens by name. Those of the last three may be missing from a vocabulary."""
+
+    prefix: str
+    suffix: str
+    middle: str | None  # None: the answer follows the prefix
+    suffix_first: bool = False
+    repo: str = ""  # begins a repository's files, with its name
+    file: str = ""  # begins each of them, with its path
+    separator: str = ""  # stands between files instead, in families that have no token for a repository
+
+
+BAR_TOKENS: Final = InfillFamily(
+    *("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    repo="<|repo_name|>",
+    file="<|file_sep|>",
+    separator="<|file_separator|>",
+)
+INFILL_FAMILIES: Final = (
+    BAR_TOKENS,  # Qwen2.5-Coder, Qwen3-Coder; CodeGemma; Granite 3; Phi-4
+    InfillFamily("<fim_prefix>", "<fim_suffix>", "<fim_middle>", repo="<repo_name>", file="<file_sep>"),  # StarCoder
+    InfillFamily("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    InfillFamily("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
+    InfillFamily("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>", suffix_first=True),  # Seed-Coder
+    InfillFamily("[PREFIX]", "[SUFFIX]", None, suffix_first=True),  # Codestral
+    InfillFamily("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
+    InfillFamily("<PRE>", "<SUF>", "<MID>"),
+    InfillFamily("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
+    InfillFamily("<|prefix|>", "<|suffix|>", "<|middle|>"),  # Falcon-H1-Coder
+)
+# What such an answer ends with, besides the tokens above and the model's end tokens, which may be those of chats.
+INFILL_ENDS: Final = (
+    *("<|fim_pad|>", "<fim_pad>", "<fim-pad>", "▁<EOT>", "<EOT>", "<|EOT|>", "<|endoftext|>", "<｜end▁of▁sentence｜>"),
+    *("<reponame>", "<filename>", "<|reponame|>", "<|filename|>"),
+)
+INFILL_TOKENS: Final = frozenset(
+    name
+    for family in INFILL_FAMILIES
+    for name in (family.prefix, family.suffix, family.middle, family.repo, family.file, family.separator)
+    if name
+)
+# Names for what a client does not tell: those that llama.cpp's server gives.
+DEFAULT_REPOSITORY, DEFAULT_FILE = "myproject", "filename"
+
+EncodeText = Callable[[str], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Infill:
+    """A vocabulary's tokens for filling in the middle. `ends` are those that end what is filled in."""
+
+    prefix: int
+    suffix: int
+    middle: int | None
+    suffix_first: bool
+    repo: int | None
+    file: int | None
+    separator: int | None
+    ends: frozenset[int]
+
+    @classmethod
+    def of(cls, id_of: Callable[[str], int | None]) -> Infill | None:
+        """None for a vocabulary that names no such tokens."""
+        for family in INFILL_FAMILIES:
+            prefix, suffix = id_of(family.prefix), id_of(family.suffix)
+            middle = None if family.middle is None else id_of(family.middle)
+            if prefix is None or suffix is None or (middle is None and family.middle is not None):
+                continue
+            repo, file, separator = (
+                id_of(name) if name else None for name in (family.repo, family.file, family.separator)
+            )
+            ends = (*map(id_of, INFILL_ENDS), prefix, suffix, middle, repo, file, separator)
+            known = frozenset(id for id in ends if id is not None)
+            return cls(prefix, suffix, middle, family.suffix_first, repo, file, separator, known)
+        return None
+
+    def prompt(self, before: Sequence[int], after: Sequence[int]) -> list[int]:
+        """What is to be filled in stands between the two."""
+        front, back = [self.prefix, *before], [self.suffix, *after]
+        parts = back + front if self.suffix_first else front + back
+        return parts if self.middle is None else [*parts, self.middle]
+
+    def context(self, files: Iterable[tuple[str, str]], encode: EncodeText) -> list[int]:
+        """Other files, by name and text, to stand before the prompt."""
+        given = list(files)
+        if not given:
+            return []
+        made: list[int] = []
+        if self.repo is not None and self.file is not None:
+            made += [self.repo, *encode(f"{DEFAULT_REPOSITORY}\n")]
+            for name, text in given:
+                made += [self.file, *encode(f"{name}\n{text}\n")]
+            return [*made, self.file, *encode(f"{DEFAULT_FILE}\n")]
+        if self.separator is not None:
+            for name, text in given:
+                made += [*encode(f"{name}\n{text}"), self.separator]
+            return made
+        return list(encode("".join(f"#{name}\n{text}\n" if name else f"{text}\n" for name, text in given)))

@@ -1,26 +1,33 @@
-"""A model's tokenizer: text to ids and back, its special tokens, and its chat template."""
+"""A model's tokenizer: text to ids and back, its special tokens, and its chat template.
+
+A `Tokenizer` never changes once it is loaded. Any thread may use it; each sequence takes its own detokenizer.
+`PromptTranslation` is a prompt in another tokenizer's tokens, for draft models with a vocabulary of their own: which of
+them stand for which of the prompt's.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ingot.errors import ModelError
 from ingot.text.chat_template.chat_template import ChatTemplate
-from ingot.text.json_file import read_object
-from ingot.text.prompt.infill import Infill
+from ingot.text.input_files import read_json_object
 from ingot.text.tokenizer import vocabulary
-from ingot.text.tokenizer.length_bounds import Gauge
-from ingot.text.tokenizer.special_tokens import Controls, finder
+from ingot.text.tokenizer.detokenizer import ByteDetokenizer, Detokenizer, PieceDetokenizer, spell_token_bytes
+from ingot.text.tokenizer.length_bounds import LazyTokenFloor
+from ingot.text.tokenizer.special_tokens import ControlTokens, Infill, token_finder
 from ingot.text.tokenizer.vocabulary import Vocabulary
-from ingot.text.tokens.detokenizer import ByteDetokenizer, Detokenizer, PieceDetokenizer
-from ingot.text.tokens.token_bytes import spelled
 
-_LEADER = "\u263a"  # a character that no vocabulary joins with what follows it
-_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_LEADING_TEXT = "\u263a"  # a character that no vocabulary joins with what follows it
+_NAMED_TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class Tokenizer:
@@ -50,11 +57,11 @@ class Tokenizer:
         self.eos_ids = frozenset(eos_ids) | (frozenset() if eos is None else {eos})
         self.special_ids = vocabulary.special_ids
         self.vocab_size = vocabulary.size
-        self.controls = Controls.of(vocabulary.added, template.source if template is not None else "")
+        self.controls = ControlTokens.of(vocabulary.added, template.source if template is not None else "")
         self.infill = Infill.of(vocabulary.id_of)
         self._framed = vocabulary.framed(self.controls.all)
-        self._gauge = Gauge(lambda: vocabulary.floor(self.token_bytes))
-        self._anchor = None if vocabulary.spelling == "bytes" else _find_anchor(vocabulary)
+        self._gauge = LazyTokenFloor(lambda: vocabulary.floor(self.token_bytes))
+        self._anchor = None if vocabulary.spelling == "bytes" else _find_anchor_token(vocabulary)
 
     @classmethod
     def load(cls, folder: Path, template: str | None = None) -> Tokenizer:
@@ -62,11 +69,11 @@ class Tokenizer:
 
         Raises ModelError where a file is missing, broken or asks for what cannot be honoured.
         """
-        config = read_object(folder / "tokenizer_config.json")
-        named = _named_tokens(config, read_object(folder / "special_tokens_map.json"))
+        config = read_json_object(folder / "tokenizer_config.json")
+        named = _named_tokens(config, read_json_object(folder / "special_tokens_map.json"))
         sources = {"default": template} if template is not None else _template_sources(folder, config)
         return cls(
-            vocabulary.load(folder, config, named),
+            vocabulary.load_vocabulary(folder, config, named),
             named=named,
             eos_ids=_eos_ids(folder),
             template=_chat_template(sources, named),
@@ -80,7 +87,7 @@ class Tokenizer:
           already holds it.
         - `quoted`: a control token that begins at one of these places is text. None: every one is a token.
         """
-        if self._takes_at_its_word(quoted):
+        if self._controls_are_meant(quoted):
             return self._vocabulary.encode(text, add_special=add_special)
         return self.encode_with_places(text, (), add_special=add_special, quoted=quoted)[0]
 
@@ -88,7 +95,7 @@ class Tokenizer:
         self, text: str, places: Sequence[int], *, add_special: bool, quoted: Collection[int] | None = None
     ) -> tuple[list[int], list[int]]:
         """The ids of `text`, and how many of them end before or at each of the `places` in it."""
-        if self._takes_at_its_word(quoted):
+        if self._controls_are_meant(quoted):
             ids, ends = self._vocabulary.encode_with_ends(text, add_special=add_special)
             return ids, [bisect_right(ends, place) for place in places]
         ids, counts = self._framed.encode(text, places, quoted or ())
@@ -101,9 +108,9 @@ class Tokenizer:
         """The ids of `text`, in which nothing is a control token. One that does not lead gets no space put before it,
         as sentencepiece models do to the first word of a text."""
         if leads or self._vocabulary.spelling != "sentencepiece":
-            return self.encode(text, add_special=False, quoted=finder(self.controls.all).places(text))
-        first = self.encode_plain(_LEADER)
-        whole = self.encode_plain(_LEADER + text)
+            return self.encode(text, add_special=False, quoted=token_finder(self.controls.all).places(text))
+        first = self.encode_plain(_LEADING_TEXT)
+        whole = self.encode_plain(_LEADING_TEXT + text)
         return whole[len(first) :] if whole[: len(first)] == first else self.encode_plain(text)
 
     @cached_property
@@ -111,7 +118,7 @@ class Tokenizer:
         """What the model wants before a bare prompt."""
         return tuple(self._around("a")[0])
 
-    def _takes_at_its_word(self, quoted: Collection[int] | None) -> bool:
+    def _controls_are_meant(self, quoted: Collection[int] | None) -> bool:
         return quoted is None or not (quoted or self._framed.always)
 
     def _around(self, text: str) -> tuple[list[int], list[int]]:
@@ -136,7 +143,7 @@ class Tokenizer:
         """The token's own bytes, which may be part of a character. A special token's are its name's."""
         known = self._bytes.get(token)
         if known is None:
-            known = self._bytes[token] = spelled(self._vocabulary, token)
+            known = self._bytes[token] = spell_token_bytes(self._vocabulary, token)
         return known
 
     def token_text(self, token: int) -> str:
@@ -159,7 +166,7 @@ class Tokenizer:
         return found
 
 
-def _find_anchor(vocabulary: Vocabulary) -> int:
+def _find_anchor_token(vocabulary: Vocabulary) -> int:
     """A token that decodes to the same plain text whatever follows it."""
     letters = (vocabulary.id_of(chr(code)) for code in range(ord("a"), ord("z") + 1))
     for id in (*letters, *range(vocabulary.size)):
@@ -175,7 +182,7 @@ def _named_tokens(*configs: Mapping[str, Any]) -> dict[str, str]:
     """Special tokens by role; the first file that states one wins. A token is a string, or an object with its text."""
     found: dict[str, str] = {}
     for config in configs:
-        for name in _NAMED:
+        for name in _NAMED_TOKEN_ROLES:
             token = config.get(name)
             text = token.get("content") if isinstance(token, dict) else token
             if isinstance(text, str) and text and name not in found:
@@ -184,9 +191,9 @@ def _named_tokens(*configs: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _eos_ids(folder: Path) -> set[int]:
-    config = read_object(folder / "config.json")
+    config = read_json_object(folder / "config.json")
     inner = config.get("text_config")
-    sources = [read_object(folder / "generation_config.json"), config, inner if isinstance(inner, dict) else {}]
+    sources = [read_json_object(folder / "generation_config.json"), config, inner if isinstance(inner, dict) else {}]
     ids: set[int] = set()
     for source in sources:
         stated = source.get("eos_token_id")
@@ -196,7 +203,7 @@ def _eos_ids(folder: Path) -> set[int]:
 
 def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """The model's chat templates by name. A file of its own wins over the configuration's copy."""
-    stated = config.get("chat_template") or read_object(folder / "chat_template.json").get("chat_template") or {}
+    stated = config.get("chat_template") or read_json_object(folder / "chat_template.json").get("chat_template") or {}
     if isinstance(stated, str):
         stated = {"default": stated}
     elif isinstance(stated, list):
@@ -224,3 +231,46 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ModelError(f"{path.name} is not UTF-8 text: {error}") from error
+
+
+TokenNumbers = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTranslation:
+    """`tokens` are another tokenizer's; `ends` says of each own token how many of them end where it does or before."""
+
+    tokens: tuple[int, ...]
+    ends: tuple[int, ...]
+
+    @classmethod
+    def of(cls, prompt: Sequence[int], ours: Tokenizer, theirs: Tokenizer) -> PromptTranslation:
+        """Special tokens are told by their names."""
+        text, ends = _prompt_text(prompt, ours)
+        tokens, counts = theirs.encode_with_places(text, ends, add_special=True)
+        return cls(tuple(tokens), tuple(counts))
+
+    def back(self, numbers: TokenNumbers) -> TokenNumbers:
+        """For each own token the mean of the numbers of those that end in it, or that of the one that it is part of."""
+        begins = np.minimum([0, *self.ends[:-1]], len(numbers) - 1)
+        ends = np.maximum(self.ends, begins + 1)
+        sums = np.concatenate([[0.0], np.cumsum(numbers, dtype=np.float64)])
+        return ((sums[ends] - sums[begins]) / (ends - begins)).astype(np.float32)
+
+    def places(self, lengths: Iterable[int]) -> frozenset[int]:
+        """How many of their tokens are there when so many of ours are."""
+        return frozenset(self.ends[length - 1] for length in lengths if 0 < length <= len(self.ends))
+
+
+TranslatePrompt = Callable[[tuple[int, ...]], PromptTranslation]
+
+
+def _prompt_text(prompt: Sequence[int], tokenizer: Tokenizer) -> tuple[str, list[int]]:
+    """The text of a prompt, and how many characters of it are whole when each token is told: one may take several."""
+    decoder, pieces, ends, length = getincrementaldecoder("utf-8")("replace"), [], [], 0
+    for token in prompt:
+        piece = decoder.decode(tokenizer.token_bytes(token))
+        pieces.append(piece)
+        length += len(piece)
+        ends.append(length)
+    return "".join(pieces) + decoder.decode(b"", final=True), ends

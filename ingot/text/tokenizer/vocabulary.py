@@ -1,6 +1,7 @@
 """The library behind a tokenizer: `tokenizers` for nearly every model, transformers for the few that have no such form.
 
-Both kinds answer the same few questions, and may be asked by any thread once they are built.
+Both kinds answer the same few questions, and may be asked by any thread once they are built. transformers is imported
+only for a model that needs it.
 """
 
 from __future__ import annotations
@@ -16,22 +17,25 @@ from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Library
 
 from ingot.errors import BadRequest, ModelError
-from ingot.text.characters import whole_characters
-from ingot.text.tokenizer.length_bounds import Floor
-from ingot.text.tokens.framed import Framed, FramedLibrary, FramedSlow
-from ingot.text.tokens.growth import check_growth
+from ingot.text.tokenizer.length_bounds import TokenFloor, check_growth
+from ingot.text.tokenizer.special_tokens import (
+    ControlTokenEncoder,
+    FastControlTokenEncoder,
+    SlowControlTokenEncoder,
+    whole_characters,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizer
 
 # How token pieces spell bytes: GPT-2's byte alphabet, sentencepiece's marks, or plain text.
-Spelling = Literal["bytes", "sentencepiece", "plain"]
+PieceSpelling = Literal["bytes", "sentencepiece", "plain"]
 
 _LOCAL_DECODERS = {"Replace", "ByteFallback", "Metaspace", "WordPiece", "Strip"}
 
 
 class Vocabulary(Protocol):
-    spelling: Spelling
+    spelling: PieceSpelling
     special_ids: frozenset[int]
     size: int
     set_apart: tuple[str, ...]  # tokens that are found in a text before anything else is, wherever they stand
@@ -52,10 +56,10 @@ class Vocabulary(Protocol):
 
     def id_of(self, piece: str) -> int | None: ...
 
-    def framed(self, controls: Collection[str]) -> Framed:
+    def framed(self, controls: Collection[str]) -> ControlTokenEncoder:
         """An encoder to which these tokens, of the added ones, are tokens only where it is told so."""
 
-    def floor(self, spell: Callable[[int], bytes]) -> Floor | None:
+    def floor(self, spell: Callable[[int], bytes]) -> TokenFloor | None:
         """How few tokens a text can have, where that can be known; `spell` says which bytes a token stands for."""
 
 
@@ -64,7 +68,7 @@ class FastVocabulary:
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        _remember_no_words(library)
+        _disable_word_cache(library)
         self.spelling = _spelling(_decoder_chain(library))
         added = library.get_added_tokens_decoder()
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
@@ -105,20 +109,20 @@ class FastVocabulary:
     def id_of(self, piece: str) -> int | None:
         return self._library.token_to_id(piece)
 
-    def framed(self, controls: Collection[str]) -> Framed:
-        return FramedLibrary(self._library, controls)
+    def framed(self, controls: Collection[str]) -> ControlTokenEncoder:
+        return FastControlTokenEncoder(self._library, controls)
 
-    def floor(self, spell: Callable[[int], bytes]) -> Floor | None:
+    def floor(self, spell: Callable[[int], bytes]) -> TokenFloor | None:
         pieces = [spell(token) for token in range(self.size)] + [token.encode() for token in self.added]
         if self.spelling != "bytes":  # a mark for white space may also stand for itself
             pieces += [(self.piece(token) or "").encode() for token in range(self.size)]
-        return Floor.of(self._library, pieces)
+        return TokenFloor.of(self._library, pieces)
 
 
 class SlowVocabulary:
     """A transformers tokenizer that runs in Python: sentencepiece models that have no `tokenizers` form."""
 
-    spelling: Spelling = "sentencepiece"
+    spelling: PieceSpelling = "sentencepiece"
     set_apart: tuple[str, ...] = ()
 
     def __init__(self, slow: PreTrainedTokenizer) -> None:
@@ -135,7 +139,7 @@ class SlowVocabulary:
     def encode_with_ends(self, text: str, *, add_special: bool) -> tuple[list[int], list[int]]:
         # This kind tells no offsets. Its pieces say how long they are, but for what is normalized away before.
         ids = self.encode(text, add_special=add_special)
-        return ids, list(accumulate(_characters(self.piece(id) or "") for id in ids))
+        return ids, list(accumulate(_piece_characters(self.piece(id) or "") for id in ids))
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         encoding = self._slow(first, second, return_token_type_ids=True)
@@ -153,20 +157,20 @@ class SlowVocabulary:
         id = cast(int | None, self._slow.convert_tokens_to_ids(piece))
         return id if id is not None and self.piece(id) == piece else None
 
-    def framed(self, controls: Collection[str]) -> Framed:
-        return FramedSlow(self._slow, controls)
+    def framed(self, controls: Collection[str]) -> ControlTokenEncoder:
+        return SlowControlTokenEncoder(self._slow, controls)
 
-    def floor(self, spell: Callable[[int], bytes]) -> Floor | None:
+    def floor(self, spell: Callable[[int], bytes]) -> TokenFloor | None:
         return None
 
 
-def _characters(piece: str) -> int:
+def _piece_characters(piece: str) -> int:
     """How many characters a sentencepiece piece stands for; one that is a byte, whether a character begins with it."""
     byte = re.fullmatch("<0x([0-9A-F]{2})>", piece)
     return len(piece) if byte is None else int(int(byte[1], 16) & 0xC0 != 0x80)
 
 
-def load(folder: Path, config: Mapping[str, Any], named: Mapping[str, str]) -> Vocabulary:
+def load_vocabulary(folder: Path, config: Mapping[str, Any], named: Mapping[str, str]) -> Vocabulary:
     """The vocabulary in `folder`; `named` are the special tokens by their role, such as bos_token."""
     if not (folder / "tokenizer.json").is_file():
         return _load_through_transformers(folder)
@@ -183,7 +187,7 @@ def load(folder: Path, config: Mapping[str, Any], named: Mapping[str, str]) -> V
     return FastVocabulary(library)
 
 
-def _remember_no_words(library: Library) -> None:
+def _disable_word_cache(library: Library) -> None:
     """Each thread that encodes remembers a model's words and how they are cut, megabytes of them, for as long as the
     thread lives: also when the model is gone. That saves a tenth to a quarter of the time where a text comes again."""
     resize = getattr(library.model, "_resize_cache", None)  # models that look words up whole remember none
@@ -246,7 +250,7 @@ def _decoder_chain(library: Library) -> list[dict[str, Any]]:
     return list(state["decoders"]) if state["type"] == "Sequence" else [state]
 
 
-def _spelling(chain: list[dict[str, Any]]) -> Spelling:
+def _spelling(chain: list[dict[str, Any]]) -> PieceSpelling:
     """How pieces are spelled; raises ModelError for a decoder whose text cannot be streamed token by token."""
     kinds = [step["type"] for step in chain]
     if kinds == ["ByteLevel"]:

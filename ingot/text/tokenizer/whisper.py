@@ -8,18 +8,18 @@ from pathlib import Path
 
 from ingot.errors import ModelError
 from ingot.media.languages import LANGUAGES
-from ingot.text.tokenizer.encoder_inputs import load_vocabulary
+from ingot.text.tokenizer.detokenizer import spell_token_bytes
+from ingot.text.tokenizer.encoder_inputs import load_encoder_vocabulary
 from ingot.text.tokenizer.vocabulary import Vocabulary
-from ingot.text.tokens.token_bytes import spelled
 
-SECONDS_A_STEP = 0.02
+SECONDS_PER_TIMESTAMP = 0.02
 """Between two tokens of time."""
-ENGLISH_ALONE = 51864
+ENGLISH_ONLY_VOCAB = 51864
 """Tokens of a model that hears no other language: it has tokens for languages, and was never shown one."""
-UNSPACED = ("zh", "ja", "th", "lo", "my", "yue")
+UNSPACED_LANGUAGES = ("zh", "ja", "th", "lo", "my", "yue")
 """Languages that are written without spaces: each character is a word."""
-NOTES = "♩♪♫♬♭♮♯"
-SIGNS = [
+MUSIC_NOTES = "♩♪♫♬♭♮♯"
+SUPPRESSED_SIGNS = [
     *'"#()*+/:;<=>@[\\]^_`{|}~「」『』',
     *("<<", ">>", "<<<", ">>>", "--", "---", "-(", "-[", "('", '("', "((", "))", "(((", ")))", "[[", "]]", "{{", "}}"),
     *("♪♪", "♪♪♪"),
@@ -39,13 +39,13 @@ class WhisperVocabulary:
         self.untimed = self._id("notimestamps")
         self.first_time = self.untimed + 1
         self.size = size
-        self.multilingual = size != ENGLISH_ALONE
+        self.multilingual = size != ENGLISH_ONLY_VOCAB
         found = {code: vocabulary.id_of(f"<|{code}|>") for code in LANGUAGES}
         self.languages = {code: token for code, token in found.items() if token is not None and self.multilingual}
 
     @classmethod
     def load(cls, folder: Path, size: int) -> WhisperVocabulary:
-        return cls(load_vocabulary(folder), size)
+        return cls(load_encoder_vocabulary(folder), size)
 
     def _id(self, *names: str) -> int:
         for name in names:
@@ -69,14 +69,14 @@ class WhisperVocabulary:
 
     def bytes_of(self, token: int) -> bytes:
         """What a token of text stands for; several may be needed for a character."""
-        return spelled(self._vocabulary, token)
+        return spell_token_bytes(self._vocabulary, token)
 
     def unwanted(self) -> list[int]:
         """Tokens that are never written: signs that nobody speaks, and what says what is to be done."""
         found = {self.encode(" -")[0], self.encode(" '")[0]}
-        for sign in (*SIGNS, *NOTES):
+        for sign in (*SUPPRESSED_SIGNS, *MUSIC_NOTES):
             for tokens in (self.encode(sign), self.encode(f" {sign}")):
-                if len(tokens) == 1 or sign in NOTES:
+                if len(tokens) == 1 or sign in MUSIC_NOTES:
                     found.add(tokens[0])
         told = (self.transcribe, self.translate, self.start, self.before, self.silent, self.untimed)
         return sorted(found | set(told) | set(self.languages.values()) | {self._id("startoflm")})
@@ -84,7 +84,7 @@ class WhisperVocabulary:
     def words(self, tokens: Sequence[int], language: str) -> list[tuple[str, list[int]]]:
         """Tokens of text by words, each with the space before it."""
         pieces = self._characters(tokens)
-        if language in UNSPACED:
+        if language in UNSPACED_LANGUAGES:
             return pieces
         words: list[tuple[str, list[int]]] = []
         for text, parts in pieces:

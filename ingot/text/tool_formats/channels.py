@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.notation import JSON
-from ingot.text.tool_formats.format import Arguments, CallForm, Channels, Format, JsonCall, Name
-from ingot.text.tool_formats.shapes import element, named_tags
+from ingot.text.tool_formats.format import JSON, Arguments, CallForm, Channels, Format, JsonCall, Name
+from ingot.text.tool_formats.shapes import element_form, named_tags
 
 # gpt-oss (harmony): a channel's name, and behind it or before it the function that is called.
 
@@ -34,12 +33,12 @@ HARMONY = Format(
 
 # Muse Glimmer and Spark: every message has a recipient. A call's is the function, whom a section of invocations is for.
 
-_INVOCATIONS = element(
+_MUSE_INVOCATIONS = element_form(
     "atem:function_calls", *named_tags("atem:invoke", "atem:parameter"), joint="\n", unopened="anywhere"
 )
 MUSE = Format(
     name="muse",
-    forms=(_INVOCATIONS,),
+    forms=(_MUSE_INVOCATIONS,),
     channels=Channels(
         start="<|start|>",
         role="assistant",
@@ -50,7 +49,14 @@ MUSE = Format(
             (r"to=", "calls"),
         ),
         ends=("<|eom|>", "<|eot|>"),
-        call=(" to=", Name(), "<|message|>", *_INVOCATIONS.opening, *_INVOCATIONS.call, *_INVOCATIONS.closing),
+        call=(
+            " to=",
+            Name(),
+            "<|message|>",
+            *_MUSE_INVOCATIONS.opening,
+            *_MUSE_INVOCATIONS.call,
+            *_MUSE_INVOCATIONS.closing,
+        ),
         call_end="<|eom|>",
         asides=(" to=self<|message|>", " to=commentary<|message|>"),
         answer=" to=user<|message|>",
@@ -63,7 +69,7 @@ MUSE = Format(
 
 # Inkling: the marker that ends a header tells the kind of its message; before it an author may be named.
 
-_TOOL = "<|content_invoke_tool_json|>"
+_INKLING_TOOL = "<|content_invoke_tool_json|>"
 INKLING = Format(
     name="inkling",
     forms=(CallForm(call=(JsonCall("args"),)),),
@@ -71,12 +77,12 @@ INKLING = Format(
         start="<|message_model|>",
         role="",
         bodies=(
-            *("<|content_thinking|>", "<|content_text|>", _TOOL),
+            *("<|content_thinking|>", "<|content_text|>", _INKLING_TOOL),
             *("<|content_invoke_tool_text|>", "<|content_tool_error|>"),
         ),
         kinds=((r"<\|content_thinking\|>", "thinking"), (r"<\|content_invoke_tool_json\|>", "calls")),
         ends=("<|end_message|>", "<|content_model_end_sampling|>"),
-        call=(_TOOL, JsonCall("args")),
+        call=(_INKLING_TOOL, JsonCall("args")),
         call_end="<|end_message|>",
         asides=("<|content_thinking|>",),
         answer="<|content_text|>",

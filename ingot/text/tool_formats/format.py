@@ -1,7 +1,8 @@
 """The vocabulary of the tables: what a model family writes when it thinks and when it calls a tool, as data.
 
-One table drives the parser, the rendering of past calls, and the grammar of forced ones. A form is a sequence of
-parts; a plain string stands for itself.
+One table drives the parser, the rendering of past calls, and the grammar of forced ones. A form is a sequence of parts;
+a plain string stands for itself. A `Notation` says how values are written: JSON, or a way of writing that differs from
+it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from ingot.text.formats.notation import Notation
-from ingot.text.parser.arguments import ANY, JsonTypes
+from ingot.text.parser.arguments import ANY_TYPE, JsonTypes
 
 IdStyle = Literal["openai", "mistral", "kimi"]
 
@@ -90,7 +90,7 @@ class KeyClose:
 
     text: str
     value: Literal["typed", "text", "json"] = "typed"
-    kinds: JsonTypes = ANY
+    kinds: JsonTypes = ANY_TYPE
     written: bool = True  # else only understood
 
 
@@ -195,10 +195,10 @@ class CallForm:
 
     def literals(self) -> Iterator[str]:
         for part in (*self.opening, *self.call, *self.closing):
-            yield from _literals(part)
+            yield from _part_literals(part)
 
 
-def plain(part: Part) -> str | None:
+def part_text(part: Part) -> str | None:
     """A part as we write it; None where that depends on the call."""
     match part:
         case str():
@@ -214,14 +214,14 @@ def plain(part: Part) -> str | None:
     return None
 
 
-def spell_out(*parts: Part) -> str:
+def parts_text(*parts: Part) -> str:
     """Parts that do not depend on the call, as we write them."""
-    texts = [plain(part) for part in parts]
+    texts = [part_text(part) for part in parts]
     assert None not in texts, f"{parts} depend on the call"
     return "".join(text for text in texts if text is not None)
 
 
-def _literals(part: Part) -> Iterator[str]:
+def _part_literals(part: Part) -> Iterator[str]:
     match part:
         case str():
             yield part
@@ -327,5 +327,65 @@ class Format:
             found |= {tag for each in (self.thinking, *self.thinking.variants) for tag in (each.open, each.close)}
         if (channels := self.channels) is not None:
             found |= {channels.start, *channels.begins, *channels.bodies, *channels.ends, *channels.asides}
-            found |= {literal for part in channels.call for literal in _literals(part)}
+            found |= {literal for part in channels.call for literal in _part_literals(part)}
         return frozenset(found - {""})
+
+
+Escapes = Literal["json", "python", "none"]
+BareKeys = Literal["never", "outermost", "always"]
+
+_JSON_WORDS = (("true", "true"), ("false", "false"), ("null", "null"))
+_PYTHON_WORDS = (("True", "true"), ("False", "false"), ("None", "null"))
+
+
+@dataclass(frozen=True, slots=True)
+class Notation:
+    """Arrays, numbers and nested objects are JSON's everywhere; the rest is said here."""
+
+    opens: str = "{"  # the outermost object, the arguments
+    assigns: str = ":"
+    closes: str = "}"
+    quotes: tuple[str, ...] = ('"',)
+    escapes: Escapes = "json"
+    bare_keys: BareKeys = "never"
+    words: tuple[tuple[str, str], ...] = _JSON_WORDS  # as written, and as JSON has it
+    # What models drift into, which is understood and never written:
+    also_quotes: tuple[tuple[str, Escapes], ...] = ()
+    also_brackets: tuple[tuple[str, str], ...] = ()  # around the outermost object
+    also_assigns: str = ""
+    bare_strings: bool = False  # a string without quotes, up to a comma or bracket
+    commas_optional: bool = False  # behind what a quote or bracket has closed
+
+    @property
+    def brackets(self) -> tuple[tuple[str, str], ...]:
+        """What may open the outermost object, each with what closes it then."""
+        return ((self.opens, self.closes), *self.also_brackets)
+
+
+JSON = Notation()
+
+# Templates write nested values as JSON, so its words are as common as Python's.
+PYTHON = Notation(
+    opens="(",
+    assigns="=",
+    closes=")",
+    quotes=('"""', "'''", '"', "'"),
+    escapes="python",
+    bare_keys="outermost",
+    words=_JSON_WORDS + _PYTHON_WORDS,
+)
+
+
+def unescaped_notation(quote: str) -> Notation:
+    """Bare keys, and strings between two `quote`s with nothing escaped inside."""
+    return Notation(
+        quotes=(quote,),
+        escapes="none",
+        bare_keys="always",
+        words=_JSON_WORDS + _PYTHON_WORDS,
+        also_quotes=(('"', "json"), ("'", "python")),
+        also_brackets=(("(", ")"),),
+        also_assigns="=",
+        bare_strings=True,
+        commas_optional=True,
+    )

@@ -1,18 +1,105 @@
-"""Calls as JSON between markers of a family's own: one object, an array of them, or a name and its arguments."""
+"""Families that write calls as JSON: one object, an array of them, or a name and its arguments, between markers.
+
+- Hermes: an object between tags. Also what models without a tool format of their own are taught. Ernie, Kimi-VL.
+- Llama 3 and 4: an object, bare or behind a marker, or a tag with JSON inside.
+- Mistral: one marker before an array of calls or, since its eleventh tokenizer, before each call.
+- Granite, FireFunction, Phi-4-mini, xLAM, Nemotron Nano, Hunyuan A13B, Apriel, MiniMax M1, Jamba, Apertus, InternLM,
+  GigaChat, Solar Open, PLaMo: markers of their own.
+- Command R7B, A and their kin: an action that is an array of calls, and a response between markers.
+- Functionary: every message names its recipient, which is `all` for an answer and else a function.
+"""
 
 from __future__ import annotations
 
-from ingot.text.formats.hermes import TAGGED, TAGGED_ARRAY
-from ingot.text.formats.notation import JSON
-from ingot.text.formats.thinking import APERTUS_THINK, APRIEL_THINK, PLAMO_THINK, SOLAR_THINK, THINK
-from ingot.text.tool_formats.format import Arguments, CallForm, CallId, Format, Gap, JsonCall, Maybe, Name
-from ingot.text.tool_formats.shapes import array, element
+from ingot.text.tool_formats.format import JSON, Arguments, CallForm, CallId, Format, Gap, JsonCall, Maybe, Name
+from ingot.text.tool_formats.shapes import (
+    APERTUS_THINK,
+    APRIEL_THINK,
+    COHERE_THINK,
+    FENCED_JSON,
+    FENCED_JSON_ARRAY,
+    KIMI_VL_THINK,
+    MISTRAL_THINK,
+    PLAMO_THINK,
+    SOLAR_THINK,
+    THINK,
+    UNMARKED_FORMS,
+    array_form,
+    element_form,
+)
+
+TAGGED_JSON = element_form("tool_call", JsonCall())
+# The same tags around an array, as small models like to write.
+TAGGED_JSON_ARRAY = array_form("<tool_call>", Gap("\n"), after=(Gap("\n"), "</tool_call>"))
+
+HERMES = Format(
+    name="hermes",
+    forms=(TAGGED_JSON, TAGGED_JSON_ARRAY, *UNMARKED_FORMS),
+    thinking=THINK,
+    signs=(("<tool_call>",),),
+)
+ERNIE = Format(
+    name="ernie4.5",
+    forms=HERMES.forms,
+    thinking=THINK,
+    strips=("<response>", "</response>"),
+    signs=(("<response>", "<tool_call>"),),
+    model_types=("ernie4_5", "ernie4_5_moe", "ernie4_5_moe_vl"),
+)
+KIMI_VL = Format(
+    name="kimi-vl",
+    forms=HERMES.forms,
+    thinking=KIMI_VL_THINK,
+    signs=((KIMI_VL_THINK.open,),),
+    model_types=("kimi_vl",),
+)
+
+
+LLAMA_BARE = CallForm(call=(JsonCall("parameters"),), joint="; ", bare=True)
+LLAMA_PYTHON_TAG = CallForm(opening=("<|python_tag|>", Gap()), call=(JsonCall("parameters"),), joint="; ")
+FUNCTION_TAG = CallForm(
+    call=("<function=", Name(), ">", Gap(), Arguments(JSON), Gap(), "</function>"),
+    unopened="line",
+)
+
+LLAMA = Format(
+    name="llama",
+    forms=(LLAMA_BARE, LLAMA_PYTHON_TAG, FUNCTION_TAG, FENCED_JSON, FENCED_JSON_ARRAY),
+    strips=("<|eom_id|>",),
+    signs=(("<|python_tag|>",), ('"parameters": dictionary',)),
+    model_types=("llama", "llama4", "mllama"),
+)
+
+
+MISTRAL_ARRAY = array_form("[TOOL_CALLS]", Gap(" "))
+MISTRAL_NAMED_CALL = CallForm(
+    opening=("[TOOL_CALLS]", Gap()),
+    call=(Name(), CallId("[CALL_ID]"), Maybe("[ARGS]", written=True), Gap(), Arguments(JSON)),
+)
+
+MISTRAL = Format(
+    name="mistral",
+    forms=(MISTRAL_ARRAY, MISTRAL_NAMED_CALL),
+    thinking=MISTRAL_THINK,
+    ids="mistral",
+    signs=(("[TOOL_CALLS]",),),
+    model_types=("mistral", "mixtral", "mistral3", "pixtral"),
+)
+MISTRAL_NAMED = Format(
+    name="mistral-args",
+    forms=(MISTRAL_NAMED_CALL, MISTRAL_ARRAY),
+    thinking=MISTRAL_THINK,
+    ids="mistral",
+    signs=(("[TOOL_CALLS]", "[ARGS]"),),
+    model_types=("ministral3", "mistral4"),
+)
+
 
 # Granite 3: a marker and an array. Granite 20B for function calling: a tag and one call.
 
 GRANITE = Format(
     name="granite",
-    forms=(array("<|tool_call|>", Gap()), TAGGED_ARRAY, TAGGED),
+    forms=(array_form("<|tool_call|>", Gap()), TAGGED_JSON_ARRAY, TAGGED_JSON),
     thinking=THINK,
     signs=(("<|tool_call|>",),),
     model_types=("granite", "granitemoe", "granitemoeshared"),
@@ -25,7 +112,7 @@ GRANITE_20B = Format(
 
 # FireFunction 2: a word and an array. Phi-4-mini: the same, or markers around it.
 
-_FUNCTOOLS = array("functools", bare=True)
+_FUNCTOOLS = array_form("functools", bare=True)
 
 FIREFUNCTION = Format(
     name="firefunction",
@@ -35,7 +122,7 @@ FIREFUNCTION = Format(
 PHI4_MINI = Format(
     name="phi4-mini",
     forms=(
-        array("<|tool_call|>", Gap(), after=(Gap(), "<|/tool_call|>")),
+        array_form("<|tool_call|>", Gap(), after=(Gap(), "<|/tool_call|>")),
         CallForm(opening=("<|tool_call|>", Gap()), call=(JsonCall(),), closing=(Gap(), "<|/tool_call|>")),
         _FUNCTOOLS,
     ),
@@ -48,8 +135,8 @@ PHI4_MINI = Format(
 XLAM = Format(
     name="xlam",
     forms=(
-        array(bare=True),
-        array("```", Maybe("json"), Gap("\n"), after=(Gap("\n"), "```"), bare=True),
+        array_form(bare=True),
+        array_form("```", Maybe("json"), Gap("\n"), after=(Gap("\n"), "```"), bare=True),
     ),
     thinking=THINK,
     signs=(("single JSON array", "tool_call_name"),),
@@ -59,19 +146,19 @@ XLAM = Format(
 
 NEMOTRON_NANO = Format(
     name="nemotron-nano-v2",
-    forms=(array("<TOOLCALL>", Gap(), after=(Gap(), "</TOOLCALL>")),),
+    forms=(array_form("<TOOLCALL>", Gap(), after=(Gap(), "</TOOLCALL>")),),
     thinking=THINK,
     signs=(("<TOOLCALL>",),),
 )
 
 # `tool_calls` tags: around an array in Hunyuan A13B, Jamba and Apriel, around lines in MiniMax M1.
 
-_ARRAY = array("<tool_calls>", Gap(), after=(Gap(), "</tool_calls>"))
-_LINES = element("tool_calls", JsonCall(), joint="\n")
+_TOOL_CALLS_ARRAY = array_form("<tool_calls>", Gap(), after=(Gap(), "</tool_calls>"))
+_TOOL_CALLS_LINES = element_form("tool_calls", JsonCall(), joint="\n")
 
 HUNYUAN_A13B = Format(
     name="hunyuan-a13b",
-    forms=(_ARRAY, _LINES),
+    forms=(_TOOL_CALLS_ARRAY, _TOOL_CALLS_LINES),
     thinking=THINK,
     strips=("<answer>", "</answer>"),
     signs=(("<tool_calls>", "<answer>"),),
@@ -79,7 +166,7 @@ HUNYUAN_A13B = Format(
 )
 APRIEL = Format(
     name="apriel",
-    forms=(_ARRAY, _LINES),
+    forms=(_TOOL_CALLS_ARRAY, _TOOL_CALLS_LINES),
     thinking=APRIEL_THINK,
     strips=("[END FINAL RESPONSE]",),
     signs=(("<tool_calls>", "[BEGIN FINAL RESPONSE]"),),
@@ -87,14 +174,14 @@ APRIEL = Format(
 )
 MINIMAX_M1 = Format(
     name="minimax-m1",
-    forms=(_LINES, _ARRAY),
+    forms=(_TOOL_CALLS_LINES, _TOOL_CALLS_ARRAY),
     thinking=THINK,
     signs=(("<tool_calls>", "<beginning_of_sentence>"),),
     model_types=("minimax_m1", "minimax_text_01"),
 )
 JAMBA = Format(
     name="jamba",
-    forms=(_ARRAY, _LINES),
+    forms=(_TOOL_CALLS_ARRAY, _TOOL_CALLS_LINES),
     thinking=THINK,
     signs=(("<tool_calls>",),),
     model_types=("jamba",),
@@ -105,7 +192,7 @@ JAMBA = Format(
 APERTUS = Format(
     name="apertus",
     forms=(
-        array(
+        array_form(
             *("<|tools_prefix|>", Gap()),
             call=('{"', Name(), '":', Gap(" "), Arguments(JSON), Gap(), "}"),
             after=(Gap(), "<|tools_suffix|>"),
@@ -134,18 +221,18 @@ INTERNLM2 = Format(
 
 # GigaChat 3: a message of its own, or behind a marker since 3.1.
 
-_MESSAGE = CallForm(opening=("function call<|role_sep|>", Gap("\n")), call=(JsonCall(),))
-_MARKED = CallForm(opening=("<|function_call|>", Gap()), call=(JsonCall(),))
+_GIGACHAT_MESSAGE = CallForm(opening=("function call<|role_sep|>", Gap("\n")), call=(JsonCall(),))
+_GIGACHAT_MARKED = CallForm(opening=("<|function_call|>", Gap()), call=(JsonCall(),))
 
 GIGACHAT3 = Format(
     name="gigachat3",
-    forms=(_MESSAGE, _MARKED),
+    forms=(_GIGACHAT_MESSAGE, _GIGACHAT_MARKED),
     strips=("<|message_sep|>",),
     signs=(("function call", "<|role_sep|>"),),
 )
 GIGACHAT31 = Format(
     name="gigachat3.1",
-    forms=(_MARKED, _MESSAGE),
+    forms=(_GIGACHAT_MARKED, _GIGACHAT_MESSAGE),
     strips=("<|message_sep|>",),
     signs=(("<|function_call|>",),),
 )
@@ -201,4 +288,48 @@ PLAMO3 = Format(
     thinking=PLAMO_THINK,
     signs=(("<|plamo:begin_",),),
     model_types=("plamo3",),
+)
+
+
+COHERE = Format(
+    name="cohere",
+    forms=(
+        array_form(
+            *("<|START_ACTION|>", Gap()),
+            call=(JsonCall("parameters", "tool_name"),),
+            after=(Gap(), "<|END_ACTION|>"),
+        ),
+    ),
+    thinking=COHERE_THINK,
+    strips=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    signs=(("<|START_ACTION|>",),),
+    model_types=("cohere2", "cohere2_moe", "cohere2_vision"),
+)
+
+
+FUNCTIONARY_RECIPIENT = CallForm(
+    opening=("<|recipient|>", Gap()),
+    call=(Name(), Gap("\n"), "<|content|>", Gap(), Arguments(JSON)),
+    opening_in_prompt=True,
+)
+
+# 3.2 has one short marker, which the prompt ends with.
+FUNCTIONARY_ARROWS = CallForm(
+    opening=(">>>",),
+    call=(Name(), "\n", Gap(), Arguments(JSON)),
+    opening_in_prompt=True,
+    bare=True,
+)
+
+FUNCTIONARY32 = Format(
+    name="functionary-3.2",
+    forms=(FUNCTIONARY_ARROWS, FUNCTION_TAG),
+    heads=(">>>all\n", "all\n"),
+    signs=((">>>all",), (">>>", "recipient")),
+)
+FUNCTIONARY = Format(
+    name="functionary",
+    forms=(FUNCTIONARY_RECIPIENT, FUNCTION_TAG),
+    strips=("<|recipient|>all\n<|content|>", "all\n<|content|>", "<|from|>assistant\n", "<|stop|>"),
+    signs=(("<|recipient|>", "<|content|>"),),
 )

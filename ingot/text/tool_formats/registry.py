@@ -1,4 +1,4 @@
-"""The known families, and which of them a model speaks.
+"""The known families, and how to tell which of them a model speaks.
 
 A new family is a table in the file of its kind, and one line here. The order decides: the first table whose signs are
 in the chat template wins, so the telling signs come before the common ones.
@@ -11,59 +11,72 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ingot.errors import BadRequest, nearest
-from ingot.text.formats.cohere import COHERE
-from ingot.text.formats.deepseek import DEEPSEEK_V3, DEEPSEEK_V4, DEEPSEEK_V31, DEEPSEEK_V32, DEEPSEEK_V41
-from ingot.text.formats.functionary import FUNCTIONARY, FUNCTIONARY32
-from ingot.text.formats.gemma import FUNCTION_GEMMA, GEMMA4
-from ingot.text.formats.hermes import ERNIE, HERMES, KIMI_VL
-from ingot.text.formats.invocations import DOTS, GIGACHAT35, MINICPM5, STEP3
-from ingot.text.formats.kimi import KIMI_K2, KIMI_K3
-from ingot.text.formats.llama import LLAMA
-from ingot.text.formats.minimax import MINIMAX_M2, MINIMAX_M3
-from ingot.text.formats.mistral import MISTRAL, MISTRAL_NAMED
-from ingot.text.formats.qwen import MIMO_V2, QWEN, QWEN3_CODER
-from ingot.text.formats.seed import SEED_OSS
-from ingot.text.formats.thinking import THINKINGS
-from ingot.text.parse.call_ids import id_maker
-from ingot.text.parse.events import PastCall, ToolCallArguments, ToolSchema, merged
+from ingot.errors import BadRequest, nearest_name
+from ingot.text.parser.events import PastCall, ToolCallArguments, ToolSchema, call_id_maker, merge_events
 from ingot.text.parser.parser import Parser, ThinkingStart
 from ingot.text.tool_formats.channels import HARMONY, INKLING, MUSE
 from ingot.text.tool_formats.format import Format, ThinkingFormat
 from ingot.text.tool_formats.json_like import (
     APERTUS,
     APRIEL,
+    COHERE,
+    ERNIE,
     FIREFUNCTION,
+    FUNCTIONARY,
+    FUNCTIONARY32,
     GIGACHAT3,
     GIGACHAT31,
     GRANITE,
     GRANITE_20B,
+    HERMES,
     HUNYUAN_A13B,
     INTERNLM2,
     JAMBA,
+    KIMI_VL,
+    LLAMA,
     MINIMAX_M1,
+    MISTRAL,
+    MISTRAL_NAMED,
     NEMOTRON_NANO,
     PHI4_MINI,
     PLAMO3,
     SOLAR_OPEN,
     XLAM,
 )
-from ingot.text.tool_formats.python_like import LFM2, OLMO3, PYTHONIC, UI_TARS
-from ingot.text.tool_formats.rendering import render_call
-from ingot.text.tool_formats.response_template import Uncompiled, compiled
+from ingot.text.tool_formats.python_like import FUNCTION_GEMMA, GEMMA4, LFM2, OLMO3, PYTHONIC, UI_TARS
+from ingot.text.tool_formats.rendering import render_calls
+from ingot.text.tool_formats.response_template import UnsupportedResponseTemplate, compile_response_template
+from ingot.text.tool_formats.shapes import THINKING_FORMATS
 from ingot.text.tool_formats.xml_like import (
+    DEEPSEEK_V3,
+    DEEPSEEK_V4,
+    DEEPSEEK_V31,
+    DEEPSEEK_V32,
+    DEEPSEEK_V41,
+    DOTS,
+    GIGACHAT35,
     GLM,
     HUNYUAN_V3,
     HUNYUAN_V3_SUFFIXED,
     HUNYUAN_V4,
     IQUEST,
     K2_HORIZON,
+    KIMI_K2,
+    KIMI_K3,
     LONGCAT,
+    MIMO_V2,
+    MINICPM5,
+    MINIMAX_M2,
+    MINIMAX_M3,
+    QWEN,
+    QWEN3_CODER,
+    SEED_OSS,
+    STEP3,
 )
 
 FormatSource = Literal["setting", "template", "response_template", "model_type", "guess"]
 
-PLAIN = Format(name="plain")
+PLAIN_FORMAT = Format(name="plain")
 """No thinking and no calls: every character is the answer's."""
 
 FORMATS: tuple[Format, ...] = (
@@ -125,12 +138,12 @@ FORMATS: tuple[Format, ...] = (
     ERNIE,
     QWEN,
     HERMES,
-    PLAIN,
+    PLAIN_FORMAT,
 )
-_BY_NAME = {known.name: known for known in FORMATS}
-_THINKING_BY_NAME: dict[str, ThinkingFormat | None] = {known.name: known for known in THINKINGS} | {"none": None}
+_FORMATS_BY_NAME = {known.name: known for known in FORMATS}
+_THINKING_BY_NAME: dict[str, ThinkingFormat | None] = {known.name: known for known in THINKING_FORMATS} | {"none": None}
 
-FORMAT_NAMES = tuple(sorted(_BY_NAME))
+FORMAT_NAMES = tuple(sorted(_FORMATS_BY_NAME))
 THINKING_NAMES = tuple(sorted(_THINKING_BY_NAME))
 
 
@@ -149,7 +162,7 @@ class FoundFormat:
         return self.source in ("model_type", "guess")
 
 
-def found_format(chat_template: str | None, model_type: str, response_template: Any = None) -> FoundFormat:
+def find_format(chat_template: str | None, model_type: str, response_template: Any = None) -> FoundFormat:
     """The format that a model's chat template shows it to speak; without a sign there, its `model_type`'s.
 
     The checkpoint's own response template comes between the two, and before a table that cannot read what it says.
@@ -158,9 +171,9 @@ def found_format(chat_template: str | None, model_type: str, response_template: 
     """
     template = chat_template or ""
     source: FormatSource = "template"
-    found, typed = _by_signs(template), _by_type(model_type)
-    own, unused = _own(response_template)
-    if own is not None and own.can_call and not (found is not None and _reads(found, own)):
+    found, typed = _format_by_signs(template), _format_by_model_type(model_type)
+    own, unused = _own_format(response_template)
+    if own is not None and own.can_call and not (found is not None and _can_read(found, own)):
         return FoundFormat(own, "response_template")
     if found is None:
         source, found = "model_type", typed
@@ -170,85 +183,85 @@ def found_format(chat_template: str | None, model_type: str, response_template: 
         source, found = "guess", HERMES
     if found.fitted is not None:
         found = found.fitted(found, template)
-    thinking = _thinking(template, found)
-    if own is not None and own.thinking is not None and not _shown(template):
+    thinking = _choose_thinking(template, found)
+    if own is not None and own.thinking is not None and not _thinking_shown(template):
         thinking = own.thinking
     return FoundFormat(replace(found, thinking=thinking), source, unused)
 
 
-def detect(chat_template: str | None, model_type: str) -> Format:
-    return found_format(chat_template, model_type).format
+def detect_format(chat_template: str | None, model_type: str) -> Format:
+    return find_format(chat_template, model_type).format
 
 
-def format_named(name: str, *, param: str | None = None) -> Format:
+def format_by_name(name: str, *, param: str | None = None) -> Format:
     """Raises BadRequest, which lists the known names."""
-    if (problem := format_problem(name)) is not None:
+    if (problem := tool_format_problem(name)) is not None:
         raise BadRequest(problem, param=param)
-    return _BY_NAME[name]
+    return _FORMATS_BY_NAME[name]
 
 
-def thinking_named(name: str, *, param: str | None = None) -> ThinkingFormat | None:
+def thinking_by_name(name: str, *, param: str | None = None) -> ThinkingFormat | None:
     """The tags of that name, None for `none`. Raises BadRequest, which lists the known names."""
-    if (problem := thinking_problem(name)) is not None:
+    if (problem := thinking_format_problem(name)) is not None:
         raise BadRequest(problem, param=param)
     return _THINKING_BY_NAME[name]
 
 
-def format_problem(name: str) -> str | None:
+def tool_format_problem(name: str) -> str | None:
     """What is wrong with a format's name, for settings to check; None if nothing is."""
-    return None if name in _BY_NAME else _unknown("tool format", name, FORMAT_NAMES)
+    return None if name in _FORMATS_BY_NAME else _unknown_name("tool format", name, FORMAT_NAMES)
 
 
-def thinking_problem(name: str) -> str | None:
-    return None if name in _THINKING_BY_NAME else _unknown("thinking format", name, THINKING_NAMES)
+def thinking_format_problem(name: str) -> str | None:
+    return None if name in _THINKING_BY_NAME else _unknown_name("thinking format", name, THINKING_NAMES)
 
 
-def _unknown(what: str, name: str, known: Iterable[str]) -> str:
-    near = nearest(name, known)
+def _unknown_name(what: str, name: str, known: Iterable[str]) -> str:
+    near = nearest_name(name, known)
     hint = f" Did you mean {near}?" if near else ""
     return f"There is no {what} {name!r}.{hint} Known: {', '.join(known)}."
 
 
-def _by_signs(template: str) -> Format | None:
+def _format_by_signs(template: str) -> Format | None:
     for known in FORMATS:
         if any(all(sign in template for sign in group) for group in known.signs):
             return known
     return None
 
 
-def _by_type(model_type: str) -> Format | None:
+def _format_by_model_type(model_type: str) -> Format | None:
     return next((known for known in FORMATS if model_type in known.model_types), None)
 
 
-def _own(response_template: Any) -> tuple[Format | None, str]:
+def _own_format(response_template: Any) -> tuple[Format | None, str]:
     """The table that a checkpoint's response template makes, or why it makes none."""
     if response_template is None:
         return None, ""
     try:
-        return compiled(response_template), ""
-    except Uncompiled as reason:
+        return compile_response_template(response_template), ""
+    except UnsupportedResponseTemplate as reason:
         return None, str(reason)
 
 
-def _reads(table: Format, own: Format) -> bool:
+def _can_read(table: Format, own: Format) -> bool:
     """Whether a table reads what another one writes: then it knows the family, and more of it."""
     call = PastCall("f", {"a": "b", "n": 1})
     tool = ToolSchema(call.name, {"type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "integer"}}})
-    parser = Parser(table, tools=[tool], thinking=ThinkingStart.UNOPENED, ids=id_maker(table.ids))
-    events = merged([*parser.push(render_call(own, [call])), *parser.flush()])
+    parser = Parser(table, tools=[tool], thinking=ThinkingStart.UNOPENED, ids=call_id_maker(table.ids))
+    events = merge_events([*parser.push(render_calls(own, [call])), *parser.flush()])
     written = [event.fragment for event in events if isinstance(event, ToolCallArguments)]
     return len(written) == 1 and json.loads(written[0]) == call.arguments
 
 
-def _shown(template: str) -> list[ThinkingFormat]:
+def _thinking_shown(template: str) -> list[ThinkingFormat]:
     """The tags of thinking that a template writes or looks for."""
-    return [known for known in THINKINGS if known.open in template or known.close in template]
+    return [known for known in THINKING_FORMATS if known.open in template or known.close in template]
 
 
-def _thinking(template: str, found: Format) -> ThinkingFormat | None:
+def _choose_thinking(template: str, found: Format) -> ThinkingFormat | None:
     if found.channels is not None:
         return None
-    shown = _shown(template)
+    shown = _thinking_shown(template)
     if found.thinking is not None and (not shown or found.thinking in shown):
         return found.thinking
     return shown[0] if shown else found.thinking

@@ -7,19 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.cache.codecs.affine import Affine
-from ingot.cache.codecs.codec import Codec
-from ingot.cache.codecs.lloyd_max import codebook
-from ingot.cache.codecs.names import SINGLE, CodecName, codec_problem
-from ingot.cache.codecs.pair import CODECS, PairCodec, RecordCodec
-from ingot.cache.codecs.turbo import Turbo
+from ingot.cache.codecs.codec import AffineCodec, VectorCodec
+from ingot.cache.codecs.names import CODEC_NAMES, CodecName, codec_problem
+from ingot.cache.codecs.pair import CODEC_FACTORIES, PairCodec, RecordCodec
+from ingot.cache.codecs.turbo import TurboCodec, lloyd_max_codebook
 from tests.cache.codecs.vectors import drawn, logit_error, lost, with_offsets
 
-LOSSY = [name for name in SINGLE if name != "raw"]
+LOSSY = [name for name in CODEC_NAMES if name != "raw"]
 SIZES = [64, 80, 96, 128, 160, 256]
 
 
-def there_and_back(codec: Codec, x: mx.array, dtype: mx.Dtype = mx.float32) -> mx.array:
+def there_and_back(codec: VectorCodec, x: mx.array, dtype: mx.Dtype = mx.float32) -> mx.array:
     return codec.decode(codec.encode(x.astype(dtype)), dtype).astype(mx.float32)
 
 
@@ -27,7 +25,9 @@ def there_and_back(codec: Codec, x: mx.array, dtype: mx.Dtype = mx.float32) -> m
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
 def test_turbo_loses_what_theory_says_for_that_head_size(bits: int, size: int) -> None:
     x = drawn(1, 2, 1500, size)
-    assert lost(x, there_and_back(Turbo(bits), x)) == pytest.approx(codebook(size, bits).distortion, rel=0.03)
+    assert lost(x, there_and_back(TurboCodec(bits), x)) == pytest.approx(
+        lloyd_max_codebook(size, bits).distortion, rel=0.03
+    )
 
 
 @pytest.mark.parametrize("offset", [0.0, 30.0, 1000.0])
@@ -63,7 +63,7 @@ def test_keys_that_are_alike_go_by_the_same_centre() -> None:
 
 
 @pytest.mark.parametrize("kind", [PairCodec, RecordCodec])
-@pytest.mark.parametrize("name", [*SINGLE, "k8v4", "raw/turbo2"])
+@pytest.mark.parametrize("name", [*CODEC_NAMES, "k8v4", "raw/turbo2"])
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32])
 def test_what_is_counted_is_what_it_takes(name: str, dtype: mx.Dtype, kind: type[PairCodec]) -> None:
     codec = kind(CodecName.parse(name))
@@ -98,7 +98,7 @@ def test_any_run_of_tokens_is_decoded_as_it_is_with_the_rest(name: str, tokens: 
 @pytest.mark.parametrize("scale", [0.0, 1e-20, 1e-3, 1.0, 1e5, 1e15])
 def test_numbers_of_any_size_come_back_finite_and_about_as_large(name: str, scale: float) -> None:
     x = drawn(1, 1, 20, 64) * scale
-    again = there_and_back(CODECS[name](), x)
+    again = there_and_back(CODEC_FACTORIES[name](), x)
     assert bool(mx.all(mx.isfinite(again)))
     assert float(mx.abs(again).max()) <= 2.5 * float(mx.abs(x).max()) + 1e-30
 
@@ -107,7 +107,7 @@ def test_numbers_of_any_size_come_back_finite_and_about_as_large(name: str, scal
 @given(numbers=st.lists(st.floats(-1e4, 1e4, width=32), min_size=16, max_size=16))
 def test_affine_is_off_by_no_more_than_a_step(bits: int, numbers: list[float]) -> None:
     x = mx.array(numbers).reshape(1, 1, 1, 16)
-    again = there_and_back(Affine(bits), x)
+    again = there_and_back(AffineCodec(bits), x)
     reach = max(numbers) - min(numbers)
     slack = 0.04 * max(map(abs, numbers))  # least and step have few bits
     assert float(mx.abs(x - again).max()) <= (reach + slack) / (2 * ((1 << bits) - 1)) + 1e-5 * slack + 1e-30
@@ -115,15 +115,15 @@ def test_affine_is_off_by_no_more_than_a_step(bits: int, numbers: list[float]) -
 
 @pytest.mark.parametrize("size", [60, 72, 120, 36, 4, 1, 0, 44])
 def test_sizes_that_cannot_be_rotated_are_refused_before_they_are_tried(size: int) -> None:
-    problem = Turbo(3).problem(size)
+    problem = TurboCodec(3).problem(size)
     assert problem is not None and str(size) in problem
 
 
 @pytest.mark.parametrize("size", [8, 16, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 40, 56])
 def test_sizes_that_are_taken_come_back(size: int) -> None:
-    assert Turbo(4).problem(size) is None
+    assert TurboCodec(4).problem(size) is None
     x = drawn(1, 1, 200, size)
-    assert lost(x, there_and_back(Turbo(4), x)) < 0.02
+    assert lost(x, there_and_back(TurboCodec(4), x)) < 0.02
 
 
 def test_a_pair_says_which_side_cannot_be_encoded() -> None:
@@ -158,6 +158,6 @@ def test_records_of_another_kind_have_another_name() -> None:
 def test_the_same_vectors_become_the_same_bytes() -> None:
     x = drawn(1, 1, 30, 64)
     for name in LOSSY:
-        codec = CODECS[name]()
+        codec = CODEC_FACTORIES[name]()
         assert all(map(mx.array_equal, codec.encode(x), codec.encode(x[:, :, :])))
-    assert math.isclose(codebook(128, 3).levels[-1], 2.13149, abs_tol=2e-5)
+    assert math.isclose(lloyd_max_codebook(128, 3).levels[-1], 2.13149, abs_tol=2e-5)

@@ -1,9 +1,39 @@
 from __future__ import annotations
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
-from ingot.cache.codecs.lloyd_max import codebook
+from ingot.cache.codecs.turbo import (
+    lloyd_max_codebook,
+    rotate_vectors,
+    rotate_vectors_back,
+    rotation_problem,
+    sign_array,
+)
+from tests.cache.codecs.vectors import drawn
+
+SIZES = [8, 16, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_is_rotated_is_as_long_and_comes_back(size: int) -> None:
+    assert rotation_problem(size) is None
+    x = drawn(50, size)
+    turned = rotate_vectors(x)
+    assert mx.allclose(mx.linalg.norm(turned, axis=-1), mx.linalg.norm(x, axis=-1), rtol=1e-4)
+    assert mx.allclose(rotate_vectors_back(turned), x, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_single_channel_is_spread_over_all(size: int) -> None:
+    for channel in (0, size - 1):
+        turned = rotate_vectors(mx.eye(size)[channel])
+        assert mx.allclose(mx.abs(turned), mx.full(size, size**-0.5), rtol=1e-4)
+
+
+def test_signs_stay_what_they_are_as_files_depend_on_them() -> None:
+    assert "".join("+" if sign > 0 else "-" for sign in sign_array(64)[:24].tolist()) == "-+-+++---+--++--+-++-+++"
 
 
 @pytest.mark.parametrize(
@@ -18,7 +48,7 @@ from ingot.cache.codecs.lloyd_max import codebook
     ],
 )
 def test_the_tables_are_those_of_the_law(size: int, bits: int, distortion: float, largest: float) -> None:
-    book = codebook(size, bits)
+    book = lloyd_max_codebook(size, bits)
     assert book.distortion == pytest.approx(distortion, abs=1e-5)
     assert book.levels[-1] == pytest.approx(largest, abs=1e-4)
 
@@ -26,7 +56,7 @@ def test_the_tables_are_those_of_the_law(size: int, bits: int, distortion: float
 @pytest.mark.parametrize("size", [8, 48, 128])
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
 def test_levels_mirror_each_other_and_borders_lie_amid_them(size: int, bits: int) -> None:
-    book = codebook(size, bits)
+    book = lloyd_max_codebook(size, bits)
     levels, borders = np.array(book.levels), np.array(book.borders)
     assert len(levels) == 1 << bits and len(borders) == len(levels) - 1
     assert np.allclose(levels, -levels[::-1]) and np.all(np.diff(levels) > 0)

@@ -10,14 +10,14 @@ import sys
 import threading
 from pathlib import Path
 
-from ingot.cache.disk.disk import Disk
+from ingot.cache.disk.backend import DiskBackend
 from ingot.cache.disk.store import DiskLimits, RecordStore
 from tests.cache.disk.records import KEY, ME, SECRET, is_right, record
 
 
 def hammer(folder: Path, seed: int, cap: int) -> None:
     sys.setswitchinterval(1e-4)  # else the writer, which gives way at each call to the system, hardly gets a turn
-    disk = Disk.of(RecordStore(folder, KEY, DiskLimits(cap, sync=False), SECRET))
+    disk = DiskBackend.of(RecordStore(folder, KEY, DiskLimits(cap, sync=False), SECRET))
     print("begun", flush=True)
     threading.Thread(target=read, args=(disk, seed), daemon=True).start()
     rng = random.Random(seed)
@@ -31,7 +31,7 @@ def hammer(folder: Path, seed: int, cap: int) -> None:
             disk.forget(ME.tenant)
 
 
-def read(disk: Disk, seed: int) -> None:
+def read(disk: DiskBackend, seed: int) -> None:
     rng = random.Random(-seed)
     while True:
         for entry in rng.sample(known := disk.store.entries(ME), min(5, len(known))):

@@ -8,11 +8,9 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
-from ingot.cache.disk.files import Files
-from ingot.cache.disk.header import Header, RecordOwner, digest
-from ingot.cache.disk.record_file import StoredData
+from ingot.cache.archive import StoredRecord, TensorShape
+from ingot.cache.disk.record_file import FileSystem, RecordHeader, RecordOwner, StoredData, hex_digest
 from ingot.cache.disk.store import DiskLimits, RecordStore
-from ingot.cache.stored import StoredRecord, TensorShape
 
 KEY = {"model": "abc", "codec": "raw"}
 SECRET = b"ours"
@@ -37,9 +35,9 @@ def record(
     owner: RecordOwner = ME,
     key: dict[str, str] = KEY,
     checkpoint: bool = False,
-) -> tuple[Header, list[bytes]]:
+) -> tuple[RecordHeader, list[bytes]]:
     """Of the tokens from `begin` on."""
-    end, path = len(tokens), digest(list(tokens))
+    end, path = len(tokens), hex_digest(list(tokens))
     data = contents(path, begin, end, checkpoint=checkpoint)
     stored = StoredRecord(
         tuple(tokens[begin:]),
@@ -49,7 +47,7 @@ def record(
         ((), (True,)) if checkpoint else None,
         tuple(TensorShape("U8", (len(raw),)) for raw in data),
     )
-    return Header(key, owner, digest(list(tokens[:begin])), path, "", (begin,), stored), data
+    return RecordHeader(key, owner, hex_digest(list(tokens[:begin])), path, "", (begin,), stored), data
 
 
 def is_right(found: StoredData) -> bool:
@@ -65,12 +63,12 @@ def bytes_in(folder: Path) -> int:
 
 
 def opened(
-    folder: Path, limits: DiskLimits = LIMITS, files: Files | None = None, secret: bytes = SECRET, **key: str
+    folder: Path, limits: DiskLimits = LIMITS, files: FileSystem | None = None, secret: bytes = SECRET, **key: str
 ) -> RecordStore:
     return RecordStore(folder, KEY | key, limits, secret, files)
 
 
-class FaultyFiles(Files):
+class FaultyFiles(FileSystem):
     """Fails where it is told to: `fault(call)` gives an error number, `"short"` or None."""
 
     def __init__(self, fault: Callable[[str], int | str | None] = lambda call: None) -> None:

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from ingot.cache.disk import backend as writer_module
-from ingot.cache.disk.backend import PAUSE_S, RecordWriter
-from ingot.cache.disk.counts import DiskCounts
-from ingot.cache.disk.disk import Disk
-from ingot.cache.disk.entry import Entry
+from ingot.cache.disk.backend import PAUSE_S, DiskBackend, DiskCounts, RecordWriter
+from ingot.cache.disk.index import DiskEntry
 from ingot.cache.disk.store import RecordStore
 from tests.cache.disk.records import KEY, LIMITS, ME, SECRET, FaultyFiles, is_right, opened, record
 
@@ -38,14 +36,14 @@ def gate() -> Iterator[Gate]:
     made.opened.set()
 
 
-def offered(writer: RecordWriter, tokens: list[int]) -> Entry | None:
+def offered(writer: RecordWriter, tokens: list[int]) -> DiskEntry | None:
     header, data = record(tokens)
     return writer.offer(header, tuple(data))
 
 
-def shut(folder: Path, gate: Gate) -> Disk:
+def shut(folder: Path, gate: Gate) -> DiskBackend:
     gate.opened.set()
-    made = Disk.of(RecordStore(folder, KEY, LIMITS, SECRET, gate))
+    made = DiskBackend.of(RecordStore(folder, KEY, LIMITS, SECRET, gate))
     gate.opened.clear()
     gate.reached.clear()
     return made
@@ -130,7 +128,7 @@ def test_a_tenants_records_are_not_written_after_it_was_cleared(tmp_path: Path, 
 
 
 def test_a_reading_that_nobody_waits_for_reads_nothing(tmp_path: Path) -> None:
-    disk = Disk.of(RecordStore(tmp_path, KEY, LIMITS, SECRET))
+    disk = DiskBackend.of(RecordStore(tmp_path, KEY, LIMITS, SECRET))
     entry = disk.store.write(*record([1]))
     disk.reader.close()
     reading = disk.reader.ask(entry)

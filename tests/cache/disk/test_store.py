@@ -17,11 +17,16 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ingot.cache.disk.entry import SIBLINGS
-from ingot.cache.disk.files import Files, Listed
-from ingot.cache.disk.header import Damaged, RecordOwner, digest, sums_of
-from ingot.cache.disk.index import IndexRow, RecordIndex, Total
-from ingot.cache.disk.store import IDLE_S, INDEX_GROWTH, INDEX_ROOM, DiskLimits, NoRoom, RecordStore
+from ingot.cache.disk.index import MOST_SIBLINGS, IndexRow, RecordIndex, RecordTotal
+from ingot.cache.disk.record_file import (
+    DamagedRecord,
+    FileSystem,
+    ListedFile,
+    RecordOwner,
+    hex_digest,
+    tensor_checksums,
+)
+from ingot.cache.disk.store import IDLE_S, INDEX_GROWTH, INDEX_ROOM, DiskLimits, NoDiskRoom, RecordStore
 from tests.cache.disk.records import KEY, ME, FaultyFiles, bytes_in, is_right, opened, record
 
 SHORT = [1, 2, 3]
@@ -43,7 +48,7 @@ def test_what_was_written_is_read_by_the_next_process(tmp_path: Path) -> None:
     again = opened(tmp_path)
     found = again.entries(ME)
     assert [(entry.begin, entry.end, entry.before, entry.checkpoint) for entry in found] == [
-        (0, 3, digest([]), False),
+        (0, 3, hex_digest([]), False),
         (3, 6, first.path, True),
     ]
     assert all(is_right(again.read(entry)) for entry in found)
@@ -82,7 +87,7 @@ def test_no_bit_can_flip_unnoticed(place: float, bit: int) -> None:
         raw = bytearray(path.read_bytes())
         raw[int(place * len(raw))] ^= 1 << bit
         path.write_bytes(raw)
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedRecord):
             store.read(entry)
         assert entry.lost and not path.exists()
         assert (Path(folder) / "damaged" / path.name).exists()
@@ -102,7 +107,7 @@ def test_a_file_that_was_cut_short_is_a_miss_for_whoever_knew_it_and_for_the_nex
             for file in Path(folder).glob("index.sqlite*"):
                 file.unlink()
         assert opened(Path(folder)).entries(ME) == []
-        with pytest.raises((Damaged, OSError)):
+        with pytest.raises((DamagedRecord, OSError)):
             store.read(entry)
 
 
@@ -113,7 +118,7 @@ def test_a_record_under_anothers_name_is_a_miss(tmp_path: Path) -> None:
     store.write(other, more)
     home = tmp_path / store.scope
     (home / other.name).replace(home / mine.name)
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedRecord):
         store.read(entry)
 
 
@@ -172,7 +177,7 @@ def test_an_index_counts_right_whatever_is_added_again_or_removed(steps: list[tu
             index.remove(scope, [name])
             held.pop((scope, name), None)
     sizes = {tenant: [size for whose, size in held.values() if whose == tenant] for tenant, _ in held.values()}
-    assert index.totals() == {tenant: Total(len(each), sum(each)) for tenant, each in sizes.items()}
+    assert index.totals() == {tenant: RecordTotal(len(each), sum(each)) for tenant, each in sizes.items()}
     index.close()
 
 
@@ -208,7 +213,7 @@ def test_whatever_fails_when_what_is_read_is_what_was_written_and_the_cap_holds(
             try:
                 entry = store.write(*record([first] * length, checkpoint=checkpoint))
                 assert is_right(store.read(entry))
-            except (OSError, Damaged):
+            except (OSError, DamagedRecord):
                 pass
             assert bytes_in(folder) <= most
         files.fault = lambda call: None
@@ -326,13 +331,13 @@ def test_what_another_scope_left_is_still_found_by_its_own_server(tmp_path: Path
     assert found.name == left.name and is_right(again.read(found))
 
 
-class CountingFiles(Files):
+class CountingFiles(FileSystem):
     """Knows how many files it has listed, and how many headers it has read."""
 
     def __init__(self) -> None:
         self.listed_files = self.reads = 0
 
-    def within(self, folder: Path) -> tuple[list[Path], list[Listed]]:
+    def within(self, folder: Path) -> tuple[list[Path], list[ListedFile]]:
         found = super().within(folder)
         self.listed_files += len(found[0]) + len(found[1])
         return found
@@ -411,7 +416,7 @@ def test_whose_records_are_is_known_without_the_index_of_other_models_too(tmp_pa
     for file in tmp_path.glob("index.sqlite*"):
         file.unlink()
     store = opened(tmp_path)
-    nothing: dict[str, Total] = {}
+    nothing: dict[str, RecordTotal] = {}
     held = store._index.using(lambda index: index.totals(), nothing)
     assert {tenant: total.records for tenant, total in held.items()} == {ME.tenant: 1, YOU.tenant: 1}
 
@@ -469,7 +474,7 @@ def test_an_index_that_lies_about_a_record_is_not_believed(tmp_path: Path) -> No
         lying.execute("UPDATE records SET facts = ?", (facts.replace(b"[1, 2, 3]", b"[1, 2, 4]"),))
     again = opened(tmp_path)
     (entry,) = again.entries(ME)
-    with pytest.raises(Damaged, match="index"):
+    with pytest.raises(DamagedRecord, match="index"):
         again.read(entry)
     assert entry.lost and one_file(tmp_path).parent.name == again.scope
     (found,) = opened(tmp_path).entries(ME)
@@ -497,18 +502,18 @@ def test_records_along_a_prompt_are_found_without_looking_at_others(tmp_path: Pa
 
 def test_of_many_records_that_begin_alike_those_are_looked_at_that_go_on_so(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    for number in range(2, 3 * SIBLINGS):
+    for number in range(2, 3 * MOST_SIBLINGS):
         store.write(*record([1, number]))
     wanted = store.find(record([1, 7])[0].name)
     assert [entry for entry, _ in store.along(ME, [1, 7, 9])] == [wanted]
-    assert len(list(store.along(ME, [1, 1, 1]))) == SIBLINGS
+    assert len(list(store.along(ME, [1, 1, 1]))) == MOST_SIBLINGS
 
 
 def test_where_others_fill_the_cap_nothing_is_written_and_nothing_removed(tmp_path: Path) -> None:
     store = opened(tmp_path, DiskLimits(2_000_000))
     entry = store.write(*record(SHORT))
     (tmp_path / "somebody's").write_bytes(b"x" * 900_000)
-    with pytest.raises(NoRoom):
+    with pytest.raises(NoDiskRoom):
         store.write(*record([2] * 400))
     assert is_right(store.read(entry))
 
@@ -522,7 +527,7 @@ def test_what_is_short_on_the_drive_is_not_taken_and_not_made_up_for(tmp_path: P
     store.write(*record([9] * 100))
     assert store.total()[1] <= held + 100  # another went for it
     assert sum(entry.lost for entry in written) == 1
-    with pytest.raises(NoRoom):
+    with pytest.raises(NoDiskRoom):
         store.write(*record([8] * 10_000))
     assert sum(entry.lost for entry in written) == 1
 
@@ -588,11 +593,11 @@ def test_a_record_that_another_secret_sealed_is_a_miss_and_set_aside(tmp_path: P
     header, data = record(SHORT)
     store = opened(tmp_path, secret=b"ours")
     entry = store.write(header, data)
-    forged = replace(header, sums=sums_of(other := [bytes(len(raw)) for raw in data]))
+    forged = replace(header, sums=tensor_checksums(other := [bytes(len(raw)) for raw in data]))
     path = one_file(tmp_path)
     path.write_bytes(b"".join((forged.encoded(b"theirs"), *other)))
     if known == "by the index":
-        with pytest.raises(Damaged, match="not by this server's key"):
+        with pytest.raises(DamagedRecord, match="not by this server's key"):
             store.read(entry)
     else:
         store.close()
@@ -635,6 +640,6 @@ def test_links_that_somebody_put_in_place_of_files_are_refused_and_not_followed(
     (folder / name).symlink_to(target)
     with pytest.raises(PermissionError, match="is a link, which ingot did not make: remove it"):
         opened(folder)
-    with pytest.raises(OSError), Files().alone(folder / name, 0):
+    with pytest.raises(OSError), FileSystem().alone(folder / name, 0):
         raise AssertionError("it was followed")
     assert not target.exists()

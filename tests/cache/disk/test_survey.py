@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ingot.cache.disk.store import DiskLimits
-from ingot.cache.disk.survey import FolderSurvey, trim
+from ingot.cache.disk.survey import FolderSurvey, trim_folder
 from ingot.cli.main import main
 from tests.cache.disk.records import KEY, ME, bytes_in, opened, record
 
@@ -46,9 +46,9 @@ def test_trimming_takes_the_least_used_of_all_models_and_no_other_file(folder: P
     store.touch([kept])
     store.settle()
     before = FolderSurvey.of(folder)
-    assert 3 * kept.size <= trim(folder, before.nbytes - 3 * kept.size) < 4 * kept.size
+    assert 3 * kept.size <= trim_folder(folder, before.nbytes - 3 * kept.size) < 4 * kept.size
     assert kept.name in {file.name for file in folder.glob("*/*.safetensors")}
-    trim(folder, 0)
+    trim_folder(folder, 0)
     assert list(folder.glob("*/*.safetensors")) == [] and (folder / "somebody's").exists()
     store.write(*record([5]))  # a server that uses it goes on
     assert [entry.end for entry in opened(folder, DiskLimits(1 << 26)).entries(ME)] == [1]

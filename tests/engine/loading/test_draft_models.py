@@ -1,28 +1,76 @@
-"""One smaller model for who guesses ahead and for who scores prompts; and what is refused at start."""
+"""Whether two models mean the same by a token's number."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from bench import random_models
 from foundry.package import MODELS
 from ingot.config import Settings
-from ingot.engine.loaded import Loaded
+from ingot.engine.core import LoadedModel
 from ingot.engine.loading import language_model
-from ingot.engine.speculation.draft_model import Draft
-from ingot.errors import ConfigError
+from ingot.engine.loading.draft_models import choose_proposers, refuse_different_tokenizers
+from ingot.engine.speculation.draft_model import DraftModelProposer
+from ingot.engine.speculation.options import SpeculationOptions
+from ingot.errors import ConfigError, ModelError
 from ingot.text.tokenizer.tokenizer import Tokenizer
+from tests import tiny
+from tests.models.draft_heads.making import write
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """A folder with the draft's tokenizer, to be changed."""
+    for file in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        (tmp_path / file).write_text((MODELS / "draft" / file).read_text())
+    return tmp_path
+
+
+def change(folder: Path, changed: Any) -> None:
+    description = json.loads((folder / "tokenizer.json").read_text())
+    changed(description)
+    (folder / "tokenizer.json").write_text(json.dumps(description))
+
+
+def test_models_of_the_same_tokenizer_go_together(other: Path) -> None:
+    refuse_different_tokenizers(MODELS / "dense", MODELS / "draft")
+    refuse_different_tokenizers(MODELS / "dense", other)
+
+
+def test_a_token_of_another_text_is_named(other: Path) -> None:
+    def swap(description: dict[str, Any]) -> None:
+        names = {id: name for name, id in description["model"]["vocab"].items()}
+        description["model"]["vocab"][names[100]], description["model"]["vocab"][names[101]] = 101, 100
+
+    change(other, swap)
+    with pytest.raises(ConfigError, match=r"token 100 is .*, the draft's is .* Choose a draft of the same family"):
+        refuse_different_tokenizers(MODELS / "dense", other)
+
+
+def test_more_tokens_are_named(other: Path) -> None:
+    def add(description: dict[str, Any]) -> None:
+        last = description["added_tokens"][-1]
+        description["added_tokens"].append({**last, "id": 4096, "content": "<|another|>"})
+
+    change(other, add)
+    with pytest.raises(ConfigError, match="4096 tokens, the draft's has 4097"):
+        refuse_different_tokenizers(MODELS / "dense", other)
+
 
 DENSE, DRAFT = MODELS / "dense", MODELS / "draft"
 
 
-def loaded(models: dict[str, Path], **said: Any) -> Loaded:
+def loaded(models: dict[str, Path], **said: Any) -> LoadedModel:
     settings = Settings(memory="1GB", max_sequences=4, **said)
-    return language_model.load(settings, DENSE, Tokenizer.load(DENSE), {}, models, name="dense", source="foundry")
+    return language_model.load_language_model(
+        settings, DENSE, Tokenizer.load(DENSE), {}, models, name="dense", source="foundry"
+    )
 
 
 def test_one_draft_guesses_and_scores() -> None:
@@ -30,7 +78,7 @@ def test_one_draft_guesses_and_scores() -> None:
     assert made.sparse is not None and made.card.scorer == "draft"
     assert (made.sparse.threshold, made.sparse.keep) == (512, 0.3)
     [draft] = made.proposers
-    assert isinstance(draft, Draft) and draft.model is made.sparse.scorer._model  # type: ignore[attr-defined]
+    assert isinstance(draft, DraftModelProposer) and draft.model is made.sparse.scorer._model  # type: ignore[attr-defined]
 
 
 def test_a_draft_that_only_scores_guesses_nothing() -> None:
@@ -91,3 +139,13 @@ OFF: dict[str, Any] = {
 def test_settings_of_what_is_off_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is about specprefill"):
         Settings(**{name: OFF[name]})
+
+
+def test_a_head_that_is_not_known_is_named_by_a_note_and_to_who_asks_for_it_by_an_error(tmp_path: Path) -> None:
+    adapter = tiny.adapter("llama")
+    folder = write(tmp_path / "m", {}, files={"model.safetensors": {"model.mtp.layers.0.eh_proj.weight": mx.ones(4)}})
+    offered = choose_proposers(SpeculationOptions.parse("auto"), folder, adapter, {}, dtype=None)
+    [note] = offered.notes
+    assert offered.names == ("forced", "lookup") and "eh_proj" in note and "llama" in note
+    with pytest.raises(ModelError, match=r"eh_proj.* llama"):
+        choose_proposers(SpeculationOptions.parse("mtp"), folder, adapter, {}, dtype=None)

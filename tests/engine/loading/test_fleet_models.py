@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 import mlx.core as mx
 import pytest
 
-from ingot.engine.engine_thread import engine_loop
-from ingot.engine.loading.fleet_models import Loading
-from ingot.engine.loop import Loop
+from ingot.engine.loading.fleet_models import BlockingModelLoader
+from ingot.engine.loop import Loop, engine_loop
 from ingot.errors import IngotError
 from ingot.kernels import device
 from tests.engines import start
@@ -46,7 +45,7 @@ class Greedy:
     def abandon(self, error: IngotError) -> None:
         self.held.clear()
 
-    begin_anew = farewell = abandon
+    reset_after_fault = farewell = abandon
 
     def close(self) -> None: ...
 
@@ -60,8 +59,8 @@ def loop() -> Iterator[Loop]:
 
 
 @pytest.fixture
-def loading(loop: Loop) -> Loading:
-    return Loading(loop, loop.run(device.current), MEMORY, alone=False)
+def loading(loop: Loop) -> BlockingModelLoader:
+    return BlockingModelLoader(loop, loop.run(device.current_device), MEMORY, alone=False)
 
 
 def levels(log: pytest.LogCaptureFixture) -> list[str]:
@@ -69,7 +68,7 @@ def levels(log: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_what_others_take_meanwhile_is_not_what_did_not_come_back(
-    loop: Loop, loading: Loading, caplog: pytest.LogCaptureFixture
+    loop: Loop, loading: BlockingModelLoader, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = start("llama", loop=loop)
     [greedy] = loop.add(lambda: [Greedy()])
@@ -80,7 +79,7 @@ def test_what_others_take_meanwhile_is_not_what_did_not_come_back(
 
 
 def test_weights_that_somebody_still_holds_are_warned_of(
-    loop: Loop, loading: Loading, caplog: pytest.LogCaptureFixture
+    loop: Loop, loading: BlockingModelLoader, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = start("llama", loop=loop)
     held = engine.kept  # which reads files for the model, and so holds it

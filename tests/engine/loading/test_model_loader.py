@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 from bench.random_models import write_tokenizer
 from ingot.config import Settings, model_entries
 from ingot.engine.fleet import Fleet
-from ingot.engine.loading.model_loader import Garage
+from ingot.engine.loading.model_loader import ModelLoader
 from ingot.engine.request import Ended, Request, Stop
 from ingot.errors import Unavailable
 from ingot.kernels.device import active_memory
@@ -41,13 +41,13 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]
 
 
 @pytest.fixture
-def garage() -> Iterator[Garage]:
-    made = Garage(Settings(), alone=False)
+def garage() -> Iterator[ModelLoader]:
+    made = ModelLoader(Settings(), alone=False)
     yield made
     made.close()
 
 
-def fleet_of(tables: dict[str, dict[str, str]], garage: Garage, memory: int | None = None) -> Fleet:
+def fleet_of(tables: dict[str, dict[str, str]], garage: ModelLoader, memory: int | None = None) -> Fleet:
     return Fleet(model_entries(Settings(models=tables, lazy=True)), garage, memory or garage.memory)
 
 
@@ -63,7 +63,7 @@ async def answer(fleet: Fleet, name: str, tokens: int = 4, prompt: tuple[int, ..
 
 @pytest.mark.alone
 @pytest.mark.anyio
-async def test_models_by_turns_leave_nothing_behind(tables: dict[str, dict[str, str]], garage: Garage) -> None:
+async def test_models_by_turns_leave_nothing_behind(tables: dict[str, dict[str, str]], garage: ModelLoader) -> None:
     fleet = fleet_of(tables, garage)
     before = settled()
     for kind in (*KINDS, *KINDS):
@@ -76,7 +76,7 @@ async def test_models_by_turns_leave_nothing_behind(tables: dict[str, dict[str, 
 @pytest.mark.alone
 @pytest.mark.anyio
 async def test_an_unload_asks_the_c_library_for_what_it_keeps_once_everything_is_free(
-    tables: dict[str, dict[str, str]], garage: Garage, monkeypatch: pytest.MonkeyPatch
+    tables: dict[str, dict[str, str]], garage: ModelLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[int] = []
     monkeypatch.setattr("ingot.engine.loading.fleet_models.find_trim", lambda: lambda: held.append(active_memory()))
@@ -89,7 +89,9 @@ async def test_an_unload_asks_the_c_library_for_what_it_keeps_once_everything_is
 
 
 @pytest.mark.anyio
-async def test_a_model_is_loaded_beside_an_answer_of_another(tables: dict[str, dict[str, str]], garage: Garage) -> None:
+async def test_a_model_is_loaded_beside_an_answer_of_another(
+    tables: dict[str, dict[str, str]], garage: ModelLoader
+) -> None:
     fleet = fleet_of(tables, garage)
     await answer(fleet, "llama")
     assert await asyncio.gather(answer(fleet, "llama", tokens=200), answer(fleet, "hybrid")) == [200, 4]
@@ -97,7 +99,9 @@ async def test_a_model_is_loaded_beside_an_answer_of_another(tables: dict[str, d
 
 
 @pytest.mark.anyio
-async def test_two_models_with_room_for_one_answer_by_turns(tables: dict[str, dict[str, str]], garage: Garage) -> None:
+async def test_two_models_with_room_for_one_answer_by_turns(
+    tables: dict[str, dict[str, str]], garage: ModelLoader
+) -> None:
     claims = [await garage.measure(entry) for entry in model_entries(Settings(models=tables))]
     fleet = fleet_of(tables, garage, memory=max(claims))
     await asyncio.gather(*(answer(fleet, kind, tokens) for kind in KINDS for tokens in (4, 5, 6)))
@@ -105,7 +109,7 @@ async def test_two_models_with_room_for_one_answer_by_turns(tables: dict[str, di
 
 
 @pytest.mark.anyio
-async def test_files_that_are_not_there_fail_their_requests_in_words(garage: Garage, tmp_path: Path) -> None:
+async def test_files_that_are_not_there_fail_their_requests_in_words(garage: ModelLoader, tmp_path: Path) -> None:
     fleet = fleet_of({"gone": {"path": str(tmp_path / "gone")}}, garage)
     with pytest.raises(Unavailable, match="gone could not be loaded: there is no file or folder"):
         await answer(fleet, "gone")
@@ -113,7 +117,7 @@ async def test_files_that_are_not_there_fail_their_requests_in_words(garage: Gar
 
 @pytest.mark.anyio
 async def test_a_models_events_are_told_at_its_own_endpoint_each_time_that_it_is_loaded(
-    tables: dict[str, dict[str, str]], garage: Garage, tmp_path: Path
+    tables: dict[str, dict[str, str]], garage: ModelLoader, tmp_path: Path
 ) -> None:
     zmq = pytest.importorskip("zmq")
     endpoint = f"ipc://{tmp_path / 'events'}"

@@ -11,16 +11,15 @@ import pytest
 
 from ingot.cli.serve import require_extras
 from ingot.config import Settings, lone_entry
-from ingot.engine.admission import Limits
-from ingot.engine.side_engine import SideEngine, SideModel
-from ingot.engine.speaking.request import SpeechEnded, SpeechRequest, Spoken
-from ingot.engine.start_speaking import Speaking, offer_speech
+from ingot.engine.admission import EngineLimits
+from ingot.engine.engine import ModelEngine, NonGeneratingModel
+from ingot.engine.loading.pooling_and_speech import LoadedTextToSpeech, load_text_to_speech
+from ingot.engine.speech_request import SpeechAudio, SpeechEnded, SpeechRequest
 from ingot.errors import ModelError, Unsupported
-from ingot.kernels.device import current
-from ingot.media.audio_encoding import writer
-from ingot.models.files.kinds import kind_in
-from ingot.models.files.locate import ModelFolder
-from ingot.models.side_needs import NEEDS
+from ingot.kernels.device import current_device
+from ingot.media.audio_encoding import audio_writer
+from ingot.models.files.locate import ModelFolder, model_kind_in
+from ingot.models.memory_needs import NEEDS_BY_KIND
 from ingot.text.speech import dictionary
 from tests.speaking import VOICES, save_kokoro
 
@@ -30,8 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
     return ModelFolder(save_kokoro(tmp_path_factory.mktemp("mouths") / "tiny"), "tiny-mouth", "a test")
 
 
-def offered(folder: ModelFolder, free: int = 1 << 30) -> Speaking:
-    return offer_speech(folder, free)
+def offered(folder: ModelFolder, free: int = 1 << 30) -> LoadedTextToSpeech:
+    return load_text_to_speech(folder, free)
 
 
 def test_the_card_has_the_voices_that_speak_english(folder: ModelFolder) -> None:
@@ -51,18 +50,18 @@ def test_without_what_writes_mp3_it_speaks_in_wav_and_says_so(
     monkeypatch.setitem(sys.modules, "av", None)
     assert "tiny-mouth: speaks in wav and pcm alone; for mp3, the default, and others run " in offered(folder).notes[1]
     require_extras([lone_entry(Settings(speech_model=str(folder.path)), "chat", "chat")])
-    assert writer("wav", 24_000).write(b"\0\0").startswith(b"RIFF")
+    assert audio_writer("wav", 24_000).write(b"\0\0").startswith(b"RIFF")
     with pytest.raises(Unsupported, match=r"mp3 is written by PyAV.*wav and pcm need none"):
-        writer("mp3", 24_000)
+        audio_writer("mp3", 24_000)
 
 
 def test_its_dictionaries_are_read_when_it_is_loaded(folder: ModelFolder) -> None:
-    dictionary._read.cache_clear()
+    dictionary._read_dictionary.cache_clear()
     offered(folder)
     for thread in threading.enumerate():
         if thread.name == "ingot-dictionaries":
             thread.join(60)
-    assert dictionary._read.cache_info().currsize == 2
+    assert dictionary._read_dictionary.cache_info().currsize == 2
 
 
 def test_a_model_that_does_not_fit_the_budget_is_refused(folder: ModelFolder) -> None:
@@ -71,31 +70,31 @@ def test_a_model_that_does_not_fit_the_budget_is_refused(folder: ModelFolder) ->
 
 
 def test_its_files_tell_what_it_is_for_and_what_it_takes(folder: ModelFolder) -> None:
-    assert kind_in(folder.path) == "speech"
-    told, taken = NEEDS["speech"](folder.path, current()), offered(folder).taken
+    assert model_kind_in(folder.path) == "speech"
+    told, taken = NEEDS_BY_KIND["speech"](folder.path, current_device()), offered(folder).taken
     assert taken <= told < 1.01 * taken
 
 
 def test_an_engine_speaks_a_text_to_its_end(folder: ModelFolder) -> None:
-    def load() -> SideModel:
+    def load() -> NonGeneratingModel:
         speech = offered(folder).offered
         assert speech is not None
-        return SideModel(speech.card, speaking=speech)
+        return NonGeneratingModel(speech.card, speaking=speech)
 
-    async def listen(engine: SideEngine) -> list[object]:
+    async def listen(engine: ModelEngine) -> list[object]:
         assert engine.speaking is not None
         pieces = engine.speaking.pronouncer.pieces("Hello there, you two. This is a second sentence, too.", VOICES[0])
         stream = engine.speak(SpeechRequest("one", pieces, VOICES[0]))
         return [event async for event in stream]
 
-    engine = SideEngine(load, Limits(1, 1, 50.0))
+    engine = ModelEngine(load, EngineLimits(1, 1, 50.0))
     try:
         *sounds, ended = asyncio.run(listen(engine))
         engine.check()
     finally:
         engine.close()
     assert isinstance(ended, SpeechEnded) and len(sounds) == 2
-    assert sum(len(sound.samples) for sound in sounds if isinstance(sound, Spoken)) == 2 * ended.samples
+    assert sum(len(sound.samples) for sound in sounds if isinstance(sound, SpeechAudio)) == 2 * ended.samples
     assert ended.samples % 600 == 0
 
 

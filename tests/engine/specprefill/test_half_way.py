@@ -11,7 +11,7 @@ import pytest
 from ingot.engine.engine import Engine
 from ingot.engine.request import Failed, Request, SequenceEnded
 from ingot.engine.specprefill.scorers import DraftScorer
-from ingot.models.adapter import Adapter
+from ingot.models.adapter import ModelAdapter
 from tests import engines
 from tests.engine.specprefill.world import ask, draft_model, ended, some, start
 from tests.engines import answer
@@ -26,9 +26,9 @@ class Passes:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left, self.fails, self.engine, self.request = -1, False, None, ""
-        run = Adapter.run
+        run = ModelAdapter.run
 
-        def counted(adapter: Adapter, rows: Any, *rest: Any, **more: Any) -> Any:
+        def counted(adapter: ModelAdapter, rows: Any, *rest: Any, **more: Any) -> Any:
             self.left -= 1
             if self.left == 0:
                 assert isinstance(self.engine, Engine)
@@ -38,7 +38,7 @@ class Passes:
             return run(adapter, rows, *rest, **more)
 
         self.draft: Any = None
-        monkeypatch.setattr(Adapter, "run", counted)
+        monkeypatch.setattr(ModelAdapter, "run", counted)
 
     def ends(self, engine: Engine, request: Request, at: int, *, fails: bool) -> bool:
         """Whether a request that something happens to ended by it."""

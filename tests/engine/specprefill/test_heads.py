@@ -11,19 +11,18 @@ from foundry.lesson import seeded
 from foundry.package import MODELS
 from foundry.recall import recall_lesson
 from foundry.rows import written as written_out
-from ingot.cache.forward_batch import Launch
+from ingot.cache.forward_batch import ForwardBatch
 from ingot.config import Settings
 from ingot.engine.engine import Engine
 from ingot.engine.loading.language_model import start_engine
-from ingot.engine.request import Sampling
-from ingot.engine.sequence import Sequence
-from ingot.engine.sparse.ask import SparseAsk
-from ingot.engine.specprefill.selection import always, select
-from ingot.engine.speculation.draft_heads import HeadStates
+from ingot.engine.request import Sampling, SpecPrefillRequest
+from ingot.engine.sequence import TokenSequence
+from ingot.engine.specprefill.selection import required_tokens, select_tokens
+from ingot.engine.speculation.draft_heads import DraftHeadProposer
 from ingot.kernels.device import Device
-from ingot.models.adapter import Adapter
+from ingot.models.adapter import ModelAdapter
 from ingot.models.draft_heads.eagle import load_eagle
-from ingot.models.draft_heads.mtp import with_head
+from ingot.models.draft_heads.mtp import with_draft_head
 from tests import engines
 from tests.engine.specprefill.world import Told, ask, ended, evenly, report, some, start
 from tests.engines import answer, text_of
@@ -38,11 +37,11 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Engin
     device: Device | None = request.param
     folder = written(tmp_path / "draft", random_tensors(embeds=False))
 
-    def headed(adapter: Adapter) -> Adapter:
-        return with_head(adapter, load_eagle(folder, adapter))
+    def headed(adapter: ModelAdapter) -> ModelAdapter:
+        return with_draft_head(adapter, load_eagle(folder, adapter))
 
     plain = start("llama", lambda: Told(evenly), device=device)
-    guessing = start("llama", lambda: Told(evenly), device=device, headed=headed, guessed_tokens=3)
+    guessing = start("llama", lambda: Told(evenly), device=device, headed=headed, fixed_draft_tokens=3)
     yield plain, guessing
     for engine in (plain, guessing):
         engine.check()
@@ -62,17 +61,17 @@ def test_guesses_behind_a_thinned_prompt_change_no_token_cold_and_taken_over(pai
 def test_a_head_is_shown_each_kept_token_at_the_position_of_the_one_before(
     pair: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompt, shown, launched = some(LENGTH), dict[int, int](), HeadStates._launch
+    prompt, shown, launched = some(LENGTH), dict[int, int](), DraftHeadProposer._launch
 
-    def listening(self: HeadStates, sequence: Sequence, place: int, count: int) -> Launch:
+    def listening(self: DraftHeadProposer, sequence: TokenSequence, place: int, count: int) -> ForwardBatch:
         launch = launched(self, sequence, place, count)
         stated = launch.stated.tolist() if launch.stated is not None else range(launch.positions[0], LENGTH + 99)
         shown.update(zip(range(place, place + count), stated, strict=False))
         return launch
 
-    monkeypatch.setattr(HeadStates, "_launch", listening)
+    monkeypatch.setattr(DraftHeadProposer, "_launch", listening)
     ended(answer(pair[1], ask(prompt, max_tokens=10)))
-    kept: list[int] = select(evenly(prompt), always(LENGTH), 0.3).tolist()
+    kept: list[int] = select_tokens(evenly(prompt), required_tokens(LENGTH), 0.3).tolist()
     before = [kept[0], *kept, *range(LENGTH, LENGTH + 8)]
     assert [shown[place] for place in range(len(kept) + 8)] == before[: len(kept) + 8]
 
@@ -91,7 +90,7 @@ def test_a_trained_head_guesses_well_behind_what_is_left_of_a_prompt() -> None:
         )
         engine = start_engine(settings, MODELS / "hybrid", name="hybrid", source="foundry")
         try:
-            events = answer(engine, ask(prompt, SparseAsk(forced=True), max_tokens=40))
+            events = answer(engine, ask(prompt, SpecPrefillRequest(forced=True), max_tokens=40))
             texts.append(text_of(events))
             reports.append(ended(events))
             assert report(events).kept < 0.6 * len(prompt)

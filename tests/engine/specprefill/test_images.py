@@ -12,16 +12,14 @@ import numpy as np
 import pytest
 
 from ingot.engine.engine import Engine
-from ingot.engine.request import Request
-from ingot.engine.sight import Sight
-from ingot.engine.sparse.ask import SparseAsk
-from ingot.engine.sparse.thinned import Thinned
-from ingot.engine.specprefill.prefill import SparseOffer
-from ingot.engine.specprefill.selection import Scores, always, select
-from ingot.kernels.device import current
-from ingot.media.families.registry import processor_in
+from ingot.engine.request import Request, SpecPrefillRequest
+from ingot.engine.sequence import PromptMedia, ThinnedPrompt
+from ingot.engine.specprefill.prefill import SpecPrefillSetup
+from ingot.engine.specprefill.selection import PromptScores, required_tokens, select_tokens
+from ingot.kernels.device import current_device
+from ingot.media.image_processors import read_processor
 from ingot.media.items import MediaItem
-from ingot.models.adapter import load
+from ingot.models.adapter import load_model_adapter
 from tests.engine.specprefill.world import Told, ended, report
 from tests.engines import answer
 from tests.equality.test_seeing import written
@@ -42,13 +40,13 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def prompt_of(folder: Path) -> tuple[list[int], list[MediaItem]]:
-    return prompt_with(processor_in(folder), 3, SHOWN, text=160)
+    return prompt_with(read_processor(folder), 3, SHOWN, text=160)
 
 
-def judged(items: list[MediaItem], best: int) -> Callable[[tuple[int, ...]], Scores]:
+def judged(items: list[MediaItem], best: int) -> Callable[[tuple[int, ...]], PromptScores]:
     """One of the pictures matters most, then text, and the other pictures not at all."""
 
-    def judge(prompt: tuple[int, ...]) -> Scores:
+    def judge(prompt: tuple[int, ...]) -> PromptScores:
         told = np.random.default_rng(0).random(len(prompt), dtype=np.float32)
         for number, item in enumerate(items):
             told[item.begin : item.end] = 2.0 if number == best else 0.0
@@ -61,9 +59,9 @@ def judged(items: list[MediaItem], best: int) -> Callable[[tuple[int, ...]], Sco
 def starting() -> Iterator[Starting]:
     made: list[Engine] = []
 
-    def started(folder: Path, judge: Callable[..., Scores], **options: Any) -> tuple[Engine, Told]:
+    def started(folder: Path, judge: Callable[..., PromptScores], **options: Any) -> tuple[Engine, Told]:
         scorer = Told(judge)
-        offer = SparseOffer(scorer, threshold=64, keep=0.3)
+        offer = SpecPrefillSetup(scorer, threshold=64, keep=0.3)
         made.append(start_seeing(folder, sparse=offer, **options))
         return made[-1], scorer
 
@@ -74,19 +72,19 @@ def starting() -> Iterator[Starting]:
 
 
 def thin(name: str, tokens: list[int], items: list[MediaItem], **options: Any) -> Request:
-    return asked(name, tokens, items, sparse=SparseAsk(), **options)
+    return asked(name, tokens, items, sparse=SpecPrefillRequest(), **options)
 
 
 def kept_of(tokens: list[int], items: list[MediaItem], best: int, window: int = 0) -> list[int]:
-    spans = Sight(tuple(items)).spans
-    flags = always(len(tokens), media=spans, window=window)
-    places: list[int] = select(judged(items, best)(tuple(tokens)), flags, 0.3, spans).tolist()
+    spans = PromptMedia(tuple(items)).spans
+    flags = required_tokens(len(tokens), media=spans, window=window)
+    places: list[int] = select_tokens(judged(items, best)(tuple(tokens)), flags, 0.3, spans).tolist()
     return places
 
 
 def by_stock_layers(folder: Path, tokens: list[int], items: list[MediaItem], kept: list[int], count: int) -> list[int]:
     """What mlx-vlm's own language model writes behind what is kept, at the positions of the whole prompt."""
-    model, tower = reference(folder), load(folder, current(), sees=True).tower
+    model, tower = reference(folder), load_model_adapter(folder, current_device(), sees=True).tower
     assert tower is not None
     positions = np.asarray(tower.positions(len(tokens), items))
     embeds, visible, deep = model.language_model.model.embed_tokens(mx.array([tokens])), np.zeros(len(tokens), bool), []
@@ -177,18 +175,18 @@ def test_what_marks_a_picture_goes_with_it_unless_it_is_anothers(folder: Path) -
     _, items = prompt_of(folder)
     [one, two, three] = items
     near = replace(two, runs=tuple((begin + one.end - two.begin, end + one.end - two.begin) for begin, end in two.runs))
-    spans = Sight((one, near, three)).spans
+    spans = PromptMedia((one, near, three)).spans
     assert spans == [(one.begin - 1, one.end), (near.begin, near.end + 1), (three.begin - 1, three.end + 1)]
 
 
 def test_what_is_left_stands_where_it_stood_on_all_axes(tmp_path: Path) -> None:
     folder = saved("qwen3_vl", tmp_path / "qwen3_vl")
     tokens, items = prompt_of(folder)
-    tower = load(folder, current(), sees=True).tower
+    tower = load_model_adapter(folder, current_device(), sees=True).tower
     assert tower is not None
-    sight, kept = Sight.of(tokens, tuple(items), tower), np.array(kept_of(tokens, items, 1), np.int32)
+    sight, kept = PromptMedia.of(tokens, tuple(items), tower), np.array(kept_of(tokens, items, 1), np.int32)
     assert sight.positions is not None
-    thinned = Thinned(tuple(tokens), kept, sight.thinned(kept))
+    thinned = ThinnedPrompt(tuple(tokens), kept, sight.thinned(kept))
     for begin, end in ((0, len(kept)), (3, 60), (len(kept) - 2, len(kept) + 3)):
         stated = thinned.stated(begin, end)
         wanted = sight.positions[:, kept[begin:end]]

@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 
 from ingot.engine.engine import Engine
-from ingot.engine.request import PromptScored, Request, Sampling, SequenceEnded
-from ingot.engine.sparse.ask import SparseAsk
-from ingot.engine.sparse.selections import REMEMBERED, Selections
-from ingot.engine.specprefill.selection import always, select
+from ingot.engine.request import PromptScored, Request, Sampling, SequenceEnded, SpecPrefillRequest
+from ingot.engine.specprefill.selection import REMEMBERED_SELECTIONS, SelectionMemory, required_tokens, select_tokens
 from tests.engine.specprefill.world import Told, ask, ended, evenly, report, some, start, written_by_stock
 from tests.engines import answer
 
@@ -45,7 +43,7 @@ def tokens_of(engine: Engine, request: Request) -> tuple[int, ...]:
 
 
 def kept_of(prompt: tuple[int, ...]) -> list[int]:
-    places: list[int] = select(evenly(prompt), always(len(prompt)), 0.3).tolist()
+    places: list[int] = select_tokens(evenly(prompt), required_tokens(len(prompt)), 0.3).tolist()
     return places
 
 
@@ -84,7 +82,9 @@ def test_of_a_long_next_turn_only_what_is_new_is_scored_and_thinned_out(starting
 
 
 @pytest.mark.parametrize(
-    "other", [{"sparse": SparseAsk(keep=0.5)}, {"salt": "another"}, {"tenant": "another"}, {"cache": False}], ids=str
+    "other",
+    [{"sparse": SpecPrefillRequest(keep=0.5)}, {"salt": "another"}, {"tenant": "another"}, {"cache": False}],
+    ids=str,
 )
 def test_whoever_asks_for_something_else_is_scored_anew(starting: Starting, other: dict[str, Any]) -> None:
     engine, scorer = starting()
@@ -115,7 +115,7 @@ def test_what_must_be_whole_and_was_left_out_is_not_gone_on_from(starting: Start
     engine, scorer = starting()
     turn = (*first_turn(engine), *some(90, 1))
     gap = next(place for place in range(LENGTH) if place not in set(kept_of(some(LENGTH))))
-    told = report(answer(engine, ask(turn, SparseAsk(whole=(((gap, gap + 5),),)))))
+    told = report(answer(engine, ask(turn, SpecPrefillRequest(whole=(((gap, gap + 5),),)))))
     assert told.reused == 0 and len(scorer.asked) == 2
 
 
@@ -140,7 +140,7 @@ def test_what_is_on_disk_is_found_by_who_asks_for_the_same_and_by_nobody_else(
 
 
 def test_the_longest_prompt_that_another_begins_with_is_remembered_by_its_terms() -> None:
-    held, kept = Selections(), [np.arange(count, dtype=np.int32) for count in range(4)]
+    held, kept = SelectionMemory(), [np.arange(count, dtype=np.int32) for count in range(4)]
     held.remember("a", [1, 2], kept[1])
     held.remember("a", [1, 2, 3], kept[2])
     held.remember("b", [1, 2, 3, 4], kept[3])
@@ -152,8 +152,8 @@ def test_the_longest_prompt_that_another_begins_with_is_remembered_by_its_terms(
 
 
 def test_the_prompts_that_were_asked_for_longest_ago_are_forgotten() -> None:
-    held, none = Selections(), np.arange(0, dtype=np.int32)
-    for number in range(REMEMBERED):
+    held, none = SelectionMemory(), np.arange(0, dtype=np.int32)
+    for number in range(REMEMBERED_SELECTIONS):
         held.remember("a", [number], none)
     assert held.longest("a", [0]) is not None
     held.remember("a", [1000], none)
@@ -163,7 +163,7 @@ def test_the_prompts_that_were_asked_for_longest_ago_are_forgotten() -> None:
 def test_a_prompt_that_was_forced_is_whole_where_the_threshold_is_to_decide(starting: Starting) -> None:
     engine, _ = starting()
     prompt = some(280)
-    assert report(answer(engine, ask(prompt, SparseAsk(forced=True)))).kept < 280
+    assert report(answer(engine, ask(prompt, SpecPrefillRequest(forced=True)))).kept < 280
     told = answer(engine, ask(prompt))
     assert report(told).unused == "below_threshold"
     fresh, _ = starting()

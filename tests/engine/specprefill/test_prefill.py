@@ -10,16 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.cache.packing import packed
+from ingot.cache.records import serialise_record
 from ingot.engine.engine import Engine
-from ingot.engine.prefix_cache import Reuse
-from ingot.engine.request import Failed, Request, Sampling, SequenceEnded, Stop
+from ingot.engine.prefix_cache import PrefixCache
+from ingot.engine.request import Failed, Request, Sampling, SequenceEnded, SpecPrefillRequest, Stop
 from ingot.engine.scheduler import SMALLEST_CHUNK
-from ingot.engine.sequence import Sequence as Running
-from ingot.engine.sparse.ask import SparseAsk
-from ingot.engine.specprefill.prefill import SparseOffer, SparsePrefill
-from ingot.engine.specprefill.selection import Scores, always, select
-from ingot.engine.speculation.lookup import Lookup
+from ingot.engine.sequence import TokenSequence as Running
+from ingot.engine.specprefill.prefill import TRIED_AGAIN_AFTER, ScoringPayoff, SpecPrefill, SpecPrefillSetup
+from ingot.engine.specprefill.selection import PromptScores, required_tokens, select_tokens
+from ingot.engine.speculation.lookup import LookupProposer
 from ingot.engine.step_costs import StepCosts
 from ingot.errors import BadRequest, Cancelled, ContextOverflow, Unsupported
 from ingot.text.grammar.grammars import Grammars
@@ -54,15 +53,15 @@ def tokens_of(engine: Engine, request: Request) -> tuple[int, ...]:
 def states_of(engine: Engine) -> dict[tuple[int, ...], list[bytes]]:
     """All that is kept, bit by bit."""
 
-    def told(reuse: Reuse) -> dict[tuple[int, ...], list[bytes]]:
+    def told(reuse: PrefixCache) -> dict[tuple[int, ...], list[bytes]]:
         nodes = [(node, node.record) for node in reuse.index.nodes() if node.record is not None]
-        return {tuple(node.tokens): packed(reuse.encoding.loose(record)) for node, record in nodes}
+        return {tuple(node.tokens): serialise_record(reuse.encoding.loose(record)) for node, record in nodes}
 
     return engine.kept._run(told)
 
 
-def kept_of(prompt: tuple[int, ...], keep: float = 0.3, scores: Callable[..., Scores] = evenly) -> list[int]:
-    places: list[int] = select(scores(prompt), always(len(prompt)), keep).tolist()
+def kept_of(prompt: tuple[int, ...], keep: float = 0.3, scores: Callable[..., PromptScores] = evenly) -> list[int]:
+    places: list[int] = select_tokens(scores(prompt), required_tokens(len(prompt)), keep).tolist()
     return places
 
 
@@ -120,7 +119,7 @@ def test_the_whole_share_is_the_whole_prompt_and_the_very_same_states(
     prompt = some(310)
     # Prompts are cut by the clock, but for pieces of the least size, and what is computed is rounded as it is cut.
     engine, fresh = (starting(kind, device=device, widest=SMALLEST_CHUNK) for _ in range(2))
-    whole = tokens_of(engine, ask(prompt, SparseAsk(keep=1.0)))
+    whole = tokens_of(engine, ask(prompt, SpecPrefillRequest(keep=1.0)))
     tokens_of(fresh, ask(prompt, None))
     assert states_of(engine) == states_of(fresh) != {}
     dense = answer(engine, ask(prompt, None))
@@ -188,7 +187,7 @@ def test_short_prompts_and_known_ones_are_computed_whole_and_the_report_says_why
 
 
 def test_who_forces_it_is_thinned_out_however_short_his_prompt_and_what_is_new_of_it_are(starting: Starting) -> None:
-    engine, forced = starting(), SparseAsk(forced=True)
+    engine, forced = starting(), SpecPrefillRequest(forced=True)
     told = report(answer(engine, ask(some(250), forced)))
     assert told.unused is None and told.kept < told.scored == 250
     answer(engine, ask(some(700)[:500], None))
@@ -213,15 +212,15 @@ def test_what_is_known_stays_whole_and_what_is_new_is_thinned_out(starting: Star
 def test_scoring_that_would_cost_more_than_it_saves_is_left(takes_s: float, left: str | None) -> None:
     now = 0.0
 
-    def slowly(prompt: tuple[int, ...]) -> Scores:
+    def slowly(prompt: tuple[int, ...]) -> PromptScores:
         nonlocal now
         now += takes_s
         return evenly(prompt)
 
     costs, scorer = StepCosts(), Told(slowly)
     costs.observe_prefill(1000, 1000.0)  # so leaving out 400 tokens of 700 saves 0.4 s
-    offer = SparseOffer(scorer, threshold=300, keep=0.3)
-    sparse = SparsePrefill(offer, costs, draft_model(cache_bytes=0).reuse, 0, clock=lambda: now)
+    offer = SpecPrefillSetup(scorer, threshold=300, keep=0.3)
+    sparse = SpecPrefill(offer, costs, draft_model(cache_bytes=0).reuse, 0, clock=lambda: now)
     prompts = [some(700, seed) for seed in range(5)]
     waiting = [Running(ask(prompt), 0, ticket, prompt, 1, 0) for ticket, prompt in enumerate(prompts)]
     for sequence in waiting:
@@ -247,7 +246,7 @@ def test_a_request_that_is_cancelled_while_it_is_scored_leaves_nothing(starting:
 
 
 def test_a_scorer_that_fails_ends_its_request_alone(starting: Starting) -> None:
-    def failing(prompt: tuple[int, ...]) -> Scores:
+    def failing(prompt: tuple[int, ...]) -> PromptScores:
         raise RuntimeError("no idea")
 
     engine = starting(scorer=Told(failing))
@@ -274,7 +273,7 @@ def test_a_cache_report_counts_in_tokens_of_what_was_sent(starting: Starting) ->
 def test_guesses_behind_a_thinned_prompt_change_nothing(starting: Starting) -> None:
     prompt = some(60) * 8
     plain = answer(starting(), ask(prompt, max_tokens=40))
-    guessed = answer(starting(proposers=[Lookup()], guessed_tokens=4), ask(prompt, max_tokens=40))
+    guessed = answer(starting(proposers=[LookupProposer()], fixed_draft_tokens=4), ask(prompt, max_tokens=40))
     assert text_of(guessed) == text_of(plain)
     assert ended(guessed).speculation.proposed > 0 == ended(plain).speculation.proposed
     assert report(guessed).kept == report(plain).kept < 480
@@ -282,7 +281,7 @@ def test_guesses_behind_a_thinned_prompt_change_nothing(starting: Starting) -> N
 
 def test_thinned_prompts_run_beside_whole_ones_as_they_would_alone(starting: Starting) -> None:
     engine, prompts = starting(cache_bytes=0), [some(420, seed) for seed in range(4)]
-    asks = [ask(prompt, SparseAsk() if number % 2 else None) for number, prompt in enumerate(prompts)]
+    asks = [ask(prompt, SpecPrefillRequest() if number % 2 else None) for number, prompt in enumerate(prompts)]
     alone = [text_of(answer(engine, replace(request, id=f"{request.id} alone"))) for request in asks]
     streams = [engine.generate(request) for request in asks]
     assert [text_of([event for batch in stream for event in batch]) for stream in streams] == alone
@@ -304,5 +303,43 @@ def test_exact_and_in_part_cannot_both_be_asked_for(starting: Starting) -> None:
 
 def test_windows_are_whole_behind_the_prompt(starting: Starting) -> None:
     assert tiny.CONFIGS["window"]["sliding_window"] < 64  # which is kept in any case
-    flags = always(1000, window=512)
+    flags = required_tokens(1000, window=512)
     assert np.flatnonzero(~flags).max() < 1000 - 512
+
+
+def measured(*scoring_s: float) -> ScoringPayoff:
+    """A millisecond a token to compute, and so long to score 1,000."""
+    costs = StepCosts()
+    costs.observe_prefill(1000, 1000.0)
+    worth = ScoringPayoff(costs)
+    for seconds in scoring_s:
+        worth.observe(1000, seconds)
+    return worth
+
+
+def test_nothing_pays_where_nothing_could_be_left_out() -> None:
+    assert not ScoringPayoff(StepCosts()).pays(1000, 1000, 1000)
+
+
+def test_what_is_not_measured_is_tried() -> None:
+    assert ScoringPayoff(StepCosts()).pays(1000, 300, 1000)
+    assert measured().pays(1000, 300, 1000)
+
+
+def test_the_first_prompt_does_not_count_and_of_the_next_the_quickest() -> None:
+    assert measured(5.0).pays(1000, 300, 1000)
+    assert not measured(0.1, 0.8, 0.9).pays(1000, 300, 1000)
+    assert measured(5.0, 0.8, 0.6).pays(1000, 300, 1000)
+
+
+def test_a_scorer_that_has_read_most_of_it_before_pays() -> None:
+    worth = measured(1.0, 1.0, 1.0)
+    assert not worth.pays(1000, 300, 1000) and worth.pays(1000, 300, 600)
+
+
+def test_of_many_that_would_not_pay_one_is_scored_since_that_may_change() -> None:
+    worth = measured(1.0, 1.0, 1.0)
+    told = [worth.pays(1000, 300, 1000) for _ in range(2 * TRIED_AGAIN_AFTER)]
+    assert told == 2 * [*[False] * (TRIED_AGAIN_AFTER - 1), True]
+    worth.observe(1000, 0.1)
+    assert worth.pays(1000, 300, 1000)

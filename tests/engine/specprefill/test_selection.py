@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ingot.engine.specprefill.selection import AROUND, CHUNK, FIRST, LAST, always, kept_count, neighbours, select
+from ingot.engine.specprefill.selection import (
+    CHUNK_TOKENS,
+    FIRST_TOKENS,
+    LAST_TOKENS,
+    TOKENS_AROUND_ENDS,
+    count_kept,
+    neighbour_chunks,
+    required_tokens,
+    select_tokens,
+)
 
 LENGTHS = [1, 31, 64, 129, 1000, 4097, 20_000]
 
@@ -17,75 +26,89 @@ def scores(length: int, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("keep", [0.01, 0.1, 0.3, 0.99, 1.0])
 def test_what_is_flagged_is_kept_and_of_the_rest_about_the_share(length: int, keep: float) -> None:
-    flags = always(length, [(length // 3, length // 3 + 7)], [length // 2])
-    kept = select(scores(length), flags, keep)
+    flags = required_tokens(length, [(length // 3, length // 3 + 7)], [length // 2])
+    kept = select_tokens(scores(length), flags, keep)
     assert set(np.flatnonzero(flags)) <= set(kept.tolist())
     assert kept.tolist() == sorted(set(kept.tolist())) and kept[0] >= 0 and kept[-1] == length - 1
-    assert abs(len(kept) - kept_count(flags, keep)) <= 2 * CHUNK
+    assert abs(len(kept) - count_kept(flags, keep)) <= 2 * CHUNK_TOKENS
 
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_all_of_it_is_all_of_it(length: int) -> None:
-    assert select(scores(length), always(length), 1.0).tolist() == list(range(length))
+    assert select_tokens(scores(length), required_tokens(length), 1.0).tolist() == list(range(length))
 
 
 def test_the_best_chunks_are_the_ones_that_are_kept() -> None:
     length, good = 4096, [700, 2111, 3333]
     told = 0.01 * scores(length)
     told[good] = 5.0
-    kept = set(select(told, always(length), 0.05).tolist())
+    kept = set(select_tokens(told, required_tokens(length), 0.05).tolist())
     for place in good:
-        begin = place // CHUNK * CHUNK
-        assert set(range(begin, begin + CHUNK)) <= kept
+        begin = place // CHUNK_TOKENS * CHUNK_TOKENS
+        assert set(range(begin, begin + CHUNK_TOKENS)) <= kept
 
 
 def test_a_share_is_never_less_of_what_a_smaller_one_keeps() -> None:
-    told, flags = scores(3000), always(3000)
+    told, flags = scores(3000), required_tokens(3000)
     smaller: set[int] = set()
     for keep in (0.05, 0.1, 0.3, 0.7, 1.0):
-        kept = set(select(told, flags, keep).tolist())
+        kept = set(select_tokens(told, flags, keep).tolist())
         assert smaller <= kept
         smaller = kept
 
 
 def test_the_ends_the_spans_the_borders_and_the_window_are_flagged() -> None:
-    flags = always(2000, [(500, 520)], [900], window=300)
-    wanted = {*range(FIRST), *range(500, 520), *range(900 - AROUND, 900 + AROUND), *range(1700, 2000)}
+    flags = required_tokens(2000, [(500, 520)], [900], window=300)
+    wanted = {
+        *range(FIRST_TOKENS),
+        *range(500, 520),
+        *range(900 - TOKENS_AROUND_ENDS, 900 + TOKENS_AROUND_ENDS),
+        *range(1700, 2000),
+    }
     assert set(np.flatnonzero(flags).tolist()) == wanted
-    assert always(1000)[:FIRST].all() and always(1000)[-LAST:].all() and not always(1000)[FIRST:-LAST].any()
+    assert (
+        required_tokens(1000)[:FIRST_TOKENS].all()
+        and required_tokens(1000)[-LAST_TOKENS:].all()
+        and not required_tokens(1000)[FIRST_TOKENS:-LAST_TOKENS].any()
+    )
 
 
 def test_spans_beyond_the_prompt_flag_nothing_else() -> None:
-    assert always(300, [(-5, 2), (290, 400)], [0, 300]).sum() == FIRST + LAST
+    assert required_tokens(300, [(-5, 2), (290, 400)], [0, 300]).sum() == FIRST_TOKENS + LAST_TOKENS
 
 
 def test_neighbourhoods_widen_with_length_and_come_out_of_the_same_share() -> None:
-    assert [neighbours(length) for length in (4096, 20_000, 50_000, 100_000)] == [0, 1, 2, 4]
+    assert [neighbour_chunks(length) for length in (4096, 20_000, 50_000, 100_000)] == [0, 1, 2, 4]
     length, best = 20_000, 10_000
     told = 0.001 * scores(length)
     told[best] = 1.0
-    kept = set(select(told, always(length), 0.01).tolist())
-    chunk = best // CHUNK
-    assert set(range((chunk - 1) * CHUNK, (chunk + 2) * CHUNK)) <= kept
-    assert abs(len(kept) - kept_count(always(length), 0.01)) <= 2 * CHUNK
+    kept = set(select_tokens(told, required_tokens(length), 0.01).tolist())
+    chunk = best // CHUNK_TOKENS
+    assert set(range((chunk - 1) * CHUNK_TOKENS, (chunk + 2) * CHUNK_TOKENS)) <= kept
+    assert abs(len(kept) - count_kept(required_tokens(length), 0.01)) <= 2 * CHUNK_TOKENS
 
 
 def test_equal_scores_are_taken_from_the_front_so_that_the_same_is_always_chosen() -> None:
     flat = np.zeros(2048, np.float32)
-    assert select(flat, always(2048), 0.1).tolist() == select(flat.copy(), always(2048), 0.1).tolist()
-    assert set(range(FIRST, FIRST + CHUNK)) <= set(select(flat, always(2048), 0.1).tolist())
+    assert (
+        select_tokens(flat, required_tokens(2048), 0.1).tolist()
+        == select_tokens(flat.copy(), required_tokens(2048), 0.1).tolist()
+    )
+    assert set(range(FIRST_TOKENS, FIRST_TOKENS + CHUNK_TOKENS)) <= set(
+        select_tokens(flat, required_tokens(2048), 0.1).tolist()
+    )
 
 
 @pytest.mark.parametrize("keep", [0.02, 0.1, 0.3, 0.7, 1.0])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_medium_is_kept_with_all_its_tokens_or_with_none(keep: float, seed: int) -> None:
     length, media = 3000, [(70, 75), (200, 700), (700, 731), (1500, 1601), (2890, 2960)]
-    flags = always(length, [(220, 230)], media=media)
-    kept = set(select(scores(length, seed), flags, keep, media).tolist())
+    flags = required_tokens(length, [(220, 230)], media=media)
+    kept = set(select_tokens(scores(length, seed), flags, keep, media).tolist())
     shares = [len(kept & set(range(begin, end))) for begin, end in media]
     assert all(share in (0, end - begin) for share, (begin, end) in zip(shares, media, strict=True))
     assert shares[1] == 500 and shares[4] == 70, "what is always computed is a part of them"
-    assert len(kept) <= kept_count(flags, keep) + 101 + 2 * CHUNK
+    assert len(kept) <= count_kept(flags, keep) + 101 + 2 * CHUNK_TOKENS
     assert keep < 1 or len(kept) == length
 
 
@@ -93,15 +116,15 @@ def test_a_medium_that_scores_best_is_kept_and_one_that_does_not_is_left() -> No
     length, media = 4096, [(1000, 1300), (2000, 2300)]
     told = 0.5 * scores(length)
     told[1000:1300], told[2000:2300] = 2.0, 0.0
-    kept = set(select(told, always(length, media=media), 0.2, media).tolist())
+    kept = set(select_tokens(told, required_tokens(length, media=media), 0.2, media).tolist())
     assert set(range(1000, 1300)) <= kept and not kept & set(range(2000, 2300))
 
 
 def test_a_smaller_share_is_part_of_a_larger_one_also_with_media() -> None:
     told, media = scores(3000), [(400, 900), (1000, 1100)]
-    flags = always(3000, media=media)
+    flags = required_tokens(3000, media=media)
     smaller: set[int] = set()
     for keep in (0.05, 0.1, 0.3, 0.7, 1.0):
-        kept = set(select(told, flags, keep, media).tolist())
+        kept = set(select_tokens(told, flags, keep, media).tolist())
         assert smaller <= kept
         smaller = kept

@@ -10,19 +10,17 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ingot.engine.draft_model import CATCH_UP, DraftModel
 from ingot.engine.engine import Engine
-from ingot.engine.memory_budget import Budget
-from ingot.engine.request import Ended, Event, Request, Sampling, Stop
-from ingot.engine.sequence import Sequence as Running
-from ingot.engine.sparse.ask import SparseAsk, SparseReport
-from ingot.engine.sparse.scorer import Scorer, Scoring
-from ingot.engine.specprefill.prefill import SparseOffer
-from ingot.engine.specprefill.scorers import DraftScorer
-from ingot.engine.specprefill.selection import Scores
-from ingot.kernels.device import Device, current
-from ingot.models.adapter import adapt
-from ingot.models.precision import settle
+from ingot.engine.memory_budget import MemoryBudget
+from ingot.engine.request import Ended, Event, Request, Sampling, SpecPrefillReport, SpecPrefillRequest, Stop
+from ingot.engine.sequence import TokenSequence as Running
+from ingot.engine.specprefill.prefill import SpecPrefillSetup
+from ingot.engine.specprefill.scorers import DraftScorer, PromptScorer, ScoringWork
+from ingot.engine.specprefill.selection import PromptScores
+from ingot.engine.speculation.draft_model import CATCH_UP_TOKENS, DraftModel
+from ingot.kernels.device import Device, current_device
+from ingot.models.adapter import adapt_model
+from ingot.models.precision import settle_precision
 from tests import engines, tiny
 
 NUMBERS = count()
@@ -40,13 +38,13 @@ def draft_model(
     states: int = 1 << 26,
     cache_bytes: int = 1 << 24,
     seed: int = 1,
-    widest: int = CATCH_UP,
+    widest: int = CATCH_UP_TOKENS,
 ) -> DraftModel:
-    model, here = tiny.build(kind, seed), device or current()
-    settle(model, here, None)
-    adapter = adapt(model, tiny.CONFIGS[kind], here)
+    model, here = tiny.build(kind, seed), device or current_device()
+    settle_precision(model, here, None)
+    adapter = adapt_model(model, tiny.CONFIGS[kind], here)
     total = adapter.weight_bytes + states
-    budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=4096, widest=widest, rows=8)
+    budget = MemoryBudget(total, adapter.weight_bytes, adapter.footprint, context=4096, widest=widest, rows=8)
     return DraftModel(adapter, budget, cache_bytes=cache_bytes)
 
 
@@ -55,7 +53,7 @@ class Told:
 
     name = "told"
 
-    def __init__(self, judge: Callable[[tuple[int, ...]], Scores], pieces: int = 3) -> None:
+    def __init__(self, judge: Callable[[tuple[int, ...]], PromptScores], pieces: int = 3) -> None:
         self._judge, self._pieces = judge, pieces
         self.asked: list[tuple[int, ...]] = []
         self.open = 0
@@ -66,7 +64,7 @@ class Told:
     def unread(self, sequence: Running) -> int:
         return len(sequence.prompt)
 
-    def score(self, sequence: Running) -> Scoring:
+    def score(self, sequence: Running) -> ScoringWork:
         self.asked.append(sequence.prompt)
         self.open += 1
         try:
@@ -81,20 +79,20 @@ class Told:
     def check(self) -> None: ...
 
 
-def evenly(prompt: tuple[int, ...]) -> Scores:
+def evenly(prompt: tuple[int, ...]) -> PromptScores:
     """Every seventh chunk matters."""
     return (np.arange(len(prompt)) // 32 % 7 == 0).astype(np.float32)
 
 
-def start(kind: str = "llama", scorer: Callable[[], Scorer] | None = None, **options: Any) -> Engine:
-    def offer() -> SparseOffer:
+def start(kind: str = "llama", scorer: Callable[[], PromptScorer] | None = None, **options: Any) -> Engine:
+    def offer() -> SpecPrefillSetup:
         made = DraftScorer(draft_model(device=options.get("device"))) if scorer is None else scorer()
-        return SparseOffer(made, threshold=300, keep=0.3)
+        return SpecPrefillSetup(made, threshold=300, keep=0.3)
 
     return engines.start(kind, sparse=offer, **{"cache_bytes": 1 << 26, **options})
 
 
-def ask(prompt: Sequence[int], sparse: SparseAsk | None = SparseAsk(), **options: Any) -> Request:  # noqa: B008  (frozen)
+def ask(prompt: Sequence[int], sparse: SpecPrefillRequest | None = SpecPrefillRequest(), **options: Any) -> Request:  # noqa: B008  (frozen)
     said = {"max_tokens": 12, "sampling": Sampling(temperature=0.0), "stop": Stop(ignore_eos=True), **options}
     return Request(f"s{next(NUMBERS)}", (tuple(prompt),), sparse=sparse, **said)
 
@@ -104,7 +102,7 @@ def ended(events: list[Event]) -> Ended:
     return events[-1]
 
 
-def report(events: list[Event]) -> SparseReport:
+def report(events: list[Event]) -> SpecPrefillReport:
     [found] = ended(events).sparse
     return found
 

@@ -7,10 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ingot.engine.speculation.controller import Chosen, Controller, Outcome, Round
-from ingot.engine.speculation.proposer import Offer
-from ingot.engine.speculation.sizes import size_of
-from ingot.engine.speculation.table import Asked
+from ingot.engine.speculation.controller import (
+    DecodingRound,
+    DraftChoice,
+    DraftOutcome,
+    RowOffers,
+    SpeculationController,
+)
+from ingot.engine.speculation.proposer import DraftOffer
+from ingot.engine.speculation.step_costs import round_size
 
 Rates = Callable[[int, int], float]
 """By row and position: how likely a guess is right that follows right ones."""
@@ -89,9 +94,9 @@ class Simulation:
 
     def __init__(self, device: Device, rows: int, rates: Rates, seed: int, *, free: bool = True) -> None:
         self.device, self.rates, self.free = device, rates, free
-        self.controller = Controller()
+        self.controller = SpeculationController()
         self.dice = random.Random(seed)
-        self.offers = [Asked(row, (Offer("some", 16, free=free),)) for row in range(rows)]
+        self.offers = [RowOffers(row, (DraftOffer("some", 16, free=free),)) for row in range(rows)]
         self.given: list[tuple[float, float]] = []  # tokens and milliseconds of each round
         self.counts: list[list[int]] = []
         self.sizes: set[int] = set()  # that were met
@@ -105,20 +110,22 @@ class Simulation:
         chosen = self.controller.choose(self.offers)
         counts = [one.count for one in chosen]
         expected = self.device.milliseconds(counts, computed=not self.free)
-        guesses = any(counts)
+        drafts = any(counts)
         # Where the device works ahead, the first plain round behind others has to wait as they did.
-        waited = guesses or (self.device.ahead and self._guessed_before)
-        expected += self.device.wait * (waited and not guesses)
-        self._guessed_before = guesses
+        waited = drafts or (self.device.ahead and self._guessed_before)
+        expected += self.device.wait * (waited and not drafts)
+        self._guessed_before = drafts
         self.given.append((tokens(counts, self.rates), expected))
         self.counts.append(counts)
-        size = size_of(len(counts) + sum(counts))
-        novel = bool(self.device.making) and size not in self.sizes
+        size = round_size(len(counts) + sum(counts))
+        made_graph = bool(self.device.making) and size not in self.sizes
         self.sizes.add(size)
-        made = self.device.making * novel
+        made = self.device.making * made_graph
         seconds = (expected * slowed * self.dice.lognormvariate(0.0, self.device.noise) + made) / 1000
         outcomes = tuple(self._verified(row, one) for row, one in enumerate(chosen) if one.count)
-        self.controller.observe(Round(seconds, len(counts), len(counts) + sum(counts), 0, waited, outcomes, novel))
+        self.controller.observe(
+            DecodingRound(seconds, len(counts), len(counts) + sum(counts), 0, waited, outcomes, made_graph)
+        )
         return counts
 
     def rate(self, begin: int, end: int | None = None) -> float:
@@ -126,12 +133,12 @@ class Simulation:
         some = self.given[begin:end]
         return sum(given for given, _ in some) / sum(spent for _, spent in some)
 
-    def _verified(self, row: int, chosen: Chosen) -> Outcome:
+    def _verified(self, row: int, chosen: DraftChoice) -> DraftOutcome:
         accepted = 0
         while accepted < chosen.count and self.dice.random() < self.rates(row, accepted):
             accepted += 1
         assert chosen.source is not None
-        return Outcome(row, chosen.source, chosen.count, accepted, False)
+        return DraftOutcome(row, chosen.source, chosen.count, accepted, False)
 
 
 def everywhere(rate: float) -> Rates:

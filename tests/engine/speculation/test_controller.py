@@ -8,10 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.engine.speculation.controller import Chosen, Controller, Outcome, Round
-from ingot.engine.speculation.proposer import Offer
-from ingot.engine.speculation.step_costs import FIRST
-from ingot.engine.speculation.table import Asked
+from ingot.engine.speculation.controller import (
+    DecodingRound,
+    DraftChoice,
+    DraftOutcome,
+    RowOffers,
+    SpeculationController,
+)
+from ingot.engine.speculation.proposer import DraftOffer
+from ingot.engine.speculation.step_costs import FIRST_ROUNDS
 from tests.engine.speculation.device import (
     BETWEEN,
     COMPUTE_BOUND,
@@ -23,11 +28,11 @@ from tests.engine.speculation.device import (
     everywhere,
 )
 
-PLAIN = Chosen(None, 0)
+PLAIN = DraftChoice(None, 0)
 
 
-def plain_round(seconds: float = 0.01, rows: int = 1, prompt_tokens: int = 0) -> Round:
-    return Round(seconds, rows, rows, prompt_tokens, False, ())
+def plain_round(seconds: float = 0.01, rows: int = 1, prompt_tokens: int = 0) -> DecodingRound:
+    return DecodingRound(seconds, rows, rows, prompt_tokens, False, ())
 
 
 # How good its choices are
@@ -167,48 +172,48 @@ def test_a_machine_that_slows_down_for_everybody_changes_nothing() -> None:
 # What it is told, and what it does with it
 
 
-def trained(*outcomes: Outcome, rounds: int = 40, seconds: float = 0.0101) -> Controller:
+def trained(*outcomes: DraftOutcome, rounds: int = 40, seconds: float = 0.0101) -> SpeculationController:
     """One that knows a device on which guesses cost next to nothing, and so many rounds with these outcomes."""
-    controller = Controller()
+    controller = SpeculationController()
     for _ in range(8):
         controller.observe(plain_round(rows=max(1, len(outcomes))))
     for _ in range(rounds if outcomes else 0):
         tokens = len(outcomes) + sum(one.proposed for one in outcomes)
-        controller.observe(Round(seconds, len(outcomes), tokens, 0, True, outcomes))
+        controller.observe(DecodingRound(seconds, len(outcomes), tokens, 0, True, outcomes))
     return controller
 
 
 def test_nobody_is_guessed_for_who_has_no_offer() -> None:
-    controller = trained(Outcome(1, "some", 4, 4, False))
-    assert controller.choose([Asked(1, ()), Asked(2, ())]) == [PLAIN, PLAIN]
-    chosen = controller.choose([Asked(1, ()), Asked(2, (Offer("some", 4),))])
+    controller = trained(DraftOutcome(1, "some", 4, 4, False))
+    assert controller.choose([RowOffers(1, ()), RowOffers(2, ())]) == [PLAIN, PLAIN]
+    chosen = controller.choose([RowOffers(1, ()), RowOffers(2, (DraftOffer("some", 4),))])
     assert chosen[0] == PLAIN and chosen[1].source == "some"
 
 
 def test_before_plain_rounds_were_measured_nothing_is_guessed() -> None:
-    controller = Controller()
-    asked = [Asked(1, (Offer("some", 4, free=True),))]
-    for _ in range(FIRST):
+    controller = SpeculationController()
+    asked = [RowOffers(1, (DraftOffer("some", 4, free=True),))]
+    for _ in range(FIRST_ROUNDS):
         assert controller.choose(asked) == [PLAIN]
         controller.observe(plain_round())
     assert controller.choose(asked) != [PLAIN]
 
 
 def test_rounds_with_prompts_say_nothing_of_costs() -> None:
-    controller = Controller()
+    controller = SpeculationController()
     for _ in range(8):
         controller.observe(plain_round(prompt_tokens=100))
-    assert controller.choose([Asked(1, (Offer("some", 4, free=True),))]) == [PLAIN]
+    assert controller.choose([RowOffers(1, (DraftOffer("some", 4, free=True),))]) == [PLAIN]
 
 
 def test_rounds_that_made_something_for_others_cost_nobody_anything() -> None:
-    controller, told = Controller(), (Asked(1, (Offer("some", 4, free=True),)),)
+    controller, told = SpeculationController(), (RowOffers(1, (DraftOffer("some", 4, free=True),)),)
     for _ in range(30):
         controller.observe(plain_round())
-    plain, purse = controller.plain(1), controller._purse.left
-    wrong = Outcome(1, "some", 4, 0, cut=False)
-    controller.observe(replace(plain_round(), seconds=50.0, tokens=5, waited=True, outcomes=(wrong,), novel=True))
-    assert controller.plain(1) == plain and controller._purse.left == purse and not controller.hopeless(1)
+    plain, purse = controller.plain(1), controller._exploration_budget.left
+    wrong = DraftOutcome(1, "some", 4, 0, cut=False)
+    controller.observe(replace(plain_round(), seconds=50.0, tokens=5, waited=True, outcomes=(wrong,), made_graph=True))
+    assert controller.plain(1) == plain and controller._exploration_budget.left == purse and not controller.hopeless(1)
     assert len(controller.choose(told)) == 1
 
 
@@ -220,34 +225,34 @@ def test_to_be_asked_twice_before_a_round_changes_nothing() -> None:
 
 
 def test_a_fixed_number_is_always_guessed_where_it_is_offered() -> None:
-    controller = Controller(fixed=3)
-    offers = (Offer("first", 8), Offer("second", 8))
-    assert controller.choose([Asked(1, offers), Asked(2, (Offer("few", 2),)), Asked(3, ())]) == [
-        Chosen("first", 3),
-        Chosen("few", 2),
+    controller = SpeculationController(fixed=3)
+    offers = (DraftOffer("first", 8), DraftOffer("second", 8))
+    assert controller.choose([RowOffers(1, offers), RowOffers(2, (DraftOffer("few", 2),)), RowOffers(3, ())]) == [
+        DraftChoice("first", 3),
+        DraftChoice("few", 2),
         PLAIN,
     ]
 
 
 def test_what_was_never_judged_counts_for_nothing() -> None:
-    ended = trained(Outcome(1, "some", 8, 1, True), seconds=0.014)
-    missed = trained(Outcome(1, "some", 8, 1, False), seconds=0.014)
-    asked = [Asked(1, (Offer("some", 16, free=True),))]
+    ended = trained(DraftOutcome(1, "some", 8, 1, True), seconds=0.014)
+    missed = trained(DraftOutcome(1, "some", 8, 1, False), seconds=0.014)
+    asked = [RowOffers(1, (DraftOffer("some", 16, free=True),))]
     assert ended.choose(asked)[0].count > missed.choose(asked)[0].count
 
 
 def test_the_source_that_guesses_better_is_asked() -> None:
-    controller = trained(Outcome(1, "good", 4, 4, False), Outcome(2, "bad", 4, 0, False))
-    offers = (Offer("bad", 8, free=True), Offer("good", 8, free=True))
-    chosen = [controller.choose([Asked(key, offers)])[0].source for key in range(3, 7)]
+    controller = trained(DraftOutcome(1, "good", 4, 4, False), DraftOutcome(2, "bad", 4, 0, False))
+    offers = (DraftOffer("bad", 8, free=True), DraftOffer("good", 8, free=True))
+    chosen = [controller.choose([RowOffers(key, offers)])[0].source for key in range(3, 7)]
     assert chosen == ["good"] * 4
 
 
 def test_of_sources_that_are_as_good_the_first_is_asked() -> None:
-    controller = trained(Outcome(1, "this", 4, 3, False), Outcome(2, "that", 4, 3, False))
+    controller = trained(DraftOutcome(1, "this", 4, 3, False), DraftOutcome(2, "that", 4, 3, False))
     for names in (("this", "that"), ("that", "this")):
-        offers = tuple(Offer(name, 8, free=True) for name in names)
-        assert controller.choose([Asked(3, offers)])[0].source == names[0]
+        offers = tuple(DraftOffer(name, 8, free=True) for name in names)
+        assert controller.choose([RowOffers(3, offers)])[0].source == names[0]
 
 
 def test_a_source_that_is_too_sure_of_itself_is_found_out() -> None:
@@ -257,7 +262,7 @@ def test_a_source_that_is_too_sure_of_itself_is_found_out() -> None:
     counts: dict[float, list[int]] = {0.5: [], 0.95: []}
     for _ in range(400):
         sure = dice.choice((0.5, 0.95))
-        asked = [Asked(key, (Offer("sure", 4, (sure,) * 4, free=True),)) for key in (1, 2)]
+        asked = [RowOffers(key, (DraftOffer("sure", 4, (sure,) * 4, free=True),)) for key in (1, 2)]
         chosen = controller.choose(asked)
         outcomes = []
         for row, one in zip(asked, chosen, strict=True):
@@ -265,10 +270,10 @@ def test_a_source_that_is_too_sure_of_itself_is_found_out() -> None:
                 accepted = 0
                 while accepted < one.count and dice.random() < (0.8 if sure == 0.95 else 0.02):
                     accepted += 1
-                outcomes.append(Outcome(row.key, "sure", one.count, accepted, False))
+                outcomes.append(DraftOutcome(row.key, "sure", one.count, accepted, False))
         counts[sure].append(sum(one.count for one in chosen))
         tokens = 2 + sum(one.count for one in chosen)
-        controller.observe(Round(0.01 + 0.001 * (tokens - 2), 2, tokens, 0, bool(outcomes), tuple(outcomes)))
+        controller.observe(DecodingRound(0.01 + 0.001 * (tokens - 2), 2, tokens, 0, bool(outcomes), tuple(outcomes)))
     unsure, certain = counts[0.5][-60:], counts[0.95][-60:]
     assert sum(unsure) / len(unsure) < 2 < 4 < sum(certain) / len(certain)
 
@@ -276,7 +281,7 @@ def test_a_source_that_is_too_sure_of_itself_is_found_out() -> None:
 ROWS = st.lists(
     st.lists(
         st.builds(
-            Offer,
+            DraftOffer,
             st.sampled_from(("one", "two", "three")),
             st.integers(0, 20),
             st.lists(st.floats(0.0, 1.0), max_size=4).map(tuple),
@@ -294,13 +299,13 @@ ROWS = st.lists(
     st.lists(st.tuples(ROWS, st.integers(0, 2), st.floats(1e-5, 10.0)), max_size=24), st.randoms(), st.integers(1, 16)
 )
 def test_it_never_asks_for_more_than_is_offered_and_forgets_whom_it_is_told_to(
-    rounds: list[tuple[list[tuple[Offer, ...]], int, float]], dice: random.Random, most: int
+    rounds: list[tuple[list[tuple[DraftOffer, ...]], int, float]], dice: random.Random, most: int
 ) -> None:
-    controller = Controller(most)
-    for _ in range(FIRST):
+    controller = SpeculationController(most)
+    for _ in range(FIRST_ROUNDS):
         controller.observe(plain_round())
     for offers, prompt_tokens, seconds in rounds:
-        asked = [Asked(key, some) for key, some in enumerate(offers)]
+        asked = [RowOffers(key, some) for key, some in enumerate(offers)]
         chosen = controller.choose(asked, prompt_tokens)
         assert len(chosen) == len(asked)
         outcomes = []
@@ -310,9 +315,11 @@ def test_it_never_asks_for_more_than_is_offered_and_forgets_whom_it_is_told_to(
             if one.source is not None:
                 assert 0 < one.count <= limits[one.source]
                 proposed = dice.randint(0, one.count)
-                outcomes.append(Outcome(row.key, one.source, proposed, dice.randint(0, proposed), dice.random() < 0.2))
+                outcomes.append(
+                    DraftOutcome(row.key, one.source, proposed, dice.randint(0, proposed), dice.random() < 0.2)
+                )
         tokens = len(asked) + sum(one.proposed for one in outcomes)
-        controller.observe(Round(seconds, len(asked), tokens, prompt_tokens, bool(outcomes), tuple(outcomes)))
+        controller.observe(DecodingRound(seconds, len(asked), tokens, prompt_tokens, bool(outcomes), tuple(outcomes)))
     for key in range(6):
         controller.forget(key)
     assert controller.remembered == 0
@@ -321,12 +328,12 @@ def test_it_never_asks_for_more_than_is_offered_and_forgets_whom_it_is_told_to(
 def test_choosing_and_learning_takes_no_time_worth_mentioning() -> None:
     running = Simulation(MEMORY_BOUND, 16, everywhere(0.65), seed=10)
     running.run(64)
-    outcomes = tuple(Outcome(key, "some", 4, 2, False) for key in range(16))
+    outcomes = tuple(DraftOutcome(key, "some", 4, 2, False) for key in range(16))
     spent, measure = [], []
     for _ in range(50):
         began = time.perf_counter()
         running.controller.choose(running.offers)
-        running.controller.observe(Round(0.015, 16, 80, 0, True, outcomes))
+        running.controller.observe(DecodingRound(0.015, 16, 80, 0, True, outcomes))
         spent.append(time.perf_counter() - began)
         began = time.perf_counter()
         assert sum([number * 0.5 + 1.0 for number in range(1000)])

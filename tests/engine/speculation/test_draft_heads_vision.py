@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ingot.engine.request import Ended
-from ingot.media.families.registry import processor_in
+from ingot.media.image_processors import read_processor
 from tests.engines import answer
 from tests.models.vision.looking import IMAGE, VIDEO, looked, prompt_with, saved
 from tests.seeing_engines import asked, start_seeing
@@ -44,7 +44,7 @@ class Watched:
 
 def test_a_head_is_given_features_where_its_model_is_and_at_the_same_positions(tmp_path: Path) -> None:
     folder = saved("qwen3_5", tmp_path / "model")
-    tokens, items = prompt_with(processor_in(folder), 3, ["image", "video"])
+    tokens, items = prompt_with(read_processor(folder), 3, ["image", "video"])
     engine = start_seeing(folder, headed=True, widest=16)
     try:
         heads = engine._generation._books.runner.heads
@@ -52,7 +52,7 @@ def test_a_head_is_given_features_where_its_model_is_and_at_the_same_positions(t
         watched = Watched(heads.head)
         heads.head = watched
         assert isinstance(answer(engine, asked("shown", tokens, items))[-1], Ended)
-        tower = engine._loaded.eyes.tower  # type: ignore[union-attr]
+        tower = engine._loaded.vision_encoder.tower  # type: ignore[union-attr]
         features = engine._loop.run(lambda: [np.array(looked(tower, item).embeddings) for item in items])
     finally:
         engine.close()

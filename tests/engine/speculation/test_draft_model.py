@@ -12,24 +12,29 @@ import mlx.core as mx
 import pytest
 
 from foundry.package import MODELS
-from ingot.cache.forward_batch import Part
+from ingot.cache.forward_batch import ForwardPart
 from ingot.cache.pages import PAGE
 from ingot.config import Settings
-from ingot.engine.admission import Limits
-from ingot.engine.draft_model import CATCH_UP, DraftModel, budget_of
+from ingot.engine.admission import EngineLimits
+from ingot.engine.core import LoadedModel
 from ingot.engine.engine import Engine
-from ingot.engine.loaded import Loaded
 from ingot.engine.loading import language_model
-from ingot.engine.memory_budget import Budget
+from ingot.engine.memory_budget import MemoryBudget
 from ingot.engine.request import Ended, Request, Sampling, Stop
-from ingot.engine.sequence import Sequence
-from ingot.engine.speculation.draft_model import FURTHEST, Draft
+from ingot.engine.sequence import TokenSequence
+from ingot.engine.speculation.draft_model import (
+    CATCH_UP_TOKENS,
+    LONGEST_MODEL_DRAFT,
+    DraftModel,
+    DraftModelProposer,
+    draft_budget,
+)
 from ingot.engine.speculation.proposer import Proposal
 from ingot.errors import ModelError
-from ingot.kernels.device import Device, current
+from ingot.kernels.device import Device, current_device
 from ingot.models import adapter as adapters
-from ingot.models.adapter import Adapter, adapt
-from ingot.models.precision import settle
+from ingot.models.adapter import ModelAdapter, adapt_model
+from ingot.models.precision import settle_precision
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests import engines, tiny
 from tests.one_path import one_path
@@ -40,19 +45,19 @@ NUMBERS = count()
 PLACES = [(kind, device) for device in (None, engines.GPU) for kind in ("llama", "window", "moe")]
 
 
-def adapter_of(kind: str, device: Device | None = None) -> Adapter:
-    model, here = tiny.build(kind), device or current()
-    settle(model, here, None)
-    return adapt(model, tiny.CONFIGS[kind], here)
+def adapter_of(kind: str, device: Device | None = None) -> ModelAdapter:
+    model, here = tiny.build(kind), device or current_device()
+    settle_precision(model, here, None)
+    return adapt_model(model, tiny.CONFIGS[kind], here)
 
 
 @pytest.fixture(scope="module", params=PLACES, ids=lambda place: f"{place[0]}-{'gpu' if place[1] else 'here'}")
-def adapter(request: pytest.FixtureRequest) -> Adapter:
+def adapter(request: pytest.FixtureRequest) -> ModelAdapter:
     return adapter_of(*request.param)
 
 
 @pytest.fixture(scope="module")
-def llama() -> Adapter:
+def llama() -> ModelAdapter:
     return adapter_of("llama")
 
 
@@ -65,25 +70,27 @@ class Counted:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
-    seen, run = Counted(), Adapter.run
+    seen, run = Counted(), ModelAdapter.run
 
-    def counting(self: Adapter, rows: Any, tokens: mx.array, *rest: Any, **more: Any) -> Any:
+    def counting(self: ModelAdapter, rows: Any, tokens: mx.array, *rest: Any, **more: Any) -> Any:
         seen.passes.append(tokens.size)
         return run(self, rows, tokens, *rest, **more)
 
-    monkeypatch.setattr(Adapter, "run", counting)
+    monkeypatch.setattr(ModelAdapter, "run", counting)
     yield seen
 
 
-def drafting(adapter: Adapter, *, states: int = 1 << 24, cache_bytes: int = 0, vocab: int | None = None) -> Draft:
+def drafting(
+    adapter: ModelAdapter, *, states: int = 1 << 24, cache_bytes: int = 0, vocab: int | None = None
+) -> DraftModelProposer:
     total = adapter.weight_bytes + states
-    budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=4096, widest=CATCH_UP, rows=8)
-    return Draft(DraftModel(adapter, budget, cache_bytes=cache_bytes), vocab=vocab or adapter.vocab)
+    budget = MemoryBudget(total, adapter.weight_bytes, adapter.footprint, context=4096, widest=CATCH_UP_TOKENS, rows=8)
+    return DraftModelProposer(DraftModel(adapter, budget, cache_bytes=cache_bytes), vocab=vocab or adapter.vocab)
 
 
-def sequence(prompt: list[int], **asked: Any) -> Sequence:
+def sequence(prompt: list[int], **asked: Any) -> TokenSequence:
     request = Request(f"r{next(NUMBERS)}", (tuple(prompt),), **asked)
-    return Sequence(request, 0, next(NUMBERS), tuple(prompt), 10_000, 0)
+    return TokenSequence(request, 0, next(NUMBERS), tuple(prompt), 10_000, 0)
 
 
 def some(length: int, seed: int = 0) -> list[int]:
@@ -91,17 +98,17 @@ def some(length: int, seed: int = 0) -> list[int]:
     return [chance.randrange(95) for _ in range(length)]
 
 
-def write(row: Sequence, *tokens: int) -> None:
+def write(row: TokenSequence, *tokens: int) -> None:
     row.tokens.extend(tokens)
     row.sampled += len(tokens)
 
 
-def plain(adapter: Adapter, tokens: list[int], most: int) -> tuple[list[int], list[float]]:
+def plain(adapter: ModelAdapter, tokens: list[int], most: int) -> tuple[list[int], list[float]]:
     """What the model would go on with, computed anew, and how likely it thinks that is."""
-    rows = adapter.new_rows()
+    rows = adapter.new_batch_state()
     row, left, written, sure = rows.new(), list(tokens), list[int](), list[float]()
     for _ in range(most):
-        logits = adapter.run(rows, mx.array(left, dtype=mx.uint32), [Part((row,), len(left))], [len(left) - 1])
+        logits = adapter.run(rows, mx.array(left, dtype=mx.uint32), [ForwardPart((row,), len(left))], [len(left) - 1])
         likelihoods = mx.softmax(logits[0].astype(mx.float32))
         written.append(int(mx.argmax(likelihoods)))
         sure.append(float(mx.max(likelihoods)))
@@ -109,30 +116,30 @@ def plain(adapter: Adapter, tokens: list[int], most: int) -> tuple[list[int], li
     return written, sure
 
 
-def asked(draft: Draft, rows: list[Sequence], counts: list[int]) -> list[Proposal]:
+def asked(draft: DraftModelProposer, rows: list[TokenSequence], counts: list[int]) -> list[Proposal]:
     offers = draft.offers(rows)
-    assert all(offer is not None and offer.most == FURTHEST and not offer.free for offer in offers)
+    assert all(offer is not None and offer.most == LONGEST_MODEL_DRAFT and not offer.free for offer in offers)
     return draft.propose(rows, counts)
 
 
-def guess(draft: Draft, rows: list[Sequence], counts: list[int]) -> list[tuple[int, ...]]:
+def guess(draft: DraftModelProposer, rows: list[TokenSequence], counts: list[int]) -> list[tuple[int, ...]]:
     return [proposal.tokens for proposal in asked(draft, rows, counts)]
 
 
-def check(adapter: Adapter, row: Sequence, proposal: Proposal, most: int) -> None:
+def check(adapter: ModelAdapter, row: TokenSequence, proposal: Proposal, most: int) -> None:
     """It is what the draft would write, and as sure as it is, which one wrong token in its states would change."""
     tokens, sure = plain(adapter, row.tokens, most)
     assert list(proposal.tokens) == tokens
     assert proposal.confidences == pytest.approx(sure, abs=2e-3)
 
 
-def test_guesses_are_what_the_draft_would_write_and_as_sure_as_it_is(adapter: Adapter) -> None:
+def test_guesses_are_what_the_draft_would_write_and_as_sure_as_it_is(adapter: ModelAdapter) -> None:
     draft, row = drafting(adapter), sequence(some(40))
     [proposal] = asked(draft, [row], [6])
     check(adapter, row, proposal, 6)
 
 
-def test_whatever_comes_true_the_next_guess_is_as_if_it_were_the_first(adapter: Adapter) -> None:
+def test_whatever_comes_true_the_next_guess_is_as_if_it_were_the_first(adapter: ModelAdapter) -> None:
     """Rows of different lengths, of which some are accepted in part, wholly, or not at all; some end, some come."""
     chance = random.Random(5)
     draft = drafting(adapter, cache_bytes=1 << 22)
@@ -166,7 +173,7 @@ def test_a_window_still_sees_what_it_saw_before_a_guess_that_was_wrong(device: D
     check(adapter, row, asked(draft, [row], [3])[0], 3)
 
 
-def test_tokens_that_were_not_guessed_are_caught_up_with(llama: Adapter, counted: Counted) -> None:
+def test_tokens_that_were_not_guessed_are_caught_up_with(llama: ModelAdapter, counted: Counted) -> None:
     draft, row = drafting(llama), sequence(some(20))
     guess(draft, [row], [3])
     write(row, *some(30, seed=1))
@@ -176,7 +183,7 @@ def test_tokens_that_were_not_guessed_are_caught_up_with(llama: Adapter, counted
     assert list(tokens) == plain(llama, row.tokens, 4)[0]
 
 
-def test_what_came_true_is_not_computed_again(llama: Adapter, counted: Counted) -> None:
+def test_what_came_true_is_not_computed_again(llama: ModelAdapter, counted: Counted) -> None:
     draft, row = drafting(llama), sequence(some(20))
     [tokens] = guess(draft, [row], [5])
     write(row, *tokens, 7)
@@ -185,7 +192,7 @@ def test_what_came_true_is_not_computed_again(llama: Adapter, counted: Counted) 
     assert counted.passes == [2]  # the last guessed one, and what came behind it
 
 
-def test_asking_again_before_anything_came_gives_the_same_for_nothing(llama: Adapter, counted: Counted) -> None:
+def test_asking_again_before_anything_came_gives_the_same_for_nothing(llama: ModelAdapter, counted: Counted) -> None:
     draft, row = drafting(llama), sequence(some(20))
     first = guess(draft, [row], [5])
     counted.passes.clear()
@@ -193,26 +200,28 @@ def test_asking_again_before_anything_came_gives_the_same_for_nothing(llama: Ada
     assert counted.passes == []
 
 
-def test_all_rows_are_guessed_for_in_one_pass_a_token(llama: Adapter, counted: Counted) -> None:
+def test_all_rows_are_guessed_for_in_one_pass_a_token(llama: ModelAdapter, counted: Counted) -> None:
     draft, rows = drafting(llama), [sequence(some(length)) for length in (10, 20, 30, 41)]
     assert list(map(len, guess(draft, rows, [2, 5, 1, 0]))) == [2, 5, 1, 0]
     assert counted.passes == [60, 2, 1, 1, 1]
 
 
-def test_a_long_prompt_is_read_in_pieces_while_short_ones_are_guessed_for(llama: Adapter, counted: Counted) -> None:
+def test_a_long_prompt_is_read_in_pieces_while_short_ones_are_guessed_for(
+    llama: ModelAdapter, counted: Counted
+) -> None:
     draft = drafting(llama)
-    long, short = sequence(some(3 * CATCH_UP - 5)), sequence(some(4))
+    long, short = sequence(some(3 * CATCH_UP_TOKENS - 5)), sequence(some(4))
     given = []
     for _ in range(4):
         counted.passes.clear()
         tokens, others = guess(draft, [long, short], [3, 2])
-        assert counted.passes[0] <= CATCH_UP and len(others) == 2
+        assert counted.passes[0] <= CATCH_UP_TOKENS and len(others) == 2
         write(short, 1)
         given.append(tokens)
     assert given[:2] == [(), ()] and list(given[3]) == plain(llama, long.tokens, 3)[0]
 
 
-def test_the_next_turn_goes_on_from_what_was_read(llama: Adapter, counted: Counted) -> None:
+def test_the_next_turn_goes_on_from_what_was_read(llama: ModelAdapter, counted: Counted) -> None:
     draft = drafting(llama, cache_bytes=1 << 22)
     first = sequence(some(300))
     [tokens] = guess(draft, [first], [5])
@@ -231,7 +240,7 @@ def test_the_next_turn_goes_on_from_what_was_read(llama: Adapter, counted: Count
     assert counted.passes == [316]
 
 
-def test_prompts_are_shared_from_where_they_were_read(llama: Adapter, counted: Counted) -> None:
+def test_prompts_are_shared_from_where_they_were_read(llama: ModelAdapter, counted: Counted) -> None:
     draft, prompt = drafting(llama, cache_bytes=1 << 22), some(200)
     guess(draft, [sequence(prompt)], [4])
     counted.passes.clear()
@@ -239,7 +248,7 @@ def test_prompts_are_shared_from_where_they_were_read(llama: Adapter, counted: C
     assert counted.passes == [3]
 
 
-def test_rows_without_room_get_no_offer_until_there_is_some(llama: Adapter) -> None:
+def test_rows_without_room_get_no_offer_until_there_is_some(llama: ModelAdapter) -> None:
     row_bytes = 256 * llama.footprint.token
     draft = drafting(llama, states=int(2.5 * row_bytes / 0.75))
     rows = [sequence(some(length)) for length in (100, 110, 120)]
@@ -251,7 +260,7 @@ def test_rows_without_room_get_no_offer_until_there_is_some(llama: Adapter) -> N
     assert [offer is not None for offer in draft.offers(rows[1:])] == [True, True]
 
 
-def test_a_row_that_outgrows_its_room_gives_it_back(llama: Adapter) -> None:
+def test_a_row_that_outgrows_its_room_gives_it_back(llama: ModelAdapter) -> None:
     row_bytes = 256 * llama.footprint.token
     draft = drafting(llama, states=int(2.5 * row_bytes / 0.75))
     rows = [sequence(some(length)) for length in (200, 210)]
@@ -264,19 +273,19 @@ def test_a_row_that_outgrows_its_room_gives_it_back(llama: Adapter) -> None:
     draft.check()
 
 
-def test_no_guess_reaches_beyond_the_drafts_context(llama: Adapter) -> None:
+def test_no_guess_reaches_beyond_the_drafts_context(llama: ModelAdapter) -> None:
     draft = drafting(llama, states=1 << 26)
-    assert draft.offers([sequence(some(4096 - FURTHEST))]) != [None]
-    assert draft.offers([sequence(some(4096 - FURTHEST + 1))]) == [None]
+    assert draft.offers([sequence(some(4096 - LONGEST_MODEL_DRAFT))]) != [None]
+    assert draft.offers([sequence(some(4096 - LONGEST_MODEL_DRAFT + 1))]) == [None]
 
 
-def test_no_token_is_guessed_that_the_target_does_not_have(llama: Adapter) -> None:
+def test_no_token_is_guessed_that_the_target_does_not_have(llama: ModelAdapter) -> None:
     draft, row = drafting(llama, vocab=10), sequence(some(20))
     [tokens] = guess(draft, [row], [8])
     assert len(tokens) == 8 and max(tokens) < 10
 
 
-def test_forgetting_a_sequence_that_was_never_seen_is_nothing(llama: Adapter) -> None:
+def test_forgetting_a_sequence_that_was_never_seen_is_nothing(llama: ModelAdapter) -> None:
     draft = drafting(llama)
     draft.forget(sequence([1]))
     row = sequence([1])
@@ -290,12 +299,12 @@ def test_a_draft_with_recurrent_layers_is_refused_by_name() -> None:
         drafting(adapter_of("hybrid"))
 
 
-def test_memory_is_shared_so_that_both_models_hold_as_many_tokens(llama: Adapter) -> None:
+def test_memory_is_shared_so_that_both_models_hold_as_many_tokens(llama: ModelAdapter) -> None:
     free, context = 1 << 24, 1024
-    budget = budget_of(llama, llama.footprint, free, context=context, rows=4)
+    budget = draft_budget(llama, llama.footprint, free, context=context, rows=4)
     assert budget.total == llama.weight_bytes + free // 2 and budget.weights == llama.weight_bytes
     wide = adapter_of("kernel").footprint
-    small = budget_of(llama, wide, free, context=context, rows=4).total - llama.weight_bytes
+    small = draft_budget(llama, wide, free, context=context, rows=4).total - llama.weight_bytes
     assert small / llama.footprint.token == pytest.approx((free - small) / wide.token, rel=0.01)
 
 
@@ -311,17 +320,19 @@ PROMPTS = [
 def shipped(*, drafted: bool) -> Engine:
     tokenizer = Tokenizer.load(MODELS / "dense")
 
-    def load() -> Loaded:
+    def load() -> LoadedModel:
         settings = Settings(speculate="off", memory="1GB", max_sequences=8, dtype="float32", deterministic=True)
-        loaded = language_model.load(settings, MODELS / "dense", tokenizer, {}, {}, name="dense", source="dense")
+        loaded = language_model.load_language_model(
+            settings, MODELS / "dense", tokenizer, {}, {}, name="dense", source="dense"
+        )
         if not drafted:
             return loaded
-        adapter = adapters.load(MODELS / "draft", current())
-        budget = budget_of(adapter, loaded.adapter.footprint, 1 << 28, context=loaded.card.context, rows=8)
-        draft = Draft(DraftModel(adapter, budget, cache_bytes=1 << 26), vocab=loaded.adapter.vocab)
-        return replace(loaded, proposers=[draft], guessed_tokens=4)
+        adapter = adapters.load_model_adapter(MODELS / "draft", current_device())
+        budget = draft_budget(adapter, loaded.adapter.footprint, 1 << 28, context=loaded.card.context, rows=8)
+        draft = DraftModelProposer(DraftModel(adapter, budget, cache_bytes=1 << 26), vocab=loaded.adapter.vocab)
+        return replace(loaded, proposers=[draft], fixed_draft_tokens=4)
 
-    return Engine(load, Limits(max_sequences=8))
+    return Engine(load, EngineLimits(max_sequences=8))
 
 
 def test_answers_are_the_same_with_a_draft_and_many_of_its_guesses_come_true() -> None:

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
+from itertools import pairwise
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ingot.engine.engine import Engine
 from ingot.engine.request import Request, Sampling, Stop
-from ingot.engine.sequence import Sequence
-from ingot.engine.speculation.controller import Round
-from ingot.engine.speculation.proposer import Offer, Proposal
+from ingot.engine.scheduler import PromptChunk, StepPlan
+from ingot.engine.sequence import TokenSequence
+from ingot.engine.speculation.controller import DecodingRound, SpeculationController
+from ingot.engine.speculation.proposer import DraftOffer, Proposal
+from ingot.engine.speculation.rounds import (
+    ASKING_SHARE,
+    HOPELESS_BACKOFF,
+    LONGEST_BACKOFF,
+    MOST_CREDIT,
+    Speculation,
+    SpeculationBackoff,
+)
 from ingot.kernels.device import Device
+from ingot.observe.metrics import SpeculationMetrics
 from tests import engines
 from tests.memory import pretended
 from tests.rehearsed import Rehearsed
@@ -27,25 +41,25 @@ class Silent(Rehearsed):
         super().__init__({})
         self._offering, self._asked = offering, 0
 
-    def offers(self, rows: Many[Sequence]) -> list[Offer | None]:
-        return [Offer(self.name, 2) if self._offering else None for _ in rows]
+    def offers(self, rows: Many[TokenSequence]) -> list[DraftOffer | None]:
+        return [DraftOffer(self.name, 2) if self._offering else None for _ in rows]
 
-    def propose(self, rows: Many[Sequence], counts: Many[int]) -> list[Proposal]:
+    def propose(self, rows: Many[TokenSequence], counts: Many[int]) -> list[Proposal]:
         self._asked += 1
         return [Proposal((1, 2)[: count * (self._asked % 2)], self.name) for count in counts]
 
 
-Started = Callable[[Device | None, bool], tuple[Engine, list[Round]]]
+Started = Callable[[Device | None, bool], tuple[Engine, list[DecodingRound]]]
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
     running: list[Engine] = []
 
-    def start(device: Device | None, offering: bool) -> tuple[Engine, list[Round]]:
-        engine = engines.start("llama", device=device, proposers=[Silent(offering=offering)], guessed_tokens=2)
+    def start(device: Device | None, offering: bool) -> tuple[Engine, list[DecodingRound]]:
+        engine = engines.start("llama", device=device, proposers=[Silent(offering=offering)], fixed_draft_tokens=2)
         running.append(engine)
-        rounds: list[Round] = []
+        rounds: list[DecodingRound] = []
         monkeypatch.setattr(
             engine._generation._books.speculation._controller, "observe", lambda round, passed: rounds.append(round)
         )
@@ -85,3 +99,249 @@ def test_where_nothing_works_ahead_only_guesses_are_waited_for(started: Started)
     decode(engine)
     assert {round.waited == bool(round.outcomes) for round in rounds} == {True}
     assert {bool(round.outcomes) for round in rounds} == {True, False}
+
+
+PLAIN = 0.01
+
+
+def looks(
+    lookout: SpeculationBackoff, rows: list[int], rounds: int, seconds: float, *, hopeless: bool = False
+) -> list[int]:
+    """In which of so many rounds it looks, each time in vain."""
+    found = []
+    for number in range(rounds):
+        if not lookout.rests(rows):
+            found.append(number)
+            lookout.looked(seconds, rows)
+            lookout.found_nothing(PLAIN, hopeless=hopeless)
+        if lookout.resting:
+            lookout.passes()
+    return found
+
+
+@pytest.mark.parametrize("share", [0.01, 0.03, 0.1])
+def test_looks_in_vain_take_a_small_share_of_all_time(share: float) -> None:
+    rows = list(range(16))
+    found = looks(SpeculationBackoff(), rows, 2000, share * PLAIN)
+    assert len(found) * share <= MOST_CREDIT + 1.1 * ASKING_SHARE * 2000
+    assert max(after - before for before, after in pairwise(found)) <= LONGEST_BACKOFF + 1
+
+
+def test_cheap_looks_are_taken_in_every_round() -> None:
+    assert looks(SpeculationBackoff(), [1], 500, 0.9 * ASKING_SHARE * PLAIN) == list(range(500))
+
+
+def test_where_nothing_could_pay_rounds_go_by_at_once() -> None:
+    assert looks(SpeculationBackoff(), [1, 2], 2 * HOPELESS_BACKOFF + 3, 1e-5, hopeless=True) == [
+        0,
+        HOPELESS_BACKOFF + 1,
+        2 * HOPELESS_BACKOFF + 2,
+    ]
+
+
+def test_for_a_row_that_is_new_it_looks_at_once_and_a_while() -> None:
+    lookout = SpeculationBackoff()
+    looks(lookout, [1], 1000, 0.03 * PLAIN)
+    tired = looks(lookout, [1], 5, 0.03 * PLAIN)
+    assert len(tired) <= 1
+    assert looks(lookout, [2], 5, 0.03 * PLAIN) == [0, 1, 2, 3, 4]
+
+
+def test_one_that_is_new_among_many_changes_little() -> None:
+    lookout, rows = SpeculationBackoff(), list(range(16))
+    looks(lookout, rows, 1000, 0.05 * PLAIN)
+    found = []
+    for newcomer in range(16, 116):  # another one every four rounds
+        rows = [*rows[1:], newcomer]
+        found += looks(lookout, rows, 4, 0.05 * PLAIN)
+    assert len(found) * 0.05 < 0.01 * 400
+
+
+def test_when_few_rows_are_left_it_looks_again() -> None:
+    lookout = SpeculationBackoff()
+    assert looks(lookout, list(range(16)), 3, 1e-5, hopeless=True) == [0]
+    assert looks(lookout, [0], 30, 1e-5, hopeless=True)
+
+
+def test_after_something_was_found_it_looks_in_every_round_for_a_while() -> None:
+    lookout = SpeculationBackoff()
+    looks(lookout, [1], 1000, 0.02 * PLAIN)
+    while lookout.rests([1]):
+        lookout.passes()
+    lookout.looked(0.02 * PLAIN, [1])
+    lookout.found()
+    assert looks(lookout, [1], 8, 0.02 * PLAIN) == list(range(8))
+
+
+@given(st.lists(st.tuples(st.sets(st.integers(0, 9), min_size=1), st.floats(0, 1), st.booleans()), max_size=60))
+def test_it_never_rests_for_longer_than_it_may(rounds: list[tuple[set[int], float, bool]]) -> None:
+    lookout, rested = SpeculationBackoff(), 0
+    for rows, seconds, hopeless in rounds:
+        if lookout.rests(rows):
+            rested += 1
+        else:
+            rested = 0
+            lookout.looked(seconds, rows)
+            lookout.found_nothing(PLAIN, hopeless=hopeless)
+        if lookout.resting:
+            lookout.passes()
+        assert rested <= HOPELESS_BACKOFF
+
+
+class Sevens:
+    """Guesses seven, whatever comes."""
+
+    def __init__(self, name: str = "sevens", fails: str = "") -> None:
+        self.name, self.fails = name, fails
+        self.forgotten: list[TokenSequence] = []
+
+    def offers(self, rows: Many[TokenSequence]) -> list[DraftOffer | None]:
+        if self.fails == "offers":
+            raise ValueError
+        return [DraftOffer(self.name, 9) for _ in rows]
+
+    def propose(self, rows: Many[TokenSequence], counts: Many[int]) -> list[Proposal]:
+        if self.fails == "propose":
+            raise ValueError
+        return [Proposal((7,) * count, self.name) for count in counts]
+
+    def forget(self, sequence: TokenSequence) -> None:
+        self.forgotten.append(sequence)
+
+    @property
+    def follows(self) -> Many[TokenSequence]:
+        return ()
+
+    def rest(self) -> None:
+        pass
+
+
+def row(number: int = 0, *, limit: int = 50, reserved: int = 256, **options: Any) -> TokenSequence:
+    request = Request(f"r{number}", ((1, 2, 3),), **options)
+    made = TokenSequence(request, 0, number, request.prompts[0], limit, 0)
+    made.tokens.append(4)
+    made.sampled, made.computed, made.decoding, made.reserved = 1, 3, True, reserved
+    return made
+
+
+def speculation(*proposers: Sevens, fixed: int = 5, places: int = 99) -> tuple[Speculation, SpeculationMetrics]:
+    counts = SpeculationMetrics()
+    return Speculation(proposers, SpeculationController(fixed=fixed), counts, places), counts
+
+
+def test_no_more_is_guessed_than_an_answer_may_still_have() -> None:
+    made, _ = speculation(Sevens())
+    few, none, tight = row(0, limit=4), row(1, limit=2), row(2, reserved=6)
+    drafts = made.guess(StepPlan(decode=(few, none, tight)), waited=False).by_row
+    assert {each: len(guess) for each, guess in drafts.items()} == {few: 2, tight: 2}
+
+
+def test_guesses_end_before_a_token_that_would_end_the_answer() -> None:
+    made, _ = speculation(Sevens())
+    stopping = row(0)
+    stopping.stop_tokens = frozenset({7})
+    assert made.guess(StepPlan(decode=(stopping,)), waited=False).by_row == {}
+
+
+def test_a_pass_draws_at_no_more_places_than_memory_is_set_aside_for() -> None:
+    made, _ = speculation(Sevens(), places=12)
+    rows = tuple(row(number) for number in range(4))
+    drafts = made.guess(StepPlan(decode=rows, chunks=(PromptChunk(row(9), 5, True),)), waited=False).by_row
+    assert sum(map(len, drafts.values())) + len(rows) + 1 == 12
+
+
+@pytest.mark.parametrize(("wanted", "found"), [(None, "one"), ((), None), (("two",), "two"), (("none",), None)])
+def test_a_request_says_who_may_guess_for_it(wanted: tuple[str, ...] | None, found: str | None) -> None:
+    made, _ = speculation(Sevens("one"), Sevens("two"))
+    asked = row(0, speculate=wanted)
+    drafts = made.guess(StepPlan(decode=(asked,)), waited=False)
+    assert (asked in drafts.by_row) == (found is not None)
+    asked.proposed, asked.accepted = 5, 3
+    made.learn(drafts, 0.1)
+
+
+@pytest.mark.parametrize("fails", ["offers", "propose"])
+def test_a_proposer_that_fails_is_not_asked_again(fails: str) -> None:
+    broken, other = Sevens("broken", fails=fails), Sevens("other")
+    made, _ = speculation(broken, other)
+    asked = row()
+    made.guess(StepPlan(decode=(asked,)), waited=False)
+    broken.fails = ""
+    assert made.guess(StepPlan(decode=(asked,)), waited=False).by_row[asked] == (7,) * 5
+    made.forget(asked)
+    assert asked in other.forgotten and asked not in broken.forgotten
+
+
+def test_nothing_is_guessed_for_a_sequence_whose_tokens_are_on_their_way() -> None:
+    made, _ = speculation(Sevens())
+    unknown = row()
+    unknown.sampled += 1
+    assert made.seems_worthwhile([unknown])
+    assert made.guess(StepPlan(decode=(unknown, row(1))), waited=False).by_row == {}
+
+
+class Following(Sevens):
+    """Has its guess already: so many sevens behind what is known."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__("following")
+        self.most = most
+
+    def offers(self, rows: Many[TokenSequence]) -> list[DraftOffer | None]:
+        return [DraftOffer(self.name, self.most, (0.5, 0.8, 0.9), free=True) for _ in rows]
+
+
+@pytest.mark.parametrize(("most", "tempting"), [(1, False), (2, True)])
+def test_a_guess_that_a_token_on_its_way_uses_up_is_no_reason_to_wait_for_the_token(most: int, tempting: bool) -> None:
+    made, _ = speculation(Following(most))
+    unknown = row()
+    unknown.sampled += 1
+    assert made.seems_worthwhile([unknown]) == tempting
+    assert made.seems_worthwhile([row()])
+
+
+def test_a_guess_leads_further_only_if_what_is_drawn_is_what_it_named() -> None:
+    offer = DraftOffer("some", 4, (0.5, 0.8, 0.9), free=True)
+    assert offer.behind(0) == offer
+    assert offer.behind(1) == DraftOffer("some", 3, (0.4, 0.9), free=True)
+    assert offer.behind(3) == DraftOffer("some", 1, (pytest.approx(0.5 * 0.8 * 0.9 * 0.9),), free=True)
+    assert offer.behind(4) is None
+    made_when_asked = DraftOffer("some", 4, (0.5,))
+    assert made_when_asked.behind(1) == made_when_asked
+
+
+def test_what_came_of_guesses_is_counted() -> None:
+    made, counts = speculation(Sevens())
+    asked = row(stop=Stop(ignore_eos=True))
+    drafts = made.guess(StepPlan(decode=(asked,)), waited=False)
+    asked.accepted = 3
+    made.learn(drafts, 0.1)
+    assert (counts.drafts, counts.draft_tokens, counts.accepted_tokens) == (1, 5, 3)
+    made.guess(StepPlan(preempted=(asked,)), waited=False)
+
+
+class Thinking(Sevens):
+    """Takes a millisecond to say that it has no idea."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.asked = 0.0, 0
+
+    def offers(self, rows: Many[TokenSequence]) -> list[DraftOffer | None]:
+        self.now += 0.001
+        self.asked += 1
+        return [None for _ in rows]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_who_takes_long_to_say_nothing_is_not_asked_in_every_round(ahead: bool) -> None:
+    thinking = Thinking()
+    made = Speculation([thinking], SpeculationController(), SpeculationMetrics(), 99, clock=lambda: thinking.now)
+    rows = tuple(row(number) for number in range(16))
+    for each in rows:
+        each.sampled += ahead  # a token is on its way, and was not read
+        each.computed += ahead
+    for _ in range(500):
+        assert not made.seems_worthwhile(rows) if ahead else True
+        made.learn(made.guess(StepPlan(decode=rows), waited=False), 0.01)
+    assert 20 <= thinking.asked < 50

@@ -6,24 +6,24 @@ from itertools import pairwise
 
 import pytest
 
-from ingot.engine.speculation.controller import Controller
-from ingot.engine.speculation.makings import FREE, KEPT, SHARE, Makings
+from ingot.engine.speculation.controller import SpeculationController
+from ingot.engine.speculation.step_costs import CAPTURE_SHARE, FREE_CAPTURES, REMEMBERED_SIZES, GraphCaptures
 from tests.engine.speculation.device import H200, Simulation, best_fixed, everywhere
 
 TAKES, PLAIN = 0.035, 0.005
 
 
-def spent() -> Makings:
+def spent() -> GraphCaptures:
     """One that has made what is free, and nothing else."""
-    makings = Makings()
-    for guessed in range(1, FREE + 1):
+    makings = GraphCaptures()
+    for guessed in range(1, FREE_CAPTURES + 1):
         assert makings.affords(1, guessed)
         makings.made(1, guessed, TAKES)
     return makings
 
 
 def test_where_nothing_has_to_be_made_every_size_is_affordable() -> None:
-    makings = Makings()
+    makings = GraphCaptures()
     for guessed in range(100):
         makings.met(1, guessed, PLAIN)
     assert all(makings.affords(rows, guessed) for rows in range(1, 20) for guessed in range(200))
@@ -37,7 +37,7 @@ def test_behind_the_first_ones_only_what_is_there_is_affordable() -> None:
 def test_one_is_made_when_doing_without_has_cost_as_much() -> None:
     makings, rounds = spent(), 0
     while not makings.affords(1, 7):
-        makings.misses(0.0035 - SHARE * PLAIN)
+        makings.misses(0.0035 - CAPTURE_SHARE * PLAIN)
         makings.met(1, 1, PLAIN)
         rounds += 1
     assert rounds == pytest.approx(TAKES / 0.0035, abs=1)
@@ -54,7 +54,7 @@ def test_what_was_missed_is_counted_once_a_round() -> None:
 
 
 def test_plain_rounds_make_what_they_need_and_owe_nothing() -> None:
-    makings = Makings()
+    makings = GraphCaptures()
     for rows in range(1, 9):
         makings.made(rows, 0, TAKES)
     assert makings.affords(1, 3)
@@ -62,9 +62,9 @@ def test_plain_rounds_make_what_they_need_and_owe_nothing() -> None:
 
 def test_no_more_sizes_are_remembered_than_are_kept() -> None:
     makings = spent()
-    for power in range(KEPT):
+    for power in range(REMEMBERED_SIZES):
         makings.met(2, 1 << power, 0.0)
-    assert not makings.affords(1, 1) and makings.affords(2, 1 << KEPT - 1)
+    assert not makings.affords(1, 1) and makings.affords(2, 1 << REMEMBERED_SIZES - 1)
 
 
 def test_what_is_missed_by_so_many_rows_is_saved_for_them() -> None:
@@ -75,7 +75,7 @@ def test_what_is_missed_by_so_many_rows_is_saved_for_them() -> None:
 
 
 def test_what_ran_before_anything_had_to_be_made_is_known_to_be_there() -> None:
-    makings = Makings()
+    makings = GraphCaptures()
     makings.met(1, 7, PLAIN)
     for guessed in (1, 3):
         makings.made(2, guessed, TAKES)
@@ -84,7 +84,7 @@ def test_what_ran_before_anything_had_to_be_made_is_known_to_be_there() -> None:
 
 def test_no_guess_makes_a_round_wider_than_it_may_be() -> None:
     running = Simulation(H200, 4, everywhere(0.9), seed=3)
-    running.controller = Controller(widest=8)
+    running.controller = SpeculationController(widest=8)
     running.run(128)
     assert max(4 + sum(counts) for counts in running.counts) == 8
 

@@ -14,11 +14,11 @@ import pytest
 
 from foundry.package import MODELS
 from foundry.vision.layouts import LAYOUTS
-from ingot.cli.ready import ready_record
+from ingot.cli.serve import ready_record
 from ingot.engine.engine import Engine
 from ingot.engine.loading.language_model import start_engine
 from ingot.engine.scheduler import Scheduler
-from ingot.engine.sequence import Sequence
+from ingot.engine.sequence import TokenSequence
 from ingot.http.endpoints.table import build_app
 from ingot.text.tool_formats.registry import FORMATS, FoundFormat
 from tests.foundry.vision.asking import Asked, asked, body_of
@@ -112,9 +112,9 @@ async def test_the_same_question_gets_the_same_answer_without_guesses_and_withou
 async def test_who_is_preempted_answers_as_who_is_not(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     questions = [asked(name, 9)[0] for name in ("large", "pair", "clip8")]
     before = [text_of(await said(app, one.messages, cache="off")) for one in questions]
-    preempted: list[Sequence] = []
+    preempted: list[TokenSequence] = []
 
-    def everybody_once(self: Scheduler) -> list[Sequence]:
+    def everybody_once(self: Scheduler) -> list[TokenSequence]:
         chosen = [each for each in self.running if each.decoding and each.known and each not in preempted]
         preempted.extend(chosen)
         return [self._preempt(each) for each in chosen]
@@ -146,7 +146,7 @@ def test_for_text_alone_no_tower_is_loaded_and_flags_that_change_nothing_are_sai
     text = start_engine(settings(text_only=True, media_hosts=("example.org",)), MODELS / "dense", name="v", source="")
     try:
         assert blind.card.weight_bytes < whole.card.weight_bytes and blind.card.sees == ()
-        assert blind.processor is not None and blind._loaded.eyes is None
+        assert blind.processor is not None and blind._loaded.vision_encoder is None
         assert [note for note in blind.card.notes if "as asked" in note]
         told = [note for note in text.card.notes if "changes nothing" in note]
         assert len(told) == 2 and text.processor is None

@@ -203,13 +203,13 @@ def test_a_file_may_be_larger_than_other_bodies_but_not_larger_than_is_allowed(t
 @pytest.mark.anyio
 async def test_an_export_that_is_read_too_slowly_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     now, sent = [0.0], [0]
-    monkeypatch.setattr(cache, "clock", lambda: now[0])
+    monkeypatch.setattr(cache, "body_clock", lambda: now[0])
 
     async def send(message: Message) -> None:
         sent[0] += 1
         now[0] += 10.0
 
-    send_paced = cache.paced(send)
+    send_paced = cache.send_at_pace(send)
     with pytest.raises(ClientGone):
         for _ in range(100):
             await send_paced({"type": "http.response.body", "body": b"x" * 1000, "more_body": True})

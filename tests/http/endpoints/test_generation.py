@@ -10,7 +10,7 @@ from ingot.engine.request import Ended, SequenceEnded, TextDelta, Timing, Usage
 from ingot.errors import ContextOverflow, DeadlineExceeded, Overloaded, Unavailable
 from ingot.http import request_lifetime as exchanges
 from ingot.http.endpoints.table import build_app
-from ingot.http.streaming_sse import KEEP_ALIVE
+from ingot.http.streaming import SSE_KEEP_ALIVE
 from tests.http.asgi import Call, call, events
 from tests.http.scripted import ScriptedEngine, failing, settings
 
@@ -74,7 +74,7 @@ async def test_a_batch_of_events_is_one_write() -> None:
 async def test_headers_and_keep_alive_come_before_the_first_token() -> None:
     engine = ScriptedEngine(None)
     async with Call(build_app(engine, settings(keepalive_s=0.01)), body=STREAM) as made:
-        await made.until(lambda: made.body.count(KEEP_ALIVE) >= 3)
+        await made.until(lambda: made.body.count(SSE_KEEP_ALIVE) >= 3)
         engine.streams[0].put([TextDelta(0, "x")], END)
         await made.done()
     assert made.complete
@@ -89,7 +89,7 @@ async def test_a_stream_that_speaks_needs_no_keep_alive() -> None:
             engine.streams[0].put([TextDelta(0, "x")])
         engine.streams[0].put(END)
         await made.done()
-    assert KEEP_ALIVE not in made.body
+    assert SSE_KEEP_ALIVE not in made.body
 
 
 @pytest.mark.parametrize("body", [ASK, STREAM], ids=["whole", "streamed"])
@@ -206,7 +206,7 @@ async def test_what_breaks_a_stream_is_told_in_the_stream() -> None:
 
 
 async def test_a_request_that_outlives_its_deadline_is_ended_by_the_edge(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchanges, "GRACE_S", 0.0)
+    monkeypatch.setattr(exchanges, "DEADLINE_GRACE_S", 0.0)
     engine = ScriptedEngine(None)
     made = await call(build_app(engine, settings(request_timeout_s=0.3)), body=ASK)
     assert (made.status, made.json()["error"]["code"]) == (504, "deadline_exceeded")

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from ingot.engine.request import Ended, Event, Request
-from ingot.engine.sparse.ask import SparseAsk, SparseReport
+from ingot.engine.request import Ended, Event, Request, SpecPrefillReport, SpecPrefillRequest
 from ingot.protocol.chat.specprefill import TURN_BEGIN, TURN_END
 from tests.http.asgi import call
 from tests.http.endpoints.test_speculation import WIRES, app, last_line, wires
@@ -20,10 +19,10 @@ pytestmark = pytest.mark.anyio
 TOLD = {"scorer": "draft", "scored": 9000, "kept": 2900, "scoring_s": 0.5}
 
 
-def thinned(request: Request, *reports: SparseReport) -> list[list[Event]]:
+def thinned(request: Request, *reports: SpecPrefillReport) -> list[list[Event]]:
     *batches, [ended] = hello(request)
     assert isinstance(ended, Ended)
-    told = reports or (SparseReport("draft", 9000, 2900, 0.5),)
+    told = reports or (SpecPrefillReport("draft", 9000, 2900, 0.5),)
     timing = replace(ended.timing, prefill=0.75)
     return [*batches, [replace(ended, timing=timing, sparse=told if request.sparse is not None else ())]]
 
@@ -39,7 +38,7 @@ async def test_every_protocol_asks_for_it(path: str) -> None:
         made = await call(app(engine), path=path, body=asking(path, **said))
         assert made.status == 200, made.body
     keeps = [request.sparse and request.sparse.keep for request in engine.requests]
-    assert keeps == [None, 0.1] and all(isinstance(request.sparse, SparseAsk) for request in engine.requests)
+    assert keeps == [None, 0.1] and all(isinstance(request.sparse, SpecPrefillRequest) for request in engine.requests)
 
 
 @wires
@@ -90,14 +89,14 @@ async def test_a_receipt_says_why_all_was_computed() -> None:
         (("below_threshold",), "below_threshold"),
         (("cached", "does_not_pay"), "several"),
     ):
-        reports = [SparseReport("draft", unused=reason) for reason in reasons]  # type: ignore[arg-type]
+        reports = [SpecPrefillReport("draft", unused=reason) for reason in reasons]  # type: ignore[arg-type]
         engine = ScriptedEngine(lambda request, reports=reports: thinned(request, *reports))
         made = await call(app(engine), path="/v1/completions", body=asking("/v1/completions", specprefill=True))
         assert made.json()["ingot"]["specprefill"] == {"scorer": "draft", "reason": told}
 
 
 async def test_a_receipt_says_what_an_earlier_turn_has_left() -> None:
-    told = SparseReport("draft", 400, 90, 0.5, reused=9000)
+    told = SpecPrefillReport("draft", 400, 90, 0.5, reused=9000)
     engine = ScriptedEngine(lambda request: thinned(request, told))
     made = await call(app(engine), path="/v1/completions", body=asking("/v1/completions", specprefill=True))
     receipt = made.json()["ingot"]["specprefill"]

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ingot.kernels import native
+from ingot.kernels.cpu import native
 from tests.kernels.cpu.paging import Rows, empty
 
 EPS = 1e-5
@@ -46,7 +46,7 @@ class Reference:
         norms: list[Any] = [None, None]
         if self.norm is not None:
             norms = [(mx.array(w), EPS, self.norm == "whole", self.norm == "centred") for w in self.weights]
-        return native.Attention(
+        return native.NativeAttention(
             heads=self.heads,
             kv_heads=self.kv_heads,
             size=self.size,
@@ -54,7 +54,7 @@ class Reference:
             cap=self.cap,
             sinks=mx.array(self.sinks) if self.sunk else None,
             norms=(norms[0], norms[1]),
-            rotation=native.rotation(mx.array(self.angles), dims=self.dims, neighbours=self.neighbours, gain=1.25)
+            rotation=native.rope_rotation(mx.array(self.angles), dims=self.dims, neighbours=self.neighbours, gain=1.25)
             if self.dims
             else None,
             gated=self.gated,

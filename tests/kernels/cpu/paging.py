@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ingot.kernels import native
+from ingot.kernels.cpu import native
 
 
 def empty(pages: int, kv_heads: int, page: int, size: int, dtype: mx.Dtype = mx.float32) -> tuple[mx.array, mx.array]:
@@ -42,7 +42,7 @@ class Rows:
     def spans(self, spans: Sequence[tuple[int, int, int, int]], positions: Sequence[int] | None = None) -> Any:
         """Of (first token, tokens, row, place of the first), whose positions are their places unless told."""
         told = None if positions is None else array("i", positions)
-        return native.spans([(*span, span[-1]) for span in spans], self.tables(), told)
+        return native.attention_spans([(*span, span[-1]) for span in spans], self.tables(), told)
 
     def dense(self, state: mx.array, row: int, tokens: int) -> np.ndarray:
         """The row's tokens [kv_heads, tokens, size], of which none were forgotten."""

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.cache.forward_batch import Part
-from ingot.kernels import native
-from ingot.kernels.device import current
-from ingot.models.adapter import Adapter, adapt
-from ingot.models.layers import mixers
+from ingot.cache.forward_batch import ForwardPart
+from ingot.kernels.cpu import native
+from ingot.kernels.device import current_device
+from ingot.models.adapter import ModelAdapter, adapt_model
+from ingot.models.layers import swapping
 from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.attention_backends import RaggedAttention
 from tests.kernels.cpu.attention_reference import Reference, Row, in_pieces, made_rows
@@ -254,7 +254,7 @@ def test_states_are_written_in_place(dtype: mx.Dtype) -> None:
     size, before = keys.nbytes, settled()
     for position in range(3):
         x = mx.ones((1, 16))
-        spans = native.spans([(0, 1, 0, position, position)], [(0, array("i", [7]))])
+        spans = native.attention_spans([(0, 1, 0, position, position)], [(0, array("i", [7]))])
         y, keys, values = operation(x, x[:, :8], x[:, 8:], keys, values, spans)
         mx.eval(y, keys, values)
     assert mx.get_peak_memory() - before < size
@@ -265,12 +265,12 @@ def test_states_are_written_in_place(dtype: mx.Dtype) -> None:
 FAMILIES = ["gemma2", "gemma3_text", "gpt_oss", "cohere", "cohere2", "phi3", "olmo2", "olmo3", "qwen3_moe", "glm4"]
 
 
-def greedy(adapter: Adapter, prompts: list[list[int]], steps: int) -> list[list[int]]:
+def greedy(adapter: ModelAdapter, prompts: list[list[int]], steps: int) -> list[list[int]]:
     """The tokens that each prompt is continued with, the prompts being computed in one mixed launch."""
-    rows = adapter.new_rows()
+    rows = adapter.new_batch_state()
     live = [rows.new() for _ in prompts]
     given = [token for prompt in prompts for token in prompt]
-    parts = [Part((row,), len(prompt)) for row, prompt in zip(live, prompts, strict=True)]
+    parts = [ForwardPart((row,), len(prompt)) for row, prompt in zip(live, prompts, strict=True)]
     ends = [end - 1 for end in accumulate(map(len, prompts))]
     answers: list[list[int]] = [[] for _ in prompts]
     for _ in range(steps):
@@ -279,7 +279,7 @@ def greedy(adapter: Adapter, prompts: list[list[int]], steps: int) -> list[list[
         given = [int(token) for token in np.array(mx.argmax(logits, axis=-1))]
         for answer, token in zip(answers, given, strict=True):
             answer.append(token)
-        parts, ends = [Part(tuple(live), 1)], list(range(len(prompts)))
+        parts, ends = [ForwardPart(tuple(live), 1)], list(range(len(prompts)))
     return answers
 
 
@@ -289,14 +289,14 @@ def test_a_family_answers_as_with_mlxs_own_attention(name: str, monkeypatch: pyt
     config = family_configs.config(name)
     dice = np.random.default_rng(4)
     prompts = [[int(t) for t in dice.integers(1, family_configs.VOCAB, n)] for n in (70, 5, 33)]
-    ours = adapt(family_configs.build(name), config, current(), widest=128, exact=True)
+    ours = adapt_model(family_configs.build(name), config, current_device(), widest=128, exact=True)
     calls = []
     computed = RaggedAttention.__call__
     monkeypatch.setattr(RaggedAttention, "__call__", lambda self, *given: calls.append(1) or computed(self, *given))
     answers = greedy(ours, prompts, 12)
     layers = [module for _, module in ours.model.named_modules() if isinstance(module, MixedAttention)]
     assert layers and len(calls) == 12 * len(layers)
-    monkeypatch.setattr(mixers.native, "available", lambda: False)
-    theirs = adapt(family_configs.build(name), config, current(), widest=128)
+    monkeypatch.setattr(swapping.native, "available", lambda: False)
+    theirs = adapt_model(family_configs.build(name), config, current_device(), widest=128)
     assert greedy(theirs, prompts, 12) == answers
     assert len(calls) == 12 * len(layers)

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.kernels import native
-from ingot.models.gguf.quant_types import BLOCK_BITS, PACKED_BITS, SMALL
+from ingot.kernels.cpu import native
+from ingot.models.gguf.quant_types import BLOCK_BITS, PACKED_BITS, SMALL_BLOCKS
 from tests.kernels.cpu.test_weights import activations, allowed
 from tests.models.gguf.making import random_rows
 
@@ -55,8 +55,8 @@ def test_products_with_blocks_are_right_for_any_shape(
 def test_rows_of_blocks_are_looked_up_exactly(kind: Kind) -> None:
     weights, values, _ = blocks(kind, 21, 512, kind)
     ids = mx.array([[0, 20], [3, 3]])
-    assert np.array_equal(np.array(native.lookup(ids, weights)), values[np.array(ids)])
-    assert not np.array(native.lookup(mx.array([21, -1]), weights)).any()
+    assert np.array_equal(np.array(native.lookup_rows(ids, weights)), values[np.array(ids)])
+    assert not np.array(native.lookup_rows(mx.array([21, -1]), weights)).any()
 
 
 @pytest.mark.usefixtures("one_path")
@@ -105,7 +105,7 @@ def test_experts_have_blocks_of_their_own(kind: Kind) -> None:
     values = dequantize(raw, kind).reshape(3, 20, 256)
     experts = native.block_weights(mx.array(raw.reshape(3, 20, -1)), None, BLOCK_BITS[kind])
     x = mx.random.normal((2, 256), key=mx.random.key(1))
-    y = np.array(native.gather(x, mx.array([[2, 0], [1, 2]]), experts))
+    y = np.array(native.gather_experts(x, mx.array([[2, 0], [1, 2]]), experts))
     for token, chosen in enumerate([[2, 0], [1, 2]]):
         for place, expert in enumerate(chosen):
             expected = np.array(x)[token].astype(np.float64) @ values[expert].T
@@ -127,7 +127,7 @@ def test_blocks_that_do_not_fit_are_refused(given: mx.array, bits: int, message:
         native.block_weights(given, None, bits)
 
 
-@pytest.mark.parametrize("kind", sorted(SMALL), ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", sorted(SMALL_BLOCKS), ids=lambda kind: kind.name)
 @pytest.mark.parametrize("head", [0, 8])
 def test_rows_of_a_file_are_read_as_its_own_numbers(kind: Kind, head: int, tmp_path: Path) -> None:
     rows, columns, before = 48, 96, 37
@@ -141,7 +141,7 @@ def test_rows_of_a_file_are_read_as_its_own_numbers(kind: Kind, head: int, tmp_p
     both = np.concatenate(pieces)
     order = np.arange(2 * rows) if not head else np.arange(2 * rows).reshape(-1, head // 2, 2).swapaxes(1, 2).ravel()
     assert np.array_equal(native.file_bytes(places, rows, size, head), both[order])
-    packed = native.file_packed(places, rows, size, head, PACKED_BITS[kind], minima=SMALL[kind])
+    packed = native.file_packed(places, rows, size, head, PACKED_BITS[kind], minima=SMALL_BLOCKS[kind])
     found = mx.dequantize(
         *(part.astype(mx.float32) if part.dtype == mx.float16 else part for part in packed), 32, PACKED_BITS[kind]
     )

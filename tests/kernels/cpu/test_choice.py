@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.kernels import native
+from ingot.kernels.cpu import native
 from tests.kernels.cpu.attention_reference import Reference
 from tests.kernels.cpu.paging import Rows
 
@@ -41,7 +41,7 @@ class Text:
         return Text(self.q, *(part.astype(np.float16).astype(np.float32) for part in (self.k, self.v)))
 
 
-def chosen(text: Text, begin: int, end: int, page: int, choice: native.KernelChoice) -> list[int]:
+def chosen(text: Text, begin: int, end: int, page: int, choice: native.PageChoiceLimits) -> list[int]:
     """The pages that tokens [begin, end) see, of those that are full before them."""
     seen, newest, asking = choice
     full = begin // page
@@ -72,7 +72,7 @@ def _for_heads(keys: np.ndarray) -> np.ndarray:
 
 
 def attended(
-    text: Text, pieces: list[int], page: int, choice: native.KernelChoice | None, *, halves: bool
+    text: Text, pieces: list[int], page: int, choice: native.PageChoiceLimits | None, *, halves: bool
 ) -> np.ndarray:
     """What the last of some pieces attends to, where all but the first choose."""
     reference = Reference(HEADS, KV_HEADS, SIZE, halves=halves)
@@ -80,7 +80,7 @@ def attended(
     keys, values = reference.states(tables.count, page)
     for number, width in enumerate(pieces):
         q, k, v = (mx.array(part[begin : begin + width].reshape(width, -1)) for part in (text.q, text.k, text.v))
-        spans = native.spans([(0, width, 0, begin, begin)], tables.tables(), None, choice if number else None)
+        spans = native.attention_spans([(0, width, 0, begin, begin)], tables.tables(), None, choice if number else None)
         found, keys, values = operation(q, k, v, keys, values, spans)
         begin += width
     return np.array(found)
@@ -98,7 +98,7 @@ def attended(
     ],
 )
 def test_tokens_see_the_pages_that_some_of_them_ask_for_most(
-    page: int, pieces: list[int], choice: native.KernelChoice, halves: bool
+    page: int, pieces: list[int], choice: native.PageChoiceLimits, halves: bool
 ) -> None:
     text = Text.of(sum(pieces), page)
     begin, end = sum(pieces[:-1]), sum(pieces)
@@ -118,7 +118,7 @@ def test_tokens_see_the_pages_that_some_of_them_ask_for_most(
     [([500, 100], (7, 2, 64)), ([500, 100], (20, 2, 64)), ([700, 60], (4, 2, 64))],
     ids=["as many pages", "fewer pages", "nobody asks"],
 )
-def test_where_there_is_nothing_to_choose_all_is_seen(pieces: list[int], choice: native.KernelChoice) -> None:
+def test_where_there_is_nothing_to_choose_all_is_seen(pieces: list[int], choice: native.PageChoiceLimits) -> None:
     text = Text.of(sum(pieces), 64)
     some, every = (attended(text, pieces, 64, each, halves=False) for each in (choice, None))
     assert np.array_equal(some, every)
@@ -135,12 +135,12 @@ def test_what_cannot_be_chosen_from_is_refused() -> None:
         (one, table, (4, 2, 0)),
     ]:
         with pytest.raises(ValueError):
-            native.spans(spans, [given], None, choice)
+            native.attention_spans(spans, [given], None, choice)
 
 
 def test_what_a_window_shows_is_not_chosen() -> None:
     reference = Reference(HEADS, KV_HEADS, SIZE)
     q, k = mx.zeros((64, HEADS * SIZE)), mx.zeros((64, KV_HEADS * SIZE))
-    spans = native.spans([(0, 64, 0, 512, 512)], [(0, array("i", range(9)))], None, (4, 2, 64))
+    spans = native.attention_spans([(0, 64, 0, 512, 512)], [(0, array("i", range(9)))], None, (4, 2, 64))
     with pytest.raises(ValueError, match="window"):
         reference.native()(q, k, k, *reference.states(9, 64), spans, 100)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from ingot.cache.codecs.codec import SIGN, Codec
-from ingot.cache.codecs.pair import CODECS
-from ingot.kernels import native
+from ingot.cache.codecs.codec import SIGN_BIT, VectorCodec
+from ingot.cache.codecs.pair import CODEC_FACTORIES
+from ingot.kernels.cpu import native
 from tests.cache.codecs.vectors import drawn
 
 pytestmark = pytest.mark.skipif(not native.has_codecs(), reason="no native codecs here")
-NAMES = [name for name in CODECS if name != "raw"]
+NAMES = [name for name in CODEC_FACTORIES if name != "raw"]
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 
 
@@ -32,13 +32,15 @@ def close(one: mx.array, other: mx.array, dtype: mx.Dtype) -> bool:
 def test_codes_and_numbers_are_those_of_plain_operations(
     name: str, size: int, dtype: mx.Dtype, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    codec: Codec = CODECS[name]()
+    codec: VectorCodec = CODEC_FACTORIES[name]()
     x = (drawn(1, 3, 70, size) * 3).astype(dtype)
     centres = [drawn(1, 3, 1, size, seed=5).astype(dtype), x[:, :, :1] * 0.9][:count]
     codes, scales = codec.encode(x, *centres)
     again = codec.decode((codes, scales), dtype, *centres)
     mx.eval(codes, scales, again)
-    assert bool(mx.any(scales[..., :1].view(mx.uint16) >= SIGN)) == (count == 2), "some are nearer to the other centre"
+    assert bool(mx.any(scales[..., :1].view(mx.uint16) >= SIGN_BIT)) == (count == 2), (
+        "some are nearer to the other centre"
+    )
     plain(monkeypatch)
     expected, lengths = codec.encode(x, *centres)
     differ = float(mx.mean((codes != expected).astype(mx.float32)))
@@ -49,7 +51,7 @@ def test_codes_and_numbers_are_those_of_plain_operations(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_vectors_of_zeros_and_of_one_number_come_back(name: str) -> None:
-    codec = CODECS[name]()
+    codec = CODEC_FACTORIES[name]()
     x = mx.concatenate([mx.zeros((1, 1, 5, 64)), mx.full((1, 1, 5, 64), 7.0)], axis=2)
     again = codec.decode(codec.encode(x), mx.float32)
     assert bool(mx.all(again[:, :, :5] == 0)) and bool(mx.all(mx.isfinite(again)))
@@ -57,7 +59,7 @@ def test_vectors_of_zeros_and_of_one_number_come_back(name: str) -> None:
 
 def test_what_has_no_kernel_is_left_to_plain_operations() -> None:
     for size in (8, 80, 96):
-        codec = CODECS["turbo4"]()
+        codec = CODEC_FACTORIES["turbo4"]()
         x = drawn(1, 1, 9, size)
         assert codec.decode(codec.encode(x), mx.float32).shape == x.shape
 

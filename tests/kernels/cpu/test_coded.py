@@ -12,9 +12,9 @@ import pytest
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
-from ingot.cache.coded_pages import PageForm, in_one
+from ingot.cache.coded_pages import CodedPageLayout, join_pages
 from ingot.cache.pages import PAGE
-from ingot.kernels import native
+from ingot.kernels.cpu import native
 from tests.kernels.cpu.attention_reference import Reference
 from tests.kernels.cpu.paging import empty
 
@@ -35,7 +35,7 @@ class CodedRow:
 
     def __post_init__(self) -> None:
         kv_heads, size = self.reference.kv_heads, self.reference.size
-        self.form = PageForm(PairCodec(CodecName.parse(self.codec)), kv_heads, (size, size), self.dtype)
+        self.form = CodedPageLayout(PairCodec(CodecName.parse(self.codec)), kv_heads, (size, size), self.dtype)
         dice = np.random.default_rng(size + self.coded)
         keys, values = (dice.standard_normal((self.coded, kv_heads, PAGE, size)) for _ in range(2))
         keys += 3 * dice.standard_normal((1, kv_heads, 1, size))
@@ -69,7 +69,7 @@ class CodedRow:
                 given[2],
                 keys,
                 values,
-                native.spans([(0, count, 0, place, place)], [table]),
+                native.attention_spans([(0, count, 0, place, place)], [table]),
                 0,
                 (self.pages[:, :, None], self.form.native),
             )
@@ -80,7 +80,7 @@ class CodedRow:
     def expected(self, count: int, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
         with monkeypatch.context() as plain:
             plain.setenv("INGOT_KERNELS", "mlx")
-            decoded = [np.array(in_one(side)[0].astype(mx.float32)) for side in self.form.decode(self.bytes)]
+            decoded = [np.array(join_pages(side)[0].astype(mx.float32)) for side in self.form.decode(self.bytes)]
         q, k, v = self.tokens(count)
         before = [side.swapaxes(0, 1).reshape(self.coded * PAGE, -1) for side in decoded]
         unseen = np.zeros((len(before[0]), q.shape[1]), np.float32)

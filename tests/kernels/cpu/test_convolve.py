@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.kernels import native
+from ingot.kernels.cpu import native
 
-pytestmark = pytest.mark.skipif(not native.convolves(), reason=f"{native.advice() or 'an older build'}")
+pytestmark = pytest.mark.skipif(not native.can_convolve(), reason=f"{native.advice() or 'an older build'}")
 
 
 def drawn(seed: int, *shape: int) -> np.ndarray:
@@ -43,7 +43,7 @@ def test_rows_follow_from_their_neighbours(
 ) -> None:
     x, weight, bias = drawn(1, rows, inputs), drawn(2, taps, inputs, outputs), drawn(3, outputs)
     given = (mx.array(each) for each in (x, weight, bias))
-    found = np.array(native.convolve(*given, dilation=dilation, front=front, count=count))
+    found = np.array(native.convolve_rows(*given, dilation=dilation, front=front, count=count))
     right = expected(x, weight, bias, dilation, front, count)
     assert found.shape == right.shape
     assert np.abs(found - right).max() < 2e-6 * max(1.0, np.abs(right).max())
@@ -52,7 +52,7 @@ def test_rows_follow_from_their_neighbours(
 def test_parts_of_arrays_are_taken_as_they_lie() -> None:
     x, weight, bias = drawn(1, 60, 4), drawn(2, 8, 4, 3), drawn(3, 8)
     given = mx.array(x)[10:50], mx.array(weight).transpose(2, 1, 0), mx.array(bias)
-    found = np.array(native.convolve(*given, front=1, count=40))
+    found = np.array(native.convolve_rows(*given, front=1, count=40))
     assert np.abs(found - expected(x[10:50], weight.transpose(2, 1, 0), bias, 1, 1, 40)).max() < 2e-5
 
 
@@ -70,7 +70,7 @@ def test_shapes_that_do_not_fit_together_are_refused(
     x: tuple[int, ...], weight: tuple[int, ...], bias: tuple[int, ...], count: int
 ) -> None:
     with pytest.raises(ValueError, match=r"takes|nothing|makes rows"):
-        native.convolve(mx.zeros(x), mx.zeros(weight), mx.zeros(bias), count=count)
+        native.convolve_rows(mx.zeros(x), mx.zeros(weight), mx.zeros(bias), count=count)
 
 
 @pytest.mark.parametrize("width", [1, 7, 16, 130])
@@ -78,7 +78,7 @@ def test_shapes_that_do_not_fit_together_are_refused(
 def test_a_curve_is_right_far_from_zero_too(width: int, reach: float) -> None:
     x, scale, shift = drawn(1, 50, width) * np.float32(reach), drawn(2, width), drawn(3, width)
     alpha = 0.5 + np.abs(drawn(4, width))
-    found = np.array(native.snake(*(mx.array(each) for each in (x, scale, shift, alpha))))
+    found = np.array(native.snake_activation(*(mx.array(each) for each in (x, scale, shift, alpha))))
     value = x.astype(np.float64) * scale + shift
     # The sine's own argument is rounded, which is what it cannot be righter than.
     bound = 1e-6 + 1e-7 * np.abs(alpha * value).max()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.kernels import native
+from ingot.kernels.cpu import native
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
 
@@ -39,7 +39,7 @@ def test_a_token_lies_where_the_running_sum_of_what_is_kept_passes_the_draw(
     dice = np.random.default_rng(seed)
     logits = (spread * dice.standard_normal((6, vocab))).astype(np.float32)
     places = dice.random(6)
-    drawn = native.draw(mx.array(logits), [(temperature, top_k, top_p, min_p, float(at)) for at in places])
+    drawn = native.sample_tokens(mx.array(logits), [(temperature, top_k, top_p, min_p, float(at)) for at in places])
     assert drawn.dtype == mx.uint32
     for row, at, token in zip(logits, places, np.array(drawn), strict=True):
         # A filter's edge may fall on either side of a weight that rounding moves.
@@ -57,19 +57,19 @@ def test_without_a_temperature_the_first_of_the_likeliest_is_taken() -> None:
     logits[2, [7, 300]] = 9
     logits[3] = -np.inf
     logits[3, 332] = -5
-    drawn = native.draw(mx.array(logits), [(0.0, 0, 1.0, 0.0, 0.5)] * 5)
+    drawn = native.sample_tokens(mx.array(logits), [(0.0, 0, 1.0, 0.0, 0.5)] * 5)
     assert np.array_equal(np.array(drawn), logits.argmax(axis=1))
 
 
 def test_tokens_that_are_forbidden_are_never_drawn() -> None:
     logits = np.full((200, 50), -np.inf, dtype=np.float32)
     logits[:, [3, 44]] = 0
-    drawn = native.draw(mx.array(logits), [(1.0, 0, 1.0, 0.0, number / 200) for number in range(200)])
+    drawn = native.sample_tokens(mx.array(logits), [(1.0, 0, 1.0, 0.0, number / 200) for number in range(200)])
     assert np.array_equal(np.array(drawn), [3] * 100 + [44] * 100)
 
 
 def test_draws_that_do_not_fit_the_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="each row"):
-        native.draw(mx.zeros((2, 8)), [(1.0, 0, 1.0, 0.0, 0.5)])
+        native.sample_tokens(mx.zeros((2, 8)), [(1.0, 0, 1.0, 0.0, 0.5)])
     with pytest.raises(ValueError, match="below"):
-        native.draw(mx.zeros((1, 8)), [(-1.0, 0, 1.0, 0.0, 0.5)])
+        native.sample_tokens(mx.zeros((1, 8)), [(-1.0, 0, 1.0, 0.0, 0.5)])

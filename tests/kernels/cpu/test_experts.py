@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.kernels import native
+from ingot.kernels.cpu import native
 from ingot.kernels.device import Device
-from ingot.models.adapter import adapt
-from ingot.models.layers.experts import DenseSwitchLinear, GatedExperts, PackedSwitchLinear, UnsortedExperts
-from ingot.models.precision import settle
+from ingot.models.adapter import adapt_model
+from ingot.models.layers.mlp import DenseSwitchLinear, GatedExperts, PackedSwitchLinear, UnsortedExperts
+from ingot.models.precision import settle_precision
 from ingot.upstream import QuantizedSwitchLinear, SwigluOAI, SwitchGLU, SwitchLinear
 from tests import tiny
 from tests.kernels.cpu.rounding import half_steps
@@ -85,7 +85,7 @@ def test_each_token_is_multiplied_with_the_weights_of_its_experts(
     weights, values = FORMS[form]((experts, rows, columns), rows)
     x = mx.random.normal((tokens, columns), key=mx.random.key(tokens))
     indices = choices(tokens, k, experts, tokens)
-    y = native.gather(x, mx.array(indices), weights)
+    y = native.gather_experts(x, mx.array(indices), weights)
     wide = np.array(x, dtype=np.float64)
     expected = np.einsum("tc,tkrc->tkr", wide, values[indices])
     # Quanta are counted from the least one on.
@@ -120,7 +120,7 @@ def test_the_mlps_of_experts_are_right(
     made = [FORMS[form](shape, seed) for seed, shape in enumerate(shapes)]
     x = spread * mx.random.normal((tokens, hidden), key=mx.random.key(tokens))
     indices = choices(tokens, k, experts, experts)
-    y = native.gather_gated(x, mx.array(indices), [weights for weights, _ in made], gating)
+    y = native.gather_gated_experts(x, mx.array(indices), [weights for weights, _ in made], gating)
     expected = gated(np.array(x, dtype=np.float64), indices, [values for _, values in made], *gating)
     assert y.shape == expected.shape
     assert np.abs(np.array(y) - expected).max() <= (3e-2 if is_packed(form) else 1e-3) * np.abs(expected).max()
@@ -131,20 +131,20 @@ def test_what_a_token_gives_does_not_depend_on_the_others(form: str) -> None:
     weights, _ = FORMS[form]((6, 40, 64), 1)
     x = mx.random.normal((150, 64), key=mx.random.key(2))
     indices = mx.array(choices(150, 3, 6, 3))
-    together = native.gather(x, indices, weights)
+    together = native.gather_experts(x, indices, weights)
     for first, count in ((0, 1), (3, 2), (20, 60)):
-        alone = native.gather(x[first : first + count], indices[first : first + count], weights)
+        alone = native.gather_experts(x[first : first + count], indices[first : first + count], weights)
         assert mx.array_equal(alone, together[first : first + count]).item()
-    crowded = native.gather(x, mx.broadcast_to(indices[:1], indices.shape), weights)
+    crowded = native.gather_experts(x, mx.broadcast_to(indices[:1], indices.shape), weights)
     assert mx.array_equal(crowded[:1], together[:1]).item()
 
 
 def test_an_index_that_names_no_expert_gives_zeros_and_no_tokens_give_nothing() -> None:
     weights, _ = packed((3, 8, 32), 1)
-    y = native.gather(mx.ones((2, 32)), mx.array([[0, 3], [-1, 2]]), weights)
+    y = native.gather_experts(mx.ones((2, 32)), mx.array([[0, 3], [-1, 2]]), weights)
     assert not np.array(y)[0, 1].any() and not np.array(y)[1, 0].any()
     assert np.array(y)[0, 0].any() and np.array(y)[1, 1].any()
-    assert native.gather(mx.ones((0, 32)), mx.zeros((0, 2), mx.int32), weights).shape == (0, 2, 8)
+    assert native.gather_experts(mx.ones((0, 32)), mx.zeros((0, 2), mx.int32), weights).shape == (0, 2, 8)
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
@@ -153,11 +153,11 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     down, _ = packed((3, 32, 64), 1)
     one = mx.zeros((1, 1), mx.int32)
     with pytest.raises(ValueError, match="width"):
-        native.gather(mx.ones((1, 64)), one, weights)
+        native.gather_experts(mx.ones((1, 64)), one, weights)
     with pytest.raises(ValueError, match="each token"):
-        native.gather(mx.ones((2, 32)), one, weights)
+        native.gather_experts(mx.ones((2, 32)), one, weights)
     with pytest.raises(ValueError, match="fit together"):
-        native.gather_gated(mx.ones((1, 32)), one, [weights, other, down], native.GateCurve())
+        native.gather_gated_experts(mx.ones((1, 32)), one, [weights, other, down], native.GateCurve())
     with pytest.raises(ValueError, match="experts"):
         native.linear(mx.ones((1, 32)), weights)
 
@@ -200,7 +200,7 @@ def test_mlx_lm_s_layers_give_the_same_after_the_swap(
     for name in ("gate_proj", "up_proj", "down_proj"):
         theirs[name] = exact(holder.mlp[name])
     expected = theirs(x, indices)
-    assert settle(holder, HERE, None) == []
+    assert settle_precision(holder, HERE, None) == []
     assert type(holder.mlp) is swapped
     assert type(holder.mlp.up_proj) in (PackedSwitchLinear, DenseSwitchLinear)
     ours = holder.mlp(x, indices)
@@ -228,7 +228,7 @@ def test_any_way_of_calling_a_layer_of_experts_is_understood() -> None:
     theirs = switch(bias=False).up_proj
     holder = nn.Module()
     holder.up = switch(bias=False).up_proj
-    settle(holder, HERE, None)
+    settle_precision(holder, HERE, None)
     for x_shape, i_shape in [
         ((7, 1, 64), (7,)),
         ((2, 3, 1, 1, 64), (2, 3, 4)),
@@ -249,7 +249,7 @@ def test_a_model_of_experts_chooses_the_same_tokens_as_with_mlx(monkeypatch: pyt
 
     def chosen() -> tuple[list[int], Any]:
         model = tiny.random_models.build(config, spread=0.2)
-        settle(model, HERE, None)
+        settle_precision(model, HERE, None)
         return greedy(model, config, prompt), model
 
     ours, model = chosen()
@@ -262,8 +262,8 @@ def test_a_model_of_experts_chooses_the_same_tokens_as_with_mlx(monkeypatch: pyt
 
 
 def greedy(model: Any, config: dict[str, Any], prompt: list[int], count: int = 12) -> list[int]:
-    adapter = adapt(model, config, HERE, exact=True)
-    rows = adapter.new_rows()
+    adapter = adapt_model(model, config, HERE, exact=True)
+    rows = adapter.new_batch_state()
     row = rows.new()
     tokens: list[int] = []
     given = prompt

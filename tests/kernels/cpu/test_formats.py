@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.kernels import native
+from ingot.kernels.cpu import native
 from ingot.kernels.device import Device
-from ingot.models.adapter import adapt
+from ingot.models.adapter import adapt_model
 from ingot.models.layers.modules import DenseEmbedding, DenseLinear, PackedLinear
-from ingot.models.precision import settle
+from ingot.models.precision import settle_precision
 from tests import tiny
 from tests.kernels.cpu.rounding import WIDE_BOUND, half_steps
 from tests.kernels.cpu.test_experts import greedy
@@ -91,7 +91,7 @@ def exact_mxfp4(quanta: mx.array, scales: mx.array) -> np.ndarray:
 
 def test_rows_of_mxfp4_are_looked_up_as_they_are() -> None:
     quanta, scales = mx.quantize(mx.random.normal((21, 96)), mode="mxfp4")
-    rows = native.lookup(mx.array([0, 20, 3]), native.packed_weights(quanta, scales, None, None, 32, 4))
+    rows = native.lookup_rows(mx.array([0, 20, 3]), native.packed_weights(quanta, scales, None, None, 32, 4))
     assert np.array_equal(np.array(rows), exact_mxfp4(quanta, scales)[[0, 20, 3]])
 
 
@@ -105,7 +105,7 @@ def test_packed_layers_of_every_mode_give_the_products_of_their_values(form: str
     weight = mx.dequantize(holder.up.weight, holder.up.scales, group_size=group, bits=bits, mode=form)
     x = mx.random.normal((5, 96), key=mx.random.key(1))
     expected = x @ weight.astype(mx.float32).T + (holder.up.bias if bias else 0)
-    assert settle(holder, HERE, None) == []
+    assert settle_precision(holder, HERE, None) == []
     assert isinstance(holder.up, PackedLinear if form == "mxfp4" else DenseLinear)
     assert mx.allclose(holder.up(x), expected, atol=2e-2 if form == "mxfp4" else 1e-4).item()
 
@@ -122,7 +122,7 @@ def test_mxfp4_stays_packed_where_it_would_not_fit_arranged() -> None:
     holder = nn.Module()
     holder.up = nn.Linear(1024, 1024, bias=False)
     nn.quantize(holder, group_size=32, bits=4, mode="mxfp4")
-    settle(holder, Device("cpu", "a small CPU", 2 << 20), None)
+    settle_precision(holder, Device("cpu", "a small CPU", 2 << 20), None)
     assert type(holder.up) is nn.QuantizedLinear
 
 
@@ -135,13 +135,13 @@ def test_a_model_of_16_bits_keeps_them_and_chooses_the_tokens_of_float32(
 
     def chosen() -> tuple[list[int], Any]:
         model = tiny.random_models.build(tiny.CONFIGS[kind], spread=0.2, dtype=NARROW[dtype])
-        assert settle(model, HERE, None) == []
+        assert settle_precision(model, HERE, None) == []
         return greedy(model, tiny.CONFIGS[kind], prompt), model
 
     ours, model = chosen()
     kept = [m for m in model.modules() if isinstance(m, DenseLinear | DenseEmbedding)]
     assert kept and all(module.weight.dtype == NARROW[dtype] for module in kept)
-    assert adapt(model, tiny.CONFIGS[kind], HERE).dtype == "float32"
+    assert adapt_model(model, tiny.CONFIGS[kind], HERE).dtype == "float32"
     with monkeypatch.context() as patch:
         patch.setenv("INGOT_KERNELS", "mlx")
         theirs, plain = chosen()

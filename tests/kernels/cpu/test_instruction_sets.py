@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.kernels import native
+from ingot.kernels.cpu import native
 
 HERE = Path(__file__).parent
 FILES = [

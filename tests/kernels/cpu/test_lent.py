@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from ingot.kernels import native
+from ingot.kernels.cpu import native
 
 SCRIPT = """
 import threading
 
 import ingot.engine
 import mlx.core as mx
-from ingot.kernels import native
+from ingot.kernels.cpu import native
 
 weights = native.plain_weights(mx.ones((64, 64)), None)
 done = threading.Event()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.kernels import native
+from ingot.kernels.cpu import native
 from tests.memory import settled
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
@@ -29,7 +29,7 @@ def numbered(dtype: mx.Dtype = mx.float32) -> mx.array:
 
 def test_what_is_reserved_reads_as_zeros_and_takes_memory_only_where_it_was_written() -> None:
     before = resident()
-    state = native.reserve((4096, 4, 512, 128), mx.float16)
+    state = native.reserve_memory((4096, 4, 512, 128), mx.float16)
     assert state.nbytes == 2048 * MIB and state.dtype == mx.float16
     ones = mx.ones((4, 512, 128), mx.float16)
     for page in (0, 77, 4095):
@@ -41,7 +41,9 @@ def test_what_is_reserved_reads_as_zeros_and_takes_memory_only_where_it_was_writ
 
 def test_what_was_reserved_is_given_back_when_the_array_dies() -> None:
     def once() -> None:
-        state = native.write_tokens(native.reserve((4, 1, 512, 32768), mx.float16), 2, 0, mx.ones((1, 512, 32768)))
+        state = native.write_tokens(
+            native.reserve_memory((4, 1, 512, 32768), mx.float16), 2, 0, mx.ones((1, 512, 32768))
+        )
         mx.eval(state)
 
     once()
@@ -53,26 +55,26 @@ def test_what_was_reserved_is_given_back_when_the_array_dies() -> None:
 
 @pytest.mark.parametrize("shape", [(0, 2, 64, 8), (3, 0, 64, 8), (1,)])
 def test_arrays_of_any_shape_can_be_reserved(shape: tuple[int, ...]) -> None:
-    state = native.reserve(shape, mx.float32)
+    state = native.reserve_memory(shape, mx.float32)
     assert state.shape == shape and not np.array(state).any() and np.array(state + 1).all()
 
 
 def test_shapes_that_no_array_has_are_refused() -> None:
     with pytest.raises(ValueError, match="not negative"):
-        native.reserve((1, -1), mx.float32)
+        native.reserve_memory((1, -1), mx.float32)
     with pytest.raises(ValueError, match="that large"):
-        native.reserve((2**31 - 1,) * 3, mx.float32)
+        native.reserve_memory((2**31 - 1,) * 3, mx.float32)
     with pytest.raises(MemoryError):
-        native.reserve((2**31 - 1, 2**28), mx.float32)
+        native.reserve_memory((2**31 - 1, 2**28), mx.float32)
 
 
 def test_what_is_discarded_reads_as_zeros_and_takes_no_memory() -> None:
-    state = native.reserve((8, 1, 512, 8192), mx.float16)
+    state = native.reserve_memory((8, 1, 512, 8192), mx.float16)
     for page in range(8):
         state = native.write_tokens(state, page, 0, mx.ones((1, 512, 8192), mx.float16))
     mx.eval(state)
     before = resident()
-    native.discard(state, [1, 6])
+    native.discard_pages(state, [1, 6])
     assert before - resident() > 12 * MIB
     assert np.array(state[:, 0, 511, -1]).tolist() == [1, 0, 1, 1, 1, 1, 0, 1]
 
@@ -81,19 +83,19 @@ def test_what_is_discarded_reads_as_zeros_and_takes_no_memory() -> None:
 @pytest.mark.parametrize("size", [8, 20, 200])
 def test_pages_that_share_memory_pages_are_discarded_alone(size: int, reserved: bool) -> None:
     shape = (5, 1, 64, size)
-    state = native.reserve(shape, mx.float16) if reserved else mx.zeros(shape, mx.float16)
+    state = native.reserve_memory(shape, mx.float16) if reserved else mx.zeros(shape, mx.float16)
     for page in range(5):
         state = native.write_tokens(state, page, 0, mx.full((1, 64, size), page + 1, mx.float16))
-    native.discard(state, [1, 4])
+    native.discard_pages(state, [1, 4])
     assert np.array(state).reshape(5, -1).mean(axis=1).tolist() == [1, 0, 3, 4, 0]
 
 
 def test_pages_that_are_not_there_are_not_discarded() -> None:
-    state = native.reserve(SHAPE, mx.float32)
-    native.discard(state, [])
+    state = native.reserve_memory(SHAPE, mx.float32)
+    native.discard_pages(state, [])
     for page in (-1, 6):
         with pytest.raises(ValueError, match="no such row"):
-            native.discard(state, [page])
+            native.discard_pages(state, [page])
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.uint8])
@@ -159,7 +161,7 @@ def test_tokens_that_do_not_fit_are_refused(page: int, begin: int, shape: tuple[
 
 
 def test_reserved_arrays_live_on_in_what_was_made_from_them() -> None:
-    state = native.reserve(SHAPE, mx.float32)
+    state = native.reserve_memory(SHAPE, mx.float32)
     views = [state[page] for page in range(6)]
     state = native.write_tokens(state, 3, 0, mx.ones((2, 64, 32)))
     mx.eval(state)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.kernels import native
+from ingot.kernels.cpu import native
 from tests.kernels.cpu.attention_reference import Reference, in_pieces, made_rows
 from tests.kernels.cpu.paging import Rows
 
@@ -77,7 +77,7 @@ def test_a_position_may_be_told_for_each_token() -> None:
     tables, operation = Rows(1, 100), reference.native()
 
     def attended(positions: list[int] | None, begin: int = 0) -> np.ndarray:
-        spans = native.spans(
+        spans = native.attention_spans(
             [(0, 100, 0, 0, begin)], tables.tables(), None if positions is None else array("i", positions)
         )
         return np.array(operation(q, k, v, *reference.states(tables.count, 64), spans)[0])
@@ -99,7 +99,7 @@ def test_a_place_is_not_a_position(place: int) -> None:
     def second(place: int, table: tuple[int, array[int]]) -> np.ndarray:
         operation, states = reference.native(), reference.states(3, 64)
         for number, part in enumerate(parts):
-            spans = native.spans([(0, 64, 0, place + 64 * number, 5 + 64 * number)], [table])
+            spans = native.attention_spans([(0, 64, 0, place + 64 * number, 5 + 64 * number)], [table])
             attended, *states = operation(*part, *states, spans, 64)
         return np.array(attended)
 
@@ -112,14 +112,14 @@ def test_a_launch_without_tokens_or_without_spans_is_fine() -> None:
     operation = Reference(2, 1, 8).native()
     for tokens in (0, 3):
         q, k = mx.ones((tokens, 16)), mx.ones((tokens, 8))
-        y, *_ = operation(q, k, k, *Reference(2, 1, 8).states(0, 64), native.spans([], [(0, array("i"))]))
+        y, *_ = operation(q, k, k, *Reference(2, 1, 8).states(0, 64), native.attention_spans([], [(0, array("i"))]))
         assert y.shape == (tokens, 16) and not np.array(y).any()
 
 
 def spanned(spans: list[Any], pages: list[int] | None = None, positions: list[int] | None = None, **how: Any) -> None:
     table = (how.pop("forgotten", 0), array("i", [0] if pages is None else pages))
     states = Reference(2, 1, 8).states(2, how.pop("page", 64))
-    made = native.spans(spans, [table], None if positions is None else array("i", positions))
+    made = native.attention_spans(spans, [table], None if positions is None else array("i", positions))
     Reference(2, 1, 8).native()(mx.ones((3, 16)), mx.ones((3, 8)), mx.ones((3, 8)), *states, made, **how)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.kernels import native
+from ingot.kernels.cpu import native
 from tests.memory import settled
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
@@ -47,7 +47,7 @@ class Convolved:
         self.silu, self.gated, self.channels = silu, gated, channels
         self.widths = (3 * channels if gated else channels,)
         self.rows: tuple[tuple[int, ...], ...] = ((taps - 1, channels),)
-        self.layer = self.operation = native.convolution(
+        self.layer = self.operation = native.short_convolution(
             mx.array(self.weight)[..., None], mx.array(self.bias), silu=silu, gated=gated
         )
         self.inputs: tuple[int, ...] = (0,)
@@ -93,7 +93,7 @@ class Delta:
                 "a": (0, 1, group),
             }
         self.rows = ((3, channels), (values, value, key))
-        made = native.gated_delta(
+        made = native.gated_delta_layer(
             key_heads=heads,
             value_heads=values,
             key_size=key,
@@ -165,7 +165,7 @@ class Scanned:
         self.widths = (self.inner + channels + self.heads,)
         self.rows = ((2, channels), (self.heads, size, state))
         self.inputs = (0,)
-        self.layer = self.operation = native.scan(
+        self.layer = self.operation = native.mamba_scan(
             heads=self.heads,
             groups=groups,
             head_size=size,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.kernels import native
+from ingot.kernels.cpu import native
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
 
@@ -63,8 +63,8 @@ ACTS = {
 def test_a_gate_is_right_apart_from_and_joined_to_what_it_gates(act: str, rows: int, width: int, scale: float) -> None:
     gate, up = drawn(1, rows, width) * np.float32(scale), drawn(2, rows, width)
     expected = ACTS[act](np.clip(gate.astype(np.float64), -700, 700)) * up
-    apart = np.array(native.gated(act, mx.array(gate), mx.array(up)))
-    joined = np.array(native.gated(act, mx.array(np.concatenate([gate, up], axis=-1))))
+    apart = np.array(native.gated_activation(act, mx.array(gate), mx.array(up)))
+    joined = np.array(native.gated_activation(act, mx.array(np.concatenate([gate, up], axis=-1))))
     assert np.abs(apart - expected).max() <= BOUND * max(1.0, np.abs(expected).max())
     assert np.array_equal(apart, joined)
 
@@ -72,14 +72,16 @@ def test_a_gate_is_right_apart_from_and_joined_to_what_it_gates(act: str, rows: 
 def test_gates_of_huge_numbers_do_not_overflow() -> None:
     gate = mx.array([-3e38, -1e10, -100.0, 100.0, 1e10, 3e38])
     for act in ("silu", "gelu", "sigmoid"):
-        found = np.array(native.gated(act, gate, mx.ones(6)))
+        found = np.array(native.gated_activation(act, gate, mx.ones(6)))
         assert np.isfinite(found).all() and np.allclose(found[:3], 0, atol=1e-30)
 
 
 def test_inputs_of_any_strides_are_understood() -> None:
     x = mx.array(drawn(1, 6, 8)).T
     assert mx.allclose(native.rms_norm(x, mx.ones(6), 1e-5), mx.fast.rms_norm(x, mx.ones(6), 1e-5), atol=1e-6).item()
-    assert mx.allclose(native.gated("silu", x, x), native.gated("silu", mx.contiguous(x), mx.contiguous(x))).item()
+    assert mx.allclose(
+        native.gated_activation("silu", x, x), native.gated_activation("silu", mx.contiguous(x), mx.contiguous(x))
+    ).item()
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
@@ -88,6 +90,6 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="wrong size"):
         native.layer_norm(mx.ones((2, 3)), None, mx.ones(4), 1e-5)
     with pytest.raises(ValueError, match="alike"):
-        native.gated("silu", mx.ones((2, 3)), mx.ones((2, 4)))
+        native.gated_activation("silu", mx.ones((2, 3)), mx.ones((2, 4)))
     with pytest.raises(ValueError, match="alike"):
-        native.gated("silu", mx.ones((2, 3)))
+        native.gated_activation("silu", mx.ones((2, 3)))

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.kernels import native
+from ingot.kernels.cpu import native
 
-pytestmark = pytest.mark.skipif(not native.attends_segments(), reason=f"{native.advice() or 'an older build'}")
+pytestmark = pytest.mark.skipif(not native.can_attend_segments(), reason=f"{native.advice() or 'an older build'}")
 
 BOUND = 2e-6
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.kernels import native
+from ingot.kernels.cpu import native
 from tests.kernels.cpu.paging import Rows, empty
 from tests.memory import settled
 
@@ -53,13 +53,13 @@ class Reference:
             for _ in range(LAYERS)
         ]
 
-    def stack(self, packed: bool = False) -> native.Stack:
+    def stack(self, packed: bool = False) -> native.NativeLayerStack:
         def weights(weight: mx.array, bias: mx.array | None) -> Any:
             if not packed:
                 return native.plain_weights(weight, bias)
             return native.packed_weights(*mx.quantize(weight, 32, 4), bias, 32, 4)
 
-        made = native.Stack(
+        made = native.NativeLayerStack(
             mx.array(self.angles),
             heads=self.heads,
             kv_heads=self.kv_heads,
@@ -204,7 +204,7 @@ def test_states_are_written_in_place() -> None:
     size = keys[0].nbytes
     before = settled()
     for position in range(3):
-        spans = native.spans([(0, 1, 0, position, position)], [(0, array("i", [7]))])
+        spans = native.attention_spans([(0, 1, 0, position, position)], [(0, array("i", [7]))])
         y, keys, values = stack(mx.ones((1, HIDDEN)), keys, values, spans)
         mx.eval(y, keys, values)
     assert mx.get_peak_memory() - before < size
@@ -240,7 +240,7 @@ def test_two_spans_of_one_sequence_give_what_one_gives() -> None:
 def test_a_launch_of_padding_alone_gives_as_many_tokens() -> None:
     stack = Reference(2, 1, 8, 8, False, False).stack()
     for tokens in (0, 3):
-        y, keys, _ = stack(mx.ones((tokens, HIDDEN)), *states(1, 8, 1), native.spans([], []))
+        y, keys, _ = stack(mx.ones((tokens, HIDDEN)), *states(1, 8, 1), native.attention_spans([], []))
         assert y.shape == (tokens, HIDDEN) and np.isnan(np.array(keys[0])).all()
 
 

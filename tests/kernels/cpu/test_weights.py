@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.kernels import native
+from ingot.kernels.cpu import native
 from tests.kernels.cpu.rounding import WIDE_BOUND, half_steps
 from tests.memory import settled
 
@@ -147,10 +147,10 @@ def test_products_with_plain_weights_are_right_for_any_shape(rows: int, columns:
 def test_rows_are_looked_up_as_they_are(bits: int) -> None:
     weights, values = packed(21, 256, bits, 64, bits)
     ids = mx.array([[0, 20], [3, 3]])
-    rows = native.lookup(ids, weights)
+    rows = native.lookup_rows(ids, weights)
     assert rows.shape == (2, 2, 256)
     assert np.allclose(np.array(rows), values[np.array(ids)], rtol=1e-6, atol=1e-6)
-    assert not np.array(native.lookup(mx.array([21, -1]), weights)).any()
+    assert not np.array(native.lookup_rows(mx.array([21, -1]), weights)).any()
 
 
 def test_leading_axes_and_any_strides_are_kept() -> None:

@@ -9,16 +9,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.kernels.dense.tuning import TUNING, WIDTHS, Cut, Stream, Tuning
-from ingot.kernels.dense_matmul.kernels import DTYPES, DenseProduct, DenseWeights
+from ingot.kernels.dense_matmul.kernels import (
+    DENSE_TUNING,
+    DTYPES,
+    WIDTHS,
+    DenseProduct,
+    DenseTuning,
+    DenseWeights,
+    RegisterCut,
+    StreamCut,
+)
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.gpu.texts import Kernel, Work
+from ingot.kernels.gpu.kernel_source import Kernel, LaunchConfig
 from tests.kernels.paged_attention.memory import BOUNDS, emulated
 
 pytestmark = emulated
 CUTS = [
-    *(Cut(4, 2, 3), Cut(2, 1, 2), Cut(1, 1, 4)),
-    *(Stream(2, 1, 3), Stream(1, 2, 4), Stream(3, 1, 2, split=8), Stream(4, 2, 5, split=2)),
+    *(RegisterCut(4, 2, 3), RegisterCut(2, 1, 2), RegisterCut(1, 1, 4)),
+    *(StreamCut(2, 1, 3), StreamCut(1, 2, 4), StreamCut(3, 1, 2, split=8), StreamCut(4, 2, 5, split=2)),
 ]
 
 
@@ -34,8 +42,8 @@ def off(found: mx.array, wanted: np.ndarray) -> float:
     return float(np.abs(wide(found) - wanted).max() / np.abs(wanted).max())
 
 
-def everywhere(cut: Cut | Stream) -> Tuning:
-    return Tuning(few=(cut,) * len(WIDTHS), wide=1 << 30)
+def everywhere(cut: RegisterCut | StreamCut) -> DenseTuning:
+    return DenseTuning(few=(cut,) * len(WIDTHS), wide=1 << 30)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -58,7 +66,7 @@ def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(columns: int, dtype: mx
 
 
 def test_an_outputs_bits_do_not_depend_on_the_outputs_beside_it() -> None:
-    tuning = Tuning(wide=64, few=(CUTS[0],) * len(WIDTHS))
+    tuning = DenseTuning(wide=64, few=(CUTS[0],) * len(WIDTHS))
     x, weight, product = drawn(3, 1088), drawn(70, 1088, seed=1), DenseProduct(Emulator(), tuning)
     assert tuning.cut_of(70, 8) != tuning.cut_of(40, 8)
     assert mx.array_equal(product(x, weight[:40]), product(x, weight)[:, :40])
@@ -68,7 +76,7 @@ def test_an_outputs_bits_do_not_depend_on_the_outputs_beside_it() -> None:
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 @pytest.mark.parametrize("rows", [5, 13, 29])
 @pytest.mark.parametrize("columns", [1024, 8 * 77])
-def test_how_the_work_is_cut_changes_no_bits(cut: Cut | Stream, rows: int, columns: int) -> None:
+def test_how_the_work_is_cut_changes_no_bits(cut: RegisterCut | StreamCut, rows: int, columns: int) -> None:
     x, weight = drawn(rows, columns), drawn(40, columns, seed=1)
     found = DenseProduct(Emulator(), everywhere(cut))(x, weight)
     assert mx.array_equal(found, DenseProduct(Emulator())(x, weight))
@@ -86,9 +94,9 @@ def test_a_bias_is_added_before_rounding_and_a_residual_after(dtype: mx.Dtype) -
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("cut", [TUNING.few[0], *CUTS], ids=str)
+@pytest.mark.parametrize("cut", [DENSE_TUNING.few[0], *CUTS], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_gate_is_applied_to_products_that_were_rounded(dtype: mx.Dtype, cut: Cut | Stream) -> None:
+def test_a_gate_is_applied_to_products_that_were_rounded(dtype: mx.Dtype, cut: RegisterCut | StreamCut) -> None:
     x, weight, product = drawn(9, 520, dtype), drawn(2 * 37, 520, dtype, 1) * 0.1, DenseProduct(Emulator())
     gate, up = mx.split(product(x, weight).astype(mx.float32), 2, axis=-1)
     found = DenseProduct(Emulator(), everywhere(cut)).gated(x, weight)
@@ -104,9 +112,9 @@ def test_what_is_no_number_stays_in_its_own_row() -> None:
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("cut", [TUNING.few[0], TUNING.many[-1], *CUTS[3:]], ids=str)
+@pytest.mark.parametrize("cut", [DENSE_TUNING.few[0], DENSE_TUNING.many[-1], *CUTS[3:]], ids=str)
 @pytest.mark.parametrize("seed", [1, 2])
-def test_threads_may_run_in_any_order(seed: int, cut: Cut | Stream) -> None:
+def test_threads_may_run_in_any_order(seed: int, cut: RegisterCut | StreamCut) -> None:
     x, weight = drawn(9, 584), drawn(40, 584, seed=1)
     found = DenseProduct(Emulator(seed), everywhere(cut))(x, weight)
     assert mx.array_equal(found, DenseProduct(Emulator())(x, weight))
@@ -120,16 +128,16 @@ def test_weights_of_other_formats_and_odd_columns_have_no_kernel() -> None:
 
 def test_how_a_product_is_cut_is_chosen_once_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[tuple[int, int]] = []
-    choose = Tuning.cut_of
+    choose = DenseTuning.cut_of
 
-    def counted(self: Tuning, outputs: int, width: int) -> Cut | Stream:
+    def counted(self: DenseTuning, outputs: int, width: int) -> RegisterCut | StreamCut:
         chosen.append((outputs, width))
         return choose(self, outputs, width)
 
-    def unrun(kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
+    def unrun(kernel: Kernel, inputs: list[mx.array], work: LaunchConfig) -> list[mx.array]:
         return [mx.zeros(output.shape, output.dtype) for output in work.outputs]
 
-    monkeypatch.setattr(Tuning, "cut_of", counted)
+    monkeypatch.setattr(DenseTuning, "cut_of", counted)
     multiply = DenseProduct(unrun)
     for _ in range(3):
         for outputs in (24, 40):

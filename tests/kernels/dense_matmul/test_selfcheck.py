@@ -8,15 +8,12 @@ from itertools import accumulate, chain, cycle
 import mlx.core as mx
 import pytest
 
-from ingot.kernels.dense import checked
-from ingot.kernels.dense.checked import CheckedDense
-from ingot.kernels.dense.tuning import CHOICES
-from ingot.kernels.dense_matmul import kernels
-from ingot.kernels.dense_matmul.kernels import DTYPES, DenseProduct, DenseWeights
-from ingot.kernels.dense_matmul.selfcheck import RACED, ROUNDS, selfcheck, slower
+from ingot.kernels.dense_matmul import kernels, selfcheck
+from ingot.kernels.dense_matmul.kernels import DTYPES, TUNING_CHOICES, DenseProduct, DenseWeights
+from ingot.kernels.dense_matmul.selfcheck import RACED, ROUNDS, CheckedDense, check_dense_product, race_dense_product
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.gpu.texts import KernelText
+from ingot.kernels.gpu.kernel_source import KernelText
 from tests.kernels.paged_attention.memory import emulated
 
 pytestmark = emulated
@@ -33,7 +30,7 @@ def weights(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("biased", [False, True])
 def test_kernels_that_are_right_pass(biased: bool, dtype: mx.Dtype) -> None:
-    assert selfcheck(GPU, weights(dtype=dtype, biased=biased)) is None
+    assert check_dense_product(GPU, weights(dtype=dtype, biased=biased)) is None
 
 
 @pytest.mark.parametrize(
@@ -58,7 +55,7 @@ def test_a_kernel_that_is_wrong_is_named(old: str, new: str, said: str, monkeypa
             broken.update({text.name} if old in text.body else ())
             return text._replace(body=text.body.replace(old, new))
 
-    monkeypatch.setattr(kernels, "launcher", lambda device: Broken())
+    monkeypatch.setattr(kernels, "kernel_launcher", lambda device: Broken())
     dense = CheckedDense(GPU)
     assert dense.of(weights(biased="bias" in old)) is None and broken
     assert next(iter(dense.wrong.values())).startswith(said)
@@ -69,10 +66,10 @@ def test_what_is_wrong_by_one_cut_is_multiplied_by_another(monkeypatch: pytest.M
         def rewritten(self, text: KernelText) -> KernelText:
             return text._replace(body=text.body.replace("weights + slot * STAGE", "weights + free_slot * STAGE"))
 
-    monkeypatch.setattr(kernels, "launcher", lambda device: Broken())
+    monkeypatch.setattr(kernels, "kernel_launcher", lambda device: Broken())
     dense = CheckedDense(GPU)
     product = dense.of(weights())
-    assert product is not None and product._tuning == CHOICES[1] and not dense.wrong
+    assert product is not None and product._tuning == TUNING_CHOICES[1] and not dense.wrong
 
 
 def ticking(*spans: float) -> Iterator[float]:
@@ -87,17 +84,17 @@ def test_a_kernel_that_loses_a_race_by_much_is_named(ours: tuple[float, float], 
     spans = [span for mine in ours for span in (mine, 1.0) * ROUNDS]
     assert len(spans) == 2 * ROUNDS * len(RACED)
     clock = ticking(*spans)
-    found = slower(DenseProduct(Emulator()), weights(8, 16), lambda: next(clock))
+    found = race_dense_product(DenseProduct(Emulator()), weights(8, 16), lambda: next(clock))
     assert found is said is None or str(found).startswith(str(said))
 
 
 def test_no_layer_is_swapped_where_the_largest_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     large, small = weights(40, 64), weights(8, 64)
-    monkeypatch.setattr(checked, "RACED_BYTES", large.weight.nbytes)
-    monkeypatch.setattr(checked, "Emulator", type(None))  # on a GPU there is none
+    monkeypatch.setattr(selfcheck, "RACED_BYTES", large.weight.nbytes)
+    monkeypatch.setattr(selfcheck, "Emulator", type(None))  # on a GPU there is none
     asked: list[DenseWeights] = []
     verdicts = cycle(["takes long", None])
-    monkeypatch.setattr(checked, "slower", lambda product, layer: asked.append(layer) or next(verdicts))
+    monkeypatch.setattr(selfcheck, "race_dense_product", lambda product, layer: asked.append(layer) or next(verdicts))
     lost, won = CheckedDense(GPU), CheckedDense(GPU)
     for dense in (lost, won):
         dense.meet([small, large])
@@ -107,8 +104,8 @@ def test_no_layer_is_swapped_where_the_largest_is_slower(monkeypatch: pytest.Mon
 
 
 def test_the_emulator_is_in_no_race(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checked, "RACED_BYTES", 1)
-    monkeypatch.setattr(checked, "slower", lambda product, layer: "takes long")
+    monkeypatch.setattr(selfcheck, "RACED_BYTES", 1)
+    monkeypatch.setattr(selfcheck, "race_dense_product", lambda product, layer: "takes long")
     dense = CheckedDense(GPU)
     dense.meet([weights(8, 64)])
     assert dense.of(weights(8, 64)) is not None

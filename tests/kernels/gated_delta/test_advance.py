@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.kernels.gated_delta.kernels import DeltaKernels, DeltaShape, Spans
+from ingot.kernels.gated_delta.kernels import DeltaKernels, DeltaShape, DeltaSpans
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.gpu.texts import KernelText
+from ingot.kernels.gpu.kernel_source import KernelText
 from tests.kernels.paged_attention.memory import emulated
 
 pytestmark = emulated
@@ -47,7 +47,7 @@ class Layer:
     def run(
         self, pieces: Sequence[Piece], run: Emulator | None = None, keep: Sequence[bool] | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        kernels, spans = self.kernels(run), Spans.of(pieces, keep)
+        kernels, spans = self.kernels(run), DeltaSpans.of(pieces, keep)
         x, a, b = (mx.array(part).astype(self.dtype) for part in (self.x, self.a, self.b))
         convolved = kernels.convolve(x, spans, self.tails)
         y, kept = kernels.advance(convolved, a, b, spans, self.states)

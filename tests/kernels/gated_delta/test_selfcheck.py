@@ -5,13 +5,12 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from ingot.kernels.delta.checked import CheckedDelta
 from ingot.kernels.device import Device
 from ingot.kernels.gated_delta import kernels
 from ingot.kernels.gated_delta.kernels import DeltaShape
-from ingot.kernels.gated_delta.selfcheck import selfcheck
+from ingot.kernels.gated_delta.selfcheck import CheckedDelta, check_delta_kernels
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.gpu.texts import KernelText
+from ingot.kernels.gpu.kernel_source import KernelText
 from tests.kernels.paged_attention.memory import emulated
 
 GPU, MAC = Device("cuda", "a GPU", 1), Device("metal", "a Mac", 1)
@@ -22,7 +21,7 @@ WEIGHTS = {"filter": mx.zeros((160, 4, 1)), "a_log": mx.zeros(2), "dt_bias": mx.
 @emulated
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 def test_kernels_that_are_right_pass(dtype: mx.Dtype) -> None:
-    assert selfcheck(GPU, SHAPE, dtype) is None
+    assert check_delta_kernels(GPU, SHAPE, dtype) is None
 
 
 @emulated
@@ -49,8 +48,8 @@ def test_a_kernel_that_is_wrong_is_named(
             assert old in text.body
             return text._replace(body=text.body.replace(old, new))
 
-    monkeypatch.setattr(kernels, "launcher", lambda device: Broken())
-    found = selfcheck(GPU, SHAPE, mx.float32)
+    monkeypatch.setattr(kernels, "kernel_launcher", lambda device: Broken())
+    found = check_delta_kernels(GPU, SHAPE, mx.float32)
     assert found is not None and found.startswith(said)
     checked = CheckedDelta(GPU)
     assert checked.of(SHAPE, mx.float32, **WEIGHTS) is None

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
-from ingot.kernels.gpu.cuda_graph import CudaError, Driver, Launch
+from ingot.kernels.gpu import cuda_graph
+from ingot.kernels.gpu.cuda_graph import (
+    EXTENSION_SOURCE,
+    CudaDriver,
+    CudaError,
+    ExtensionBuildError,
+    GraphKernelLaunch,
+    build_graph_extension,
+    compiler_command,
+    load_graph_extension,
+)
 
 
 class Library:
@@ -37,14 +52,14 @@ class Library:
         return [given for called, given in self.calls if called == name]
 
 
-def launches(count: int) -> list[Launch]:
-    return [Launch(7, (3, 2, 1), 64, [1 << 40, 2 << 40], [5]) for _ in range(count)]
+def launches(count: int) -> list[GraphKernelLaunch]:
+    return [GraphKernelLaunch(7, (3, 2, 1), 64, [1 << 40, 2 << 40], [5]) for _ in range(count)]
 
 
 @pytest.mark.parametrize(("capability", "overlaps"), [(9, 1), (8, 0)])
 def test_each_kernel_of_a_graph_waits_for_the_one_before(capability: int, overlaps: int) -> None:
     library = Library(capability)
-    Driver(library).graph(launches(3))  # type: ignore[arg-type]
+    CudaDriver(library).graph(launches(3))  # type: ignore[arg-type]
     assert len(library.named("cuGraphAddKernelNode_v2")) == 3
     edges = library.named("cuGraphAddDependencies_v2")
     nodes = [(given[1]._obj.value, given[2]._obj.value) for given in edges]
@@ -69,14 +84,14 @@ def test_a_kernel_is_given_addresses_and_then_numbers() -> None:
         return added(name, given)
 
     library._call = noted  # type: ignore[method-assign]
-    Driver(library).graph(launches(1))  # type: ignore[arg-type]
+    CudaDriver(library).graph(launches(1))  # type: ignore[arg-type]
     assert seen == [(1 << 40, 2 << 40, 5, 3, 2, 1, 64, 1, 1, 0)]
 
 
 def test_shared_memory_that_a_launch_asks_for_is_allowed_first() -> None:
     library = Library()
     [launch] = launches(1)
-    Driver(library).graph([launch, launch._replace(lent=80_000)])  # type: ignore[arg-type]
+    CudaDriver(library).graph([launch, launch._replace(lent=80_000)])  # type: ignore[arg-type]
     assert [given[4]._obj.shared for given in library.named("cuGraphAddKernelNode_v2")] == [0, 80_000]
     [(function, attribute, lent)] = library.named("cuFuncSetAttribute")
     assert (function.value, attribute, lent) == (7, 8, 80_000)
@@ -84,7 +99,7 @@ def test_shared_memory_that_a_launch_asks_for_is_allowed_first() -> None:
 
 def test_a_cubin_is_loaded_once() -> None:
     library = Library()
-    driver = Driver(library)  # type: ignore[arg-type]
+    driver = CudaDriver(library)  # type: ignore[arg-type]
     for name in ("one", "other"):
         driver.function(b"cubin", name)
     assert len(library.named("cuModuleLoadData")) == 1
@@ -92,20 +107,79 @@ def test_a_cubin_is_loaded_once() -> None:
 
 
 def test_what_the_driver_refuses_is_told_with_its_words() -> None:
-    driver = Driver(Library(failing="cuGraphLaunch"))  # type: ignore[arg-type]
+    driver = CudaDriver(Library(failing="cuGraphLaunch"))  # type: ignore[arg-type]
     with pytest.raises(CudaError, match=r"cuGraphLaunch: out of luck \(700\)"):
         driver.launch(1, 2)
 
 
 def test_a_driver_that_lacks_something_is_too_old() -> None:
-    driver = Driver(Library(missing="cuGraphLaunch"))  # type: ignore[arg-type]
+    driver = CudaDriver(Library(missing="cuGraphLaunch"))  # type: ignore[arg-type]
     with pytest.raises(CudaError, match=r"has no cuGraphLaunch: it is too old"):
         driver.launch(1, 2)
 
 
 def test_a_graph_that_cannot_be_made_leaves_nothing_behind() -> None:
     library = Library(failing="cuGraphInstantiateWithFlags")
-    driver = Driver(library)  # type: ignore[arg-type]
+    driver = CudaDriver(library)  # type: ignore[arg-type]
     with pytest.raises(CudaError):
         driver.graph(launches(2))
     assert len(library.named("cuGraphDestroy")) == 1
+
+
+HEADERS = Path(mx.__file__).parent / "include/mlx/backend/cuda/device.h"
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None or not HEADERS.exists(), reason="needs g++ and MLX's headers"
+)
+
+
+@needs_compiler
+def test_it_compiles_without_a_warning_against_the_installed_mlx_and_without_cuda(tmp_path: Path) -> None:
+    command = compiler_command(tmp_path)
+    checked = [
+        option for option in command if not option.startswith(("-l", "-L")) and not option.endswith("combined.cpp")
+    ]
+    done = subprocess.run(
+        [*checked, "-fsyntax-only", "-Wall", "-Wextra", "-Werror"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_build_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[list[str]] = []
+
+    def run(command: list[str]) -> None:
+        made.append(command)
+        Path(command[-1]).write_bytes(b"built")
+
+    monkeypatch.setattr(cuda_graph, "_run_compiler", run)
+    monkeypatch.setattr(cuda_graph, "compiler_command", lambda aside: ["c++", str(EXTENSION_SOURCE)])
+    first = build_graph_extension(tmp_path)
+    assert first.read_bytes() == b"built" and build_graph_extension(tmp_path) == first
+    assert len(made) == 1
+    assert [*tmp_path.iterdir()] == [first], "nothing else is left in the folder"
+
+
+def test_without_a_compiler_there_is_none_and_what_to_install_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(ExtensionBuildError, match=r"no C\+\+ compiler is found: install g\+\+"):
+        compiler_command(tmp_path)
+
+
+def test_what_the_compiler_says_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\necho 'x.cpp:1: error: no such luck' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(ExtensionBuildError, match="no such luck"):
+        build_graph_extension(tmp_path)
+    assert not [file for file in tmp_path.iterdir() if file.suffix == ".so"]
+
+
+def test_a_damaged_file_is_an_error_in_words(tmp_path: Path) -> None:
+    damaged = tmp_path / "ingot_graph_launch-0.so"
+    damaged.write_bytes(os.urandom(1000))
+    with pytest.raises(ExtensionBuildError, match="does not load"):
+        load_graph_extension(damaged)

@@ -14,16 +14,15 @@ import pytest
 from ingot.kernels.device import Device
 from ingot.kernels.gpu import emulator
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.gpu.launchers import launcher
-from ingot.kernels.gpu.texts import Kernel, KernelText, Output, Work
-from ingot.kernels.paged.tuning import TUNINGS
-from ingot.kernels.paged_attention.shapes import Shape
+from ingot.kernels.gpu.kernel_source import Kernel, KernelText, LaunchConfig, OutputSpec
+from ingot.kernels.gpu.launcher import kernel_launcher
+from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape
 from tests.kernels.paged_attention.memory import START, Memory, Variant, emulated
 
 BARRIER = "group_barrier();"
 SEEDS = range(1, 7)
-VARIANT = Variant(Shape(8, 2, 64, 64), mx.float32)
-BY_MATRICES = Variant(Shape(8, 2, 64, 64), mx.float16, tuning=TUNINGS["cuda"])
+VARIANT = Variant(AttentionShape(8, 2, 64, 64), mx.float32)
+BY_MATRICES = Variant(AttentionShape(8, 2, 64, 64), mx.float16, tuning=TUNINGS["cuda"])
 
 
 class Broken(Emulator):
@@ -111,13 +110,13 @@ def test_what_would_hang_a_gpu_fails_by_name(line: str, failure: str) -> None:
 def test_shared_memory_is_what_the_launch_asked_for() -> None:
     body = "LENT_FLOATS(lent, 20000); lent[19999] = 1.0f; y[0] = lent[19999];"
     kernel = Kernel("test", "lent", ("x",), ("y",), "", body, True)
-    x, output = mx.zeros(1), (Output((1,), mx.float32),)
-    [y] = Emulator()(kernel, [x], Work((), (1, 1, 1), 32, output, 80_000))
+    x, output = mx.zeros(1), (OutputSpec((1,), mx.float32),)
+    [y] = Emulator()(kernel, [x], LaunchConfig((), (1, 1, 1), 32, output, 80_000))
     assert y.item() == 1
     with pytest.raises(RuntimeError, match="more shared memory than the launch asked for"):
-        Emulator()(kernel, [x], Work((), (1, 1, 1), 32, output, 79_999))
+        Emulator()(kernel, [x], LaunchConfig((), (1, 1, 1), 32, output, 79_999))
     with pytest.raises(RuntimeError, match="more shared memory than a group may ask for"):
-        Emulator()(kernel, [x], Work((), (1, 1, 1), 32, output, 300_000))
+        Emulator()(kernel, [x], LaunchConfig((), (1, 1, 1), 32, output, 300_000))
 
 
 @emulated
@@ -129,20 +128,20 @@ def test_what_does_not_compile_says_why() -> None:
 @emulated
 def test_a_kernel_is_compiled_once_for_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emulator.tempfile, "gettempdir", lambda: str(tmp_path))
-    emulator._compiled.cache_clear()
+    emulator._compiled_kernel.cache_clear()
     compiled: list[list[str]] = []
     run = subprocess.run
     monkeypatch.setattr(
         emulator.subprocess, "run", lambda command, **kw: compiled.append(command) or run(command, **kw)
     )
-    memory = Memory(Variant(Shape(1, 1, 16, 16)), [3])
+    memory = Memory(Variant(AttentionShape(1, 1, 16, 16)), [3])
     _attended_once = memory.variant.attention().attend(memory.queries, memory.rows(), memory.slabs, START)
     mx.eval(_attended_once)
     assert len(compiled) == 2, "locate and attend"
-    emulator._compiled.cache_clear()
+    emulator._compiled_kernel.cache_clear()
     memory.variant.attention().attend(memory.queries, memory.rows(), memory.slabs, START)
     assert len(compiled) == 2
-    emulator._compiled.cache_clear()
+    emulator._compiled_kernel.cache_clear()
 
 
 @emulated
@@ -155,21 +154,21 @@ def test_code_in_a_folder_that_others_may_write_is_not_run(tmp_path: Path, monke
 
 
 def test_kernels_run_where_something_runs_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    launcher.cache_clear()
+    kernel_launcher.cache_clear()
     monkeypatch.setattr(emulator.shutil, "which", lambda name: None)
-    assert launcher(Device("cpu", "a CPU", 1)) is None
+    assert kernel_launcher(Device("cpu", "a CPU", 1)) is None
     if mx.default_device() == mx.cpu:
-        assert launcher(Device("cuda", "no compiler here", 1)) is None
+        assert kernel_launcher(Device("cuda", "no compiler here", 1)) is None
         monkeypatch.setattr(emulator.shutil, "which", lambda name: f"/usr/bin/{name}")
-        assert isinstance(launcher(Device("metal", "a compiler", 1)), Emulator)
-    launcher.cache_clear()
+        assert isinstance(kernel_launcher(Device("metal", "a compiler", 1)), Emulator)
+    kernel_launcher.cache_clear()
 
 
 @emulated
 def test_a_template_that_does_not_settle_what_arrays_hold_is_noticed() -> None:
     """A device's launcher would take them for what was there first."""
     kernel = Kernel("test", "twice", ("x",), ("y",), "", "y[0] = x[0];")
-    work, run = Work((), (1, 1, 1), 32, (Output((1,), mx.float32),)), Emulator()
+    work, run = LaunchConfig((), (1, 1, 1), 32, (OutputSpec((1,), mx.float32),)), Emulator()
     run(kernel, [mx.ones(1, mx.float32)], work)
     run(kernel, [mx.ones(1, mx.float16)], work)
     with pytest.raises(RuntimeError, match="twice: its template does not settle its arrays"):

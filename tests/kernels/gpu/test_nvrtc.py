@@ -5,13 +5,28 @@ from __future__ import annotations
 import ctypes
 import importlib.machinery
 import importlib.util
+import os
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ingot.kernels.gpu import nvrtc
-from ingot.kernels.gpu.nvrtc import Nvrtc, NvrtcError, architecture
+from ingot.kernels.gpu.launcher import CudaLauncher
+from ingot.kernels.gpu.nvrtc import (
+    MLX_CACHE_VARIABLE,
+    NO_BYTES_HASH,
+    CubinCache,
+    MlxKernelFolder,
+    Nvrtc,
+    NvrtcError,
+    cubin_key,
+    gpu_architecture,
+)
 from tests.kernels.gpu.fake_nvrtc import fake_nvrtc, library, needs_compiler
+from tests.kernels.gpu.test_launcher import CudaLauncherDevice, halve
 
 
 def packages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,4 +97,146 @@ def test_without_cudas_headers_it_is_of_no_use(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize(("capability", "name"), [((8, 6), "sm_86"), ((9, 0), "sm_90a"), ((12, 0), "sm_120a")])
 def test_an_architecture_is_the_devices_very_own(capability: tuple[int, int], name: str) -> None:
-    assert architecture(*capability) == name
+    assert gpu_architecture(*capability) == name
+
+
+only_shelf = needs_compiler
+
+
+@pytest.fixture
+def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CudaLauncherDevice:
+    made = CudaLauncherDevice(tmp_path)
+    shelf = MlxKernelFolder(tmp_path / "shelf")
+    made.run = CudaLauncher(fake_nvrtc(tmp_path), "sm_90a", None, made.compiled_by_mlx, shelf)
+    monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", lambda **call: made.precompiled(**call))
+    return made
+
+
+@only_shelf
+def test_a_launch_carries_a_name_under_which_mlx_finds_the_bytes(device: CudaLauncherDevice, tmp_path: Path) -> None:
+    for dtype in (mx.float32, mx.bfloat16):
+        halve(device.run, dtype)
+    assert [call["compiled_source"] for call in device.calls] == [b"", b""]
+    for call in device.calls:
+        kernel = tmp_path / "shelf" / f"{call['name']}_{NO_BYTES_HASH:x}.ptx"
+        name, function = kernel.with_suffix(".txt").read_text().split()
+        assert name == call["name"]
+        assert f"void {function}(" in kernel.read_text()
+    assert len({call["name"] for call in device.calls}) == 2
+
+
+@only_shelf
+def test_where_mlx_looks_elsewhere_the_bytes_are_carried_after_all(
+    device: CudaLauncherDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def looks_elsewhere(**call: object) -> list[mx.array]:
+        if not call["compiled_source"]:
+            raise RuntimeError("Failed to load compiled kernel")
+        return device.precompiled(**call)
+
+    monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", looks_elsewhere)
+    for _ in range(3):
+        halve(device.run)
+    assert len(device.calls) == 3 and not device.by_mlx
+    for call in device.calls:
+        assert f"void {call['name']}(".encode() in call["compiled_source"]
+
+
+@only_shelf
+def test_mlx_is_told_of_the_folder_unless_it_was_told_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv(MLX_CACHE_VARIABLE, raising=False)
+    assert (
+        MlxKernelFolder.usual().folder == Path(os.environ[MLX_CACHE_VARIABLE]) == tmp_path / ".cache/ingot/mlx-kernels"
+    )
+    monkeypatch.setenv(MLX_CACHE_VARIABLE, str(tmp_path / "other"))
+    assert MlxKernelFolder.usual().folder == tmp_path / "other"
+
+
+@only_shelf
+def test_what_lies_there_is_not_written_again(tmp_path: Path) -> None:
+    shelf = MlxKernelFolder(tmp_path)
+    shelf.lay("a", "f", b"123")
+    [kernel] = tmp_path.glob("*.ptx")
+    before = kernel.stat().st_mtime_ns
+    shelf.lay("a", "f", b"123")
+    assert kernel.stat().st_mtime_ns == before
+    shelf.lay("a", "f", b"1234")
+    assert kernel.read_bytes() == b"1234" and len(list(tmp_path.iterdir())) == 2
+
+
+@only_shelf
+def test_what_was_damaged_there_is_written_again(tmp_path: Path) -> None:
+    shelf = MlxKernelFolder(tmp_path)
+    shelf.lay("a", "f", b"123")
+    [kernel] = tmp_path.glob("*.ptx")
+    kernel.write_bytes(b"1x3")
+    shelf.lay("a", "f", b"123")
+    assert kernel.read_bytes() == b"123"
+
+
+@only_shelf
+def test_a_folder_that_others_write_to_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o777)
+    with pytest.raises(PermissionError, match="not this user's alone"):
+        MlxKernelFolder(tmp_path / "shared")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> CubinCache:
+    return CubinCache(tmp_path / "deep" / "kernels")
+
+
+def test_what_was_written_is_read_again(folder: CubinCache) -> None:
+    folder.write("some", b"code")
+    assert folder.read("some") == b"code"
+    assert folder.read("other") is None
+
+
+def test_the_folder_is_its_users_alone(folder: CubinCache) -> None:
+    assert folder.folder.stat().st_mode & 0o777 == 0o700
+    folder.folder.chmod(0o770)
+    with pytest.raises(PermissionError, match="not this user's alone"):
+        CubinCache(folder.folder)
+
+
+@pytest.mark.parametrize("damaged", [b"", b"code", b"\0" * 32, b"\0" * 32 + b"code"])
+def test_a_damaged_file_is_none_and_is_written_anew(folder: CubinCache, damaged: bytes) -> None:
+    (folder.folder / "some.cubin").write_bytes(damaged)
+    assert folder.read("some") is None
+    folder.write("some", b"code")
+    assert folder.read("some") == b"code"
+
+
+def test_a_file_that_was_cut_anywhere_is_none(folder: CubinCache) -> None:
+    folder.write("some", b"some code")
+    whole = (folder.folder / "some.cubin").read_bytes()
+    for length in range(len(whole)):
+        (folder.folder / "some.cubin").write_bytes(whole[:length])
+        assert folder.read("some") is None
+
+
+def test_what_fails_to_be_written_leaves_nothing(folder: CubinCache) -> None:
+    (folder.folder / "some.cubin").mkdir()
+    with pytest.raises(OSError):
+        folder.write("some", b"code")
+    assert [file.name for file in folder.folder.iterdir()] == ["some.cubin"]
+
+
+def test_beyond_its_bound_it_forgets_what_was_used_longest_ago(tmp_path: Path) -> None:
+    folder = CubinCache(tmp_path / "kernels", most_bytes=2 * (32 + 4))
+    for age, name in enumerate(("oldest", "middle", "newest")):
+        folder.write(name, b"code")
+        os.utime(folder.folder / f"{name}.cubin", (1000 + age, 1000 + age))
+    assert folder.read("oldest") == b"code"
+    folder.prune()
+    assert {file.name for file in folder.folder.iterdir()} == {"oldest.cubin", "newest.cubin"}
+
+
+@given(st.lists(st.text(alphabet="ab"), max_size=4), st.lists(st.text(alphabet="ab"), max_size=4))
+def test_a_key_tells_everything_apart(some: list[str], others: list[str]) -> None:
+    if some and others:
+        assert (cubin_key(*some) == cubin_key(*others)) == (some == others)

@@ -7,7 +7,7 @@ import mlx.nn as nn
 import pytest
 
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.lora.kernels import LoraMatrices, add_adapted
+from ingot.kernels.lora import LoraMatrices, add_lora_products
 from tests.kernels.paged_attention.memory import BOUNDS, emulated
 
 pytestmark = emulated
@@ -41,7 +41,7 @@ def wanted(states: mx.array, product: mx.array, matrices: LoraMatrices, places: 
 def test_each_token_gets_what_its_own_adapter_adds(outputs: tuple[int, ...], dtype: mx.Dtype) -> None:
     matrices, places = made(96, outputs, 16, dtype), [2, 0, 1, 2, -1]
     states, product = drawn(5, 96, dtype=dtype), drawn(5, sum(outputs), dtype=dtype, seed=3)
-    found = add_adapted(Emulator(seed=4), states, product, matrices, mx.array(places, mx.int32))
+    found = add_lora_products(Emulator(seed=4), states, product, matrices, mx.array(places, mx.int32))
     right = wanted(states, product, matrices, places).astype(mx.float32)
     assert float(mx.abs(found.astype(mx.float32) - right).max() / mx.abs(right).max()) < BOUNDS[dtype]
     assert mx.array_equal(found[1], product[1]) and mx.array_equal(found[4], product[4])
@@ -51,9 +51,9 @@ def test_a_token_has_the_same_bits_alone_and_among_others() -> None:
     matrices = made(2080, (40, 40), 8, mx.bfloat16)
     states, product = drawn(4, 2080, dtype=mx.bfloat16), drawn(4, 80, dtype=mx.bfloat16, seed=3)
     places = mx.array([1, 2, 0, 1], mx.int32)
-    together = add_adapted(Emulator(), states, product, matrices, places)
+    together = add_lora_products(Emulator(), states, product, matrices, places)
     for n in range(4):
-        alone = add_adapted(Emulator(), states[n : n + 1], product[n : n + 1], matrices, places[n : n + 1])
+        alone = add_lora_products(Emulator(), states[n : n + 1], product[n : n + 1], matrices, places[n : n + 1])
         assert mx.array_equal(alone[0], together[n])
 
 
@@ -67,7 +67,7 @@ def test_matrices_that_are_not_covered_are_known() -> None:
 def test_what_is_gated_is_gated_behind_it(dtype: mx.Dtype) -> None:
     matrices, places = made(96, (40, 40), 16, dtype), mx.array([2, 0, 1], mx.int32)
     states, product = drawn(3, 96, dtype=dtype), 3 * drawn(3, 80, dtype=dtype, seed=3)
-    plain = add_adapted(Emulator(), states, product, matrices, places)
-    found = add_adapted(Emulator(), states, product, matrices, places, gated=True)
+    plain = add_lora_products(Emulator(), states, product, matrices, places)
+    found = add_lora_products(Emulator(), states, product, matrices, places, gated=True)
     right = (nn.silu(plain[:, :40]) * plain[:, 40:]).astype(mx.float32)
     assert float(mx.abs(found.astype(mx.float32) - right).max() / mx.abs(right).max()) < BOUNDS[dtype]

@@ -8,14 +8,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.gpu.texts import Kernel, Work
-from ingot.kernels.packed.tuning import TUNING, Cut, Tuning
-from ingot.kernels.packed_matmul.kernels import BITS, DTYPES, GROUPS, PackedProduct, Packing
+from ingot.kernels.gpu.kernel_source import Kernel, LaunchConfig
+from ingot.kernels.packed_matmul.kernels import (
+    BITS,
+    DTYPES,
+    GROUPS,
+    PACKED_TUNING,
+    PackedCut,
+    PackedFormat,
+    PackedProduct,
+    PackedTuning,
+)
 from tests.kernels.packed_matmul.weights import BOUNDS, activations, exact, experts, off, packed, product
 from tests.kernels.paged_attention.memory import emulated
 
 pytestmark = emulated
-FOURS = Packing(4, 64)
+FOURS = PackedFormat(4, 64)
 
 
 @pytest.mark.sampled(7)
@@ -23,7 +31,7 @@ FOURS = Packing(4, 64)
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("bits", BITS)
 def test_every_packing_is_multiplied_rightly(bits: int, group: int, dtype: mx.Dtype) -> None:
-    packing = Packing(bits, group)
+    packing = PackedFormat(bits, group)
     weights = packed(packing, 21, group * 5, dtype)
     x = activations(3, weights.columns, dtype)
     assert off(product(packing, dtype)(x, weights), exact(x, weights)) < BOUNDS[dtype]
@@ -59,30 +67,39 @@ def test_experts_multiply_as_each_would_alone(dtype: mx.Dtype) -> None:
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("cut", [Cut(8, 2, stages=2), Cut(8, 1, stages=4, ahead=False), Cut(8, 4)], ids=str)
+@pytest.mark.parametrize(
+    "cut", [PackedCut(8, 2, stages=2), PackedCut(8, 1, stages=4, ahead=False), PackedCut(8, 4)], ids=str
+)
 @pytest.mark.parametrize("rows", [5, 13])
 @pytest.mark.parametrize("groups", [64, 37])
-def test_how_many_outputs_and_stages_there_are_changes_no_bits(cut: Cut, rows: int, groups: int) -> None:
+def test_how_many_outputs_and_stages_there_are_changes_no_bits(cut: PackedCut, rows: int, groups: int) -> None:
     weights = packed(FOURS, 50, 64 * groups, mx.bfloat16)
     x = activations(rows, weights.columns, mx.bfloat16)
-    found = product(FOURS, mx.bfloat16, Tuning(wide=1, many=(cut, cut)))(x, weights)
-    assert mx.array_equal(found, product(FOURS, mx.bfloat16, Tuning(few=(Cut(8, 1), Cut(8, 1))))(x, weights))
+    found = product(FOURS, mx.bfloat16, PackedTuning(wide=1, many=(cut, cut)))(x, weights)
+    assert mx.array_equal(
+        found, product(FOURS, mx.bfloat16, PackedTuning(few=(PackedCut(8, 1), PackedCut(8, 1))))(x, weights)
+    )
     assert off(found, exact(x, weights)) < BOUNDS[mx.bfloat16]
 
 
-@pytest.mark.parametrize("cut", [Cut(4, 2, fetch=128), Cut(4, 4, fetch=32), Cut(16, 1, fetch=256)], ids=str)
-def test_columns_may_be_dealt_out_to_any_number_of_warps(cut: Cut) -> None:
+@pytest.mark.parametrize(
+    "cut", [PackedCut(4, 2, fetch=128), PackedCut(4, 4, fetch=32), PackedCut(16, 1, fetch=256)], ids=str
+)
+def test_columns_may_be_dealt_out_to_any_number_of_warps(cut: PackedCut) -> None:
     weights = packed(FOURS, 50, 64 * 37, mx.bfloat16)
-    multiply, x = product(FOURS, mx.bfloat16, Tuning(few=(cut, cut))), activations(11, weights.columns, mx.bfloat16)
+    multiply, x = (
+        product(FOURS, mx.bfloat16, PackedTuning(few=(cut, cut))),
+        activations(11, weights.columns, mx.bfloat16),
+    )
     assert off(multiply(x, weights), exact(x, weights)) < BOUNDS[mx.bfloat16]
     assert mx.array_equal(multiply(x[3:4], weights), multiply(x, weights)[3:4])
 
 
-@pytest.mark.parametrize("packing", [Packing(bits, group) for bits in BITS for group in GROUPS], ids=str)
+@pytest.mark.parametrize("packing", [PackedFormat(bits, group) for bits in BITS for group in GROUPS], ids=str)
 @pytest.mark.parametrize("outputs", [4096, 28672])
-def test_every_packing_has_memory_for_enough_stages_and_is_summed_alike(packing: Packing, outputs: int) -> None:
+def test_every_packing_has_memory_for_enough_stages_and_is_summed_alike(packing: PackedFormat, outputs: int) -> None:
     bits, group = packing.bits, packing.group
-    cuts = [TUNING.cut_of(bits, group, outputs, eights) for eights in (1, 2)]
+    cuts = [PACKED_TUNING.cut_of(bits, group, outputs, eights) for eights in (1, 2)]
     for cut in cuts:
         stage = cut.tiles * 16 * cut.depth_of(bits, group) * group * bits // 8
         assert cut.stages >= 3 and cut.warps * cut.stages * stage <= 48 * 1024
@@ -98,11 +115,11 @@ def test_what_is_added_is_added_to_the_rounded_product(dtype: mx.Dtype, rows: in
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("tuning", [TUNING, Tuning(wide=1)], ids=["few outputs", "many"])
+@pytest.mark.parametrize("tuning", [PACKED_TUNING, PackedTuning(wide=1)], ids=["few outputs", "many"])
 @pytest.mark.parametrize("outputs", [64, 88])
 @pytest.mark.parametrize("rows", [1, 11])
 def test_a_gate_and_what_it_lets_through_are_rounded_as_operations_of_their_own(
-    rows: int, outputs: int, tuning: Tuning
+    rows: int, outputs: int, tuning: PackedTuning
 ) -> None:
     weights, multiply = packed(FOURS, outputs, 64 * 7, mx.bfloat16), product(FOURS, mx.bfloat16, tuning)
     x = activations(rows, weights.columns, mx.bfloat16)
@@ -128,33 +145,33 @@ def test_what_is_no_number_stays_in_its_own_row() -> None:
 def test_threads_may_run_in_any_order(seed: int) -> None:
     weights = packed(FOURS, 40, 64 * 9, mx.bfloat16)
     x = activations(9, weights.columns, mx.bfloat16)
-    found = product(FOURS, mx.bfloat16, TUNING, Emulator(seed))(x, weights)
+    found = product(FOURS, mx.bfloat16, PACKED_TUNING, Emulator(seed))(x, weights)
     assert mx.array_equal(found, product(FOURS, mx.bfloat16)(x, weights))
 
 
 @pytest.mark.parametrize(
     ("packing", "said"),
     [
-        (Packing(4, 32, "mxfp4"), "packed as mxfp4"),
-        (Packing(1, 64), "of 1 bits"),
-        (Packing(4, 16), "groups of 16"),
+        (PackedFormat(4, 32, "mxfp4"), "packed as mxfp4"),
+        (PackedFormat(1, 64), "of 1 bits"),
+        (PackedFormat(4, 16), "groups of 16"),
     ],
     ids=str,
 )
-def test_a_packing_without_a_kernel_is_named(packing: Packing, said: str) -> None:
+def test_a_packing_without_a_kernel_is_named(packing: PackedFormat, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         PackedProduct(Emulator(), packing, mx.bfloat16)
 
 
 def test_how_a_product_is_cut_is_chosen_once_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[tuple[int, ...]] = []
-    choose = Tuning.cut_of
+    choose = PackedTuning.cut_of
 
-    def counted(self: Tuning, bits: int, group: int, outputs: int, eights: int) -> Cut:
+    def counted(self: PackedTuning, bits: int, group: int, outputs: int, eights: int) -> PackedCut:
         chosen.append((outputs, eights))
         return choose(self, bits, group, outputs, eights)
 
-    monkeypatch.setattr(Tuning, "cut_of", counted)
+    monkeypatch.setattr(PackedTuning, "cut_of", counted)
     some, others = packed(FOURS, 24, 64 * 2, mx.bfloat16), packed(FOURS, 40, 64 * 3, mx.bfloat16)
     multiply = product(FOURS, mx.bfloat16, run=_unrun)
     for _ in range(3):
@@ -166,6 +183,6 @@ def test_how_a_product_is_cut_is_chosen_once_a_shape(monkeypatch: pytest.MonkeyP
     assert sorted(chosen) == [(24, 1), (24, 2), (40, 1), (40, 2)]
 
 
-def _unrun(kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
+def _unrun(kernel: Kernel, inputs: list[mx.array], work: LaunchConfig) -> list[mx.array]:
     """What a launcher is given, without a launch."""
     return [mx.zeros(output.shape, output.dtype) for output in work.outputs]

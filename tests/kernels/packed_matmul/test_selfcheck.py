@@ -7,37 +7,35 @@ import pytest
 
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.gpu.texts import KernelText
-from ingot.kernels.packed import checked as checked_module
-from ingot.kernels.packed import scratch
-from ingot.kernels.packed.checked import CheckedPacked
+from ingot.kernels.gpu.kernel_source import KernelText
 from ingot.kernels.packed_matmul import kernels
-from ingot.kernels.packed_matmul.kernels import DTYPES, PackedWeights, Packing
-from ingot.kernels.packed_matmul.selfcheck import selfcheck
+from ingot.kernels.packed_matmul import selfcheck as checked_module
+from ingot.kernels.packed_matmul.kernels import DTYPES, PackedFormat, PackedWeights
+from ingot.kernels.packed_matmul.selfcheck import CheckedPacked, check_packed_product
 from tests.kernels.packed_matmul.weights import experts, packed
 from tests.kernels.paged_attention.memory import emulated
 
 GPU, MAC = Device("cuda", "a GPU", 1), Device("metal", "a Mac", 1)
-FOURS = Packing(4, 64)
+FOURS = PackedFormat(4, 64)
 
 
 @emulated
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_kernels_that_are_right_pass(dtype: mx.Dtype) -> None:
-    assert selfcheck(GPU, packed(FOURS, 40, 640, dtype)) is None
+    assert check_packed_product(GPU, packed(FOURS, 40, 640, dtype)) is None
 
 
 @emulated
 def test_experts_that_are_right_pass_and_others_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = experts(FOURS, 5, 24, 640, mx.bfloat16)
-    assert selfcheck(GPU, weights) is None
+    assert check_packed_product(GPU, weights) is None
 
     class Broken(Emulator):
         def rewritten(self, text: KernelText) -> KernelText:
             return text._replace(body=text.body.replace("chosen[to_row]", "chosen[0]"))
 
-    monkeypatch.setattr(kernels, "launcher", lambda device: Broken())
-    assert selfcheck(GPU, weights) == "gather differs for 5 experts of 24x640 of 4 bits in groups of 64"
+    monkeypatch.setattr(kernels, "kernel_launcher", lambda device: Broken())
+    assert check_packed_product(GPU, weights) == "gather differs for 5 experts of 24x640 of 4 bits in groups of 64"
 
 
 @emulated
@@ -59,7 +57,7 @@ def test_a_kernel_that_is_wrong_is_named(old: str, new: str, said: str, monkeypa
             assert old in text.body
             return text._replace(body=text.body.replace(old, new))
 
-    monkeypatch.setattr(kernels, "launcher", lambda device: Broken())
+    monkeypatch.setattr(kernels, "kernel_launcher", lambda device: Broken())
     weights, checked = packed(FOURS, 40, 2560, mx.bfloat16), CheckedPacked(GPU)
     assert checked.of(weights) is None
     assert next(iter(checked.wrong.values())).startswith(said)
@@ -72,7 +70,7 @@ def test_layers_whose_products_are_the_same_kernels_are_compared_once(monkeypatc
     def compare(device: Device, weights: PackedWeights) -> None:
         compared.append(weights.outputs)
 
-    monkeypatch.setattr(checked_module, "selfcheck", compare)
+    monkeypatch.setattr(checked_module, "check_packed_product", compare)
     checked = CheckedPacked(GPU)
     for outputs, columns in ((64, 128), (128, 128), (1024, 128), (72, 128), (64, 192), (8192, 64), (16384, 64)):
         assert checked.of(packed(FOURS, outputs, columns, mx.bfloat16)) is not None
@@ -89,7 +87,7 @@ def test_weights_that_are_unpacked_wrongly_are_left_to_mlx_for_many_rows(monkeyp
         def rewritten(self, text: KernelText) -> KernelText:
             return text._replace(body=text.body.replace("biases[", "scales["))
 
-    monkeypatch.setattr(scratch, "launcher", lambda device: Broken())
+    monkeypatch.setattr(kernels, "kernel_launcher", lambda device: Broken())
     wrong.reserve(layers)
     assert wrong.scratch is None and list(wrong.wrong.values()) == [f"unpack differs for {layers[0]}"]
 
@@ -97,11 +95,13 @@ def test_weights_that_are_unpacked_wrongly_are_left_to_mlx_for_many_rows(monkeyp
 @emulated
 def test_a_mac_is_left_mlxs_own_kernels_and_that_is_nothing_wrong() -> None:
     checked = CheckedPacked(MAC)
-    assert checked.of(packed(FOURS, 40, 640, mx.bfloat16)) is None and not checked.supports(Packing(4, 32, "mxfp4"))
+    assert checked.of(packed(FOURS, 40, 640, mx.bfloat16)) is None and not checked.supports(
+        PackedFormat(4, 32, "mxfp4")
+    )
     assert not checked.wrong
 
 
 def test_a_packing_without_a_kernel_is_named_once() -> None:
     checked = CheckedPacked(GPU)
-    assert not checked.supports(Packing(4, 32, "mxfp4")) and not checked.supports(Packing(4, 32, "mxfp4"))
+    assert not checked.supports(PackedFormat(4, 32, "mxfp4")) and not checked.supports(PackedFormat(4, 32, "mxfp4"))
     assert list(checked.wrong.values()) == ["weights packed as mxfp4: there are kernels for affine ones"]

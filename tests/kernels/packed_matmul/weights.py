@@ -6,21 +6,20 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.gpu.launchers import Launcher
-from ingot.kernels.packed.tuning import TUNING, Tuning
-from ingot.kernels.packed_matmul.kernels import PackedProduct, PackedWeights, Packing
+from ingot.kernels.gpu.launcher import Launcher
+from ingot.kernels.packed_matmul.kernels import PACKED_TUNING, PackedFormat, PackedProduct, PackedTuning, PackedWeights
 
 BOUNDS = {mx.float32: 4e-6, mx.float16: 2**-10, mx.bfloat16: 2**-7}
 """Of the largest number, by which what is rounded once may be off."""
 
 
-def packed(packing: Packing, outputs: int, columns: int, dtype: mx.Dtype, seed: int = 0) -> PackedWeights:
+def packed(packing: PackedFormat, outputs: int, columns: int, dtype: mx.Dtype, seed: int = 0) -> PackedWeights:
     drawn = np.random.default_rng(seed).standard_normal((outputs, columns), np.float32)
     quantized = mx.quantize(mx.array(drawn).astype(dtype), group_size=packing.group, bits=packing.bits)
     return PackedWeights.of(packing, *quantized)
 
 
-def experts(packing: Packing, count: int, outputs: int, columns: int, dtype: mx.Dtype) -> PackedWeights:
+def experts(packing: PackedFormat, count: int, outputs: int, columns: int, dtype: mx.Dtype) -> PackedWeights:
     flat = packed(packing, count * outputs, columns, dtype)
     parts = (part.reshape(count, outputs, -1) for part in (flat.weight, flat.scales, flat.biases))
     return PackedWeights(packing, *parts)
@@ -30,7 +29,9 @@ def activations(rows: int, columns: int, dtype: mx.Dtype, seed: int = 1) -> mx.a
     return mx.array(np.random.default_rng(seed).standard_normal((rows, columns), np.float32)).astype(dtype)
 
 
-def product(packing: Packing, dtype: mx.Dtype, tuning: Tuning = TUNING, run: Launcher | None = None) -> PackedProduct:
+def product(
+    packing: PackedFormat, dtype: mx.Dtype, tuning: PackedTuning = PACKED_TUNING, run: Launcher | None = None
+) -> PackedProduct:
     return PackedProduct(run or Emulator(), packing, dtype, tuning)
 
 

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.gpu.launchers import Launcher
-from ingot.kernels.paged.slabs import PAGE_LIMIT, Slabs, page_number
-from ingot.kernels.paged.tuning import TUNINGS, Tuning
-from ingot.kernels.paged_attention.inputs import Rows
+from ingot.kernels.gpu.launcher import Launcher
+from ingot.kernels.paged_attention.inputs import PAGE_LIMIT, KernelRows, KVSlabs, page_number
 from ingot.kernels.paged_attention.kernels import PagedAttention
-from ingot.kernels.paged_attention.shapes import Shape
+from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape, AttentionTuning
 
 emulated = pytest.mark.skipif(
     mx.default_device() != mx.cpu or not Emulator.available(), reason="the emulator needs a CPU and g++"
@@ -31,12 +29,12 @@ VECTORS = replace(TUNINGS["cuda"], matrix=None)
 class Variant:
     """A layer's attention, and how it is cut."""
 
-    shape: Shape
+    shape: AttentionShape
     dtype: mx.Dtype = mx.bfloat16
     cap: float | None = None
     sinks: bool = False
     window: int | None = None
-    tuning: Tuning = VECTORS
+    tuning: AttentionTuning = VECTORS
 
     def attention(self, run: Launcher | None = None) -> PagedAttention:
         sinks = mx.array(self.sink_scores()) if self.sinks else None
@@ -85,7 +83,7 @@ class Memory:
                 for kind in numbers:
                     part = kind[page // PAGE_LIMIT, page % PAGE_LIMIT, :, :held]
                     part[np.isnan(part)] = self._random.standard_normal(int(np.isnan(part).sum()), np.float32)
-        self.slabs = Slabs(*([mx.array(slab).astype(variant.dtype) for slab in kind] for kind in numbers))
+        self.slabs = KVSlabs(*([mx.array(slab).astype(variant.dtype) for slab in kind] for kind in numbers))
         self.queries = self.drawn(sum(self.counts), shape.heads, shape.key_size)
         mx.eval(self.slabs.keys, self.slabs.values, self.queries)
 
@@ -100,11 +98,11 @@ class Memory:
             for length, count in zip(self.lengths, self.counts, strict=True)
         ]
 
-    def rows(self, *, trimmed: bool = False) -> Rows:
+    def rows(self, *, trimmed: bool = False) -> KernelRows:
         """With `trimmed`, tables begin where windows do."""
         firsts = self.firsts() if trimmed else [0] * len(self.lengths)
         tables = [table[first:] for table, first in zip(self.tables, firsts, strict=True)]
-        return Rows.of(tables, self.lengths, firsts=firsts, counts=self.counts)
+        return KernelRows.of(tables, self.lengths, firsts=firsts, counts=self.counts)
 
     def expected(self) -> np.ndarray:
         """Attention in float64."""

@@ -12,11 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.gpu.texts import Kernel, KernelText, Output, Work
-from ingot.kernels.paged.slabs import Slabs
-from ingot.kernels.paged.tuning import TUNINGS, Tuning
-from ingot.kernels.paged_attention.inputs import Rows, page_copies, token_slots
-from ingot.kernels.paged_attention.shapes import Shape
+from ingot.kernels.gpu.kernel_source import Kernel, KernelText, LaunchConfig, OutputSpec
+from ingot.kernels.paged_attention.inputs import KernelRows, KVSlabs, page_copies, token_slots
+from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape, AttentionTuning
 from tests.kernels.paged_attention.memory import START, VECTORS, Memory, Variant, check, emulated
 
 pytestmark = emulated
@@ -26,7 +24,7 @@ AWKWARD = [1, 63, 64, 65, 700]
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("group", range(1, 17))
 def test_any_number_of_queries_shares_a_head_of_keys(group: int) -> None:
-    variant = Variant(Shape(2 * group, 2, 32, 32))
+    variant = Variant(AttentionShape(2 * group, 2, 32, 32))
     memory = Memory(variant, [1, 70, 515])
     check(memory, variant.attention().attend(memory.queries, memory.rows(), memory.slabs, START))
 
@@ -34,7 +32,7 @@ def test_any_number_of_queries_shares_a_head_of_keys(group: int) -> None:
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("size", [16, 48, 64, 80, 96, 112, 128, 192, 256])
 def test_heads_of_any_size(size: int) -> None:
-    variant = Variant(Shape(4, 2, size, size), mx.float16, tuning=TUNINGS["metal"])
+    variant = Variant(AttentionShape(4, 2, size, size), mx.float16, tuning=TUNINGS["metal"])
     memory = Memory(variant, AWKWARD)
     check(memory, variant.attention().attend(memory.queries, memory.rows(), memory.slabs, START))
 
@@ -43,7 +41,7 @@ def test_heads_of_any_size(size: int) -> None:
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 @pytest.mark.parametrize(("key_size", "value_size"), [(64, 128), (192, 112)])
 def test_keys_and_values_of_different_sizes_in_any_dtype(key_size: int, value_size: int, dtype: mx.Dtype) -> None:
-    variant = Variant(Shape(6, 2, key_size, value_size, page=128), dtype)
+    variant = Variant(AttentionShape(6, 2, key_size, value_size, page=128), dtype)
     memory = Memory(variant, AWKWARD)
     check(memory, variant.attention().attend(memory.queries, memory.rows(), memory.slabs, START))
 
@@ -51,21 +49,23 @@ def test_keys_and_values_of_different_sizes_in_any_dtype(key_size: int, value_si
 @pytest.mark.parametrize("kind", ["cuda", "metal"])
 @pytest.mark.parametrize("page", [64, 512])
 def test_caps_sinks_and_windows_together(kind: str, page: int) -> None:
-    shape = Shape(8, 1, 64, 64, page)
+    shape = AttentionShape(8, 1, 64, 64, page)
     variant = Variant(shape, mx.float32, 5.0, True, 300, TUNINGS[kind])  # type: ignore[index]
     memory = Memory(variant, [1, 300, 301, 1100])
     check(memory, variant.attention().attend(memory.queries, memory.rows(), memory.slabs, START))
 
 
-@pytest.mark.parametrize("tuning", [Tuning(256, 8, 4, 8), Tuning(1024, 1, 2, 4), Tuning(512, 2, 8, 8)], ids=repr)
-def test_the_result_is_the_same_however_the_work_is_cut(tuning: Tuning) -> None:
-    variant = Variant(Shape(5, 1, 64, 64), mx.float32, tuning=tuning)
+@pytest.mark.parametrize(
+    "tuning", [AttentionTuning(256, 8, 4, 8), AttentionTuning(1024, 1, 2, 4), AttentionTuning(512, 2, 8, 8)], ids=repr
+)
+def test_the_result_is_the_same_however_the_work_is_cut(tuning: AttentionTuning) -> None:
+    variant = Variant(AttentionShape(5, 1, 64, 64), mx.float32, tuning=tuning)
     memory = Memory(variant, [1, 255, 1500])
     check(memory, variant.attention().attend(memory.queries, memory.rows(), memory.slabs, START))
 
 
 def test_more_stretches_than_threads_that_merge_them() -> None:
-    variant = Variant(Shape(1, 1, 16, 16), mx.float32, tuning=Tuning(64, 1, 1, 4))
+    variant = Variant(AttentionShape(1, 1, 16, 16), mx.float32, tuning=AttentionTuning(64, 1, 1, 4))
     memory = Memory(variant, [64 * 130 + 5, 64 * 128])
     check(memory, variant.attention(Emulator(3)).attend(memory.queries, memory.rows(), memory.slabs, START))
 
@@ -76,7 +76,7 @@ lengths = st.lists(st.integers(1, 1300), min_size=1, max_size=4)
 @given(lengths, st.integers(0, 3), st.integers(0, 2**31))
 @settings(max_examples=15, deadline=None)
 def test_rows_of_any_lengths_that_share_pages(lengths: list[int], shared: int, seed: int) -> None:
-    variant = Variant(Shape(4, 1, 64, 64))
+    variant = Variant(AttentionShape(4, 1, 64, 64))
     memory = Memory(variant, lengths, shared=shared, seed=seed)
     attended = variant.attention(Emulator(seed)).attend(memory.queries, memory.rows(), memory.slabs, START)
     check(memory, attended)
@@ -85,7 +85,7 @@ def test_rows_of_any_lengths_that_share_pages(lengths: list[int], shared: int, s
 @given(lengths, st.booleans(), st.sampled_from([1, 100, 513]), st.integers(0, 2**31))
 @settings(max_examples=15, deadline=None)
 def test_a_table_may_begin_where_the_window_does(lengths: list[int], trimmed: bool, window: int, seed: int) -> None:
-    variant = Variant(Shape(3, 1, 64, 64), mx.float32, window=window)
+    variant = Variant(AttentionShape(3, 1, 64, 64), mx.float32, window=window)
     memory = Memory(variant, lengths, seed=seed)
     rows = memory.rows(trimmed=trimmed)
     check(memory, variant.attention(Emulator(seed)).attend(memory.queries, rows, memory.slabs, START))
@@ -94,7 +94,7 @@ def test_a_table_may_begin_where_the_window_does(lengths: list[int], trimmed: bo
 @given(st.lists(st.tuples(st.integers(1, 1100), st.integers(1, 16)), min_size=1, max_size=3), st.integers(0, 2**31))
 @settings(max_examples=12, deadline=None)
 def test_several_queries_of_a_row_see_what_comes_before_them(rows: list[tuple[int, int]], seed: int) -> None:
-    variant = Variant(Shape(6, 2, 64, 64), mx.float32, window=90)
+    variant = Variant(AttentionShape(6, 2, 64, 64), mx.float32, window=90)
     counts = [*(min(length, count) for length, count in rows), 4]
     memory = Memory(variant, [*(length for length, _ in rows), 4], counts=counts, seed=seed)
     check(memory, variant.attention().attend(memory.queries, memory.rows(), memory.slabs, START))
@@ -104,13 +104,13 @@ def test_several_queries_of_a_row_see_what_comes_before_them(rows: list[tuple[in
 @pytest.mark.parametrize("size", [64, 128, 256])
 @pytest.mark.parametrize("kind", ["cuda", "metal"])
 def test_sixteen_queries_beside_one_with_caps_and_sinks(kind: str, size: int) -> None:
-    variant = Variant(Shape(4, 1, size, size), mx.bfloat16, 5.0, True, None, TUNINGS[kind])  # type: ignore[index]
+    variant = Variant(AttentionShape(4, 1, size, size), mx.bfloat16, 5.0, True, None, TUNINGS[kind])  # type: ignore[index]
     memory = Memory(variant, [600, 16, 90, 530], counts=[1, 16, 16, 5])
     check(memory, variant.attention().attend(memory.queries, memory.rows(), memory.slabs, START))
 
 
 def test_groups_before_a_window_are_not_launched() -> None:
-    rows = Rows.of([range(2000)], [100_000])
+    rows = KernelRows.of([range(2000)], [100_000])
     assert rows.stretches(512, 0) == 256, "room for 196"
     assert rows.stretches(512, 128) == 1
     assert rows.stretches(512, 1024) == 4
@@ -123,28 +123,28 @@ class Launched(Emulator):
         super().__init__()
         self.launched: list[tuple[str, list[mx.array]]] = []
 
-    def __call__(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
+    def __call__(self, kernel: Kernel, inputs: list[mx.array], work: LaunchConfig) -> list[mx.array]:
         self.launched.append((kernel.name, inputs))
         return super().__call__(kernel, inputs, work)
 
 
 def test_slabs_are_padded_to_what_there_are_kernels_for() -> None:
-    variant, launched = Variant(Shape(1, 1, 64, 64), mx.float32, tuning=TUNINGS["metal"]), Launched()
+    variant, launched = Variant(AttentionShape(1, 1, 64, 64), mx.float32, tuning=TUNINGS["metal"]), Launched()
     attention, slab, other = variant.attention(launched), *(mx.zeros((1, 1, 64, 64)) for _ in range(2))
     for count, taken in [(1, 4), (4, 4), (5, 12), (12, 12)]:
-        attention.copy(page_copies([(-1, 0, 1)]), Slabs([slab] * count, [other] * count), START)
+        attention.copy(page_copies([(-1, 0, 1)]), KVSlabs([slab] * count, [other] * count), START)
         slabs = launched.launched[-1][1][2:]
         assert all(map(is_, slabs, [slab] * taken + [other] * taken)) and len(slabs) == 2 * taken
     with pytest.raises(ValueError, match="13 slabs: kernels take at most 12"):
-        attention.copy(page_copies([(-1, 0, 1)]), Slabs([slab] * 13, [other] * 13), START)
+        attention.copy(page_copies([(-1, 0, 1)]), KVSlabs([slab] * 13, [other] * 13), START)
 
 
 def test_slabs_that_are_found_by_address_are_located_once_each_and_are_no_inputs() -> None:
-    variant, launched = Variant(Shape(1, 1, 64, 64), mx.float32), Launched()
+    variant, launched = Variant(AttentionShape(1, 1, 64, 64), mx.float32), Launched()
     attention, made = variant.attention(launched), [mx.zeros((1, 1, 64, 64)) for _ in range(42)]
-    first = Slabs(made[:20], made[:20])
+    first = KVSlabs(made[:20], made[:20])
     attention.copy(page_copies([(-1, 0, 1)]), first, START)
-    more = Slabs(made, made, before=first)
+    more = KVSlabs(made, made, before=first)
     for _ in range(2):
         attention.copy(page_copies([(-1, 0, 1)]), more, START)
     assert [name for name, _ in launched.launched] == [*["locate"] * 20, "copy", *["locate"] * 22, "copy", "copy"]
@@ -153,13 +153,13 @@ def test_slabs_that_are_found_by_address_are_located_once_each_and_are_no_inputs
 
 @pytest.mark.parametrize("kind", ["cuda", "metal"])
 def test_pages_lie_in_any_slab(kind: str) -> None:
-    variant = Variant(Shape(2, 1, 32, 48), mx.float16, tuning=TUNINGS[kind])  # type: ignore[index]
+    variant = Variant(AttentionShape(2, 1, 32, 48), mx.float16, tuning=TUNINGS[kind])  # type: ignore[index]
     memory = Memory(variant, [700, 130, 64], slabs=40 if kind == "cuda" else 12)
     check(memory, variant.attention().attend(memory.queries, memory.rows(), memory.slabs, START))
 
 
 def test_no_input_is_so_small_that_metal_compiles_another_kernel_for_it() -> None:
-    rows = Rows.of([[3]], [1])
+    rows = KernelRows.of([[3]], [1])
     small = [rows.table, rows.rows, token_slots([(0, 1)]), page_copies([(0, 1, 2)])]
     assert all(8 <= array.size <= 12 for array in small)
     assert token_slots([(0, 1)]).tolist() == [[0, 1], *[[-1, -1]] * 3]
@@ -168,8 +168,8 @@ def test_no_input_is_so_small_that_metal_compiles_another_kernel_for_it() -> Non
 class Exact(Emulator):
     """Does not round what it gives, as rounding hides in which order numbers were added up."""
 
-    def __call__(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
-        exact = tuple(Output(output.shape, mx.float32) for output in work.outputs)
+    def __call__(self, kernel: Kernel, inputs: list[mx.array], work: LaunchConfig) -> list[mx.array]:
+        exact = tuple(OutputSpec(output.shape, mx.float32) for output in work.outputs)
         return super().__call__(kernel, inputs, work._replace(outputs=exact))
 
     def rewritten(self, text: KernelText) -> KernelText:
@@ -179,7 +179,7 @@ class Exact(Emulator):
 def _alone(variant: Variant, memory: Memory, row: int, place: int, count: int) -> np.ndarray:
     """What the row's query at `place` of its queries gives, asked for as the last of so many."""
     first, behind = sum(memory.counts[:row]), memory.counts[row] - 1 - place
-    rows = Rows.of([memory.tables[row]], [memory.lengths[row] - behind], counts=[count])
+    rows = KernelRows.of([memory.tables[row]], [memory.lengths[row] - behind], counts=[count])
     queries = memory.queries[first + place + 1 - count : first + place + 1]
     return np.array(variant.attention(Exact()).attend(queries, rows, memory.slabs, START)[-1])
 
@@ -192,9 +192,9 @@ def _alone(variant: Variant, memory: Memory, row: int, place: int, count: int) -
     ids=str,
 )
 def test_a_querys_bits_are_the_same_alone_beside_others_and_among_other_queries(
-    heads: int, dtype: mx.Dtype, window: int | None, tuning: Tuning
+    heads: int, dtype: mx.Dtype, window: int | None, tuning: AttentionTuning
 ) -> None:
-    variant = Variant(Shape(heads, 2, 64, 80), dtype, window=window, tuning=tuning)
+    variant = Variant(AttentionShape(heads, 2, 64, 80), dtype, window=window, tuning=tuning)
     memory = Memory(variant, [3, 130, 1029], counts=[1, 3, 16])
     attended = np.array(variant.attention(Exact()).attend(memory.queries, memory.rows(), memory.slabs, START))
     for row, count in enumerate(memory.counts):
@@ -207,13 +207,13 @@ def test_a_querys_bits_are_the_same_alone_beside_others_and_among_other_queries(
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize(("tuning", "kernel"), [(VECTORS, "attend"), (TUNINGS["cuda"], "attend_wide")], ids=str)
 def test_rows_of_one_stretch_need_no_merging_and_have_the_same_bits_without(
-    tuning: Tuning, kernel: str, sinks: bool
+    tuning: AttentionTuning, kernel: str, sinks: bool
 ) -> None:
-    variant, launched = Variant(Shape(6, 2, 64, 80), mx.bfloat16, None, sinks, None, tuning), Launched()
+    variant, launched = Variant(AttentionShape(6, 2, 64, 80), mx.bfloat16, None, sinks, None, tuning), Launched()
     memory = Memory(variant, [3, 130, 512, 513], counts=[1, 3, 2, 1])
     attention = variant.attention(launched)
     together = attention.attend(memory.queries, memory.rows(), memory.slabs, START)
-    short = Rows.of(memory.tables[:3], memory.lengths[:3], counts=memory.counts[:3])
+    short = KernelRows.of(memory.tables[:3], memory.lengths[:3], counts=memory.counts[:3])
     alone = attention.attend(memory.queries[:6], short, memory.slabs, START)
     names = [name for name, _ in launched.launched if name != "locate"]
     assert names == [kernel, "merge", kernel]
@@ -224,14 +224,14 @@ def test_rows_of_one_stretch_need_no_merging_and_have_the_same_bits_without(
 @pytest.mark.parametrize(
     ("shape", "reason"),
     [
-        (Shape(8, 2, 72, 64), "multiples of 16 up to 256"),
-        (Shape(8, 2, 64, 272), "multiples of 16 up to 256"),
-        (Shape(34, 2, 64, 64), "at most 16 share one"),
-        (Shape(5, 2, 64, 64), "at most 16 share one"),
-        (Shape(8, 2, 64, 64, page=96), "64, 128, 256, 512"),
+        (AttentionShape(8, 2, 72, 64), "multiples of 16 up to 256"),
+        (AttentionShape(8, 2, 64, 272), "multiples of 16 up to 256"),
+        (AttentionShape(34, 2, 64, 64), "at most 16 share one"),
+        (AttentionShape(5, 2, 64, 64), "at most 16 share one"),
+        (AttentionShape(8, 2, 64, 64, page=96), "64, 128, 256, 512"),
     ],
 )
-def test_what_there_is_no_kernel_for_is_refused_by_name(shape: Shape, reason: str) -> None:
+def test_what_there_is_no_kernel_for_is_refused_by_name(shape: AttentionShape, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         Variant(shape).attention()
 
@@ -239,26 +239,29 @@ def test_what_there_is_no_kernel_for_is_refused_by_name(shape: Shape, reason: st
 def test_too_many_slabs_queries_or_dtypes_are_refused() -> None:
     slab = mx.zeros((1, 1, 64, 64), mx.bfloat16)
     with pytest.raises(ValueError, match="at most 2047"):
-        Slabs([slab] * 2048, [slab] * 2048)
+        KVSlabs([slab] * 2048, [slab] * 2048)
     with pytest.raises(ValueError, match="different dtypes"):
-        Slabs([slab], [slab.astype(mx.float16)])
-    attention, slabs = Variant(Shape(1, 1, 64, 64)).attention(), Slabs([slab], [slab])
+        KVSlabs([slab], [slab.astype(mx.float16)])
+    attention, slabs = Variant(AttentionShape(1, 1, 64, 64)).attention(), KVSlabs([slab], [slab])
     with pytest.raises(ValueError, match=r"float16 where .*bfloat16 was said"):
-        attention.attend(mx.zeros((1, 1, 64), mx.float16), Rows.of([[0]], [1]), slabs, START)
+        attention.attend(mx.zeros((1, 1, 64), mx.float16), KernelRows.of([[0]], [1]), slabs, START)
     for dtype, kind in ((mx.float32, "cuda"), (mx.bfloat16, "metal")):
-        attention, slab = Variant(Shape(1, 1, 64, 64), dtype, tuning=TUNINGS[kind]).attention(), slab.astype(dtype)  # type: ignore[index]
+        attention, slab = (
+            Variant(AttentionShape(1, 1, 64, 64), dtype, tuning=TUNINGS[kind]).attention(),
+            slab.astype(dtype),
+        )  # type: ignore[index]
         with pytest.raises(ValueError, match="17 queries in a row: at most 16"):
-            rows = Rows.of([[0]], [17], counts=[17])
-            attention.attend(mx.zeros((17, 1, 64), dtype), rows, Slabs([slab], [slab]), START)
+            rows = KernelRows.of([[0]], [17], counts=[17])
+            attention.attend(mx.zeros((17, 1, 64), dtype), rows, KVSlabs([slab], [slab]), START)
     with pytest.raises(ValueError, match="int32: there are kernels for"):
-        Variant(Shape(1, 1, 64, 64), mx.int32).attention()
+        Variant(AttentionShape(1, 1, 64, 64), mx.int32).attention()
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("size", [48, 64, 96, 128, 256])
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
 def test_matrix_units_attend_for_rows_of_any_width(size: int, dtype: mx.Dtype) -> None:
-    variant = Variant(Shape(10, 2, size, size), dtype, 7.0, True, 290, TUNINGS["cuda"])
+    variant = Variant(AttentionShape(10, 2, size, size), dtype, 7.0, True, 290, TUNINGS["cuda"])
     memory = Memory(variant, [1, 63, 700, 16, 1029], counts=[1, 4, 16, 16, 3])
     in_order = variant.attention().attend(memory.queries, memory.rows(trimmed=True), memory.slabs, START)
     check(memory, in_order)
@@ -267,7 +270,7 @@ def test_matrix_units_attend_for_rows_of_any_width(size: int, dtype: mx.Dtype) -
 
 
 def test_kernels_are_compiled_for_few_widths() -> None:
-    assert Variant(Shape(8, 2, 64, 64), tuning=TUNINGS["cuda"]).attention().widths == [4, 8, 16, 48]
-    assert Variant(Shape(8, 2, 64, 64)).attention().widths == [1, 16, 48], "the last for prompts"
-    assert Variant(Shape(8, 1, 64, 64)).attention().widths == [16, 48]
-    assert Variant(Shape(2, 2, 64, 64)).attention().widths == [1, 2, 4, 16, 48]
+    assert Variant(AttentionShape(8, 2, 64, 64), tuning=TUNINGS["cuda"]).attention().widths == [4, 8, 16, 48]
+    assert Variant(AttentionShape(8, 2, 64, 64)).attention().widths == [1, 16, 48], "the last for prompts"
+    assert Variant(AttentionShape(8, 1, 64, 64)).attention().widths == [16, 48]
+    assert Variant(AttentionShape(2, 2, 64, 64)).attention().widths == [1, 2, 4, 16, 48]

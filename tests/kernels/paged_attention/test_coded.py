@@ -12,13 +12,11 @@ import pytest
 
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
-from ingot.cache.coded_pages import PageForm
+from ingot.cache.coded_pages import CodedPageLayout
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.paged.slabs import PAGE_LIMIT, Slabs, page_number
-from ingot.kernels.paged.tuning import TUNINGS
-from ingot.kernels.paged_attention.inputs import Rows
+from ingot.kernels.paged_attention.inputs import PAGE_LIMIT, KernelRows, KVSlabs, page_number
 from ingot.kernels.paged_attention.kernels import PagedAttention
-from ingot.kernels.paged_attention.shapes import CodedPages, Shape
+from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape, CodedPages
 from tests.kernels.paged_attention.memory import BOUNDS, START, Memory, Variant, emulated
 
 pytestmark = emulated
@@ -34,7 +32,7 @@ class CodedMemory:
     ) -> None:
         shape = variant.shape
         self.memory = Memory(variant, lengths, counts=counts)
-        self.form = PageForm(
+        self.form = CodedPageLayout(
             PairCodec(CodecName.parse(codec)), shape.kv_heads, (shape.key_size, shape.value_size), variant.dtype
         )
         raw = [
@@ -55,7 +53,7 @@ class CodedMemory:
         made += [mx.zeros_like(made[0])] * (-len(made) % CODED_SLAB)
         self.coded = [mx.concatenate(made[at : at + CODED_SLAB]) for at in range(0, len(made), CODED_SLAB)]
         sides = [[mx.array(slab).astype(variant.dtype) for slab in side] for side in raw]
-        self.decoded = Slabs(sides[0], sides[1])
+        self.decoded = KVSlabs(sides[0], sides[1])
         mx.eval(self.coded, sides)
 
     def pages(self, attention: PagedAttention) -> CodedPages:
@@ -63,21 +61,21 @@ class CodedMemory:
         assert found is not None and attention.reads(found)
         return CodedPages(found, found.constants(self.form.sizes[1]), attention.locate(self.coded))
 
-    def rows(self) -> Rows:
-        return Rows.of(self.tables, self.memory.lengths, counts=self.memory.counts)
+    def rows(self) -> KernelRows:
+        return KernelRows.of(self.tables, self.memory.lengths, counts=self.memory.counts)
 
 
 @pytest.mark.parametrize("codec", ["k8v4", "affine8", "affine4", "affine4/affine8"])
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
 def test_coded_pages_are_read_as_what_they_are_decoded_to(codec: str, dtype: mx.Dtype) -> None:
-    variant = Variant(Shape(8, 2, 64, 64), dtype, tuning=TUNINGS["cuda"])
+    variant = Variant(AttentionShape(8, 2, 64, 64), dtype, tuning=TUNINGS["cuda"])
     memory = CodedMemory(variant, [70, 700, 1300], [1, 1, 1], [1, 9, 16], codec)
     _compare(variant, memory)
 
 
 @pytest.mark.parametrize(("group", "size", "codec"), [(4, 128, "k8v4"), (6, 64, "k8v4"), (5, 96, "affine4/affine8")])
 def test_many_queries_over_heads_of_any_size(group: int, size: int, codec: str) -> None:
-    variant = Variant(Shape(group, 1, size, size), mx.bfloat16, tuning=TUNINGS["cuda"])
+    variant = Variant(AttentionShape(group, 1, size, size), mx.bfloat16, tuning=TUNINGS["cuda"])
     _compare(variant, CodedMemory(variant, [600, 1100], [5, 3], [8, 15], codec))
 
 
@@ -86,14 +84,14 @@ def test_a_warp_may_take_more_keys_at_once() -> None:
     assert usual.matrix is not None
     for keys in (16, 32):
         tuning = replace(usual, matrix=replace(usual.matrix, coded=keys))
-        variant = Variant(Shape(4, 1, 64, 64), mx.bfloat16, tuning=tuning)
+        variant = Variant(AttentionShape(4, 1, 64, 64), mx.bfloat16, tuning=tuning)
         _compare(variant, CodedMemory(variant, [700, 1100], [1, 3], [9, 16], "k8v4"))
 
 
 @pytest.mark.parametrize("factor", [0.0, 2.0**-100, 2.0**60], ids=str)
 def test_queries_may_be_of_any_size(factor: float) -> None:
     """They are multiplied as halves, which hold neither."""
-    variant = Variant(Shape(4, 1, 64, 64), mx.bfloat16, tuning=TUNINGS["cuda"])
+    variant = Variant(AttentionShape(4, 1, 64, 64), mx.bfloat16, tuning=TUNINGS["cuda"])
     memory = CodedMemory(variant, [700], [1], [9], "k8v4")
     memory.memory.queries = (memory.memory.queries * factor).astype(mx.bfloat16)
     _compare(variant, memory)
@@ -101,8 +99,8 @@ def test_queries_may_be_of_any_size(factor: float) -> None:
 
 @pytest.mark.parametrize(("keys", "size"), [("turbo4", 64), ("affine8", 256), ("affine8", 32)])
 def test_what_has_no_kernel_is_not_read(keys: str, size: int) -> None:
-    form = PageForm(PairCodec(CodecName.parse(f"{keys}/turbo4")), 1, (size, size), mx.bfloat16)
-    attention = Variant(Shape(4, 1, size, size), mx.bfloat16, tuning=TUNINGS["cuda"]).attention()
+    form = CodedPageLayout(PairCodec(CodecName.parse(f"{keys}/turbo4")), 1, (size, size), mx.bfloat16)
+    attention = Variant(AttentionShape(4, 1, size, size), mx.bfloat16, tuning=TUNINGS["cuda"]).attention()
     assert form.kernel_shape is None or not attention.reads(form.kernel_shape)
 
 
@@ -116,24 +114,24 @@ def _compare(variant: Variant, memory: CodedMemory) -> None:
 
 
 def test_a_query_s_bits_depend_on_its_row_alone() -> None:
-    variant = Variant(Shape(4, 1, 64, 64), mx.bfloat16, tuning=TUNINGS["cuda"])
+    variant = Variant(AttentionShape(4, 1, 64, 64), mx.bfloat16, tuning=TUNINGS["cuda"])
     memory = CodedMemory(variant, [700, 1300], [1, 1], [9, 16], "k8v4")
     attention = variant.attention(Emulator(3))
     coded, queries = memory.pages(attention), memory.memory.queries
     both = attention.attend(queries, memory.rows(), memory.memory.slabs, START, coded)
     for row in range(2):
-        alone = Rows.of([memory.tables[row]], [memory.memory.lengths[row]])
+        alone = KernelRows.of([memory.tables[row]], [memory.memory.lengths[row]])
         own = attention.attend(mx.contiguous(queries[row : row + 1]), alone, memory.memory.slabs, START, coded)
         assert mx.array_equal(own[0], both[row])
 
 
 def test_a_query_s_bits_do_not_depend_on_how_many_it_is_beside() -> None:
-    variant = Variant(Shape(4, 1, 64, 64), mx.bfloat16, tuning=TUNINGS["cuda"])
+    variant = Variant(AttentionShape(4, 1, 64, 64), mx.bfloat16, tuning=TUNINGS["cuda"])
     memory = CodedMemory(variant, [700], [6], [9], "k8v4")
     attention = variant.attention(Emulator(3))
     coded, queries, slabs = memory.pages(attention), memory.memory.queries, memory.memory.slabs
     all_six = attention.attend(queries, memory.rows(), slabs, START, coded)
     for place in range(6):
-        alone = Rows.of(memory.tables, [700 - 5 + place])
+        alone = KernelRows.of(memory.tables, [700 - 5 + place])
         own = attention.attend(mx.contiguous(queries[place : place + 1]), alone, slabs, START, coded)
         assert mx.array_equal(own[0], all_six[place])

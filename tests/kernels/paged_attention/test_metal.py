@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ingot.kernels.gated_delta import kernels as delta
-from ingot.kernels.gpu.texts import Kernel, kernel_text
-from ingot.kernels.paged.texts import paged_kernel
+from ingot.kernels.gpu.kernel_source import Kernel, kernel_text
+from ingot.kernels.paged_attention.inputs import paged_kernel
 
 STUB = Path(__file__).with_name("metal_stub.h")
 COMPILER = shutil.which("clang++") or shutil.which("g++")

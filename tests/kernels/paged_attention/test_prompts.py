@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.paged.tuning import TUNINGS
-from ingot.kernels.paged_attention.inputs import Rows
-from ingot.kernels.paged_attention.shapes import Shape
+from ingot.kernels.paged_attention.inputs import KernelRows
+from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape
 from tests.kernels.paged_attention.memory import START, Memory, Variant, check, emulated
 
 pytestmark = emulated
@@ -27,21 +26,21 @@ def attended(memory: Memory, variant: Variant, seed: int = 0, *, trimmed: bool =
 
 @pytest.mark.parametrize("size", [16, 48, 64, 80, 128, 256])
 def test_heads_of_any_size(size: int) -> None:
-    variant = Variant(Shape(4, 2, size, size), tuning=CUDA)
+    variant = Variant(AttentionShape(4, 2, size, size), tuning=CUDA)
     memory = Memory(variant, [40, 130], counts=[40, 17])
     check(memory, attended(memory, variant))
 
 
 @pytest.mark.parametrize("group", [1, 3, 7, 16])
 def test_any_number_of_queries_shares_a_head_of_keys(group: int) -> None:
-    variant = Variant(Shape(2 * group, 2, 64, 64), mx.float16, tuning=CUDA)
+    variant = Variant(AttentionShape(2 * group, 2, 64, 64), mx.float16, tuning=CUDA)
     memory = Memory(variant, [17, 99], counts=[17, 21])
     check(memory, attended(memory, variant))
 
 
 @pytest.mark.parametrize("warps", [1, 4, 8])
 def test_caps_sinks_and_windows_together_however_the_work_is_cut(warps: int) -> None:
-    variant = Variant(Shape(4, 1, 64, 32), mx.float16, 5.0, True, 50, replace(CUDA, prompts=warps))
+    variant = Variant(AttentionShape(4, 1, 64, 32), mx.float16, 5.0, True, 50, replace(CUDA, prompts=warps))
     memory = Memory(variant, [30, 50, 200], counts=[30, 50, 70])
     check(memory, attended(memory, variant, trimmed=True))
 
@@ -55,16 +54,16 @@ def test_rows_of_any_lengths_and_widths_in_any_order_of_threads(
     spans: list[tuple[int, int]], window: int | None, seed: int
 ) -> None:
     spans = [*spans, (5, 20)]
-    variant = Variant(Shape(4, 2, 32, 32), window=window, tuning=CUDA)
+    variant = Variant(AttentionShape(4, 2, 32, 32), window=window, tuning=CUDA)
     memory = Memory(variant, [before + count for before, count in spans], counts=[count for _, count in spans])
     check(memory, attended(memory, variant, seed, trimmed=True))
 
 
 def test_a_querys_bits_depend_on_its_row_alone() -> None:
-    variant = Variant(Shape(4, 2, 64, 64), window=90, tuning=CUDA)
+    variant = Variant(AttentionShape(4, 2, 64, 64), window=90, tuning=CUDA)
     memory = Memory(variant, [200], counts=[100])
     attention, whole = variant.attention(), np.array(attended(memory, variant).astype(mx.float32))
     for begin, end in ((0, 17), (17, 60), (33, 100)):
-        rows = Rows.of(memory.tables, [100 + end], counts=[end - begin])
+        rows = KernelRows.of(memory.tables, [100 + end], counts=[end - begin])
         part = attention.attend(memory.queries[begin:end], rows, memory.slabs, START)
         assert np.array_equal(np.array(part.astype(mx.float32)), whole[begin:end])

@@ -12,43 +12,41 @@ from hypothesis import strategies as st
 
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.gpu.texts import KernelText
-from ingot.kernels.paged.slabs import PAGE_LIMIT, Slabs, page_number
-from ingot.kernels.paged.tuning import TUNINGS
-from ingot.kernels.paged.turning_check import check_turning, plain_turns
+from ingot.kernels.gpu.kernel_source import KernelText
 from ingot.kernels.paged_attention import rope as module
-from ingot.kernels.paged_attention.inputs import token_slots
-from ingot.kernels.paged_attention.rope import Norm, Turning, TurnShape, turns
-from ingot.kernels.paged_attention.shapes import Shape
+from ingot.kernels.paged_attention.inputs import PAGE_LIMIT, KVSlabs, page_number, token_slots
+from ingot.kernels.paged_attention.rope import HeadRmsNorm, RopeKernel, RopeShape, rope_angles
+from ingot.kernels.paged_attention.selfcheck import check_rope, plain_rope
+from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape
 from tests.engines import GPU
 from tests.kernels.paged_attention.memory import START, emulated
 
 pytestmark = emulated
 SHAPES = [
-    TurnShape(Shape(4, 2, 64, 64), dims=64),
-    TurnShape(Shape(4, 1, 128, 48), dims=128, neighbours=True),
-    TurnShape(Shape(3, 3, 80, 96), dims=32),
-    TurnShape(Shape(6, 2, 256, 256), dims=64, normed=True, gated=True),
-    TurnShape(Shape(2, 1, 16, 16), dims=10, neighbours=True, normed=True),
-    TurnShape(Shape(5, 1, 96, 32)),
-    TurnShape(Shape(2, 2, 32, 32), normed=True),
+    RopeShape(AttentionShape(4, 2, 64, 64), dims=64),
+    RopeShape(AttentionShape(4, 1, 128, 48), dims=128, neighbours=True),
+    RopeShape(AttentionShape(3, 3, 80, 96), dims=32),
+    RopeShape(AttentionShape(6, 2, 256, 256), dims=64, normed=True, gated=True),
+    RopeShape(AttentionShape(2, 1, 16, 16), dims=10, neighbours=True, normed=True),
+    RopeShape(AttentionShape(5, 1, 96, 32)),
+    RopeShape(AttentionShape(2, 2, 32, 32), normed=True),
 ]
 
 
-def norms_of(shape: TurnShape) -> list[Norm]:
+def norms_of(shape: RopeShape) -> list[HeadRmsNorm]:
     weights = [mx.random.normal((shape.heads.key_size,)), None]
     return [(weight, eps) for weight, eps in zip(weights, (1e-6, 0.25), strict=True)] if shape.normed else []
 
 
-def projected(shape: TurnShape, tokens: int, dtype: mx.Dtype) -> mx.array:
+def projected(shape: RopeShape, tokens: int, dtype: mx.Dtype) -> mx.array:
     heads = shape.heads
     row = heads.heads * shape.query_step + heads.kv_heads * (heads.key_size + heads.value_size)
     return mx.random.normal((tokens, row)).astype(dtype)
 
 
-def slabs_of(shape: TurnShape, dtype: mx.Dtype, count: int) -> Slabs:
+def slabs_of(shape: RopeShape, dtype: mx.Dtype, count: int) -> KVSlabs:
     heads = shape.heads
-    return Slabs(
+    return KVSlabs(
         *(
             [mx.full((2, heads.kv_heads, 64, size), mx.nan, dtype) for _ in range(count)]
             for size in (heads.key_size, heads.value_size)
@@ -58,14 +56,14 @@ def slabs_of(shape: TurnShape, dtype: mx.Dtype, count: int) -> Slabs:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", ["cuda", "metal"])
-def test_queries_keys_and_values_are_what_plain_operations_give(shape: TurnShape, kind: str) -> None:
+def test_queries_keys_and_values_are_what_plain_operations_give(shape: RopeShape, kind: str) -> None:
     norms, given, slabs = norms_of(shape), projected(shape, 9, mx.float32), slabs_of(shape, mx.float32, 3)
-    angles = turns(mx.arange(9) * 1000 + 7, 1.0 / (100.0 ** mx.linspace(0, 1, shape.dims // 2)), 0.7)
+    angles = rope_angles(mx.arange(9) * 1000 + 7, 1.0 / (100.0 ** mx.linspace(0, 1, shape.dims // 2)), 0.7)
     places = [(number % 3, number % 2, number * 7) for number in range(9)]
     slots = [(page_number(slab, page) if number != 4 else -1, at) for number, (slab, page, at) in enumerate(places)]
-    run = Turning(Emulator(3), TUNINGS[kind], shape, mx.float32, norms)  # type: ignore[index]
+    run = RopeKernel(Emulator(3), TUNINGS[kind], shape, mx.float32, norms)  # type: ignore[index]
     turned, done = run(given, angles, token_slots(slots), slabs, START + 4)
-    queries, keys, values = plain_turns(shape, given, angles, norms)
+    queries, keys, values = plain_rope(shape, given, angles, norms)
     assert done.item() == 5
     assert np.allclose(np.array(turned), np.array(queries), atol=2e-6, rtol=1e-5)
     for kept, wanted in ((slabs.keys, keys), (slabs.values, values)):
@@ -78,10 +76,10 @@ def test_queries_keys_and_values_are_what_plain_operations_give(shape: TurnShape
 
 @given(st.integers(1, 6), st.integers(0, 5), st.sampled_from(SHAPES), st.integers(0, 2**31))
 @settings(max_examples=15, deadline=None)
-def test_a_tokens_bits_do_not_depend_on_who_is_beside_it(tokens: int, at: int, shape: TurnShape, seed: int) -> None:
+def test_a_tokens_bits_do_not_depend_on_who_is_beside_it(tokens: int, at: int, shape: RopeShape, seed: int) -> None:
     at, norms, given = at % tokens, norms_of(shape), projected(shape, tokens, mx.bfloat16)
-    angles = turns(mx.arange(tokens) + 3, mx.ones(shape.dims // 2))
-    run = Turning(Emulator(seed), TUNINGS["cuda"], shape, mx.bfloat16, norms)
+    angles = rope_angles(mx.arange(tokens) + 3, mx.ones(shape.dims // 2))
+    run = RopeKernel(Emulator(seed), TUNINGS["cuda"], shape, mx.bfloat16, norms)
     found = []
     for some in (slice(0, tokens), slice(at, at + 1)):
         slabs = slabs_of(shape, mx.bfloat16, 1)
@@ -96,7 +94,7 @@ def test_a_tokens_bits_do_not_depend_on_who_is_beside_it(tokens: int, at: int, s
 @pytest.mark.parametrize("kind", ["cuda", "metal"])
 def test_a_kernel_that_is_right_passes(kind: Any, dtype: mx.Dtype) -> None:
     for shape in SHAPES[1], SHAPES[3]:
-        assert check_turning(Device(kind, "a GPU", 1), shape, dtype, norms_of(shape), 4) is None
+        assert check_rope(Device(kind, "a GPU", 1), shape, dtype, norms_of(shape), 4) is None
 
 
 @pytest.mark.parametrize(
@@ -113,17 +111,17 @@ def test_a_kernel_that_is_wrong_is_named(old: str, new: str, said: str, monkeypa
         def rewritten(self, text: KernelText) -> KernelText:
             return text._replace(body=text.body.replace(old, new))
 
-    monkeypatch.setattr(module, "launcher", lambda device: Broken())
-    found = check_turning(GPU, SHAPES[3], mx.float32, norms_of(SHAPES[3]), 3)
+    monkeypatch.setattr(module, "kernel_launcher", lambda device: Broken())
+    found = check_rope(GPU, SHAPES[3], mx.float32, norms_of(SHAPES[3]), 3)
     assert found is not None and found.startswith(said)
 
 
 def test_what_there_is_no_kernel_for_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="66 of 64 numbers turn"):
-        Turning(Emulator(), TUNINGS["cuda"], TurnShape(Shape(4, 2, 64, 64), dims=66), mx.float32)
+        RopeKernel(Emulator(), TUNINGS["cuda"], RopeShape(AttentionShape(4, 2, 64, 64), dims=66), mx.float32)
     with pytest.raises(ValueError, match="int32: there are kernels for"):
-        Turning(Emulator(), TUNINGS["cuda"], SHAPES[0], mx.int32)
-    run = Turning(Emulator(), TUNINGS["cuda"], SHAPES[0], mx.float16)
+        RopeKernel(Emulator(), TUNINGS["cuda"], SHAPES[0], mx.int32)
+    run = RopeKernel(Emulator(), TUNINGS["cuda"], SHAPES[0], mx.float16)
     with pytest.raises(ValueError, match=r"float32 where .*float16 was said"):
         run(
             projected(SHAPES[0], 1, mx.float32),

@@ -11,36 +11,36 @@ import pytest
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.gpu.launchers import launcher
-from ingot.kernels.gpu.texts import Kernel, KernelText, Work
+from ingot.kernels.gpu.kernel_source import Kernel, KernelText, LaunchConfig
+from ingot.kernels.gpu.launcher import kernel_launcher
 from ingot.kernels.paged_attention import kernels
-from ingot.kernels.paged_attention.kernels import available
-from ingot.kernels.paged_attention.selfcheck import plain, selfcheck
-from ingot.kernels.paged_attention.shapes import Shape
+from ingot.kernels.paged_attention.kernels import has_paged_kernels
+from ingot.kernels.paged_attention.selfcheck import check_paged_attention, plain_attention
+from ingot.kernels.paged_attention.shapes import AttentionShape
 from tests.kernels.paged_attention.memory import emulated
 
 GPU = Device("cuda", "a GPU", 1)
-SHAPE = Shape(4, 2, 32, 48)
+SHAPE = AttentionShape(4, 2, 32, 48)
 
 
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
-    launcher.cache_clear()
+    kernel_launcher.cache_clear()
     yield
-    launcher.cache_clear()
+    kernel_launcher.cache_clear()
 
 
 @emulated
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 def test_kernels_that_are_right_pass(dtype: mx.Dtype) -> None:
-    assert available(GPU)
-    assert selfcheck(GPU, SHAPE, dtype, scale=0.2) is None
+    assert has_paged_kernels(GPU)
+    assert check_paged_attention(GPU, SHAPE, dtype, scale=0.2) is None
 
 
 @emulated
 def test_everything_a_layer_may_ask_for_passes() -> None:
     sinks = mx.array([0.5, -1.0, 2.0, 0.0])
-    assert selfcheck(GPU, SHAPE, mx.bfloat16, scale=0.2, cap=30.0, sinks=sinks, window=70, slabs=3) is None
+    assert check_paged_attention(GPU, SHAPE, mx.bfloat16, scale=0.2, cap=30.0, sinks=sinks, window=70, slabs=3) is None
 
 
 @emulated
@@ -64,8 +64,8 @@ def test_a_kernel_that_is_wrong_is_named(
         def rewritten(self, text: KernelText) -> KernelText:
             return text._replace(body=text.body.replace(old, new)) if f"_{kernel}_" in text.name else text
 
-    monkeypatch.setattr(kernels, "launcher", lambda device: Broken())
-    found = selfcheck(GPU, SHAPE, mx.float32, scale=0.2)
+    monkeypatch.setattr(kernels, "kernel_launcher", lambda device: Broken())
+    found = check_paged_attention(GPU, SHAPE, mx.float32, scale=0.2)
     assert found is not None and found.startswith(said)
 
 
@@ -77,23 +77,25 @@ def test_what_a_device_lacks_is_done_in_the_next_best_way(
     broken: tuple[str, ...], prompts: bool, matrix: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Older(Emulator):
-        def __call__(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
+        def __call__(self, kernel: Kernel, inputs: list[mx.array], work: LaunchConfig) -> list[mx.array]:
             if kernel.name in {f"attend_{name}" for name in broken}:
                 raise RuntimeError("no such instruction")
             launched.add(kernel.name)
             return super().__call__(kernel, inputs, work)
 
     launched: set[str] = set()
-    monkeypatch.setattr(kernels, "launcher", lambda device: Older())
-    attention = CheckedKernels(GPU).attention(Shape(2, 1, 16, 16), mx.float16, scale=0.2)
+    monkeypatch.setattr(kernels, "kernel_launcher", lambda device: Older())
+    attention = CheckedKernels(GPU).attention(AttentionShape(2, 1, 16, 16), mx.float16, scale=0.2)
     assert attention is not None and attention.takes_prompts == prompts
     assert ("attend_wide" in launched, "attend" in launched) == (matrix, not matrix)
 
 
 def test_a_device_without_kernels_and_shapes_without_one_are_named() -> None:
-    assert selfcheck(Device("cpu", "this CPU", 1), SHAPE, mx.float32, scale=1.0) == "no kernels for this CPU"
-    if available(GPU):
-        found = selfcheck(GPU, Shape(4, 2, 40, 48), mx.float32, scale=1.0)
+    assert (
+        check_paged_attention(Device("cpu", "this CPU", 1), SHAPE, mx.float32, scale=1.0) == "no kernels for this CPU"
+    )
+    if has_paged_kernels(GPU):
+        found = check_paged_attention(GPU, AttentionShape(4, 2, 40, 48), mx.float32, scale=1.0)
         assert found is not None and "multiples of 16" in found
 
 
@@ -106,5 +108,5 @@ def test_the_plain_way_is_what_mlx_computes(window: int | None) -> None:
     wanted = mx.fast.scaled_dot_product_attention(
         queries.transpose(1, 0, 2)[None], keys[None], values[None], scale=0.3, mask=mask, sinks=sinks
     )[0].transpose(1, 0, 2)
-    got = plain(queries, keys, values, scale=0.3, sinks=sinks, window=window)
+    got = plain_attention(queries, keys, values, scale=0.3, sinks=sinks, window=window)
     assert np.allclose(np.array(got), np.array(wanted), atol=1e-5)

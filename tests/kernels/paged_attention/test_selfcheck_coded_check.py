@@ -9,38 +9,37 @@ import pytest
 
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
-from ingot.cache.coded_pages import PageForm
+from ingot.cache.coded_pages import CodedPageLayout
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.gpu.launchers import launcher
-from ingot.kernels.gpu.texts import KernelText
-from ingot.kernels.paged.coded_check import CodedSample, check_coded, check_unpacked
-from ingot.kernels.paged.tuning import TUNINGS
+from ingot.kernels.gpu.kernel_source import KernelText
+from ingot.kernels.gpu.launcher import kernel_launcher
 from ingot.kernels.paged_attention.kernels import PagedAttention
-from ingot.kernels.paged_attention.shapes import Shape
+from ingot.kernels.paged_attention.selfcheck import CodedSample, check_coded, check_unpacked
+from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape
 from tests.kernels.paged_attention.memory import emulated
 
 pytestmark = emulated
 GPU = Device("cuda", "a GPU", 1)
-SHAPE = Shape(4, 2, 64, 64)
+SHAPE = AttentionShape(4, 2, 64, 64)
 
 
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
-    launcher.cache_clear()
+    kernel_launcher.cache_clear()
     yield
-    launcher.cache_clear()
+    kernel_launcher.cache_clear()
 
 
 def sampled(codec: str, dtype: mx.Dtype, heads: int = 2) -> CodedSample:
-    form = PageForm(PairCodec(CodecName.parse(codec)), heads, (64, 64), dtype)
+    form = CodedPageLayout(PairCodec(CodecName.parse(codec)), heads, (64, 64), dtype)
     assert form.kernel_shape is not None
     return form.sample(form.kernel_shape)
 
 
 def attention(
-    run: Emulator, dtype: mx.Dtype = mx.bfloat16, shape: Shape = SHAPE, cap: float | None = None
+    run: Emulator, dtype: mx.Dtype = mx.bfloat16, shape: AttentionShape = SHAPE, cap: float | None = None
 ) -> PagedAttention:
     return PagedAttention(run, TUNINGS["cuda"], shape, dtype, scale=0.2, cap=cap)
 

@@ -8,12 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.paged import WAYS
-from ingot.kernels.gpu.texts import Kernel, Work
-from ingot.kernels.paged.slabs import Slabs
-from ingot.kernels.paged.tuning import TUNINGS, Tuning
-from ingot.kernels.paged_attention.inputs import MOST_QUERIES, Rows
+from ingot.kernels.gpu.kernel_source import Kernel, LaunchConfig
+from ingot.kernels.paged_attention.inputs import MOST_QUERIES, KernelRows, KVSlabs
 from ingot.kernels.paged_attention.kernels import PagedAttention
-from ingot.kernels.paged_attention.shapes import Shape
+from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape, AttentionTuning
 from tests.kernels.paged_attention.memory import START
 
 SHARED = 48 * 1024
@@ -25,19 +23,19 @@ class Noted:
     """Notes what is launched, and launches nothing."""
 
     def __init__(self) -> None:
-        self.work: dict[str, Work] = {}
+        self.work: dict[str, LaunchConfig] = {}
 
-    def __call__(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
+    def __call__(self, kernel: Kernel, inputs: list[mx.array], work: LaunchConfig) -> list[mx.array]:
         self.work[kernel.name] = work
         return [mx.zeros(output.shape, output.dtype) for output in work.outputs]
 
 
-def _launched(shape: Shape, tuning: Tuning, count: int) -> Work:
+def _launched(shape: AttentionShape, tuning: AttentionTuning, count: int) -> LaunchConfig:
     noted = Noted()
     attention = PagedAttention(noted, tuning, shape, mx.bfloat16, scale=1.0)
-    slabs = Slabs(*([mx.zeros((1, shape.kv_heads, shape.page, size), mx.bfloat16)] for size in (16, 16)))
+    slabs = KVSlabs(*([mx.zeros((1, shape.kv_heads, shape.page, size), mx.bfloat16)] for size in (16, 16)))
     queries = mx.zeros((count, shape.heads, shape.key_size), mx.bfloat16)
-    attention.attend(queries, Rows.of([[0]], [shape.page], counts=[count]), slabs, START)
+    attention.attend(queries, KernelRows.of([[0]], [shape.page], counts=[count]), slabs, START)
     return noted.work["attend_wide"]
 
 
@@ -47,9 +45,9 @@ sizes = st.integers(1, 16).map(lambda number: number * 16)
 @pytest.mark.parametrize("tuning", BY_MATRICES, ids=repr)
 @given(sizes, sizes, st.integers(1, 16), st.integers(1, MOST_QUERIES))
 def test_pieces_of_any_heads_fit_in_shared_memory(
-    tuning: Tuning, key_size: int, value_size: int, group: int, count: int
+    tuning: AttentionTuning, key_size: int, value_size: int, group: int, count: int
 ) -> None:
-    cut = dict(_launched(Shape(group, 1, key_size, value_size), tuning, count).template)
+    cut = dict(_launched(AttentionShape(group, 1, key_size, value_size), tuning, count).template)
     keys, slots, part, stretch = (int(cut[name]) for name in ("KEYS", "SLOTS", "PART", "STRETCH"))  # type: ignore[call-overload]
     line = 16 * (max(key_size, value_size) // 8 | 1)
     weights, of_warps, factors, units = part * 16 * (keys // 8 | 1), 16 * part, 4 * part, stretch // 64 * 16
@@ -59,16 +57,18 @@ def test_pieces_of_any_heads_fit_in_shared_memory(
 
 
 def test_all_queries_of_a_head_of_keys_share_what_is_read() -> None:
-    widths = {width: _launched(Shape(32, 8, 128, 128), BY_MATRICES[0], width).groups for width in (1, 4, 8, 16)}
+    widths = {
+        width: _launched(AttentionShape(32, 8, 128, 128), BY_MATRICES[0], width).groups for width in (1, 4, 8, 16)
+    }
     assert set(widths.values()) == {(1, 8, 1)}, "one group, however many queries"
-    assert _launched(Shape(64, 8, 128, 128), BY_MATRICES[0], 16).groups == (2, 8, 1)
-    assert _launched(Shape(16, 2, 256, 256), BY_MATRICES[0], 8).groups == (2, 2, 1), "registers hold no more"
+    assert _launched(AttentionShape(64, 8, 128, 128), BY_MATRICES[0], 16).groups == (2, 8, 1)
+    assert _launched(AttentionShape(16, 2, 256, 256), BY_MATRICES[0], 8).groups == (2, 2, 1), "registers hold no more"
 
 
 @pytest.mark.parametrize(
     ("size", "dtype", "stretch"), [(128, mx.bfloat16, 512), (256, mx.bfloat16, 1024), (256, mx.float32, 512)]
 )
 def test_groups_of_threads_look_at_more_places_of_large_heads(size: int, dtype: mx.Dtype, stretch: int) -> None:
-    attention = PagedAttention(Noted(), TUNINGS["cuda"], Shape(16, 2, size, size), dtype, scale=1.0)
+    attention = PagedAttention(Noted(), TUNINGS["cuda"], AttentionShape(16, 2, size, size), dtype, scale=1.0)
     assert attention.stretch == stretch
-    assert PagedAttention(Noted(), TUNINGS["metal"], Shape(16, 2, size, size), dtype, scale=1.0).stretch == 512
+    assert PagedAttention(Noted(), TUNINGS["metal"], AttentionShape(16, 2, size, size), dtype, scale=1.0).stretch == 512

@@ -9,16 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.paged.slabs import PAGE_LIMIT, Slabs, ordered, page_number
-from ingot.kernels.paged_attention.inputs import page_copies, token_slots
-from ingot.kernels.paged_attention.shapes import Shape
+from ingot.kernels.paged_attention.inputs import PAGE_LIMIT, KVSlabs, order_after, page_copies, page_number, token_slots
+from ingot.kernels.paged_attention.shapes import AttentionShape
 from tests.kernels.paged_attention.memory import START, Memory, Variant, check, emulated
 
 pytestmark = emulated
 PAGE, EACH = 64, 3
 
 
-def _slabs(count: int, key_size: int, value_size: int, dtype: mx.Dtype) -> Slabs:
+def _slabs(count: int, key_size: int, value_size: int, dtype: mx.Dtype) -> KVSlabs:
     """Numbers that say where they stand."""
     made = [
         [
@@ -28,10 +27,10 @@ def _slabs(count: int, key_size: int, value_size: int, dtype: mx.Dtype) -> Slabs
         for size in (key_size, value_size)
     ]
     mx.eval(made)
-    return Slabs(*made)
+    return KVSlabs(*made)
 
 
-def _bits(slabs: Slabs) -> list[np.ndarray]:
+def _bits(slabs: KVSlabs) -> list[np.ndarray]:
     return [np.array(slab.view(mx.uint16) if slab.dtype.size == 2 else slab) for slab in (*slabs.keys, *slabs.values)]
 
 
@@ -53,7 +52,7 @@ def test_tokens_are_written_to_their_slots_and_nothing_else_is(
     ]
     slots.append((-1, 0))
     keys, values = (mx.random.normal((len(slots), 2, size)).astype(mx.bfloat16) for size in (32, 48))
-    attention = Variant(Shape(4, 2, 32, 48)).attention(Emulator(seed))
+    attention = Variant(AttentionShape(4, 2, 32, 48)).attention(Emulator(seed))
     done = attention.write(keys, values, token_slots(slots), slabs, START + 6)
     assert done.item() == 7, "a token tells how many came before it"
     for token, (page, place) in enumerate(slots):
@@ -69,7 +68,7 @@ def test_keys_are_read_as_they_lie(dtype: mx.Dtype) -> None:
     heads_first = mx.random.normal((2, 5, 64)).astype(dtype)
     wide = mx.random.normal((5, 3, 2, 64)).astype(dtype)
     places = (3, 9, 0, 63, 20)
-    attention = Variant(Shape(2, 2, 64, 64), dtype).attention()
+    attention = Variant(AttentionShape(2, 2, 64, 64), dtype).attention()
     mx.eval(
         attention.write(
             heads_first.transpose(1, 0, 2), wide[:, 1], token_slots([(1, place) for place in places]), slabs, START
@@ -87,7 +86,7 @@ def test_beginnings_of_pages_are_copied_and_nothing_else_is(wanted: list[tuple[i
     slabs = _slabs(3, 48, 32, mx.float16)
     before, free = _bits(slabs), [page_number(at // EACH, at % EACH) for at in order]
     copies = [(free.pop() if copied else -1, free.pop(), places) for places, copied in wanted]
-    attention = Variant(Shape(2, 2, 48, 32), mx.float16).attention()
+    attention = Variant(AttentionShape(2, 2, 48, 32), mx.float16).attention()
     assert attention.copy(page_copies(copies), slabs, START).item() == 1
     for source, target, places in copies:
         for first in (0, 3):
@@ -98,7 +97,7 @@ def test_beginnings_of_pages_are_copied_and_nothing_else_is(wanted: list[tuple[i
 
 
 def test_rows_that_part_in_an_open_page_go_on_in_one_of_their_own() -> None:
-    variant = Variant(Shape(4, 2, 64, 64))
+    variant = Variant(AttentionShape(4, 2, 64, 64))
     memory = Memory(variant, [70, 71])
     attention = variant.attention()
     first, second = memory.tables
@@ -114,4 +113,4 @@ def test_rows_that_part_in_an_open_page_go_on_in_one_of_their_own() -> None:
 @pytest.mark.parametrize("after", [mx.zeros((1,), mx.int32), mx.full((2, 3), mx.nan), mx.ones((4,), mx.bfloat16)])
 def test_what_is_ordered_stays_what_it_was(after: mx.array) -> None:
     indices = mx.array([[3, 1], [2, 0]])
-    assert ordered(indices, after).tolist() == indices.tolist()
+    assert order_after(indices, after).tolist() == indices.tolist()

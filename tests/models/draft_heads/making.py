@@ -14,8 +14,8 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map_with_path
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.models.families.description import HeadWiring
-from ingot.models.families.registry import head_of
+from ingot.models.families.description import MtpSpec
+from ingot.models.families.registry import mtp_spec_of
 from ingot.upstream import import_upstream
 from tests.models.layers import family_configs
 
@@ -32,7 +32,7 @@ class Made:
 
     family: str
     config: dict[str, Any]
-    wiring: HeadWiring
+    wiring: MtpSpec
     model: Any
     layers: list[Any]
     others: Tensors  # norms and the projection, by our names
@@ -67,7 +67,7 @@ class Made:
 
 
 def make(family: str) -> Made:
-    config, wiring = family_configs.config(family), head_of(family)
+    config, wiring = family_configs.config(family), mtp_spec_of(family)
     assert wiring is not None
     model = family_configs.build(family)
     alone = _alone(family, config, wiring)
@@ -140,7 +140,7 @@ def named(made: Made, head: Tensors | None = None) -> Tensors:
     return {made.prefix + name: array for name, array in (head or made.head).items()}
 
 
-def _alone(family: str, config: dict[str, Any], wiring: HeadWiring) -> Any:
+def _alone(family: str, config: dict[str, Any], wiring: MtpSpec) -> Any:
     changed = copy.deepcopy(config)
     text = changed.get("text_config", changed)
     text |= wiring.alone

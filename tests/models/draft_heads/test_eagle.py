@@ -9,15 +9,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from ingot.cache.forward_batch import Part
+from ingot.cache.forward_batch import ForwardPart
 from ingot.errors import ModelError
-from ingot.kernels import native
-from ingot.kernels.device import Device, current
-from ingot.models.adapter import Adapter, adapt
+from ingot.kernels.cpu import native
+from ingot.kernels.device import Device, current_device
+from ingot.models.adapter import ModelAdapter, adapt_model
 from ingot.models.draft_heads.eagle import load_eagle
-from ingot.models.draft_heads.mtp import head_rows, with_head
-from ingot.models.heads.probe import check_head
-from ingot.models.probe import apart
+from ingot.models.draft_heads.mtp import check_draft_head, draft_head_rows, with_draft_head
+from ingot.models.probe import logits_gap
 from ingot.upstream import create_attention_mask
 from tests import tiny
 from tests.engines import GPU
@@ -33,8 +32,8 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def adapted(device: Device | None = None) -> Adapter:
-    return adapt(tiny.build("llama"), tiny.CONFIGS["llama"], device or current(), apart=True)
+def adapted(device: Device | None = None) -> ModelAdapter:
+    return adapt_model(tiny.build("llama"), tiny.CONFIGS["llama"], device or current_device(), apart=True)
 
 
 def random_tensors(*, embeds: bool) -> dict[str, mx.array]:
@@ -107,19 +106,19 @@ def test_a_draft_computes_what_its_layer_does_and_goes_on_from_its_own_states(
 ) -> None:
     tensors, adapter = random_tensors(embeds=embeds), adapted(device)
     head = load_eagle(written(tmp_path / "draft", tensors, norm_before_residual=norm_first), adapter)
-    rows = adapter.new_rows()
-    _, hidden = adapter.run(rows, mx.array(TOKENS), [Part((rows.new(),), len(TOKENS))], [0], hidden=True)
+    rows = adapter.new_batch_state()
+    _, hidden = adapter.run(rows, mx.array(TOKENS), [ForwardPart((rows.new(),), len(TOKENS))], [0], hidden=True)
     aux = inputs_of_layers(TOKENS)
-    assert apart(hidden, aux[0]) < CLOSE
-    rows = head_rows(head, adapter)
+    assert logits_gap(hidden, aux[0]) < CLOSE
+    rows = draft_head_rows(head, adapter)
     row = rows.new()
-    with rows.launch([Part((row,), len(TOKENS) - 1)]) as layers:
+    with rows.launch([ForwardPart((row,), len(TOKENS) - 1)]) as layers:
         states = head(hidden[None, :-1], mx.array([TOKENS[1:]]), layers[0])
     wanted = expected(tensors, aux[:, :-1], TOKENS[1:], norm_first=norm_first)
-    assert apart(states[0], wanted[0]) < CLOSE
+    assert logits_gap(states[0], wanted[0]) < CLOSE
     assert head(states[:, -1:], mx.array([[4]])).shape == (1, 1, SIZE)
     alone = expected(tensors, wanted[:, -1:], [4], norm_first=norm_first)
-    assert apart(head(wanted[:, -1:], mx.array([[4]]))[0], alone[0]) < CLOSE
+    assert logits_gap(head(wanted[:, -1:], mx.array([[4]]))[0], alone[0]) < CLOSE
 
 
 def test_guesses_are_tokens_of_the_model_and_only_such_as_the_draft_knows(tmp_path: Path) -> None:
@@ -129,7 +128,7 @@ def test_guesses_are_tokens_of_the_model_and_only_such_as_the_draft_knows(tmp_pa
     logits = head.logits(states)
     known = mx.fast.rms_norm(states, tensors["norm.weight"], 1e-5) @ tensors["lm_head.weight"].T
     assert logits.shape == (1, 5, tiny.VOCAB)
-    assert apart(logits[0, :, 3 : 2 * KNOWN + 3 : 2], known[0]) < CLOSE
+    assert logits_gap(logits[0, :, 3 : 2 * KNOWN + 3 : 2], known[0]) < CLOSE
     assert mx.argmax(logits, axis=-1).tolist() == (2 * mx.argmax(known, axis=-1) + 3).tolist()
     assert not mx.isfinite(logits[..., 0]).any().item()
 
@@ -137,10 +136,10 @@ def test_guesses_are_tokens_of_the_model_and_only_such_as_the_draft_knows(tmp_pa
 def test_a_draft_counts_in_its_models_states_and_one_that_guesses_nothing_is_refused(tmp_path: Path) -> None:
     adapter = adapted()
     head = load_eagle(written(tmp_path / "draft", random_tensors(embeds=False)), adapter)
-    before, after = adapter.footprint.groups[0][1], with_head(adapter, head).footprint.groups[0][1]
+    before, after = adapter.footprint.groups[0][1], with_draft_head(adapter, head).footprint.groups[0][1]
     assert after > before
     with pytest.raises(ModelError, match=r"guesses \d% of 48 tokens"):
-        check_head(head, adapter)
+        check_draft_head(head, adapter)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +167,10 @@ def test_a_table_that_names_tokens_that_do_not_exist_is_refused(tmp_path: Path) 
         load_eagle(written(tmp_path / "draft", tensors), adapted())
 
 
-@pytest.mark.skipif(not native.available() or current().kind != "cpu", reason="layers are fused by native kernels")
+@pytest.mark.skipif(
+    not native.available() or current_device().kind != "cpu", reason="layers are fused by native kernels"
+)
 def test_layers_that_are_one_operation_have_no_states_between_them(tmp_path: Path) -> None:
-    fused = adapt(tiny.build("llama"), tiny.CONFIGS["llama"], current())
+    fused = adapt_model(tiny.build("llama"), tiny.CONFIGS["llama"], current_device())
     with pytest.raises(ModelError, match="load it with its layers apart"):
         load_eagle(written(tmp_path / "draft", random_tensors(embeds=False)), fused)

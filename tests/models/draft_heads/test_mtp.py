@@ -1,8 +1,9 @@
-"""Heads as checkpoints hold them, loaded beside their models."""
+"""A head that guesses nearly nothing is refused when it is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,21 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from ingot.cache.batch_state import Rows
-from ingot.cache.forward_batch import Part, Row
+from ingot.cache.batch_state import BatchState
+from ingot.cache.forward_batch import ForwardPart, Row
 from ingot.errors import ModelError
-from ingot.kernels.device import Device, current
-from ingot.models.adapter import Adapter, load
+from ingot.kernels.device import Device, current_device
+from ingot.models.adapter import ModelAdapter, load_model_adapter
 from ingot.models.draft_heads.checkpoint import find_head, refuse_unknown_head
-from ingot.models.draft_heads.mtp import head_rows, load_head
-from ingot.models.heads.head import Head
-from ingot.models.probe import apart
+from ingot.models.draft_heads.mtp import (
+    MOST_REQUIRED,
+    MtpHead,
+    break_even_acceptance,
+    check_draft_head,
+    draft_head_rows,
+    load_mtp_head,
+)
+from ingot.models.probe import logits_gap
 from tests.engines import GPU
 from tests.launches import prompt_logits
 from tests.models.draft_heads.making import (
@@ -33,38 +40,100 @@ from tests.models.draft_heads.making import (
     write,
     write_shards,
 )
+from tests.models.draft_heads.test_hybrid import HYBRID
+
+
+def noisy(tensors: Tensors, much: float) -> Tensors:
+    """With noise so many times as large as weights are, as rounding to few bits leaves it."""
+    mx.random.seed(0)
+    return {
+        name: array + much * mx.std(array) * mx.random.normal(array.shape, array.dtype) if array.ndim > 1 else array
+        for name, array in tensors.items()
+    }
+
+
+def drowned(tensors: Tensors) -> Tensors:
+    return noisy(tensors, 4.0)
+
+
+def blurred(tensors: Tensors) -> Tensors:
+    """It guesses a tenth, which is more than nothing and too little to pay."""
+    return noisy(tensors, 1.0)
+
+
+def mistaken(tensors: Tensors) -> Tensors:
+    """The hidden state where the embedding belongs."""
+    embedded, hidden = mx.split(tensors["mtp.fc.weight"], 2, axis=1)
+    return {**tensors, "mtp.fc.weight": mx.concatenate([hidden, embedded], axis=1)}
+
+
+def checked(folder: Path, device: Device | None = None) -> float:
+    adapter = load_model_adapter(folder, device or current_device())
+    source = find_head(folder, adapter.config)
+    assert source is not None
+    return check_draft_head(load_mtp_head(source, adapter), adapter)
+
+
+@pytest.mark.parametrize(
+    "device", [pytest.param(None, id="here"), pytest.param(GPU, id="as-on-a-gpu", marks=pytest.mark.slow)]
+)
+def test_a_trained_head_guesses_much_of_what_its_model_writes(device: Device | None) -> None:
+    assert checked(HYBRID, device) > 0.4
+
+
+@pytest.mark.parametrize("changed", [drowned, blurred, mistaken])
+def test_a_head_that_guesses_next_to_nothing_is_refused_with_the_reason(
+    changed: Callable[[Tensors], Tensors], tmp_path: Path
+) -> None:
+    folder = tmp_path / "hybrid"
+    shutil.copytree(HYBRID, folder)
+    stored = mx.load(str(HYBRID / "model.safetensors"))
+    assert isinstance(stored, dict)
+    head = {name: array for name, array in stored.items() if name.startswith("mtp.")}
+    mx.save_safetensors(str(folder / "mtp.safetensors"), changed(head))
+    with pytest.raises(ModelError, match=r"guesses 1?\d% of 48 tokens .* below \d\d% .* made from packed weights"):
+        checked(folder)
+
+
+def test_what_is_asked_of_a_head_is_what_reading_it_and_verifying_cost_at_the_best_of_cases() -> None:
+    assert 0.06 < break_even_acceptance(849, 54_000) < 0.07  # a bfloat16 head and model of 27B
+    assert 0.10 < break_even_acceptance(849, 14_000) < 0.12  # the same head beside weights of four bits
+    assert break_even_acceptance(1, 1) == MOST_REQUIRED
+
 
 TOKENS = [5, 17, 3, 29, 11, 23, 7, 19, 2, 13, 31, 8]
 CLOSE = 2e-2
 """Of states' range: keys and values are rounded to 16 bits, and so are products on CPUs."""
 
 
-def loaded(folder: Path, device: Device | None = None) -> tuple[Adapter, Head]:
-    adapter = load(folder, device or current())
+def loaded(folder: Path, device: Device | None = None) -> tuple[ModelAdapter, MtpHead]:
+    adapter = load_model_adapter(folder, device or current_device())
     source = find_head(folder, adapter.config)
     assert source is not None
-    return adapter, load_head(source, adapter)
+    return adapter, load_mtp_head(source, adapter)
 
 
-def hidden_of(adapter: Adapter, tokens: Sequence[int] = TOKENS) -> mx.array:
-    rows = adapter.new_rows()
-    _, hidden = adapter.run(rows, mx.array(list(tokens)), [Part((rows.new(),), len(tokens))], [0], hidden=True)
+def hidden_of(adapter: ModelAdapter, tokens: Sequence[int] = TOKENS) -> mx.array:
+    rows = adapter.new_batch_state()
+    _, hidden = adapter.run(rows, mx.array(list(tokens)), [ForwardPart((rows.new(),), len(tokens))], [0], hidden=True)
     return hidden
 
 
-def run_head(head: Head, rows: Rows, parts: Sequence[Part], hidden: mx.array, tokens: Sequence[int]) -> mx.array:
+def run_head(
+    head: MtpHead, rows: BatchState, parts: Sequence[ForwardPart], hidden: mx.array, tokens: Sequence[int]
+) -> mx.array:
     with rows.launch(parts) as layers:
         states = head(hidden[None], mx.array(list(tokens))[None], layers[0])
     mx.eval(states, rows.pending())
     return states[0]
 
 
-def check(made: Made, adapter: Adapter, head: Head) -> None:
+def check(made: Made, adapter: ModelAdapter, head: MtpHead) -> None:
     """The head gives what mlx-lm's own layers give, for the whole prompt at once."""
-    hidden, rows = hidden_of(adapter), head_rows(head, adapter)
-    found = run_head(head, rows, [Part((rows.new(),), len(TOKENS) - 1)], hidden[:-1], TOKENS[1:])
+    hidden, rows = hidden_of(adapter), draft_head_rows(head, adapter)
+    found = run_head(head, rows, [ForwardPart((rows.new(),), len(TOKENS) - 1)], hidden[:-1], TOKENS[1:])
     expected = made.expected(hidden[None, :-1].astype(mx.float32), mx.array([TOKENS[1:]]))[0]
-    assert apart(found, expected) < CLOSE
+    assert logits_gap(found, expected) < CLOSE
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -112,7 +181,7 @@ def test_a_packed_head_beside_a_plain_model_is_unpacked_by_its_own_shapes(
     _, head = loaded(tmp_path)
     exact = mx.dequantize(*(tensors[f"fc.{part}"] for part in ("weight", "scales", "biases")), group_size, bits)
     x = mx.random.normal((1, 3, exact.shape[1]))
-    assert apart(head.joint(x), x @ exact.T) < CLOSE
+    assert logits_gap(head.joint(x), x @ exact.T) < CLOSE
 
 
 @pytest.mark.parametrize("lost", ["fc.scales", "fc.biases"])
@@ -215,34 +284,34 @@ def test_a_head_runs_in_mixed_launches_of_rows_unlike_each_other(
     hidden = hidden_of(adapter)
     whole = made.expected(hidden[None, :-1].astype(mx.float32), mx.array([TOKENS[1:]]))[0]
     short = made.expected(hidden[None, :4].astype(mx.float32), mx.array([TOKENS[1:5]]))[0]
-    rows = head_rows(head, adapter)
+    rows = draft_head_rows(head, adapter)
     one, two = rows.new(), rows.new()
 
     def step(spans: list[tuple[Row, int, int]]) -> mx.array:
-        parts = [Part((row,), end - begin) for row, begin, end in spans]
+        parts = [ForwardPart((row,), end - begin) for row, begin, end in spans]
         states = mx.concatenate([hidden[begin:end] for _, begin, end in spans])
         return run_head(head, rows, parts, states, [t for _, begin, end in spans for t in TOKENS[begin + 1 : end + 1]])
 
     first = step([(one, 0, 5), (two, 0, 2)])
     second = step([(one, 5, 6), (two, 2, 4)])
     third = step([(one, 6, 11)])
-    assert apart(mx.concatenate([first[:5], second[:1], third]), whole) < CLOSE
-    assert apart(mx.concatenate([first[5:], second[1:]]), short) < CLOSE
+    assert logits_gap(mx.concatenate([first[:5], second[:1], third]), whole) < CLOSE
+    assert logits_gap(mx.concatenate([first[5:], second[1:]]), short) < CLOSE
 
 
 def test_logits_of_a_head_are_those_of_the_models_output_head(made: Made, tmp_path: Path) -> None:
     write(tmp_path, made.config, files={"model.safetensors": {**made.base, **named(made)}})
     adapter, head = loaded(tmp_path)
-    rows = adapter.new_rows()
-    logits, hidden = adapter.run(rows, mx.array(TOKENS), [Part((rows.new(),), len(TOKENS))], hidden=True)
-    assert apart(head.logits(hidden), logits) < CLOSE
+    rows = adapter.new_batch_state()
+    logits, hidden = adapter.run(rows, mx.array(TOKENS), [ForwardPart((rows.new(),), len(TOKENS))], hidden=True)
+    assert logits_gap(head.logits(hidden), logits) < CLOSE
     assert head.weight_bytes > 0
 
 
 def test_a_model_whose_head_mlx_lms_own_code_trips_over_still_loads(tmp_path: Path) -> None:
     made = make("qwen3_next")
     write(tmp_path, made.config, files={"model.safetensors": {**made.base, **named(made)}})
-    assert load(tmp_path, current()).vocab == 96
+    assert load_model_adapter(tmp_path, current_device()).vocab == 96
 
 
 def test_on_a_gpu_a_head_computes_in_the_models_format(qwen: Made, tmp_path: Path) -> None:
@@ -250,8 +319,8 @@ def test_on_a_gpu_a_head_computes_in_the_models_format(qwen: Made, tmp_path: Pat
     head = {name: array.astype(mx.float16) for name, array in qwen.head.items()}
     write(tmp_path, qwen.config, files={"model.safetensors": narrow, "mtp.safetensors": head})
     adapter, made = loaded(tmp_path, GPU)
-    hidden, rows = hidden_of(adapter), head_rows(made, adapter)
-    found = run_head(made, rows, [Part((rows.new(),), len(TOKENS))], hidden, TOKENS)
+    hidden, rows = hidden_of(adapter), draft_head_rows(made, adapter)
+    found = run_head(made, rows, [ForwardPart((rows.new(),), len(TOKENS))], hidden, TOKENS)
     assert (hidden.dtype, found.dtype) == (mx.bfloat16, mx.bfloat16)
 
 
@@ -265,15 +334,15 @@ def test_what_mlx_lm_leaves_as_it_is_stored_stays_so_in_a_head(tmp_path: Path) -
 
 def test_a_head_that_wants_hidden_states_before_the_last_norm_is_handed_those(qwen: Made, tmp_path: Path) -> None:
     write(tmp_path, qwen.config, files={"model.safetensors": {**qwen.base, **named(qwen)}})
-    adapter = load(tmp_path, current())
+    adapter = load_model_adapter(tmp_path, current_device())
     normed = hidden_of(adapter)
     source = find_head(tmp_path, adapter.config)
     assert source is not None
-    load_head(replace(source, wiring=replace(source.wiring, wants="raw")), adapter)
+    load_mtp_head(replace(source, wiring=replace(source.wiring, wants="raw")), adapter)
     raw = hidden_of(adapter)
     norm = adapter.model.language_model.model.norm
-    assert apart(norm(raw), normed) < 1e-5
-    assert apart(raw, normed) > 0.1
+    assert logits_gap(norm(raw), normed) < 1e-5
+    assert logits_gap(raw, normed) > 0.1
 
 
 def test_a_pass_that_nobody_asks_hidden_states_of_keeps_none(qwen: Made, tmp_path: Path) -> None:
@@ -284,18 +353,18 @@ def test_a_pass_that_nobody_asks_hidden_states_of_keeps_none(qwen: Made, tmp_pat
     hidden_of(adapter)
     prompt_logits(adapter, TOKENS)
     assert selection.hidden is None
-    assert not selection.hands_over
+    assert not selection.captures_hidden
 
 
 def test_hidden_states_of_a_mixed_pass_stand_in_the_order_of_its_tokens(qwen: Made, tmp_path: Path) -> None:
     write(tmp_path, qwen.config, files={"model.safetensors": qwen.base})
-    adapter = load(tmp_path, current())
-    rows = adapter.new_rows()
-    parts = [Part((rows.new(),), 7), Part((rows.new(),), 4)]
+    adapter = load_model_adapter(tmp_path, current_device())
+    rows = adapter.new_batch_state()
+    parts = [ForwardPart((rows.new(),), 7), ForwardPart((rows.new(),), 4)]
     logits, hidden = adapter.run(rows, mx.array([*TOKENS[:7], *TOKENS[:4]]), parts, [6, 10], hidden=True)
     assert (logits.shape[0], hidden.shape[0]) == (2, 11)
-    assert apart(hidden[:7], hidden_of(adapter, TOKENS[:7])) < CLOSE
-    assert apart(hidden[7:], hidden_of(adapter, TOKENS[:4])) < CLOSE
+    assert logits_gap(hidden[:7], hidden_of(adapter, TOKENS[:7])) < CLOSE
+    assert logits_gap(hidden[7:], hidden_of(adapter, TOKENS[:4])) < CLOSE
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
@@ -316,9 +385,9 @@ def test_a_head_published_in_eight_bits_is_unpacked(tmp_path: Path) -> None:
     for name, head in (("stored", stored), ("meant", meant)):
         files = {"model.safetensors": {**made.base, **named(made, head)}}
         adapter, found = loaded(write(tmp_path / name, made.config, files=files))
-        hidden, rows = hidden_of(adapter), head_rows(found, adapter)
-        outcomes.append(run_head(found, rows, [Part((rows.new(),), len(TOKENS))], hidden, TOKENS))
-    assert apart(*outcomes) < CLOSE
+        hidden, rows = hidden_of(adapter), draft_head_rows(found, adapter)
+        outcomes.append(run_head(found, rows, [ForwardPart((rows.new(),), len(TOKENS))], hidden, TOKENS))
+    assert logits_gap(*outcomes) < CLOSE
 
 
 def test_a_file_of_another_kind_beside_a_model_is_no_head(qwen: Made, tmp_path: Path) -> None:

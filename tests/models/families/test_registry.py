@@ -15,8 +15,8 @@ import pytest
 
 from ingot.models import families
 from ingot.models.families import registry
-from ingot.models.families.description import Family, GatedDelta, MLPWiring, Norm, Scan, Wiring
-from ingot.models.families.registry import FAMILIES, found, registered
+from ingot.models.families.description import AttentionSpec, GatedDeltaSpec, Mamba2Spec, MlpSpec, ModelFamily, NormSpec
+from ingot.models.families.registry import MODEL_FAMILIES, families_in_package, index_families
 from tests.models.layers import family_configs
 
 MODELS = Path(families.__file__).parents[1]
@@ -27,12 +27,11 @@ THEIRS = {
     "sentence_transformers.py": {"Transformer"},
     "packaged.py": {"gpt2"},
     "swapping.py": {"MLP"},
-    "kinds.py": {"Model"},
     "locate.py": {"Model"},
 }
 """What other projects call something, too: sentence-transformers its modules, OpenAI a vocabulary, mlx-vlm towers',
 transformers its models without a head."""
-CLASSES = [(family.name, name) for family in FAMILIES.values() for name in sorted(family.classes)]
+CLASSES = [(family.name, name) for family in MODEL_FAMILIES.values() for name in sorted(family.classes)]
 
 
 @cache
@@ -71,12 +70,12 @@ def test_a_family_is_known_as_soon_as_its_file_is_there(tmp_path: Path, monkeypa
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "novel.py").write_text(
-        "from ingot.models.families.description import Family, Wiring\n"
-        'FAMILIES = (Family("novel", attention={"Attention": Wiring(out="wo")}),)\n'
+        "from ingot.models.families.description import ModelFamily, AttentionSpec\n"
+        'FAMILIES = (ModelFamily("novel", attention={"Attention": AttentionSpec(out="wo")}),)\n'
     )
     monkeypatch.syspath_prepend(tmp_path)
-    known = registered(found(importlib.import_module("growing_families")))
-    assert known == {"novel": Family("novel", attention={"Attention": Wiring(out="wo")})}
+    known = index_families(families_in_package(importlib.import_module("growing_families")))
+    assert known == {"novel": ModelFamily("novel", attention={"Attention": AttentionSpec(out="wo")})}
 
 
 def test_a_file_that_describes_no_family_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,59 +85,59 @@ def test_a_file_that_describes_no_family_is_refused(tmp_path: Path, monkeypatch:
     (package / "novel.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(AttributeError, match="FAMILIES"):
-        list(found(importlib.import_module("empty_families")))
+        list(families_in_package(importlib.import_module("empty_families")))
 
 
 @pytest.mark.parametrize(
     "described",
     [
-        (Family("llama"), Family("qwen2"), Family("llama")),
-        (Family("llama", text_only=("small",)), Family("small")),
-        (Family("llama", text_only=("small",)), Family("qwen2", text_only=("small",))),
+        (ModelFamily("llama"), ModelFamily("qwen2"), ModelFamily("llama")),
+        (ModelFamily("llama", text_only=("small",)), ModelFamily("small")),
+        (ModelFamily("llama", text_only=("small",)), ModelFamily("qwen2", text_only=("small",))),
     ],
 )
-def test_a_family_described_twice_is_refused(described: tuple[Family, ...]) -> None:
+def test_a_family_described_twice_is_refused(described: tuple[ModelFamily, ...]) -> None:
     with pytest.raises(ValueError, match=r"(llama|small) is described twice"):
-        registered(described)
+        index_families(described)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", MODEL_FAMILIES)
 def test_every_family_is_one_of_mlx_lms_and_something_is_said_of_it(name: str) -> None:
     assert name in upstream_names()[0]
-    assert FAMILIES[name] != Family(name)
+    assert MODEL_FAMILIES[name] != ModelFamily(name)
 
 
 @pytest.mark.parametrize(("family", "name"), CLASSES)
 def test_every_class_is_one_of_mlx_lms(family: str, name: str) -> None:
-    kind = getattr(importlib.import_module(f"{registry.UPSTREAM}.{family}"), name)
+    kind = getattr(importlib.import_module(f"{registry.MLX_LM_MODELS}.{family}"), name)
     assert issubclass(kind, nn.Module)
-    assert kind.__module__ == f"{registry.UPSTREAM}.{family}", "described where it is not defined: never found"
+    assert kind.__module__ == f"{registry.MLX_LM_MODELS}.{family}", "described where it is not defined: never found"
 
 
 def test_a_module_is_looked_up_by_its_own_class() -> None:
-    def of(name: str, package: str = registry.UPSTREAM) -> object:
+    def of(name: str, package: str = registry.MLX_LM_MODELS) -> object:
         family, kind = name.split(".")
         return type(kind, (), {"__module__": f"{package}.{family}"})()
 
-    assert registry.wiring_of(of("phi3.Attention")) == Wiring(joint="qkv_proj")
-    assert registry.gating_of(of("gemma.MLP")) == MLPWiring(act="gelu")
-    assert registry.recurrence_of(of("qwen3_next.Qwen3NextGatedDeltaNet")) == GatedDelta(joint=True)
-    assert registry.recurrence_of(of("mamba2.Mamba2Block")) == Scan()
-    assert registry.norm_of(of("gemma2.RMSNorm")) == Norm("rms", one_more=True)
+    assert registry.attention_spec_of(of("phi3.Attention")) == AttentionSpec(joint="qkv_proj")
+    assert registry.mlp_spec_of(of("gemma.MLP")) == MlpSpec(act="gelu")
+    assert registry.recurrence_spec_of(of("qwen3_next.Qwen3NextGatedDeltaNet")) == GatedDeltaSpec(joint=True)
+    assert registry.recurrence_spec_of(of("mamba2.Mamba2Block")) == Mamba2Spec()
+    assert registry.norm_spec_of(of("gemma2.RMSNorm")) == NormSpec("rms", one_more=True)
     assert registry.is_fusible(of("llama.TransformerBlock"))
     assert not registry.is_fusible(of("llama.Attention"))
-    assert registry.wiring_of(of("llama.MLP")) is None
-    assert registry.wiring_of(of("unheard_of.Attention")) is None
-    assert registry.wiring_of(of("llama.Attention", "somebody.elses")) is None
-    assert registry.wiring_of(SimpleNamespace()) is None
+    assert registry.attention_spec_of(of("llama.MLP")) is None
+    assert registry.attention_spec_of(of("unheard_of.Attention")) is None
+    assert registry.attention_spec_of(of("llama.Attention", "somebody.elses")) is None
+    assert registry.attention_spec_of(SimpleNamespace()) is None
 
 
 def test_what_a_whole_model_is_told_by_is_looked_up_by_its_type() -> None:
-    assert registry.of_type("phi3small").refused is not None
-    assert registry.of_type("minimax_m3_vl").unmixed is not None
-    assert registry.of_type("unheard_of").refused is None
-    assert registry.whole_type("qwen3_5_text") == "qwen3_5"
-    assert registry.whole_type("qwen3_5") is None
+    assert registry.family_of_type("phi3small").refused is not None
+    assert registry.family_of_type("minimax_m3_vl").unmixed is not None
+    assert registry.family_of_type("unheard_of").refused is None
+    assert registry.multimodal_type_of("qwen3_5_text") == "qwen3_5"
+    assert registry.multimodal_type_of("qwen3_5") is None
 
 
 @cache

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ingot.models.files.hub import gguf_id, is_hub_id
+from ingot.models.files.hub import is_hub_id, split_gguf_id
 
 COMMIT = "c" * 40
 FILES = {
@@ -36,15 +36,15 @@ import json, sys
 from pathlib import Path
 from ingot.config.settings import Settings
 from ingot.errors import ModelError
-from ingot.models.files.hub import fetch, fetch_gguf
+from ingot.models.files.hub import fetch_from_hub, fetch_gguf_from_hub
 said = []
 settings = Settings(offline=sys.argv[2] == "offline")
 try:
     repo, _, kind = sys.argv[1].partition(":")
     if kind:
-        folder = fetch_gguf(repo, kind, settings, lambda *report: None).parent
+        folder = fetch_gguf_from_hub(repo, kind, settings, lambda *report: None).parent
     else:
-        folder = fetch(repo, settings, lambda *report: said.append(report))
+        folder = fetch_from_hub(repo, settings, lambda *report: said.append(report))
     print(json.dumps({"files": sorted(path.name for path in Path(folder).iterdir()), "said": said}))
 except ModelError as error:
     print(json.dumps({"error": error.message}))
@@ -169,8 +169,8 @@ def test_offline_a_model_that_was_never_fetched_is_refused(home: Path) -> None:
 
 
 def test_a_kind_behind_a_hub_id_means_a_gguf_file() -> None:
-    assert gguf_id("org/name-GGUF:Q4_K_M") == ("org/name-GGUF", "Q4_K_M")
-    assert all(gguf_id(name) is None for name in ("org/name", "name:Q4", "org/name:", "org/name:a/b", "a/b:[x]"))
+    assert split_gguf_id("org/name-GGUF:Q4_K_M") == ("org/name-GGUF", "Q4_K_M")
+    assert all(split_gguf_id(name) is None for name in ("org/name", "name:Q4", "org/name:", "org/name:a/b", "a/b:[x]"))
 
 
 def test_hub_ids_are_told_from_other_names() -> None:

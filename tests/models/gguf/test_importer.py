@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from ingot.errors import ModelError
-from ingot.models.files.progress import silent
+from ingot.models.files.progress import no_progress
+from ingot.models.gguf.blueprint import llama3_divisors
 from ingot.models.gguf.file import GGUFFile
 from ingot.models.gguf.importer import convert_gguf
-from ingot.models.gguf.lattices import ADDED, EXACT
-from ingot.models.gguf.quant_types import BLOCK_BITS, KNOWN_KINDS
-from ingot.models.gguf.rope import llama3_divisors
+from ingot.models.gguf.quant_types import BLOCK_BITS, EXACT_LATTICES, KNOWN_KINDS, LATTICE_ERRORS
 from tests.models.gguf.making import HEAD, TinyModel, sentencepiece_vocabulary, tiny_model
 
 TOKENS = [5, 17, 200, 3, 90, 41, 7, 7, 120, 66, 251, 30]
@@ -48,7 +47,7 @@ GEMMA_MODULES = MODULES | {
 def converted(model: TinyModel, folder: Path, **options: Any) -> Path:
     source, target = model.write(folder / "tiny.gguf"), folder / "converted"
     target.mkdir()
-    convert_gguf(source, target, silent, **options)
+    convert_gguf(source, target, no_progress, **options)
     return target
 
 
@@ -72,12 +71,12 @@ def logits_of(folder: Path, config: dict[str, Any] | None = None) -> np.ndarray:
     """Computed in float32, so that only the weights' own values can differ."""
     mx = pytest.importorskip("mlx.core")
     from ingot.kernels.device import Device
-    from ingot.models.gguf.weights import with_blocks
-    from ingot.models.precision import settle
+    from ingot.models.gguf.weights import with_gguf_blocks
+    from ingot.models.precision import settle_precision
     from ingot.upstream import load_model, model_classes
 
-    model, _ = load_model(folder, model_config=config, get_model_classes=with_blocks(model_classes))
-    settle(model, Device("cpu", "a CPU", 1 << 34), "float32")
+    model, _ = load_model(folder, model_config=config, get_model_classes=with_gguf_blocks(model_classes))
+    settle_precision(model, Device("cpu", "a CPU", 1 << 34), "float32")
     return np.array(model(mx.array([TOKENS])).astype(mx.float32))[0]
 
 
@@ -143,7 +142,7 @@ def test_every_format_computes_what_its_dense_weights_compute(kind: Kind, tmp_pa
     folder = converted(model, tmp_path)
     expected = expected_logits(model, folder)
     # What the weights move by is told apart (see the lattices); each of the few layers adds its own.
-    moved = 8 * ADDED.get(kind, 2**-11 if kind in EXACT else 0.0) * np.abs(expected).max()
+    moved = 8 * LATTICE_ERRORS.get(kind, 2**-11 if kind in EXACT_LATTICES else 0.0) * np.abs(expected).max()
     np.testing.assert_allclose(logits_of(folder), expected, atol=max(moved, 5e-5))
 
 
@@ -409,4 +408,4 @@ def test_a_damaged_header_gives_a_model_or_a_model_error(
     path.write_bytes(damaged)
     (folder / "converted").mkdir()
     with contextlib.suppress(ModelError):
-        convert_gguf(path, folder / "converted", silent)
+        convert_gguf(path, folder / "converted", no_progress)

@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import ModelError
-from ingot.models.files.progress import silent
+from ingot.models.files.progress import no_progress
 from ingot.models.gguf.file import GGUFFile
 from ingot.models.gguf.importer import convert_gguf
-from ingot.models.layers.modules import parameters
+from ingot.models.layers.modules import named_parameters
 from ingot.upstream import load_model, model_classes
 from tests.launches import prompt_logits
 from tests.models.gguf.making import TinyModel, byte_level_vocabulary, random_rows
@@ -244,7 +244,7 @@ def logits_of(folder: Path) -> np.ndarray:
 def imported(model: TinyModel, folder: Path) -> Path:
     target = folder / "imported"
     target.mkdir()
-    convert_gguf(model.write(folder / "tiny.gguf"), target, silent)
+    convert_gguf(model.write(folder / "tiny.gguf"), target, no_progress)
     return target
 
 
@@ -365,12 +365,12 @@ def test_a_mixture_that_would_be_run_differently_is_refused(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_engine_computes_what_mlx_lm_computes_of_packed_experts(family: str, tmp_path: Path) -> None:
-    from ingot.kernels.device import current
-    from ingot.models.adapter import load
+    from ingot.kernels.device import current_device
+    from ingot.models.adapter import load_model_adapter
 
     config, weights = original(family, tmp_path / "original")
     folder = imported(as_gguf(family, config, weights, Kind.MXFP4 if family == "gpt_oss" else Kind.Q8_0), tmp_path)
-    adapter = load(folder, current())
+    adapter = load_model_adapter(folder, current_device())
     found = np.array(prompt_logits(adapter, TOKENS).astype(mx.float32))
     expected = logits_of(folder)
     # On CPUs activations are rounded to 8 bits, by which a router of random weights may choose another expert.
@@ -380,9 +380,9 @@ def test_the_engine_computes_what_mlx_lm_computes_of_packed_experts(family: str,
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 def test_experts_of_the_k_formats_stay_in_the_bits_of_the_file(family: str, tmp_path: Path) -> None:
-    from ingot.kernels import native
+    from ingot.kernels.cpu import native
     from ingot.kernels.device import Device
-    from ingot.models.adapter import load
+    from ingot.models.adapter import load_model_adapter
 
     inner = "intermediate_size" if family == "mixtral" else "moe_intermediate_size"
     config, weights = original(family, tmp_path / "original", hidden_size=256, head_dim=64, **{inner: 256})
@@ -398,9 +398,11 @@ def test_experts_of_the_k_formats_stay_in_the_bits_of_the_file(family: str, tmp_
     folder = imported(model, tmp_path)
     in_file = sum(raw.nbytes for name, (_, _, raw) in model.tensors.items() if "_exps" in name)
     for kind, most in (("cpu", 1.1 if native.available() else 8.0), ("cuda", 1.4)):
-        adapter = load(folder, Device(kind, "a device", 1 << 34))  # type: ignore[arg-type]
+        adapter = load_model_adapter(folder, Device(kind, "a device", 1 << 34))  # type: ignore[arg-type]
         held = {
-            path: array.nbytes for path, array in parameters(adapter.model) if "switch_mlp" in path or "experts" in path
+            path: array.nbytes
+            for path, array in named_parameters(adapter.model)
+            if "switch_mlp" in path or "experts" in path
         }
         found = np.array(prompt_logits(adapter, TOKENS).astype(mx.float32))
         moved = np.sqrt(np.mean((found - expected) ** 2, axis=1) / np.mean(expected**2, axis=1))
@@ -431,4 +433,4 @@ def test_a_damaged_header_gives_a_mixture_or_a_model_error(
     path.write_bytes(damaged)
     (folder / "made").mkdir()
     with contextlib.suppress(ModelError):
-        convert_gguf(path, folder / "made", silent)
+        convert_gguf(path, folder / "made", no_progress)

@@ -10,12 +10,12 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
 
-from ingot.cache.forward_batch import Part
-from ingot.kernels.device import Device, current
-from ingot.models.adapter import load
+from ingot.cache.forward_batch import ForwardPart
+from ingot.kernels.device import Device, current_device
+from ingot.models.adapter import load_model_adapter
 from ingot.models.draft_heads.checkpoint import find_head
-from ingot.models.draft_heads.mtp import head_rows, load_head
-from ingot.models.probe import apart
+from ingot.models.draft_heads.mtp import draft_head_rows, load_mtp_head
+from ingot.models.probe import logits_gap
 from tests.engines import GPU
 from tests.models.gguf.making import TinyModel, random_rows
 from tests.models.gguf.test_moe_architectures import HIDDEN, TOKENS, as_gguf, imported, original
@@ -44,17 +44,17 @@ def as_both(kind: Kind, folder: Path) -> tuple[TinyModel, Path]:
     return model, plain
 
 
-def guesses(folder: Path, device: Device) -> mx.array:
+def drafts(folder: Path, device: Device) -> mx.array:
     """Logits of the head over a prompt, whose hidden states the model computed."""
-    adapter = load(folder, device)
+    adapter = load_model_adapter(folder, device)
     source = find_head(folder, adapter.config)
     assert source is not None
-    head = load_head(source, adapter)
-    rows = adapter.new_rows()
-    _, hidden = adapter.run(rows, mx.array(TOKENS), [Part((rows.new(),), len(TOKENS))], hidden=True)
+    head = load_mtp_head(source, adapter)
+    rows = adapter.new_batch_state()
+    _, hidden = adapter.run(rows, mx.array(TOKENS), [ForwardPart((rows.new(),), len(TOKENS))], hidden=True)
     mx.eval(hidden, rows.pending())  # before the rows go
-    own = head_rows(head, adapter)
-    with own.launch([Part((own.new(),), len(TOKENS) - 1)]) as layers:
+    own = draft_head_rows(head, adapter)
+    with own.launch([ForwardPart((own.new(),), len(TOKENS) - 1)]) as layers:
         logits = head.logits(head(hidden[None, :-1], mx.array([TOKENS[1:]]), layers[0]))[0]
         mx.eval(logits)
     return logits
@@ -64,15 +64,15 @@ def guesses(folder: Path, device: Device) -> mx.array:
 def test_a_head_is_imported_with_its_model(kind: Kind, tmp_path: Path) -> None:
     model, plain = as_both(kind, tmp_path)
     folder = imported(model, tmp_path)
-    assert apart(guesses(folder, current()), guesses(plain, current())) < 0.03
+    assert logits_gap(drafts(folder, current_device()), drafts(plain, current_device())) < 0.03
 
 
 def test_blocks_of_a_head_run_on_a_gpu_in_the_models_format(tmp_path: Path) -> None:
     model, plain = as_both(Kind.Q6_K, tmp_path)
     folder = imported(model, tmp_path)
-    found = guesses(folder, GPU)
+    found = drafts(folder, GPU)
     assert found.dtype == mx.float32
-    assert apart(found, guesses(plain, GPU)) < 0.03
+    assert logits_gap(found, drafts(plain, GPU)) < 0.03
 
 
 def test_what_repeats_the_models_tensors_is_not_imported(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_what_repeats_the_models_tensors_is_not_imported(tmp_path: Path) -> None
     for name in ("embed_tokens", "shared_head_head"):
         model.tensors[f"blk.2.nextn.{name}.weight"] = model.tensors["token_embd.weight"]
     folder = imported(model, tmp_path)
-    assert apart(guesses(folder, current()), guesses(plain, current())) < 0.03
+    assert logits_gap(drafts(folder, current_device()), drafts(plain, current_device())) < 0.03
     source = find_head(folder, json.loads((folder / "config.json").read_text()))
     assert source is not None
     assert not any("embed" in name or "shared_head.head" in name for name in source.tensors)
@@ -90,7 +90,7 @@ def test_a_head_that_lacks_a_tensor_is_left_out_and_the_model_is_not(tmp_path: P
     model, _ = as_both(Kind.F32, tmp_path)
     del model.tensors["blk.2.nextn.hnorm.weight"]
     folder = imported(model, tmp_path)
-    adapter = load(folder, current())
+    adapter = load_model_adapter(folder, current_device())
     assert find_head(folder, adapter.config) is None
 
 
@@ -104,4 +104,4 @@ def test_packed_experts_of_a_head_stay_packed(tmp_path: Path) -> None:
     folder = imported(model, tmp_path)
     stored = mx.load(str(folder / "model.safetensors"))
     assert stored["model.layers.2.mlp.switch_mlp.up_proj.weight"].dtype == mx.uint32
-    assert np.isfinite(np.array(guesses(folder, current()).astype(mx.float32))).all()
+    assert np.isfinite(np.array(drafts(folder, current_device()).astype(mx.float32))).all()

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from ingot.errors import ModelError
-from ingot.models.gguf.pretokenizers import CUTS
-from ingot.models.gguf.tokenizer import build_tokenizer
+from ingot.models.gguf.tokenizer import PRETOKENIZERS, build_tokenizer
 from tests.models.gguf.making import byte_level_vocabulary, sentencepiece_vocabulary
 
 ROWS = 400
@@ -36,7 +35,7 @@ def test_byte_level_merges_and_digits_are_cut_as_the_file_says() -> None:
 
 def test_each_way_of_cutting_keeps_its_own_boundaries() -> None:
     def pieces(name: str, text: str) -> list[str]:
-        return [text[start:end] for _, (start, end) in CUTS[name].pre_tokenizer().pre_tokenize_str(text)]
+        return [text[start:end] for _, (start, end) in PRETOKENIZERS[name].pre_tokenizer().pre_tokenize_str(text)]
 
     assert pieces("smollm", "it's 1234 x") == ["it", "'s", " ", "1", "2", "3", "4", " x"]
     assert pieces("qwen2", "IT'S 1234\n\nx") == ["IT", "'S", " ", "1", "2", "3", "4", "\n\n", "x"]
@@ -63,7 +62,7 @@ def test_text_is_cut_as_the_published_tokenizer_cuts_it(name: str, model: str, t
         "It's 12345 tests, naïve Äpfel\r\n\n  in(x) 汉字かな 한국 <|x|>!?\t ",
         "don't... STOP   now \n",
     ):
-        cut = CUTS[name].pre_tokenizer().pre_tokenize_str(sample)
+        cut = PRETOKENIZERS[name].pre_tokenizer().pre_tokenize_str(sample)
         assert cut == published(model).pre_tokenizer.pre_tokenize_str(sample)
 
 
@@ -76,7 +75,7 @@ def published(model: str) -> Tokenizer:
         return Tokenizer.from_str(archive.read(archive.namelist()[0]).decode())
 
 
-@pytest.mark.parametrize("name", [name for name in CUTS if not CUTS[name].nfc])
+@pytest.mark.parametrize("name", [name for name in PRETOKENIZERS if not PRETOKENIZERS[name].nfc])
 @settings(max_examples=25, deadline=None)
 @given(text=TEXT)
 def test_byte_level_text_survives_encoding_and_decoding(name: str, text: str) -> None:

@@ -11,37 +11,39 @@ import mlx.core as mx
 import pytest
 
 from bench import random_models
-from ingot.cache import tail
-from ingot.cache.batch_state import Rows
+from ingot.cache import footprint
+from ingot.cache.batch_state import BatchState
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
-from ingot.cache.forward_batch import Part, Row
+from ingot.cache.forward_batch import ForwardPart, Row
 from ingot.kernels.decode_graph import capture
 from ingot.kernels.paged_attention.inputs import MOST_QUERIES
-from ingot.kernels.paged_attention.kernels import available
-from ingot.models.adapter import Adapter, adapt
-from ingot.models.kv_codec import with_live_codec
+from ingot.kernels.paged_attention.kernels import has_paged_kernels
+from ingot.models.adapter import ModelAdapter, adapt_model
+from ingot.models.kv_codec import with_kv_codec
 from ingot.models.layers import decode_graph
-from ingot.models.layers.decode_graph import Stack, stack_of
-from ingot.models.layers.gpu_linear import FEW
+from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of
+from ingot.models.layers.gpu_linear import FEW_ROWS
 from ingot.models.lora.loading import load_lora
 from tests import engines, tiny
 from tests.memory import pretended
 from tests.models.lora.made import matrices, shapes, write_mlx
 
-pytestmark = pytest.mark.skipif(not available(engines.GPU), reason="kernels run on no device here, nor can be emulated")
+pytestmark = pytest.mark.skipif(
+    not has_paged_kernels(engines.GPU), reason="kernels run on no device here, nor can be emulated"
+)
 PLAIN: dict[str, Any] = {**tiny.CONFIGS["kernel"], "attention_bias": True, "model_type": "llama"}
 
 
-def adapted(kind: str) -> Adapter:
+def adapted(kind: str) -> ModelAdapter:
     if kind == "packed":
-        return adapt(tiny.build("kernel-packed"), tiny.CONFIGS["kernel-packed"], engines.GPU)
+        return adapt_model(tiny.build("kernel-packed"), tiny.CONFIGS["kernel-packed"], engines.GPU)
     model = random_models.build(PLAIN, spread=0.2, dtype=mx.bfloat16)
-    return adapt(model, PLAIN, engines.GPU)
+    return adapt_model(model, PLAIN, engines.GPU)
 
 
-def stacked(adapter: Adapter) -> Stack:
-    stack = stack_of(adapter.model)
+def stacked(adapter: ModelAdapter) -> DecodeGraphs:
+    stack = decode_graphs_of(adapter.model)
     assert stack is not None
     return stack
 
@@ -49,14 +51,14 @@ def stacked(adapter: Adapter) -> Stack:
 class Session:
     """Rows that begin with prompts of these lengths."""
 
-    def __init__(self, adapter: Adapter, lengths: list[int]) -> None:
+    def __init__(self, adapter: ModelAdapter, lengths: list[int]) -> None:
         self._adapter = adapter
-        self.states: Rows = adapter.new_rows()
+        self.states: BatchState = adapter.new_batch_state()
         self.rows: list[Row] = [self.states.new() for _ in lengths]
         for number, (row, length) in enumerate(zip(self.rows, lengths, strict=True)):
-            self.run([5 + number] * length, [Part((row,), length)])
+            self.run([5 + number] * length, [ForwardPart((row,), length)])
 
-    def run(self, tokens: list[int], parts: list[Part]) -> mx.array:
+    def run(self, tokens: list[int], parts: list[ForwardPart]) -> mx.array:
         logits = self._adapter.run(self.states, mx.array(tokens, mx.uint32), parts)
         mx.eval(logits, self.states.pending())
         return logits
@@ -73,7 +75,7 @@ def test_a_graph_says_what_the_layers_say(kind: str, monkeypatch: pytest.MonkeyP
             monkeypatch.setattr(stack, "refused", "for comparison")
         session = Session(adapter, [3, 70])
         before = stack.made
-        found.append([session.run([9, 8], [Part(tuple(session.rows), 1)]) for _ in range(4)])
+        found.append([session.run([9, 8], [ForwardPart(tuple(session.rows), 1)]) for _ in range(4)])
         assert stack.made <= before + 1, "one graph for all these steps"
     largest = max(float(mx.abs(each).max()) for each in found[1])
     bound = 1e-4 if kind == "packed" else 2**-5
@@ -81,18 +83,18 @@ def test_a_graph_says_what_the_layers_say(kind: str, monkeypatch: pytest.MonkeyP
 
 
 def test_rows_in_fewer_bits_are_part_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail, "STEP", 128)
-    monkeypatch.setattr(tail, "TAIL", 64)
+    monkeypatch.setattr(footprint, "ENCODE_STEP_TOKENS", 128)
+    monkeypatch.setattr(footprint, "RAW_TAIL_TOKENS", 64)
     config = {**PLAIN, "head_dim": 64}
-    plain = adapt(random_models.build(config, spread=0.2, dtype=mx.bfloat16), config, engines.GPU)
-    adapter = with_live_codec(plain, PairCodec(CodecName.parse("k8v4")))
+    plain = adapt_model(random_models.build(config, spread=0.2, dtype=mx.bfloat16), config, engines.GPU)
+    adapter = with_kv_codec(plain, PairCodec(CodecName.parse("k8v4")))
     stack, found = stacked(adapter), []
     for plainly in (False, True):
         if plainly:
             monkeypatch.setattr(stack, "refused", "for comparison")
         session = Session(adapter, [3, 192])
         before = len(stack._replays)
-        found.append([session.run([9, 8], [Part(tuple(session.rows), 1)]) for _ in range(4)])
+        found.append([session.run([9, 8], [ForwardPart(tuple(session.rows), 1)]) for _ in range(4)])
         assert session.rows[1].tables[0].coded == 2, "pages in fewer bits"
         assert plainly or len(stack._replays) == before + 1, "one graph for all these steps"
     largest = max(float(mx.abs(each).max()) for each in found[1])
@@ -105,18 +107,18 @@ def test_a_row_has_the_same_bits_alone_and_among_others(kind: str) -> None:
     adapter = adapted(kind)
     alone, among = Session(adapter, [70]), Session(adapter, [70, 3, 20])
     for token in (9, 8, 7):
-        one = alone.run([token], [Part(tuple(alone.rows), 1)])
-        assert mx.array_equal(one[0], among.run([token, 4, 5], [Part(tuple(among.rows), 1)])[0])
+        one = alone.run([token], [ForwardPart(tuple(alone.rows), 1)])
+        assert mx.array_equal(one[0], among.run([token, 4, 5], [ForwardPart(tuple(among.rows), 1)])[0])
 
 
 def test_guessed_tokens_have_the_bits_of_single_ones() -> None:
     adapter = adapted("plain")
     stack = stacked(adapter)
     single, guessed = Session(adapter, [20, 30]), Session(adapter, [20, 30])
-    one_by_one = [single.run([token, 6], [Part(tuple(single.rows), 1)])[0] for token in (9, 8, 7)]
+    one_by_one = [single.run([token, 6], [ForwardPart(tuple(single.rows), 1)])[0] for token in (9, 8, 7)]
     before = stack.made
     first, second = guessed.rows
-    both = guessed.run([9, 8, 7, 6], [Part((first,), 3), Part((second,), 1)])
+    both = guessed.run([9, 8, 7, 6], [ForwardPart((first,), 3), ForwardPart((second,), 1)])
     assert stack.made <= before + 1, "rows of unlike widths are one graph"
     assert mx.array_equal(both[:3], mx.stack(one_by_one))
 
@@ -128,9 +130,9 @@ def test_steps_of_some_more_rows_or_guesses_are_the_same_graph() -> None:
         before = stack.made
         for count in counts:
             together = session.run(
-                [9] * (count + 4), [Part((session.rows[0],), count), Part(tuple(session.rows[1:]), 1)]
+                [9] * (count + 4), [ForwardPart((session.rows[0],), count), ForwardPart(tuple(session.rows[1:]), 1)]
             )
-            single = [alone.run([9], [Part(tuple(alone.rows), 1)])[0] for _ in range(count)]
+            single = [alone.run([9], [ForwardPart(tuple(alone.rows), 1)])[0] for _ in range(count)]
             assert mx.array_equal(together[:count], mx.stack(single))
         assert (stack.made > before) <= made
 
@@ -138,36 +140,36 @@ def test_steps_of_some_more_rows_or_guesses_are_the_same_graph() -> None:
 def test_graphs_outlive_the_pages_that_they_were_made_with() -> None:
     adapter = adapted("plain")
     stack, long = stacked(adapter), Session(adapter, [70])
-    before = [long.run([token], [Part(tuple(long.rows), 1)]) for token in (9, 8)]
+    before = [long.run([token], [ForwardPart(tuple(long.rows), 1)]) for token in (9, 8)]
     made = stack.made
     longer = Session(adapter, [70, 300, 300, 300])
     assert longer.states.states[0].storage.addresses.size > long.states.states[0].storage.addresses.size
-    again = [longer.run([token], [Part(tuple(longer.rows[:1]), 1)]) for token in (9, 8)]
+    again = [longer.run([token], [ForwardPart(tuple(longer.rows[:1]), 1)]) for token in (9, 8)]
     assert all(mx.array_equal(*each) for each in zip(before, again, strict=True)) and stack.made == made
-    assert mx.isfinite(long.run([7], [Part(tuple(long.rows), 1)])).all() and stack.made == made
+    assert mx.isfinite(long.run([7], [ForwardPart(tuple(long.rows), 1)])).all() and stack.made == made
 
 
 def test_more_pages_than_graphs_have_room_to_tell_of_are_new_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = adapted("packed")
     stack, session = stacked(adapter), Session(adapter, [70])
-    before = session.run([9], [Part(tuple(session.rows), 1)])
+    before = session.run([9], [ForwardPart(tuple(session.rows), 1)])
     made, stack._addresses.places = stack.made, [mx.zeros(1, mx.int32) for _ in stack.layers]
     again = Session(adapter, [70])
-    assert mx.array_equal(again.run([9], [Part(tuple(again.rows), 1)]), before)
+    assert mx.array_equal(again.run([9], [ForwardPart(tuple(again.rows), 1)]), before)
     assert stack.made == made + 1 and len(stack._replays) == 1
 
 
 def test_graphs_are_made_before_they_are_asked_for_where_that_takes_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_graph, "AHEAD", (1,))
-    monkeypatch.setattr(decode_graph, "ROOMS", (1, 2))
+    monkeypatch.setattr(decode_graph, "AHEAD_SPLITS", (1,))
+    monkeypatch.setattr(decode_graph, "ROOM_SIZES", (1, 2))
     monkeypatch.setattr(decode_graph, "WIDTHS", (1, 4))
-    monkeypatch.setattr(capture.EmulatedStage, "takes_time", True)
+    monkeypatch.setattr(capture.EmulatedReplayStage, "takes_time", True)
     adapter = adapted("packed")
     stack, session = stacked(adapter), Session(adapter, [3, 20])
     made = stack.made
-    session.run([9], [Part((session.rows[0],), 1)])
-    session.run([9, 8], [Part(tuple(session.rows), 1)])
-    session.run([9, 8, 7], [Part((session.rows[1],), 3)])
+    session.run([9], [ForwardPart((session.rows[0],), 1)])
+    session.run([9, 8], [ForwardPart(tuple(session.rows), 1)])
+    session.run([9, 8, 7], [ForwardPart((session.rows[1],), 3)])
     assert stack.made == made
 
 
@@ -183,7 +185,7 @@ def test_prompts_are_run_by_the_layers_themselves() -> None:
     adapter = adapted("plain")
     stack = stacked(adapter)
     before = len(stack._replays)
-    Session(adapter, [MOST_QUERIES + 1, FEW + 1])
+    Session(adapter, [MOST_QUERIES + 1, FEW_ROWS + 1])
     assert len(stack._replays) == before
 
 
@@ -191,9 +193,9 @@ def test_prompts_are_run_by_the_layers_themselves() -> None:
 def test_a_graph_that_says_something_else_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ready = capture.EmulatedStage.ready
+    ready = capture.EmulatedReplayStage.ready
 
-    def wrong(self: capture.EmulatedStage, score: Any) -> capture.Replay:
+    def wrong(self: capture.EmulatedReplayStage, score: Any) -> capture.GraphReplay:
         replay = ready(self, score)
 
         def off(given: list[mx.array], after: mx.array) -> tuple[mx.array, mx.array]:
@@ -202,7 +204,7 @@ def test_a_graph_that_says_something_else_is_not_used(
 
         return off
 
-    monkeypatch.setattr(capture.EmulatedStage, "ready", wrong)
+    monkeypatch.setattr(capture.EmulatedReplayStage, "ready", wrong)
     with caplog.at_level(logging.WARNING, "ingot.models"):
         adapter = adapted("packed")
     assert "they differ by" in str(stacked(adapter).refused)
@@ -214,46 +216,46 @@ def test_a_graph_that_says_something_else_is_not_used(
 
 @pretended
 def test_a_graph_that_cannot_be_made_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: capture.EmulatedStage, score: Any) -> capture.Replay:
+    def fails(self: capture.EmulatedReplayStage, score: Any) -> capture.GraphReplay:
         raise RuntimeError("no memory for it")
 
-    monkeypatch.setattr(capture.EmulatedStage, "ready", fails)
+    monkeypatch.setattr(capture.EmulatedReplayStage, "ready", fails)
     adapter = adapted("packed")
     assert stacked(adapter).refused == "no memory for it"
     session = Session(adapter, [3])
-    assert mx.isfinite(session.run([4], [Part(tuple(session.rows), 1)])).all()
+    assert mx.isfinite(session.run([4], [ForwardPart(tuple(session.rows), 1)])).all()
 
 
 @pytest.mark.parametrize("kind", ["kernel", "kernel-window", "kernel-hybrid"])
 def test_what_is_not_covered_keeps_its_own_layers(kind: str) -> None:
-    adapter = adapt(tiny.build(kind), tiny.CONFIGS[kind], engines.GPU)
-    assert stack_of(adapter.model) is None
+    adapter = adapt_model(tiny.build(kind), tiny.CONFIGS[kind], engines.GPU)
+    assert decode_graphs_of(adapter.model) is None
 
 
 def test_layers_that_hand_over_states_between_them_stay_apart() -> None:
     model = tiny.build("kernel-packed")
-    adapter = adapt(model, tiny.CONFIGS["kernel-packed"], engines.GPU, apart=True)
-    assert stack_of(adapter.model) is None
+    adapter = adapt_model(model, tiny.CONFIGS["kernel-packed"], engines.GPU, apart=True)
+    assert decode_graphs_of(adapter.model) is None
 
 
 def test_few_graphs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_graph, "MOST_KEPT", 2)
+    monkeypatch.setattr(decode_graph, "MOST_GRAPHS", 2)
     adapter = adapted("packed")
     session = Session(adapter, [3, 20, 30])
     for count in (1, 2, 3):
-        session.run([9] * count, [Part(tuple(session.rows[:count]), 1)])
+        session.run([9] * count, [ForwardPart(tuple(session.rows[:count]), 1)])
     assert len(stacked(adapter)._replays) == 2
 
 
-def adapted_rows(adapter: Adapter, slots: list[int], steps: int = 3) -> list[list[mx.array]]:
+def adapted_rows(adapter: ModelAdapter, slots: list[int], steps: int = 3) -> list[list[mx.array]]:
     """Logits of each row at each step, of rows that go through these adapters."""
-    states = adapter.new_rows()
+    states = adapter.new_batch_state()
     rows = [states.new(lora=slot) for slot in slots]
     for number, row in enumerate(rows):
-        mx.eval(adapter.run(states, mx.full(20, 5 + number, mx.uint32), [Part((row,), 20)]), states.pending())
+        mx.eval(adapter.run(states, mx.full(20, 5 + number, mx.uint32), [ForwardPart((row,), 20)]), states.pending())
     found: list[list[mx.array]] = [[] for _ in rows]
     for token in range(steps):
-        logits = adapter.run(states, mx.full(len(rows), 9 + token, mx.uint32), [Part(tuple(rows), 1)])
+        logits = adapter.run(states, mx.full(len(rows), 9 + token, mx.uint32), [ForwardPart(tuple(rows), 1)])
         mx.eval(logits, states.pending())
         for number, own in enumerate(found):
             own.append(logits[number])
@@ -268,7 +270,7 @@ def test_adapters_are_part_of_the_graph(kind: str, tmp_path: Path, monkeypatch: 
     sizes = shapes(adapter.model, ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"))
     folders = [write_mlx(tmp_path / str(n), matrices(sizes, 4 * n, n), rank=4 * n, scale=0.02) for n in (1, 3)]
     one, two = (adapter.loras.slot(load_lora(adapter, folder, most_rank=16).digest) for folder in folders)
-    assert not adapter.adapts_apart
+    assert not adapter.separates_lora_rows
     made = stack.made
     among = adapted_rows(adapter, [one, 0, two])
     assert stack.refused is stack.adapted.refused is None and made < stack.made <= made + 1
@@ -277,7 +279,7 @@ def test_adapters_are_part_of_the_graph(kind: str, tmp_path: Path, monkeypatch: 
     alone = adapted_rows(adapter, [one])
     assert all(mx.array_equal(*each) for each in zip(among[0], alone[0], strict=True)), "and others as alone"
     monkeypatch.setattr(stack.adapted, "refused", "for comparison")
-    assert adapter.adapts_apart
+    assert adapter.separates_lora_rows
     plain = adapted_rows(adapter, [one, 0, two])
     largest = max(float(mx.abs(each).max()) for each in plain[2])
     bound = 1e-4 if kind == "packed" else 2**-4

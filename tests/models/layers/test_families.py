@@ -14,14 +14,14 @@ import mlx.core as mx
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.cache.forward_batch import Part
-from ingot.cache.records import put, take
+from ingot.cache.forward_batch import ForwardPart
+from ingot.cache.records import restore_row, take_record
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.errors import ModelError
-from ingot.kernels.device import GPUS, Device, current
-from ingot.models.adapter import Adapter, adapt, load
-from ingot.models.forward import run
-from ingot.models.probe import apart
+from ingot.kernels.device import GPUS, Device, current_device
+from ingot.models.adapter import ModelAdapter, adapt_model, load_model_adapter
+from ingot.models.forward import run_forward
+from ingot.models.probe import logits_gap
 from ingot.upstream import caches
 from tests import engines, tiny
 from tests.models.layers import family_configs
@@ -77,7 +77,7 @@ def without_compiling() -> Iterator[None]:
 class Family:
     """A family's adapter, three texts, and the logits after each of their tokens that are right."""
 
-    adapter: Adapter
+    adapter: ModelAdapter
     texts: list[list[int]]
     right: list[mx.array]
 
@@ -86,13 +86,13 @@ class Batch:
     """The beginnings of a family's texts, each in a row of its own: `live[number]`."""
 
     def __init__(self, made: Family) -> None:
-        self.made, self.rows = made, made.adapter.new_rows()
+        self.made, self.rows = made, made.adapter.new_batch_state()
         self.live = [self.rows.new() for _ in made.texts]
 
     def compute(self, *parts: tuple[Sequence[int], int], plainly: bool = False) -> None:
         """Run the next tokens, so many, of texts by their numbers, and compare what comes out; `plainly` in the model's
         own way, whatever the adapter makes of it."""
-        asked = [Part(tuple(self.live[number] for number in numbers), count) for numbers, count in parts]
+        asked = [ForwardPart(tuple(self.live[number] for number in numbers), count) for numbers, count in parts]
         spans = [
             (number, self.live[number].length, self.live[number].length + count)
             for numbers, count in parts
@@ -102,16 +102,16 @@ class Batch:
         at = [last - 1 for last in accumulate(end - begin for _, begin, end in spans)]
         adapter = self.made.adapter
         mixed = adapter.mixed and not plainly
-        logits = run(adapter.model, adapter.selection, self.rows, tokens, asked, at, mixed=mixed)
+        logits = run_forward(adapter.model, adapter.selection, self.rows, tokens, asked, at, mixed=mixed)
         mx.eval(logits, self.rows.pending())
         for (number, begin, end), found in zip(spans, logits, strict=True):
-            gap = apart(found, self.made.right[number][end - 1])
+            gap = logits_gap(found, self.made.right[number][end - 1])
             assert gap < TOLERANCE, f"text {number}, tokens {begin} to {end} of {parts}: logits are {gap:.1e} apart"
 
     def branch(self, number: int) -> None:
         """Have a new row take over what that text's row holds, and go on in its stead beside it."""
         before, after = self.live[number], self.rows.new()
-        put(self.rows, after, [take(self.rows, before, 0)], before.length)
+        restore_row(self.rows, after, [take_record(self.rows, before, 0)], before.length)
         self.live[number] = after
 
 
@@ -124,7 +124,7 @@ def family(name: str, device: Device) -> Family:
     texts = [[rng.randrange(1, family_configs.VOCAB) for _ in range(length)] for length in (longest, 60, 30)]
     right = [model(mx.array([text]), cache=caches.make_prompt_cache(model))[0] for text in texts]
     mx.eval(right)
-    return Family(adapt(model, family_configs.config(name), device, widest=WIDEST, exact=True), texts, right)
+    return Family(adapt_model(model, family_configs.config(name), device, widest=WIDEST, exact=True), texts, right)
 
 
 def _is_window(cache: Any) -> bool:
@@ -135,7 +135,7 @@ def _is_window(cache: Any) -> bool:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SERVED)
 def test_a_family_computes_the_same_in_chunks_in_a_batch_mixed_and_taken_over(name: str) -> None:
-    check(name, current())
+    check(name, current_device())
 
 
 @pytest.mark.parametrize("name", ["cohere-normed", "llama-dynamic"])
@@ -209,14 +209,14 @@ def check_mixed_rows(made: Family) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_family_that_cannot_be_right_is_refused_when_it_is_loaded(name: str) -> None:
     with pytest.raises(ModelError, match=REFUSED[name][0]):
-        adapt(family_configs.build(name), family_configs.config(name), current())
+        adapt_model(family_configs.build(name), family_configs.config(name), current_device())
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="runs here")
 @pytest.mark.parametrize("name", NEEDS_METAL)
 def test_a_family_that_needs_another_device_is_refused_when_it_is_loaded(name: str) -> None:
     with pytest.raises(ModelError, match=r"cannot be run here: .*Metal"):
-        adapt(family_configs.build(name), family_configs.config(name), current())
+        adapt_model(family_configs.build(name), family_configs.config(name), current_device())
 
 
 @pytest.mark.parametrize("name", family_configs.UNLOADABLE)
@@ -224,7 +224,7 @@ def test_a_family_whose_code_does_not_load_is_refused_with_a_reason(name: str, t
     (tmp_path / "config.json").write_text(json.dumps(family_configs.config(name)))
     mx.save_safetensors(str(tmp_path / "model.safetensors"), {"weight": mx.zeros(1)})
     with pytest.raises(ModelError, match="a package for it that is not installed"):
-        load(tmp_path, current())
+        load_model_adapter(tmp_path, current_device())
 
 
 def test_every_family_of_mlx_lm_is_among_these() -> None:

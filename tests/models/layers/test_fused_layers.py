@@ -5,22 +5,24 @@ from __future__ import annotations
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.kernels import native
-from ingot.models.families.registry import FAMILIES
+from ingot.kernels.cpu import native
+from ingot.models.families.registry import MODEL_FAMILIES
 from ingot.models.layers.fused_layers import fuse_layers
-from ingot.models.layers.modules import parameters, swap_ropes
+from ingot.models.layers.modules import named_parameters, swap_ropes
 from tests.models.layers import family_configs
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
 
 
-@pytest.mark.parametrize("name", [family.name for family in FAMILIES.values() if family.fused])
+@pytest.mark.parametrize("name", [family.name for family in MODEL_FAMILIES.values() if family.fused])
 def test_layers_of_llamas_arithmetic_become_one_operation_with_the_same_weights(name: str) -> None:
     model = family_configs.build(name)
-    before = dict(parameters(model))
+    before = dict(named_parameters(model))
     swap_ropes(model)
     assert fuse_layers(model)
-    assert {path: id(array) for path, array in parameters(model)} == {path: id(array) for path, array in before.items()}
+    assert {path: id(array) for path, array in named_parameters(model)} == {
+        path: id(array) for path, array in before.items()
+    }
 
 
 @pytest.mark.parametrize("name", ["granite", "llama-window", "llama-dynamic"])

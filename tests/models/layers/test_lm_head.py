@@ -7,7 +7,7 @@ import mlx.nn as nn
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.models.layers.lm_head import select_at_heads, tap
+from ingot.models.layers.lm_head import select_at_lm_head, tap_hidden_states
 from tests import tiny
 
 
@@ -21,7 +21,7 @@ def test_the_head_computes_only_the_selected_positions_with_the_same_weights(kin
         )
     tokens = mx.array([[1, 2, 3, 4], [5, 6, 7, 8]])
     whole = model(tokens)
-    selection = select_at_heads(model)
+    selection = select_at_lm_head(model)
     assert selection is not None
     selection.at = mx.array([[3], [1]])
     part = model(tokens)
@@ -38,12 +38,12 @@ def test_the_head_computes_only_the_selected_positions_with_the_same_weights(kin
 def test_hidden_states_of_all_tokens_are_handed_over_whichever_are_selected(kind: str) -> None:
     model, tokens = tiny.build(kind), mx.array([[1, 2, 3, 4]])
     expected = model.model(tokens)
-    selection = select_at_heads(model)
+    selection = select_at_lm_head(model)
     assert selection is not None
     selection.at = mx.array([[3]])
     model(tokens)
     assert selection.hidden is None
-    with selection.handing_over():
+    with selection.capturing_hidden():
         model(tokens)
         assert selection.hidden is not None
         assert mx.allclose(selection.hidden, expected, atol=1e-5).item()
@@ -54,10 +54,10 @@ def test_tapped_modules_hand_over_what_they_are_given_side_by_side() -> None:
     model, tokens = tiny.build("llama"), mx.array([[1, 2, 3, 4]])
     embedded = model.model.embed_tokens(tokens)
     whole = model(tokens)
-    selection = select_at_heads(model)
+    selection = select_at_lm_head(model)
     assert selection is not None
-    tap(model, ["model.layers.0", "model.norm"], selection)
-    with selection.handing_over():
+    tap_hidden_states(model, ["model.layers.0", "model.norm"], selection)
+    with selection.capturing_hidden():
         assert mx.allclose(model(tokens), whole, atol=1e-5).item()
         hidden = selection.hidden
     assert hidden is not None

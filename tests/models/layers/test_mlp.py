@@ -6,10 +6,10 @@ import mlx.core as mx
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.kernels import native
-from ingot.models.families.registry import gating_of
-from ingot.models.layers.mlp import GatedMLP, JoinedMLP, join_gates, swap_gates
-from ingot.models.layers.modules import parameters
+from ingot.kernels.cpu import native
+from ingot.models.families.registry import mlp_spec_of
+from ingot.models.layers.mlp import GatedMLP, JoinedMLP, join_gated_mlps, swap_gated_mlps
+from ingot.models.layers.modules import named_parameters
 from tests.models.layers import family_configs
 
 # One for each way in which an MLP is gated.
@@ -26,12 +26,12 @@ def test_a_swapped_mlp_gives_the_same_with_the_same_weights(
     if not quick:
         monkeypatch.setattr(native, "available", lambda: False)
     model = family_configs.build(family)
-    found = [(path, module, gating_of(module)) for path, module in model.named_modules()]
+    found = [(path, module, mlp_spec_of(module)) for path, module in model.named_modules()]
     known = [(path, module, gating) for path, module, gating in found if gating is not None]
-    before = dict(parameters(model))
+    before = dict(named_parameters(model))
     assert known
     gelus = any(gating.act != "silu" for _, _, gating in known)
-    assert swap_gates(model) == (0 if gelus and not quick else len(known))
+    assert swap_gated_mlps(model) == (0 if gelus and not quick else len(known))
     swapped = dict(model.named_modules())
     for path, mlp, gating in known:
         weights = mlp[gating.gate].weight
@@ -43,23 +43,25 @@ def test_a_swapped_mlp_gives_the_same_with_the_same_weights(
         assert mx.all(mx.abs(found - expected) <= 1e-5 * mx.abs(expected).max(axis=-1, keepdims=True)).item()
         half = x.astype(mx.bfloat16)
         assert mx.array_equal(swapped[path](half), mlp(half), equal_nan=True).item()
-    assert {path: id(array) for path, array in parameters(model)} == {path: id(array) for path, array in before.items()}
+    assert {path: id(array) for path, array in named_parameters(model)} == {
+        path: id(array) for path, array in before.items()
+    }
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_mlp_whose_products_are_one_gives_the_same(family: str) -> None:
     model = family_configs.build(family)
-    found = [(path, module, gating_of(module)) for path, module in model.named_modules()]
+    found = [(path, module, mlp_spec_of(module)) for path, module in model.named_modules()]
     known = [(path, module, gating) for path, module, gating in found if gating is not None]
     joinable = [path for path, _, gating in known if gating.up is not None]
     states = [3 * mx.random.normal((1, 7, mlp[gating.gate].weight.shape[1])) for _, mlp, gating in known]
     expected = [mlp(x) for (_, mlp, _), x in zip(known, states, strict=True)]
     mx.eval(expected)
-    names = {path for path, _ in parameters(model)}
-    assert join_gates(model) == len(joinable)
+    names = {path for path, _ in named_parameters(model)}
+    assert join_gated_mlps(model) == len(joinable)
     swapped = dict(model.named_modules())
     assert all(isinstance(swapped[path], JoinedMLP) for path in joinable)
     for (path, _, _), x, wanted in zip(known, states, expected, strict=True):
         off = mx.abs(swapped[path](x) - wanted) <= 1e-5 * mx.abs(wanted).max(axis=-1, keepdims=True)
         assert mx.all(off).item()
-    assert {path for path, _ in parameters(model)} == names
+    assert {path for path, _ in named_parameters(model)} == names

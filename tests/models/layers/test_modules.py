@@ -3,8 +3,8 @@ import mlx.nn as nn
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.cache.positions import Positions
-from ingot.models.layers.modules import PositionedRope, positioned, swap_ropes
+from ingot.cache.forward_batch import TokenPositions
+from ingot.models.layers.modules import PositionedRope, positioned_rope, swap_ropes
 from ingot.upstream import rope_utils
 from tests import tiny
 
@@ -26,14 +26,14 @@ def test_explicit_positions_that_are_consecutive_give_what_the_fast_kernel_gives
     x = mx.random.normal((2, 3, 5, 8), key=mx.random.key(1))
     fast = rope(x, offset=mx.array([7, 30]))
     at = mx.array([[7, 8, 9, 10, 11], [30, 31, 32, 33, 34]])
-    assert mx.allclose(positioned(ROPES[name]())(x, offset=Positions(at)), fast, atol=1e-4).item()
+    assert mx.allclose(positioned_rope(ROPES[name]())(x, offset=TokenPositions(at)), fast, atol=1e-4).item()
 
 
 @pytest.mark.parametrize("name", ROPES)
 def test_a_token_is_rotated_to_its_own_position_whatever_stands_beside_it(name: str) -> None:
-    rope = positioned(ROPES[name]())
+    rope = positioned_rope(ROPES[name]())
     x = mx.random.normal((1, 2, 3, 8), key=mx.random.key(2))
-    spread = rope(x, offset=Positions(mx.array([[50, 2, 17]])))
+    spread = rope(x, offset=TokenPositions(mx.array([[50, 2, 17]])))
     for place, position in enumerate((50, 2, 17)):
         assert mx.allclose(
             spread[:, :, place : place + 1], rope(x[:, :, place : place + 1], offset=position), atol=1e-4

@@ -10,17 +10,20 @@ import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache import records
-from ingot.cache.forward_batch import Part
-from ingot.kernels import native
-from ingot.kernels.device import current
-from ingot.models.adapter import Adapter, adapt, load
-from ingot.models.layers.modules import parameters
-from ingot.models.layers.recurrent import NativeMixer, swap_recurrences
-from tests import tiny
+from ingot.cache.forward_batch import ForwardPart
+from ingot.kernels.cpu import native
+from ingot.kernels.device import current_device
+from ingot.kernels.paged_attention.kernels import has_paged_kernels
+from ingot.models.adapter import ModelAdapter, adapt_model, load_model_adapter
+from ingot.models.layers import swapping
+from ingot.models.layers.modules import named_parameters
+from ingot.models.layers.recurrent import KernelGatedDelta, NativeRecurrence, swap_recurrences
+from ingot.models.probe import logits_gap
+from tests import engines, tiny
 from tests.launches import computed, computed_last, decoded
 from tests.models.layers import family_configs
 
-pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
+only_recurrent = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
 
 HYBRID = Path(__file__).parents[3] / "foundry" / "models" / "hybrid"
 FAMILIES = ["qwen3_5", "qwen3_next", "mamba2", "granitemoehybrid", "falcon_h1", "nemotron_h", "lfm2", "lfm2_moe"]
@@ -28,9 +31,9 @@ PROMPTS = [list(range(3, 3 + length)) for length in (5, 70, 1, 33)]
 STEPS = 12
 
 
-def greedy(adapter: Adapter) -> list[list[int]]:
+def greedy(adapter: ModelAdapter) -> list[list[int]]:
     """Answers to all prompts: each computed alone, in two parts, then decoded together."""
-    rows = adapter.new_rows()
+    rows = adapter.new_batch_state()
     live = [rows.new() for _ in PROMPTS]
     chosen: list[list[int]] = []
     for row, prompt in zip(live, PROMPTS, strict=True):
@@ -46,14 +49,15 @@ def greedy(adapter: Adapter) -> list[list[int]]:
 
 
 def natively(model: Any) -> int:
-    return sum(isinstance(module, NativeMixer) for _, module in model.named_modules())
+    return sum(isinstance(module, NativeRecurrence) for _, module in model.named_modules())
 
 
+@only_recurrent
 @pytest.mark.parametrize("name", [*FAMILIES, "hybrid"])
 def test_greedy_answers_are_those_of_the_models_own_code(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def made() -> Adapter:
+    def made() -> ModelAdapter:
         model = tiny.build("hybrid") if name == "hybrid" else family_configs.build(name)
-        return adapt(model, {}, current(), widest=128)
+        return adapt_model(model, {}, current_device(), widest=128)
 
     ours = made()
     assert natively(ours.model) > 0 and ours.mixed
@@ -63,21 +67,26 @@ def test_greedy_answers_are_those_of_the_models_own_code(name: str, monkeypatch:
     assert greedy(ours) == greedy(plain)
 
 
+@only_recurrent
 def test_a_trained_hybrid_answers_as_with_mlxs_own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = load(HYBRID, current(), widest=128)
+    ours = load_model_adapter(HYBRID, current_device(), widest=128)
     assert natively(ours.model) == 6
     monkeypatch.setattr(native, "available", lambda: False)
-    assert greedy(ours) == greedy(load(HYBRID, current(), widest=128))
+    assert greedy(ours) == greedy(load_model_adapter(HYBRID, current_device(), widest=128))
 
 
+@only_recurrent
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_swapped_model_has_the_same_weights(name: str) -> None:
     model = family_configs.build(name)
-    before = dict(parameters(model))
+    before = dict(named_parameters(model))
     assert swap_recurrences(model) > 0
-    assert {path: id(array) for path, array in parameters(model)} == {path: id(array) for path, array in before.items()}
+    assert {path: id(array) for path, array in named_parameters(model)} == {
+        path: id(array) for path, array in before.items()
+    }
 
 
+@only_recurrent
 def test_other_caches_are_left_to_the_models_own_code() -> None:
     model = tiny.build("hybrid")
     tokens = mx.array([PROMPTS[1]])
@@ -86,35 +95,37 @@ def test_other_caches_are_left_to_the_models_own_code() -> None:
     assert mx.array_equal(model(tokens), before).item()
 
 
+@only_recurrent
 @pytest.mark.parametrize("count", [1, 3])
 def test_what_was_kept_of_a_row_does_not_change_with_it(count: int) -> None:
     """A record must not share memory with the recurrent states, which are written in place."""
     adapter = tiny.adapter("hybrid")
-    rows = adapter.new_rows()
+    rows = adapter.new_batch_state()
     row, *_ = [rows.new() for _ in range(count)]
     computed(adapter, rows, row, [1, 2, 3])
-    record = records.take(rows, row, 0)
+    record = records.take_record(rows, row, 0)
     mx.eval(record.checkpoint_arrays())
     after = computed(adapter, rows, row, [4, 5])
     other = rows.new()
-    records.put(rows, other, [record], 3)
+    records.restore_row(rows, other, [record], 3)
     assert mx.array_equal(computed(adapter, rows, other, [4, 5]), after).item()
     again = rows.new()
-    records.put(rows, again, [record], 3)
+    records.restore_row(rows, again, [record], 3)
     assert mx.array_equal(computed(adapter, rows, again, [4, 5]), after).item()
 
 
+@only_recurrent
 @pytest.mark.parametrize("name", [*FAMILIES, "hybrid"])
 def test_tokens_are_taken_back_one_by_one_and_nothing_is_computed_again(name: str) -> None:
     model = tiny.build("hybrid") if name == "hybrid" else family_configs.build(name)
-    adapter = adapt(model, {}, current(), widest=128)
+    adapter = adapt_model(model, {}, current_device(), widest=128)
     for right in range(5):
-        rows, single = adapter.new_rows(), adapter.new_rows()
+        rows, single = adapter.new_batch_state(), adapter.new_batch_state()
         row, beside, alone = rows.new(), rows.new(), single.new()
         for each, own in ((rows, row), (rows, beside), (single, alone)):
             computed_last(adapter, each, own, PROMPTS[1])
         guessed = [7, 9, 11, 13, 15]
-        launch = [Part((beside,), 1), Part((row,), len(guessed), tentative=4)]
+        launch = [ForwardPart((beside,), 1), ForwardPart((row,), len(guessed), tentative=4)]
         mx.eval(adapter.run(rows, mx.array([5, *guessed]), launch), rows.pending())
         assert rows.rewind(row, len(PROMPTS[1]) + 1 + right) == len(PROMPTS[1]) + 1 + right
         for token in guessed[: 1 + right]:
@@ -124,10 +135,54 @@ def test_tokens_are_taken_back_one_by_one_and_nothing_is_computed_again(name: st
         rows.check()
 
 
+@only_recurrent
 def test_where_states_take_too_much_what_was_right_is_computed_again() -> None:
-    adapter = adapt(tiny.build("hybrid"), {}, current(), widest=128)
-    rows = adapter.new_rows(earlier=0)
+    adapter = adapt_model(tiny.build("hybrid"), {}, current_device(), widest=128)
+    rows = adapter.new_batch_state(earlier=0)
     row = rows.new()
     computed_last(adapter, rows, row, PROMPTS[1])
-    adapter.run(rows, mx.array([7, 9, 11]), [Part((row,), 3, tentative=2)])
+    adapter.run(rows, mx.array([7, 9, 11]), [ForwardPart((row,), 3, tentative=2)])
     assert rows.rewind(row, len(PROMPTS[1]) + 2) == len(PROMPTS[1])
+
+
+only_gated_delta = pytest.mark.skipif(
+    not has_paged_kernels(engines.GPU), reason="kernels run on no device here, nor can be emulated"
+)
+
+
+def logits(adapter: ModelAdapter) -> mx.array:
+    """Of three rows: prompts of unlike lengths in one pass, a piece beside rows that decode, and all decoding."""
+    rows = adapter.new_batch_state()
+    one, two, three = (rows.new() for _ in range(3))
+    steps = [
+        [ForwardPart((one,), 40), ForwardPart((two,), 3)],
+        [ForwardPart((two,), 1), ForwardPart((one,), 5), ForwardPart((three,), 17)],
+        [ForwardPart((one, two, three), 1)],
+        [ForwardPart((three, one), 1), ForwardPart((two,), 4)],
+    ]
+    found = []
+    for step in steps:
+        count = sum(part.width * len(part.rows) for part in step)
+        found.append(adapter.run(rows, mx.arange(count) % 50, step))
+        mx.eval(found[-1], rows.pending())
+    return mx.concatenate(found)
+
+
+@only_gated_delta
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])
+def test_what_they_compute_is_what_the_models_own_code_computes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = adapt_model(family_configs.build(name), family_configs.config(name), engines.GPU)
+    assert any(isinstance(module, KernelGatedDelta) for _, module in ours.model.named_modules())
+    assert not any("token by token" in note for note in ours.notes)
+    monkeypatch.setattr(swapping, "kernel_gated_delta", lambda module, kernels: None)
+    theirs = adapt_model(family_configs.build(name), family_configs.config(name), engines.GPU)
+    assert not any(isinstance(module, KernelGatedDelta) for _, module in theirs.model.named_modules())
+    assert ours.mixed and theirs.mixed
+    assert logits_gap(logits(ours), logits(theirs)) < 1e-4
+
+
+@only_gated_delta
+def test_heads_too_small_for_the_kernels_run_their_own_code_and_the_adapter_says_so() -> None:
+    plain = adapt_model(tiny.build("hybrid"), tiny.CONFIGS["hybrid"], engines.GPU)
+    assert not any(isinstance(module, KernelGatedDelta) for _, module in plain.model.named_modules())
+    assert any("gated delta token by token, slower: keys of" in note for note in plain.notes)

@@ -6,17 +6,19 @@ import mlx.core as mx
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.cache.forward_batch import Launch, Mixed, Row
-from ingot.models.layers.modules import positioned
+from ingot.cache.forward_batch import ForwardBatch, MixedBatch, Row
+from ingot.models.layers.modules import positioned_rope
 from ingot.models.layers.rope import SharedRopes
 from tests.models.layers.test_modules import ROPES
 
-MIXED = Mixed((Launch((Row(0, ()), Row(1, ())), 1, (7, 30), (7, 30)), Launch((Row(2, ()),), 3, (4,), (4,))))
+MIXED = MixedBatch(
+    (ForwardBatch((Row(0, ()), Row(1, ())), 1, (7, 30), (7, 30)), ForwardBatch((Row(2, ()),), 3, (4,), (4,)))
+)
 
 
 @pytest.mark.parametrize("name", ROPES)
 def test_queries_and_keys_are_turned_to_their_positions(name: str) -> None:
-    rope = positioned(ROPES[name]())
+    rope = positioned_rope(ROPES[name]())
     turning = SharedRopes().of(rope)
     assert turning is not None
     queries = mx.random.normal((5, 3, 1, 8), key=mx.random.key(1))
@@ -28,6 +30,6 @@ def test_queries_and_keys_are_turned_to_their_positions(name: str) -> None:
 
 def test_layers_with_the_same_rotation_share_its_angles() -> None:
     turnings = SharedRopes()
-    assert turnings.of(positioned(ROPES["plain"]())) is turnings.of(positioned(ROPES["plain"]()))
-    assert turnings.of(positioned(ROPES["plain"]())) is not turnings.of(positioned(ROPES["partial"]()))
+    assert turnings.of(positioned_rope(ROPES["plain"]())) is turnings.of(positioned_rope(ROPES["plain"]()))
+    assert turnings.of(positioned_rope(ROPES["plain"]())) is not turnings.of(positioned_rope(ROPES["partial"]()))
     assert turnings.of(ROPES["plain"]()) is None

@@ -9,14 +9,14 @@ import mlx.core as mx
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.cache.batch_state import Rows
-from ingot.cache.forward_batch import Part, Row
-from ingot.kernels import native
+from ingot.cache.batch_state import BatchState
+from ingot.cache.forward_batch import ForwardPart, Row
+from ingot.kernels.cpu import native
+from ingot.models.forward import new_batch_state
 from ingot.models.layers import attention
 from ingot.models.layers.attention import MixedAttention
-from ingot.models.layers.mixers import SplitMixer, mixers, swap_mixers, tiled
-from ingot.models.layers.modules import parameters, swap_ropes
-from ingot.models.live_states import new_rows
+from ingot.models.layers.modules import named_parameters, swap_ropes
+from ingot.models.layers.swapping import SplitMixer, find_mixers, is_tiled, swap_mixers
 from tests import tiny
 from tests.memory import settled
 from tests.models.layers import family_configs
@@ -62,7 +62,7 @@ def without_compiling() -> Iterator[None]:
 Fed = list[tuple[Row, list[int]]]
 
 
-def launch(model: Any, rows: Rows, parts: Sequence[Fed]) -> mx.array:
+def launch(model: Any, rows: BatchState, parts: Sequence[Fed]) -> mx.array:
     """Logits [tokens, vocab] of a mixed launch; a part is its rows, each with as many tokens."""
     tokens = mx.array([[token for part in parts for _, fed in part for token in fed]])
     with rows.launch([asked(part) for part in parts]) as layers:
@@ -71,7 +71,7 @@ def launch(model: Any, rows: Rows, parts: Sequence[Fed]) -> mx.array:
     return logits[0]
 
 
-def apart(model: Any, rows: Rows, part: Fed) -> mx.array:
+def apart(model: Any, rows: BatchState, part: Fed) -> mx.array:
     """The same of one launch, computed in the model's own way."""
     with rows.launch([asked(part)], mixed=False) as layers:
         logits = model(mx.array([fed for _, fed in part]), cache=layers)
@@ -79,8 +79,8 @@ def apart(model: Any, rows: Rows, part: Fed) -> mx.array:
     return logits.reshape(-1, logits.shape[-1])
 
 
-def asked(part: Fed) -> Part:
-    return Part(tuple(row for row, _ in part), len(part[0][1]))
+def asked(part: Fed) -> ForwardPart:
+    return ForwardPart(tuple(row for row, _ in part), len(part[0][1]))
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -92,11 +92,11 @@ def test_a_mixed_launch_gives_every_token_what_launches_apart_give(
         pytest.skip("no native kernels")
     if not quick:
         monkeypatch.setattr(native, "available", lambda: False)
-    monkeypatch.setattr(attention, "TILE", 8)
+    monkeypatch.setattr(attention, "QUERY_TILE", 8)
     model = family_configs.build(family)
     swap_ropes(model)
     assert swap_mixers(model, unfused=True) > 0
-    together, separately = (new_rows(model, 0, None) for _ in range(2))
+    together, separately = (new_batch_state(model, 0, None) for _ in range(2))
     pairs = [(together.new(), separately.new()) for _ in range(3)]
     steps: list[list[dict[int, list[int]]]] = [
         [{0: [1, 2, 3]}, {1: [4, 5, 6, 7, 8]}],
@@ -115,19 +115,21 @@ def test_a_mixed_launch_gives_every_token_what_launches_apart_give(
 @pytest.mark.parametrize("family", KNOWN)
 def test_attention_that_is_known_is_computed_as_a_whole_with_the_same_weights(family: str) -> None:
     model = family_configs.build(family)
-    before = dict(parameters(model))
+    before = dict(named_parameters(model))
     swap_mixers(model, unfused=True)
     assert any(isinstance(module, MixedAttention) for _, module in model.named_modules())
-    assert {path: id(array) for path, array in parameters(model)} == {path: id(array) for path, array in before.items()}
+    assert {path: id(array) for path, array in named_parameters(model)} == {
+        path: id(array) for path, array in before.items()
+    }
 
 
 @pytest.mark.parametrize("family", OTHERS)
 def test_other_mixers_are_taken_apart(family: str) -> None:
     model = family_configs.build(family)
-    found = [path for path, _ in mixers(model)]
+    found = [path for path, _ in find_mixers(model)]
     swap_mixers(model, unfused=True)
     assert all(isinstance(dict(model.named_modules())[path], SplitMixer) for path in found)
-    assert not tiled(model)
+    assert not is_tiled(model)
 
 
 @pytest.mark.parametrize("kind", ["llama", "hybrid"])
@@ -135,7 +137,7 @@ def test_mixed_launches_write_in_place(kind: str) -> None:
     model = tiny.build(kind)
     swap_ropes(model)
     swap_mixers(model, unfused=True)
-    rows = new_rows(model, 0, None)
+    rows = new_batch_state(model, 0, None)
     one, two, other = provided(rows, 32768)
     launch(model, rows, [[(one, [1, 2])], [(two, [3])]])
     stored = [storage for group in rows.groups for storage in group.storages]
@@ -146,7 +148,7 @@ def test_mixed_launches_write_in_place(kind: str) -> None:
     assert mx.get_peak_memory() - before < largest
 
 
-def provided(rows: Rows, tokens: int) -> tuple[Row, Row, Row]:
+def provided(rows: BatchState, tokens: int) -> tuple[Row, Row, Row]:
     """Three rows, where there was once one of so many tokens: there are pages for that."""
     longest, *live = (rows.new() for _ in range(4))
     for table in longest.tables:

@@ -8,12 +8,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from ingot.cache.forward_batch import Part
-from ingot.kernels import native
-from ingot.kernels.device import Device, current
-from ingot.models.adapter import Adapter, adapt
+from ingot.cache.forward_batch import ForwardPart
+from ingot.kernels.cpu import native
+from ingot.kernels.device import Device, current_device
+from ingot.models.adapter import ModelAdapter, adapt_model
 from ingot.models.lora.loading import load_lora
-from ingot.models.precision import settle
+from ingot.models.precision import settle_precision
 from ingot.upstream import import_upstream
 from tests import engines, tiny
 from tests.models.lora.made import matrices, shapes, write_mlx, write_peft
@@ -25,11 +25,11 @@ METAL = Device("metal", "a CPU that follows Metal's rules", 1 << 34)
 PROMPT = (5, 17, 3, 60, 22, 9, 41)
 
 
-def loaded(kind: str, device: Device | None = None) -> Adapter:
+def loaded(kind: str, device: Device | None = None) -> ModelAdapter:
     native.use_one_path()
-    model, here = tiny.build(kind), device or current()
-    settle(model, here, None)
-    return adapt(model, tiny.CONFIGS[kind], here)
+    model, here = tiny.build(kind), device or current_device()
+    settle_precision(model, here, None)
+    return adapt_model(model, tiny.CONFIGS[kind], here)
 
 
 def written(folder: Path, kind: str, seed: int, rank: int = 4, names: tuple[str, ...] = EVERYWHERE) -> Path:
@@ -55,14 +55,14 @@ def theirs(kind: str, folder: Path | None) -> mx.array:
     return logits
 
 
-def ours(model: Adapter, slots: list[int]) -> list[mx.array]:
+def ours(model: ModelAdapter, slots: list[int]) -> list[mx.array]:
     """Logits of the prompt, in pieces, of rows with these slots side by side."""
-    rows = model.new_rows()
+    rows = model.new_batch_state()
     made = [rows.new(lora=slot) for slot in slots]
     found: list[list[mx.array]] = [[] for _ in slots]
     for begin, end in ((0, 4), (4, 5), (5, 7)):
         width, tokens = end - begin, PROMPT[begin:end]
-        parts = [Part((row,), width) for row in made] if width > 1 else [Part(tuple(made), 1)]
+        parts = [ForwardPart((row,), width) for row in made] if width > 1 else [ForwardPart(tuple(made), 1)]
         groups = [[part] for part in parts] if not model.mixed else [parts]
         logits = []
         for group in groups:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ingot.models.pooling_models.encoder import Encoder
+from ingot.models.pooling_models.encoder import PoolingEncoder
 
 
-def finished(encoder: Encoder, tokens: Sequence[Sequence[int]], types: Sequence[Sequence[int]] = ()) -> np.ndarray:
+def finished(
+    encoder: PoolingEncoder, tokens: Sequence[Sequence[int]], types: Sequence[Sequence[int]] = ()
+) -> np.ndarray:
     work = encoder.run(tokens, types or [()] * len(tokens))
     while True:
         try:

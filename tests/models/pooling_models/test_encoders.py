@@ -13,10 +13,11 @@ import pytest
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from bench import random_models
 from ingot.errors import ModelError
-from ingot.kernels.device import current
-from ingot.models.encoders import attention, mpnet
+from ingot.kernels.device import current_device
+from ingot.models.pooling_models import bert
+from ingot.models.pooling_models import encoder as attention
 from ingot.models.pooling_models.loading import load_embedder, load_reranker
-from ingot.models.pooling_models.sentence_transformers import Normalize, Recipe
+from ingot.models.pooling_models.sentence_transformers import NormalizeStep, PoolingRecipe
 from ingot.upstream import load_model
 from tests.encoders import write_encoder
 from tests.memory import freed_at_once, settled
@@ -24,7 +25,7 @@ from tests.models.pooling_models.running import finished
 
 FAMILIES = ("bert", "roberta", "xlm-roberta", "modernbert", "mpnet")
 LOCAL = {"local_attention": 8}
-MEAN = Recipe(("mean",), (Normalize(),))
+MEAN = PoolingRecipe(("mean",), (NormalizeStep(),))
 ROWS = [[2, *range(4, 4 + length), 3] for length in (20, 3, 11, 1)]
 
 
@@ -36,7 +37,7 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("head", [False, True], ids=["vectors", "scores"])
 def test_a_text_gives_the_same_alone_and_in_a_padded_batch(family: str, head: bool, tmp_path: Path) -> None:
     write_encoder(tmp_path, family, head=head, **LOCAL)
-    encoder = load_reranker(tmp_path, current()) if head else load_embedder(tmp_path, current(), MEAN)
+    encoder = load_reranker(tmp_path, current_device()) if head else load_embedder(tmp_path, current_device(), MEAN)
     together = finished(encoder, ROWS)
     assert together.shape == (len(ROWS), 1 if head else 16)
     for row, found in zip(ROWS, together, strict=True):
@@ -44,14 +45,14 @@ def test_a_text_gives_the_same_alone_and_in_a_padded_batch(family: str, head: bo
 
 
 def test_attention_in_small_tiles_is_attention(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = load_embedder(write_encoder(tmp_path, family, **LOCAL), current(), MEAN)
+    encoder = load_embedder(write_encoder(tmp_path, family, **LOCAL), current_device(), MEAN)
     whole = finished(encoder, ROWS)
     monkeypatch.setattr(attention, "TILE_BYTES", 4 * len(ROWS) * 2 * 22 * 3)
     assert finished(encoder, ROWS) == pytest.approx(whole, abs=1e-5)
 
 
 def test_mpnets_buckets_are_single_tokens_nearby_and_ever_wider_far_away() -> None:
-    found = mpnet.buckets(200)
+    found = bert.distance_buckets(200)
     before, after = found[199::-1], found[199:]
     assert list(before[:9]) == [0, 1, 2, 3, 4, 5, 6, 7, 8]
     assert list(after[1:9]) == [17, 18, 19, 20, 21, 22, 23, 24]
@@ -64,13 +65,13 @@ def test_mpnet_with_another_number_of_buckets_is_refused(tmp_path: Path) -> None
     config = json.loads((folder / "config.json").read_text()) | {"relative_attention_num_buckets": 64}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match="64 buckets of distances; MPNet has 32"):
-        load_embedder(folder, current(), MEAN)
+        load_embedder(folder, current_device(), MEAN)
 
 
 def test_layers_that_see_what_is_near_do_not_see_what_is_far() -> None:
     x = mx.random.normal((1, 2, 20, 4))
     changed = mx.concatenate([x[:, :, :-1], x[:, :, -1:] + 5], axis=2)
-    one, two = (np.array(attention.attend(q, q, q, seen=None, reach=4)) for q in (x, changed))
+    one, two = (np.array(attention.attend_bidirectional(q, q, q, seen=None, reach=4)) for q in (x, changed))
     assert np.abs(one[:, :, :15] - two[:, :, :15]).max() == 0
     assert np.abs(one[:, :, 15:] - two[:, :, 15:]).max() > 0.01
 
@@ -84,8 +85,8 @@ def test_a_checkpoint_with_a_training_head_and_a_prefix_gives_the_same_vectors(t
         return {f"bert.{name}": tensor for name, tensor in old.items()} | more
 
     headed = changed(write_encoder(tmp_path / "headed", "bert"), as_trained)
-    expected = finished(load_embedder(plain, current(), MEAN), ROWS)
-    assert finished(load_embedder(headed, current(), MEAN), ROWS) == pytest.approx(expected)
+    expected = finished(load_embedder(plain, current_device(), MEAN), ROWS)
+    assert finished(load_embedder(headed, current_device(), MEAN), ROWS) == pytest.approx(expected)
 
 
 def changed(folder: Path, change: Any) -> Path:
@@ -114,7 +115,7 @@ def without(name: str) -> Any:
 def test_tensors_that_do_not_fit_are_named(change: Any, words: str, tmp_path: Path) -> None:
     folder = changed(write_encoder(tmp_path, "bert"), change)
     with pytest.raises(ModelError, match=words):
-        load_embedder(folder, current(), MEAN)
+        load_embedder(folder, current_device(), MEAN)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,7 @@ def test_a_config_that_cannot_be_honoured_is_refused(changes: dict[str, Any], wo
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(ModelError, match=words):
-        load_embedder(folder, current(), MEAN)
+        load_embedder(folder, current_device(), MEAN)
 
 
 @pytest.mark.parametrize("family", ["deberta-v2", "albert", None])
@@ -141,34 +142,37 @@ def test_a_family_that_is_not_known_is_refused_with_those_that_are(family: str |
     folder = write_encoder(tmp_path, "bert")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": family}))
-    for load in (lambda: load_embedder(folder, current(), MEAN), lambda: load_reranker(folder, current())):
+    for load in (
+        lambda: load_embedder(folder, current_device(), MEAN),
+        lambda: load_reranker(folder, current_device()),
+    ):
         with pytest.raises(ModelError, match=r"Known are bert, roberta"):
             load()
 
 
 def test_a_reranker_needs_a_head_and_a_single_label(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no head that scores"):
-        load_reranker(write_encoder(tmp_path / "a", "bert"), current())
+        load_reranker(write_encoder(tmp_path / "a", "bert"), current_device())
     folder = write_encoder(tmp_path / "b", "bert", head=True)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"id2label": {"0": "no", "1": "yes"}}))
     with pytest.raises(ModelError, match="2 classes"):
-        load_reranker(folder, current())
+        load_reranker(folder, current_device())
 
 
 def test_the_longest_input_is_what_positions_and_files_allow(tmp_path: Path) -> None:
     folder = write_encoder(tmp_path / "x", "xlm-roberta", pad_token_id=1)
-    assert load_embedder(folder, current(), MEAN).traits.length == 62
+    assert load_embedder(folder, current_device(), MEAN).traits.length == 62
     folder = write_encoder(tmp_path / "b", "bert")
-    assert load_embedder(folder, current(), Recipe(("mean",), (), length=10)).traits.length == 10
-    traits = load_embedder(folder, current(), Recipe(("mean",), (), length=512)).traits
+    assert load_embedder(folder, current_device(), PoolingRecipe(("mean",), (), length=10)).traits.length == 10
+    traits = load_embedder(folder, current_device(), PoolingRecipe(("mean",), (), length=512)).traits
     assert traits.length == 64 and "positions for 64" in traits.notes[-1]
 
 
 @freed_at_once
 def test_what_a_batch_was_predicted_to_take_covers_what_it_took(tmp_path: Path) -> None:
     folder = write_encoder(tmp_path, "bert", hidden_size=64, intermediate_size=256, max_position_embeddings=512)
-    encoder = load_embedder(folder, current(), MEAN)
+    encoder = load_embedder(folder, current_device(), MEAN)
     rows = [[5] * 300] * 12
     finished(encoder, rows)
     before = settled()
@@ -205,13 +209,13 @@ def write_decoder(folder: Path, *, tied: bool, drop: str = "", **changes: Any) -
     return folder
 
 
-LAST = Recipe(("lasttoken",), (Normalize(),))
+LAST = PoolingRecipe(("lasttoken",), (NormalizeStep(),))
 LONG = [[7] * 1300, [7] * 600 + [9], [4, 5, 6]]
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_decoders_vector_is_the_last_state_whatever_it_is_batched_with(tied: bool, tmp_path: Path) -> None:
-    encoder = load_embedder(write_decoder(tmp_path, tied=tied), current(), LAST)
+    encoder = load_embedder(write_decoder(tmp_path, tied=tied), current_device(), LAST)
     together = finished(encoder, LONG)
     assert together.shape == (3, 32) and np.linalg.norm(together, axis=1) == pytest.approx([1, 1, 1], abs=1e-5)
     for row, vector in zip(LONG, together, strict=True):
@@ -219,14 +223,14 @@ def test_a_decoders_vector_is_the_last_state_whatever_it_is_batched_with(tied: b
 
 
 def test_a_decoder_saved_without_its_head_gives_the_same_vectors(tmp_path: Path) -> None:
-    whole = load_embedder(write_decoder(tmp_path / "whole", tied=True), current(), LAST)
+    whole = load_embedder(write_decoder(tmp_path / "whole", tied=True), current_device(), LAST)
     bare = write_decoder(tmp_path / "bare", tied=True, drop="model.", **{"tie_word_embeddings": False})
-    assert finished(load_embedder(bare, current(), LAST), LONG) == pytest.approx(finished(whole, LONG), abs=1e-5)
+    assert finished(load_embedder(bare, current_device(), LAST), LONG) == pytest.approx(finished(whole, LONG), abs=1e-5)
 
 
 def test_a_judging_decoder_weighs_yes_against_no(tmp_path: Path) -> None:
     folder = write_decoder(tmp_path, tied=True)
-    encoder = load_reranker(folder, current(), yes=40, no=50)
+    encoder = load_reranker(folder, current_device(), yes=40, no=50)
     model, _ = load_model(folder)
     for row, score in zip(LONG, finished(encoder, LONG), strict=True):
         logits = model(mx.array([row]))[0, -1].astype(mx.float32)
@@ -243,12 +247,12 @@ def test_a_judging_decoder_weighs_yes_against_no(tmp_path: Path) -> None:
 )
 def test_a_decoder_that_is_none_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ModelError):
-        load_embedder(write_decoder(tmp_path, tied=True, **changes), current(), LAST)
+        load_embedder(write_decoder(tmp_path, tied=True, **changes), current_device(), LAST)
 
 
 @freed_at_once
 def test_a_decoders_batch_was_predicted_to_take_at_least_what_it_took(tmp_path: Path) -> None:
-    encoder = load_embedder(write_decoder(tmp_path, tied=True), current(), LAST)
+    encoder = load_embedder(write_decoder(tmp_path, tied=True), current_device(), LAST)
     rows = [[7] * 1024] * 4
     finished(encoder, rows)
     before = settled()

@@ -9,13 +9,13 @@ import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.config import Settings
-from ingot.kernels.device import current
-from ingot.models.files.packaged import ensure
-from ingot.models.files.progress import silent
-from ingot.models.pooling_models.encoder import Encoder
+from ingot.kernels.device import current_device
+from ingot.models.files.packaged import ensure_packaged_model
+from ingot.models.files.progress import no_progress
+from ingot.models.pooling_models.encoder import PoolingEncoder
 from ingot.models.pooling_models.loading import load_embedder
-from ingot.models.pooling_models.sentence_transformers import Normalize, read_recipe
-from ingot.text.tokenizer.encoder_inputs import TextInputs, load_vocabulary
+from ingot.models.pooling_models.sentence_transformers import NormalizeStep, read_pooling_recipe
+from ingot.text.tokenizer.encoder_inputs import TextInputs, load_encoder_vocabulary
 from tests.models.pooling_models.running import finished
 
 # text: tokens, the first numbers of its vector, the last ones, and the sum of all
@@ -34,27 +34,29 @@ GOLDEN = {
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    return ensure("all-minilm-l6-v2", Settings(), silent)
+    return ensure_packaged_model("all-minilm-l6-v2", Settings(), no_progress)
 
 
 @pytest.fixture(scope="module")
-def encoder(folder: Path) -> Encoder:
-    return load_embedder(folder, current(), read_recipe(folder, usual="mean"))
+def encoder(folder: Path) -> PoolingEncoder:
+    return load_embedder(folder, current_device(), read_pooling_recipe(folder, usual="mean"))
 
 
 @pytest.fixture(scope="module")
 def inputs(folder: Path) -> TextInputs:
-    return TextInputs(load_vocabulary(folder), length=256)
+    return TextInputs(load_encoder_vocabulary(folder), length=256)
 
 
-def test_its_files_are_honoured(folder: Path, encoder: Encoder) -> None:
-    recipe = read_recipe(folder, usual="mean")
-    assert (recipe.pooling, recipe.steps, recipe.length, recipe.notes) == (("mean",), (Normalize(),), 256, ())
+def test_its_files_are_honoured(folder: Path, encoder: PoolingEncoder) -> None:
+    recipe = read_pooling_recipe(folder, usual="mean")
+    assert (recipe.pooling, recipe.steps, recipe.length, recipe.notes) == (("mean",), (NormalizeStep(),), 256, ())
     traits = encoder.traits
     assert (traits.family, traits.length, traits.dimension, traits.unit) == ("bert", 256, 384, True)
 
 
-def test_its_vectors_are_those_of_transformers_also_in_a_padded_batch(encoder: Encoder, inputs: TextInputs) -> None:
+def test_its_vectors_are_those_of_transformers_also_in_a_padded_batch(
+    encoder: PoolingEncoder, inputs: TextInputs
+) -> None:
     tokens = [inputs.read(text).tokens for text in GOLDEN]
     for (count, first, last, total), row, vector in zip(
         GOLDEN.values(), tokens, finished(encoder, tokens), strict=True
@@ -65,7 +67,7 @@ def test_its_vectors_are_those_of_transformers_also_in_a_padded_batch(encoder: E
         assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
 
 
-def test_texts_that_mean_the_same_are_close_and_others_are_not(encoder: Encoder, inputs: TextInputs) -> None:
+def test_texts_that_mean_the_same_are_close_and_others_are_not(encoder: PoolingEncoder, inputs: TextInputs) -> None:
     texts = ["How do I reset my password?", "I forgot my login credentials.", "The recipe needs two eggs."]
     one, two, other = finished(encoder, [inputs.read(text).tokens for text in texts])
     assert one @ two > 0.5 > 0.2 > one @ other

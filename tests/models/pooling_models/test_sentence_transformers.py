@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from ingot.errors import ModelError
-from ingot.models.pooling_models.sentence_transformers import FLAGS, Dense, Normalize, read_recipe
+from ingot.models.pooling_models.sentence_transformers import (
+    POOLING_FLAGS,
+    DenseStep,
+    NormalizeStep,
+    read_pooling_recipe,
+)
 from tests.encoders import write_sentence_files
 
 MEAN = {"word_embedding_dimension": 16, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
@@ -19,22 +24,22 @@ def write(path: Path, value: Any) -> None:
 
 
 def test_without_files_the_usual_is_done_and_said_to_be_a_guess(tmp_path: Path) -> None:
-    recipe = read_recipe(tmp_path, usual="lasttoken")
+    recipe = read_pooling_recipe(tmp_path, usual="lasttoken")
     assert (recipe.pooling, recipe.unit, recipe.length) == (("lasttoken",), True, None)
     assert "guess" in recipe.notes[0]
 
 
-@pytest.mark.parametrize(("flag", "mode"), FLAGS.items())
+@pytest.mark.parametrize(("flag", "mode"), POOLING_FLAGS.items())
 def test_each_pooling_is_read_by_its_flag_and_by_its_newer_name(tmp_path: Path, flag: str, mode: str) -> None:
-    write_sentence_files(tmp_path, {name: name == flag for name in FLAGS})
-    assert read_recipe(tmp_path, usual="mean").pooling == (mode,)
+    write_sentence_files(tmp_path, {name: name == flag for name in POOLING_FLAGS})
+    assert read_pooling_recipe(tmp_path, usual="mean").pooling == (mode,)
     write_sentence_files(tmp_path, {"pooling_mode": mode, "embedding_dimension": 16})
-    assert read_recipe(tmp_path, usual="mean").pooling == (mode,)
+    assert read_pooling_recipe(tmp_path, usual="mean").pooling == (mode,)
 
 
 def test_vectors_are_only_scaled_where_the_files_say_so(tmp_path: Path) -> None:
     write_sentence_files(tmp_path, MEAN, modules=())
-    assert not read_recipe(tmp_path, usual="mean").unit
+    assert not read_pooling_recipe(tmp_path, usual="mean").unit
 
 
 def test_newer_paths_of_the_modules_classes_are_known(tmp_path: Path) -> None:
@@ -44,15 +49,15 @@ def test_newer_paths_of_the_modules_classes_are_known(tmp_path: Path) -> None:
         {"path": "" if n == 0 else "1_Pooling", "type": f"sentence_transformers.{k}"} for n, k in enumerate(kinds)
     ]
     write(tmp_path / "modules.json", listed)
-    assert read_recipe(tmp_path, usual="cls").pooling == ("mean",)
+    assert read_pooling_recipe(tmp_path, usual="cls").pooling == ("mean",)
 
 
 def test_a_dense_layer_is_described(tmp_path: Path) -> None:
     write_sentence_files(tmp_path, MEAN, modules=("Dense", "Normalize"))
     write(tmp_path / "2_Dense" / "config.json", {"in_features": 16, "out_features": 8, "bias": False})
-    (dense, last) = read_recipe(tmp_path, usual="mean").steps
-    assert isinstance(dense, Dense) and (dense.inputs, dense.outputs, dense.bias) == (16, 8, False)
-    assert last == Normalize()
+    (dense, last) = read_pooling_recipe(tmp_path, usual="mean").steps
+    assert isinstance(dense, DenseStep) and (dense.inputs, dense.outputs, dense.bias) == (16, 8, False)
+    assert last == NormalizeStep()
 
 
 def test_length_case_and_prompts_are_read(tmp_path: Path) -> None:
@@ -60,7 +65,7 @@ def test_length_case_and_prompts_are_read(tmp_path: Path) -> None:
     write(tmp_path / "sentence_bert_config.json", {"max_seq_length": 77, "do_lower_case": True})
     library = {"prompts": {"query": "Q: ", "document": ""}, "default_prompt_name": "query"}
     write(tmp_path / "config_sentence_transformers.json", library)
-    recipe = read_recipe(tmp_path, usual="mean")
+    recipe = read_pooling_recipe(tmp_path, usual="mean")
     assert (recipe.length, recipe.lower_case) == (77, True)
     assert (recipe.prompts, recipe.default_prompt) == ({"query": "Q: ", "document": ""}, "query")
 
@@ -68,7 +73,7 @@ def test_length_case_and_prompts_are_read(tmp_path: Path) -> None:
 def test_a_pooling_without_its_file_is_a_guess_that_is_said(tmp_path: Path) -> None:
     write_sentence_files(tmp_path, MEAN)
     (tmp_path / "1_Pooling" / "config.json").unlink()
-    recipe = read_recipe(tmp_path, usual="lasttoken")
+    recipe = read_pooling_recipe(tmp_path, usual="lasttoken")
     assert recipe.pooling == ("lasttoken",) and "1_Pooling/config.json is missing" in recipe.notes[0]
 
 
@@ -87,15 +92,15 @@ def test_what_is_not_understood_is_refused_by_name(
 ) -> None:
     write_sentence_files(tmp_path, pooling, modules=modules)
     with pytest.raises(ModelError, match=named):
-        read_recipe(tmp_path, usual="mean")
+        read_pooling_recipe(tmp_path, usual="mean")
 
 
 def test_pooling_that_leaves_prompts_out_is_refused_where_there_are_any(tmp_path: Path) -> None:
     write_sentence_files(tmp_path, MEAN | {"include_prompt": False})
-    assert read_recipe(tmp_path, usual="mean").pooling == ("mean",)
+    assert read_pooling_recipe(tmp_path, usual="mean").pooling == ("mean",)
     write(tmp_path / "config_sentence_transformers.json", {"prompts": {"query": "Q: "}})
     with pytest.raises(ModelError, match="leaves its prompts out"):
-        read_recipe(tmp_path, usual="mean")
+        read_pooling_recipe(tmp_path, usual="mean")
 
 
 @pytest.mark.parametrize("name", ["modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"])
@@ -104,4 +109,4 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str, text: str) -> None:
     write_sentence_files(tmp_path, MEAN)
     (tmp_path / name).write_text(text)
     with pytest.raises(ModelError, match=name):
-        read_recipe(tmp_path, usual="mean")
+        read_pooling_recipe(tmp_path, usual="mean")

@@ -13,14 +13,11 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from ingot.media.images import viewed
+from ingot.media.images import BICUBIC, DecodingMemory, Pixels, View, frames_of_parts, render_views
 from ingot.media.items import MediaItem
-from ingot.media.layout import ClipHeader, ClipWish, Layout, PictureWish
-from ingot.media.picture import BICUBIC, Pixels, Unpacking, View, pixels_of
-from ingot.media.processor import Processor
-from ingot.media.size import Size
-from ingot.media.worker import Part
-from ingot.models.vision.tower import Features, Slices, Tower
+from ingot.media.layout import ImageLayoutOptions, Layout, MediaProcessor, Size, VideoHeader, VideoLayoutOptions
+from ingot.media.worker import DecodedPart
+from ingot.models.vision.tower import EncodingSlices, VisionFeatures, VisionTower
 
 VOCAB = 128
 IMAGE, VIDEO = 120, 121
@@ -156,10 +153,10 @@ MIXTURE = {
 
 def saved(family: str, folder: Path, seed: int = 0) -> Path:
     """A checkpoint of a family in `folder`."""
-    from ingot.models.vision.upstream import family_package, unloaded_model
+    from ingot.models.vision.loading import mlx_vlm_package, unloaded_mlx_vlm_model
 
     config = MIXTURE if family == MIXTURE["model_type"] else CONFIGS[family]
-    model = unloaded_model(family_package(config), config)
+    model = unloaded_mlx_vlm_model(mlx_vlm_package(config), config)
     random = np.random.default_rng(seed)
     weights = {}
     for name, weight in tree_flatten(model.parameters()):
@@ -207,15 +204,17 @@ class Frames:
         height, width, _ = self.pixels[0].shape if self.pixels else (1, 1, 3)
         return Size(width, height)
 
-    def unpacking(self, views: Sequence[View]) -> Unpacking:
-        return Unpacking(0, 0, self.size)
+    def unpacking(self, views: Sequence[View]) -> DecodingMemory:
+        return DecodingMemory(0, 0, self.size)
 
     def frames(self, *views: View, resample: int = BICUBIC) -> Iterator[Pixels]:
         from PIL import Image
 
         for pixels in self.pixels:
-            made = (Part(None, bytearray(data)) for _, data in viewed(Image.fromarray(pixels), views, resample))
-            yield from pixels_of(made, Size(pixels.shape[1], pixels.shape[0]), views)
+            made = (
+                DecodedPart(None, bytearray(data)) for _, data in render_views(Image.fromarray(pixels), views, resample)
+            )
+            yield from frames_of_parts(made, Size(pixels.shape[1], pixels.shape[0]), views)
 
 
 def drawn_frame(random: np.random.Generator, width: int, height: int) -> Pixels:
@@ -233,7 +232,7 @@ def item_at(begin: int, kind: Any, layout: Layout, frames: Sequence[Pixels], gap
 
 
 def prompt_with(
-    processor: Processor, seed: int, shown: Sequence[str], text: int = 5
+    processor: MediaProcessor, seed: int, shown: Sequence[str], text: int = 5
 ) -> tuple[list[int], list[MediaItem]]:
     """Random text with pictures and clips in it: their tokens and the items."""
     random = np.random.default_rng(seed)
@@ -247,10 +246,10 @@ def prompt_with(
         speak(int(random.integers(1, text + 1)))
         width, height = (int(side) for side in random.integers(40, 140, 2))
         if kind == "image":
-            layout = processor.picture(Size(width, height), PictureWish())
+            layout = processor.picture(Size(width, height), ImageLayoutOptions())
             frames = [drawn_frame(random, width, height)]
         else:
-            layout = processor.clip(ClipHeader(Size(width, height), 6, 2.0), ClipWish(frames=4))
+            layout = processor.clip(VideoHeader(Size(width, height), 6, 2.0), VideoLayoutOptions(frames=4))
             frames = [drawn_frame(random, width, height) for _ in layout.frames]
         item = item_at(len(tokens), kind, layout, frames)
         for begin, end in item.runs:
@@ -261,15 +260,15 @@ def prompt_with(
     return tokens, items
 
 
-def finished(work: Slices) -> Features:
+def finished(work: EncodingSlices) -> VisionFeatures:
     """What a tower's work gives, every slice evaluated in turn."""
     try:
         while True:
             mx.eval(*next(work))
     except StopIteration as done:
-        features: Features = done.value
+        features: VisionFeatures = done.value
         return features
 
 
-def looked(tower: Tower, item: MediaItem) -> Features:
+def looked(tower: VisionTower, item: MediaItem) -> VisionFeatures:
     return finished(tower.look(tower.pixels(item), item.layout))

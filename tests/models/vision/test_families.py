@@ -11,16 +11,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from ingot.cache.forward_batch import Part
+from ingot.cache.forward_batch import ForwardPart
 from ingot.errors import ModelError
-from ingot.kernels.device import Device, current
-from ingot.media.families.registry import processor_in
+from ingot.kernels.device import Device, current_device
+from ingot.media.image_processors import read_processor
 from ingot.media.items import MediaItem
-from ingot.media.layout import PictureWish
-from ingot.media.size import Size
-from ingot.models.adapter import Adapter, load
-from ingot.models.vision.loading import load_tower
-from ingot.models.vision.visual import Visual
+from ingot.media.layout import ImageLayoutOptions, Size
+from ingot.models.adapter import ModelAdapter, load_model_adapter
+from ingot.models.vision.loading import load_vision_tower
+from ingot.models.vision.tower import VisualInputs
 from tests.memory import freed_at_once, settled
 from tests.models.vision.looking import looked, prompt_with, reference
 from tests.models.vision.tiny_families import CONFIGS, packed, saved
@@ -34,7 +33,7 @@ def tiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return saved(request.param, tmp_path_factory.mktemp("tiled") / request.param)
 
 
-def unpatched(adapter: Adapter, item: MediaItem) -> mx.array:
+def unpatched(adapter: ModelAdapter, item: MediaItem) -> mx.array:
     """The tiles that a tower is given, as mlx-vlm takes them: [tiles, 3, height, width]."""
     patches = adapter.tower.pixels(item)
     _, rows, columns = item.grid
@@ -43,7 +42,7 @@ def unpatched(adapter: Adapter, item: MediaItem) -> mx.array:
     return mx.array(np.ascontiguousarray(whole.reshape(whole.shape[0], 3, rows * side, columns * side)))
 
 
-def embedded(model: Any, family: str, tokens: list[int], items: list[MediaItem], adapter: Adapter) -> mx.array:
+def embedded(model: Any, family: str, tokens: list[int], items: list[MediaItem], adapter: ModelAdapter) -> mx.array:
     """mlx-vlm's embeddings of a prompt. Pictures are given to it alone, as some of its classes take one."""
     rows: list[mx.array] = []
     ids = mx.array([tokens])
@@ -80,7 +79,7 @@ def language_logits(model: Any, family: str, tokens: list[int], embeds: mx.array
     return decoder.embed_tokens.as_linear(decoder.norm(states))[0]
 
 
-def visual(items: list[MediaItem], adapter: Adapter, begin: int, end: int, ahead: int = 0) -> Visual | None:
+def visual(items: list[MediaItem], adapter: ModelAdapter, begin: int, end: int, ahead: int = 0) -> VisualInputs | None:
     places: list[int] = []
     parts = []
     for item in items:
@@ -89,7 +88,7 @@ def visual(items: list[MediaItem], adapter: Adapter, begin: int, end: int, ahead
         if taken:
             places += [at[number] - begin + ahead for number in taken]
             parts.append(looked(adapter.tower, item).embeddings[mx.array(taken)])
-    return Visual(mx.array(places), mx.concatenate(parts)) if parts else None
+    return VisualInputs(mx.array(places), mx.concatenate(parts)) if parts else None
 
 
 def close(found: mx.array, wanted: mx.array) -> bool:
@@ -98,23 +97,28 @@ def close(found: mx.array, wanted: mx.array) -> bool:
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "metal"])
 def test_pictures_give_the_logits_of_mlx_vlm_whole_in_pieces_and_beside_text(tiled: Path, kind: Any) -> None:
-    device = current() if kind == "cpu" else Device(kind, "acting", current().memory)
-    adapter = load(tiled, device, dtype="float32", sees=True)
+    device = current_device() if kind == "cpu" else Device(kind, "acting", current_device().memory)
+    adapter = load_model_adapter(tiled, device, dtype="float32", sees=True)
     model = reference(tiled)
     for shown in ([], ["image"], ["image", "image", "image"]):
-        tokens, items = prompt_with(processor_in(tiled), 5, shown)
+        tokens, items = prompt_with(read_processor(tiled), 5, shown)
         embeds = embedded(model, tiled.name, tokens, items, adapter)
         wanted = language_logits(model, tiled.name, tokens, embeds, items)
         # Gemma's pictures are computed whole.
         cuts = [] if not items else [items[0].begin + (0 if tiled.name == "gemma3" else 2)]
         for ends in ([len(tokens)], [*cuts, len(tokens)]):
-            rows = adapter.new_rows()
+            rows = adapter.new_batch_state()
             row, other, begin, found = rows.new(), rows.new(), 0, []
             beside = [3, 7]
             for end in ends:
-                runs = [run for item in items for run in item.runs if begin <= run[0] < end and adapter.tower.mutual]
-                mutual = tuple((first - begin, last - begin) for first, last in runs)
-                parts = [Part((other,), len(beside)), Part((row,), end - begin, mutual=mutual)]
+                runs = [
+                    run for item in items for run in item.runs if begin <= run[0] < end and adapter.tower.bidirectional
+                ]
+                bidirectional = tuple((first - begin, last - begin) for first, last in runs)
+                parts = [
+                    ForwardPart((other,), len(beside)),
+                    ForwardPart((row,), end - begin, bidirectional=bidirectional),
+                ]
                 given = mx.array([*beside, *tokens[begin:end]])
                 logits = adapter.run(rows, given, parts, visual=visual(items, adapter, begin, end, len(beside)))
                 found.append(logits[len(beside) :])
@@ -125,9 +129,9 @@ def test_pictures_give_the_logits_of_mlx_vlm_whole_in_pieces_and_beside_text(til
 
 def test_of_a_large_picture_no_more_is_sent_than_is_looked_at(tiled: Path) -> None:
     """The rest of it stays with the worker that unpacked it: of 8000 by 6000 pixels, 144 MB."""
-    tower = load_tower(tiled, json.loads((tiled / "config.json").read_text()), current())
+    tower = load_vision_tower(tiled, json.loads((tiled / "config.json").read_text()), current_device())
     size = Size(8000, 6000)
-    layout = processor_in(tiled).picture(size, PictureWish())
+    layout = read_processor(tiled).picture(size, ImageLayoutOptions())
     views = tower.views(size, layout)
     sent = sum(3 * view[-1].area for view in views)
     assert views and sent <= 2 * tower.needs(layout).pixels
@@ -138,8 +142,8 @@ def test_a_packed_tower_sees_what_it_did_unpacked(family: str, tmp_path: Path) -
     folders = saved(family, tmp_path / "whole"), packed(family, tmp_path / "packed")
     found = []
     for folder in folders:
-        tower = load_tower(folder, json.loads((folder / "config.json").read_text()), current())
-        _, [item] = prompt_with(processor_in(folder), 1, ["image"])
+        tower = load_vision_tower(folder, json.loads((folder / "config.json").read_text()), current_device())
+        _, [item] = prompt_with(read_processor(folder), 1, ["image"])
         found.append(looked(tower, item).embeddings.astype(mx.float32))
     assert mx.abs(found[0] - found[1]).max().item() < 0.1 * mx.abs(found[0]).max().item()
     assert not mx.array_equal(*found)
@@ -147,8 +151,8 @@ def test_a_packed_tower_sees_what_it_did_unpacked(family: str, tmp_path: Path) -
 
 @freed_at_once
 def test_no_more_memory_is_taken_than_was_predicted(tiled: Path) -> None:
-    tower = load_tower(tiled, json.loads((tiled / "config.json").read_text()), current(), "float32")
-    _, [item] = prompt_with(processor_in(tiled), 1, ["image"])
+    tower = load_vision_tower(tiled, json.loads((tiled / "config.json").read_text()), current_device(), "float32")
+    _, [item] = prompt_with(read_processor(tiled), 1, ["image"])
     pixels = tower.pixels(item)
     needs = tower.needs(item.layout)
     assert pixels.nbytes <= needs.pixels
@@ -179,4 +183,4 @@ def test_what_a_checkpoint_asks_for_and_is_not_there_is_refused_by_name(name: st
     change(config, files)
     (folder / "preprocessor_config.json").write_text(json.dumps(files))
     with pytest.raises(ModelError, match=r"do_pan_and_scan|vision_feature_layer"):
-        load_tower(folder, config, current())
+        load_vision_tower(folder, config, current_device())

@@ -7,29 +7,29 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from ingot.cache.forward_batch import Part
-from ingot.kernels.device import current
-from ingot.models.adapter import load
+from ingot.cache.forward_batch import ForwardPart
+from ingot.kernels.device import current_device
+from ingot.models.adapter import load_model_adapter
 from ingot.models.draft_heads.checkpoint import find_head
-from ingot.models.draft_heads.mtp import head_rows, load_head
-from ingot.models.layers.lm_head import embedding_of
-from ingot.models.vision.visual import Visual
+from ingot.models.draft_heads.mtp import draft_head_rows, load_mtp_head
+from ingot.models.layers.lm_head import token_embedding_of
+from ingot.models.vision.tower import VisualInputs
 
 
 @pytest.mark.parametrize("checkpoint", ["qwen3_5"], indirect=True)
 def test_features_stand_where_the_model_had_them_instead_of_tokens(checkpoint: Path) -> None:
-    adapter = load(checkpoint, current(), dtype="float32", sees=True)
+    adapter = load_model_adapter(checkpoint, current_device(), dtype="float32", sees=True)
     source = find_head(checkpoint, adapter.config)
     assert source is not None
-    head = load_head(source, adapter)
+    head = load_mtp_head(source, adapter)
     assert head.sees
     tokens, placeholders = mx.array([[5, 9, 30, 31, 7]]), mx.array([[5, 9, 120, 120, 7]])
     hidden = mx.random.normal((1, 5, head.size), key=mx.random.key(1))
-    visual = Visual(mx.array([2, 3]), embedding_of(adapter.model)(tokens)[0, 2:4])  # type: ignore[misc]
+    visual = VisualInputs(mx.array([2, 3]), token_embedding_of(adapter.model)(tokens)[0, 2:4])  # type: ignore[misc]
     found = []
     for given, seen in ((tokens, None), (placeholders, visual), (placeholders, None)):
-        rows = head_rows(head, adapter)
-        with rows.launch([Part((rows.new(),), 5)], mixed=True) as layers:
+        rows = draft_head_rows(head, adapter)
+        with rows.launch([ForwardPart((rows.new(),), 5)], mixed=True) as layers:
             found.append(head(hidden, given, layers[0], seen))
         mx.eval(found[-1], rows.pending())
     assert mx.allclose(found[0], found[1], atol=1e-5).item()

@@ -9,19 +9,18 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from ingot.cache.forward_batch import Part
-from ingot.kernels.device import Device, current
-from ingot.media.families.registry import processor_in
+from ingot.cache.forward_batch import ForwardPart
+from ingot.kernels.device import Device, current_device
+from ingot.media.image_processors import read_processor
 from ingot.media.items import MediaItem
-from ingot.models.adapter import Adapter, load
-from ingot.models.vision.tower import Features
-from ingot.models.vision.visual import Visual
+from ingot.models.adapter import ModelAdapter, load_model_adapter
+from ingot.models.vision.tower import VisionFeatures, VisualInputs
 from tests.models.vision.looking import looked, prompt_with, reference, saved
 
 SHOWN = ["image", "video", "image"]
 
 
-def expected(folder: Path, tokens: list[int], items: list[MediaItem], adapter: Adapter) -> mx.array:
+def expected(folder: Path, tokens: list[int], items: list[MediaItem], adapter: ModelAdapter) -> mx.array:
     """By mlx-vlm's language model, over features of its own tower and positions of transformers' rules."""
     model = reference(folder)
     ids = mx.array([tokens])
@@ -45,7 +44,7 @@ def expected(folder: Path, tokens: list[int], items: list[MediaItem], adapter: A
     return model.language_model(ids, inputs_embeds=embeds, **options).logits[0]
 
 
-def shown(items: list[MediaItem], features: list[Features], begin: int, end: int) -> Visual | None:
+def shown(items: list[MediaItem], features: list[VisionFeatures], begin: int, end: int) -> VisualInputs | None:
     """What of the items stands in tokens [begin, end)."""
     places, parts = [], []
     for item, own in zip(items, features, strict=True):
@@ -57,17 +56,17 @@ def shown(items: list[MediaItem], features: list[Features], begin: int, end: int
     if not parts:
         return None
     joined = [mx.concatenate(list(each)) for each in zip(*parts, strict=True)]
-    return Visual(mx.array(places), joined[0], tuple(joined[1:]))
+    return VisualInputs(mx.array(places), joined[0], tuple(joined[1:]))
 
 
-def logits(adapter: Adapter, tokens: list[int], items: list[MediaItem], cuts: list[int]) -> mx.array:
+def logits(adapter: ModelAdapter, tokens: list[int], items: list[MediaItem], cuts: list[int]) -> mx.array:
     features = [looked(adapter.tower, item) for item in items]
     positions = adapter.tower.positions(len(tokens), items)
-    rows = adapter.new_rows()
+    rows = adapter.new_batch_state()
     row = rows.new()
     found = []
     for begin, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
-        part = Part((row,), end - begin, mx.array(positions[:, begin:end]), following=0)
+        part = ForwardPart((row,), end - begin, mx.array(positions[:, begin:end]), following=0)
         given = mx.array(tokens[begin:end])
         found.append(adapter.run(rows, given, [part], visual=shown(items, features, begin, end)))
         mx.eval(found[-1], rows.pending())
@@ -76,17 +75,17 @@ def logits(adapter: Adapter, tokens: list[int], items: list[MediaItem], cuts: li
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "metal"])
 def test_a_prompt_with_pictures_and_clips_gives_the_logits_of_mlx_vlm(checkpoint: Path, kind: Any) -> None:
-    assert_agrees(checkpoint, current() if kind == "cpu" else Device(kind, "acting", current().memory))
+    assert_agrees(checkpoint, current_device() if kind == "cpu" else Device(kind, "acting", current_device().memory))
 
 
 def test_so_does_a_mixture_of_experts(tmp_path: Path) -> None:
-    assert_agrees(saved("qwen3_vl_moe", tmp_path / "mixture"), current())
+    assert_agrees(saved("qwen3_vl_moe", tmp_path / "mixture"), current_device())
 
 
 def assert_agrees(folder: Path, device: Device) -> None:
-    adapter = load(folder, device, dtype="float32", sees=True)
+    adapter = load_model_adapter(folder, device, dtype="float32", sees=True)
     assert adapter.mixed
-    tokens, items = prompt_with(processor_in(folder), 3, SHOWN)
+    tokens, items = prompt_with(read_processor(folder), 3, SHOWN)
     wanted = expected(folder, tokens, items, adapter)
     middle = (items[1].runs[0][0] + items[1].runs[0][1]) // 2
     for cuts in ([], [4, middle, items[2].end]):

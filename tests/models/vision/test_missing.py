@@ -11,8 +11,8 @@ from bench.random_models import write_tokenizer
 from ingot.config import Settings
 from ingot.engine.loading.language_model import start_engine
 from ingot.errors import ModelError
-from ingot.kernels.device import current
-from ingot.models.memory_needs import needs
+from ingot.kernels.device import current_device
+from ingot.models.memory_needs import memory_needs
 from tests.models.vision.looking import VOCAB, saved
 
 SETTINGS = Settings(memory="1GB", cache_dir=None)
@@ -42,5 +42,5 @@ def test_text_is_served_without_it(folder: Path) -> None:
 
 
 def test_memory_is_told_of_what_can_be_served(folder: Path) -> None:
-    found = needs(folder, current())
+    found = memory_needs(folder, current_device())
     assert found is not None and found.tower == 0

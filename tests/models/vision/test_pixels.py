@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.kernels.device import current
-from ingot.media.families.registry import processor_in
-from ingot.media.layout import PictureWish
-from ingot.media.size import Size
-from ingot.models.vision.loading import load_tower
+from ingot.kernels.device import current_device
+from ingot.media.image_processors import read_processor
+from ingot.media.layout import ImageLayoutOptions, Size
+from ingot.models.vision.loading import load_vision_tower
 from tests.models.vision.looking import drawn_frame, item_at
 from tests.models.vision.tiny_families import FILES, saved
 
@@ -45,11 +44,11 @@ def official(family: str, frame: Any) -> Any:
 @pytest.mark.parametrize("family", PROCESSORS)
 def test_pixels_are_those_of_the_familys_own_processor(family: str, tmp_path: Path) -> None:
     folder = saved(family, tmp_path)
-    tower: Any = load_tower(folder, json.loads((folder / "config.json").read_text()), current())
+    tower: Any = load_vision_tower(folder, json.loads((folder / "config.json").read_text()), current_device())
     random = np.random.default_rng(3)
     for size in SIZES:
         frame = drawn_frame(random, *size)
-        layout = processor_in(folder).picture(size, PictureWish())
+        layout = read_processor(folder).picture(size, ImageLayoutOptions())
         wanted = official(family, frame)
         patches = tower.pixels(item_at(0, "image", layout, [frame]))
         side, (_, rows, columns) = tower.patch, layout.grid

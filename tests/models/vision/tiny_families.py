@@ -11,7 +11,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from ingot.models.vision.upstream import family_package, unloaded_model
+from ingot.models.vision.loading import mlx_vlm_package, unloaded_mlx_vlm_model
 
 VOCAB, IMAGE = 128, 120
 _TEXT = {
@@ -151,7 +151,7 @@ def packed(family: str, folder: Path) -> Path:
     """The same in eight bits, the tower too, as mlx-vlm packs models."""
     saved(family, folder)
     config = CONFIGS[family]
-    model = unloaded_model(family_package(config), config)
+    model = unloaded_mlx_vlm_model(mlx_vlm_package(config), config)
     weights = mx.load(str(folder / "model.safetensors"))
     model.load_weights(list(weights.items()), strict=False)
     nn.quantize(model, group_size=32, bits=8, class_predicate=_packable)
@@ -170,7 +170,7 @@ def _packable(path: str, module: Any) -> bool:
 def saved(family: str, folder: Path, seed: int = 0) -> Path:
     """A checkpoint of a family in `folder`."""
     config = (CONFIGS | UNLIKE)[family]
-    model = unloaded_model(family_package(config), config)
+    model = unloaded_mlx_vlm_model(mlx_vlm_package(config), config)
     random = np.random.default_rng(seed)
     weights = {}
     for name, weight in tree_flatten(model.parameters()):

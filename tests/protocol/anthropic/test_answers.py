@@ -23,11 +23,11 @@ from ingot.engine.request import (
     Timing,
     Usage,
 )
-from ingot.errors import Cancelled, ContextOverflow, IngotError, NotFound, Overloaded, TooLarge, Unavailable
-from ingot.protocol.anthropic.answers import AnswerOptions, Edits, MessageStreamed, MessageWhole
-from ingot.protocol.anthropic.errors import AnthropicError
+from ingot.errors import Cancelled, ContextOverflow, IngotError, NotFound, Overloaded, RequestTooLarge, Unavailable
+from ingot.protocol.anthropic.answers import AppliedEdits, MessageAnswerOptions, StreamedMessage, WholeMessage
 from ingot.protocol.chat.answers import AnswerHead
-from ingot.protocol.chat.sealing import ThinkingSeal
+from ingot.protocol.errors import AnthropicError
+from ingot.protocol.served import ThinkingSeal
 
 SEAL = ThinkingSeal.of(b"secret", "")
 HEAD = AnswerHead("msg_1", 1, "toy", "fp", ["quux"])
@@ -35,8 +35,8 @@ END = Ended(Usage(10, 3, 4, 1), Timing(0.5, 0.25, 1.0))
 STOP = SequenceEnded(0, "stop", 257, 3)
 
 
-def telling(**changes: Any) -> AnswerOptions:
-    return AnswerOptions(HEAD, SEAL, **{"prompt_tokens": 10, "max_tokens": 3, **changes})
+def telling(**changes: Any) -> MessageAnswerOptions:
+    return MessageAnswerOptions(HEAD, SEAL, **{"prompt_tokens": 10, "max_tokens": 3, **changes})
 
 
 def plain(struct: msgspec.Struct) -> Any:
@@ -44,7 +44,7 @@ def plain(struct: msgspec.Struct) -> Any:
 
 
 def whole(events: Iterable[Event], **changes: Any) -> Any:
-    view = MessageWhole(telling(**changes))
+    view = WholeMessage(telling(**changes))
     for event in events:
         view.take(event)
     return plain(view.body())
@@ -52,7 +52,7 @@ def whole(events: Iterable[Event], **changes: Any) -> Any:
 
 def streamed(events: Iterable[Event], silences: frozenset[int] = frozenset(), **changes: Any) -> list[Any]:
     """`silences` are the places of events that were long in coming."""
-    view = MessageStreamed(telling(**changes))
+    view = StreamedMessage(telling(**changes))
     chunks = view.opening()
     for at, event in enumerate(events):
         chunks += [*(view.empty() if at in silences else []), *view.chunks(event)]
@@ -179,7 +179,7 @@ def test_a_silence_changes_nothing_but_that_a_first_block_of_another_kind_is_emp
     ],
 )
 def test_a_silence_within_a_block_is_filled_with_an_empty_piece_of_it(event: Event, delta: Any) -> None:
-    view = MessageStreamed(telling(hides_thinking=True))
+    view = StreamedMessage(telling(hides_thinking=True))
     view.opening()
     view.chunks(event)
     assert [plain(chunk) for chunk in view.empty()] == [{"type": "content_block_delta", "index": 0, "delta": delta}]
@@ -280,7 +280,7 @@ def test_hidden_thinking_is_carried_by_its_signature_alone() -> None:
 
 def test_edits_are_told_where_they_were_asked_for() -> None:
     assert "context_management" not in whole([STOP, END])
-    edits = Edits([])
+    edits = AppliedEdits([])
     assert whole([STOP, END], edits=edits)["context_management"] == {"applied_edits": []}
     assert streamed([STOP, END], edits=edits)[-2]["context_management"] == {"applied_edits": []}
 
@@ -290,7 +290,7 @@ def test_edits_are_told_where_they_were_asked_for() -> None:
     [
         (ContextOverflow(needed=9, limit=8), "invalid_request_error"),
         (NotFound("x"), "not_found_error"),
-        (TooLarge("x"), "request_too_large"),
+        (RequestTooLarge("x"), "request_too_large"),
         (Overloaded("x"), "rate_limit_error"),
         (Unavailable("x"), "overloaded_error"),
         (IngotError("x"), "api_error"),
@@ -308,5 +308,5 @@ def test_a_prompt_that_is_too_long_is_said_to_be_in_the_words_that_agents_know()
 
 
 def test_a_broken_stream_ends_in_an_error_event() -> None:
-    [last] = MessageStreamed(telling()).failed(Overloaded("Out of memory."))
+    [last] = StreamedMessage(telling()).failed(Overloaded("Out of memory."))
     assert plain(last)["error"] == {"type": "rate_limit_error", "message": "Out of memory."}

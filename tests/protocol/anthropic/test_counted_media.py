@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.media import images
-from ingot.protocol.anthropic.request import count_tokens, read_messages
+from ingot.protocol.anthropic.request import count_message_tokens, read_messages
 from tests.media.pictures import FORMATS, file_of
 from tests.media.seeing import STILLS, TIMED, UNTIMED, seeing
 
@@ -46,14 +46,14 @@ def conversations(draw: st.DrawFn) -> list[Block]:
 def _packed() -> Iterator[None]:
     """Nothing here can be unpacked."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(images, "picture_pixels", None)
+        patch.setattr(images, "decode_image", None)
         yield
 
 
 def assert_exact(turns: list[Block], processor: Any) -> None:
     served = seeing(processor)
     request = read_messages({"messages": turns, "max_tokens": 9}, served, "msg_1").request
-    assert count_tokens({"messages": turns}, served).input_tokens == len(request.prompts[0])
+    assert count_message_tokens({"messages": turns}, served).input_tokens == len(request.prompts[0])
 
 
 @settings(max_examples=20, deadline=None)

@@ -10,12 +10,12 @@ import pytest
 
 from ingot.engine.request import Request, Stop
 from ingot.errors import BadRequest, ModelNotFound, UnknownField, Unsupported
-from ingot.protocol.anthropic.answers import MessageStreamed, MessageWhole
-from ingot.protocol.anthropic.history import forget_thinking
-from ingot.protocol.anthropic.request import MessagesBody, PromptBody, count_tokens, read_messages
+from ingot.protocol.anthropic.answers import StreamedMessage, WholeMessage
+from ingot.protocol.anthropic.messages import clear_thinking
+from ingot.protocol.anthropic.request import MessagesBody, MessagesPromptBody, count_message_tokens, read_messages
 from ingot.protocol.chat.answers import GenerationTask
-from ingot.protocol.served import Served
-from ingot.text.grammar.lazy_calls import HeldCalls
+from ingot.protocol.served import ServedModel
+from ingot.text.grammar.lazy_calls import LazyCallGrammar
 from ingot.text.prompt.canonical import reasoning_of
 from tests import scripted
 from tests.http.scripted import settings
@@ -28,11 +28,11 @@ PIXEL = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 
 
 @cache
-def made(strict: bool) -> Served:
-    return Served.of(scripted.CARD, scripted.tokenizer(), settings(strict=strict))
+def made(strict: bool) -> ServedModel:
+    return ServedModel.of(scripted.CARD, scripted.tokenizer(), settings(strict=strict))
 
 
-def served(strict: bool = False) -> Served:
+def served(strict: bool = False) -> ServedModel:
     return made(strict)
 
 
@@ -67,19 +67,19 @@ def test_every_field_of_the_official_schema_is_known() -> None:
     for params in (types.message_create_params.MessageCreateParamsBase, message_create_params.MessageCreateParamsBase):
         assert set(params.__annotations__) - headers <= known
     counted = set(message_count_tokens_params.MessageCountTokensParams.__annotations__) - headers
-    assert counted <= {field.name for field in dataclasses.fields(PromptBody)} | {"compaction"}
+    assert counted <= {field.name for field in dataclasses.fields(MessagesPromptBody)} | {"compaction"}
 
 
 def test_the_least_that_can_be_asked() -> None:
     job = read()
     assert job.request.id == "msg_1"
     assert (job.request.max_tokens, job.request.n, job.request.stop) == (9, 1, Stop())
-    assert isinstance(job.view, MessageWhole)
+    assert isinstance(job.view, WholeMessage)
     assert prompt() == said("user", "Hi") + OPENED
 
 
 def test_a_stream_is_asked_for() -> None:
-    assert isinstance(read(stream=True).view, MessageStreamed)
+    assert isinstance(read(stream=True).view, StreamedMessage)
 
 
 def test_sampling_and_stopping_reach_the_engine() -> None:
@@ -192,7 +192,7 @@ def test_a_deferred_tool_is_shown_once_a_result_names_it() -> None:
 def test_the_choice_of_tools_reaches_the_engine(choice: Any, one_call: bool, guided: bool) -> None:
     made = request(tools=[TOOL], tool_choice=choice)
     assert made.reading is not None and made.reading.one_call is one_call
-    assert isinstance(made.guide, HeldCalls) is not guided
+    assert isinstance(made.guide, LazyCallGrammar) is not guided
     unheld = request(tools=[TOOL], tool_choice=choice, hold_calls=False)
     assert (unheld.guide is not None) is guided
 
@@ -257,14 +257,14 @@ def test_old_thinking_is_cleared_where_it_is_asked_for_and_told() -> None:
     text = prompt(**body)
     assert "Second." in text and "First." not in text
     view = read(**body).view
-    assert isinstance(view, MessageWhole) and view.telling.edits is not None
+    assert isinstance(view, WholeMessage) and view.telling.edits is not None
     [applied] = view.telling.edits.applied_edits
     assert (applied.cleared_thinking_turns, applied.cleared_input_tokens) == (1, len("First."))
 
 
 def test_cleared_thinking_is_said_to_be_none_so_that_no_memory_brings_it_back() -> None:
     messages: list[Any] = [{"role": "user", "content": "?"}, {"role": "assistant", "reasoning_content": "First."}]
-    assert forget_thinking(messages, keep=0) == ["First."]
+    assert clear_thinking(messages, keep=0) == ["First."]
     assert reasoning_of(messages[1]) == ""
 
 
@@ -403,11 +403,11 @@ def test_counting_is_exact() -> None:
         "tools": [TOOL],
         "thinking": {"type": "disabled"},
     }
-    assert count_tokens(shaping, served()).input_tokens == len(request(**shaping).prompts[0])
+    assert count_message_tokens(shaping, served()).input_tokens == len(request(**shaping).prompts[0])
 
 
 def test_counting_tells_what_was_cleared() -> None:
     keep = {"type": "thinking_turns", "value": 1}
     edits = {"edits": [{"type": "clear_thinking_20251015", "keep": keep}]}
-    counted = count_tokens({"messages": thoughtful("First.", "Second."), "context_management": edits}, served())
+    counted = count_message_tokens({"messages": thoughtful("First.", "Second."), "context_management": edits}, served())
     assert counted.context_management.original_input_tokens == counted.input_tokens + len("First.")  # type: ignore[union-attr]

@@ -17,18 +17,15 @@ from typing import Any
 import pytest
 
 import ingot.protocol
-from ingot.engine.request import LoraRef, Request, Sampling, Stop
-from ingot.engine.sparse.ask import SparseAsk
+from ingot.engine.request import LoraRef, Request, Sampling, SpecPrefillRequest, Stop
 from ingot.protocol.anthropic.request import MESSAGES_BODY, read_messages
 from ingot.protocol.chat.answers import GenerationTask
-from ingot.protocol.ollama.request import CHAT_BODY as OLLAMA_CHAT_BODY
-from ingot.protocol.ollama.request import GENERATE_BODY, read_ollama_chat, read_ollama_generate
+from ingot.protocol.ollama.request import OLLAMA_CHAT_BODY, OLLAMA_GENERATE_BODY, read_ollama_chat, read_ollama_generate
 from ingot.protocol.openai.chat import CHAT_BODY, read_chat
 from ingot.protocol.openai.completions import COMPLETION_BODY, read_completion
-from ingot.protocol.responses.body import RESPONSES_BODY
-from ingot.protocol.responses.request import Surroundings, read_response
+from ingot.protocol.responses.request import RESPONSES_BODY, ResponseContext, read_response
 from ingot.protocol.schema.objects import ObjectOf
-from ingot.protocol.served import Served
+from ingot.protocol.served import ServedModel
 from tests import scripted
 from tests.http.scripted import settings
 
@@ -40,11 +37,11 @@ ANSWERED: dict[str, Any] = {
         {"role": "user", "content": "Go on."},
     ]
 }
-Read = Callable[[Any, Served, str], Any]
+Read = Callable[[Any, ServedModel, str], Any]
 
 
-def response(value: Any, served: Served, id: str) -> GenerationTask:
-    return read_response(value, served, id, Surroundings(None, {})).first
+def response(value: Any, served: ServedModel, id: str) -> GenerationTask:
+    return read_response(value, served, id, ResponseContext(None, {})).first
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ WIRES = {
     "responses": Wire(response, RESPONSES_BODY, {"input": "Hi"}, {"max_tokens": "max_output_tokens"}),
     "messages": Wire(read_messages, MESSAGES_BODY, ANSWERED | {"max_tokens": 9}, {"stop": "stop_sequences"}),
     "ollama chat": Wire(read_ollama_chat, OLLAMA_CHAT_BODY, ANSWERED, OLLAMA, within="options"),
-    "ollama generate": Wire(read_ollama_generate, GENERATE_BODY, {"prompt": "Hi"}, OLLAMA, within="options"),
+    "ollama generate": Wire(read_ollama_generate, OLLAMA_GENERATE_BODY, {"prompt": "Hi"}, OLLAMA, within="options"),
 }
 
 
@@ -130,8 +127,8 @@ OF_ITS_OWN = {
 
 
 @cache
-def served() -> Served:
-    made = Served.of(scripted.CARD, scripted.tokenizer(), settings())
+def served() -> ServedModel:
+    made = ServedModel.of(scripted.CARD, scripted.tokenizer(), settings())
     return replace(made, terms=replace(made.terms, proposers=("lookup",), loras={"fine": LORA}))
 
 
@@ -166,9 +163,9 @@ def test_a_prompt_may_be_thinned_in_every_protocol(wire: str) -> None:
     told = WIRES[wire]
     assert told.request(told.least).sparse is None
     asked = told.request(told.body("specprefill", True)).sparse
-    assert isinstance(asked, SparseAsk) and asked.forced
+    assert isinstance(asked, SpecPrefillRequest) and asked.forced
     share = told.request(told.body("specprefill_keep_pct", 0.25)).sparse
-    assert isinstance(share, SparseAsk) and share.keep == 0.25
+    assert isinstance(share, SpecPrefillRequest) and share.keep == 0.25
 
 
 @pytest.mark.parametrize("wire", WIRES)

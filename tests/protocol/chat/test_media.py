@@ -13,17 +13,17 @@ from ingot.protocol.anthropic.request import read_messages
 from ingot.protocol.chat.answers import GenerationTask
 from ingot.protocol.ollama.request import read_ollama_chat
 from ingot.protocol.openai.chat import read_chat
-from ingot.protocol.responses.request import Surroundings, read_response
-from ingot.protocol.served import Served
+from ingot.protocol.responses.request import ResponseContext, read_response
+from ingot.protocol.served import ServedModel
 from tests.http.scripted import CARD, ByteTokenizer, settings
 
 USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
 PLACE = "[image left out: this model reads text alone]"
 
 
-def served(*, strict: bool = False) -> Served:
+def served(*, strict: bool = False) -> ServedModel:
     tokenizer: Any = ByteTokenizer()
-    return Served.of(CARD, tokenizer, settings(strict=strict))
+    return ServedModel.of(CARD, tokenizer, settings(strict=strict))
 
 
 Turns = list[dict[str, Any]]
@@ -50,7 +50,7 @@ def read_message_turns(turns: Turns, strict: bool = False) -> GenerationTask:
 
 
 def read_items(turns: Turns, strict: bool = False) -> GenerationTask:
-    around = Surroundings(None, {})
+    around = ResponseContext(None, {})
     return read_response({"input": turns}, served(strict=strict), "resp_" + "0" * 24, around).first
 
 

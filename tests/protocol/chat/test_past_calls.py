@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from ingot.protocol.anthropic.request import read_messages
 from ingot.protocol.ollama.request import read_ollama_chat
 from ingot.protocol.openai.chat import read_chat
-from ingot.protocol.responses.request import Surroundings, read_response
-from ingot.protocol.served import Served
+from ingot.protocol.responses.request import ResponseContext, read_response
+from ingot.protocol.served import ServedModel
 from ingot.text.chat_template.chat_template import ChatTemplate
 from tests.http.scripted import CARD, ByteTokenizer, settings
 from tests.text.chat_template.test_chat_template import real_templates
@@ -59,34 +59,34 @@ ARGUMENTS = st.sampled_from(ODD) | JSON | JSON.map(json.dumps) | st.text(max_siz
 
 
 @cache
-def served(name: str) -> Served:
+def served(name: str) -> ServedModel:
     tokenizer: Any = ByteTokenizer(None)
     tokenizer.template = ChatTemplate(TEMPLATES[name], tokens=TOKENS.get(name))
-    return Served.of(replace(CARD, context=1 << 16), tokenizer, settings())  # some templates say a lot
+    return ServedModel.of(replace(CARD, context=1 << 16), tokenizer, settings())  # some templates say a lot
 
 
-def chat(served: Served, arguments: Any) -> str:
+def chat(served: ServedModel, arguments: Any) -> str:
     call = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": arguments}}
     answer = {"role": "assistant", "content": None, "tool_calls": [call]}
     result = {"role": "tool", "tool_call_id": "call00001", "content": "Seen."}
     return text(read_chat({"messages": [USER, answer, result, USER]}, served, "chatcmpl-1").request)
 
 
-def messages(served: Served, arguments: Any) -> str:
+def messages(served: ServedModel, arguments: Any) -> str:
     call = {"type": "tool_use", "id": "call00001", "name": "look", "input": arguments}
     result = {"type": "tool_result", "tool_use_id": "call00001", "content": "Seen."}
     said = [USER, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}, USER]
     return text(read_messages({"messages": said, "max_tokens": 9}, served, "msg_1").request)
 
 
-def responses(served: Served, arguments: Any) -> str:
+def responses(served: ServedModel, arguments: Any) -> str:
     call = {"type": "function_call", "call_id": "call00001", "name": "look", "arguments": arguments}
     result = {"type": "function_call_output", "call_id": "call00001", "output": "Seen."}
     body = {"input": [USER, call, result, USER]}
-    return text(read_response(body, served, "resp_" + "0" * 24, Surroundings(None, {})).first.request)
+    return text(read_response(body, served, "resp_" + "0" * 24, ResponseContext(None, {})).first.request)
 
 
-def ollama(served: Served, arguments: Any) -> str:
+def ollama(served: ServedModel, arguments: Any) -> str:
     call = {"id": "call00001", "function": {"name": "look", "arguments": arguments}}
     answer = {"role": "assistant", "content": "", "tool_calls": [call]}
     result = {"role": "tool", "tool_call_id": "call00001", "content": "Seen."}
@@ -95,7 +95,7 @@ def ollama(served: Served, arguments: Any) -> str:
 
 
 USER = {"role": "user", "content": "Hi"}
-PROTOCOLS: dict[str, Callable[[Served, Any], str]] = {
+PROTOCOLS: dict[str, Callable[[ServedModel, Any], str]] = {
     "chat": chat,
     "messages": messages,
     "responses": responses,

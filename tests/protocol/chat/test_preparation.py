@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from ingot.config import load
+from ingot.config import load_config
 from ingot.errors import BadRequest, ConfigError, Unsupported
-from ingot.protocol.chat.ask import Ask, ForcedTool, ThinkingOptions, Tool
-from ingot.protocol.chat.preparation import Prepared, prepare_ask
-from ingot.protocol.served import Served
-from ingot.text.grammar.calls import GuidedTool
+from ingot.protocol.chat.ask import ChatAsk, ForcedToolChoice, ThinkingOptions, ToolDefinition
+from ingot.protocol.chat.preparation import PreparedChat, prepare_ask
+from ingot.protocol.served import ServedModel
+from ingot.text.grammar.calls import GrammarTool
 from ingot.text.grammar.grammars import Grammars
 from ingot.text.parser.parser import ThinkingStart
 from tests.http.scripted import CARD, ByteTokenizer, settings
 
 USER = {"role": "user", "content": "Hi"}
-LOOK = Tool("look", "Looks.", {"type": "object", "properties": {"at": {"type": "string"}}})
+LOOK = ToolDefinition("look", "Looks.", {"type": "object", "properties": {"at": {"type": "string"}}})
 SWITCHED = (
     "{% if tools %}<tool_call>{% for t in tools %}{{ t.function.name }} {% endfor %}|{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
@@ -30,16 +30,16 @@ OPENED = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation
 UNTHINKING = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 
 
-def served(template: str, **changes: Any) -> Served:
+def served(template: str, **changes: Any) -> ServedModel:
     tokenizer: Any = ByteTokenizer(template)
-    return Served.of(CARD, tokenizer, settings(**changes))
+    return ServedModel.of(CARD, tokenizer, settings(**changes))
 
 
-def ask(template: str, *, changes: dict[str, Any] | None = None, **given: Any) -> Prepared:
-    return prepare_ask(served(template, **(changes or {})), Ask([USER], **given))
+def ask(template: str, *, changes: dict[str, Any] | None = None, **given: Any) -> PreparedChat:
+    return prepare_ask(served(template, **(changes or {})), ChatAsk([USER], **given))
 
 
-def prompt(found: Prepared) -> str:
+def prompt(found: PreparedChat) -> str:
     return bytes(found.prompt).decode()
 
 
@@ -62,7 +62,7 @@ def test_without_parallel_calls_an_answer_ends_with_its_first() -> None:
 
 
 def test_a_forced_answer_is_read_as_one_that_must_call() -> None:
-    for choice in ("required", ForcedTool("look")):
+    for choice in ("required", ForcedToolChoice("look")):
         found = ask(SWITCHED, tools=(LOOK,), choice=choice)
         assert found.reading is not None and found.reading.must_call
 
@@ -90,9 +90,9 @@ def properties(schema: Mapping[str, Any]) -> list[str]:
 def test_arguments_are_held_to_the_order_in_which_the_prompt_shows_them(
     history: Any, order: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held: list[GuidedTool] = []
+    held: list[GrammarTool] = []
     monkeypatch.setattr(Grammars, "tools", lambda self, format, tools, *rest, **more: held.extend(tools))
-    found = ask(SHOWING, tools=(Tool("look", "Looks.", SCHEMA),), choice="required", history=history)
+    found = ask(SHOWING, tools=(ToolDefinition("look", "Looks.", SCHEMA),), choice="required", history=history)
     shown = json.loads(prompt(found).removeprefix("<tool_call>").partition(" |")[0])
     assert properties(shown["function"]["parameters"]) == order
     assert properties(held[0].parameters) == order
@@ -102,12 +102,12 @@ def test_arguments_are_held_to_the_order_in_which_the_prompt_shows_them(
 @pytest.mark.parametrize(
     ("given", "param"),
     [
-        ({"tools": (LOOK,), "choice": ForcedTool("lok")}, "tool_choice"),
+        ({"tools": (LOOK,), "choice": ForcedToolChoice("lok")}, "tool_choice"),
         ({"choice": "required"}, "tool_choice"),
         ({"tools": (LOOK, LOOK)}, "tools.1"),
-        ({"tools": (Tool("a b"),)}, "tools.0"),
-        ({"tools": (Tool("x" * 129),)}, "tools.0"),
-        ({"tools": (Tool("x", parameters={"type": "string"}),)}, "tools.0"),
+        ({"tools": (ToolDefinition("a b"),)}, "tools.0"),
+        ({"tools": (ToolDefinition("x" * 129),)}, "tools.0"),
+        ({"tools": (ToolDefinition("x", parameters={"type": "string"}),)}, "tools.0"),
     ],
 )
 def test_tools_that_make_no_sense_are_refused_by_name(given: dict[str, Any], param: str) -> None:
@@ -118,7 +118,7 @@ def test_tools_that_make_no_sense_are_refused_by_name(given: dict[str, Any], par
 
 def test_a_choice_of_an_unknown_tool_names_the_nearest() -> None:
     with pytest.raises(BadRequest, match="Did you mean 'look'"):
-        ask(SWITCHED, tools=(LOOK,), choice=ForcedTool("lok"))
+        ask(SWITCHED, tools=(LOOK,), choice=ForcedToolChoice("lok"))
 
 
 def test_a_format_without_calls_refuses_tools() -> None:
@@ -161,7 +161,7 @@ def test_a_model_that_cannot_think_says_that_it_ignored_the_wish() -> None:
 def test_past_calls_are_counted_for_families_that_number_them() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     messages = [USER, {"role": "assistant", "content": "", "tool_calls": [call, call]}, USER]
-    found = prepare_ask(served(SWITCHED), Ask(messages, tools=(LOOK,)))
+    found = prepare_ask(served(SWITCHED), ChatAsk(messages, tools=(LOOK,)))
     assert found.reading is not None and found.reading.past_calls == 2
 
 
@@ -192,4 +192,4 @@ def test_a_variable_of_the_settings_that_the_template_does_not_read_stops_the_st
 @pytest.mark.parametrize("value", ["[1]", '"x"', "{", '{"mood": null}', '{"mood": [1]}'])
 def test_variables_of_the_settings_are_an_object_of_plain_values(value: str) -> None:
     with pytest.raises(ConfigError, match="--default-chat-template-kwargs"):
-        load({"default_chat_template_kwargs": value}, {})
+        load_config({"default_chat_template_kwargs": value}, {})

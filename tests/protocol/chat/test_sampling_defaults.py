@@ -10,56 +10,55 @@ from typing import Any
 
 import pytest
 
-from ingot.config import load
+from ingot.config import load_config
 from ingot.engine.request import Sampling
 from ingot.errors import ConfigError
 from ingot.protocol.anthropic.request import read_messages
 from ingot.protocol.chat.sampling_defaults import sampling_defaults
-from ingot.protocol.model_listings import show
+from ingot.protocol.model_listings import list_models, retrieve_model, show_ollama_model
 from ingot.protocol.ollama.request import read_ollama_chat, read_ollama_generate
 from ingot.protocol.openai.chat import read_chat
 from ingot.protocol.openai.completions import read_completion
-from ingot.protocol.openai.models import list_models, retrieve_model
-from ingot.protocol.responses.request import Surroundings, read_response
-from ingot.protocol.served import Served
+from ingot.protocol.responses.request import ResponseContext, read_response
+from ingot.protocol.served import ServedModel
 from tests.http.scripted import CARD, ByteTokenizer, settings
 
 USER = {"role": "user", "content": "Hi"}
 RECOMMENDED = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.05}
 
 
-def served(recommended: dict[str, Any] | None = None, **changes: Any) -> Served:
+def served(recommended: dict[str, Any] | None = None, **changes: Any) -> ServedModel:
     tokenizer: Any = ByteTokenizer()
-    return Served.of(replace(CARD, recommended=recommended or {}), tokenizer, settings(**changes))
+    return ServedModel.of(replace(CARD, recommended=recommended or {}), tokenizer, settings(**changes))
 
 
-def chat(to: Served, **said: Any) -> Sampling:
+def chat(to: ServedModel, **said: Any) -> Sampling:
     return read_chat({"messages": [USER], **said}, to, "chatcmpl-1").request.sampling
 
 
-def completion(to: Served, **said: Any) -> Sampling:
+def completion(to: ServedModel, **said: Any) -> Sampling:
     return read_completion({"prompt": "Hi", **said}, to, "cmpl-1").request.sampling
 
 
-def messages(to: Served, **said: Any) -> Sampling:
+def messages(to: ServedModel, **said: Any) -> Sampling:
     return read_messages({"messages": [USER], "max_tokens": 9, **said}, to, "msg_1").request.sampling
 
 
-def response(to: Served, **said: Any) -> Sampling:
-    plan = read_response({"input": "Hi", **said}, to, "resp_" + "0" * 24, Surroundings(None, {}))
+def response(to: ServedModel, **said: Any) -> Sampling:
+    plan = read_response({"input": "Hi", **said}, to, "resp_" + "0" * 24, ResponseContext(None, {}))
     body = plan.composer.snapshot()
     sampling = plan.first.request.sampling
     assert (body.temperature, body.top_p) == (sampling.temperature, sampling.top_p), "what was used is told"
     return sampling
 
 
-def ollama_chat(to: Served, **said: Any) -> Sampling:
+def ollama_chat(to: ServedModel, **said: Any) -> Sampling:
     job: Any = read_ollama_chat({"messages": [USER], "options": said}, to, "req-1")
     sampling: Sampling = job.request.sampling
     return sampling
 
 
-def ollama_generate(to: Served, **said: Any) -> Sampling:
+def ollama_generate(to: ServedModel, **said: Any) -> Sampling:
     job: Any = read_ollama_generate({"prompt": "Hi", "options": said}, to, "req-1")
     sampling: Sampling = job.request.sampling
     return sampling
@@ -130,7 +129,7 @@ def test_null_and_what_is_for_other_programs_is_passed_over_in_silence(caplog: p
 )
 def test_an_override_that_makes_no_sense_is_refused(text: str, words: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        load({"override_generation_config": text}, {})
+        load_config({"override_generation_config": text}, {})
     assert "--override-generation-config" in raised.value.message and words in raised.value.message
 
 
@@ -139,8 +138,8 @@ def test_clients_are_shown_what_holds() -> None:
     shown = {name: value for name, value in RECOMMENDED.items() if name != "min_p"}
     assert list_models(to).data[0].default_sampling_params == shown
     assert retrieve_model("default", served()).default_sampling_params == {}
-    assert "temperature 0.6\n" in show({}, to).parameters
-    assert "repeat_penalty 1.05" in show({}, to).parameters
+    assert "temperature 0.6\n" in show_ollama_model({}, to).parameters
+    assert "repeat_penalty 1.05" in show_ollama_model({}, to).parameters
 
 
 def test_the_fingerprint_tells_defaults_apart() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ingot.protocol.chat.specprefill import TURN_BEGIN, TURN_END, WHOLE_TURN, sparse_ask
-from ingot.text.prompt.prompt import MessageSpan, Prompt
+from ingot.protocol.chat.specprefill import TURN_BEGIN, TURN_END, WHOLE_TURN, specprefill_ask
+from ingot.text.prompt.assembly import MessageSpan, Prompt
 
 
 def whole(*parts: tuple[str, int], added: tuple[int, ...] = ()) -> list[int]:
@@ -12,7 +12,7 @@ def whole(*parts: tuple[str, int], added: tuple[int, ...] = ()) -> list[int]:
     for number, (role, size) in enumerate(parts):
         spans.append(MessageSpan(None if number in added else number, role, begin, begin + size))
         begin += size
-    ask = sparse_ask(True, None, [Prompt((0,) * begin, "", tuple(spans))])
+    ask = specprefill_ask(True, None, [Prompt((0,) * begin, "", tuple(spans))])
     assert ask is not None
     covered = {place for first, end in ask.whole[0] for place in range(first, end)}
     return [number for number, span in enumerate(spans) if covered.issuperset(range(span.begin, span.end))]
@@ -31,10 +31,10 @@ def test_all_that_came_behind_the_last_answer_is_the_newest_turn() -> None:
 def test_a_long_turn_is_whole_at_its_ends_alone() -> None:
     size = WHOLE_TURN + 1
     assert whole(("user", WHOLE_TURN)) == [0] and whole(("user", size)) == []
-    ask = sparse_ask(True, None, [Prompt((0,) * size, "", (MessageSpan(0, "user", 0, size),))])
+    ask = specprefill_ask(True, None, [Prompt((0,) * size, "", (MessageSpan(0, "user", 0, size),))])
     assert ask is not None and ask.whole == (((0, TURN_BEGIN), (size - TURN_END, size)),)
 
 
 def test_a_prompt_in_tokens_has_no_messages() -> None:
-    ask = sparse_ask(None, 0.2, [(1, 2, 3)])
+    ask = specprefill_ask(None, 0.2, [(1, 2, 3)])
     assert ask is not None and ask.whole == ((),) and not ask.forced

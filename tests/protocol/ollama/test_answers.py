@@ -25,7 +25,13 @@ from ingot.engine.request import (
 )
 from ingot.errors import Overloaded
 from ingot.protocol.chat.answers import AnswerHead
-from ingot.protocol.ollama.answers import ChatShape, CompletionShape, OllamaStreamed, OllamaWhole, Shape
+from ingot.protocol.ollama.answers import (
+    OllamaAnswerShape,
+    OllamaChatShape,
+    OllamaCompletionShape,
+    StreamedOllamaAnswer,
+    WholeOllamaAnswer,
+)
 from tests.http.scripted import info
 
 HEAD = AnswerHead("req-1", 1, "toy", "fp", ["quux"])
@@ -39,15 +45,15 @@ def plain(struct: msgspec.Struct) -> Any:
     return made
 
 
-def whole(events: Iterable[Event], shape: Shape) -> Any:
-    view = OllamaWhole(shape)
+def whole(events: Iterable[Event], shape: OllamaAnswerShape) -> Any:
+    view = WholeOllamaAnswer(shape)
     for event in events:
         view.take(event)
     return plain(view.body())
 
 
-def streamed(events: Iterable[Event], shape: Shape) -> list[Any]:
-    view = OllamaStreamed(shape)
+def streamed(events: Iterable[Event], shape: OllamaAnswerShape) -> list[Any]:
+    view = StreamedOllamaAnswer(shape)
     return [plain(chunk) for chunk in [*view.opening(), *(c for event in events for c in view.chunks(event))]]
 
 
@@ -64,7 +70,7 @@ ENDS = st.sampled_from([STOP, SequenceEnded(0, "length", None, 3)])
 @given(st.lists(st.one_of(TEXTS, THOUGHTS), max_size=8), ENDS, st.booleans())
 def test_lines_add_up_to_the_whole_chat(parts: list[list[Event]], end: Event, logprobs: bool) -> None:
     events = [event for part in parts for event in part] + call(0, ['{"at"', ": 1}"]) + [end, END]
-    shape = ChatShape(HEAD, logprobs=logprobs)
+    shape = OllamaChatShape(HEAD, logprobs=logprobs)
     body, lines = whole(events, shape), streamed(events, shape)
     assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
     for key in ("content", "thinking"):
@@ -77,7 +83,7 @@ def test_lines_add_up_to_the_whole_chat(parts: list[list[Event]], end: Event, lo
 
 def test_a_call_is_told_once_and_whole() -> None:
     events = [*call(0, ['{"at', '": "', 'x"}']), *call(1, []), STOP, END]
-    calls = [line["message"]["tool_calls"] for line in streamed(events, ChatShape(HEAD))[:-1]]
+    calls = [line["message"]["tool_calls"] for line in streamed(events, OllamaChatShape(HEAD))[:-1]]
     assert calls == [
         [{"id": "call_0", "function": {"name": "look", "arguments": {"at": "x"}}}],
         [{"id": "call_1", "function": {"name": "look", "arguments": {}}}],
@@ -86,18 +92,18 @@ def test_a_call_is_told_once_and_whole() -> None:
 
 def test_of_a_call_that_was_cut_off_its_text_is_told() -> None:
     events = [*call(0, ['{"at'], complete=False), SequenceEnded(0, "length", None, 3), END]
-    body = whole(events, ChatShape(HEAD))
+    body = whole(events, OllamaChatShape(HEAD))
     [told] = body["message"]["tool_calls"]
     assert told["function"]["arguments"] == {"_unparsed": '{"at'} and body["done_reason"] == "length"
 
 
 def test_a_completion_has_its_text_and_its_thinking() -> None:
-    body = whole([ThinkingDelta(0, "Hm."), TextDelta(0, "Hi"), STOP, END], CompletionShape(HEAD))
+    body = whole([ThinkingDelta(0, "Hm."), TextDelta(0, "Hi"), STOP, END], OllamaCompletionShape(HEAD))
     assert (body["response"], body["thinking"]) == ("Hi", "Hm.")
 
 
 def test_the_last_line_tells_times_in_nanoseconds_and_tokens() -> None:
-    [last] = streamed([STOP, END], CompletionShape(HEAD))
+    [last] = streamed([STOP, END], OllamaCompletionShape(HEAD))
     assert last["total_duration"] == 1_750_000_000
     assert (last["prompt_eval_count"], last["prompt_eval_duration"]) == (10, 250_000_000)
     assert (last["eval_count"], last["eval_duration"]) == (3, 1_000_000_000)
@@ -105,6 +111,6 @@ def test_the_last_line_tells_times_in_nanoseconds_and_tokens() -> None:
     assert last["ingot"]["ignored"] == ["quux"]
 
 
-@pytest.mark.parametrize("shape", [ChatShape(HEAD), CompletionShape(HEAD)])
-def test_a_broken_stream_ends_in_an_error(shape: Shape) -> None:
-    assert [plain(last) for last in OllamaStreamed(shape).failed(Overloaded("Full."))] == [{"error": "Full."}]
+@pytest.mark.parametrize("shape", [OllamaChatShape(HEAD), OllamaCompletionShape(HEAD)])
+def test_a_broken_stream_ends_in_an_error(shape: OllamaAnswerShape) -> None:
+    assert [plain(last) for last in StreamedOllamaAnswer(shape).failed(Overloaded("Full."))] == [{"error": "Full."}]

@@ -12,12 +12,22 @@ from msgspec import Struct
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.errors import BadRequest, ModelNotFound, Unsupported
 from ingot.protocol.chat.answers import GenerationTask
-from ingot.protocol.model_listings import running, show, tags, version
-from ingot.protocol.ollama.answers import OllamaChat, OllamaCompletion, OllamaStreamed, OllamaWhole
-from ingot.protocol.ollama.embed import EmbedBody
-from ingot.protocol.ollama.options import Options
-from ingot.protocol.ollama.request import GenerateBody, OllamaChatBody, read_ollama_chat, read_ollama_generate
-from ingot.protocol.served import Served
+from ingot.protocol.model_listings import ollama_running, ollama_tags, ollama_version_body, show_ollama_model
+from ingot.protocol.ollama.answers import (
+    OllamaChatAnswer,
+    OllamaCompletionAnswer,
+    StreamedOllamaAnswer,
+    WholeOllamaAnswer,
+)
+from ingot.protocol.ollama.request import (
+    OllamaChatBody,
+    OllamaGenerateBody,
+    OllamaOptions,
+    read_ollama_chat,
+    read_ollama_generate,
+)
+from ingot.protocol.pooling import OllamaEmbedBody
+from ingot.protocol.served import ServedModel
 from tests import scripted
 from tests.http.scripted import settings
 
@@ -28,8 +38,8 @@ OPENED = "<|im_start|>assistant\n"
 
 
 @cache
-def served() -> Served:
-    return Served.of(scripted.CARD, scripted.tokenizer(), settings())
+def served() -> ServedModel:
+    return ServedModel.of(scripted.CARD, scripted.tokenizer(), settings())
 
 
 def answer(**body: Any) -> GenerationTask | Struct:
@@ -73,17 +83,17 @@ def test_every_field_of_the_official_types_is_known() -> None:
     ollama = pytest.importorskip("ollama")
     types = ollama._types
     assert set(types.ChatRequest.model_fields) <= names(OllamaChatBody)
-    assert set(types.GenerateRequest.model_fields) <= names(GenerateBody)
-    assert set(types.EmbedRequest.model_fields) <= names(EmbedBody)
-    assert set(types.Options.model_fields) <= names(Options)
+    assert set(types.GenerateRequest.model_fields) <= names(OllamaGenerateBody)
+    assert set(types.EmbedRequest.model_fields) <= names(OllamaEmbedBody)
+    assert set(types.Options.model_fields) <= names(OllamaOptions)
 
 
 def test_the_least_that_can_be_asked_is_streamed() -> None:
     job = chat()
-    assert isinstance(job.view, OllamaStreamed)
+    assert isinstance(job.view, StreamedOllamaAnswer)
     assert (job.request.max_tokens, job.request.sampling, job.request.stop) == (None, Sampling(), Stop())
     assert text(job) == said("user", "Hi") + OPENED
-    assert isinstance(chat(stream=False).view, OllamaWhole)
+    assert isinstance(chat(stream=False).view, WholeOllamaAnswer)
 
 
 @pytest.mark.parametrize(
@@ -185,10 +195,10 @@ def test_logprobs_reach_the_engine() -> None:
 
 def test_nothing_to_answer_is_told_that_the_model_is_loaded() -> None:
     made = answer(messages=[], keep_alive=0)
-    assert isinstance(made, OllamaChat) and made.done_reason == "load" and made.done
+    assert isinstance(made, OllamaChatAnswer) and made.done_reason == "load" and made.done
     assert made.ingot.ignored == ["keep_alive"]  # type: ignore[union-attr]
     other = read_ollama_generate({"model": "scripted"}, served(), "req-1")
-    assert isinstance(other, OllamaCompletion) and other.done_reason == "load"
+    assert isinstance(other, OllamaCompletionAnswer) and other.done_reason == "load"
 
 
 @pytest.mark.parametrize("name", ["scripted", "scripted:latest", "default"])
@@ -246,15 +256,15 @@ def test_what_is_out_of_bounds_is_refused_where_it_stands(body: dict[str, Any], 
 
 
 def test_models_are_listed_shown_and_told_to_be_loaded() -> None:
-    [listed], [loaded] = tags(served()).models, running(served()).models
+    [listed], [loaded] = ollama_tags(served()).models, ollama_running(served()).models
     assert (listed.name, listed.digest) == (loaded.name, loaded.digest)
     assert loaded.context_length == scripted.CARD.context
-    shown = show({"model": "scripted"}, served())
+    shown = show_ollama_model({"model": "scripted"}, served())
     assert shown.capabilities == ["completion", "tools", "thinking"]
     assert shown.model_info["scripted.context_length"] == scripted.CARD.context
-    assert version().version.split(".")[0] == "0"
+    assert ollama_version_body().version.split(".")[0] == "0"
     with pytest.raises(ModelNotFound):
-        show({"model": "missing"}, served())
+        show_ollama_model({"model": "missing"}, served())
 
 
 def test_num_ctx_bounds_prompt_and_answer_together() -> None:

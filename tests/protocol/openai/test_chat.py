@@ -12,8 +12,8 @@ from ingot.engine.request import CallArguments, CallBegan, CallEnded, Request, S
 from ingot.errors import BadRequest, ModelNotFound, UnknownField, Unsupported
 from ingot.protocol.chat.answers import GenerationTask
 from ingot.protocol.openai.chat import ChatBody, read_chat
-from ingot.protocol.openai.chat_answers import ChatStreamed, ChatWhole
-from ingot.protocol.served import Served
+from ingot.protocol.openai.chat_answers import StreamedChat, WholeChat
+from ingot.protocol.served import ServedModel
 from tests.http.scripted import CARD, ByteTokenizer, settings
 
 USER = {"role": "user", "content": "Hi"}
@@ -24,9 +24,9 @@ TOOLED = (
 )
 
 
-def served(template: str | None = None, **changes: Any) -> Served:
+def served(template: str | None = None, **changes: Any) -> ServedModel:
     tokenizer: Any = ByteTokenizer(template) if template else ByteTokenizer()
-    return Served.of(CARD, tokenizer, settings(**changes))
+    return ServedModel.of(CARD, tokenizer, settings(**changes))
 
 
 def read(*, template: str | None = None, strict: bool = False, **body: Any) -> GenerationTask:
@@ -279,7 +279,7 @@ def test_what_is_said_of_the_cache_reaches_the_engine() -> None:
 
 
 def test_a_model_without_a_template_says_where_to_go() -> None:
-    bare = Served.of(CARD, ByteTokenizer(None), settings())  # type: ignore[arg-type]
+    bare = ServedModel.of(CARD, ByteTokenizer(None), settings())  # type: ignore[arg-type]
     with pytest.raises(Unsupported, match="/v1/completions"):
         read_chat({"messages": [USER]}, bare, "x")
 
@@ -291,8 +291,8 @@ def test_messages_of_which_the_template_makes_nothing_are_refused() -> None:
 
 
 def test_the_view_is_what_was_asked_for() -> None:
-    assert isinstance(read().view, ChatWhole)
-    assert isinstance(read(stream=True).view, ChatStreamed)
+    assert isinstance(read().view, WholeChat)
+    assert isinstance(read(stream=True).view, StreamedChat)
 
 
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -320,13 +320,13 @@ def test_a_custom_tool_is_called_with_a_text(stream: bool) -> None:
         CallArguments(0, 0, '\\" c"}'),
         CallEnded(0, 0, True),
     ]
-    if isinstance(view, ChatWhole):
+    if isinstance(view, WholeChat):
         for event in events:
             view.take(event)
         [call] = [call.body(view.custom) for call in view.calls[0]]
         assert (call.type, call.custom.name, call.custom.input) == ("custom", "run", 'a "b" c')
         return
-    assert isinstance(view, ChatStreamed)
+    assert isinstance(view, StreamedChat)
     deltas = [chunk.choices[0].delta.tool_calls[0] for event in events for chunk in view.chunks(event)]
     assert (deltas[0].type, deltas[0].custom.name) == ("custom", "run")
     assert "".join(delta.custom.input for delta in deltas) == 'a "b" c'

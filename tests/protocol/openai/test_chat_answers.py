@@ -22,7 +22,7 @@ from ingot.engine.request import (
     Usage,
 )
 from ingot.protocol.chat.answers import AnswerHead
-from ingot.protocol.openai.chat_answers import ChatStreamed, ChatWhole
+from ingot.protocol.openai.chat_answers import StreamedChat, WholeChat
 from tests.http.scripted import info
 
 HEAD = AnswerHead("chatcmpl-1", 1, "toy", "fp", ["quux"])
@@ -34,7 +34,7 @@ def plain(struct: msgspec.Struct) -> Any:
 
 
 def whole(events: list[Event], n: int = 1, **given: Any) -> Any:
-    view = ChatWhole(HEAD, n, **{"logprobs": False, "metadata": None, "tiered": False, **given})
+    view = WholeChat(HEAD, n, **{"logprobs": False, "metadata": None, "tiered": False, **given})
     for event in events:
         view.take(event)
     return plain(view.body())
@@ -42,7 +42,7 @@ def whole(events: list[Event], n: int = 1, **given: Any) -> Any:
 
 def streamed(events: list[Event], n: int = 1, *, filled: bool = False, **given: Any) -> list[Any]:
     """`filled`: every event was long in coming."""
-    view = ChatStreamed(HEAD, n, **{"logprobs": False, "include_usage": False, "tiered": False, **given})
+    view = StreamedChat(HEAD, n, **{"logprobs": False, "include_usage": False, "tiered": False, **given})
     chunks = view.opening()
     for event in events:
         chunks += [*(view.empty() if filled else []), *view.chunks(event)]
@@ -147,7 +147,7 @@ def test_metadata_and_tier_are_given_back() -> None:
 
 
 def test_a_choice_that_ends_early_is_told_at_once() -> None:
-    view = ChatStreamed(HEAD, 2, logprobs=False, include_usage=False, tiered=False)
+    view = StreamedChat(HEAD, 2, logprobs=False, include_usage=False, tiered=False)
     assert len(view.chunks(SequenceEnded(1, "stop", None, 1))) == 1
     assert view.chunks(SequenceEnded(0, "stop", None, 1)) == []
     assert len(view.chunks(END)) == 1

@@ -9,15 +9,14 @@ from openai.types import completion_create_params as sdk
 from ingot.engine.request import Ended, Event, Request, SequenceEnded, TextDelta, Timing, TokenInfo, TokenLogprob, Usage
 from ingot.errors import BadRequest
 from ingot.protocol.chat.answers import GenerationTask
-from ingot.protocol.openai.completion_answers import CompletionStreamed, CompletionWhole
-from ingot.protocol.openai.completions import CompletionBody, read_completion
-from ingot.protocol.served import Served
+from ingot.protocol.openai.completions import CompletionBody, StreamedCompletion, WholeCompletion, read_completion
+from ingot.protocol.served import ServedModel
 from tests.http.scripted import BOS, CARD, ByteTokenizer, hello, settings
 
 
 def read(*, bos: bool = True, **body: Any) -> GenerationTask:
     tokenizer: Any = ByteTokenizer(bos=bos)
-    return read_completion({"prompt": "Hi", **body}, Served.of(CARD, tokenizer, settings()), "cmpl-1")
+    return read_completion({"prompt": "Hi", **body}, ServedModel.of(CARD, tokenizer, settings()), "cmpl-1")
 
 
 def request(**body: Any) -> Request:
@@ -26,7 +25,7 @@ def request(**body: Any) -> Request:
 
 def whole(script: Any = hello, **body: Any) -> Any:
     job = read(**body)
-    assert isinstance(job.view, CompletionWhole)
+    assert isinstance(job.view, WholeCompletion)
     for batch in script(job.request):
         for event in batch:
             job.view.take(event)
@@ -35,7 +34,7 @@ def whole(script: Any = hello, **body: Any) -> Any:
 
 def streamed(script: Any = hello, **body: Any) -> list[Any]:
     job = read(stream=True, **body)
-    assert isinstance(job.view, CompletionStreamed)
+    assert isinstance(job.view, StreamedCompletion)
     events: list[Event] = [event for batch in script(job.request) for event in batch]
     return [*job.view.opening(), *(chunk for event in events for chunk in job.view.chunks(event))]
 

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import BadRequest, Unsupported
-from ingot.protocol.chat.sealing import ThinkingSeal
-from ingot.protocol.responses.conversation import InputConversation
-from ingot.protocol.responses.input_items import HOSTED_ITEMS, ITEMS
+from ingot.protocol.responses.input_items import HOSTED_ITEMS, INPUT_ITEMS, InputConversation
 from ingot.protocol.schema.fields import BodyReading
+from ingot.protocol.served import ThinkingSeal
 from ingot.protocol.terms import Terms
 
 SEAL = ThinkingSeal.of(b"a secret", "tenant")
@@ -21,7 +20,7 @@ TERMS = Terms(("toy",), 300, 60.0)
 
 def messages(*items: dict[str, Any]) -> list[dict[str, Any]]:
     conversation = InputConversation(SEAL)
-    for at, item in enumerate(ITEMS.parse(list(items), "input", BodyReading(TERMS))):
+    for at, item in enumerate(INPUT_ITEMS.parse(list(items), "input", BodyReading(TERMS))):
         conversation.add(item, f"input.{at}")
     return conversation.finish()
 

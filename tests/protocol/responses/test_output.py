@@ -6,11 +6,11 @@ import msgspec
 
 from ingot.engine.request import Ended, SpeculationReport, Timing, Usage
 from ingot.protocol.chat.answers import AnswerHead
-from ingot.protocol.responses.stream import Spent
+from ingot.protocol.responses.output import RoundTotals
 
 
 def test_the_receipt_of_a_response_adds_up_its_rounds() -> None:
-    spent = Spent()
+    spent = RoundTotals()
     spent.add(Ended(Usage(10, 4, 2, 1), Timing(0.1, 0.2, 0.3), (), SpeculationReport(8, 2, 2)))
     spent.add(Ended(Usage(20, 6, 9, 0), Timing(0.1, 0.2, 0.3), (), SpeculationReport(2, 1, 5)))
     told = msgspec.to_builtins(spent.receipt(AnswerHead("resp_1", 0, "toy", "")))

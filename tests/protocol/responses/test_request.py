@@ -30,13 +30,17 @@ from ingot.engine.request import (
     Usage,
 )
 from ingot.errors import BadRequest, Cancelled, DeadlineExceeded, Overloaded, UnknownField, Unsupported
-from ingot.protocol.chat.custom_tools import TextArgument
-from ingot.protocol.chat.sealing import ThinkingSeal
-from ingot.protocol.responses.body import ResponsesBody
-from ingot.protocol.responses.request import PreviousNotFound, ResponsePlan, Surroundings, read_response
+from ingot.protocol.chat.ask import CustomInputDecoder
+from ingot.protocol.responses.request import (
+    PreviousResponseNotFound,
+    ResponseContext,
+    ResponsePlan,
+    ResponsesBody,
+    read_response,
+)
 from ingot.protocol.responses.stored_response import StoredResponse
-from ingot.protocol.responses.tools import RemoteTool
-from ingot.protocol.served import Served
+from ingot.protocol.responses.tools import RemoteMcpTool
+from ingot.protocol.served import ServedModel, ThinkingSeal
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests import scripted
 from tests.http.scripted import CARD, info, settings
@@ -46,7 +50,7 @@ SEAL = ThinkingSeal.of(b"secret", "")
 LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}
 PATCH = {"type": "custom", "name": "patch"}
 SPACE = {"type": "namespace", "name": "agents", "description": "d", "tools": [LOOK]}
-REMOTE = {"files": (RemoteTool("read", "Reads.", {"type": "object"}),)}
+REMOTE = {"files": (RemoteMcpTool("read", "Reads.", {"type": "object"}),)}
 MCP = {"type": "mcp", "server_label": "files", "require_approval": "never"}
 STREAM_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
@@ -68,15 +72,15 @@ def tokenizer() -> Tokenizer:
 
 
 @cache
-def served(strict: bool = False) -> Served:
-    made = Served.of(dataclasses.replace(CARD, vocab=scripted.VOCAB), tokenizer(), settings(strict=strict))
+def served(strict: bool = False) -> ServedModel:
+    made = ServedModel.of(dataclasses.replace(CARD, vocab=scripted.VOCAB), tokenizer(), settings(strict=strict))
     return dataclasses.replace(made, secret=lambda: b"secret")
 
 
 def read(*, past: Any = Shelf(), strict: bool = False, **body: Any) -> ResponsePlan:  # noqa: B008  (never changed)
     given = {"input": "Hi", **body}
     value = {name: held for name, held in given.items() if held is not ...}
-    return read_response(value, served(strict=strict), ID, Surroundings(past, REMOTE))
+    return read_response(value, served(strict=strict), ID, ResponseContext(past, REMOTE))
 
 
 def prompt(**body: Any) -> str:
@@ -232,7 +236,7 @@ def test_instructions_are_not_carried_over() -> None:
 
 def test_a_response_that_is_not_stored_cannot_be_gone_on_from() -> None:
     for past in (Shelf(), None):
-        with pytest.raises(PreviousNotFound) as refused:
+        with pytest.raises(PreviousResponseNotFound) as refused:
             read(past=past, previous_response_id="resp_2")
         assert (refused.value.code, refused.value.param) == ("previous_response_not_found", "previous_response_id")
     with pytest.raises(BadRequest, match="not ended"):
@@ -387,7 +391,7 @@ def test_a_custom_tools_text_is_told_as_it_comes() -> None:
 def test_a_custom_tools_text_is_the_same_however_it_was_cut(text: str, data: st.DataObject, ascii: bool) -> None:
     raw = json.dumps({"input": text}, ensure_ascii=ascii)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=6)))
-    argument = TextArgument()
+    argument = CustomInputDecoder()
     pieces = [argument.push(raw[begin:end]) for begin, end in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
     assert "".join([*pieces, argument.rest()]) == text
 
@@ -404,7 +408,7 @@ def test_a_custom_tools_text_is_the_same_however_it_was_cut(text: str, data: st.
     ],
 )
 def test_arguments_of_another_form_are_given_as_they_are(raw: str, text: str) -> None:
-    argument = TextArgument()
+    argument = CustomInputDecoder()
     assert argument.push(raw) + argument.rest() == text
 
 

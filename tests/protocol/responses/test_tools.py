@@ -7,8 +7,15 @@ from typing import Any
 import pytest
 
 from ingot.errors import BadRequest, Unsupported
-from ingot.protocol.chat.ask import ForcedTool, Tool, ToolChoice
-from ingot.protocol.responses.tools import HOSTED, LEFT_OUT, TOOL_CHOICE, TOOLS, RemoteTool, Toolbox
+from ingot.protocol.chat.ask import ForcedToolChoice, ToolChoice, ToolDefinition
+from ingot.protocol.responses.tools import (
+    HOSTED_TOOLS,
+    OMITTED_TOOLS,
+    RESPONSE_TOOL_CHOICE,
+    RESPONSE_TOOLS,
+    RemoteMcpTool,
+    Toolbox,
+)
 from ingot.protocol.schema.fields import BodyReading
 from ingot.protocol.terms import Terms
 
@@ -25,22 +32,22 @@ SPACE = {
         CUSTOM,
     ],
 }
-REMOTE = {"files": (RemoteTool("read", "Reads.", SCHEMA), RemoteTool("write", None, {}))}
+REMOTE = {"files": (RemoteMcpTool("read", "Reads.", SCHEMA), RemoteMcpTool("write", None, {}))}
 MCP = {"type": "mcp", "server_label": "files", "require_approval": "never"}
 
 
 def toolbox(*tools: dict[str, Any]) -> Toolbox:
-    return Toolbox(TOOLS.parse(list(tools), "tools", BodyReading(TERMS)), REMOTE)
+    return Toolbox(RESPONSE_TOOLS.parse(list(tools), "tools", BodyReading(TERMS)), REMOTE)
 
 
 def chosen(choice: Any, *tools: dict[str, Any]) -> tuple[list[str], ToolChoice]:
-    shown, wanted = toolbox(*tools).chosen(TOOL_CHOICE.parse(choice, "tool_choice", BodyReading(TERMS)))
+    shown, wanted = toolbox(*tools).chosen(RESPONSE_TOOL_CHOICE.parse(choice, "tool_choice", BodyReading(TERMS)))
     return [tool.name for tool in shown], wanted
 
 
 def test_a_function_is_shown_as_it_is() -> None:
     offer = toolbox(FUNCTION).of("look")
-    assert offer is not None and offer.shown == Tool("look", "Looks.", SCHEMA, strict=True)
+    assert offer is not None and offer.shown == ToolDefinition("look", "Looks.", SCHEMA, strict=True)
     assert (offer.kind, offer.name, offer.space) == ("function", "look", None)
 
 
@@ -103,13 +110,13 @@ def test_calls_without_approval_are_asked_for_in_so_many_words() -> None:
         toolbox(MCP | {"require_approval": "always"})
 
 
-@pytest.mark.parametrize("kind", HOSTED)
+@pytest.mark.parametrize("kind", HOSTED_TOOLS)
 def test_hosted_tools_are_refused_by_name(kind: str) -> None:
     with pytest.raises(Unsupported, match=kind):
         toolbox({"type": kind})
 
 
-@pytest.mark.parametrize("kind", LEFT_OUT)
+@pytest.mark.parametrize("kind", OMITTED_TOOLS)
 def test_what_agents_always_offer_is_left_out_and_said_to_be(kind: str) -> None:
     box = toolbox({"type": kind}, FUNCTION)
     assert list(box.offers) == ["look"]
@@ -126,15 +133,17 @@ def test_what_is_to_be_called_is_understood_in_every_form() -> None:
     names = ["look", "patch", "agents__close", "agents__patch", "files__read", "files__write"]
     for plain in ("auto", "none", "required"):
         assert chosen(plain, *everything) == (names, plain)
-    assert chosen({"type": "function", "name": "look"}, *everything) == (names, ForcedTool("look"))
-    assert chosen({"type": "custom", "name": "patch"}, *everything) == (names, ForcedTool("patch"))
-    assert chosen({"type": "mcp", "server_label": "files", "name": "read"}, *everything)[1] == ForcedTool("files__read")
+    assert chosen({"type": "function", "name": "look"}, *everything) == (names, ForcedToolChoice("look"))
+    assert chosen({"type": "custom", "name": "patch"}, *everything) == (names, ForcedToolChoice("patch"))
+    assert chosen({"type": "mcp", "server_label": "files", "name": "read"}, *everything)[1] == ForcedToolChoice(
+        "files__read"
+    )
     assert chosen({"type": "mcp", "server_label": "files"}, *everything) == (
         ["files__read", "files__write"],
         "required",
     )
     function = {"type": "function", "name": "close", "namespace": "agents"}
-    assert chosen(function, *everything)[1] == ForcedTool("agents__close")
+    assert chosen(function, *everything)[1] == ForcedToolChoice("agents__close")
 
 
 def test_allowed_tools_are_the_only_ones_shown() -> None:

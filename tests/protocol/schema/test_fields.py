@@ -17,8 +17,8 @@ from ingot.protocol.schema.fields import (
     BodyReading,
     Bool,
     Either,
+    FieldKind,
     Int,
-    Kind,
     ListOf,
     MapOf,
     Number,
@@ -27,14 +27,18 @@ from ingot.protocol.schema.fields import (
     Text,
     Timeout,
 )
-from ingot.protocol.schema.model_fields import Biases, TokenIds, numerals_up_to
-from ingot.protocol.schema.model_name import ModelName
-from ingot.protocol.schema.template_variables import TemplateVariables
+from ingot.protocol.schema.model_fields import (
+    LogitBiasesField,
+    ModelNameField,
+    TemplateVariablesField,
+    TokenIdsField,
+    numeral_pattern,
+)
 from ingot.protocol.terms import Terms
 
 TERMS = Terms(models=("org/toy", "default"), vocab=300, timeout_s=60.0, template_variables=("mood",))
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, FieldKind] = {
     "int": Int((-3, 7)),
     "number": Number((-2.0, 2.0)),
     "timeout": Timeout(0.5),
@@ -46,10 +50,10 @@ KINDS: dict[str, Kind] = {
     "list": ListOf(Int((0, 3)), most=3, least=1),
     "map": MapOf(Text(3), most=2, key_chars=2),
     "either": Either((Text(3), ListOf(Text(3), most=2), Int((0, 5)))),
-    "model": ModelName(),
-    "tokens": TokenIds(most=4),
-    "biases": Biases((-1.0, 1.0), most=2),
-    "template": TemplateVariables(),
+    "model": ModelNameField(),
+    "tokens": TokenIdsField(most=4),
+    "biases": LogitBiasesField((-1.0, 1.0), most=2),
+    "template": TemplateVariablesField(),
 }
 
 numbers = st.one_of(
@@ -66,7 +70,7 @@ values = st.recursive(
 )
 
 
-def accepted(kind: Kind, value: Any, terms: Terms = TERMS) -> bool:
+def accepted(kind: FieldKind, value: Any, terms: Terms = TERMS) -> bool:
     try:
         kind.parse(value, "field", BodyReading(terms))
     except IngotError as error:
@@ -102,7 +106,7 @@ def test_a_kind_and_its_schema_agree_on_every_value(name: str, value: Any) -> No
         (ListOf(Bool(), most=2), [True] * 3, "field: expected a list of 0 to 2 items, got a list of 3 items."),
     ],
 )
-def test_a_refusal_states_what_is_allowed(kind: Kind, value: Any, words: str) -> None:
+def test_a_refusal_states_what_is_allowed(kind: FieldKind, value: Any, words: str) -> None:
     with pytest.raises(BadRequest) as raised:
         kind.parse(value, "field", BodyReading(TERMS))
     assert (raised.value.message, raised.value.param) == (words, "field")
@@ -116,7 +120,7 @@ def test_the_path_of_a_refusal_leads_to_the_value() -> None:
 
 def test_a_model_that_is_not_served_is_a_404_that_lists_what_is() -> None:
     with pytest.raises(ModelNotFound, match="'org/toy', 'default'"):
-        ModelName().parse("gpt-4", "model", BodyReading(TERMS))
+        ModelNameField().parse("gpt-4", "model", BodyReading(TERMS))
 
 
 def test_a_known_value_that_cannot_be_honoured_is_refused_with_the_reason() -> None:
@@ -126,7 +130,7 @@ def test_a_known_value_that_cannot_be_honoured_is_refused_with_the_reason() -> N
 
 @given(st.integers(0, 200_000), st.integers(0, 300_000))
 def test_the_pattern_of_numerals_ends_exactly_at_its_bound(most: int, tried: int) -> None:
-    pattern = re.compile(numerals_up_to(most))
+    pattern = re.compile(numeral_pattern(most))
     for number in (tried, most, most + 1, most - 1):
         assert (pattern.search(str(number)) is not None) == (0 <= number <= most)
     assert pattern.search(f"0{most}") is None

@@ -13,18 +13,18 @@ from ingot.protocol.anthropic.request import read_messages
 from ingot.protocol.chat.answers import GenerationTask
 from ingot.protocol.openai.chat import ChatBody, read_chat
 from ingot.protocol.openai.completions import read_completion
-from ingot.protocol.responses.request import Surroundings, read_response
-from ingot.protocol.schema.foreign import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Alias, Foreign
-from ingot.protocol.served import Served
+from ingot.protocol.responses.request import ResponseContext, read_response
+from ingot.protocol.schema.foreign import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Alias, ForeignFields
+from ingot.protocol.served import ServedModel
 from tests.http.scripted import CARD, ByteTokenizer, settings
 
 USER = {"role": "user", "content": "Hi"}
 THINKING = "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking %}<think>{% endif %}{# </think> #}"
 
 
-def served(*, strict: bool = False, template: str = THINKING) -> Served:
+def served(*, strict: bool = False, template: str = THINKING) -> ServedModel:
     tokenizer: Any = ByteTokenizer(template)
-    return Served.of(CARD, tokenizer, settings(strict=strict))
+    return ServedModel.of(CARD, tokenizer, settings(strict=strict))
 
 
 def chat(strict: bool = False, **body: Any) -> GenerationTask:
@@ -36,7 +36,7 @@ def completion(strict: bool = False, **body: Any) -> GenerationTask:
 
 
 def response(strict: bool = False, **body: Any) -> GenerationTask:
-    around = Surroundings(None, {})
+    around = ResponseContext(None, {})
     return read_response({"input": "Hi", **body}, served(strict=strict), "resp_" + "0" * 24, around).first
 
 
@@ -44,7 +44,7 @@ def messages(strict: bool = False, **body: Any) -> GenerationTask:
     return read_messages({"messages": [USER], "max_tokens": 9, **body}, served(strict=strict), "msg_1")
 
 
-PROTOCOLS: list[tuple[Callable[..., GenerationTask], Foreign]] = [
+PROTOCOLS: list[tuple[Callable[..., GenerationTask], ForeignFields]] = [
     (chat, CHAT),
     (completion, COMPLETIONS),
     (response, RESPONSES),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ingot.errors import BadRequest
 from ingot.protocol.schema.fields import BodyReading
-from ingot.protocol.schema.proposers import Proposers
+from ingot.protocol.schema.model_fields import ProposersField
 from ingot.protocol.terms import Terms
 
 OFFERED = ("forced", "lookup", "mtp")
@@ -20,7 +20,7 @@ ASKED = st.lists(st.sampled_from(["auto", "off", "draft", "draft:a/b", "", " mtp
 
 
 def read(value: Any, offered: tuple[str, ...] = OFFERED) -> Any:
-    return Proposers().parse(value, "speculate", BodyReading(Terms((), 1, 1.0, proposers=offered)))
+    return ProposersField().parse(value, "speculate", BodyReading(Terms((), 1, 1.0, proposers=offered)))
 
 
 def refusal(value: Any, offered: tuple[str, ...] = OFFERED) -> str:
@@ -53,7 +53,7 @@ def test_what_is_no_text_of_that_kind_is_refused(value: Any) -> None:
 
 @given(ASKED.map(",".join) | st.text(max_size=12), st.sampled_from([OFFERED, ("lookup",), ()]))
 def test_the_schema_takes_what_is_read_and_nothing_else(value: str, offered: tuple[str, ...]) -> None:
-    schema = Proposers().schema(Terms((), 1, 1.0, proposers=offered))
+    schema = ProposersField().schema(Terms((), 1, 1.0, proposers=offered))
     try:
         read(value, offered)
     except BadRequest:

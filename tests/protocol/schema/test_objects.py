@@ -5,10 +5,25 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from ingot.errors import BadRequest, UnknownField, Unsupported
 from ingot.protocol.schema.fields import BodyReading, Bool, Int, ListOf, OneOf, Text
-from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged, text_or
+from ingot.protocol.schema.objects import (
+    Is,
+    IsGiven,
+    Never,
+    Not,
+    ObjectOf,
+    accepts,
+    edit_distance,
+    find_misspelt_name,
+    refuses,
+    requires,
+    tagged,
+    text_or,
+)
 from ingot.protocol.terms import Terms
 
 TERMS = Terms(models=("m",), vocab=10, timeout_s=1.0)
@@ -133,3 +148,77 @@ def test_what_is_said_is_a_text_or_parts() -> None:
     assert said.parse([{"kind": "inner"}], "", BodyReading(TERMS)) == (Inner("inner"),)
     with pytest.raises(BadRequest):
         said.parse([], "", BodyReading(TERMS))
+
+
+objects = st.dictionaries(
+    st.sampled_from("abc"), st.sampled_from([None, True, False, 0, 1, 0.0, 1.0, 2, "", "x", [], {}]), max_size=3
+)
+conditions = st.recursive(
+    st.one_of(
+        st.builds(IsGiven, st.sampled_from("abc")), st.builds(Is, st.sampled_from("abc"), st.sampled_from([True, 0]))
+    ),
+    lambda inner: st.builds(Not, inner),
+    max_leaves=3,
+)
+rules = st.lists(conditions, min_size=1, max_size=3).map(lambda made: Never(tuple(made), "No.", param="a"))
+
+
+@given(rules, objects)
+@example(Never((Is("a", 0),), "No.", param="a"), {"a": False})
+@example(Never((Is("a", True),), "No.", param="a"), {"a": 1})
+def test_a_rule_and_its_schema_agree_on_every_object(rule: Never, value: dict[str, Any]) -> None:
+    try:
+        rule.judge(value)
+        taken = True
+    except BadRequest as error:
+        assert (error.message, error.param) == ("No.", "a")
+        taken = False
+    assert taken == jsonschema_rs.is_valid(rule.schema(), value)
+
+
+def test_a_rule_needs_all_its_conditions() -> None:
+    rule = Never((IsGiven("a"), Not(Is("b", True))), "a needs b.", param="a")
+    rule.judge({"a": 1, "b": True})
+    rule.judge({"b": False})
+    with pytest.raises(BadRequest, match="a needs b"):
+        rule.judge({"a": 1})
+
+
+NAMES = ("model", "messages", "temperature", "top_p", "top_k", "max_tokens", "n", "seed", "repetition_penalty")
+WORDS = st.text("abc", max_size=6)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("temprature", "temperature"),
+        ("temperatrue", "temperature"),
+        ("tempreture", "temperature"),
+        ("Temperature", "temperature"),
+        ("max_token", "max_tokens"),
+        ("mesages", "messages"),
+        ("tpo_p", "top_p"),
+        ("repetition_penality", "repetition_penalty"),
+    ],
+)
+def test_a_slip_or_two_are_recognised(name: str, meant: str) -> None:
+    assert find_misspelt_name(name, NAMES) == meant
+
+
+@pytest.mark.parametrize("name", ["max_new_tokens", "repeat_penalty", "sed", "k", "tokens", "max_tokens_total", ""])
+def test_names_that_are_merely_alike_are_not(name: str) -> None:
+    assert find_misspelt_name(name, NAMES) is None
+
+
+@given(WORDS, WORDS)
+def test_the_distance_is_the_same_both_ways_and_none_only_between_equals(one: str, other: str) -> None:
+    assert edit_distance(one, other, most=9) == edit_distance(other, one, most=9)
+    assert (edit_distance(one, other, most=9) == 0) == (one == other)
+
+
+@given(WORDS, WORDS, WORDS)
+def test_the_distance_counts_every_slip(one: str, between: str, other: str) -> None:
+    assert edit_distance(one + between, one + "d" + between, most=9) == 1
+    assert edit_distance(f"{one}de{other}", f"{one}ed{other}", most=9) == 1
+    assert edit_distance(f"{one}d{other}", f"{one}e{other}", most=9) == 1
+    assert edit_distance(one + "ddd", one, most=2) is None

@@ -13,8 +13,8 @@ from jinja2.exceptions import SecurityError
 
 from ingot.errors import BadRequest, ModelError
 from ingot.text.chat_template.chat_template import ChatTemplate
-from ingot.text.chat_template.messages import prepared
-from ingot.text.template.meter import RenderLimits
+from ingot.text.chat_template.messages import prepare_messages
+from ingot.text.chat_template.render_limits import RenderLimits
 from tests.text.conftest import collection, llama_cpp_templates
 
 HI = [{"role": "user", "content": "Hi <there> & 'you' 😀"}]
@@ -73,7 +73,7 @@ def test_real_templates_render_as_transformers_renders_them(name: str) -> None:
         for tools in (None, TOOLS):
             try:
                 [expected], _ = render_jinja_template(
-                    [prepared(messages, template.traits)],
+                    [prepare_messages(messages, template.traits)],
                     tools=tools,
                     chat_template=source,
                     add_generation_prompt=True,

@@ -11,17 +11,17 @@ import jsonschema
 import pytest
 
 from ingot.errors import Unsupported
-from ingot.text.grammar.calls import GuidedTool
+from ingot.text.grammar.calls import GrammarTool
 from ingot.text.grammar.grammars import Grammars
-from ingot.text.grammar.matcher import GuidePlan
-from ingot.text.parse.events import PastCall, ToolSchema
+from ingot.text.grammar.matcher import CompiledGrammar
+from ingot.text.parser.events import PastCall, ToolSchema
 from ingot.text.tool_formats.format import Elements
-from ingot.text.tool_formats.registry import format_named
-from ingot.text.tool_formats.rendering import render_call
+from ingot.text.tool_formats.registry import format_by_name
+from ingot.text.tool_formats.rendering import render_calls
 from tests.text.grammar.walks import Walker, allowed, byte_tokenizer
 from tests.text.parser.answers import parsed, told
 
-M3 = format_named("minimax-m3")
+M3 = format_by_name("minimax-m3")
 [PART] = [part for part in M3.forms[0].call if isinstance(part, Elements)]
 TOKENIZER = byte_tokenizer(PART.mark, "<tool_call>", "</tool_call>")
 NODE = {
@@ -53,8 +53,8 @@ def parameters(schema: Any, **more: Any) -> dict[str, Any]:
     return {"type": "object", "properties": {"v": schema}, "required": ["v"], "additionalProperties": False, **more}
 
 
-def plan_of(grammars: Grammars, root: dict[str, Any], *, strict: bool = True) -> GuidePlan:
-    plan = grammars.tools(M3, [GuidedTool("f", root, strict=strict)], "required", parallel=False)
+def plan_of(grammars: Grammars, root: dict[str, Any], *, strict: bool = True) -> CompiledGrammar:
+    plan = grammars.tools(M3, [GrammarTool("f", root, strict=strict)], "required", parallel=False)
     assert plan is not None
     return plan
 
@@ -65,12 +65,12 @@ def read(text: str, root: dict[str, Any]) -> Any:
     return arguments
 
 
-def written(plan: GuidePlan, seed: int) -> str:
+def written(plan: CompiledGrammar, seed: int) -> str:
     walker = Walker(TOKENIZER, random.Random(seed), soft=60, closers=[PART.mark, "</"])
     return b"".join(map(TOKENIZER.token_bytes, walker.answer(plan))).decode(errors="replace")
 
 
-def allows(plan: GuidePlan, text: str) -> bool:
+def allows(plan: CompiledGrammar, text: str) -> bool:
     guide = plan.begin()
     for token in TOKENIZER.encode(text, add_special=False):
         mask = guide.mask()
@@ -121,7 +121,7 @@ def test_what_a_strict_schema_allows_is_read_back_as_valid(grammars: Grammars, r
     ],
 )
 def test_a_grammar_allows_what_the_family_writes(grammars: Grammars, root: dict[str, Any], value: Any) -> None:
-    text = render_call(M3, [PastCall("f", {"v": value})])
+    text = render_calls(M3, [PastCall("f", {"v": value})])
     assert allows(plan_of(grammars, root), text)
     assert read(text, root) == {"v": value}
 
@@ -137,14 +137,14 @@ def test_a_grammar_allows_what_the_family_writes(grammars: Grammars, root: dict[
     ],
 )
 def test_a_grammar_forbids_elements_that_the_schema_does(grammars: Grammars, root: dict[str, Any], value: Any) -> None:
-    assert not allows(plan_of(grammars, root), render_call(M3, [PastCall("f", {"v": value})]))
+    assert not allows(plan_of(grammars, root), render_calls(M3, [PastCall("f", {"v": value})]))
 
 
 def test_a_string_or_a_list_may_be_either_and_is_refused_where_the_list_must_be_held_to(grammars: Grammars) -> None:
     root = parameters({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
     plan = plan_of(grammars, root, strict=False)
     for value in ("a", ["a"], ["a", "b"]):
-        text = render_call(M3, [PastCall("f", {"v": value})])
+        text = render_calls(M3, [PastCall("f", {"v": value})])
         assert allows(plan, text) and read(text, root) == {"v": value}
     with pytest.raises(Unsupported, match="items"):
         plan_of(grammars, root)

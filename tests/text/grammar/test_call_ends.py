@@ -7,24 +7,24 @@ from dataclasses import dataclass
 
 import pytest
 
-from ingot.text.grammar.calls import MOST_SPACE, CallChoice, ForcedCall, GuidedTool
+from ingot.text.grammar.calls import MOST_GAP, CallChoice, ForcedCall, GrammarTool
 from ingot.text.grammar.grammars import Grammars
-from ingot.text.grammar.matcher import Guide
-from ingot.text.grammar.vocabulary import allows
-from ingot.text.parse.events import PastCall
+from ingot.text.grammar.matcher import GrammarMatcher
+from ingot.text.grammar.vocabulary import allows_token
+from ingot.text.parser.events import PastCall
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from ingot.text.tool_formats.format import CallForm
-from ingot.text.tool_formats.registry import format_named
-from ingot.text.tool_formats.rendering import render_call
+from ingot.text.tool_formats.registry import format_by_name
+from ingot.text.tool_formats.rendering import render_calls
 from tests.text.grammar.test_calls import CALLING, calls, parsed, said, vocabulary
 
 pytestmark = pytest.mark.sampled(5)
-PING = GuidedTool("ping", {"type": "object", "properties": {}, "additionalProperties": False}, strict=True)
-MARKED = [name for name in CALLING if format_named(name).channels is None]
+PING = GrammarTool("ping", {"type": "object", "properties": {}, "additionalProperties": False}, strict=True)
+MARKED = [name for name in CALLING if format_by_name(name).channels is None]
 
 
 def first_form(name: str) -> CallForm:
-    return format_named(name).forms[0]
+    return format_by_name(name).forms[0]
 
 
 def is_closed(name: str) -> bool:
@@ -41,24 +41,24 @@ class Vocabulary:
     tokenizer: Tokenizer
     grammars: Grammars
 
-    def guide(self, name: str, choice: CallChoice = "required", *, parallel: bool = True) -> Guide:
-        plan = self.grammars.tools(format_named(name), [PING], choice, parallel=parallel)
+    def guide(self, name: str, choice: CallChoice = "required", *, parallel: bool = True) -> GrammarMatcher:
+        plan = self.grammars.tools(format_by_name(name), [PING], choice, parallel=parallel)
         assert plan is not None
         return plan.begin()
 
-    def follows(self, guide: Guide, text: str) -> bool:
+    def follows(self, guide: GrammarMatcher, text: str) -> bool:
         """Whether the guide lets the text through, all of which it has then accepted."""
         for token in self.tokenizer.encode(text, add_special=False):
             mask = guide.mask()
-            if guide.done or mask is None or not allows(mask, token):
+            if guide.done or mask is None or not allows_token(mask, token):
                 return False
             guide.accept(token)
         return True
 
-    def may_end(self, guide: Guide) -> bool:
+    def may_end(self, guide: GrammarMatcher) -> bool:
         mask = guide.mask()
         assert mask is not None
-        return guide.done or any(allows(mask, token) for token in self.tokenizer.eos_ids)
+        return guide.done or any(allows_token(mask, token) for token in self.tokenizer.eos_ids)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["text", "special"])
@@ -71,7 +71,7 @@ def words(request: pytest.FixtureRequest) -> Iterator[Vocabulary]:
 
 
 def written(name: str, count: int) -> str:
-    return render_call(format_named(name), [PastCall("ping", {})] * count)
+    return render_calls(format_by_name(name), [PastCall("ping", {})] * count)
 
 
 @pytest.mark.parametrize("name", MARKED)
@@ -110,7 +110,7 @@ def test_white_space_within_a_section_may_end_it_and_may_not(words: Vocabulary, 
 @pytest.mark.parametrize("name", OPEN)
 def test_white_space_behind_a_call_comes_to_an_end(words: Vocabulary, name: str) -> None:
     guide = words.guide(name)
-    assert words.follows(guide, written(name, 1) + "\n" * MOST_SPACE)
+    assert words.follows(guide, written(name, 1) + "\n" * MOST_GAP)
     assert not words.follows(guide, "\n")
     assert words.may_end(guide)
 
@@ -124,7 +124,7 @@ def test_where_one_call_is_allowed_it_is_the_end(
 ) -> None:
     guide = words.guide(name, choice, parallel=parallel)
     call = written(name, 1)
-    if (channels := format_named(name).channels) is not None:
+    if (channels := format_by_name(name).channels) is not None:
         call = call.removesuffix(channels.call_end)
     assert words.follows(guide, call)
     assert guide.done
@@ -134,5 +134,5 @@ def test_where_one_call_is_allowed_it_is_the_end(
 @pytest.mark.parametrize("space", ["", "\n", "\n\n "])
 def test_the_space_behind_calls_is_no_content(name: str, space: str) -> None:
     text = written(name, 2) + space
-    events = parsed(format_named(name), text)
+    events = parsed(format_by_name(name), text)
     assert [called for called, _ in calls(events)] == ["ping", "ping"] and not said(events)

@@ -12,11 +12,10 @@ import jsonschema
 import pytest
 
 from ingot.errors import BadRequest, Unsupported
-from ingot.text.grammar.calls import CallChoice, ForcedCall, GuidedTool
+from ingot.text.grammar.calls import CallChoice, ForcedCall, GrammarTool
 from ingot.text.grammar.grammars import Grammars
-from ingot.text.grammar.matcher import GuidePlan
-from ingot.text.parse.call_ids import id_maker
-from ingot.text.parse.events import (
+from ingot.text.grammar.matcher import CompiledGrammar
+from ingot.text.parser.events import (
     ContentDelta,
     ParsedEvent,
     PastCall,
@@ -25,13 +24,14 @@ from ingot.text.parse.events import (
     ToolCallBegan,
     ToolCallEnded,
     ToolSchema,
-    merged,
+    call_id_maker,
+    merge_events,
 )
 from ingot.text.parser.parser import Parser, ThinkingStart
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from ingot.text.tool_formats.format import Arguments, Elements, Format, TextParameters
-from ingot.text.tool_formats.registry import FORMATS, format_named
-from ingot.text.tool_formats.rendering import render_call
+from ingot.text.tool_formats.registry import FORMATS, format_by_name
+from ingot.text.tool_formats.rendering import render_calls
 from tests.text.grammar.walks import Walker, byte_tokenizer
 
 pytestmark = pytest.mark.sampled(3)
@@ -62,15 +62,15 @@ WEATHER: dict[str, Any] = {
     },
 }
 TOOLS = (
-    GuidedTool("get_weather", WEATHER, strict=True),
-    GuidedTool("ping", {}),
-    GuidedTool("look-up.2", {"type": "object", "properties": {"q": {"type": "string", "maxLength": 20}}}),
+    GrammarTool("get_weather", WEATHER, strict=True),
+    GrammarTool("ping", {}),
+    GrammarTool("look-up.2", {"type": "object", "properties": {"q": {"type": "string", "maxLength": 20}}}),
 )
 BY_NAME = {tool.name: tool for tool in TOOLS}
 
 
 PLAIN = byte_tokenizer()
-MARKERS = {marker for name in CALLING for marker in format_named(name).markers}
+MARKERS = {marker for name in CALLING for marker in format_by_name(name).markers}
 MARKED = byte_tokenizer(
     *sorted({part for marker in MARKERS for part in re.findall(r"\]<\]\w+\[>\[|<[^<>\s=]+>|\[[A-Z_]+\]", marker)})
 )
@@ -114,8 +114,8 @@ def written(format: Format, tokenizer: Tokenizer, tokens: list[int]) -> str:
 
 def parsed(format: Format, text: str) -> list[ParsedEvent]:
     tools = [ToolSchema(tool.name, tool.parameters) for tool in TOOLS]
-    parser = Parser(format, tools=tools, thinking=ThinkingStart.UNOPENED, ids=id_maker(format.ids))
-    return merged([*parser.push(text), *parser.flush()])
+    parser = Parser(format, tools=tools, thinking=ThinkingStart.UNOPENED, ids=call_id_maker(format.ids))
+    return merge_events([*parser.push(text), *parser.flush()])
 
 
 def calls(events: list[ParsedEvent]) -> list[tuple[str, Any]]:
@@ -148,8 +148,8 @@ def said(events: list[ParsedEvent]) -> str:
 
 
 def answers(made: Make, name: str, special: bool, choice: CallChoice, *, parallel: bool, count: int) -> Iterator[str]:
-    format, tokenizer = format_named(name), vocabulary(special)
-    plan: GuidePlan | None = made(special).tools(format, TOOLS, choice, parallel=parallel)
+    format, tokenizer = format_by_name(name), vocabulary(special)
+    plan: CompiledGrammar | None = made(special).tools(format, TOOLS, choice, parallel=parallel)
     assert plan is not None
     walker = Walker(tokenizer, random.Random(name), soft=45, closers=closers(format))
     for _ in range(count):
@@ -163,20 +163,20 @@ def test_required_calls_parse_back_as_calls_of_valid_arguments_and_nothing_else(
     made: Make, name: str, special: bool
 ) -> None:
     for text in answers(made, name, special, "required", parallel=True, count=6):
-        events = parsed(format_named(name), text)
+        events = parsed(format_by_name(name), text)
         assert calls(events) and not said(events), text
 
 
 @pytest.mark.parametrize("name", CALLING)
 def test_without_parallel_calls_there_is_exactly_one(made: Make, name: str) -> None:
     for text in answers(made, name, False, "required", parallel=False, count=3):
-        assert len(calls(parsed(format_named(name), text))) == 1
+        assert len(calls(parsed(format_by_name(name), text))) == 1
 
 
 @pytest.mark.parametrize("name", CALLING)
 def test_a_named_function_is_the_one_that_is_called(made: Make, name: str) -> None:
     for text in answers(made, name, False, ForcedCall("get_weather"), parallel=True, count=3):
-        [(called, _)] = calls(parsed(format_named(name), text))
+        [(called, _)] = calls(parsed(format_by_name(name), text))
         assert called == "get_weather"
 
 
@@ -186,13 +186,13 @@ def test_with_strict_tools_a_free_answer_is_text_or_calls_of_valid_arguments(
     made: Make, name: str, special: bool
 ) -> None:
     for text in answers(made, name, special, "auto", parallel=True, count=5):
-        calls(parsed(format_named(name), text))
+        calls(parsed(format_by_name(name), text))
 
 
 @pytest.mark.parametrize("name", CALLING)
 def test_a_free_answer_may_call_and_may_not(made: Make, name: str) -> None:
     """Both of what the format writes itself: a call, and a text that is none."""
-    format, tokenizer = format_named(name), vocabulary(True)
+    format, tokenizer = format_by_name(name), vocabulary(True)
     grammars: Grammars = made(True)
     forced = grammars.tools(format, TOOLS, ForcedCall("get_weather"), parallel=False)
     free = grammars.tools(format, TOOLS, "auto", parallel=True)
@@ -211,7 +211,7 @@ def test_any_other_form_of_a_call_is_out_of_reach_of_a_free_answer(made: Make, n
     """Else the model could call around a strict schema."""
     from tests.text.tool_formats.cases import CASES
 
-    format, tokenizer = format_named(name), vocabulary(False)
+    format, tokenizer = format_by_name(name), vocabulary(False)
     plan = made(False).tools(format, TOOLS, "auto", parallel=True)
     for case in CASES:
         if case.format != name:
@@ -232,8 +232,8 @@ def test_a_letter_is_not_begun_as_an_escape_that_could_only_end_as_a_control_cha
     tokenizer = vocabulary(False)
 
     def goes(schema: dict[str, Any], text: str) -> bool:
-        tool = GuidedTool("note", {"type": "object", "properties": {"t": schema}})
-        guide = made(False).tools(format_named("hermes"), [tool], "required", parallel=False).begin()
+        tool = GrammarTool("note", {"type": "object", "properties": {"t": schema}})
+        guide = made(False).tools(format_by_name("hermes"), [tool], "required", parallel=False).begin()
         for token in tokenizer.encode('<tool_call>\n{"name": "note", "arguments": ' + text, add_special=False):
             mask = guide.mask()
             if mask is not None and not mask[token >> 5] >> (token & 31) & 1:
@@ -246,12 +246,12 @@ def test_a_letter_is_not_begun_as_an_escape_that_could_only_end_as_a_control_cha
 
 
 def test_nothing_is_guided_where_no_tool_is_strict(made: Make) -> None:
-    lax = [GuidedTool("ping", {})]
-    assert made(False).tools(format_named("hermes"), lax, "auto", parallel=True) is None
+    lax = [GrammarTool("ping", {})]
+    assert made(False).tools(format_by_name("hermes"), lax, "auto", parallel=True) is None
 
 
 def test_a_call_may_begin_behind_a_marker_that_the_prompt_ended_with(made: Make) -> None:
-    format, tokenizer = format_named("functionary"), vocabulary(False)
+    format, tokenizer = format_by_name("functionary"), vocabulary(False)
     plan = made(False).tools(format, TOOLS, ForcedCall("ping"), parallel=False, opened=True)
     text = written(format, tokenizer, Walker(tokenizer, random.Random(1), soft=20).answer(plan))
     assert text.startswith("ping\n<|content|>{")
@@ -259,12 +259,12 @@ def test_a_call_may_begin_behind_a_marker_that_the_prompt_ended_with(made: Make)
 
 def test_a_function_that_is_not_there_cannot_be_called(made: Make) -> None:
     with pytest.raises(BadRequest, match="fly"):
-        made(False).tools(format_named("hermes"), TOOLS, ForcedCall("fly"), parallel=False)
+        made(False).tools(format_by_name("hermes"), TOOLS, ForcedCall("fly"), parallel=False)
 
 
 def test_a_format_without_calls_cannot_be_forced_to_one(made: Make) -> None:
     with pytest.raises(Unsupported):
-        made(False).tools(format_named("plain"), TOOLS, "required", parallel=False)
+        made(False).tools(format_by_name("plain"), TOOLS, "required", parallel=False)
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3-coder", "gemma4", "lfm2", "harmony", "minimax-m3"])
@@ -281,59 +281,65 @@ def test_a_strict_schema_that_cannot_be_held_to_is_refused_and_another_held_to_w
 ) -> None:
     grammars: Grammars = made(False)
     with pytest.raises(BadRequest, match=named):
-        grammars.tools(format_named(name), [GuidedTool("f", schema, strict=True)], "required", parallel=False)
-    assert grammars.tools(format_named(name), [GuidedTool("f", schema)], "required", parallel=False) is not None
+        grammars.tools(format_by_name(name), [GrammarTool("f", schema, strict=True)], "required", parallel=False)
+    assert grammars.tools(format_by_name(name), [GrammarTool("f", schema)], "required", parallel=False) is not None
 
 
 @pytest.mark.parametrize("name", ["qwen3-coder", "glm", "minimax-m2", "deepseek-v3.2", "seed-oss", "minimax-m3"])
 def test_text_parameters_keep_any_text_but_their_closing_tag(made: Make, name: str) -> None:
     """The random answers hold angle brackets, quotes, newlines and half tags, and come back as they were written."""
-    format, tokenizer = format_named(name), vocabulary(False)
-    tool = GuidedTool("note", {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]})
+    format, tokenizer = format_by_name(name), vocabulary(False)
+    tool = GrammarTool("note", {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]})
     plan = made(False).tools(format, [tool], "required", parallel=False)
     value = ' <b> "quoted" </para \n\n{"a": 1}</parame & é☃ '
-    text = render_call(format, [PastCall("note", {"text": value})])
+    text = render_calls(format, [PastCall("note", {"text": value})])
     guide = plan.begin()
     for token in tokenizer.encode(text, add_special=False):
         guide.accept(token)
     assert guide.done
     parser = Parser(
-        format, tools=[ToolSchema("note", tool.parameters)], thinking=ThinkingStart.UNOPENED, ids=id_maker(format.ids)
+        format,
+        tools=[ToolSchema("note", tool.parameters)],
+        thinking=ThinkingStart.UNOPENED,
+        ids=call_id_maker(format.ids),
     )
-    events = merged([*parser.push(text), *parser.flush()])
+    events = merge_events([*parser.push(text), *parser.flush()])
     [fragment] = [event.fragment for event in events if isinstance(event, ToolCallArguments)]
     assert json.loads(fragment) == {"text": value}
 
 
 @pytest.mark.parametrize("name", ["gemma4", "lfm2", "pythonic", "function-gemma"])
 def test_parameters_may_have_any_name_where_keys_are_bare(made: Make, name: str) -> None:
-    format, tokenizer = format_named(name), vocabulary(False)
+    format, tokenizer = format_by_name(name), vocabulary(False)
     arguments = {"größe": 3, "a b": 1, "3d": 2, "x-y.z": 4}
     schema = {"properties": {key: {"type": "integer"} for key in arguments}, "required": [*arguments]}
-    tool = GuidedTool("note", {"type": "object", "additionalProperties": False, **schema}, strict=True)
-    text = render_call(format, [PastCall("note", arguments)])
+    tool = GrammarTool("note", {"type": "object", "additionalProperties": False, **schema}, strict=True)
+    text = render_calls(format, [PastCall("note", arguments)])
     guide = made(False).tools(format, [tool], "required", parallel=False).begin()
     for token in tokenizer.encode(text, add_special=False):
         guide.accept(token)
     assert guide.done
     parser = Parser(
-        format, tools=[ToolSchema("note", tool.parameters)], thinking=ThinkingStart.UNOPENED, ids=id_maker(format.ids)
+        format,
+        tools=[ToolSchema("note", tool.parameters)],
+        thinking=ThinkingStart.UNOPENED,
+        ids=call_id_maker(format.ids),
     )
     events = [*(event for character in text for event in parser.push(character)), *parser.flush()]
-    assert complete_calls(merged(events)) == [("note", arguments)]
+    assert complete_calls(merge_events(events)) == [("note", arguments)]
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3-coder"])
 def test_what_is_wrong_with_a_strict_tool_names_it_and_the_place_in_its_schema(made: Make, name: str) -> None:
     odd = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
-    tools = [GuidedTool("fine", {}), GuidedTool("odd", odd, strict=True)]
+    tools = [GrammarTool("fine", {}), GrammarTool("odd", odd, strict=True)]
     with pytest.raises(BadRequest, match=r"tool 'odd', at properties\.a\.uniqueItems"):
-        made(False).tools(format_named(name), tools, "required", parallel=False)
-    lax = [GuidedTool("odd", odd)]
-    assert made(False).tools(format_named(name), lax, "required", parallel=False) is not None
+        made(False).tools(format_by_name(name), tools, "required", parallel=False)
+    lax = [GrammarTool("odd", odd)]
+    assert made(False).tools(format_by_name(name), lax, "required", parallel=False) is not None
 
 
 def test_formats_that_only_annotate_are_taken_from_strict_tools(made: Make) -> None:
     secret = {"type": "object", "properties": {"key": {"type": "string", "format": "password"}}}
     for name in ("hermes", "qwen3-coder"):
-        assert made(False).tools(format_named(name), [GuidedTool("f", secret, strict=True)], "auto", parallel=True)
+        assert made(False).tools(format_by_name(name), [GrammarTool("f", secret, strict=True)], "auto", parallel=True)

@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import IngotError
-from ingot.text.grammar.calls import GuidedTool
-from ingot.text.grammar.compiled import CompiledGrammar
+from ingot.text.grammar.calls import GrammarTool
+from ingot.text.grammar.compiled import LlguidanceGrammar
 from ingot.text.grammar.grammars import Grammars
-from ingot.text.grammar.matcher import GrammarTooComplex, Guide, GuidePlan, Mask
+from ingot.text.grammar.matcher import CompiledGrammar, GrammarMatcher, GrammarTooComplex, TokenMask
 from ingot.text.parser.parser import ThinkingStart
 from ingot.text.tokenizer.tokenizer import Tokenizer
-from ingot.text.tool_formats.registry import format_named
+from ingot.text.tool_formats.registry import format_by_name
 from tests.text.grammar.walks import allowed, byte_tokenizer
 
 OPENED, UNOPENED = ThinkingStart.OPENED, ThinkingStart.UNOPENED
-HERMES, HARMONY = format_named("hermes"), format_named("harmony")
+HERMES, HARMONY = format_by_name("hermes"), format_by_name("harmony")
 SPELLED = byte_tokenizer()
 MARKED = byte_tokenizer("<think>", "</think>", "<tool_call>", "</tool_call>")
 HARMONIC = byte_tokenizer("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
@@ -32,7 +32,7 @@ SCHEMA = {
     "required": ["number", "word"],
     "additionalProperties": False,
 }
-TOOLS = [GuidedTool("find_it", SCHEMA), GuidedTool("fix_it", {"type": "object"})]
+TOOLS = [GrammarTool("find_it", SCHEMA), GrammarTool("fix_it", {"type": "object"})]
 
 
 @cache
@@ -47,51 +47,51 @@ def closed() -> Iterator[None]:
         grammars(tokenizer).close()
 
 
-def schema(made: Grammars) -> GuidePlan | None:
+def schema(made: Grammars) -> CompiledGrammar | None:
     return made.json_schema(SCHEMA)
 
 
-def pattern(made: Grammars) -> GuidePlan | None:
+def pattern(made: Grammars) -> CompiledGrammar | None:
     return made.regex("[a-c]{2,5}(the|thx)?")
 
 
-def choice(made: Grammars) -> GuidePlan | None:
+def choice(made: Grammars) -> CompiledGrammar | None:
     return made.choice(["the one", "the other", "12"])
 
 
-def nested(made: Grammars) -> GuidePlan | None:
+def nested(made: Grammars) -> CompiledGrammar | None:
     return made.lark('start: "(" start* ")" | "the" | /[12]+/')
 
 
-def required(made: Grammars) -> GuidePlan | None:
+def required(made: Grammars) -> CompiledGrammar | None:
     return made.tools(HERMES, TOOLS, "required", parallel=True)
 
 
-def budgeted(made: Grammars) -> GuidePlan | None:
+def budgeted(made: Grammars) -> CompiledGrammar | None:
     return made.answer(None, HERMES, OPENED, budget=6)
 
 
-def thoughtful(made: Grammars) -> GuidePlan | None:
+def thoughtful(made: Grammars) -> CompiledGrammar | None:
     return made.answer(schema(made), HERMES, OPENED, budget=9)
 
 
-def unopened(made: Grammars) -> GuidePlan | None:
+def unopened(made: Grammars) -> CompiledGrammar | None:
     return made.answer(made.choice(["<this>", "<that>"]), HERMES, UNOPENED, budget=5, may_think=True)
 
 
-def calls_after_thinking(made: Grammars) -> GuidePlan | None:
+def calls_after_thinking(made: Grammars) -> CompiledGrammar | None:
     return made.answer(required(made), HERMES, OPENED, budget=4)
 
 
-def schema_or_call(made: Grammars) -> GuidePlan | None:
+def schema_or_call(made: Grammars) -> CompiledGrammar | None:
     return made.answer(schema(made), HERMES, UNOPENED, calls=required(made), may_think=True, budget=3)
 
 
-def channels(made: Grammars) -> GuidePlan | None:
+def channels(made: Grammars) -> CompiledGrammar | None:
     return made.answer(schema(made), HARMONY, UNOPENED, may_think=True, budget=5)
 
 
-Make = Callable[[Grammars], GuidePlan | None]
+Make = Callable[[Grammars], CompiledGrammar | None]
 PLANS: list[tuple[Make, Tokenizer]] = [
     *((make, SPELLED) for make in (schema, pattern, choice, nested, required, budgeted, thoughtful, unopened)),
     *((make, MARKED) for make in (required, thoughtful, unopened, calls_after_thinking, schema_or_call)),
@@ -100,14 +100,14 @@ PLANS: list[tuple[Make, Tokenizer]] = [
 
 
 @cache
-def planned(number: int) -> tuple[GuidePlan, Tokenizer]:
+def planned(number: int) -> tuple[CompiledGrammar, Tokenizer]:
     make, tokenizer = PLANS[number]
     plan = make(grammars(tokenizer))
     assert plan is not None
     return plan, tokenizer
 
 
-def begun(plan: GuidePlan, tokens: Sequence[int]) -> Guide:
+def begun(plan: CompiledGrammar, tokens: Sequence[int]) -> GrammarMatcher:
     """A guide that was never asked to look ahead."""
     guide = plan.begin()
     for token in tokens:
@@ -115,12 +115,14 @@ def begun(plan: GuidePlan, tokens: Sequence[int]) -> Guide:
     return guide
 
 
-def choices(guide: Guide, tokenizer: Tokenizer) -> list[int]:
+def choices(guide: GrammarMatcher, tokenizer: Tokenizer) -> list[int]:
     mask = guide.mask()
     return list(range(tokenizer.vocab_size)) if mask is None else allowed(mask, tokenizer.vocab_size)
 
 
-def walked(plan: GuidePlan, tokenizer: Tokenizer, chance: random.Random, before: Sequence[int], most: int) -> list[int]:
+def walked(
+    plan: CompiledGrammar, tokenizer: Tokenizer, chance: random.Random, before: Sequence[int], most: int
+) -> list[int]:
     """Random tokens that may follow those before, until the guide is done."""
     guide, found = begun(plan, before), list[int]()
     while not guide.done and len(found) < most:
@@ -135,7 +137,7 @@ def walked(plan: GuidePlan, tokenizer: Tokenizer, chance: random.Random, before:
 CLOSERS = {b'"', b'"}', b"}", b",", b"</", b"</think>", b"</tool_call>", b"<|end|>", b"<|message|>", b")", b"12"}
 
 
-def same(one: Mask | None, other: Mask | None, vocab: int) -> bool:
+def same(one: TokenMask | None, other: TokenMask | None, vocab: int) -> bool:
     if one is None or other is None:
         return one is other
     return allowed(one, vocab) == allowed(other, vocab)
@@ -266,10 +268,10 @@ def test_a_grammar_that_is_given_up_says_so_where_masks_are_asked_for_and_only_t
     guide = plan.begin()
     draft = SPELLED.encode("abab", add_special=False)
 
-    def give_up(grammar: CompiledGrammar, seconds: float) -> None:
+    def give_up(grammar: LlguidanceGrammar, seconds: float) -> None:
         raise grammar.failed("too complex")
 
-    monkeypatch.setattr(CompiledGrammar, "took", give_up)
+    monkeypatch.setattr(LlguidanceGrammar, "took", give_up)
     assert guide.forced(4) == ()
     assert guide.agreed(draft) == 4
     with pytest.raises(GrammarTooComplex):
@@ -278,7 +280,7 @@ def test_a_grammar_that_is_given_up_says_so_where_masks_are_asked_for_and_only_t
     assert begun_again(guide, draft) is None
 
 
-def begun_again(guide: Guide, tokens: Sequence[int]) -> IngotError | None:
+def begun_again(guide: GrammarMatcher, tokens: Sequence[int]) -> IngotError | None:
     """What goes wrong when these tokens are accepted, if anything does."""
     try:
         for token in tokens:

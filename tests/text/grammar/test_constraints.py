@@ -11,14 +11,13 @@ import jsonschema
 import pytest
 
 from ingot.errors import BadRequest
-from ingot.text.grammar.calls import GuidedTool
+from ingot.text.grammar.calls import GrammarTool
 from ingot.text.grammar.grammars import Grammars
-from ingot.text.parse.call_ids import id_maker
-from ingot.text.parse.events import PastCall, ToolCallArguments, ToolSchema, merged
+from ingot.text.parser.events import PastCall, ToolCallArguments, ToolSchema, call_id_maker, merge_events
 from ingot.text.parser.parser import Parser, ThinkingStart
 from ingot.text.tool_formats.format import Format
-from ingot.text.tool_formats.registry import format_named
-from ingot.text.tool_formats.rendering import render_call
+from ingot.text.tool_formats.registry import format_by_name
+from ingot.text.tool_formats.rendering import render_calls
 from tests.text.grammar.test_calls import closers, vocabulary, written
 from tests.text.grammar.walks import Walker
 
@@ -36,9 +35,9 @@ def made() -> Iterator[Make]:
         grammars.close()
 
 
-def tool(value: Any, *, strict: bool) -> GuidedTool:
+def tool(value: Any, *, strict: bool) -> GrammarTool:
     schema = {"type": "object", "properties": {"v": value}, "required": ["v"], "additionalProperties": False, **DEFS}
-    return GuidedTool("f", schema, strict=strict)
+    return GrammarTool("f", schema, strict=strict)
 
 
 _TREE = {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}]}
@@ -90,9 +89,9 @@ VALUES: list[Any] = [
 ]
 
 
-def arguments(made: Make, name: str, special: bool, one: GuidedTool, count: int = 2) -> Iterator[Any]:
+def arguments(made: Make, name: str, special: bool, one: GrammarTool, count: int = 2) -> Iterator[Any]:
     """Of random calls that the grammar allows."""
-    format, tokenizer = format_named(name), vocabulary(special)
+    format, tokenizer = format_by_name(name), vocabulary(special)
     plan = made(special).tools(format, [one], "required", parallel=False)
     assert plan is not None
     walker = Walker(tokenizer, random.Random(name), soft=30, closers=closers(format))
@@ -100,10 +99,10 @@ def arguments(made: Make, name: str, special: bool, one: GuidedTool, count: int 
         yield read(format, one, written(format, tokenizer, walker.answer(plan)))
 
 
-def read(format: Format, one: GuidedTool, text: str) -> Any:
+def read(format: Format, one: GrammarTool, text: str) -> Any:
     tools = [ToolSchema(one.name, one.parameters)]
-    parser = Parser(format, tools=tools, thinking=ThinkingStart.UNOPENED, ids=id_maker(format.ids))
-    events = merged([*parser.push(text), *parser.flush()])
+    parser = Parser(format, tools=tools, thinking=ThinkingStart.UNOPENED, ids=call_id_maker(format.ids))
+    events = merge_events([*parser.push(text), *parser.flush()])
     return json.loads("".join(event.fragment for event in events if isinstance(event, ToolCallArguments)))
 
 
@@ -132,7 +131,7 @@ def test_a_forced_call_keeps_to_what_the_schema_says(made: Make, name: str, stri
     ids=json.dumps,
 )
 def test_so_do_the_arguments_as_a_whole(made: Make, name: str, strict: bool, schema: dict[str, Any]) -> None:
-    one = GuidedTool("f", schema, strict=strict)
+    one = GrammarTool("f", schema, strict=strict)
     for special in (False, True):
         for found in arguments(made, name, special, one):
             jsonschema.validate(found, schema)
@@ -164,8 +163,8 @@ def test_so_can_members_that_the_schema_does_not_name(made: Make, name: str) -> 
 
 
 def follow(made: Make, name: str, value: Any, good: Any) -> None:
-    format, tokenizer, one = format_named(name), vocabulary(False), tool(value, strict=True)
-    text = render_call(format, [PastCall("f", {"v": good})])
+    format, tokenizer, one = format_by_name(name), vocabulary(False), tool(value, strict=True)
+    text = render_calls(format, [PastCall("f", {"v": good})])
     guide = made(False).tools(format, [one], "required", parallel=False).begin()  # type: ignore[union-attr]
     for token in tokenizer.encode(text, add_special=False):
         guide.accept(token)
@@ -180,15 +179,15 @@ def test_a_pattern_that_cannot_be_held_to_is_refused_in_a_strict_schema_alone(
 ) -> None:
     value = {"type": "string", "pattern": pattern}
     with pytest.raises(BadRequest, match="pattern"):
-        made(False).tools(format_named(name), [tool(value, strict=True)], "required", parallel=False)
-    assert made(False).tools(format_named(name), [tool(value, strict=False)], "required", parallel=False) is not None
+        made(False).tools(format_by_name(name), [tool(value, strict=True)], "required", parallel=False)
+    assert made(False).tools(format_by_name(name), [tool(value, strict=False)], "required", parallel=False) is not None
 
 
 @pytest.mark.parametrize("name", OWN_NOTATION)
 def test_statements_that_exclude_each_other_are_refused_in_a_strict_schema(made: Make, name: str) -> None:
     value = {"allOf": [{"type": "string"}, {"type": "integer"}]}
     with pytest.raises(BadRequest, match="type"):
-        made(False).tools(format_named(name), [tool(value, strict=True)], "required", parallel=False)
+        made(False).tools(format_by_name(name), [tool(value, strict=True)], "required", parallel=False)
 
 
 @pytest.mark.parametrize("name", OWN_NOTATION)
@@ -220,6 +219,6 @@ def test_a_schema_that_makes_no_sense_is_refused_or_left_out_and_never_an_accide
     made: Make, name: str, strict: bool, value: Any
 ) -> None:
     try:
-        made(False).tools(format_named(name), [tool(value, strict=strict)], "required", parallel=False)
+        made(False).tools(format_by_name(name), [tool(value, strict=strict)], "required", parallel=False)
     except BadRequest as refused:
         assert refused.message

@@ -15,10 +15,9 @@ import pytest
 from ingot.errors import BadRequest, IngotError
 from ingot.text.grammar import limits
 from ingot.text.grammar.calls import StructuralTag
-from ingot.text.grammar.compiled import CompiledGrammar
-from ingot.text.grammar.grammars import Grammars
-from ingot.text.grammar.matcher import GrammarTooComplex, GuideBroken, GuidePlan
-from ingot.text.grammar.trial import Trials
+from ingot.text.grammar.compiled import LlguidanceGrammar
+from ingot.text.grammar.grammars import CompilerProcesses, Grammars
+from ingot.text.grammar.matcher import CompiledGrammar, GrammarTooComplex, GrammarViolated
 from tests.text.grammar.walks import END, Walker, allowed, byte_tokenizer
 
 TOKENIZER = byte_tokenizer("<|mark|>")
@@ -31,12 +30,12 @@ def grammars() -> Iterator[Grammars]:
     made.close()
 
 
-def answers(plan: GuidePlan, count: int = 20) -> list[str]:
+def answers(plan: CompiledGrammar, count: int = 20) -> list[str]:
     walker = Walker(TOKENIZER, random.Random(7))
     return [TOKENIZER.decode(walker.answer(plan)) for _ in range(count)]
 
 
-def takes(plan: GuidePlan, text: str) -> bool:
+def takes(plan: CompiledGrammar, text: str) -> bool:
     """Whether the whole text is an answer by the plan, token by token, and complete."""
     guide = plan.begin()
     for token in TOKENIZER.encode(text, add_special=False):
@@ -140,10 +139,10 @@ def test_a_finished_grammar_allows_stop_tokens_alone_and_says_that_it_is_done(gr
 
 def test_a_token_that_is_not_allowed_breaks_the_guide_for_good(grammars: Grammars) -> None:
     guide = grammars.choice(["a"]).begin()
-    with pytest.raises(GuideBroken):
+    with pytest.raises(GrammarViolated):
         guide.accept(TOKENIZER.encode("b", add_special=False)[0])
     assert not guide.done
-    with pytest.raises(GuideBroken):
+    with pytest.raises(GrammarViolated):
         guide.mask()
 
 
@@ -216,7 +215,7 @@ def test_a_choice_of_nothing_or_of_too_much_is_refused(grammars: Grammars, optio
 
 
 def test_what_is_too_large_is_refused_before_anything_is_made_of_it(grammars: Grammars) -> None:
-    large = "a" * (limits.MOST_CHARS + 1)
+    large = "a" * (limits.MOST_GRAMMAR_CHARS + 1)
     for ask in (grammars.regex, grammars.lark, lambda text: grammars.choice([text])):
         with pytest.raises(BadRequest, match="too large"):
             ask(large)
@@ -255,7 +254,7 @@ def test_a_bomb_is_remembered(grammars: Grammars, monkeypatch: pytest.MonkeyPatc
     bomb = BOMBS["runs for minutes"]
     with pytest.raises(BadRequest):
         grammars.json_schema(bomb)
-    monkeypatch.setattr(Trials, "problem", lambda trials, grammar: pytest.fail("it was tried again"))
+    monkeypatch.setattr(CompilerProcesses, "problem", lambda trials, grammar: pytest.fail("it was tried again"))
     with pytest.raises(BadRequest):
         grammars.json_schema(bomb)
 
@@ -306,7 +305,7 @@ def test_a_token_costs_little_or_the_request_fails(grammars: Grammars, pattern: 
 
 def test_a_machine_that_stalls_makes_no_grammar_too_complex(grammars: Grammars) -> None:
     plan = grammars.regex("[a-z]+ this one is kept")
-    assert isinstance(plan, CompiledGrammar)
+    assert isinstance(plan, LlguidanceGrammar)
     for _ in range(limits.SLOW_MASKS):
         plan.took(60.0)
     for _ in range(200):
@@ -337,7 +336,7 @@ def test_a_grammar_that_costs_too_much_per_token_is_given_up_in_all_its_answers(
 
 
 def test_grammars_are_compiled_once_and_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "KEPT", 2)
+    monkeypatch.setattr(limits, "MOST_KEPT_GRAMMARS", 2)
     grammars = Grammars(TOKENIZER, TOKENIZER.vocab_size)
     try:
         first = grammars.choice(["a"])

@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 
 from ingot.errors import Unavailable
-from ingot.text.grammar.calls import GuidedTool
-from ingot.text.grammar.compiled import GrammarGuide
-from ingot.text.grammar.grammars import Grammars
-from ingot.text.grammar.lazy_calls import HeldCallsGuide, _beginning
-from ingot.text.grammar.matcher import GrammarTooComplex, Guide, GuidePlan
-from ingot.text.grammar.pending import Uncompiled, prepared
-from ingot.text.grammar.trial import Trials
+from ingot.text.grammar.calls import GrammarTool
+from ingot.text.grammar.compiled import LlguidanceMatcher
+from ingot.text.grammar.grammars import CompilerProcesses, Grammars
+from ingot.text.grammar.lazy_calls import LazyCallMatcher, _call_beginning
+from ingot.text.grammar.matcher import CompiledGrammar, GrammarMatcher, GrammarTooComplex
+from ingot.text.grammar.pending import GrammarPending, prepared_grammars
 from ingot.text.parser.parser import ThinkingStart
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from ingot.text.tool_formats.format import Format, Gap, Maybe, Name
-from ingot.text.tool_formats.registry import format_named
+from ingot.text.tool_formats.registry import format_by_name
 from tests.text.grammar.test_calls import CALLING, MARKED, PLAIN, TOOLS, calls, closers, parsed, said, written
 from tests.text.grammar.walks import Walker, allowed
 
@@ -39,13 +38,13 @@ def made() -> Iterator[Make]:
 
 def plan(
     made: Make, name: str, tokenizer: Tokenizer, *, start: ThinkingStart = UNOPENED, parallel: bool = True
-) -> GuidePlan:
-    found, unheld = made(tokenizer).begun_calls(format_named(name), LAX, start, parallel=parallel)
+) -> CompiledGrammar:
+    found, unheld = made(tokenizer).begun_calls(format_by_name(name), LAX, start, parallel=parallel)
     assert found is not None and not unheld
     return found
 
 
-def write(guide: Guide, tokenizer: Tokenizer, text: str) -> list[int]:
+def write(guide: GrammarMatcher, tokenizer: Tokenizer, text: str) -> list[int]:
     """Tokens that nothing may forbid."""
     tokens = tokenizer.encode(text, add_special=False)
     for token in tokens:
@@ -54,12 +53,12 @@ def write(guide: Guide, tokenizer: Tokenizer, text: str) -> list[int]:
     return tokens
 
 
-def is_held(guide: Guide) -> bool:
-    assert isinstance(guide, HeldCallsGuide)
+def is_held(guide: GrammarMatcher) -> bool:
+    assert isinstance(guide, LazyCallMatcher)
     return guide._place.held is not None
 
 
-def finished(guide: Guide, tokenizer: Tokenizer, chance: random.Random, closings: list[str]) -> list[int]:
+def finished(guide: GrammarMatcher, tokenizer: Tokenizer, chance: random.Random, closings: list[str]) -> list[int]:
     """Random tokens that the guide allows, until nothing is held."""
     walker = Walker(tokenizer, chance, soft=25, closers=closings)
     tokens: list[int] = []
@@ -85,7 +84,7 @@ def all_closers(format: Format) -> list[str]:
 
 def beginnings(name: str) -> list[str]:
     """Each of the ways in which calls of a family begin, as far as they have to be written to be held."""
-    format = format_named(name)
+    format = format_by_name(name)
     if (channels := format.channels) is not None:
         if not channels.names_calls:
             return []  # calls in such messages are not held
@@ -95,9 +94,9 @@ def beginnings(name: str) -> list[str]:
         if form.opening and not form.bare and not any(text.startswith(str(form.opening[0])) for text in format.strips):
             found.append(str(form.opening[0]))
         else:
-            found.append(spelled(_beginning((*form.opening, *form.call))))
+            found.append(spelled(_call_beginning((*form.opening, *form.call))))
         if form.leading(opened=False) is not None and (form.bare or form.unopened != "never"):
-            found.append(spelled(_beginning(form.call)))
+            found.append(spelled(_call_beginning(form.call)))
     return list(dict.fromkeys(found))
 
 
@@ -115,7 +114,7 @@ def spelled(parts: tuple[Any, ...]) -> str:
 def test_whatever_follows_the_beginning_of_a_call_it_parses_back_as_complete_calls(
     made: Make, name: str, begun: str, special: bool
 ) -> None:
-    format, tokenizer = format_named(name), MARKED if special else PLAIN
+    format, tokenizer = format_by_name(name), MARKED if special else PLAIN
     guides = plan(made, name, tokenizer)
     for seed in range(3):
         guide = guides.begin()
@@ -175,7 +174,7 @@ def test_thinking_is_free_and_the_call_behind_it_is_held(made: Make) -> None:
 
 
 def test_beside_a_budget_of_thinking_both_hold(made: Make) -> None:
-    format, grammars = format_named("hermes"), made(MARKED)
+    format, grammars = format_by_name("hermes"), made(MARKED)
     begun, _ = grammars.begun_calls(format, LAX, OPENED, parallel=True)
     both = grammars.answer(None, format, OPENED, begun=begun, budget=3)
     assert both is not None
@@ -232,7 +231,7 @@ def test_looking_ahead_leaves_it_as_it_was(made: Make) -> None:
 def test_a_schema_that_cannot_be_held_to_costs_that_tool_alone(made: Make) -> None:
     wrong = {"type": "object", "properties": {"a": {"$ref": "#/$defs/nowhere"}}}
     found, unheld = made(PLAIN).begun_calls(
-        format_named("hermes"), [*LAX, GuidedTool("odd", wrong)], UNOPENED, parallel=True
+        format_by_name("hermes"), [*LAX, GrammarTool("odd", wrong)], UNOPENED, parallel=True
     )
     assert found is not None and unheld == ("odd",)
     guide = found.begin()
@@ -245,21 +244,21 @@ def test_a_grammar_that_fails_on_the_way_leaves_the_answer_free(made: Make, monk
     guide = plan(made, "hermes", PLAIN).begin()
     write(guide, PLAIN, "<tool_call>")
 
-    def fail(self: GrammarGuide) -> None:
+    def fail(self: LlguidanceMatcher) -> None:
         raise GrammarTooComplex("too complex")
 
-    monkeypatch.setattr(GrammarGuide, "mask", fail)
+    monkeypatch.setattr(LlguidanceMatcher, "mask", fail)
     assert guide.mask() is None and not is_held(guide)
     write(guide, PLAIN, "whatever")
 
 
 def test_while_others_compile_an_answer_is_not_held_and_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def busy(self: Trials, grammar: str) -> None:
+    def busy(self: CompilerProcesses, grammar: str) -> None:
         raise Unavailable("busy")
 
-    monkeypatch.setattr(Trials, "problem", busy)
+    monkeypatch.setattr(CompilerProcesses, "problem", busy)
     grammars = Grammars(PLAIN, PLAIN.vocab_size)
-    assert grammars.begun_calls(format_named("hermes"), LAX, UNOPENED, parallel=True) == (
+    assert grammars.begun_calls(format_by_name("hermes"), LAX, UNOPENED, parallel=True) == (
         None,
         tuple(tool.name for tool in LAX),
     )
@@ -267,13 +266,13 @@ def test_while_others_compile_an_answer_is_not_held_and_not_refused(monkeypatch:
 
 
 def test_it_is_compiled_elsewhere_and_the_request_can_go_on_without(made: Make) -> None:
-    token = prepared.set({})
+    token = prepared_grammars.set({})
     try:
-        with pytest.raises(Uncompiled) as missing:
-            made(PLAIN).begun_calls(format_named("glm"), LAX, UNOPENED, parallel=False)
+        with pytest.raises(GrammarPending) as missing:
+            made(PLAIN).begun_calls(format_by_name("glm"), LAX, UNOPENED, parallel=False)
         assert missing.value.optional
-        prepared.set({missing.value.key: "others are compiled"})
-        found, unheld = made(PLAIN).begun_calls(format_named("glm"), LAX, UNOPENED, parallel=False)
+        prepared_grammars.set({missing.value.key: "others are compiled"})
+        found, unheld = made(PLAIN).begun_calls(format_by_name("glm"), LAX, UNOPENED, parallel=False)
         assert found is None and unheld
     finally:
-        prepared.reset(token)
+        prepared_grammars.reset(token)

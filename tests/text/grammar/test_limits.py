@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ingot.errors import BadRequest
 from ingot.text.grammar.grammars import Grammars
-from ingot.text.grammar.schema_checks import place_in, plain_schema
+from ingot.text.grammar.limits import place_in, plain_schema
 from tests.text.grammar.schemas import Schema, schemas
 from tests.text.grammar.walks import Walker, allowed, byte_tokenizer
 

@@ -8,20 +8,27 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ingot.text.grammar.calls import GuidedTool
+from ingot.text.grammar.calls import GrammarTool
 from ingot.text.grammar.grammars import Grammars
-from ingot.text.grammar.matcher import Guide, GuideBroken, GuidePlan
-from ingot.text.parse.call_ids import id_maker
-from ingot.text.parse.events import ContentDelta, PastCall, ReasoningDelta, ToolCallBegan, ToolSchema, merged
+from ingot.text.grammar.matcher import CompiledGrammar, GrammarMatcher, GrammarViolated
+from ingot.text.parser.events import (
+    ContentDelta,
+    PastCall,
+    ReasoningDelta,
+    ToolCallBegan,
+    ToolSchema,
+    call_id_maker,
+    merge_events,
+)
 from ingot.text.parser.parser import Parser, ThinkingStart
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from ingot.text.tool_formats.format import Format
-from ingot.text.tool_formats.registry import FORMATS, format_named
-from ingot.text.tool_formats.rendering import render_call
+from ingot.text.tool_formats.registry import FORMATS, format_by_name
+from ingot.text.tool_formats.rendering import render_calls
 from tests.text.grammar.walks import Walker, allowed, byte_tokenizer
 
 OPENED, UNOPENED = ThinkingStart.OPENED, ThinkingStart.UNOPENED
-HERMES, HARMONY = format_named("hermes"), format_named("harmony")
+HERMES, HARMONY = format_by_name("hermes"), format_by_name("harmony")
 SPELLED = byte_tokenizer()
 MARKED = byte_tokenizer("<think>", "</think>")
 HARMONIC = byte_tokenizer(
@@ -44,12 +51,12 @@ def made() -> Iterator[Make]:
         grammars.close()
 
 
-def choices(guide: Guide, tokenizer: Tokenizer) -> set[str] | None:
+def choices(guide: GrammarMatcher, tokenizer: Tokenizer) -> set[str] | None:
     mask = guide.mask()
     return None if mask is None else {tokenizer.token_text(id) for id in allowed(mask, tokenizer.vocab_size)}
 
 
-def write(guide: Guide, tokenizer: Tokenizer, text: str) -> None:
+def write(guide: GrammarMatcher, tokenizer: Tokenizer, text: str) -> None:
     """Each token must be allowed where it comes."""
     for token in tokenizer.encode(text, add_special=False):
         mask = guide.mask()
@@ -57,7 +64,7 @@ def write(guide: Guide, tokenizer: Tokenizer, text: str) -> None:
         guide.accept(token)
 
 
-def forced(guide: Guide, tokenizer: Tokenizer) -> str:
+def forced(guide: GrammarMatcher, tokenizer: Tokenizer) -> str:
     """The text that must come next, as long as there is but one token."""
     written = ""
     while (mask := guide.mask()) is not None and len(ids := allowed(mask, tokenizer.vocab_size)) == 1:
@@ -68,7 +75,7 @@ def forced(guide: Guide, tokenizer: Tokenizer) -> str:
     return written
 
 
-def begun(plan: GuidePlan | None) -> Guide:
+def begun(plan: CompiledGrammar | None) -> GrammarMatcher:
     assert plan is not None
     return plan.begin()
 
@@ -201,7 +208,7 @@ def test_where_nothing_is_held_to_there_is_no_guide(made: Make) -> None:
     grammars = made(SPELLED)
     assert grammars.answer(None, HERMES, OPENED) is None
     assert grammars.answer(None, HERMES, UNOPENED, budget=5) is None
-    assert grammars.answer(None, format_named("plain"), OPENED, budget=5, may_think=True) is None
+    assert grammars.answer(None, format_by_name("plain"), OPENED, budget=5, may_think=True) is None
 
 
 def test_harmony_answers_on_the_final_channel_after_an_analysis_or_without(made: Make) -> None:
@@ -222,7 +229,7 @@ def test_harmony_answers_on_the_final_channel_after_an_analysis_or_without(made:
 
 def test_harmony_calls_after_an_analysis(made: Make) -> None:
     grammars = made(HARMONIC)
-    calls = grammars.tools(HARMONY, [GuidedTool("f", SCHEMA)], "required", parallel=False)
+    calls = grammars.tools(HARMONY, [GrammarTool("f", SCHEMA)], "required", parallel=False)
     guide = begun(grammars.answer(calls, HARMONY, UNOPENED, may_think=True))
     write(guide, HARMONIC, "<|channel|>analysis<|message|>so<|end|><|start|>assistant")
     write(guide, HARMONIC, '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"n": 3}')
@@ -231,11 +238,11 @@ def test_harmony_calls_after_an_analysis(made: Make) -> None:
 
 @pytest.mark.parametrize("name", ["hermes", "harmony", "muse", "inkling", "llama"])
 def test_an_answer_by_a_schema_may_be_a_call_instead_where_tools_may_be_called(made: Make, name: str) -> None:
-    grammars, format = made(HARMONIC), format_named(name)
-    calls = grammars.tools(format, [GuidedTool("f", SCHEMA)], "required", parallel=False)
+    grammars, format = made(HARMONIC), format_by_name(name)
+    calls = grammars.tools(format, [GrammarTool("f", SCHEMA)], "required", parallel=False)
     plan = grammars.answer(grammars.json_schema(SCHEMA), format, UNOPENED, calls=calls)
     header, end = (format.channels.answer, format.channels.call_end) if format.channels else ("", "")
-    for text in (render_call(format, [PastCall("f", {"n": 4})]).removesuffix(end), header + '{"n": 5}'):
+    for text in (render_calls(format, [PastCall("f", {"n": 4})]).removesuffix(end), header + '{"n": 5}'):
         guide = begun(plan)
         write(guide, HARMONIC, text)
         assert guide.done
@@ -249,12 +256,12 @@ def test_an_answer_by_a_schema_may_be_a_call_instead_where_tools_may_be_called(m
 
 @pytest.mark.parametrize("name", [known.name for known in FORMATS if known.channels])
 def test_a_call_that_is_forced_may_come_behind_a_message_of_thinking(made: Make, name: str) -> None:
-    grammars, format = made(HARMONIC), format_named(name)
-    calls = grammars.tools(format, [GuidedTool("f", SCHEMA)], "required", parallel=False)
+    grammars, format = made(HARMONIC), format_by_name(name)
+    calls = grammars.tools(format, [GrammarTool("f", SCHEMA)], "required", parallel=False)
     plan = grammars.answer(calls, format, UNOPENED, may_think=True)
     channels = format.channels
     assert channels is not None
-    call = render_call(format, [PastCall("f", {"n": 4})]).removesuffix(channels.call_end)
+    call = render_calls(format, [PastCall("f", {"n": 4})]).removesuffix(channels.call_end)
     for thought in ("", f"{channels.asides[0]}Hm.{channels.ends[0]}{channels.start}{channels.role}"):
         guide = begun(plan)
         write(guide, HARMONIC, thought + call)
@@ -263,15 +270,15 @@ def test_a_call_that_is_forced_may_come_behind_a_message_of_thinking(made: Make,
 
 def test_forced_text_that_does_not_come_breaks_the_guide(made: Make) -> None:
     guide = begun(made(SPELLED).answer(None, HERMES, OPENED, budget=0))
-    with pytest.raises(GuideBroken):
+    with pytest.raises(GrammarViolated):
         guide.accept(SPELLED.encode("x", add_special=False)[0])
 
 
 def parsed(format: Format, tokenizer: Tokenizer, tokens: list[int], start: ThinkingStart) -> list[object]:
     detokenizer = tokenizer.detokenizer(tokenizer.special_within(format.markers))
     text = "".join(map(detokenizer.push, tokens)) + detokenizer.flush()
-    parser = Parser(format, tools=[ToolSchema("f", SCHEMA)], thinking=start, ids=id_maker(format.ids))
-    return list(merged([*parser.push(text), *parser.flush()]))
+    parser = Parser(format, tools=[ToolSchema("f", SCHEMA)], thinking=start, ids=call_id_maker(format.ids))
+    return list(merge_events([*parser.push(text), *parser.flush()]))
 
 
 THINKING = [known.name for known in FORMATS if known.thinking is not None]
@@ -279,7 +286,7 @@ THINKING = [known.name for known in FORMATS if known.thinking is not None]
 
 @pytest.mark.parametrize("name", THINKING)
 def test_whatever_comes_out_parses_as_thinking_and_then_the_answer(made: Make, name: str) -> None:
-    format = format_named(name)
+    format = format_by_name(name)
     assert format.thinking is not None
     grammars = made(SPELLED)
     plan = grammars.answer(grammars.json_schema(SCHEMA), format, OPENED, budget=25)
@@ -292,11 +299,11 @@ def test_whatever_comes_out_parses_as_thinking_and_then_the_answer(made: Make, n
         assert set(json.loads(content)) == {"n"}
 
 
-@pytest.mark.parametrize("name", [name for name in THINKING if format_named(name).can_call])
+@pytest.mark.parametrize("name", [name for name in THINKING if format_by_name(name).can_call])
 def test_forced_calls_come_after_the_thinking(made: Make, name: str) -> None:
-    format = format_named(name)
+    format = format_by_name(name)
     grammars = made(SPELLED)
-    calls = grammars.tools(format, [GuidedTool("f", SCHEMA)], "required", parallel=False)
+    calls = grammars.tools(format, [GrammarTool("f", SCHEMA)], "required", parallel=False)
     plan = grammars.answer(calls, format, OPENED, budget=12)
     assert plan is not None
     events = parsed(format, SPELLED, Walker(SPELLED, random.Random(3), soft=20).answer(plan), OPENED)

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from ingot.text.grammar.calls import GuidedTool
+from ingot.text.grammar.calls import GrammarTool
 from ingot.text.grammar.grammars import Grammars
-from ingot.text.grammar.matcher import GuidePlan
-from ingot.text.grammar.vocabulary import Lexicon
-from ingot.text.parse.events import PastCall
+from ingot.text.grammar.matcher import CompiledGrammar
+from ingot.text.grammar.vocabulary import GrammarVocabulary
+from ingot.text.parser.events import PastCall
 from ingot.text.parser.parser import ThinkingStart
 from ingot.text.tokenizer.tokenizer import Tokenizer
-from ingot.text.tool_formats.registry import format_named
-from ingot.text.tool_formats.rendering import render_call
+from ingot.text.tool_formats.registry import format_by_name
+from ingot.text.tool_formats.rendering import render_calls
 from tests.text.grammar.walks import Walker, allowed
 
 Load = Callable[[str], Tokenizer]
@@ -31,7 +31,7 @@ def grammars_of(tokenizer: Tokenizer, more_rows: int = 0) -> Iterator[Grammars]:
         made.close()
 
 
-def follow(plan: GuidePlan | None, tokenizer: Tokenizer, text: str) -> bool:
+def follow(plan: CompiledGrammar | None, tokenizer: Tokenizer, text: str) -> bool:
     """Whether the tokens that the model itself would write the text with are allowed, and make a complete answer."""
     assert plan is not None
     guide = plan.begin()
@@ -58,9 +58,9 @@ def test_sentencepiece_vocabularies_write_what_a_grammar_says(made: Load, name: 
 @pytest.mark.parametrize("name", ["llama-like", "gemma-like"])
 def test_text_within_an_answer_is_encoded_without_the_space_of_a_beginning(made: Load, name: str) -> None:
     tokenizer = made(name)
-    lexicon = Lexicon(tokenizer, tokenizer.vocab_size)
+    vocabulary = GrammarVocabulary(tokenizer, tokenizer.vocab_size)
     for text in ("the", " the", "a the", "☃", "<tool>"):
-        assert b"".join(map(tokenizer.token_bytes, lexicon.encode(text))).decode() == text
+        assert b"".join(map(tokenizer.token_bytes, vocabulary.encode(text))).decode() == text
 
 
 SCHEMA = {
@@ -82,10 +82,10 @@ SCHEMA = {
 def test_real_models_write_calls_with_their_own_tokens(real: Load, name: str, formats: tuple[str, ...]) -> None:
     """As their chat templates would: with the markers that their vocabularies have tokens for."""
     tokenizer = real(name)
-    tool = GuidedTool("get_weather", SCHEMA, strict=True)
+    tool = GrammarTool("get_weather", SCHEMA, strict=True)
     with grammars_of(tokenizer, more_rows=128) as grammars:
-        for known in map(format_named, formats):
-            call = render_call(known, [PastCall("get_weather", {"city": 'Paris, "près"', "days": 3})])
+        for known in map(format_by_name, formats):
+            call = render_calls(known, [PastCall("get_weather", {"city": 'Paris, "près"', "days": 3})])
             free = grammars.tools(known, [tool], "auto", parallel=True)
             assert follow(grammars.tools(known, [tool], "required", parallel=True), tokenizer, call)
             assert follow(free, tokenizer, call)

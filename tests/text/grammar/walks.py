@@ -13,7 +13,7 @@ import numpy as np
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers
 
-from ingot.text.grammar.matcher import GuidePlan
+from ingot.text.grammar.matcher import CompiledGrammar
 from ingot.text.tokenizer.tokenizer import Tokenizer
 
 END = "<|end of answer|>"
@@ -61,7 +61,7 @@ class Walker:
         self._soft = soft
         self._closers = [closer.encode() for closer in (*closers, '"', "}", "]", ")", ",", "0")]
 
-    def answer(self, plan: GuidePlan) -> list[int]:
+    def answer(self, plan: CompiledGrammar) -> list[int]:
         """The tokens of a complete answer, without a stop token."""
         guide = plan.begin()
         tokens: list[int] = []

@@ -7,8 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ingot.text.parse.call_ids import id_maker
-from ingot.text.parse.events import (
+from ingot.text.parser.events import (
     ContentDelta,
     ParsedEvent,
     ReasoningDelta,
@@ -16,7 +15,8 @@ from ingot.text.parse.events import (
     ToolCallBegan,
     ToolCallEnded,
     ToolSchema,
-    merged,
+    call_id_maker,
+    merge_events,
 )
 from ingot.text.parser.parser import Parser, ThinkingStart
 from ingot.text.tool_formats.format import Format
@@ -50,7 +50,7 @@ def new_parser(
     format: Format, tools: Sequence[ToolSchema] = TOOLS, thinking: ThinkingStart = ThinkingStart.UNOPENED
 ) -> Parser:
     numbers = itertools.count()
-    ids = id_maker(format.ids, random=lambda size: f"{next(numbers):0{size}}")
+    ids = call_id_maker(format.ids, random=lambda size: f"{next(numbers):0{size}}")
     return Parser(format, tools=tools, thinking=thinking, ids=ids)
 
 
@@ -62,7 +62,7 @@ def parsed(
 ) -> list[ParsedEvent]:
     parser = new_parser(format, tools, thinking)
     events = [event for piece in pieces for event in parser.push(piece)]
-    return merged(events + parser.flush())
+    return merge_events(events + parser.flush())
 
 
 def cut(text: str, places: Iterable[int]) -> list[str]:

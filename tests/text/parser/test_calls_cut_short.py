@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from ingot.text.parse.call_ids import id_maker
-from ingot.text.parse.events import ContentDelta, ParsedEvent, PastCall, ToolCallBegan, ToolCallEnded, merged
-from ingot.text.parse.left_to_write import left_to_write
+from ingot.text.parser.calls import unwritten_parts
+from ingot.text.parser.events import (
+    ContentDelta,
+    ParsedEvent,
+    PastCall,
+    ToolCallBegan,
+    ToolCallEnded,
+    call_id_maker,
+    merge_events,
+)
 from ingot.text.parser.parser import Parser, ThinkingStart
 from ingot.text.tool_formats.format import CallForm, Format, Gap, JsonCall, Maybe
-from ingot.text.tool_formats.registry import FORMATS, format_named
-from ingot.text.tool_formats.rendering import render_call
+from ingot.text.tool_formats.registry import FORMATS, format_by_name
+from ingot.text.tool_formats.rendering import render_calls
 from tests.text.parser.answers import TOOLS, new_parser, told
 
 CALLING = [known for known in FORMATS if known.can_call]
 WITH_FORMS = [known for known in FORMATS if known.forms]
 every_calling_format = pytest.mark.parametrize("format", CALLING, ids=lambda format: format.name)
 WEATHER = PastCall("get_weather", {"city": "x"}, "functions.get_weather:0")
-QWEN = format_named("qwen")
+QWEN = format_by_name("qwen")
 
 
 def ends(events: list[ParsedEvent]) -> bool:
@@ -44,7 +51,7 @@ def check_missing(format: Format, written: str) -> None:
 @pytest.mark.parametrize("format", WITH_FORMS, ids=lambda format: format.name)
 def test_what_is_left_of_a_call_is_known_wherever_it_ends(format: Format) -> None:
     end = format.channels.call_end if format.channels else ""  # a template's, like the end of any message
-    check_missing(format, render_call(format, [WEATHER]).removesuffix(end))
+    check_missing(format, render_calls(format, [WEATHER]).removesuffix(end))
 
 
 @pytest.mark.parametrize("form", [form for form in QWEN.forms if form.call == (JsonCall(),)])
@@ -54,19 +61,19 @@ def test_it_is_known_for_the_form_that_the_model_chose(form: CallForm) -> None:
 
 
 def test_white_space_that_was_written_otherwise_is_not_written_again() -> None:
-    assert left_to_write(("}", Gap("\n"), "</x>"), "") == "}\n</x>"
-    assert left_to_write(("}", Gap("\n"), "</x>"), "\n}") == "\n</x>"
-    assert left_to_write(("}", Gap("\n"), "</x>"), "} ") == "</x>"
-    assert left_to_write(("}", Gap("\n"), "</x>"), "}</") == "x>"
+    assert unwritten_parts(("}", Gap("\n"), "</x>"), "") == "}\n</x>"
+    assert unwritten_parts(("}", Gap("\n"), "</x>"), "\n}") == "\n</x>"
+    assert unwritten_parts(("}", Gap("\n"), "</x>"), "} ") == "</x>"
+    assert unwritten_parts(("}", Gap("\n"), "</x>"), "}</") == "x>"
 
 
 def must_call(format: Format) -> Parser:
-    return Parser(format, tools=TOOLS, thinking=ThinkingStart.UNOPENED, ids=id_maker(format.ids), must_call=True)
+    return Parser(format, tools=TOOLS, thinking=ThinkingStart.UNOPENED, ids=call_id_maker(format.ids), must_call=True)
 
 
 @every_calling_format
 def test_a_forced_call_that_is_cut_anywhere_leaves_no_content(format: Format) -> None:
-    calls = render_call(format, [WEATHER, PastCall("ping", {})])
+    calls = render_calls(format, [WEATHER, PastCall("ping", {})])
     for size in range(len(calls)):
         parser = must_call(format)
         events = [*parser.push(calls[:size]), *parser.flush(cut=True)]
@@ -93,7 +100,7 @@ def test_what_need_be_no_call_is_kept_where_it_is_cut(text: str) -> None:
 
 
 def test_half_a_header_is_no_content() -> None:
-    parser = new_parser(format_named("harmony"))
+    parser = new_parser(format_by_name("harmony"))
     events = [*parser.push("<|channel|>commentary to=functions.get_w"), *parser.flush(cut=True)]
     assert events == []
 
@@ -104,7 +111,9 @@ def test_an_unmarked_call_is_one_as_far_as_it_goes_only_where_more_would_have_co
     for cut in (False, True):
         for pieces in ([text], text, [text[:20], text[20:]]):
             parser = new_parser(QWEN)
-            events = merged([*(event for piece in pieces for event in parser.push(piece)), *parser.flush(cut=cut)])
+            events = merge_events(
+                [*(event for piece in pieces for event in parser.push(piece)), *parser.flush(cut=cut)]
+            )
             if cut:
                 said = [("says", "Look.")] if opening == "Look.\n" else []
                 assert told(events) == [*said, ("breaks", "write_file", '{"path": "x')]

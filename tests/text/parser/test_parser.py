@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.text.formats.thinking import THINK
-from ingot.text.parse.events import (
+from ingot.text.parser.events import (
     ContentDelta,
     PastCall,
     ReasoningDelta,
     ToolCallArguments,
     ToolCallBegan,
     ToolCallEnded,
-    merged,
+    merge_events,
 )
 from ingot.text.parser.parser import ThinkingStart
 from ingot.text.tool_formats.format import Format
-from ingot.text.tool_formats.registry import FORMATS, format_named
-from ingot.text.tool_formats.rendering import render_call
+from ingot.text.tool_formats.registry import FORMATS, format_by_name
+from ingot.text.tool_formats.rendering import render_calls
+from ingot.text.tool_formats.shapes import THINK
 from tests.text.parser.answers import TOOLS, check_order, cut, new_parser, parsed, told
 from tests.text.work import work
 
@@ -53,7 +53,7 @@ def joined(format: Format, before: str, calls: str) -> str:
 
 @every_calling_format
 def test_text_may_stand_before_and_after_several_calls(format: Format) -> None:
-    text = joined(format, "Let me see.", render_call(format, [PARIS, FILE])) + "\nDone."
+    text = joined(format, "Let me see.", render_calls(format, [PARIS, FILE])) + "\nDone."
     events = parsed(format, [text])
     check_order(events)
     story = told(events)
@@ -63,7 +63,7 @@ def test_text_may_stand_before_and_after_several_calls(format: Format) -> None:
 
 @every_calling_format
 def test_without_tools_a_call_is_text(format: Format) -> None:
-    text = render_call(format, [FILE])
+    text = render_calls(format, [FILE])
     events = parsed(format, [text], tools=())
     said = "".join(event.text for event in events if isinstance(event, ContentDelta))
     assert len(events) == 1
@@ -73,7 +73,7 @@ def test_without_tools_a_call_is_text(format: Format) -> None:
 @every_tagged_format
 def test_a_call_inside_a_thinking_part_that_is_closed_is_no_call(format: Format) -> None:
     assert format.thinking is not None
-    call = render_call(format, [PARIS]) if format.can_call else "none"
+    call = render_calls(format, [PARIS]) if format.can_call else "none"
     for before in ("I could ", "I could:\n", ""):
         text = f"{format.thinking.open}\n{before}{call}\n{format.thinking.close}\n\nNo."
         for pieces in ([text], text):
@@ -82,7 +82,7 @@ def test_a_call_inside_a_thinking_part_that_is_closed_is_no_call(format: Format)
 
 @every_marked_format
 def test_a_call_that_begins_a_line_of_a_thinking_part_that_is_never_closed_is_a_call(format: Format) -> None:
-    call = render_call(format, [PARIS, FILE])
+    call = render_calls(format, [PARIS, FILE])
     for before in ([], [("thinks", "I must look.")]):
         text = "".join(f"{thought}\n" for _, thought in before) + call
         for size in (1, 3, len(text)):
@@ -94,7 +94,7 @@ def test_a_call_that_begins_a_line_of_a_thinking_part_that_is_never_closed_is_a_
 @every_marked_format
 def test_so_is_one_in_a_thinking_part_that_is_closed_with_nothing_behind_it(format: Format) -> None:
     assert format.thinking is not None
-    call = render_call(format, [PARIS, FILE])
+    call = render_calls(format, [PARIS, FILE])
     text = f"I must look.\n{call}\n{format.thinking.close}\n\n"
     for size in (1, 3, len(text)):
         pieces = cut(text, range(0, len(text), size))
@@ -104,21 +104,21 @@ def test_so_is_one_in_a_thinking_part_that_is_closed_with_nothing_behind_it(form
         assert all(event.in_thinking for event in events if isinstance(event, ToolCallBegan))
         parser = new_parser(format, thinking=ThinkingStart.OPENED)
         cut_off = [event for piece in pieces for event in parser.push(piece)] + parser.flush(cut=True)
-        assert told(merged(cut_off)) == [("thinks", f"I must look.\n{call}")]
+        assert told(merge_events(cut_off)) == [("thinks", f"I must look.\n{call}")]
 
 
 @every_marked_format
 def test_within_a_line_or_of_another_tool_or_cut_off_it_stays_thinking(format: Format) -> None:
-    whole = render_call(format, [PARIS])
+    whole = render_calls(format, [PARIS])
     quoted = "\n".join(f"> {line}" for line in whole.splitlines())
-    for text in (quoted, render_call(format, [PastCall("fly", {"to": "ping"})]), whole[: len(whole) // 2]):
+    for text in (quoted, render_calls(format, [PastCall("fly", {"to": "ping"})]), whole[: len(whole) // 2]):
         for pieces in ([text], text):
             assert told(parsed(format, pieces, thinking=ThinkingStart.OPENED)) == [("thinks", text)]
 
 
 @every_marked_format
 def test_thinking_goes_on_behind_a_call_within_it(format: Format) -> None:
-    call = render_call(format, [PARIS])
+    call = render_calls(format, [PARIS])
     text = f"One.\n{call}\nTwo.\n{call}\nThree."
     for pieces in ([text], text):
         story = told(parsed(format, pieces, thinking=ThinkingStart.OPENED))
@@ -127,8 +127,8 @@ def test_thinking_goes_on_behind_a_call_within_it(format: Format) -> None:
 
 
 def test_a_call_around_a_strict_schema_is_none_within_thinking() -> None:
-    format, strict = format_named("hermes"), [replace(tool, strict=True) for tool in TOOLS]
-    call = render_call(format, [PARIS])
+    format, strict = format_by_name("hermes"), [replace(tool, strict=True) for tool in TOOLS]
+    call = render_calls(format, [PARIS])
     assert told(parsed(format, [call], strict, ThinkingStart.OPENED)) == [("thinks", call)]
 
 
@@ -138,7 +138,7 @@ def test_thinking_is_not_held_for_a_marker_that_no_tools_name_follows(format: Fo
     marker = next(literal for literal in format.forms[0].literals() if literal)
     parser = new_parser(format, thinking=ThinkingStart.OPENED)
     musing = f"{marker} is what it says, " + "and so on and on, " * 40
-    events = merged([*parser.push(musing), *parser.push("more")])
+    events = merge_events([*parser.push(musing), *parser.push("more")])
     assert events == [ReasoningDelta(musing + "more")]
 
 
@@ -157,13 +157,13 @@ def test_text_is_delivered_as_it_comes(format: Format) -> None:
     parser = new_parser(format)
     first = parser.push("Hello")
     assert first in ([ContentDelta("Hello")], [])  # where the prompt may end with a marker, it could be a name
-    assert merged(first + parser.push(" there")) == [ContentDelta("Hello there")]
+    assert merge_events(first + parser.push(" there")) == [ContentDelta("Hello there")]
     assert parser.push(", you") == [ContentDelta(", you")]
 
 
 @every_calling_format
 def test_a_call_cut_off_anywhere_ends_with_a_beginning_of_its_arguments(format: Format) -> None:
-    text = render_call(format, [FILE])
+    text = render_calls(format, [FILE])
     whole = "".join(event.fragment for event in parsed(format, [text]) if isinstance(event, ToolCallArguments))
     for size in range(len(text)):
         events = parsed(format, [text[:size]])
@@ -178,7 +178,7 @@ def test_a_call_cut_off_anywhere_ends_with_a_beginning_of_its_arguments(format: 
 
 @every_calling_format
 def test_arguments_stream_while_they_are_written(format: Format) -> None:
-    text = render_call(format, [PastCall("write_file", {"content": "word " * 200})])
+    text = render_calls(format, [PastCall("write_file", {"content": "word " * 200})])
     parser = new_parser(format)
     events = [event for piece in cut(text, range(0, len(text), 5)) for event in parser.push(piece)]
     fragments = [event for event in events if isinstance(event, ToolCallArguments)]
@@ -188,7 +188,7 @@ def test_arguments_stream_while_they_are_written(format: Format) -> None:
 
 @every_calling_format
 def test_a_name_is_announced_before_the_arguments_are_complete(format: Format) -> None:
-    text = render_call(format, [FILE])
+    text = render_calls(format, [FILE])
     parser = new_parser(format)
     began = next(place for place, piece in enumerate(text) if any(map(_begins, parser.push(piece))))
     assert began < len(text) - len(json.dumps(FILE.arguments["content"]))
@@ -204,7 +204,7 @@ def soup(format: Format) -> st.SearchStrategy[str]:
     words = ["ping", "get_weather", "city", "true", "None", "12", "Hello", " ", "\n", "function", "all\n"]
     markers = sorted(format.markers | {"<think>", "</think>"})
     halves = [marker[: len(marker) // 2] for marker in markers] + [marker[len(marker) // 2 :] for marker in markers]
-    calls = [render_call(format, [PARIS]), render_call(format, [PastCall("ping", {})])] if format.can_call else []
+    calls = [render_calls(format, [PARIS]), render_calls(format, [PastCall("ping", {})])] if format.can_call else []
     return st.lists(st.sampled_from(scraps + words + markers + markers + halves + calls), max_size=20).map("".join)
 
 
@@ -243,7 +243,7 @@ def grows_linearly(format: Format, text: str, thinking: ThinkingStart = Thinking
 @every_calling_format
 def test_a_long_argument_streams_in_linear_time(format: Format) -> None:
     written = 'x = "1" # <two>\n' * (LONG // 16)
-    assert grows_linearly(format, render_call(format, [PastCall("write_file", {"content": written})]))
+    assert grows_linearly(format, render_calls(format, [PastCall("write_file", {"content": written})]))
 
 
 @pytest.mark.sampled(3)
@@ -282,7 +282,7 @@ def test_a_long_argument_streams_in_linear_time(format: Format) -> None:
     ],
 )
 def test_a_hostile_text_costs_linear_time(name: str, unit: str) -> None:
-    assert grows_linearly(format_named(name), unit * (LONG // len(unit)))
+    assert grows_linearly(format_by_name(name), unit * (LONG // len(unit)))
 
 
 @pytest.mark.parametrize(
@@ -296,13 +296,13 @@ def test_a_hostile_text_costs_linear_time(name: str, unit: str) -> None:
     ],
 )
 def test_hostile_thinking_costs_linear_time(name: str, unit: str) -> None:
-    assert grows_linearly(format_named(name), unit * (LONG // len(unit)), ThinkingStart.OPENED)
+    assert grows_linearly(format_by_name(name), unit * (LONG // len(unit)), ThinkingStart.OPENED)
 
 
 @pytest.mark.parametrize("opening", ["[", '{"a":', "[1,"])
 def test_deep_nesting_breaks_a_call_and_not_the_server(opening: str) -> None:
     text = '<tool_call>{"name": "ping", "arguments": {"a": ' + opening * 50_000
-    events = parsed(format_named("hermes"), [text])
+    events = parsed(format_by_name("hermes"), [text])
     check_order(events)
     assert told(events)[0][0] == "breaks"
 
@@ -321,20 +321,20 @@ def test_deep_nesting_breaks_a_call_and_not_the_server(opening: str) -> None:
     ],
 )
 def test_what_can_no_longer_be_a_call_is_let_go_at_once(name: str, pieces: list[str]) -> None:
-    parser = new_parser(format_named(name))
+    parser = new_parser(format_by_name(name))
     said = [event for piece in pieces for event in parser.push(piece)]
-    assert merged(said) == [ContentDelta("".join(pieces))]
+    assert merge_events(said) == [ContentDelta("".join(pieces))]
 
 
 def test_white_space_between_two_texts_with_a_call_between_them_is_kept_once() -> None:
-    call = render_call(format_named("hermes"), [PastCall("ping", {})])
-    events = parsed(format_named("hermes"), [f"One.\n\n{call}\n\n\nTwo.{call}\n Three.{call}Four."])
+    call = render_calls(format_by_name("hermes"), [PastCall("ping", {})])
+    events = parsed(format_by_name("hermes"), [f"One.\n\n{call}\n\n\nTwo.{call}\n Three.{call}Four."])
     assert "".join(event.text for event in events if isinstance(event, ContentDelta)) == "One.\n\nTwo.\n Three.Four."
 
 
 def test_ids_follow_the_familys_style() -> None:
     def first_id(name: str, text: str) -> str:
-        return next(event.id for event in parsed(format_named(name), [text]) if isinstance(event, ToolCallBegan))
+        return next(event.id for event in parsed(format_by_name(name), [text]) if isinstance(event, ToolCallBegan))
 
     assert first_id("hermes", '<tool_call>{"name": "ping"}</tool_call>') == "call_" + "0" * 24
     assert first_id("mistral", "[TOOL_CALLS]ping{}") == "0" * 9
@@ -346,11 +346,11 @@ def test_ids_follow_the_familys_style() -> None:
 
 def test_an_id_that_the_model_repeats_is_replaced() -> None:
     call = "[TOOL_CALLS]ping[CALL_ID]abcdefghi[ARGS]{}"
-    check_order(parsed(format_named("mistral-args"), [call + call]))
+    check_order(parsed(format_by_name("mistral-args"), [call + call]))
 
 
 def test_nothing_can_be_pushed_after_the_end() -> None:
-    parser = new_parser(format_named("hermes"))
+    parser = new_parser(format_by_name("hermes"))
     assert parser.push("") == []
     assert parser.push("Hi <") == [ContentDelta("Hi")]
     assert parser.flush() == [ContentDelta(" <")]
@@ -376,7 +376,7 @@ def test_merging_joins_neighbours_of_one_kind_and_one_call() -> None:
         ToolCallEnded(0),
         ContentDelta("d"),
     ]
-    assert merged(pieces) == [
+    assert merge_events(pieces) == [
         ReasoningDelta("ab"),
         ContentDelta("c"),
         ToolCallBegan(0, "i", "f"),
@@ -384,10 +384,10 @@ def test_merging_joins_neighbours_of_one_kind_and_one_call() -> None:
         ToolCallEnded(0),
         ContentDelta("d"),
     ]
-    assert merged(merged(pieces)) == merged(pieces)
+    assert merge_events(merge_events(pieces)) == merge_events(pieces)
 
 
 def test_parsers_of_one_format_share_nothing() -> None:
-    first, second = new_parser(format_named("hermes"), TOOLS), new_parser(format_named("hermes"), TOOLS)
+    first, second = new_parser(format_by_name("hermes"), TOOLS), new_parser(format_by_name("hermes"), TOOLS)
     first.push("<tool_call>")
     assert second.push("Hi") == [ContentDelta("Hi")]

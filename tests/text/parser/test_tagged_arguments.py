@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.text.parse.elements import DEEPEST, LONGEST_NAME, LONGEST_UNOPENED
-from ingot.text.parse.events import ToolSchema
-from ingot.text.tool_formats.registry import format_named
+from ingot.text.parser.events import ToolSchema
+from ingot.text.parser.tagged_arguments import DEEPEST_ELEMENT, LONGEST_ELEMENT_NAME, LONGEST_UNOPENED_ELEMENT
+from ingot.text.tool_formats.registry import format_by_name
 from tests.text.parser.answers import check_order, cut, parsed, told
 
-M3 = format_named("minimax-m3")
+M3 = format_by_name("minimax-m3")
 MARK = "]<]minimax[>["
 NODE: dict[str, Any] = {
     "type": "object",
@@ -72,7 +72,7 @@ def test_elements_are_told_as_they_come() -> None:
 
 def test_only_so_many_elements_stand_within_one_another() -> None:
     inside = "x"
-    for _ in range(DEEPEST):
+    for _ in range(DEEPEST_ELEMENT):
         inside = item(inside)
     assert told(parsed(M3, [call(element("v", inside))]))[0][0] == "calls"
     [(said, *_), _] = told(parsed(M3, [call(element("v", item(inside)))]))
@@ -80,7 +80,12 @@ def test_only_so_many_elements_stand_within_one_another() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [element("n" * 2 * LONGEST_NAME, ""), f"{MARK}{'x' * (LONGEST_UNOPENED + 1)}{MARK}</v>", element("", "x")]
+    "bad",
+    [
+        element("n" * 2 * LONGEST_ELEMENT_NAME, ""),
+        f"{MARK}{'x' * (LONGEST_UNOPENED_ELEMENT + 1)}{MARK}</v>",
+        element("", "x"),
+    ],
 )
 def test_what_makes_no_element_is_text(bad: str) -> None:
     story = told(parsed(M3, [call(element("a", "1"), bad)]))

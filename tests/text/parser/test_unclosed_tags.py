@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.text.parse.events import ContentDelta, ParsedEvent, PastCall, ToolCallBegan, merged
+from ingot.text.parser.events import ContentDelta, ParsedEvent, PastCall, ToolCallBegan, merge_events
 from ingot.text.tool_formats.format import Elements, Format, TextParameters
-from ingot.text.tool_formats.registry import FORMATS, format_named
-from ingot.text.tool_formats.rendering import render_call
+from ingot.text.tool_formats.registry import FORMATS, format_by_name
+from ingot.text.tool_formats.rendering import render_calls
 from tests.text.parser.answers import TOOLS, check_order, cut, new_parser, parsed, told
 from tests.text.parser.test_parser import grows_linearly
 
@@ -59,7 +59,7 @@ def called(*calls: PastCall) -> list[tuple[object, ...]]:
 
 @every_tagged_format
 def test_a_forgotten_closer_leaves_parallel_calls_apart(format: Format) -> None:
-    text = render_call(format, [PARIS, OSLO, PING])
+    text = render_calls(format, [PARIS, OSLO, PING])
     tags = closers(format)
     for size in range(1, len(tags) + 1):
         for forgotten in itertools.combinations(tags, size):
@@ -71,12 +71,12 @@ def test_a_forgotten_closer_leaves_parallel_calls_apart(format: Format) -> None:
 def test_a_forgotten_closer_of_the_last_call_is_no_harm_either(format: Format) -> None:
     tags = closers(format)
     for forgotten in ((tags[0],), tuple(tags[:1] + tags[2:])):
-        assert told(however_it_is_cut(format, without(render_call(format, [PARIS]), forgotten))) == called(PARIS)
+        assert told(however_it_is_cut(format, without(render_calls(format, [PARIS]), forgotten))) == called(PARIS)
 
 
 @every_tagged_format
 def test_a_text_about_calls_is_one_value_of_a_call_that_is_well_formed(format: Format) -> None:
-    example = render_call(format, [PARIS, OSLO])
+    example = render_calls(format, [PARIS, OSLO])
     for content in (
         example,
         f"So:\n\n{example}\n\nOr:\n{example}\nThat is all.\n",
@@ -84,18 +84,18 @@ def test_a_text_about_calls_is_one_value_of_a_call_that_is_well_formed(format: F
     ):
         for arguments in ({"content": content, "path": "a.md"}, {"path": "a.md", "content": content}):
             file = PastCall("write_file", arguments)
-            events = however_it_is_cut(format, "Look.\n" + render_call(format, [file, PING]))
+            events = however_it_is_cut(format, "Look.\n" + render_calls(format, [file, PING]))
             assert told(events) == [("says", "Look."), *called(file, PING)]
 
 
 @every_tagged_format
 def test_a_text_about_calls_that_a_limit_cuts_off_is_half_a_call_and_no_other(format: Format) -> None:
-    content = f"So:\n{render_call(format, [PING, PARIS])}\nand more"
-    text = render_call(format, [PastCall("write_file", {"path": "a.md", "content": content})])
+    content = f"So:\n{render_calls(format, [PING, PARIS])}\nand more"
+    text = render_calls(format, [PastCall("write_file", {"path": "a.md", "content": content})])
     cut_off = text[: text.index("and more")]
     for pieces in ([cut_off], cut_off):
         parser = new_parser(format)
-        events = merged([*(event for piece in pieces for event in parser.push(piece)), *parser.flush(cut=True)])
+        events = merge_events([*(event for piece in pieces for event in parser.push(piece)), *parser.flush(cut=True)])
         assert [(kind, name) for kind, name, *_ in told(events)] == [("breaks", "write_file")]
 
 
@@ -104,19 +104,19 @@ def test_the_values_of_a_strict_tool_are_taken_as_a_grammar_writes_them(format: 
     """A grammar keeps the closing tag of a value out of its text, and nothing else."""
     part = arguments_part(format)
     strict = [replace(tool, strict=True) for tool in TOOLS]
-    example = render_call(format, [PARIS])
+    example = render_calls(format, [PARIS])
     content = example[: example.index("Paris")]
     if isinstance(part, TextParameters) and part.close_optional:
         content = content.replace("city", "other")
     file = PastCall("write_file", {"path": "a", "content": content})
-    assert told(parsed(format, [render_call(format, [file])], strict)) == called(file)
+    assert told(parsed(format, [render_calls(format, [file])], strict)) == called(file)
 
 
 @every_tagged_format
 @settings(max_examples=40)
 @given(data=st.data())
 def test_no_complete_call_holds_the_markers_of_another(format: Format, data: st.DataObject) -> None:
-    text = render_call(format, [PARIS, OSLO, PastCall("write_file", {"path": "a", "content": "x\ny"}), PING])
+    text = render_calls(format, [PARIS, OSLO, PastCall("write_file", {"path": "a", "content": "x\ny"}), PING])
     tags = closers(format)
     for _ in range(data.draw(st.integers(1, 4))):
         marker = data.draw(st.sampled_from(tags))
@@ -150,9 +150,9 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.parametrize("line", ["\n", ""])
 def test_behind_a_malformed_call_the_next_one_is_read(name: str, line: str) -> None:
-    format = format_named(name)
+    format = format_by_name(name)
     opening, closing = ("<tool_call>", "</tool_call>") if name in ("glm", "qwen3-coder") else ("", "")
-    whole = render_call(format, [PARIS, PING])
+    whole = render_calls(format, [PARIS, PING])
     if not opening:
         opening = whole[: whole.index("\n")]
         text = f"{opening}{line}{BROKEN[name]}{line}{whole[len(opening) + 1 :]}"
@@ -165,36 +165,36 @@ def test_behind_a_malformed_call_the_next_one_is_read(name: str, line: str) -> N
 
 
 def test_a_string_in_json_that_is_never_closed_ends_with_its_value() -> None:
-    format = format_named("qwen3-coder")
+    format = format_by_name("qwen3-coder")
     broken = '<tool_call>\n<function=get_weather>\n<parameter=tags>\n["a\n</parameter>\n</function>\n</tool_call>\n'
-    events = however_it_is_cut(format, broken + render_call(format, [PING]))
+    events = however_it_is_cut(format, broken + render_calls(format, [PING]))
     assert told(events) == [("calls", "get_weather", {"tags": '["a'}), *called(PING)]
 
 
 def test_a_value_that_cannot_be_text_is_told_at_once() -> None:
-    format = format_named("minimax-m2")
+    format = format_by_name("minimax-m2")
     text = (
         '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="days">3\n</invoke>\n<invoke name="ping">\n'
     )
     parser = new_parser(format)
     events = [event for piece in text + "</invoke>" + "\n" * 400 for event in parser.push(piece)]
-    assert told(merged(events)) == [("calls", "get_weather", {"days": 3}), *called(PING)]
+    assert told(merge_events(events)) == [("calls", "get_weather", {"days": 3}), *called(PING)]
 
 
 def test_prose_that_names_a_marker_is_text_like_any_other() -> None:
-    format = format_named("minimax-m2")
+    format = format_by_name("minimax-m2")
     content = (
         'Write <invoke name="ping"> and </invoke>, <parameter name="x"> and </parameter>; see <minimax:tool_call>.'
     )
     file = PastCall("write_file", {"content": content})
-    assert told(however_it_is_cut(format, render_call(format, [file, PING]))) == called(file, PING)
+    assert told(however_it_is_cut(format, render_calls(format, [file, PING]))) == called(file, PING)
 
 
 def test_text_streams_up_to_the_first_marker() -> None:
-    format = format_named("glm")
+    format = format_by_name("glm")
     parser = new_parser(format)
-    text = f"<tool_call>write_file\n<arg_key>content</arg_key>\n<arg_value>one two {render_call(format, [PARIS])}"
-    events = merged(parser.push(text))
+    text = f"<tool_call>write_file\n<arg_key>content</arg_key>\n<arg_value>one two {render_calls(format, [PARIS])}"
+    events = merge_events(parser.push(text))
     assert [type(event) for event in events][:1] == [ToolCallBegan]
     assert events[1].fragment == '{"content": "one two '  # type: ignore[union-attr]
     assert not any(isinstance(event, ContentDelta) for event in events)
@@ -213,6 +213,6 @@ def test_text_streams_up_to_the_first_marker() -> None:
     ],
 )
 def test_hostile_values_cost_linear_time(name: str, unit: str) -> None:
-    format = format_named(name)
-    call = render_call(format, [PARIS])
+    format = format_by_name(name)
+    call = render_calls(format, [PARIS])
     assert grows_linearly(format, call[: call.index("Paris")] + unit * (6_000 // len(unit)))

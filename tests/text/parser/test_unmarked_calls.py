@@ -8,15 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.text.parse.events import ContentDelta, ParsedEvent, ToolCallArguments, ToolCallBegan, ToolCallEnded, merged
-from ingot.text.parser.events import LONGEST_DOUBT
+from ingot.text.parser.events import (
+    LONGEST_HELD_ARGUMENTS,
+    ContentDelta,
+    ParsedEvent,
+    ToolCallArguments,
+    ToolCallBegan,
+    ToolCallEnded,
+    merge_events,
+)
 from ingot.text.tool_formats.format import Format
-from ingot.text.tool_formats.registry import FORMATS, format_named
+from ingot.text.tool_formats.registry import FORMATS, format_by_name
 from tests.text.parser.answers import check_order, cut, new_parser, parsed, told
 
 DOUBTED = [known for known in FORMATS if any(form.whole for form in known.forms)]
 every_doubted_format = pytest.mark.parametrize("format", DOUBTED, ids=lambda format: format.name)
-QWEN = format_named("qwen")
+QWEN = format_by_name("qwen")
 CALL = '{"name": "write_file", "arguments": {"path": "a.txt", "content": "one\\ntwo"}}'
 WRITTEN = [("calls", "write_file", {"path": "a.txt", "content": "one\ntwo"})]
 
@@ -82,16 +89,18 @@ def test_nothing_of_a_call_or_its_fence_is_ever_told_as_content(written: str) ->
 @pytest.mark.parametrize("opening", ["", "```json\n", "<tools>\n"])
 def test_arguments_that_grow_too_long_to_be_held_stream(opening: str) -> None:
     parser = new_parser(QWEN)
-    content = "word " * LONGEST_DOUBT
+    content = "word " * LONGEST_HELD_ARGUMENTS
     text = opening + json.dumps({"name": "write_file", "arguments": {"content": content}})
     events = [event for piece in cut(text, range(0, len(text), 50)) for event in parser.push(piece)]
     held = next(event for event in events if isinstance(event, ToolCallArguments))
-    assert LONGEST_DOUBT < len(held.fragment) < LONGEST_DOUBT + 100
+    assert LONGEST_HELD_ARGUMENTS < len(held.fragment) < LONGEST_HELD_ARGUMENTS + 100
     assert sum(isinstance(event, ToolCallArguments) for event in events) > 100
-    assert told(merged([*events, *parser.flush()])) == [("calls", "write_file", {"content": content})]
+    assert told(merge_events([*events, *parser.flush()])) == [("calls", "write_file", {"content": content})]
 
 
-@pytest.mark.parametrize(("length", "told_as"), [(LONGEST_DOUBT // 2, "says"), (LONGEST_DOUBT * 2, "breaks")])
+@pytest.mark.parametrize(
+    ("length", "told_as"), [(LONGEST_HELD_ARGUMENTS // 2, "says"), (LONGEST_HELD_ARGUMENTS * 2, "breaks")]
+)
 def test_what_was_held_is_text_and_what_was_told_is_a_broken_call(length: int, told_as: str) -> None:
     text = '{"name": "write_file", "arguments": {"content": "' + "x" * length + '", oops}}'
     whole = parsed(QWEN, [text])

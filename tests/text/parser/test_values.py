@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.text.formats.notation import JSON, PYTHON, Notation, unescaped
-from ingot.text.parser.values import DEEPEST, Transcriber, escaped
+from ingot.text.parser.arguments import ANY_TYPE, STRING_TYPE, JsonTypes
+from ingot.text.parser.values import DEEPEST_VALUE, JsonTranscriber, TextValue, escape_json_text
+from ingot.text.tool_formats.format import JSON, PYTHON, Notation, unescaped_notation
 from tests.text.parser.answers import cut
 
-GEMMA = unescaped('<|"|>')
+GEMMA = unescaped_notation('<|"|>')
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 VALUES = st.recursive(
     SCALARS,
@@ -24,7 +25,7 @@ VALUES = st.recursive(
 OBJECTS = st.dictionaries(st.text(max_size=5), VALUES, max_size=4)
 
 
-def read(transcriber: Transcriber, pieces: list[str]) -> tuple[str, str]:
+def read(transcriber: JsonTranscriber, pieces: list[str]) -> tuple[str, str]:
     """What was written, and what was left unread."""
     unread, written = "", ""
     for piece in pieces:
@@ -35,9 +36,9 @@ def read(transcriber: Transcriber, pieces: list[str]) -> tuple[str, str]:
 
 
 def arguments(notation: Notation, text: str) -> Any:
-    transcriber = Transcriber.of_arguments(notation)
+    transcriber = JsonTranscriber.of_arguments(notation)
     whole = read(transcriber, [text])
-    assert read(Transcriber.of_arguments(notation), list(text)) == whole
+    assert read(JsonTranscriber.of_arguments(notation), list(text)) == whole
     assert transcriber.progress == "done" and whole[1] == ""
     return json.loads(whole[0])
 
@@ -45,7 +46,7 @@ def arguments(notation: Notation, text: str) -> Any:
 def fails(notation: Notation, text: str) -> bool:
     ends = set()
     for pieces in ([text], list(text)):
-        transcriber = Transcriber.of_arguments(notation)
+        transcriber = JsonTranscriber.of_arguments(notation)
         read(transcriber, pieces)
         ends.add(transcriber.progress)
     assert len(ends) == 1
@@ -55,7 +56,7 @@ def fails(notation: Notation, text: str) -> bool:
 @given(OBJECTS, st.booleans(), st.sampled_from([None, 2]), st.lists(st.integers(0, 200)))
 def test_json_is_written_as_it_stands(value: Any, ascii: bool, indent: int | None, places: list[int]) -> None:
     text = json.dumps(value, ensure_ascii=ascii, indent=indent)
-    transcriber = Transcriber.of_arguments(JSON)
+    transcriber = JsonTranscriber.of_arguments(JSON)
     assert read(transcriber, cut(text + " rest", places)) == (text, " rest")
     assert transcriber.progress == "done"
 
@@ -63,7 +64,7 @@ def test_json_is_written_as_it_stands(value: Any, ascii: bool, indent: int | Non
 @given(st.text(alphabet='{}[]":,\\ntrue1-.eE u"\n'), st.lists(st.integers(0, 50)))
 def test_what_is_taken_for_json_is_json_and_the_rest_is_not(text: str, places: list[int]) -> None:
     text = "{" + text
-    transcriber = Transcriber.of_arguments(JSON)
+    transcriber = JsonTranscriber.of_arguments(JSON)
     written, unread = read(transcriber, cut(text, places))
     taken = text[: len(text) - len(unread)]
     if transcriber.progress == "done":
@@ -75,7 +76,7 @@ def test_what_is_taken_for_json_is_json_and_the_rest_is_not(text: str, places: l
 
 @given(VALUES)
 def test_what_python_writes_is_read_as_python_means_it(value: Any) -> None:
-    transcriber = Transcriber.of_value(PYTHON)
+    transcriber = JsonTranscriber.of_value(PYTHON)
     written, unread = read(transcriber, [repr(value) + ","])
     assert transcriber.progress == "done" and unread == ","
     assert json.loads(written) == value
@@ -84,7 +85,7 @@ def test_what_python_writes_is_read_as_python_means_it(value: Any) -> None:
 @given(st.text(alphabet="abx0189'\"\\nNuU{}\n é", max_size=12), st.sampled_from(["'", '"', '"""', "'''"]))
 def test_a_python_string_means_what_python_says(text: str, quote: str) -> None:
     literal = quote + text + quote
-    transcriber = Transcriber.of_value(PYTHON)
+    transcriber = JsonTranscriber.of_value(PYTHON)
     written, unread = read(transcriber, [literal, ","])
     try:
         meant = ast.literal_eval(literal)
@@ -155,23 +156,124 @@ def test_what_is_not_json_fails(text: str) -> None:
 
 
 def test_half_a_word_is_given_back() -> None:
-    transcriber = Transcriber.of_arguments(JSON)
+    transcriber = JsonTranscriber.of_arguments(JSON)
     written, unread = read(transcriber, ['{"a": tr', "oops}"])
     assert (written, transcriber.unwritten + unread) == ('{"a": ', "troops}")
 
 
 def test_nesting_has_an_end() -> None:
-    assert fails(JSON, '{"a": ' + "[" * DEEPEST)
-    inner = DEEPEST - 1
+    assert fails(JSON, '{"a": ' + "[" * DEEPEST_VALUE)
+    inner = DEEPEST_VALUE - 1
     assert arguments(JSON, '{"a": ' + "[" * inner + "]" * inner + "}")
 
 
 @given(st.text(alphabet=st.characters()))
 def test_escaped_text_can_always_be_sent_and_read(text: str) -> None:
-    assert json.loads(f'"{escaped(text)}"') == text
-    escaped(text).encode()
+    assert json.loads(f'"{escape_json_text(text)}"') == text
+    escape_json_text(text).encode()
 
 
 def test_a_lone_surrogate_is_escaped() -> None:
-    assert escaped("a\ud800é") == "a\\ud800\\u00e9"
+    assert escape_json_text("a\ud800é") == "a\\ud800\\u00e9"
     assert arguments(PYTHON, "(a='\\ud800')") == {"a": "\ud800"}
+
+
+def fragments(text: list[str], kinds: JsonTypes, frame: str = "") -> list[str]:
+    written: list[str] = []
+    value = TextValue(kinds, frame, written.append)
+    for piece in text:
+        value.write(piece)
+    value.close()
+    return written
+
+
+def value_of(text: str, *kinds: str, frame: str = "") -> Any:
+    allowed: JsonTypes = frozenset(kinds)  # type: ignore[arg-type]
+    whole = "".join(fragments([text], allowed, frame))
+    assert "".join(fragments(list(text), allowed, frame)) == whole
+    return json.loads(whole)
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds", "value"),
+    [
+        ("5", ["integer"], 5),
+        (" 5\n", ["integer"], 5),
+        ("5.0", ["integer"], 5),
+        ("5.5", ["integer"], "5.5"),
+        ("-12345678901234567890", ["integer"], -12345678901234567890),
+        ("five", ["integer"], "five"),
+        ("05", ["integer"], "05"),
+        ("", ["integer"], ""),
+        ("5", ["number"], 5),
+        ("5.0", ["number"], 5.0),
+        ("1e3", ["number"], 1000.0),
+        ("NaN", ["number"], "NaN"),
+        ("true", ["boolean"], True),
+        ("False", ["boolean"], False),
+        ("yes", ["boolean"], "yes"),
+        ("1", ["boolean"], "1"),
+        ("null", ["null"], None),
+        ("None", ["null"], None),
+        ("[1, [2]]", ["array"], [1, [2]]),
+        ("['a', \"b\", True]", ["array"], ["a", "b", True]),
+        ('{"a": {"b": null}}', ["object"], {"a": {"b": None}}),
+        ("{'a': 1}", ["object"], {"a": 1}),
+        ('{"a": 1}', ["array"], '{"a": 1}'),
+        ('{"a": 1', ["object"], '{"a": 1'),
+        ('{"a": 1} and', ["object"], '{"a": 1} and'),
+        ('["\\u00e9"]', ["array"], ["é"]),
+        ('"quoted"', ["string"], '"quoted"'),
+        ("  as\n it \t is ", ["string"], "  as\n it \t is "),
+        ("5", ["string"], "5"),
+        ("null", ["string"], "null"),
+        ("null", ["string", "null"], None),
+        ("None", ["string", "null"], "None"),
+        ("nullable", ["string", "null"], "nullable"),
+        ("5", ["string", "integer"], 5),
+        ("5 apples", ["string", "integer"], "5 apples"),
+        ("[x]", ["string", "array"], "[x]"),
+        ("[1]", ["string", "null"], "[1]"),
+        ("true", list(ANY_TYPE), True),
+        ("True", list(ANY_TYPE), "True"),
+        ('"quoted"', list(ANY_TYPE), '"quoted"'),
+    ],
+)
+def test_text_is_converted_where_it_can_be_and_kept_where_not(text: str, kinds: list[str], value: Any) -> None:
+    found = value_of(text, *kinds)
+    assert (found, type(found)) == (value, type(value))
+
+
+@given(st.text())
+def test_a_string_is_kept_exactly(text: str) -> None:
+    assert value_of(text, "string") == text
+    assert value_of(f"\n{text}\n", "string", frame="\n") == text
+    assert value_of(f"\n{text}\n", "integer", "null", "string", frame="\n") in (text, *_parsed(text))
+
+
+def _parsed(text: str) -> list[Any]:
+    try:
+        return [json.loads(text)]
+    except ValueError:
+        return []
+
+
+@given(st.text(alphabet="12.5e-tfnulrase[]{}\"':, \\\n", max_size=12))
+def test_the_pieces_do_not_matter(text: str) -> None:
+    for kinds in (ANY_TYPE, ANY_TYPE - STRING_TYPE, frozenset({"integer"}), frozenset({"string", "null"})):
+        whole = "".join(fragments([text], kinds, "\n"))
+        assert "".join(fragments(list(text), kinds, "\n")) == whole
+        json.loads(whole)
+
+
+def test_only_one_line_break_on_each_side_is_the_frame() -> None:
+    assert value_of("\n\na\n\n", "string", frame="\n") == "\na\n"
+    assert value_of("a", "string", frame="\n") == "a"
+    assert value_of("\n", "string", frame="\n") == ""
+    assert value_of("\n\n", "string", frame="\n") == ""
+
+
+def test_a_string_streams_and_other_types_wait_until_they_are_certain() -> None:
+    assert fragments(list("abc"), STRING_TYPE) == ['"', "a", "b", "c", '"']
+    assert fragments(list("123"), frozenset({"integer"})) == ["123"]
+    assert fragments(["nu", "ts", " a"], frozenset({"string", "null"})) == ['"nuts', " a", '"']

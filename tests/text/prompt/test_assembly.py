@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.text.prompt.assembly import TokenOwner, Weaver
-from ingot.text.prompt.encoded import EncodedTexts
-from ingot.text.tokenizer.special_tokens import Quoting
+from ingot.text.prompt.assembly import EncodingCache, PromptAssembler, TokenOwner
+from ingot.text.tokenizer.special_tokens import ControlTokenQuoting
 from ingot.text.tokenizer.tokenizer import Tokenizer
 
 Load = Callable[[str], Tokenizer]
@@ -36,39 +35,39 @@ class Counting:
         return self.encode(text, add_special=add_special), list(places)
 
 
-def encoded(encodings: EncodedTexts, counting: Any, text: str, salt: str = "") -> list[int]:
+def encoded(encodings: EncodingCache, counting: Any, text: str, salt: str = "") -> list[int]:
     return list(encodings.encode(counting, text, [len(text)], salt=salt)[0])
 
 
 def test_a_text_is_encoded_once() -> None:
-    encodings, counting = EncodedTexts(), Counting()
+    encodings, counting = EncodingCache(), Counting()
     assert [encoded(encodings, counting, "Hi") for _ in range(3)] == [[72, 105]] * 3
     assert counting.asked == ["Hi"]
 
 
 def test_salts_do_not_help_each_other() -> None:
-    encodings, counting = EncodedTexts(), Counting()
+    encodings, counting = EncodingCache(), Counting()
     encoded(encodings, counting, "Hi", "mine")
     encoded(encodings, counting, "Hi", "yours")
     assert counting.asked == ["Hi", "Hi"]
 
 
 def test_places_are_part_of_what_was_asked() -> None:
-    encodings, counting = EncodedTexts(), Counting()
+    encodings, counting = EncodingCache(), Counting()
     tokenizer: Any = counting
     assert list(encodings.encode(tokenizer, "Hi", [1, 2], salt="")[1]) == [1, 2]
     assert list(encodings.encode(tokenizer, "Hi", [2], salt="")[1]) == [2]
 
 
 def test_what_was_not_asked_for_longest_is_forgotten() -> None:
-    encodings, counting = EncodedTexts(most_bytes=2000), Counting()
+    encodings, counting = EncodingCache(most_bytes=2000), Counting()
     for text in ("a" * 100, "b" * 100, "a" * 100, "c" * 100, "a" * 100, "b" * 100):
         encoded(encodings, counting, text)
     assert [text[0] for text in counting.asked] == ["a", "b", "c", "b"]
 
 
 def test_many_threads_may_ask_at_once() -> None:
-    encodings = EncodedTexts(most_bytes=5000)
+    encodings = EncodingCache(most_bytes=5000)
 
     def work(number: int) -> bool:
         return all(encoded(encodings, Counting(), f"{number}{turn % 9}") for turn in range(300))
@@ -83,11 +82,11 @@ def test_a_text_in_strands_gives_the_tokens_of_the_whole(made: Load, name: str) 
 
     @given(WORDS, st.data())
     def holds(words: list[str], data: st.DataObject) -> None:
-        weaver = Weaver(tokenizer, EncodedTexts(), "", Quoting())
+        assembler = PromptAssembler(tokenizer, EncodingCache(), "", ControlTokenQuoting())
         cuts = data.draw(st.lists(st.integers(0, len(words)), max_size=4).map(sorted))
         for at, (begin, end) in enumerate(zip([0, *cuts], [*cuts, len(words)], strict=True)):
-            weaver.add_text(TokenOwner(at, "user"), "".join(words[begin:end]))
-        tokens, spans = weaver.woven(add_special=False)
+            assembler.add_text(TokenOwner(at, "user"), "".join(words[begin:end]))
+        tokens, spans = assembler.assemble(add_special=False)
         assert list(tokens) == tokenizer.encode("".join(words), add_special=False)
         assert spans[-1].end == len(tokens)
 

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.text.prompt.canonical import canonical_messages, ordered_tools, reasoning_of, thread_with_answer, threads
+from ingot.text.prompt.canonical import (
+    canonical_messages,
+    conversation_keys,
+    key_with_answer,
+    ordered_tools,
+    reasoning_of,
+)
 
 HEADER = "x-anthropic-billing-header: cc_version=2.1.77.{}; cc_entrypoint=cli; cch={};"
 RULES = "You are an agent."
@@ -116,7 +122,7 @@ def called(arguments: str, **more: Any) -> list[dict[str, Any]]:
 
 
 def name(messages: list[dict[str, Any]], salt: str = "", ids: bool = False) -> bytes:
-    return threads(messages, salt, ids=ids)[-1]
+    return conversation_keys(messages, salt, ids=ids)[-1]
 
 
 def test_a_conversation_is_the_same_however_the_client_writes_it() -> None:
@@ -156,10 +162,10 @@ def test_the_ids_of_calls_count_only_where_they_are_shown() -> None:
 
 
 def test_an_answer_names_the_conversation_that_its_echo_will_have() -> None:
-    before = threads(called("{}")[:1], "mine", ids=False)[-1]
-    assert thread_with_answer(before, "", [("1", "look", "{}")], ids=False) == name(called(" { } "), "mine")
+    before = conversation_keys(called("{}")[:1], "mine", ids=False)[-1]
+    assert key_with_answer(before, "", [("1", "look", "{}")], ids=False) == name(called(" { } "), "mine")
     echo = [*called("{}")[:1], {"role": "assistant", "content": "Yes. "}]
-    assert thread_with_answer(before, "\nYes.", [], ids=False) == name(echo, "mine")
+    assert key_with_answer(before, "\nYes.", [], ids=False) == name(echo, "mine")
 
 
 def test_thinking_is_found_in_its_own_key_and_in_front_of_the_content() -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from ingot.errors import BadRequest, ContextOverflow, IngotError, Unsupported
 from ingot.text.chat_template.chat_template import ChatTemplate
-from ingot.text.prompt.canonical import thread_with_answer
+from ingot.text.prompt.answer_cache import AnswerCache
+from ingot.text.prompt.assembly import Prompt
+from ingot.text.prompt.canonical import key_with_answer
 from ingot.text.prompt.conversation import Conversation, PromptBuilder
-from ingot.text.prompt.prompt import Prompt
-from ingot.text.prompt.remembered import RememberedAnswers
-from ingot.text.tokenizer.special_tokens import Controls, Quoting
-from ingot.text.tool_formats.registry import detect, format_named
+from ingot.text.tokenizer.special_tokens import ControlTokenQuoting, ControlTokens
+from ingot.text.tool_formats.registry import detect_format, format_by_name
 from tests.http.scripted import ByteTokenizer
 from tests.text.chat_template.test_chat_template import ONLY_WITH_TOOLS, real_templates
 from tests.text.conftest import llama_cpp_templates
@@ -28,7 +28,7 @@ CHATML = (
 )
 RESULTS = CHATML + "{% if messages[-1].role == 'tool' %}{% endif %}"  # knows that role, too
 USER = {"role": "user", "content": "Hi"}
-HERMES = format_named("hermes")
+HERMES = format_by_name("hermes")
 
 
 class Bytes(ByteTokenizer):
@@ -46,14 +46,14 @@ class Bytes(ByteTokenizer):
 class World:
     def __init__(self, source: str = CHATML, end: str = "</>") -> None:
         self.tokenizer: Any = Bytes(source, end)
-        self.answers = RememberedAnswers()
+        self.answers = AnswerCache()
         self.composer = PromptBuilder(self.tokenizer, self.tokenizer.template, self.answers)
 
     def prompt(self, *messages: Any, **options: Any) -> Prompt:
         return self.composer.compose(Conversation(messages, **options), HERMES)
 
     def answer(self, prompt: Prompt, raw: str, content: str, thought: str = "", calls: Sequence[Any] = ()) -> None:
-        thread = thread_with_answer(prompt.thread, prompt.begun + content, calls, ids=prompt.call_ids)
+        thread = key_with_answer(prompt.thread, prompt.begun + content, calls, ids=prompt.call_ids)
         self.answers.keep(thread, prompt.opening, list(raw.encode()), thought)
 
 
@@ -121,7 +121,7 @@ def test_what_is_appended_is_part_of_the_opening() -> None:
 def test_an_answer_that_lacks_its_end_is_given_it() -> None:
     world = World()
     prompt = world.prompt(USER)
-    thread = thread_with_answer(prompt.thread, "Yes", [], ids=False)
+    thread = key_with_answer(prompt.thread, "Yes", [], ids=False)
     world.answers.keep(thread, prompt.opening, list(b"Yes"), missing="!")
     assert world.prompt(USER, said("Yes"), USER).text.startswith("<user>Hi</><assistant>Yes!</><user>")
 
@@ -316,7 +316,7 @@ def test_nothing_is_no_prompt() -> None:
 
 
 class _Framed(Bytes):
-    controls = Controls(frozenset({"<|end|>"}))
+    controls = ControlTokens(frozenset({"<|end|>"}))
 
     def least_tokens(self, text: str) -> int:
         return len(text)
@@ -328,13 +328,13 @@ def framed(monkeypatch: pytest.MonkeyPatch) -> tuple[World, list[str]]:
     world, quoted = World(), []
     world.tokenizer = _Framed(CHATML)
     world.composer = PromptBuilder(world.tokenizer, world.tokenizer.template, world.answers)
-    stand_in = Quoting._stand_in
+    stand_in = ControlTokenQuoting._stand_in
 
-    def counted(self: Quoting, char: str) -> str:
+    def counted(self: ControlTokenQuoting, char: str) -> str:
         quoted.append(char)
         return stand_in(self, char)
 
-    monkeypatch.setattr(Quoting, "_stand_in", counted)
+    monkeypatch.setattr(ControlTokenQuoting, "_stand_in", counted)
     return world, quoted
 
 
@@ -377,9 +377,9 @@ def calling(*words: str, **more: Any) -> list[dict[str, Any]]:
 
 def told(template: ChatTemplate, messages: Sequence[Any], **options: Any) -> Prompt:
     tokenizer: Any = Bytes("")
-    composer = PromptBuilder(tokenizer, template, RememberedAnswers())
+    composer = PromptBuilder(tokenizer, template, AnswerCache())
     wanted = Conversation(messages, tools=[TOOL], remembers=False, **options)
-    return composer.compose(wanted, detect(template.source, ""))
+    return composer.compose(wanted, detect_format(template.source, ""))
 
 
 @pytest.mark.parametrize("name", real_templates())

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from ingot.text.chat_template.messages import TemplateMessage, order_messages
 from ingot.text.chat_template.sandbox import TextRun
 from ingot.text.chat_template.traits import TemplateTraits
-from ingot.text.prompt.conversation import check_calls_shown, places_of
-from ingot.text.prompt.roles import TemplateMessage, in_order
-from ingot.text.prompt.tool_prompt import taught
-from ingot.text.tool_formats.registry import format_named
+from ingot.text.prompt.conversation import check_calls_shown, count_message_places
+from ingot.text.prompt.tool_prompt import teach_tools
+from ingot.text.tool_formats.registry import format_by_name
 from tests.text.work import spent
 
 FEW, TIMES = 3000, 8
@@ -33,17 +33,17 @@ def calling(count: int) -> tuple[list[TemplateMessage], list[TextRun]]:
 
 def merged(count: int) -> Callable[[], Any]:
     lines = spoken("user", count)
-    return lambda: in_order(lines, STRICT, "stable")
+    return lambda: order_messages(lines, STRICT, "stable")
 
 
 def instructed(count: int) -> Callable[[], Any]:
     lines = spoken("system", count)
-    return lambda: in_order(lines, TemplateTraits(late_system="lost"), "stable")
+    return lambda: order_messages(lines, TemplateTraits(late_system="lost"), "stable")
 
 
 def told(count: int) -> Callable[[], Any]:
-    lines, format = spoken("tool", count), format_named("hermes")
-    return lambda: taught(lines, (), STRICT, format)
+    lines, format = spoken("tool", count), format_by_name("hermes")
+    return lambda: teach_tools(lines, (), STRICT, format)
 
 
 def shown(count: int) -> Callable[[], Any]:
@@ -53,7 +53,7 @@ def shown(count: int) -> Callable[[], Any]:
 
 def placed(count: int) -> Callable[[], Any]:
     pieces: Sequence[TextRun] = [TextRun(at, "a") for at in range(count)]
-    return lambda: places_of(pieces)
+    return lambda: count_message_places(pieces)
 
 
 @pytest.mark.parametrize("made", [merged, instructed, told, shown, placed])

@@ -1,4 +1,4 @@
-"""How English texts are pronounced, and in which pieces they are spoken."""
+"""Numbers as words."""
 
 from __future__ import annotations
 
@@ -8,12 +8,60 @@ import string
 import pytest
 
 from ingot.errors import BadRequest, Unsupported
-from ingot.text.speech.phonemizer import Pronouncer
-from ingot.text.speech.pieces import AT_ONCE, gathered
-from ingot.text.speech.spelling import by_letters
+from ingot.text.speech.dictionary import phonemes_by_letters
+from ingot.text.speech.phonemizer import (
+    PIECE_PHONEMES,
+    Phonemizer,
+    cardinal_words,
+    gather_pieces,
+    ordinal_words,
+    spell_out_numbers,
+)
 from tests.speaking import SIGNS
 
-KNOWN = Pronouncer(frozenset(SIGNS), 510)
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("0 7 13 40 99", "zero seven thirteen forty ninety-nine"),
+        ("1,234,567", "one million two hundred thirty-four thousand five hundred sixty-seven"),
+        (
+            "in 1984, 2005, 1900 and 2000",
+            "in nineteen eighty-four , two thousand five , nineteen hundred and two thousand",
+        ),
+        ("the 1990s", "the nineteen nineties"),
+        ("3.14 and -5", "three point one four and minus five"),
+        ("007", "zero zero seven"),
+        ("1st, 22nd, 100th, 12th, 20th", "first , twenty-second , one hundredth , twelfth , twentieth"),
+        (
+            "$3.50, $1, £2.01, €0.99",
+            "three dollars and fifty cents , one dollar , two pounds and one penny , ninety-nine cents",
+        ),
+        ("$3.5 million", "three point five million dollars"),
+        ("at 10:30, 9:05 or 12:00", "at ten thirty , nine oh five or twelve o'clock"),
+        ("version 3.11.7", "version three dot eleven dot seven"),
+        ("a4 and 2x", "a four and two x"),
+        (
+            "12345678901234567890",
+            " ".join(["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "zero"] * 2),
+        ),
+    ],
+)
+def test_numbers_are_said_as_people_say_them(text: str, said: str) -> None:
+    assert " ".join(spell_out_numbers(text).split()) == said
+
+
+def test_every_number_below_a_million_has_words() -> None:
+    for number in (*range(0, 1200), *range(1200, 1_000_000, 997)):
+        assert cardinal_words(number) and ordinal_words(number)
+
+
+def test_a_number_of_any_length_is_read_at_once() -> None:
+    assert len(spell_out_numbers("9" * 4096)) > 4096
+    assert spell_out_numbers("1" + ",000" * 1000)
+
+
+KNOWN = Phonemizer(frozenset(SIGNS), 510)
 
 
 def said(text: str, voice: str = "af_heart") -> str:
@@ -48,8 +96,8 @@ def test_a_british_voice_has_a_british_accent() -> None:
 
 
 def test_words_that_nobody_knows_are_read_by_their_letters() -> None:
-    assert by_letters("blorpation", "us") == "blɔɹpˈAʃən"
-    assert by_letters("zorgle", "gb") == "zˈɔːɡᵊl"
+    assert phonemes_by_letters("blorpation", "us") == "blɔɹpˈAʃən"
+    assert phonemes_by_letters("zorgle", "gb") == "zˈɔːɡᵊl"
     assert said("xkcd") == "ˌɛkskˌAsˌidˈi"
 
 
@@ -57,7 +105,7 @@ def test_any_letters_have_a_pronunciation() -> None:
     draw = random.Random(3)
     for _ in range(2000):
         word = "".join(draw.choices(string.ascii_lowercase, k=draw.randint(1, 12)))
-        assert set(by_letters(word, "us")) <= set(SIGNS)
+        assert set(phonemes_by_letters(word, "us")) <= set(SIGNS)
 
 
 @pytest.mark.parametrize("voice", ["jf_alpha", "zm_yunxi", "ef_dora", "x"])
@@ -96,6 +144,6 @@ def test_no_piece_is_longer_than_the_model_takes() -> None:
     for speed in (0.25, 1.0, 4.0):
         parts = ["".join(draw.choices("abc", k=draw.randint(1, 200))) for _ in range(60)]
         words = [part for each in parts for part in (each, draw.choice([",", ".", "", "—"])) if part]
-        pieces = gathered(words, 510, speed)
-        assert max(map(len, pieces)) <= AT_ONCE * min(1.0, speed)
+        pieces = gather_pieces(words, 510, speed)
+        assert max(map(len, pieces)) <= PIECE_PHONEMES * min(1.0, speed)
         assert "".join(pieces).replace(" ", "") == "".join(words)

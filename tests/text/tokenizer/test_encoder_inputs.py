@@ -15,7 +15,7 @@ from ingot.text.tokenizer.encoder_inputs import (
     PairInputs,
     TextInputs,
     answer_tokens,
-    load_vocabulary,
+    load_encoder_vocabulary,
 )
 from tests.encoders import CLS, SEP, ByteVocabulary, write_words
 
@@ -132,7 +132,7 @@ def test_a_vocabulary_without_yes_and_no_cannot_judge() -> None:
 
 def test_marks_of_a_real_tokenizer_file_are_found(tmp_path: Path) -> None:
     write_words(tmp_path)
-    vocabulary = load_vocabulary(tmp_path)
+    vocabulary = load_encoder_vocabulary(tmp_path)
     assert TextInputs(vocabulary, length=9).read("cat dog").tokens == (2, 4, 5, 3)
     (piece,) = PairInputs(vocabulary, length=9).read("cat", ["dog"])
     assert (piece.tokens, piece.types) == ((2, 4, 3, 5, 3), (0, 0, 0, 1, 1))
@@ -141,6 +141,6 @@ def test_marks_of_a_real_tokenizer_file_are_found(tmp_path: Path) -> None:
 def test_an_end_mark_of_the_tokenizer_file_is_kept_whatever_its_ancestors_config_says(tmp_path: Path) -> None:
     write_words(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False, "eos_token": "[SEP]"}))
-    assert TextInputs(load_vocabulary(tmp_path), length=9).read("cat").tokens == (2, 4, 3)
+    assert TextInputs(load_encoder_vocabulary(tmp_path), length=9).read("cat").tokens == (2, 4, 3)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_eos_token": True, "eos_token": "[SEP]"}))
-    assert TextInputs(load_vocabulary(tmp_path), length=9).read("cat").tokens == (4, 3)
+    assert TextInputs(load_encoder_vocabulary(tmp_path), length=9).read("cat").tokens == (4, 3)

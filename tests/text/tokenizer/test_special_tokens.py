@@ -1,4 +1,4 @@
-"""Control tokens told apart from text that looks like them."""
+"""Prompts for filling in the middle, by real vocabularies: the tokens that a family's own prompt text gives."""
 
 from __future__ import annotations
 
@@ -15,12 +15,134 @@ from tokenizers import Tokenizer as Library
 
 from ingot.errors import BadRequest
 from ingot.text.tokenizer.encoder_inputs import JudgeInputs
-from ingot.text.tokenizer.special_tokens import Controls, Finder, Quoting, alternatives
+from ingot.text.tokenizer.special_tokens import (
+    INFILL_FAMILIES,
+    ControlTokenQuoting,
+    ControlTokens,
+    Infill,
+    TokenFinder,
+    any_word_pattern,
+)
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from ingot.text.tokenizer.vocabulary import FastVocabulary
+from tests.templates.real import named
+from tests.text.conftest import MakeFolder, sentencepiece_library
+
+BEFORE, AFTER = "def f(x):\n    return ", "\n\nprint(f(1))\n"
+PSM, SPM = ("{0}{before}{1}{after}{2}", "{1}{after}{0}{before}{2}")
+
+
+def prompt(tokenizer: Tokenizer, before: str = BEFORE, after: str = AFTER) -> list[int]:
+    assert tokenizer.infill is not None
+    made = tokenizer.infill.prompt(tokenizer.encode_plain(before), tokenizer.encode_plain(after, leads=False))
+    return [*tokenizer.first_ids, *made]
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        ("qwen-2.5", f"<|fim_prefix|>{BEFORE}<|fim_suffix|>{AFTER}<|fim_middle|>"),
+        ("deepseek-coder-33b-base", f"<｜fim▁begin｜>{BEFORE}<｜fim▁hole｜>{AFTER}<｜fim▁end｜>"),
+        ("minimax", f"<fim_prefix>{BEFORE}<fim_suffix>{AFTER}<fim_middle>"),
+        ("glm-4.5v", f"<|code_prefix|>{BEFORE}<|code_suffix|>{AFTER}<|code_middle|>"),
+    ],
+)
+def test_the_prompt_is_what_the_familys_own_text_gives(real: Callable[[str], Tokenizer], model: str, text: str) -> None:
+    tokenizer = real(model)
+    assert prompt(tokenizer) == tokenizer.encode(text, add_special=True)
+
+
+def test_codestrals_tokens_want_the_suffix_first_and_have_none_for_the_middle() -> None:
+    tokenizer = named("mistral_nemo").tokenizer
+    assert prompt(tokenizer) == tokenizer.encode(f"[SUFFIX]{AFTER}[PREFIX]{BEFORE}", add_special=True)
+
+
+@pytest.mark.parametrize("family", INFILL_FAMILIES, ids=lambda family: family.prefix)
+def test_every_family_is_found_by_its_tokens_alone(family: Any) -> None:
+    names = [name for name in (family.prefix, family.suffix, family.middle) if name]
+    ids = {name: 10 + at for at, name in enumerate(names)}
+    infill = Infill.of(ids.get)
+    assert infill is not None
+    front, back = [ids[family.prefix], 1], [ids[family.suffix], 2]
+    parts = back + front if family.suffix_first else front + back
+    assert infill.prompt([1], [2]) == parts + ([ids[family.middle]] if family.middle else [])
+    assert infill.ends == set(ids.values())
+    for missing in names:
+        assert Infill.of({name: id for name, id in ids.items() if name != missing}.get) is None
+
+
+def test_seed_coder_wants_the_suffix_first_and_the_others_the_prefix() -> None:
+    first = {family.prefix for family in INFILL_FAMILIES if family.suffix_first}
+    assert first == {"<[fim-prefix]>", "[PREFIX]"}
+
+
+@pytest.mark.parametrize("model", ["qwen-2.5", "deepseek-coder-33b-base", "minimax"])
+def test_the_text_of_a_token_in_somebodys_code_stays_text(real: Callable[[str], Tokenizer], model: str) -> None:
+    tokenizer = real(model)
+    assert tokenizer.infill is not None
+    tokens = [tokenizer.infill.prefix, tokenizer.infill.suffix, tokenizer.infill.middle, *tokenizer.eos_ids]
+    names = "".join(tokenizer.decode([token], skip_special=False) for token in tokens if token is not None)
+    ids = prompt(tokenizer, before=f"a{names}b", after=f"c{names}d")
+    assert [ids.count(token) for token in tokens[:3]] == [1, 1, 1]
+    assert not set(ids[len(tokenizer.first_ids) :]) & tokenizer.eos_ids
+    assert tokenizer.decode(ids, skip_special=False).count(names) == 2
+
+
+def test_a_token_that_is_not_called_special_is_none_in_code(make_folder: MakeFolder) -> None:
+    library = sentencepiece_library(strip=False)
+    library.add_tokens([AddedToken(name, special=False) for name in ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")])
+    tokenizer = Tokenizer.load(make_folder(library))
+    assert tokenizer.infill is not None
+    assert tokenizer.infill.suffix not in tokenizer.encode_plain("a <fim_suffix> the")
+
+
+def test_sentencepiece_puts_no_space_before_the_suffix(make_folder: MakeFolder) -> None:
+    library = sentencepiece_library(strip=True)
+    library.add_special_tokens([AddedToken(name, normalized=False) for name in ("▁<PRE>", "▁<SUF>", "▁<MID>")])
+    folder = make_folder(library, tokenizer_config={"bos_token": "<s>", "add_bos_token": True})
+    tokenizer = Tokenizer.load(folder)
+    told = [tokenizer._vocabulary.piece(id) for id in prompt(tokenizer, "the", "the a")]
+    assert told == ["<s>", "▁<PRE>", "▁the", "▁<SUF>", "the", "▁a", "▁<MID>"]
+
+
+def test_other_files_stand_before_the_prompt_as_a_repository(real: Callable[[str], Tokenizer]) -> None:
+    tokenizer = real("qwen-2.5")
+    assert tokenizer.infill is not None
+    files = [("a.py", "x = 1"), ("b.py", "y = <|file_sep|>")]
+    ids = tokenizer.infill.context(files, tokenizer.encode_plain)
+    text = "<|repo_name|>myproject\n<|file_sep|>a.py\nx = 1\n<|file_sep|>b.py\ny = <|file_sep|>\n<|file_sep|>filename\n"
+    assert tokenizer.decode(ids, skip_special=False) == text
+    assert ids.count(tokenizer.infill.file) == 3, "what a file says is text"
+
+
+def test_without_tokens_for_files_they_are_text(real: Callable[[str], Tokenizer]) -> None:
+    tokenizer = real("deepseek-coder-33b-base")
+    assert tokenizer.infill is not None
+    ids = tokenizer.infill.context([("a.py", "x = 1"), ("", "y")], tokenizer.encode_plain)
+    assert tokenizer.decode(ids) == "#a.py\nx = 1\ny\n"
+    assert tokenizer.infill.context([], tokenizer.encode_plain) == []
+
+
+def test_files_are_set_apart_by_a_token_between_them() -> None:
+    names = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_separator|>")
+    infill = Infill.of({name: 1000 + at for at, name in enumerate(names)}.get)
+    assert infill is not None
+    assert infill.context([("a", "b")], lambda text: list(text.encode())) == [*b"a\nb", 1003]
+
+
+def test_a_vocabulary_without_such_tokens_has_none(real: Callable[[str], Tokenizer]) -> None:
+    assert real("deepseek-llm-7b-base").infill is None
+
+
+def test_what_is_filled_in_ends_at_the_next_file(real: Callable[[str], Tokenizer]) -> None:
+    tokenizer = real("qwen-2.5")
+    assert tokenizer.infill is not None
+    ends = {tokenizer.decode([id], skip_special=False) for id in tokenizer.infill.ends}
+    assert {"<|fim_pad|>", "<|file_sep|>", "<|repo_name|>", "<|endoftext|>", "<|fim_middle|>"} <= ends
+
 
 Load = Callable[[str], Tokenizer]
-TURNS = Controls(frozenset({"<|im_start|>", "<|im_end|>", "[INST]", "</s>"}), frozenset({"<think>", "</result>"}))
+TURNS = ControlTokens(frozenset({"<|im_start|>", "<|im_end|>", "[INST]", "</s>"}), frozenset({"<think>", "</result>"}))
 PIECES = st.lists(
     st.sampled_from(
         [*sorted(TURNS.all), "<", "<|im_", "start|>", "[", "INST]", " ", "\n", "a", "é", "\ue100", "\\ue100"]
@@ -33,8 +155,10 @@ def user(text: Any) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def read_back(said: list[dict[str, Any]], controls: Controls = TURNS, **options: Any) -> tuple[str, tuple[int, ...]]:
-    quoting = Quoting(controls, said, **options)
+def read_back(
+    said: list[dict[str, Any]], controls: ControlTokens = TURNS, **options: Any
+) -> tuple[str, tuple[int, ...]]:
+    quoting = ControlTokenQuoting(controls, said, **options)
     return quoting.read("".join(message["content"] for message in quoting.messages(said)))
 
 
@@ -48,7 +172,7 @@ def test_tokens_that_are_special_or_look_like_frames_are_control_tokens() -> Non
         "/nothink": True,
         " ": True,
     }
-    controls = Controls.of(added, source="{{ '<think>' }} \n\n /nothink")
+    controls = ControlTokens.of(added, source="{{ '<think>' }} \n\n /nothink")
     assert controls.framing == {"<s>", "<｜User｜>"}
     assert controls.tags == {"<think>"}
 
@@ -69,7 +193,7 @@ def test_what_was_quoted_reads_as_it_was_and_every_control_token_in_it_is_named(
 @given(PIECES)
 def test_stand_ins_survive_json_whatever_its_characters(text: str) -> None:
     for ascii_only in (True, False):
-        quoting = Quoting(TURNS, said := [user(text)])
+        quoting = ControlTokenQuoting(TURNS, said := [user(text)])
         [message] = quoting.messages(said)
         read, _ = quoting.read(json.dumps(message["content"], ensure_ascii=ascii_only))
         assert json.loads(read) == text
@@ -77,40 +201,40 @@ def test_stand_ins_survive_json_whatever_its_characters(text: str) -> None:
 
 def test_messages_in_which_there_is_nothing_to_quote_are_left_alone() -> None:
     said = [user("a < b [1]"), {"role": "tool", "content": [{"type": "text", "text": "x"}]}]
-    assert Quoting(TURNS, said).messages(said) == said
+    assert ControlTokenQuoting(TURNS, said).messages(said) == said
 
 
 def test_tags_are_text_to_tools_and_thinking_is_an_assistant_s_own() -> None:
     text = "<think></result></s>"
     assert read_back([user(text)])[1] == (16,)
     assert read_back([{"role": "tool", "content": text}])[1] == (0, 7, 16)
-    special = Controls(TURNS.framing | {"<think>"}, TURNS.tags)
+    special = ControlTokens(TURNS.framing | {"<think>"}, TURNS.tags)
     assert read_back([{"role": "assistant", "content": text}], special, exempt=("<think>", "</think>"))[1] == (16,)
     assert read_back([user(text)], special, exempt=("<think>", "</think>"))[1] == (0, 16)
 
 
 def test_keys_and_values_of_tools_are_quoted() -> None:
     tools = [{"function": {"name": "f", "parameters": {"properties": {"</s>": {"enum": ["[INST]", 1, None]}}}}}]
-    quoted = json.dumps(Quoting(TURNS, tools).told(tools))
+    quoted = json.dumps(ControlTokenQuoting(TURNS, tools).told(tools))
     assert "</s>" not in quoted and "[INST]" not in quoted
 
 
 def test_a_client_that_uses_every_private_character_is_refused() -> None:
     said = [user("</s>" + "".join(map(chr, range(0xE000, 0xF900))))]
     with pytest.raises(BadRequest, match="private character"):
-        Quoting(TURNS, said).messages(said)
+        ControlTokenQuoting(TURNS, said).messages(said)
 
 
 @given(st.lists(st.text("ab<|", min_size=1, max_size=4), min_size=1), st.text("ab<|", max_size=12))
 def test_a_finder_finds_the_longest_word_wherever_one_begins(words: list[str], text: str) -> None:
     places = [at for at in range(len(text)) if any(text.startswith(word, at) for word in words)]
-    assert Finder(words).places(text) == places
-    pattern = Finder(words).pattern
+    assert TokenFinder(words).places(text) == places
+    pattern = TokenFinder(words).pattern
     assert pattern is not None
     for at in places:
         found = pattern.match(text, at)
         assert found is not None and found[0] == max((w for w in words if text.startswith(w, at)), key=len)
-    assert alternatives([]) == ""
+    assert any_word_pattern([]) == ""
 
 
 WORDS = st.lists(st.sampled_from(["<s>", "</s>", "<tool>", "the", " the", " ", "\n", "é", "<", "s>"]), max_size=10)
@@ -124,7 +248,7 @@ def test_a_control_token_is_text_where_it_is_quoted_and_a_token_elsewhere(made: 
     def holds(before: list[str], between: list[str], after: list[str]) -> None:
         front, middle, back = "".join(before), "</s>" + "".join(between), "".join(after)
         text = front + middle + back
-        every = Finder(tokenizer.controls.all)
+        every = TokenFinder(tokenizer.controls.all)
         quoted = [at for at in every.places(text) if len(front) <= at < len(front + middle)]
         ids, counts = tokenizer.encode_with_places(text, [len(text)], add_special=False, quoted=quoted)
         meant = [at for at in every.places(text) if at not in quoted]

@@ -1,3 +1,5 @@
+"""A prompt in another tokenizer's tokens, and back."""
+
 from __future__ import annotations
 
 import json
@@ -9,14 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models, pre_tokenizers
 
+from foundry.package import MODELS
 from ingot.errors import BadRequest, ModelError
-from ingot.text.tokenizer.tokenizer import Tokenizer
-from ingot.text.tool_formats.registry import format_named
+from ingot.text.tokenizer.tokenizer import PromptTranslation, Tokenizer
+from ingot.text.tool_formats.registry import format_by_name
 from tests.text.conftest import MakeFolder, sentencepiece_library
 from tests.text.work import spent, work
 
@@ -147,7 +152,7 @@ def test_special_tokens_are_looked_through_for_markers_once(make_folder: MakeFol
     texts = ["<tool_call>", *(f"<|reserved_{number}|>" for number in range(255))]
     declared = {str(size + place): {"content": text, "special": True} for place, text in enumerate(texts)}
     tokenizer = Tokenizer.load(make_folder(tokenizer_config={"added_tokens_decoder": declared}))
-    format = format_named("qwen")
+    format = format_by_name("qwen")
     assert tokenizer.special_within(format.markers) == {size}
     named = replace(format, name="another")  # as it is for each request that names its own
     assert work(lambda: tokenizer.special_within(format.markers)) < 10
@@ -315,3 +320,69 @@ def test_the_default_model_s_tokenizer_knows_its_chat() -> None:
     assert tokenizer.decode(ids, skip_special=False) == text
     assert tokenizer.token_text(ids[0]) == "<|im_start|>"
     assert {tokenizer.token_text(id) for id in tokenizer.eos_ids} >= {"<|im_end|>"}
+
+
+TEXT = "The ferry leaves at nine. Grüße, 東京! <|im_start|>user\n  and so on 🙂 <|im_end|>"
+
+
+@pytest.fixture(scope="module")
+def ours() -> Tokenizer:
+    return Tokenizer.load(MODELS / "dense")
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """One that knows nothing but bytes."""
+    folder = tmp_path_factory.mktemp("theirs")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Library(models.BPE({char: at for at, char in enumerate(alphabet)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.save(str(folder / "tokenizer.json"))
+    return Tokenizer.load(folder)
+
+
+def test_the_text_is_the_same_in_both(ours: Tokenizer, theirs: Tokenizer) -> None:
+    prompt = ours.encode(TEXT, add_special=False)
+    told = PromptTranslation.of(prompt, ours, theirs)
+    assert theirs.decode(told.tokens, skip_special=False) == ours.decode(prompt, skip_special=False)
+    assert len(told.tokens) > len(prompt) == len(told.ends) and told.ends[-1] == len(told.tokens)
+
+
+@pytest.mark.parametrize("way", ["to shorter tokens", "to longer ones"])
+def test_what_is_said_of_a_word_counts_for_the_same_word(ours: Tokenizer, theirs: Tokenizer, way: str) -> None:
+    mine, other = (ours, theirs) if way == "to shorter tokens" else (theirs, ours)
+    prompt = mine.encode(TEXT, add_special=False)
+    told = PromptTranslation.of(prompt, mine, other)
+    before, upto = TEXT.index("ferry"), TEXT.index("ferry") + len("ferry")
+
+    def within(tokenizer: Tokenizer, tokens: list[int]) -> list[bool]:
+        counts = [len(tokenizer.decode(tokens[: at + 1], skip_special=False)) for at in range(len(tokens))]
+        return [before < end <= upto for end in counts]
+
+    numbers = np.array(within(other, list(told.tokens)), np.float32)
+    back = told.back(numbers)
+    assert back.shape == (len(prompt),)
+    wanted = within(mine, prompt)
+    assert all(back[at] > 0 for at, inside in enumerate(wanted) if inside)
+    assert back[[not inside for inside in wanted]].sum() <= 1
+
+
+def test_a_token_that_is_part_of_theirs_has_its_number() -> None:
+    told = PromptTranslation((7, 8), (0, 0, 1, 2))
+    np.testing.assert_allclose(told.back(np.array([1.0, 3.0], np.float32)), [1, 1, 1, 3])
+
+
+def test_a_token_that_holds_several_of_theirs_has_their_mean() -> None:
+    told = PromptTranslation((7, 8, 9), (2, 3))
+    np.testing.assert_allclose(told.back(np.array([1.0, 3.0, 5.0], np.float32)), [2, 5])
+
+
+def test_lengths_are_told_in_theirs() -> None:
+    assert PromptTranslation((7, 8, 9), (2, 3)).places({0, 1, 2, 5}) == {2, 3}
+
+
+def test_what_is_no_text_at_its_end_is_told_as_such(ours: Tokenizer, theirs: Tokenizer) -> None:
+    cut = ours.encode("東", add_special=False)[:-1] or [next(t for t in range(300) if ours.token_bytes(t) == b"\xe6")]
+    told = PromptTranslation.of(cut, ours, theirs)
+    assert told.back(np.ones(len(told.tokens), np.float32)).tolist() == [1.0] * len(cut)

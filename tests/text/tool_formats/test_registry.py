@@ -8,21 +8,21 @@ from importlib import resources
 import pytest
 
 from ingot.errors import BadRequest
-from ingot.text.formats.thinking import MISTRAL_THINK, THINK
-from ingot.text.parse.events import PastCall
+from ingot.text.parser.events import PastCall
 from ingot.text.tool_formats.format import Format
 from ingot.text.tool_formats.registry import (
     FORMAT_NAMES,
     FORMATS,
     THINKING_NAMES,
-    detect,
-    format_named,
-    format_problem,
-    found_format,
-    thinking_named,
-    thinking_problem,
+    detect_format,
+    find_format,
+    format_by_name,
+    thinking_by_name,
+    thinking_format_problem,
+    tool_format_problem,
 )
-from ingot.text.tool_formats.rendering import render_call
+from ingot.text.tool_formats.rendering import render_calls
+from ingot.text.tool_formats.shapes import MISTRAL_THINK, THINK
 from tests.text.parser.answers import parsed, told
 
 
@@ -61,24 +61,24 @@ def real_template(model: str) -> str:
     ],
 )
 def test_a_real_template_shows_its_family(model: str, model_type: str, name: str, thinking: str) -> None:
-    found = detect(real_template(model), model_type)
+    found = detect_format(real_template(model), model_type)
     assert found.name == name
     assert found.thinking is not None and found.thinking.name == thinking
     # The template is what tells: the type may be unheard of.
-    assert detect(real_template(model), "unheard_of").name == name
+    assert detect_format(real_template(model), "unheard_of").name == name
 
 
 @pytest.mark.parametrize("known", [known for known in FORMATS if known.signs], ids=lambda known: known.name)
 def test_each_familys_signs_are_its_own(known: Format) -> None:
     for group in known.signs:
-        assert detect(" ".join(group), "unheard_of").name == known.name
+        assert detect_format(" ".join(group), "unheard_of").name == known.name
 
 
 @pytest.mark.parametrize("known", [known for known in FORMATS if known.model_types], ids=lambda known: known.name)
 def test_without_a_telling_template_the_models_type_decides(known: Format) -> None:
     for model_type in known.model_types:
-        assert detect(None, model_type).name == known.name
-        assert detect("{{ messages[0].content }}", model_type).name == known.name
+        assert detect_format(None, model_type).name == known.name
+        assert detect_format("{{ messages[0].content }}", model_type).name == known.name
 
 
 @pytest.mark.parametrize(
@@ -115,31 +115,31 @@ def test_without_a_telling_template_the_models_type_decides(known: Format) -> No
     ],
 )
 def test_what_a_template_shows_tells_more_than_the_models_type(shown: str, model_type: str, name: str) -> None:
-    assert found_format(shown, model_type).format.name == name
-    assert found_format(shown, model_type).source == "template"
+    assert find_format(shown, model_type).format.name == name
+    assert find_format(shown, model_type).source == "template"
 
 
 def test_what_told_the_format_is_known() -> None:
-    assert found_format("[TOOL_CALLS]", "llama").source == "template"
-    assert found_format("{{ messages }}", "llama").source == "model_type"
-    assert found_format("{{ messages }}", "unheard_of").source == "guess"
-    assert found_format(None, "").source == "guess"
+    assert find_format("[TOOL_CALLS]", "llama").source == "template"
+    assert find_format("{{ messages }}", "llama").source == "model_type"
+    assert find_format("{{ messages }}", "unheard_of").source == "guess"
+    assert find_format(None, "").source == "guess"
 
 
 def test_a_suffix_that_a_checkpoint_gives_to_every_tag_is_found_in_its_template() -> None:
     shown = "{%- set HYTK = ':6124c78e' %} '<think{}>' '<tool_calls{}>' '<arg_key{}>' '<arg_value{}>'"
     spelled = "<think:6124c78e> <tool_calls:6124c78e> <arg_key:6124c78e> <arg_value:6124c78e>"
     for template, separator in ((shown, ""), (spelled, ""), (f"{shown} '<tool_sep{{}}>'", "<tool_sep:6124c78e>")):
-        found = detect(template, "unheard_of")
+        found = detect_format(template, "unheard_of")
         assert found.thinking is not None and found.thinking.close == "</think:6124c78e>"
-        text = render_call(found, [PastCall("ping", {})])
+        text = render_calls(found, [PastCall("ping", {})])
         assert text.startswith(f"<tool_calls:6124c78e>\n<tool_call:6124c78e>ping{separator}")
         assert told(parsed(found, text)) == [("calls", "ping", {})]
 
 
 @pytest.mark.parametrize("effort", ["", "_fast", "_faster"])
 def test_of_several_tags_of_thinking_those_count_that_the_prompt_ends_with(effort: str) -> None:
-    thinking = format_named("k2-horizon").thinking
+    thinking = format_by_name("k2-horizon").thinking
     assert thinking is not None
     for end in ("", "</"):
         assert (
@@ -153,40 +153,40 @@ def test_no_model_type_belongs_to_two_families() -> None:
 
 
 def test_an_unknown_model_gets_the_format_that_can_be_taught() -> None:
-    assert detect(None, "unheard_of").name == "hermes"
-    assert detect("{{ messages[0].content }}", "").name == "hermes"
+    assert detect_format(None, "unheard_of").name == "hermes"
+    assert detect_format("{{ messages[0].content }}", "").name == "hermes"
 
 
 def test_tags_of_thinking_are_found_in_a_template_of_any_family() -> None:
-    assert detect("<|python_tag|> <think>", "llama").thinking == THINK
-    assert detect("<|python_tag|>", "llama").thinking is None
-    assert detect("[TOOL_CALLS] <think>", "mistral").thinking == THINK
-    assert detect("[TOOL_CALLS] [THINK] [ARGS]", "mistral").thinking == MISTRAL_THINK
-    assert detect("<|channel|> <|message|> <think>", "gpt_oss").thinking is None
+    assert detect_format("<|python_tag|> <think>", "llama").thinking == THINK
+    assert detect_format("<|python_tag|>", "llama").thinking is None
+    assert detect_format("[TOOL_CALLS] <think>", "mistral").thinking == THINK
+    assert detect_format("[TOOL_CALLS] [THINK] [ARGS]", "mistral").thinking == MISTRAL_THINK
+    assert detect_format("<|channel|> <|message|> <think>", "gpt_oss").thinking is None
 
 
 def test_the_end_of_a_turn_is_no_sign_of_thinking() -> None:
-    assert detect("<|user|> <|end|> <|assistant|>", "phi3").thinking == THINK
-    assert detect("[TOOL_CALLS] <|end|>", "mistral").thinking == MISTRAL_THINK
+    assert detect_format("<|user|> <|end|> <|assistant|>", "phi3").thinking == THINK
+    assert detect_format("[TOOL_CALLS] <|end|>", "mistral").thinking == MISTRAL_THINK
 
 
 def test_a_name_finds_its_format_and_an_unknown_one_lists_the_known() -> None:
     for name in FORMAT_NAMES:
-        assert format_named(name).name == name
-        assert format_problem(name) is None
+        assert format_by_name(name).name == name
+        assert tool_format_problem(name) is None
     with pytest.raises(BadRequest) as raised:
-        format_named("qwen3-codr", param="tool_format")
+        format_by_name("qwen3-codr", param="tool_format")
     assert raised.value.param == "tool_format"
     assert "Did you mean qwen3-coder?" in raised.value.message
     assert all(name in raised.value.message for name in FORMAT_NAMES)
 
 
 def test_a_thinking_format_is_named_in_the_same_way() -> None:
-    assert thinking_named("think") == THINK
-    assert thinking_named("none") is None
-    assert thinking_problem("mistral") is None
+    assert thinking_by_name("think") == THINK
+    assert thinking_by_name("none") is None
+    assert thinking_format_problem("mistral") is None
     with pytest.raises(BadRequest) as raised:
-        thinking_named("thonk")
+        thinking_by_name("thonk")
     assert all(name in raised.value.message for name in THINKING_NAMES)
 
 
@@ -203,6 +203,6 @@ def test_a_familys_special_tokens_reach_the_parser_and_an_end_of_turn_does_not(k
 
 
 def test_the_first_token_of_a_marker_is_shown_too() -> None:
-    assert shown(format_named("gemma4"), "<|channel>")
-    assert shown(format_named("gemma4"), '<|"|>')
-    assert shown(format_named("harmony"), "<|constrain|>")
+    assert shown(format_by_name("gemma4"), "<|channel>")
+    assert shown(format_by_name("gemma4"), '<|"|>')
+    assert shown(format_by_name("harmony"), "<|constrain|>")

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ingot.text.parse.events import PastCall, ToolCallBegan, ToolSchema
+from ingot.text.parser.events import PastCall, ToolCallBegan, ToolSchema
 from ingot.text.tool_formats.format import Arguments, Elements, Format, TextParameters
-from ingot.text.tool_formats.registry import FORMATS, format_named
-from ingot.text.tool_formats.rendering import render_call
+from ingot.text.tool_formats.registry import FORMATS, format_by_name
+from ingot.text.tool_formats.rendering import render_calls
 from tests.text.parser.answers import check_order, cut, parsed, told
 
 CALLING = [known for known in FORMATS if known.can_call]
@@ -81,7 +81,7 @@ def text_of(value: Any) -> str:
 @given(calls=CALLS, places=st.lists(st.integers(0, 400), max_size=20))
 def test_a_written_call_is_read_back(format: Format, calls: list[PastCall], places: list[int]) -> None:
     assume(holds(format, calls))
-    text = render_call(format, calls)
+    text = render_calls(format, calls)
     events = parsed(format, cut(text, places), tools_for(calls))
     check_order(events)
     # As JSON, since True == 1 == 1.0 in Python.
@@ -101,26 +101,26 @@ def test_kilobytes_of_hostile_text_are_read_back(format: Format) -> None:
         if isinstance(part, Elements):
             text = text.replace(part.closing("content"), "")
     calls = [PastCall("write_file", {"content": text, "path": "a"})]
-    written = render_call(format, calls)
+    written = render_calls(format, calls)
     pieces = cut(written, range(0, len(written), 7))
     assert told(parsed(format, pieces)) == [("calls", "write_file", {"content": text, "path": "a"})]
 
 
 def test_no_calls_are_no_text() -> None:
-    assert render_call(format_named("hermes"), []) == ""
+    assert render_calls(format_by_name("hermes"), []) == ""
 
 
 def test_a_format_without_calls_refuses_them() -> None:
     with pytest.raises(ValueError, match="plain"):
-        render_call(format_named("plain"), [PastCall("ping", {})])
+        render_calls(format_by_name("plain"), [PastCall("ping", {})])
 
 
 def test_kimi_writes_an_id_of_its_own_style_again_and_replaces_a_foreign_one() -> None:
     calls = [PastCall("ping", {}, "functions.ping:7"), PastCall("ping", {}, "call_abc")]
-    written = render_call(format_named("kimi-k2"), calls)
+    written = render_calls(format_by_name("kimi-k2"), calls)
     assert "functions.ping:7<|tool_call_argument_begin|>" in written
     assert "functions.ping:1<|tool_call_argument_begin|>" in written
-    ids = [event.id for event in parsed(format_named("kimi-k2"), [written]) if isinstance(event, ToolCallBegan)]
+    ids = [event.id for event in parsed(format_by_name("kimi-k2"), [written]) if isinstance(event, ToolCallBegan)]
     assert ids == ["functions.ping:7", "functions.ping:1"]
 
 
@@ -168,4 +168,4 @@ def test_kimi_writes_an_id_of_its_own_style_again_and_replaces_a_foreign_one() -
     ],
 )
 def test_a_call_is_written_as_the_family_writes_it(name: str, written: str) -> None:
-    assert render_call(format_named(name), [PastCall("f", {"k": "v"})]) == written
+    assert render_calls(format_by_name(name), [PastCall("f", {"k": "v"})]) == written

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.text.grammar.calls import GuidedTool
+from ingot.text.grammar.calls import GrammarTool
 from ingot.text.grammar.grammars import Grammars
-from ingot.text.parse.events import PastCall
+from ingot.text.parser.events import PastCall
 from ingot.text.parser.parser import ThinkingStart
-from ingot.text.tool_formats.registry import found_format
-from ingot.text.tool_formats.rendering import render_call
-from ingot.text.tool_formats.response_template import Uncompiled, compiled
+from ingot.text.tool_formats.registry import find_format
+from ingot.text.tool_formats.rendering import render_calls
+from ingot.text.tool_formats.response_template import UnsupportedResponseTemplate, compile_response_template
 from tests.text.grammar.walks import Walker, byte_tokenizer
 from tests.text.parser.answers import TOOLS, cut, parsed, told
 from tests.text.tool_formats.wire import ARGUMENTS, OSLO, PARIS, PING, calls, says, thinks
@@ -165,7 +165,7 @@ SPECS = [OBJECT, KEYS, LIST, NAMED, DIALECT, ASSIGNED, PAIRS, ATTRIBUTES, BLOCKS
 def test_an_answer_is_read_by_it_whole_and_by_character(
     template: dict[str, Any], text: str, means: list[tuple[Any, ...]]
 ) -> None:
-    format = compiled(template)
+    format = compile_response_template(template)
     whole = parsed(format, [text])
     assert told(whole) == means
     assert parsed(format, text) == whole
@@ -175,13 +175,15 @@ def test_an_answer_is_read_by_it_whole_and_by_character(
 def test_and_in_any_pieces(case: tuple[dict[str, Any], str, Any], data: st.DataObject) -> None:
     template, text, _ = case
     places = data.draw(st.lists(st.integers(0, len(text))))
-    assert parsed(compiled(template), cut(text, places)) == parsed(compiled(template), [text])
+    assert parsed(compile_response_template(template), cut(text, places)) == parsed(
+        compile_response_template(template), [text]
+    )
 
 
 @pytest.mark.parametrize("template", SPECS)
 def test_past_calls_are_written_by_it_as_it_reads_them(template: dict[str, Any]) -> None:
     past = [PastCall("get_weather", {"city": 'a "b"\nc', "days": 3, "tags": ["x"]}), PastCall("ping", {})]
-    story = told(parsed(compiled(template), render_call(compiled(template), past)))
+    story = told(parsed(compile_response_template(template), render_calls(compile_response_template(template), past)))
     assert story == [("calls", call.name, call.arguments) for call in past]
 
 
@@ -194,8 +196,8 @@ def grammars() -> Iterator[Grammars]:
 
 @pytest.mark.parametrize("template", SPECS)
 def test_forced_calls_are_held_to_it(grammars: Grammars, template: dict[str, Any]) -> None:
-    format, tokenizer = compiled(template), byte_tokenizer()
-    tools = [GuidedTool(tool.name, tool.parameters) for tool in TOOLS[1:]]
+    format, tokenizer = compile_response_template(template), byte_tokenizer()
+    tools = [GrammarTool(tool.name, tool.parameters) for tool in TOOLS[1:]]
     plan = grammars.tools(format, tools, "required", parallel=False)
     assert plan is not None
     ends = ("</arg>\n", "</v>", "</x:arg>", "<q>", *(text for text in format.markers if text.startswith("</")))
@@ -205,15 +207,15 @@ def test_forced_calls_are_held_to_it(grammars: Grammars, template: dict[str, Any
 
 
 def test_it_tells_the_format_of_a_family_that_is_not_known() -> None:
-    found = found_format("{{ messages }}", "llama", PAIRS)
-    assert (found.source, found.format, found.guessed) == ("response_template", compiled(PAIRS), False)
+    found = find_format("{{ messages }}", "llama", PAIRS)
+    assert (found.source, found.format, found.guessed) == ("response_template", compile_response_template(PAIRS), False)
 
 
 def test_a_familys_own_table_is_used_where_it_reads_what_the_response_template_says() -> None:
     tagged = {"open": "<tool_call>", "close": "</tool_call>", "content": "json"}
-    known = found_format("<tool_call> <|im_start|>", "qwen3", spec(tagged))
+    known = find_format("<tool_call> <|im_start|>", "qwen3", spec(tagged))
     assert (known.source, known.format.name) == ("template", "qwen")
-    other = found_format(
+    other = find_format(
         "<tool_call> <|im_start|>", "qwen3", spec(tagged | {"transform": function("{content.f}", "{content.a}")})
     )
     assert other.source == "response_template"
@@ -221,14 +223,14 @@ def test_a_familys_own_table_is_used_where_it_reads_what_the_response_template_s
 
 def test_its_tags_of_thinking_count_where_the_template_shows_none() -> None:
     thoughts = {"start_anchor": "A:", "fields": {"thinking": {"open": "<hm>", "close": "</hm>"}}}
-    found = found_format("[TOOL_CALLS]", "mistral", thoughts).format
+    found = find_format("[TOOL_CALLS]", "mistral", thoughts).format
     assert found.name == "mistral" and found.thinking is not None and found.thinking.open == "<hm>"
-    shown = found_format("[TOOL_CALLS] [THINK]", "mistral", thoughts).format.thinking
+    shown = find_format("[TOOL_CALLS] [THINK]", "mistral", thoughts).format.thinking
     assert shown is not None and shown.open == "[THINK]"
 
 
 def test_an_answer_begins_within_thinking_where_it_says_so() -> None:
-    thinking = compiled(ASSIGNED).thinking
+    thinking = compile_response_template(ASSIGNED).thinking
     assert thinking is not None and thinking.implied
     assert ThinkingStart.after("<|assistant|>", thinking) is ThinkingStart.OPENED
     assert ThinkingStart.after("<|assistant|><think>\n\n</think>\n", thinking) is ThinkingStart.UNOPENED
@@ -253,7 +255,7 @@ def test_an_answer_begins_within_thinking_where_it_says_so() -> None:
     ],
 )
 def test_what_no_table_can_say_is_refused_in_words(template: Any, said: str) -> None:
-    with pytest.raises(Uncompiled, match=said):
-        compiled(template)
-    found = found_format("{{ messages }}", "unheard_of", template)
+    with pytest.raises(UnsupportedResponseTemplate, match=said):
+        compile_response_template(template)
+    found = find_format("{{ messages }}", "unheard_of", template)
     assert found.source == "guess" and said in found.unused

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.text.tool_formats.registry import FORMATS, format_named
+from ingot.text.tool_formats.registry import FORMATS, format_by_name
 from tests.text.parser.answers import check_order, cut, parsed, told
 from tests.text.tool_formats.cases import CASES
 from tests.text.tool_formats.wire import Case
@@ -18,7 +18,7 @@ def test_every_format_has_cases() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_an_answer_means_what_it_says(case: Case) -> None:
-    events = parsed(format_named(case.format), [case.text], thinking=case.thinking)
+    events = parsed(format_by_name(case.format), [case.text], thinking=case.thinking)
     check_order(events)
     assert told(events) == case.means
 
@@ -26,7 +26,7 @@ def test_an_answer_means_what_it_says(case: Case) -> None:
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_an_answer_means_the_same_cut_anywhere(case: Case) -> None:
-    format = format_named(case.format)
+    format = format_by_name(case.format)
     whole = parsed(format, [case.text], thinking=case.thinking)
     assert parsed(format, case.text, thinking=case.thinking) == whole
     for place in range(1, len(case.text)):
@@ -36,12 +36,12 @@ def test_an_answer_means_the_same_cut_anywhere(case: Case) -> None:
 @given(case=st.sampled_from(CASES), data=st.data())
 def test_an_answer_means_the_same_in_any_pieces(case: Case, data: st.DataObject) -> None:
     places = data.draw(st.lists(st.integers(0, len(case.text))))
-    format = format_named(case.format)
+    format = format_by_name(case.format)
     whole = parsed(format, [case.text], thinking=case.thinking)
     assert parsed(format, cut(case.text, places), thinking=case.thinking) == whole
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_without_tools_nothing_is_a_call(case: Case) -> None:
-    events = parsed(format_named(case.format), [case.text], tools=(), thinking=case.thinking)
+    events = parsed(format_by_name(case.format), [case.text], tools=(), thinking=case.thinking)
     assert all(kind in ("thinks", "says") for kind, *_ in told(events))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot.text.parser.parser import ThinkingStart
-from ingot.text.tool_formats.registry import format_named
+from ingot.text.tool_formats.registry import format_by_name
 
 
 @dataclass(frozen=True)
@@ -551,4 +551,4 @@ WIRE = [
     *PYTHONIC,
     *PLAIN,
 ]
-assert all(format_named(case.format) for case in WIRE)
+assert all(format_by_name(case.format) for case in WIRE)

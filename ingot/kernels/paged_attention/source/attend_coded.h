@@ -6,7 +6,7 @@
 //   query . key = step * (query . codes) + least * (sum of query) + query . centre, by groups of columns
 //
 // Steps of values, or lengths where they are rotated (VALUE_GROUPS is 0), are multiplied to the weights. Sums of what is rotated
-// are turned back once. Codes and scales lie as cache/page_form.py says; constants [16 + VALUE_SIZE] are levels and signs. All
+// are turned back once. Codes and scales lie as cache/coded_pages.py says; constants [16 + VALUE_SIZE] are levels and signs. All
 // queries see all that is coded. With HALVES of 1 there are no more than eight of them.
 int coded_units = 0;
 #pragma unroll

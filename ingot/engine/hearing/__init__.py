@@ -1,1 +1,0 @@
-"""Speech to text, as a workload of the engine's loop."""

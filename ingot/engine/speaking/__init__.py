@@ -1,1 +1,0 @@
-"""Speech: what is written is spoken, piece by piece, between two steps of answers."""

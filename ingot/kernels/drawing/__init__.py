@@ -1,1 +1,0 @@
-"""Drawing tokens in one launch, where plain operations take thirty."""

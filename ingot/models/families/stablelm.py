@@ -1,7 +1,0 @@
-"""StableLM."""
-
-from __future__ import annotations
-
-from ingot.models.families.description import Family, MLPWiring
-
-FAMILIES = (Family("stablelm", mlps={"MLP": MLPWiring()}),)
