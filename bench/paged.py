@@ -26,8 +26,9 @@ from ingot.kernels.device import Device, current_device
 from ingot.kernels.gpu.launcher import kernel_launcher
 from ingot.kernels.paged_attention.inputs import PAGE_LIMIT, KernelRows, KVSlabs, page_number
 from ingot.kernels.paged_attention.kernels import PagedAttention
-from ingot.kernels.paged_attention.selfcheck import BOUNDS, plain_attention
+from ingot.kernels.paged_attention.selfcheck import plain_attention
 from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape, AttentionTuning, MatrixTuning
+from ingot.kernels.selfcheck import BOUNDS
 
 SHAPES = "32/8x128,16/2x256,64/8x128,32/4x128,64/4x128,14/2x64,32/32x128,24/8x80"
 MATRIX_SHAPES = "32/8x128,16/2x256"

@@ -53,6 +53,11 @@ class CodedPageLayout:
     dtype: mx.Dtype
     """Of the keys and values, and of what keys have in common."""
 
+    @classmethod
+    def of(cls, codec: PairCodec, keys: mx.array, values: mx.array) -> CodedPageLayout:
+        """For a layer that has such keys and values [1, heads, tokens, size]."""
+        return cls(codec, keys.shape[1], (keys.shape[3], values.shape[3]), keys.dtype)
+
     @cached_property
     def pieces(self) -> tuple[PagePiece, ...]:
         """The centre of the keys, where there is one, their parts, and the values' parts."""

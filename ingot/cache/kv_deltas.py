@@ -279,41 +279,29 @@ EncodedSize = tuple[int, int]
 """Bytes of any tokens, and of each more."""
 
 
-@dataclass(frozen=True, slots=True)
-class KVLayerShape:
-    heads: int
-    sizes: tuple[int, int]
-    dtype: mx.Dtype
-
-    @classmethod
-    def of(cls, delta: KVDelta) -> KVLayerShape:
-        keys, values = delta.arrays
-        return cls(keys.shape[1], (keys.shape[3], values.shape[3]), keys.dtype)
-
-
 class DeltaCodec:
     def __init__(self, codec: PairCodec, sample: LayerDeltas) -> None:
         """`sample` is what some tokens have, raw."""
         self._codec = codec
-        self._shapes = tuple(None if delta is None else KVLayerShape.of(delta) for delta in sample)
+        self._forms = tuple(None if delta is None else CodedPageLayout.of(codec, *delta.arrays) for delta in sample)
 
     @property
     def is_idle(self) -> bool:
         """No layer keeps keys and values."""
-        return not any(self._shapes)
+        return not any(self._forms)
 
     @property
     def problem(self) -> str | None:
         """Why some layer's keys and values cannot be encoded, if so."""
-        found = (self._codec.problem(shape.sizes) for shape in self._shapes if shape is not None)
+        found = (form.problem() for form in self._forms if form is not None)
         return next((problem for problem in found if problem is not None), None)
 
     def sizes(self, states: Sequence[LayerState]) -> dict[int | None, EncodedSize]:
         """By window, what the layers take that forget alike."""
         found: dict[int | None, EncodedSize] = {}
-        for shape, state in zip(self._shapes, states, strict=True):
-            if shape is not None and isinstance(state, AppendState):
-                none, one = (self._codec.nbytes(count, shape.heads, shape.sizes, shape.dtype) for count in (0, 1))
+        for form, state in zip(self._forms, states, strict=True):
+            if form is not None and isinstance(state, AppendState):
+                none, one = (self._codec.nbytes(count, form.heads, form.sizes, form.dtype) for count in (0, 1))
                 fixed, each = found.get(state.window, (0, 0))
                 found[state.window] = fixed + none, each + one - none
         return found
@@ -326,10 +314,10 @@ class DeltaCodec:
 
     def decode(self, deltas: LayerDeltas, layers: Container[int]) -> LayerDeltas:
         """Of some layers, by number; None of the others."""
-        numbered = enumerate(zip(deltas, self._shapes, strict=True))
+        numbered = enumerate(zip(deltas, self._forms, strict=True))
         return LayerDeltas(
             None
-            if delta is None or shape is None or number not in layers
-            else replace(delta, arrays=self._codec.decode(delta.arrays, shape.dtype))
-            for number, (delta, shape) in numbered
+            if delta is None or form is None or number not in layers
+            else replace(delta, arrays=self._codec.decode(delta.arrays, form.dtype))
+            for number, (delta, form) in numbered
         )

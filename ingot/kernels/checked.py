@@ -20,22 +20,20 @@ from ingot.kernels.paged_attention.selfcheck import (
     check_coded,
     check_paged_attention,
     check_rope,
-    check_unpacked,
     slab_counts,
 )
 from ingot.kernels.paged_attention.shapes import AttentionShape, AttentionTuning, CodedShape, tuning_choices
+from ingot.kernels.selfcheck import Verdicts, first_wrong
 
 AttentionKey = tuple[str, AttentionShape, mx.Dtype, float, float | None, bool, int | None]
 CodedAttentionKey = tuple[CodedShape, AttentionShape, mx.Dtype, float, float | None]
 
 
-class CheckedKernels:
-    """The kernels of a device. What does not compile or differs is not used, and `wrong` says why."""
+class CheckedKernels(Verdicts[AttentionKey, AttentionTuning]):
+    """All kernels of a device; its own verdicts are those of attention."""
 
     def __init__(self, device: Device) -> None:
-        self._device = device
-        self.wrong: dict[AttentionKey, str] = {}
-        self._right: dict[AttentionKey, AttentionTuning] = {}  # and how they are cut
+        super().__init__(device)
         self.wrong_rope: dict[tuple[RopeShape, mx.Dtype], str | None] = {}
         """Why what turns queries and keys of such layers is not used; None where it is right."""
         self.wrong_coded: dict[CodedAttentionKey, str | None] = {}
@@ -56,39 +54,19 @@ class CheckedKernels:
         sinks: mx.array | None = None,
         window: int | None = None,
     ) -> PagedAttention | None:
-        """None where there is no kernel for such layers that is right."""
+        """None where there is no kernel for such layers that is right. What is wrong for prompts alone is left to MLX
+        for prompts alone, and what is wrong by matrix units is done without them."""
         key = (self._device.kind, shape, dtype, scale, cap, sinks is not None, window)
-        if key not in self._right and key not in self.wrong:
-            self._check(key, sinks)
-        if key not in self._right:
-            return None
         how: dict[str, Any] = {"scale": scale, "cap": cap, "sinks": sinks, "window": window}
-        return paged_attention(self._device, shape, dtype, tuning=self._right[key], **how)
 
-    def _check(self, key: AttentionKey, sinks: mx.array | None) -> None:
-        """What is wrong for prompts alone is left to MLX for prompts alone, and what is wrong by matrix units is done
-        without them."""
-        _, shape, dtype, scale, cap, _, window = key
-        for tuning in tuning_choices(self._device.kind):
-            failed = (
-                check_paged_attention(
-                    self._device,
-                    shape,
-                    dtype,
-                    scale=scale,
-                    cap=cap,
-                    sinks=sinks,
-                    window=window,
-                    slabs=slabs,
-                    tuning=tuning,
-                )
+        def check(tuning: AttentionTuning) -> str | None:
+            return first_wrong(
+                check_paged_attention(self._device, shape, dtype, slabs=slabs, tuning=tuning, **how)
                 for slabs in slab_counts(self._device)
             )
-            wrong = next((reason for reason in failed if reason is not None), None)
-            if wrong is None:
-                self._right[key] = tuning
-                return
-            self.wrong[key] = wrong
+
+        tuning = self._way(key, tuning_choices(self._device.kind), check)
+        return None if tuning is None else paged_attention(self._device, shape, dtype, tuning=tuning, **how)
 
     def check_coded(self, attention: PagedAttention, sample: CodedSample, *, scale: float, cap: float | None) -> None:
         """Compare an attention over pages like these, where it has kernels for them."""
@@ -97,7 +75,7 @@ class CheckedKernels:
             return
         self.wrong_coded[key] = check_coded(self._device, attention, sample, scale=scale, cap=cap)
         if attention.unpacks(sample.shape):
-            self.wrong_unpacked[key] = check_unpacked(self._device, attention, sample, scale=scale, cap=cap)
+            self.wrong_unpacked[key] = check_coded(self._device, attention, sample, prompts=True, scale=scale, cap=cap)
 
     def reads(self, coded: CodedShape) -> bool:
         """Whether pages in fewer bits are read as they lie: by attention that was compared, all of which was right."""
@@ -110,8 +88,9 @@ class CheckedKernels:
     def turning(self, shape: RopeShape, dtype: mx.Dtype, norms: Sequence[HeadRmsNorm]) -> RopeKernel | None:
         """None where there is no kernel for such layers that is right."""
         if (shape, dtype) not in self.wrong_rope:
-            failed = (check_rope(self._device, shape, dtype, norms, slabs) for slabs in slab_counts(self._device))
-            self.wrong_rope[shape, dtype] = next((reason for reason in failed if reason is not None), None)
+            self.wrong_rope[shape, dtype] = first_wrong(
+                check_rope(self._device, shape, dtype, norms, slabs) for slabs in slab_counts(self._device)
+            )
         if self.wrong_rope[shape, dtype] is not None:
             return None
         return rope_kernel(self._device, shape, dtype, norms)

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from ingot.errors import BadMedia, ModelError, Unsupported
 from ingot.media import bounds
@@ -83,20 +84,30 @@ def _read_json_file(path: Path) -> dict[str, Any]:
     return found
 
 
-class ImagesOnly:
+class ImagesOnly(ABC):
     __slots__ = ()
+
+    FAMILY: ClassVar[str]
+    PLACEHOLDER: ClassVar[str]
+
+    @property
+    def placeholders(self) -> dict[MediaKind, Placeholder]:
+        return {"image": Placeholder(self.PLACEHOLDER, self.PLACEHOLDER)}
+
+    def picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
+        for name in ("min_pixels", "max_pixels"):
+            if getattr(layout_options, name) is not None:
+                raise Unsupported(
+                    f"{name} is not supported: {self.FAMILY} resizes every picture by a rule of its own. Leave it out.",
+                    param=name,
+                )
+        return self._picture(size, layout_options)
+
+    @abstractmethod
+    def _picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout: ...
 
     def clip(self, header: VideoHeader, layout_options: VideoLayoutOptions) -> Layout:
         raise Unsupported("The served model takes no clips as such: it is shown their frames, as pictures.")
-
-
-def refuse_pixel_limits(layout_options: ImageLayoutOptions, family: str) -> None:
-    for name in ("min_pixels", "max_pixels"):
-        if getattr(layout_options, name) is not None:
-            raise Unsupported(
-                f"{name} is not supported: {family} resizes every picture by a rule of its own. Leave it out.",
-                param=name,
-            )
 
 
 QWEN_START, QWEN_END = "<|vision_start|>", "<|vision_end|>"
@@ -248,6 +259,9 @@ GEMMA_START, GEMMA_SOFT, GEMMA_END = "<start_of_image>", "<image_soft_token>", "
 
 @dataclass(frozen=True, slots=True)
 class GemmaProcessor(ImagesOnly):
+    FAMILY = "Gemma 3"
+    PLACEHOLDER = GEMMA_START
+
     side: int
     patch: int
     tokens: int
@@ -258,12 +272,7 @@ class GemmaProcessor(ImagesOnly):
         side = stated_side(files.pictures, "size", stated_side(files.vision, "image_size", 896))
         return cls(side, int(files.vision.get("patch_size", 14)), int(tokens))
 
-    @property
-    def placeholders(self) -> dict[MediaKind, Placeholder]:
-        return {"image": Placeholder(GEMMA_START, GEMMA_START)}
-
-    def picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
-        refuse_pixel_limits(layout_options, "Gemma 3")
+    def _picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
         along = self.side // self.patch
         written = f"\n\n{GEMMA_START}{GEMMA_SOFT}{GEMMA_END}\n\n"
         return Layout(Size(self.side, self.side), Grid(1, along, along), GEMMA_SOFT, written, (self.tokens,))
@@ -275,6 +284,9 @@ PIXTRAL_LOW_DETAIL = 512
 
 @dataclass(frozen=True, slots=True)
 class PixtralProcessor(ImagesOnly):
+    FAMILY = "Pixtral"
+    PLACEHOLDER = PIXTRAL_IMAGE
+
     longest: int
     patch: int
     merge: int
@@ -285,12 +297,7 @@ class PixtralProcessor(ImagesOnly):
         merge = files.processor.get("spatial_merge_size") or files.config.get("spatial_merge_size") or 1
         return cls(stated_side(files.pictures, "size", 1024), int(patch), int(merge))
 
-    @property
-    def placeholders(self) -> dict[MediaKind, Placeholder]:
-        return {"image": Placeholder(PIXTRAL_IMAGE, PIXTRAL_IMAGE)}
-
-    def picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
-        refuse_pixel_limits(layout_options, "Pixtral")
+    def _picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
         longest = min(self.longest, PIXTRAL_LOW_DETAIL) if layout_options.detail == "low" else self.longest
         ratio = max(size) / longest
         if ratio > 1:
@@ -308,6 +315,9 @@ IDEFICS_LONGEST: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class IdeficsProcessor(ImagesOnly):
+    FAMILY = "Idefics 3"
+    PLACEHOLDER = IDEFICS_IMAGE
+
     longest: int  # side that every picture is brought to
     tile: int
     patch: int
@@ -323,12 +333,7 @@ class IdeficsProcessor(ImagesOnly):
         longest = stated_side(files.pictures, "size", 4 * tile)
         return cls(longest, tile, patch, int(tokens), bool(files.pictures.get("do_image_splitting", True)))
 
-    @property
-    def placeholders(self) -> dict[MediaKind, Placeholder]:
-        return {"image": Placeholder(IDEFICS_IMAGE, IDEFICS_IMAGE)}
-
-    def picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
-        refuse_pixel_limits(layout_options, "Idefics 3")
+    def _picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
         along = self.tile // self.patch
         if not self.tiled or layout_options.detail == "low":
             return self._layout(Size(self.tile, self.tile), 0, 0, along)
@@ -405,6 +410,9 @@ INTERNVL_IMAGE, INTERNVL_START, INTERNVL_END = "<IMG_CONTEXT>", "<img>", "</img>
 
 @dataclass(frozen=True, slots=True)
 class InternVLProcessor(ImagesOnly):
+    FAMILY = "InternVL"
+    PLACEHOLDER = INTERNVL_IMAGE
+
     side: int
     patch: int
     tokens: int  # of a tile
@@ -421,12 +429,7 @@ class InternVLProcessor(ImagesOnly):
         least = files.pictures.get("min_patches") or files.config.get("min_dynamic_patch") or 1
         return cls(side, patch, int(tokens), (int(least), int(most)) if cropped else (1, 1))
 
-    @property
-    def placeholders(self) -> dict[MediaKind, Placeholder]:
-        return {"image": Placeholder(INTERNVL_IMAGE, INTERNVL_IMAGE)}
-
-    def picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
-        refuse_pixel_limits(layout_options, "InternVL")
+    def _picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
         single = layout_options.detail == "low" or self.tiles[1] == 1
         columns, rows = (1, 1) if single else nearest_arrangement(size, self.side, self.tiles)
         tiles = columns * rows
@@ -447,6 +450,9 @@ LLAVA_IMAGE = "<image>"
 
 @dataclass(frozen=True, slots=True)
 class LlavaProcessor(ImagesOnly):
+    FAMILY = "LLaVA"
+    PLACEHOLDER = LLAVA_IMAGE
+
     side: int
     patch: int
     further: int  # features beside those of patches
@@ -468,12 +474,7 @@ class LlavaProcessor(ImagesOnly):
             canvases = tuple(Size(width, height) for height, width in stated)
         return cls(side, int(patch), further, canvases)
 
-    @property
-    def placeholders(self) -> dict[MediaKind, Placeholder]:
-        return {"image": Placeholder(LLAVA_IMAGE, LLAVA_IMAGE)}
-
-    def picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
-        refuse_pixel_limits(layout_options, "LLaVA")
+    def _picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
         along = self.side // self.patch
         base = along * along + self.further
         if not self.canvases or layout_options.detail == "low":
@@ -514,6 +515,9 @@ PHI_IMAGE = "<|image|>"
 class Phi3Processor(ImagesOnly):
     """A tile of 336 pixels is 12 by 12 features, and each line of them ends in one more."""
 
+    FAMILY = "Phi 3.5"
+    PLACEHOLDER = PHI_IMAGE
+
     tiles: int
     side: int = 336
     along: int = 12
@@ -522,12 +526,7 @@ class Phi3Processor(ImagesOnly):
     def of(cls, files: ProcessorFiles) -> Phi3Processor:
         return cls(int(files.pictures.get("num_crops", 16)))
 
-    @property
-    def placeholders(self) -> dict[MediaKind, Placeholder]:
-        return {"image": Placeholder(PHI_IMAGE, PHI_IMAGE)}
-
-    def picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
-        refuse_pixel_limits(layout_options, "Phi 3.5")
+    def _picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
         columns, rows = self._arranged(size, 1 if layout_options.detail == "low" else self.tiles)
         tiles = columns * rows
         features = (tiles + 1) * self.along**2 + 1 + (rows + 1) * self.along

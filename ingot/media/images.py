@@ -32,8 +32,7 @@ BICUBIC: Final = 3
 NO_PILLOW: Final = "This server cannot unpack pictures: its `ingot doctor` says what to install."
 
 
-@dataclass(frozen=True, slots=True)
-class ImageHeader:
+class ImageHeader(NamedTuple):
     """`width` and `height` are those of the stored picture; `orientation` says, as EXIF does, how it is turned."""
 
     format: str
@@ -89,8 +88,8 @@ class ImageFile:
         # Pillow reserves two canvases as soon as it sees a WebP.
         untouched = 8 * bounds.PIXELS if data[8:12] == b"WEBP" else 0
         job = DecodeJob("picture header", "picture", bounds.HEADER_MEMORY, bounds.HEADER_CPU_S, untouched=untouched)
-        format, width, height, orientation = worker.header_pool.run(job, data).value
-        return cls(data, ImageHeader(format, width, height, orientation), blake2b(data, digest_size=32).digest())
+        header = ImageHeader(*worker.header_pool.run(job, data).value)
+        return cls(data, header, blake2b(data, digest_size=32).digest())
 
     @property
     def size(self) -> Size:
@@ -103,9 +102,8 @@ class ImageFile:
 
     def frames(self, *views: View, resample: int = BICUBIC) -> Iterator[Pixels]:
         """The one that it has. Raises BadMedia where the file is damaged behind its header."""
-        header = (self.header.format, self.header.width, self.header.height, self.header.orientation)
         memory = self.unpacking(views).memory
-        job = DecodeJob("picture", "picture", memory, bounds.IMAGE_CPU_S, (header, views, resample))
+        job = DecodeJob("picture", "picture", memory, bounds.IMAGE_CPU_S, (self.header, views, resample))
         return frames_of_parts(worker.pixel_pool.stream(job, self.data), self.size, views)
 
 
@@ -134,8 +132,7 @@ _BAND: Final = 1 << 20
 
 
 def image_header_job(data: bytes) -> Iterator[tuple[Any, bytes]]:
-    header = read_image_header(data)
-    yield (header.format, header.width, header.height, header.orientation), b""
+    yield read_image_header(data), b""
 
 
 def image_job(

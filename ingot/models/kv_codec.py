@@ -71,12 +71,11 @@ def _page_forms(adapter: ModelAdapter, codec: PairCodec) -> list[CodedPageLayout
     """Of the layers that keep every token."""
     rows = adapter.new_batch_state()
     sample = record_form_of(adapter, rows).sample
-    found = []
-    for delta, state in zip(sample.deltas, rows.states, strict=True):
-        if delta is not None and isinstance(state, AppendState) and state.window is None:
-            keys, values = delta.arrays
-            found.append(CodedPageLayout(codec, keys.shape[1], (keys.shape[3], values.shape[3]), keys.dtype))
-    return found
+    return [
+        CodedPageLayout.of(codec, *delta.arrays)
+        for delta, state in zip(sample.deltas, rows.states, strict=True)
+        if delta is not None and isinstance(state, AppendState) and state.window is None
+    ]
 
 
 def _why_native_cannot_read(adapter: ModelAdapter, form: CodedPageLayout) -> str | None:

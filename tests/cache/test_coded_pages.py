@@ -21,7 +21,7 @@ HEADS, SIZE = 2, 64
 
 @pytest.mark.parametrize("codec", ["k8v4", "affine8", "turbo3"])
 def test_some_at_a_time_are_the_same_numbers_in_less_memory(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "has_codecs", lambda: False)  # as on a GPU
+    monkeypatch.setattr(native, "available", lambda: False)  # as on a GPU
     group = PageGroup(0, None, codec=PairCodec(CodecName.parse(codec)))
     table = PageTable(group.pages)
     table.grow(0, PAGES * PAGE)
@@ -65,7 +65,7 @@ def test_no_more_pages_are_unpacked_at_once_than_are_counted(monkeypatch: pytest
 @freed_at_once
 @pytest.mark.parametrize("codec", ["k8v4", "affine8", "turbo4", "turbo2"])
 def test_what_encoding_takes_is_predicted(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "has_codecs", lambda: False)  # as on a GPU
+    monkeypatch.setattr(native, "available", lambda: False)  # as on a GPU
     form = CodedPageLayout(PairCodec(CodecName.parse(codec)), HEADS, (SIZE, SIZE), mx.bfloat16)
     pages = (footprint.ENCODE_STEP_TOKENS // PAGE, HEADS, PAGE, SIZE)
     keys, values = (mx.random.normal(pages).astype(mx.bfloat16) for _ in range(2))

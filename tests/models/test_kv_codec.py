@@ -200,7 +200,7 @@ def test_where_a_kernel_over_coded_pages_is_wrong_they_are_unpacked_and_that_is_
     monkeypatch.setattr(tail, "ENCODE_STEP_TOKENS", 128)
     monkeypatch.setattr(tail, "RAW_TAIL_TOKENS", 64)
     right = live_on_a_gpu()
-    monkeypatch.setattr(kernels, "kernel_launcher", lambda device: Broken())
+    monkeypatch.setattr(kernels, "required_launcher", lambda device: Broken())
     wrong = live_on_a_gpu()
     assert not any("kv_codec" in note for note in right.notes)
     [note] = [note for note in wrong.notes if "kv_codec" in note]
@@ -227,7 +227,7 @@ def test_prompts_see_the_same_whether_kernels_unpack_pages_or_plain_operations(m
     monkeypatch.setattr(tail, "ENCODE_STEP_TOKENS", 128)
     monkeypatch.setattr(tail, "RAW_TAIL_TOKENS", 64)
     by_kernels = live_on_a_gpu()
-    monkeypatch.setattr(kernels, "kernel_launcher", lambda device: Broken())
+    monkeypatch.setattr(kernels, "required_launcher", lambda device: Broken())
     plainly = live_on_a_gpu()
     [note] = [note for note in plainly.notes if "kv_codec" in note]
     assert note.startswith("kv_codec is unpacked by plain operations for prompts, slower: a kernel attend differs by")
@@ -250,8 +250,11 @@ def test_a_heads_kernel_over_coded_pages_is_compared_too(monkeypatch: pytest.Mon
     prepare_head(head, adapter, None, lambda path: True)
     compared = []
 
-    def check(device: Device, attention: PagedAttention, sample: CodedSample, **how: Any) -> str | None:
-        compared.append(attention.shape.kv_heads)
+    def check(
+        device: Device, attention: PagedAttention, sample: CodedSample, *, prompts: bool = False, **how: Any
+    ) -> str | None:
+        if not prompts:
+            compared.append(attention.shape.kv_heads)
         return "differs" if attention.shape.kv_heads == LayerBeside.kv_heads else None
 
     monkeypatch.setattr(checked, "check_coded", check)
@@ -265,7 +268,7 @@ def test_what_prompts_over_coded_pages_take_is_predicted(monkeypatch: pytest.Mon
     monkeypatch.setattr(tail, "ENCODE_STEP_TOKENS", 128)
     monkeypatch.setattr(tail, "RAW_TAIL_TOKENS", 64)
     monkeypatch.setattr(coded_pages, "UNPACK_PAGES", 2)
-    monkeypatch.setattr(native, "has_codecs", lambda: False)  # as on a GPU
+    monkeypatch.setattr(native, "available", lambda: False)  # as on a GPU
     adapter = live_on_a_gpu()
     rows = adapter.new_batch_state()
     row = rows.new()
@@ -308,8 +311,7 @@ def test_what_gathering_takes_is_predicted_for_every_row(
     monkeypatch.setattr(tail, "ENCODE_STEP_TOKENS", 128)
     monkeypatch.setattr(tail, "RAW_TAIL_TOKENS", 64)
     monkeypatch.setattr(coded_pages, "UNPACK_PAGES", 2)
-    for switch in ("available", "has_codecs"):
-        monkeypatch.setattr(native, switch, lambda: False)
+    monkeypatch.setattr(native, "available", lambda: False)
     config = {**READ, "num_hidden_layers": 3}
     raw = adapt_model(random_models.build(config, spread=0.2, dtype=mx.bfloat16), config, current_device())
     adapter = with_kv_codec(raw, PairCodec(CodecName.parse(codec)))

@@ -161,9 +161,7 @@ class AffineCodec(VectorCodec):
 
     def _kernel(self, size: int) -> Any:
         """The native one, where there is one that takes vectors of this size."""
-        return (
-            _native_affine_codec(size, self.bits) if native.has_codecs() and size <= native.ROTATED_SIZES[-1] else None
-        )
+        return _native_affine_codec(size, self.bits) if native.available() and size <= native.ROTATED_SIZES[-1] else None
 
     @property
     def _last(self) -> int:
@@ -176,7 +174,7 @@ def _group_size(size: int) -> int:
 
 @lru_cache(maxsize=16)
 def _native_affine_codec(size: int, bits: int) -> Any:
-    return native.affine_codec(size, _group_size(size), bits)
+    return native.native_extension().Codec.affine(size, _group_size(size), bits)
 
 
 PLANES = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,)}

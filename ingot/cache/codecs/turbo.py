@@ -83,7 +83,7 @@ class TurboCodec(VectorCodec):
 
     def _kernel(self, size: int) -> Any:
         """The native one, where there is one that takes vectors of this size."""
-        if not native.has_codecs() or size not in native.ROTATED_SIZES:
+        if not native.available() or size not in native.ROTATED_SIZES:
             return None
         return _native_turbo_codec(size, self.bits)
 
@@ -92,7 +92,7 @@ class TurboCodec(VectorCodec):
 def _native_turbo_codec(size: int, bits: int) -> Any:
     book = lloyd_max_codebook(size, bits)
     positive = [border for border in book.borders if border > 1e-6]
-    return native.turbo_codec(sign_bits(size), positive, book.levels, keeps_length=bits >= KEEPS_LENGTH)
+    return native.native_extension().Codec.turbo(list(sign_bits(size)), positive, list(book.levels), bits >= KEEPS_LENGTH)
 
 
 ODD_PARTS = (1, 12, 20, 28)

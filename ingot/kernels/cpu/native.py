@@ -23,6 +23,8 @@ from ingot.kernels.device import acting_as
 
 INTERFACE = 5
 """Of `ingot_native`, as it numbers it; kernels of another one are left alone."""
+ROTATED_SIZES = (16, 32, 64, 128, 256, 512)
+"""Sizes of vectors that its codecs of kept keys and values rotate."""
 
 
 @cache
@@ -576,24 +578,3 @@ def snake_activation(x: mx.array, scale: mx.array, shift: mx.array, alpha: mx.ar
     """v + sin(alpha * v)^2 / alpha for v = x * scale + shift. Only where `can_convolve`."""
     found: mx.array = native_extension().snake(x, scale, shift, alpha)
     return found
-
-
-ROTATED_SIZES = (16, 32, 64, 128, 256, 512)
-"""Sizes of vectors that the codecs of kept keys and values rotate."""
-
-
-def has_codecs() -> bool:
-    """Whether the codecs of kept keys and values are there."""
-    return available()
-
-
-def turbo_codec(
-    signs: Sequence[float], borders: Sequence[float], levels: Sequence[float], *, keeps_length: bool
-) -> Any:
-    """See `ingot.cache.codecs.turbo`; the borders are the positive ones. Sizes are those that are `ROTATED_SIZES`."""
-    return native_extension().Codec.turbo(list(signs), list(borders), list(levels), keeps_length)
-
-
-def affine_codec(size: int, group: int, bits: int) -> Any:
-    """See `ingot.cache.codecs.codec`."""
-    return native_extension().Codec.affine(size, group, bits)

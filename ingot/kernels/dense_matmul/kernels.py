@@ -6,7 +6,6 @@ whatever its outputs and rows, and all the rest changes no bits.
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,7 +15,7 @@ import mlx.core as mx
 
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.kernel_source import Kernel, KernelTemplate, LaunchConfig, OutputSpec, read_source
-from ingot.kernels.gpu.launcher import Launcher, kernel_launcher
+from ingot.kernels.gpu.launcher import Launched, Launcher, required_launcher
 
 LINE = 64
 """Columns that spans are multiples of: what memory gives at once."""
@@ -156,7 +155,7 @@ class DenseWeights(NamedTuple):
         return f"{outputs}x{columns} in {self.weight.dtype}{'' if self.bias is None else ' with a bias'}"
 
 
-class DenseProduct:
+class DenseProduct(Launched):
     """Multiplies up to 32 rows x [rows, columns] by weight [outputs, columns], all arrays of one format, weights one
     behind another in memory. The bits of a row depend on it and the weights alone."""
 
@@ -183,12 +182,6 @@ class DenseProduct:
         if residual is not None:
             inputs, name = [*inputs, residual], f"{name}_added"
         return self._launched(name, inputs)
-
-    def by(self, run: Launcher) -> DenseProduct:
-        """The same, launched otherwise."""
-        other = copy(self)
-        other._run = run
-        return other
 
     def gated(self, x: mx.array, weight: mx.array) -> mx.array:
         """silu(gate) * up, [rows, outputs / 2], of weights of both, the gate's first: the bits of MLX's operations on
@@ -250,7 +243,4 @@ def _template(dtype: mx.Dtype, columns: int, width: int, spans: int, cut: Regist
 
 def dense_product(device: Device, tuning: DenseTuning = DENSE_TUNING) -> DenseProduct:
     """Raises ValueError where there is none."""
-    run = kernel_launcher(device)
-    if run is None:
-        raise ValueError(f"no kernels for {device.name}")
-    return DenseProduct(run, tuning)
+    return DenseProduct(required_launcher(device), tuning)

@@ -5,7 +5,7 @@ Each kind of layer is compared once, and the largest is raced.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from statistics import median
 
@@ -22,22 +22,18 @@ from ingot.kernels.dense_matmul.kernels import (
 )
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.gpu.launcher import Launcher, compile_kernels, kernel_launcher
+from ingot.kernels.gpu.launcher import compile_kernels, kernel_launcher
+from ingot.kernels.selfcheck import BOUNDS, Case, Verdicts, check_cases
 
 RACED_BYTES = 1 << 27
 """Of weights from which on a product takes longer than asking for it, and more than caches hold."""
 DenseKey = tuple[mx.Dtype, tuple[int, ...], bool]
 
 
-class CheckedDense:
-    """Those of a device. What does not compile, differs, or is slower is not used, and `wrong` says why. Metal is left
-    to MLX."""
+class CheckedDense(Verdicts[DenseKey, DenseTuning]):
+    """Those of a device. What is slower is not used either. Metal is left to MLX."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self.wrong: dict[DenseKey, str] = {}
-        self._right: dict[DenseKey, DenseTuning] = {}  # and how they are cut
-        self._slower: str | None = None
+    _slower: str | None = None
 
     def meet(self, layers: Iterable[DenseWeights]) -> None:
         """Compile for all layers of a model at once, and let the largest be raced."""
@@ -47,35 +43,30 @@ class CheckedDense:
         compile_dense_kernels(self._device, known.values())
         largest = max(known.values(), key=lambda weights: weights.weight.nbytes)
         if largest.weight.nbytes >= RACED_BYTES and not isinstance(kernel_launcher(self._device), Emulator):
-            if self._is_right(largest):
-                self._slower = race_dense_product(dense_product(self._device, self._right[largest.kind]), largest)
+            tuning = self._tuning(largest)
+            if tuning is not None:
+                self._slower = race_dense_product(dense_product(self._device, tuning), largest)
             if self._slower is not None:
                 self.wrong[largest.kind] = self._slower
 
     def of(self, weights: DenseWeights) -> DenseProduct | None:
         """None where there is no kernel for such weights that is right and fast."""
-        if self._slower is not None or not self._could_be(weights) or not self._is_right(weights):
+        if self._slower is not None or not self._could_be(weights):
             return None
-        return dense_product(self._device, self._right[weights.kind])
+        tuning = self._tuning(weights)
+        return None if tuning is None else dense_product(self._device, tuning)
 
     def _could_be(self, weights: DenseWeights) -> bool:
         return self._device.kind == "cuda" and kernel_launcher(self._device) is not None and weights.is_covered
 
-    def _is_right(self, weights: DenseWeights) -> bool:
-        key = weights.kind
-        if key not in self._right and key not in self.wrong:
-            for tuning in TUNING_CHOICES:
-                wrong = check_dense_product(self._device, weights, tuning)
-                if wrong is None:
-                    self._right[key] = tuning
-                    break
-            else:
-                self.wrong[key] = str(wrong)
-        return key in self._right
+    def _tuning(self, weights: DenseWeights) -> DenseTuning | None:
+        """How the product is cut that is right; None where none is."""
+        tuning = self._way(weights.kind, TUNING_CHOICES, lambda way: check_dense_product(self._device, weights, way))
+        if tuning is not None:
+            self.wrong.pop(weights.kind, None)  # by another cut
+        return tuning
 
 
-BOUNDS = {mx.float16: 2**-9, mx.bfloat16: 2**-6}
-"""Of the largest product, by which another may be off. It is rounded once."""
 ROWS = (MOST_ROWS, 20, 11, 3, 1)
 """Of each width some."""
 ENDS = 128
@@ -86,20 +77,12 @@ RACED, ROUNDS, TIMES, SLACK = (1, 8), 9, 4, 1.3
 
 def compile_dense_kernels(device: Device, layers: Iterable[DenseWeights]) -> None:
     """All kernels for such layers at once, where compiling is ours to do."""
-
-    def rehearsed(run: Launcher) -> None:
-        for weights in layers:
-            _launch_products(DenseProduct(run), weights)
-
-    compile_kernels(device, rehearsed)
+    compile_kernels(device, lambda run: [[*_cases(DenseProduct(run), weights)] for weights in layers])
 
 
 def check_dense_product(device: Device, weights: DenseWeights, tuning: DenseTuning = DENSE_TUNING) -> str | None:
     """What is wrong with the products of a layer on this device; None where they are right."""
-    try:
-        return _find_wrong(*_launch_products(dense_product(device, tuning), weights), weights)
-    except (RuntimeError, ValueError) as error:
-        return f"does not run: {' '.join(str(error).split())[:500]}"
+    return check_cases(device, lambda: dense_product(device, tuning), lambda product: _cases(product, weights))
 
 
 def race_dense_product(
@@ -130,25 +113,16 @@ def _time_work(work: Callable[[], mx.array], clock: Callable[[], float]) -> floa
     return clock() - begun
 
 
-def _launch_products(product: DenseProduct, weights: DenseWeights) -> tuple[mx.array, list[mx.array]]:
+def _cases(product: DenseProduct, weights: DenseWeights) -> Iterator[Case]:
     x = _random_rows(max(ROWS), weights)
-    return x, [product(x[:rows], weights.weight, bias=weights.bias) for rows in ROWS]
-
-
-def _find_wrong(x: mx.array, found: list[mx.array], weights: DenseWeights) -> str | None:
-    mx.eval(found)
-    if any(_differs(found[0][:, ends], x, weights, ends) for ends in (slice(None, ENDS), slice(-ENDS, None))):
-        return f"multiply differs for {weights}"
-    if not all(mx.array_equal(some, found[0][: some.shape[0]]).item() for some in found):
-        return f"a row's product depends on how many rows there are, for {weights}"
-    return None
-
-
-def _differs(found: mx.array, x: mx.array, weights: DenseWeights, ends: slice) -> bool:
-    wanted = x.astype(mx.float32) @ weights.weight[ends].astype(mx.float32).T
-    wanted = wanted if weights.bias is None else wanted + weights.bias[ends]
-    apart = mx.abs(found.astype(mx.float32) - wanted).max() / mx.abs(wanted).max()
-    return not float(apart) <= BOUNDS[weights.weight.dtype]  # nor what is not a number
+    found = [product(x[:rows], weights.weight, bias=weights.bias) for rows in ROWS]
+    for ends in (slice(None, ENDS), slice(-ENDS, None)):
+        wanted = x.astype(mx.float32) @ weights.weight[ends].astype(mx.float32).T
+        wanted = wanted if weights.bias is None else wanted + weights.bias[ends]
+        yield Case(f"multiply differs for {weights}", found[0][:, ends], wanted, BOUNDS[weights.weight.dtype])
+    for some in found:
+        said = f"a row's product depends on how many rows there are, for {weights}"
+        yield Case(said, some, found[0][: some.shape[0]])
 
 
 def _random_rows(rows: int, weights: DenseWeights) -> mx.array:

@@ -18,7 +18,7 @@ import numpy as np
 
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.kernel_source import Kernel, KernelTemplate, LaunchConfig, OutputSpec, read_source
-from ingot.kernels.gpu.launcher import Launcher, kernel_launcher
+from ingot.kernels.gpu.launcher import Launched, Launcher, required_launcher
 
 SOURCE = Path(__file__).parent / "source"
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
@@ -99,7 +99,7 @@ class DeltaSpans:
         return cls(mx.array(np.array(numbers, np.int32)), len(pieces), kept)
 
 
-class DeltaKernels:
+class DeltaKernels(Launched):
     """One layer's: keeps what does not change from pass to pass."""
 
     def __init__(
@@ -161,7 +161,4 @@ def delta_kernels(
     device: Device, shape: DeltaShape, dtype: mx.Dtype, *, filter: mx.array, a_log: mx.array, dt_bias: mx.array
 ) -> DeltaKernels:
     """Raises ValueError where there are none."""
-    run = kernel_launcher(device)
-    if run is None:
-        raise ValueError(f"no kernels for {device.name}")
-    return DeltaKernels(run, shape, dtype, filter=filter, a_log=a_log, dt_bias=dt_bias)
+    return DeltaKernels(required_launcher(device), shape, dtype, filter=filter, a_log=a_log, dt_bias=dt_bias)

@@ -11,11 +11,12 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import mlx.core as mx
 
@@ -53,6 +54,17 @@ class Launcher(Protocol):
     wide numbers are settle the dtypes of all arrays, and inputs named alike but for a number have the same."""
 
     def __call__(self, kernel: Kernel, inputs: list[mx.array], work: LaunchConfig) -> list[mx.array]: ...
+
+
+class Launched:
+    """What launches kernels, which may be the same kernels by another launcher."""
+
+    _run: Launcher
+
+    def by(self, run: Launcher) -> Self:
+        other = copy(self)
+        other._run = run
+        return other
 
 
 class MlxLauncher:
@@ -101,6 +113,14 @@ def kernel_launcher(device: Device) -> Launcher | None:
     if acting_as() is not None or mx.default_device().type == mx.cpu:
         return Emulator() if Emulator.available() else None
     return MlxLauncher("metal") if device.kind == "metal" else _cuda_launcher()
+
+
+def required_launcher(device: Device) -> Launcher:
+    """The same. Raises ValueError where nothing does."""
+    run = kernel_launcher(device)
+    if run is None:
+        raise ValueError(f"no kernels for {device.name}")
+    return run
 
 
 def compile_kernels(device: Device, rehearsed: RehearsedWork) -> None:

@@ -11,7 +11,6 @@ unpacked. Here all layers have the same memory, in turn.
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -21,7 +20,7 @@ import mlx.core as mx
 from ingot.kernels.dense_matmul.kernels import SOURCE as DENSE
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.kernel_source import Kernel, KernelTemplate, LaunchConfig, OutputSpec, read_source
-from ingot.kernels.gpu.launcher import Launcher, kernel_launcher
+from ingot.kernels.gpu.launcher import Launched, Launcher, kernel_launcher, required_launcher
 
 _SHARED = 48 * 1024
 """Bytes of memory that a group's threads may share without asking for more."""
@@ -194,7 +193,7 @@ class PackedWeights:
         return size if self.experts is None else f"{self.experts} experts of {size}"
 
 
-class PackedProduct:
+class PackedProduct(Launched):
     """Multiplies by the weights of one kind of layers."""
 
     def __init__(
@@ -223,12 +222,6 @@ class PackedProduct:
         """silu of the product with the first half of the outputs, times that with the other half: [rows, outputs / 2],
         with the bits of MLX's operations on these products. x is in contiguous memory."""
         return self._launched("multiply_gated", [x, *weights.inputs], x.shape[0], parts=2)
-
-    def by(self, run: Launcher) -> PackedProduct:
-        """The same, launched otherwise."""
-        other = copy(self)
-        other._run = run
-        return other
 
     def gather(self, x: mx.array, weights: PackedWeights, chosen: mx.array) -> mx.array:
         """x [rows, columns] times the weights of experts chosen [products] (int32), as many of them for each row:
@@ -268,10 +261,7 @@ class PackedProduct:
 
 def packed_product(device: Device, packing: PackedFormat, dtype: mx.Dtype) -> PackedProduct:
     """Raises ValueError where there is none."""
-    run = kernel_launcher(device)
-    if run is None:
-        raise ValueError(f"no kernels for {device.name}")
-    return PackedProduct(run, packing, dtype)
+    return PackedProduct(required_launcher(device), packing, dtype)
 
 
 UNPACK_INPUTS = ("weight", "scales", "biases", "scratch", "given", "after")
@@ -284,17 +274,13 @@ def unpacking_kernel() -> Kernel:
     return Kernel("packed", "unpack", UNPACK_INPUTS, ("handed",), header, body, True)
 
 
-class UnpackScratch:
+class UnpackScratch(Launched):
     """Room for the largest layer's weights, in a format. Whoever takes it waits for whoever had it before."""
 
     def __init__(self, run: Launcher, room: mx.array) -> None:
         """`room` [weights] is written in place."""
         self._run, self._room, self._after = run, room, mx.zeros(1, room.dtype)
         mx.eval(self._room, self._after)
-
-    def with_launcher(self, run: Launcher) -> UnpackScratch:
-        """The same memory, with another launcher."""
-        return UnpackScratch(run, self._room)
 
     @property
     def nbytes(self) -> int:

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from copy import copy
 from typing import NamedTuple
 
 import mlx.core as mx
 
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.kernel_source import KernelTemplate, LaunchConfig, OutputSpec
-from ingot.kernels.gpu.launcher import Launcher, kernel_launcher
+from ingot.kernels.gpu.launcher import Launched, Launcher, kernel_launcher, required_launcher
 from ingot.kernels.paged_attention.inputs import (
     MOST_QUERIES,
     WIDTHS,
@@ -48,7 +47,7 @@ class _AttentionCut(NamedTuple):
     merge: KernelTemplate
 
 
-class PagedAttention:
+class PagedAttention(Launched):
     """One layer's attention, or that of all layers alike. Keeps nothing but what it was made with."""
 
     def __init__(
@@ -137,12 +136,6 @@ class PagedAttention:
         """Any rows that are bound so."""
         spans, stretches = ((0, 0),) * bound.rows, {(self.stretch, self._window): bound.stretches}
         return KernelRows(table, rows, spans, bound.most, _kv_splits=stretches)
-
-    def by(self, run: Launcher) -> PagedAttention:
-        """The same, launched otherwise."""
-        other = copy(self)
-        other._run = run
-        return other
 
     def _merged(self, partial: mx.array, rows: KernelRows, cut: _AttentionCut, attended: OutputSpec) -> mx.array:
         groups = (1, self._shape.heads, len(rows.spans) * rows.most)
@@ -314,8 +307,7 @@ def paged_attention(
 ) -> PagedAttention:
     """Attention by this device's kernels, cut as is best there or as `tuning` says. Only where `has_paged_kernels`;
     raises ValueError as `PagedAttention` does."""
-    run = kernel_launcher(device)
-    if run is None:
-        raise ValueError(f"no kernels for {device.name}")
     tuning = tuning or TUNINGS[device.kind]
-    return PagedAttention(run, tuning, shape, dtype, scale=scale, cap=cap, sinks=sinks, window=window)
+    return PagedAttention(
+        required_launcher(device), tuning, shape, dtype, scale=scale, cap=cap, sinks=sinks, window=window
+    )

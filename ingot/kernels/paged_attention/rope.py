@@ -5,14 +5,13 @@ values to their pages.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 
 import mlx.core as mx
 
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.kernel_source import KernelTemplate, LaunchConfig, OutputSpec
-from ingot.kernels.gpu.launcher import Launcher, kernel_launcher
+from ingot.kernels.gpu.launcher import Launched, Launcher, required_launcher
 from ingot.kernels.paged_attention.inputs import KVSlabs, paged_kernel
 from ingot.kernels.paged_attention.kernels import DTYPES
 from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape, AttentionTuning
@@ -46,7 +45,7 @@ class RopeShape:
         return self.heads.unsupported()
 
 
-class RopeKernel:
+class RopeKernel(Launched):
     """One layer's, or that of all layers alike."""
 
     def __init__(
@@ -73,12 +72,6 @@ class RopeKernel:
             *(("DIMS", shape.dims), ("NEIGHBOURS", shape.neighbours), ("NORMED", shape.normed)),
             ("Q_STEP", shape.query_step),
         )
-
-    def by(self, run: Launcher) -> RopeKernel:
-        """The same, launched otherwise."""
-        other = copy(self)
-        other._run = run
-        return other
 
     def __call__(
         self, projected: mx.array, angles: mx.array, slots: mx.array, slabs: KVSlabs, after: mx.array
@@ -126,7 +119,4 @@ def _pack_norms(norms: Sequence[HeadRmsNorm], size: int) -> mx.array:
 
 def rope_kernel(device: Device, shape: RopeShape, dtype: mx.Dtype, norms: Sequence[HeadRmsNorm] = ()) -> RopeKernel:
     """By this device's kernels. Raises ValueError where there are none, and as `RopeKernel` does."""
-    run = kernel_launcher(device)
-    if run is None:
-        raise ValueError(f"no kernels for {device.name}")
-    return RopeKernel(run, TUNINGS[device.kind], shape, dtype, norms)
+    return RopeKernel(required_launcher(device), TUNINGS[device.kind], shape, dtype, norms)

@@ -16,6 +16,7 @@ from ingot.kernels.device import Device
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.kernel_source import Kernel, LaunchConfig, OutputSpec, read_source
 from ingot.kernels.gpu.launcher import Launcher, compile_kernels, kernel_launcher
+from ingot.kernels.selfcheck import attempted
 
 SOURCE = Path(__file__).parent / "source"
 THREADS = 1024
@@ -59,7 +60,7 @@ def checked_sampling(device: Device) -> SampleTokens | None:
     if run is None or isinstance(run, Emulator):
         return None
     drawing = partial(sample_tokens, run)
-    compile_kernels(device, rehearse_sampling)
+    compile_kernels(device, lambda run: sample_tokens(run, mx.zeros((1, 2)), [(0.0, 0, 1.0, 0.0, 0.0)]))
     wrong = check_sampling(drawing)
     if wrong is not None:
         log.warning("tokens are drawn by plain operations, slower: a kernel %s", wrong)
@@ -67,26 +68,18 @@ def checked_sampling(device: Device) -> SampleTokens | None:
     return drawing
 
 
-def rehearse_sampling(run: Launcher) -> None:
-    """Launches what will be launched."""
-    sample_tokens(run, mx.zeros((1, 2)), [(0.0, 0, 1.0, 0.0, 0.0)])
-
-
 def check_sampling(drawing: SampleTokens) -> str | None:
     """What is wrong with draws; None where they are right."""
-    draws = [(0.0, 0, 1.0, 0.0, 0.5), *_trial_draws()]
-    logits = 2 * mx.random.normal((len(draws), VOCAB), key=mx.random.key(3))
-    try:
-        tokens: list[int] = drawing(logits, draws).tolist()  # type: ignore[assignment]
-    except (RuntimeError, ValueError) as error:
-        return f"does not run: {' '.join(str(error).split())[:500]}"
-    wrong = [how for how, row, token in zip(draws, logits, tokens, strict=True) if not _is_right(row, how, token)]
-    return f"draws wrongly by {wrong[0]}" if wrong else None
-
-
-def _trial_draws() -> list[RowSampling]:
     filters = ((0, 1.0, 0.0), (40, 1.0, 0.0), (0, 0.9, 0.0), (40, 0.9, 0.0), (0, 1.0, 0.05), (64, 0.95, 0.02))
-    return [(0.7, *each, at) for each in filters for at in (0.01, 0.5, 0.999)]
+    draws = [(0.0, 0, 1.0, 0.0, 0.5), *((0.7, *each, at) for each in filters for at in (0.01, 0.5, 0.999))]
+    logits = 2 * mx.random.normal((len(draws), VOCAB), key=mx.random.key(3))
+
+    def wrong() -> str | None:
+        tokens: list[int] = drawing(logits, draws).tolist()  # type: ignore[assignment]
+        each = zip(draws, logits, tokens, strict=True)
+        return next((f"draws wrongly by {how}" for how, row, token in each if not _is_right(row, how, token)), None)
+
+    return attempted(wrong)
 
 
 def _is_right(logits: mx.array, how: RowSampling, token: int) -> bool:

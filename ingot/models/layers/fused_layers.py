@@ -8,7 +8,6 @@ given. Covers the layers of Llama and its relatives; what it does not cover keep
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -18,7 +17,7 @@ from ingot.cache.layer_state import LayerState
 from ingot.kernels.cpu import native
 from ingot.models.families.registry import is_fusible
 from ingot.models.layers.attention_backends import native_spans_of
-from ingot.models.layers.modules import PositionedRope, adopt_module, native_weights_of
+from ingot.models.layers.modules import PositionedRope, extend, native_weights_of
 from ingot.models.lora.layers import LoraMapping
 
 
@@ -89,17 +88,11 @@ def fuse_layers(model: Any) -> bool:
 
 def run_all_in_first(model: Any, layers: Sequence[nn.Module], ours: type[nn.Module]) -> Any:
     """Let `ours`, which stands in for the first layer and is given back, run all of them."""
-    kind: type[nn.Module] = type(layers[0])
-    first = adopt_module(layers[0], _layer_class(ours, kind))
+    first = extend(layers[0], ours, ours.__name__)
     model.model.update_modules(
-        {"layers": [first, *(adopt_module(layer, _layer_class(SkippedLayer, kind)) for layer in layers[1:])]}
+        {"layers": [first, *(extend(each, SkippedLayer, "SkippedLayer") for each in layers[1:])]}
     )
     return first
-
-
-@cache
-def _layer_class(ours: type[nn.Module], theirs: type[nn.Module]) -> type:
-    return type(f"{ours.__name__}{theirs.__name__}", (ours, theirs), {})
 
 
 def fusible_layers_of(model: Any) -> list[Any]:

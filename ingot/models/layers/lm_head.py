@@ -25,6 +25,7 @@ from ingot.models.layers.modules import (
     PackedEmbedding,
     PackedLinear,
     adopt_module,
+    extend,
     modules_stood_in,
 )
 
@@ -89,70 +90,20 @@ class _SelectsBeforeHead:
         return y
 
 
-class SelectiveLinear(_SelectsBeforeCall, nn.Linear):
-    pass
-
-
-class SelectiveQuantizedLinear(_SelectsBeforeCall, nn.QuantizedLinear):
-    pass
-
-
-class SelectivePackedLinear(_SelectsBeforeCall, PackedLinear):
-    pass
-
-
-class SelectiveEmbedding(_SelectsBeforeHead, nn.Embedding):
-    pass
-
-
-class SelectiveQuantizedEmbedding(_SelectsBeforeHead, nn.QuantizedEmbedding):
-    pass
-
-
-class SelectivePackedEmbedding(_SelectsBeforeHead, PackedEmbedding):
-    pass
-
-
-class SelectiveDenseLinear(_SelectsBeforeCall, DenseLinear):
-    pass
-
-
-class SelectiveDenseEmbedding(_SelectsBeforeHead, DenseEmbedding):
-    pass
-
-
-class SelectiveKernelLinear(_SelectsBeforeCall, QuantizedKernelLinear):
-    pass
-
-
-class SelectiveKernelEmbedding(_SelectsBeforeHead, QuantizedKernelEmbedding):
-    pass
-
-
-class SelectiveDenseKernelLinear(_SelectsBeforeCall, DenseKernelLinear):
-    pass
-
-
-class SelectiveDenseKernelEmbedding(_SelectsBeforeHead, DenseKernelEmbedding):
-    pass
-
-
+_LINEAR = (nn.Linear, nn.QuantizedLinear, PackedLinear, DenseLinear, QuantizedKernelLinear, DenseKernelLinear)
+_TIED = (
+    nn.Embedding,
+    nn.QuantizedEmbedding,
+    PackedEmbedding,
+    DenseEmbedding,
+    QuantizedKernelEmbedding,
+    DenseKernelEmbedding,
+)
 SELECTIVE_HEADS: dict[type, type] = {
-    nn.Linear: SelectiveLinear,
-    nn.QuantizedLinear: SelectiveQuantizedLinear,
-    nn.Embedding: SelectiveEmbedding,
-    nn.QuantizedEmbedding: SelectiveQuantizedEmbedding,
-    PackedLinear: SelectivePackedLinear,
-    PackedEmbedding: SelectivePackedEmbedding,
-    DenseLinear: SelectiveDenseLinear,
-    DenseEmbedding: SelectiveDenseEmbedding,
-    QuantizedKernelLinear: SelectiveKernelLinear,
-    QuantizedKernelEmbedding: SelectiveKernelEmbedding,
-    DenseKernelLinear: SelectiveDenseKernelLinear,
-    DenseKernelEmbedding: SelectiveDenseKernelEmbedding,
+    kind: type(f"Selective{kind.__name__}", (ours, kind), {})
+    for ours, kinds in ((_SelectsBeforeCall, _LINEAR), (_SelectsBeforeHead, _TIED))
+    for kind in kinds
 }
-
-
 KNOWN_HEADS = {*SELECTIVE_HEADS, *SELECTIVE_HEADS.values()}
 
 
@@ -204,8 +155,7 @@ def tap_hidden_states(model: nn.Module, paths: Sequence[str], selection: LogitsS
     modules = dict(model.named_modules())
     swapped = []
     for path in paths:
-        kind = type(modules[path])
-        keeping = adopt_module(modules[path], type(f"Tapped{kind.__name__}", (_KeepsInput, kind), {}))
+        keeping = extend(modules[path], _KeepsInput, "Tapped")
         keeping.selection, keeping.path = selection, path
         swapped.append((path, keeping))
     model.update_modules(tree_unflatten(swapped))

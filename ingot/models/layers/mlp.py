@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -21,7 +21,7 @@ from ingot.kernels.cpu import native
 from ingot.models.families.description import MlpSpec
 from ingot.models.families.registry import mlp_spec_of
 from ingot.models.layers.gpu_linear import JoinedLinear, join_linears
-from ingot.models.layers.modules import adopt_module, modules_stood_in
+from ingot.models.layers.modules import adopt_module, extend, modules_stood_in
 from ingot.upstream import QuantizedSwitchLinear, SwiGLU, SwigluOAI, SwitchGLU, SwitchLinear
 
 
@@ -49,11 +49,6 @@ def _silu_by_division(gate: mx.array, up: mx.array | None) -> mx.array:
     return gate / (1 + mx.exp(-gate)) * up
 
 
-@cache
-def _gated_class(kind: type) -> type:
-    return type(f"Gated{kind.__name__}", (GatedMLP, kind), {})
-
-
 def swap_gated_mlps(model: nn.Module, known: Callable[[nn.Module], MlpSpec | None] = mlp_spec_of) -> int:
     """Swap every known MLP of the model that can be computed faster; returns how many were."""
     found = [(path, module, known(module)) for path, module in model.named_modules()]
@@ -68,7 +63,7 @@ def swap_gated_mlps(model: nn.Module, known: Callable[[nn.Module], MlpSpec | Non
 
 
 def _gated_mlp(module: nn.Module, gating: MlpSpec, quick: bool) -> nn.Module:
-    swapped: Any = adopt_module(module, _gated_class(type(module)))
+    swapped: Any = extend(module, GatedMLP, "Gated")
     swapped._gating, swapped._native = gating, quick
     return swapped
 
@@ -107,11 +102,6 @@ def _gelu_tanh(gate: mx.array, up: mx.array) -> mx.array:
 _GATES: dict[str, Callable[[mx.array, mx.array], mx.array]] = {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh}
 
 
-@cache
-def _joined_class(kind: type) -> type:
-    return type(f"Joined{kind.__name__}", (JoinedMLP, kind), {})
-
-
 def join_gated_mlps(model: nn.Module) -> int:
     """Swap every known MLP of the model whose products can be joined; returns how many were. One layer after another is
     in memory twice, while it is joined."""
@@ -130,7 +120,7 @@ def _joined_mlp(module: nn.Module, gating: MlpSpec | None) -> nn.Module | None:
     out = join_linears(module[gating.down], names=[gating.down])
     if into is None or out is None:
         return None
-    swapped: Any = adopt_module(module, _joined_class(type(module)))
+    swapped: Any = extend(module, JoinedMLP, "Joined")
     swapped._gate, swapped._into, swapped._out = _GATES[gating.act], into, out
     return swapped
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -106,6 +107,16 @@ def adopt_module(module: nn.Module, cls: type) -> Any:
     dict.update(taken, module)
     taken.__dict__.update(vars(module))
     return taken
+
+
+def extend(module: nn.Module, ours: type, prefix: str) -> Any:
+    """A module that owns what `module` owns, of a class that puts `ours` before its own."""
+    return adopt_module(module, _extended(ours, type(module), prefix))
+
+
+@cache
+def _extended(ours: type, theirs: type, prefix: str) -> type:
+    return type(f"{prefix}{theirs.__name__}", (ours, theirs), {})
 
 
 def own_class(module: nn.Module) -> type:

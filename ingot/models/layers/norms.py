@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, Final
 
 import mlx.core as mx
@@ -11,7 +10,7 @@ from mlx.utils import tree_unflatten
 
 from ingot.kernels.cpu import native
 from ingot.models.families.registry import norm_spec_of
-from ingot.models.layers.modules import adopt_module
+from ingot.models.layers.modules import adopt_module, extend
 
 
 def norm_factor(norm: nn.Module) -> mx.array | None:
@@ -60,11 +59,6 @@ class NativeLayerNorm(nn.Module):
         return native.layer_norm(x, self._factor, self.get("bias"), self.eps)
 
 
-@cache
-def _native_norm_class(ours: type, theirs: type) -> type:
-    return type(f"Native{theirs.__name__}", (ours, theirs), {})
-
-
 def swap_norms(model: nn.Module) -> int:
     """Swap every known norm of a float32 model for a native one; returns how many were swapped."""
     found = [(path, module) for path, module in model.named_modules() if _is_known_norm(module)]
@@ -80,9 +74,7 @@ def _is_known_norm(module: nn.Module) -> bool:
 
 
 def _native_norm(module: nn.Module) -> nn.Module:
-    swapped: Any = adopt_module(
-        module, _native_norm_class(NativeRMSNorm if is_rms_norm(module) else NativeLayerNorm, type(module))
-    )
+    swapped: Any = extend(module, NativeRMSNorm if is_rms_norm(module) else NativeLayerNorm, "Native")
     swapped._factor = norm_factor(module)
     return swapped
 

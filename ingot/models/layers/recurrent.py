@@ -10,7 +10,6 @@ that are not ours, a layer's own code runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -25,7 +24,7 @@ from ingot.kernels.gated_delta.kernels import DeltaKernels, DeltaShape, DeltaSpa
 from ingot.kernels.gated_delta.selfcheck import CheckedDelta
 from ingot.models.families.description import GatedDeltaSpec, Mamba2Spec, RecurrenceSpec, ShortConvSpec
 from ingot.models.families.registry import recurrence_spec_of
-from ingot.models.layers.modules import adopt_module, native_weights_of
+from ingot.models.layers.modules import extend, native_weights_of
 from ingot.models.lora.layers import LoraMapping
 
 
@@ -165,8 +164,7 @@ def swap_recurrences(model: nn.Module) -> int:
 def _adopt_recurrence(
     mixer: Any, inputs: tuple[str, ...], operation: Any, rows: tuple[tuple[int, ...], ...]
 ) -> NativeRecurrence:
-    theirs: type[nn.Module] = type(mixer)
-    taken: NativeRecurrence = adopt_module(mixer, _native_recurrence_class(theirs))
+    taken: NativeRecurrence = extend(mixer, NativeRecurrence, "Native")
     taken._operation, taken._inputs, taken._rows = operation, inputs, rows
     taken._weights = _projection_weights(mixer, inputs)
     return taken
@@ -182,11 +180,6 @@ def _projection_weights(mixer: Any, inputs: tuple[str, ...]) -> tuple[list[Any],
         return None
     made = dict(zip(dict.fromkeys(inputs), into, strict=True))
     return [made[name] for name in inputs], out
-
-
-@cache
-def _native_recurrence_class(theirs: type[nn.Module]) -> type:
-    return type(f"Native{theirs.__name__}", (NativeRecurrence, theirs), {})
 
 
 def _conv_bias(convolution: nn.Module) -> mx.array | None:
@@ -247,11 +240,6 @@ def _delta_spans(state: RecurrentState) -> DeltaSpans:
     return spans
 
 
-@cache
-def _kernel_delta_class(theirs: type[nn.Module]) -> type:
-    return type(f"Kernel{theirs.__name__}", (KernelGatedDelta, theirs), {})
-
-
 def kernel_gated_delta(module: Any, kernels: CheckedDelta) -> KernelGatedDelta | None:
     """The same by a GPU's kernels; None where it is something else, or where they are not right for it."""
     known = recurrence_spec_of(module)
@@ -268,7 +256,6 @@ def kernel_gated_delta(module: Any, kernels: CheckedDelta) -> KernelGatedDelta |
     )
     if found is None:
         return None
-    theirs: type[nn.Module] = type(module)
-    taken: KernelGatedDelta = adopt_module(module, _kernel_delta_class(theirs))
+    taken: KernelGatedDelta = extend(module, KernelGatedDelta, "Kernel")
     taken._kernels, taken._joint = found, known.joint
     return taken

@@ -12,7 +12,6 @@ import inspect
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -31,7 +30,7 @@ from ingot.models.layers.decode_graph import capture_layers
 from ingot.models.layers.fused_layers import FusedLayers, LayerStandIn, fuse_layers
 from ingot.models.layers.gpu_linear import swap_dense_layers, swap_quantized_layers
 from ingot.models.layers.mlp import GatedMLP, JoinedMLP, join_gated_mlps, swap_gated_mlps
-from ingot.models.layers.modules import adopt_module, own_class, restored_module, swap_ropes
+from ingot.models.layers.modules import extend, own_class, restored_module, swap_ropes
 from ingot.models.layers.norms import swap_norms
 from ingot.models.layers.recurrent import KernelGatedDelta, NativeRecurrence, kernel_gated_delta, swap_recurrences
 from ingot.models.layers.rope import KernelRopes, SharedRopes
@@ -97,11 +96,6 @@ def _join_outputs(mixed: MixedBatch, outputs: list[Any]) -> Any:
     return joined, *(PerBatch(mixed, parts) for parts in list(zip(*outputs, strict=True))[1:])
 
 
-@cache
-def _split_class(kind: type) -> type:
-    return type(f"Split{kind.__name__}", (SplitMixer, kind), {})
-
-
 def find_mixers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """The outermost modules inside the model's layers that take a cache, with their paths."""
     takers = [
@@ -137,7 +131,7 @@ def swap_mixers(model: nn.Module, *, unfused: bool, kernels: CheckedKernels | No
 def split_mixers(model: nn.Module) -> None:
     """Swap every mixer of the model for its own code, run once for each launch of a mixed one."""
     model.update_modules(
-        tree_unflatten([(path, adopt_module(each, _split_class(type(each)))) for path, each in find_mixers(model)])
+        tree_unflatten([(path, extend(each, SplitMixer, "Split")) for path, each in find_mixers(model)])
     )
 
 
@@ -161,7 +155,7 @@ def _swapped_mixer(
     if attention is not None:
         return attention
     recurrence = None if kernels is None else kernel_gated_delta(module, kernels.delta)
-    return adopt_module(module, _split_class(type(module))) if recurrence is None else recurrence
+    return extend(module, SplitMixer, "Split") if recurrence is None else recurrence
 
 
 def is_tiled(model: nn.Module) -> bool:

@@ -18,7 +18,7 @@ import mlx.nn as nn
 
 from ingot.kernels.cpu import native
 from ingot.kernels.lora import CHUNK, LoraMatrices
-from ingot.models.layers.modules import adopt_module
+from ingot.models.layers.modules import extend
 from ingot.models.lora.weights import LoraPair
 
 FEW_LORA_TOKENS = 64
@@ -243,13 +243,8 @@ class LoraLinear(nn.Module):
         return self._sites.beside((self._number,), x, super().__call__(x))
 
 
-@cache
-def _lora_class(kind: type[nn.Module]) -> type:
-    return type(f"Adapted{kind.__name__}", (LoraLinear, kind), {})
-
-
 def with_lora(layer: nn.Module, sites: LoraMatrixStack, number: int) -> nn.Module:
     """The same layer, with what adapters add."""
-    replacement: LoraLinear = adopt_module(layer, _lora_class(type(layer)))
+    replacement: LoraLinear = extend(layer, LoraLinear, "Adapted")
     replacement._sites, replacement._number = sites, number
     return replacement

@@ -28,6 +28,7 @@ from ingot.models.vision.tiles import (
     PixelNormalization,
     TiledVisionTower,
     cut_square_tiles,
+    on_canvas,
     resize_bicubic,
     single_view,
 )
@@ -38,15 +39,15 @@ from ingot.models.vision.vit import (
     VitLayer,
     VitRotation,
     WorkSlicing,
-    clip_layer,
+    clip_vit,
     joint_projection_of,
     layers_up_to,
-    learned_positions,
     merge_patches,
 )
 from ingot.upstream import create_attention_mask
 
 LLAVA_PARTS: Final = ("vision_tower", "multi_modal_projector")
+BLACK: Final = 0
 LLAVA_LINE_END: Final = "image_newline"
 LLAVA_LANGUAGE: Final = LanguagePart(None, LANGUAGE_PREFIXES)
 
@@ -82,7 +83,7 @@ def llava_next_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, 
         side = side_of(layout)
         yield normal(shown[0])
         if layout.covered is not None:
-            canvas = pad_on_black(shown[1], layout.size)
+            canvas = on_canvas(shown[1], layout.size, BLACK)
             yield from map(normal, cut_square_tiles(canvas, side))
 
     def lined(features: mx.array, layout: Layout) -> mx.array:
@@ -103,17 +104,10 @@ def llava_next_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, 
 
 def _llava_tower(model: Any, device: Device, views: MakeViews, cut: CutTiles, resample: int) -> TiledVisionTower:
     vision, stated = model.vision_tower.vision_model, model.config.vision_config
-    embeddings = vision.embeddings
+    layers = layers_up_to(vision.encoder.layers, model.config.vision_feature_layer)
     clip = stated.model_type == "clip_vision_model"
-    vit = Vit(
-        embeddings.patch_embedding,
-        [clip_layer(layer) for layer in layers_up_to(vision.encoder.layers, model.config.vision_feature_layer)],
-        stated.num_attention_heads,
-        WorkSlicing.on(device),
-        positions=learned_positions(embeddings),
-        first=embeddings.class_embedding if clip else None,
-        opening=vision.pre_layrnorm if clip else None,
-    )
+    ahead = {"first": vision.embeddings.class_embedding, "opening": vision.pre_layrnorm} if clip else {}
+    vit = clip_vit(vision, layers, stated.num_attention_heads, device, **ahead)
     # "default" leaves out the first row, also where it is no class: as mlx-vlm and transformers do.
     begin = 1 if model.config.vision_feature_select_strategy == "default" else 0
 
@@ -152,15 +146,6 @@ def fit_within(size: Size, canvas: Size) -> Size:
     return Size(min(math.ceil(size.width * down), canvas.width), canvas.height)
 
 
-def pad_on_black(frame: Pixels, canvas: Size) -> Pixels:
-    """In the middle of a canvas."""
-    height, width, _ = frame.shape
-    made = np.zeros((canvas.height, canvas.width, 3), dtype=np.uint8)
-    top, left = (canvas.height - height) // 2, (canvas.width - width) // 2
-    made[top : top + height, left : left + width] = frame
-    return made
-
-
 PHI_PARTS: Final = ("model.vision_embed_tokens",)
 _PHI_LANGUAGE_PREFIXES: Final = ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.")
 PHI_TILE: Final = 336
@@ -185,23 +170,16 @@ PHI_LANGUAGE: Final = LanguagePart(
 def phi3_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:
     vision_encoder = model.model.vision_embed_tokens
     vision = vision_encoder.img_processor.vision_model
-    embeddings, stated = vision.embeddings, vision.embeddings.config
-    vit = Vit(
-        embeddings.patch_embedding,
-        [clip_layer(layer) for layer in vision.encoder.layers[:-1]],
-        stated.num_attention_heads,
-        WorkSlicing.on(device),
-        positions=learned_positions(embeddings),
-        first=embeddings.class_embedding,
-        opening=vision.pre_layrnorm,
-    )
+    stated, layers = vision.embeddings.config, vision.encoder.layers[:-1]
+    ahead = {"first": vision.embeddings.class_embedding, "opening": vision.pre_layrnorm}
+    vit = clip_vit(vision, layers, stated.num_attention_heads, device, **ahead)
     normal = PixelNormalization.stated(files.pictures, *CLIP_NORMALIZATION)
 
     def views(size: Size, layout: Layout) -> Sequence[View]:
         return ((fill_canvas(size, layout.size),),)
 
     def cut(shown: Sequence[Pixels], layout: Layout) -> Iterator[PixelArray]:
-        whole = normal(pad_on_white(shown[0], layout.size))
+        whole = normal(on_canvas(shown[0], layout.size, WHITE))
         yield resize_bicubic(whole, Size(PHI_TILE, PHI_TILE))
         yield from cut_square_tiles(whole, PHI_TILE)
 
@@ -251,15 +229,6 @@ def fill_canvas(size: Size, canvas: Size) -> Size:
     along = max(canvas)
     across = max(1, int(along / size.aspect))
     return Size(along, across) if size.width >= size.height else Size(across, along)
-
-
-def pad_on_white(frame: Pixels, size: Size) -> Pixels:
-    """In the middle of a canvas."""
-    height, width, _ = frame.shape
-    above, before = math.floor((size.height - height) / 2), math.floor((size.width - width) / 2)
-    canvas = np.full((size.height, size.width, 3), WHITE, dtype=np.uint8)
-    canvas[above : above + height, before : before + width] = frame
-    return canvas
 
 
 PIXTRAL_PARTS: Final = ("vision_tower", "multi_modal_projector")

@@ -24,9 +24,8 @@ from ingot.models.vision.vit import (
     Vit,
     VitLayer,
     WorkSlicing,
-    clip_layer,
+    clip_vit,
     joint_projection_of,
-    learned_positions,
     merge_patches,
 )
 
@@ -40,14 +39,8 @@ def gemma_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, devic
         raise ModelError("do_pan_and_scan of preprocessor_config.json is not supported: pictures are shown whole.")
     vision, projector = model.vision_tower.vision_model, model.multi_modal_projector
     stated = model.config.vision_config
-    vit = Vit(
-        vision.embeddings.patch_embedding,
-        [clip_layer(layer) for layer in vision.encoder.layers],
-        stated.num_attention_heads,
-        WorkSlicing.on(device),
-        positions=learned_positions(vision.embeddings),
-        closing=vision.post_layernorm,
-    )
+    heads = stated.num_attention_heads
+    vit = clip_vit(vision, vision.encoder.layers, heads, device, closing=vision.post_layernorm)
     hidden = int(model.config.text_config.hidden_size)
     normal = PixelNormalization.stated(files.pictures, resample=BILINEAR)
 
@@ -91,14 +84,8 @@ LANCZOS: Final = 1
 
 def idefics_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:
     vision, stated = model.vision_model, model.config.vision_config
-    vit = Vit(
-        vision.embeddings.patch_embedding,
-        [clip_layer(layer) for layer in vision.encoder.layers],
-        stated.num_attention_heads,
-        WorkSlicing.on(device),
-        positions=learned_positions(vision.embeddings),
-        closing=vision.post_layernorm,
-    )
+    heads = stated.num_attention_heads
+    vit = clip_vit(vision, vision.encoder.layers, heads, device, closing=vision.post_layernorm)
     rules = IdeficsProcessor.of(files)
     normal = PixelNormalization.stated(files.pictures, resample=LANCZOS)
 

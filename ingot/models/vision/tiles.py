@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -46,6 +46,15 @@ def cut_square_tiles(frame: NDArray[T], side: int) -> Iterator[NDArray[T]]:
     for top in range(0, frame.shape[0], side):
         for left in range(0, frame.shape[1], side):
             yield frame[top : top + side, left : left + side]
+
+
+def on_canvas(frame: Pixels, canvas: Size, colour: int) -> Pixels:
+    """In the middle of it."""
+    height, width, _ = frame.shape
+    made = np.full((canvas.height, canvas.width, 3), colour, dtype=np.uint8)
+    top, left = (canvas.height - height) // 2, (canvas.width - width) // 2
+    made[top : top + height, left : left + width] = frame
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +132,6 @@ class TiledVisionTower:
             pixels=4 * grid.t * grid.h * grid.w * numbers, work=4 * work, features=4 * layout.features * self.hidden
         )
 
-
-if TYPE_CHECKING:
-    pass
 
 _HALF = (0.5, 0.5, 0.5)
 

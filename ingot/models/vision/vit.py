@@ -101,14 +101,17 @@ class Vit:
         return x if self.positions is None else x + self.positions.astype(x.dtype)
 
 
-def learned_positions(embeddings: Any) -> mx.array:
-    """Positions that a module of CLIP's or SigLIP's kind has learned, also where their table is packed."""
-    found = embeddings.position_embedding(mx.arange(embeddings.num_positions))
-    mx.eval(found)
-    return found
+def clip_vit(vision: Any, layers: Sequence[Any], heads: int, device: Device, **more: Any) -> Vit:
+    """Of CLIP's or SigLIP's kind, with these of its layers."""
+    own = vision.embeddings
+    positions = own.position_embedding(mx.arange(own.num_positions))  # also where their table is packed
+    mx.eval(positions)
+    return Vit(
+        own.patch_embedding, [*map(_clip_layer, layers)], heads, WorkSlicing.on(device), positions=positions, **more
+    )
 
 
-def clip_layer(layer: Any) -> VitLayer:
+def _clip_layer(layer: Any) -> VitLayer:
     """As mlx-vlm calls the parts of CLIP's and SigLIP's layers."""
     own = layer.self_attn
     return VitLayer(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from jinja2 import meta, nodes
@@ -136,23 +137,23 @@ class _CompiledTemplate:
         self._limits = limits
         if len(source) > limits.source:
             raise ModelError(f"The chat template is longer than {limits.source} characters.")
-        with _with_render_meter(RenderMeter(limits)), _compile_errors():
+        with _during(current_meter, RenderMeter(limits)), _compile_errors():
             tree = sandbox.parse(source)
             self.variables = frozenset(meta.find_undeclared_variables(tree))
             literals = {const.value for const in tree.find_all(nodes.Const) if isinstance(const.value, str)}
             literals |= {each.attr for each in tree.find_all(nodes.Getattr)}
             self._generate = sandbox.compiled(trace_template(tree))
         # All trials together may take what one rendering may.
-        with _with_render_meter(RenderMeter(limits)):
+        with _during(current_meter, RenderMeter(limits)):
             self.traits = probe_traits(self._trial, literals)
 
     def run(self, variables: Mapping[str, Any], history: TemplateHistory) -> RenderedPrompt:
-        with _with_render_meter(RenderMeter(self._limits)):
+        with _during(current_meter, RenderMeter(self._limits)):
             return self._rendered(variables, history)
 
     def _rendered(self, variables: Mapping[str, Any], history: TemplateHistory) -> RenderedPrompt:
         seen = RenderTrace(variables["messages"], history)
-        with _render_errors(), _with_render_trace(seen):
+        with _render_errors(), _during(witness.current_trace, seen):
             return seen.read(_collect_output(self._generate({**self._tokens, **variables}), self._limits.output))
 
     def _trial(self, messages: list[dict[str, Any]], tools: list[Any] | None = None) -> str:
@@ -167,21 +168,12 @@ class _CompiledTemplate:
 
 
 @contextmanager
-def _with_render_meter(meter: RenderMeter) -> Iterator[None]:
-    token = current_meter.set(meter)
+def _during(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        current_meter.reset(token)
-
-
-@contextmanager
-def _with_render_trace(seen: RenderTrace) -> Iterator[None]:
-    token = witness.current_trace.set(seen)
-    try:
-        yield
-    finally:
-        witness.current_trace.reset(token)
+        variable.reset(token)
 
 
 @contextmanager

@@ -14,20 +14,20 @@ import functools
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
+from types import GeneratorType
 from typing import Any, cast
 
-from jinja2.exceptions import TemplateError, TemplateRuntimeError
+from jinja2.exceptions import SecurityError, TemplateError, TemplateRuntimeError
 from jinja2.filters import FILTERS as JINJA
 from jinja2.filters import make_attrgetter
 from jinja2.runtime import Undefined
 from jinja2.sandbox import SandboxedEnvironment
 from jinja2.tests import TESTS as JINJA_TESTS
 from jinja2.utils import pass_environment
-from markupsafe import Markup
 
 from ingot.text.cancellation import checkpoint
 
@@ -102,14 +102,12 @@ class RenderMeter:
             raise RenderLimitExceeded(f"it builds a number of more than {_LARGEST_BITS} bits")
         return value
 
-    def items(self, values: Iterable[Any]) -> list[Any]:
-        """All of `values`, which may be computed as they are taken."""
-        taken = []
+    def stepped(self, values: Iterable[Any]) -> Iterator[Any]:
+        """`values`, each a step and paid for as an item of a list when it is taken."""
         for value in values:
             self.step()
-            taken.append(value)
-            self.room(ITEM_WEIGHT * len(taken))
-        return self.admit(taken)
+            self.charge(ITEM_WEIGHT)
+            yield value
 
     def text(self, value: Any) -> str:
         """`value` as the template would print it."""
@@ -180,27 +178,11 @@ current_meter: ContextVar[RenderMeter] = ContextVar("meter")
 
 _MOST_COLUMNS = 10_000
 _WIDEST_INDENT = 16
-_FINEST_PRECISION = 15
-_LONGEST_ESCAPE = 6  # a character that Markup escapes becomes at most this many
-_WHITE_SPACE = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
-    map(chr, range(0x2000, 0x200B))
-)
+_WHITE_SPACE = "".join(chr(code) for code in range(0x3001) if chr(code).isspace())
 
 
 class TemplateRefusal(TemplateError):
     """The template itself refuses these messages, in its own words."""
-
-
-def metered_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` as one step, its result weighed. What Jinja reads from its attributes stays with it."""
-
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        meter = current_meter.get()
-        meter.step()
-        return meter.admit(function(*args, **kwargs))
-
-    return run
 
 
 def _raise_exception(message: Any) -> None:
@@ -232,11 +214,10 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """JSON as Hugging Face's templates expect it: nothing escaped for HTML, non-ASCII text as it is."""
-    meter = current_meter.get()
     width = len(indent) if isinstance(indent, str) else indent or 0
     if max(width, len("".join(separators or ()))) > _WIDEST_INDENT:
         raise RenderLimitExceeded(f"it indents JSON by more than {_WIDEST_INDENT} characters")
-    meter.nested(value, width)
+    current_meter.get().nested(value, width)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -245,134 +226,23 @@ def _join(environment: SandboxedEnvironment, values: Any, d: Any = "", attribute
     meter = current_meter.get()
     if attribute is not None:
         values = map(make_attrgetter(environment, attribute), values)
-    texts = [meter.text(value) for value in meter.items(values)]
-    return _join_texts(meter, meter.text(d), texts)
-
-
-def _join_texts(meter: RenderMeter, between: str, texts: list[str]) -> str:
-    meter.room(sum(map(len, texts)) + len(between) * len(texts))
+    texts, between = [meter.text(value) for value in meter.stepped(values)], meter.text(d)
+    _bound_join(meter, between, texts)
     return between.join(texts)
-
-
-def _replace(value: Any, old: Any, new: Any, count: int | None = None) -> str:
-    meter = current_meter.get()
-    text, old, new = meter.text(value), meter.text(old), meter.text(new)
-    limit = -1 if count is None else count
-    _bound_replace(meter, text, (old, new, limit))
-    return text.replace(old, new, limit)
-
-
-def _indent(value: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    text = current_meter.get().text(value)
-    size = width if isinstance(width, int) else len(width)
-    current_meter.get().room(len(text) + size * (text.count("\n") + 2))
-    return JINJA["indent"](text, width, first, blank)
-
-
-def _format(value: Any, *args: Any, **kwargs: Any) -> str:
-    current_meter.get().percent_format(current_meter.get().text(value), kwargs or args)
-    return JINJA["format"](value, *args, **kwargs)
-
-
-def _center(value: Any, width: int = 80) -> str:
-    current_meter.get().room(width)
-    return current_meter.get().text(value).center(width)
-
-
-def _round(value: float, precision: int = 0, method: str = "common") -> float:
-    if abs(precision) > _FINEST_PRECISION:
-        raise RenderLimitExceeded(f"it rounds to more than {_FINEST_PRECISION} digits")
-    return JINJA["round"](value, precision, method)
-
-
-def _title(value: Any) -> str:
-    text = current_meter.get().text(value)
-    current_meter.get().room(ITEM_WEIGHT * len(text))  # which it takes apart, at worst, into single characters
-    return JINJA["title"](text)
-
-
-def _trim(value: Any, chars: str | None = None) -> str:
-    text = current_meter.get().text(value)
-    _bound_comparisons(current_meter.get(), text, (chars,))
-    return text.strip(chars)
-
-
-def _columns(name: str) -> Callable[..., Any]:
-    def run(value: Any, number: int, fill_with: Any = None) -> Any:
-        if number > _MOST_COLUMNS:
-            raise RenderLimitExceeded(f"it uses {name!r} with more than {_MOST_COLUMNS} columns")
-        return JINJA[name](current_meter.get().items(value), number, fill_with)
-
-    return run
 
 
 @pass_environment
 def _sum(environment: SandboxedEnvironment, values: Any, attribute: Any = None, start: Any = 0) -> Any:
-    meter = current_meter.get()
     if attribute is not None:
         values = map(make_attrgetter(environment, attribute), values)
-    for value in values:
-        meter.step()
-        bound_add(meter, start, value)
-        start = meter.admit(start + value)
-    return start
-
-
-def _list(values: Any) -> list[Any]:
-    return current_meter.get().items(values)
-
-
-def _string(value: Any) -> str:
-    return value if isinstance(value, str) else current_meter.get().text(value)
-
-
-def _safe(value: Any) -> Markup:
-    return Markup(current_meter.get().text(value))
-
-
-_LEFT_OUT = ("pprint", "striptags", "urlencode", "urlize", "wordcount", "wordwrap")
-UNBOUNDED_METHODS = frozenset({"encode", "from_bytes", "fromkeys", "maketrans", "striptags", "to_bytes", "translate"})
-"""Of Python's types. Without the first two, no template ever holds bytes."""
-
-_BOUNDED = (_center, _format, _indent, _join, _list, _replace, _round, _safe, _string, _sum, _title, _tojson, _trim)
-FILTERS: Mapping[str, Callable[..., Any]] = {
-    **{name: metered_function(function) for name, function in JINJA.items() if name not in _LEFT_OUT},
-    **{name: metered_function(_columns(name)) for name in ("batch", "slice")},
-    **{function.__name__.removeprefix("_"): metered_function(function) for function in _BOUNDED},
-}
-
-TESTS: Mapping[str, Callable[..., Any]] = {
-    name: metered_function(cast(Callable[..., Any], test)) for name, test in JINJA_TESTS.items()
-}
-
-FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "dict": _dict,
-    "raise_exception": _raise_exception,
-    "strftime_now": _strftime_now,
-}
-
-
-def _value_size(value: Any) -> int:
-    if isinstance(value, Markup):
-        return _LONGEST_ESCAPE * len(value)
-    return ITEM_WEIGHT * len(value) if isinstance(value, (list, tuple)) else len(value)
-
-
-def bound_add(meter: RenderMeter, left: Any, right: Any) -> None:
-    if isinstance(left, (str, list, tuple)) and isinstance(right, (str, list, tuple)):
-        escaped = _LONGEST_ESCAPE if isinstance(left, Markup) or isinstance(right, Markup) else 1
-        meter.room(escaped * (_value_size(left) + _value_size(right)))
+    return functools.reduce(functools.partial(environment.call_binop, cast(Any, None), "+"), values, start)
 
 
 def _bound_multiply(meter: RenderMeter, left: Any, right: Any) -> None:
     if isinstance(right, (str, list, tuple)):
         left, right = right, left
     if isinstance(left, (str, list, tuple)) and isinstance(right, int):
-        meter.room(_value_size(left) * right)
-
-
-def _bound_power(meter: RenderMeter, left: Any, right: Any) -> None:
-    meter.power(left, right)
+        meter.room(len(left) * right * (1 if isinstance(left, str) else ITEM_WEIGHT))
 
 
 def _bound_modulo(meter: RenderMeter, left: Any, right: Any) -> None:
@@ -381,70 +251,114 @@ def _bound_modulo(meter: RenderMeter, left: Any, right: Any) -> None:
 
 
 OPERATORS: Mapping[str, Callable[[RenderMeter, Any, Any], None]] = {
-    "+": bound_add,
     "*": _bound_multiply,
-    "**": _bound_power,
+    "**": RenderMeter.power,
     "%": _bound_modulo,
 }
 
 
-def _bound_replace(meter: RenderMeter, text: str, args: tuple[Any, ...]) -> None:
-    if len(args) < 2 or not isinstance(args[0], str) or not isinstance(args[1], str):
-        return  # the call itself will say what is wrong
-    old, new, limit = (*args, -1)[:3]
-    found = text.count(old)
-    times = found if limit < 0 else min(found, limit)
-    meter.room(len(text) + times * len(new) * (_LONGEST_ESCAPE if isinstance(text, Markup) else 1))
+def _bound_columns(meter: RenderMeter, value: Any, *args: Any, **named: Any) -> None:
+    if any(isinstance(number, int) and abs(number) > _MOST_COLUMNS for number in (*args, *named.values())):
+        raise RenderLimitExceeded(f"it asks a filter for more than {_MOST_COLUMNS} columns or digits")
+    _bound_letters(meter, value)
 
 
-def _bound_pad(meter: RenderMeter, text: str, args: tuple[Any, ...]) -> None:
-    if args and isinstance(args[0], int):
-        meter.room(args[0])
+def _bound_format(meter: RenderMeter, text: str, *args: Any, **named: Any) -> None:
+    meter.percent_format(text, named or args)
 
 
-def _bound_tabs(meter: RenderMeter, text: str, args: tuple[Any, ...]) -> None:
-    if args and isinstance(args[0], int):
-        meter.room(len(text) + text.count("\t") * args[0])
+def _bound_letters(meter: RenderMeter, value: Any, *_: Any, **__: Any) -> None:
+    if isinstance(value, str):
+        meter.room(ITEM_WEIGHT * len(value))  # which is taken apart, at worst, into single characters
 
 
-def _bound_split(meter: RenderMeter, text: str, args: tuple[Any, ...]) -> None:
-    if args and isinstance(args[0], str):
-        pieces = text.count(args[0])
-    else:  # at any white space, which includes every end of a line
-        pieces = sum(map(text.count, _WHITE_SPACE))
-    meter.room(ITEM_WEIGHT * (pieces + 1))
+def _bound_join(meter: RenderMeter, text: str, values: Any = (), *_: Any) -> None:
+    meter.room(sum(len(value) for value in values if isinstance(value, str)) + len(text) * len(values))
 
 
-def _bound_comparisons(meter: RenderMeter, text: str, args: tuple[Any, ...]) -> None:
-    if args and isinstance(args[0], str):
-        meter.compare(len(text), len(args[0]))
+def _bound_padding(meter: RenderMeter, text: str, *args: Any, **named: Any) -> None:
+    """Of the whole text, of its lines or of its tabs."""
+    widths = (len(width) if isinstance(width, str) else width for width in (*args, *named.values()))
+    size = max((width for width in widths if isinstance(width, int)), default=0)
+    meter.room(len(text) + size * (1 + text.count("\n") + text.count("\t")))
 
 
-def _bound_backward_split(meter: RenderMeter, text: str, args: tuple[Any, ...]) -> None:
+def _bound_replace(meter: RenderMeter, text: str, old: Any = "", new: Any = "", count: int | None = None) -> None:
+    found, size = text.count(meter.text(old)), len(meter.text(new))
+    meter.room(len(text) + size * (found if count is None or count < 0 else min(found, count)))
+
+
+def _bound_search(meter: RenderMeter, text: str, *args: Any, **named: Any) -> None:
     # Python searches forwards in linear time, but backwards it compares anew at every place.
-    _bound_comparisons(meter, text, args)
-    _bound_split(meter, text, args)
+    for sought in (*args, *named.values()):
+        if isinstance(sought, str):
+            meter.compare(len(text), len(sought))
 
 
-_METHODS: Mapping[str, Callable[[RenderMeter, str, tuple[Any, ...]], None]] = {
-    **dict.fromkeys(("center", "ljust", "rjust", "zfill"), _bound_pad),
-    **dict.fromkeys(("split", "splitlines"), _bound_split),
-    **dict.fromkeys(("lstrip", "rfind", "rindex", "rpartition", "rstrip", "strip"), _bound_comparisons),
-    "expandtabs": _bound_tabs,
-    "rsplit": _bound_backward_split,
+def _bound_split(meter: RenderMeter, text: str, *args: Any, **named: Any) -> None:
+    sought = [sep for sep in (*args, *named.values()) if isinstance(sep, str)]
+    # Where nothing is named it is split at any white space, which includes every end of a line.
+    meter.room(ITEM_WEIGHT * (1 + sum(map(text.count, sought[:1] or _WHITE_SPACE))))
+    _bound_search(meter, text, *sought)
+
+
+_BOUNDS: Mapping[str, Callable[..., None]] = {
+    **dict.fromkeys(("center", "expandtabs", "indent", "ljust", "rjust", "zfill"), _bound_padding),
+    **dict.fromkeys(("lstrip", "rfind", "rindex", "rpartition", "rstrip", "strip", "trim"), _bound_search),
+    **dict.fromkeys(("rsplit", "split", "splitlines"), _bound_split),
     "replace": _bound_replace,
 }
+_METHOD_BOUNDS: Mapping[str, Callable[..., None]] = {**_BOUNDS, "join": _bound_join}
+_FILTER_BOUNDS: Mapping[str, Callable[..., None]] = {**_BOUNDS, "format": _bound_format, "title": _bound_letters}
+"""Of filters that make a text of whatever they are given."""
+_VALUE_BOUNDS: Mapping[str, Callable[..., None]] = {
+    **dict.fromkeys(("batch", "round", "slice"), _bound_columns),
+    **dict.fromkeys(("list", "sort"), _bound_letters),
+}
+_LEFT_OUT = ("pprint", "striptags", "urlencode", "urlize", "wordcount", "wordwrap")
+UNBOUNDED_METHODS = frozenset({"encode", "from_bytes", "fromkeys", "maketrans", "striptags", "to_bytes", "translate"})
+"""Of Python's types. Without the first two, no template ever holds bytes."""
 
 
-def bound_string_method(text: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The arguments to call the method with, once it is certain that its result will not be too large."""
-    meter = current_meter.get()
-    if name == "join" and args and isinstance(args[0], Iterable):
-        items = meter.items(args[0])
-        escaped = _LONGEST_ESCAPE if isinstance(text, Markup) else 1
-        meter.room(escaped * (sum(len(item) for item in items if isinstance(item, str)) + len(text) * len(items)))
-        return (items, *args[1:])
-    if name in _METHODS:
-        named = (kwargs[key] for key in ("sep", "tabsize") if key in kwargs)
-        _METHODS[name](meter, text, args or tuple(named))
+def bound_method(meter: RenderMeter, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The arguments to call a method of a value with, once it is certain that its result will not be too large."""
+    name, text = method.__name__, method.__self__
+    if name in UNBOUNDED_METHODS:
+        raise SecurityError(f"it calls {name!r}")
+    if isinstance(text, str) and name in _METHOD_BOUNDS:
+        args = tuple(list(each) if isinstance(each, Iterator) else each for each in args)
+        named = {key: value for key, value in kwargs.items() if not key.startswith("_")}  # which are Jinja's
+        _METHOD_BOUNDS[name](meter, text, *args, **named)
     return args
+
+
+def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` as one step, its result weighed. What Jinja reads from its attributes stays with it."""
+    own = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        meter = current_meter.get()
+        meter.step()
+        if name in _VALUE_BOUNDS:
+            _VALUE_BOUNDS[name](meter, *args[own:], **kwargs)
+        elif name in _FILTER_BOUNDS:
+            _FILTER_BOUNDS[name](meter, meter.text(args[own]), *args[own + 1 :], **kwargs)
+        made = function(*args, **kwargs)
+        return meter.stepped(made) if isinstance(made, GeneratorType) else meter.admit(made)
+
+    return run
+
+
+_OURS = {"join": _join, "sum": _sum, "tojson": _tojson}
+FILTERS: Mapping[str, Callable[..., Any]] = {
+    name: _metered(name, function) for name, function in {**JINJA, **_OURS}.items() if name not in _LEFT_OUT
+}
+TESTS: Mapping[str, Callable[..., Any]] = {
+    name: _metered("", cast(Callable[..., Any], test)) for name, test in JINJA_TESTS.items()
+}
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "dict": _dict,
+    "raise_exception": _raise_exception,
+    "strftime_now": _strftime_now,
+}

@@ -20,7 +20,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
@@ -32,17 +32,9 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 from markupsafe import Markup
 
-from ingot.text.chat_template.render_limits import (
-    FILTERS,
-    FUNCTIONS,
-    OPERATORS,
-    TESTS,
-    UNBOUNDED_METHODS,
-    bound_string_method,
-    current_meter,
-)
+from ingot.text.chat_template.render_limits import FILTERS, FUNCTIONS, OPERATORS, TESTS, bound_method, current_meter
 
-_BOUND_METHODS = (types.MethodType, types.BuiltinMethodType)
+_METHODS = (types.MethodType, types.BuiltinMethodType)
 _REFUSED_TAGS: dict[type[nodes.Node], str] = {
     nodes.Include: "include",
     nodes.Import: "import",
@@ -71,6 +63,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def compiled(self, tree: nodes.Template) -> Callable[..., Iterator[str]]:
         """The generating function of a parsed template: called with its variables, it yields pieces of text."""
+        if (tag := tree.find(cast(Any, tuple(_REFUSED_TAGS)))) is not None:
+            name = _REFUSED_TAGS[type(tag)]
+            raise TemplateSyntaxError(f"the tag {name!r} is not supported in chat templates", tag.lineno)
         rewritten = _MeteringRewriter().visit(tree)
         rewritten.set_environment(self)
         return self.from_string(rewritten).generate
@@ -78,11 +73,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         meter = current_meter.get()
         meter.step()
-        if isinstance(__obj, _BOUND_METHODS):
-            if __obj.__name__ in UNBOUNDED_METHODS:
-                raise SecurityError(f"it calls {__obj.__name__!r}")
-            if isinstance(__obj.__self__, str):
-                args = bound_string_method(__obj.__self__, __obj.__name__, args, kwargs)
+        if isinstance(__obj, _METHODS):
+            args = bound_method(meter, __obj, args, kwargs)
         return meter.admit(super().call(__context, __obj, *args, **kwargs))
 
     def getitem(self, obj: Any, argument: Any) -> Any:
@@ -91,8 +83,19 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().getitem(obj, argument)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        wrapped = super().wrap_str_format(value)
-        return None if wrapped is None else _bounded_format(self, value.__self__, wrapped.__name__ == "format_map")
+        if super().wrap_str_format(value) is None:
+            return None
+        pattern: str = value.__self__
+
+        def format(*args: Any, **kwargs: Any) -> str:
+            made: _BoundedFormatter = _BoundedFormatter(self)
+            if isinstance(pattern, Markup):
+                made = _BoundedEscapeFormatter(self, escape=pattern.escape)
+            if value.__name__ == "format_map":
+                [kwargs], args = args, ()
+            return type(pattern)(made.vformat(pattern, args, kwargs))
+
+        return format
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         meter = current_meter.get()
@@ -109,38 +112,26 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def weighed(self, value: Any) -> Any:
         return value  # being called is what weighs it
 
-    def concatenated(self, *values: Any) -> str:
-        meter = current_meter.get()
-        texts = [meter.text(value) for value in values]
-        meter.room(sum(map(len, texts)))
-        return "".join(texts)
-
 
 class PublicNamespace(Namespace):
     """A namespace without private names, some of which Python would take for instructions."""
 
     def __init__(self, /, *args: Any, **kwargs: Any) -> None:
-        values = dict(*args, **kwargs)
-        for name in values:
-            _refuse_private(name)
-        super().__init__(values)
+        super().__init__()
+        for name, value in dict(*args, **kwargs).items():
+            self[name] = value
 
     def __setitem__(self, name: str, value: Any) -> None:
-        _refuse_private(name)
+        if name.startswith("_"):
+            raise SecurityError(f"it keeps a private name, {name!r}, in a namespace")
         super().__setitem__(name, value)
 
 
 class _BoundedFormatter(SandboxedFormatter):
-    """`'{}'.format(...)`, whose fields are steps and whose text is bounded before it is made."""
-
-    def __init__(self, env: Sandbox, **options: Any) -> None:
-        super().__init__(env, **options)
-        self._size = 0
+    """`'{}'.format(...)`, whose fields are steps and bounded before they are made."""
 
     def parse(self, format_string: str) -> Iterator[Any]:
-        for field in super().parse(format_string):
-            current_meter.get().step()
-            yield field
+        return current_meter.get().stepped(super().parse(format_string))
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
         current_meter.get().text(value)
@@ -149,28 +140,14 @@ class _BoundedFormatter(SandboxedFormatter):
     def format_field(self, value: Any, format_spec: str) -> Any:
         meter = current_meter.get()
         # Width and precision are the only numbers there; more digits than these are beyond any limit.
-        stated = sum(int(digits[:12]) for digits in re.findall(r"\d+", format_spec))
-        meter.room(self._size + stated)
+        meter.room(sum(int(digits[:12]) for digits in re.findall(r"\d+", format_spec)))
         made = super().format_field(value, format_spec)
-        self._size += len(made)
-        meter.room(self._size)
+        meter.charge(len(made))
         return made
 
 
 class _BoundedEscapeFormatter(_BoundedFormatter, SandboxedEscapeFormatter):
     """The same for text that was marked as safe."""
-
-
-def _bounded_format(sandbox: Sandbox, pattern: str, mapped: bool) -> Callable[..., str]:
-    def format(*args: Any, **kwargs: Any) -> str:
-        made: _BoundedFormatter = _BoundedFormatter(sandbox)
-        if isinstance(pattern, Markup):
-            made = _BoundedEscapeFormatter(sandbox, escape=pattern.escape)
-        if mapped:
-            [kwargs], args = args, ()
-        return type(pattern)(made.vformat(pattern, args, kwargs))
-
-    return format
 
 
 class GenerationTag(Extension):
@@ -187,19 +164,13 @@ class GenerationTag(Extension):
 class _MeteringRewriter(NodeTransformer):
     """Puts a metered call wherever a template could otherwise work without one."""
 
-    def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
-        if type(node) in _REFUSED_TAGS:
-            raise TemplateSyntaxError(
-                f"the tag {_REFUSED_TAGS[type(node)]!r} is not supported in chat templates", node.lineno
-            )
-        return super().visit(node, *args, **kwargs)
-
     def visit_For(self, node: nodes.For) -> nodes.Node:
-        written = sum(map(len, _loop_text(node.body)))
+        texts = (text.data for inner in node.body for text in inner.find_all(nodes.TemplateData))
+        written = nodes.Const(sum(map(len, texts)))
         self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(_sandbox_call("turn", nodes.Const(written), line=node.lineno)))
+        node.body.insert(0, nodes.ExprStmt(environment_call("turn", written, line=node.lineno)))
         if node.test is not None:
-            node.test = nodes.And(_sandbox_call("turn", nodes.Const(0), line=node.lineno), node.test)
+            node.test = nodes.And(environment_call("turn", nodes.Const(0), line=node.lineno), node.test)
         return node
 
     def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.Node:
@@ -209,21 +180,19 @@ class _MeteringRewriter(NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return _sandbox_call("concatenated", *node.nodes, line=node.lineno)
+        return nodes.Filter(nodes.List(node.nodes), "join", [], [], None, None, lineno=node.lineno)
 
-    def visit_List(self, node: nodes.List) -> nodes.Node:
-        return self._weighed(node)
+    def visit_List(self, node: nodes.Expr) -> nodes.Node:
+        self.generic_visit(node)
+        return environment_call("weighed", node, line=node.lineno)
 
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
-        return self._weighed(node)
+    visit_Dict = visit_List
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
-        return self._weighed(node) if node.ctx == "load" else node
+        return self.visit_List(node) if node.ctx == "load" else node
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
-        if isinstance(node.arg, nodes.Slice):
-            return self._weighed(node)
-        return self.generic_visit(node)
+        return self.visit_List(node) if isinstance(node.arg, nodes.Slice) else self.generic_visit(node)
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         sides = [node.expr, *(operand.expr for operand in node.ops)]
@@ -231,25 +200,12 @@ class _MeteringRewriter(NodeTransformer):
         self.generic_visit(node)
         if equality and any(isinstance(side, nodes.Const) for side in sides):
             return node  # no dearer than the constant is long
-        return nodes.And(_sandbox_call("turn", nodes.Const(0), line=node.lineno), node, lineno=node.lineno)
-
-    def _weighed(self, node: nodes.Expr) -> nodes.Node:
-        self.generic_visit(node)
-        return _sandbox_call("weighed", node, line=node.lineno)
+        return nodes.And(environment_call("turn", nodes.Const(0), line=node.lineno), node, lineno=node.lineno)
 
 
-def _sandbox_call(name: str, *args: nodes.Expr, line: int) -> nodes.Call:
-    method = nodes.EnvironmentAttribute(name, lineno=line)
-    return nodes.Call(method, list(args), [], None, None, lineno=line)
-
-
-def _loop_text(body: list[nodes.Node]) -> Iterator[str]:
-    """The literal text in a loop's body, but for that of loops within it, which pay for themselves."""
-    for node in body:
-        if isinstance(node, nodes.TemplateData):
-            yield node.data
-        elif not isinstance(node, nodes.For):
-            yield from _loop_text(list(node.iter_child_nodes()))
+def environment_call(name: str, *args: nodes.Expr, line: int) -> nodes.Call:
+    """A call of a method of the sandbox's own."""
+    return nodes.Call(nodes.EnvironmentAttribute(name, lineno=line), list(args), [], None, None, lineno=line)
 
 
 def _print_value(value: Any) -> str:
@@ -257,11 +213,6 @@ def _print_value(value: Any) -> str:
     text = meter.text(value)
     meter.charge(len(text))
     return text
-
-
-def _refuse_private(name: str) -> None:
-    if name.startswith("_"):
-        raise SecurityError(f"it keeps a private name, {name!r}, in a namespace")
 
 
 # `official`: as the template says. `stable`: a message is rendered the same whatever follows it.
@@ -368,23 +319,9 @@ def has_reasoning(message: Mapping[str, Any]) -> bool:
 class TracedSandbox(Sandbox):
     """A sandbox in which templates have been given a witness. Whoever renders sets `current_trace` first."""
 
-    def begin(self, item: Any, loop: int) -> str:
-        return current_trace.get().begin(item, loop)
-
-    def over(self, loop: int) -> str:
-        return current_trace.get().over(loop)
-
-    def recent(self, official: Any, after: bool, item: Any) -> Any:
-        return current_trace.get().recent(official, after, item)
-
-    def newest(self, official: Any, item: Any) -> Any:
-        return current_trace.get().newest(official, item)
-
-    def visible(self, content: Any, official: Any) -> Any:
-        return current_trace.get().visible(content, official)
-
-    def following(self, official: Any, item: Any) -> Any:
-        return current_trace.get().following(official, item)
+    def witness(self, question: str, *args: Any) -> Any:
+        """What the witness of this rendering says: `question` is one of its methods."""
+        return getattr(current_trace.get(), question)(*args)
 
 
 def trace_template(tree: nodes.Template) -> nodes.Template:
@@ -520,8 +457,7 @@ def _variable_name(node: nodes.Node) -> str | None:
 
 
 def _trace_call(name: str, *args: nodes.Expr, line: int) -> nodes.Call:
-    method = nodes.EnvironmentAttribute(name, lineno=line)
-    return nodes.Call(method, list(args), [], None, None, lineno=line)
+    return environment_call("witness", nodes.Const(name), *args, line=line)
 
 
 def _trace_output(name: str, *args: nodes.Expr, line: int) -> nodes.Output:

@@ -10,7 +10,7 @@ from ingot.cache.codecs.pair import CODEC_FACTORIES
 from ingot.kernels.cpu import native
 from tests.cache.codecs.vectors import drawn
 
-pytestmark = pytest.mark.skipif(not native.has_codecs(), reason="no native codecs here")
+pytestmark = pytest.mark.skipif(not native.available(), reason="no native codecs here")
 NAMES = [name for name in CODEC_FACTORIES if name != "raw"]
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 
@@ -65,7 +65,7 @@ def test_what_has_no_kernel_is_left_to_plain_operations() -> None:
 
 
 def test_wrong_shapes_are_refused() -> None:
-    codec = native.affine_codec(64, 64, 8)
+    codec = native.extension().Codec.affine(64, 64, 8)
     with pytest.raises(ValueError, match="codec's size"):
         codec.encode(mx.zeros((1, 4, 32)))
     with pytest.raises(ValueError, match="centre"):
@@ -73,6 +73,6 @@ def test_wrong_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="another"):
         codec.encode(mx.zeros((1, 4, 64)), None, mx.zeros((1, 1, 64)))
     with pytest.raises(ValueError, match="bits"):
-        native.affine_codec(64, 64, 3)
+        native.extension().Codec.affine(64, 64, 3)
     with pytest.raises(ValueError, match="16 to 512"):
-        native.turbo_codec([1.0] * 24, [], [-1.0, 1.0], keeps_length=False)
+        native.extension().Codec.turbo([1.0] * 24, [], [-1.0, 1.0], False)

@@ -55,7 +55,7 @@ def test_a_kernel_that_is_wrong_is_named(old: str, new: str, said: str, monkeypa
             broken.update({text.name} if old in text.body else ())
             return text._replace(body=text.body.replace(old, new))
 
-    monkeypatch.setattr(kernels, "kernel_launcher", lambda device: Broken())
+    monkeypatch.setattr(kernels, "required_launcher", lambda device: Broken())
     dense = CheckedDense(GPU)
     assert dense.of(weights(biased="bias" in old)) is None and broken
     assert next(iter(dense.wrong.values())).startswith(said)
@@ -66,7 +66,7 @@ def test_what_is_wrong_by_one_cut_is_multiplied_by_another(monkeypatch: pytest.M
         def rewritten(self, text: KernelText) -> KernelText:
             return text._replace(body=text.body.replace("weights + slot * STAGE", "weights + free_slot * STAGE"))
 
-    monkeypatch.setattr(kernels, "kernel_launcher", lambda device: Broken())
+    monkeypatch.setattr(kernels, "required_launcher", lambda device: Broken())
     dense = CheckedDense(GPU)
     product = dense.of(weights())
     assert product is not None and product._tuning == TUNING_CHOICES[1] and not dense.wrong

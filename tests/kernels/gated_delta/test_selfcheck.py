@@ -48,7 +48,7 @@ def test_a_kernel_that_is_wrong_is_named(
             assert old in text.body
             return text._replace(body=text.body.replace(old, new))
 
-    monkeypatch.setattr(kernels, "kernel_launcher", lambda device: Broken())
+    monkeypatch.setattr(kernels, "required_launcher", lambda device: Broken())
     found = check_delta_kernels(GPU, SHAPE, mx.float32)
     assert found is not None and found.startswith(said)
     checked = CheckedDelta(GPU)

@@ -34,7 +34,7 @@ def test_experts_that_are_right_pass_and_others_are_named(monkeypatch: pytest.Mo
         def rewritten(self, text: KernelText) -> KernelText:
             return text._replace(body=text.body.replace("chosen[to_row]", "chosen[0]"))
 
-    monkeypatch.setattr(kernels, "kernel_launcher", lambda device: Broken())
+    monkeypatch.setattr(kernels, "required_launcher", lambda device: Broken())
     assert check_packed_product(GPU, weights) == "gather differs for 5 experts of 24x640 of 4 bits in groups of 64"
 
 
@@ -57,7 +57,7 @@ def test_a_kernel_that_is_wrong_is_named(old: str, new: str, said: str, monkeypa
             assert old in text.body
             return text._replace(body=text.body.replace(old, new))
 
-    monkeypatch.setattr(kernels, "kernel_launcher", lambda device: Broken())
+    monkeypatch.setattr(kernels, "required_launcher", lambda device: Broken())
     weights, checked = packed(FOURS, 40, 2560, mx.bfloat16), CheckedPacked(GPU)
     assert checked.of(weights) is None
     assert next(iter(checked.wrong.values())).startswith(said)

@@ -111,7 +111,7 @@ def test_a_kernel_that_is_wrong_is_named(old: str, new: str, said: str, monkeypa
         def rewritten(self, text: KernelText) -> KernelText:
             return text._replace(body=text.body.replace(old, new))
 
-    monkeypatch.setattr(module, "kernel_launcher", lambda device: Broken())
+    monkeypatch.setattr(module, "required_launcher", lambda device: Broken())
     found = check_rope(GPU, SHAPES[3], mx.float32, norms_of(SHAPES[3]), 3)
     assert found is not None and found.startswith(said)
 

@@ -64,7 +64,7 @@ def test_a_kernel_that_is_wrong_is_named(
         def rewritten(self, text: KernelText) -> KernelText:
             return text._replace(body=text.body.replace(old, new)) if f"_{kernel}_" in text.name else text
 
-    monkeypatch.setattr(kernels, "kernel_launcher", lambda device: Broken())
+    monkeypatch.setattr(kernels, "required_launcher", lambda device: Broken())
     found = check_paged_attention(GPU, SHAPE, mx.float32, scale=0.2)
     assert found is not None and found.startswith(said)
 
@@ -84,7 +84,7 @@ def test_what_a_device_lacks_is_done_in_the_next_best_way(
             return super().__call__(kernel, inputs, work)
 
     launched: set[str] = set()
-    monkeypatch.setattr(kernels, "kernel_launcher", lambda device: Older())
+    monkeypatch.setattr(kernels, "required_launcher", lambda device: Older())
     attention = CheckedKernels(GPU).attention(AttentionShape(2, 1, 16, 16), mx.float16, scale=0.2)
     assert attention is not None and attention.takes_prompts == prompts
     assert ("attend_wide" in launched, "attend" in launched) == (matrix, not matrix)

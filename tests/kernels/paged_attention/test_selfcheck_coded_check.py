@@ -16,7 +16,7 @@ from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.kernel_source import KernelText
 from ingot.kernels.gpu.launcher import kernel_launcher
 from ingot.kernels.paged_attention.kernels import PagedAttention
-from ingot.kernels.paged_attention.selfcheck import CodedSample, check_coded, check_unpacked
+from ingot.kernels.paged_attention.selfcheck import CodedSample, check_coded
 from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape
 from tests.kernels.paged_attention.memory import emulated
 
@@ -50,8 +50,8 @@ def attention(
 )
 def test_kernels_that_are_right_pass(codec: str, dtype: mx.Dtype, cap: float | None) -> None:
     found = attention(Emulator(), dtype, cap=cap)
-    for check in (check_coded, check_unpacked):
-        assert check(GPU, found, sampled(codec, dtype), scale=0.2, cap=cap) is None
+    for prompts in (False, True):
+        assert check_coded(GPU, found, sampled(codec, dtype), prompts=prompts, scale=0.2, cap=cap) is None
 
 
 def test_all_kernels_are_compared_that_queries_of_any_number_come_to() -> None:

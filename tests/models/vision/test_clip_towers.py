@@ -21,9 +21,9 @@ from ingot.kernels.device import current_device
 from ingot.media.image_processors import read_processor
 from ingot.media.layout import ImageLayoutOptions, Size
 from ingot.models.adapter import load_model_adapter
-from ingot.models.vision.clip_towers import fill_canvas, pad_on_white
+from ingot.models.vision.clip_towers import WHITE, fill_canvas
 from ingot.models.vision.loading import load_vision_tower, mlx_vlm_package, unloaded_mlx_vlm_model
-from ingot.models.vision.tiles import resize_bicubic
+from ingot.models.vision.tiles import on_canvas, resize_bicubic
 from ingot.models.vision.tower import VisualInputs
 from tests.memory import freed_at_once, settled
 from tests.models.vision.looking import drawn_frame, item_at, looked, reference
@@ -108,10 +108,10 @@ def test_pictures_give_the_features_and_logits_of_mlx_vlm(phi: Path) -> None:
 
 def test_a_picture_stands_in_the_middle_of_white() -> None:
     assert fill_canvas(Size(300, 100), Size(672, 336)) == (672, 224)
-    made = pad_on_white(np.zeros((224, 672, 3), np.uint8), Size(672, 336))
+    made = on_canvas(np.zeros((224, 672, 3), np.uint8), Size(672, 336), WHITE)
     assert made.shape == (336, 672, 3)
     assert not made[56:280].any() and (made[:56] == 255).all() and (made[280:] == 255).all()
-    aside = pad_on_white(np.zeros((672, 224, 3), np.uint8), Size(336, 672))
+    aside = on_canvas(np.zeros((672, 224, 3), np.uint8), Size(336, 672), WHITE)
     assert np.array_equal(aside, made.swapaxes(0, 1))
 
 
