@@ -125,7 +125,7 @@ def main() -> int:
     arguments = parser.parse_args()
     settings = Settings(memory="4GB", context=8192)
     model, ears = (locate_model(name, settings, no_progress) for name in (arguments.model, arguments.audio_model))
-    engine = start_engine(settings, model.path, name=model.name, source=model.source, hearing=ears)
+    engine = start_engine(settings, model.path, name=model.name, source=model.source, further={"audio": ears})
     try:
         file = arguments.file.read_bytes()
         if arguments.hours:

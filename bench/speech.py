@@ -146,7 +146,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         named = arguments.speech_model
         mouth = locate_model(named, settings, no_progress) if named else random_folder(Path(folder))
-        engine = start_engine(settings, model.path, name=model.name, source=model.source, speaking=mouth)
+        engine = start_engine(settings, model.path, name=model.name, source=model.source, further={"speech": mouth})
         try:
             said(engine, "Hello there.", arguments.voice, "warm-up")
             print(f"alone   {said(engine, arguments.text, arguments.voice, 'alone')}")

@@ -20,7 +20,7 @@ from ingot.engine.engine import Engine
 from ingot.engine.memory_budget import MemoryBudget
 from ingot.engine.request import CallArguments, CallBegan, Failed, Request, TextDelta
 from ingot.engine.streams import EventStream
-from ingot.http.endpoints.table import build_app
+from ingot.http.app import build_app
 from ingot.kernels.device import current_device
 from tests import engines, scripted, tiny
 from tests.http.asgi import call

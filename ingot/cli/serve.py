@@ -44,7 +44,8 @@ from ingot.models.files.locate import CHAT_KIND, has_vision, model_kind
 if TYPE_CHECKING:
     from ingot.distributed.heartbeat import HeartbeatSender
     from ingot.engine.engine import Engine
-    from ingot.engine.request import PoolingTask
+    from ingot.engine.loading.model_loader import ModelLoader
+    from ingot.engine.loop import Loop
     from ingot.http.server import HttpServer, Listener
 
 ABOUT_SERVE = (
@@ -90,10 +91,7 @@ def run_serve(arguments: list[str]) -> int:
     if here is not None:
         _serve_rank(config.settings, here, lambda: settings_from_arguments(namespace).settings)
         return 0
-    if entries or config.settings.lazy or alone.kind != CHAT_KIND:
-        _serve_fleet(entries or (alone,), config.settings, lambda: settings_from_arguments(namespace).settings)
-    else:
-        _serve_model(config.settings, lambda: settings_from_arguments(namespace).settings)
+    _serve_model(entries or (alone,), config.settings, lambda: settings_from_arguments(namespace).settings)
     return 0
 
 
@@ -136,100 +134,80 @@ def _serve_rank(settings: Settings, here: RankPlace, settings_again: Callable[[]
                 exit_lost_device(f"rank {here.rank} lost its device: {error}")
             raise
     else:
-        _serve_model(
-            settings_for_group(settings, here.size), lambda: settings_for_group(settings_again(), here.size), signs
-        )
+        whole = settings_for_group(settings, here.size)
+        only = replace(single_model_entry(whole), kind=CHAT_KIND, resident=True)
+        _serve_model((only,), whole, lambda: settings_for_group(settings_again(), here.size), signs)
 
 
 def _serve_model(
-    settings: Settings, settings_again: Callable[[], Settings], signs: HeartbeatSender | None = None
+    entries: Sequence[ModelEntry],
+    settings: Settings,
+    settings_again: Callable[[], Settings],
+    signs: HeartbeatSender | None = None,
 ) -> None:
     """Until the first interrupt, which lets running requests finish; a second one leaves at once."""
-    from ingot.http.server import make_server
-    from ingot.protocol.served import answer_format_of
+    from ingot.engine.fleet import Fleet
+    from ingot.engine.loading.model_loader import ModelLoader
+    from ingot.http.app import build_fleet_app, import_in_background
+    from ingot.http.server import make_app_server
 
-    # The port is taken before the model is loaded, so that a wrong one is known at once.
+    # The port is taken before a model is loaded, so that a wrong one is known at once.
     returns = signs is None and LISTEN_VARIABLE in os.environ
     with contextlib.closing(inherited_listener(settings)) as listener:
         try:
+            garage = ModelLoader(settings, alone=len(entries) == 1)
             with _answering_unavailable(listener, settings) if returns else contextlib.nullcontext():
-                engine = start_engine(settings)
+                engine = _resident(garage, settings) if entries[0].resident else None
         except KeyboardInterrupt:
             exit_at_once()
         except DeviceLost:
             exit_lost_device("the device was lost") if signs is not None else restart_process(listener.sockets)
 
         def say_ready(url: str) -> None:
-            encoders = [offered.card for offered in engine.encoders.values()]
-            found = answer_format_of(engine.card, engine.tokenizer, settings)
-            chats = engine.tokenizer.template is not None
-            record = ready_record(
-                url,
-                engine.card,
-                found,
-                needs_key=settings.keyed,
-                chats=chats,
-                encoders=encoders,
-                hearing=None if engine.hearing is None else engine.hearing.card,
-                speaking=None if engine.speaking is None else engine.speaking.card,
-            )
-            print(record, flush=True)
+            if engine is not None:
+                print(engine_record(url, engine, settings), flush=True)
+            else:
+                print(fleet_record(url, fleet.standings(), garage.memory, needs_key=settings.keyed), flush=True)
+                import_in_background(then=garage.warm_up)
             if signs is not None:
                 signs.did(0)
 
         try:
-            server = make_server(engine, settings, say_ready, listener, settings_again)
+            if engine is not None:
+                fleet = Fleet.of_one(replace(entries[0], name=engine.card.name), engine)
+            else:
+                fleet = Fleet(
+                    *(entries, garage, garage.memory),
+                    min_residency_s=settings.min_residency_s,
+                    swap_wait_s=settings.swap_wait_s,
+                )
+            app = build_fleet_app(fleet, garage.health, settings)
+            server = make_app_server(app, settings, say_ready, listener, settings_again)
             server.leave = exit_at_once
-            if signs is not None:
+            if signs is not None and engine is not None:
                 report_to_parent(signs, engine, server)
             lost = _LostDevice(server, alone=signs is None)
-            engine.on_device_lost(lost)
-            server.run()
-        except BaseException:
-            engine.close()
-            raise
-        engine.on_device_lost(lost.leave)
-        if server.force_exit or server.given_up:
-            exit_at_once()
-        _print_saving(settings)
-        engine.close()
-
-
-def _serve_fleet(entries: Sequence[ModelEntry], settings: Settings, settings_again: Callable[[], Settings]) -> None:
-    """The same with several models, or with one that is loaded when it is asked for."""
-    from ingot.engine.fleet import Fleet
-    from ingot.engine.loading.model_loader import ModelLoader
-    from ingot.http.app import build_fleet_app, import_in_background
-    from ingot.http.server import make_app_server
-
-    with contextlib.closing(inherited_listener(settings)) as listener:
-        garage = ModelLoader(settings, alone=len(entries) == 1)
-        fleet = Fleet(
-            *(entries, garage, garage.memory),
-            min_residency_s=settings.min_residency_s,
-            swap_wait_s=settings.swap_wait_s,
-        )
-
-        def say_ready(url: str) -> None:
-            print(fleet_record(url, fleet.standings(), garage.memory, needs_key=settings.keyed), flush=True)
-            import_in_background(then=garage.warm_up)
-
-        server = make_app_server(
-            build_fleet_app(fleet, garage.pulse, settings), settings, say_ready, listener, settings_again
-        )
-        lost = _LostDevice(server)
-        garage.on_device_lost(lost)
-        server.leave = exit_at_once
-        try:
+            garage.on_device_lost(lost)
             server.run()
         except BaseException:
             garage.close()
             raise
         garage.on_device_lost(lost.leave)
-        if server.force_exit:
+        if server.force_exit or server.given_up:
             exit_at_once()
         _print_saving(settings)
         garage.close()
+
+
+def _resident(garage: ModelLoader, settings: Settings) -> Engine:
+    """The model that is there before the server is. Raises IngotError."""
+    try:
+        return start_engine(settings, garage.loop)
+    except DeviceLost:  # which is no state to close anything in
+        raise
+    except Exception:
+        garage.close()
+        raise
 
 
 def _print_saving(settings: Settings) -> None:
@@ -245,50 +223,23 @@ def single_model_entry(settings: Settings) -> ModelEntry:
     return lone_entry(settings, name, model_kind(settings.model, settings))
 
 
-def start_engine(settings: Settings) -> Engine:
-    """Find the model, fetching or converting it if need be, and load it. Raises IngotError."""
-    from ingot.engine.speculation.options import SpeculationOptions
-    from ingot.models.files.locate import locate_model
+def start_engine(settings: Settings, loop: Loop | None = None) -> Engine:
+    """Find the model, fetching or converting it if need be, and load it, on a thread of its own where no loop is given.
+    Raises IngotError."""
+    from ingot.engine.loading.model_files import find_model_files
     from ingot.models.files.progress import TerminalProgress
 
     progress = TerminalProgress()
     try:
-        folder = locate_model(settings.model, settings, progress, in_place=True)
-        further: dict[PoolingTask, str | None] = {
-            "embedding": settings.embedding_model,
-            "rerank": settings.rerank_model,
-        }
-        encoders = {role: locate_model(name, settings, progress) for role, name in further.items() if name is not None}
-        models = SpeculationOptions.parse(settings.speculate).models
-        guessing = {
-            proposer: locate_model(name, settings, progress, in_place=proposer == "draft")
-            for proposer, name in models.items()
-        }
-        reader = settings.specprefill_draft_model
-        scorer = None if reader is None else locate_model(reader, settings, progress, in_place=True)
-        audio, speech = settings.audio_model, settings.speech_model
-        hearing = None if audio is None else locate_model(audio, settings, progress)
-        speaking = None if speech is None else locate_model(speech, settings, progress)
-        beside = [one for one in (scorer, hearing, speaking) if one is not None]
-        named = (folder, *encoders.values(), *guessing.values(), *beside)
-        progress(f"loading {', '.join(dict.fromkeys(found.name for found in named))}")
+        folder, further = find_model_files(settings, CHAT_KIND, progress)
+        progress(f"loading {', '.join(dict.fromkeys(found.name for found in (folder, *further.values())))}")
     finally:
         progress.finish()
 
     from ingot.engine.loading.language_model import start_engine as start
 
-    return start(
-        settings,
-        folder.path,
-        name=served_name(settings, folder.name),
-        source=folder.source,
-        encoders=encoders,
-        draft=guessing.get("draft"),
-        eagle=guessing.get("eagle"),
-        scorer=scorer,
-        hearing=hearing,
-        speaking=speaking,
-    )
+    name = served_name(settings, folder.name)
+    return start(settings, folder.path, name=name, source=folder.source, further=further, loop=loop)
 
 
 def served_name(settings: Settings, own: str) -> str:
@@ -393,6 +344,8 @@ def exit_at_once(signal_number: int = signal.SIGINT, frame: FrameType | None = N
 
 
 if TYPE_CHECKING:
+    from ingot.config import Settings
+    from ingot.engine.engine import Engine
     from ingot.engine.request import ModelCard, PoolingModelCard
     from ingot.engine.speech_request import SpeechToTextCard, TextToSpeechCard
     from ingot.engine.status import ModelStatus
@@ -404,6 +357,20 @@ MEDIA_WORDS = {"image": "pictures", "video": "clips"}
 NO_CHAT = "the model has no chat template and only goes on with texts (/v1/completions); --chat-template gives it one"
 
 
+def engine_record(url: str, engine: Engine, settings: Settings) -> str:
+    """Of the model that stays, and of those beside it."""
+    from ingot.protocol.served import answer_format_of
+
+    return ready_record(
+        url,
+        engine.card,
+        answer_format_of(engine.card, engine.tokenizer, settings),
+        needs_key=settings.keyed,
+        chats=engine.tokenizer.template is not None,
+        further=[one.card for one in (*engine.encoders.values(), engine.hearing, engine.speaking) if one is not None],
+    )
+
+
 def ready_record(
     url: str,
     card: ModelCard,
@@ -411,9 +378,7 @@ def ready_record(
     *,
     needs_key: bool,
     chats: bool = True,
-    encoders: Iterable[PoolingModelCard] = (),
-    hearing: SpeechToTextCard | None = None,
-    speaking: TextToSpeechCard | None = None,
+    further: Iterable[PoolingModelCard | SpeechToTextCard | TextToSpeechCard] = (),
 ) -> str:
     """One record: the ready line, one for each further model, a note for each thing that is guessed or could be faster,
     a curl to paste. `chats` says whether there is a chat template."""
@@ -429,11 +394,9 @@ def ready_record(
         *([f"kernels: {card.kernels}"] if card.kernels else []),
     )
     notes = [f"note: {note}" for note in (*card.notes, *(_format_guess_note(found) if chats else [NO_CHAT]))]
-    further = [_describe_encoder(encoder) for encoder in encoders]
-    further += [] if hearing is None else [_describe_speech_to_text(hearing)]
-    further += [] if speaking is None else [_describe_text_to_speech(speaking)]
+    also = [f"also: {card.name} ({card.dtype}) for {card.at_ready}" for card in further]
     first = SAMPLE_REQUESTS["chat"] if chats else CONTINUES_TEXT
-    return "\n".join((" | ".join(facts), *further, *notes, f"try: {_curl_command(url, needs_key, *first)}"))
+    return "\n".join((" | ".join(facts), *also, *notes, f"try: {_curl_command(url, needs_key, *first)}"))
 
 
 def fleet_record(url: str, standings: Iterable[ModelStatus], memory: int, *, needs_key: bool) -> str:
@@ -467,20 +430,6 @@ def _format_guess_note(found: FoundFormat) -> list[str]:
         else "by the model's type, as its template shows none"
     )
     return [*unused, f"tool format {found.format.name} is a guess: {why}; --tool-format names another"]
-
-
-def _describe_encoder(card: PoolingModelCard) -> str:
-    purpose = f"vectors of {card.dimension} numbers" if card.role == "embedding" else "reranking"
-    return f"also: {card.name} ({card.dtype}) for {purpose} | inputs of {card.length} tokens"
-
-
-def _describe_speech_to_text(card: SpeechToTextCard) -> str:
-    heard = "English" if len(card.languages) == 1 else f"{len(card.languages)} languages"
-    return f"also: {card.name} ({card.dtype}) for transcription | hears {heard}"
-
-
-def _describe_text_to_speech(card: TextToSpeechCard) -> str:
-    return f"also: {card.name} ({card.dtype}) for speech | {len(card.voices)} voices"
 
 
 def _curl_command(url: str, needs_key: bool, path: str, given: str) -> str:

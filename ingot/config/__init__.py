@@ -8,7 +8,7 @@ servers call a setting is known too, and becomes ours where it is read (`sources
 from ingot.config.checks import GIB, is_loopback, memory_bytes
 from ingot.config.field import Setting
 from ingot.config.keys import ApiKey, own_key_problem, read_keys
-from ingot.config.model_entries import ModelEntry, lone_entry, model_entries
+from ingot.config.model_entries import KINDS, Kind, ModelEntry, lone_entry, model_entries
 from ingot.config.settings import DEFAULT_MODEL, SETTINGS, Settings
 from ingot.config.sources import FOREIGN_SETTINGS, Config, load_config
 
@@ -16,9 +16,11 @@ __all__ = [
     "DEFAULT_MODEL",
     "FOREIGN_SETTINGS",
     "GIB",
+    "KINDS",
     "SETTINGS",
     "ApiKey",
     "Config",
+    "Kind",
     "ModelEntry",
     "Setting",
     "Settings",

@@ -38,21 +38,53 @@ LONE_MODEL_SETTINGS: Final = {
     "kv_events": "an endpoint tells of one model, so say one in that one's table",
 }
 """Settings that say what a table says of a model, and what to do instead."""
-_SETTINGS_OF_EVERY_KIND: Final = frozenset({"memory", "max_sequences", "max_queue"})
-SETTINGS_OF_KIND: Final = {
-    **dict.fromkeys(("embedding", "rerank", "audio"), _SETTINGS_OF_EVERY_KIND | {"dtype"}),
-    "speech": _SETTINGS_OF_EVERY_KIND,
-    "chat": PER_MODEL_SETTINGS,
-}
-"""Which of them mean something to a model of a kind."""
 ENDPOINT_SETTINGS: Final = ("kv_events", "kv_events_replay")
-FURTHER_MODELS: Final = {
-    "embedding": "embedding_model",
-    "rerank": "rerank_model",
-    "audio": "audio_model",
-    "speech": "speech_model",
+_SETTINGS_OF_EVERY_KIND: Final = frozenset({"memory", "max_sequences", "max_queue"})
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is to know of models for one thing, before one is loaded. How their files tell it is in `files.kinds`."""
+
+    does: str  # what they do, in words
+    missing: str  # what to say where none is served
+    settings: frozenset[str]  # those of a model that mean something to one of these
+    setting: str = ""  # which names one beside a model that chats
+    needs: str = ""  # `module:name` of what tells by its files how much memory one takes, in `ingot.models`
+
+
+KINDS: Final = {
+    "chat": Kind("answers conversations", "No model that chats is served here.", PER_MODEL_SETTINGS),
+    "embedding": Kind(
+        "makes vectors of texts (/v1/embeddings)",
+        "No embedding model is served here. Start ingot with --embedding-model MODEL, such as "
+        "--embedding-model all-minilm-l6-v2, a folder or a hub id.",
+        _SETTINGS_OF_EVERY_KIND | {"dtype"},
+        *("embedding_model", "side_needs:encoder_needs"),
+    ),
+    "rerank": Kind(
+        "ranks documents (/v1/rerank)",
+        "No reranking model is served here. Start ingot with --rerank-model MODEL: a folder or a hub id of a "
+        "cross-encoder or a Qwen3-Reranker.",
+        _SETTINGS_OF_EVERY_KIND | {"dtype"},
+        *("rerank_model", "side_needs:encoder_needs"),
+    ),
+    "audio": Kind(
+        "writes down what is spoken (/v1/audio/transcriptions)",
+        "No model that hears is served here. Start ingot with --audio-model MODEL, such as --audio-model "
+        "whisper-tiny.en, a folder or a hub id of a Whisper model.",
+        _SETTINGS_OF_EVERY_KIND | {"dtype"},
+        *("audio_model", "side_needs:hearing_needs"),
+    ),
+    "speech": Kind(
+        "speaks what is written (/v1/audio/speech)",
+        "No model that speaks is served here. Start ingot with --speech-model MODEL, a folder or a hub id of a Kokoro "
+        "model, such as --speech-model mlx-community/Kokoro-82M-bf16.",
+        _SETTINGS_OF_EVERY_KIND,
+        *("speech_model", "side_needs:speaking_needs"),
+    ),
 }
-"""Kinds of models that a server without tables may have beside the one that chats, and the settings that name them."""
+"""By name. A kind is its record here, what loads one in `engine.start_beside`, and its operations."""
 KindOf = Callable[[str, Settings], str]
 """What the model is for that is given so."""
 
@@ -68,6 +100,7 @@ class ModelEntry:
     preload: bool = False  # loaded at the start
     pin: bool = False  # never unloaded to make room, nor for being idle
     idle_s: float | None = None  # after how long without a request it is unloaded; None: never
+    resident: bool = False  # the only model, loaded before the server is ready and never unloaded
 
     @property
     def path(self) -> str:
@@ -80,7 +113,7 @@ class ModelEntry:
     @property
     def further_kinds(self) -> tuple[str, ...]:
         """What the models are for that are loaded with it."""
-        return tuple(kind for kind, setting in FURTHER_MODELS.items() if getattr(self.settings, setting) is not None)
+        return tuple(kind for kind, known in KINDS.items() if known.setting and getattr(self.settings, known.setting))
 
 
 def assume_chat_model(model: str, settings: Settings) -> str:
@@ -111,7 +144,9 @@ def model_entries(settings: Settings, kind_of: KindOf = assume_chat_model) -> tu
 
 def lone_entry(settings: Settings, name: str, kind: str = "chat") -> ModelEntry:
     """The one model of a server without tables, which is to be served under `name`."""
-    return ModelEntry(name, settings, kind, preload=not settings.lazy, idle_s=settings.idle_unload_seconds)
+    stays = kind == "chat" and not settings.lazy
+    idle = settings.idle_unload_seconds
+    return ModelEntry(name, settings, kind, preload=not settings.lazy, idle_s=idle, resident=stays)
 
 
 def _model_entry(name: str, table: ModelTable, settings: Settings, kind_of: KindOf) -> ModelEntry:
@@ -133,7 +168,7 @@ def _model_entry(name: str, table: ModelTable, settings: Settings, kind_of: Kind
     idle = settings.idle_unload_seconds if table.idle_unload_s is None else table.idle_unload_s
     kind = kind_of(table.path, settings) if table.kind is None else table.kind
     for key in given:
-        if key not in SETTINGS_OF_KIND[kind]:
+        if key not in KINDS[kind].settings:
             raise ConfigError(f"[models.{name}]: {key} means nothing to a model of kind {kind}")
     return ModelEntry(name, own, kind, aliases, preload, table.pin, None if table.pin else idle)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ingot.engine.admission import EngineLimits, ServedLoras
 from ingot.engine.cache_admin import PrefixCacheAdmin
@@ -50,38 +50,46 @@ from ingot.media.layout import MediaProcessor
 from ingot.observe.metrics import EngineMetrics, SpeculationMetrics
 from ingot.text.tokenizer.tokenizer import Tokenizer
 
-
-class ServedModels(Protocol):
-    """What was loaded: the model that is named, and what serves beside generation."""
-
-    @property
-    def card(self) -> ModelCard | PoolingModelCard | SpeechToTextCard | TextToSpeechCard: ...
-
-    @property
-    def encoders(self) -> Mapping[PoolingTask, ServedPoolingModel]: ...
-
-    @property
-    def hearing(self) -> ServedSpeechToText | None: ...
-
-    @property
-    def speaking(self) -> ServedTextToSpeech | None: ...
+if TYPE_CHECKING:
+    from ingot.engine.core import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)
-class NonGeneratingModel:
-    """One model, which serves alone."""
+class SideModels:
+    """What was loaded to serve alone, or beside a model that generates, and what it takes of the memory budget."""
 
-    card: PoolingModelCard | SpeechToTextCard | TextToSpeechCard
     encoders: Mapping[PoolingTask, ServedPoolingModel] = field(default_factory=dict)
     hearing: ServedSpeechToText | None = None
     speaking: ServedTextToSpeech | None = None
+    weights: int = 0
+    batch: int = 0  # of what is computed at once
+
+    @property
+    def taken(self) -> int:
+        return self.weights + self.batch
+
+    @property
+    def cards(self) -> list[PoolingModelCard | SpeechToTextCard | TextToSpeechCard]:
+        found = [*self.encoders.values(), self.hearing, self.speaking]
+        return [offered.card for offered in found if offered is not None]
+
+    @property
+    def card(self) -> PoolingModelCard | SpeechToTextCard | TextToSpeechCard:
+        """Of the one that serves alone."""
+        return self.cards[0]
+
+    @property
+    def notes(self) -> list[str]:
+        return [f"{card.name}: {note}" for card in self.cards for note in card.notes]
 
 
 class ModelEngine:
     """Started by the constructor, which returns when the model is loaded or raises what went wrong. It runs on a loop
     of its own, or on one that it shares with the engines of other models."""
 
-    def __init__(self, load: Callable[[], ServedModels], limits: EngineLimits, loop: Loop | None = None) -> None:
+    def __init__(
+        self, load: Callable[[], SideModels | LoadedModel], limits: EngineLimits, loop: Loop | None = None
+    ) -> None:
         self._load, self._limits = load, limits
         self._shares_loop = loop is not None
         if loop is not None:
@@ -224,9 +232,6 @@ class Engine(ModelEngine):
     """Of a model that generates, and of those that serve beside it."""
 
     _loaded: LoadedModel
-
-    def __init__(self, load: Callable[[], LoadedModel], limits: EngineLimits, loop: Loop | None = None) -> None:
-        super().__init__(load, limits, loop)
 
     def _begun(self) -> Sequence[Workload]:
         """Answers come first: what others may take of a turn depends on what is left."""

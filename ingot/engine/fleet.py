@@ -18,9 +18,9 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from ingot.config import ModelEntry
 from ingot.engine.status import ModelState, ModelStatus
@@ -194,6 +194,20 @@ class Fleet:
         self._is_over = False
         self.arriving: OnModelLoaded = _no_setup
         self.leaving: OnModelUnloading = _no_teardown
+
+    @classmethod
+    def of_one(cls, entry: ModelEntry, engine: ModelEngine) -> Fleet:
+        """A fleet whose one model is loaded already, and stays."""
+        fleet = cls([replace(entry, resident=True, preload=False)], cast("LoadsModels", None), 0)  # which loads nothing
+        seat = fleet._seats[entry.name]
+        seat.engine = engine
+        seat.set_state("loaded")
+        return fleet
+
+    @property
+    def resident(self) -> ModelEntry | None:
+        """The model of a fleet that has one, which stays."""
+        return next((entry for entry in self.entries if entry.resident), None)
 
     @property
     def entries(self) -> tuple[ModelEntry, ...]:
@@ -586,4 +600,5 @@ class ModelSlot:
             len(self.leases),
             len(self.queue),
             left,
+            self.entry.resident,
         )

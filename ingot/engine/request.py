@@ -408,6 +408,12 @@ class PoolingModelCard:
     created: int  # unix time of loading
     notes: tuple[str, ...] = ()  # what is guessed, or slower than it could be
 
+    @property
+    def at_ready(self) -> str:
+        """What it is for, as the server says it when it is ready."""
+        purpose = f"vectors of {self.dimension} numbers" if self.role == "embedding" else "reranking"
+        return f"{purpose} | inputs of {self.length} tokens"
+
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:

@@ -118,6 +118,12 @@ class SpeechToTextCard:
     created: int  # unix time of loading
     notes: tuple[str, ...] = ()
 
+    @property
+    def at_ready(self) -> str:
+        """What it is for, as the server says it when it is ready."""
+        heard = "English" if len(self.languages) == 1 else f"{len(self.languages)} languages"
+        return f"transcription | hears {heard}"
+
 
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
@@ -166,3 +172,8 @@ class TextToSpeechCard:
     weight_bytes: int
     created: int  # unix time of loading
     notes: tuple[str, ...] = ()
+
+    @property
+    def at_ready(self) -> str:
+        """What it is for, as the server says it when it is ready."""
+        return f"speech | {len(self.voices)} voices"

@@ -42,6 +42,7 @@ class ModelStatus:
     requests: int = 0  # that use it
     waiting: int = 0  # requests that wait for it
     expires_s: float | None = None  # when it is unloaded, unless somebody asks for it; None: it stays
+    resident: bool = False  # it is the only one, and stays
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 async def open_stream(job: GenerationTask, answer: Reply, service: ModelService) -> AccountedStream:
     """What the engine makes of a job. Raises what it refuses it with, in the words of the job's protocol."""
     # Whose request it is, and what that may ask for, is the edge's to say: no protocol can forget it.
-    key = service.tenants.key_of(answer.tenant)
+    key = service.shared_state.tenants.key_of(answer.tenant)
     check_model_allowed(model_asked_for(service.served.card.name, job.request.lora), key, answer)
     whose = replace(
         job.request, tenant=answer.tenant, via=answer.scope["path"], priority=request_priority(job.request, key, answer)
@@ -46,7 +46,7 @@ async def open_stream(job: GenerationTask, answer: Reply, service: ModelService)
     except ContextOverflow as error:
         error.param = job.prompt_field
         raise
-    service.rates.charge(answer.tenant, key, sum(map(len, job.request.prompts)))
+    service.shared_state.rates.charge(answer.tenant, key, sum(map(len, job.request.prompts)))
     return stream
 
 
@@ -109,11 +109,13 @@ class AccountedStream:
         if self._capture is not None:
             self._capture.end(last)
         request, head = self._job.request, self._job.head
-        key = self._service.tenants.key_of(request.tenant)
-        self._service.rates.charge(request.tenant, key, last.usage.completion_tokens)
-        self._service.ended.add(request.tenant, request.id, RequestStatusBody.ended(request.id, head, last))
+        key = self._service.shared_state.tenants.key_of(request.tenant)
+        self._service.shared_state.rates.charge(request.tenant, key, last.usage.completion_tokens)
+        self._service.shared_state.ended.add(
+            request.tenant, request.id, RequestStatusBody.ended(request.id, head, last)
+        )
         span = timeline_span(request, last)
-        self._service.past.add(span)
+        self._service.shared_state.past.add(span)
         if self._service.traces is not None:
             told = generation_span(self._service.served.card.name, request, last, tuple(self._reasons), span)
             self._service.traces.send(told, trace_context(self._answer.scope))

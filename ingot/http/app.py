@@ -16,8 +16,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingot.config import ModelEntry, Settings
-from ingot.http.body import FORM_TYPE, JSON_TYPE
+from ingot.config import ModelEntry, Settings, lone_entry
+from ingot.engine.status import Health
 from ingot.http.dispatch import DispatchByBody, DispatchByQuery
 from ingot.http.model_registry import EndpointTable, ExtendLease, ModelRegistry, OpenModel
 from ingot.http.routing import health_endpoints, make_application
@@ -26,43 +26,42 @@ from ingot.protocol.operations import OPERATIONS
 from ingot.protocol.terms import DEFAULT_NAME, Terms
 
 if TYPE_CHECKING:
+    from ingot.engine.engine import Engine, ModelEngine
     from ingot.engine.fleet import Fleet
-    from ingot.engine.loop import LoopHealth
+    from ingot.http.service import SideService
 
-ANY_VOCAB_SIZE: Final = 1 << 24
+
+ANY_VOCAB: Final = 1 << 24
 """What the document says of token ids: which there are depends on the model."""
 
 
-def build_fleet_app(fleet: Fleet, pulse: Callable[[], LoopHealth], settings: Settings) -> Starlette:
-    """The whole HTTP side of a fleet. Nothing is started; `app.state.service` is what the endpoints share."""
-    models = ModelRegistry(fleet, pulse, settings, open_model_later)
-    own = health_endpoints(lambda: models.shared_state.health(models.health())) | late_fleet_endpoints(models)
+def build_app(engine: Engine, settings: Settings) -> Starlette:
+    """The whole HTTP side of one engine, whose model stays. Raises ConfigError."""
+    from ingot.engine.fleet import Fleet
+
+    return build_fleet_app(Fleet.of_one(lone_entry(settings, engine.card.name), engine), engine.health, settings)
+
+
+def build_fleet_app(fleet: Fleet, health: Callable[[], Health], settings: Settings) -> Starlette:
+    """The whole HTTP side of a fleet, whose thread is as `health` says. Nothing is started; `app.state.service` is what
+    the endpoints share. Raises ConfigError."""
+    models = ModelRegistry(fleet, health, settings, open_model_later)
+    own = late_fleet_endpoints(models) | health_endpoints(lambda: models.shared_state.health(models.health()))
     dispatched = {
-        operation.name: DispatchByBody(models, operation.name, FORM_TYPE if operation.takes == "form" else JSON_TYPE)
-        if operation.takes in ("json", "form")
-        else DispatchByQuery(models, operation.name, works=operation.runs)
+        operation.name: (DispatchByBody if operation.takes in ("json", "form") else DispatchByQuery)(models, operation)
         for operation in OPERATIONS
-        if operation.name not in own
+        if operation.kind != "server"
     }
-    names = tuple(name for entry in fleet.entries for name in entry.names)
-    terms = Terms((*names, DEFAULT_NAME), ANY_VOCAB_SIZE, settings.request_timeout_s, settings.strict)
-    return make_application(models, own | dispatched, terms)
+    return make_application(models, own | dispatched, terms_of(models))
 
 
-if TYPE_CHECKING:
-    from ingot.engine.engine import ModelEngine
-    from ingot.http.service import SideService
-
-FLEET_OPERATIONS: Final = frozenset(
-    {
-        *("listModels", "retrieveModel", "loadModel", "unloadModel", "swapModel"),
-        *("ollamaTags", "ollamaRunning", "ollamaVersion"),
-        *("listRequests", "retrieveRequest", "cancelRequest"),
-        *("retrieveResponse", "deleteResponse", "cancelResponse", "listInputItems"),
-        *("showLive", "showCacheTree", "metrics", "loads"),
-    }
-)
-"""Operations that tell of all models, or change which are loaded."""
+def terms_of(models: ModelRegistry) -> Terms:
+    """What the document says of bodies: what the one model says that stays, or else what holds for all."""
+    if models.resident is not None:
+        return next(models.services()).served.terms
+    names = tuple(name for entry in models.fleet.entries for name in entry.names)
+    settings = models.settings
+    return Terms((*names, DEFAULT_NAME), ANY_VOCAB, settings.request_timeout_s, settings.strict)
 
 
 def import_in_background(then: Callable[[], None]) -> None:
@@ -97,7 +96,7 @@ def late_fleet_endpoints(models: ModelRegistry) -> EndpointTable:
 
         return endpoint
 
-    return {name: later(name) for name in FLEET_OPERATIONS}
+    return {operation.name: later(operation.name) for operation in OPERATIONS if operation.kind == "server"}
 
 
 def _import_endpoints() -> tuple[OpenModel, Callable[[ModelRegistry], EndpointTable]]:

@@ -22,45 +22,27 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ingot.config import ModelEntry, Settings
 from ingot.errors import BadRequest, IngotError
-from ingot.http.body import JSON_TYPE, HeldBody, read_form
+from ingot.http.body import FORM_TYPE, JSON_TYPE, HeldBody, read_form
 from ingot.http.edge import ClientGone, Reply, as_ingot_error, reply_of
 from ingot.http.model_registry import CHAT_KIND, ModelRegistry
 from ingot.http.request_lifetime import background_task
-from ingot.http.streaming import (
-    BARE_EVENTS,
-    NDJSON_LINES,
-    SSE_KEEP_ALIVE,
-    SSE_MEDIA_TYPE,
-    StreamedResponse,
-    StreamFraming,
-)
-from ingot.protocol.errors import error_body
+from ingot.http.streaming import FRAMINGS, StreamedResponse
+from ingot.protocol.errors import error_event
+from ingot.protocol.operations import Operation
 from ingot.protocol.terms import DEFAULT_NAME
-
-KIND_OF_OPERATION: Final = {
-    "createEmbedding": "embedding",
-    "ollamaEmbed": "embedding",
-    "ollamaEmbeddings": "embedding",
-    "rerank": "rerank",
-    "rerankV2": "rerank",
-    "createTranscription": "audio",
-    "createTranslation": "audio",
-    "createSpeech": "speech",
-}
-"""Operations that are not for models that chat."""
-ANY_KIND_OPERATIONS: Final = frozenset({"ollamaShow"})
-"""Operations that tell of any model."""
-STREAMING_OPERATIONS: Final = frozenset({"createChatCompletion", "createCompletion", "createMessage", "createResponse"})
-STREAMING_BY_DEFAULT: Final = frozenset({"ollamaChat", "ollamaGenerate"})
 
 
 class DispatchByBody:
     """One ASGI endpoint: an operation whose body, JSON or a form, names its model."""
 
-    def __init__(self, models: ModelRegistry, operation: str, media_type: str = JSON_TYPE) -> None:
-        self._models, self._operation, self._media_type = models, operation, media_type
+    def __init__(self, models: ModelRegistry, operation: Operation) -> None:
+        self._models, self._operation = models, operation
+        self._media_type = FORM_TYPE if operation.takes == "form" else JSON_TYPE
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._models.resident is not None:  # whatever the body names
+            await LeasedRequest(self._models, self._operation, self._models.resident)(scope, receive, send)
+            return
         async with self._models.shared_state.bodies.reading(scope, receive, self._media_type) as body:
             wanted = await self._wanted(body, scope)
             entry = self._find(wanted.named)
@@ -80,18 +62,18 @@ class DispatchByBody:
         return await anyio.to_thread.run_sync(ModelSelection.of_form, body.raw, content_type)
 
     def _find(self, named: str | None) -> ModelEntry:
-        if self._operation in ANY_KIND_OPERATIONS and named not in (None, DEFAULT_NAME):
-            return self._models.named(named)
-        return self._models.find(named, KIND_OF_OPERATION.get(self._operation, CHAT_KIND))
+        if self._operation.kind != "any":
+            return self._models.find(named, self._operation.kind)
+        return self._models.find(named, CHAT_KIND) if named in (None, DEFAULT_NAME) else self._models.named(named)
 
     def _streams(self, wanted: ModelSelection) -> bool:
-        if self._operation in STREAMING_BY_DEFAULT:
+        if self._operation.begins == "unless refused":
             return wanted.stream is not False
-        return self._operation in STREAMING_OPERATIONS and wanted.stream is True
+        return self._operation.begins is not None and wanted.stream is True
 
     async def _begin(self, run: LeasedRequest, scope: Scope, receive: Receive, send: Send) -> None:
         answer = reply_of(scope)
-        begun = EarlyStream(answer, send, self._models.settings)
+        begun = EarlyStream(self._operation, answer, send, self._models.settings)
         try:
             async with begun.waiting():
                 await run.take(receive)
@@ -108,12 +90,13 @@ class DispatchByQuery:
     """One ASGI endpoint: an operation whose address may name its model, as `?model=`. Work loads it; to look at a model
     is no reason to."""
 
-    def __init__(self, models: ModelRegistry, operation: str, *, works: bool) -> None:
-        self._models, self._operation, self._works = models, operation, works
+    def __init__(self, models: ModelRegistry, operation: Operation) -> None:
+        self._models, self._operation = models, operation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         named = Request(scope).query_params.get("model")
-        entry = self._models.find(named, CHAT_KIND) if self._works else self._models.loaded(named)
+        kind = self._operation.kind
+        entry = self._models.find(named, kind) if self._operation.runs else self._models.loaded(named, kind)
         self._models.allow(entry, reply_of(scope))
         await LeasedRequest(self._models, self._operation, entry)(scope, receive, send)
 
@@ -122,7 +105,7 @@ class LeasedRequest:
     """One request at one model: takes the lease, answers, ends it."""
 
     def __init__(
-        self, models: ModelRegistry, operation: str, entry: ModelEntry, wanted: ModelSelection | None = None
+        self, models: ModelRegistry, operation: Operation, entry: ModelEntry, wanted: ModelSelection | None = None
     ) -> None:
         self._models, self._operation, self._entry, self._wanted = models, operation, entry, wanted or ModelSelection()
         self._stack = AsyncExitStack()
@@ -144,7 +127,7 @@ class LeasedRequest:
             _, endpoints = await self._models.shared_state.attended(
                 receive, lambda: self._stack.enter_async_context(lease)
             )
-        self._endpoint = endpoints[self._operation]
+        self._endpoint = endpoints[self._operation.name]
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self._endpoint is not None
@@ -231,36 +214,12 @@ def _parse_duration(value: Any) -> float | None:
     return sign * sum(float(number) * DURATION_UNITS[unit] for number, unit in parts)
 
 
-class StreamErrorEvent(Struct, tag_field="type", tag="error", kw_only=True):
-    """The event by which a stream of `/v1/responses` ends that never became one."""
-
-    code: str
-    message: str
-    param: str | None
-    sequence_number: int = 0
-
-
-def _frame_error_event(buffer: bytearray, chunk: Struct) -> None:
-    buffer += b"event: error\ndata: "
-    buffer += msgspec.json.encode(chunk)
-    buffer += b"\n\n"
-
-
-NAMED_ERRORS = StreamFraming(SSE_MEDIA_TYPE, _frame_error_event, alive=SSE_KEEP_ALIVE)
-
-
-def framing_of_path(path: str) -> StreamFraming:
-    if path.startswith("/api/"):
-        return NDJSON_LINES
-    return NAMED_ERRORS if path.startswith(("/v1/messages", "/v1/responses")) else BARE_EVENTS
-
-
 class EarlyStream:
     """What an endpoint is given to send by, once the head is out: it says the head again, which goes nowhere."""
 
-    def __init__(self, answer: Reply, send: Send, settings: Settings) -> None:
+    def __init__(self, operation: Operation, answer: Reply, send: Send, settings: Settings) -> None:
         self._answer, self._send = answer, send
-        self._out = StreamedResponse(send, framing_of_path(answer.scope["path"]), settings)
+        self._out = StreamedResponse(send, FRAMINGS[operation.framing], settings)
 
     @asynccontextmanager
     async def waiting(self) -> AsyncIterator[None]:
@@ -275,8 +234,5 @@ class EarlyStream:
 
     async def fail(self, error: IngotError) -> None:
         """The stream ends in words, as its protocol has them."""
-        path = self._answer.scope["path"]
-        body: Struct = error_body(error, path, self._answer.id)
-        if path.startswith("/v1/responses"):
-            body = StreamErrorEvent(code=error.code or "", message=error.message, param=error.param)
-        await self._out.end(self._out.framing.framed([body]))
+        last = error_event(error, self._answer.scope["path"], self._answer.id)
+        await self._out.end(self._out.framing.framed([last]))

@@ -22,15 +22,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ingot.errors import ClientLeft, IngotError, RateLimited, Stopping
 from ingot.observe.logs import current_request_id, log_facts
 from ingot.protocol.errors import error_body, retry_after
+from ingot.protocol.operations import PLAIN_ID, operation_at, wire_at
 
 log = logging.getLogger("ingot.http")
 
-ID_PREFIXES: Final = {
-    "/v1/chat/completions": "chatcmpl-",
-    "/v1/completions": "cmpl-",
-    "/v1/messages": "msg_",
-    "/v1/responses": "resp_",
-}
 MONITORING_PATHS: Final = frozenset({"/metrics", "/v1/loads", "/v1/live"})
 # Statuses after which the connection cannot be used again: the rest of a body may still be on its way.
 CLOSING_STATUSES: Final = frozenset({401, 403, 408, 413, 415})
@@ -78,10 +73,11 @@ class Reply:
         self.known = True  # whether its key was given, where the server has any
         self.body = b""  # as it came, where it is to be captured
         self.ended_by: Callable[[], IngotError | None] = lambda: None  # why the server ended it before its answer did
-        self.id = ID_PREFIXES.get(scope["path"], "req-") + secrets.token_hex(12)
+        operation, wire = operation_at(scope["path"]), wire_at(scope["path"])
+        self.id = (PLAIN_ID if operation is None else operation.id_prefix) + secrets.token_hex(12)
         self.headers: list[tuple[str, str]] = [("x-request-id", self.id), ("x-content-type-options", "nosniff")]
-        if scope["path"].startswith("/v1/messages"):
-            self.headers.append(("request-id", self.id))  # where Anthropic's clients look for it
+        if wire.id_header:
+            self.headers.append((wire.id_header, self.id))
         scope.setdefault("state", {})["answer"] = self
 
     async def send(self, message: Message) -> None:

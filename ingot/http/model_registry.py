@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio.to_thread
 
-from ingot.config import ApiKey, ModelEntry, Settings
+from ingot.config import KINDS, ApiKey, ModelEntry, Settings
 from ingot.engine.status import Health, ModelStatus
 from ingot.errors import BadRequest, ModelNotFound, Unavailable
 from ingot.http.edge import Reply
@@ -21,19 +22,10 @@ from ingot.protocol.terms import DEFAULT_NAME, matches_model_name, unknown_model
 if TYPE_CHECKING:
     from ingot.engine.engine import Engine, ModelEngine
     from ingot.engine.fleet import Fleet
-    from ingot.engine.loop import LoopHealth
     from ingot.engine.request import RequestStatus
     from ingot.http.service import SideService
 
 CHAT_KIND: Final = "chat"
-WHAT_KINDS_DO: Final = {
-    CHAT_KIND: "answers conversations",
-    "embedding": "makes vectors of texts (/v1/embeddings)",
-    "rerank": "ranks documents (/v1/rerank)",
-    "audio": "writes down what is spoken (/v1/audio/transcriptions)",
-    "speech": "speaks what is written (/v1/audio/speech)",
-}
-"""What models of a kind do."""
 ADAPTER_MARK: Final = ":"
 """Stands between a model and an adapter of it, which that model's own names tell of."""
 EndpointTable = dict[str, Any]
@@ -45,11 +37,14 @@ OpenModel = Callable[["ModelEngine", ModelEntry, SharedState, ExtendLease], "tup
 class ModelRegistry:
     """For the event loop. A model's service and its endpoints are made when it is loaded."""
 
-    def __init__(self, fleet: Fleet, pulse: Callable[[], LoopHealth], settings: Settings, opening: OpenModel) -> None:
+    def __init__(self, fleet: Fleet, health: Callable[[], Health], settings: Settings, opening: OpenModel) -> None:
         self.fleet, self.shared_state = fleet, SharedState(settings)
-        self._pulse, self._opening = pulse, opening
+        self.resident = fleet.resident
+        self._health, self._opening = health, opening
         self._services: dict[ModelEngine, tuple[SideService, EndpointTable]] = {}
         fleet.arriving, fleet.leaving = self._open_model, self._let_go
+        for entry, engine in fleet.loaded:
+            self._services[engine] = self._opened(entry, engine)
 
     @property
     def settings(self) -> Settings:
@@ -57,11 +52,16 @@ class ModelRegistry:
 
     async def start(self) -> None:
         """Load what is to be there from the start. Raises ConfigError."""
+        for service in self.services():
+            await service.start()
         await self.shared_state.start()
         await self.fleet.preload()
 
     def ready(self) -> None:
-        """Requests may come. Each model does what it has to do meanwhile once it is loaded."""
+        """Requests may come. A model that comes later does what it has to do meanwhile once it is loaded."""
+        if self.resident is not None:
+            for service in self.services():
+                service.ready()
 
     async def stop(self) -> None:
         self.fleet.close()
@@ -72,7 +72,9 @@ class ModelRegistry:
     def find(self, name: str | None, kind: str) -> ModelEntry:
         """The model that a name means, its own or that of an adapter which its settings name, for what it is to be used
         for; without a name, the first. Raises ModelNotFound that lists what there is, or BadRequest where a name means
-        a model for something else."""
+        a model for something else. One that stays is alone, and says itself what it is not."""
+        if self.resident is not None:
+            return self.resident
         entries = [entry for entry in self.fleet.entries if entry.kind == kind]
         for entry in self.fleet.entries:
             if kind in entry.further_kinds:  # whose names it knows once it is loaded
@@ -81,7 +83,7 @@ class ModelRegistry:
             if not entries:
                 served = ", ".join(f"'{entry.name}' ({entry.kind})" for entry in self.fleet.entries)
                 raise ModelNotFound(
-                    f"No model is served here that {WHAT_KINDS_DO[kind]}. Served: {served}.", param="model"
+                    f"No model is served here that {KINDS[kind].does}. Served: {served}.", param="model"
                 )
             return entries[0]
         for entry in entries:
@@ -99,33 +101,38 @@ class ModelRegistry:
                 able = [f"'{each.name}'" for each in entries]
                 others = f" {'One that does' if len(able) == 1 else 'Those that do'}: {', '.join(able)}."
                 raise BadRequest(
-                    f"The model '{name[:200]}' {WHAT_KINDS_DO[entry.kind]}, and not what was asked for, which needs "
-                    "one that "
-                    f"{WHAT_KINDS_DO[kind]}.{others if able else ''}",
+                    f"The model '{name[:200]}' {KINDS[entry.kind].does}, and not what was asked for, which needs one "
+                    f"that {KINDS[kind].does}.{others if able else ''}",
                     param="model",
                 )
         raise unknown_model_error(name, [name for entry in entries for name in entry.names])
 
     def named(self, name: str) -> ModelEntry:
         """The model of that name, whatever it is for. Raises ModelNotFound."""
+        if self.resident is not None:
+            return self.resident
         for entry in self.fleet.entries:
             if matches_model_name(name, entry.names):
                 return entry
         raise unknown_model_error(name, [name for entry in self.fleet.entries for name in entry.names])
 
-    def loaded(self, name: str | None) -> ModelEntry:
-        """The model of that name, or the first; one that is loaded: to look at a model is no reason to load it. Raises
-        ModelNotFound or Unavailable."""
+    def loaded(self, name: str | None, kind: str) -> ModelEntry:
+        """The model of that name, or the first of the kind, or else that chats; one that is loaded: to look at a model
+        is no reason to load it. Raises ModelNotFound or Unavailable."""
+        if self.resident is not None:
+            return self.resident
         there = {stands.name for stands in self.fleet.standings() if stands.state == "loaded"}
-        candidates = self.fleet.entries if name is None else [self.find(name, CHAT_KIND)]
+        kind = kind if any(entry.kind == kind for entry in self.fleet.entries) else CHAT_KIND
+        candidates = self.fleet.entries if name is None else [self.find(name, kind)]
         for entry in candidates:
-            if entry.kind == CHAT_KIND and entry.name in there:
+            if entry.kind == kind and entry.name in there:
                 return entry
         raise Unavailable("No model is loaded." if name is None else f"{candidates[0].name} is not loaded.")
 
     def allow(self, entry: ModelEntry, answer: Reply) -> None:
-        """Raises Forbidden where the key is for other models."""
-        check_model_allowed(entry.name, self.shared_state.tenants.key_of(answer.tenant), answer)
+        """Raises Forbidden where the key is for other models. One that stays has others beside it and looks itself."""
+        if not entry.resident:
+            check_model_allowed(entry.name, self.shared_state.tenants.key_of(answer.tenant), answer)
 
     @asynccontextmanager
     async def lease(
@@ -148,8 +155,8 @@ class ModelRegistry:
             yield self._services[engine][0]
 
     def standings(self, key: ApiKey) -> list[ModelStatus]:
-        """Of the models that a key is for."""
-        return [stands for stands in self.fleet.standings() if is_model_allowed(stands.name, key)]
+        """Of the models that a key is for, or of the one that stays."""
+        return [stands for stands in self.fleet.standings() if stands.resident or is_model_allowed(stands.name, key)]
 
     def status(self) -> list[RequestStatus]:
         return [status for engine in self.fleet.engines for status in engine.status()]
@@ -159,19 +166,19 @@ class ModelRegistry:
 
     def health(self) -> Health:
         """Ready means that requests are taken, which may then wait for their model."""
-        pulse = self._pulse()
         each = [engine.health() for engine in self.fleet.engines]
         running, queued = sum(one.running for one in each), sum(one.queued for one in each)
         waiting = sum(stands.waiting for stands in self.fleet.standings())
         refused = sum(one.refused for one in each)
-        return Health(pulse.alive, pulse.ready, pulse.detail, pulse.beat_ago_s, running, queued + waiting, refused)
+        return replace(self._health(), running=running, queued=queued + waiting, refused=refused)
 
     async def _open_model(self, entry: ModelEntry, engine: ModelEngine) -> None:
         """An engine was loaded: what its requests go to is made for it."""
-        extend = partial(self.fleet.extend, entry.name)
-        service, endpoints = await anyio.to_thread.run_sync(self._opening, engine, entry, self.shared_state, extend)
-        self._services[engine] = service, endpoints
-        service.ready()
+        self._services[engine] = await anyio.to_thread.run_sync(self._opened, entry, engine)
+        self._services[engine][0].ready()
+
+    def _opened(self, entry: ModelEntry, engine: ModelEngine) -> tuple[SideService, EndpointTable]:
+        return self._opening(engine, entry, self.shared_state, partial(self.fleet.extend, entry.name))
 
     async def _let_go(self, engine: ModelEngine) -> None:
         """An engine is about to go, and with it whatever holds its arrays."""

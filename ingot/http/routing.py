@@ -22,16 +22,16 @@ from ingot.errors import MethodNotAllowed, NotFound, Unsupported, nearest_name
 from ingot.http.edge import EdgeMiddleware, JsonResponse, reply_of
 from ingot.http.endpoints.page import page_routes
 from ingot.http.guard import GuardMiddleware
-from ingot.http.shared_state import HasSharedState
+from ingot.http.model_registry import ModelRegistry
 from ingot.protocol.ingot_api.health import HealthBody, VersionBody
 from ingot.protocol.operations import OPERATIONS
 from ingot.protocol.terms import Terms
 from ingot.version import __version__
 
 
-def make_application(service: HasSharedState, endpoints: Mapping[str, Any], terms: Terms) -> Starlette:
+def make_application(models: ModelRegistry, endpoints: Mapping[str, Any], terms: Terms) -> Starlette:
     """An application of endpoints by the names of their operations. `terms` are what the document tells of bodies."""
-    shared_state = service.shared_state
+    shared_state = models.shared_state
     app = Starlette(
         routes=make_routes(endpoints, terms, shared_state.settings),
         middleware=[
@@ -41,7 +41,7 @@ def make_application(service: HasSharedState, endpoints: Mapping[str, Any], term
         exception_handlers={HTTPException: refuse_route},
     )
     app.router.redirect_slashes = False
-    app.state.service = service
+    app.state.service = models
     return app
 
 

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import uvicorn
@@ -27,10 +27,11 @@ from starlette.types import Receive, Scope, Send
 
 from ingot.config import Settings
 from ingot.errors import ConfigError, IngotError, Unavailable
+from ingot.http.app import build_app
 from ingot.http.edge import EdgeMiddleware, JsonResponse, reply_of
 from ingot.http.guard import parse_address, shutting_down_error
 from ingot.http.http11 import BoundedHttp, server_config
-from ingot.http.shared_state import HasSharedState, SharedState
+from ingot.http.shared_state import SharedState
 from ingot.http.tenants import Tenants, refuse_short_key
 from ingot.observe.logs import RareWarning
 from ingot.process import ControllingTerminal, find_malloc_trim, signals_not_ignored, trim_heap
@@ -38,6 +39,7 @@ from ingot.protocol.ingot_api.health import HealthBody
 
 if TYPE_CHECKING:
     from ingot.engine.engine import Engine
+    from ingot.http.model_registry import ModelRegistry
 
 FORCED_EXIT_S: Final = 0.3  # what requests get for that once it is to stop at once
 GRACEFUL_SHUTDOWN_S: Final = 2.0  # what requests get to say why they did not finish, once the server is told to stop
@@ -93,17 +95,6 @@ def open_listener(settings: Settings) -> Listener:
     return Listener(tuple(sockets), settings.host, port)
 
 
-def serve_engine(
-    engine: Engine, settings: Settings, on_ready: Callable[[str], None], *, listener: Listener | None = None
-) -> None:
-    """Serve until SIGINT (where it is not ignored) or SIGTERM, then let what runs finish for a few seconds, and return.
-
-    `on_ready` gets the URL once connections are taken. The engine stays the caller's to close. `listener` is the
-    port where it was taken beforehand.
-    """
-    make_server(engine, settings, on_ready, listener or open_listener(settings)).run()
-
-
 def make_server(
     engine: Engine,
     settings: Settings,
@@ -111,9 +102,9 @@ def make_server(
     listener: Listener,
     settings_again: Callable[[], Settings] | None = None,
 ) -> HttpServer:
-    """`settings_again` reads them anew, for SIGHUP."""
-    from ingot.http.endpoints.table import build_app  # which a server whose models come later does not wait for
-
+    """A server of one engine, which stays the caller's to close. `run` serves until SIGINT (where it is not ignored) or
+    SIGTERM, then lets what runs finish for a few seconds, and returns. `on_ready` gets the URL once connections are
+    taken; `settings_again` reads the settings anew, for SIGHUP."""
     return make_app_server(build_app(engine, settings), settings, on_ready, listener, settings_again)
 
 
@@ -128,17 +119,6 @@ def make_app_server(
     return HttpServer(config, listener, app.state.service, on_ready, settings_again)
 
 
-class StartableService(HasSharedState, Protocol):
-    """What the endpoints of an application share."""
-
-    async def start(self) -> None: ...
-
-    def ready(self) -> None:
-        """Connections are taken."""
-
-    async def stop(self) -> None: ...
-
-
 class HttpServer(uvicorn.Server):
     """uvicorn's, with four changes: it says when it is ready, it answers probes while requests finish, it ends what
     outlasts that with an error that the client can read, and a signal makes it return instead of ending the process."""
@@ -147,13 +127,13 @@ class HttpServer(uvicorn.Server):
         self,
         config: uvicorn.Config,
         listener: Listener,
-        service: StartableService,
+        models: ModelRegistry,
         on_ready: Callable[[str], None],
         settings_again: Callable[[], Settings] | None = None,
     ) -> None:
         super().__init__(config)
         self._settings_again = settings_again
-        self.listener, self._service, self._on_ready = listener, service, on_ready
+        self.listener, self._models, self._on_ready = listener, models, on_ready
         self._tasks: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._terminal = ControllingTerminal()
@@ -164,7 +144,7 @@ class HttpServer(uvicorn.Server):
 
     @property
     def shared_state(self) -> SharedState:
-        return self._service.shared_state
+        return self._models.shared_state
 
     def give_up(self, error: IngotError) -> None:
         """End all requests with `error`, and return soon. Any thread may call it: the engine may hang by then."""
@@ -185,7 +165,7 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        await self._service.start()
+        await self._models.start()
         await super().startup(sockets)
         for one in self.listener.sockets:
             one.listen(LISTEN_BACKLOG)
@@ -195,7 +175,7 @@ class HttpServer(uvicorn.Server):
             await asyncio.to_thread(trim)
             self._tasks.append(asyncio.create_task(trim_heap(trim)))
         self._on_ready(self.listener.url)
-        self._service.ready()
+        self._models.ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for task in self._tasks:
@@ -207,7 +187,7 @@ class HttpServer(uvicorn.Server):
         try:
             await super().shutdown(sockets)
         finally:
-            await self._service.stop()
+            await self._models.stop()
 
     def _refuse_unsent(self, error: IngotError) -> None:
         """Nobody waits any more for the rest of what clients have not sent."""
@@ -240,7 +220,7 @@ class HttpServer(uvicorn.Server):
             self.handle_exit(signal.SIGTERM, frame)
             return
         assert self._settings_again is not None
-        asyncio.get_running_loop().call_soon_threadsafe(reload_settings, self._service, self._settings_again)
+        asyncio.get_running_loop().call_soon_threadsafe(reload_settings, self.shared_state, self._settings_again)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -328,9 +308,8 @@ RELOADABLE_SETTINGS: Final = KEY_SETTINGS | {
 """What is looked at anew for each request, and so can change."""
 
 
-def reload_settings(service: HasSharedState, settings_again: Callable[[], Settings]) -> None:
+def reload_settings(shared_state: SharedState, settings_again: Callable[[], Settings]) -> None:
     """Take over what may change, and name what may not. Settings that are wrong change nothing."""
-    shared_state = service.shared_state
     shared_state.tenants.refresh()
     try:
         wanted, before = settings_again(), shared_state.settings

@@ -7,35 +7,26 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio.to_thread
-from starlette.types import Receive
 
 from ingot.config import Settings
 from ingot.config.keys import ArchiveKey
 from ingot.engine.request import Failed, ModelCard, Request, Sampling
 from ingot.engine.speech_request import Segment, TranscribedText, TranscriptionRequest, UntranscribedAudio
-from ingot.engine.status import Health
 from ingot.errors import ConfigError, ContextOverflow, Forbidden, IngotError
-from ingot.http.body import HeldBodies
 from ingot.http.capture import CaptureFolder
-from ingot.http.lanes import ThreadLane
-from ingot.http.request_lifetime import LiveRequests
-from ingot.http.response_store import ResponseStore
 from ingot.http.shared_state import SharedState
-from ingot.http.tenants import RateLimits, Tenants, is_model_allowed
+from ingot.http.tenants import is_model_allowed
 from ingot.http.tracing import open_traces
-from ingot.mcp.servers import McpServers
 from ingot.observe.metrics import SideMetrics
-from ingot.observe.recent_requests import RecentByTenant, RequestTimeline
 from ingot.protocol.chat.answers import GenerationTask
-from ingot.protocol.ingot_api.requests import RequestStatusBody
 from ingot.protocol.openai.chat import read_chat
 from ingot.protocol.openai.completions import read_completion
 from ingot.protocol.served import ServedModel, ServedSideModel
@@ -62,6 +53,9 @@ class SideService:
         self._side_figures: dict[str, SideMetrics] = {}
         self._heard: OrderedDict[tuple[str, bytes], TranscribedText] = OrderedDict()
 
+    async def start(self) -> None:
+        """Requests are about to come."""
+
     def ready(self) -> None:
         """Requests may come. There is nothing to do meanwhile."""
 
@@ -79,52 +73,6 @@ class SideService:
         """What is served, as this tenant meets it."""
         return replace(self.served, tenant=tenant) if tenant else self.served
 
-    def health(self) -> Health:
-        """The engine's, and whether the server still lets anybody in."""
-        return self.shared_state.health(self.engine.health())
-
-    # What all models have in common
-
-    @property
-    def settings(self) -> Settings:
-        return self.shared_state.settings
-
-    @property
-    def tenants(self) -> Tenants:
-        return self.shared_state.tenants
-
-    @property
-    def rates(self) -> RateLimits:
-        return self.shared_state.rates
-
-    @property
-    def bodies(self) -> HeldBodies:
-        return self.shared_state.bodies
-
-    @property
-    def live(self) -> LiveRequests:
-        return self.shared_state.live
-
-    @property
-    def statuses(self) -> Counter[int]:
-        return self.shared_state.statuses
-
-    @property
-    def ended(self) -> RecentByTenant[RequestStatusBody]:
-        return self.shared_state.ended
-
-    @property
-    def past(self) -> RequestTimeline:
-        return self.shared_state.past
-
-    @property
-    def response_store(self) -> ResponseStore | None:
-        return self.shared_state.response_store
-
-    @property
-    def mcp(self) -> McpServers | None:
-        return self.shared_state.mcp
-
     async def read(self, raw: bytes, translate: Callable[[Any], T], tenant: str) -> T:
         """See `SharedState.read`."""
         return await self.shared_state.read(
@@ -135,11 +83,11 @@ class SideService:
         """What is spoken in a sound of a message. The newest are kept, as every turn sends them again."""
         hearing = self.served.hearing
         assert hearing is not None
-        if not is_model_allowed(hearing.name, self.tenants.key_of(tenant)):
+        if not is_model_allowed(hearing.name, self.shared_state.tenants.key_of(tenant)):
             raise Forbidden(f"This key is not for {hearing.name}, which would write down the sound.", param="messages")
         key = (tenant, missing.digest)
         if key not in self._heard:
-            deadline = time.monotonic() + self.settings.request_timeout_s
+            deadline = time.monotonic() + self.shared_state.settings.request_timeout_s
             sound = TranscriptionRequest(secrets.token_hex(8), missing.sound, tenant=tenant, deadline=deadline)
             stream = self.engine.transcribe(sound)
             try:
@@ -152,25 +100,9 @@ class SideService:
             self._heard.popitem(last=False)
         return self._heard[key]
 
-    async def prepare_slow(self, work: Callable[[], T], tenant: str) -> T:
-        """See `SharedState.prepare_long`."""
-        return await self.shared_state.prepare_slow(work, tenant)
-
-    async def prepare(self, work: Callable[[], T], tenant: str, lane: ThreadLane | None = None) -> T:
-        """See `SharedState.prepare`."""
-        return await self.shared_state.prepare(work, tenant, lane)
-
-    async def attended(self, receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
-        """See `SharedState.attended`."""
-        return await self.shared_state.attended(receive, work)
-
 
 if TYPE_CHECKING:
     from ingot.engine.engine import Engine
-
-
-def no_lease_to_end() -> None:
-    """An engine that is alone stays."""
 
 
 def model_identity(card: ModelCard) -> str:
@@ -179,7 +111,7 @@ def model_identity(card: ModelCard) -> str:
 
 
 class ModelService(SideService):
-    """`settings` are those of the model; with a hall of its own, the server's too."""
+    """`settings` are those of the model."""
 
     engine: Engine
     served: ServedModel
@@ -188,22 +120,23 @@ class ModelService(SideService):
         self,
         engine: Engine,
         settings: Settings,
-        shared_state: SharedState | None = None,
-        extend: Callable[[], Callable[[], None]] = lambda: no_lease_to_end,
+        shared_state: SharedState,
+        extend: Callable[[], Callable[[], None]],
+        *,
+        unloads: bool = False,
     ) -> None:
-        """`extend` keeps the engine for work that outlasts its request, until what it returns is called."""
+        """`extend` keeps the engine for work that outlasts its request, until what it returns is called. `unloads`: the
+        model goes when nobody asks for it."""
         hearing = None if engine.hearing is None else engine.hearing.card
         served = ServedModel.of(
             engine.card, engine.tokenizer, settings, engine.encoders, engine.processor, hearing, engine.speaking
         )
-        super().__init__(engine, served, settings, shared_state or SharedState(settings))
+        super().__init__(engine, replace(served, terms=replace(served.terms, unloads=unloads)), settings, shared_state)
         self.extend = extend
-        self._alone, self._own = shared_state is None, settings
-        if not self._alone:
-            self.served = replace(self.served, terms=replace(self.served.terms, unloads=True))
+        self._own = settings
         self.refresh_loras()
-        if self.response_store is not None:
-            self.served = replace(self.served, secret=self.response_store.secret)
+        if self.shared_state.response_store is not None:
+            self.served = replace(self.served, secret=self.shared_state.response_store.secret)
         self._answers = None
         if settings.cache_dir is not None:
             secret = ArchiveKey(settings.archive_key_file.expanduser()).secret()
@@ -212,7 +145,9 @@ class ModelService(SideService):
             self.served = replace(self.served, answers=AnswerCache(journal=self._answers))
         self._warm_requests: list[Request] = []
         if settings.warm_prompts is not None:
-            self._warm_requests = make_warm_requests(settings.warm_prompts, map(self.served_for, self.tenants.names))
+            self._warm_requests = make_warm_requests(
+                settings.warm_prompts, map(self.served_for, self.shared_state.tenants.names)
+            )
         self._warming_task: asyncio.Task[None] | None = None
 
     def refresh_loras(self) -> None:
@@ -220,10 +155,8 @@ class ModelService(SideService):
         self.served = self.served.with_loras(self.engine.loras, self._own.default_lora)
 
     async def start(self) -> None:
-        """What needs the event loop or takes a while, before requests come. Raises ConfigError."""
+        """What takes a while, before requests come."""
         await anyio.to_thread.run_sync(self.served.grammars.prepare)
-        if self._alone:
-            await self.shared_state.start()
 
     def ready(self) -> None:
         """Requests may come: what is done while there are none begins."""
@@ -235,8 +168,6 @@ class ModelService(SideService):
             self._warming_task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._warming_task
-        if self._alone:
-            await self.shared_state.stop()
         self.served.grammars.close()
         await super().stop()
         if self._answers is not None:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from starlette.types import Receive
 
@@ -43,13 +43,6 @@ UNKNOWN_A_SECOND: Final = 200
 PROBES_A_SECOND: Final = 100
 RANK_BEHIND_S: Final = 5.0
 """A process that is behind for so long makes the server's health bad, before all are given up."""
-
-
-class HasSharedState(Protocol):
-    """One model, or several."""
-
-    @property
-    def shared_state(self) -> SharedState: ...
 
 
 class SharedState:

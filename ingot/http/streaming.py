@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -21,9 +21,10 @@ from starlette.types import Message, Send
 
 from ingot.config import Settings
 from ingot.errors import IngotError
-from ingot.http.edge import ClientGone, Reply
+from ingot.http.edge import ClientGone, Reply, as_ingot_error
 from ingot.http.request_lifetime import background_task
-from ingot.protocol.errors import error_body
+from ingot.protocol.errors import ErrorBody, error_body
+from ingot.protocol.operations import FramingName, Operation, load
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,25 +70,30 @@ def frame_named_event(buffer: bytearray, chunk: Struct) -> None:
     frame_bare_event(buffer, chunk)
 
 
-BARE_EVENTS: Final = StreamFraming(SSE_MEDIA_TYPE, frame_bare_event, done=SSE_DONE, alive=SSE_KEEP_ALIVE)
-BARE_CHUNKS: Final = StreamFraming(
-    SSE_MEDIA_TYPE, frame_bare_event, alive=SSE_KEEP_ALIVE
-)  # llama.cpp's: the last chunk says that it is
-
-
-def named_events(alive: Struct) -> StreamFraming:
-    """Named events whose sign of life is an event too."""
-    buffer = bytearray()
-    frame_named_event(buffer, alive)
-    return StreamFraming(SSE_MEDIA_TYPE, frame_named_event, alive=bytes(buffer))
-
-
 def frame_json_line(buffer: bytearray, chunk: Struct) -> None:
     json_encoder.encode_into(chunk, buffer, -1)
     buffer += b"\n"
 
 
 NDJSON_LINES: Final = StreamFraming("application/x-ndjson", frame_json_line)
+BARE_EVENTS: Final = StreamFraming(SSE_MEDIA_TYPE, frame_bare_event, done=SSE_DONE, alive=SSE_KEEP_ALIVE)
+# llama.cpp's: the last chunk says that it is.
+BARE_CHUNKS: Final = StreamFraming(SSE_MEDIA_TYPE, frame_bare_event, alive=SSE_KEEP_ALIVE)
+
+
+NAMED_EVENTS: Final = StreamFraming(SSE_MEDIA_TYPE, frame_named_event, alive=SSE_KEEP_ALIVE)
+FRAMINGS: Final[dict[FramingName, StreamFraming]] = {
+    "events": BARE_EVENTS,
+    "chunks": BARE_CHUNKS,
+    "named events": NAMED_EVENTS,
+    "lines": NDJSON_LINES,
+}
+
+
+def framing_of(operation: Operation) -> StreamFraming:
+    """Of an operation's stream. The sign of life of some protocols is an event, too."""
+    framing, alive = FRAMINGS[operation.framing], operation.wire.alive
+    return framing if alive is None else replace(framing, alive=framing.framed([load(alive)()]))
 
 
 class StreamedResponse:
@@ -143,6 +149,28 @@ class StreamedResponse:
         now = self._clock()
         left = min(self._spoke + self._keepalive_s - now, self._told + self._event_s - now)
         return max(left, min(self._keepalive_s, self._event_s) / 10)
+
+
+@asynccontextmanager
+async def ending_in_words(
+    answer: Reply,
+    held: WholeResponse,
+    out: StreamedResponse | None = None,
+    failed: Callable[[IngotError], Iterable[Struct]] = lambda error: [ErrorBody.of(error)],
+) -> AsyncIterator[None]:
+    """An answer that has begun ends in words, whatever breaks it within the block: a held one in a body, a stream in
+    what `failed` makes of the error."""
+    try:
+        yield
+    except ClientGone:
+        raise
+    except Exception as error:
+        if held.begun:
+            await held.fail(as_ingot_error(error, answer.id))
+        elif out is not None and out.started:
+            await out.end(out.framing.framed(failed(as_ingot_error(error, answer.id))))
+        else:
+            raise
 
 
 class WholeResponse:

@@ -24,6 +24,7 @@ from ingot.errors import ConfigError
 from ingot.extras import require_extra
 from ingot.http.edge import Reply
 from ingot.observe.recent_requests import RequestSpan
+from ingot.protocol.operations import operation_at
 from ingot.version import __version__
 
 if TYPE_CHECKING:
@@ -114,7 +115,6 @@ def open_traces(endpoint: str) -> TraceExporter:
     return TraceExporter(OTLPSpanExporter(address, timeout=EXPORT_TIMEOUT_S))
 
 
-COMPLETION_PATHS: Final = frozenset({"/v1/completions", "/api/generate"})
 OUTPUT_TYPES: Final = {"transcription": "text", "speech": "speech"}
 """What comes of an operation, where the conventions have a word for it."""
 
@@ -123,7 +123,8 @@ def generation_span(
     model: str, request: Request, last: Ended | Failed, reasons: tuple[str, ...], span: RequestSpan
 ) -> TracedRequest:
     """Of a request that ended just now."""
-    operation = "text_completion" if request.via in COMPLETION_PATHS else "chat"
+    asked = operation_at(request.via)
+    operation = "chat" if asked is None else asked.span
     events = {"prompt": span.queued_s}
     if last.usage.completion_tokens:
         events["first_token"] = span.queued_s + span.prompt_s

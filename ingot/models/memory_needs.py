@@ -9,7 +9,7 @@ the others raise ModelError.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -227,15 +227,6 @@ def pooling_model_needs(folder: Path, device: Device) -> int:
     if decoder is None:
         return _most_weight_bytes(folder, device) + batch
     return decoder.weights + batch + tokens * decoder.per_token
-
-
-NEEDS_BY_KIND: Final[dict[str, Callable[[Path, Device], int]]] = {
-    "embedding": pooling_model_needs,
-    "rerank": pooling_model_needs,
-    "audio": speech_to_text_needs,
-    "speech": text_to_speech_needs,
-}
-"""By the kinds of models."""
 
 
 def _most_weight_bytes(folder: Path, device: Device) -> int:

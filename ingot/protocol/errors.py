@@ -11,6 +11,7 @@ from typing import Final
 from msgspec import UNSET, Struct, UnsetType
 
 from ingot.errors import ContextOverflow, IngotError, Unsupported
+from ingot.protocol.operations import load, wire_at
 
 
 class ErrorDetail(Struct):
@@ -24,17 +25,34 @@ class ErrorBody(Struct):
     error: ErrorDetail
 
     @classmethod
-    def of(cls, error: IngotError) -> ErrorBody:
+    def of(cls, error: IngotError, request_id: str = "") -> ErrorBody:
         return cls(ErrorDetail(error.message, error.type, error.param, error.code))
+
+
+class StreamFault(Struct, tag_field="type", tag="error", kw_only=True):
+    """The event by which a stream of `/v1/responses` ends that never became one."""
+
+    code: str
+    message: str
+    param: str | None
+    sequence_number: int = 0
+
+    @classmethod
+    def of(cls, error: IngotError, request_id: str) -> StreamFault:
+        return cls(code=error.code or "", message=error.message, param=error.param)
 
 
 def error_body(error: IngotError, path: str, request_id: str) -> Struct:
     """The body in the shape of the protocol that `path` belongs to."""
-    if path == "/v1/messages" or path.startswith("/v1/messages/"):
-        return AnthropicError.of(error, request_id)
-    if path.startswith("/api/"):
-        return OllamaError.of(error)
-    return ErrorBody.of(error)
+    body: Struct = load(wire_at(path).error).of(error, request_id)
+    return body
+
+
+def error_event(error: IngotError, path: str, request_id: str) -> Struct:
+    """The same as the last event of a stream that never became one."""
+    wire = wire_at(path)
+    body: Struct = load(wire.fault or wire.error).of(error, request_id)
+    return body
 
 
 def retry_after(error: IngotError) -> str | None:
@@ -97,5 +115,5 @@ class OllamaError(Struct):
     error: str
 
     @classmethod
-    def of(cls, error: IngotError) -> OllamaError:
+    def of(cls, error: IngotError, request_id: str = "") -> OllamaError:
         return cls(error.message)

@@ -22,7 +22,7 @@ from ingot.protocol.ollama.request import OllamaModelName
 from ingot.protocol.schema.fields import Bool
 from ingot.protocol.schema.model_fields import adapter_named_in
 from ingot.protocol.schema.objects import ObjectOf, accepts
-from ingot.protocol.served import ServedModel, ServedSideModel
+from ingot.protocol.served import ServedModel, ServedSideModel, SideCard
 from ingot.protocol.terms import DEFAULT_NAME, matches_model_name, unknown_model_error
 from ingot.text.tool_formats.registry import FormatSource
 from ingot.version import __version__
@@ -63,7 +63,7 @@ class ModelBody(Struct, kw_only=True):
     expires_in_s: float | UnsetType = UNSET  # when it is unloaded, unless somebody asks for it
 
     @classmethod
-    def of(cls, card: ModelCard | PoolingModelCard | SpeechToTextCard | TextToSpeechCard, length: int) -> ModelBody:
+    def of(cls, card: ModelCard | SideCard, length: int) -> ModelBody:
         since = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
         return cls(
             id=card.name,
@@ -83,43 +83,32 @@ class ModelList(Struct, kw_only=True):
     last_id: str
 
 
-def list_models(served: ServedModel) -> ModelList:
-    return _as_model_list([generating_model_body(served), *side_model_bodies(served)])
-
-
-def list_fleet_models(standings: Iterable[tuple[ModelStatus, ServedSideModel | None]]) -> ModelList:
-    """Several models, and what those that are loaded have beside them."""
+def list_models(standings: Iterable[tuple[ModelStatus, ServedSideModel | None]]) -> ModelList:
+    """All models, and what those that are loaded have beside them."""
     bodies: list[ModelBody] = []
     for stands, served in standings:
         bodies += [
             fleet_model_body(stands, served),
             *(side_model_bodies(served) if isinstance(served, ServedModel) else ()),
         ]
-    return _as_model_list(bodies)
+    listed = list({body.id: body for body in reversed(bodies)}.values())[::-1]
+    return ModelList(data=listed, first_id=listed[0].id if listed else "", last_id=listed[-1].id if listed else "")
 
 
 def side_model_bodies(served: ServedModel) -> list[ModelBody]:
     """Adapters, and models for other things."""
     adapters = [adapter_model_body(served, lora) for lora in served.terms.loras.values()]
-    bodies = [*adapters, *(encoder_model_body(one.card) for one in served.encoders.values())]
-    if served.hearing is not None:
-        bodies.append(speech_to_text_model_body(served.hearing))
-    if served.speaking is not None:
-        bodies.append(text_to_speech_model_body(served.speaking.card))
-    return bodies
-
-
-def _as_model_list(bodies: list[ModelBody]) -> ModelList:
-    listed = list({body.id: body for body in reversed(bodies)}.values())[::-1]
-    return ModelList(data=listed, first_id=listed[0].id if listed else "", last_id=listed[-1].id if listed else "")
+    return [*adapters, *(card_body(card) for card, _ in served.sides)]
 
 
 def fleet_model_body(stands: ModelStatus, served: ServedSideModel | None) -> ModelBody:
-    """How a model of several stands; what is `served` of it is known of one that was used."""
+    """How a model stands; what is `served` of it is known of one that was used."""
     if served is None:
         body = ModelBody(id=stands.name, created=0, display_name=stands.name, created_at=NEVER_MADE)
     else:
         body = served_model_body(served)
+    if stands.resident:
+        return body  # there is nothing to tell of how it stands
     return replace(
         body,
         state=stands.state,
@@ -134,14 +123,7 @@ def fleet_model_body(stands: ModelStatus, served: ServedSideModel | None) -> Mod
 
 
 def served_model_body(served: ServedSideModel) -> ModelBody:
-    if isinstance(served, ServedModel):
-        return generating_model_body(served)
-    if isinstance(served.card, PoolingModelCard):
-        return encoder_model_body(served.card)
-    if isinstance(served.card, TextToSpeechCard):
-        return text_to_speech_model_body(served.card)
-    assert isinstance(served.card, SpeechToTextCard), "every other model that is served alone"
-    return speech_to_text_model_body(served.card)
+    return generating_model_body(served) if isinstance(served, ServedModel) else card_body(served.sides[0][0])
 
 
 def retrieve_model(name: str, served: ServedModel) -> ModelBody:
@@ -150,13 +132,9 @@ def retrieve_model(name: str, served: ServedModel) -> ModelBody:
         return adapter_model_body(served, served.terms.loras[adapter])
     if matches_model_name(name, served.terms.models):
         return generating_model_body(served)
-    for role, encoder in served.encoders.items():
-        if matches_model_name(name, served.terms.encoders[role].models):
-            return encoder_model_body(encoder.card)
-    if served.hearing is not None and matches_model_name(name, served.terms.hearing.models):
-        return speech_to_text_model_body(served.hearing)
-    if served.speaking is not None and matches_model_name(name, served.terms.speaking.models):
-        return text_to_speech_model_body(served.speaking.card)
+    for card, names in served.sides:
+        if matches_model_name(name, names):
+            return card_body(card)
     raise unknown_model_error(name, served.terms.all_model_names)
 
 
@@ -180,17 +158,13 @@ def adapter_model_body(served: ServedModel, lora: LoraRef) -> ModelBody:
     )
 
 
-def encoder_model_body(card: PoolingModelCard) -> ModelBody:
-    return replace(ModelBody.of(card, card.length), kind=card.role)
-
-
-def speech_to_text_model_body(card: SpeechToTextCard) -> ModelBody:
+def card_body(card: SideCard) -> ModelBody:
+    """Of a model that does not generate."""
+    if isinstance(card, PoolingModelCard):
+        return replace(ModelBody.of(card, card.length), kind=card.role)
     body = ModelBody.of(card, card.context)
-    return replace(body, kind="audio", input_modalities=["audio"], languages=list(card.languages))
-
-
-def text_to_speech_model_body(card: TextToSpeechCard) -> ModelBody:
-    body = ModelBody.of(card, card.context)
+    if isinstance(card, SpeechToTextCard):
+        return replace(body, kind="audio", input_modalities=["audio"], languages=list(card.languages))
     return replace(body, kind="speech", output_modalities=["audio"], voices=list(card.voices))
 
 
@@ -279,12 +253,15 @@ class OllamaKnownModel:
     created: int
 
     @classmethod
-    def all(cls, served: ServedModel) -> list[OllamaKnownModel]:
+    def all(cls, stands: ModelStatus, served: ServedSideModel | None) -> list[OllamaKnownModel]:
+        """A model, and the encoders beside it."""
+        if served is None:
+            return [cls(stands.name, "", "", stands.claimed, 0, 0)]
         found = [cls.of(served.card), *(cls.of(one.card) for one in served.encoders.values())]
         return list({one.name: one for one in found}.values())
 
     @classmethod
-    def of(cls, card: ModelCard | PoolingModelCard | SpeechToTextCard | TextToSpeechCard) -> OllamaKnownModel:
+    def of(cls, card: ModelCard | SideCard) -> OllamaKnownModel:
         if isinstance(card, ModelCard):
             level = card.quantization or card.dtype
             return cls(card.name, card.family, level, card.weight_bytes, card.context, card.created)
@@ -293,12 +270,6 @@ class OllamaKnownModel:
         if isinstance(card, SpeechToTextCard):
             return cls(card.name, "whisper", card.dtype, card.weight_bytes, card.context, card.created)
         return cls(card.name, card.family, card.dtype, card.weight_bytes, card.length, card.created)
-
-    @classmethod
-    def standing(cls, stands: ModelStatus, served: ServedSideModel | None) -> OllamaKnownModel:
-        if served is not None:
-            return cls.of(served.card)
-        return cls(stands.name, "", "", stands.claimed, 0, 0)
 
     @property
     def digest(self) -> str:
@@ -317,36 +288,17 @@ def ollama_version_body() -> OllamaVersion:
     return OllamaVersion(OLLAMA_VERSION, __version__)
 
 
-def ollama_tags(served: ServedModel) -> OllamaTags:
-    return OllamaTags(
-        [
-            OllamaListed(one.name, one.name, one.since, one.size, one.digest, one.details)
-            for one in OllamaKnownModel.all(served)
-        ]
-    )
-
-
-def ollama_running(served: ServedModel) -> OllamaRunning:
-    """All of them, always: models stay loaded."""
-    return OllamaRunning(
-        [
-            OllamaLoaded(one.name, one.name, one.size, one.digest, one.details, NEVER_EXPIRES, one.size, one.context)
-            for one in OllamaKnownModel.all(served)
-        ]
-    )
-
-
-def ollama_tags_of_fleet(standings: Iterable[tuple[ModelStatus, ServedSideModel | None]]) -> OllamaTags:
-    """Of several models, loaded or not."""
-    known = [OllamaKnownModel.standing(stands, served) for stands, served in standings]
+def ollama_tags(standings: Iterable[tuple[ModelStatus, ServedSideModel | None]]) -> OllamaTags:
+    """All models, loaded or not."""
+    known = [one for stands, served in standings for one in OllamaKnownModel.all(stands, served)]
     return OllamaTags([OllamaListed(one.name, one.name, one.since, one.size, one.digest, one.details) for one in known])
 
 
-def ollama_running_of_fleet(standings: Iterable[tuple[ModelStatus, ServedSideModel | None]]) -> OllamaRunning:
+def ollama_running(standings: Iterable[tuple[ModelStatus, ServedSideModel | None]]) -> OllamaRunning:
     """Those that are loaded, or on their way."""
     there = [(stands, served) for stands, served in standings if stands.state not in ("unloaded", "failed")]
     return OllamaRunning(
-        [_running_model(stands, OllamaKnownModel.standing(stands, served)) for stands, served in there]
+        [_running_model(stands, one) for stands, served in there for one in OllamaKnownModel.all(stands, served)]
     )
 
 
@@ -355,48 +307,36 @@ def _running_model(stands: ModelStatus, one: OllamaKnownModel) -> OllamaLoaded:
     if stands.expires_s is not None:
         until = datetime.now(UTC) + timedelta(seconds=stands.expires_s)
         expires = until.isoformat().replace("+00:00", "Z")
+    held = stands.claimed if one.name == stands.name and stands.claimed else one.size
     return OllamaLoaded(
-        *(one.name, one.name, one.size, one.digest, one.details, expires, stands.claimed, one.context, stands.state),
+        *(one.name, one.name, one.size, one.digest, one.details, expires, held, one.context, stands.state),
         UNSET if stands.progress is None else round(stands.progress, 3),
     )
 
 
-def show_ollama_model(value: Any, served: ServedModel) -> OllamaShown:
+def show_ollama_model(value: Any, served: ServedSideModel) -> OllamaShown:
+    """What does not generate has no template and no parameters."""
     reading = served.reading()
     OLLAMA_SHOW_BODY.parse(value, "", reading)
-    one, template = OllamaKnownModel.of(served.card), served.tokenizer.template
+    one = OllamaKnownModel.of(served.card)
+    template, sampling, further = "", {}, embedding_sizes(served, one.family)
+    able: list[OllamaCapability] = ["embedding"] if "embedding" in served.encoders else []
+    if isinstance(served, ServedModel):
+        template = "" if served.tokenizer.template is None else served.tokenizer.template.source
+        sampling, able = sampling_body(served.sampling), ollama_capabilities(served)
+        further = {f"{one.family}.vocab_size": served.card.vocab}
     return OllamaShown(
         modelfile="",
-        parameters="\n".join(
-            f"{OLLAMA_OPTION_NAMES.get(name, name)} {value}" for name, value in sampling_body(served.sampling).items()
-        ),
-        template=template.source if template is not None else "",
+        parameters="\n".join(f"{OLLAMA_OPTION_NAMES.get(name, name)} {value}" for name, value in sampling.items()),
+        template=template,
         details=one.details,
         model_info={
             "general.architecture": one.family,
             "general.file_type": one.level,
             f"{one.family}.context_length": one.context,
-            f"{one.family}.vocab_size": served.card.vocab,
+            **further,
         },
-        capabilities=ollama_capabilities(served),
-        modified_at=one.since,
-        ingot=IgnoredNote.of(reading),
-    )
-
-
-def show_ollama_side_model(value: Any, served: ServedSideModel) -> OllamaShown:
-    """Of a model that does not generate, which has no template and no parameters."""
-    reading = served.reading()
-    OLLAMA_SHOW_BODY.parse(value, "", reading)
-    one = OllamaKnownModel.of(served.card)
-    info = {"general.architecture": one.family, "general.file_type": one.level}
-    return OllamaShown(
-        modelfile="",
-        parameters="",
-        template="",
-        details=one.details,
-        model_info={**info, f"{one.family}.context_length": one.context, **embedding_sizes(served, one.family)},
-        capabilities=["embedding"] if "embedding" in served.encoders else [],
+        capabilities=able,
         modified_at=one.since,
         ingot=IgnoredNote.of(reading),
     )

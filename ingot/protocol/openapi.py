@@ -1,64 +1,15 @@
-"""The OpenAPI 3.1 document, made from the table of operations and from the kinds that read the bodies."""
+"""The OpenAPI 3.1 document, made from the table of operations and from what its rows name."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from ingot.media.audio_encoding import AUDIO_MEDIA_TYPES
-from ingot.observe.prometheus import MEDIA_TYPE
-from ingot.protocol.anthropic.answers import MESSAGE_EVENTS, MessageBody
-from ingot.protocol.anthropic.request import COUNT_TOKENS_BODY, MESSAGES_BODY, MessageTokenCount
-from ingot.protocol.errors import AnthropicError, ErrorBody, OllamaError
-from ingot.protocol.infill import INFILL_BODY, InfillAnswer
-from ingot.protocol.ingot_api.cache import (
-    CACHE_FILE_MEDIA_TYPE,
-    EXPLAIN_BODY,
-    CacheBody,
-    CacheTreeBody,
-    ClearedBody,
-    ExplainedBody,
-    ImportedBody,
-)
-from ingot.protocol.ingot_api.health import HealthBody, VersionBody
-from ingot.protocol.ingot_api.metrics import LoadsBody
-from ingot.protocol.ingot_api.requests import CancelledRequestBody, LiveBody, RequestStatusBody, RunningRequestList
-from ingot.protocol.ingot_api.tokenize import DETOKENIZE_BODY, TOKENIZE_BODY, DetokenizeAnswer, TokenizeAnswer
-from ingot.protocol.lora_adapters import LOAD_LORA_BODY, UNLOAD_LORA_BODY, LoraChanged
-from ingot.protocol.model_listings import (
-    OLLAMA_SHOW_BODY,
-    ModelBody,
-    ModelList,
-    OllamaRunning,
-    OllamaShown,
-    OllamaTags,
-    OllamaVersion,
-)
-from ingot.protocol.ollama.answers import OllamaChatAnswer, OllamaCompletionAnswer
-from ingot.protocol.ollama.request import OLLAMA_CHAT_BODY, OLLAMA_GENERATE_BODY
-from ingot.protocol.openai.chat import CHAT_BODY
-from ingot.protocol.openai.chat_answers import ChatChunk, ChatCompletion
-from ingot.protocol.openai.completions import COMPLETION_BODY, Completion
-from ingot.protocol.openai.speech import SPEECH_BODY, SpeechChunk, VoiceList
-from ingot.protocol.openai.transcriptions import TRANSCRIPTION_FORM, TRANSLATION_FORM, TranscriptChunk, Transcription
-from ingot.protocol.operations import OPERATIONS, Operation
-from ingot.protocol.pooling import (
-    EMBEDDING_BODY,
-    OLLAMA_EMBED_BODY,
-    OLLAMA_OLD_EMBEDDING_BODY,
-    RERANK_BODY,
-    EmbeddingList,
-    OllamaEmbedded,
-    OllamaOldEmbedding,
-    RerankAnswer,
-)
-from ingot.protocol.responses.answers import DeletedResponse, InputItemList, ResponseBody, ResponseEvent, ResponseTokens
-from ingot.protocol.responses.request import ITEMS_QUERY, RESPONSE_QUERY, RESPONSES_BODY
-from ingot.protocol.schema.fields import FieldKind, Refused, Schema
+from ingot.protocol.operations import FILE, OPERATIONS, PLAIN_ID, Operation, load
+from ingot.protocol.schema.fields import Refused, Schema
 from ingot.protocol.schema.objects import ObjectOf, field_specs
 from ingot.protocol.terms import Terms
 from ingot.version import __version__
@@ -67,8 +18,9 @@ SCHEMA_REFS = "#/components/schemas/{name}"
 COMMON_STATUSES = (403, 500)
 # What the document calls the statuses that the standard library does not.
 STATUS_PHRASES = {499: "Cancelled"}
-REQUEST_ID = "^(?:chatcmpl-|cmpl-|msg_|resp_|req-)[0-9a-f]{24}$"
-FILE_CONTENT = {CACHE_FILE_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}
+PREFIXES = dict.fromkeys(operation.id_prefix for operation in OPERATIONS if operation.id_prefix != PLAIN_ID)
+REQUEST_ID = f"^(?:{'|'.join(PREFIXES)}|{PLAIN_ID})[0-9a-f]{{24}}$"
+FILE_CONTENT = {FILE: {"schema": {"type": "string", "format": "binary"}}}
 RESPONSE_ID = "^resp_[0-9a-f]{24}$"
 KEY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
@@ -76,101 +28,16 @@ KEY_SCHEMES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class OperationShape:
-    """What an operation is given and answers."""
-
-    answer: type[Struct] | None  # None: a file, or text of another `media` type
-    body: FieldKind | None = None  # JSON, or a form with a file
-    other_answers: tuple[int, ...] = ()  # statuses besides 200 with the same body
-    chunk: type[Struct] | None = None  # of the answer where it is streamed
-    events: tuple[type[Struct], ...] = ()  # of the answer where it is streamed as named events
-    line: type[Struct] | None = None  # of the answer where it is streamed line by line
-    failure: type[Struct] = ErrorBody  # what errors look like
-    query: ObjectOf | None = None  # what may follow the path
-    texts: tuple[str, ...] = ()  # media types of texts that the answer may be instead
-    media: str = CACHE_FILE_MEDIA_TYPE  # of an answer that is no JSON
-
-
-def transcript_shape(form: FieldKind) -> OperationShape:
-    texts = ("text/plain", "application/x-subrip", "text/vtt")
-    return OperationShape(Transcription, form, chunk=TranscriptChunk, texts=texts)
-
-
-PROBE_SHAPE = OperationShape(HealthBody, other_answers=(503,))
-RERANK_SHAPE = OperationShape(RerankAnswer, RERANK_BODY)
-CHANGED_SHAPE = OperationShape(ModelBody)
-
-OPERATION_SHAPES: Final = {
-    "createChatCompletion": OperationShape(ChatCompletion, CHAT_BODY, chunk=ChatChunk),
-    "createCompletion": OperationShape(Completion, COMPLETION_BODY, chunk=Completion),
-    "infill": OperationShape(InfillAnswer, INFILL_BODY, chunk=InfillAnswer),
-    "createMessage": OperationShape(MessageBody, MESSAGES_BODY, events=MESSAGE_EVENTS, failure=AnthropicError),
-    "countMessageTokens": OperationShape(MessageTokenCount, COUNT_TOKENS_BODY, failure=AnthropicError),
-    "createEmbedding": OperationShape(EmbeddingList, EMBEDDING_BODY),
-    "rerank": RERANK_SHAPE,
-    "rerankV2": RERANK_SHAPE,
-    "createResponse": OperationShape(ResponseBody, RESPONSES_BODY, events=(ResponseEvent,)),
-    "countResponseTokens": OperationShape(ResponseTokens, RESPONSES_BODY),
-    "retrieveResponse": OperationShape(ResponseBody, query=RESPONSE_QUERY),
-    "deleteResponse": OperationShape(DeletedResponse),
-    "cancelResponse": OperationShape(ResponseBody),
-    "listInputItems": OperationShape(InputItemList, query=ITEMS_QUERY),
-    "createTranscription": transcript_shape(TRANSCRIPTION_FORM),
-    "createTranslation": transcript_shape(TRANSLATION_FORM),
-    "createSpeech": OperationShape(None, SPEECH_BODY, chunk=SpeechChunk, texts=tuple(AUDIO_MEDIA_TYPES.values())),
-    "listVoices": OperationShape(VoiceList),
-    "listModels": OperationShape(ModelList),
-    "retrieveModel": OperationShape(ModelBody),
-    "loadModel": CHANGED_SHAPE,
-    "unloadModel": CHANGED_SHAPE,
-    "swapModel": CHANGED_SHAPE,
-    "tokenize": OperationShape(TokenizeAnswer, TOKENIZE_BODY),
-    "detokenize": OperationShape(DetokenizeAnswer, DETOKENIZE_BODY),
-    "ollamaChat": OperationShape(OllamaChatAnswer, OLLAMA_CHAT_BODY, line=OllamaChatAnswer, failure=OllamaError),
-    "ollamaGenerate": OperationShape(
-        OllamaCompletionAnswer, OLLAMA_GENERATE_BODY, line=OllamaCompletionAnswer, failure=OllamaError
-    ),
-    "ollamaEmbed": OperationShape(OllamaEmbedded, OLLAMA_EMBED_BODY, failure=OllamaError),
-    "ollamaEmbeddings": OperationShape(OllamaOldEmbedding, OLLAMA_OLD_EMBEDDING_BODY, failure=OllamaError),
-    "ollamaShow": OperationShape(OllamaShown, OLLAMA_SHOW_BODY, failure=OllamaError),
-    "ollamaTags": OperationShape(OllamaTags, failure=OllamaError),
-    "ollamaRunning": OperationShape(OllamaRunning, failure=OllamaError),
-    "ollamaVersion": OperationShape(OllamaVersion, failure=OllamaError),
-    "listRequests": OperationShape(RunningRequestList),
-    "retrieveRequest": OperationShape(RequestStatusBody),
-    "cancelRequest": OperationShape(CancelledRequestBody),
-    "showLive": OperationShape(LiveBody),
-    "showCacheTree": OperationShape(CacheTreeBody),
-    "showCache": OperationShape(CacheBody),
-    "clearCache": OperationShape(ClearedBody),
-    "explainCache": OperationShape(ExplainedBody, EXPLAIN_BODY),
-    "exportCache": OperationShape(None),
-    "importCache": OperationShape(ImportedBody),
-    "loadLora": OperationShape(LoraChanged, LOAD_LORA_BODY),
-    "unloadLora": OperationShape(LoraChanged, UNLOAD_LORA_BODY),
-    "health": PROBE_SHAPE,
-    "live": PROBE_SHAPE,
-    "ready": PROBE_SHAPE,
-    "metrics": OperationShape(None, media=MEDIA_TYPE),
-    "loads": OperationShape(LoadsBody),
-    "version": OperationShape(VersionBody),
-}
-"""By the names of the operations."""
-
-
 def openapi_document(terms: Terms, *, keyed: bool) -> dict[str, Any]:
     """The OpenAPI document of a server with these terms; `keyed` where it asks for an API key."""
-    shapes = OPERATION_SHAPES.values()
-    answers = [shape.answer for shape in shapes if shape.answer is not None]
-    chunks = [shape.chunk for shape in shapes if shape.chunk is not None]
-    events = [event for shape in shapes for event in shape.events]
-    failures = [shape.failure for shape in shapes]
-    _, components = msgspec.json.schema_components([*answers, *chunks, *events, *failures], ref_template=SCHEMA_REFS)
+    shapes = [operation.shape for operation in OPERATIONS]
+    told = [load(named) for shape in shapes for named in (shape.answer, shape.chunk) if named is not None]
+    events = [event for operation in OPERATIONS for event in events_of(operation)]
+    failures = [load(operation.wire.error) for operation in OPERATIONS]
+    _, components = msgspec.json.schema_components([*told, *events, *failures], ref_template=SCHEMA_REFS)
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
-        told = describe_operation(operation, OPERATION_SHAPES[operation.name], terms, keyed)
-        paths.setdefault(operation.path, {})[operation.method.lower()] = told
+        paths.setdefault(operation.path, {})[operation.method.lower()] = describe_operation(operation, terms, keyed)
     return {
         "openapi": "3.1.0",
         "info": {"title": "ingot", "version": __version__},
@@ -179,18 +46,25 @@ def openapi_document(terms: Terms, *, keyed: bool) -> dict[str, Any]:
     }
 
 
-def describe_operation(operation: Operation, shape: OperationShape, terms: Terms, keyed: bool) -> dict[str, Any]:
+def events_of(operation: Operation) -> tuple[type[Struct], ...]:
+    """Of an answer that is streamed as named events."""
+    named = operation.shape.events
+    found = () if named is None else load(named)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def describe_operation(operation: Operation, terms: Terms, keyed: bool) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "operationId": operation.name,
         "summary": operation.summary,
-        "responses": operation_responses(operation, shape, keyed),
+        "responses": operation_responses(operation, keyed),
     }
     if operation.takes is not None:
-        entry["requestBody"] = {"required": True, "content": request_body_content(operation, shape, terms)}
+        entry["requestBody"] = {"required": True, "content": request_body_content(operation, terms)}
     names = [part[1:-1] for part in operation.path.split("/") if part.startswith("{")]
     parameters = [path_parameter(name, terms) for name in names]
-    if shape.query is not None:
-        parameters += query_parameters(shape.query, terms)
+    if operation.shape.query is not None:
+        parameters += query_parameters(load(operation.shape.query), terms)
     if parameters:
         entry["parameters"] = parameters
     if keyed and not operation.public:
@@ -198,34 +72,32 @@ def describe_operation(operation: Operation, shape: OperationShape, terms: Terms
     return entry
 
 
-def request_body_content(operation: Operation, shape: OperationShape, terms: Terms) -> dict[str, Any]:
-    if shape.body is None:
+def request_body_content(operation: Operation, terms: Terms) -> dict[str, Any]:
+    if operation.shape.body is None:
         return FILE_CONTENT
     media = "multipart/form-data" if operation.takes == "form" else "application/json"
-    return {media: {"schema": shape.body.schema(terms)}}
+    return {media: {"schema": load(operation.shape.body).schema(terms)}}
 
 
-def operation_responses(operation: Operation, shape: OperationShape, keyed: bool) -> dict[str, Any]:
-    content: dict[str, Any] = (
-        {**FILE_CONTENT} if shape.media == CACHE_FILE_MEDIA_TYPE else {shape.media: {"schema": {"type": "string"}}}
-    )
+def operation_responses(operation: Operation, keyed: bool) -> dict[str, Any]:
+    shape, failed = operation.shape, schema_reference(operation.wire.error)
+    texts = load(shape.texts).values() if isinstance(shape.texts, str) else shape.texts
+    content: dict[str, Any] = {**FILE_CONTENT} if shape.media == FILE else {shape.media: {"schema": {"type": "string"}}}
     if shape.answer is not None:
         content = {"application/json": {"schema": schema_reference(shape.answer)}}
-    content |= {media: {"schema": {"type": "string"}} for media in shape.texts}
-    if shape.chunk is not None:
-        content["text/event-stream"] = {"schema": event_schema(shape.chunk)}
-    if shape.line is not None:
-        content["application/x-ndjson"] = {
-            "schema": {"anyOf": [schema_reference(shape.line), schema_reference(OllamaError)]}
-        }
-    if shape.events:
-        content["text/event-stream"] = {"schema": named_event_schema(shape)}
+    content |= {media: {"schema": {"type": "string"}} for media in texts}
+    if shape.chunk is not None and operation.framing == "lines":
+        content["application/x-ndjson"] = {"schema": {"anyOf": [schema_reference(shape.chunk), failed]}}
+    elif shape.chunk is not None:
+        content["text/event-stream"] = {"schema": event_schema(schema_reference(shape.chunk), failed)}
+    if shape.events is not None:
+        content["text/event-stream"] = {"schema": named_event_schema([*map(name_of, events_of(operation)), failed])}
     answers = {
         str(status): {"description": status_phrase(status), "content": content}
         for status in (200, *shape.other_answers)
     }
     statuses = COMMON_STATUSES + operation.errors + ((401,) if keyed and not operation.public else ())
-    failure = {"application/json": {"schema": schema_reference(shape.failure)}}
+    failure = {"application/json": {"schema": failed}}
     return answers | {
         str(status): {"description": status_phrase(status), "content": failure} for status in sorted(statuses)
     }
@@ -247,22 +119,26 @@ def query_parameters(query: ObjectOf, terms: Terms) -> list[Schema]:
     ]
 
 
-def event_schema(chunk: type[Struct]) -> Schema:
+def event_schema(chunk: Schema, failed: Schema) -> Schema:
     """One server-sent event: its data is a chunk, or the error that ends the stream, or `[DONE]`."""
-    told = {"anyOf": [schema_reference(chunk), schema_reference(ErrorBody)]}
+    told = {"anyOf": [chunk, failed]}
     data = {"type": "string", "contentMediaType": "application/json", "contentSchema": told}
     return {"type": "object", "properties": {"data": {"anyOf": [{"const": "[DONE]"}, data]}}, "required": ["data"]}
 
 
-def named_event_schema(shape: OperationShape) -> Schema:
+def named_event_schema(events: list[Schema]) -> Schema:
     """One server-sent event, named as the type in its data is."""
-    told = {"anyOf": [schema_reference(event) for event in (*shape.events, shape.failure)]}
+    told = {"anyOf": events}
     data = {"type": "string", "contentMediaType": "application/json", "contentSchema": told}
     properties = {"event": {"type": "string"}, "data": data}
     return {"type": "object", "properties": properties, "required": ["event", "data"]}
 
 
-def schema_reference(answer: type[Struct]) -> Schema:
+def schema_reference(named: str) -> Schema:
+    return name_of(load(named))
+
+
+def name_of(answer: type[Struct]) -> Schema:
     return {"$ref": SCHEMA_REFS.format(name=answer.__name__)}
 
 

@@ -14,11 +14,13 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from ingot.config import KINDS
 from ingot.engine.request import PoolingModelCard, PoolingOutput, PoolingRequest, PoolingTask
 from ingot.errors import BadRequest, ModelNotFound, Unsupported
 from ingot.protocol.ollama.answers import to_nanoseconds
@@ -396,23 +398,20 @@ def sigmoid_score(score: float) -> float:
     return 1 / (1 + grown) if score >= 0 else grown / (1 + grown)
 
 
+read_rerank_v2 = partial(read_rerank, version="2")
+
+
 if TYPE_CHECKING:
     from ingot.engine.pooling_batches import ServedPoolingModel
     from ingot.protocol.served import ServedSideModel
 
 EncoderInputValue = str | tuple[int, ...]
-HOW_TO_SERVE_ENCODERS = {
-    "embedding": "No embedding model is served here. Start ingot with --embedding-model MODEL, such as "
-    "--embedding-model all-minilm-l6-v2, a folder or a hub id.",
-    "rerank": "No reranking model is served here. Start ingot with --rerank-model MODEL: a folder or a hub id of a "
-    "cross-encoder or a Qwen3-Reranker.",
-}
 
 
 def find_encoder(served: ServedSideModel, role: PoolingTask) -> ServedPoolingModel:
     """The encoder that is served for `role`; a 404 that says how to get one where there is none."""
     if role not in served.encoders:
-        raise ModelNotFound(HOW_TO_SERVE_ENCODERS[role], param="model")
+        raise ModelNotFound(KINDS[role].missing, param="model")
     return served.encoders[role]
 
 

@@ -84,11 +84,14 @@ if TYPE_CHECKING:
     from ingot.engine.text_to_speech import ServedTextToSpeech
 
 
+SideCard = PoolingModelCard | SpeechToTextCard | TextToSpeechCard
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedSideModel:
     """`card` is that of the model that others stand beside, or of the one that serves alone."""
 
-    card: ModelCard | PoolingModelCard | SpeechToTextCard | TextToSpeechCard
+    card: ModelCard | SideCard
     terms: Terms
     tenant: str = ""  # to whom; what is remembered of one tenant's requests is no other's
     encoders: Mapping[PoolingTask, ServedPoolingModel] = field(default_factory=dict)  # for vectors and scores
@@ -98,7 +101,7 @@ class ServedSideModel:
     @classmethod
     def alone(
         cls,
-        card: PoolingModelCard | SpeechToTextCard | TextToSpeechCard,
+        card: SideCard,
         settings: Settings,
         encoders: Mapping[PoolingTask, ServedPoolingModel],
         hearing: SpeechToTextCard | None,
@@ -118,6 +121,18 @@ class ServedSideModel:
             unloads=True,
         )
         return cls(card=card, terms=terms, encoders=encoders, hearing=hearing, speaking=speaking)
+
+    @property
+    def sides(self) -> list[tuple[SideCard, tuple[str, ...]]]:
+        """The models that do not generate, each with its names."""
+        found: list[tuple[SideCard, tuple[str, ...]]] = [
+            (one.card, self.terms.encoders[role].models) for role, one in self.encoders.items()
+        ]
+        if self.hearing is not None:
+            found.append((self.hearing, self.terms.hearing.models))
+        if self.speaking is not None:
+            found.append((self.speaking.card, self.terms.speaking.models))
+        return found
 
     def reading(self) -> BodyReading:
         return BodyReading(self.terms)

@@ -22,7 +22,7 @@ from ingot.cli.replay import (
 from ingot.config import load_config
 from ingot.engine.request import Request
 from ingot.errors import ConfigError
-from ingot.http.endpoints.table import build_app
+from ingot.http.app import build_app
 from tests import scripted
 from tests.http.asgi import call
 from tests.http.running import running

@@ -347,19 +347,18 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 @pytest.mark.parametrize("proposer", ["draft", "eagle"])
 def test_a_proposers_model_is_found_like_any_other(models: Path, started: dict[str, Any], proposer: str) -> None:
     start_engine(Settings(model=str(models / "large"), speculate=f"lookup,{proposer}:{models / 'small'}"))
-    found = {name: started[name].path if started[name] else None for name in ("draft", "eagle")}
-    assert found == {"draft": None, "eagle": None} | {proposer: models / "small"}
+    assert {name: found.path for name, found in started["further"].items()} == {proposer: models / "small"}
 
 
 def test_without_one_there_is_none(models: Path, started: dict[str, Any]) -> None:
     start_engine(Settings(model=str(models / "large")))
-    assert started["draft"] is started["eagle"] is None
+    assert started["further"] == {}
 
 
 def test_a_model_that_scores_prompts_is_found_too(models: Path, started: dict[str, Any]) -> None:
     small = models / "small"
     start_engine(Settings(model=str(models / "large"), specprefill=True, specprefill_draft_model=str(small)))
-    assert started["scorer"].path == small and started["draft"] is None
+    assert {name: found.path for name, found in started["further"].items()} == {"scorer": small}
 
 
 def test_a_draft_model_that_is_not_there_is_one_line_and_exit_code_1(models: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ LONGEST_START_S = 120
 
 def test_the_ready_record_names_each_encoder_and_what_it_is_for() -> None:
     record = ready_record(
-        "http://x", CARD, find_format(None, ""), needs_key=False, encoders=[card("embedding"), card("rerank")]
+        "http://x", CARD, find_format(None, ""), needs_key=False, further=[card("embedding"), card("rerank")]
     ).splitlines()
     assert record[1:3] == [
         "also: toy-embedding (none) for vectors of 4 numbers | inputs of 64 tokens",

@@ -81,7 +81,7 @@ def test_records_in_fewer_bits_are_the_same_ones(
 def test_a_draft_beside_rank_0_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
     draft = ModelFolder(MODELS / "draft", "draft", "foundry")
     settings = Settings(**ASKED, speculate=f"draft:{draft.path}", speculate_tokens=3)
-    with leading(MODELS / "dense", settings, monkeypatch, draft=draft) as (engine, echo):
+    with leading(MODELS / "dense", settings, monkeypatch, further={"draft": draft}) as (engine, echo):
         answered(engine)
         assert engine.speculation.draft_tokens
     echo.check()
@@ -100,7 +100,8 @@ def test_a_head_that_reads_what_layers_give_guesses(tmp_path: Path, monkeypatch:
     draft = eagles.written(tmp_path / "eagle", eagles.random_tensors(embeds=False))
     monkeypatch.setattr(draft_models, "check_draft_head", lambda head, adapter: 1.0)  # what is random is seldom right
     settings = Settings(**ASKED, speculate=f"eagle:{draft}", speculate_tokens=3)
-    with leading(tmp_path, settings, monkeypatch, eagle=ModelFolder(draft, "eagle", "random")) as (engine, echo):
+    eagle = ModelFolder(draft, "eagle", "random")
+    with leading(tmp_path, settings, monkeypatch, further={"eagle": eagle}) as (engine, echo):
         answered(engine)
         assert engine.speculation.draft_tokens
     echo.check()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ingot.http.endpoints.table import build_app
+from ingot.http.app import build_app
 from ingot.protocol.openai.chat import ChatBody
 from ingot.protocol.openai.completions import CompletionBody
 from tests.http.asgi import Call, call

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ingot.http.endpoints.table import build_app
+from ingot.http.app import build_app
 from ingot.protocol.responses.request import ResponsesBody
 from tests.hostile.test_bodies import WRONG, refused
 from tests.http.asgi import call

@@ -165,7 +165,6 @@ def test_a_server_refuses_a_folder_that_others_may_have_written_to_when_it_start
             folder.chmod(int(mode, 8))
             said = r"other users may write to it: run chmod go-w .*, or name a folder within it"
     monkeypatch.setattr(serve, "_serve_model", lambda *given: pytest.fail("it started"))
-    monkeypatch.setattr(serve, "_serve_fleet", lambda *given: pytest.fail("it started"))
     with pytest.raises(ConfigError, match=said):
         serve.run_serve([str(DENSE), "--cache-dir", str(folder), *more])
     assert not (tmp_path / "elsewhere").exists()

@@ -14,10 +14,11 @@ from starlette.applications import Starlette
 
 from ingot.config import ModelEntry, model_entries
 from ingot.engine.fleet import Fleet
-from ingot.engine.loop import LoopHealth
+from ingot.engine.status import Health
 from ingot.errors import ModelError
-from ingot.http.app import FLEET_OPERATIONS, build_fleet_app
+from ingot.http.app import build_fleet_app
 from ingot.http.endpoints.table import fleet_endpoints
+from ingot.protocol.operations import OPERATIONS
 from tests.http.asgi import Call, call
 from tests.http.scripted import ScriptedEngine, hello, settings
 
@@ -58,7 +59,7 @@ def made(tables: Any = TABLES, memory: int = 10, **changes: Any) -> tuple[Starle
     chosen = settings(models=tables, lazy=True, **changes)
     garage = Garage()
     fleet = Fleet(model_entries(chosen), garage, memory)
-    return build_fleet_app(fleet, lambda: LoopHealth(True, True, "ok", 0.0), chosen), garage
+    return build_fleet_app(fleet, lambda: Health(True, True, "ok", 0.0, 0, 0), chosen), garage
 
 
 async def post(app: Starlette, path: str, body: Any = None, **given: Any) -> Any:
@@ -81,7 +82,10 @@ async def test_a_request_loads_the_model_that_it_names_by_any_of_its_names() -> 
 
 async def test_every_endpoint_that_comes_later_is_there_when_it_is_asked_for() -> None:
     app, _ = made()
-    assert fleet_endpoints(app.state.service).keys() == FLEET_OPERATIONS
+    health = {"health", "live", "ready", "version"}
+    assert fleet_endpoints(app.state.service).keys() | health == {
+        operation.name for operation in OPERATIONS if operation.kind == "server"
+    }
 
 
 async def test_an_adapters_name_means_the_model_that_it_stands_beside() -> None:

@@ -17,6 +17,7 @@ from starlette.types import Message
 
 from ingot.errors import BadRequest, ConfigError, RequestTooSlow
 from ingot.http import body as bodies
+from ingot.http.app import build_app
 from ingot.http.body import (
     FORM_FIELD_BYTES,
     MOST_FORM_PARTS,
@@ -26,7 +27,6 @@ from ingot.http.body import (
     read_form,
     structural_brackets,
 )
-from ingot.http.endpoints.table import build_app
 from tests.http.asgi import Call, call
 from tests.http.scripted import ScriptedEngine, settings
 
@@ -190,14 +190,14 @@ async def test_bodies_over_what_is_held_at_once_are_refused_until_others_are_rea
     half._incoming.get_nowait()
     half._incoming.put_nowait({"type": "http.request", "body": padded(900), "more_body": True})
     async with half:
-        await until(lambda: app.state.service.bodies.held == 900)
+        await until(lambda: app.state.service.shared_state.bodies.held == 900)
         refused = await call(app, path="/v1/tokenize", body=padded(900))
         assert refused.status == 503
         assert refused.headers["retry-after"]
         assert (await call(app, path="/v1/tokenize", body=b'{"prompt": "Hi"}')).status == 200
         half.leave()
         await half.done()
-    assert app.state.service.bodies.held == 0
+    assert app.state.service.shared_state.bodies.held == 0
     assert (await call(app, path="/v1/tokenize", body=b'{"prompt": "Hi"}'.ljust(900))).status == 200
 
 
@@ -207,8 +207,8 @@ async def test_a_body_is_held_no_longer_than_it_takes_to_read_it(path: str) -> N
     app = held_app()
     body = {"messages": [{"role": "user", "content": "Hi"}]} if "chat" in path else {"input": "Hi"}
     async with Call(app, path=path, body=body) as running:
-        await until(lambda: bool(app.state.service.engine.streams))
-        assert app.state.service.bodies.held == 0
+        await until(lambda: bool(next(app.state.service.services()).engine.streams))
+        assert app.state.service.shared_state.bodies.held == 0
         running.leave()
 
 

@@ -227,7 +227,7 @@ def test_every_connection_is_probed_while_it_is_silent() -> None:
 FLOODED = """
 import os, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-from ingot.http.server import serve_engine
+from ingot.http.server import open_listener, make_server
 from tests.http.scripted import ScriptedEngine, settings
 def ready(url):
     if "eat" in sys.argv:
@@ -237,7 +237,7 @@ def ready(url):
             except OSError:
                 break
     print(url, flush=True)
-serve_engine(ScriptedEngine(), settings(), ready)
+make_server(ScriptedEngine(), settings(), ready, open_listener(settings())).run()
 """
 
 

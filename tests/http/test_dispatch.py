@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 
 from ingot.config import ModelEntry, lone_entry, model_entries
 from ingot.engine.fleet import Fleet
-from ingot.engine.loop import LoopHealth
+from ingot.engine.status import Health
 from ingot.http.app import build_fleet_app
 from ingot.http.dispatch import ModelSelection
 from tests.encoders import offered
@@ -25,6 +25,7 @@ from tests.http.asgi import call
 from tests.http.scripted import ScriptedEngine, settings
 from tests.http.scripted_encoders import EncodingEngine
 from tests.http.scripted_hearing import HearingEngine
+from tests.http.scripted_speaking import SpeakingEngine
 
 TABLES = {
     "talk": {"path": "a"},
@@ -57,6 +58,11 @@ class Garage:
             ears.card = replace(hearing_card(), name=entry.name)
             ears.hearing = SimpleNamespace(card=ears.card)
             return ears
+        if entry.kind == "speech":
+            mouth: Any = SpeakingEngine()
+            mouth.speaking = replace(mouth.speaking, card=replace(mouth.speaking.card, name=entry.name))
+            mouth.card = mouth.speaking.card
+            return mouth
         return EncodingEngine() if entry.further_kinds else ScriptedEngine()
 
     async def unload(self, engine: Any) -> None:
@@ -70,7 +76,7 @@ def made(tables: Any = TABLES, memory: int = 10, **changes: Any) -> tuple[Starle
 
 def app_of(entries: tuple[ModelEntry, ...], chosen: Any, memory: int = 10) -> tuple[Starlette, Garage]:
     garage = Garage()
-    return build_fleet_app(Fleet(entries, garage, memory), lambda: LoopHealth(True, True, "ok", 0.0), chosen), garage
+    return build_fleet_app(Fleet(entries, garage, memory), lambda: Health(True, True, "ok", 0.0, 0, 0), chosen), garage
 
 
 async def post(app: Starlette, path: str, body: Any, **given: Any) -> Any:
@@ -235,6 +241,16 @@ async def test_a_lazy_server_of_one_model_has_its_encoders_beside_it() -> None:
     assert unknown.status == 404 and b"toy-embedding" in unknown.body
     listed = (await call(app, "GET", "/v1/models")).json()["data"]
     assert [one["id"] for one in listed] == ["org/toy", "toy-embedding", "toy-rerank"]
+
+
+@pytest.mark.anyio
+async def test_voices_are_those_of_the_model_that_speaks_once_it_is_loaded() -> None:
+    app, _ = made({"talk": {"path": "a"}, "mouth": {"path": "f", "kind": "speech"}})
+    assert (await call(app, "GET", "/v1/audio/voices")).status == 503
+    for name in ("talk", "mouth"):
+        assert (await post(app, f"/v1/models/{name}/load", None)).status == 200
+    answer = await call(app, "GET", "/v1/audio/voices")
+    assert answer.status == 200 and json.loads(answer.body)["data"], answer.body
 
 
 @pytest.mark.parametrize(

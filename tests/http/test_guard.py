@@ -10,7 +10,7 @@ import pytest
 
 from ingot.errors import ConfigError
 from ingot.http import guard
-from ingot.http.endpoints.table import build_app
+from ingot.http.app import build_app
 from ingot.http.server import open_listener
 from ingot.http.tenants import Tenants
 from ingot.shares import SharesPerSecond

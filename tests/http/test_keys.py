@@ -12,7 +12,7 @@ import pytest
 
 from ingot.config import ApiKey, read_keys
 from ingot.errors import ConfigError, RateLimited
-from ingot.http.endpoints.table import build_app
+from ingot.http.app import build_app
 from ingot.http.tenants import RATE_HEADERS, RateLimits
 from tests.http.asgi import Call, call
 from tests.http.scripted import ScriptedEngine, settings

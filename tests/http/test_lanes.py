@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from ingot.errors import Cancelled, IngotError, Overloaded
-from ingot.http.endpoints.table import build_app
+from ingot.http.app import build_app
 from ingot.http.lanes import ThreadLane
-from ingot.http.service import ModelService
 from ingot.http.shared_state import LONG_BODY_BYTES, SharedState
 from ingot.media.fetch import Unfetched
 from ingot.text.cancellation import checkpoint
@@ -151,7 +150,7 @@ def held(pattern: str) -> dict[str, Any]:
 async def compiling(tmp_path: Path) -> AsyncIterator[tuple[Any, Gate]]:
     """An application whose compiler takes as long as the test likes over the patterns that begin with `slow`."""
     app = build_app(ScriptedEngine(), settings(**keys(tmp_path)))
-    service: ModelService = app.state.service
+    service = next(app.state.service.services())
     gate = Gate()
     service.served.grammars.prepare()
     service.served.grammars._trials = Trials(gate)  # type: ignore[assignment]
@@ -159,7 +158,7 @@ async def compiling(tmp_path: Path) -> AsyncIterator[tuple[Any, Gate]]:
         yield app, gate
     finally:
         gate.open.set()
-        await service.stop()
+        await app.state.service.stop()
 
 
 class Trials:
@@ -201,7 +200,7 @@ async def test_a_tenant_s_slow_grammars_delay_its_own_grammars_alone_and_only_so
 
 async def test_short_requests_overtake_long_ones_and_only_so_many_long_ones_wait() -> None:
     app = build_app(ScriptedEngine(), settings())
-    service: ModelService = app.state.service
+    service = next(app.state.service.services())
     gate = Gate()
     long = b'"' + b"a" * LONG_BODY_BYTES + b'"'
     tasks = [asyncio.create_task(service.read(long, gate, "")) for _ in range(18)]
@@ -214,7 +213,7 @@ async def test_short_requests_overtake_long_ones_and_only_so_many_long_ones_wait
     assert (await call(app, body=ASK)).status == 200
     gate.open.set()
     await asyncio.gather(*tasks)
-    await service.stop()
+    await app.state.service.stop()
 
 
 async def test_a_client_that_leaves_stops_the_reading_of_its_request() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from ingot.config import Settings
 from ingot.errors import ConfigError, DeviceLost
-from ingot.http.endpoints.table import build_app
+from ingot.http.app import build_app
 from ingot.http.server import HttpServer, make_server, open_listener, reload_settings
 from tests.http.asgi import call
 from tests.http.running import WAIT_S, connect, everything, post
@@ -89,7 +89,7 @@ async def test_while_a_server_is_given_up_it_says_why_it_takes_nobody() -> None:
 
 
 def changed(app: Any, **changes: Any) -> None:
-    reload_settings(app.state.service, lambda: settings(**changes))
+    reload_settings(app.state.service.shared_state, lambda: settings(**changes))
 
 
 @pytest.mark.anyio
@@ -121,7 +121,7 @@ def test_settings_that_are_wrong_change_nothing(caplog: pytest.LogCaptureFixture
     def broken() -> Settings:
         raise ConfigError("config.toml: unknown key prot")
 
-    reload_settings(app.state.service, broken)
+    reload_settings(app.state.service.shared_state, broken)
     assert app.state.service.settings is before
     assert "the settings stay as they were: config.toml: unknown key prot" in caplog.text
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from ingot.http.app import build_app
 from ingot.http.body import HeldBodies
-from ingot.http.endpoints.table import build_app
 from tests.http.asgi import Call, call
 from tests.http.scripted import ScriptedEngine, settings
 from tests.media.pictures import data_url, file_of

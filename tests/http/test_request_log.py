@@ -14,9 +14,9 @@ from ingot.engine import core
 from ingot.engine.telemetry import RequestLog
 from ingot.errors import DeadlineExceeded, Stopping
 from ingot.http import request_lifetime
+from ingot.http.app import build_app
 from ingot.http.edge import ClientGone, Reply
 from ingot.http.endpoints.responses import receive_never
-from ingot.http.endpoints.table import build_app
 from ingot.http.guard import shutting_down_error
 from ingot.http.request_lifetime import RequestLifetime
 from tests import scripted
@@ -91,7 +91,7 @@ async def test_a_stream_that_the_server_cuts_off_is_no_client_that_left(caplog: 
         async with Call(app, body=ASK) as made:
             await asyncio.to_thread(gate.reached.wait, WAIT_S)
             await made.until(lambda: bool(made.status))
-            app.state.service.live.abandon_all(shutting_down_error())
+            app.state.service.shared_state.live.abandon_all(shutting_down_error())
             await made.done()
         id = made.headers["x-request-id"]
         gate.opened.set()

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from ingot.http.service import ModelService
+from ingot.http.shared_state import SharedState
 from tests import talking
 from tests.http.running import running
 from tests.http.scripted import ScriptedEngine, settings
@@ -56,7 +57,8 @@ def test_a_model_recalls_no_answers_of_another_with_the_same_vocabulary(tmp_path
     def recalled(source: str, *, keeps: bool = False) -> bool:
         engine: Any = ScriptedEngine()
         engine.card = replace(engine.card, source=source)
-        service = ModelService(engine, settings(cache_dir=tmp_path))
+        chosen = settings(cache_dir=tmp_path)
+        service = ModelService(engine, chosen, SharedState(chosen), lambda: lambda: None)
         if keeps:
             service.served.answers.keep(b"a conversation", "", [1, 2, 3])
         found = service.served.answers.recall(b"a conversation")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ingot.engine.engine import Engine
-from ingot.http.endpoints.table import build_app
+from ingot.http.app import build_app
 from ingot.kernels.device import Device
 from tests import engines, scripted
 from tests.http.asgi import WAIT_S, Call, call

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ingot.http.endpoints.table import build_app
+from ingot.http.app import build_app
 from tests.http.asgi import Call, call
 from tests.http.scripted import ScriptedEngine, settings
 

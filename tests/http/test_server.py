@@ -307,7 +307,7 @@ def test_a_second_interrupt_ends_a_server_that_is_still_loading(
 
     wanted = settings()
     server = make_server(ScriptedEngine(), wanted, lambda url: None, open_listener(wanted))  # type: ignore[arg-type]
-    monkeypatch.setattr(server._service, "start", load)
+    monkeypatch.setattr(server._models, "start", load)
     server.leave = left.set
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -325,7 +325,7 @@ def test_a_second_interrupt_ends_a_server_that_is_still_loading(
 
 def test_the_http_side_is_imported_without_mlx() -> None:
     check = (
-        "import sys, ingot.http.server, ingot.http.endpoints.table;"
+        "import sys, ingot.http.server, ingot.http.app;"
         "sys.exit(any(name.split('.')[0] in ('mlx', 'mlx_lm', 'transformers', 'torch') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=False).returncode == 0

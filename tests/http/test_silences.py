@@ -11,7 +11,7 @@ import pytest
 
 from ingot.engine.request import Ended, Event, Failed, SequenceEnded, TextDelta, Timing, Usage
 from ingot.errors import Unavailable
-from ingot.http.endpoints.table import build_app
+from ingot.http.app import build_app
 from tests.http.asgi import Call, call
 from tests.http.scripted import ScriptedEngine, failing, settings
 
@@ -126,7 +126,7 @@ async def test_a_server_that_stops_ends_a_held_answer_in_words() -> None:
     app = build_app(engine, settings(idle_body_s=0.01))
     async with Call(app, body=WHOLE["/v1/chat/completions"]) as made:
         await made.until(lambda: made.body.startswith(b" "))
-        app.state.service.live.abandon_all(Unavailable("The server is shutting down."))
+        app.state.service.shared_state.live.abandon_all(Unavailable("The server is shutting down."))
         await made.done()
     assert made.json()["error"]["message"] == "The server is shutting down."
     assert engine.streams[0].closed.is_set()

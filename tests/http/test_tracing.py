@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from ingot.errors import ConfigError, Overloaded
-from ingot.http.endpoints.table import build_app
+from ingot.http.app import build_app
 from ingot.http.tracing import TraceExporter, open_traces
 from tests.http.asgi import call
 from tests.http.endpoints.test_audio import form

@@ -16,7 +16,7 @@ from ingot.kernels.device import current_device
 from ingot.media import worker
 from ingot.media.audio import FloatArray
 from ingot.models.layers.modules import named_parameters
-from ingot.models.memory_needs import NEEDS_BY_KIND
+from ingot.models.memory_needs import speech_to_text_needs
 from ingot.models.whisper import Whisper, WhisperConfig, WhisperModel, load_whisper, sinusoids
 from tests.models.test_whisper import FRAMES, value_of
 
@@ -115,7 +115,7 @@ def test_weights_in_few_bits_stay_so(tmp_path: Path, bits: int) -> None:
     # Beside the bits a group has a scale and a bias, and norms are as wide as ever.
     assert found.weight_bytes - held < (bits + 3) / 32 * (wide - held)
     unpacking = worker.header_pool.memory + worker.audio_pool.memory
-    told = NEEDS_BY_KIND["audio"](folder, current_device()) - found.window_bytes - unpacking
+    told = speech_to_text_needs(folder, current_device()) - found.window_bytes - unpacking
     assert found.weight_bytes <= told < 1.02 * found.weight_bytes
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ingot.http.endpoints.table import build_app
+from ingot.http.app import build_app
 from ingot.observe import logs
 from ingot.observe.logs import JsonLines, RareWarning, current_request_id, log_facts
 from tests import scripted

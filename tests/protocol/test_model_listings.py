@@ -7,10 +7,13 @@ from typing import Any
 
 import msgspec
 
+from ingot.engine.status import ModelStatus
 from ingot.protocol.model_listings import list_models, retrieve_model
 from ingot.protocol.served import ServedModel
 from tests import scripted
 from tests.http.scripted import ByteTokenizer, settings
+
+STANDS = ModelStatus("scripted", "loaded", resident=True)
 
 
 def served(**changes: Any) -> ServedModel:
@@ -18,7 +21,7 @@ def served(**changes: Any) -> ServedModel:
 
 
 def told(served: ServedModel) -> tuple[Any, ...]:
-    body = msgspec.to_builtins(list_models(served).data[0])
+    body = msgspec.to_builtins(list_models([(STANDS, served)]).data[0])
     assert msgspec.to_builtins(retrieve_model("default", served)) == body
     return body["tool_format"], body["thinking_format"], body["format_source"]
 
@@ -40,6 +43,6 @@ def test_a_template_tells_whatever_the_type() -> None:
 
 
 def test_a_model_without_a_chat_template_says_that_it_does_not_chat() -> None:
-    assert msgspec.to_builtins(list_models(served()).data[0])["chats"] is True
+    assert msgspec.to_builtins(list_models([(STANDS, served())]).data[0])["chats"] is True
     base = ServedModel.of(scripted.CARD, ByteTokenizer(None), settings())  # type: ignore[arg-type]
-    assert msgspec.to_builtins(list_models(base).data[0])["chats"] is False
+    assert msgspec.to_builtins(list_models([(STANDS, base)]).data[0])["chats"] is False

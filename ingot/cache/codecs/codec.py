@@ -161,7 +161,9 @@ class AffineCodec(VectorCodec):
 
     def _kernel(self, size: int) -> Any:
         """The native one, where there is one that takes vectors of this size."""
-        return _native_affine_codec(size, self.bits) if native.available() and size <= native.ROTATED_SIZES[-1] else None
+        return (
+            _native_affine_codec(size, self.bits) if native.available() and size <= native.ROTATED_SIZES[-1] else None
+        )
 
     @property
     def _last(self) -> int:

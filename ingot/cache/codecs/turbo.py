@@ -92,7 +92,9 @@ class TurboCodec(VectorCodec):
 def _native_turbo_codec(size: int, bits: int) -> Any:
     book = lloyd_max_codebook(size, bits)
     positive = [border for border in book.borders if border > 1e-6]
-    return native.native_extension().Codec.turbo(list(sign_bits(size)), positive, list(book.levels), bits >= KEEPS_LENGTH)
+    return native.native_extension().Codec.turbo(
+        list(sign_bits(size)), positive, list(book.levels), bits >= KEEPS_LENGTH
+    )
 
 
 ODD_PARTS = (1, 12, 20, 28)

@@ -8,24 +8,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from ingot.config import ModelEntry, Settings, memory_bytes
+from ingot.config import KINDS, ModelEntry, Settings, memory_bytes
 from ingot.engine.engine import ModelEngine
 from ingot.engine.loading.language_model import MemoryShare, start_engine
+from ingot.engine.loading.model_files import find_model_files
 from ingot.engine.loading.pooling_and_speech import start_side_engine
 from ingot.engine.loop import Loop
 from ingot.engine.memory_budget import REWIND_SHARE, TRANSIENT_SHARE
-from ingot.engine.request import PoolingTask
-from ingot.engine.speculation.options import SpeculationOptions
 from ingot.errors import ModelError
 from ingot.kernels.device import Device, active_memory
 from ingot.kernels.memory import release_unused_memory
 from ingot.models.files.gguf_files import weight_bytes, weight_files
-from ingot.models.files.locate import CHAT_KIND, ModelFolder, locate_model, model_kind_in
-from ingot.models.files.progress import no_progress
-from ingot.models.memory_needs import NEEDS_BY_KIND, MemoryNeeds, memory_needs
+from ingot.models.files.locate import CHAT_KIND, ModelFolder, model_kind_in
+from ingot.models.memory_needs import MemoryNeeds, memory_needs
 from ingot.process import find_malloc_trim
 
 log = logging.getLogger("ingot.fleet")
@@ -36,12 +35,6 @@ KV_SHARE: Final = 8
 """Beyond those, a model that states no memory of its own has this part of the budget for sequences at most."""
 LEAST_TRANSIENT_BYTES: Final = 64 << 20
 """Bytes for what forward passes hold."""
-
-POOLING_TASKS: Final[tuple[PoolingTask, ...]] = ("embedding", "rerank")
-LOADED_BY_ADAPTER: Final = ("draft", "scorer")
-"""Models beside one that are loaded as it is, whose weights may stay in a GGUF file."""
-SIDE_MODEL_ROLES: Final = ("scorer", *POOLING_TASKS, "hearing", "speaking")
-"""Models that serve beside one, by what for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,28 +54,23 @@ class BlockingModelLoader:
         self._trim = find_malloc_trim()
 
     def find(self, entry: ModelEntry) -> FoundModel:
-        settings = entry.settings
-        folder = locate_model(entry.path, settings, no_progress, in_place=entry.kind == CHAT_KIND)
+        folder, further = find_model_files(entry.settings, entry.kind)
         if entry.kind != CHAT_KIND:
-            return FoundModel(folder, {}, self._side_claim(entry, folder))
+            return FoundModel(folder, {}, self._claim(entry.settings, [folder], entry.kind))
         if (kind := model_kind_in(folder.path)) != CHAT_KIND:
             raise ModelError(f'its files are those of a model of kind {kind}: say kind = "{kind}" in its table')
-        named = {**SpeculationOptions.parse(settings.speculate).models}
-        encoders = (settings.embedding_model, settings.rerank_model)
-        others = (settings.specprefill_draft_model, *encoders, settings.audio_model, settings.speech_model)
-        named |= {role: name for role, name in zip(SIDE_MODEL_ROLES, others, strict=True) if name is not None}
-        further = {
-            role: locate_model(name, settings, no_progress, in_place=role in LOADED_BY_ADAPTER)
-            for role, name in named.items()
-        }
-        return FoundModel(folder, further, self._claim(settings, [folder, *further.values()]))
+        return FoundModel(folder, further, self._claim(entry.settings, [folder, *further.values()], CHAT_KIND))
 
-    def _claim(self, settings: Settings, folders: Sequence[ModelFolder]) -> int:
+    def _claim(self, settings: Settings, folders: Sequence[ModelFolder], kind: str) -> int:
         """What the first folder's model, served with the others, is to have."""
         if self._alone:
             return self._memory
         if settings.memory is not None:
             return memory_bytes(settings.memory, self._device.memory)
+        if kind != CHAT_KIND:
+            module, _, name = KINDS[kind].needs.partition(":")
+            tells = getattr(import_module(f"ingot.models.{module}"), name)
+            return int(self._loop.run(lambda: tells(folders[0].path, self._device))) + LEAST_TRANSIENT_BYTES
         told = [self._loop.run(partial(memory_needs, folder.path, self._device)) for folder in folders]
         weights = sum(
             _file_bytes(folder.path) if need is None else need.weights
@@ -92,13 +80,6 @@ class BlockingModelLoader:
         states = self._memory // KV_SHARE if own is None else self._states(own, settings.context)
         aside = TRANSIENT_SHARE + REWIND_SHARE
         return min(weights + LEAST_TRANSIENT_BYTES + int(states / (1 - aside)), max(self._memory, weights))
-
-    def _side_claim(self, entry: ModelEntry, folder: ModelFolder) -> int:
-        if self._alone:
-            return self._memory
-        if entry.settings.memory is not None:
-            return memory_bytes(entry.settings.memory, self._device.memory)
-        return self._loop.run(lambda: NEEDS_BY_KIND[entry.kind](folder.path, self._device)) + LEAST_TRANSIENT_BYTES
 
     def _states(self, need: MemoryNeeds, context: int | None) -> int:
         def of(tokens: int) -> int:
@@ -136,12 +117,7 @@ class BlockingModelLoader:
             found.folder.path,
             name=entry.name,
             source=found.folder.source,
-            draft=found.further.get("draft"),
-            eagle=found.further.get("eagle"),
-            scorer=found.further.get("scorer"),
-            hearing=found.further.get("hearing"),
-            speaking=found.further.get("speaking"),
-            encoders={role: found.further[role] for role in POOLING_TASKS if role in found.further},
+            further=found.further,
             share=MemoryShare(found.claim, self._memory),
             loop=self._loop,
             between=between,

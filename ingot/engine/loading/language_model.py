@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from ingot.cache.codecs.names import CodecName
@@ -32,10 +33,10 @@ from ingot.engine.loading.draft_models import (
     make_draft_model,
     make_specprefill,
 )
-from ingot.engine.loading.pooling_and_speech import load_side_models
+from ingot.engine.loading.pooling_and_speech import load_beside
 from ingot.engine.loop import Loop, do_nothing
 from ingot.engine.memory_budget import MemoryBudget
-from ingot.engine.request import ModelCard, PoolingTask
+from ingot.engine.request import ModelCard
 from ingot.engine.speculation.options import PROPOSERS, SpeculationOptions
 from ingot.engine.vision_encoder import VisionEncoder, VisionMemory
 from ingot.errors import AdapterError, ConfigError, ModelError
@@ -82,20 +83,15 @@ def start_engine(
     *,
     name: str,
     source: str,
-    encoders: Mapping[PoolingTask, ModelFolder] | None = None,
-    draft: ModelFolder | None = None,
-    eagle: ModelFolder | None = None,
-    scorer: ModelFolder | None = None,
-    hearing: ModelFolder | None = None,
-    speaking: ModelFolder | None = None,
+    further: Mapping[str, ModelFolder] = MappingProxyType({}),
     share: MemoryShare | None = None,
     loop: Loop | None = None,
     between: Callable[[], None] = do_nothing,
 ) -> Engine:
-    """Load the model and start the engine thread. `draft` and `eagle` are the models of proposers that are models,
-    `scorer` is the one that scores long prompts, `hearing` the one that writes down what is spoken, `speaking` the one
-    that speaks. Among several models, `share` is what it has of the memory, `loop` is the thread of all of them, and
-    `between` is called there after each piece of the load.
+    """Load the model and start the engine thread. `further` models are those of proposers that are models (`draft` and
+    `eagle`), the one that scores long prompts (`scorer`), and those that serve beside it, by their kinds. Among several
+    models, `share` is what it has of the memory, `loop` is the thread of all of them, and `between` is called there
+    after each piece of the load.
 
     Raises ModelError or ConfigError with what is wrong.
     """
@@ -104,60 +100,41 @@ def start_engine(
     if tokenizer.template is not None:
         tokenizer.template.check()
     limits = EngineLimits(settings.max_sequences, settings.max_queue, settings.target_itl_ms)
-    named = {"draft": draft, "eagle": eagle, "scorer": scorer}
-    models = {name: found.path for name, found in named.items() if found is not None}
 
     def loaded() -> LoadedModel:
         with loading_with_pauses(between):
-            return load_language_model(
-                settings,
-                folder,
-                tokenizer,
-                encoders or {},
-                models,
-                hearing,
-                speaking,
-                name=name,
-                source=source,
-                share=share,
-            )
+            return load_language_model(settings, ModelFolder(folder, name, source), tokenizer, further, share)
 
     return Engine(loaded, limits, loop)
 
 
 def load_language_model(
     settings: Settings,
-    folder: Path,
+    named: ModelFolder,
     tokenizer: Tokenizer,
-    encoders: Mapping[PoolingTask, ModelFolder],
-    further: Mapping[str, Path],
-    hearing: ModelFolder | None = None,
-    speaking: ModelFolder | None = None,
-    *,
-    name: str,
-    source: str,
+    others: Mapping[str, ModelFolder],
     share: MemoryShare | None = None,
 ) -> LoadedModel:
-    """Runs on the engine thread, the only one that may touch mlx. `further` models are those of proposers, by name, and
-    the `scorer`."""
+    """Runs on the engine thread, the only one that may touch mlx. `others` are what `start_engine` calls further."""
+    folder, further = named.path, {name: found.path for name, found in others.items()}
     here = device.current_device()
     native.use_one_path(settings.deterministic)
-    joined, named = join_as_leader(settings), ModelFolder(folder, name, source)
+    joined = join_as_leader(settings)
     share = share or MemoryShare.whole((device if joined is None else joined).memory_budget(here, settings.memory))
     total = share.own
     _refuse_what_cannot_fit(folder, total * settings.ranks)
     vision = VisionSupport.of(folder, load_config(folder), settings)
     target = load_target(settings, named, further, here, joined, total, sees=vision.sees)
     adapter, weights = target.adapter, target.weights
-    beside = load_side_models(encoders, hearing, speaking, settings, here, total - weights)
+    beside = load_beside(others, settings, here, total - weights)
     context = _wanted_context(settings, adapter.context)
     vision_encoder = vision.vision_encoder(adapter.tower, total - weights)
-    others = beside.taken + (0 if vision_encoder is None else vision_encoder.memory.total)
+    apart = beside.taken + (0 if vision_encoder is None else vision_encoder.memory.total)
     draft, taken = make_draft_model(
-        target.draft, adapter.footprint, total - weights - others, context=context, rows=settings.max_sequences
+        target.draft, adapter.footprint, total - weights - apart, context=context, rows=settings.max_sequences
     )
     sparse = make_specprefill(settings, draft, tokenizer, further)
-    budget = _make_budget(settings, target, total, weights + others + taken, context)
+    budget = _make_budget(settings, target, total, weights + apart + taken, context)
     device.limit_memory(here, share.all, budget.transient)
     compiled = compilation_stats(here)
     notes = [*adapter.notes, *vision.notes, *target.guessing.notes, *beside.notes, *_speed_advice(here, compiled)]
@@ -177,7 +154,7 @@ def load_language_model(
         card,
         budget,
         prefix_cache_bytes(settings, budget),
-        beside.encoders.encoders,
+        beside.encoders,
         folder,
         proposers=target.guessing.begin(draft),
         fixed_draft_tokens=target.fixed_draft_tokens,
@@ -188,8 +165,8 @@ def load_language_model(
         codec=codec,
         teller=make_kv_event_publisher(settings),
         loras=target.loras,
-        hearing=beside.hearing.offered,
-        speaking=beside.speaking.offered,
+        hearing=beside.hearing,
+        speaking=beside.speaking,
     )
 
 

@@ -11,7 +11,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ingot.config import ModelEntry, Settings
-from ingot.engine.loop import LoopHealth, engine_loop
+from ingot.engine.loop import engine_loop
+from ingot.engine.status import Health
 from ingot.kernels import device
 
 if TYPE_CHECKING:
@@ -24,12 +25,16 @@ class ModelLoader:
 
     def __init__(self, settings: Settings, *, alone: bool) -> None:
         """`alone`: there is one model, which has all memory. Raises ConfigError."""
-        self._alone = alone
+        self._alone, self._settings = alone, settings
         self._found: dict[str, FoundModel] = {}
-        self._loop = engine_loop()
-        self._loop.start()
-        self._device = self._loop.run(device.current_device)
-        self.memory = device.memory_budget(self._device, settings.memory)
+        self.loop = engine_loop()
+        self.loop.start()
+        self._device = self.loop.run(device.current_device)
+
+    @cached_property
+    def memory(self) -> int:
+        """Bytes that all models may have together."""
+        return device.memory_budget(self._device, self._settings.memory)
 
     def warm_up(self) -> None:
         """Import what loads need, so that the first one does not have to. Takes seconds: for a thread of its own."""
@@ -37,18 +42,20 @@ class ModelLoader:
 
     @cached_property
     def _loading(self) -> BlockingModelLoader:
-        return _blocking_loader_class()(self._loop, self._device, self.memory, alone=self._alone)
+        return _blocking_loader_class()(self.loop, self._device, self.memory, alone=self._alone)
 
-    def pulse(self) -> LoopHealth:
-        return self._loop.pulse()
+    def health(self) -> Health:
+        """That of the thread, which no request is counted by."""
+        pulse = self.loop.pulse()
+        return Health(pulse.alive, pulse.ready, pulse.detail, pulse.beat_ago_s, 0, 0)
 
     def on_device_lost(self, call: Callable[[], None]) -> None:
         """Have `call` made once the device is lost, which all models share: see `Loop.when_lost`."""
-        self._loop.on_device_lost(call)
+        self.loop.on_device_lost(call)
 
     def close(self) -> None:
         """Give up what runs and end the thread. A process that leaves without it does it on its way out."""
-        self._loop.close()
+        self.loop.close()
 
     async def measure(self, entry: ModelEntry) -> int:
         if entry.name not in self._found:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ingot.config import Settings
 from ingot.engine.admission import EngineLimits
-from ingot.engine.engine import ModelEngine, NonGeneratingModel
+from ingot.engine.engine import ModelEngine, SideModels
 from ingot.engine.loop import Loop
 from ingot.engine.pooling_batches import ServedPoolingModel
 from ingot.engine.request import PoolingModelCard, PoolingTask
@@ -46,6 +46,12 @@ from ingot.text.tokenizer.encoder_inputs import (
 from ingot.text.tokenizer.vocabulary import Vocabulary
 from ingot.text.tokenizer.whisper import WhisperVocabulary
 
+ENCODERS: Final[tuple[PoolingTask, ...]] = ("embedding", "rerank")
+
+
+BATCH_MEMORY_SHARE = 0.25
+"""Beside a generating model, at most this part of what all weights leave is set aside for a batch."""
+
 
 def start_side_engine(
     settings: Settings, kind: str, folder: ModelFolder, *, memory: int, loop: Loop, between: Callable[[], None]
@@ -53,97 +59,45 @@ def start_side_engine(
     """Load a model of this kind under the folder's name. `memory` are the bytes that it has, `loop` is the thread of
     all models, and `between` is called there after each piece of the load. Raises ModelError."""
 
-    def load() -> NonGeneratingModel:
+    def load() -> SideModels:
         with loading_with_pauses(between):
-            return SIDE_MODEL_LOADERS[kind](folder, settings, device.current_device(), memory)
+            return load_beside({kind: folder}, settings, device.current_device(), memory, batch_share=1.0)
 
     return ModelEngine(load, EngineLimits(settings.max_sequences, settings.max_queue, settings.target_itl_ms), loop)
 
 
-def _pooling_loader(role: PoolingTask) -> LoadSideModel:
-    def load(folder: ModelFolder, settings: Settings, here: device.Device, free: int) -> NonGeneratingModel:
-        encoders = load_pooling_models({role: folder}, settings, here, free, batch_share=1.0).encoders
-        return NonGeneratingModel(encoders[role].card, encoders=encoders)
-
-    return load
-
-
-def _load_audio_kind(folder: ModelFolder, settings: Settings, here: device.Device, free: int) -> NonGeneratingModel:
-    offered = load_speech_to_text(folder, settings, here, free).offered
-    assert offered is not None, "it was loaded"
-    return NonGeneratingModel(offered.card, hearing=offered)
-
-
-def _load_speech_kind(folder: ModelFolder, settings: Settings, here: device.Device, free: int) -> NonGeneratingModel:
-    offered = load_text_to_speech(folder, free).offered
-    assert offered is not None, "it was loaded"
-    return NonGeneratingModel(offered.card, speaking=offered)
-
-
-LoadSideModel = Callable[[ModelFolder, Settings, device.Device, int], NonGeneratingModel]
-SIDE_MODEL_LOADERS: Final[dict[str, LoadSideModel]] = {
-    "embedding": _pooling_loader("embedding"),
-    "rerank": _pooling_loader("rerank"),
-    "audio": _load_audio_kind,
-    "speech": _load_speech_kind,
-}
-"""By the kinds of models."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedSideModels:
-    encoders: LoadedPoolingModels
-    hearing: LoadedSpeechToText
-    speaking: LoadedTextToSpeech
-
-    @property
-    def taken(self) -> int:
-        """Of the memory budget."""
-        return self.encoders.weights + self.encoders.batch + self.hearing.taken + self.speaking.taken
-
-    @property
-    def notes(self) -> list[str]:
-        return [*self.encoders.notes, *self.hearing.notes, *self.speaking.notes]
-
-
-def load_side_models(
-    encoders: Mapping[PoolingTask, ModelFolder],
-    hearing: ModelFolder | None,
-    speaking: ModelFolder | None,
+def load_beside(
+    folders: Mapping[str, ModelFolder],
     settings: Settings,
-    here: Device,
+    here: device.Device,
     free: int,
-) -> LoadedSideModels:
-    """Load them. Runs on the engine thread; `free` are the bytes that the generating model's weights leave. Raises
-    ModelError."""
-    offered, ears, mouth = load_pooling_models(encoders, settings, here, free), NO_SPEECH_TO_TEXT, NO_TEXT_TO_SPEECH
-    free -= offered.weights + offered.batch
-    if hearing is not None:
-        ears = load_speech_to_text(hearing, settings, here, free)
-    if speaking is not None:
-        mouth = load_text_to_speech(speaking, free - ears.taken)
-    return LoadedSideModels(offered, ears, mouth)
+    batch_share: float = BATCH_MEMORY_SHARE,
+) -> SideModels:
+    """Load those of `folders`, by the kinds of models, that do not generate. Runs on the engine thread; `free` are the
+    bytes that a generating model's weights leave. Raises ModelError."""
+    encoders = {role: folders[role] for role in ENCODERS if role in folders}
+    made = load_pooling_models(encoders, settings, here, free, batch_share)
+    if "audio" in folders:
+        made = _both(made, load_speech_to_text(folders["audio"], settings, here, free - made.taken))
+    if "speech" in folders:
+        made = _both(made, load_text_to_speech(folders["speech"], free - made.taken))
+    return made
+
+
+def _both(made: SideModels, other: SideModels) -> SideModels:
+    return replace(
+        made,
+        hearing=made.hearing or other.hearing,
+        speaking=made.speaking or other.speaking,
+        weights=made.weights + other.weights,
+        batch=made.batch + other.batch,
+    )
 
 
 BATCH_TOKENS = 4096
 """Tokens computed together, unless a single input may be longer: more would hardly be faster."""
-BATCH_MEMORY_SHARE = 0.25
-"""Beside a generating model, at most this part of what all weights leave is set aside for a batch."""
 SHORTEST_INPUT = 64
 """An encoder that cannot hold this many tokens in the budget is not worth loading."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedPoolingModels:
-    """The encoders, and what they take of the memory budget."""
-
-    encoders: Mapping[PoolingTask, ServedPoolingModel]
-    weights: int = 0
-    batch: int = 0  # while one runs; only one does at a time
-
-    @property
-    def notes(self) -> list[str]:
-        return [f"{o.card.name}: {note}" for o in self.encoders.values() for note in o.card.notes]
 
 
 def load_pooling_models(
@@ -152,7 +106,7 @@ def load_pooling_models(
     device: Device,
     free: int,
     batch_share: float = BATCH_MEMORY_SHARE,
-) -> LoadedPoolingModels:
+) -> SideModels:
     """Load them. Runs on the engine thread; `free` are the bytes that other models' weights leave, of which
     `batch_share` may be set aside for a batch.
 
@@ -170,7 +124,7 @@ def load_pooling_models(
     allowed = int((free - weights) * batch_share)
     encoders = {role: one.offered(role, folders[role], allowed) for role, one in loaded.items()}
     batches = (loaded[role].model.batch_bytes(o.card.batch_tokens, o.card.length) for role, o in encoders.items())
-    return LoadedPoolingModels(encoders, weights, max(batches, default=0))
+    return SideModels(encoders, weights=weights, batch=max(batches, default=0))  # one runs at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,28 +213,13 @@ def _gb(size: int) -> str:
     return f"{size / 1e9:.1f} GB"
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedSpeechToText:
-    """What is offered, and what it takes of the memory budget."""
-
-    offered: ServedSpeechToText | None = None
-    taken: int = 0
-
-    @property
-    def notes(self) -> list[str]:
-        card = None if self.offered is None else self.offered.card
-        return [] if card is None else [f"{card.name}: {note}" for note in card.notes]
-
-
-NO_SPEECH_TO_TEXT = LoadedSpeechToText()
-
-
-def load_speech_to_text(folder: ModelFolder, settings: Settings, device: Device, free: int) -> LoadedSpeechToText:
+def load_speech_to_text(folder: ModelFolder, settings: Settings, device: Device, free: int) -> SideModels:
     """Load it. Runs on the engine thread; `free` are the bytes that other models leave. Raises ModelError, and
     ConfigError where sounds cannot be unpacked."""
     require_extra("audio", f"{folder.name}, which hears,")
     model = load_whisper(folder.path, device, dtype=settings.dtype)
-    taken = model.weight_bytes + model.window_bytes + worker.header_pool.memory + worker.audio_pool.memory
+    window = model.window_bytes + worker.header_pool.memory + worker.audio_pool.memory
+    taken = model.weight_bytes + window
     if taken > free:
         raise ModelError(
             f"{folder.name} takes {taken / 1e9:.1f} GB with a window of sound, and {max(0, free) / 1e9:.1f} GB of the "
@@ -298,26 +237,11 @@ def load_speech_to_text(folder: ModelFolder, settings: Settings, device: Device,
         created=int(time.time()),
         notes=model.notes,
     )
-    return LoadedSpeechToText(ServedSpeechToText(card, model.config.mels, vocabulary, model), taken)
+    offered = ServedSpeechToText(card, model.config.mels, vocabulary, model)
+    return SideModels(hearing=offered, weights=model.weight_bytes, batch=window)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedTextToSpeech:
-    """What is offered, and what it takes of the memory budget."""
-
-    offered: ServedTextToSpeech | None = None
-    taken: int = 0
-
-    @property
-    def notes(self) -> list[str]:
-        card = None if self.offered is None else self.offered.card
-        return [] if card is None else [f"{card.name}: {note}" for note in card.notes]
-
-
-NO_TEXT_TO_SPEECH = LoadedTextToSpeech()
-
-
-def load_text_to_speech(folder: ModelFolder, free: int) -> LoadedTextToSpeech:
+def load_text_to_speech(folder: ModelFolder, free: int) -> SideModels:
     """Load it. Runs on the engine thread; `free` are the bytes that other models leave. Raises ModelError."""
     model = load_kokoro(folder.path)
     taken = model.weight_bytes + model.config.piece_bytes
@@ -346,4 +270,5 @@ def load_text_to_speech(folder: ModelFolder, free: int) -> LoadedTextToSpeech:
         created=int(time.time()),
         notes=tuple(notes),
     )
-    return LoadedTextToSpeech(ServedTextToSpeech(card, Phonemizer(model.phonemes, model.context), model), taken)
+    offered = ServedTextToSpeech(card, Phonemizer(model.phonemes, model.context), model)
+    return SideModels(speaking=offered, weights=model.weight_bytes, batch=model.config.piece_bytes)

@@ -14,42 +14,40 @@ from starlette.types import Receive, Scope, Send
 
 from ingot.engine.speech_request import Segment, SpeechAudio, SpeechEnded, TranscriptionEnded
 from ingot.http.accounting import SideRequestAccount
-from ingot.http.body import FORM_TYPE, HeldBody, read_form
-from ingot.http.edge import ClientGone, as_ingot_error, reply_of
+from ingot.http.body import HeldBody, read_form
+from ingot.http.edge import reply_of
+from ingot.http.endpoints.generation import BodyEndpoint
 from ingot.http.request_lifetime import RequestLifetime, background_task
 from ingot.http.service import SideService
-from ingot.http.streaming import BARE_EVENTS, StreamedResponse, StreamFraming, WholeResponse, frame_bare_event
+from ingot.http.streaming import (
+    BARE_EVENTS,
+    StreamedResponse,
+    StreamFraming,
+    WholeResponse,
+    ending_in_words,
+    frame_bare_event,
+)
 from ingot.http.tenants import check_model_allowed
 from ingot.media.audio_encoding import AUDIO_MEDIA_TYPES, audio_writer
-from ingot.protocol.errors import ErrorBody
-from ingot.protocol.openai.speech import SpeechDelta, SpeechDone, SpeechTask, read_speech
+from ingot.protocol.openai.speech import SpeechDelta, SpeechDone, SpeechTask
 from ingot.protocol.openai.transcriptions import TranscriptDelta, TranscriptionTask, TranscriptView
 from ingot.protocol.served import ServedSideModel
 
 ReadTranscriptionForm = Callable[[Mapping[str, Any], ServedSideModel, str], TranscriptionTask]
 
 
-class TranscriptionEndpoint:
-    """One ASGI endpoint. `read` is the protocol's half: it makes a form into a job."""
-
-    def __init__(self, service: SideService, read: ReadTranscriptionForm) -> None:
-        self.service, self.read = service, read
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self.service.bodies.reading(scope, receive, FORM_TYPE) as body:
-            await self._answer(body, scope, receive, send)
-
-    async def _answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
-        answer, out = reply_of(scope), StreamedResponse(send, BARE_EVENTS, self.service.settings)
-        held = WholeResponse(answer, send, self.service.settings)
+class TranscriptionEndpoint(BodyEndpoint[SideService, ReadTranscriptionForm]):
+    async def answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
+        answer, out = reply_of(scope), StreamedResponse(send, BARE_EVENTS, self.service.shared_state.settings)
+        held = WholeResponse(answer, send, self.service.shared_state.settings)
         served = self.service.served_for(answer.tenant)
 
         async def work() -> None:
             job = await self._read(body, scope, served)
             hearing = served.hearing
             assert hearing is not None, "reading refuses what there is no model for"
-            check_model_allowed(hearing.name, self.service.tenants.key_of(answer.tenant), answer)
-            with SideRequestAccount(self.service, answer, hearing.name, "transcription") as request:
+            check_model_allowed(hearing.name, self.service.shared_state.tenants.key_of(answer.tenant), answer)
+            with SideRequestAccount(self.service, answer, hearing.name, self.operation.span) as request:
                 stream = self.service.engine.transcribe(job.request)
                 events = request.watched(stream)
                 try:
@@ -63,24 +61,17 @@ class TranscriptionEndpoint:
                 finally:
                     stream.close()
 
-        try:
-            await self.service.live.run(RequestLifetime(receive, self.service.settings.request_timeout_s), work)
-        except ClientGone:
-            raise
-        except Exception as error:  # an answer that has begun ends in words, whatever broke it
-            if held.begun:
-                await held.fail(as_ingot_error(error, answer.id))
-                return
-            if not out.started:
-                raise
-            await out.end(out.framing.framed([ErrorBody.of(as_ingot_error(error, answer.id))]))
+        async with ending_in_words(answer, held, out):
+            await self.service.shared_state.live.run(
+                RequestLifetime(receive, self.service.shared_state.settings.request_timeout_s), work
+            )
 
     async def _read(self, body: HeldBody, scope: Scope, served: ServedSideModel) -> TranscriptionTask:
         answer, content_type = reply_of(scope), Headers(scope=scope).get("content-type", "")
         raw = body.raw
         # The sound is held until it is heard, and so its bytes count until then.
         body.let_go(kept=True)
-        return await self.service.prepare_slow(
+        return await self.service.shared_state.prepare_slow(
             lambda: self.read(read_form(raw, content_type), served, answer.id), answer.tenant
         )
 
@@ -110,28 +101,22 @@ async def stream_transcript(
             segments.append(event)
 
 
-class SpeechEndpoint:
-    """One ASGI endpoint."""
+ReadSpeech = Callable[[Any, ServedSideModel, str], SpeechTask]
 
-    def __init__(self, service: SideService) -> None:
-        self.service = service
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self.service.bodies.reading(scope, receive) as body:
-            await self._answer(body, scope, receive, send)
-
-    async def _answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
-        answer, settings = reply_of(scope), self.service.settings
+class SpeechEndpoint(BodyEndpoint[SideService, ReadSpeech]):
+    async def answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
+        answer, settings = reply_of(scope), self.service.shared_state.settings
         served = self.service.served_for(answer.tenant)
         out = StreamedResponse(send, BARE_EVENTS, settings)
 
         async def work() -> None:
-            job = await self.service.read(body.raw, lambda value: read_speech(value, served, answer.id), answer.tenant)
+            job = await self.service.read(body.raw, lambda value: self.read(value, served, answer.id), answer.tenant)
             body.let_go()
             speaking = served.speaking
             assert speaking is not None, "reading refuses what there is no model for"
-            check_model_allowed(speaking.card.name, self.service.tenants.key_of(answer.tenant), answer)
-            with SideRequestAccount(self.service, answer, speaking.card.name, "speech") as request:
+            check_model_allowed(speaking.card.name, self.service.shared_state.tenants.key_of(answer.tenant), answer)
+            with SideRequestAccount(self.service, answer, speaking.card.name, self.operation.span) as request:
                 stream = self.service.engine.speak(job.request)
                 sounds = encode_audio(request.watched(stream), job)
                 try:
@@ -143,14 +128,8 @@ class SpeechEndpoint:
                 finally:
                     stream.close()
 
-        try:
-            await self.service.live.run(RequestLifetime(receive, settings.request_timeout_s), work)
-        except ClientGone:
-            raise
-        except Exception as error:  # events that have begun end in words, whatever broke them
-            if not out.started:
-                raise
-            await out.end(out.framing.framed([ErrorBody.of(as_ingot_error(error, answer.id))]))
+        async with ending_in_words(answer, WholeResponse(answer, send, settings), out):
+            await self.service.shared_state.live.run(RequestLifetime(receive, settings.request_timeout_s), work)
 
 
 async def encode_audio(

@@ -30,14 +30,8 @@ from ingot.http.edge import ClientGone, JsonResponse, reply_of
 from ingot.http.lanes import FairTurns
 from ingot.http.service import ModelService
 from ingot.protocol.chat.answers import GenerationTask
-from ingot.protocol.ingot_api.cache import (
-    CACHE_FILE_MEDIA_TYPE,
-    CacheBody,
-    ClearedBody,
-    ExplainedBody,
-    ImportedBody,
-    read_explainable_body,
-)
+from ingot.protocol.ingot_api.cache import CacheBody, ClearedBody, ExplainedBody, ImportedBody, read_explainable_body
+from ingot.protocol.operations import FILE
 from ingot.protocol.responses.request import ResponseContext
 
 T = TypeVar("T")
@@ -62,7 +56,7 @@ def cache_endpoints(service: ModelService, around: Callable[[str], ResponseConte
     async def explain(request: Request) -> Response:
         answer = reply_of(request.scope)
         served = service.served_for(answer.tenant)
-        async with service.bodies.reading(request.scope, request.receive) as body:
+        async with service.shared_state.bodies.reading(request.scope, request.receive) as body:
             job = await service.read(
                 body.raw,
                 lambda value: read_explainable_body(value, served, answer.id, around(answer.tenant)),
@@ -91,7 +85,7 @@ class ArchiveTransfers:
 
     def __init__(self, service: ModelService) -> None:
         self.engine = service.engine
-        self.key = ArchiveKey(service.settings.archive_key_file)
+        self.key = ArchiveKey(service.shared_state.settings.archive_key_file)
         self._service = service
         self._files = FairTurns("archive files", at_once=MOST_ARCHIVE_FILES, each=1, waiting=MOST_WAITING_ARCHIVES)
         self._turns = FairTurns("archive work", at_once=1, each=1, waiting=MOST_WAITING_ARCHIVES)
@@ -103,7 +97,7 @@ class ArchiveTransfers:
                 yield Path(folder) / "kept.safetensors"
 
     async def attended(self, receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
-        return await self._service.attended(receive, work)
+        return await self._service.shared_state.attended(receive, work)
 
     async def work(self, tenant: str, receive: Receive, work: Callable[[KeepGoing], T]) -> T:
         """What `work` gives, in a thread. It is told when to stop: the client left, time is up, the server stops."""
@@ -145,9 +139,7 @@ class CacheExportEndpoint:
                 return self.desk.engine.kept.export(tenant, path, self.desk.key.secret(), going)
 
             await self.desk.work(tenant, receive, export)
-            await FileResponse(path, media_type=CACHE_FILE_MEDIA_TYPE, filename=path.name)(
-                scope, receive, send_at_pace(send)
-            )
+            await FileResponse(path, media_type=FILE, filename=path.name)(scope, receive, send_at_pace(send))
 
 
 class CacheImportEndpoint:
@@ -163,7 +155,7 @@ class CacheImportEndpoint:
                 "Only the administrator may import kept prompts: send the key that the server was started with as "
                 "--admin-api-key."
             )
-        check_media_type(Headers(scope=scope), CACHE_FILE_MEDIA_TYPE)
+        check_media_type(Headers(scope=scope), FILE)
         async with self.desk.file(answer.tenant) as path:
             with path.open("wb") as file:
                 async for piece in body_pieces(receive):

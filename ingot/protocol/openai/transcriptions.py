@@ -16,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
+from ingot.config import KINDS
 from ingot.engine.speech_request import Segment, SpeechTask, TranscribedToken, TranscriptionEnded, TranscriptionRequest
 from ingot.errors import BadMedia, BadRequest, ModelNotFound, Unsupported
 from ingot.media.audio import AudioFile
@@ -82,10 +83,6 @@ class AudioFileField(FieldKind):
         return {"type": "string", "format": "binary"}
 
 
-NO_SPEECH_TO_TEXT_MODEL = (
-    "No model that hears is served here. Start ingot with --audio-model MODEL, such as --audio-model whisper-tiny.en, "
-    "a folder or a hub id of a Whisper model."
-)
 TRANSCRIPT_FORMATS = OneOf(
     ("json", "text", "srt", "verbose_json", "vtt"),
     {"diarized_json": "cannot be honoured: speakers are not told apart here. Send json or verbose_json."},
@@ -190,7 +187,7 @@ def read_translation(form: Mapping[str, Any], served: ServedSideModel, request_i
 
 def begin_form_reading(served: ServedSideModel) -> BodyReading:
     if not served.terms.hearing.models:
-        raise ModelNotFound(NO_SPEECH_TO_TEXT_MODEL, param="model")
+        raise ModelNotFound(KINDS["audio"].missing, param="model")
     return served.reading()
 
 

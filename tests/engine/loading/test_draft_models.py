@@ -19,6 +19,7 @@ from ingot.engine.loading.draft_models import choose_proposers, refuse_different
 from ingot.engine.speculation.draft_model import DraftModelProposer
 from ingot.engine.speculation.options import SpeculationOptions
 from ingot.errors import ConfigError, ModelError
+from ingot.models.files.locate import ModelFolder
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests import tiny
 from tests.models.draft_heads.making import write
@@ -68,8 +69,9 @@ DENSE, DRAFT = MODELS / "dense", MODELS / "draft"
 
 def loaded(models: dict[str, Path], **said: Any) -> LoadedModel:
     settings = Settings(memory="1GB", max_sequences=4, **said)
+    further = {role: ModelFolder(path, role, "foundry") for role, path in models.items()}
     return language_model.load_language_model(
-        settings, DENSE, Tokenizer.load(DENSE), {}, models, name="dense", source="foundry"
+        settings, ModelFolder(DENSE, "dense", "foundry"), Tokenizer.load(DENSE), further
     )
 
 

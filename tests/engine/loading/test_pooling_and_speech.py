@@ -10,12 +10,8 @@ import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.config import Settings
-from ingot.engine.loading.pooling_and_speech import (
-    BATCH_TOKENS,
-    LoadedSpeechToText,
-    load_pooling_models,
-    load_speech_to_text,
-)
+from ingot.engine.engine import SideModels
+from ingot.engine.loading.pooling_and_speech import BATCH_TOKENS, load_pooling_models, load_speech_to_text
 from ingot.engine.speech_request import TranscriptEvent, TranscriptionEnded, TranscriptionRequest
 from ingot.engine.speech_to_text import TranscriptionWorkload
 from ingot.errors import ModelError
@@ -34,14 +30,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
     return ModelFolder(path, "random-ears", "a test")
 
 
-def offered(folder: ModelFolder, free: int = 1 << 30) -> LoadedSpeechToText:
+def offered(folder: ModelFolder, free: int = 1 << 30) -> SideModels:
     return load_speech_to_text(folder, Settings(), current_device(), free)
 
 
 def test_the_card_tells_what_the_model_hears(folder: ModelFolder) -> None:
     hearing = offered(folder)
-    assert hearing.offered is not None
-    card = hearing.offered.card
+    assert hearing.hearing is not None
+    card = hearing.hearing.card
     assert (card.name, card.translates, card.context) == ("random-ears", True, 24) and "de" in card.languages
     assert hearing.taken > card.weight_bytes > 0
 
@@ -53,7 +49,7 @@ def test_a_model_that_does_not_fit_the_budget_is_refused(folder: ModelFolder) ->
 
 def test_random_ears_come_to_an_end_too(folder: ModelFolder) -> None:
     hearing, mail = offered(folder), queue.SimpleQueue[Callable[[], None]]()
-    desk = TranscriptionWorkload(hearing.offered, mail.put, max_queue=1, target_ms=100.0)
+    desk = TranscriptionWorkload(hearing.hearing, mail.put, max_queue=1, target_ms=100.0)
     events: list[TranscriptEvent] = []
     desk.accept(TranscriptionRequest("a", AudioFile(wav(tone(2))), words=True), events.extend)
     while desk.status(0.0):
@@ -63,7 +59,7 @@ def test_random_ears_come_to_an_end_too(folder: ModelFolder) -> None:
     desk.close()
     last = events[-1]
     assert isinstance(last, TranscriptionEnded) and last.seconds == 2.0
-    assert hearing.offered is not None and last.language in hearing.offered.card.languages
+    assert hearing.hearing is not None and last.language in hearing.hearing.card.languages
 
 
 POOLING = {"pooling_mode_cls_token": True}

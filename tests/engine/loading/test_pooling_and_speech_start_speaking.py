@@ -12,14 +12,14 @@ import pytest
 from ingot.cli.serve import require_extras
 from ingot.config import Settings, lone_entry
 from ingot.engine.admission import EngineLimits
-from ingot.engine.engine import ModelEngine, NonGeneratingModel
-from ingot.engine.loading.pooling_and_speech import LoadedTextToSpeech, load_text_to_speech
+from ingot.engine.engine import ModelEngine, SideModels
+from ingot.engine.loading.pooling_and_speech import load_text_to_speech
 from ingot.engine.speech_request import SpeechAudio, SpeechEnded, SpeechRequest
 from ingot.errors import ModelError, Unsupported
 from ingot.kernels.device import current_device
 from ingot.media.audio_encoding import audio_writer
 from ingot.models.files.locate import ModelFolder, model_kind_in
-from ingot.models.memory_needs import NEEDS_BY_KIND
+from ingot.models.memory_needs import text_to_speech_needs
 from ingot.text.speech import dictionary
 from tests.speaking import VOICES, save_kokoro
 
@@ -29,14 +29,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
     return ModelFolder(save_kokoro(tmp_path_factory.mktemp("mouths") / "tiny"), "tiny-mouth", "a test")
 
 
-def offered(folder: ModelFolder, free: int = 1 << 30) -> LoadedTextToSpeech:
+def offered(folder: ModelFolder, free: int = 1 << 30) -> SideModels:
     return load_text_to_speech(folder, free)
 
 
 def test_the_card_has_the_voices_that_speak_english(folder: ModelFolder) -> None:
     speaking = offered(folder)
-    assert speaking.offered is not None
-    card = speaking.offered.card
+    assert speaking.speaking is not None
+    card = speaking.speaking.card
     assert (card.name, card.voices, card.rate, card.context) == ("tiny-mouth", VOICES, 24_000, 254)
     assert speaking.taken > card.weight_bytes > 0
     assert speaking.notes == [
@@ -71,15 +71,13 @@ def test_a_model_that_does_not_fit_the_budget_is_refused(folder: ModelFolder) ->
 
 def test_its_files_tell_what_it_is_for_and_what_it_takes(folder: ModelFolder) -> None:
     assert model_kind_in(folder.path) == "speech"
-    told, taken = NEEDS_BY_KIND["speech"](folder.path, current_device()), offered(folder).taken
+    told, taken = text_to_speech_needs(folder.path, current_device()), offered(folder).taken
     assert taken <= told < 1.01 * taken
 
 
 def test_an_engine_speaks_a_text_to_its_end(folder: ModelFolder) -> None:
-    def load() -> NonGeneratingModel:
-        speech = offered(folder).offered
-        assert speech is not None
-        return NonGeneratingModel(speech.card, speaking=speech)
+    def load() -> SideModels:
+        return offered(folder)
 
     async def listen(engine: ModelEngine) -> list[object]:
         assert engine.speaking is not None

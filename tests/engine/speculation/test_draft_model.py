@@ -34,6 +34,7 @@ from ingot.errors import ModelError
 from ingot.kernels.device import Device, current_device
 from ingot.models import adapter as adapters
 from ingot.models.adapter import ModelAdapter, adapt_model
+from ingot.models.files.locate import ModelFolder
 from ingot.models.precision import settle_precision
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests import engines, tiny
@@ -323,7 +324,7 @@ def shipped(*, drafted: bool) -> Engine:
     def load() -> LoadedModel:
         settings = Settings(speculate="off", memory="1GB", max_sequences=8, dtype="float32", deterministic=True)
         loaded = language_model.load_language_model(
-            settings, MODELS / "dense", tokenizer, {}, {}, name="dense", source="dense"
+            settings, ModelFolder(MODELS / "dense", "dense", "dense"), tokenizer, {}
         )
         if not drafted:
             return loaded

@@ -19,7 +19,7 @@ from ingot.engine.engine import Engine
 from ingot.engine.loading.language_model import start_engine
 from ingot.engine.scheduler import Scheduler
 from ingot.engine.sequence import TokenSequence
-from ingot.http.endpoints.table import build_app
+from ingot.http.app import build_app
 from ingot.text.tool_formats.registry import FORMATS, FoundFormat
 from tests.foundry.vision.asking import Asked, asked, body_of
 from tests.http import asgi

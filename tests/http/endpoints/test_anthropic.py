@@ -9,7 +9,7 @@ import pytest
 
 from ingot.engine.request import Ended, SequenceEnded, TextDelta, Timing, Usage
 from ingot.errors import Overloaded
-from ingot.http.endpoints.table import build_app
+from ingot.http.app import build_app
 from tests.http.asgi import Call, call
 from tests.http.scripted import CONTEXT, ScriptedEngine, failing, settings
 

@@ -13,7 +13,7 @@ import av
 import pytest
 
 from ingot.errors import BadMedia, BadRequest
-from ingot.http.endpoints.table import build_app
+from ingot.http.app import build_app
 from tests.hearing import tone, wav
 from tests.http.asgi import Call
 from tests.http.scripted import ScriptedEngine, settings
@@ -281,7 +281,7 @@ def test_a_client_that_leaves_ends_the_work() -> None:
             await call.until(lambda: b"Hello" in call.body)
             call.leave()
             await call.done()
-        assert app.state.service.bodies.held == 0
+        assert app.state.service.shared_state.bodies.held == 0
         return engine
 
     engine = asyncio.run(leave())

@@ -9,7 +9,7 @@ import pytest
 from ingot.engine.request import Ended, SequenceEnded, TextDelta, Timing, Usage
 from ingot.errors import ContextOverflow, DeadlineExceeded, Overloaded, Unavailable
 from ingot.http import request_lifetime as exchanges
-from ingot.http.endpoints.table import build_app
+from ingot.http.app import build_app
 from ingot.http.streaming import SSE_KEEP_ALIVE
 from tests.http.asgi import Call, call, events
 from tests.http.scripted import ScriptedEngine, failing, settings
@@ -98,12 +98,12 @@ async def test_a_client_that_leaves_before_the_first_token_ends_its_request(body
     app = build_app(engine, settings())
     async with Call(app, body=body) as made:
         await asyncio.to_thread(engine.opened.wait, 10)
-        assert len(app.state.service.live) == 1
+        assert len(app.state.service.shared_state.live) == 1
         made.leave()
         await made.done()
     assert engine.streams[0].closed.is_set()
     assert engine.running == {}
-    assert len(app.state.service.live) == 0
+    assert len(app.state.service.shared_state.live) == 0
     assert not made.complete
 
 
@@ -126,7 +126,7 @@ async def test_a_client_that_leaves_while_its_prompt_is_read_never_reaches_the_e
     async with made:
         await made.done()
     assert engine.running == {}
-    assert len(app.state.service.live) == 0
+    assert len(app.state.service.shared_state.live) == 0
 
 
 async def test_an_error_before_the_stream_has_its_own_status_and_says_when_to_come_back() -> None:
@@ -221,7 +221,7 @@ async def test_a_server_that_stops_ends_what_runs_in_words() -> None:
         await asyncio.to_thread(engine.opened.wait, 10)
         while len(engine.streams) < 2:
             await asyncio.sleep(0)
-        app.state.service.live.abandon_all(Unavailable("The server is shutting down.", retry_after=5))
+        app.state.service.shared_state.live.abandon_all(Unavailable("The server is shutting down.", retry_after=5))
         await streamed.done()
         await whole.done()
     assert events(streamed.body)[-1]["error"]["message"] == "The server is shutting down."

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ingot.engine.request import CacheReport, Ended, SequenceEnded, TextDelta, Timing, Usage
 from ingot.errors import Overloaded
-from ingot.http.endpoints.table import build_app
+from ingot.http.app import build_app
 from ingot.protocol.ingot_api.requests import MOST_LISTED_REQUESTS
 from tests import scripted
 from tests.http.asgi import Call, call, events

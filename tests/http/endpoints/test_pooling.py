@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ingot.errors import Overloaded, Unavailable
-from ingot.http.endpoints.table import build_app
+from ingot.http.app import build_app
 from tests.http.asgi import Call, call
 from tests.http.scripted import ScriptedEngine, settings
 from tests.http.scripted_encoders import EncodingEngine
@@ -82,7 +82,7 @@ async def test_a_server_that_stops_ends_the_work_with_a_reason() -> None:
             if engine.encodings:
                 break
             await pytest.importorskip("anyio").sleep(0.005)
-        app.state.service.live.abandon_all(Unavailable("The server is shutting down."))
+        app.state.service.shared_state.live.abandon_all(Unavailable("The server is shutting down."))
         await made.done()
     assert made.status == 503
 

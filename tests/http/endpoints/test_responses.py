@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 
 from ingot.engine.request import CallArguments, CallEnded, TextDelta
 from ingot.errors import ContextOverflow, DeadlineExceeded, Overloaded, Unavailable
-from ingot.http.endpoints.table import build_app
+from ingot.http.app import build_app
 from tests.http.asgi import Call, call
 from tests.http.scripted import ScriptedEngine, failing, hello, settings
 from tests.http.test_response_store import response
@@ -303,7 +303,7 @@ async def test_what_has_no_events_to_resume_says_so(app: Starlette) -> None:
     attended = await ask(app)
     told = await get(app, f"{attended['id']}?stream=true")
     assert (told.status, "background" in told.json()["error"]["message"]) == (400, True)
-    app.state.service.response_store.keep("", response("resp_1", background=True), [])
+    app.state.service.shared_state.response_store.keep("", response("resp_1", background=True), [])
     told = await get(app, "resp_1?stream=true")
     assert (told.status, "no longer held" in told.json()["error"]["message"]) == (400, True)
     assert (await get(app, "resp_2?stream=true")).status == 404
@@ -328,12 +328,14 @@ async def test_a_background_response_is_cancelled_or_deleted(app: Starlette, eng
 async def test_a_background_response_of_a_server_that_stops_is_failed(app: Starlette, engine: ScriptedEngine) -> None:
     engine.script = None
     abandoned = await ask(app, background=True)
-    app.state.service.live.abandon_all(Unavailable("The server is shutting down."))
+    app.state.service.shared_state.live.abandon_all(Unavailable("The server is shutting down."))
     assert (await ended(app, abandoned["id"]))["error"]["message"] == "The server is shutting down."
 
 
 async def test_a_background_response_of_a_server_that_was_killed_is_failed(app: Starlette) -> None:
-    app.state.service.response_store.keep("", response("resp_1", status="in_progress", background=True), [])
+    app.state.service.shared_state.response_store.keep(
+        "", response("resp_1", status="in_progress", background=True), []
+    )
     lost = (await get(app, "resp_1")).json()
     assert (lost["status"], lost["error"]["code"]) == ("failed", "server_error")
     assert (await get(app, "resp_1/cancel", "POST")).status == 400

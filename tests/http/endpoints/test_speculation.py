@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ingot.engine.request import Ended, Event, Request, SpeculationReport
-from ingot.http.endpoints.table import build_app
+from ingot.http.app import build_app
 from tests.http.asgi import call
 from tests.http.scripted import ScriptedEngine, hello, settings
 

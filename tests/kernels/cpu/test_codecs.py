@@ -65,7 +65,7 @@ def test_what_has_no_kernel_is_left_to_plain_operations() -> None:
 
 
 def test_wrong_shapes_are_refused() -> None:
-    codec = native.extension().Codec.affine(64, 64, 8)
+    codec = native.native_extension().Codec.affine(64, 64, 8)
     with pytest.raises(ValueError, match="codec's size"):
         codec.encode(mx.zeros((1, 4, 32)))
     with pytest.raises(ValueError, match="centre"):
@@ -73,6 +73,6 @@ def test_wrong_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="another"):
         codec.encode(mx.zeros((1, 4, 64)), None, mx.zeros((1, 1, 64)))
     with pytest.raises(ValueError, match="bits"):
-        native.extension().Codec.affine(64, 64, 3)
+        native.native_extension().Codec.affine(64, 64, 3)
     with pytest.raises(ValueError, match="16 to 512"):
-        native.extension().Codec.turbo([1.0] * 24, [], [-1.0, 1.0], False)
+        native.native_extension().Codec.turbo([1.0] * 24, [], [-1.0, 1.0], False)

@@ -12,6 +12,7 @@ import pytest
 
 from ingot.config import load_config
 from ingot.engine.request import Sampling
+from ingot.engine.status import ModelStatus
 from ingot.errors import ConfigError
 from ingot.protocol.anthropic.request import read_messages
 from ingot.protocol.chat.sampling_defaults import sampling_defaults
@@ -23,6 +24,7 @@ from ingot.protocol.responses.request import ResponseContext, read_response
 from ingot.protocol.served import ServedModel
 from tests.http.scripted import CARD, ByteTokenizer, settings
 
+STANDS = ModelStatus("scripted", "loaded", resident=True)
 USER = {"role": "user", "content": "Hi"}
 RECOMMENDED = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.05}
 
@@ -136,7 +138,7 @@ def test_an_override_that_makes_no_sense_is_refused(text: str, words: str) -> No
 def test_clients_are_shown_what_holds() -> None:
     to = served(RECOMMENDED, override_generation_config={"min_p": 0})
     shown = {name: value for name, value in RECOMMENDED.items() if name != "min_p"}
-    assert list_models(to).data[0].default_sampling_params == shown
+    assert list_models([(STANDS, to)]).data[0].default_sampling_params == shown
     assert retrieve_model("default", served()).default_sampling_params == {}
     assert "temperature 0.6\n" in show_ollama_model({}, to).parameters
     assert "repeat_penalty 1.05" in show_ollama_model({}, to).parameters

@@ -10,6 +10,7 @@ import pytest
 from msgspec import Struct
 
 from ingot.engine.request import Request, Sampling, Stop
+from ingot.engine.status import ModelStatus
 from ingot.errors import BadRequest, ModelNotFound, Unsupported
 from ingot.protocol.chat.answers import GenerationTask
 from ingot.protocol.model_listings import ollama_running, ollama_tags, ollama_version_body, show_ollama_model
@@ -31,6 +32,7 @@ from ingot.protocol.served import ServedModel
 from tests import scripted
 from tests.http.scripted import settings
 
+STANDS = ModelStatus("scripted", "loaded", resident=True)
 USER = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 CALLS = {"role": "assistant", "tool_calls": [{"function": {"name": "look", "arguments": {"at": "é"}}}]}
@@ -256,7 +258,7 @@ def test_what_is_out_of_bounds_is_refused_where_it_stands(body: dict[str, Any], 
 
 
 def test_models_are_listed_shown_and_told_to_be_loaded() -> None:
-    [listed], [loaded] = ollama_tags(served()).models, ollama_running(served()).models
+    [listed], [loaded] = ollama_tags([(STANDS, served())]).models, ollama_running([(STANDS, served())]).models
     assert (listed.name, listed.digest) == (loaded.name, loaded.digest)
     assert loaded.context_length == scripted.CARD.context
     shown = show_ollama_model({"model": "scripted"}, served())
