@@ -89,7 +89,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def paths_of_this_file() -> Iterator[None]:
     """The path that tests choose for all of their process ends with their file, whatever order files run in."""
     yield
-    if (native := sys.modules.get("ingot.kernels.native")) is not None:
+    if (native := sys.modules.get("ingot.kernels.cpu.native")) is not None:
         native.use_one_path(False)
 
 

@@ -13,6 +13,12 @@ from ingot.errors import IngotError
 from ingot.mcp.config import require_mcp_sdk
 from ingot.version import __version__
 
+if TYPE_CHECKING:
+    from mcp.server.mcpserver import MCPServer
+
+    from ingot.cli.client import ServerClient
+
+
 ABOUT_MCP = (
     "Offer the models of a running server as an MCP server, over standard input and output. MCP clients start this "
     "command themselves."
@@ -32,11 +38,6 @@ def run_mcp(arguments: list[str]) -> int:
     make_mcp_server(ServerClient(namespace.url, key)).run("stdio")
     return 0
 
-
-if TYPE_CHECKING:
-    from mcp.server.mcpserver import MCPServer
-
-    from ingot.cli.client import ServerClient
 
 MCP_INSTRUCTIONS = "Language models that run on this machine. Use them for text that should not leave it."
 

@@ -42,11 +42,17 @@ from ingot.kernels.device import is_device_lost
 from ingot.models.files.locate import CHAT_KIND, has_vision, model_kind
 
 if TYPE_CHECKING:
+    from ingot.config import Settings
     from ingot.distributed.heartbeat import HeartbeatSender
     from ingot.engine.engine import Engine
     from ingot.engine.loading.model_loader import ModelLoader
     from ingot.engine.loop import Loop
+    from ingot.engine.request import ModelCard, PoolingModelCard
+    from ingot.engine.speech_request import SpeechToTextCard, TextToSpeechCard
+    from ingot.engine.status import ModelStatus
     from ingot.http.server import HttpServer, Listener
+    from ingot.text.tool_formats.registry import FoundFormat
+
 
 ABOUT_SERVE = (
     "Serve a model over HTTP, in OpenAI's, Anthropic's and Ollama's words, with a page to chat at the same address."
@@ -343,14 +349,6 @@ def exit_at_once(signal_number: int = signal.SIGINT, frame: FrameType | None = N
     os._exit(INTERRUPTED)
 
 
-if TYPE_CHECKING:
-    from ingot.config import Settings
-    from ingot.engine.engine import Engine
-    from ingot.engine.request import ModelCard, PoolingModelCard
-    from ingot.engine.speech_request import SpeechToTextCard, TextToSpeechCard
-    from ingot.engine.status import ModelStatus
-    from ingot.text.tool_formats.registry import FoundFormat
-
 SAMPLE_QUESTION = {"model": "default", "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
 SAMPLE_BEGINNING = {"model": "default", "prompt": "The sky is blue because", "max_tokens": 64}
 MEDIA_WORDS = {"image": "pictures", "video": "clips"}
@@ -453,10 +451,6 @@ SAMPLE_REQUESTS: Final = {
 }
 """What to ask a model of each kind for first: where, and with what."""
 CONTINUES_TEXT: Final = ("completions", _curl_body(SAMPLE_BEGINNING))
-
-
-if TYPE_CHECKING:
-    from ingot.http.server import HttpServer
 
 
 @contextlib.contextmanager

@@ -40,7 +40,7 @@ from ingot.distributed.wire import Link, UnknownPeer, authenticate_guest, listen
 from ingot.errors import DeviceLost, Unavailable
 from ingot.process import ControllingTerminal, signals_not_ignored
 
-log = logging.getLogger("ingot.ranks")
+log = logging.getLogger("ingot.distributed")
 
 LAST_WORDS_S: Final = 1.5  # what rank 0 has to end its requests with an error that clients can read
 SAME_CAUSE_S: Final = 0.2  # who ends within this of another may have been the cause of it

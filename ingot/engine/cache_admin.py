@@ -34,6 +34,10 @@ from ingot.models.adapter import ModelAdapter
 from ingot.models.cache_key import kv_key
 from ingot.models.kv_codec import record_form_of
 
+if TYPE_CHECKING:
+    from ingot.models.adapter import ModelAdapter
+
+
 log = logging.getLogger("ingot.cache")
 
 SHOWN_BRANCHES: Final = 64  # branches, of however many there are
@@ -155,9 +159,6 @@ def _cache_branch(node: PrefixNode, parent: int | None, more: int) -> CacheBranc
         more=more,
     )
 
-
-if TYPE_CHECKING:
-    from ingot.models.adapter import ModelAdapter
 
 SKIPPED_AT_ONCE: Final = 256
 """Nodes without anything in memory that are passed over at once."""

@@ -22,6 +22,11 @@ from ingot.errors import Cancelled, ClientLeft, IngotError, Stopping
 from ingot.observe.logs import log_facts
 from ingot.observe.metrics import EngineMetrics
 
+if TYPE_CHECKING:
+    from ingot.engine.request import RequestStatus
+    from ingot.engine.scheduler import StepPlan
+
+
 REQUEST_ENDINGS: Final = ("stop", "length", "abort", "error")
 """How requests end, as vLLM calls it: a tool's call is a stop."""
 MEASURED_EVERY_S: Final = 0.2
@@ -109,10 +114,6 @@ class MetricsRecorder:
 def _finish_kind(answers: Iterable[SequenceEnded | None]) -> str:
     return "length" if any(answer is not None and answer.reason == "length" for answer in answers) else "stop"
 
-
-if TYPE_CHECKING:
-    from ingot.engine.request import RequestStatus
-    from ingot.engine.scheduler import StepPlan
 
 PROGRESS_S: Final = 10.0
 """How often a prompt that takes long is told of."""

@@ -54,7 +54,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     @classmethod
     def with_limits(cls, max_head_bytes: int, open_connections: OpenConnections) -> type[BoundedHttp]:
-        return type(cls.__name__, (cls,), {"max_head_bytes": max_head_bytes, "open_ones": open_connections})
+        return type(cls.__name__, (cls,), {"max_head_bytes": max_head_bytes, "open_connections": open_connections})
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

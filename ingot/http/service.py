@@ -34,7 +34,8 @@ from ingot.text.input_files import FilePrompt, read_prompts
 from ingot.text.prompt.answer_cache import AnswerCache, AnswerFile, answers_path
 
 if TYPE_CHECKING:
-    from ingot.engine.engine import ModelEngine
+    from ingot.engine.engine import Engine, ModelEngine
+
 
 T = TypeVar("T")
 CACHED_TRANSCRIPTS = 256
@@ -99,10 +100,6 @@ class SideService:
         while len(self._heard) > CACHED_TRANSCRIPTS:
             self._heard.popitem(last=False)
         return self._heard[key]
-
-
-if TYPE_CHECKING:
-    from ingot.engine.engine import Engine
 
 
 def model_identity(card: ModelCard) -> str:
@@ -176,9 +173,6 @@ class ModelService(SideService):
     def served_for(self, tenant: str) -> ServedModel:
         return replace(self.served, tenant=tenant) if tenant else self.served
 
-
-if TYPE_CHECKING:
-    from ingot.engine.engine import Engine
 
 log = logging.getLogger("ingot.warm")
 

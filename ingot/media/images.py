@@ -24,6 +24,10 @@ from ingot.media import bounds, worker
 from ingot.media.layout import Size, check_file_size, check_image_size
 from ingot.media.worker import DecodedPart, DecodeJob
 
+if TYPE_CHECKING:
+    from PIL import Image as Images
+
+
 Pixels = NDArray[np.uint8]
 """[height, width, 3], as people see it."""
 View = tuple[Size, ...]
@@ -115,9 +119,6 @@ def frames_of_parts(parts: Iterator[DecodedPart], size: Size, views: Sequence[Vi
             raise BadMedia("the file cannot be unpacked: its frames are not of the size that it says.")
         yield np.frombuffer(part.data, np.uint8).reshape(height, width, 3)
 
-
-if TYPE_CHECKING:
-    from PIL import Image as Images
 
 KNOWN_IMAGES: Final = "PNG, JPEG, WebP, GIF and BMP are taken"
 IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")

@@ -45,6 +45,11 @@ from ingot.protocol.served import ServedSideModel
 from ingot.protocol.terms import DEFAULT_NAME
 from ingot.text.tokenizer.encoder_inputs import EncoderInput, RerankInputs, TextInputs
 
+if TYPE_CHECKING:
+    from ingot.engine.pooling_batches import ServedPoolingModel
+    from ingot.protocol.served import ServedSideModel
+
+
 # ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
 
 
@@ -400,10 +405,6 @@ def sigmoid_score(score: float) -> float:
 
 read_rerank_v2 = partial(read_rerank, version="2")
 
-
-if TYPE_CHECKING:
-    from ingot.engine.pooling_batches import ServedPoolingModel
-    from ingot.protocol.served import ServedSideModel
 
 EncoderInputValue = str | tuple[int, ...]
 

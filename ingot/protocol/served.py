@@ -45,6 +45,13 @@ from ingot.text.tool_formats.format import Format
 from ingot.text.tool_formats.registry import FormatSource, FoundFormat, find_format, format_by_name, thinking_by_name
 from ingot.version import __version__
 
+if TYPE_CHECKING:
+    from ingot.engine.pooling_batches import ServedPoolingModel
+    from ingot.engine.request import PoolingTask
+    from ingot.engine.text_to_speech import ServedTextToSpeech
+    from ingot.text.tokenizer.tokenizer import Tokenizer
+
+
 SEAL_VERSION: Final = "ingot1."
 SIGNATURE_BYTES: Final = 24
 
@@ -76,12 +83,6 @@ class ThinkingSeal:
 
     def _signature(self, packed: bytes) -> bytes:
         return hmac.digest(self.key, packed, "sha256")[:SIGNATURE_BYTES]
-
-
-if TYPE_CHECKING:
-    from ingot.engine.pooling_batches import ServedPoolingModel
-    from ingot.engine.request import PoolingTask
-    from ingot.engine.text_to_speech import ServedTextToSpeech
 
 
 SideCard = PoolingModelCard | SpeechToTextCard | TextToSpeechCard
@@ -166,12 +167,6 @@ def text_to_speech_terms(
 def _side_model_names(own: str, further: Sequence[str], settings: Settings) -> tuple[str, ...]:
     return with_alias_names(tuple(dict.fromkeys((own, *further, DEFAULT_NAME))), settings.alias)
 
-
-if TYPE_CHECKING:
-    from ingot.engine.pooling_batches import ServedPoolingModel
-    from ingot.engine.request import PoolingTask
-    from ingot.engine.text_to_speech import ServedTextToSpeech
-    from ingot.text.tokenizer.tokenizer import Tokenizer
 
 SecretSource = Callable[[], bytes]
 """May have to look for it, and so take a moment: not for an event loop."""

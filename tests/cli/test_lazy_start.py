@@ -33,7 +33,15 @@ LIBRARIES: Final = (
 ROOMS: Final = {
     "cache": {"codecs.names"},
     "distributed": {"place", "wire", "heartbeat"},
-    "engine": {"status", "loop", "fleet", "speech_request", "speculation.options", "loading.model_loader"},
+    "engine": {
+        "status",
+        "loop",
+        "fleet",
+        "model_swap",
+        "speech_request",
+        "speculation.options",
+        "loading.model_loader",
+    },
     "kernels": {"device", "cpu.fastblas"},
     "media": {"fetch", "bounds", "worker"},
     "models": {"files"},

@@ -470,7 +470,7 @@ async def test_a_load_that_fails_fails_its_requests_in_words_and_nobody_else(mon
     with pytest.raises(Unavailable, match="its weights are not there"):
         await use(fleet, "a")
     assert garage.loads["a"] == 1, "nothing is tried so soon"
-    monkeypatch.setattr(fleets, "RETRY_S", 0.0)
+    monkeypatch.setattr(fleets, "RETRY_LOAD_S", 0.0)
     del garage.broken["a"]
     assert await use(fleet, "a") == "engine of a"
 

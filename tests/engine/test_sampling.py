@@ -187,7 +187,7 @@ def test_penalties_leave_the_logprobs_that_are_told_alone() -> None:
 
 @pytest.mark.parametrize("temperature", [1e-40, 1e-38, 1e-20, 1e-6])
 def test_next_to_no_temperature_draws_the_likeliest(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingot.kernels.native.available", lambda: False)  # as on a GPU
+    monkeypatch.setattr("ingot.kernels.cpu.native.available", lambda: False)  # as on a GPU
     logits = logits_of(6, 1)
     rows = [Row(Sampling(temperature=temperature), sampled=number) for number in range(20)]
     tokens = draw(mx.array(np.repeat(logits, 20, 0)), rows).tokens.tolist()

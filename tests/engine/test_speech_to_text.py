@@ -216,7 +216,7 @@ def test_a_model_that_fails_ends_one_request_and_the_others_go_on(caplog: pytest
     world.ask("b")
     world.until_all_ended()
     ends = [type(events[-1]) for events in world.events.values()]
-    assert sorted(end.__name__ for end in ends) == ["IngotError", "Transcribed"]
+    assert sorted(end.__name__ for end in ends) == ["IngotError", "TranscriptionEnded"]
     assert "the device is gone" in caplog.text
 
 
@@ -251,7 +251,7 @@ def test_a_coroutine_reads_segments_and_its_leaving_cancels() -> None:
         assert world.desk.status(0.0) == []
         return heard
 
-    assert asyncio.run(read()) == ["Segment", "Transcribed"]
+    assert asyncio.run(read()) == ["Segment", "TranscriptionEnded"]
 
 
 BYTES = vocabulary()

@@ -153,7 +153,7 @@ def test_what_is_coded_while_it_is_exported_arrives_as_it_was(tmp_path: Path, mo
         run(here, "a", prompt)
         before = {path: coded for path, (coded, _) in states(here).items()}
         longer = [*prompt, *conversation(6, 2 * STEP)]
-        monkeypatch.setattr("ingot.engine.cache_admin.check_going", lambda going: run(here, "b", longer))
+        monkeypatch.setattr("ingot.engine.cache_admin.check_still_wanted", lambda going: run(here, "b", longer))
         path = tmp_path / "kept.safetensors"
         here.kept.export("", path, SECRET)
         monkeypatch.undo()

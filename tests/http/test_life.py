@@ -151,7 +151,7 @@ def test_sighup_lets_a_server_read_its_settings_again(caplog: pytest.LogCaptureF
 
 def test_what_loading_left_in_the_heap_goes_before_a_server_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    monkeypatch.setattr("ingot.http.server.find_trim", lambda: lambda: order.append("trimmed"))
+    monkeypatch.setattr("ingot.http.server.find_malloc_trim", lambda: lambda: order.append("trimmed"))
     wanted = settings()
 
     def ready(url: str) -> None:

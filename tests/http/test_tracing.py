@@ -178,7 +178,7 @@ async def test_a_collector_that_takes_nothing_does_not_keep_a_server_from_stoppi
             pass
 
     monkeypatch.setattr("ingot.http.tracing.TRACE_CLOSING_S", 0.1)
-    monkeypatch.setattr("ingot.http.service.traces_to", lambda endpoint: TraceExporter(Stuck()))
+    monkeypatch.setattr("ingot.http.service.open_traces", lambda endpoint: TraceExporter(Stuck()))
     app = build_app(ScriptedEngine(), settings(otlp_traces_endpoint="http://127.0.0.1:9"))  # type: ignore[arg-type]
     assert (await call(app, body=MESSAGES)).status == 200
     with anyio.fail_after(10):

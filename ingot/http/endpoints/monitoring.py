@@ -43,6 +43,9 @@ from ingot.protocol.ingot_api.requests import (
 )
 from ingot.protocol.lora_adapters import lora_info_metric
 
+if TYPE_CHECKING:
+    from ingot.engine.engine import Engine
+
 
 class RequestSource(Protocol):
     """An engine, or several."""
@@ -84,10 +87,6 @@ def request_endpoints(engine: RequestSource, past: RecentByTenant[RequestStatusB
     return {"listRequests": running, "retrieveRequest": one, "cancelRequest": cancel}
 
 
-if TYPE_CHECKING:
-    from ingot.engine.engine import Engine
-
-
 def live_endpoints(
     shared_state: SharedState, engines: Callable[[], Sequence[Engine]], health: Callable[[], Health]
 ) -> dict[str, Any]:
@@ -117,10 +116,6 @@ def cache_trees(engines: Sequence[Engine], tenant: str) -> list[Sequence[CacheBr
         with suppress(Unavailable):
             found.append(engine.kept.tree(tenant))
     return found
-
-
-if TYPE_CHECKING:
-    from ingot.engine.engine import Engine
 
 
 def metrics_endpoints(

@@ -42,10 +42,6 @@ from ingot.protocol.operations import OPERATIONS, Operation, Work, load
 from ingot.protocol.served import ServedModel, ServedSideModel, SideCard
 
 if TYPE_CHECKING:
-    from ingot.engine.engine import Engine
-
-
-if TYPE_CHECKING:
     from ingot.engine.engine import Engine, ModelEngine
 
 

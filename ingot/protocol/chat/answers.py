@@ -42,6 +42,9 @@ from ingot.text.chat_template.sandbox import TemplateHistory
 from ingot.text.prompt.assembly import Prompt
 from ingot.text.prompt.canonical import key_with_answer
 
+if TYPE_CHECKING:
+    from ingot.protocol.served import ServedModel
+
 
 class WholeAnswer(ABC):
     """Gathers the events of one request into one body."""
@@ -241,9 +244,6 @@ class StreamedChoices(StreamedAnswer):
             last.usage = UsageBody.of(event.usage)
         return [last]
 
-
-if TYPE_CHECKING:
-    from ingot.protocol.served import ServedModel
 
 ReceiptReason = CacheReason | Literal["template_rewrite"]
 """Why no more was taken over. `template_rewrite`: the chat template shows an earlier answer otherwise than it came."""

@@ -20,6 +20,9 @@ from ingot.text.grammar import limits
 from ingot.text.grammar.matcher import GrammarTooComplex, GrammarViolated, TokenMask
 from ingot.text.grammar.vocabulary import allows_token
 
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
 
 class RollbackMatcher(ABC):
     """A guide that can go back: it looks ahead by going there."""
@@ -111,9 +114,6 @@ def _single_token(mask: TokenMask) -> int | None:
     bits = int(mask[words[0]])
     return 32 * int(words[0]) + bits.bit_length() - 1 if bits.bit_count() == 1 else None
 
-
-if TYPE_CHECKING:
-    from llguidance import LLMatcher
 
 log = logging.getLogger("ingot.grammar")
 

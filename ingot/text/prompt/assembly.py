@@ -30,6 +30,9 @@ from ingot.text.cancellation import checkpoint
 from ingot.text.chat_template.sandbox import TemplateHistory
 from ingot.text.tokenizer.special_tokens import ControlTokenQuoting
 
+if TYPE_CHECKING:
+    from ingot.text.tokenizer.tokenizer import Tokenizer
+
 
 @dataclass(frozen=True, slots=True)
 class MessageSpan:
@@ -103,10 +106,6 @@ def _place_within_texts(rendered: str, place: int, texts: Sequence[str]) -> int:
                 return passed + text.index(bare) + place - found
         passed += len(text)
     return passed if found_any else min(place, passed)
-
-
-if TYPE_CHECKING:
-    from ingot.text.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +228,6 @@ def _extend_spans(spans: list[MessageSpan], owner: TokenOwner, end: int) -> None
         spans.append(MessageSpan(owner.message, owner.role, last.end if last is not None else 0, end))
 
 
-if TYPE_CHECKING:
-    from ingot.text.tokenizer.tokenizer import Tokenizer
-
 MOST_ENCODING_BYTES: Final = 32 << 20
 _ENCODING_OVERHEAD: Final = 200
 
@@ -293,9 +289,6 @@ def _encoding_cost(key: _EncodingKey, made: tuple[array[int], tuple[int, ...]]) 
     # A character takes one to four bytes.
     return 2 * len(key[1]) + len(made[0]) * made[0].itemsize + _ENCODING_OVERHEAD
 
-
-if TYPE_CHECKING:
-    from ingot.text.tokenizer.tokenizer import Tokenizer
 
 MISPLACED_PLACEHOLDERS = (
     "The messages hold the text of tokens that stand for pictures, which only the server may write. Leave it out."

@@ -22,6 +22,9 @@ from ingot.errors import BadRequest
 from ingot.text.tokenizer.length_bounds import BYTE_ALPHABET
 from ingot.text.tokenizer.vocabulary import Vocabulary
 
+if TYPE_CHECKING:
+    from ingot.text.tokenizer.vocabulary import Vocabulary
+
 
 class Detokenizer(Protocol):
     """One sequence's text. Belongs to one thread at a time."""
@@ -215,10 +218,6 @@ class StopMatcher:
             taken.append(piece)
             size -= len(piece)
         return "".join(taken)
-
-
-if TYPE_CHECKING:
-    from ingot.text.tokenizer.vocabulary import Vocabulary
 
 
 def spell_token_bytes(vocabulary: Vocabulary, token: int) -> bytes:

@@ -31,6 +31,10 @@ from tokenizers import Tokenizer as Library
 
 from ingot.errors import BadRequest
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizer
+
+
 _STAND_IN_CHARACTERS: Final = range(0xE100, 0xF8FF)  # code points that no standard gives a meaning
 _FRAMED_TOKEN: Final = re.compile(r"<[|｜].*>|<.*[|｜]>", re.DOTALL)
 _PRIVATE_USE: Final = re.compile(r"[\ue000-\uf8ff]|\\u[ef][0-9a-f]{3}")
@@ -231,10 +235,6 @@ def _every_string(value: Any) -> Iterator[str]:
             rest += [*each.keys(), *each.values()]
         elif isinstance(each, (list, tuple)):
             rest += each
-
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizer
 
 
 class ControlTokenEncoder(Protocol):

@@ -79,7 +79,9 @@ async def test_an_unload_asks_the_c_library_for_what_it_keeps_once_everything_is
     tables: dict[str, dict[str, str]], garage: ModelLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[int] = []
-    monkeypatch.setattr("ingot.engine.loading.fleet_models.find_trim", lambda: lambda: held.append(active_memory()))
+    monkeypatch.setattr(
+        "ingot.engine.loading.fleet_models.find_malloc_trim", lambda: lambda: held.append(active_memory())
+    )
     fleet = fleet_of(tables, garage)
     before = settled()
     await answer(fleet, "llama")

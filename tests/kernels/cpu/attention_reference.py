@@ -42,7 +42,7 @@ class Reference:
             for heads in (self.heads, self.kv_heads)
         ]
 
-    def native(self) -> native.Attention:
+    def native(self) -> native.NativeAttention:
         norms: list[Any] = [None, None]
         if self.norm is not None:
             norms = [(mx.array(w), EPS, self.norm == "whole", self.norm == "centred") for w in self.weights]

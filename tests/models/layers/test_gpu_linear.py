@@ -234,7 +234,7 @@ def test_what_they_compute_is_what_mlxs_own_products_give_of_packed_linear(
 def test_the_output_head_still_computes_selected_positions_alone_of_packed_linear() -> None:
     adapter = adapt_model(built_of_packed_linear("kernel"), tiny.CONFIGS["kernel"], engines.GPU)
     assert adapter.selection is not None and adapter.selection.was_used
-    assert type(adapter.model.lm_head).__name__ == "SelectiveKernelLinear"
+    assert type(adapter.model.lm_head).__name__ == "SelectiveQuantizedKernelLinear"
 
 
 @only_packed_linear

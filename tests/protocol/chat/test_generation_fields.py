@@ -185,7 +185,7 @@ def test_past_answers_are_looked_for_under_the_requests_own_salt(wire: str, monk
         asked.append((salt, remembers))
         raise InterruptedError
 
-    monkeypatch.setattr("ingot.protocol.chat.preparation.rendered", rendered)
+    monkeypatch.setattr("ingot.protocol.chat.preparation.render_messages", rendered)
     for body in (told.least, told.body("cache_salt", "mine"), told.body("cache", "off")):
         with pytest.raises(InterruptedError):
             told.request(body)
