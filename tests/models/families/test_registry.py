@@ -26,7 +26,7 @@ OTHERS = [path for path in sorted(MODELS.glob("**/*.py")) if not path.is_relativ
 THEIRS = {
     "sentence_transformers.py": {"Transformer"},
     "packaged.py": {"gpt2"},
-    "swapping.py": {"MLP"},
+    "loading.py": {"MLP"},
     "locate.py": {"Model"},
 }
 """What other projects call something, too: sentence-transformers its modules, OpenAI a vocabulary, mlx-vlm towers',

@@ -194,12 +194,15 @@ def test_past_answers_are_looked_for_under_the_requests_own_salt(wire: str, monk
 
 def test_requests_are_made_in_one_place() -> None:
     """Beside it only prompts that are computed before anybody asks, which no client sends."""
-    assert set(makers()) == {"chat/generation_fields.py", "chat/warm_prompts.py"}
+    assert set(makers()) == {"protocol/chat/generation_fields.py", "http/service.py"}
 
 
 def makers() -> Iterator[str]:
-    folder = Path(ingot.protocol.__file__).parent
-    for file in folder.rglob("*.py"):
-        calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
-        if any(isinstance(call.func, ast.Name) and call.func.id == "Request" for call in calls):
+    folder = Path(ingot.protocol.__file__).parents[1]
+    for file in (*(folder / "protocol").rglob("*.py"), *(folder / "http").rglob("*.py")):
+        tree = ast.parse(file.read_text())
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        if "from ingot.engine.request import" in file.read_text() and any(
+            isinstance(call.func, ast.Name) and call.func.id == "Request" for call in calls
+        ):
             yield str(file.relative_to(folder))
