@@ -11,7 +11,7 @@ FOREIGN := --timeout=900 -o faulthandler_timeout=1000
 AT_LENGTH := --timeout=3600 -o faulthandler_timeout=3700
 # tests that also run by the rules of GPUs
 AS_GPUS := $(addprefix tests/,equality/test_batching.py equality/test_adapters.py equality/test_cached.py equality/test_heads.py cache/test_batch_state.py cache/test_records.py \
-	engine/test_runner.py engine/test_sampling.py models/test_adapter.py models/gguf/test_block_layers.py distributed/test_answers.py)
+	engine/test_runner.py engine/test_sampling.py models/test_adapter.py models/gguf/test_weights.py distributed/test_answers.py)
 # cpu, cuda or none; tools/setup finds out when it is empty
 BACKEND ?=
 export BACKEND
