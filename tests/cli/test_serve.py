@@ -340,7 +340,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the engine was started with."""
     seen: dict[str, Any] = {}
-    monkeypatch.setattr(ingot.engine.start, "start_engine", lambda settings, folder, **given: seen.update(given))
+    starting = ingot.engine.loading.language_model
+    monkeypatch.setattr(starting, "start_engine", lambda settings, folder, **given: seen.update(given))
     return seen
 
 

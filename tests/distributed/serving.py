@@ -141,7 +141,7 @@ def _read(stream: IO[str], said: queue.SimpleQueue[str]) -> None:
 
 
 def standins(size: int | str, stall_s: float = PATIENCE_S) -> list[str]:
-    return ["-m", "tests.ranks.standin", "parent", str(size), "0", str(stall_s)]
+    return ["-m", "tests.distributed.standin", "parent", str(size), "0", str(stall_s)]
 
 
 def engines(folder: Path, size: int | str, stall_s: float = PATIENCE_S) -> list[str]:

@@ -1,7 +1,7 @@
 """A group without a model: the real parent, the real door and the real server, with ranks that only count steps.
 
-`python -m tests.ranks.standin parent HOSTS PORT STALL_S` is `ingot serve --hosts HOSTS`, and starts the ranks by this
-file. A rank waits as one does in a collective: whoever misses one of the others hangs for ever.
+`python -m tests.distributed.standin parent HOSTS PORT STALL_S` is `ingot serve --hosts HOSTS`, and starts the ranks by
+this file. A rank waits as one does in a collective: whoever misses one of the others hangs for ever.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def be_parent(hosts: str, port: int, stall_s: float) -> int:
     options = settings(port=port)
     listener = open_listener(options)
     print(listener.port, flush=True)
-    command = ("-P", "-m", "tests.ranks.standin", "rank")
+    command = ("-P", "-m", "tests.distributed.standin", "rank")
     door = UnavailableServer(listener.sockets, options)
     return Supervisor(parse_hosts(hosts), [], listener.sockets, door, stall_s, 5.0, command).run()
 

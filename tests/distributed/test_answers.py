@@ -101,7 +101,7 @@ def together(folders: dict[str, Path], size: int, games: tuple[tuple[str, str], 
     asked = [
         (str(folders[kind]), {**asked_of(kind), f"{way}_parallel_size": size}, games is not TWO) for kind, way in games
     ]
-    said = groups.run("tests.ranks.playing", [json.dumps(asked)], size, where)
+    said = groups.run("tests.distributed.playing", [json.dumps(asked)], size, where)
     return dict(zip(games, map(json.loads, said.splitlines()), strict=True))
 
 

@@ -39,7 +39,7 @@ def group(kind: str, way: str, games: list[dict[str, Any]], folder: Path) -> lis
     """What two ranks give, of one model, asked for different things one after another."""
     groups.write_model(folder, CONFIGS[kind])
     asked = [(str(folder), {**game, f"{way}_parallel_size": 2}) for game in games]
-    said = groups.run("tests.ranks.keeping", [json.dumps(asked)], 2, folder)
+    said = groups.run("tests.distributed.keeping", [json.dumps(asked)], 2, folder)
     return [json.loads(line) for line in said.splitlines()]
 
 

@@ -115,7 +115,7 @@ def test_a_worker_knows_nothing_of_the_servers_environment_and_folder(
 @LINUX
 @pytest.mark.parametrize("call", ["__import__('socket').socket()", "__import__('os').execv('/bin/true', ['true'])"])
 def test_a_worker_opens_no_socket_and_runs_no_program(call: str) -> None:
-    program = f"from ingot.media import worker_main; worker_main.deny(); {call}"
+    program = f"from ingot.media import worker_main; worker_main.install_seccomp(); {call}"
     made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "PermissionError" in made.stderr
 
@@ -173,8 +173,8 @@ def test_the_numbers_of_calls_are_those_of_the_kernels_headers() -> None:
 SHUT_IN = """
 import os, sys
 from ingot.media import worker_main as w
-w.load_decoders(); w.held()
-print(w.shut_in())
+w.load_decoders(); w.held_bytes()
+print(w.install_landlock())
 def tried(name, act):
     try: act(); print(name, "worked")
     except OSError as error: print(name, type(error).__name__)
@@ -183,7 +183,7 @@ tried("folder", lambda: os.listdir("/"))
 tried("written", lambda: open(sys.argv[2], "w"))
 tried("kill", lambda: os.kill(os.getppid(), 0))
 tried("own", lambda: open(w.__file__).read())
-tried("held", w.held)
+tried("held", w.held_bytes)
 import xml.dom.minidom, PIL.FliImagePlugin
 """
 
@@ -208,7 +208,7 @@ def test_a_worker_reads_and_writes_no_files_but_its_own(tmp_path: Path) -> None:
 @LINUX
 def test_memory_beyond_a_jobs_is_not_given() -> None:
     program = (
-        "from ingot.media import worker_main as w; w.allow(w.held() + (64 << 20)); bytearray(32 << 20); "
+        "from ingot.media import worker_main as w; w.allow_memory(w.held_bytes() + (64 << 20)); bytearray(32 << 20); "
         "print('less'); bytearray(128 << 20)"
     )
     made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
