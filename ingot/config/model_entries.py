@@ -60,28 +60,28 @@ KINDS: Final = {
         "No embedding model is served here. Start ingot with --embedding-model MODEL, such as "
         "--embedding-model all-minilm-l6-v2, a folder or a hub id.",
         _SETTINGS_OF_EVERY_KIND | {"dtype"},
-        *("embedding_model", "side_needs:encoder_needs"),
+        *("embedding_model", "memory_needs:pooling_model_needs"),
     ),
     "rerank": Kind(
         "ranks documents (/v1/rerank)",
         "No reranking model is served here. Start ingot with --rerank-model MODEL: a folder or a hub id of a "
         "cross-encoder or a Qwen3-Reranker.",
         _SETTINGS_OF_EVERY_KIND | {"dtype"},
-        *("rerank_model", "side_needs:encoder_needs"),
+        *("rerank_model", "memory_needs:pooling_model_needs"),
     ),
     "audio": Kind(
         "writes down what is spoken (/v1/audio/transcriptions)",
         "No model that hears is served here. Start ingot with --audio-model MODEL, such as --audio-model "
         "whisper-tiny.en, a folder or a hub id of a Whisper model.",
         _SETTINGS_OF_EVERY_KIND | {"dtype"},
-        *("audio_model", "side_needs:hearing_needs"),
+        *("audio_model", "memory_needs:speech_to_text_needs"),
     ),
     "speech": Kind(
         "speaks what is written (/v1/audio/speech)",
         "No model that speaks is served here. Start ingot with --speech-model MODEL, a folder or a hub id of a Kokoro "
         "model, such as --speech-model mlx-community/Kokoro-82M-bf16.",
         _SETTINGS_OF_EVERY_KIND,
-        *("speech_model", "side_needs:speaking_needs"),
+        *("speech_model", "memory_needs:text_to_speech_needs"),
     ),
 }
 """By name. A kind is its record here, what loads one in `engine.start_beside`, and its operations."""

@@ -20,7 +20,7 @@ from ingot.engine.request import Ended, Request
 from tests.distributed.playing import GREEDY, ON, prompt, started
 from tests.engines import answer, text_of
 
-ENCOURAGED = {"SLICE_S": 60.0, "FIRST_SPEED": 1e12}
+ENCOURAGED = {"COMPRESSION_SLICE_S": 60.0, "FIRST_DECODING_SPEED": 1e12}
 """Of `condensing`, so that records are encoded rather than dropped however slow the machine is."""
 
 

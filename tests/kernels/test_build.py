@@ -51,7 +51,7 @@ def test_a_clone_is_told_to_build_and_an_installation_to_install(
 ) -> None:
     assert "python -m ingot.kernels.build" in fastblas.missing_kernels_advice()
     for module in (build, fastblas):
-        monkeypatch.setattr(module, "NATIVE", tmp_path / "native")
+        monkeypatch.setattr(module, "NATIVE_SOURCES", tmp_path / "native")
     assert fastblas.missing_kernels_advice() == "install ingot again, with the extra [cpu]"
     assert build.build_native() == f"kernels: no sources here; {fastblas.missing_kernels_advice()}"
 
