@@ -46,8 +46,8 @@ class BatchState:
         What layers `beside` the model's own keep of each token, a head's say, lies in the same pages and shares their
         fate; they are computed apart (`aside`).
 
-        With a `codec`, layers that keep every token have all but a tail of them in fewer bits (`tail.py`), of which a
-        token takes `coded_bytes`, if that is known.
+        With a `codec`, layers that keep every token have all but a tail of them in fewer bits (`cache/footprint.py`),
+        of which a token takes `coded_bytes`, if that is known.
 
         There are groups for all `windows`, None for layers that keep every token, also where no layer here has one.
         """

@@ -4,6 +4,8 @@ Other servers know some settings by other names. Each is read as what it means h
 variable or the file.
 """
 
+# ruff: noqa: RUF009  (`setting` is dataclasses.field with a help text in its metadata)
+
 from __future__ import annotations
 
 import json
@@ -17,9 +19,6 @@ from typing import Any, Final
 from ingot.config.field import VARIABLE_PREFIX, GivenSetting, Setting, setting, settings_of
 from ingot.config.settings import SETTINGS, Settings
 from ingot.errors import ConfigError, nearest_name
-
-# ruff: noqa: RUF009  (`setting` is dataclasses.field with a help text in its metadata)
-
 
 LOOKUP_METHODS: Final = frozenset({"ngram", "ngram_gpu", "suffix"})
 """vLLM's methods that find guesses in texts."""

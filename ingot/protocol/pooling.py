@@ -5,6 +5,8 @@ Each reader takes a decoded body and gives an `EncodingTask`: the engine's reque
 Readers raise BadRequest, Unsupported and ModelNotFound. Pure translation.
 """
 
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+
 from __future__ import annotations
 
 import base64
@@ -48,9 +50,6 @@ from ingot.text.tokenizer.encoder_inputs import EncoderInput, RerankInputs, Text
 if TYPE_CHECKING:
     from ingot.engine.pooling_batches import ServedPoolingModel
     from ingot.protocol.served import ServedSideModel
-
-
-# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
 
 
 EMBEDDING_TEXT = Text(least=1)
@@ -166,9 +165,6 @@ def encode_vector(vector: Sequence[float], encoding: str) -> list[float] | str:
     if sys.byteorder == "big":
         numbers.byteswap()
     return base64.b64encode(numbers.tobytes()).decode()
-
-
-# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
 
 
 OLLAMA_ENCODER_NAME = OllamaModelName(EncoderNameField("embedding"))

@@ -61,7 +61,7 @@ class CodedSide:
 
 @dataclass(frozen=True, slots=True)
 class CodedShape:
-    """How a head's page lies in fewer bits (`cache/page_form.py`)."""
+    """How a head's page lies in fewer bits (`cache/coded_pages.py`)."""
 
     keys: CodedSide
     values: CodedSide

@@ -4,6 +4,8 @@ A chat has one message for each turn, thinking that this server signed, and tool
 Thinking without a valid signature is left out, and the receipt says so.
 """
 
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,9 +32,6 @@ from ingot.protocol.schema.fields import Anything, BodyReading, Bool, Either, Li
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged, text_or
 from ingot.protocol.served import ThinkingSeal
 from ingot.text.parser.arguments import arguments_as_text
-
-# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
-
 
 HOSTED_TOOL_REFUSED = "is of a tool that Anthropic's servers run; this server runs none."
 NO_FILES = "is not supported: this server keeps no files. Send the picture itself, in base64."

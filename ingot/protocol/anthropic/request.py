@@ -4,6 +4,8 @@ generation tasks that they become.
 Every field is honoured, named in the receipt, or refused by name.
 """
 
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+
 from __future__ import annotations
 
 import json
@@ -65,9 +67,6 @@ from ingot.protocol.schema.model_fields import ABOUT_TTL, STOP_STRINGS_FIELD, Mo
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged
 from ingot.protocol.served import ServedModel
 from ingot.protocol.terms import DEFAULT_NAME, Terms
-
-# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
-
 
 CUSTOM_TOOL_TYPE = "custom"
 
@@ -154,9 +153,6 @@ ANTHROPIC_TOOL_CHOICE = tagged("type", AnyToolChoice, OneToolChoice)
 def offered_tools(tools: tuple[AnthropicTool, ...], loaded: Set[str]) -> tuple[ToolDefinition, ...]:
     """The tools that the model is shown; `loaded` are the deferred ones that were named since."""
     return tuple(tool.tool for tool in tools if not tool.defer_loading or tool.name in loaded)
-
-
-# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
 
 
 ANTHROPIC_FIELD_NAMES = AskFieldNames(output="output_config.format", thinking="thinking")

@@ -5,6 +5,8 @@ are the wire forms that several protocols share: response formats as OpenAI and 
 and custom tools, which take a text and are shown to the model as functions of one text.
 """
 
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+
 from __future__ import annotations
 
 import json
@@ -126,9 +128,6 @@ class AskFieldNames:
     choice: str = "tool_choice"
     output: str = "response_format"
     thinking: str = "reasoning_effort"
-
-
-# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
 
 
 @dataclass(frozen=True, slots=True)

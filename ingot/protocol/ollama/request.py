@@ -4,6 +4,8 @@ that they become.
 Options that are settled when a model is loaded have no effect, and the receipt names them.
 """
 
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+
 from __future__ import annotations
 
 import re
@@ -178,9 +180,6 @@ def note_unheeded_options(given: Any, options: OllamaOptions, context: int, read
         unheeded.append("repeat_last_n")
     for name in unheeded:
         reading.ignore(f"options.{name}")
-
-
-# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
 
 
 OLLAMA_FIELD_NAMES = AskFieldNames(choice="tools", output="format", thinking="think")

@@ -1,6 +1,8 @@
 """`POST /v1/completions`, OpenAI's legacy completions: the body, the generation task that it becomes, and its events as
 one body or as chunks."""
 
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+
 from __future__ import annotations
 
 import codecs
@@ -39,9 +41,6 @@ from ingot.protocol.schema.fields import Bool, Either, Int, ListOf, Text
 from ingot.protocol.schema.model_fields import TokenIdsField, TokenLimitField
 from ingot.protocol.schema.objects import Is, IsGiven, Never, Not, ObjectOf, accepts, requires
 from ingot.protocol.served import ServedModel
-
-# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
-
 
 PROMPT_TOKENS = TokenIdsField(bounds.PROMPT_TOKENS)
 COMPLETION_PROMPT = Either(

@@ -1,6 +1,8 @@
 """The messages of a chat as they come over the wire, and as a chat template takes them; and what requests may say of
 how images and videos are shown to the model, in the words of several servers and clients."""
 
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -30,9 +32,6 @@ from ingot.protocol.schema.bounds import IDENTIFIER_CHARS, MESSAGES, NAME_CHARS,
 from ingot.protocol.schema.fields import Anything, Bool, Either, Int, ListOf, Number, OneOf, Text
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged, text_or
 from ingot.text.parser.arguments import arguments_as_text
-
-# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
-
 
 IMAGE_DETAIL: Final = OneOf(("auto", "low", "high"))
 ABOUT_DETAIL = "How finely it is shown; `low` takes few tokens. By default as the model's makers say."
@@ -103,9 +102,6 @@ def read_media_options(
             keyframes=bool(clip.keyframes),
         ),
     )
-
-
-# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
 """`POST /v1/audio/speech` and `GET /v1/audio/voices`: the body as OpenAI has it, the fields whose values a
 text-to-speech model sets, and what clients get."""
 
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+
 from __future__ import annotations
 
 import base64
@@ -60,9 +62,6 @@ class VoiceField(FieldKind):
 
     def wanted(self, terms: Terms) -> str:
         return OneOf(terms.speaking.voices).wanted(terms)
-
-
-# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
 
 
 SPEECH_INPUT_CHARS = 4096

@@ -1,5 +1,7 @@
 """The input items of a response as they come over the wire, and the conversation that they make up."""
 
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -27,9 +29,6 @@ from ingot.protocol.schema.objects import IsGiven, Never, Not, ObjectOf, accepts
 from ingot.protocol.served import ThinkingSeal
 from ingot.protocol.terms import Terms
 from ingot.text.parser.arguments import arguments_as_text
-
-# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
-
 
 HOSTED_REFUSED: Final = "items belong to a tool that this server does not have."
 HOSTED_ITEMS: Final = dict.fromkeys(

@@ -1,6 +1,8 @@
 """`POST /v1/responses` and the queries of `/v1/responses/{id}`: every field as OpenAI describes it, honoured or refused
 by name, and the generation task that a body becomes in the light of the responses before it."""
 
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+
 from __future__ import annotations
 
 import time
@@ -64,9 +66,6 @@ from ingot.protocol.schema.fields import (
 from ingot.protocol.schema.model_fields import TemplateVariablesField, TokenLimitField
 from ingot.protocol.schema.objects import Is, IsGiven, Never, Not, ObjectOf, accepts, refuses, requires, tagged
 from ingot.protocol.served import ServedModel
-
-# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
-
 
 ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
 OUTPUT_LOGPROBS: Final = "message.output_text.logprobs"

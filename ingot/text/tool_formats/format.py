@@ -115,7 +115,7 @@ class TextParameters:
     quote: tuple[str, str] | None = None  # around values that some models write so, as a whole; not part of them
     object_tags: tuple[str, str] | None = None  # around one JSON object in the place of all parameters
     # Models forget it so often before the next parameter that the tool has, or the end, that it is taken for forgotten
-    # at once. In other families a value may be text that goes on behind them: see `parse/forgotten.py`.
+    # at once. In other families a value may be text that goes on behind them: see `parser/unclosed_tags.py`.
     close_optional: bool = False
 
 

@@ -1,7 +1,7 @@
 // An operation of MLX that launches a CUDA graph of ours on MLX's own stream: in order with everything before and
 // behind it, so that neither the host nor a kernel waits for anything.
 //
-// It is compiled where it is used (graph_launch.py) against the headers of the MLX that is installed there, with any
+// It is compiled where it is used (cuda_graph.py) against the headers of the MLX that is installed there, with any
 // C++ compiler. Those headers name some of CUDA's types and a library for messages. Neither is called here, and neither
 // is always installed, so the declarations below stand in for both. They are complete for what the headers use.
 
