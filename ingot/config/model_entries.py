@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 from ingot.config.model_tables import ModelTable, read_model_tables, read_registry
@@ -44,47 +45,61 @@ _SETTINGS_OF_EVERY_KIND: Final = frozenset({"memory", "max_sequences", "max_queu
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What is to know of models for one thing, before one is loaded. How their files tell it is in `files.kinds`."""
+    """All that tells one kind of model from another before one is loaded. `module:name` are functions that are
+    imported when they are needed."""
 
     does: str  # what they do, in words
     missing: str  # what to say where none is served
     settings: frozenset[str]  # those of a model that mean something to one of these
-    setting: str = ""  # which names one beside a model that chats
-    needs: str = ""  # `module:name` of what tells by its files how much memory one takes, in `ingot.models`
+    setting: str = ""  # which names one to serve alongside the main model
+    needs: str = ""  # `module:name` in `ingot.models`: the memory that one takes, by its files
+    start: str = ""  # `module:name` in `ingot.engine.loading`: loads one and starts its engine
 
 
 KINDS: Final = {
-    "chat": Kind("answers conversations", "No model that chats is served here.", PER_MODEL_SETTINGS),
+    "chat": Kind(
+        "answers conversations",
+        "No chat model is served here.",
+        PER_MODEL_SETTINGS,
+    ),
     "embedding": Kind(
         "makes vectors of texts (/v1/embeddings)",
         "No embedding model is served here. Start ingot with --embedding-model MODEL, such as "
         "--embedding-model all-minilm-l6-v2, a folder or a hub id.",
         _SETTINGS_OF_EVERY_KIND | {"dtype"},
-        *("embedding_model", "memory_needs:pooling_model_needs"),
+        "embedding_model",
+        "memory_needs:pooling_model_needs",
+        "pooling_and_speech:start_embedding_engine",
     ),
     "rerank": Kind(
         "ranks documents (/v1/rerank)",
         "No reranking model is served here. Start ingot with --rerank-model MODEL: a folder or a hub id of a "
         "cross-encoder or a Qwen3-Reranker.",
         _SETTINGS_OF_EVERY_KIND | {"dtype"},
-        *("rerank_model", "memory_needs:pooling_model_needs"),
+        "rerank_model",
+        "memory_needs:pooling_model_needs",
+        "pooling_and_speech:start_rerank_engine",
     ),
     "audio": Kind(
-        "writes down what is spoken (/v1/audio/transcriptions)",
-        "No model that hears is served here. Start ingot with --audio-model MODEL, such as --audio-model "
+        "transcribes speech (/v1/audio/transcriptions)",
+        "No speech-to-text model is served here. Start ingot with --audio-model MODEL, such as --audio-model "
         "whisper-tiny.en, a folder or a hub id of a Whisper model.",
         _SETTINGS_OF_EVERY_KIND | {"dtype"},
-        *("audio_model", "memory_needs:speech_to_text_needs"),
+        "audio_model",
+        "memory_needs:speech_to_text_needs",
+        "pooling_and_speech:start_speech_to_text_engine",
     ),
     "speech": Kind(
-        "speaks what is written (/v1/audio/speech)",
-        "No model that speaks is served here. Start ingot with --speech-model MODEL, a folder or a hub id of a Kokoro "
-        "model, such as --speech-model mlx-community/Kokoro-82M-bf16.",
+        "speaks texts (/v1/audio/speech)",
+        "No text-to-speech model is served here. Start ingot with --speech-model MODEL, a folder or a hub id of a "
+        "Kokoro model, such as --speech-model mlx-community/Kokoro-82M-bf16.",
         _SETTINGS_OF_EVERY_KIND,
-        *("speech_model", "memory_needs:text_to_speech_needs"),
+        "speech_model",
+        "memory_needs:text_to_speech_needs",
+        "pooling_and_speech:start_text_to_speech_engine",
     ),
 }
-"""By name. A kind is its record here, what loads one in `engine.start_beside`, and its operations."""
+"""By name. A kind is its record here, how its files tell it (`models.files.locate`), and its operations."""
 KindOf = Callable[[str, Settings], str]
 """What the model is for that is given so."""
 
@@ -100,7 +115,8 @@ class ModelEntry:
     preload: bool = False  # loaded at the start
     pin: bool = False  # never unloaded to make room, nor for being idle
     idle_s: float | None = None  # after how long without a request it is unloaded; None: never
-    resident: bool = False  # the only model, loaded before the server is ready and never unloaded
+    resident: bool = False  # loaded before the server is ready and never unloaded
+    alongside: bool = False  # named by a flag such as --embedding-model; memory for it is set aside
 
     @property
     def path(self) -> str:
@@ -109,11 +125,6 @@ class ModelEntry:
     @property
     def names(self) -> tuple[str, ...]:
         return (self.name, *self.aliases)
-
-    @property
-    def further_kinds(self) -> tuple[str, ...]:
-        """What the models are for that are loaded with it."""
-        return tuple(kind for kind, known in KINDS.items() if known.setting and getattr(self.settings, known.setting))
 
 
 def assume_chat_model(model: str, settings: Settings) -> str:
@@ -142,11 +153,35 @@ def model_entries(settings: Settings, kind_of: KindOf = assume_chat_model) -> tu
     return entries
 
 
-def lone_entry(settings: Settings, name: str, kind: str = "chat") -> ModelEntry:
-    """The one model of a server without tables, which is to be served under `name`."""
-    stays = kind == "chat" and not settings.lazy
-    idle = settings.idle_unload_seconds
-    return ModelEntry(name, settings, kind, preload=not settings.lazy, idle_s=idle, resident=stays)
+def single_model_entries(settings: Settings, kind: str = "chat") -> tuple[ModelEntry, ...]:
+    """The models of a server without tables: the main one, of that kind, and those that flags name alongside it. Their
+    names are those that they are known by before they are located."""
+    resident, preload, idle = kind == "chat" and not settings.lazy, not settings.lazy, settings.idle_unload_seconds
+    main = ModelEntry("", settings, kind, preload=preload, idle_s=idle, resident=resident)
+    entries = [with_name(main, served_name(settings, Path(settings.model).name))]
+    for each, known in KINDS.items():
+        model = getattr(settings, known.setting) if known.setting else None
+        if model is not None:
+            own = replace(settings, model=model, served_model_name=(), memory=None)
+            entry = replace(main, settings=own, kind=each, alongside=True)
+            entries.append(with_name(entry, Path(model).name, entries))
+    return tuple(entries)
+
+
+def with_name(entry: ModelEntry, name: str, others: Iterable[ModelEntry] = ()) -> ModelEntry:
+    """A model of a server without tables under `name`, or under one that tells its kind where another is called so;
+    with the further names that the settings give it."""
+    settings = entry.settings
+    if any(other.name == name for other in others):
+        name, settings = f"{name}-{entry.kind}", replace(settings, served_model_name=(f"{name}-{entry.kind}", name))
+    further = settings.served_model_name[1:]
+    aliases = (*further, *_aliases_for((name, *further, "default"), settings.alias))
+    return replace(entry, name=name, aliases=aliases, settings=settings)
+
+
+def served_name(settings: Settings, own: str) -> str:
+    """The name that the main model is served under."""
+    return settings.served_model_name[0] if settings.served_model_name else own
 
 
 def _model_entry(name: str, table: ModelTable, settings: Settings, kind_of: KindOf) -> ModelEntry:

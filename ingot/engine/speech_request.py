@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from ingot.errors import IngotError
 
@@ -108,6 +108,7 @@ OnTranscriptEvents = Callable[[list[TranscriptEvent]], None]
 class SpeechToTextCard:
     """What the rest of the program may know of a loaded model without touching mlx."""
 
+    kind: ClassVar[str] = "audio"
     name: str
     source: str
     languages: tuple[str, ...]  # that it hears
@@ -163,6 +164,7 @@ SpeechEvent: TypeAlias = SpeechAudio | SpeechEnded | IngotError
 class TextToSpeechCard:
     """What the rest of the program may know of a loaded model without touching mlx."""
 
+    kind: ClassVar[str] = "speech"
     name: str
     source: str
     voices: tuple[str, ...]

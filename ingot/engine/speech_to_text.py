@@ -300,12 +300,12 @@ class ServedSpeechToText:
 class TranscriptionWorkload(TimeSlicedJobs[TranscriptionRequest, TranscriptionRun, TranscriptEvent, TranscriptStream]):
     """All transcripts under way."""
 
-    name, things = "transcription", "sounds"
+    name, items = "speech-to-text", "audio files"
     stream = TranscriptStream
 
     def __init__(
         self,
-        hearing: ServedSpeechToText | None,
+        served: ServedSpeechToText,
         post: PostMessage,
         max_queue: int,
         target_ms: float,
@@ -315,13 +315,11 @@ class TranscriptionWorkload(TimeSlicedJobs[TranscriptionRequest, TranscriptionRu
         """`readers` wait for sounds to be unpacked, beside the engine's thread: one for each that may be under way, as
         those that are heard must not wait for those that wait for a worker."""
         super().__init__(post, max_queue, target_ms, clock)
-        self._speech_to_text = hearing
-        self._writer = None if hearing is None else WindowDecoder(hearing.model, hearing.vocabulary)
+        self._served = served
+        self._decoder = WindowDecoder(served.model, served.vocabulary)
         self._readers = readers or ThreadPoolExecutor(max_queue + 2, thread_name_prefix="ingot-hear")
 
-    def _begun(self, request: TranscriptionRequest, wake: Callable[[], None]) -> TranscriptionRun:
-        assert self._speech_to_text is not None and self._writer is not None, "nobody asks where no model hears"
-
+    def _start_task(self, request: TranscriptionRequest, wake: Callable[[], None]) -> TranscriptionRun:
         def post(letter: Callable[[], None]) -> None:
             def woken() -> None:
                 letter()
@@ -329,12 +327,9 @@ class TranscriptionWorkload(TimeSlicedJobs[TranscriptionRequest, TranscriptionRu
 
             self._post(woken)
 
-        frames = MelFrameReader(
-            request.sound, self._speech_to_text.bands, self._readers, post, request.tenant, request.id
-        )
-        return TranscriptionRun(
-            request, frames, self._speech_to_text.model, self._speech_to_text.vocabulary, self._writer
-        )
+        served = self._served
+        frames = MelFrameReader(request.sound, served.bands, self._readers, post, request.tenant, request.id)
+        return TranscriptionRun(request, frames, served.model, served.vocabulary, self._decoder)
 
     def _ended(
         self,
@@ -358,9 +353,8 @@ class TranscriptionWorkload(TimeSlicedJobs[TranscriptionRequest, TranscriptionRu
         if job is not None and job.task_run is not None:
             job.task_run.frames.close()
 
-    def _give_back(self) -> None:
-        assert self._speech_to_text is not None, "it was used"
-        self._speech_to_text.model.rest()
+    def _release_memory(self) -> None:
+        self._served.model.rest()
 
     def close(self) -> None:
         self._readers.shutdown(wait=False, cancel_futures=True)

@@ -68,23 +68,22 @@ class SpeechSynthesis:
 class SpeechWorkload(TimeSlicedJobs[SpeechRequest, SpeechSynthesis, SpeechEvent, SpeechStream]):
     """All texts that are spoken."""
 
-    name, things = "speech", "texts"
+    name, items = "text-to-speech", "texts to speak"
     stream = SpeechStream
 
     def __init__(
         self,
-        speaking: ServedTextToSpeech | None,
+        served: ServedTextToSpeech,
         post: PostMessage,
         max_queue: int,
         target_ms: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(post, max_queue, target_ms, clock)
-        self._text_to_speech = speaking
+        self._model = served.model
 
-    def _begun(self, request: SpeechRequest, wake: Callable[[], None]) -> SpeechSynthesis:
-        assert self._text_to_speech is not None, "nobody asks where no model speaks"
-        return SpeechSynthesis(request, self._text_to_speech.model)
+    def _start_task(self, request: SpeechRequest, wake: Callable[[], None]) -> SpeechSynthesis:
+        return SpeechSynthesis(request, self._model)
 
     def _ended(
         self, job: TimeSlicedJob[SpeechRequest, SpeechSynthesis, SpeechEvent], queue_s: float, compute_s: float
@@ -92,6 +91,5 @@ class SpeechWorkload(TimeSlicedJobs[SpeechRequest, SpeechSynthesis, SpeechEvent,
         assert job.task_run is not None, "what ends has begun"
         return SpeechEnded(job.task_run.tokens, job.task_run.samples, queue_s=queue_s, compute_s=compute_s)
 
-    def _give_back(self) -> None:
-        assert self._text_to_speech is not None, "it was used"
-        self._text_to_speech.model.rest()
+    def _release_memory(self) -> None:
+        self._model.rest()

@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.config import KINDS
 from ingot.engine.request import PoolingModelCard, PoolingOutput, PoolingRequest, PoolingTask
-from ingot.errors import BadRequest, ModelNotFound, Unsupported
+from ingot.errors import BadRequest, Unsupported
 from ingot.protocol.ollama.answers import to_nanoseconds
 from ingot.protocol.ollama.request import (
     KEEP_ALIVE,
@@ -43,13 +42,12 @@ from ingot.protocol.schema.encoder_fields import (
 from ingot.protocol.schema.fields import BodyReading, Bool, Either, Int, ListOf, OneOf, Text, Timeout
 from ingot.protocol.schema.model_fields import ABOUT_TTL, TimeToLiveField
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires
-from ingot.protocol.served import ServedSideModel
+from ingot.protocol.served import ServedTaskModel
 from ingot.protocol.terms import DEFAULT_NAME
 from ingot.text.tokenizer.encoder_inputs import EncoderInput, RerankInputs, TextInputs
 
 if TYPE_CHECKING:
     from ingot.engine.pooling_batches import ServedPoolingModel
-    from ingot.protocol.served import ServedSideModel
 
 
 EMBEDDING_TEXT = Text(least=1)
@@ -122,10 +120,9 @@ class EmbeddingList(Struct, kw_only=True):
     ingot: EncodingReceipt
 
 
-def read_embeddings(value: Any, served: ServedSideModel, request_id: str) -> EncodingTask:
+def read_embeddings(value: Any, served: ServedTaskModel, request_id: str) -> EncodingTask:
     """The job that a decoded body asks for. Tokenizes, so it may take a while: not for an event loop."""
-    encoder = find_encoder(served, "embedding")
-    reading = served.reading()
+    encoder, reading = encoder_of(served), served.reading()
     body: EmbeddingBody = EMBEDDING_BODY.parse(value, "", reading)
     inputs = encoder_inputs(served, body.each(), "input", body.prompt_name, truncate=body.truncate)
     request = make_encoding_request(served, "embedding", request_id, inputs, body.timeout)
@@ -220,9 +217,9 @@ class OllamaOldEmbedding(Struct):
     ingot: EncodingReceipt
 
 
-def read_ollama_embed(value: Any, served: ServedSideModel, request_id: str) -> EncodingTask:
+def read_ollama_embed(value: Any, served: ServedTaskModel, request_id: str) -> EncodingTask:
     """The job that a decoded body asks for. Tokenizes, so it may take a while: not for an event loop."""
-    encoder, reading = find_encoder(served, "embedding"), served.reading()
+    encoder, reading = encoder_of(served), served.reading()
     body: OllamaEmbedBody = OLLAMA_EMBED_BODY.parse(value, "", reading)
     note_unheeded_embed_options(body.options, value, encoder.card, reading)
     inputs = encoder_inputs(served, body.texts, "input", truncate=body.truncate)
@@ -245,8 +242,8 @@ def read_ollama_embed(value: Any, served: ServedSideModel, request_id: str) -> E
     return EncodingTask(request, told)
 
 
-def read_ollama_old_embedding(value: Any, served: ServedSideModel, request_id: str) -> EncodingTask:
-    encoder, reading = find_encoder(served, "embedding"), served.reading()
+def read_ollama_old_embedding(value: Any, served: ServedTaskModel, request_id: str) -> EncodingTask:
+    encoder, reading = encoder_of(served), served.reading()
     body: OllamaOldEmbeddingBody = OLLAMA_OLD_EMBEDDING_BODY.parse(value, "", reading)
     note_unheeded_embed_options(body.options, value, encoder.card, reading)
     inputs = encoder_inputs(served, (body.prompt,), "prompt", truncate=True)
@@ -352,10 +349,9 @@ class RerankAnswer(Struct, kw_only=True):
     ingot: EncodingReceipt
 
 
-def read_rerank(value: Any, served: ServedSideModel, request_id: str, *, version: RerankVersion = "1") -> EncodingTask:
+def read_rerank(value: Any, served: ServedTaskModel, request_id: str, *, version: RerankVersion = "1") -> EncodingTask:
     """The job that a decoded body asks for. Tokenizes, so it may take a while: not for an event loop."""
-    encoder = find_encoder(served, "rerank")
-    reading = served.reading()
+    encoder, reading = encoder_of(served), served.reading()
     body: RerankBody = RERANK_BODY.parse(value, "", reading)
     inputs = encoder.inputs
     assert isinstance(inputs, RerankInputs), "the reranking model reads pairs"
@@ -405,11 +401,8 @@ read_rerank_v2 = partial(read_rerank, version="2")
 EncoderInputValue = str | tuple[int, ...]
 
 
-def find_encoder(served: ServedSideModel, role: PoolingTask) -> ServedPoolingModel:
-    """The encoder that is served for `role`; a 404 that says how to get one where there is none."""
-    if role not in served.encoders:
-        raise ModelNotFound(KINDS[role].missing, param="model")
-    return served.encoders[role]
+def encoder_of(served: ServedTaskModel) -> ServedPoolingModel:
+    return cast("ServedPoolingModel", served.loaded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,7 +414,7 @@ class EncodingTask:
 
 
 def make_encoding_request(
-    served: ServedSideModel,
+    served: ServedTaskModel,
     role: PoolingTask,
     request_id: str,
     inputs: Sequence[EncoderInput],
@@ -432,7 +425,7 @@ def make_encoding_request(
 
 
 def encoder_inputs(
-    served: ServedSideModel,
+    served: ServedTaskModel,
     given: Sequence[EncoderInputValue],
     param: str,
     prompt: str | None = None,
@@ -440,7 +433,7 @@ def encoder_inputs(
     truncate: bool,
 ) -> list[EncoderInput]:
     """What the embedding model reads: texts, or its own tokens. A refusal names the one that is to blame."""
-    inputs = find_encoder(served, "embedding").inputs
+    inputs = encoder_of(served).inputs
     assert isinstance(inputs, TextInputs), "the embedding model reads single texts"
     made = []
     for at, one in enumerate(given):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EncoderTerms:
-    """What an encoder that is served besides adds; the defaults hold where there is none."""
+    """What an encoder adds; the defaults hold for other models."""
 
     models: tuple[str, ...] = ()
     vocab: int = 1
@@ -31,7 +31,7 @@ class EncoderTerms:
 
 @dataclass(frozen=True, slots=True)
 class SpeechToTextTerms:
-    """What a model that hears and is served besides adds; the defaults hold where there is none."""
+    """What a speech-to-text model adds; the defaults hold for other models."""
 
     models: tuple[str, ...] = ()
     languages: tuple[str, ...] = ()  # by code
@@ -40,7 +40,7 @@ class SpeechToTextTerms:
 
 @dataclass(frozen=True, slots=True)
 class TextToSpeechTerms:
-    """What a model that speaks and is served besides adds; the defaults hold where there is none."""
+    """What a text-to-speech model adds; the defaults hold for other models."""
 
     models: tuple[str, ...] = ()
     voices: tuple[str, ...] = ()

@@ -19,14 +19,13 @@ from ingot.cli.replay import (
     replayed_body,
     with_captured_settings,
 )
-from ingot.config import load_config
+from ingot.config import ModelEntry, Settings, load_config
 from ingot.engine.request import Request
 from ingot.errors import ConfigError
-from ingot.http.app import build_app
 from tests import scripted
 from tests.http.asgi import call
 from tests.http.running import running
-from tests.http.scripted import ScriptedEngine, hello, settings
+from tests.http.scripted import ScriptedEngine, build_app, hello, settings
 from tests.http.scripted_encoders import EncodingEngine
 
 HI = [{"role": "user", "content": "hi"}]
@@ -158,8 +157,11 @@ async def test_a_request_runs_again_here_token_for_token(
     [file] = tmp_path.glob("*.json")
     outcomes = [("Hello", 0, "the same: 1 answers, 6 tokens"), ("Help", 1, "parts at token 3 of 6")]
     for said, code, told in outcomes if path == "/v1/chat/completions" else outcomes[:1]:
-        monkeypatch.setattr("ingot.cli.serve.start_engine", lambda _, said=said: scripted.start(lambda _: said))
+        engine = scripted.start(lambda _, said=said: said)
+        entry = ModelEntry(engine.card.name, Settings())
+        monkeypatch.setattr("ingot.cli.serve.load_resident_models", lambda _, model=(entry, engine): [model])
         assert replay.run_replay([str(file)]) == code
+        engine.close()
         assert told in capsys.readouterr().out
 
 

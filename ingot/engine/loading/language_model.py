@@ -2,8 +2,7 @@
 
 `start_engine` reads the tokenizer and starts the engine; `load_language_model` runs on the engine thread, the only
 one that may touch mlx, and loads the target model (or rank 0's share of it), its vision encoder, its LoRA
-adapters, where its prefixes are cached, and what serves beside it. Raises ModelError or ConfigError with what is
-wrong.
+adapters, and where its prefixes are cached. Raises ModelError or ConfigError with what is wrong.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from ingot.engine.loading.draft_models import (
     make_draft_model,
     make_specprefill,
 )
-from ingot.engine.loading.pooling_and_speech import load_beside
 from ingot.engine.loop import Loop, do_nothing
 from ingot.engine.memory_budget import MemoryBudget
 from ingot.engine.request import ModelCard
@@ -72,10 +70,6 @@ class MemoryShare:
     own: int
     all: int
 
-    @classmethod
-    def whole(cls, budget: int) -> MemoryShare:
-        return cls(budget, budget)
-
 
 def start_engine(
     settings: Settings,
@@ -85,13 +79,14 @@ def start_engine(
     source: str,
     further: Mapping[str, ModelFolder] = MappingProxyType({}),
     share: MemoryShare | None = None,
+    reserved: int = 0,
     loop: Loop | None = None,
     between: Callable[[], None] = do_nothing,
 ) -> Engine:
     """Load the model and start the engine thread. `further` models are those of proposers that are models (`draft` and
-    `eagle`), the one that scores long prompts (`scorer`), and those that serve beside it, by their kinds. Among several
-    models, `share` is what it has of the memory, `loop` is the thread of all of them, and `between` is called there
-    after each piece of the load.
+    `eagle`) and the one that scores long prompts (`scorer`). `share` is what it has of the memory; without it, it has
+    the whole budget less the bytes `reserved` for models alongside. Among several models, `loop` is the thread of all
+    of them, and `between` is called there after each piece of the load.
 
     Raises ModelError or ConfigError with what is wrong.
     """
@@ -99,13 +94,13 @@ def start_engine(
     tokenizer = Tokenizer.load(folder, template)
     if tokenizer.template is not None:
         tokenizer.template.check()
-    limits = EngineLimits(settings.max_sequences, settings.max_queue, settings.target_itl_ms)
 
     def loaded() -> LoadedModel:
         with loading_with_pauses(between):
-            return load_language_model(settings, ModelFolder(folder, name, source), tokenizer, further, share)
+            named = ModelFolder(folder, name, source)
+            return load_language_model(settings, named, tokenizer, further, share, reserved)
 
-    return Engine(loaded, limits, loop)
+    return Engine(loaded, EngineLimits.of(settings), loop)
 
 
 def load_language_model(
@@ -114,22 +109,24 @@ def load_language_model(
     tokenizer: Tokenizer,
     others: Mapping[str, ModelFolder],
     share: MemoryShare | None = None,
+    reserved: int = 0,
 ) -> LoadedModel:
     """Runs on the engine thread, the only one that may touch mlx. `others` are what `start_engine` calls further."""
     folder, further = named.path, {name: found.path for name, found in others.items()}
     here = device.current_device()
     native.use_one_path(settings.deterministic)
     joined = join_as_leader(settings)
-    share = share or MemoryShare.whole((device if joined is None else joined).memory_budget(here, settings.memory))
+    if share is None:
+        whole = (device if joined is None else joined).memory_budget(here, settings.memory)
+        share = MemoryShare(whole - reserved, whole)
     total = share.own
     _refuse_what_cannot_fit(folder, total * settings.ranks)
     vision = VisionSupport.of(folder, load_config(folder), settings)
     target = load_target(settings, named, further, here, joined, total, sees=vision.sees)
     adapter, weights = target.adapter, target.weights
-    beside = load_beside(others, settings, here, total - weights)
     context = _wanted_context(settings, adapter.context)
     vision_encoder = vision.vision_encoder(adapter.tower, total - weights)
-    apart = beside.taken + (0 if vision_encoder is None else vision_encoder.memory.total)
+    apart = 0 if vision_encoder is None else vision_encoder.memory.total
     draft, taken = make_draft_model(
         target.draft, adapter.footprint, total - weights - apart, context=context, rows=settings.max_sequences
     )
@@ -137,7 +134,7 @@ def load_language_model(
     budget = _make_budget(settings, target, total, weights + apart + taken, context)
     device.limit_memory(here, share.all, budget.transient)
     compiled = compilation_stats(here)
-    notes = [*adapter.notes, *vision.notes, *target.guessing.notes, *beside.notes, *_speed_advice(here, compiled)]
+    notes = [*adapter.notes, *vision.notes, *target.guessing.notes, *_speed_advice(here, compiled)]
     fitting = _fitting_context(budget, context, weights, notes)
     vision.refuse(vision_encoder, budget.widest_pass(fitting))
     card = replace(
@@ -154,7 +151,6 @@ def load_language_model(
         card,
         budget,
         prefix_cache_bytes(settings, budget),
-        beside.encoders,
         folder,
         proposers=target.guessing.begin(draft),
         fixed_draft_tokens=target.fixed_draft_tokens,
@@ -165,8 +161,6 @@ def load_language_model(
         codec=codec,
         teller=make_kv_event_publisher(settings),
         loras=target.loras,
-        hearing=beside.hearing,
-        speaking=beside.speaking,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio.to_thread
 from starlette.datastructures import Headers
@@ -13,12 +13,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ingot.engine.speech_request import Segment, SpeechAudio, SpeechEnded, TranscriptionEnded
-from ingot.http.accounting import SideRequestAccount
+from ingot.http.accounting import TaskAccount
 from ingot.http.body import HeldBody, read_form
 from ingot.http.edge import reply_of
 from ingot.http.endpoints.generation import BodyEndpoint
 from ingot.http.request_lifetime import RequestLifetime, background_task
-from ingot.http.service import SideService
+from ingot.http.service import ModelService
 from ingot.http.streaming import (
     BARE_EVENTS,
     StreamedResponse,
@@ -31,12 +31,15 @@ from ingot.http.tenants import check_model_allowed
 from ingot.media.audio_encoding import AUDIO_MEDIA_TYPES, audio_writer
 from ingot.protocol.openai.speech import SpeechDelta, SpeechDone, SpeechTask
 from ingot.protocol.openai.transcriptions import TranscriptDelta, TranscriptionTask, TranscriptView
-from ingot.protocol.served import ServedSideModel
+from ingot.protocol.served import ServedTaskModel
 
-ReadTranscriptionForm = Callable[[Mapping[str, Any], ServedSideModel, str], TranscriptionTask]
+if TYPE_CHECKING:
+    from ingot.engine.engine import SpeechToTextEngine, TextToSpeechEngine
+
+ReadTranscriptionForm = Callable[[Mapping[str, Any], ServedTaskModel, str], TranscriptionTask]
 
 
-class TranscriptionEndpoint(BodyEndpoint[SideService, ReadTranscriptionForm]):
+class TranscriptionEndpoint(BodyEndpoint[ModelService, ReadTranscriptionForm]):
     async def answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
         answer, out = reply_of(scope), StreamedResponse(send, BARE_EVENTS, self.service.shared_state.settings)
         held = WholeResponse(answer, send, self.service.shared_state.settings)
@@ -44,11 +47,9 @@ class TranscriptionEndpoint(BodyEndpoint[SideService, ReadTranscriptionForm]):
 
         async def work() -> None:
             job = await self._read(body, scope, served)
-            hearing = served.hearing
-            assert hearing is not None, "reading refuses what there is no model for"
-            check_model_allowed(hearing.name, self.service.shared_state.tenants.key_of(answer.tenant), answer)
-            with SideRequestAccount(self.service, answer, hearing.name, self.operation.span) as request:
-                stream = self.service.engine.transcribe(job.request)
+            check_model_allowed(served.card.name, self.service.shared_state.tenants.key_of(answer.tenant), answer)
+            with TaskAccount(self.service, answer, self.operation.span) as request:
+                stream = cast("SpeechToTextEngine", self.service.engine).transcribe(job.request)
                 events = request.watched(stream)
                 try:
                     if job.view.streamed:
@@ -66,7 +67,7 @@ class TranscriptionEndpoint(BodyEndpoint[SideService, ReadTranscriptionForm]):
                 RequestLifetime(receive, self.service.shared_state.settings.request_timeout_s), work
             )
 
-    async def _read(self, body: HeldBody, scope: Scope, served: ServedSideModel) -> TranscriptionTask:
+    async def _read(self, body: HeldBody, scope: Scope, served: ServedTaskModel) -> TranscriptionTask:
         answer, content_type = reply_of(scope), Headers(scope=scope).get("content-type", "")
         raw = body.raw
         # The sound is held until it is heard, and so its bytes count until then.
@@ -101,10 +102,10 @@ async def stream_transcript(
             segments.append(event)
 
 
-ReadSpeech = Callable[[Any, ServedSideModel, str], SpeechTask]
+ReadSpeech = Callable[[Any, ServedTaskModel, str], SpeechTask]
 
 
-class SpeechEndpoint(BodyEndpoint[SideService, ReadSpeech]):
+class SpeechEndpoint(BodyEndpoint[ModelService, ReadSpeech]):
     async def answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
         answer, settings = reply_of(scope), self.service.shared_state.settings
         served = self.service.served_for(answer.tenant)
@@ -113,11 +114,9 @@ class SpeechEndpoint(BodyEndpoint[SideService, ReadSpeech]):
         async def work() -> None:
             job = await self.service.read(body.raw, lambda value: self.read(value, served, answer.id), answer.tenant)
             body.let_go()
-            speaking = served.speaking
-            assert speaking is not None, "reading refuses what there is no model for"
-            check_model_allowed(speaking.card.name, self.service.shared_state.tenants.key_of(answer.tenant), answer)
-            with SideRequestAccount(self.service, answer, speaking.card.name, self.operation.span) as request:
-                stream = self.service.engine.speak(job.request)
+            check_model_allowed(served.card.name, self.service.shared_state.tenants.key_of(answer.tenant), answer)
+            with TaskAccount(self.service, answer, self.operation.span) as request:
+                stream = cast("TextToSpeechEngine", self.service.engine).speak(job.request)
                 sounds = encode_audio(request.watched(stream), job)
                 try:
                     if job.events:

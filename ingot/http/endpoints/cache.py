@@ -28,7 +28,7 @@ from ingot.errors import Forbidden
 from ingot.http.body import body_clock, body_pieces, check_media_type, is_too_slow
 from ingot.http.edge import ClientGone, JsonResponse, reply_of
 from ingot.http.lanes import FairTurns
-from ingot.http.service import ModelService
+from ingot.http.service import GenerationService
 from ingot.protocol.chat.answers import GenerationTask
 from ingot.protocol.ingot_api.cache import CacheBody, ClearedBody, ExplainedBody, ImportedBody, read_explainable_body
 from ingot.protocol.operations import FILE
@@ -41,7 +41,7 @@ MOST_WAITING_ARCHIVES: Final = 4
 CROSS_SITE: Final = ("cross-site", "same-site")
 
 
-def cache_endpoints(service: ModelService, around: Callable[[str], ResponseContext]) -> dict[str, Any]:
+def cache_endpoints(service: GenerationService, around: Callable[[str], ResponseContext]) -> dict[str, Any]:
     """`around` is what a tenant's bodies of `/v1/responses` are read in the light of."""
     engine = service.engine
 
@@ -83,7 +83,7 @@ class ArchiveTransfers:
     sent or received have nothing to do with that. Each may take twice as much of the disk as the cache has memory, so a
     tenant has one, and there are a few in all."""
 
-    def __init__(self, service: ModelService) -> None:
+    def __init__(self, service: GenerationService) -> None:
         self.engine = service.engine
         self.key = ArchiveKey(service.shared_state.settings.archive_key_file)
         self._service = service

@@ -18,7 +18,7 @@ from ingot.http.body import FORM_TYPE, JSON_TYPE, HeldBody
 from ingot.http.capture import wants_capture
 from ingot.http.edge import JsonResponse, reply_of
 from ingot.http.request_lifetime import RequestLifetime, background_task
-from ingot.http.service import ModelService, SideService
+from ingot.http.service import GenerationService, ModelService
 from ingot.http.streaming import StreamedResponse, WholeResponse, ending_in_words, framing_of
 from ingot.protocol.chat.answers import GenerationTask, StreamedAnswer, WholeAnswer
 from ingot.protocol.operations import Operation, load
@@ -28,7 +28,7 @@ from ingot.protocol.served import ServedModel
 ReadGenerationBody = Callable[[Any, ServedModel, str], GenerationTask | Struct]
 
 
-S = TypeVar("S", bound=SideService)
+S = TypeVar("S", bound=ModelService)
 R = TypeVar("R")
 
 
@@ -49,7 +49,7 @@ class BodyEndpoint(Generic[S, R]):
         raise NotImplementedError
 
 
-class GenerationEndpoint(BodyEndpoint[ModelService, ReadGenerationBody]):
+class GenerationEndpoint(BodyEndpoint[GenerationService, ReadGenerationBody]):
     async def answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
         noted = reply_of(scope)
         request_id = noted.id
@@ -119,7 +119,7 @@ def engine_stopped_error() -> Unavailable:
     return Unavailable("The engine stopped before the answer was complete.")
 
 
-def reading_endpoint(service: SideService, translate: Callable[[Any, Any], Any]) -> Callable[[Request], Any]:
+def reading_endpoint(service: ModelService, translate: Callable[[Any, Any], Any]) -> Callable[[Request], Any]:
     """An endpoint whose answer is `translate` of the body and of what the service serves."""
 
     async def endpoint(request: Request) -> Response:

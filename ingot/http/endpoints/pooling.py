@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio.to_thread
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ingot.http.accounting import SideRequestAccount
+from ingot.http.accounting import TaskAccount
 from ingot.http.body import HeldBody
 from ingot.http.capture import wants_capture
 from ingot.http.edge import reply_of
 from ingot.http.endpoints.generation import BodyEndpoint
 from ingot.http.request_lifetime import RequestLifetime
-from ingot.http.service import SideService
+from ingot.http.service import ModelService
 from ingot.http.streaming import WholeResponse, ending_in_words
 from ingot.http.tenants import check_model_allowed
 from ingot.protocol.pooling import EncodingTask
-from ingot.protocol.served import ServedSideModel
+from ingot.protocol.served import ServedTaskModel
 
-ReadEncodingBody = Callable[[Any, ServedSideModel, str], EncodingTask]
+if TYPE_CHECKING:
+    from ingot.engine.engine import PoolingEngine
+
+ReadEncodingBody = Callable[[Any, ServedTaskModel, str], EncodingTask]
 
 
-class EncodingEndpoint(BodyEndpoint[SideService, ReadEncodingBody]):
+class EncodingEndpoint(BodyEndpoint[ModelService, ReadEncodingBody]):
     async def answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
         answer = reply_of(scope)
         served = self.service.served_for(answer.tenant)
@@ -35,11 +38,11 @@ class EncodingEndpoint(BodyEndpoint[SideService, ReadEncodingBody]):
             job = await self.service.read(body.raw, lambda value: self.read(value, served, answer.id), answer.tenant)
             body.let_go()
             key, tokens = self.service.shared_state.tenants.key_of(answer.tenant), job.request.tokens
-            card = self.service.engine.encoders[job.request.role].card
+            card = served.card
             check_model_allowed(card.name, key, answer)
-            with SideRequestAccount(self.service, answer, card.name, self.operation.span) as request:
+            with TaskAccount(self.service, answer, self.operation.span) as request:
                 async with held.waiting():
-                    encoded = await self.service.engine.encode(job.request)
+                    encoded = await cast("PoolingEngine", self.service.engine).encode(job.request)
                 request.computed(encoded)
             if self.service.captures is not None and captured:
                 self.service.captures.encoded(captured, scope["path"], job.request, card, encoded)

@@ -22,7 +22,7 @@ from ingot.http.edge import JsonResponse, Reply, as_ingot_error, reply_of
 from ingot.http.request_lifetime import RequestLifetime
 from ingot.http.response_runs import RESPONSE_EVENTS, ResponseRun, stream_response_events
 from ingot.http.response_store import ResponseRuns, TenantResponses
-from ingot.http.service import ModelService
+from ingot.http.service import GenerationService
 from ingot.http.shared_state import SharedState
 from ingot.http.streaming import EventFeed, EventFeedReader, StreamedResponse, WholeResponse, ending_in_words
 from ingot.protocol.responses.answers import DeletedResponse, ResponseEvent, ResponseTokens
@@ -158,7 +158,7 @@ class ModelResponses:
     """What the endpoints of a model share: the store, the responses under way, and the tools that the server can
     call."""
 
-    def __init__(self, service: ModelService) -> None:
+    def __init__(self, service: GenerationService) -> None:
         self.service = service
         self.runs: ResponseRuns[ResponseRun] = service.shared_state.runs
         self.store = service.shared_state.response_store

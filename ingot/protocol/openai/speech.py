@@ -8,22 +8,23 @@ from __future__ import annotations
 import base64
 import time
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.config import KINDS
-from ingot.engine.speech_request import SpeechEnded, SpeechRequest
-from ingot.errors import ModelNotFound
+from ingot.engine.speech_request import SpeechEnded, SpeechRequest, TextToSpeechCard
 from ingot.media.audio_encoding import AUDIO_MEDIA_TYPES
 from ingot.protocol.pooling import ComputeTiming
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import BodyReading, Either, FieldKind, Number, OneOf, Schema, Text, Timeout
 from ingot.protocol.schema.model_fields import ABOUT_TTL, ModelNameField, TimeToLiveField
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires
-from ingot.protocol.served import ServedSideModel
+from ingot.protocol.served import AnyServedModel, ServedTaskModel
 from ingot.protocol.terms import DEFAULT_NAME, Terms, matches_model_name, model_names_schema, unknown_model_error
 from ingot.text.speech.phonemizer import accent_of
+
+if TYPE_CHECKING:
+    from ingot.engine.text_to_speech import ServedTextToSpeech
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,22 +169,20 @@ class VoiceList(Struct):
     object: Literal["list"] = "list"
 
 
-def read_speech(value: Any, served: ServedSideModel, request_id: str) -> SpeechTask:
-    """The job that a body asks for. Looks up each word: not for an event loop."""
-    speaking = served.speaking
-    if speaking is None:
-        raise ModelNotFound(KINDS["speech"].missing, param="model")
+def read_speech(value: Any, served: ServedTaskModel, request_id: str) -> SpeechTask:
+    """The task that a body asks for. Looks up each word: not for an event loop."""
+    model = cast("ServedTextToSpeech", served.loaded)
     read: SpeechBody = SPEECH_BODY.parse(value, "", served.reading())
-    voice = read.voice.id if isinstance(read.voice, VoiceObject) else read.voice or speaking.card.voices[0]
+    voice = read.voice.id if isinstance(read.voice, VoiceObject) else read.voice or model.card.voices[0]
     deadline = time.monotonic() + (served.terms.timeout_s if read.timeout is None else read.timeout)
-    pieces = speaking.pronouncer.pieces(read.input, voice, read.speed)
+    pieces = model.pronouncer.pieces(read.input, voice, read.speed)
     request = SpeechRequest(request_id, pieces, voice, read.speed, served.tenant, deadline)
-    return SpeechTask(request, read.response_format, read.stream_format == "sse", speaking.card.rate)
+    return SpeechTask(request, read.response_format, read.stream_format == "sse", model.card.rate)
 
 
-def list_voices(served: ServedSideModel) -> VoiceList:
-    """None where no model speaks."""
-    if served.speaking is None:
+def list_voices(served: AnyServedModel) -> VoiceList:
+    """Empty for a model that does not speak."""
+    card = served.card
+    if not isinstance(card, TextToSpeechCard):
         return VoiceList([])
-    card = served.speaking.card
     return VoiceList([VoiceBody(voice, voice, VOICE_LANGUAGES[accent_of(voice)], card.name) for voice in card.voices])

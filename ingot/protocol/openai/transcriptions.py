@@ -16,9 +16,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
-from ingot.config import KINDS
 from ingot.engine.speech_request import Segment, SpeechTask, TranscribedToken, TranscriptionEnded, TranscriptionRequest
-from ingot.errors import BadMedia, BadRequest, ModelNotFound, Unsupported
+from ingot.errors import BadMedia, BadRequest, Unsupported
 from ingot.media.audio import AudioFile
 from ingot.media.languages import LANGUAGES
 from ingot.protocol.pooling import ComputeTiming
@@ -26,7 +25,7 @@ from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import BodyReading, Bool, FieldKind, ListOf, Number, OneOf, Schema, Text, Timeout
 from ingot.protocol.schema.model_fields import ABOUT_TTL, ModelNameField, TimeToLiveField
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires
-from ingot.protocol.served import ServedSideModel
+from ingot.protocol.served import ServedTaskModel
 from ingot.protocol.terms import DEFAULT_NAME, Terms, matches_model_name, model_names_schema, unknown_model_error
 
 
@@ -143,9 +142,9 @@ class TranscriptionTask:
     view: TranscriptView
 
 
-def read_transcription(form: Mapping[str, Any], served: ServedSideModel, request_id: str) -> TranscriptionTask:
+def read_transcription(form: Mapping[str, Any], served: ServedTaskModel, request_id: str) -> TranscriptionTask:
     """The job that a form asks for. Looks through the whole sound, so it may take a while: not for an event loop."""
-    reading = begin_form_reading(served)
+    reading = served.reading()
     read: TranscriptionForm = TRANSCRIPTION_FORM.parse(type_form_fields(form), "", reading)
     if "timestamp_granularities" in form and read.response_format != "verbose_json":
         raise BadRequest(
@@ -169,9 +168,9 @@ def read_transcription(form: Mapping[str, Any], served: ServedSideModel, request
     )
 
 
-def read_translation(form: Mapping[str, Any], served: ServedSideModel, request_id: str) -> TranscriptionTask:
+def read_translation(form: Mapping[str, Any], served: ServedTaskModel, request_id: str) -> TranscriptionTask:
     """The same for text in English, whatever the language."""
-    reading = begin_form_reading(served)
+    reading = served.reading()
     read: TranslationForm = TRANSLATION_FORM.parse(type_form_fields(form), "", reading)
     if not served.terms.hearing.translates:
         raise Unsupported(
@@ -185,16 +184,10 @@ def read_translation(form: Mapping[str, Any], served: ServedSideModel, request_i
     return TranscriptionTask(make_transcription_task(read, "translate", served, request_id), view)
 
 
-def begin_form_reading(served: ServedSideModel) -> BodyReading:
-    if not served.terms.hearing.models:
-        raise ModelNotFound(KINDS["audio"].missing, param="model")
-    return served.reading()
-
-
 def make_transcription_task(
     read: TranslationForm,
     task: SpeechTask,
-    served: ServedSideModel,
+    served: ServedTaskModel,
     request_id: str,
     *,
     language: str | None = None,

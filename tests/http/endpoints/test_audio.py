@@ -13,10 +13,9 @@ import av
 import pytest
 
 from ingot.errors import BadMedia, BadRequest
-from ingot.http.app import build_app
 from tests.hearing import tone, wav
 from tests.http.asgi import Call
-from tests.http.scripted import ScriptedEngine, settings
+from tests.http.scripted import ScriptedEngine, build_app, settings
 from tests.http.scripted_hearing import HearingEngine
 from tests.http.scripted_speaking import SAMPLES, SpeakingEngine
 from tests.speaking import VOICES
