@@ -18,7 +18,7 @@ from ingot.engine.fleet import Fleet
 from ingot.engine.loading.model_loader import ModelLoader
 from ingot.engine.request import PoolingRequest, Request, Stop
 from ingot.engine.speech_request import TranscriptionEnded, TranscriptionRequest
-from ingot.errors import Unavailable
+from ingot.errors import ModelError, Unavailable
 from ingot.kernels.device import active_memory
 from ingot.media.audio import AudioFile
 from ingot.models.files.locate import model_kind
@@ -126,10 +126,9 @@ async def test_a_model_that_hears_gets_the_memory_that_its_table_states(tables: 
 
 
 def alone(tables: Tables, **changes: object) -> tuple[ModelLoader, tuple[ModelEntry, ...]]:
-    paths = {
-        f"{setting}_model": tables[name]["path"] for setting, name in (("embedding", "vectors"), ("audio", "ears"))
-    }
-    settings = Settings(model=str(tables["talk"]["path"]), memory="2GB", **paths, **changes)  # type: ignore[arg-type]
+    talk, vectors, ears = (str(tables[name]["path"]) for name in ("talk", "vectors", "ears"))
+    models = {"model": talk, "embedding_model": vectors, "audio_model": ears}
+    settings = Settings(**{"memory": "2GB", **models, **changes})  # type: ignore[arg-type]
     entries = single_model_entries(settings)
     return ModelLoader(settings, entries), entries
 
@@ -143,6 +142,7 @@ async def test_models_alongside_are_loaded_by_themselves_and_share_the_main_mode
         assert [one.state for one in fleet.statuses()] == ["unloaded", "loaded", "unloaded"]
         assert await use(fleet, "talk") > 0 and await use(fleet, "ears") == 1
         assert [one.state for one in fleet.statuses()] == ["loaded"] * 3, "there is room for all of them"
+        assert garage.loop._workloads[0].name == "generation", "others get what it leaves of the latency target"
         assert sum(one.claimed for one in fleet.statuses()) == garage.memory
         for engine in fleet.engines:
             if isinstance(engine, Engine):
@@ -151,7 +151,7 @@ async def test_models_alongside_are_loaded_by_themselves_and_share_the_main_mode
         garage.close()
 
 
-def test_models_that_stay_are_loaded_before_the_server_and_answers_have_the_first_turn(tables: Tables) -> None:
+def test_models_that_stay_are_loaded_before_the_server(tables: Tables) -> None:
     garage, _ = alone(tables)
     try:
         models = garage.load_resident(no_progress)
@@ -162,6 +162,14 @@ def test_models_that_stay_are_loaded_before_the_server_and_answers_have_the_firs
         ]
         fleet = Fleet.of_resident(models)
         assert fleet.is_resident and {one.state for one in fleet.statuses()} == {"loaded"}
-        assert [workload.name for workload in garage.loop._workloads][0] == "generation"
+    finally:
+        garage.close()
+
+
+def test_a_budget_that_models_alongside_use_up_is_refused_in_words(tables: Tables) -> None:
+    garage, _ = alone(tables, memory="100MB")
+    try:
+        with pytest.raises(ModelError, match=r"models alongside take 0\.\d GB, and the memory budget is 0\.1 GB"):
+            garage.load_resident(no_progress)
     finally:
         garage.close()

@@ -75,7 +75,13 @@ class BlockingModelLoader:
     def _claim(self, entry: ModelEntry, folders: Sequence[ModelFolder]) -> int:
         """The bytes that the first folder's model, served with the others, is to have."""
         if self._has_main_model and not entry.alongside:
-            return self._memory - self._reserved_bytes()
+            reserved = self._reserved_bytes()
+            if reserved >= self._memory:
+                raise ModelError(
+                    f"The models alongside take {reserved / 1e9:.1f} GB, and the memory budget is "
+                    f"{self._memory / 1e9:.1f} GB. Raise --memory, or leave some of them out."
+                )
+            return self._memory - reserved
         if entry.settings.memory is not None:
             return memory_bytes(entry.settings.memory, self._device.memory)
         if entry.kind != CHAT_KIND:
