@@ -21,7 +21,7 @@ LARGEST_SAMPLE = 32767
 
 
 class TextToSpeechModel(Protocol):
-    """A model that speaks."""
+    """A text-to-speech model, as the loop sees it."""
 
     def speak(self, phonemes: str, voice: str, speed: float) -> Generator[None, None, FloatArray]:
         """Samples from -1 to 1. Yields between parts of bounded time."""
@@ -32,7 +32,7 @@ class TextToSpeechModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServedTextToSpeech:
-    """A model that speaks and is served: what it is, and who says how texts are pronounced."""
+    """A loaded text-to-speech model: its card, and how texts become phonemes."""
 
     card: TextToSpeechCard
     pronouncer: Phonemizer
@@ -44,7 +44,7 @@ class SpeechStream(PieceStream[SpeechAudio, SpeechEnded]):
 
 
 class SpeechSynthesis:
-    """One text on its way."""
+    """One text under way."""
 
     def __init__(self, request: SpeechRequest, model: TextToSpeechModel) -> None:
         self._request, self._model = request, model
@@ -66,7 +66,7 @@ class SpeechSynthesis:
 
 
 class SpeechWorkload(TimeSlicedJobs[SpeechRequest, SpeechSynthesis, SpeechEvent, SpeechStream]):
-    """All texts that are spoken."""
+    """The texts under way."""
 
     name, items = "text-to-speech", "texts to speak"
     stream = SpeechStream
