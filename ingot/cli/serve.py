@@ -118,7 +118,7 @@ def require_extras(entries: Sequence[ModelEntry]) -> None:
 
 
 def require_folders(entries: Sequence[ModelEntry]) -> None:
-    """The same of where prompts are kept. Raises ConfigError where others may have written there."""
+    """The same of where prompts are cached. Raises ConfigError where others may have written there."""
     for folder, key_file in {(entry.settings.cache_dir, entry.settings.archive_key_file) for entry in entries}:
         if folder is not None:
             from ingot.cache.disk.store import folder_secret
@@ -224,7 +224,7 @@ def _print_saving(settings: Settings) -> None:
     if settings.cache_dir is not None:
         from ingot.engine.offload import OFFLOAD_CLOSING_S
 
-        log.info("what is kept of prompts is written to the disk, for up to %g s", OFFLOAD_CLOSING_S)
+        log.info("cached prompts are written to the disk, for up to %g s", OFFLOAD_CLOSING_S)
 
 
 class _LostDevice:
@@ -260,12 +260,12 @@ def _answering_unavailable(listener: Listener, settings: Settings) -> Iterator[N
     """Tell clients that the server will be back, for as long as the block lasts."""
     from ingot.http.server import UnavailableServer
 
-    door = UnavailableServer(listener.sockets, settings)
-    door.open(RETURNING_NOTICE)
+    unavailable = UnavailableServer(listener.sockets, settings)
+    unavailable.open(RETURNING_NOTICE)
     try:
         yield
     finally:
-        door.close()
+        unavailable.close()
 
 
 def restart_process(listening: Sequence[socket.socket]) -> NoReturn:
@@ -302,19 +302,19 @@ def _open_files() -> list[int]:
     return []
 
 
-def exit_lost_device(said: str) -> NoReturn:
+def exit_lost_device(message: str) -> NoReturn:
     """With the exit code that tells of a lost device, and without the usual farewells."""
-    _print_last_line(said)
+    _print_last_line(message)
     os._exit(DeviceLost.exit_code)
 
 
-def _print_last_line(said: str) -> None:
+def _print_last_line(message: str) -> None:
     """The last line, behind all others."""
     with contextlib.suppress(OSError, ValueError):  # nobody may be there to read it
         for handler in logging.getLogger().handlers:
             handler.flush()
         sys.stdout.flush()
-        print(f"ingot serve: {said}", file=sys.stderr, flush=True)
+        print(f"ingot serve: {message}", file=sys.stderr, flush=True)
 
 
 def exit_at_once(signal_number: int = signal.SIGINT, frame: FrameType | None = None) -> NoReturn:
@@ -326,7 +326,7 @@ def exit_at_once(signal_number: int = signal.SIGINT, frame: FrameType | None = N
 
 SAMPLE_QUESTION = {"model": "default", "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
 SAMPLE_BEGINNING = {"model": "default", "prompt": "The sky is blue because", "max_tokens": 64}
-MEDIA_WORDS = {"image": "pictures", "video": "clips"}
+MEDIA_WORDS = {"image": "images", "video": "video"}
 NO_CHAT = "the model has no chat template and only goes on with texts (/v1/completions); --chat-template gives it one"
 
 
@@ -364,7 +364,7 @@ def ready_record(
         f"memory budget {card.memory_budget / 1e9:.1f} GB",
         *([f"sees {' and '.join(MEDIA_WORDS[kind] for kind in card.sees)}"] if card.sees else []),
         *([f"tool format {found.format.name}{' (a guess)' if found.guessed else ''}"] if chats else []),
-        *([f"guessing ahead: {', '.join(card.proposers)}"] if card.proposers else []),
+        *([f"speculation: {', '.join(card.proposers)}"] if card.proposers else []),
         *([f"kernels: {card.kernels}"] if card.kernels else []),
     )
     theirs = [f"{other.name}: {note}" for other in further for note in other.notes]
@@ -407,9 +407,9 @@ def _format_guess_note(found: FoundFormat) -> list[str]:
     return [*unused, f"tool format {found.format.name} is a guess: {why}; --tool-format names another"]
 
 
-def _curl_command(url: str, needs_key: bool, path: str, given: str) -> str:
+def _curl_command(url: str, needs_key: bool, path: str, arguments: str) -> str:
     key = ' -H "Authorization: Bearer $INGOT_API_KEY"' if needs_key else ""
-    return f"curl {url}/v1/{path}{key} {given}"
+    return f"curl {url}/v1/{path}{key} {arguments}"
 
 
 def _curl_body(value: object) -> str:
@@ -473,10 +473,10 @@ def _running_server(server: HttpServer, ready: Future[str]) -> Iterator[str]:
                 raise
             ready.set_exception(error)
 
-    door = threading.Thread(target=serve, name="ingot-door", daemon=True)
-    door.start()
+    server_thread = threading.Thread(target=serve, name="ingot-server", daemon=True)
+    server_thread.start()
     try:
         yield ready.result()
     finally:
         server.should_exit = True
-        door.join()
+        server_thread.join()

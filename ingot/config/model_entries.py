@@ -35,8 +35,8 @@ LONE_MODEL_SETTINGS: Final = {
     **dict.fromkeys(
         ("embedding_model", "rerank_model", "audio_model", "speech_model"), "give that model a table of its own"
     ),
-    "warm_prompts": "what is warm is one model's, so say it in that one's table",
-    "kv_events": "an endpoint tells of one model, so say one in that one's table",
+    "warm_prompts": "warm prompts are of one model, so say them in that one's table",
+    "kv_events": "an endpoint is for one model, so say one in that one's table",
 }
 """Settings that say what a table says of a model, and what to do instead."""
 ENDPOINT_SETTINGS: Final = ("kv_events", "kv_events_replay")
@@ -238,4 +238,6 @@ def _refuse_shared_endpoints(entries: Iterable[ModelEntry]) -> None:
     for entry in entries:
         for endpoint in filter(None, (getattr(entry.settings, name) for name in ENDPOINT_SETTINGS)):
             if not endpoint.endswith(":*") and owners.setdefault(endpoint, entry.name) != entry.name:
-                raise ConfigError(f"models: {owners[endpoint]} and {entry.name} would tell events at {endpoint}, both")
+                raise ConfigError(
+                    f"models: {owners[endpoint]} and {entry.name} would both publish events at {endpoint}"
+                )

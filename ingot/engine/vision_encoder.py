@@ -89,7 +89,7 @@ class _EncodedItem:
 
     item: MediaItem
     nbytes: int
-    tenant: str  # who request first
+    tenant: str  # who sent it first
     request: str
     holders: set[TokenSequence] = field(default_factory=set)
     left: threading.Event = field(default_factory=threading.Event)  # nobody waits for it any more
@@ -114,7 +114,7 @@ class VisionEncoderRunner:
         """Images and videos that a prompt first came with, and those whose features were there or on their way."""
 
     def ready(self, sequence: TokenSequence, known: int) -> bool:
-        """Whether a sequence of which `known` tokens will be rows over has the features of all the others. If not, it
+        """Whether a sequence of which `known` tokens will be reused has the features of all the others. If not, it
         will, once there is memory for them."""
         media = sequence.sight
         if media is None:
@@ -159,9 +159,7 @@ class VisionEncoderRunner:
 
     def check(self) -> None:
         self._release_unused()
-        assert self._reserved + self._cached_bytes <= self._memory.features, (
-            "features take more than is set aside for them"
-        )
+        assert self._reserved + self._cached_bytes <= self._memory.features, "features take too much memory"
         assert all(encoding.holders for encoding in self._encodings.values()), "an item is encoded for nobody"
 
     def close(self) -> None:
@@ -212,8 +210,8 @@ class VisionEncoderRunner:
         return started + [encoding for encoding in encodings if encoding.pixels is not None and encoding.pixels.done()]
 
     def _start_decoding(self, encodings: list[_EncodedItem]) -> None:
-        """Have pixels made for the next ones, as far as there is memory for them alongside the tower's work. Tenants take
-        turns, and none has all threads."""
+        """Have the next ones decoded, as far as there is memory for their pixels alongside the tower's work. Tenants
+        take turns, and none has all threads."""
         needs = {encoding: self._tower.needs(encoding.item.layout) for encoding in encodings}
         held_bytes = sum(
             needs[encoding].pixels

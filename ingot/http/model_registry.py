@@ -42,7 +42,8 @@ class ModelRegistry:
         self.is_resident = fleet.is_resident
         self._health, self._opening = health, opening
         self._services: dict[ModelEngine, tuple[ModelService, EndpointTable]] = {}
-        fleet.arriving, fleet.leaving = self._open_model, self._let_go
+        fleet.arriving, fleet.leaving = self._open_model, self._close_model
+        self.shared_state.served_names = self.names
         transcriber = next((entry for entry in fleet.entries if entry.kind == "audio" and entry.alongside), None)
         if transcriber is not None:
             lease = partial(self.lease, transcriber)
@@ -74,7 +75,7 @@ class ModelRegistry:
         self.fleet.close()
         await self.shared_state.stop()
         for engine in [*self._services]:
-            await self._let_go(engine)
+            await self._close_model(engine)
 
     def find(self, name: str | None, kind: str) -> ModelEntry:
         """The model that a name means, its own or that of an adapter which its settings name, for what it is to be used
@@ -107,7 +108,7 @@ class ModelRegistry:
                 able = [f"'{each.name}'" for each in entries]
                 others = f" {'One that does' if len(able) == 1 else 'Those that do'}: {', '.join(able)}."
                 raise BadRequest(
-                    f"The model '{name[:200]}' {KINDS[entry.kind].does}, and not what was asked for, which needs one "
+                    f"The model '{name[:200]}' {KINDS[entry.kind].does}, and this request needs one "
                     f"that {KINDS[kind].does}.{others if able else ''}",
                     param="model",
                 )
@@ -177,7 +178,7 @@ class ModelRegistry:
         return any(engine.cancel(request_id) for engine in self.fleet.engines)
 
     def health(self) -> Health:
-        """Ready means that requests are taken, which may then wait for their model."""
+        """Ready means that requests are accepted, which may then wait for their model."""
         each = [engine.health() for engine in self.fleet.engines]
         running, queued = sum(one.running for one in each), sum(one.queued for one in each)
         waiting = sum(status.waiting for status in self.fleet.statuses())
@@ -192,8 +193,8 @@ class ModelRegistry:
     def _opened(self, entry: ModelEntry, engine: ModelEngine) -> tuple[ModelService, EndpointTable]:
         return self._opening(engine, entry, self.shared_state, partial(self.fleet.extend, entry.name))
 
-    async def _let_go(self, engine: ModelEngine) -> None:
+    async def _close_model(self, engine: ModelEngine) -> None:
         """An engine is about to go, and with it whatever holds its arrays."""
-        held = self._services.pop(engine, None)
-        if held is not None:
-            await held[0].stop()
+        service = self._services.pop(engine, None)
+        if service is not None:
+            await service[0].stop()

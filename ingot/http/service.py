@@ -192,8 +192,8 @@ async def compute_warm_prompts(engine: Engine, requests: Sequence[Request]) -> N
         except IngotError as error:
             log.warning("%s: a prompt of %d tokens was not warmed: %s", name, len(request.prompts[0]), error.message)
     tenants = {request.tenant for request in requests}
-    kept = [await asyncio.to_thread(engine.kept.status, tenant) for tenant in tenants]
-    pinned = sum(salt.pinned_tokens for status in kept for salt in status.salts)
+    cached = [await asyncio.to_thread(engine.kept.status, tenant) for tenant in tenants]
+    pinned = sum(salt.pinned_tokens for status in cached for salt in status.salts)
     log.info("%s is warm: %d tokens are pinned", name, pinned)
 
 

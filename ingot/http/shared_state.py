@@ -68,12 +68,14 @@ class SharedState:
         self.live = LiveRequests()
         self.runs: ResponseRuns[Any] = ResponseRuns()
         self.statuses: Counter[int] = Counter()  # of all answers so far
+        self.served_names: Callable[[], Sequence[str]] = tuple
+        """Of all models and adapters that are loaded."""
         self.speech_to_text: LeasedModel | None = None
         """What transcribes audio in messages, where there is such a model."""
         self.ended: RecentByTenant[RequestStatusBody] = RecentByTenant()
         self.past = RequestTimeline()
         self.standings: Callable[[], Sequence[RankStatus]] = tuple
-        """How the processes stand that the model runs on, where there are several."""
+        """Of the processes that run the model, where there are several."""
         self._readers = ThreadLane("read", threads=8, each=6, waiting=256)
         self._long_readers = ThreadLane("read-long", threads=3, each=2, waiting=16)
         self._fetchers = ThreadLane("fetch", threads=8, each=4, waiting=64)

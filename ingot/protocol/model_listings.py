@@ -46,15 +46,15 @@ class ModelBody(Struct, kw_only=True):
     tool_format: str | None = None
     thinking_format: str | None = None
     format_source: FormatSource | None = None
-    input_modalities: list[str] = field(default_factory=lambda: ["text"])  # what it may be shown
-    languages: list[str] | UnsetType = UNSET  # that it hears
+    input_modalities: list[str] = field(default_factory=lambda: ["text"])  # what it takes
+    languages: list[str] | UnsetType = UNSET  # that it transcribes
     output_modalities: list[str] = field(default_factory=lambda: ["text"])
     voices: list[str] | UnsetType = UNSET  # that it speaks with
-    proposers: list[str] | UnsetType = UNSET  # who guesses ahead, as `speculate` may name them
-    parent: str | UnsetType = UNSET  # of an adapter: the model that it stands beside
+    proposers: list[str] | UnsetType = UNSET  # of draft tokens, as `speculate` may name them
+    parent: str | UnsetType = UNSET  # of an adapter: its base model
     rank: int | UnsetType = UNSET
     state: ModelState = "loaded"
-    kind: str | UnsetType = UNSET  # what it is for: chat where nothing is said
+    kind: str | UnsetType = UNSET  # chat where it is left out
     aliases: list[str] | UnsetType = UNSET
     pinned: bool | UnsetType = UNSET
     progress: float | UnsetType = UNSET  # of its load, from 0 to 1
@@ -225,7 +225,7 @@ class OllamaShown(Struct):
 class OllamaShowBody:
     model: str = accepts(OllamaModelName(), "A name of the served model.", default=DEFAULT_NAME)
     name: str | None = accepts(OllamaModelName(), "The older name of `model`.")
-    verbose: bool = accepts(Bool(), "There is no more to tell.", default=False)
+    verbose: bool = accepts(Bool(), "Without effect.", default=False)
 
 
 OLLAMA_SHOW_BODY = ObjectOf(OllamaShowBody)
@@ -233,7 +233,7 @@ OLLAMA_SHOW_BODY = ObjectOf(OllamaShowBody)
 
 @dataclass(frozen=True, slots=True)
 class OllamaKnownModel:
-    """What is told of a model, whatever it is for."""
+    """Of a model of any kind."""
 
     name: str
     family: str

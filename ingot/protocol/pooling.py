@@ -225,7 +225,7 @@ def read_ollama_embed(value: Any, served: ServedTaskModel, request_id: str) -> E
     inputs = encoder_inputs(served, body.texts, "input", truncate=body.truncate)
     request = make_encoding_request(served, "embedding", request_id, inputs)
 
-    def told(encoded: PoolingOutput) -> bytes:
+    def make_body(encoded: PoolingOutput) -> bytes:
         width = body.dimensions or encoder.card.dimension
         cut = width < encoder.card.dimension
         return msgspec.json.encode(
@@ -239,7 +239,7 @@ def read_ollama_embed(value: Any, served: ServedTaskModel, request_id: str) -> E
             )
         )
 
-    return EncodingTask(request, told)
+    return EncodingTask(request, make_body)
 
 
 def read_ollama_old_embedding(value: Any, served: ServedTaskModel, request_id: str) -> EncodingTask:
@@ -249,11 +249,11 @@ def read_ollama_old_embedding(value: Any, served: ServedTaskModel, request_id: s
     inputs = encoder_inputs(served, (body.prompt,), "prompt", truncate=True)
     request = make_encoding_request(served, "embedding", request_id, inputs)
 
-    def told(encoded: PoolingOutput) -> bytes:
+    def make_body(encoded: PoolingOutput) -> bytes:
         receipt = EncodingReceipt.of(encoded, request, reading)
         return msgspec.json.encode(OllamaOldEmbedding(list(encoded.rows[0]), receipt))
 
-    return EncodingTask(request, told)
+    return EncodingTask(request, make_body)
 
 
 def note_unheeded_embed_options(
@@ -410,7 +410,7 @@ class EncodingTask:
     """A body, read: what the engine is to compute, and how the answer's body is made of it."""
 
     request: PoolingRequest
-    told: Callable[[PoolingOutput], bytes]
+    make_body: Callable[[PoolingOutput], bytes]
 
 
 def make_encoding_request(

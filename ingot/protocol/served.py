@@ -152,8 +152,8 @@ class ServedModel:
     secret: SecretSource = field(default_factory=lambda: temporary_secret(), repr=False)  # what thinking is signed with
     prefix_cache_on: bool = True
     holds_tool_calls: bool = True  # that models begin by themselves, to their schemas, where a request says nothing
-    format_source: FormatSource = "template"  # what told the format
-    processor: MediaProcessor | None = None  # how the model is shown pictures and clips, where it is
+    format_source: FormatSource = "template"  # where the format was found
+    processor: MediaProcessor | None = None  # how images and video become its input, where they do
 
     @classmethod
     def of(

@@ -125,7 +125,7 @@ def test_the_ready_record_says_who_guesses_ahead() -> None:
     found = FoundFormat(format_by_name("qwen"), "template")
     guessing = replace(CARD, proposers=("forced", "lookup"))
     line = ready_record("http://x", guessing, found, needs_key=False).splitlines()[0]
-    assert line.endswith(" | guessing ahead: forced, lookup")
+    assert line.endswith(" | speculation: forced, lookup")
     assert "guessing" not in ready_record("http://x", CARD, found, needs_key=False)
 
 

@@ -36,7 +36,7 @@ def read(documents: Any = DOCUMENTS, query: Any = "q", **fields: Any) -> Encodin
 
 def answer(job: EncodingTask, scores: tuple[float, ...] = (0.0, 2.0, -1.0)) -> Any:
     rows = tuple(array("f", [score]) for score in scores[: len(job.request.inputs)])
-    return json.loads(job.told(PoolingOutput(rows, job.request.tokens, 0.5, 0.25)))
+    return json.loads(job.make_body(PoolingOutput(rows, job.request.tokens, 0.5, 0.25)))
 
 
 def test_each_document_is_paired_with_the_query() -> None:

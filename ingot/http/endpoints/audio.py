@@ -1,5 +1,5 @@
-"""The endpoints for speech: transcriptions and translations read a form and tell its segments; text-to-speech reads a
-body and writes a file or events as audio comes. Leaving ends the work."""
+"""The endpoints for speech: transcriptions and translations read a form and send segments of text; text-to-speech reads
+a body and sends a file or events as audio comes. Leaving ends the work."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class TranscriptionEndpoint(BodyEndpoint[ModelService, ReadTranscriptionForm]):
                     else:
                         # Subtitles and plain text have no place for white space that means nothing.
                         async with held.waiting() if job.view.is_json else nullcontext():
-                            told, media_type = await gather_transcript(events, job.view)
-                        await Response(told, media_type=media_type)(scope, receive, held.send)
+                            content, media_type = await gather_transcript(events, job.view)
+                        await Response(content, media_type=media_type)(scope, receive, held.send)
                 finally:
                     stream.close()
 
@@ -70,7 +70,7 @@ class TranscriptionEndpoint(BodyEndpoint[ModelService, ReadTranscriptionForm]):
     async def _read(self, body: HeldBody, scope: Scope, served: ServedTaskModel) -> TranscriptionTask:
         answer, content_type = reply_of(scope), Headers(scope=scope).get("content-type", "")
         raw = body.raw
-        # The sound is held until it is heard, and so its bytes count until then.
+        # The audio is held until it is transcribed, and its bytes count until then.
         body.let_go(kept=True)
         return await self.service.shared_state.prepare_slow(
             lambda: self.read(read_form(raw, content_type), served, answer.id), answer.tenant
@@ -83,7 +83,7 @@ async def gather_transcript(
     segments: list[Segment] = []
     async for event in stream:
         if isinstance(event, TranscriptionEnded):
-            return view.told(segments, event)
+            return view.render(segments, event)
         segments.append(event)
     raise AssertionError("a transcript ends in an event, or raises")
 
@@ -117,13 +117,13 @@ class SpeechEndpoint(BodyEndpoint[ModelService, ReadSpeech]):
             check_model_allowed(served.card.name, self.service.shared_state.tenants.key_of(answer.tenant), answer)
             with TaskAccount(self.service, answer, self.operation.span) as request:
                 stream = cast("TextToSpeechEngine", self.service.engine).speak(job.request)
-                sounds = encode_audio(request.watched(stream), job)
+                pieces = encode_audio(request.watched(stream), job)
                 try:
                     if job.events:
-                        await stream_speech_events(sounds, job, out)
+                        await stream_speech_events(pieces, job, out)
                     else:
                         file = StreamFraming(AUDIO_MEDIA_TYPES[job.format], frame_bare_event)
-                        await send_audio_file(sounds, StreamedResponse(send, file, settings))
+                        await send_audio_file(pieces, StreamedResponse(send, file, settings))
                 finally:
                     stream.close()
 
@@ -141,29 +141,29 @@ async def encode_audio(
             yield await anyio.to_thread.run_sync(file.close)
             yield event
             return
-        # Codecs take milliseconds for a second of sound, which would hold up every stream.
+        # Codecs take milliseconds for a second of audio, which would hold up every stream.
         yield await anyio.to_thread.run_sync(file.write, event.samples)
 
 
-async def send_audio_file(sounds: AsyncIterable[bytes | SpeechEnded], out: StreamedResponse) -> None:
-    """What fails before there is sound is told; a file that has begun is cut off, which is all that it can say."""
-    async for sound in sounds:
+async def send_audio_file(pieces: AsyncIterable[bytes | SpeechEnded], out: StreamedResponse) -> None:
+    """An error before the first audio is answered as one; after that, the file is cut off."""
+    async for piece in pieces:
         if not out.started:
             await out.start()
-        if isinstance(sound, SpeechEnded):
+        if isinstance(piece, SpeechEnded):
             await out.end(b"")
         else:
-            await out.write(sound)
+            await out.write(piece)
 
 
 async def stream_speech_events(
-    sounds: AsyncIterable[bytes | SpeechEnded], job: SpeechTask, out: StreamedResponse
+    pieces: AsyncIterable[bytes | SpeechEnded], job: SpeechTask, out: StreamedResponse
 ) -> None:
     framed = out.framing.framed
     await out.start()
     async with background_task(out.keep_alive(list)):
-        async for sound in sounds:
-            if isinstance(sound, SpeechEnded):
-                await out.end(framed([SpeechDone.of(sound, job.rate)]) + out.framing.done)
+        async for piece in pieces:
+            if isinstance(piece, SpeechEnded):
+                await out.end(framed([SpeechDone.of(piece, job.rate)]) + out.framing.done)
                 return
-            await out.write(framed([SpeechDelta.of(sound)]) if sound else b"")
+            await out.write(framed([SpeechDelta.of(piece)]) if piece else b"")

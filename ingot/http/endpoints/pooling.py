@@ -1,4 +1,4 @@
-"""The endpoints of pooling models: read a body, wait for its numbers, tell them. Leaving ends the work."""
+"""The endpoints of pooling models: read a body, wait for its vectors or scores, send them. Leaving ends the work."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ class EncodingEndpoint(BodyEndpoint[ModelService, ReadEncodingBody]):
         captured = body.raw if wants_capture(self.service.captures, scope) else b""
 
         async def work() -> None:
-            job = await self.service.read(body.raw, lambda value: self.read(value, served, answer.id), answer.tenant)
+            task = await self.service.read(body.raw, lambda value: self.read(value, served, answer.id), answer.tenant)
             body.let_go()
-            key, tokens = self.service.shared_state.tenants.key_of(answer.tenant), job.request.tokens
+            key, tokens = self.service.shared_state.tenants.key_of(answer.tenant), task.request.tokens
             card = served.card
             check_model_allowed(card.name, key, answer)
             with TaskAccount(self.service, answer, self.operation.span) as request:
                 async with held.waiting():
-                    encoded = await cast("PoolingEngine", self.service.engine).encode(job.request)
+                    encoded = await cast("PoolingEngine", self.service.engine).encode(task.request)
                 request.computed(encoded)
             if self.service.captures is not None and captured:
-                self.service.captures.encoded(captured, scope["path"], job.request, card, encoded)
+                self.service.captures.encoded(captured, scope["path"], task.request, card, encoded)
             self.service.shared_state.rates.charge(answer.tenant, key, tokens)
             # A thousand vectors are megabytes of JSON, which would hold up every stream.
-            told = await anyio.to_thread.run_sync(job.told, encoded)
-            await Response(told, media_type="application/json")(scope, receive, held.send)
+            content = await anyio.to_thread.run_sync(task.make_body, encoded)
+            await Response(content, media_type="application/json")(scope, receive, held.send)
 
         async with ending_in_words(answer, held):
             await self.service.shared_state.live.run(

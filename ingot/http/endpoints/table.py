@@ -1,4 +1,4 @@
-"""Which endpoint answers which operation: those of a loaded model, by its kind, and those that tell of all models or
+"""Which endpoint answers which operation: those of a loaded model, by its kind, and those that list all models or
 change which are loaded.
 
 Heavy to import: `http/app.py` does so in a thread.
@@ -169,7 +169,7 @@ def fleet_endpoints(models: ModelRegistry) -> dict[str, Any]:
 
 def lora_endpoints(service: GenerationService) -> dict[str, Any]:
     async def load(value: Any) -> LoraChanged:
-        body, note = read_load_lora(value, service.served)
+        body, note = read_load_lora(value, service.served, service.shared_state.served_names())
         made = await anyio.to_thread.run_sync(service.engine.load_lora, body.lora_name, Path(body.lora_path))
         return LoraChanged(id=made.name, status="loaded", parent=service.engine.card.name, rank=made.rank, ingot=note)
 
@@ -192,8 +192,8 @@ def _lora_change_endpoint(
             raise Forbidden("Adapters cannot be changed here: start the server with --allow-runtime-lora-updating.")
         async with service.shared_state.bodies.reading(request.scope, request.receive) as body:
             value = await service.read(body.raw, lambda value: value, answer.tenant)
-        told = await change(value)
+        changed = await change(value)
         service.refresh_loras()
-        return JsonResponse(told)
+        return JsonResponse(changed)
 
     return endpoint

@@ -29,7 +29,7 @@ from ingot.protocol.terms import Terms
 
 
 class SaltBody(Struct):
-    """What is kept under one `cache_salt`."""
+    """What is cached under one `cache_salt`."""
 
     salt: str
     records: int
@@ -40,7 +40,7 @@ class SaltBody(Struct):
 
 
 class DiskTotalsBody(Struct):
-    """What is kept on disk of everybody's prompts, for this model, and what was written and read since the server
+    """What is cached on disk of everybody's prompts, for this model, and what was written and read since the server
     started. `limit_bytes` is the whole folder's, and `folder_bytes` what all files in it take, other models' too;
     `dropped` records were not written, as too many waited for it."""
 
@@ -62,14 +62,14 @@ class DiskTotalsBody(Struct):
 
 
 class DiskBody(Struct):
-    """What is kept on disk of the asking tenant's prompts, for this model."""
+    """What is cached on disk of the asking tenant's prompts, for this model."""
 
     records: int
     used_bytes: int
 
 
 class CacheTotalsBody(Struct):
-    """What is kept of everybody's prompts, and of how many keys'. `disk` is null without `--cache-dir`."""
+    """What is cached of everybody's prompts, and of how many keys'. `disk` is null without `--cache-dir`."""
 
     tenants: int
     used_bytes: int
@@ -79,7 +79,7 @@ class CacheTotalsBody(Struct):
 
 class CacheBody(Struct):
     """`limit_bytes` is the whole server's, the rest is the asking tenant's. `disk` is null without `--cache-dir`. The
-    administrator, and everybody where there are no keys, is told the `totals` too. `codec` is `--cache-codec`, and
+    administrator, and everybody where there are no keys, is given the `totals` too. `codec` is `--cache-codec`, and
     `live_codec` is `--kv-codec`."""
 
     limit_bytes: int
@@ -108,13 +108,13 @@ class ClearedBody(Struct):
 
 
 class ImportedBody(Struct):
-    """Tokens of prompts that are kept now and were not before."""
+    """Tokens of prompts that are cached now and were not before."""
 
     added_tokens: int
 
 
 class ExplainedBody(Struct):
-    """What the request would take over if it came now, and why no more."""
+    """What the request would reuse if it came now, and why no more."""
 
     prompt_tokens: int
     cache: CacheReceipt | UnsetType = UNSET
@@ -129,7 +129,7 @@ class ExplainedBody(Struct):
 
 
 class BranchBody(Struct):
-    """Tokens `begin` to `end` of prompts. `parent` is the place in the list of what they go on from; null: nothing.
+    """Tokens `begin` to `end` of prompts. `parent` is the index in the list of what they go on from; null: nothing.
     `uses` are prompts that they were a part of, `bytes` what they take in memory."""
 
     parent: int | None
@@ -152,14 +152,14 @@ class CacheTreeBody(Struct, kw_only=True):
 
     @classmethod
     def of(cls, trees: Iterable[Sequence[CacheBranch]]) -> CacheTreeBody:
-        told: list[BranchBody] = []
+        branches: list[BranchBody] = []
         for tree in trees:
-            before = len(told)  # of other models, whose places come first
+            before = len(branches)  # of other models, which come first
             for branch in tree:
                 made = msgspec.convert(branch, BranchBody, from_attributes=True)
                 made.parent = None if branch.parent is None else before + branch.parent
-                told.append(made)
-        return cls(data=told)
+                branches.append(made)
+        return cls(data=branches)
 
 
 ReadWire = Callable[[Any, ServedModel, str, ResponseContext], Any]

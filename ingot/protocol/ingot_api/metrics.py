@@ -24,7 +24,7 @@ from ingot.version import __version__
 
 ENGINE_LABEL: Final = "0"
 """Which engine of the server; dashboards for several ask for it."""
-# What is told of models of all kinds.
+# Of models of all kinds.
 ABOUT_PROMPT_TOKENS: Final = "Tokens of prompts that began to run."
 ABOUT_GENERATION_TOKENS: Final = "Tokens of answers."
 ABOUT_ENDED: Final = "Requests by how they ended."
@@ -119,7 +119,7 @@ def _current_gauges(family: MetricFamily, health: Health, figures: EngineMetrics
     yield from _request_gauges(family, health.running, health.queued)
     yield family.gauges(
         "num_requests_waiting_by_reason",
-        "The same, by what they wait for. Here that is always a place among those that are computed.",
+        "The same, by what they wait for. Here that is always capacity.",
         [({"reason": "capacity"}, health.queued), ({"reason": "deferred"}, 0)],
     )
     yield family.gauge("kv_cache_usage_perc", "The part of KV memory that running requests hold.", figures.occupied)
@@ -132,21 +132,19 @@ def _current_gauges(family: MetricFamily, health: Health, figures: EngineMetrics
 
 def _token_counters(family: MetricFamily, health: Health, figures: EngineMetrics) -> Iterator[Metric]:
     yield family.counter("prompt_tokens", ABOUT_PROMPT_TOKENS, figures.prompt_tokens)
-    yield family.counter("prompt_tokens_cached", "Those that were taken over.", figures.matched_tokens)
+    yield family.counter("prompt_tokens_cached", "Those reused from the prefix cache.", figures.matched_tokens)
     yield family.counter("generation_tokens", ABOUT_GENERATION_TOKENS, figures.generated_tokens)
-    yield family.counter(
-        "prefix_cache_queries", "Tokens of prompts that kept ones were searched for.", figures.asked_tokens
-    )
-    yield family.counter("prefix_cache_hits", "Tokens of prompts that were taken over.", figures.matched_tokens)
+    yield family.counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", figures.asked_tokens)
+    yield family.counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", figures.matched_tokens)
     yield family.counter(
         "external_prefix_cache_queries",
         "Tokens that memory lacked and the disk was asked for.",
         figures.filed_asked_tokens,
     )
     yield family.counter("external_prefix_cache_hits", "Prompt tokens read from disk.", figures.read_tokens)
-    yield family.counter("mm_cache_queries", "Pictures and clips that were to be looked at.", figures.media_asked)
-    yield family.counter("mm_cache_hits", "Those that had been, and were not again.", figures.media_found)
-    yield family.counter("num_preemptions", "Times that a sequence had to make way.", figures.preemptions)
+    yield family.counter("mm_cache_queries", "Images and videos looked up among encoded ones.", figures.media_asked)
+    yield family.counter("mm_cache_hits", "Those found there, or on their way.", figures.media_found)
+    yield family.counter("num_preemptions", "Times that a sequence was preempted.", figures.preemptions)
     yield family.counter("admission_rejections", "Requests that found the queue full.", health.refused)
     yield family.counters("request_success", ABOUT_ENDED, "finished_reason", figures.endings)
 
@@ -172,20 +170,20 @@ def _length_histograms(family: MetricFamily, figures: EngineMetrics) -> Iterator
     yield family.histogram(
         "request_max_num_generation_tokens", "Tokens of the longest of a request's answers.", figures.longest_answers
     )
-    yield family.histogram("request_params_max_tokens", "The most that it asked for.", figures.answer_limits)
-    yield family.histogram("request_params_n", "Answers that it asked for.", figures.answers)
+    yield family.histogram("request_params_max_tokens", "The max_tokens of a request.", figures.answer_limits)
+    yield family.histogram("request_params_n", "The n of a request.", figures.answers)
     yield family.histogram("iteration_tokens_total", "Tokens computed in a step.", figures.step_tokens)
 
 
 def _speculation_counters(family: MetricFamily, counts: SpeculationMetrics) -> Iterator[Metric]:
-    yield family.counter("spec_decode_num_drafts", "Times that tokens were guessed ahead for an answer.", counts.drafts)
-    yield family.counter("spec_decode_num_draft_tokens", "Tokens that were guessed ahead.", counts.draft_tokens)
-    yield family.counter("spec_decode_num_accepted_tokens", "Those that were right.", counts.accepted_tokens)
+    yield family.counter("spec_decode_num_drafts", "Drafts of speculative decoding.", counts.drafts)
+    yield family.counter("spec_decode_num_draft_tokens", "Draft tokens.", counts.draft_tokens)
+    yield family.counter("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", counts.accepted_tokens)
     yield family.counters(
         "spec_decode_num_accepted_tokens_per_pos",
-        "Those that were right, by their place in the guess.",
+        "Accepted draft tokens by their position in the draft.",
         "position",
-        {str(place): count for place, count in enumerate(tuple(counts.accepted_per_position))},
+        {str(position): count for position, count in enumerate(tuple(counts.accepted_per_position))},
     )
 
 
@@ -193,8 +191,8 @@ def _ingot_metrics(family: MetricFamily, card: ModelCard, figures: EngineMetrics
     built = {"version": __version__, "device": card.device, "formats": card.formats or card.dtype}
     yield family.gauges("build_info", "What serves the model, on what, in which number formats.", [(built, 1)])
     yield family.gauge("model_loaded_timestamp_seconds", "When the model was loaded.", card.created)
-    yield family.counters("prompts", "Prompts by why no more of them was taken over.", "reason", figures.reasons)
-    yield family.counter("prompt_tokens_read", "Tokens of prompts that were taken over from disk.", figures.read_tokens)
+    yield family.counters("prompts", "Prompts by why no more of them was reused.", "reason", figures.reasons)
+    yield family.counter("prompt_tokens_read", "Prompt tokens reused from disk.", figures.read_tokens)
     yield family.histogram("step_seconds", "What the engine's steps took.", figures.step_s)
     parts = {
         "budget": card.memory_budget,
@@ -205,7 +203,7 @@ def _ingot_metrics(family: MetricFamily, card: ModelCard, figures: EngineMetrics
     }
     yield family.gauges(
         "memory_bytes",
-        "The budget; of it the weights, the states that exist and what of these is held; all that MLX has in use.",
+        "The budget; of it the weights, the KV memory that exists and what of it is held; all that MLX has in use.",
         [({"part": part}, value) for part, value in parts.items()],
     )
 
@@ -251,7 +249,7 @@ def loads_body(models: Iterable[tuple[ModelCard, Sequence[RequestStatus], Engine
 
 
 def _model_load(rank: int, card: ModelCard, statuses: Sequence[RequestStatus], figures: EngineMetrics) -> ModelLoad:
-    """Tokens of prompts that wait count as a whole: what is kept of them is known when their turn comes."""
+    """Tokens of prompts that wait count as a whole: what is cached of them is known when their turn comes."""
     running = [status for status in statuses if status.phase != "queued"]
     waiting = [status for status in statuses if status.phase == "queued"]
     return ModelLoad(

@@ -81,9 +81,9 @@ def list_requests(statuses: list[RequestStatus]) -> RunningRequestList:
 
 
 PAST_S: Final = 120.0
-"""How long ago what is told may have ended."""
+"""How long ago a listed request may have ended."""
 MOST_LISTED_REQUESTS: Final = 128
-"""Requests of each kind that are told of."""
+"""Requests of each kind that are listed."""
 MOST_OWNERS: Final = 16
 
 
@@ -166,14 +166,14 @@ class LiveTotals(Struct):
 
 
 class OwnerMemory(Struct):
-    """What is kept of one key's prompts."""
+    """What is cached of one key's prompts."""
 
     owner: str
     kept_bytes: int
 
 
 class LiveMemory(Struct):
-    """`used` is the part of the memory for states that running requests have reserved, 1 is all. `active_bytes` are
+    """`used` is the part of KV memory that running requests have reserved, 1 is all. `active_bytes` are
     all that MLX has in use."""
 
     budget_bytes: int
@@ -207,7 +207,7 @@ class LiveEngine(Struct):
 
 class LiveBody(Struct):
     """The asking key's requests: those that wait and run, and those that ended in the last two minutes. The
-    administrator, and everybody where there are no keys, is told of all keys' and of the `engines`, one for each model
+    administrator, and everybody where there are no keys, sees all keys' and the `engines`, one for each model
     that is loaded."""
 
     ready: bool
@@ -236,7 +236,7 @@ def live_body(
 
 
 def live_engine_body(card: ModelCard, health: Health, figures: EngineMetrics, counts: SpeculationMetrics) -> LiveEngine:
-    kept = sorted(figures.kept_bytes.items(), key=lambda pair: -pair[1])[:MOST_OWNERS]
+    cached = sorted(figures.kept_bytes.items(), key=lambda pair: -pair[1])[:MOST_OWNERS]
     return LiveEngine(
         model=card.name,
         device=card.device,
@@ -260,7 +260,7 @@ def live_engine_body(card: ModelCard, health: Health, figures: EngineMetrics, co
             held_bytes=figures.held_bytes,
             active_bytes=figures.active_bytes,
             used=round(figures.occupied, 4),
-            owners=[OwnerMemory(owner, held) for owner, held in kept],
+            owners=[OwnerMemory(owner, size) for owner, size in cached],
         ),
         speculation=LiveSpeculation(
             counts.drafts, counts.draft_tokens, counts.accepted_tokens, list(counts.accepted_per_position)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TextToSpeechModelField(FieldKind):
-    """A name of the model that speaks. Any other is a 404 that lists what there is."""
+    """A name of the text-to-speech model. Any other is a 404 that lists what there is."""
 
     types, words = (str,), ModelNameField.words
 
@@ -68,7 +68,7 @@ class VoiceField(FieldKind):
 SPEECH_INPUT_CHARS = 4096
 SPEECH_SPEEDS = (0.25, 4.0)
 SPEECH_FRAMES_A_SECOND = 40
-"""What a model makes of a text."""
+"""How usage counts audio."""
 VOICE_LANGUAGES = {"us": "en-US", "gb": "en-GB"}
 
 
@@ -81,7 +81,7 @@ class VoiceObject:
 class SpeechBody:
     input: str = requires(Text(SPEECH_INPUT_CHARS, least=1), "What is to be spoken, in English.")
     model: str = accepts(
-        TextToSpeechModelField(), "The name of the model that speaks, or `default`.", default=DEFAULT_NAME
+        TextToSpeechModelField(), "The name of the text-to-speech model, or `default`.", default=DEFAULT_NAME
     )
     voice: str | VoiceObject | None = accepts(
         Either((VoiceField(), ObjectOf(VoiceObject))),
@@ -94,11 +94,11 @@ class SpeechBody:
     )
     speed: float = accepts(Number(SPEECH_SPEEDS), "How fast: 2 takes half the time.", default=1.0)
     stream_format: str = accepts(
-        OneOf(("audio", "sse")), "`sse` tells the sound in events, `audio` is the file itself.", default="audio"
+        OneOf(("audio", "sse")), "`sse` sends events with audio, `audio` the file itself.", default="audio"
     )
     timeout: float | None = accepts(Timeout(bounds.LEAST_TIMEOUT_S), "Seconds the request may take in all.")
     ttl: None = accepts(TimeToLiveField(), ABOUT_TTL)
-    instructions: None = refuses("cannot be honoured: how a text is spoken is the voice's to say. Choose another.", "")
+    instructions: None = refuses("cannot be honoured: the voice decides how a text is spoken. Choose another.", "")
 
 
 SPEECH_BODY = ObjectOf(SpeechBody)
@@ -106,7 +106,7 @@ SPEECH_BODY = ObjectOf(SpeechBody)
 
 @dataclass(frozen=True, slots=True)
 class SpeechTask:
-    """A body, read: what the engine is to speak, and how it is told."""
+    """A body, read: what the engine is to speak, and how it is sent."""
 
     request: SpeechRequest
     format: str
@@ -115,7 +115,7 @@ class SpeechTask:
 
 
 class SpeechUsage(Struct):
-    """Phonemes that were read, and frames of sound that were made of them."""
+    """Phonemes that were read, and frames of audio that were made of them."""
 
     input_tokens: int
     output_tokens: int
@@ -131,8 +131,8 @@ class SpeechDelta(Struct, kw_only=True):
     audio: str  # base64
 
     @classmethod
-    def of(cls, sound: bytes) -> SpeechDelta:
-        return cls(audio=base64.b64encode(sound).decode())
+    def of(cls, audio: bytes) -> SpeechDelta:
+        return cls(audio=base64.b64encode(audio).decode())
 
 
 class SpeechDone(Struct, kw_only=True):

@@ -31,7 +31,7 @@ from ingot.protocol.terms import DEFAULT_NAME, Terms, matches_model_name, model_
 
 @dataclass(frozen=True, slots=True)
 class SpeechToTextModelField(FieldKind):
-    """A name of the model that hears. Any other is a 404 that lists what there is."""
+    """A name of the speech-to-text model. Any other is a 404 that lists what there is."""
 
     types, words = (str,), ModelNameField.words
 
@@ -48,7 +48,7 @@ class SpeechToTextModelField(FieldKind):
 
 @dataclass(frozen=True, slots=True)
 class LanguageField(FieldKind):
-    """A language that the model hears, by its code or its English name."""
+    """A language that the model transcribes, by its code or its English name."""
 
     types = (str,)
 
@@ -94,19 +94,19 @@ FORM_BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslationForm:
-    file: bytes = requires(AudioFileField(), "The sound: FLAC, MP3, MP4, M4A, Ogg, WAV, WebM or AAC.")
+    file: bytes = requires(AudioFileField(), "The audio: FLAC, MP3, MP4, M4A, Ogg, WAV, WebM or AAC.")
     model: str = accepts(
-        SpeechToTextModelField(), "The name of the model that hears, or `default`.", default=DEFAULT_NAME
+        SpeechToTextModelField(), "The name of the speech-to-text model, or `default`.", default=DEFAULT_NAME
     )
     prompt: str = accepts(
         Text(TRANSCRIPT_PROMPT_CHARS),
-        "What was said before, or how names in it are spelled; its end counts most.",
+        "Text before it, or names as they are spelled; its end counts most.",
         default="",
     )
     response_format: str = accepts(TRANSCRIPT_FORMATS, "What the answer is.", default="json")
     temperature: float = accepts(
         Number((0.0, 1.0)),
-        "0 takes the likeliest text, and warmer ones where that makes no sense; else one is drawn.",
+        "0 takes the likeliest text, and higher temperatures where that makes no sense; else it is sampled.",
         default=0.0,
     )
     timeout: float | None = accepts(Timeout(bounds.LEAST_TIMEOUT_S), "Seconds the request may take in all.")
@@ -115,17 +115,17 @@ class TranslationForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptionForm(TranslationForm):
-    language: str | None = accepts(LanguageField(), "Its code, such as `en`; else it is found out by the first window.")
+    language: str | None = accepts(LanguageField(), "Its code, such as `en`; else the first window decides.")
     timestamp_granularities: tuple[str, ...] = accepts(
         ListOf(OneOf(("word", "segment")), 2, least=1),
-        "Whose times are told, with `verbose_json`.",
+        "Whose times are given, with `verbose_json`.",
         default=("segment",),
     )
-    stream: bool = accepts(Bool(), "Send what is heard as events, window by window.", default=False)
+    stream: bool = accepts(Bool(), "Send text as events, window by window.", default=False)
     include: tuple[str, ...] = accepts(
         ListOf(OneOf(("logprobs",)), 1), "`logprobs` adds the probabilities of tokens to `json`.", default=()
     )
-    chunking_strategy: None = refuses("cannot be chosen: sounds are heard in windows of 30 seconds. Send auto.", "auto")
+    chunking_strategy: None = refuses("cannot be chosen: audio is read in windows of 30 seconds. Send auto.", "auto")
     known_speaker_names: None = refuses(DIARIZATION_REFUSED)
     known_speaker_references: None = refuses(DIARIZATION_REFUSED)
 
@@ -136,19 +136,19 @@ TRANSLATION_FORM = ObjectOf(TranslationForm)
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionTask:
-    """A form, read: what the engine is to hear, and how it is told."""
+    """A form, read: what the engine is to transcribe, and how it is sent."""
 
     request: TranscriptionRequest
     view: TranscriptView
 
 
 def read_transcription(form: Mapping[str, Any], served: ServedTaskModel, request_id: str) -> TranscriptionTask:
-    """The job that a form asks for. Looks through the whole sound, so it may take a while: not for an event loop."""
+    """The job that a form asks for. Reads the whole file, so it may take a while: not for an event loop."""
     reading = served.reading()
     read: TranscriptionForm = TRANSCRIPTION_FORM.parse(type_form_fields(form), "", reading)
     if "timestamp_granularities" in form and read.response_format != "verbose_json":
         raise BadRequest(
-            "timestamp_granularities are told with response_format verbose_json.", param="timestamp_granularities"
+            "timestamp_granularities are for response_format verbose_json.", param="timestamp_granularities"
         )
     if read.include and read.response_format != "json":
         raise BadRequest("include is about response_format json: other formats have no logprobs.", param="include")
@@ -174,7 +174,7 @@ def read_translation(form: Mapping[str, Any], served: ServedTaskModel, request_i
     read: TranslationForm = TRANSLATION_FORM.parse(type_form_fields(form), "", reading)
     if not served.terms.hearing.translates:
         raise Unsupported(
-            f"{served.terms.hearing.models[0]} hears English alone, so there is nothing it could translate. Serve a "
+            f"{served.terms.hearing.models[0]} knows English alone, so there is nothing it could translate. Serve a "
             "model of several languages.",
             param="model",
         )
@@ -227,7 +227,7 @@ def parse_form_number(text: str) -> float | str:
 
 
 AUDIO_TOKENS_A_SECOND = 50
-"""What a model sees of a sound."""
+"""What a model reads of audio."""
 
 
 class TranscriptReceipt(Struct, kw_only=True):
@@ -346,7 +346,7 @@ class TranscriptView(Struct, frozen=True, kw_only=True):
         """Whether the whole answer is JSON."""
         return self.format not in ("text", "srt", "vtt")
 
-    def told(self, segments: Sequence[Segment], ended: TranscriptionEnded) -> tuple[bytes, str]:
+    def render(self, segments: Sequence[Segment], ended: TranscriptionEnded) -> tuple[bytes, str]:
         """The whole answer, and its media type."""
         match self.format:
             case "text":

@@ -137,7 +137,7 @@ async def test_what_counts_tokens_agrees_with_what_was_read(app: Any) -> None:
 
 def test_the_ready_line_says_what_it_sees(engine: Engine) -> None:
     found = FoundFormat(FORMATS[0], "template")
-    assert " | sees pictures and clips | " in ready_record("http://x", engine.card, found, needs_key=False)
+    assert " | sees images and video | " in ready_record("http://x", engine.card, found, needs_key=False)
 
 
 def test_for_text_alone_no_tower_is_loaded_and_flags_that_change_nothing_are_said() -> None:
