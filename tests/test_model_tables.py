@@ -78,7 +78,7 @@ def test_a_server_that_is_not_lazy_loads_all_of_them_at_the_start(tmp_path: Path
         ('[models."a:b"]\npath = "a"', "'a:b' is no name for a model"),
         ('served_model_name = ["x"]\n[models.a]\npath = "a"', "served_model_name is about a single model"),
         ('models = "a"', "is not a JSON object"),
-        (f'warm_prompts = "{WARM}"\n[models.a]\npath = "a"', "warm_prompts is about .*say it in that one's table"),
+        (f'warm_prompts = "{WARM}"\n[models.a]\npath = "a"', "warm_prompts is about .*say them in that one's table"),
         ('kv_events = "tcp://127.0.0.1:5557"\n[models.a]\npath = "a"', "an endpoint is for one model"),
         (
             f'[models.a]\npath = "a"\nkind = "rerank"\nwarm_prompts = "{WARM}"',

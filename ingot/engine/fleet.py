@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from ingot.config import ModelEntry
 from ingot.engine.model_swap import LeaseWaiter, ModelSlot, ModelSwap, decide_swap
@@ -29,6 +29,7 @@ from ingot.errors import DeadlineExceeded, IngotError, Unavailable
 
 if TYPE_CHECKING:
     from ingot.engine.engine import ModelEngine
+    from ingot.engine.loading.model_loader import ModelLoader
 
 
 log = logging.getLogger("ingot.fleet")
@@ -43,24 +44,11 @@ OnModelUnloading = Callable[["ModelEngine"], Awaitable[None]]
 """Lets go of whatever was made for an engine that is about to be closed."""
 
 
-class LoadsModels(Protocol):
-    """Finds, loads and unloads models. Each call may take long, and raises IngotError in words."""
-
-    async def measure(self, entry: ModelEntry) -> int:
-        """The bytes that a model is to have, by its files, which are fetched where they are not here."""
-
-    async def load(self, entry: ModelEntry, claim: int, report: Callable[[float], None]) -> ModelEngine:
-        """`report` is called with the share that is done, from any thread."""
-
-    async def unload(self, engine: ModelEngine) -> None:
-        """Returns when its memory is back."""
-
-
 class Fleet:
     def __init__(
         self,
         entries: Iterable[ModelEntry],
-        loader: LoadsModels,
+        loader: ModelLoader,
         memory: int,
         *,
         min_residency_s: float = 0.0,
@@ -83,7 +71,7 @@ class Fleet:
     def of_resident(cls, models: Iterable[tuple[ModelEntry, ModelEngine]]) -> Fleet:
         """A fleet whose models are loaded already, and stay."""
         engines = {entry.name: (replace(entry, resident=True, preload=False), engine) for entry, engine in models}
-        fleet = cls([entry for entry, _ in engines.values()], cast("LoadsModels", None), 0)  # which loads nothing
+        fleet = cls([entry for entry, _ in engines.values()], cast("ModelLoader", None), 0)  # which loads nothing
         for name, (_, engine) in engines.items():
             slot = fleet._slots[name]
             slot.engine = engine

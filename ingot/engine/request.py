@@ -413,6 +413,10 @@ class PoolingModelCard:
         return self.role
 
     @property
+    def context(self) -> int:
+        return self.length
+
+    @property
     def at_ready(self) -> str:
         """What it is for, as the server says it when it is ready."""
         purpose = f"vectors of {self.dimension} numbers" if self.role == "embedding" else "reranking"

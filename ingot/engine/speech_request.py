@@ -109,6 +109,7 @@ class SpeechToTextCard:
     """What the rest of the program may know of a loaded model without touching mlx."""
 
     kind: ClassVar[str] = "audio"
+    family: ClassVar[str] = "whisper"
     name: str
     source: str
     languages: tuple[str, ...]  # that it transcribes
@@ -165,6 +166,7 @@ class TextToSpeechCard:
     """What the rest of the program may know of a loaded model without touching mlx."""
 
     kind: ClassVar[str] = "speech"
+    family: ClassVar[str] = "kokoro"
     name: str
     source: str
     voices: tuple[str, ...]

@@ -64,14 +64,8 @@ def terms_of(models: ModelRegistry) -> Terms:
     """What the OpenAPI document says of bodies: what resident models say, or else what holds for all."""
     if models.is_resident:
         first, *others = [service.served.terms for service in models.services()]
-        for terms in others:
-            first = replace(
-                first,
-                encoders={**first.encoders, **terms.encoders},
-                hearing=terms.hearing if terms.hearing.models else first.hearing,
-                speaking=terms.speaking if terms.speaking.models else first.speaking,
-            )
-        return first
+        tasks = {kind: task for terms in (first, *others) for kind, task in terms.tasks.items()}
+        return replace(first, tasks=tasks)
     names = tuple(name for entry in models.fleet.entries for name in entry.names)
     settings = models.settings
     return Terms((*names, DEFAULT_NAME), ANY_VOCAB, settings.request_timeout_s, settings.strict)

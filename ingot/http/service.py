@@ -30,7 +30,7 @@ from ingot.protocol.chat.answers import GenerationTask
 from ingot.protocol.openai.chat import read_chat
 from ingot.protocol.openai.completions import read_completion
 from ingot.protocol.served import AnyServedModel, ServedModel
-from ingot.protocol.terms import SpeechToTextTerms
+from ingot.protocol.terms import TaskTerms
 from ingot.text.input_files import FilePrompt, read_prompts
 from ingot.text.prompt.answer_cache import AnswerCache, AnswerFile, answers_path
 
@@ -100,7 +100,7 @@ class GenerationService(ModelService):
         served = ServedModel.of(engine.card, engine.tokenizer, settings, engine.processor)
         terms = replace(served.terms, unloads=unloads)
         if shared_state.speech_to_text is not None:
-            terms = replace(terms, hearing=SpeechToTextTerms(shared_state.speech_to_text.names))
+            terms = replace(terms, tasks={"audio": TaskTerms(shared_state.speech_to_text.names)})
         super().__init__(engine, replace(served, terms=terms), settings, shared_state)
         self._transcripts: OrderedDict[tuple[str, bytes], TranscribedText] = OrderedDict()
         self.extend = extend

@@ -63,15 +63,15 @@ class ModelBody(Struct, kw_only=True):
     expires_in_s: float | UnsetType = UNSET  # when it is unloaded, unless somebody asks for it
 
     @classmethod
-    def of(cls, card: ModelCard | TaskCard, length: int) -> ModelBody:
+    def of(cls, card: ModelCard | TaskCard) -> ModelBody:
         since = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
         return cls(
             id=card.name,
             created=card.created,
-            max_model_len=length,
+            max_model_len=card.context,
             display_name=card.name,
             created_at=since,
-            max_input_tokens=length,
+            max_input_tokens=card.context,
         )
 
 
@@ -131,7 +131,7 @@ def retrieve_model(name: str, served: ServedModel, names: Iterable[str]) -> Mode
 def generating_model_body(served: ServedModel) -> ModelBody:
     thinking = served.format.thinking
     return replace(
-        ModelBody.of(served.card, served.card.context),
+        ModelBody.of(served.card),
         default_sampling_params=sampling_body(served.sampling),
         chats=served.tokenizer.template is not None,
         tool_format=served.format.name,
@@ -149,8 +149,7 @@ def adapter_model_body(served: ServedModel, lora: LoraRef) -> ModelBody:
 
 
 def task_model_body(card: TaskCard) -> ModelBody:
-    length = card.length if isinstance(card, PoolingModelCard) else card.context
-    body = replace(ModelBody.of(card, length), kind=card.kind)
+    body = replace(ModelBody.of(card), kind=card.kind)
     if isinstance(card, SpeechToTextCard):
         return replace(body, input_modalities=["audio"], languages=list(card.languages))
     if isinstance(card, TextToSpeechCard):
@@ -248,14 +247,8 @@ class OllamaKnownModel:
 
     @classmethod
     def of(cls, card: ModelCard | TaskCard) -> OllamaKnownModel:
-        if isinstance(card, ModelCard):
-            level = card.quantization or card.dtype
-            return cls(card.name, card.family, level, card.weight_bytes, card.context, card.created)
-        if isinstance(card, TextToSpeechCard):
-            return cls(card.name, "kokoro", card.dtype, card.weight_bytes, card.context, card.created)
-        if isinstance(card, SpeechToTextCard):
-            return cls(card.name, "whisper", card.dtype, card.weight_bytes, card.context, card.created)
-        return cls(card.name, card.family, card.dtype, card.weight_bytes, card.length, card.created)
+        level = card.quantization or card.dtype if isinstance(card, ModelCard) else card.dtype
+        return cls(card.name, card.family, level, card.weight_bytes, card.context, card.created)
 
     @property
     def digest(self) -> str:

@@ -35,9 +35,9 @@ from ingot.protocol.ollama.request import (
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.encoder_fields import (
     DimensionsField,
-    EncoderNameField,
     EncoderTokenIdsField,
     PromptNameField,
+    TaskModelField,
 )
 from ingot.protocol.schema.fields import BodyReading, Bool, Either, Int, ListOf, OneOf, Text, Timeout
 from ingot.protocol.schema.model_fields import ABOUT_TTL, TimeToLiveField
@@ -68,9 +68,7 @@ class EmbeddingBody:
     input: EncoderInputValue | tuple[str, ...] | tuple[tuple[int, ...], ...] = requires(
         EMBEDDING_INPUT, "A text, a list of texts, a list of the model's own token ids, or a list of such lists."
     )
-    model: str = accepts(
-        EncoderNameField("embedding"), "The embedding model's name, or `default`.", default=DEFAULT_NAME
-    )
+    model: str = accepts(TaskModelField("embedding"), "The embedding model's name, or `default`.", default=DEFAULT_NAME)
     encoding_format: str = accepts(
         OneOf(("float", "base64")), "`base64` is the little-endian float32 numbers of a vector.", default="float"
     )
@@ -164,7 +162,7 @@ def encode_vector(vector: Sequence[float], encoding: str) -> list[float] | str:
     return base64.b64encode(numbers.tobytes()).decode()
 
 
-OLLAMA_ENCODER_NAME = OllamaModelName(EncoderNameField("embedding"))
+OLLAMA_ENCODER_NAME = OllamaModelName(TaskModelField("embedding"))
 OLLAMA_EMBED_TEXT = Text(least=1)
 
 
@@ -278,7 +276,7 @@ class RerankBody:
         ListOf(Either((Text(), ObjectOf(RerankDocument))), bounds.RERANK_DOCUMENTS, least=1),
         "Texts, or objects with a `text`.",
     )
-    model: str = accepts(EncoderNameField("rerank"), "The reranking model's name, or `default`.", default=DEFAULT_NAME)
+    model: str = accepts(TaskModelField("rerank"), "The reranking model's name, or `default`.", default=DEFAULT_NAME)
     top_n: int | None = accepts(Int(bounds.TOP_N), "Give only this many, the best ones (default: all).")
     return_documents: bool = accepts(Bool(), "Give each document's text back.", default=False)
     max_tokens_per_doc: int | None = accepts(
@@ -319,11 +317,6 @@ class RankedResult(Struct):
     document: RankedDocument | UnsetType = UNSET
 
 
-class RerankUsage(Struct):
-    prompt_tokens: int
-    total_tokens: int
-
-
 class RerankApiVersion(Struct):
     version: RerankVersion
 
@@ -344,7 +337,7 @@ class RerankAnswer(Struct, kw_only=True):
     object: Literal["list"] = "list"
     model: str
     results: list[RankedResult]
-    usage: RerankUsage
+    usage: EmbeddingUsage
     meta: RerankMeta
     ingot: EncodingReceipt
 
@@ -382,7 +375,7 @@ def rerank_answer(
         results=[
             RankedResult(at, scores[at], RankedDocument(texts[at]) if body.return_documents else UNSET) for at in best
         ],
-        usage=RerankUsage(encoded.tokens, encoded.tokens),
+        usage=EmbeddingUsage(encoded.tokens, encoded.tokens),
         meta=RerankMeta(RerankApiVersion(version), RerankTokens(encoded.tokens)),
         ingot=EncodingReceipt.of(encoded, request, reading),
     )

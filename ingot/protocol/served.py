@@ -25,20 +25,19 @@ from ingot.engine.speech_request import SpeechToTextCard, TextToSpeechCard
 from ingot.errors import ConfigError
 from ingot.media.layout import MediaProcessor
 from ingot.protocol.chat.sampling_defaults import sampling_body, sampling_defaults
-from ingot.protocol.schema.encoder_fields import terms_of_encoder
 from ingot.protocol.schema.fields import BodyReading
 from ingot.protocol.terms import (
     DEFAULT_NAME,
     MediaTerms,
-    SpeechToTextTerms,
+    TaskTerms,
     Terms,
-    TextToSpeechTerms,
     with_alias_names,
 )
 from ingot.text.chat_template.sandbox import TemplateHistory
 from ingot.text.grammar.grammars import Grammars
 from ingot.text.prompt.answer_cache import AnswerCache
 from ingot.text.prompt.assembly import EncodingCache
+from ingot.text.tokenizer.encoder_inputs import TextInputs
 from ingot.text.tool_formats.format import Format
 from ingot.text.tool_formats.registry import FormatSource, FoundFormat, find_format, format_by_name, thinking_by_name
 from ingot.version import __version__
@@ -108,14 +107,17 @@ class ServedTaskModel:
         card = loaded.card
         own = tuple(dict.fromkeys((card.name, *settings.served_model_name, DEFAULT_NAME)))
         names = with_alias_names(own, settings.alias)
-        terms = Terms(names, 1, settings.request_timeout_s, settings.strict, unloads=unloads)
+        task = TaskTerms(names)
         if isinstance(card, PoolingModelCard):
-            encoder = terms_of_encoder(cast("ServedPoolingModel", loaded), names)
-            terms = replace(terms, encoders={card.role: encoder})
+            inputs = cast("ServedPoolingModel", loaded).inputs
+            prompts = tuple(inputs.prompts) if isinstance(inputs, TextInputs) else ()
+            task = replace(task, vocab=card.vocab, dimension=card.dimension, prompts=prompts)
         elif isinstance(card, SpeechToTextCard):
-            terms = replace(terms, hearing=SpeechToTextTerms(names, card.languages, card.translates))
+            task = replace(task, languages=card.languages, translates=card.translates)
         else:
-            terms = replace(terms, speaking=TextToSpeechTerms(names, card.voices))
+            task = replace(task, voices=card.voices)
+        timeout, strict = settings.request_timeout_s, settings.strict
+        terms = Terms(names, 1, timeout, strict, tasks={card.kind: task}, unloads=unloads)
         return cls(card=card, terms=terms, loaded=loaded)
 
     def reading(self) -> BodyReading:

@@ -73,15 +73,19 @@ class ModelLoader:
         return [(entry, self._loading.load(entry, found, _ignore_progress)) for entry, found in models]
 
     async def measure(self, entry: ModelEntry) -> int:
+        """The bytes that a model is to have, by its files, which are fetched where they are not here. Raises
+        IngotError."""
         if entry.name not in self._found:
             self._found[entry.name] = await asyncio.to_thread(lambda: self._loading.find(entry))
         return self._found[entry.name].claim
 
     async def load(self, entry: ModelEntry, claim: int, report: Callable[[float], None]) -> ModelEngine:
+        """`report` is called with the share that is done, from any thread. Raises IngotError."""
         found = self._found.pop(entry.name)  # whoever loads it again looks at its files again
         return await asyncio.to_thread(self._loading.load, entry, found, report)
 
     async def unload(self, engine: ModelEngine) -> None:
+        """Returns when its memory is back."""
         await asyncio.to_thread(self._loading.unload, engine)
 
 

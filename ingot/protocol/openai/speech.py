@@ -16,32 +16,16 @@ from ingot.engine.speech_request import SpeechEnded, SpeechRequest, TextToSpeech
 from ingot.media.audio_encoding import AUDIO_MEDIA_TYPES
 from ingot.protocol.pooling import ComputeTiming
 from ingot.protocol.schema import bounds
+from ingot.protocol.schema.encoder_fields import TaskModelField
 from ingot.protocol.schema.fields import BodyReading, Either, FieldKind, Number, OneOf, Schema, Text, Timeout
-from ingot.protocol.schema.model_fields import ABOUT_TTL, ModelNameField, TimeToLiveField
+from ingot.protocol.schema.model_fields import ABOUT_TTL, TimeToLiveField
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires
 from ingot.protocol.served import AnyServedModel, ServedTaskModel
-from ingot.protocol.terms import DEFAULT_NAME, Terms, matches_model_name, model_names_schema, unknown_model_error
+from ingot.protocol.terms import DEFAULT_NAME, Terms
 from ingot.text.speech.phonemizer import accent_of
 
 if TYPE_CHECKING:
     from ingot.engine.text_to_speech import ServedTextToSpeech
-
-
-@dataclass(frozen=True, slots=True)
-class TextToSpeechModelField(FieldKind):
-    """A name of the text-to-speech model. Any other is a 404 that lists what there is."""
-
-    types, words = (str,), ModelNameField.words
-
-    def parse(self, value: object, path: str, reading: BodyReading) -> str:
-        if not isinstance(value, str):
-            raise self.refuse(value, path, reading)
-        if not matches_model_name(value, reading.terms.speaking.models):
-            raise unknown_model_error(value, reading.terms.speaking.models)
-        return value
-
-    def schema(self, terms: Terms) -> Schema:
-        return model_names_schema(terms.speaking.models) if terms.speaking.models else {"type": "string"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +35,7 @@ class VoiceField(FieldKind):
     types = (str,)
 
     def parse(self, value: object, path: str, reading: BodyReading) -> str:
-        known = reading.terms.speaking.voices
+        known = reading.terms.task("speech").voices
         if isinstance(value, str) and value not in known:
             meant = [voice for voice in known if voice.partition("_")[2] == value]
             if len(meant) == 1:
@@ -59,10 +43,10 @@ class VoiceField(FieldKind):
         return OneOf(known).parse(value, path, reading)
 
     def schema(self, terms: Terms) -> Schema:
-        return {"type": "string", "examples": list(terms.speaking.voices)}
+        return {"type": "string", "examples": list(terms.task("speech").voices)}
 
     def wanted(self, terms: Terms) -> str:
-        return OneOf(terms.speaking.voices).wanted(terms)
+        return OneOf(terms.task("speech").voices).wanted(terms)
 
 
 SPEECH_INPUT_CHARS = 4096
@@ -81,7 +65,7 @@ class VoiceObject:
 class SpeechBody:
     input: str = requires(Text(SPEECH_INPUT_CHARS, least=1), "What is to be spoken, in English.")
     model: str = accepts(
-        TextToSpeechModelField(), "The name of the text-to-speech model, or `default`.", default=DEFAULT_NAME
+        TaskModelField("speech"), "The name of the text-to-speech model, or `default`.", default=DEFAULT_NAME
     )
     voice: str | VoiceObject | None = accepts(
         Either((VoiceField(), ObjectOf(VoiceObject))),

@@ -22,28 +22,12 @@ from ingot.media.audio import AudioFile
 from ingot.media.languages import LANGUAGES
 from ingot.protocol.pooling import ComputeTiming
 from ingot.protocol.schema import bounds
+from ingot.protocol.schema.encoder_fields import TaskModelField
 from ingot.protocol.schema.fields import BodyReading, Bool, FieldKind, ListOf, Number, OneOf, Schema, Text, Timeout
-from ingot.protocol.schema.model_fields import ABOUT_TTL, ModelNameField, TimeToLiveField
+from ingot.protocol.schema.model_fields import ABOUT_TTL, TimeToLiveField
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires
 from ingot.protocol.served import ServedTaskModel
-from ingot.protocol.terms import DEFAULT_NAME, Terms, matches_model_name, model_names_schema, unknown_model_error
-
-
-@dataclass(frozen=True, slots=True)
-class SpeechToTextModelField(FieldKind):
-    """A name of the speech-to-text model. Any other is a 404 that lists what there is."""
-
-    types, words = (str,), ModelNameField.words
-
-    def parse(self, value: object, path: str, reading: BodyReading) -> str:
-        if not isinstance(value, str):
-            raise self.refuse(value, path, reading)
-        if not matches_model_name(value, reading.terms.hearing.models):
-            raise unknown_model_error(value, reading.terms.hearing.models)
-        return value
-
-    def schema(self, terms: Terms) -> Schema:
-        return model_names_schema(terms.hearing.models) if terms.hearing.models else {"type": "string"}
+from ingot.protocol.terms import DEFAULT_NAME, Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +37,7 @@ class LanguageField(FieldKind):
     types = (str,)
 
     def parse(self, value: object, path: str, reading: BodyReading) -> str:
-        known = reading.terms.hearing.languages
+        known = reading.terms.task("audio").languages
         named = {LANGUAGES[code]: code for code in known if code in LANGUAGES}
         said = value.lower() if isinstance(value, str) else value
         if isinstance(said, str) and said in named:
@@ -61,10 +45,11 @@ class LanguageField(FieldKind):
         return OneOf(known).parse(said, path, reading)
 
     def schema(self, terms: Terms) -> Schema:
-        return OneOf(terms.hearing.languages).schema(terms) if terms.hearing.languages else {"type": "string"}
+        languages = terms.task("audio").languages
+        return OneOf(languages).schema(terms) if languages else {"type": "string"}
 
     def wanted(self, terms: Terms) -> str:
-        return OneOf(terms.hearing.languages).wanted(terms)
+        return OneOf(terms.task("audio").languages).wanted(terms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +81,7 @@ FORM_BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 class TranslationForm:
     file: bytes = requires(AudioFileField(), "The audio: FLAC, MP3, MP4, M4A, Ogg, WAV, WebM or AAC.")
     model: str = accepts(
-        SpeechToTextModelField(), "The name of the speech-to-text model, or `default`.", default=DEFAULT_NAME
+        TaskModelField("audio"), "The name of the speech-to-text model, or `default`.", default=DEFAULT_NAME
     )
     prompt: str = accepts(
         Text(TRANSCRIPT_PROMPT_CHARS),
@@ -172,9 +157,9 @@ def read_translation(form: Mapping[str, Any], served: ServedTaskModel, request_i
     """The same for text in English, whatever the language."""
     reading = served.reading()
     read: TranslationForm = TRANSLATION_FORM.parse(type_form_fields(form), "", reading)
-    if not served.terms.hearing.translates:
+    if not served.terms.task("audio").translates:
         raise Unsupported(
-            f"{served.terms.hearing.models[0]} knows English alone, so there is nothing it could translate. Serve a "
+            f"{served.card.name} knows English alone, so there is nothing it could translate. Serve a "
             "model of several languages.",
             param="model",
         )
