@@ -27,10 +27,6 @@ ENGINE_LABEL: Final = "0"
 # Of models of all kinds.
 ABOUT_PROMPT_TOKENS: Final = "Tokens of prompts that began to run."
 ABOUT_GENERATION_TOKENS: Final = "Tokens of answers."
-ABOUT_ENDED: Final = "Requests by how they ended."
-ABOUT_REQUEST_TIME: Final = "From a request's arrival to its end."
-ABOUT_QUEUE_TIME: Final = "What requests waited for their turn."
-ABOUT_INFERENCE_TIME: Final = "From their turn to their end."
 
 
 class MetricFamily:
@@ -91,18 +87,19 @@ def generating_model_metrics(
 def task_model_metrics(name: str, health: Health, figures: TaskMetrics) -> Iterator[Metric]:
     """Of a model that does not generate, by vLLM's names for pooling models."""
     vllm = MetricFamily("vllm:", {"model_name": name, "engine": ENGINE_LABEL})
-    yield from _request_gauges(vllm, health.running, health.queued)
+    yield from _request_metrics(vllm, health, figures)
     yield vllm.counter("prompt_tokens", ABOUT_PROMPT_TOKENS, figures.read_tokens)
     yield vllm.counter("generation_tokens", ABOUT_GENERATION_TOKENS, figures.written_tokens)
-    yield vllm.counters("request_success", ABOUT_ENDED, "finished_reason", figures.endings)
-    yield vllm.histogram("e2e_request_latency_seconds", ABOUT_REQUEST_TIME, figures.request_s)
-    yield vllm.histogram("request_queue_time_seconds", ABOUT_QUEUE_TIME, figures.queue_s)
-    yield vllm.histogram("request_inference_time_seconds", ABOUT_INFERENCE_TIME, figures.inference_s)
 
 
-def _request_gauges(family: MetricFamily, running: int, waiting: int) -> Iterator[Metric]:
-    yield family.gauge("num_requests_running", "Requests that are being computed.", running)
-    yield family.gauge("num_requests_waiting", "Requests that wait for their turn.", waiting)
+def _request_metrics(family: MetricFamily, health: Health, figures: EngineMetrics | TaskMetrics) -> Iterator[Metric]:
+    """Of a model of any kind."""
+    yield family.gauge("num_requests_running", "Requests that are being computed.", health.running)
+    yield family.gauge("num_requests_waiting", "Requests that wait for their turn.", health.queued)
+    yield family.counters("request_success", "Requests by how they ended.", "finished_reason", figures.endings)
+    yield family.histogram("e2e_request_latency_seconds", "From a request's arrival to its end.", figures.request_s)
+    yield family.histogram("request_queue_time_seconds", "What requests waited for their turn.", figures.queue_s)
+    yield family.histogram("request_inference_time_seconds", "From their turn to their end.", figures.inference_s)
 
 
 def _status_counters(statuses: Mapping[int, int]) -> Iterator[Metric]:
@@ -116,7 +113,7 @@ def _status_counters(statuses: Mapping[int, int]) -> Iterator[Metric]:
 
 
 def _current_gauges(family: MetricFamily, health: Health, figures: EngineMetrics) -> Iterator[Metric]:
-    yield from _request_gauges(family, health.running, health.queued)
+    yield from _request_metrics(family, health, figures)
     yield family.gauges(
         "num_requests_waiting_by_reason",
         "The same, by what they wait for. Here that is always capacity.",
@@ -146,7 +143,6 @@ def _token_counters(family: MetricFamily, health: Health, figures: EngineMetrics
     yield family.counter("mm_cache_hits", "Those found there, or on their way.", figures.media_found)
     yield family.counter("num_preemptions", "Times that a sequence was preempted.", figures.preemptions)
     yield family.counter("admission_rejections", "Requests that found the queue full.", health.refused)
-    yield family.counters("request_success", ABOUT_ENDED, "finished_reason", figures.endings)
 
 
 def _duration_histograms(family: MetricFamily, figures: EngineMetrics) -> Iterator[Metric]:
@@ -157,11 +153,8 @@ def _duration_histograms(family: MetricFamily, figures: EngineMetrics) -> Iterat
     yield family.histogram(
         "request_time_per_output_token_seconds", "The same, on average over each answer.", figures.token_s
     )
-    yield family.histogram("e2e_request_latency_seconds", ABOUT_REQUEST_TIME, figures.request_s)
-    yield family.histogram("request_queue_time_seconds", ABOUT_QUEUE_TIME, figures.queue_s)
-    yield family.histogram("request_prefill_time_seconds", "From there to their first token.", figures.prefill_s)
-    yield family.histogram("request_decode_time_seconds", "From there to their end.", figures.decode_s)
-    yield family.histogram("request_inference_time_seconds", ABOUT_INFERENCE_TIME, figures.inference_s)
+    yield family.histogram("request_prefill_time_seconds", "From their turn to their first token.", figures.prefill_s)
+    yield family.histogram("request_decode_time_seconds", "From their first token to their end.", figures.decode_s)
 
 
 def _length_histograms(family: MetricFamily, figures: EngineMetrics) -> Iterator[Metric]:
