@@ -101,7 +101,7 @@ KINDS: Final = {
 }
 """By name. A kind is its record here, how its files tell it (`models.files.locate`), and its operations."""
 KindOf = Callable[[str, Settings], str]
-"""What the model is for that is given so."""
+"""The kind of a model, by what the user calls it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ def served_name(settings: Settings, own: str) -> str:
 
 
 def _model_entry(name: str, table: ModelTable, settings: Settings, kind_of: KindOf) -> ModelEntry:
-    given = _model_settings(name, table.settings)
+    own_settings = _model_settings(name, table.settings)
     aliases = (*table.aliases, *_aliases_for((name, *table.aliases), settings.alias))
     try:
         own = replace(
@@ -195,22 +195,22 @@ def _model_entry(name: str, table: ModelTable, settings: Settings, kind_of: Kind
             models_config=None,
             served_model_name=(name, *table.aliases),
             alias=tuple(alias for alias in settings.alias if alias.partition("=")[2] in (name, *table.aliases)),
-            **{"memory": None, **given},
+            **{"memory": None, **own_settings},
         )
     except ConfigError as error:
         raise ConfigError(f"[models.{name}]: {error.message}") from None
     preload = not settings.lazy if table.preload is None else table.preload
     idle = settings.idle_unload_seconds if table.idle_unload_s is None else table.idle_unload_s
     kind = kind_of(table.path, settings) if table.kind is None else table.kind
-    for key in given:
+    for key in own_settings:
         if key not in KINDS[kind].settings:
             raise ConfigError(f"[models.{name}]: {key} means nothing to a model of kind {kind}")
     return ModelEntry(name, own, kind, aliases, preload, table.pin, None if table.pin else idle)
 
 
-def _model_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _model_settings(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
-    for key, value in given.items():
+    for key, value in values.items():
         if key not in PER_MODEL_SETTINGS:
             near = nearest_name(key, PER_MODEL_SETTINGS)
             hint = f"; did you mean {near}?" if near else ""

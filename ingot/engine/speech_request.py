@@ -25,7 +25,7 @@ class TranscriptionRequest:
     """One audio file, and what is to be made of it."""
 
     id: str
-    sound: AudioFile
+    audio: AudioFile
     task: SpeechTask = "transcribe"
     language: str | None = None  # None: the one that is spoken, by the first window
     prompt: str = ""  # text before it
@@ -66,7 +66,7 @@ class Segment:
     avg_logprob: float
     compression_ratio: float
     no_speech_prob: float
-    heard: tuple[TranscribedToken, ...] = ()
+    text_tokens: tuple[TranscribedToken, ...] = ()
     words: tuple[TranscribedWord, ...] = ()
 
 
@@ -94,9 +94,9 @@ known_transcripts: ContextVar[dict[bytes, TranscribedText] | None] = ContextVar(
 class UntranscribedAudio(Exception):
     """Audio is to be read as text that is not transcribed yet."""
 
-    def __init__(self, digest: bytes, sound: AudioFile) -> None:
+    def __init__(self, digest: bytes, audio: AudioFile) -> None:
         super().__init__("audio is not transcribed yet")
-        self.digest, self.sound = digest, sound
+        self.digest, self.audio = digest, audio
 
 
 TranscriptEvent: TypeAlias = Segment | TranscriptionEnded | IngotError

@@ -51,9 +51,9 @@ class MelFrameReader:
     """Belongs to the engine thread, but for what reads in a thread of `executor`; `post` brings back what it found."""
 
     def __init__(
-        self, sound: AudioFile, bands: int, executor: Executor, post: PostMessage, tenant: str = "", request: str = ""
+        self, audio: AudioFile, bands: int, executor: Executor, post: PostMessage, tenant: str = "", request: str = ""
     ) -> None:
-        self._pieces = read_mel_frames(sound, bands)
+        self._pieces = read_mel_frames(audio, bands)
         self._left = threading.Event()
         self._client = worker.MediaClient(tenant, lambda: not self._left.is_set(), request)
         self._lock = threading.Lock()  # whoever reads, or ends reading, has it
@@ -122,11 +122,11 @@ class MelFrameReader:
             self._frames = np.concatenate([self._frames, piece])
 
 
-def read_mel_frames(sound: AudioFile, bands: int) -> Generator[FloatArray, None, None]:
+def read_mel_frames(audio: AudioFile, bands: int) -> Generator[FloatArray, None, None]:
     """All frames of an audio file, about a window at a time."""
     mel, gathered = MelFrames(bands), 0
     samples_read: list[FloatArray] = []
-    for samples in sound.samples():
+    for samples in audio.samples():
         samples_read.append(samples)
         gathered += len(samples)
         if gathered >= WINDOW_FRAMES * MEL_HOP:
@@ -330,7 +330,7 @@ class TranscriptionWorkload(TimeSlicedJobs[TranscriptionRequest, TranscriptionRu
             self._post(woken)
 
         served = self._served
-        frames = MelFrameReader(request.sound, served.bands, self._readers, post, request.tenant, request.id)
+        frames = MelFrameReader(request.audio, served.bands, self._readers, post, request.tenant, request.id)
         return TranscriptionRun(request, frames, served.model, served.vocabulary, self._decoder)
 
     def _ended(
@@ -343,7 +343,7 @@ class TranscriptionWorkload(TimeSlicedJobs[TranscriptionRequest, TranscriptionRu
         assert transcript is not None, "what ends has begun"
         return TranscriptionEnded(
             transcript.language or "en",
-            job.request.sound.seconds,
+            job.request.audio.seconds,
             transcript.tokens,
             queue_s=queue_s,
             compute_s=compute_s,

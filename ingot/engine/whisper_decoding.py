@@ -273,7 +273,7 @@ class AlignedWord:
 def word_with_times(word: AlignedWord, segment: Segment, times: AlignmentScores) -> TranscribedWord:
     """`times` are those at which the segment's tokens begin, and the last one ends."""
     start, end = (min(max(float(times[at]), segment.start), segment.end) for at in (word.begin, word.end))
-    logprobs = [heard.logprob for heard in segment.heard[word.begin : word.end]]
+    logprobs = [token.logprob for token in segment.text_tokens[word.begin : word.end]]
     return TranscribedWord(word.text, round(start, 2), round(end, 2), float(np.exp(logprobs).mean()))
 
 

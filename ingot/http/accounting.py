@@ -117,8 +117,8 @@ class AccountedStream:
         span = timeline_span(request, last)
         self._service.shared_state.past.add(span)
         if self._service.traces is not None:
-            told = generation_span(self._service.served.card.name, request, last, tuple(self._reasons), span)
-            self._service.traces.send(told, trace_context(self._answer.scope))
+            traced = generation_span(self._service.served.card.name, request, last, tuple(self._reasons), span)
+            self._service.traces.send(traced, trace_context(self._answer.scope))
         if isinstance(last, Ended):
             # Where the answer is a stream, its head is out already and these go nowhere.
             self._answer.headers += receipt_headers(CacheReceipt.of(last.cache, None), last.timing)

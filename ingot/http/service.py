@@ -158,7 +158,7 @@ class GenerationService(ModelService):
         key = (tenant, missing.digest)
         if key not in self._transcripts:
             deadline = time.monotonic() + self.shared_state.settings.request_timeout_s
-            request = TranscriptionRequest(secrets.token_hex(8), missing.sound, tenant=tenant, deadline=deadline)
+            request = TranscriptionRequest(secrets.token_hex(8), missing.audio, tenant=tenant, deadline=deadline)
             async with model.lease() as (service, _):
                 stream = service.engine.transcribe(request)
                 try:

@@ -419,7 +419,7 @@ def make_encoding_request(
 
 def encoder_inputs(
     served: ServedTaskModel,
-    given: Sequence[EncoderInputValue],
+    values: Sequence[EncoderInputValue],
     param: str,
     prompt: str | None = None,
     *,
@@ -429,14 +429,14 @@ def encoder_inputs(
     inputs = encoder_of(served).inputs
     assert isinstance(inputs, TextInputs), "the embedding model reads single texts"
     made = []
-    for at, one in enumerate(given):
+    for at, one in enumerate(values):
         try:
             if isinstance(one, str):
                 made.append(inputs.read(one, prompt=prompt, truncate=truncate))
             else:
                 made.append(inputs.take(one, truncate=truncate))
         except BadRequest as error:
-            error.param = param if len(given) == 1 else f"{param}.{at}"
+            error.param = param if len(values) == 1 else f"{param}.{at}"
             raise
     return made
 

@@ -222,15 +222,15 @@ AnyServedModel = ServedModel | ServedTaskModel
 
 
 def default_variables(settings: Settings, terms: Terms) -> dict[str, Any]:
-    given = settings.default_chat_template_kwargs or {}
-    for name in given:
+    variables = settings.default_chat_template_kwargs or {}
+    for name in variables:
         if name not in terms.template_variables:
             reads = ", ".join(terms.template_variables) or "none"
             raise ConfigError(
                 f"default_chat_template_kwargs: the chat template reads no {name[:100]!r}; it reads: {reads}",
                 param="default_chat_template_kwargs",
             )
-    return given
+    return variables
 
 
 def temporary_secret() -> SecretSource:

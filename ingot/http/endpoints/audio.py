@@ -42,7 +42,7 @@ ReadTranscriptionForm = Callable[[Mapping[str, Any], ServedTaskModel, str], Tran
 class TranscriptionEndpoint(BodyEndpoint[ModelService, ReadTranscriptionForm]):
     async def answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
         answer, out = reply_of(scope), StreamedResponse(send, BARE_EVENTS, self.service.shared_state.settings)
-        held = WholeResponse(answer, send, self.service.shared_state.settings)
+        whole = WholeResponse(answer, send, self.service.shared_state.settings)
         served = self.service.served_for(answer.tenant)
 
         async def work() -> None:
@@ -56,13 +56,13 @@ class TranscriptionEndpoint(BodyEndpoint[ModelService, ReadTranscriptionForm]):
                         await stream_transcript(events, job.view, out)
                     else:
                         # Subtitles and plain text have no place for white space that means nothing.
-                        async with held.waiting() if job.view.is_json else nullcontext():
+                        async with whole.waiting() if job.view.is_json else nullcontext():
                             content, media_type = await gather_transcript(events, job.view)
-                        await Response(content, media_type=media_type)(scope, receive, held.send)
+                        await Response(content, media_type=media_type)(scope, receive, whole.send)
                 finally:
                     stream.close()
 
-        async with ending_in_words(answer, held, out):
+        async with ending_in_words(answer, whole, out):
             await self.service.shared_state.live.run(
                 RequestLifetime(receive, self.service.shared_state.settings.request_timeout_s), work
             )

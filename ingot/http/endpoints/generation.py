@@ -54,7 +54,7 @@ class GenerationEndpoint(BodyEndpoint[GenerationService, ReadGenerationBody]):
         noted = reply_of(scope)
         request_id = noted.id
         out = StreamedResponse(send, framing_of(self.operation), self.service.shared_state.settings)
-        held = WholeResponse(noted, send, self.service.shared_state.settings)
+        whole = WholeResponse(noted, send, self.service.shared_state.settings)
         if wants_capture(self.service.captures, scope):
             noted.body = body.raw
         telling: StreamedAnswer | None = None
@@ -73,14 +73,14 @@ class GenerationEndpoint(BodyEndpoint[GenerationService, ReadGenerationBody]):
                     telling = job.view
                     await stream_answer(stream, telling, out)
                 else:
-                    async with held.waiting():
-                        told = await gather_answer(stream, job.view)
-                    await JsonResponse(told)(scope, receive, held.send)
+                    async with whole.waiting():
+                        content = await gather_answer(stream, job.view)
+                    await JsonResponse(content)(scope, receive, whole.send)
             finally:
                 stream.close()
 
         exchange = RequestLifetime(receive, self.service.shared_state.settings.request_timeout_s, noted)
-        async with ending_in_words(noted, held, out, lambda error: telling.failed(error) if telling else ()):
+        async with ending_in_words(noted, whole, out, lambda error: telling.failed(error) if telling else ()):
             await self.service.shared_state.live.run(exchange, answer)
 
 
@@ -104,8 +104,8 @@ async def stream_answer(stream: AsyncIterable[list[Event]], view: StreamedAnswer
     async with background_task(out.keep_alive(view.empty)):
         async for events in stream:
             last = events[-1]
-            told = events[:-1] if isinstance(last, Failed) else events
-            frames = framed(chunk for event in told for chunk in view.chunks(event))
+            complete = events[:-1] if isinstance(last, Failed) else events
+            frames = framed(chunk for event in complete for chunk in view.chunks(event))
             if isinstance(last, Ended):
                 await out.end(frames + out.framing.done)
                 return

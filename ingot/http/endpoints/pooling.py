@@ -31,7 +31,7 @@ class EncodingEndpoint(BodyEndpoint[ModelService, ReadEncodingBody]):
     async def answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
         answer = reply_of(scope)
         served = self.service.served_for(answer.tenant)
-        held = WholeResponse(answer, send, self.service.shared_state.settings)
+        whole = WholeResponse(answer, send, self.service.shared_state.settings)
         captured = body.raw if wants_capture(self.service.captures, scope) else b""
 
         async def work() -> None:
@@ -41,7 +41,7 @@ class EncodingEndpoint(BodyEndpoint[ModelService, ReadEncodingBody]):
             card = served.card
             check_model_allowed(card.name, key, answer)
             with TaskAccount(self.service, answer, self.operation.span) as request:
-                async with held.waiting():
+                async with whole.waiting():
                     encoded = await cast("PoolingEngine", self.service.engine).encode(task.request)
                 request.computed(encoded)
             if self.service.captures is not None and captured:
@@ -49,9 +49,9 @@ class EncodingEndpoint(BodyEndpoint[ModelService, ReadEncodingBody]):
             self.service.shared_state.rates.charge(answer.tenant, key, tokens)
             # A thousand vectors are megabytes of JSON, which would hold up every stream.
             content = await anyio.to_thread.run_sync(task.make_body, encoded)
-            await Response(content, media_type="application/json")(scope, receive, held.send)
+            await Response(content, media_type="application/json")(scope, receive, whole.send)
 
-        async with ending_in_words(answer, held):
+        async with ending_in_words(answer, whole):
             await self.service.shared_state.live.run(
                 RequestLifetime(receive, self.service.shared_state.settings.request_timeout_s), work
             )

@@ -212,7 +212,7 @@ class CreateResponseEndpoint:
     async def _answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
         noted = reply_of(scope)
         out = StreamedResponse(send, RESPONSE_EVENTS, self._service.shared_state.settings)
-        held = WholeResponse(noted, send, self._service.shared_state.settings)
+        whole = WholeResponse(noted, send, self._service.shared_state.settings)
         run: ResponseRun | None = None
 
         async def answer() -> None:
@@ -225,14 +225,14 @@ class CreateResponseEndpoint:
                     await stream_response_events(batches, lambda: run.silence(reader), out)
                     return
                 if not alone:
-                    async with held.waiting():
+                    async with whole.waiting():
                         await drain_batches(batches)
-                if run.error is not None and not held.begun:  # else the body says that it failed
+                if run.error is not None and not whole.begun:  # else the body says that it failed
                     raise run.error
-                await JsonResponse(run.body())(scope, receive, held.send)
+                await JsonResponse(run.body())(scope, receive, whole.send)
 
         exchange = RequestLifetime(receive, self._service.shared_state.settings.request_timeout_s, noted)
-        async with ending_in_words(noted, held, out, lambda error: run.plan.composer.failed(error) if run else ()):
+        async with ending_in_words(noted, whole, out, lambda error: run.plan.composer.failed(error) if run else ()):
             await self._service.shared_state.live.run(exchange, answer)
 
     async def _start_run(self, body: HeldBody, noted: Reply) -> ResponseRun:

@@ -39,10 +39,10 @@ class LanguageField(FieldKind):
     def parse(self, value: object, path: str, reading: BodyReading) -> str:
         known = reading.terms.task("audio").languages
         named = {LANGUAGES[code]: code for code in known if code in LANGUAGES}
-        said = value.lower() if isinstance(value, str) else value
-        if isinstance(said, str) and said in named:
-            return named[said]
-        return OneOf(known).parse(said, path, reading)
+        language = value.lower() if isinstance(value, str) else value
+        if isinstance(language, str) and language in named:
+            return named[language]
+        return OneOf(known).parse(language, path, reading)
 
     def schema(self, terms: Terms) -> Schema:
         languages = terms.task("audio").languages
@@ -179,13 +179,13 @@ def make_transcription_task(
     words: bool = False,
 ) -> TranscriptionRequest:
     try:
-        sound = AudioFile(read.file)
+        audio = AudioFile(read.file)
     except BadMedia as error:
         error.param = "file"
         raise
     deadline = time.monotonic() + (served.terms.timeout_s if read.timeout is None else read.timeout)
     return TranscriptionRequest(
-        request_id, sound, task, language, read.prompt, read.temperature, words, served.tenant, deadline
+        request_id, audio, task, language, read.prompt, read.temperature, words, served.tenant, deadline
     )
 
 
@@ -246,8 +246,8 @@ class TranscriptTokenLogprob(Struct):
     bytes: list[int]
 
     @classmethod
-    def of(cls, heard: TranscribedToken) -> TranscriptTokenLogprob:
-        return cls(heard.bytes.decode(errors="replace"), heard.logprob, list(heard.bytes))
+    def of(cls, token: TranscribedToken) -> TranscriptTokenLogprob:
+        return cls(token.bytes.decode(errors="replace"), token.logprob, list(token.bytes))
 
 
 class Transcription(Struct, kw_only=True):
@@ -356,15 +356,15 @@ class TranscriptView(Struct, frozen=True, kw_only=True):
         return TranscriptDelta(delta=text, logprobs=self._logprobs([segment]))
 
     def done(self, segments: Sequence[Segment], ended: TranscriptionEnded) -> TranscriptDone:
-        heard = math.ceil(AUDIO_TOKENS_A_SECOND * ended.seconds)
+        audio_tokens = math.ceil(AUDIO_TOKENS_A_SECOND * ended.seconds)
         return TranscriptDone(
             text=transcript_text(segments),
             logprobs=self._logprobs(segments),
             usage=TranscriptTokenUsage(
-                input_tokens=heard,
-                input_token_details=TranscriptAudioTokens(heard),
+                input_tokens=audio_tokens,
+                input_token_details=TranscriptAudioTokens(audio_tokens),
                 output_tokens=ended.tokens,
-                total_tokens=heard + ended.tokens,
+                total_tokens=audio_tokens + ended.tokens,
             ),
             ingot=self._receipt(ended),
         )
@@ -385,7 +385,11 @@ class TranscriptView(Struct, frozen=True, kw_only=True):
         )
 
     def _logprobs(self, segments: Iterable[Segment]) -> list[TranscriptTokenLogprob] | UnsetType:
-        return [TranscriptTokenLogprob.of(heard) for one in segments for heard in one.heard] if self.logprobs else UNSET
+        return (
+            [TranscriptTokenLogprob.of(token) for one in segments for token in one.text_tokens]
+            if self.logprobs
+            else UNSET
+        )
 
     def _receipt(self, ended: TranscriptionEnded) -> TranscriptReceipt:
         timing = ComputeTiming(round(ended.queue_s, 6), round(ended.compute_s, 6))

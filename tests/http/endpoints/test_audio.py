@@ -243,7 +243,7 @@ def test_what_is_asked_for_reaches_the_engine_of_transcriptions() -> None:
     assert told_of_transcriptions(asked_for, engine=engine).status == 200
     (request,) = engine.heard
     assert (request.task, request.language, request.prompt, request.temperature) == ("transcribe", "de", "Ann", 0.5)
-    assert request.words and request.sound.seconds == 1.5 and request.deadline is not None
+    assert request.words and request.audio.seconds == 1.5 and request.deadline is not None
 
 
 def test_a_translation_is_asked_for_as_one() -> None:
