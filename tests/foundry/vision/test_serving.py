@@ -147,7 +147,7 @@ def test_for_text_alone_no_tower_is_loaded_and_flags_that_change_nothing_are_sai
     try:
         assert blind.card.weight_bytes < whole.card.weight_bytes and blind.card.sees == ()
         assert blind.processor is not None and blind._loaded.vision_encoder is None
-        assert [note for note in blind.card.notes if "as asked" in note]
+        assert [note for note in blind.card.notes if "--text-only" in note]
         told = [note for note in text.card.notes if "changes nothing" in note]
         assert len(told) == 2 and text.processor is None
     finally:
