@@ -17,19 +17,18 @@ import sys
 import threading
 import time
 import wave
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from bench.pictures import Gaps, Reader, asked, gaps
-from ingot.config import DEFAULT_MODEL, Settings
-from ingot.engine.engine import Engine
-from ingot.engine.loading.language_model import start_engine
+from ingot.config import DEFAULT_MODEL, Settings, single_model_entries
+from ingot.engine.engine import Engine, SpeechToTextEngine
+from ingot.engine.loading.model_loader import ModelLoader
 from ingot.engine.speech_request import Segment, TranscriptEvent, TranscriptionEnded, TranscriptionRequest
 from ingot.media.audio import SAMPLE_RATE, AudioFile
-from ingot.models.files.locate import locate_model
 from ingot.models.files.progress import no_progress
 
 EARS = "whisper-tiny.en"
@@ -49,10 +48,10 @@ class Heard:
         )
 
 
-def heard(engine: Engine, file: bytes, name: str) -> Heard:
+def heard(engine: SpeechToTextEngine, file: bytes, name: str) -> Heard:
     events: queue.SimpleQueue[list[TranscriptEvent]] = queue.SimpleQueue()
     began, first, said = time.monotonic(), None, list[str]()
-    engine.hear(TranscriptionRequest(name, AudioFile(file)), events.put)
+    engine.transcribe_to(TranscriptionRequest(name, AudioFile(file)), events.put)
     while True:
         for event in events.get():
             if isinstance(event, Segment):
@@ -65,14 +64,14 @@ def heard(engine: Engine, file: bytes, name: str) -> Heard:
                 raise event
 
 
-def beside(engine: Engine, file: bytes, alone_s: float) -> tuple[Gaps, Gaps, Heard]:
+def beside(engine: Engine, ears: SpeechToTextEngine, file: bytes, alone_s: float) -> tuple[Gaps, Gaps, Heard]:
     """The gaps of a stream alone, and while a sound is heard."""
     reader = Reader(engine, asked("stream", [5, 6, 7]))
     reader.wait()
     began = time.monotonic()
     time.sleep(alone_s)
     middle = time.monotonic()
-    found = heard(engine, file, "beside")
+    found = heard(ears, file, "beside")
     end = time.monotonic()
     reader.close(engine)
     return gaps([reader], began, middle), gaps([reader], middle, end), found
@@ -124,25 +123,27 @@ def main() -> int:
     parser.add_argument("--alone", type=float, default=3.0, help="seconds for which the stream is measured alone")
     arguments = parser.parse_args()
     settings = Settings(memory="4GB", context=8192)
-    model, ears = (locate_model(name, settings, no_progress) for name in (arguments.model, arguments.audio_model))
-    engine = start_engine(settings, model.path, name=model.name, source=model.source, further={"audio": ears})
+    settings = replace(settings, model=arguments.model, audio_model=arguments.audio_model)
+    loader = ModelLoader(settings, single_model_entries(settings))
+    engine, ears = (engine for _, engine in loader.load_resident(no_progress))
+    assert isinstance(engine, Engine) and isinstance(ears, SpeechToTextEngine)
     try:
         file = arguments.file.read_bytes()
         if arguments.hours:
             long = repeated(AudioFile(file), arguments.hours)
             memory = Memory()
             memory.start()
-            heard(engine, file, "warm-up")
-            found = heard(engine, long, "long")
+            heard(ears, file, "warm-up")
+            found = heard(ears, long, "long")
             print(f"long    {found}\nmemory  {memory.stop() / 1e6:.0f} MB above the weights, the file not counted")
             return 0
-        heard(engine, file, "warm-up")
-        print(f"alone   {heard(engine, file, 'alone')}")
-        before, during, found = beside(engine, file, arguments.alone)
+        heard(ears, file, "warm-up")
+        print(f"alone   {heard(ears, file, 'alone')}")
+        before, during, found = beside(engine, ears, file, arguments.alone)
         print(f"beside  {found}")
         print(f"stream alone   {before}\nstream beside  {during}")
     finally:
-        engine.close()
+        loader.close()
     return 0
 
 

@@ -22,11 +22,10 @@ from typing import Any
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from bench.pictures import Gaps, Reader, asked, gaps
-from ingot.config import DEFAULT_MODEL, Settings
-from ingot.engine.engine import Engine
-from ingot.engine.loading.language_model import start_engine
+from ingot.config import DEFAULT_MODEL, Settings, single_model_entries
+from ingot.engine.engine import Engine, TextToSpeechEngine
+from ingot.engine.loading.model_loader import ModelLoader
 from ingot.engine.speech_request import SpeechEnded, SpeechRequest
-from ingot.models.files.locate import ModelFolder, locate_model
 from ingot.models.files.progress import no_progress
 
 TEXT = (
@@ -74,13 +73,12 @@ class Said:
         return f"{self.seconds:.1f} s in {self.took:.1f} s: {self.seconds / self.took:.2f}x; first {self.first:.2f} s"
 
 
-def said(engine: Engine, text: str, voice: str, name: str) -> Said:
+def said(engine: TextToSpeechEngine, text: str, voice: str, name: str) -> Said:
     return asyncio.run(_said(engine, text, voice, name))
 
 
-async def _said(engine: Engine, text: str, voice: str, name: str) -> Said:
-    offered = engine.speaking
-    assert offered is not None, "it was started with one"
+async def _said(engine: TextToSpeechEngine, text: str, voice: str, name: str) -> Said:
+    offered = engine.model
     pieces = offered.pronouncer.pieces(text, voice)
     began, first = time.monotonic(), 0.0
     async for event in engine.speak(SpeechRequest(name, pieces, voice)):
@@ -90,20 +88,22 @@ async def _said(engine: Engine, text: str, voice: str, name: str) -> Said:
     return Said(last.samples / offered.card.rate, time.monotonic() - began, first)
 
 
-def beside(engine: Engine, text: str, voice: str, alone_s: float) -> tuple[Gaps, Gaps, Said]:
+def beside(
+    engine: Engine, speaker: TextToSpeechEngine, text: str, voice: str, alone_s: float
+) -> tuple[Gaps, Gaps, Said]:
     """The gaps of a stream alone, and while a text is spoken."""
     reader = Reader(engine, asked("stream", [5, 6, 7]))
     reader.wait()
     began = time.monotonic()
     time.sleep(alone_s)
     middle = time.monotonic()
-    found = said(engine, text, voice, "beside")
+    found = said(speaker, text, voice, "beside")
     end = time.monotonic()
     reader.close(engine)
     return gaps([reader], began, middle), gaps([reader], middle, end), found
 
 
-def random_folder(folder: Path) -> ModelFolder:
+def random_folder(folder: Path) -> Path:
     """A model that nobody would listen to, and that takes as long as a real one."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
@@ -130,7 +130,7 @@ def random_folder(folder: Path) -> ModelFolder:
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
     styles = mx.random.normal((510, 1, 2 * SHAPE["style_dim"])) * 0.1
     mx.save_safetensors(str(folder / "voices" / f"{VOICE}.safetensors"), {"voice": styles})
-    return ModelFolder(folder, "random-kokoro", "random")
+    return folder
 
 
 def main() -> int:
@@ -141,19 +141,20 @@ def main() -> int:
     parser.add_argument("--text", default=TEXT)
     parser.add_argument("--alone", type=float, default=3.0, help="seconds for which the stream is measured alone")
     arguments = parser.parse_args()
-    settings = Settings(memory="4GB", context=8192)
-    model = locate_model(arguments.model, settings, no_progress)
     with tempfile.TemporaryDirectory() as folder:
         named = arguments.speech_model
-        mouth = locate_model(named, settings, no_progress) if named else random_folder(Path(folder))
-        engine = start_engine(settings, model.path, name=model.name, source=model.source, further={"speech": mouth})
+        mouth = named or str(random_folder(Path(folder)))
+        settings = Settings(memory="4GB", context=8192, model=arguments.model, speech_model=mouth)
+        loader = ModelLoader(settings, single_model_entries(settings))
+        engine, speaker = (engine for _, engine in loader.load_resident(no_progress))
+        assert isinstance(engine, Engine) and isinstance(speaker, TextToSpeechEngine)
         try:
-            said(engine, "Hello there.", arguments.voice, "warm-up")
-            print(f"alone   {said(engine, arguments.text, arguments.voice, 'alone')}")
-            before, during, found = beside(engine, arguments.text, arguments.voice, arguments.alone)
+            said(speaker, "Hello there.", arguments.voice, "warm-up")
+            print(f"alone   {said(speaker, arguments.text, arguments.voice, 'alone')}")
+            before, during, found = beside(engine, speaker, arguments.text, arguments.voice, arguments.alone)
             print(f"beside  {found}\nstream alone   {before}\nstream beside  {during}")
         finally:
-            engine.close()
+            loader.close()
     return 0
 
 

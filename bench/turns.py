@@ -52,7 +52,7 @@ class Told:
 
 async def take_turns(settings: Settings, clients: int, asks: int) -> Told:
     """With room for the larger of the models of `settings`, and no more."""
-    garage, told = Counted(settings, alone=False), Told()
+    garage, told = Counted(settings), Told()
     entries = model_entries(settings)
     try:
         room = max([await garage.measure(entry) for entry in entries])

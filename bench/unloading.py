@@ -79,7 +79,7 @@ async def measure(folder: Path, shapes: list[str], cycles: int) -> float:
     """The part by which the memory in use grew after each model was there for the first few times."""
     tables = {f"m{number}": {"path": str(written(folder, shape))} for number, shape in enumerate(shapes)}
     settings = Settings(models=tables, lazy=True)
-    garage = ModelLoader(settings, alone=False)
+    garage = ModelLoader(settings)
     fleet = Fleet(model_entries(settings), garage, garage.memory)
     empty, longest, taken = active_memory(), 0.0, list[int]()
     for cycle, name in zip(range(cycles), itertools.cycle(tables), strict=False):

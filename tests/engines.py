@@ -13,21 +13,18 @@ from ingot.cache.codecs.pair import RAW_CODEC, PairCodec
 from ingot.cache.disk.backend import DiskBackend
 from ingot.cache.disk.record_file import FileSystem
 from ingot.cache.disk.store import DiskLimits, RecordStore
-from ingot.config import Settings
 from ingot.engine.admission import EngineLimits, ServedLoras
 from ingot.engine.core import LoadedModel
 from ingot.engine.engine import Engine
 from ingot.engine.kv_events import KVEventSink
-from ingot.engine.loading.pooling_and_speech import load_pooling_models
 from ingot.engine.loop import Loop
 from ingot.engine.memory_budget import REWIND_SHARE, TRANSIENT_SHARE, MemoryBudget
-from ingot.engine.request import Ended, Event, ModelCard, PoolingTask, Request, TextDelta
+from ingot.engine.request import Ended, Event, ModelCard, Request, TextDelta
 from ingot.engine.runner import Runner
 from ingot.engine.specprefill.prefill import SpecPrefillSetup
 from ingot.engine.speculation.proposer import Proposer
 from ingot.kernels.device import Device
 from ingot.models.adapter import ModelAdapter
-from ingot.models.files.locate import ModelFolder
 from ingot.models.kv_codec import with_kv_codec
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests import tiny
@@ -75,7 +72,6 @@ def start(
     widest: int = 256,
     limits: EngineLimits | None = None,
     cache_bytes: int = 0,
-    encoders: Mapping[PoolingTask, ModelFolder] | None = None,
     device: Device | None = None,
     wait: Wait | None = None,
     proposers: Sequence[Proposer] = (),
@@ -136,7 +132,6 @@ def start(
         for lora, where in (loras or {}).items():
             assert named is not None
             named.load(lora, where)
-        offered = load_pooling_models(encoders or {}, Settings(), current_device(), 1 << 30)
         kept = (
             None
             if disk is None
@@ -156,7 +151,6 @@ def start(
             card,
             budget,
             cache_bytes,
-            offered.encoders,
             folder,
             codec=codec,
             proposers=proposers,

@@ -78,8 +78,8 @@ def test_a_server_that_is_not_lazy_loads_all_of_them_at_the_start(tmp_path: Path
         ('[models."a:b"]\npath = "a"', "'a:b' is no name for a model"),
         ('served_model_name = ["x"]\n[models.a]\npath = "a"', "served_model_name is about a single model"),
         ('models = "a"', "is not a JSON object"),
-        (f'warm_prompts = "{WARM}"\n[models.a]\npath = "a"', "warm_prompts is about .*say it in that one's table"),
-        ('kv_events = "tcp://127.0.0.1:5557"\n[models.a]\npath = "a"', "an endpoint tells of one model"),
+        (f'warm_prompts = "{WARM}"\n[models.a]\npath = "a"', "warm_prompts is about .*say them in that one's table"),
+        ('kv_events = "tcp://127.0.0.1:5557"\n[models.a]\npath = "a"', "an endpoint is for one model"),
         (
             f'[models.a]\npath = "a"\nkind = "rerank"\nwarm_prompts = "{WARM}"',
             "warm_prompts means nothing",
@@ -89,7 +89,10 @@ def test_a_server_that_is_not_lazy_loads_all_of_them_at_the_start(tmp_path: Path
             "speculate means nothing to a",
         ),
         ('[models.a]\npath = "a"\nkind = "speech"\ndtype = "float32"', "dtype means nothing to a model of kind speech"),
-        (f"[models.a]\npath = 'a'\n{EVENTS}\n[models.b]\npath = 'b'\n{EVENTS}", "a and b would tell events at tcp:"),
+        (
+            f"[models.a]\npath = 'a'\n{EVENTS}\n[models.b]\npath = 'b'\n{EVENTS}",
+            "a and b would both publish",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_table_is_said_with_its_name(tmp_path: Path, text: str, problem: str) -> None:

@@ -56,10 +56,10 @@ def list_packaged(folder: Path) -> Iterator[ListedModel]:
     from ingot.models.files.model_store import list_stored_models
     from ingot.models.files.packaged import PACKAGED_MODELS
 
-    here = {kept.path: kept for kept in list_stored_models(folder)}
+    here = {stored_model.path: stored_model for stored_model in list_stored_models(folder)}
     for model in PACKAGED_MODELS:
-        kept = here.get(folder / model.name)
-        size, path = (kept.size, str(kept.path)) if kept else (model.size, None)
+        stored_model = here.get(folder / model.name)
+        size, path = (stored_model.size, str(stored_model.path)) if stored_model else (model.size, None)
         yield ListedModel(model.name, "packaged", size, path, model.origin["source"])
 
 
@@ -68,8 +68,8 @@ def list_local(folder: Path) -> Iterator[ListedModel]:
     from ingot.models.files.model_store import list_stored_models
     from ingot.models.files.packaged import packaged_model_names
 
-    shelf = list_stored_models(folder)
-    sources, called = {kept.path: kept.source for kept in shelf}, _listed_name(shelf)
+    stored = list_stored_models(folder)
+    sources, called = {stored_model.path: stored_model.source for stored_model in stored}, _listed_name(stored)
     for path in sorted(folder.glob("*")):
         if path.name.startswith(".") or path.name in packaged_model_names():
             continue
@@ -78,10 +78,13 @@ def list_local(folder: Path) -> Iterator[ListedModel]:
             yield ListedModel(name, "local", _folder_bytes(path), str(path), sources.get(path, str(path)))
 
 
-def _listed_name(shelf: list[StoredModel]) -> dict[Path, str]:
+def _listed_name(stored: list[StoredModel]) -> dict[Path, str]:
     """The shortest name of each: without its hash, where no other has the same."""
-    times = Counter(kept.name.lower() for kept in shelf)
-    return {kept.path: kept.name if times[kept.name.lower()] == 1 else kept.path.name for kept in shelf}
+    times = Counter(stored_model.name.lower() for stored_model in stored)
+    return {
+        stored_model.path: stored_model.name if times[stored_model.name.lower()] == 1 else stored_model.path.name
+        for stored_model in stored
+    }
 
 
 def _folder_bytes(path: Path) -> int:
@@ -135,9 +138,9 @@ def _format_table(listed: list[ListedModel]) -> str:
     width = max([len(model.name) for model in listed], default=0)
 
     def line(model: ListedModel) -> str:
-        taken = "" if model.memory is None else _format_memory(model.memory)
+        memory = "" if model.memory is None else _format_memory(model.memory)
         return (
-            f"{model.name:<{width}}  {model.kind:<8}  {format_bytes(model.bytes):>9}  {taken:<34}  "
+            f"{model.name:<{width}}  {model.kind:<8}  {format_bytes(model.bytes):>9}  {memory:<34}  "
             f"{model.path or 'not fetched yet'}"
         )
 
@@ -180,7 +183,7 @@ def run_pull(arguments: list[str]) -> int:
 
 
 ABOUT_CONVERT = (
-    "Pack a model's weights into fewer bits, and keep beside them, in bfloat16, the head that guesses further tokens. "
+    "Pack a model's weights into fewer bits, and keep its draft head (MTP) alongside, in bfloat16. "
     "Or take such a head out of another checkpoint and join it to a model that is packed already."
 )
 QUANTISATION_FLAGS = ("mode", "bits", "group_size")
@@ -212,23 +215,23 @@ def _convert_model(namespace: argparse.Namespace, settings: Settings) -> int:
     from ingot.models.files.progress import TerminalProgress, format_bytes
     from ingot.text.input_files import read_json_object
 
-    given = {name: value for name, value in vars(namespace).items() if name in QUANTISATION_FLAGS}
-    asked, donor = choose_quantization(**given), vars(namespace).get("head_from")
+    flags = {name: value for name, value in vars(namespace).items() if name in QUANTISATION_FLAGS}
+    quantization, donor = choose_quantization(**flags), vars(namespace).get("head_from")
     progress = TerminalProgress()
     folder = locate_model(namespace.source, settings, progress)
     config = read_json_object(folder.path / "config.json")
     packed = is_quantized_config(config)
-    if packed and given:
+    if packed and flags:
         raise ConfigError(f"{folder.name} is packed already: packing it again would only lose more")
     if packed and donor is None:
         raise ConfigError(f"{folder.name} is packed already; --head-from joins a head to it")
     head = find_head(folder.path, config) if donor is None else find_head_elsewhere(donor, config, settings, progress)
     target = namespace.target.expanduser().absolute()
-    Conversion(folder.path, folder.name, None if packed else asked, head).run(target, progress)
+    Conversion(folder.path, folder.name, None if packed else quantization, head).run(target, progress)
     progress.finish()
     print(target)
     if head is None:
-        print("note: it has no head that guesses further tokens, or none that is known", file=sys.stderr)
+        print("note: it has no draft head, or none that is known", file=sys.stderr)
     else:
         files = ", ".join(file.name for file in head.files)
         print(
@@ -243,7 +246,7 @@ ABOUT_RM = "Remove models that were fetched or converted. Files and folders of y
 
 @dataclass(frozen=True, slots=True)
 class RemovableModel:
-    told: str
+    description: str
     size: int  # bytes
     remove: Callable[[], None]
 
@@ -261,7 +264,7 @@ def run_rm(arguments: list[str]) -> int:
         return 1
     for one in found:
         one.remove()
-        print(f"removed {one.told}")
+        print(f"removed {one.description}")
     return 0
 
 
@@ -272,10 +275,12 @@ def find_removable(name: str, models_dir: Path) -> RemovableModel:
     from ingot.models.files.progress import no_progress
 
     model = packaged.find_packaged_model(name)
-    kept = find_stored_model(model.name if model else name, models_dir)
-    if kept is not None:
+    stored_model = find_stored_model(model.name if model else name, models_dir)
+    if stored_model is not None:
         return RemovableModel(
-            f"{kept.path.name} from the models folder", kept.size, lambda: remove_stored_model(kept, no_progress)
+            f"{stored_model.path.name} from the models folder",
+            stored_model.size,
+            lambda: remove_stored_model(stored_model, no_progress),
         )
     if model is not None:
         raise ModelError(f"{model.name} has not been fetched, so there is nothing to remove")
@@ -298,8 +303,8 @@ def _in_hub_cache(name: str) -> RemovableModel | None:
     for repository in cache.repos:
         if repository.repo_type == "model" and repository.repo_id == name:
             revisions = cache.delete_revisions(*(revision.commit_hash for revision in repository.revisions))
-            told = f"{name} from the hub's cache, which other programs share"
-            return RemovableModel(told, repository.size_on_disk, revisions.execute)
+            description = f"{name} from the hub's cache, which other programs share"
+            return RemovableModel(description, repository.size_on_disk, revisions.execute)
     return None
 
 
@@ -309,5 +314,5 @@ def _confirmed(found: list[RemovableModel]) -> bool:
     if not sys.stdin.isatty():
         raise ConfigError("there is no terminal to ask on; give --yes to remove without being asked")
     for one in found:
-        print(f"{one.told} ({format_bytes(one.size)})")
+        print(f"{one.description} ({format_bytes(one.size)})")
     return input("Remove? [y/N] ").strip().lower() in ("y", "yes")

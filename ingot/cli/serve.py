@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn, cast
 
 from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
 from ingot.cli.group import (
@@ -34,7 +34,7 @@ from ingot.cli.group import (
     settings_for_group,
     supervise_group,
 )
-from ingot.config import SETTINGS, ModelEntry, Settings, lone_entry, model_entries
+from ingot.config import SETTINGS, ModelEntry, Settings, model_entries, single_model_entries
 from ingot.distributed.place import LISTEN_VARIABLE, RankPlace, read_rank_place
 from ingot.errors import DeviceLost
 from ingot.extras import require_extra
@@ -44,13 +44,12 @@ from ingot.models.files.locate import CHAT_KIND, has_vision, model_kind
 if TYPE_CHECKING:
     from ingot.config import Settings
     from ingot.distributed.heartbeat import HeartbeatSender
-    from ingot.engine.engine import Engine
+    from ingot.engine.engine import Engine, ModelEngine
     from ingot.engine.loading.model_loader import ModelLoader
-    from ingot.engine.loop import Loop
-    from ingot.engine.request import ModelCard, PoolingModelCard
-    from ingot.engine.speech_request import SpeechToTextCard, TextToSpeechCard
+    from ingot.engine.request import ModelCard
     from ingot.engine.status import ModelStatus
     from ingot.http.server import HttpServer, Listener
+    from ingot.protocol.served import TaskCard
     from ingot.text.tool_formats.registry import FoundFormat
 
 
@@ -85,9 +84,9 @@ def run_serve(arguments: list[str]) -> int:
 
         print(format_config(config))
         return 0
-    alone = single_model_entry(config.settings)
-    require_extras(entries or (alone,))
-    require_folders(entries or (alone,))
+    entries = entries or single_model_entries(config.settings, model_kind(config.settings.model, config.settings))
+    require_extras(entries)
+    require_folders(entries)
     here = read_rank_place(os.environ)
     hosts = find_group_hosts(config.settings) if here is None else None
     if here is not None or hosts is not None:
@@ -97,7 +96,7 @@ def run_serve(arguments: list[str]) -> int:
     if here is not None:
         _serve_rank(config.settings, here, lambda: settings_from_arguments(namespace).settings)
         return 0
-    _serve_model(entries or (alone,), config.settings, lambda: settings_from_arguments(namespace).settings)
+    _serve_fleet(entries, config.settings, lambda: settings_from_arguments(namespace).settings)
     return 0
 
 
@@ -119,7 +118,7 @@ def require_extras(entries: Sequence[ModelEntry]) -> None:
 
 
 def require_folders(entries: Sequence[ModelEntry]) -> None:
-    """The same of where prompts are kept. Raises ConfigError where others may have written there."""
+    """The same of where prompts are cached. Raises ConfigError where others may have written there."""
     for folder, key_file in {(entry.settings.cache_dir, entry.settings.archive_key_file) for entry in entries}:
         if folder is not None:
             from ingot.cache.disk.store import folder_secret
@@ -141,11 +140,10 @@ def _serve_rank(settings: Settings, here: RankPlace, settings_again: Callable[[]
             raise
     else:
         whole = settings_for_group(settings, here.size)
-        only = replace(single_model_entry(whole), kind=CHAT_KIND, resident=True)
-        _serve_model((only,), whole, lambda: settings_for_group(settings_again(), here.size), signs)
+        _serve_fleet(single_model_entries(whole), whole, lambda: settings_for_group(settings_again(), here.size), signs)
 
 
-def _serve_model(
+def _serve_fleet(
     entries: Sequence[ModelEntry],
     settings: Settings,
     settings_again: Callable[[], Settings],
@@ -161,95 +159,72 @@ def _serve_model(
     returns = signs is None and LISTEN_VARIABLE in os.environ
     with contextlib.closing(inherited_listener(settings)) as listener:
         try:
-            garage = ModelLoader(settings, alone=len(entries) == 1)
+            loader = ModelLoader(settings, entries)
             with _answering_unavailable(listener, settings) if returns else contextlib.nullcontext():
-                engine = _resident(garage, settings) if entries[0].resident else None
+                models = load_resident_models(loader) if entries[0].resident else []
         except KeyboardInterrupt:
             exit_at_once()
         except DeviceLost:
             exit_lost_device("the device was lost") if signs is not None else restart_process(listener.sockets)
 
-        def say_ready(url: str) -> None:
-            if engine is not None:
-                print(engine_record(url, engine, settings), flush=True)
+        def print_ready(url: str) -> None:
+            if models:
+                print(resident_record(url, [engine for _, engine in models], settings), flush=True)
             else:
-                print(fleet_record(url, fleet.standings(), garage.memory, needs_key=settings.keyed), flush=True)
-                import_in_background(then=garage.warm_up)
+                print(fleet_record(url, fleet.statuses(), loader.memory, needs_key=settings.keyed), flush=True)
+                import_in_background(then=loader.warm_up)
             if signs is not None:
                 signs.did(0)
 
         try:
-            if engine is not None:
-                fleet = Fleet.of_one(replace(entries[0], name=engine.card.name), engine)
+            if models:
+                fleet = Fleet.of_resident(models)
             else:
                 fleet = Fleet(
-                    *(entries, garage, garage.memory),
+                    *(entries, loader, loader.memory),
                     min_residency_s=settings.min_residency_s,
                     swap_wait_s=settings.swap_wait_s,
                 )
-            app = build_fleet_app(fleet, garage.health, settings)
-            server = make_app_server(app, settings, say_ready, listener, settings_again)
+            app = build_fleet_app(fleet, loader.health, settings)
+            server = make_app_server(app, settings, print_ready, listener, settings_again)
             server.leave = exit_at_once
-            if signs is not None and engine is not None:
-                report_to_parent(signs, engine, server)
+            if signs is not None:
+                report_to_parent(signs, cast("Engine", models[0][1]), server)
             lost = _LostDevice(server, alone=signs is None)
-            garage.on_device_lost(lost)
+            loader.on_device_lost(lost)
             server.run()
         except BaseException:
-            garage.close()
+            loader.close()
             raise
-        garage.on_device_lost(lost.leave)
+        loader.on_device_lost(lost.leave)
         if server.force_exit or server.given_up:
             exit_at_once()
         _print_saving(settings)
-        garage.close()
+        loader.close()
 
 
-def _resident(garage: ModelLoader, settings: Settings) -> Engine:
-    """The model that is there before the server is. Raises IngotError."""
+def load_resident_models(loader: ModelLoader) -> list[tuple[ModelEntry, ModelEngine]]:
+    """Find the models, fetching or converting them if need be, and load them before the server is there. Raises
+    IngotError."""
+    from ingot.models.files.progress import TerminalProgress
+
+    progress = TerminalProgress()
     try:
-        return start_engine(settings, garage.loop)
+        return loader.load_resident(progress)
     except DeviceLost:  # which is no state to close anything in
         raise
     except Exception:
-        garage.close()
+        loader.close()
         raise
+    finally:
+        progress.finish()
 
 
 def _print_saving(settings: Settings) -> None:
     if settings.cache_dir is not None:
         from ingot.engine.offload import OFFLOAD_CLOSING_S
 
-        log.info("what is kept of prompts is written to the disk, for up to %g s", OFFLOAD_CLOSING_S)
-
-
-def single_model_entry(settings: Settings) -> ModelEntry:
-    """The one model of a server without tables, under the name that it is known by before it is found."""
-    name = served_name(settings, Path(settings.model).name)
-    return lone_entry(settings, name, model_kind(settings.model, settings))
-
-
-def start_engine(settings: Settings, loop: Loop | None = None) -> Engine:
-    """Find the model, fetching or converting it if need be, and load it, on a thread of its own where no loop is given.
-    Raises IngotError."""
-    from ingot.engine.loading.model_files import find_model_files
-    from ingot.models.files.progress import TerminalProgress
-
-    progress = TerminalProgress()
-    try:
-        folder, further = find_model_files(settings, CHAT_KIND, progress)
-        progress(f"loading {', '.join(dict.fromkeys(found.name for found in (folder, *further.values())))}")
-    finally:
-        progress.finish()
-
-    from ingot.engine.loading.language_model import start_engine as start
-
-    name = served_name(settings, folder.name)
-    return start(settings, folder.path, name=name, source=folder.source, further=further, loop=loop)
-
-
-def served_name(settings: Settings, own: str) -> str:
-    return settings.served_model_name[0] if settings.served_model_name else own
+        log.info("cached prompts are written to the disk, for up to %g s", OFFLOAD_CLOSING_S)
 
 
 class _LostDevice:
@@ -285,12 +260,12 @@ def _answering_unavailable(listener: Listener, settings: Settings) -> Iterator[N
     """Tell clients that the server will be back, for as long as the block lasts."""
     from ingot.http.server import UnavailableServer
 
-    door = UnavailableServer(listener.sockets, settings)
-    door.open(RETURNING_NOTICE)
+    unavailable = UnavailableServer(listener.sockets, settings)
+    unavailable.open(RETURNING_NOTICE)
     try:
         yield
     finally:
-        door.close()
+        unavailable.close()
 
 
 def restart_process(listening: Sequence[socket.socket]) -> NoReturn:
@@ -327,19 +302,19 @@ def _open_files() -> list[int]:
     return []
 
 
-def exit_lost_device(said: str) -> NoReturn:
+def exit_lost_device(message: str) -> NoReturn:
     """With the exit code that tells of a lost device, and without the usual farewells."""
-    _print_last_line(said)
+    _print_last_line(message)
     os._exit(DeviceLost.exit_code)
 
 
-def _print_last_line(said: str) -> None:
+def _print_last_line(message: str) -> None:
     """The last line, behind all others."""
     with contextlib.suppress(OSError, ValueError):  # nobody may be there to read it
         for handler in logging.getLogger().handlers:
             handler.flush()
         sys.stdout.flush()
-        print(f"ingot serve: {said}", file=sys.stderr, flush=True)
+        print(f"ingot serve: {message}", file=sys.stderr, flush=True)
 
 
 def exit_at_once(signal_number: int = signal.SIGINT, frame: FrameType | None = None) -> NoReturn:
@@ -351,21 +326,22 @@ def exit_at_once(signal_number: int = signal.SIGINT, frame: FrameType | None = N
 
 SAMPLE_QUESTION = {"model": "default", "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
 SAMPLE_BEGINNING = {"model": "default", "prompt": "The sky is blue because", "max_tokens": 64}
-MEDIA_WORDS = {"image": "pictures", "video": "clips"}
+MEDIA_WORDS = {"image": "images", "video": "video"}
 NO_CHAT = "the model has no chat template and only goes on with texts (/v1/completions); --chat-template gives it one"
 
 
-def engine_record(url: str, engine: Engine, settings: Settings) -> str:
-    """Of the model that stays, and of those beside it."""
+def resident_record(url: str, engines: Sequence[ModelEngine], settings: Settings) -> str:
+    """Of the main model, and of those alongside it."""
     from ingot.protocol.served import answer_format_of
 
+    main = cast("Engine", engines[0])
     return ready_record(
         url,
-        engine.card,
-        answer_format_of(engine.card, engine.tokenizer, settings),
+        main.card,
+        answer_format_of(main.card, main.tokenizer, settings),
         needs_key=settings.keyed,
-        chats=engine.tokenizer.template is not None,
-        further=[one.card for one in (*engine.encoders.values(), engine.hearing, engine.speaking) if one is not None],
+        chats=main.tokenizer.template is not None,
+        further=[cast("TaskCard", engine.card) for engine in engines[1:]],
     )
 
 
@@ -376,7 +352,7 @@ def ready_record(
     *,
     needs_key: bool,
     chats: bool = True,
-    further: Iterable[PoolingModelCard | SpeechToTextCard | TextToSpeechCard] = (),
+    further: Sequence[TaskCard] = (),
 ) -> str:
     """One record: the ready line, one for each further model, a note for each thing that is guessed or could be faster,
     a curl to paste. `chats` says whether there is a chat template."""
@@ -388,10 +364,11 @@ def ready_record(
         f"memory budget {card.memory_budget / 1e9:.1f} GB",
         *([f"sees {' and '.join(MEDIA_WORDS[kind] for kind in card.sees)}"] if card.sees else []),
         *([f"tool format {found.format.name}{' (a guess)' if found.guessed else ''}"] if chats else []),
-        *([f"guessing ahead: {', '.join(card.proposers)}"] if card.proposers else []),
+        *([f"speculation: {', '.join(card.proposers)}"] if card.proposers else []),
         *([f"kernels: {card.kernels}"] if card.kernels else []),
     )
-    notes = [f"note: {note}" for note in (*card.notes, *(_format_guess_note(found) if chats else [NO_CHAT]))]
+    theirs = [f"{other.name}: {note}" for other in further for note in other.notes]
+    notes = [f"note: {note}" for note in (*card.notes, *theirs, *(_format_guess_note(found) if chats else [NO_CHAT]))]
     also = [f"also: {card.name} ({card.dtype}) for {card.at_ready}" for card in further]
     first = SAMPLE_REQUESTS["chat"] if chats else CONTINUES_TEXT
     return "\n".join((" | ".join(facts), *also, *notes, f"try: {_curl_command(url, needs_key, *first)}"))
@@ -430,9 +407,9 @@ def _format_guess_note(found: FoundFormat) -> list[str]:
     return [*unused, f"tool format {found.format.name} is a guess: {why}; --tool-format names another"]
 
 
-def _curl_command(url: str, needs_key: bool, path: str, given: str) -> str:
+def _curl_command(url: str, needs_key: bool, path: str, arguments: str) -> str:
     key = ' -H "Authorization: Bearer $INGOT_API_KEY"' if needs_key else ""
-    return f"curl {url}/v1/{path}{key} {given}"
+    return f"curl {url}/v1/{path}{key} {arguments}"
 
 
 def _curl_body(value: object) -> str:
@@ -457,7 +434,10 @@ CONTINUES_TEXT: Final = ("completions", _curl_body(SAMPLE_BEGINNING))
 def local_server(settings: Settings, *, encoders: bool = False) -> Iterator[str]:
     """Yields the server's URL. Interrupts are the caller's: the server runs in a thread that never sees them. Models
     that make vectors and scores are left out, unless it is for `encoders`."""
-    from ingot.http.server import make_server, open_listener
+    from ingot.engine.fleet import Fleet
+    from ingot.engine.loading.model_loader import ModelLoader
+    from ingot.http.app import build_fleet_app
+    from ingot.http.server import make_app_server, open_listener
 
     private = replace(
         settings,
@@ -465,19 +445,22 @@ def local_server(settings: Settings, *, encoders: bool = False) -> Iterator[str]
         port=0,
         api_key_file=None,
         warm_prompts=None,
+        lazy=False,
         embedding_model=settings.embedding_model if encoders else None,
         rerank_model=settings.rerank_model if encoders else None,
     )
     ready: Future[str] = Future()
+    loader = ModelLoader(private, single_model_entries(private))
     try:
-        engine = start_engine(private)
+        models = load_resident_models(loader)
     except KeyboardInterrupt:
         exit_at_once()
     try:
-        with _running_server(make_server(engine, private, ready.set_result, open_listener(private)), ready) as url:
+        app = build_fleet_app(Fleet.of_resident(models), loader.health, private)
+        with _running_server(make_app_server(app, private, ready.set_result, open_listener(private)), ready) as url:
             yield url
     finally:
-        engine.close()
+        loader.close()
 
 
 @contextlib.contextmanager
@@ -490,10 +473,10 @@ def _running_server(server: HttpServer, ready: Future[str]) -> Iterator[str]:
                 raise
             ready.set_exception(error)
 
-    door = threading.Thread(target=serve, name="ingot-door", daemon=True)
-    door.start()
+    server_thread = threading.Thread(target=serve, name="ingot-server", daemon=True)
+    server_thread.start()
     try:
         yield ready.result()
     finally:
         server.should_exit = True
-        door.join()
+        server_thread.join()

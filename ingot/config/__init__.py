@@ -8,7 +8,15 @@ servers call a setting is known too, and becomes ours where it is read (`sources
 from ingot.config.checks import GIB, is_loopback, memory_bytes
 from ingot.config.field import Setting
 from ingot.config.keys import ApiKey, own_key_problem, read_keys
-from ingot.config.model_entries import KINDS, Kind, ModelEntry, lone_entry, model_entries
+from ingot.config.model_entries import (
+    KINDS,
+    Kind,
+    ModelEntry,
+    model_entries,
+    served_name,
+    single_model_entries,
+    with_name,
+)
 from ingot.config.settings import DEFAULT_MODEL, SETTINGS, Settings
 from ingot.config.sources import FOREIGN_SETTINGS, Config, load_config
 
@@ -26,9 +34,11 @@ __all__ = [
     "Settings",
     "is_loopback",
     "load_config",
-    "lone_entry",
     "memory_bytes",
     "model_entries",
     "own_key_problem",
     "read_keys",
+    "served_name",
+    "single_model_entries",
+    "with_name",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 from ingot.config.model_tables import ModelTable, read_model_tables, read_registry
@@ -34,8 +35,8 @@ LONE_MODEL_SETTINGS: Final = {
     **dict.fromkeys(
         ("embedding_model", "rerank_model", "audio_model", "speech_model"), "give that model a table of its own"
     ),
-    "warm_prompts": "what is warm is one model's, so say it in that one's table",
-    "kv_events": "an endpoint tells of one model, so say one in that one's table",
+    "warm_prompts": "warm prompts are of one model, so say them in that one's table",
+    "kv_events": "an endpoint is for one model, so say one in that one's table",
 }
 """Settings that say what a table says of a model, and what to do instead."""
 ENDPOINT_SETTINGS: Final = ("kv_events", "kv_events_replay")
@@ -44,49 +45,63 @@ _SETTINGS_OF_EVERY_KIND: Final = frozenset({"memory", "max_sequences", "max_queu
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What is to know of models for one thing, before one is loaded. How their files tell it is in `files.kinds`."""
+    """All that tells one kind of model from another before one is loaded. `module:name` are functions that are
+    imported when they are needed."""
 
     does: str  # what they do, in words
     missing: str  # what to say where none is served
     settings: frozenset[str]  # those of a model that mean something to one of these
-    setting: str = ""  # which names one beside a model that chats
-    needs: str = ""  # `module:name` of what tells by its files how much memory one takes, in `ingot.models`
+    setting: str = ""  # which names one to serve alongside the main model
+    needs: str = ""  # `module:name` in `ingot.models`: the memory that one takes, by its files
+    start: str = ""  # `module:name` in `ingot.engine.loading`: loads one and starts its engine
 
 
 KINDS: Final = {
-    "chat": Kind("answers conversations", "No model that chats is served here.", PER_MODEL_SETTINGS),
+    "chat": Kind(
+        "answers conversations",
+        "No chat model is served here.",
+        PER_MODEL_SETTINGS,
+    ),
     "embedding": Kind(
         "makes vectors of texts (/v1/embeddings)",
         "No embedding model is served here. Start ingot with --embedding-model MODEL, such as "
         "--embedding-model all-minilm-l6-v2, a folder or a hub id.",
         _SETTINGS_OF_EVERY_KIND | {"dtype"},
-        *("embedding_model", "memory_needs:pooling_model_needs"),
+        "embedding_model",
+        "memory_needs:pooling_model_needs",
+        "pooling_and_speech:start_embedding_engine",
     ),
     "rerank": Kind(
         "ranks documents (/v1/rerank)",
         "No reranking model is served here. Start ingot with --rerank-model MODEL: a folder or a hub id of a "
         "cross-encoder or a Qwen3-Reranker.",
         _SETTINGS_OF_EVERY_KIND | {"dtype"},
-        *("rerank_model", "memory_needs:pooling_model_needs"),
+        "rerank_model",
+        "memory_needs:pooling_model_needs",
+        "pooling_and_speech:start_rerank_engine",
     ),
     "audio": Kind(
-        "writes down what is spoken (/v1/audio/transcriptions)",
-        "No model that hears is served here. Start ingot with --audio-model MODEL, such as --audio-model "
+        "transcribes speech (/v1/audio/transcriptions)",
+        "No speech-to-text model is served here. Start ingot with --audio-model MODEL, such as --audio-model "
         "whisper-tiny.en, a folder or a hub id of a Whisper model.",
         _SETTINGS_OF_EVERY_KIND | {"dtype"},
-        *("audio_model", "memory_needs:speech_to_text_needs"),
+        "audio_model",
+        "memory_needs:speech_to_text_needs",
+        "pooling_and_speech:start_speech_to_text_engine",
     ),
     "speech": Kind(
-        "speaks what is written (/v1/audio/speech)",
-        "No model that speaks is served here. Start ingot with --speech-model MODEL, a folder or a hub id of a Kokoro "
-        "model, such as --speech-model mlx-community/Kokoro-82M-bf16.",
+        "speaks texts (/v1/audio/speech)",
+        "No text-to-speech model is served here. Start ingot with --speech-model MODEL, a folder or a hub id of a "
+        "Kokoro model, such as --speech-model mlx-community/Kokoro-82M-bf16.",
         _SETTINGS_OF_EVERY_KIND,
-        *("speech_model", "memory_needs:text_to_speech_needs"),
+        "speech_model",
+        "memory_needs:text_to_speech_needs",
+        "pooling_and_speech:start_text_to_speech_engine",
     ),
 }
-"""By name. A kind is its record here, what loads one in `engine.start_beside`, and its operations."""
+"""By name. A kind is its record here, how its files tell it (`models.files.locate`), and its operations."""
 KindOf = Callable[[str, Settings], str]
-"""What the model is for that is given so."""
+"""The kind of a model, by what the user calls it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +115,8 @@ class ModelEntry:
     preload: bool = False  # loaded at the start
     pin: bool = False  # never unloaded to make room, nor for being idle
     idle_s: float | None = None  # after how long without a request it is unloaded; None: never
-    resident: bool = False  # the only model, loaded before the server is ready and never unloaded
+    resident: bool = False  # loaded before the server is ready and never unloaded
+    alongside: bool = False  # named by a flag such as --embedding-model; memory for it is set aside
 
     @property
     def path(self) -> str:
@@ -109,11 +125,6 @@ class ModelEntry:
     @property
     def names(self) -> tuple[str, ...]:
         return (self.name, *self.aliases)
-
-    @property
-    def further_kinds(self) -> tuple[str, ...]:
-        """What the models are for that are loaded with it."""
-        return tuple(kind for kind, known in KINDS.items() if known.setting and getattr(self.settings, known.setting))
 
 
 def assume_chat_model(model: str, settings: Settings) -> str:
@@ -142,15 +153,39 @@ def model_entries(settings: Settings, kind_of: KindOf = assume_chat_model) -> tu
     return entries
 
 
-def lone_entry(settings: Settings, name: str, kind: str = "chat") -> ModelEntry:
-    """The one model of a server without tables, which is to be served under `name`."""
-    stays = kind == "chat" and not settings.lazy
-    idle = settings.idle_unload_seconds
-    return ModelEntry(name, settings, kind, preload=not settings.lazy, idle_s=idle, resident=stays)
+def single_model_entries(settings: Settings, kind: str = "chat") -> tuple[ModelEntry, ...]:
+    """The models of a server without tables: the main one, of that kind, and those that flags name alongside it. Their
+    names are those that they are known by before they are located."""
+    resident, preload, idle = kind == "chat" and not settings.lazy, not settings.lazy, settings.idle_unload_seconds
+    main = ModelEntry("", settings, kind, preload=preload, idle_s=idle, resident=resident)
+    entries = [with_name(main, served_name(settings, Path(settings.model).name))]
+    for each, known in KINDS.items():
+        model = getattr(settings, known.setting) if known.setting else None
+        if model is not None:
+            own = replace(settings, model=model, served_model_name=(), memory=None)
+            entry = replace(main, settings=own, kind=each, alongside=True)
+            entries.append(with_name(entry, Path(model).name, entries))
+    return tuple(entries)
+
+
+def with_name(entry: ModelEntry, name: str, others: Iterable[ModelEntry] = ()) -> ModelEntry:
+    """A model of a server without tables under `name`, or under one that tells its kind where another is called so;
+    with the further names that the settings give it."""
+    settings = entry.settings
+    if any(other.name == name for other in others):
+        name, settings = f"{name}-{entry.kind}", replace(settings, served_model_name=(f"{name}-{entry.kind}", name))
+    further = settings.served_model_name[1:]
+    aliases = (*further, *_aliases_for((name, *further, "default"), settings.alias))
+    return replace(entry, name=name, aliases=aliases, settings=settings)
+
+
+def served_name(settings: Settings, own: str) -> str:
+    """The name that the main model is served under."""
+    return settings.served_model_name[0] if settings.served_model_name else own
 
 
 def _model_entry(name: str, table: ModelTable, settings: Settings, kind_of: KindOf) -> ModelEntry:
-    given = _model_settings(name, table.settings)
+    own_settings = _model_settings(name, table.settings)
     aliases = (*table.aliases, *_aliases_for((name, *table.aliases), settings.alias))
     try:
         own = replace(
@@ -160,22 +195,22 @@ def _model_entry(name: str, table: ModelTable, settings: Settings, kind_of: Kind
             models_config=None,
             served_model_name=(name, *table.aliases),
             alias=tuple(alias for alias in settings.alias if alias.partition("=")[2] in (name, *table.aliases)),
-            **{"memory": None, **given},
+            **{"memory": None, **own_settings},
         )
     except ConfigError as error:
         raise ConfigError(f"[models.{name}]: {error.message}") from None
     preload = not settings.lazy if table.preload is None else table.preload
     idle = settings.idle_unload_seconds if table.idle_unload_s is None else table.idle_unload_s
     kind = kind_of(table.path, settings) if table.kind is None else table.kind
-    for key in given:
+    for key in own_settings:
         if key not in KINDS[kind].settings:
             raise ConfigError(f"[models.{name}]: {key} means nothing to a model of kind {kind}")
     return ModelEntry(name, own, kind, aliases, preload, table.pin, None if table.pin else idle)
 
 
-def _model_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _model_settings(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
-    for key, value in given.items():
+    for key, value in values.items():
         if key not in PER_MODEL_SETTINGS:
             near = nearest_name(key, PER_MODEL_SETTINGS)
             hint = f"; did you mean {near}?" if near else ""
@@ -203,4 +238,6 @@ def _refuse_shared_endpoints(entries: Iterable[ModelEntry]) -> None:
     for entry in entries:
         for endpoint in filter(None, (getattr(entry.settings, name) for name in ENDPOINT_SETTINGS)):
             if not endpoint.endswith(":*") and owners.setdefault(endpoint, entry.name) != entry.name:
-                raise ConfigError(f"models: {owners[endpoint]} and {entry.name} would tell events at {endpoint}, both")
+                raise ConfigError(
+                    f"models: {owners[endpoint]} and {entry.name} would both publish events at {endpoint}"
+                )

@@ -20,7 +20,7 @@ Seconds = Annotated[float, Meta(ge=0, le=30 * 86_400)]
 class ModelTable(Struct, kw_only=True):
     """What a table says of a model, besides the settings that are its own."""
 
-    path: str  # given like MODEL
+    path: str  # as MODEL is given
     kind: str | None = None  # what it is for; None: as its files say
     aliases: list[str] = []
     preload: bool | None = None  # loaded at the start; None: unless the server is lazy
@@ -62,14 +62,14 @@ class RegistryFile(Struct, forbid_unknown_fields=True):
     manager: ManagerTable | None = None
 
 
-def read_model_tables(given: Mapping[str, Any]) -> dict[str, ModelTable]:
+def read_model_tables(tables: Mapping[str, Any]) -> dict[str, ModelTable]:
     """What `[models]` of the TOML file holds, by name. Raises ConfigError that names the table at fault."""
-    return {name: _read_table(name, table) for name, table in given.items()}
+    return {name: _read_table(name, table) for name, table in tables.items()}
 
 
-def model_tables_problem(given: Mapping[str, Any]) -> str | None:
+def model_tables_problem(tables: Mapping[str, Any]) -> str | None:
     try:
-        read_model_tables(given)
+        read_model_tables(tables)
     except ConfigError as error:
         return error.message
     return None
@@ -80,8 +80,8 @@ def read_registry(path: Path) -> tuple[dict[str, ModelTable], str | None]:
     import yaml
 
     try:
-        said = msgspec.convert(yaml.safe_load(path.expanduser().read_text(encoding="utf-8")), RegistryFile)
-        names = [msgspec.convert(table, NamedModelTable).name for table in said.models]
+        registry = msgspec.convert(yaml.safe_load(path.expanduser().read_text(encoding="utf-8")), RegistryFile)
+        names = [msgspec.convert(table, NamedModelTable).name for table in registry.models]
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError, msgspec.ValidationError) as error:
@@ -89,9 +89,11 @@ def read_registry(path: Path) -> tuple[dict[str, ModelTable], str | None]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"{path}: there are two models {twice!r}")
-    manager = said.manager or ManagerTable()
+    manager = registry.manager or ManagerTable()
     _refuse_policy(path, manager.contention_policy or ContentionPolicy())
-    tables = {name: _read_table(name, _translate_table(table)) for name, table in zip(names, said.models, strict=True)}
+    tables = {
+        name: _read_table(name, _translate_table(table)) for name, table in zip(names, registry.models, strict=True)
+    }
     memory = None if manager.memory_budget_gb is None else f"{manager.memory_budget_gb:g}GB"
     if memory is not None and (problem := memory_problem(memory)) is not None:
         raise ConfigError(f"{path}: memory_budget_gb: {problem}")
@@ -115,19 +117,19 @@ def _refuse_policy(path: Path, policy: ContentionPolicy) -> None:
 
 
 def _translate_table(table: Mapping[str, Any]) -> dict[str, Any]:
-    told = {key: value for key, value in table.items() if key != "name"}
-    if "estimated_memory_gb" in told:
-        told["memory"] = f"{told.pop('estimated_memory_gb')}GB"
-    return told
+    translated = {key: value for key, value in table.items() if key != "name"}
+    if "estimated_memory_gb" in translated:
+        translated["memory"] = f"{translated.pop('estimated_memory_gb')}GB"
+    return translated
 
 
-def _read_table(name: str, given: Any) -> ModelTable:
+def _read_table(name: str, fields: Any) -> ModelTable:
     if not _is_model_name(name):
         raise ConfigError(f"models: {name[:100]!r} is no name for a model")
-    if not isinstance(given, dict):
+    if not isinstance(fields, dict):
         raise ConfigError(f"[models.{name}]: it must be a table with a path")
-    own = {key: value for key, value in given.items() if key in TABLE_KEYS}
-    rest = {key: value for key, value in given.items() if key not in TABLE_KEYS}
+    own = {key: value for key, value in fields.items() if key in TABLE_KEYS}
+    rest = {key: value for key, value in fields.items() if key not in TABLE_KEYS}
     try:
         table = msgspec.convert({**own, "settings": rest}, ModelTable)
     except msgspec.ValidationError as error:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from ingot.config import Settings
 from ingot.engine.output import ActiveRequest
 from ingot.engine.request import LoraRef, ModelCard, Request
 from ingot.engine.sequence import PromptMedia, TokenSequence
@@ -41,6 +42,10 @@ class EngineLimits:
     max_sequences: int = 32
     max_queue: int = 256
     target_itl_ms: float = 100.0
+
+    @classmethod
+    def of(cls, settings: Settings) -> EngineLimits:
+        return cls(settings.max_sequences, settings.max_queue, settings.target_itl_ms)
 
 
 class Admission:

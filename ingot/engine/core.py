@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
@@ -28,9 +28,8 @@ from ingot.engine.kv_events import KVEventSink, KVEventTracker
 from ingot.engine.loop import REQUEST_FAILED, PostMessage
 from ingot.engine.memory_budget import MemoryBudget
 from ingot.engine.output import ActiveRequest, Outbox
-from ingot.engine.pooling_batches import ServedPoolingModel
 from ingot.engine.prefix_cache import PrefixCache
-from ingot.engine.request import Failed, ModelCard, PoolingTask, Request, RequestStatus
+from ingot.engine.request import Failed, ModelCard, Request, RequestStatus
 from ingot.engine.runner import LaunchedStep, Runner
 from ingot.engine.scheduler import Scheduler
 from ingot.engine.sequence import TokenSequence
@@ -39,11 +38,9 @@ from ingot.engine.speculation.controller import SpeculationController
 from ingot.engine.speculation.draft_heads import DraftHeadProposer
 from ingot.engine.speculation.proposer import Proposer
 from ingot.engine.speculation.rounds import Speculation, StepDrafts
-from ingot.engine.speech_to_text import ServedSpeechToText
 from ingot.engine.step_costs import StepCosts
 from ingot.engine.streams import EventSink
 from ingot.engine.telemetry import MetricsRecorder, RequestLog, error_outcome
-from ingot.engine.text_to_speech import ServedTextToSpeech
 from ingot.engine.vision_encoder import VisionEncoder, VisionEncoderRunner, VisionEncodingFailed
 from ingot.errors import Cancelled, DeadlineExceeded, IngotError
 from ingot.kernels.device import is_device_lost
@@ -510,9 +507,6 @@ class LoadedModel:
     card: ModelCard
     budget: MemoryBudget
     cache_bytes: int = 0  # most that computed prefixes may take
-    encoders: Mapping[PoolingTask, ServedPoolingModel] = field(
-        default_factory=dict
-    )  # further models, for vectors and scores
     folder: Path | None = None  # the model's files
     proposers: Sequence[Proposer] = ()  # who guess tokens ahead, in the order in which they are preferred
     fixed_draft_tokens: int | None = None  # how many they are to guess; None: as many as pays
@@ -523,5 +517,3 @@ class LoadedModel:
     codec: PairCodec = RAW_CODEC  # what they are put into
     teller: KVEventSink | None = None  # who tells routers of them
     loras: ServedLoras | None = None  # adapters beside the model, where some may be
-    hearing: ServedSpeechToText | None = None  # a further model, which writes down what is spoken
-    speaking: ServedTextToSpeech | None = None  # a further model, which speaks what is written

@@ -1,9 +1,9 @@
 """Engines as other threads see them: requests in, streams of events, vectors or audio out.
 
-`ModelEngine` serves models that do not generate (pooling, speech-to-text, text-to-speech); `Engine` serves one
-that generates, and those beside it. Any thread may call them. Plain values go through a mailbox to the loop's
-thread, the only one that touches mlx, and plain values come back. A constructor returns when the model is loaded,
-or raises what went wrong; `close` or `leave` is the last call.
+An engine serves one model: `Engine` one that generates, `PoolingEngine`, `SpeechToTextEngine` and `TextToSpeechEngine`
+the others. Any thread may call them. Plain values go through a mailbox to the loop's thread, the only one that touches
+mlx, and plain values come back. A constructor returns when the model is loaded, or raises what went wrong; `close` or
+`leave` is the last call.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ingot.engine.admission import EngineLimits, ServedLoras
 from ingot.engine.cache_admin import PrefixCacheAdmin
 from ingot.engine.core import GenerationWorkload, LoadedModel
-from ingot.engine.loop import Loop, Workload, engine_loop
+from ingot.engine.loop import Loop, PostMessage, Workload, engine_loop
 from ingot.engine.pooling import PoolingWorkload
 from ingot.engine.pooling_batches import ServedPoolingModel
 from ingot.engine.request import (
@@ -29,7 +28,6 @@ from ingot.engine.request import (
     PoolingModelCard,
     PoolingOutput,
     PoolingRequest,
-    PoolingTask,
     Request,
     RequestStatus,
 )
@@ -50,137 +48,61 @@ from ingot.media.layout import MediaProcessor
 from ingot.observe.metrics import EngineMetrics, SpeculationMetrics
 from ingot.text.tokenizer.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from ingot.engine.core import LoadedModel
+AnyCard = ModelCard | PoolingModelCard | SpeechToTextCard | TextToSpeechCard
 
 
-@dataclass(frozen=True, slots=True)
-class SideModels:
-    """What was loaded to serve alone, or beside a model that generates, and what it takes of the memory budget."""
-
-    encoders: Mapping[PoolingTask, ServedPoolingModel] = field(default_factory=dict)
-    hearing: ServedSpeechToText | None = None
-    speaking: ServedTextToSpeech | None = None
-    weights: int = 0
-    batch: int = 0  # of what is computed at once
-
+class _Loaded(Protocol):
     @property
-    def taken(self) -> int:
-        return self.weights + self.batch
+    def card(self) -> AnyCard: ...
 
-    @property
-    def cards(self) -> list[PoolingModelCard | SpeechToTextCard | TextToSpeechCard]:
-        found = [*self.encoders.values(), self.hearing, self.speaking]
-        return [offered.card for offered in found if offered is not None]
 
-    @property
-    def card(self) -> PoolingModelCard | SpeechToTextCard | TextToSpeechCard:
-        """Of the one that serves alone."""
-        return self.cards[0]
+class _RequestWorkload(Workload, Protocol):
+    def cancel(self, request_id: str, cause: IngotError) -> bool: ...
 
-    @property
-    def notes(self) -> list[str]:
-        return [f"{card.name}: {note}" for card in self.cards for note in card.notes]
+    def status(self, now: float) -> list[RequestStatus]: ...
 
 
 class ModelEngine:
-    """Started by the constructor, which returns when the model is loaded or raises what went wrong. It runs on a loop
-    of its own, or on one that it shares with the engines of other models."""
+    """The engine of a model of any kind. It runs on a loop of its own, or on one that it shares with the engines of
+    other models."""
 
-    def __init__(
-        self, load: Callable[[], SideModels | LoadedModel], limits: EngineLimits, loop: Loop | None = None
-    ) -> None:
+    _goes_first = False
+    """Whether its workload is given its turn before others, which get what it leaves of the latency target."""
+    _loaded: _Loaded
+    _workload: _RequestWorkload
+
+    def __init__(self, load: Callable[[], _Loaded], limits: EngineLimits, loop: Loop | None = None) -> None:
+        """`load` runs on the loop's thread."""
         self._load, self._limits = load, limits
         self._shares_loop = loop is not None
         if loop is not None:
             self._loop = loop
-            loop.add(self._workloads)
+            loop.add(self._start_workload, first=self._goes_first)
         else:
-            self._loop = engine_loop(self._workloads)
+            self._loop = engine_loop(self._start_workload)
             self._loop.start()
 
-    def _workloads(self) -> Sequence[Workload]:
+    def _start_workload(self) -> Sequence[Workload]:
         self._loaded = self._load()
-        return self._begun()
+        self._workload = self._make_workload(lambda message: self._loop.post(self._workload, message))
+        return (self._workload,)
 
-    def _begun(self) -> Sequence[Workload]:
-        """What the loop is to run of what was loaded. On its thread."""
-        loaded = self._loaded
-        queue, target = self._limits.max_queue, self._limits.target_itl_ms
-        self._encodings = PoolingWorkload(
-            loaded.encoders, lambda letter: self._loop.post(self._encodings, letter), queue, target
-        )
-        self._transcripts = TranscriptionWorkload(
-            loaded.hearing, lambda letter: self._loop.post(self._transcripts, letter), queue, target
-        )
-        self._speeches = SpeechWorkload(
-            loaded.speaking, lambda letter: self._loop.post(self._speeches, letter), queue, target
-        )
-        return self._encodings, self._transcripts, self._speeches
+    def _make_workload(self, post: PostMessage) -> _RequestWorkload:
+        raise NotImplementedError
 
     @property
-    def card(self) -> ModelCard | PoolingModelCard | SpeechToTextCard | TextToSpeechCard:
+    def card(self) -> AnyCard:
         return self._loaded.card
-
-    @property
-    def encoders(self) -> Mapping[PoolingTask, ServedPoolingModel]:
-        return self._loaded.encoders
-
-    @property
-    def hearing(self) -> ServedSpeechToText | None:
-        """The model that writes down what is spoken; None: there is none."""
-        return self._loaded.hearing
-
-    @property
-    def speaking(self) -> ServedTextToSpeech | None:
-        """The model that speaks what is written; None: there is none."""
-        return self._loaded.speaking
-
-    async def encode(self, request: PoolingRequest) -> PoolingOutput:
-        """Vectors or scores of texts. Raises before any work what can be known then; a cancelled wait ends the work."""
-        self._loop.refuse_if_stopped()
-        return await self._encodings.encode(request)
-
-    def transcribe(self, request: TranscriptionRequest) -> TranscriptStream:
-        """What is spoken in a sound, segment by segment. From a coroutine; raises at once what can be known at once."""
-        self._loop.refuse_if_stopped()
-        return self._transcripts.open(request)
-
-    def hear(self, request: TranscriptionRequest, reply: OnTranscriptEvents) -> None:
-        """The same from a plain thread; `reply` is called from the engine thread, with events as they come."""
-        self._loop.refuse_if_stopped()
-        self._transcripts.accept(request, reply)
-
-    def speak(self, request: SpeechRequest) -> SpeechStream:
-        """The sound of a text, piece by piece. From a coroutine; raises at once what can be known at once."""
-        self._loop.refuse_if_stopped()
-        return self._speeches.open(request)
 
     def cancel(self, request_id: str) -> bool:
         """End a request, wherever it is. False if there is none of that id."""
         return self._cancel(request_id, Cancelled("The request was cancelled"))
 
     def _cancel(self, request_id: str, cause: IngotError) -> bool:
-        return (
-            self._encodings.cancel(request_id)
-            or self._transcripts.cancel(request_id, cause)
-            or self._speeches.cancel(request_id, cause)
-        )
+        return self._workload.cancel(request_id, cause)
 
     def status(self) -> list[RequestStatus]:
-        now = time.monotonic()
-        return [*self._encodings.status(now), *self._transcripts.status(now), *self._speeches.status(now)]
-
-    def side_loads(self) -> dict[str, tuple[int, int]]:
-        """Of each model that does not generate, by its name: requests that are computed, and those that wait."""
-        now = time.monotonic()
-        each = {offered.card.name: self._encodings.phases(role) for role, offered in self.encoders.items()}
-        if self.hearing is not None:
-            each[self.hearing.card.name] = [status.phase for status in self._transcripts.status(now)]
-        if self.speaking is not None:
-            each[self.speaking.card.name] = [status.phase for status in self._speeches.status(now)]
-        waiting = {name: phases.count("queued") for name, phases in each.items()}
-        return {name: (len(phases) - waiting[name], waiting[name]) for name, phases in each.items()}
+        return self._workload.status(time.monotonic())
 
     @property
     def refused(self) -> int:
@@ -190,12 +112,12 @@ class ModelEngine:
     def health(self) -> Health:
         pulse = self._loop.pulse()
         phases = [status.phase for status in self.status()]
-        running = sum(phase != "queued" for phase in phases)
-        waiting = len(phases) - running
+        waiting = phases.count("queued")
+        running = len(phases) - waiting
         return Health(pulse.alive, pulse.ready, pulse.detail, pulse.beat_ago_s, running, waiting, self.refused)
 
     def on_device_lost(self, call: Callable[[], None]) -> None:
-        """Have `call` made once the device is lost and everybody who waited was told: see `Loop.when_lost`."""
+        """See `Loop.on_device_lost`."""
         self._loop.on_device_lost(call)
 
     def check(self) -> None:
@@ -218,30 +140,84 @@ class ModelEngine:
         """Runs on the loop's thread: arrays are freed where they were made. Others have no turn between the two looks
         at the memory, and what they left to be freed is freed before the first, so that what is missing is ours."""
         before = release_unused_memory()
-        self._loop.remove(self._let_go(), Unavailable("The model was unloaded", retry_after=1))
+        workload = self._workload
+        del self._loaded, self._workload
+        self._loop.remove([workload], Unavailable("The model was unloaded", retry_after=1))
+        del workload
         return before - release_unused_memory()
 
-    def _let_go(self) -> Sequence[Workload]:
-        """The workloads, and nothing here that holds them or the model any more."""
-        workloads = self._encodings, self._transcripts, self._speeches
-        del self._loaded, self._encodings, self._transcripts, self._speeches
-        return workloads
+
+class PoolingEngine(ModelEngine):
+    _loaded: ServedPoolingModel
+    _workload: PoolingWorkload
+
+    def _make_workload(self, post: PostMessage) -> PoolingWorkload:
+        return PoolingWorkload(self._loaded, post, self._limits.max_queue, self._limits.target_itl_ms)
+
+    @property
+    def model(self) -> ServedPoolingModel:
+        return self._loaded
+
+    async def encode(self, request: PoolingRequest) -> PoolingOutput:
+        """Vectors or scores of texts. Raises before any work what can be known then; a cancelled wait ends the work."""
+        self._loop.refuse_if_stopped()
+        return await self._workload.encode(request)
+
+
+class SpeechToTextEngine(ModelEngine):
+    _loaded: ServedSpeechToText
+    _workload: TranscriptionWorkload
+
+    def _make_workload(self, post: PostMessage) -> TranscriptionWorkload:
+        return TranscriptionWorkload(self._loaded, post, self._limits.max_queue, self._limits.target_itl_ms)
+
+    @property
+    def model(self) -> ServedSpeechToText:
+        return self._loaded
+
+    def transcribe(self, request: TranscriptionRequest) -> TranscriptStream:
+        """Segments of text, as they come. From a coroutine; raises at once what can be known at once."""
+        self._loop.refuse_if_stopped()
+        return self._workload.open(request)
+
+    def transcribe_to(self, request: TranscriptionRequest, reply: OnTranscriptEvents) -> None:
+        """The same from a plain thread; `reply` is called from the engine thread, with events as they come."""
+        self._loop.refuse_if_stopped()
+        self._workload.accept(request, reply)
+
+
+class TextToSpeechEngine(ModelEngine):
+    _loaded: ServedTextToSpeech
+    _workload: SpeechWorkload
+
+    def _make_workload(self, post: PostMessage) -> SpeechWorkload:
+        return SpeechWorkload(self._loaded, post, self._limits.max_queue, self._limits.target_itl_ms)
+
+    @property
+    def model(self) -> ServedTextToSpeech:
+        return self._loaded
+
+    def speak(self, request: SpeechRequest) -> SpeechStream:
+        """The audio of a text, piece by piece. From a coroutine; raises at once what can be known at once."""
+        self._loop.refuse_if_stopped()
+        return self._workload.open(request)
 
 
 class Engine(ModelEngine):
-    """Of a model that generates, and of those that serve beside it."""
+    """The engine of a model that generates."""
 
+    _goes_first = True
     _loaded: LoadedModel
+    _workload: GenerationWorkload
 
-    def _begun(self) -> Sequence[Workload]:
-        """Answers come first: what others may take of a turn depends on what is left."""
-        loaded = self._loaded
-        if loaded.disk is not None:
-            loaded.disk.writer.wrote = self._loop.wake
-        self._generation = GenerationWorkload(
-            loaded, self._limits, lambda letter: self._loop.post(self._generation, letter)
-        )
-        return self._generation, *super()._begun()
+    def _make_workload(self, post: PostMessage) -> GenerationWorkload:
+        if self._loaded.disk is not None:
+            self._loaded.disk.writer.wrote = self._loop.wake
+        return GenerationWorkload(self._loaded, self._limits, post)
+
+    @property
+    def _generation(self) -> GenerationWorkload:
+        return self._workload
 
     @property
     def card(self) -> ModelCard:
@@ -253,12 +229,12 @@ class Engine(ModelEngine):
 
     @property
     def processor(self) -> MediaProcessor | None:
-        """How the model is shown pictures and clips; None: it has no vision tower."""
+        """How images and video become the model's input; None: it has no vision tower."""
         return self._loaded.processor
 
     @property
     def loras(self) -> Mapping[str, LoraRef]:
-        """The adapters that may be asked for, by name."""
+        """The LoRA adapters that requests may name."""
         return {} if self._loaded.loras is None else self._loaded.loras.named
 
     def load_lora(self, name: str, folder: Path) -> LoraRef:
@@ -278,10 +254,10 @@ class Engine(ModelEngine):
 
     @property
     def kept(self) -> PrefixCacheAdmin:
-        """The prefixes that are kept."""
+        """The prefix cache, for those who look at it and change it."""
         loaded, loop = self._loaded, self._loop
         return PrefixCacheAdmin(
-            lambda work: loop.run(lambda: work(self._generation.reuse)),
+            lambda work: loop.run(lambda: work(self._workload.reuse)),
             loaded.adapter,
             loaded.folder,
             loaded.disk,
@@ -315,12 +291,9 @@ class Engine(ModelEngine):
         self._accept(request, stream)
         return stream
 
-    def status(self) -> list[RequestStatus]:
-        return [*self._generation.status(time.monotonic()), *super().status()]
-
     @property
     def refused(self) -> int:
-        return self._generation.refused
+        return self._workload.refused
 
     @property
     def last_step(self) -> int:
@@ -333,27 +306,19 @@ class Engine(ModelEngine):
         return self._loaded.adapter.ranks_trouble
 
     def memory(self) -> tuple[int, int]:
-        """Bytes that exist for states, and those of them that running sequences and kept prefixes hold."""
-        return self._loop.run(lambda: self._generation.memory)
+        """Bytes that exist for KV, and those of them that running sequences and cached prefixes hold."""
+        return self._loop.run(lambda: self._workload.memory)
 
     @property
     def figures(self) -> EngineMetrics:
         """What was done since the start, and how full the engine is; any thread may read it."""
-        return self._generation.figures
+        return self._workload.figures
 
     @property
     def speculation(self) -> SpeculationMetrics:
-        """What guessing ahead did; any thread may read it."""
-        return self._generation.speculation
-
-    def _let_go(self) -> Sequence[Workload]:
-        workloads = self._generation, *super()._let_go()
-        del self._generation
-        return workloads
+        """What speculation did; any thread may read it."""
+        return self._workload.speculation
 
     def _accept(self, request: Request, reader: EventSink) -> None:
         self._loop.refuse_if_stopped()
-        self._generation.enter(request, reader)
-
-    def _cancel(self, request_id: str, cause: IngotError) -> bool:
-        return self._generation.cancel(request_id, cause) or super()._cancel(request_id, cause)
+        self._workload.enter(request, reader)

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from ingot.config import ModelEntry
 from ingot.engine.model_swap import LeaseWaiter, ModelSlot, ModelSwap, decide_swap
@@ -29,6 +29,7 @@ from ingot.errors import DeadlineExceeded, IngotError, Unavailable
 
 if TYPE_CHECKING:
     from ingot.engine.engine import ModelEngine
+    from ingot.engine.loading.model_loader import ModelLoader
 
 
 log = logging.getLogger("ingot.fleet")
@@ -43,24 +44,11 @@ OnModelUnloading = Callable[["ModelEngine"], Awaitable[None]]
 """Lets go of whatever was made for an engine that is about to be closed."""
 
 
-class LoadsModels(Protocol):
-    """Finds, loads and unloads models. Each call may take long, and raises IngotError in words."""
-
-    async def measure(self, entry: ModelEntry) -> int:
-        """The bytes that a model is to have, by its files, which are fetched where they are not here."""
-
-    async def load(self, entry: ModelEntry, claim: int, told: Callable[[float], None]) -> ModelEngine:
-        """`told` is called with the share that is done, from any thread."""
-
-    async def unload(self, engine: ModelEngine) -> None:
-        """Returns when its memory is back."""
-
-
 class Fleet:
     def __init__(
         self,
         entries: Iterable[ModelEntry],
-        opens: LoadsModels,
+        loader: ModelLoader,
         memory: int,
         *,
         min_residency_s: float = 0.0,
@@ -69,49 +57,51 @@ class Fleet:
     ) -> None:
         """`memory` are the bytes that all loaded models may have together."""
         self._clock = clock
-        self._seats = {entry.name: ModelSlot(entry, clock) for entry in entries}
-        self._opens, self._memory = opens, memory
+        self._slots = {entry.name: ModelSlot(entry, clock) for entry in entries}
+        self._loader, self._memory = loader, memory
         self._min_residency_s, self._swap_wait_s = min_residency_s, swap_wait_s
-        self._under_way: ModelSwap | None = None
-        self._again: asyncio.TimerHandle | None = None
+        self._current_swap: ModelSwap | None = None
+        self._decide_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._is_over = False
+        self._closed = False
         self.arriving: OnModelLoaded = _no_setup
         self.leaving: OnModelUnloading = _no_teardown
 
     @classmethod
-    def of_one(cls, entry: ModelEntry, engine: ModelEngine) -> Fleet:
-        """A fleet whose one model is loaded already, and stays."""
-        fleet = cls([replace(entry, resident=True, preload=False)], cast("LoadsModels", None), 0)  # which loads nothing
-        seat = fleet._seats[entry.name]
-        seat.engine = engine
-        seat.set_state("loaded")
+    def of_resident(cls, models: Iterable[tuple[ModelEntry, ModelEngine]]) -> Fleet:
+        """A fleet whose models are loaded already, and stay."""
+        engines = {entry.name: (replace(entry, resident=True, preload=False), engine) for entry, engine in models}
+        fleet = cls([entry for entry, _ in engines.values()], cast("ModelLoader", None), 0)  # which loads nothing
+        for name, (_, engine) in engines.items():
+            slot = fleet._slots[name]
+            slot.engine = engine
+            slot.set_state("loaded")
         return fleet
 
     @property
-    def resident(self) -> ModelEntry | None:
-        """The model of a fleet that has one, which stays."""
-        return next((entry for entry in self.entries if entry.resident), None)
+    def is_resident(self) -> bool:
+        """Whether its models are loaded already, and stay."""
+        return any(slot.entry.resident for slot in self._slots.values())
 
     @property
     def entries(self) -> tuple[ModelEntry, ...]:
-        return tuple(seat.entry for seat in self._seats.values())
+        return tuple(slot.entry for slot in self._slots.values())
 
     @property
     def loaded(self) -> Sequence[tuple[ModelEntry, ModelEngine]]:
-        return [(seat.entry, seat.engine) for seat in self._seats.values() if seat.engine is not None]
+        return [(slot.entry, slot.engine) for slot in self._slots.values() if slot.engine is not None]
 
     @property
     def engines(self) -> Sequence[ModelEngine]:
         """Those that are loaded."""
         return [engine for _, engine in self.loaded]
 
-    def standings(self) -> list[ModelStatus]:
-        return [seat.standing() for seat in self._seats.values()]
+    def statuses(self) -> list[ModelStatus]:
+        return [slot.status() for slot in self._slots.values()]
 
     def is_loaded(self, name: str) -> bool:
         """Whether a request may use it now, without waiting."""
-        return self._seats[name].is_open
+        return self._slots[name].is_open
 
     @asynccontextmanager
     async def lease(
@@ -124,235 +114,235 @@ class Fleet:
         Raises Unavailable with what went wrong, or cannot be; and DeadlineExceeded where time is up before the model
         is there.
         """
-        seat = self._seats[name]
-        began = await self._taken(seat, within_s)
+        slot = self._slots[name]
+        began = await self._begin_lease(slot, within_s)
         try:
-            assert seat.engine is not None
-            yield seat.engine
+            assert slot.engine is not None
+            yield slot.engine
         finally:
-            if unload_after_s is not None and not seat.entry.pin:
-                seat.unload_after_s = unload_after_s
-            self._end_lease(seat, began)
+            if unload_after_s is not None and not (slot.entry.pin or slot.entry.resident):
+                slot.unload_after_s = unload_after_s
+            self._end_lease(slot, began)
 
     def extend(self, name: str) -> Callable[[], None]:
         """A further lease, for work that outlasts the one that whoever calls has; ends with what is returned."""
-        seat = self._seats[name]
-        assert seat.leases, "nobody has a lease"
-        began = seat.begin_lease()
-        return lambda: self._end_lease(seat, began)
+        slot = self._slots[name]
+        assert slot.leases, "nobody has a lease"
+        began = slot.begin_lease()
+        return lambda: self._end_lease(slot, began)
 
     async def preload(self) -> None:
         """Load what is to be there from the start, as far as memory holds it. What fails is logged."""
-        for seat in [each for each in self._seats.values() if each.entry.preload]:
+        for slot in [each for each in self._slots.values() if each.entry.preload]:
             try:
-                if await self._opens.measure(seat.entry) <= self._free:
-                    async with self.lease(seat.entry.name):
+                if await self._loader.measure(slot.entry) <= self._free:
+                    async with self.lease(slot.entry.name):
                         pass
                 else:
                     log.warning(
-                        "%s is loaded when it is asked for: memory holds what is loaded already", seat.entry.name
+                        "%s is loaded when it is asked for: memory holds what is loaded already", slot.entry.name
                     )
             except IngotError as error:
-                log.error("%s could not be loaded: %s", seat.entry.name, error.message)
+                log.error("%s could not be loaded: %s", slot.entry.name, error.message)
 
     async def unload(self, name: str) -> None:
         """Let a model finish what it has, and unload it. It takes on nobody meanwhile."""
-        seat = self._seats[name]
-        if not seat.claim:
+        slot = self._slots[name]
+        if not slot.claim:
             return
         gone = asyncio.get_running_loop().create_future()
-        seat.unload_waiters.append(gone)
+        slot.unload_waiters.append(gone)
         self._apply_decision()
         try:
             await gone
         finally:
-            if gone in seat.unload_waiters:
-                seat.unload_waiters.remove(gone)
+            if gone in slot.unload_waiters:
+                slot.unload_waiters.remove(gone)
                 self._apply_decision()
 
     async def swap(self, name: str) -> None:
         """Load a model in place of all others that are not pinned."""
-        others = [seat for seat in self._seats.values() if seat.entry.name != name and not seat.entry.pin]
-        await asyncio.gather(*(self.unload(seat.entry.name) for seat in others))
+        others = [slot for slot in self._slots.values() if slot.entry.name != name and not slot.entry.pin]
+        await asyncio.gather(*(self.unload(slot.entry.name) for slot in others))
         async with self.lease(name):
             pass
 
     def close(self) -> None:
         """Begin nothing more."""
-        self._is_over = True
+        self._closed = True
         for task in self._tasks:
             task.cancel()
-        for timer in [self._again, *(seat.expiry for seat in self._seats.values())]:
+        for timer in [self._decide_timer, *(slot.expiry for slot in self._slots.values())]:
             if timer is not None:
                 timer.cancel()
 
     # Leases
 
-    async def _taken(self, seat: ModelSlot, within_s: float) -> float:
+    async def _begin_lease(self, slot: ModelSlot, within_s: float) -> float:
         """When the lease began."""
-        if seat.is_open:
-            return seat.begin_lease()
-        if seat.failure is not None and (left := seat.since + RETRY_LOAD_S - self._clock()) > 0:
-            raise Unavailable(f"{seat.entry.name} could not be loaded: {seat.failure}", retry_after=left)
+        if slot.is_open:
+            return slot.begin_lease()
+        if slot.failure is not None and (left := slot.since + RETRY_LOAD_S - self._clock()) > 0:
+            raise Unavailable(f"{slot.entry.name} could not be loaded: {slot.failure}", retry_after=left)
         now = self._clock()
         waiter = LeaseWaiter(asyncio.get_running_loop().create_future(), now, now + within_s)
-        seat.queue.append(waiter)
+        slot.queue.append(waiter)
         self._apply_decision()
         try:
             async with asyncio.timeout(None if within_s == inf else within_s):
                 return await waiter.lease
         except TimeoutError:
-            self._withdraw(seat, waiter)
+            self._withdraw(slot, waiter)
             raise DeadlineExceeded(
-                f"{seat.entry.name} could not be used within the {within_s:g} s that the request may take"
+                f"{slot.entry.name} could not be used within the {within_s:g} s that the request may take"
             ) from None
         except BaseException:
-            self._withdraw(seat, waiter)
+            self._withdraw(slot, waiter)
             raise
 
-    def _withdraw(self, seat: ModelSlot, waiter: LeaseWaiter) -> None:
+    def _withdraw(self, slot: ModelSlot, waiter: LeaseWaiter) -> None:
         """Whoever waited does not any more, or not for what it was given in the same moment."""
-        if waiter in seat.queue:
-            seat.queue.remove(waiter)
+        if waiter in slot.queue:
+            slot.queue.remove(waiter)
             self._apply_decision()
         elif not waiter.lease.cancelled() and waiter.lease.exception() is None:
-            self._end_lease(seat, waiter.lease.result())
+            self._end_lease(slot, waiter.lease.result())
 
-    def _end_lease(self, seat: ModelSlot, began: float) -> None:
-        seat.leases.remove(began)
-        seat.used = self._clock()
-        self._rest(seat)
+    def _end_lease(self, slot: ModelSlot, began: float) -> None:
+        slot.leases.remove(began)
+        slot.used = self._clock()
+        self._rest(slot)
         self._apply_decision()
 
     # Deciding
 
     def _apply_decision(self) -> None:
         """Something has changed, or it is time: do what is to be done now."""
-        if self._is_over:
+        if self._closed:
             return
-        now, seats = self._clock(), self._seats.values()
+        now, slots = self._clock(), self._slots.values()
         limits = {"min_residency_s": self._min_residency_s, "swap_wait_s": self._swap_wait_s}
-        made = decide_swap(seats, self._memory, self._under_way, now=now, **limits)
-        for seat in made.refused:
-            self._fail(seat, self._too_large(seat))
-        if made.move is not None and self._under_way is None:
-            self._under_way = made.move
-            for seat in made.move.seats:
-                seat.is_moving = True
-            self._begin(self._carry_out(made.move))
-        for seat in seats:
-            seat.is_closed = seat in made.closed
-            seat.others_closed = made.closed_for.get(seat, seat.others_closed if seat.queue else -inf)
-            if seat.is_open:
-                seat.grant()
-            if seat.queue and not seat.claim and seat.needs is None and not seat.is_being_measured:
-                seat.is_being_measured = True
-                self._begin(self._find(seat))
-        if self._again is not None:
-            self._again.cancel()
-            self._again = None
-        if made.again_at < inf:
-            self._again = asyncio.get_running_loop().call_later(made.again_at - now, self._apply_decision)
+        decision = decide_swap(slots, self._memory, self._current_swap, now=now, **limits)
+        for slot in decision.refused:
+            self._fail(slot, self._too_large(slot))
+        if decision.swap is not None and self._current_swap is None:
+            self._current_swap = decision.swap
+            for slot in decision.swap.slots:
+                slot.is_moving = True
+            self._spawn(self._carry_out(decision.swap))
+        for slot in slots:
+            slot.is_closed = slot in decision.closed
+            slot.others_closed = decision.closed_for.get(slot, slot.others_closed if slot.queue else -inf)
+            if slot.is_open:
+                slot.grant()
+            if slot.queue and not slot.claim and slot.needs is None and not slot.is_being_measured:
+                slot.is_being_measured = True
+                self._spawn(self._find(slot))
+        if self._decide_timer is not None:
+            self._decide_timer.cancel()
+            self._decide_timer = None
+        if decision.again_at < inf:
+            self._decide_timer = asyncio.get_running_loop().call_later(decision.again_at - now, self._apply_decision)
 
-    def _too_large(self, seat: ModelSlot) -> str:
-        pinned = [each.entry.name for each in self._seats.values() if each.claim and each.entry.pin]
-        beside = f" beside {', '.join(pinned)}, which is pinned" if pinned else ""
+    def _too_large(self, slot: ModelSlot) -> str:
+        pinned = [each.entry.name for each in self._slots.values() if each.claim and each.entry.pin]
+        kept = f" alongside {', '.join(pinned)}, which is pinned" if pinned else ""
         return (
-            f"it takes {_gb(seat.needs or 0)}, and the memory budget is {_gb(self._memory)}{beside}. Raise --memory, "
+            f"it takes {_gb(slot.needs or 0)}, and the memory budget is {_gb(self._memory)}{kept}. Raise --memory, "
             "or give it less context"
         )
 
     @property
     def _free(self) -> int:
-        return self._memory - sum(seat.claim for seat in self._seats.values())
+        return self._memory - sum(slot.claim for slot in self._slots.values())
 
-    def _rest(self, seat: ModelSlot) -> None:
+    def _rest(self, slot: ModelSlot) -> None:
         """A request has ended, or a load: where nobody is left, the time begins after which it goes."""
-        seat.stop_expiry()
-        if seat.engine is not None and not seat.leases and seat.unload_after_s < inf:
-            seat.expiry = asyncio.get_running_loop().call_later(seat.unload_after_s, self._expire, seat)
+        slot.stop_expiry()
+        if slot.engine is not None and not slot.leases and slot.unload_after_s < inf:
+            slot.expiry = asyncio.get_running_loop().call_later(slot.unload_after_s, self._expire, slot)
 
-    def _expire(self, seat: ModelSlot) -> None:
-        seat.expired = True
+    def _expire(self, slot: ModelSlot) -> None:
+        slot.expired = True
         self._apply_decision()
 
     # Moving
 
-    async def _find(self, seat: ModelSlot) -> None:
+    async def _find(self, slot: ModelSlot) -> None:
         """How much memory a model needs. Its files may have to be fetched for that."""
-        seat.set_state("loading")
+        slot.set_state("loading")
         try:
-            seat.needs = await self._opens.measure(seat.entry)
-            seat.set_state("unloaded")
+            slot.needs = await self._loader.measure(slot.entry)
+            slot.set_state("unloaded")
         except IngotError as error:
-            self._fail(seat, error.message)
+            self._fail(slot, error.message)
         except Exception:
-            log.exception("%s could not be found", seat.entry.name)
-            self._fail(seat, SEE_LOG)
+            log.exception("%s could not be found", slot.entry.name)
+            self._fail(slot, SEE_LOG)
         finally:
-            seat.is_being_measured = False
+            slot.is_being_measured = False
             self._apply_decision()
 
-    async def _carry_out(self, move: ModelSwap) -> None:
-        coming = move.coming
+    async def _carry_out(self, swap: ModelSwap) -> None:
+        coming = swap.coming
         try:
             if coming is not None:
                 coming.set_state("loading")
-            for seat in move.going:
-                if move.is_wanted:
-                    await self._unload(seat)
-            if coming is not None and move.is_wanted:
+            for slot in swap.going:
+                if swap.is_wanted:
+                    await self._unload(slot)
+            if coming is not None and swap.is_wanted:
                 await self._load(coming)
         except Exception as error:
             if not isinstance(error, IngotError):
-                log.exception("%s could not be moved", ", ".join(seat.entry.name for seat in move.seats))
+                log.exception("%s could not be moved", ", ".join(slot.entry.name for slot in swap.slots))
             if coming is not None:
                 self._fail(coming, error.message if isinstance(error, IngotError) else SEE_LOG)
         finally:
             if coming is not None and coming.state == "loading":
                 coming.set_state("unloaded")
-            for seat in move.seats:
-                seat.is_moving = False
-            self._under_way = None
+            for slot in swap.slots:
+                slot.is_moving = False
+            self._current_swap = None
             self._apply_decision()
 
-    async def _load(self, seat: ModelSlot) -> None:
-        assert seat.needs is not None
-        seat.claim, seat.needs = seat.needs, None
-        engine = await self._opens.load(seat.entry, seat.claim, lambda share: _set_progress(seat, share))
+    async def _load(self, slot: ModelSlot) -> None:
+        assert slot.needs is not None
+        slot.claim, slot.needs = slot.needs, None
+        engine = await self._loader.load(slot.entry, slot.claim, lambda share: _set_progress(slot, share))
         try:
-            await self.arriving(seat.entry, engine)
+            await self.arriving(slot.entry, engine)
         except Exception:
-            await self._opens.unload(engine)
+            await self._loader.unload(engine)
             raise
-        seat.engine = engine
-        seat.unload_after_s = inf if seat.entry.idle_s is None else seat.entry.idle_s
-        seat.set_state("loaded")
-        seat.grant()  # whoever waited for this load has it, though the model may be to go again by now
-        self._rest(seat)
+        slot.engine = engine
+        slot.unload_after_s = inf if slot.entry.idle_s is None else slot.entry.idle_s
+        slot.set_state("loaded")
+        slot.grant()  # whoever waited for this load has it, though the model may be to go again by now
+        self._rest(slot)
 
-    async def _unload(self, seat: ModelSlot) -> None:
-        engine, seat.engine = seat.engine, None
+    async def _unload(self, slot: ModelSlot) -> None:
+        engine, slot.engine = slot.engine, None
         assert engine is not None
-        if seat.expired:
-            log.info("%s is unloaded: nobody asked for it for %g s", seat.entry.name, seat.unload_after_s)
-        seat.stop_expiry()
-        seat.set_state("unloading")
+        if slot.expired:
+            log.info("%s is unloaded: nobody asked for it for %g s", slot.entry.name, slot.unload_after_s)
+        slot.stop_expiry()
+        slot.set_state("unloading")
         try:
             await self.leaving(engine)
-            await self._opens.unload(engine)
+            await self._loader.unload(engine)
         finally:
-            seat.claim = 0
-            seat.set_state("unloaded")
-            seat.notify_unloaded()
+            slot.claim = 0
+            slot.set_state("unloaded")
+            slot.notify_unloaded()
 
-    def _fail(self, seat: ModelSlot, words: str) -> None:
-        seat.claim, seat.needs = 0, None
-        seat.set_state("failed", words)
-        seat.refuse(Unavailable(f"{seat.entry.name} could not be loaded: {words}", retry_after=RETRY_LOAD_S))
-        seat.notify_unloaded()
+    def _fail(self, slot: ModelSlot, reason: str) -> None:
+        slot.claim, slot.needs = 0, None
+        slot.set_state("failed", reason)
+        slot.refuse(Unavailable(f"{slot.entry.name} could not be loaded: {reason}", retry_after=RETRY_LOAD_S))
+        slot.notify_unloaded()
 
-    def _begin(self, work: Awaitable[None]) -> asyncio.Task[None]:
+    def _spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         assert isinstance(task, asyncio.Task)
         self._tasks.add(task)
@@ -368,8 +358,8 @@ async def _no_teardown(engine: ModelEngine) -> None:
     """There is nobody who made anything for it."""
 
 
-def _set_progress(seat: ModelSlot, share: float) -> None:
-    seat.progress = share
+def _set_progress(slot: ModelSlot, share: float) -> None:
+    slot.progress = share
 
 
 def _gb(size: int) -> str:

@@ -182,13 +182,14 @@ class Loop:
             self.refuse_if_stopped()
         return done.result()
 
-    def add(self, make: Callable[[], Sequence[Workload]]) -> tuple[Workload, ...]:
+    def add(self, make: Callable[[], Sequence[Workload]], *, first: bool = False) -> tuple[Workload, ...]:
         """Have the thread make further workloads, wait for it, and run them from then on; raises what `make` raises.
-        Others get no turn meanwhile but when `make` calls `run_other_workloads`."""
+        Others get no turn meanwhile but when `make` calls `run_other_workloads`. `first`: their turn comes before that
+        of those which are there."""
 
         def added() -> tuple[Workload, ...]:
             made = tuple(make())
-            self._workloads += made
+            self._workloads = (*made, *self._workloads) if first else (*self._workloads, *made)
             return made
 
         return self.run(added)

@@ -24,24 +24,24 @@ class ModelSwap:
     coming: ModelSlot | None = None
 
     @property
-    def seats(self) -> tuple[ModelSlot, ...]:
+    def slots(self) -> tuple[ModelSlot, ...]:
         return self.going if self.coming is None else (*self.going, self.coming)
 
     @property
     def balance(self) -> int:
         """The bytes that are free afterwards and are not yet."""
-        return sum(seat.claim for seat in self.going) - (0 if self.coming is None else self.coming.needs or 0)
+        return sum(slot.claim for slot in self.going) - (0 if self.coming is None else self.coming.needs or 0)
 
     @property
     def is_wanted(self) -> bool:
         if self.coming is not None:
             return bool(self.coming.queue)
-        return all(seat.unload_waiters or (seat.expired and not seat.queue) for seat in self.going)
+        return all(slot.unload_waiters or (slot.expired and not slot.queue) for slot in self.going)
 
 
 @dataclass(slots=True)
 class SwapDecision:
-    move: ModelSwap | None = None  # the next one
+    swap: ModelSwap | None = None  # the next one
     closed: set[ModelSlot] = field(default_factory=set)  # loaded models that take on nobody for now
     closed_for: dict[ModelSlot, float] = field(default_factory=dict)  # wanted models, and since when others are closed
     refused: list[ModelSlot] = field(default_factory=list)  # models whose requests can never be served
@@ -49,15 +49,15 @@ class SwapDecision:
 
 
 def decide_swap(
-    seats: Collection[ModelSlot],
+    slots: Collection[ModelSlot],
     memory: int,
-    under_way: ModelSwap | None = None,
+    current: ModelSwap | None = None,
     *,
     now: float,
     min_residency_s: float,
     swap_wait_s: float,
 ) -> SwapDecision:
-    """Which model to move next, once what is `under_way` is done, and which loaded ones take on nobody for now.
+    """Which model to move next, once what is `current` is done, and which loaded ones take on nobody for now.
 
     A model is wanted while a request waits for it, and no longer: once the last one that waits has left, by itself or
     at its deadline, nothing is unloaded for it any more, and whoever stood back for it is let in.
@@ -79,58 +79,58 @@ def decide_swap(
     Where several models wait for room, the one is first whose `swap_wait_s` is over first. Once it is over, those
     behind it get the room that it leaves.
     """
-    made, times = SwapDecision(closed={seat for seat in seats if seat.unload_waiters}), list[float]()
-    for seat in seats:
-        if seat.engine is not None and not seat.leases and ModelSwap((seat,)).is_wanted:
-            made.move = ModelSwap((seat,))
-    free = memory - sum(seat.claim for seat in seats)
-    spare = free if under_way is None else free + under_way.balance  # what those in front leave, once they are there
-    there = [seat for seat in seats if seat.engine is not None and not seat.entry.pin and not seat.is_moving]
-    wanted = [seat for seat in seats if seat.queue and seat.needs is not None and not seat.is_moving]
-    for seat in sorted(wanted, key=lambda seat: seat.turn(swap_wait_s)):
-        turn, needs = seat.turn(swap_wait_s), seat.needs or 0
-        if needs > memory - sum(each.claim for each in seats if each.entry.pin):
-            made.refused.append(seat)
+    decision, times = SwapDecision(closed={slot for slot in slots if slot.unload_waiters}), list[float]()
+    for slot in slots:
+        if slot.engine is not None and not slot.leases and ModelSwap((slot,)).is_wanted:
+            decision.swap = ModelSwap((slot,))
+    free = memory - sum(slot.claim for slot in slots)
+    spare = free if current is None else free + current.balance  # what those in front leave, once they are there
+    loaded = [slot for slot in slots if slot.engine is not None and not slot.entry.pin and not slot.is_moving]
+    wanted = [slot for slot in slots if slot.queue and slot.needs is not None and not slot.is_moving]
+    for slot in sorted(wanted, key=lambda slot: slot.turn(swap_wait_s)):
+        turn, needs = slot.turn(swap_wait_s), slot.needs or 0
+        if needs > memory - sum(each.claim for each in slots if each.entry.pin):
+            decision.refused.append(slot)
             continue
         times.append(turn)
-        going = _models_to_unload(there, needs - min(free, spare), now)
+        going = _models_to_unload(loaded, needs - min(free, spare), now)
         if going is None:
             continue  # those in front have what it needs
-        move = ModelSwap(going, seat)
+        swap = ModelSwap(going, slot)
         stay_until = {each: each.since + min_residency_s for each in going}
-        closed_at = seat.others_closed if seat.others_closed >= turn else max([turn, *stay_until.values()])
-        last_call = min(waiter.deadline for waiter in seat.queue) - swap_wait_s
+        closed_at = slot.others_closed if slot.others_closed >= turn else max([turn, *stay_until.values()])
+        last_call = min(waiter.deadline for waiter in slot.queue) - swap_wait_s
         times += [*stay_until.values(), closed_at + swap_wait_s, last_call]
         is_held_up = any(began < closed_at for each in going for began in each.leases)
         is_reopened = is_held_up and closed_at + swap_wait_s <= now < last_call
         is_due = now >= turn and not is_reopened
         if is_due:
-            made.closed |= {each for each in going if now >= stay_until[each]}
+            decision.closed |= {each for each in going if now >= stay_until[each]}
         if now >= closed_at:
-            made.closed_for[seat] = closed_at
+            decision.closed_for[slot] = closed_at
         begins = all(now >= stay_until[each] and not each.leases for each in going)
-        if begins and made.move is None:
-            made.move = move
+        if begins and decision.swap is None:
+            decision.swap = swap
         if begins or is_due:
-            spare += move.balance
-            there = [each for each in there if each not in going]
-    made.again_at = min((at for at in times if at > now), default=inf)
-    return made
+            spare += swap.balance
+            loaded = [each for each in loaded if each not in going]
+    decision.again_at = min((at for at in times if at > now), default=inf)
+    return decision
 
 
-def _models_to_unload(there: Sequence[ModelSlot], lacking: int, now: float) -> tuple[ModelSlot, ...] | None:
+def _models_to_unload(loaded: Sequence[ModelSlot], lacking: int, now: float) -> tuple[ModelSlot, ...] | None:
     """Those whose room is enough, and no others; None where all of them have too little."""
-    idle = sorted((seat for seat in there if seat.idle), key=lambda seat: -seat.weight(now))
-    used = sorted((seat for seat in there if not seat.idle), key=lambda seat: seat.since)
+    idle = sorted((slot for slot in loaded if slot.idle), key=lambda slot: -slot.weight(now))
+    used = sorted((slot for slot in loaded if not slot.idle), key=lambda slot: slot.since)
     going: list[ModelSlot] = []
-    for seat in [*idle, *used]:
+    for slot in [*idle, *used]:
         if lacking > 0:
-            going.append(seat)
-            lacking -= seat.claim
-    for seat in tuple(going):  # whoever came later may have freed so much that one before it can stay
-        if lacking + seat.claim <= 0:
-            going.remove(seat)
-            lacking += seat.claim
+            going.append(slot)
+            lacking -= slot.claim
+    for slot in tuple(going):  # whoever came later may have freed so much that one before it can stay
+        if lacking + slot.claim <= 0:
+            going.remove(slot)
+            lacking += slot.claim
     return None if lacking > 0 else tuple(going)
 
 
@@ -223,7 +223,7 @@ class ModelSlot:
             self.expiry.cancel()
             self.expiry = None
 
-    def standing(self) -> ModelStatus:
+    def status(self) -> ModelStatus:
         left = None if self.expiry is None else max(0.0, self.expiry.when() - self.clock())
         return ModelStatus(
             self.entry.name,

@@ -13,9 +13,8 @@ import asyncio
 import contextlib
 import logging
 import math
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from ingot.engine.loop import REQUEST_FAILED, PostMessage
 from ingot.engine.pooling_batches import (
@@ -27,12 +26,11 @@ from ingot.engine.pooling_batches import (
     pick_batch,
     pooling_urgency,
 )
-from ingot.engine.request import Phase, PoolingOutput, PoolingRequest, PoolingTask, RequestStatus
+from ingot.engine.request import PoolingOutput, PoolingRequest, RequestStatus
 from ingot.engine.step_costs import CostLine
-from ingot.engine.time_slicing import TimeSlicedWorkload
-from ingot.errors import BadRequest, Cancelled, IngotError, InputTooLong, Overloaded
+from ingot.engine.time_slicing import TimeSlicedWorkload, deliver
+from ingot.errors import BadRequest, IngotError, InputTooLong
 from ingot.kernels.device import is_device_lost
-from ingot.shares import Shares
 from ingot.text.tokenizer.encoder_inputs import TOO_LONG_REMEDY
 
 log = logging.getLogger("ingot.engine")
@@ -41,29 +39,25 @@ UNMEASURED_TOKENS = 512
 """Size of a batch as long as nobody knows what one costs."""
 
 
-class PoolingWorkload(TimeSlicedWorkload):
-    """All encodings under way."""
+class PoolingWorkload(TimeSlicedWorkload[RunningPooling]):
+    """The requests for one pooling model."""
 
-    name = "the encoders"
+    name = "pooling"
+    items, shares = "requests for encoders", "encodings"
 
     def __init__(
         self,
-        encoders: Mapping[PoolingTask, ServedPoolingModel],
+        encoder: ServedPoolingModel,
         post: PostMessage,
         max_queue: int,
         target_ms: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`post` puts something into the engine thread's mailbox; `target_ms` is the time wanted between two tokens."""
-        self._encoders, self._post, self._clock = encoders, post, clock
-        self._target_ms = target_ms
-        # One may always be computed, besides those that wait.
-        self._queued = Shares("encodings", max_queue + 1)
-        self._jobs: dict[str, RunningPooling] = {}
-        self._lock = threading.Lock()
-        self._costs = {role: CostLine() for role in encoders}
+        super().__init__(post, max_queue, target_ms, clock)
+        self._card, self._model = encoder.card, encoder.model
+        self._cost = CostLine()
         self._batch: PoolingBatch | None = None
-        self._used: set[PoolingTask] = set()
+        self._used = False
 
     # For any thread
 
@@ -87,7 +81,7 @@ class PoolingWorkload(TimeSlicedWorkload):
 
         # Millions of tokens take a while to look at, which must not hold up the loop.
         await asyncio.to_thread(self._validate, request)
-        self._queue(request, reply)
+        self._admit(RunningPooling(request, reply))
         try:
             return await answer
         finally:
@@ -96,28 +90,7 @@ class PoolingWorkload(TimeSlicedWorkload):
     def accept(self, request: PoolingRequest, reply: OnPoolingOutput) -> None:
         """Queue a request from a plain thread. `reply` is called once, from the engine thread."""
         self._validate(request)
-        self._queue(request, reply)
-
-    def _queue(self, request: PoolingRequest, reply: OnPoolingOutput) -> None:
-        with self._lock:
-            if request.id in self._jobs:
-                raise BadRequest(f"A request with the id {request.id} is already running")
-            if not self._queued.fits(request.tenant, 1):
-                most = self._queued.capacity - 1
-                raise Overloaded(
-                    f"The queue is full: {len(self._jobs)} requests for encoders wait, at most {most} may",
-                    retry_after=self._retry_after(),
-                )
-            self._queued.add(request.tenant, 1)
-            self._jobs[request.id] = RunningPooling(request, reply)
-        self._post(lambda: None)  # wakes an idle engine
-
-    def cancel(self, request_id: str) -> bool:
-        """End an encoding, wherever it is. False if there is none of that id."""
-        if request_id not in self._jobs:
-            return False
-        self._post(lambda: self._end(request_id, Cancelled("The request was cancelled")))
-        return True
+        self._admit(RunningPooling(request, reply))
 
     def status(self, now: float) -> list[RequestStatus]:
         return [
@@ -135,13 +108,8 @@ class PoolingWorkload(TimeSlicedWorkload):
             for job in list(self._jobs.values())
         ]
 
-    def phases(self, role: PoolingTask) -> list[Phase]:
-        """Of the encodings for one of the encoders."""
-        jobs = [job for job in list(self._jobs.values()) if job.request.role == role]
-        return ["queued" if job.began is None else "prefill" for job in jobs]
-
     def _validate(self, request: PoolingRequest) -> None:
-        card = self._encoders[request.role].card
+        card = self._card
         if not request.inputs:
             raise BadRequest("There is no input", param="input")
         for piece in request.inputs:
@@ -153,7 +121,7 @@ class PoolingWorkload(TimeSlicedWorkload):
                 raise BadRequest(f"An input holds a token outside the vocabulary of {card.vocab}", param="input")
 
     def _retry_after(self) -> float:
-        waiting = sum(self._cost_ms(job.request.role, job.remaining) for job in self._jobs.values() if not job.ended)
+        waiting = sum(self._cost_ms(job.remaining) for job in self._jobs.values() if not job.ended)
         return min(60.0, max(1.0, waiting / 1000))
 
     # The engine thread
@@ -180,33 +148,31 @@ class PoolingWorkload(TimeSlicedWorkload):
                 raise
             log.exception("an encoder failed; the requests in its batch are given up")
             self._batch = None
-            for share in batch.shares:
-                self._end(share.encoding.request.id, IngotError(REQUEST_FAILED))
+            for each in batch.inputs:
+                self._end(each.job.request.id, IngotError(REQUEST_FAILED))
 
     def rest(self) -> None:
         """Nothing runs: see that nothing was lost, and give back what running took."""
         self.check()
-        for role in self._used:
-            self._encoders[role].model.rest()
-        self._used.clear()
+        if self._used:
+            self._model.rest()
+            self._used = False
 
     def reset_after_fault(self, error: IngotError) -> None:
         """After a fault that no batch answers for."""
         self._batch = None
         self.abandon(error)
 
-    def close(self) -> None:
-        """Nothing is held but by encodings, which have ended."""
-
     def check(self) -> None:
         """Raises AssertionError if anything was lost or is held by nobody."""
         jobs = list(self._jobs.values())
-        assert all(not job.ended for job in jobs), "an ended encoding is still listed"
-        assert all(None in job.rows for job in jobs), "an encoding is complete and was not delivered"
-        begun = [(share.encoding, share.place) for share in self._batch.shares] if self._batch is not None else []
+        assert all(not job.ended for job in jobs), "a request that has ended is still listed"
+        assert all(None in job.rows for job in jobs), "a request is complete and was not answered"
+        running = self._batch.inputs if self._batch is not None else []
         for job in jobs:
-            open_ = {place for place, row in enumerate(job.rows) if row is None}
-            assert open_ == set(job.waiting) | {place for owner, place in begun if owner is job}, "an input was lost"
+            missing = {index for index, row in enumerate(job.rows) if row is None}
+            batched = {each.index for each in running if each.job is job}
+            assert missing == set(job.waiting) | batched, "an input was lost"
         if not jobs:
             assert self._batch is None, "idle, but a batch is held"
 
@@ -229,60 +195,49 @@ class PoolingWorkload(TimeSlicedWorkload):
         waiting = [job for job in list(self._jobs.values()) if job.waiting]
         if not waiting:
             return None
-        waiting.sort(key=lambda job: pooling_urgency(job, self._cost_ms(job.request.role, job.remaining), now))
-        role = waiting[0].request.role
-        urgent = [job for job in waiting if job.request.role == role]
-        shares = pick_batch(urgent, self._budget(role, milliseconds))
-        for share in shares:
-            share.encoding.waiting.remove(share.place)
-            share.encoding.began = share.encoding.began or now
-        pieces = [share.encoding.request.inputs[share.place] for share in shares]
-        self._used.add(role)
-        work = self._encoders[role].model.run([p.tokens for p in pieces], [p.types for p in pieces])
-        return PoolingBatch(role, shares, work)
+        waiting.sort(key=lambda job: pooling_urgency(job, self._cost_ms(job.remaining), now))
+        inputs = pick_batch(waiting, self._budget(milliseconds))
+        for each in inputs:
+            each.job.waiting.remove(each.index)
+            each.job.began = each.job.began or now
+        pieces = [each.job.request.inputs[each.index] for each in inputs]
+        self._used = True
+        work = self._model.run([p.tokens for p in pieces], [p.types for p in pieces])
+        return PoolingBatch(inputs, work)
 
-    def _budget(self, role: PoolingTask, milliseconds: float) -> int:
-        most = self._encoders[role].card.batch_tokens
-        line = self._costs[role]
-        if not line.known:
+    def _budget(self, milliseconds: float) -> int:
+        most = self._card.batch_tokens
+        if not self._cost.known:
             return min(most, UNMEASURED_TOKENS)
-        return max(1, int(min(most, max(line.size_for(milliseconds), 1.0))))
+        return max(1, int(min(most, max(self._cost.size_for(milliseconds), 1.0))))
 
-    def _cost_ms(self, role: PoolingTask, tokens: int) -> float:
-        line = self._costs[role]
-        return line.cost(tokens) if line.known else float(tokens)
+    def _cost_ms(self, tokens: int) -> float:
+        return self._cost.cost(tokens) if self._cost.known else float(tokens)
 
     def _deliver(self, batch: PoolingBatch, rows: list[PooledRow]) -> None:
-        self._costs[batch.role].observe(batch.padded_tokens, 1000 * batch.spent)
-        for share, row in zip(batch.shares, rows, strict=True):
+        self._cost.observe(batch.padded_tokens, 1000 * batch.spent)
+        for each, row in zip(batch.inputs, rows, strict=True):
             if not math.isfinite(sum(row)):
-                self._end(share.encoding.request.id, IngotError("The model answers with what is not a number"))
-            share.encoding.rows[share.place] = row
-        for encoding in dict.fromkeys(share.encoding for share in batch.shares):
-            if not encoding.ended and None not in encoding.rows:
-                self._close(encoding)
+                self._end(each.job.request.id, IngotError("The model answers with what is not a number"))
+            each.job.rows[each.index] = row
+        for job in dict.fromkeys(each.job for each in batch.inputs):
+            if not job.ended and None not in job.rows:
+                self._close(job)
 
-    def _close(self, encoding: RunningPooling) -> None:
+    def _close(self, job: RunningPooling) -> None:
         now = self._clock()
-        began = encoding.began if encoding.began is not None else now
-        rows = tuple(row for row in encoding.rows if row is not None)
-        queued = began - encoding.request.arrived
-        encoded = PoolingOutput(rows, encoding.request.tokens, queue_s=max(0.0, queued), compute_s=now - began)
-        self._end(encoding.request.id, encoded)
+        began = job.began if job.began is not None else now
+        rows = tuple(row for row in job.rows if row is not None)
+        queue_s = max(0.0, began - job.request.arrived)
+        self._end(job.request.id, PoolingOutput(rows, job.request.tokens, queue_s=queue_s, compute_s=now - began))
 
     def _end(self, request_id: str, result: PoolingOutput | IngotError) -> None:
-        with self._lock:
-            encoding = self._jobs.pop(request_id, None)
-            if encoding is not None:
-                self._queued.add(encoding.request.tenant, -1)
-        if encoding is None:
+        job = self._remove(request_id)
+        if job is None:
             return
-        encoding.ended = True
-        encoding.waiting = []
-        try:
-            encoding.reply(result)
-        except Exception:  # whoever waited for it is at fault, and nobody else ends for that
-            log.exception("nobody takes what request %s was answered", request_id)
-        if self._batch is not None and all(share.encoding.ended for share in self._batch.shares):
+        job.ended = True
+        job.waiting = []
+        deliver(request_id, job.reply, result)
+        if self._batch is not None and all(each.job.ended for each in self._batch.inputs):
             self._batch.work.close()
             self._batch = None

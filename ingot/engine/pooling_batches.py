@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from ingot.engine.request import PoolingModelCard, PoolingOutput, PoolingRequest, PoolingTask
+from ingot.engine.request import PoolingModelCard, PoolingOutput, PoolingRequest
 from ingot.errors import IngotError
 from ingot.text.tokenizer.encoder_inputs import RerankInputs, TextInputs
 
@@ -36,7 +36,7 @@ class PoolingModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServedPoolingModel:
-    """An encoder that is served: what it is, and how texts become its inputs."""
+    """A loaded encoder: its card, and how texts become its inputs."""
 
     card: PoolingModelCard
     inputs: TextInputs | RerankInputs
@@ -45,7 +45,7 @@ class ServedPoolingModel:
 
 @dataclass(eq=False, slots=True)
 class RunningPooling:
-    """A request while it runs. `waiting` are the places of inputs that are not yet begun, the longest first."""
+    """A request while it runs. `waiting` are the indices of inputs that are not yet computed, the longest first."""
 
     request: PoolingRequest
     reply: OnPoolingOutput
@@ -56,70 +56,66 @@ class RunningPooling:
 
     def __post_init__(self) -> None:
         inputs = self.request.inputs
-        self.waiting = sorted(range(len(inputs)), key=lambda place: (-len(inputs[place].tokens), place))
+        self.waiting = sorted(range(len(inputs)), key=lambda index: (-len(inputs[index].tokens), index))
         self.rows = [None] * len(inputs)
 
-    def length(self, place: int) -> int:
-        return len(self.request.inputs[place].tokens)
+    def length(self, index: int) -> int:
+        return len(self.request.inputs[index].tokens)
 
     @property
     def remaining(self) -> int:
         """Tokens of the inputs that are not yet begun."""
-        return sum(self.length(place) for place in self.waiting)
+        return sum(self.length(index) for index in self.waiting)
 
     @property
     def computed(self) -> int:
-        return sum(self.length(place) for place, row in enumerate(self.rows) if row is not None)
+        return sum(self.length(index) for index, row in enumerate(self.rows) if row is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchedInput:
-    """One input of an encoding, in a batch."""
+    """One input of a request, in a batch."""
 
-    encoding: RunningPooling
-    place: int
-
-    @property
-    def length(self) -> int:
-        return self.encoding.length(self.place)
+    job: RunningPooling
+    index: int
 
 
 @dataclass(slots=True)
 class PoolingBatch:
-    role: PoolingTask
-    shares: list[BatchedInput]
+    inputs: list[BatchedInput]
     work: Generator[None, None, list[PooledRow]]
     spent: float = 0.0
 
     @property
     def padded_tokens(self) -> int:
-        return len(self.shares) * max(share.length for share in self.shares)
+        return len(self.inputs) * max(each.job.length(each.index) for each in self.inputs)
 
 
-def pooling_urgency(encoding: RunningPooling, cost_ms: float, now: float) -> tuple[float, float]:
-    """What sorts encodings, the most urgent first.
+def pooling_urgency(job: RunningPooling, cost_ms: float, now: float) -> tuple[float, float]:
+    """Sorts requests, the most urgent first.
 
     The least work goes first, but a second of age weighs as much as a second of work, so that a question gets past a
     library that is being indexed and the library still gets done.
     """
-    return cost_ms - 1000 * (now - encoding.request.arrived), encoding.request.arrived
+    return cost_ms - 1000 * (now - job.request.arrived), job.request.arrived
 
 
-def pick_batch(urgent: Sequence[RunningPooling], budget: int) -> list[BatchedInput]:
-    """The inputs to compute together: the first one's longest, and what is about as long, of it and the others.
+def pick_batch(jobs: Sequence[RunningPooling], budget: int) -> list[BatchedInput]:
+    """The inputs to compute together: the longest of the first request, and what is about as long, of it and the
+    others.
 
     They take at most `budget` tokens with their padding, but one is always among them.
     """
-    first = width = urgent[0].length(urgent[0].waiting[0])
-    apart = max(PADDING_SHARE * first, PADDING_TOKENS)
-    shares: list[BatchedInput] = []
-    for encoding in urgent:
-        for place in encoding.waiting:
-            length = encoding.length(place)
-            if abs(length - first) > apart:
+    first = width = jobs[0].length(jobs[0].waiting[0])
+    most_apart = max(PADDING_SHARE * first, PADDING_TOKENS)
+    inputs: list[BatchedInput] = []
+    for job in jobs:
+        for index in job.waiting:
+            length = job.length(index)
+            if abs(length - first) > most_apart:
                 continue
-            if shares and (len(shares) + 1) * max(width, length) > budget:
-                return shares
+            if inputs and (len(inputs) + 1) * max(width, length) > budget:
+                return inputs
             width = max(width, length)
-            shares.append(BatchedInput(encoding, place))
-    return shares
+            inputs.append(BatchedInput(job, index))
+    return inputs

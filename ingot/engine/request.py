@@ -14,7 +14,7 @@ import time
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from ingot.errors import IngotError
 from ingot.media.items import MediaItem
@@ -409,6 +409,14 @@ class PoolingModelCard:
     notes: tuple[str, ...] = ()  # what is guessed, or slower than it could be
 
     @property
+    def kind(self) -> str:
+        return self.role
+
+    @property
+    def context(self) -> int:
+        return self.length
+
+    @property
     def at_ready(self) -> str:
         """What it is for, as the server says it when it is ready."""
         purpose = f"vectors of {self.dimension} numbers" if self.role == "embedding" else "reranking"
@@ -419,6 +427,7 @@ class PoolingModelCard:
 class ModelCard:
     """What the rest of the program may know of the loaded model without touching mlx."""
 
+    kind: ClassVar[str] = "chat"
     name: str
     source: str
     family: str  # the model_type of its config

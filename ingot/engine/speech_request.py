@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from ingot.errors import IngotError
 
@@ -22,15 +22,15 @@ SpeechTask = Literal["transcribe", "translate"]
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionRequest:
-    """One sound, and what is to be made of it."""
+    """One audio file, and what is to be made of it."""
 
     id: str
-    sound: AudioFile
+    audio: AudioFile
     task: SpeechTask = "transcribe"
-    language: str | None = None  # None: whichever it sounds like
-    prompt: str = ""  # what was said or written before
+    language: str | None = None  # None: the one that is spoken, by the first window
+    prompt: str = ""  # text before it
     temperature: float = 0.0  # 0: the likeliest, and warmer where that makes no sense
-    words: bool = False  # when each word is spoken, too
+    words: bool = False  # the times of words, too
     tenant: str = ""  # whose it is
     deadline: float | None = None  # on the clock of time.monotonic()
     arrived: float = field(default_factory=time.monotonic)
@@ -54,7 +54,7 @@ class TranscribedToken:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What was said from `start` to `end`, in seconds from the beginning."""
+    """What is spoken from `start` to `end`, in seconds from the beginning."""
 
     id: int
     seek: int  # where its window begins, in hundredths of a second
@@ -66,7 +66,7 @@ class Segment:
     avg_logprob: float
     compression_ratio: float
     no_speech_prob: float
-    heard: tuple[TranscribedToken, ...] = ()
+    text_tokens: tuple[TranscribedToken, ...] = ()
     words: tuple[TranscribedWord, ...] = ()
 
 
@@ -75,28 +75,28 @@ class TranscriptionEnded:
     """The end of a transcript that came to its end."""
 
     language: str
-    seconds: float  # of sound
+    seconds: float  # of audio
     tokens: int  # that were written
     queue_s: float
     compute_s: float
 
 
 class TranscribedText(str):
-    """What was heard in a sound that stands in a message, in its place."""
+    """The transcript of audio in a message, in its place."""
 
     __slots__ = ()
 
 
 known_transcripts: ContextVar[dict[bytes, TranscribedText] | None] = ContextVar("transcripts", default=None)
-"""By the digest of their sounds. What is not found here raises Untranscribed; without it, sounds cannot be heard."""
+"""By the digest of the audio. What is not found here raises UntranscribedAudio; without it, audio is refused."""
 
 
 class UntranscribedAudio(Exception):
-    """A sound is to be read as text that nobody has heard yet."""
+    """Audio is to be read as text that is not transcribed yet."""
 
-    def __init__(self, digest: bytes, sound: AudioFile) -> None:
-        super().__init__("a sound is not heard yet")
-        self.digest, self.sound = digest, sound
+    def __init__(self, digest: bytes, audio: AudioFile) -> None:
+        super().__init__("audio is not transcribed yet")
+        self.digest, self.audio = digest, audio
 
 
 TranscriptEvent: TypeAlias = Segment | TranscriptionEnded | IngotError
@@ -108,9 +108,11 @@ OnTranscriptEvents = Callable[[list[TranscriptEvent]], None]
 class SpeechToTextCard:
     """What the rest of the program may know of a loaded model without touching mlx."""
 
+    kind: ClassVar[str] = "audio"
+    family: ClassVar[str] = "whisper"
     name: str
     source: str
-    languages: tuple[str, ...]  # that it hears
+    languages: tuple[str, ...]  # that it transcribes
     translates: bool  # into English
     context: int  # most tokens of a window, with what came before it
     dtype: str
@@ -121,13 +123,13 @@ class SpeechToTextCard:
     @property
     def at_ready(self) -> str:
         """What it is for, as the server says it when it is ready."""
-        heard = "English" if len(self.languages) == 1 else f"{len(self.languages)} languages"
-        return f"transcription | hears {heard}"
+        languages = "English" if len(self.languages) == 1 else f"{len(self.languages)} languages"
+        return f"transcription | {languages}"
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """A text as it is pronounced, and how it is to be spoken."""
+    """The phonemes of a text, and how they are to be spoken."""
 
     id: str
     pieces: tuple[str, ...]  # phonemes; each is spoken at once
@@ -140,7 +142,7 @@ class SpeechRequest:
 
 @dataclass(frozen=True, slots=True)
 class SpeechAudio:
-    """The sound of one piece: samples of 16 bits, the lower byte first."""
+    """The audio of one piece: samples of 16 bits, the lower byte first."""
 
     samples: bytes = field(repr=False)
 
@@ -156,13 +158,15 @@ class SpeechEnded:
 
 
 SpeechEvent: TypeAlias = SpeechAudio | SpeechEnded | IngotError
-"""The last one is no sound, and the others are."""
+"""The last one is no audio, and the others are."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextToSpeechCard:
     """What the rest of the program may know of a loaded model without touching mlx."""
 
+    kind: ClassVar[str] = "speech"
+    family: ClassVar[str] = "kokoro"
     name: str
     source: str
     voices: tuple[str, ...]

@@ -44,55 +44,55 @@ log = logging.getLogger("ingot.engine")
 
 WINDOW_FRAMES = 30 * FRAMES_A_SECOND
 FRAMES_AHEAD = WINDOW_FRAMES
-"""Frames that are there beyond the window that is heard, so that the next need not be waited for."""
+"""Frames read beyond the current window, so that the next one need not be waited for."""
 
 
 class MelFrameReader:
     """Belongs to the engine thread, but for what reads in a thread of `executor`; `post` brings back what it found."""
 
     def __init__(
-        self, sound: AudioFile, bands: int, executor: Executor, post: PostMessage, tenant: str = "", request: str = ""
+        self, audio: AudioFile, bands: int, executor: Executor, post: PostMessage, tenant: str = "", request: str = ""
     ) -> None:
-        self._pieces = read_mel_frames(sound, bands)
+        self._pieces = read_mel_frames(audio, bands)
         self._left = threading.Event()
         self._client = worker.MediaClient(tenant, lambda: not self._left.is_set(), request)
         self._lock = threading.Lock()  # whoever reads, or ends reading, has it
         self._executor, self._post = executor, post
-        self._held = np.zeros((0, bands), np.float32)
-        self._begin = 0  # of what is held
+        self._frames = np.zeros((0, bands), np.float32)
+        self._first = 0  # the number of the first of them
         self._reading = False
         self.ended = False
         self.failure: IngotError | None = None
-        self._ask()
+        self._read_ahead()
 
     @property
     def known(self) -> int:
         """Frames so far; all of them, where `ended`."""
-        return self._begin + len(self._held)
+        return self._first + len(self._frames)
 
     def ready(self, seek: int) -> bool:
-        """Whether a window that begins at `seek` can be heard now. Raises what is wrong with the sound."""
+        """Whether a window that begins at `seek` can be transcribed now. Raises what is wrong with the audio."""
         if self.failure is not None:
             raise self.failure
-        self._held, self._begin = self._held[max(0, seek - self._begin) :], max(seek, self._begin)
-        if not self.ended and not self._reading and len(self._held) < WINDOW_FRAMES + FRAMES_AHEAD:
-            self._ask()
-        return self.ended or len(self._held) >= WINDOW_FRAMES
+        self._frames, self._first = self._frames[max(0, seek - self._first) :], max(seek, self._first)
+        if not self.ended and not self._reading and len(self._frames) < WINDOW_FRAMES + FRAMES_AHEAD:
+            self._read_ahead()
+        return self.ended or len(self._frames) >= WINDOW_FRAMES
 
     def window(self) -> FloatArray:
         """The frames from the last `seek` on, fewer at the end."""
-        return self._held[:WINDOW_FRAMES]
+        return self._frames[:WINDOW_FRAMES]
 
-    def _ask(self) -> None:
+    def _read_ahead(self) -> None:
         self._reading = True
-        self._executor.submit(self._read).add_done_callback(self._answer)
+        self._executor.submit(self._read).add_done_callback(self._frames_read)
 
     def _read(self) -> FloatArray | None:
         with self._lock, worker.working_for(self._client):
             return next(self._pieces, None)
 
     def close(self) -> None:
-        """Nobody hears the sound any more: who unpacks it stops."""
+        """Nobody waits for the transcript any more: stop decoding."""
         self._left.set()
         with contextlib.suppress(RuntimeError):  # no threads are left, and no workers
             self._executor.submit(self._stop)
@@ -101,50 +101,50 @@ class MelFrameReader:
         with self._lock:
             self._pieces.close()
 
-    def _answer(self, read: Future[FloatArray | None]) -> None:
+    def _frames_read(self, read: Future[FloatArray | None]) -> None:
         if not read.cancelled():
-            self._post(lambda: self._take(read))
+            self._post(lambda: self._append(read))
 
-    def _take(self, read: Future[FloatArray | None]) -> None:
+    def _append(self, read: Future[FloatArray | None]) -> None:
         self._reading = False
         error = read.exception()
         if isinstance(error, IngotError):
             self.failure = error
             return
         if error is not None:
-            log.error("a sound could not be read", exc_info=error)
-            self.failure = BadMedia("the sound cannot be unpacked.")
+            log.error("audio could not be decoded", exc_info=error)
+            self.failure = BadMedia("the audio cannot be decoded.")
             return
         piece = read.result()
         if piece is None:
             self.ended = True
         else:
-            self._held = np.concatenate([self._held, piece])
+            self._frames = np.concatenate([self._frames, piece])
 
 
-def read_mel_frames(sound: AudioFile, bands: int) -> Generator[FloatArray, None, None]:
-    """All frames of a sound, about a window at a time."""
+def read_mel_frames(audio: AudioFile, bands: int) -> Generator[FloatArray, None, None]:
+    """All frames of an audio file, about a window at a time."""
     mel, gathered = MelFrames(bands), 0
-    held: list[FloatArray] = []
-    for samples in sound.samples():
-        held.append(samples)
+    samples_read: list[FloatArray] = []
+    for samples in audio.samples():
+        samples_read.append(samples)
         gathered += len(samples)
         if gathered >= WINDOW_FRAMES * MEL_HOP:
-            yield mel.push(np.concatenate(held))
-            held, gathered = [], 0
-    held.append(np.zeros(0, np.float32))
-    yield np.concatenate([mel.push(np.concatenate(held)), mel.end()])
+            yield mel.push(np.concatenate(samples_read))
+            samples_read, gathered = [], 0
+    samples_read.append(np.zeros(0, np.float32))
+    yield np.concatenate([mel.push(np.concatenate(samples_read)), mel.end()])
 
 
 T = TypeVar("T")
 FRAMES_A_STEP = round(SECONDS_PER_TIMESTAMP * FRAMES_A_SECOND)
 MOST_CARRIED_TEMPERATURE = 0.5
-"""What was written at a higher temperature is not told to the windows after it."""
+"""Text decoded at a higher temperature is no prompt for the windows after it."""
 SILENCE_LEVEL = -6.5
 """A window in which no band is ever stronger than this power of ten is silence: some 70 dB below the loudest."""
 
 TranscriptionProgress: TypeAlias = "tuple[Segment, ...] | None"
-"""After a part of the work: the segments that it ended. None: there is no sound yet to go on with."""
+"""After a part of the work: the segments that it ended. None: there is no audio yet to go on with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class _TimedTokens:
 
 
 class TranscriptionRun:
-    """One sound's. `work` is run to its end, or closed; the other fields grow meanwhile."""
+    """Of one audio file. `work` is run to its end, or closed; the other fields grow meanwhile."""
 
     def __init__(
         self,
@@ -170,12 +170,12 @@ class TranscriptionRun:
     ) -> None:
         self.request, self.frames = request, frames
         self._model, self._vocabulary, self._writer = model, vocabulary, writer
-        self._before = vocabulary.encode(f" {request.prompt.strip()}") if request.prompt.strip() else []
+        self._prompt = vocabulary.encode(f" {request.prompt.strip()}") if request.prompt.strip() else []
         self.language = request.language if vocabulary.multilingual else "en"
         self.segments = self.tokens = self.seek = 0
 
     def work(self) -> Generator[TranscriptionProgress, None, None]:
-        """Raises what is wrong with the sound."""
+        """Raises what is wrong with the audio."""
         while True:
             while not self.frames.ready(self.seek):
                 yield None
@@ -189,48 +189,50 @@ class TranscriptionRun:
             yield from self._window(frames)
 
     def _window(self, frames: FloatArray) -> Generator[TranscriptionProgress, None, None]:
-        heard = yield from _without_segments(self._model.listen(_pad_window(normalize_mels(frames))))
-        writing = self._model.write(heard)
+        encoded = yield from _without_segments(self._model.listen(_pad_window(normalize_mels(frames))))
+        decoder_state = self._model.write(encoded)
         if self.language is None:
-            self.language = self._writer.language(writing)
+            self.language = self._writer.language(decoder_state)
             yield ()
         opening = self._vocabulary.opening(self.language, self.request.task)
-        written = yield from _without_segments(
-            self._writer.write(writing, self._before, opening, self.request.temperature)
+        decoded = yield from _without_segments(
+            self._writer.write(decoder_state, self._prompt, opening, self.request.temperature)
         )
         seek = self.seek
-        if written.silent:
+        if decoded.silent:
             self.seek += len(frames)
             yield ()
             return
-        spans, used = self._spans(written, len(frames))
+        spans, used = self._spans(decoded, len(frames))
         self.seek += used
-        segments = tuple(self._segments(spans, written, seek))
+        segments = tuple(self._segments(spans, decoded, seek))
         if self.request.words and segments:
-            timed = add_word_times(segments, writing, opening, self._vocabulary, self.language, len(frames))
+            timed = add_word_times(segments, decoder_state, opening, self._vocabulary, self.language, len(frames))
             segments = yield from _without_segments(timed)
         self.segments += len(segments)
-        self.tokens += len(written.tokens)
-        self._before = (
+        self.tokens += len(decoded.tokens)
+        self._prompt = (
             []
-            if written.temperature > MOST_CARRIED_TEMPERATURE
-            else self._before + [t for s in segments for t in s.tokens]
+            if decoded.temperature > MOST_CARRIED_TEMPERATURE
+            else self._prompt + [t for s in segments for t in s.tokens]
         )
         yield segments
 
-    def _spans(self, written: DecodedWindow, frames: int) -> tuple[list[_TimedTokens], int]:
+    def _spans(self, decoded: DecodedWindow, frames: int) -> tuple[list[_TimedTokens], int]:
         """The parts of a window that have times, and how many frames they cover: what is cut off at the window's end
-        is heard again with the next."""
-        first, tokens = self._vocabulary.first_time, written.tokens
+        is transcribed again with the next."""
+        first, tokens = self._vocabulary.first_time, decoded.tokens
         times = [token >= first for token in tokens]
         whole = times[-2:] == [False, True]  # nothing follows the last time
         cuts = [at for at in range(1, len(tokens)) if times[at - 1] and times[at]]
         if not cuts:
-            said = [token for token in tokens if token >= first]
+            timestamps = [token for token in tokens if token >= first]
             last = (
-                (said[-1] - first) * SECONDS_PER_TIMESTAMP if said and said[-1] != first else frames / FRAMES_A_SECOND
+                (timestamps[-1] - first) * SECONDS_PER_TIMESTAMP
+                if timestamps and timestamps[-1] != first
+                else frames / FRAMES_A_SECOND
             )
-            return [_TimedTokens(0.0, last, tokens, written.logprobs)], frames
+            return [_TimedTokens(0.0, last, tokens, decoded.logprobs)], frames
         if whole:
             cuts.append(len(tokens))
         spans = []
@@ -241,19 +243,19 @@ class TranscriptionRun:
                     start * SECONDS_PER_TIMESTAMP,
                     stop * SECONDS_PER_TIMESTAMP,
                     tokens[begin:end],
-                    written.logprobs[begin:end],
+                    decoded.logprobs[begin:end],
                 )
             )
         return spans, frames if whole else (tokens[cuts[-1] - 1] - first) * FRAMES_A_STEP
 
-    def _segments(self, spans: Sequence[_TimedTokens], written: DecodedWindow, seek: int) -> Iterator[Segment]:
-        """Spans in which something is said."""
+    def _segments(self, spans: Sequence[_TimedTokens], decoded: DecodedWindow, seek: int) -> Iterator[Segment]:
+        """Of the spans that have text."""
         offset, id = seek / FRAMES_A_SECOND, self.segments
         for span in spans:
             text = self._vocabulary.decode(span.tokens)
             if span.start >= span.end or not text.strip():
                 continue
-            heard = zip(span.tokens, span.logprobs, strict=True)
+            pairs = zip(span.tokens, span.logprobs, strict=True)
             yield Segment(
                 id,
                 seek,
@@ -261,12 +263,12 @@ class TranscriptionRun:
                 round(offset + span.end, 2),
                 text,
                 tuple(span.tokens),
-                written.temperature,
-                written.avg_logprob,
-                written.compression_ratio,
-                written.no_speech_prob,
+                decoded.temperature,
+                decoded.avg_logprob,
+                decoded.compression_ratio,
+                decoded.no_speech_prob,
                 tuple(
-                    TranscribedToken(self._vocabulary.bytes_of(t), log) for t, log in heard if t < self._vocabulary.end
+                    TranscribedToken(self._vocabulary.bytes_of(t), log) for t, log in pairs if t < self._vocabulary.end
                 ),
             )
             id += 1
@@ -289,39 +291,37 @@ def _pad_window(frames: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class ServedSpeechToText:
-    """A model that hears and is served: what it is, and what it writes."""
+    """A loaded speech-to-text model: its card, and what it writes."""
 
     card: SpeechToTextCard
-    bands: int  # of pitches, in a frame of sound
+    bands: int  # of frequencies, in a mel frame
     vocabulary: WhisperVocabulary
     model: SpeechToTextModel
 
 
 class TranscriptionWorkload(TimeSlicedJobs[TranscriptionRequest, TranscriptionRun, TranscriptEvent, TranscriptStream]):
-    """All transcripts under way."""
+    """The transcripts under way."""
 
-    name, things = "transcription", "sounds"
+    name, items = "speech-to-text", "audio files"
     stream = TranscriptStream
 
     def __init__(
         self,
-        hearing: ServedSpeechToText | None,
+        served: ServedSpeechToText,
         post: PostMessage,
         max_queue: int,
         target_ms: float,
         clock: Callable[[], float] = time.monotonic,
         readers: Executor | None = None,
     ) -> None:
-        """`readers` wait for sounds to be unpacked, beside the engine's thread: one for each that may be under way, as
-        those that are heard must not wait for those that wait for a worker."""
+        """`readers` wait for audio to be decoded, outside the engine's thread: one for each that may be under way,
+        so that one that runs does not wait for those that wait for a worker."""
         super().__init__(post, max_queue, target_ms, clock)
-        self._speech_to_text = hearing
-        self._writer = None if hearing is None else WindowDecoder(hearing.model, hearing.vocabulary)
-        self._readers = readers or ThreadPoolExecutor(max_queue + 2, thread_name_prefix="ingot-hear")
+        self._served = served
+        self._decoder = WindowDecoder(served.model, served.vocabulary)
+        self._readers = readers or ThreadPoolExecutor(max_queue + 2, thread_name_prefix="ingot-audio")
 
-    def _begun(self, request: TranscriptionRequest, wake: Callable[[], None]) -> TranscriptionRun:
-        assert self._speech_to_text is not None and self._writer is not None, "nobody asks where no model hears"
-
+    def _start_task(self, request: TranscriptionRequest, wake: Callable[[], None]) -> TranscriptionRun:
         def post(letter: Callable[[], None]) -> None:
             def woken() -> None:
                 letter()
@@ -329,12 +329,9 @@ class TranscriptionWorkload(TimeSlicedJobs[TranscriptionRequest, TranscriptionRu
 
             self._post(woken)
 
-        frames = MelFrameReader(
-            request.sound, self._speech_to_text.bands, self._readers, post, request.tenant, request.id
-        )
-        return TranscriptionRun(
-            request, frames, self._speech_to_text.model, self._speech_to_text.vocabulary, self._writer
-        )
+        served = self._served
+        frames = MelFrameReader(request.audio, served.bands, self._readers, post, request.tenant, request.id)
+        return TranscriptionRun(request, frames, served.model, served.vocabulary, self._decoder)
 
     def _ended(
         self,
@@ -346,7 +343,7 @@ class TranscriptionWorkload(TimeSlicedJobs[TranscriptionRequest, TranscriptionRu
         assert transcript is not None, "what ends has begun"
         return TranscriptionEnded(
             transcript.language or "en",
-            job.request.sound.seconds,
+            job.request.audio.seconds,
             transcript.tokens,
             queue_s=queue_s,
             compute_s=compute_s,
@@ -358,9 +355,8 @@ class TranscriptionWorkload(TimeSlicedJobs[TranscriptionRequest, TranscriptionRu
         if job is not None and job.task_run is not None:
             job.task_run.frames.close()
 
-    def _give_back(self) -> None:
-        assert self._speech_to_text is not None, "it was used"
-        self._speech_to_text.model.rest()
+    def _release_memory(self) -> None:
+        self._served.model.rest()
 
     def close(self) -> None:
         self._readers.shutdown(wait=False, cancel_futures=True)

@@ -2,7 +2,7 @@
 holds.
 
 Plain, frozen values that any thread may hold. Light to import: a server answers health checks before it has a
-model. What a tenant is told about the prefix cache is its own; `CacheTotals` are for the administrator.
+model. What a tenant sees of the prefix cache is its own; `CacheTotals` are for the administrator.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class ModelStatus:
     kind: str = "chat"
     aliases: tuple[str, ...] = ()
     pinned: bool = False
-    since_s: float = 0.0  # how long it has stood so
+    since_s: float = 0.0  # seconds in this state
     claimed: int = 0  # bytes of memory that it has, or is to have
     progress: float | None = None  # of a load: the share that is done
     failure: str | None = None  # why it could not be loaded
     requests: int = 0  # that use it
     waiting: int = 0  # requests that wait for it
     expires_s: float | None = None  # when it is unloaded, unless somebody asks for it; None: it stays
-    resident: bool = False  # it is the only one, and stays
+    resident: bool = False  # loaded before the server is ready, and never unloaded
 
 
 @dataclass(frozen=True, slots=True)
 class SaltStatus:
-    """What is kept under one of a tenant's salts."""
+    """What is cached under one of a tenant's salts."""
 
     salt: str
     records: int
@@ -59,7 +59,7 @@ class SaltStatus:
 
 @dataclass(frozen=True, slots=True)
 class DiskTotals:
-    """What is kept on disk of all tenants' prompts, for this model, and what was written and read so far."""
+    """What is cached on disk of all tenants' prompts, for this model, and what was written and read so far."""
 
     records: int
     used_bytes: int
@@ -70,7 +70,7 @@ class DiskTotals:
     spill_s: float
     dropped: int  # records that were not, as too much waited to be written
     spill_failures: int
-    hits: int  # prompts that took something over from disk
+    hits: int  # prompts that reused something from disk
     misses: int  # prompts that found nothing there that memory lacked
     promotions: int  # records that were read back
     promoted_bytes: int
@@ -80,7 +80,7 @@ class DiskTotals:
 
 @dataclass(frozen=True, slots=True)
 class DiskStatus:
-    """What is kept on disk of one tenant's prompts, for this model."""
+    """What is cached on disk of one tenant's prompts, for this model."""
 
     records: int
     used_bytes: int
@@ -88,7 +88,7 @@ class DiskStatus:
 
 @dataclass(frozen=True, slots=True)
 class CacheTotals:
-    """What is kept of all tenants' prompts."""
+    """What is cached of all tenants' prompts."""
 
     tenants: int
     used_bytes: int
@@ -98,25 +98,25 @@ class CacheTotals:
 
 @dataclass(frozen=True, slots=True)
 class CacheStatus:
-    """What is kept of one tenant's prompts, and what that was good for."""
+    """What is cached of one tenant's prompts, and how much of it was reused."""
 
     limit_bytes: int  # for all tenants
     used_bytes: int
     evictions: int
-    totals: CacheTotals  # which are no tenant's business, but the administrator's
-    prompts: int = 0  # that could have taken something over,
+    totals: CacheTotals  # for the administrator alone
+    prompts: int = 0  # that could have reused something,
     hits: int = 0  # and did
     prompt_tokens: int = 0
     matched_tokens: int = 0
     salts: tuple[SaltStatus, ...] = ()
     disk: DiskStatus | None = None
-    codec: str = "raw"  # what is kept is put into when memory is short, and on disk
-    live_codec: str = "raw"  # what running sequences have behind their newest tokens
+    codec: str = "raw"  # of cached records when memory is short, and on disk
+    live_codec: str = "raw"  # of running sequences, behind their newest tokens
 
 
 @dataclass(frozen=True, slots=True)
 class CacheBranch:
-    """Tokens [begin, end) of prompts that are kept, which go on from those of the branch at place `parent`."""
+    """Tokens [begin, end) of cached prompts, which go on from those of the branch at index `parent`."""
 
     parent: int | None
     salt: str
@@ -126,4 +126,4 @@ class CacheBranch:
     bytes: int  # in memory
     pinned: bool
     on_disk: bool
-    more: int  # branches that go on from this one and are not told of
+    more: int  # branches that go on from this one and are left out

@@ -21,7 +21,7 @@ LARGEST_SAMPLE = 32767
 
 
 class TextToSpeechModel(Protocol):
-    """A model that speaks."""
+    """A text-to-speech model, as the loop sees it."""
 
     def speak(self, phonemes: str, voice: str, speed: float) -> Generator[None, None, FloatArray]:
         """Samples from -1 to 1. Yields between parts of bounded time."""
@@ -32,7 +32,7 @@ class TextToSpeechModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServedTextToSpeech:
-    """A model that speaks and is served: what it is, and who says how texts are pronounced."""
+    """A loaded text-to-speech model: its card, and how texts become phonemes."""
 
     card: TextToSpeechCard
     pronouncer: Phonemizer
@@ -44,7 +44,7 @@ class SpeechStream(PieceStream[SpeechAudio, SpeechEnded]):
 
 
 class SpeechSynthesis:
-    """One text on its way."""
+    """One text under way."""
 
     def __init__(self, request: SpeechRequest, model: TextToSpeechModel) -> None:
         self._request, self._model = request, model
@@ -66,25 +66,24 @@ class SpeechSynthesis:
 
 
 class SpeechWorkload(TimeSlicedJobs[SpeechRequest, SpeechSynthesis, SpeechEvent, SpeechStream]):
-    """All texts that are spoken."""
+    """The texts under way."""
 
-    name, things = "speech", "texts"
+    name, items = "text-to-speech", "texts to speak"
     stream = SpeechStream
 
     def __init__(
         self,
-        speaking: ServedTextToSpeech | None,
+        served: ServedTextToSpeech,
         post: PostMessage,
         max_queue: int,
         target_ms: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(post, max_queue, target_ms, clock)
-        self._text_to_speech = speaking
+        self._model = served.model
 
-    def _begun(self, request: SpeechRequest, wake: Callable[[], None]) -> SpeechSynthesis:
-        assert self._text_to_speech is not None, "nobody asks where no model speaks"
-        return SpeechSynthesis(request, self._text_to_speech.model)
+    def _start_task(self, request: SpeechRequest, wake: Callable[[], None]) -> SpeechSynthesis:
+        return SpeechSynthesis(request, self._model)
 
     def _ended(
         self, job: TimeSlicedJob[SpeechRequest, SpeechSynthesis, SpeechEvent], queue_s: float, compute_s: float
@@ -92,6 +91,5 @@ class SpeechWorkload(TimeSlicedJobs[SpeechRequest, SpeechSynthesis, SpeechEvent,
         assert job.task_run is not None, "what ends has begun"
         return SpeechEnded(job.task_run.tokens, job.task_run.samples, queue_s=queue_s, compute_s=compute_s)
 
-    def _give_back(self) -> None:
-        assert self._text_to_speech is not None, "it was used"
-        self._text_to_speech.model.rest()
+    def _release_memory(self) -> None:
+        self._model.rest()

@@ -18,26 +18,36 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from ingot.engine.loop import REQUEST_FAILED, PostMessage
+from ingot.engine.loop import REQUEST_FAILED, PostMessage, do_nothing
 from ingot.engine.request import RequestStatus
 from ingot.engine.streams import PieceStream
 from ingot.errors import BadRequest, Cancelled, ClientLeft, DeadlineExceeded, IngotError, Overloaded
 from ingot.kernels.device import is_device_lost
 from ingot.shares import Shares
 
+log = logging.getLogger("ingot.engine")
+EventT = TypeVar("EventT")
+
+RETRY_AFTER_S = 10.0
 IDLE_SLICE_MS = 1000.0
 """Longest work while nobody streams: how long a cancel or a newcomer may have to wait."""
 LEAST_STEP_SHARE = 0.5
-"""It gets at least this part of the time that a step took."""
+"""They get at least this part of the time that a step took."""
 
 
-class _HasDeadline(Protocol):
+class TimeSlicedRequest(Protocol):
     @property
     def id(self) -> str: ...
+
+    @property
+    def tenant(self) -> str: ...
+
+    @property
+    def arrived(self) -> float: ...
 
     @property
     def deadline(self) -> float | None: ...
@@ -45,26 +55,80 @@ class _HasDeadline(Protocol):
 
 class _HasRequest(Protocol):
     @property
-    def request(self) -> _HasDeadline: ...
+    def request(self) -> TimeSlicedRequest: ...
 
 
-class TimeSlicedWorkload:
-    _jobs: Mapping[str, _HasRequest]
-    _target_ms: float
+JobT = TypeVar("JobT", bound=_HasRequest)
+
+
+class TimeSlicedWorkload(Generic[JobT]):
+    """Requests under way, and how much time they get between two steps of a generating model."""
+
+    items: ClassVar[str]  # what waits in the queue, for the error of a full one
+    shares: ClassVar[str] = "speech"  # how the queue is shared between tenants: see `ingot.shares`
+
+    def __init__(
+        self, post: PostMessage, max_queue: int, target_ms: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`post` puts something into the engine thread's mailbox; `target_ms` is the time wanted between two tokens."""
+        self._post, self._clock, self._target_ms = post, clock, target_ms
+        self._queued = Shares(self.shares, max_queue + 1)  # one may always be computed, besides those that wait
+        self._jobs: dict[str, JobT] = {}
+        self._lock = threading.Lock()
+
+    # For whoever knows what is computed
 
     def work(self, milliseconds: float) -> None:
         """For about that long."""
         raise NotImplementedError
 
     def _end(self, request_id: str, result: Any) -> None:
-        """Answer a request, with what came of it or with the error that ended it; nothing where it has ended."""
+        """Answer a request, with its result or with the error that ended it; nothing where it has ended."""
         raise NotImplementedError
+
+    def _retry_after(self) -> float:
+        """Seconds after which a refused client may try again."""
+        return RETRY_AFTER_S
+
+    # For any thread
+
+    def _admit(self, job: JobT) -> None:
+        """Queue a request. Raises BadRequest or Overloaded."""
+        request = job.request
+        with self._lock:
+            if request.id in self._jobs:
+                raise BadRequest(f"A request with the id {request.id} is already running")
+            if not self._queued.fits(request.tenant, 1):
+                most = self._queued.capacity - 1
+                raise Overloaded(
+                    f"The queue is full: {len(self._jobs)} {self.items} wait, at most {most} may",
+                    retry_after=self._retry_after(),
+                )
+            self._queued.add(request.tenant, 1)
+            self._jobs[request.id] = job
+        self._post(do_nothing)  # wakes an idle engine
+
+    def cancel(self, request_id: str, cause: IngotError | None = None) -> bool:
+        """End a request, wherever it is. False if there is none of that id."""
+        if request_id not in self._jobs:
+            return False
+        self._post(lambda: self._end(request_id, cause or Cancelled("The request was cancelled")))
+        return True
+
+    # The engine thread
+
+    def _remove(self, request_id: str) -> JobT | None:
+        with self._lock:
+            job = self._jobs.pop(request_id, None)
+            if job is not None:
+                self._queued.add(job.request.tenant, -1)
+        return job
 
     def advance(self, spent_s: float, shared: Callable[[], bool]) -> None:
         """Work between two steps of the generating model, of which the one before took `spent_s`.
 
         Where nobody streams, for as long as a newcomer may have to wait. Else for what the step left of the target,
-        but at least a part of what it took, so that this goes on beside the longest steps too.
+        but at least a part of what it took, so that this goes on alongside the longest steps too.
         """
         spent_ms = 1000 * spent_s
         self.work(max(self._target_ms - spent_ms, LEAST_STEP_SHARE * spent_ms) if shared() else IDLE_SLICE_MS)
@@ -83,24 +147,16 @@ class TimeSlicedWorkload:
             with contextlib.suppress(Exception):
                 self._end(request_id, error)
 
-
-log = logging.getLogger("ingot.engine")
-
-RETRY_AFTER_S = 10.0
+    def close(self) -> None:
+        """Nothing is held but by requests, which have ended."""
 
 
-class TimeSlicedRequest(Protocol):
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def tenant(self) -> str: ...
-
-    @property
-    def arrived(self) -> float: ...
-
-    @property
-    def deadline(self) -> float | None: ...
+def deliver(request_id: str, reply: Callable[[EventT], None], event: EventT) -> None:
+    """A client that cannot take its answer is at fault, and nobody else's request ends for that."""
+    try:
+        reply(event)
+    except Exception:
+        log.exception("the answer to request %s could not be delivered", request_id)
 
 
 PieceT = TypeVar("PieceT", covariant=True)
@@ -120,7 +176,6 @@ class TimeSlicedTask(Protocol[PieceT]):
 
 RequestT = TypeVar("RequestT", bound=TimeSlicedRequest)
 TaskT = TypeVar("TaskT", bound=TimeSlicedTask[object])
-EventT = TypeVar("EventT")
 StreamT = TypeVar("StreamT", bound=PieceStream[Any, Any])
 
 
@@ -136,31 +191,26 @@ class TimeSlicedJob(Generic[RequestT, TaskT, EventT]):
     waits: bool = False  # for more that it needs
 
 
-class TimeSlicedJobs(TimeSlicedWorkload, Generic[RequestT, TaskT, EventT, StreamT]):
-    """All requests of one kind that are under way."""
+class TimeSlicedJobs(
+    TimeSlicedWorkload[TimeSlicedJob[RequestT, TaskT, EventT]], Generic[RequestT, TaskT, EventT, StreamT]
+):
+    """Requests of one kind that are computed by turns."""
 
     name: ClassVar[str]
-    things: ClassVar[str]  # what waits in the queue, in words
     stream: type[StreamT]
 
     def __init__(
         self, post: PostMessage, max_queue: int, target_ms: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`post` puts something into the engine thread's mailbox; `target_ms` is the time wanted between two tokens."""
-        self._post, self._clock = post, clock
-        self._target_ms = target_ms
-        # One may always be under way, besides those that wait.
-        self._queued = Shares("speech", max_queue + 1)
+        super().__init__(post, max_queue, target_ms, clock)
         self._last_turns: dict[str, int] = {}  # by tenant, which turn was its last,
         self._turns = itertools.count(1)  # of all
-        self._jobs: dict[str, TimeSlicedJob[RequestT, TaskT, EventT]] = {}
-        self._lock = threading.Lock()
-        self._at: TimeSlicedJob[RequestT, TaskT, EventT] | None = None  # whose turn is begun
+        self._current: TimeSlicedJob[RequestT, TaskT, EventT] | None = None  # whose turn is not over
         self._used = False
 
-    # For whoever knows what is done
+    # For whoever knows what is computed
 
-    def _begun(self, request: RequestT, wake: Callable[[], None]) -> TaskT:
+    def _start_task(self, request: RequestT, wake: Callable[[], None]) -> TaskT:
         """Begin with a request."""
         raise NotImplementedError
 
@@ -168,7 +218,7 @@ class TimeSlicedJobs(TimeSlicedWorkload, Generic[RequestT, TaskT, EventT, Stream
         """What a request that came to its end is told."""
         raise NotImplementedError
 
-    def _give_back(self) -> None:
+    def _release_memory(self) -> None:
         """Nothing runs any more: what running took is free."""
         raise NotImplementedError
 
@@ -182,25 +232,7 @@ class TimeSlicedJobs(TimeSlicedWorkload, Generic[RequestT, TaskT, EventT, Stream
 
     def accept(self, request: RequestT, reply: Callable[[list[EventT]], None]) -> None:
         """`reply` is called from the engine thread. Raises at once what can be known at once."""
-        with self._lock:
-            if request.id in self._jobs:
-                raise BadRequest(f"A request with the id {request.id} is already running")
-            if not self._queued.fits(request.tenant, 1):
-                most = self._queued.capacity - 1
-                raise Overloaded(
-                    f"The queue is full: {len(self._jobs)} {self.things} wait, at most {most} may",
-                    retry_after=RETRY_AFTER_S,
-                )
-            self._queued.add(request.tenant, 1)
-            self._jobs[request.id] = TimeSlicedJob(request, reply)
-        self._post(lambda: None)  # wakes an idle engine
-
-    def cancel(self, request_id: str, cause: IngotError | None = None) -> bool:
-        """End a request, wherever it is. False if there is none of that id."""
-        if request_id not in self._jobs:
-            return False
-        self._post(lambda: self._end(request_id, cause or Cancelled("The request was cancelled")))
-        return True
+        self._admit(TimeSlicedJob(request, reply))
 
     def status(self, now: float) -> list[RequestStatus]:
         return [
@@ -229,21 +261,21 @@ class TimeSlicedJobs(TimeSlicedWorkload, Generic[RequestT, TaskT, EventT, Stream
         """For about that long, or until somebody waits for more: it may be in the mail already."""
         until = self._clock() + milliseconds / 1000
         while (job := self._next()) is not None:
-            self._part(job)
+            self._run_part(job)
             self._begin_next()
             if job.waits or self._clock() >= until:
                 return
 
     def _next(self) -> TimeSlicedJob[RequestT, TaskT, EventT] | None:
         """Whoever's turn is begun, else the next in line."""
-        return self._at if self._at is not None else self._in_line()
+        return self._current if self._current is not None else self._next_in_line()
 
-    def _in_line(self) -> TimeSlicedJob[RequestT, TaskT, EventT] | None:
+    def _next_in_line(self) -> TimeSlicedJob[RequestT, TaskT, EventT] | None:
         """Of the tenant that had a turn longest ago, the request that had."""
-        ready = [job for job in list(self._jobs.values()) if job is not self._at and not job.waits]
+        ready = [job for job in list(self._jobs.values()) if job is not self._current and not job.waits]
         return min(ready, key=lambda job: self._last_turns.get(job.request.tenant, 0), default=None)
 
-    def _part(self, job: TimeSlicedJob[RequestT, TaskT, EventT]) -> None:
+    def _run_part(self, job: TimeSlicedJob[RequestT, TaskT, EventT]) -> None:
         with self._failing_alone(job):
             if job.work is None:
                 self._begin(job)
@@ -251,20 +283,20 @@ class TimeSlicedJobs(TimeSlicedWorkload, Generic[RequestT, TaskT, EventT, Stream
                 job.began = self._clock()
             assert job.work is not None, "it has begun"
             try:
-                said = next(job.work)
+                pieces = next(job.work)
             except StopIteration:
                 self._close(job)
                 return
-            self._at = job if said == () else None
-            job.waits = said is None
-            if said:
-                self._tell(job, list(said))
-            if said is not None and self._at is None:
+            self._current = job if pieces == () else None
+            job.waits = pieces is None
+            if pieces:
+                deliver(job.request.id, job.reply, list(pieces))
+            if pieces is not None and self._current is None:
                 self._move_to_back(job)
 
     def _begin_next(self) -> None:
         """Begin with whoever has the next turn."""
-        job = self._in_line()
+        job = self._next_in_line()
         if job is not None and job.work is None:
             with self._failing_alone(job):
                 self._begin(job)
@@ -273,7 +305,7 @@ class TimeSlicedJobs(TimeSlicedWorkload, Generic[RequestT, TaskT, EventT, Stream
         def wake() -> None:
             job.waits = False
 
-        job.task_run = self._begun(job.request, wake)
+        job.task_run = self._start_task(job.request, wake)
         job.work, self._used = job.task_run.work(), True  # type: ignore[assignment]
 
     @contextlib.contextmanager
@@ -302,46 +334,34 @@ class TimeSlicedJobs(TimeSlicedWorkload, Generic[RequestT, TaskT, EventT, Stream
         self._end(job.request.id, self._ended(job, queue_s, compute_s))
 
     def _end(self, request_id: str, last: EventT | IngotError) -> None:
-        with self._lock:
-            job = self._jobs.pop(request_id, None)
-            if job is not None:
-                self._queued.add(job.request.tenant, -1)
+        job = self._remove(request_id)
         if job is None:
             return
         self._last_turns[job.request.tenant] = next(self._turns)
         if not self._jobs:
             self._last_turns.clear()
-        if self._at is job:
-            self._at = None
+        if self._current is job:
+            self._current = None
         try:
             if job.work is not None:
                 job.work.close()
         finally:
-            self._tell(job, [last])  # type: ignore[list-item]
-
-    def _tell(self, job: TimeSlicedJob[RequestT, TaskT, EventT], events: list[EventT]) -> None:
-        try:
-            job.reply(events)
-        except Exception:  # whoever waited for it is at fault, and nobody else ends for that
-            log.exception("nobody takes what request %s was answered", job.request.id)
+            deliver(request_id, job.reply, [last])  # type: ignore[arg-type]
 
     def rest(self) -> None:
         """Nothing runs: see that nothing was lost, and give back what running took."""
         self.check()
         if self._used and not self._jobs:
-            self._give_back()
+            self._release_memory()
             self._used = False
 
     def reset_after_fault(self, error: IngotError) -> None:
         self.abandon(error)
 
-    def close(self) -> None:
-        """Nothing is asked any more."""
-
     def check(self) -> None:
         """Raises AssertionError if anything was lost or is held by nobody."""
         jobs = list(self._jobs.values())
-        assert self._at is None or self._at in jobs, "a turn is held by nobody"
+        assert self._current is None or self._current in jobs, "a turn is held by nobody"
         assert all(not job.waits or job.task_run is not None for job in jobs), (
             "something is waited for and not asked for"
         )

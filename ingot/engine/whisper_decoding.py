@@ -2,7 +2,7 @@
 spoken.
 
 The likeliest text comes first, and higher temperatures where that makes no sense. A transcript is text between
-timestamps: it begins with one, and each segment ends with one and the next begins with one. Word times are the way
+timestamps: it begins with one, and each segment ends with one and the next begins with one. Word times are the path
 through a window along which its tokens attend to the audio they stand for (dynamic time warping).
 
 Pure Python over the `SpeechToTextModel` protocol. What takes long is a generator, which yields after each bounded
@@ -26,9 +26,9 @@ TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 COMPRESSION_RATIO_LIMIT = 2.4
 """Text that packs into fewer bytes than one in so many goes round in circles."""
 AVG_LOGPROB_LIMIT = -1.0
-"""The mean logarithm of its tokens' probabilities, below which a text is taken for a guess."""
+"""The mean logarithm of its tokens' probabilities, below which a text is doubtful."""
 NO_SPEECH_LIMIT = 0.6
-"""Above this chance of silence, a text that is a guess is taken for none."""
+"""Above this chance of silence, a doubtful text counts as none."""
 PROMPT_PART_TOKENS = 32
 """Tokens of a prompt that are read at once."""
 
@@ -39,22 +39,22 @@ class WindowDecoderState(Protocol):
     length: int  # tokens so far; setting it to fewer forgets the others
 
     def push(self, tokens: Sequence[int], asked: Sequence[int]) -> VocabularyScores:
-        """Write tokens down. What may follow those of the places `asked`, among these, [asked, vocabulary]."""
+        """Append tokens. The logits behind those at the indices `asked` among them, [asked, vocabulary]."""
         ...
 
     def attention(self, tokens: Sequence[int]) -> Generator[None, None, VocabularyScores]:
-        """How much each of these tokens looks at each fiftieth of a second, in every head that follows the sound in
-        time, before shares are made of it: [heads, tokens, positions]. Forgets what was written."""
+        """Attention logits of these tokens to each fiftieth of a second, in every head that follows the audio in time:
+        [heads, tokens, positions]. Forgets what was written."""
         ...
 
 
 class SpeechToTextModel(Protocol):
-    """A model that hears, as the loop sees it."""
+    """A speech-to-text model, as the loop sees it."""
 
     context: int
 
     def listen(self, frames: FloatArray) -> Generator[None, None, Any]:
-        """Hear a window; the end's value is what `write` takes."""
+        """Encode a window; the end's value is what `write` takes."""
         ...
 
     def write(self, heard: Any) -> WindowDecoderState: ...
@@ -66,7 +66,7 @@ class SpeechToTextModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DecodedWindow:
-    """What a window says, times among it."""
+    """The transcript of a window, timestamps among it."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]  # of the tokens
@@ -84,20 +84,20 @@ class DecodedWindow:
 
     @property
     def silent(self) -> bool:
-        """Whether nothing was said."""
+        """Whether nothing is spoken."""
         return self.no_speech_prob > NO_SPEECH_LIMIT and self.avg_logprob < AVG_LOGPROB_LIMIT
 
 
 class WindowDecoder:
-    """Writes windows down with one model and its vocabulary."""
+    """Transcribes windows with one model and its vocabulary."""
 
     def __init__(self, model: SpeechToTextModel, vocabulary: WhisperVocabulary) -> None:
         self._model, self._vocabulary, self._rules = model, vocabulary, TimestampRules(vocabulary)
         self._most = model.context // 2
-        """Of what came before, and of what a window says, this many tokens each."""
+        """Tokens of the prompt at most, and of the transcript of a window."""
 
     def language(self, writing: WindowDecoderState) -> str:
-        """What it sounds like."""
+        """The language that is spoken."""
         languages = self._vocabulary.languages
         scores = writing.push([self._vocabulary.start], [0])[0]
         writing.length = 0
@@ -106,37 +106,37 @@ class WindowDecoder:
     def write(
         self, writing: WindowDecoderState, before: Sequence[int], opening: Sequence[int], temperature: float
     ) -> Generator[None, None, DecodedWindow]:
-        """What the window says, given the tokens `before` it."""
-        told = [self._vocabulary.before, *before[-(self._most - 1) :]] if before else []
-        for begin in range(0, len(told), PROMPT_PART_TOKENS):
-            writing.push(told[begin : begin + PROMPT_PART_TOKENS], [])
+        """The transcript of the window, given the tokens `before` it."""
+        prompt = [self._vocabulary.before, *before[-(self._most - 1) :]] if before else []
+        for begin in range(0, len(prompt), PROMPT_PART_TOKENS):
+            writing.push(prompt[begin : begin + PROMPT_PART_TOKENS], [])
             yield
         scores = writing.push(opening, [0, len(opening) - 1])
         silence = float(np.exp(log_softmax(scores[0])[self._vocabulary.silent]))
-        begun = writing.length
-        # Drawn alike whenever the same sound comes.
-        draw = np.random.default_rng(0)
-        for warmth in TEMPERATURES if temperature == 0 else (temperature,):
-            writing.length = begun
-            found = yield from self._once(writing, scores[1], warmth, draw, silence)
-            if not found.doubtful:
+        prompt_length = writing.length
+        # Sampled alike whenever the same audio comes.
+        rng = np.random.default_rng(0)
+        for attempt_temperature in TEMPERATURES if temperature == 0 else (temperature,):
+            writing.length = prompt_length
+            decoded = yield from self._once(writing, scores[1], attempt_temperature, rng, silence)
+            if not decoded.doubtful:
                 break
-        return found
+        return decoded
 
     def _once(
         self,
         writing: WindowDecoderState,
         scores: VocabularyScores,
         temperature: float,
-        draw: np.random.Generator,
+        rng: np.random.Generator,
         silence: float,
     ) -> Generator[None, None, DecodedWindow]:
         tokens: list[int] = []
-        logs: list[float] = []
+        logprobs: list[float] = []
         while len(tokens) < self._most:
             allowed = self._rules.apply(scores, tokens)
-            token = choose_token(allowed, temperature, draw)
-            logs.append(float(log_softmax(allowed)[token]))
+            token = choose_token(allowed, temperature, rng)
+            logprobs.append(float(log_softmax(allowed)[token]))
             if token == self._vocabulary.end:
                 break
             tokens.append(token)
@@ -147,8 +147,8 @@ class WindowDecoder:
         text = self._vocabulary.decode(tokens).strip()
         return DecodedWindow(
             tuple(tokens),
-            tuple(logs[: len(tokens)]),
-            sum(logs) / (len(tokens) + 1),
+            tuple(logprobs[: len(tokens)]),
+            sum(logprobs) / (len(tokens) + 1),
             text_compression_ratio(text),
             silence,
             temperature,
@@ -182,8 +182,8 @@ class TimestampRules:
         if not written:
             scores[self._blank] = RULED_OUT
         self._rule_times(scores, written)
-        logs = log_softmax(scores)
-        times, text = logs[self._first_time :], logs[: self._first_time]
+        logprobs = log_softmax(scores)
+        times, text = logprobs[self._first_time :], logprobs[: self._first_time]
         # Where a time of whichever kind is likelier than any one token of text, it is time for one.
         if log_sum_exp(times) > text.max():
             scores[: self._first_time] = RULED_OUT
@@ -221,16 +221,16 @@ def log_sum_exp(scores: VocabularyScores) -> np.float32:
     return np.float32(most + np.log(np.exp(scores - most).sum()))
 
 
-def choose_token(scores: VocabularyScores, temperature: float, draw: np.random.Generator) -> int:
-    """The likeliest token, or one drawn at `temperature`."""
+def choose_token(scores: VocabularyScores, temperature: float, rng: np.random.Generator) -> int:
+    """The likeliest token, or one sampled at `temperature`."""
     if temperature == 0:
         return int(scores.argmax())
-    noise = draw.gumbel(size=scores.shape)
+    noise = rng.gumbel(size=scores.shape)
     return int((scores / temperature + noise).argmax())
 
 
 AlignmentScores: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float64]]"
-AlignmentPlaces: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.int64]]"
+AlignmentPositions: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.int64]]"
 
 MEDIAN_WIDTH = 7
 """Neighbours in time of which the median counts."""
@@ -249,16 +249,16 @@ def add_word_times(
     """The segments of one window of so many frames, with their words."""
     text = [token for segment in segments for token in segment.tokens if token < vocabulary.end]
     attention = yield from writing.attention([*opening, vocabulary.untimed, *text, vocabulary.end])
-    looks = yield from _head_alignment(attention[:, :, : max(1, frames // 2)])
-    begins: AlignmentScores = token_times(looks[len(opening) : -1]) * np.float64(SECONDS_PER_TIMESTAMP)
-    found, at = [], 0
+    alignment = yield from _head_alignment(attention[:, :, : max(1, frames // 2)])
+    begins: AlignmentScores = token_times(alignment[len(opening) : -1]) * np.float64(SECONDS_PER_TIMESTAMP)
+    with_words, at = [], 0
     for segment in segments:
-        told = [token for token in segment.tokens if token < vocabulary.end]
-        times: AlignmentScores = begins[at : at + len(told) + 1] + segment.seek / FRAMES_A_SECOND
-        words = join_punctuation(vocabulary.words(told, language))
-        found.append(replace(segment, words=tuple(word_with_times(word, segment, times) for word in words)))
-        at += len(told)
-    return tuple(found)
+        spoken = [token for token in segment.tokens if token < vocabulary.end]
+        times: AlignmentScores = begins[at : at + len(spoken) + 1] + segment.seek / FRAMES_A_SECOND
+        words = join_punctuation(vocabulary.words(spoken, language))
+        with_words.append(replace(segment, words=tuple(word_with_times(word, segment, times) for word in words)))
+        at += len(spoken)
+    return tuple(with_words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,12 +273,12 @@ class AlignedWord:
 def word_with_times(word: AlignedWord, segment: Segment, times: AlignmentScores) -> TranscribedWord:
     """`times` are those at which the segment's tokens begin, and the last one ends."""
     start, end = (min(max(float(times[at]), segment.start), segment.end) for at in (word.begin, word.end))
-    logs = [heard.logprob for heard in segment.heard[word.begin : word.end]]
-    return TranscribedWord(word.text, round(start, 2), round(end, 2), float(np.exp(logs).mean()))
+    logprobs = [token.logprob for token in segment.text_tokens[word.begin : word.end]]
+    return TranscribedWord(word.text, round(start, 2), round(end, 2), float(np.exp(logprobs).mean()))
 
 
 def _head_alignment(scores: VocabularyScores) -> Generator[None, None, AlignmentScores]:
-    """What all heads say together, [tokens, positions]: how much more a token looks at a place than others do."""
+    """The mean over all heads, [tokens, positions]: how much more a token attends to a position than others do."""
     total: AlignmentScores | None = None
     for head in scores:
         shares = np.exp(head - head.max(axis=-1, keepdims=True))
@@ -287,7 +287,7 @@ def _head_alignment(scores: VocabularyScores) -> Generator[None, None, Alignment
         smooth = median_filter(apart)
         total = smooth if total is None else total + smooth
         yield
-    assert total is not None, "no head follows the sound"
+    assert total is not None, "no head follows the audio"
     return total / len(scores)
 
 
@@ -302,50 +302,50 @@ def median_filter(rows: AlignmentScores) -> AlignmentScores:
     return middle
 
 
-def token_times(looks: AlignmentScores) -> AlignmentPlaces:
-    """The place at which each token begins, on the best way from the first to the last that never goes back."""
-    cost = -looks
-    came, (tokens, places) = _warping_steps(cost), cost.shape
+def token_times(alignment: AlignmentScores) -> AlignmentPositions:
+    """The position at which each token begins, on the best path from the first to the last that never goes back."""
+    cost = -alignment
+    steps, (tokens, positions) = _warping_steps(cost), cost.shape
     begins = np.zeros(tokens, np.int64)
-    token, place = tokens - 1, places - 1
-    while token >= 0 and place >= 0:
-        begins[token] = place
-        step = came[token, place]
-        token, place = token - (step != 2), place - (step != 1)
+    token, position = tokens - 1, positions - 1
+    while token >= 0 and position >= 0:
+        begins[token] = position
+        step = steps[token, position]
+        token, position = token - (step != 2), position - (step != 1)
     return begins
 
 
-def _warping_steps(cost: AlignmentScores) -> AlignmentPlaces:
-    """How the best way comes to each cell: 0 from both before, 1 from the token before, 2 from the place before.
+def _warping_steps(cost: AlignmentScores) -> AlignmentPositions:
+    """How the best path reaches each cell: 0 from both before, 1 from the token before, 2 from the position before.
 
-    Cells of one diagonal depend on the two before it alone, and are found at once.
+    Cells of one diagonal depend on the two before it alone, and are computed at once.
     """
-    tokens, places = cost.shape
-    total = np.full((tokens + 1, places + 1), np.inf)
+    tokens, positions = cost.shape
+    total = np.full((tokens + 1, positions + 1), np.inf)
     total[0, 0] = 0.0
-    came = np.zeros((tokens, places), np.int64)
-    for diagonal in range(tokens + places - 1):
-        i = np.arange(max(0, diagonal - places + 1), min(tokens, diagonal + 1))
+    steps = np.zeros((tokens, positions), np.int64)
+    for diagonal in range(tokens + positions - 1):
+        i = np.arange(max(0, diagonal - positions + 1), min(tokens, diagonal + 1))
         j = diagonal - i
         choices = np.stack([total[i, j], total[i, j + 1], total[i + 1, j]])
         best = choices.argmin(axis=0)
-        came[i, j] = best
+        steps[i, j] = best
         total[i + 1, j + 1] = cost[i, j] + np.take_along_axis(choices, best[None], axis=0)[0]
-    return came
+    return steps
 
 
 def join_punctuation(words: Sequence[tuple[str, list[int]]]) -> list[AlignedWord]:
     """Words, with the signs that belong to them; signs are not spoken."""
-    found: list[AlignedWord] = []
+    joined: list[AlignedWord] = []
     before = ""  # signs that belong to what follows
     at = 0
     for text, tokens in words:
         begin, at = at, at + len(tokens)
         if text.startswith(" ") and text.strip() in PREPENDED and at < sum(len(each) for _, each in words):
             before += text
-        elif found and not before and text in APPENDED:
-            found[-1] = replace(found[-1], text=found[-1].text + text)
+        elif joined and not before and text in APPENDED:
+            joined[-1] = replace(joined[-1], text=joined[-1].text + text)
         else:
-            found.append(AlignedWord(before + text, begin, at))
+            joined.append(AlignedWord(before + text, begin, at))
             before = ""
-    return found
+    return joined

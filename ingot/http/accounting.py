@@ -16,9 +16,9 @@ from ingot.engine.speech_request import SpeechEnded, TranscriptionEnded
 from ingot.errors import Cancelled, ClientLeft, ContextOverflow, Forbidden, IngotError
 from ingot.http.capture import RequestCapture, with_seed
 from ingot.http.edge import ClientGone, Reply, audit_refusal
-from ingot.http.service import ModelService, SideService
+from ingot.http.service import GenerationService, ModelService
 from ingot.http.tenants import check_model_allowed
-from ingot.http.tracing import generation_span, side_model_span, trace_context
+from ingot.http.tracing import generation_span, task_model_span, trace_context
 from ingot.observe.recent_requests import RequestSpan
 from ingot.protocol.chat.answers import CacheReceipt, GenerationTask, receipt_headers
 from ingot.protocol.ingot_api.requests import RequestStatusBody
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ingot.engine.streams import EventStream
 
 
-async def open_stream(job: GenerationTask, answer: Reply, service: ModelService) -> AccountedStream:
+async def open_stream(job: GenerationTask, answer: Reply, service: GenerationService) -> AccountedStream:
     """What the engine makes of a job. Raises what it refuses it with, in the words of the job's protocol."""
     # Whose request it is, and what that may ask for, is the edge's to say: no protocol can forget it.
     key = service.shared_state.tenants.key_of(answer.tenant)
@@ -72,7 +72,7 @@ class AccountedStream:
         stream: EventStream,
         job: GenerationTask,
         answer: Reply,
-        service: ModelService,
+        service: GenerationService,
         capture: RequestCapture | None = None,
     ) -> None:
         self._stream, self._job, self._answer, self._service = stream, job, answer, service
@@ -117,8 +117,8 @@ class AccountedStream:
         span = timeline_span(request, last)
         self._service.shared_state.past.add(span)
         if self._service.traces is not None:
-            told = generation_span(self._service.served.card.name, request, last, tuple(self._reasons), span)
-            self._service.traces.send(told, trace_context(self._answer.scope))
+            traced = generation_span(self._service.served.card.name, request, last, tuple(self._reasons), span)
+            self._service.traces.send(traced, trace_context(self._answer.scope))
         if isinstance(last, Ended):
             # Where the answer is a stream, its head is out already and these go nowhere.
             self._answer.headers += receipt_headers(CacheReceipt.of(last.cache, None), last.timing)
@@ -154,11 +154,12 @@ CLIENT_LEFT: Final = (asyncio.CancelledError, ClientGone, Cancelled)
 """What ends a request that nobody waits for any more."""
 
 
-class SideRequestAccount:
-    """For as long as the engine has to do with it. `operation` is what OpenTelemetry's conventions call it."""
+class TaskAccount:
+    """Of a request to a model that does not generate, for as long as its engine computes. `operation` is what
+    OpenTelemetry's conventions call it."""
 
-    def __init__(self, service: SideService, answer: Reply, model: str, operation: str) -> None:
-        self._service, self._answer, self._model, self._operation = service, answer, model, operation
+    def __init__(self, service: ModelService, answer: Reply, operation: str) -> None:
+        self._service, self._answer, self._operation = service, answer, operation
         self._began = time.monotonic()
         self._last: PoolingOutput | TranscriptionEnded | SpeechEnded | None = None
 
@@ -179,19 +180,19 @@ class SideRequestAccount:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        took_s, last = time.monotonic() - self._began, self._last
-        figures = self._service.side_figures(self._model)
-        figures.request_s.add(took_s)
+        seconds, last = time.monotonic() - self._began, self._last
+        metrics = self._service.task_metrics
+        metrics.request_s.add(seconds)
         if last is not None:
-            figures.queue_s.add(last.queue_s)
-            figures.inference_s.add(last.compute_s)
+            metrics.queue_s.add(last.queue_s)
+            metrics.inference_s.add(last.compute_s)
         if isinstance(last, PoolingOutput):
-            figures.read_tokens += last.tokens
+            metrics.read_tokens += last.tokens
         if isinstance(last, TranscriptionEnded):
-            figures.written_tokens += last.tokens
+            metrics.written_tokens += last.tokens
         ending = "stop" if error is None else "abort" if isinstance(error, CLIENT_LEFT) else "error"
-        figures.endings[ending] += 1
+        metrics.endings[ending] += 1
         if self._service.traces is not None:
             fault = None if error is None else error.code if isinstance(error, IngotError) else ending
-            span = side_model_span(self._model, self._operation, self._answer, last, took_s, fault)
+            span = task_model_span(self._service.served.card.name, self._operation, self._answer, last, seconds, fault)
             self._service.traces.send(span, trace_context(self._answer.scope))

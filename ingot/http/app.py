@@ -8,7 +8,8 @@ imports it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import anyio.to_thread
@@ -16,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingot.config import ModelEntry, Settings, lone_entry
+from ingot.config import ModelEntry, Settings, with_name
 from ingot.engine.status import Health
 from ingot.http.dispatch import DispatchByBody, DispatchByQuery
 from ingot.http.model_registry import EndpointTable, ExtendLease, ModelRegistry, OpenModel
@@ -28,18 +29,22 @@ from ingot.protocol.terms import DEFAULT_NAME, Terms
 if TYPE_CHECKING:
     from ingot.engine.engine import Engine, ModelEngine
     from ingot.engine.fleet import Fleet
-    from ingot.http.service import SideService
+    from ingot.http.service import ModelService
 
 
 ANY_VOCAB: Final = 1 << 24
 """What the document says of token ids: which there are depends on the model."""
 
 
-def build_app(engine: Engine, settings: Settings) -> Starlette:
-    """The whole HTTP side of one engine, whose model stays. Raises ConfigError."""
+def build_app(engine: Engine, settings: Settings, alongside: Sequence[ModelEngine] = ()) -> Starlette:
+    """The HTTP application of one engine, and of those alongside, whose models stay. Raises ConfigError."""
     from ingot.engine.fleet import Fleet
 
-    return build_fleet_app(Fleet.of_one(lone_entry(settings, engine.card.name), engine), engine.health, settings)
+    models: list[tuple[ModelEntry, ModelEngine]] = [(with_name(ModelEntry("", settings), engine.card.name), engine)]
+    for other in alongside:
+        entry = ModelEntry("", replace(settings, served_model_name=()), other.card.kind, alongside=True)
+        models.append((with_name(entry, other.card.name, [each for each, _ in models]), other))
+    return build_fleet_app(Fleet.of_resident(models), engine.health, settings)
 
 
 def build_fleet_app(fleet: Fleet, health: Callable[[], Health], settings: Settings) -> Starlette:
@@ -56,9 +61,11 @@ def build_fleet_app(fleet: Fleet, health: Callable[[], Health], settings: Settin
 
 
 def terms_of(models: ModelRegistry) -> Terms:
-    """What the document says of bodies: what the one model says that stays, or else what holds for all."""
-    if models.resident is not None:
-        return next(models.services()).served.terms
+    """What the OpenAPI document says of bodies: what resident models say, or else what holds for all."""
+    if models.is_resident:
+        first, *others = [service.served.terms for service in models.services()]
+        tasks = {kind: task for terms in (first, *others) for kind, task in terms.tasks.items()}
+        return replace(first, tasks=tasks)
     names = tuple(name for entry in models.fleet.entries for name in entry.names)
     settings = models.settings
     return Terms((*names, DEFAULT_NAME), ANY_VOCAB, settings.request_timeout_s, settings.strict)
@@ -76,7 +83,7 @@ def import_in_background(then: Callable[[], None]) -> None:
 
 def open_model_later(
     engine: ModelEngine, entry: ModelEntry, shared_state: SharedState, extend: ExtendLease
-) -> tuple[SideService, EndpointTable]:
+) -> tuple[ModelService, EndpointTable]:
     """The service of a loaded model and its endpoints. Takes long at first: not for an event loop."""
     open_model, _ = _import_endpoints()
     return open_model(engine, entry, shared_state, extend)

@@ -40,8 +40,9 @@ class DispatchByBody:
         self._media_type = FORM_TYPE if operation.takes == "form" else JSON_TYPE
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._models.resident is not None:  # whatever the body names
-            await LeasedRequest(self._models, self._operation, self._models.resident)(scope, receive, send)
+        if self._models.is_resident and self._operation.kind != "any":  # whatever the body names
+            only = self._models.find(None, self._operation.kind)
+            await LeasedRequest(self._models, self._operation, only)(scope, receive, send)
             return
         async with self._models.shared_state.bodies.reading(scope, receive, self._media_type) as body:
             wanted = await self._wanted(body, scope)

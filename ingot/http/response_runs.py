@@ -16,7 +16,7 @@ from ingot.http.accounting import AccountedStream, open_stream
 from ingot.http.edge import Reply
 from ingot.http.endpoints.generation import engine_stopped_error
 from ingot.http.request_lifetime import background_task
-from ingot.http.service import ModelService
+from ingot.http.service import GenerationService
 from ingot.http.streaming import (
     SSE_KEEP_ALIVE,
     SSE_MEDIA_TYPE,
@@ -71,7 +71,7 @@ class ResponseRun:
     """
 
     def __init__(
-        self, service: ModelService, plan: ResponsePlan, answer: Reply, call: CallTool, keep: StoreRun
+        self, service: GenerationService, plan: ResponsePlan, answer: Reply, call: CallTool, keep: StoreRun
     ) -> None:
         self.plan, self.tenant = plan, answer.tenant
         self._service, self._answer, self._call, self._keep = service, answer, call, keep

@@ -30,7 +30,7 @@ from ingot.version import __version__
 
 
 def make_application(models: ModelRegistry, endpoints: Mapping[str, Any], terms: Terms) -> Starlette:
-    """An application of endpoints by the names of their operations. `terms` are what the document tells of bodies."""
+    """An application of endpoints by the names of their operations. `terms` are what OpenAPI says of bodies."""
     shared_state = models.shared_state
     app = Starlette(
         routes=make_routes(endpoints, terms, shared_state.settings),
@@ -64,7 +64,7 @@ def make_routes(endpoints: Mapping[str, Any], terms: Terms, settings: Settings) 
 
 
 class ResponseIdConvertor(StringConvertor):
-    """Only what can be a response's id, so that the addresses beside it are taken for themselves."""
+    """Only what can be a response's id, so that other addresses of that folder are not taken for one."""
 
     regex = "resp_[^/]*"
 
@@ -103,7 +103,7 @@ REFUSED_PATHS: Final = {
 
 
 def refused_routes() -> list[Route]:
-    """Paths that are known and not honoured, so that a client is told why rather than that there is nothing."""
+    """Paths that are known and not honoured, so that a client learns why rather than that there is nothing."""
 
     async def refuse(request: Request) -> Response:
         raise Unsupported(f"{request.url.path[:200]} is not supported: {MODELS_ARE_FIXED}")

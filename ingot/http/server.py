@@ -38,7 +38,7 @@ from ingot.process import ControllingTerminal, find_malloc_trim, signals_not_ign
 from ingot.protocol.ingot_api.health import HealthBody
 
 if TYPE_CHECKING:
-    from ingot.engine.engine import Engine
+    from ingot.engine.engine import Engine, ModelEngine
     from ingot.http.model_registry import ModelRegistry
 
 FORCED_EXIT_S: Final = 0.3  # what requests get for that once it is to stop at once
@@ -101,11 +101,12 @@ def make_server(
     on_ready: Callable[[str], None],
     listener: Listener,
     settings_again: Callable[[], Settings] | None = None,
+    alongside: Sequence[ModelEngine] = (),
 ) -> HttpServer:
-    """A server of one engine, which stays the caller's to close. `run` serves until SIGINT (where it is not ignored) or
-    SIGTERM, then lets what runs finish for a few seconds, and returns. `on_ready` gets the URL once connections are
-    taken; `settings_again` reads the settings anew, for SIGHUP."""
-    return make_app_server(build_app(engine, settings), settings, on_ready, listener, settings_again)
+    """A server of one engine, and of those alongside, which stay the caller's to close. `run` serves until SIGINT
+    (where it is not ignored) or SIGTERM, then lets what runs finish for a few seconds, and returns. `on_ready` gets the
+    URL once connections are taken; `settings_again` reads the settings anew, for SIGHUP."""
+    return make_app_server(build_app(engine, settings, alongside), settings, on_ready, listener, settings_again)
 
 
 def make_app_server(

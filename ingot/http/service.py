@@ -25,11 +25,12 @@ from ingot.http.capture import CaptureFolder
 from ingot.http.shared_state import SharedState
 from ingot.http.tenants import is_model_allowed
 from ingot.http.tracing import open_traces
-from ingot.observe.metrics import SideMetrics
+from ingot.observe.metrics import TaskMetrics
 from ingot.protocol.chat.answers import GenerationTask
 from ingot.protocol.openai.chat import read_chat
 from ingot.protocol.openai.completions import read_completion
-from ingot.protocol.served import ServedModel, ServedSideModel
+from ingot.protocol.served import AnyServedModel, ServedModel
+from ingot.protocol.terms import TaskTerms
 from ingot.text.input_files import FilePrompt, read_prompts
 from ingot.text.prompt.answer_cache import AnswerCache, AnswerFile, answers_path
 
@@ -41,24 +42,23 @@ T = TypeVar("T")
 CACHED_TRANSCRIPTS = 256
 
 
-class SideService:
-    """`settings` are those of the model."""
+class ModelService:
+    """Of a model of any kind. `settings` are those of the model."""
 
     def __init__(
-        self, engine: ModelEngine, served: ServedSideModel, settings: Settings, shared_state: SharedState
+        self, engine: ModelEngine, served: AnyServedModel, settings: Settings, shared_state: SharedState
     ) -> None:
         self.engine, self.served, self.shared_state = engine, served, shared_state
         self.captures = None if settings.capture is None else CaptureFolder(settings.capture, settings)
         endpoint = settings.otlp_traces_endpoint
         self.traces = None if endpoint is None else open_traces(endpoint)
-        self._side_figures: dict[str, SideMetrics] = {}
-        self._heard: OrderedDict[tuple[str, bytes], TranscribedText] = OrderedDict()
+        self.task_metrics = TaskMetrics()
 
     async def start(self) -> None:
-        """Requests are about to come."""
+        """Do what takes a while before requests come."""
 
     def ready(self) -> None:
-        """Requests may come. There is nothing to do meanwhile."""
+        """Requests may come: begin what is done while there are none."""
 
     async def stop(self) -> None:
         if self.captures is not None:
@@ -66,40 +66,13 @@ class SideService:
         if self.traces is not None:
             await anyio.to_thread.run_sync(self.traces.close)
 
-    def side_figures(self, model: str) -> SideMetrics:
-        """Of a model that does not generate, by its name."""
-        return self._side_figures.setdefault(model, SideMetrics())
-
-    def served_for(self, tenant: str) -> ServedSideModel:
-        """What is served, as this tenant meets it."""
+    def served_for(self, tenant: str) -> Any:
+        """The served model, as this tenant sees it."""
         return replace(self.served, tenant=tenant) if tenant else self.served
 
     async def read(self, raw: bytes, translate: Callable[[Any], T], tenant: str) -> T:
         """See `SharedState.read`."""
-        return await self.shared_state.read(
-            raw, translate, tenant, self._hear if self.served.hearing is not None else None
-        )
-
-    async def _hear(self, missing: UntranscribedAudio, tenant: str) -> TranscribedText:
-        """What is spoken in a sound of a message. The newest are kept, as every turn sends them again."""
-        hearing = self.served.hearing
-        assert hearing is not None
-        if not is_model_allowed(hearing.name, self.shared_state.tenants.key_of(tenant)):
-            raise Forbidden(f"This key is not for {hearing.name}, which would write down the sound.", param="messages")
-        key = (tenant, missing.digest)
-        if key not in self._heard:
-            deadline = time.monotonic() + self.shared_state.settings.request_timeout_s
-            sound = TranscriptionRequest(secrets.token_hex(8), missing.sound, tenant=tenant, deadline=deadline)
-            stream = self.engine.transcribe(sound)
-            try:
-                said = "".join([event.text async for event in stream if isinstance(event, Segment)]).strip()
-            finally:
-                stream.close()
-            self._heard[key] = TranscribedText(said)
-        self._heard.move_to_end(key)
-        while len(self._heard) > CACHED_TRANSCRIPTS:
-            self._heard.popitem(last=False)
-        return self._heard[key]
+        return await self.shared_state.read(raw, translate, tenant)
 
 
 def model_identity(card: ModelCard) -> str:
@@ -107,8 +80,8 @@ def model_identity(card: ModelCard) -> str:
     return "\n".join((card.source, card.family, card.dtype, str(card.weight_bytes)))
 
 
-class ModelService(SideService):
-    """`settings` are those of the model."""
+class GenerationService(ModelService):
+    """Of a model that generates."""
 
     engine: Engine
     served: ServedModel
@@ -123,12 +96,13 @@ class ModelService(SideService):
         unloads: bool = False,
     ) -> None:
         """`extend` keeps the engine for work that outlasts its request, until what it returns is called. `unloads`: the
-        model goes when nobody asks for it."""
-        hearing = None if engine.hearing is None else engine.hearing.card
-        served = ServedModel.of(
-            engine.card, engine.tokenizer, settings, engine.encoders, engine.processor, hearing, engine.speaking
-        )
-        super().__init__(engine, replace(served, terms=replace(served.terms, unloads=unloads)), settings, shared_state)
+        model is unloaded when nobody asks for it."""
+        served = ServedModel.of(engine.card, engine.tokenizer, settings, engine.processor)
+        terms = replace(served.terms, unloads=unloads)
+        if shared_state.speech_to_text is not None:
+            terms = replace(terms, tasks={"audio": TaskTerms(shared_state.speech_to_text.names)})
+        super().__init__(engine, replace(served, terms=terms), settings, shared_state)
+        self._transcripts: OrderedDict[tuple[str, bytes], TranscribedText] = OrderedDict()
         self.extend = extend
         self._own = settings
         self.refresh_loras()
@@ -152,11 +126,9 @@ class ModelService(SideService):
         self.served = self.served.with_loras(self.engine.loras, self._own.default_lora)
 
     async def start(self) -> None:
-        """What takes a while, before requests come."""
         await anyio.to_thread.run_sync(self.served.grammars.prepare)
 
     def ready(self) -> None:
-        """Requests may come: what is done while there are none begins."""
         if self._warm_requests:
             self._warming_task = asyncio.create_task(compute_warm_prompts(self.engine, self._warm_requests))
 
@@ -172,6 +144,32 @@ class ModelService(SideService):
 
     def served_for(self, tenant: str) -> ServedModel:
         return replace(self.served, tenant=tenant) if tenant else self.served
+
+    async def read(self, raw: bytes, translate: Callable[[Any], T], tenant: str) -> T:
+        transcribe = None if self.shared_state.speech_to_text is None else self._transcribe
+        return await self.shared_state.read(raw, translate, tenant, transcribe)
+
+    async def _transcribe(self, missing: UntranscribedAudio, tenant: str) -> TranscribedText:
+        """What is spoken in the audio of a message. The newest are cached, as every turn sends them again."""
+        model = self.shared_state.speech_to_text
+        assert model is not None
+        if not is_model_allowed(model.name, self.shared_state.tenants.key_of(tenant)):
+            raise Forbidden(f"This key is not for {model.name}, which would transcribe the audio.", param="messages")
+        key = (tenant, missing.digest)
+        if key not in self._transcripts:
+            deadline = time.monotonic() + self.shared_state.settings.request_timeout_s
+            request = TranscriptionRequest(secrets.token_hex(8), missing.audio, tenant=tenant, deadline=deadline)
+            async with model.lease() as (service, _):
+                stream = service.engine.transcribe(request)
+                try:
+                    text = "".join([event.text async for event in stream if isinstance(event, Segment)]).strip()
+                finally:
+                    stream.close()
+            self._transcripts[key] = TranscribedText(text)
+        self._transcripts.move_to_end(key)
+        while len(self._transcripts) > CACHED_TRANSCRIPTS:
+            self._transcripts.popitem(last=False)
+        return self._transcripts[key]
 
 
 log = logging.getLogger("ingot.warm")
@@ -194,8 +192,8 @@ async def compute_warm_prompts(engine: Engine, requests: Sequence[Request]) -> N
         except IngotError as error:
             log.warning("%s: a prompt of %d tokens was not warmed: %s", name, len(request.prompts[0]), error.message)
     tenants = {request.tenant for request in requests}
-    kept = [await asyncio.to_thread(engine.kept.status, tenant) for tenant in tenants]
-    pinned = sum(salt.pinned_tokens for status in kept for salt in status.salts)
+    cached = [await asyncio.to_thread(engine.kept.status, tenant) for tenant in tenants]
+    pinned = sum(salt.pinned_tokens for status in cached for salt in status.salts)
     log.info("%s is warm: %d tokens are pinned", name, pinned)
 
 

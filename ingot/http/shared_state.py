@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -34,6 +35,16 @@ if TYPE_CHECKING:
     from ingot.protocol.ingot_api.requests import RequestStatusBody
     from ingot.text.grammar.compiled import LlguidanceGrammar
 
+
+@dataclass(frozen=True, slots=True)
+class LeasedModel:
+    """A model of the server that requests of others may use."""
+
+    name: str
+    names: tuple[str, ...]
+    lease: Callable[[], AbstractAsyncContextManager[tuple[Any, Any]]]  # its service and its endpoints
+
+
 T = TypeVar("T")
 TranscribeAudio = Callable[[UntranscribedAudio, str], Awaitable[TranscribedText]]
 LONG_BODY_BYTES: Final = 512 * 1024
@@ -57,10 +68,14 @@ class SharedState:
         self.live = LiveRequests()
         self.runs: ResponseRuns[Any] = ResponseRuns()
         self.statuses: Counter[int] = Counter()  # of all answers so far
+        self.served_names: Callable[[], Sequence[str]] = tuple
+        """Of all models and adapters that are loaded."""
+        self.speech_to_text: LeasedModel | None = None
+        """What transcribes audio in messages, where there is such a model."""
         self.ended: RecentByTenant[RequestStatusBody] = RecentByTenant()
         self.past = RequestTimeline()
         self.standings: Callable[[], Sequence[RankStatus]] = tuple
-        """How the processes stand that the model runs on, where there are several."""
+        """Of the processes that run the model, where there are several."""
         self._readers = ThreadLane("read", threads=8, each=6, waiting=256)
         self._long_readers = ThreadLane("read-long", threads=3, each=2, waiting=16)
         self._fetchers = ThreadLane("fetch", threads=8, each=4, waiting=64)
@@ -90,7 +105,7 @@ class SharedState:
         return replace(engine, ranks=tuple(standings))
 
     async def read(
-        self, raw: bytes, translate: Callable[[Any], T], tenant: str, hear: TranscribeAudio | None = None
+        self, raw: bytes, translate: Callable[[Any], T], tenant: str, transcribe: TranscribeAudio | None = None
     ) -> T:
         """`translate` of the decoded body, in a thread: rendering and tokenizing would hold up every stream.
 
@@ -101,7 +116,7 @@ class SharedState:
             return translate(decode_json(raw, self.settings.max_json_depth))
 
         return await self.prepare(
-            read, tenant, self._long_readers if len(raw) > LONG_BODY_BYTES else self._readers, hear
+            read, tenant, self._long_readers if len(raw) > LONG_BODY_BYTES else self._readers, transcribe
         )
 
     async def prepare_slow(self, work: Callable[[], T], tenant: str) -> T:
@@ -109,17 +124,21 @@ class SharedState:
         return await self.prepare(work, tenant, self._long_readers)
 
     async def prepare(
-        self, work: Callable[[], T], tenant: str, lane: ThreadLane | None = None, hear: TranscribeAudio | None = None
+        self,
+        work: Callable[[], T],
+        tenant: str,
+        lane: ThreadLane | None = None,
+        transcribe: TranscribeAudio | None = None,
     ) -> T:
         """What `work` gives, in a thread of the lane's; the grammars that it needs are compiled elsewhere before, files
-        that have to be fetched are, and sounds that stand for text are heard."""
+        that have to be fetched are, and audio is transcribed."""
         ready: dict[bytes, LlguidanceGrammar | str] = {}
         files: dict[str, bytes | IngotError] = {}
-        heard: dict[bytes, TranscribedText] = {}
+        transcripts: dict[bytes, TranscribedText] = {}
 
         def prepared_work() -> T:
             prepared_grammars.set(ready)
-            known_transcripts.set(None if hear is None else heard)
+            known_transcripts.set(None if transcribe is None else transcripts)
             fetch.prefetched_files.set(files)
             return work()
 
@@ -131,8 +150,8 @@ class SharedState:
             except fetch.Unfetched as missing:
                 files[missing.url] = await self._fetchers.run(tenant, partial(missing.fetch, is_wanted))
             except UntranscribedAudio as missing:
-                assert hear is not None, "reading refuses sounds where nobody hears"
-                heard[missing.digest] = await hear(missing, tenant)
+                assert transcribe is not None, "reading refuses audio that nothing can transcribe"
+                transcripts[missing.digest] = await transcribe(missing, tenant)
 
     async def _compiled(self, missing: GrammarPending, tenant: str) -> LlguidanceGrammar | str:
         try:

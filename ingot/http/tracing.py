@@ -140,7 +140,7 @@ def generation_span(
     )
 
 
-def side_model_span(
+def task_model_span(
     model: str,
     operation: str,
     answer: Reply,

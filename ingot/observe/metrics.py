@@ -67,17 +67,17 @@ class EngineMetrics:
         self.active_bytes = 0  # that mlx has for everything: weights, states, what is being computed
 
 
-SIDE_ENDINGS: Final = ("stop", "abort", "error")
+TASK_ENDINGS: Final = ("stop", "abort", "error")
 """How requests end, as vLLM calls it."""
 
 
-class SideMetrics:
-    """The event loop writes; any thread may read, without a lock. Counts only grow."""
+class TaskMetrics:
+    """Of a model that does not generate. The event loop writes; any thread may read, without a lock."""
 
     def __init__(self) -> None:
-        self.endings = dict.fromkeys(SIDE_ENDINGS, 0)
+        self.endings = dict.fromkeys(TASK_ENDINGS, 0)
         self.read_tokens = 0  # of texts that were encoded
-        self.written_tokens = 0  # of what was heard
+        self.written_tokens = 0  # of transcripts
         self.request_s, self.queue_s, self.inference_s = (Histogram(REQUEST_S) for _ in range(3))
 
 

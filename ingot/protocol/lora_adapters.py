@@ -85,10 +85,13 @@ class LoraChanged(Struct, kw_only=True):
     ingot: IgnoredNote | UnsetType = UNSET
 
 
-def read_load_lora(value: Any, served: ServedModel) -> tuple[LoadLoraBody, IgnoredNote | UnsetType]:
+def read_load_lora(
+    value: Any, served: ServedModel, names: Sequence[str] = ()
+) -> tuple[LoadLoraBody, IgnoredNote | UnsetType]:
+    """`names` are those of other models and their adapters."""
     reading = served.reading()
     body: LoadLoraBody = LOAD_LORA_BODY.parse(value, "", reading)
-    if not is_lora_name(body.lora_name) or body.lora_name in served.terms.all_model_names:
+    if not is_lora_name(body.lora_name) or body.lora_name in (*served.terms.all_model_names, *names):
         raise AdapterError(f"'{body.lora_name}' cannot be an adapter's name, or is in use.", param="lora_name")
     return body, IgnoredNote.of(reading)
 
@@ -100,7 +103,7 @@ def read_unload_lora(value: Any, served: ServedModel) -> tuple[UnloadLoraBody, I
 
 
 def lora_info_metric(model: str, statuses: Sequence[RequestStatus], most: int) -> Metric:
-    """As routers read it from vLLM: the value is when it was so."""
+    """As routers read it from vLLM: the value is the time."""
     running = sorted({status.adapter for status in statuses if status.adapter and status.phase != "queued"})
     waiting = sorted({status.adapter for status in statuses if status.adapter and status.phase == "queued"})
     labels = {

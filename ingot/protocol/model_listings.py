@@ -22,7 +22,7 @@ from ingot.protocol.ollama.request import OllamaModelName
 from ingot.protocol.schema.fields import Bool
 from ingot.protocol.schema.model_fields import adapter_named_in
 from ingot.protocol.schema.objects import ObjectOf, accepts
-from ingot.protocol.served import ServedModel, ServedSideModel, SideCard
+from ingot.protocol.served import AnyServedModel, ServedModel, TaskCard
 from ingot.protocol.terms import DEFAULT_NAME, matches_model_name, unknown_model_error
 from ingot.text.tool_formats.registry import FormatSource
 from ingot.version import __version__
@@ -46,15 +46,15 @@ class ModelBody(Struct, kw_only=True):
     tool_format: str | None = None
     thinking_format: str | None = None
     format_source: FormatSource | None = None
-    input_modalities: list[str] = field(default_factory=lambda: ["text"])  # what it may be shown
-    languages: list[str] | UnsetType = UNSET  # that it hears
+    input_modalities: list[str] = field(default_factory=lambda: ["text"])  # what it takes
+    languages: list[str] | UnsetType = UNSET  # that it transcribes
     output_modalities: list[str] = field(default_factory=lambda: ["text"])
     voices: list[str] | UnsetType = UNSET  # that it speaks with
-    proposers: list[str] | UnsetType = UNSET  # who guesses ahead, as `speculate` may name them
-    parent: str | UnsetType = UNSET  # of an adapter: the model that it stands beside
+    proposers: list[str] | UnsetType = UNSET  # of draft tokens, as `speculate` may name them
+    parent: str | UnsetType = UNSET  # of an adapter: its base model
     rank: int | UnsetType = UNSET
     state: ModelState = "loaded"
-    kind: str | UnsetType = UNSET  # what it is for: chat where nothing is said
+    kind: str | UnsetType = UNSET  # chat where it is left out
     aliases: list[str] | UnsetType = UNSET
     pinned: bool | UnsetType = UNSET
     progress: float | UnsetType = UNSET  # of its load, from 0 to 1
@@ -63,15 +63,15 @@ class ModelBody(Struct, kw_only=True):
     expires_in_s: float | UnsetType = UNSET  # when it is unloaded, unless somebody asks for it
 
     @classmethod
-    def of(cls, card: ModelCard | SideCard, length: int) -> ModelBody:
+    def of(cls, card: ModelCard | TaskCard) -> ModelBody:
         since = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
         return cls(
             id=card.name,
             created=card.created,
-            max_model_len=length,
+            max_model_len=card.context,
             display_name=card.name,
             created_at=since,
-            max_input_tokens=length,
+            max_input_tokens=card.context,
         )
 
 
@@ -83,65 +83,55 @@ class ModelList(Struct, kw_only=True):
     last_id: str
 
 
-def list_models(standings: Iterable[tuple[ModelStatus, ServedSideModel | None]]) -> ModelList:
-    """All models, and what those that are loaded have beside them."""
+def list_models(models: Iterable[tuple[ModelStatus, AnyServedModel | None]]) -> ModelList:
+    """All models, and the adapters of those that are loaded."""
     bodies: list[ModelBody] = []
-    for stands, served in standings:
-        bodies += [
-            fleet_model_body(stands, served),
-            *(side_model_bodies(served) if isinstance(served, ServedModel) else ()),
-        ]
+    for status, served in models:
+        bodies.append(fleet_model_body(status, served))
+        if isinstance(served, ServedModel):
+            bodies += [adapter_model_body(served, lora) for lora in served.terms.loras.values()]
     listed = list({body.id: body for body in reversed(bodies)}.values())[::-1]
     return ModelList(data=listed, first_id=listed[0].id if listed else "", last_id=listed[-1].id if listed else "")
 
 
-def side_model_bodies(served: ServedModel) -> list[ModelBody]:
-    """Adapters, and models for other things."""
-    adapters = [adapter_model_body(served, lora) for lora in served.terms.loras.values()]
-    return [*adapters, *(card_body(card) for card, _ in served.sides)]
-
-
-def fleet_model_body(stands: ModelStatus, served: ServedSideModel | None) -> ModelBody:
+def fleet_model_body(status: ModelStatus, served: AnyServedModel | None) -> ModelBody:
     """How a model stands; what is `served` of it is known of one that was used."""
     if served is None:
-        body = ModelBody(id=stands.name, created=0, display_name=stands.name, created_at=NEVER_MADE)
+        body = ModelBody(id=status.name, created=0, display_name=status.name, created_at=NEVER_MADE)
     else:
         body = served_model_body(served)
-    if stands.resident:
+    if status.resident:
         return body  # there is nothing to tell of how it stands
     return replace(
         body,
-        state=stands.state,
-        kind=stands.kind,
-        aliases=list(stands.aliases),
-        pinned=stands.pinned,
-        progress=UNSET if stands.progress is None else round(stands.progress, 3),
-        failure=UNSET if stands.failure is None else stands.failure,
-        memory_bytes=stands.claimed,
-        expires_in_s=UNSET if stands.expires_s is None else round(stands.expires_s, 3),
+        state=status.state,
+        kind=status.kind,
+        aliases=list(status.aliases),
+        pinned=status.pinned,
+        progress=UNSET if status.progress is None else round(status.progress, 3),
+        failure=UNSET if status.failure is None else status.failure,
+        memory_bytes=status.claimed,
+        expires_in_s=UNSET if status.expires_s is None else round(status.expires_s, 3),
     )
 
 
-def served_model_body(served: ServedSideModel) -> ModelBody:
-    return generating_model_body(served) if isinstance(served, ServedModel) else card_body(served.sides[0][0])
+def served_model_body(served: AnyServedModel) -> ModelBody:
+    return generating_model_body(served) if isinstance(served, ServedModel) else task_model_body(served.card)
 
 
-def retrieve_model(name: str, served: ServedModel) -> ModelBody:
-    """The model or the adapter served as `name`, under its own name."""
+def retrieve_model(name: str, served: ServedModel, names: Iterable[str]) -> ModelBody:
+    """The model or the adapter served as `name`, under its own name. `names` are all that are served."""
     if (adapter := adapter_named_in(name, served.terms)) is not None:
         return adapter_model_body(served, served.terms.loras[adapter])
     if matches_model_name(name, served.terms.models):
         return generating_model_body(served)
-    for card, names in served.sides:
-        if matches_model_name(name, names):
-            return card_body(card)
-    raise unknown_model_error(name, served.terms.all_model_names)
+    raise unknown_model_error(name, names)
 
 
 def generating_model_body(served: ServedModel) -> ModelBody:
     thinking = served.format.thinking
     return replace(
-        ModelBody.of(served.card, served.card.context),
+        ModelBody.of(served.card),
         default_sampling_params=sampling_body(served.sampling),
         chats=served.tokenizer.template is not None,
         tool_format=served.format.name,
@@ -158,14 +148,13 @@ def adapter_model_body(served: ServedModel, lora: LoraRef) -> ModelBody:
     )
 
 
-def card_body(card: SideCard) -> ModelBody:
-    """Of a model that does not generate."""
-    if isinstance(card, PoolingModelCard):
-        return replace(ModelBody.of(card, card.length), kind=card.role)
-    body = ModelBody.of(card, card.context)
+def task_model_body(card: TaskCard) -> ModelBody:
+    body = replace(ModelBody.of(card), kind=card.kind)
     if isinstance(card, SpeechToTextCard):
-        return replace(body, kind="audio", input_modalities=["audio"], languages=list(card.languages))
-    return replace(body, kind="speech", output_modalities=["audio"], voices=list(card.voices))
+        return replace(body, input_modalities=["audio"], languages=list(card.languages))
+    if isinstance(card, TextToSpeechCard):
+        return replace(body, output_modalities=["audio"], voices=list(card.voices))
+    return body
 
 
 OLLAMA_VERSION: Final = "0.13.0"
@@ -235,7 +224,7 @@ class OllamaShown(Struct):
 class OllamaShowBody:
     model: str = accepts(OllamaModelName(), "A name of the served model.", default=DEFAULT_NAME)
     name: str | None = accepts(OllamaModelName(), "The older name of `model`.")
-    verbose: bool = accepts(Bool(), "There is no more to tell.", default=False)
+    verbose: bool = accepts(Bool(), "Without effect.", default=False)
 
 
 OLLAMA_SHOW_BODY = ObjectOf(OllamaShowBody)
@@ -243,7 +232,7 @@ OLLAMA_SHOW_BODY = ObjectOf(OllamaShowBody)
 
 @dataclass(frozen=True, slots=True)
 class OllamaKnownModel:
-    """What is told of a model, whatever it is for."""
+    """Of a model of any kind."""
 
     name: str
     family: str
@@ -253,23 +242,13 @@ class OllamaKnownModel:
     created: int
 
     @classmethod
-    def all(cls, stands: ModelStatus, served: ServedSideModel | None) -> list[OllamaKnownModel]:
-        """A model, and the encoders beside it."""
-        if served is None:
-            return [cls(stands.name, "", "", stands.claimed, 0, 0)]
-        found = [cls.of(served.card), *(cls.of(one.card) for one in served.encoders.values())]
-        return list({one.name: one for one in found}.values())
+    def known(cls, status: ModelStatus, served: AnyServedModel | None) -> OllamaKnownModel:
+        return cls(status.name, "", "", status.claimed, 0, 0) if served is None else cls.of(served.card)
 
     @classmethod
-    def of(cls, card: ModelCard | SideCard) -> OllamaKnownModel:
-        if isinstance(card, ModelCard):
-            level = card.quantization or card.dtype
-            return cls(card.name, card.family, level, card.weight_bytes, card.context, card.created)
-        if isinstance(card, TextToSpeechCard):
-            return cls(card.name, "kokoro", card.dtype, card.weight_bytes, card.context, card.created)
-        if isinstance(card, SpeechToTextCard):
-            return cls(card.name, "whisper", card.dtype, card.weight_bytes, card.context, card.created)
-        return cls(card.name, card.family, card.dtype, card.weight_bytes, card.length, card.created)
+    def of(cls, card: ModelCard | TaskCard) -> OllamaKnownModel:
+        level = card.quantization or card.dtype if isinstance(card, ModelCard) else card.dtype
+        return cls(card.name, card.family, level, card.weight_bytes, card.context, card.created)
 
     @property
     def digest(self) -> str:
@@ -288,43 +267,47 @@ def ollama_version_body() -> OllamaVersion:
     return OllamaVersion(OLLAMA_VERSION, __version__)
 
 
-def ollama_tags(standings: Iterable[tuple[ModelStatus, ServedSideModel | None]]) -> OllamaTags:
+def ollama_tags(models: Iterable[tuple[ModelStatus, AnyServedModel | None]]) -> OllamaTags:
     """All models, loaded or not."""
-    known = [one for stands, served in standings for one in OllamaKnownModel.all(stands, served)]
+    known = [OllamaKnownModel.known(status, served) for status, served in models]
     return OllamaTags([OllamaListed(one.name, one.name, one.since, one.size, one.digest, one.details) for one in known])
 
 
-def ollama_running(standings: Iterable[tuple[ModelStatus, ServedSideModel | None]]) -> OllamaRunning:
+def ollama_running(models: Iterable[tuple[ModelStatus, AnyServedModel | None]]) -> OllamaRunning:
     """Those that are loaded, or on their way."""
-    there = [(stands, served) for stands, served in standings if stands.state not in ("unloaded", "failed")]
     return OllamaRunning(
-        [_running_model(stands, one) for stands, served in there for one in OllamaKnownModel.all(stands, served)]
+        [
+            _running_model(status, OllamaKnownModel.known(status, served))
+            for status, served in models
+            if status.state not in ("unloaded", "failed")
+        ]
     )
 
 
-def _running_model(stands: ModelStatus, one: OllamaKnownModel) -> OllamaLoaded:
+def _running_model(status: ModelStatus, one: OllamaKnownModel) -> OllamaLoaded:
     expires = NEVER_EXPIRES
-    if stands.expires_s is not None:
-        until = datetime.now(UTC) + timedelta(seconds=stands.expires_s)
+    if status.expires_s is not None:
+        until = datetime.now(UTC) + timedelta(seconds=status.expires_s)
         expires = until.isoformat().replace("+00:00", "Z")
-    held = stands.claimed if one.name == stands.name and stands.claimed else one.size
+    held = status.claimed or one.size
     return OllamaLoaded(
-        *(one.name, one.name, one.size, one.digest, one.details, expires, held, one.context, stands.state),
-        UNSET if stands.progress is None else round(stands.progress, 3),
+        *(one.name, one.name, one.size, one.digest, one.details, expires, held, one.context, status.state),
+        UNSET if status.progress is None else round(status.progress, 3),
     )
 
 
-def show_ollama_model(value: Any, served: ServedSideModel) -> OllamaShown:
+def show_ollama_model(value: Any, served: AnyServedModel) -> OllamaShown:
     """What does not generate has no template and no parameters."""
     reading = served.reading()
     OLLAMA_SHOW_BODY.parse(value, "", reading)
-    one = OllamaKnownModel.of(served.card)
-    template, sampling, further = "", {}, embedding_sizes(served, one.family)
-    able: list[OllamaCapability] = ["embedding"] if "embedding" in served.encoders else []
+    one, card = OllamaKnownModel.of(served.card), served.card
+    template, sampling, further, able = "", {}, dict[str, int](), list[OllamaCapability]()
     if isinstance(served, ServedModel):
         template = "" if served.tokenizer.template is None else served.tokenizer.template.source
         sampling, able = sampling_body(served.sampling), ollama_capabilities(served)
         further = {f"{one.family}.vocab_size": served.card.vocab}
+    elif isinstance(card, PoolingModelCard) and card.role == "embedding":
+        further, able = {f"{one.family}.embedding_length": card.dimension}, ["embedding"]
     return OllamaShown(
         modelfile="",
         parameters="\n".join(f"{OLLAMA_OPTION_NAMES.get(name, name)} {value}" for name, value in sampling.items()),
@@ -340,11 +323,6 @@ def show_ollama_model(value: Any, served: ServedSideModel) -> OllamaShown:
         modified_at=one.since,
         ingot=IgnoredNote.of(reading),
     )
-
-
-def embedding_sizes(served: ServedSideModel, family: str) -> dict[str, int]:
-    encoder = served.encoders.get("embedding")
-    return {} if encoder is None else {f"{family}.embedding_length": encoder.card.dimension}
 
 
 def ollama_capabilities(served: ServedModel) -> list[OllamaCapability]:

@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.config import KINDS
 from ingot.engine.request import PoolingModelCard, PoolingOutput, PoolingRequest, PoolingTask
-from ingot.errors import BadRequest, ModelNotFound, Unsupported
+from ingot.errors import BadRequest, Unsupported
 from ingot.protocol.ollama.answers import to_nanoseconds
 from ingot.protocol.ollama.request import (
     KEEP_ALIVE,
@@ -36,20 +35,19 @@ from ingot.protocol.ollama.request import (
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.encoder_fields import (
     DimensionsField,
-    EncoderNameField,
     EncoderTokenIdsField,
     PromptNameField,
+    TaskModelField,
 )
 from ingot.protocol.schema.fields import BodyReading, Bool, Either, Int, ListOf, OneOf, Text, Timeout
 from ingot.protocol.schema.model_fields import ABOUT_TTL, TimeToLiveField
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires
-from ingot.protocol.served import ServedSideModel
+from ingot.protocol.served import ServedTaskModel
 from ingot.protocol.terms import DEFAULT_NAME
 from ingot.text.tokenizer.encoder_inputs import EncoderInput, RerankInputs, TextInputs
 
 if TYPE_CHECKING:
     from ingot.engine.pooling_batches import ServedPoolingModel
-    from ingot.protocol.served import ServedSideModel
 
 
 EMBEDDING_TEXT = Text(least=1)
@@ -70,9 +68,7 @@ class EmbeddingBody:
     input: EncoderInputValue | tuple[str, ...] | tuple[tuple[int, ...], ...] = requires(
         EMBEDDING_INPUT, "A text, a list of texts, a list of the model's own token ids, or a list of such lists."
     )
-    model: str = accepts(
-        EncoderNameField("embedding"), "The embedding model's name, or `default`.", default=DEFAULT_NAME
-    )
+    model: str = accepts(TaskModelField("embedding"), "The embedding model's name, or `default`.", default=DEFAULT_NAME)
     encoding_format: str = accepts(
         OneOf(("float", "base64")), "`base64` is the little-endian float32 numbers of a vector.", default="float"
     )
@@ -122,10 +118,9 @@ class EmbeddingList(Struct, kw_only=True):
     ingot: EncodingReceipt
 
 
-def read_embeddings(value: Any, served: ServedSideModel, request_id: str) -> EncodingTask:
+def read_embeddings(value: Any, served: ServedTaskModel, request_id: str) -> EncodingTask:
     """The job that a decoded body asks for. Tokenizes, so it may take a while: not for an event loop."""
-    encoder = find_encoder(served, "embedding")
-    reading = served.reading()
+    encoder, reading = encoder_of(served), served.reading()
     body: EmbeddingBody = EMBEDDING_BODY.parse(value, "", reading)
     inputs = encoder_inputs(served, body.each(), "input", body.prompt_name, truncate=body.truncate)
     request = make_encoding_request(served, "embedding", request_id, inputs, body.timeout)
@@ -167,7 +162,7 @@ def encode_vector(vector: Sequence[float], encoding: str) -> list[float] | str:
     return base64.b64encode(numbers.tobytes()).decode()
 
 
-OLLAMA_ENCODER_NAME = OllamaModelName(EncoderNameField("embedding"))
+OLLAMA_ENCODER_NAME = OllamaModelName(TaskModelField("embedding"))
 OLLAMA_EMBED_TEXT = Text(least=1)
 
 
@@ -220,15 +215,15 @@ class OllamaOldEmbedding(Struct):
     ingot: EncodingReceipt
 
 
-def read_ollama_embed(value: Any, served: ServedSideModel, request_id: str) -> EncodingTask:
+def read_ollama_embed(value: Any, served: ServedTaskModel, request_id: str) -> EncodingTask:
     """The job that a decoded body asks for. Tokenizes, so it may take a while: not for an event loop."""
-    encoder, reading = find_encoder(served, "embedding"), served.reading()
+    encoder, reading = encoder_of(served), served.reading()
     body: OllamaEmbedBody = OLLAMA_EMBED_BODY.parse(value, "", reading)
     note_unheeded_embed_options(body.options, value, encoder.card, reading)
     inputs = encoder_inputs(served, body.texts, "input", truncate=body.truncate)
     request = make_encoding_request(served, "embedding", request_id, inputs)
 
-    def told(encoded: PoolingOutput) -> bytes:
+    def make_body(encoded: PoolingOutput) -> bytes:
         width = body.dimensions or encoder.card.dimension
         cut = width < encoder.card.dimension
         return msgspec.json.encode(
@@ -242,21 +237,21 @@ def read_ollama_embed(value: Any, served: ServedSideModel, request_id: str) -> E
             )
         )
 
-    return EncodingTask(request, told)
+    return EncodingTask(request, make_body)
 
 
-def read_ollama_old_embedding(value: Any, served: ServedSideModel, request_id: str) -> EncodingTask:
-    encoder, reading = find_encoder(served, "embedding"), served.reading()
+def read_ollama_old_embedding(value: Any, served: ServedTaskModel, request_id: str) -> EncodingTask:
+    encoder, reading = encoder_of(served), served.reading()
     body: OllamaOldEmbeddingBody = OLLAMA_OLD_EMBEDDING_BODY.parse(value, "", reading)
     note_unheeded_embed_options(body.options, value, encoder.card, reading)
     inputs = encoder_inputs(served, (body.prompt,), "prompt", truncate=True)
     request = make_encoding_request(served, "embedding", request_id, inputs)
 
-    def told(encoded: PoolingOutput) -> bytes:
+    def make_body(encoded: PoolingOutput) -> bytes:
         receipt = EncodingReceipt.of(encoded, request, reading)
         return msgspec.json.encode(OllamaOldEmbedding(list(encoded.rows[0]), receipt))
 
-    return EncodingTask(request, told)
+    return EncodingTask(request, make_body)
 
 
 def note_unheeded_embed_options(
@@ -281,7 +276,7 @@ class RerankBody:
         ListOf(Either((Text(), ObjectOf(RerankDocument))), bounds.RERANK_DOCUMENTS, least=1),
         "Texts, or objects with a `text`.",
     )
-    model: str = accepts(EncoderNameField("rerank"), "The reranking model's name, or `default`.", default=DEFAULT_NAME)
+    model: str = accepts(TaskModelField("rerank"), "The reranking model's name, or `default`.", default=DEFAULT_NAME)
     top_n: int | None = accepts(Int(bounds.TOP_N), "Give only this many, the best ones (default: all).")
     return_documents: bool = accepts(Bool(), "Give each document's text back.", default=False)
     max_tokens_per_doc: int | None = accepts(
@@ -322,11 +317,6 @@ class RankedResult(Struct):
     document: RankedDocument | UnsetType = UNSET
 
 
-class RerankUsage(Struct):
-    prompt_tokens: int
-    total_tokens: int
-
-
 class RerankApiVersion(Struct):
     version: RerankVersion
 
@@ -347,15 +337,14 @@ class RerankAnswer(Struct, kw_only=True):
     object: Literal["list"] = "list"
     model: str
     results: list[RankedResult]
-    usage: RerankUsage
+    usage: EmbeddingUsage
     meta: RerankMeta
     ingot: EncodingReceipt
 
 
-def read_rerank(value: Any, served: ServedSideModel, request_id: str, *, version: RerankVersion = "1") -> EncodingTask:
+def read_rerank(value: Any, served: ServedTaskModel, request_id: str, *, version: RerankVersion = "1") -> EncodingTask:
     """The job that a decoded body asks for. Tokenizes, so it may take a while: not for an event loop."""
-    encoder = find_encoder(served, "rerank")
-    reading = served.reading()
+    encoder, reading = encoder_of(served), served.reading()
     body: RerankBody = RERANK_BODY.parse(value, "", reading)
     inputs = encoder.inputs
     assert isinstance(inputs, RerankInputs), "the reranking model reads pairs"
@@ -386,7 +375,7 @@ def rerank_answer(
         results=[
             RankedResult(at, scores[at], RankedDocument(texts[at]) if body.return_documents else UNSET) for at in best
         ],
-        usage=RerankUsage(encoded.tokens, encoded.tokens),
+        usage=EmbeddingUsage(encoded.tokens, encoded.tokens),
         meta=RerankMeta(RerankApiVersion(version), RerankTokens(encoded.tokens)),
         ingot=EncodingReceipt.of(encoded, request, reading),
     )
@@ -405,11 +394,8 @@ read_rerank_v2 = partial(read_rerank, version="2")
 EncoderInputValue = str | tuple[int, ...]
 
 
-def find_encoder(served: ServedSideModel, role: PoolingTask) -> ServedPoolingModel:
-    """The encoder that is served for `role`; a 404 that says how to get one where there is none."""
-    if role not in served.encoders:
-        raise ModelNotFound(KINDS[role].missing, param="model")
-    return served.encoders[role]
+def encoder_of(served: ServedTaskModel) -> ServedPoolingModel:
+    return cast("ServedPoolingModel", served.loaded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,11 +403,11 @@ class EncodingTask:
     """A body, read: what the engine is to compute, and how the answer's body is made of it."""
 
     request: PoolingRequest
-    told: Callable[[PoolingOutput], bytes]
+    make_body: Callable[[PoolingOutput], bytes]
 
 
 def make_encoding_request(
-    served: ServedSideModel,
+    served: ServedTaskModel,
     role: PoolingTask,
     request_id: str,
     inputs: Sequence[EncoderInput],
@@ -432,25 +418,25 @@ def make_encoding_request(
 
 
 def encoder_inputs(
-    served: ServedSideModel,
-    given: Sequence[EncoderInputValue],
+    served: ServedTaskModel,
+    values: Sequence[EncoderInputValue],
     param: str,
     prompt: str | None = None,
     *,
     truncate: bool,
 ) -> list[EncoderInput]:
     """What the embedding model reads: texts, or its own tokens. A refusal names the one that is to blame."""
-    inputs = find_encoder(served, "embedding").inputs
+    inputs = encoder_of(served).inputs
     assert isinstance(inputs, TextInputs), "the embedding model reads single texts"
     made = []
-    for at, one in enumerate(given):
+    for at, one in enumerate(values):
         try:
             if isinstance(one, str):
                 made.append(inputs.read(one, prompt=prompt, truncate=truncate))
             else:
                 made.append(inputs.take(one, truncate=truncate))
         except BadRequest as error:
-            error.param = param if len(given) == 1 else f"{param}.{at}"
+            error.param = param if len(values) == 1 else f"{param}.{at}"
             raise
     return made
 

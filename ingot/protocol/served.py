@@ -14,7 +14,7 @@ import binascii
 import hmac
 import secrets
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -25,29 +25,26 @@ from ingot.engine.speech_request import SpeechToTextCard, TextToSpeechCard
 from ingot.errors import ConfigError
 from ingot.media.layout import MediaProcessor
 from ingot.protocol.chat.sampling_defaults import sampling_body, sampling_defaults
-from ingot.protocol.schema.encoder_fields import terms_of_encoder
 from ingot.protocol.schema.fields import BodyReading
 from ingot.protocol.terms import (
     DEFAULT_NAME,
-    EncoderTerms,
     MediaTerms,
-    SpeechToTextTerms,
+    TaskTerms,
     Terms,
-    TextToSpeechTerms,
-    check_aliases,
     with_alias_names,
 )
 from ingot.text.chat_template.sandbox import TemplateHistory
 from ingot.text.grammar.grammars import Grammars
 from ingot.text.prompt.answer_cache import AnswerCache
 from ingot.text.prompt.assembly import EncodingCache
+from ingot.text.tokenizer.encoder_inputs import TextInputs
 from ingot.text.tool_formats.format import Format
 from ingot.text.tool_formats.registry import FormatSource, FoundFormat, find_format, format_by_name, thinking_by_name
 from ingot.version import __version__
 
 if TYPE_CHECKING:
     from ingot.engine.pooling_batches import ServedPoolingModel
-    from ingot.engine.request import PoolingTask
+    from ingot.engine.speech_to_text import ServedSpeechToText
     from ingot.engine.text_to_speech import ServedTextToSpeech
     from ingot.text.tokenizer.tokenizer import Tokenizer
 
@@ -85,102 +82,63 @@ class ThinkingSeal:
         return hmac.digest(self.key, packed, "sha256")[:SIGNATURE_BYTES]
 
 
-SideCard = PoolingModelCard | SpeechToTextCard | TextToSpeechCard
+TaskCard = PoolingModelCard | SpeechToTextCard | TextToSpeechCard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedSideModel:
-    """`card` is that of the model that others stand beside, or of the one that serves alone."""
+class ServedTaskModel:
+    """A model that does one task and does not generate: embedding, reranking, transcription or speech. `loaded` is what
+    its engine has loaded, of which readers use what does not touch mlx."""
 
-    card: ModelCard | SideCard
+    card: TaskCard
     terms: Terms
-    tenant: str = ""  # to whom; what is remembered of one tenant's requests is no other's
-    encoders: Mapping[PoolingTask, ServedPoolingModel] = field(default_factory=dict)  # for vectors and scores
-    hearing: SpeechToTextCard | None = None  # of the model that writes down what is spoken
-    speaking: ServedTextToSpeech | None = None  # the model that speaks, and who pronounces for it
+    loaded: ServedPoolingModel | ServedSpeechToText | ServedTextToSpeech
+    tenant: str = ""  # to whom it is served
 
     @classmethod
-    def alone(
+    def of(
         cls,
-        card: SideCard,
+        loaded: ServedPoolingModel | ServedSpeechToText | ServedTextToSpeech,
         settings: Settings,
-        encoders: Mapping[PoolingTask, ServedPoolingModel],
-        hearing: SpeechToTextCard | None,
-        speaking: ServedTextToSpeech | None = None,
-    ) -> ServedSideModel:
-        """Of a model that serves by itself, under all names that the settings give it. Raises ConfigError."""
-        names = settings.served_model_name
-        check_aliases(settings.alias, (card.name, *names, DEFAULT_NAME))
-        terms = Terms(
-            models=_side_model_names(card.name, names, settings),
-            vocab=1,
-            timeout_s=settings.request_timeout_s,
-            strict=settings.strict,
-            encoders=encoder_terms(encoders, settings, names),
-            hearing=speech_to_text_terms(hearing, settings, names),
-            speaking=text_to_speech_terms(speaking, settings, names),
-            unloads=True,
-        )
-        return cls(card=card, terms=terms, encoders=encoders, hearing=hearing, speaking=speaking)
-
-    @property
-    def sides(self) -> list[tuple[SideCard, tuple[str, ...]]]:
-        """The models that do not generate, each with its names."""
-        found: list[tuple[SideCard, tuple[str, ...]]] = [
-            (one.card, self.terms.encoders[role].models) for role, one in self.encoders.items()
-        ]
-        if self.hearing is not None:
-            found.append((self.hearing, self.terms.hearing.models))
-        if self.speaking is not None:
-            found.append((self.speaking.card, self.terms.speaking.models))
-        return found
+        *,
+        unloads: bool = False,
+    ) -> ServedTaskModel:
+        """Under all names that the settings give it."""
+        card = loaded.card
+        own = tuple(dict.fromkeys((card.name, *settings.served_model_name, DEFAULT_NAME)))
+        names = with_alias_names(own, settings.alias)
+        task = TaskTerms(names)
+        if isinstance(card, PoolingModelCard):
+            inputs = cast("ServedPoolingModel", loaded).inputs
+            prompts = tuple(inputs.prompts) if isinstance(inputs, TextInputs) else ()
+            task = replace(task, vocab=card.vocab, dimension=card.dimension, prompts=prompts)
+        elif isinstance(card, SpeechToTextCard):
+            task = replace(task, languages=card.languages, translates=card.translates)
+        else:
+            task = replace(task, voices=card.voices)
+        timeout, strict = settings.request_timeout_s, settings.strict
+        terms = Terms(names, 1, timeout, strict, tasks={card.kind: task}, unloads=unloads)
+        return cls(card=card, terms=terms, loaded=loaded)
 
     def reading(self) -> BodyReading:
         return BodyReading(self.terms)
 
 
-def encoder_terms(
-    encoders: Mapping[PoolingTask, ServedPoolingModel], settings: Settings, names: Sequence[str] = ()
-) -> dict[str, EncoderTerms]:
-    """`names` are further ones, besides its own."""
-    return {
-        role: terms_of_encoder(one, _side_model_names(one.card.name, names, settings)) for role, one in encoders.items()
-    }
-
-
-def speech_to_text_terms(
-    hearing: SpeechToTextCard | None, settings: Settings, names: Sequence[str] = ()
-) -> SpeechToTextTerms:
-    if hearing is None:
-        return SpeechToTextTerms()
-    return SpeechToTextTerms(_side_model_names(hearing.name, names, settings), hearing.languages, hearing.translates)
-
-
-def text_to_speech_terms(
-    speaking: ServedTextToSpeech | None, settings: Settings, names: Sequence[str] = ()
-) -> TextToSpeechTerms:
-    if speaking is None:
-        return TextToSpeechTerms()
-    return TextToSpeechTerms(_side_model_names(speaking.card.name, names, settings), speaking.card.voices)
-
-
-def _side_model_names(own: str, further: Sequence[str], settings: Settings) -> tuple[str, ...]:
-    return with_alias_names(tuple(dict.fromkeys((own, *further, DEFAULT_NAME))), settings.alias)
-
-
 SecretSource = Callable[[], bytes]
 """May have to look for it, and so take a moment: not for an event loop."""
-# What a template reads that is no request's to say.
+# Variables of a template that no request may set.
 TEMPLATE_OWN_VARIABLES = frozenset(
     {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "unk_token", "pad_token", "sep_token"}
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel(ServedSideModel):
-    """A model that generates, with those that serve beside it."""
+class ServedModel:
+    """A model that generates."""
 
     card: ModelCard
+    terms: Terms
+    tenant: str = ""  # to whom; what is remembered of one tenant's requests is no other's
     tokenizer: Tokenizer
     fingerprint: str
     format: Format  # how the model writes thinking and calls
@@ -196,8 +154,8 @@ class ServedModel(ServedSideModel):
     secret: SecretSource = field(default_factory=lambda: temporary_secret(), repr=False)  # what thinking is signed with
     prefix_cache_on: bool = True
     holds_tool_calls: bool = True  # that models begin by themselves, to their schemas, where a request says nothing
-    format_source: FormatSource = "template"  # what told the format
-    processor: MediaProcessor | None = None  # how the model is shown pictures and clips, where it is
+    format_source: FormatSource = "template"  # where the format was found
+    processor: MediaProcessor | None = None  # how images and video become its input, where they do
 
     @classmethod
     def of(
@@ -205,18 +163,12 @@ class ServedModel(ServedSideModel):
         card: ModelCard,
         tokenizer: Tokenizer,
         settings: Settings,
-        encoders: Mapping[PoolingTask, ServedPoolingModel] | None = None,
         processor: MediaProcessor | None = None,
-        hearing: SpeechToTextCard | None = None,
-        speaking: ServedTextToSpeech | None = None,
     ) -> ServedModel:
         """`processor` is that of a model with a vision tower."""
         shown = None if settings.text_only else processor
         template = tokenizer.template
         names = tuple(dict.fromkeys((card.name, *settings.served_model_name, DEFAULT_NAME)))
-        further = [one.card.name for one in (encoders or {}).values()] + ([] if hearing is None else [hearing.name])
-        further += [] if speaking is None else [speaking.card.name]
-        check_aliases(settings.alias, (*names, *further))
         terms = Terms(
             models=with_alias_names(names, settings.alias),
             vocab=card.vocab,
@@ -228,9 +180,6 @@ class ServedModel(ServedSideModel):
                 settings.media_hosts,
                 withheld=processor is not None and shown is None,
             ),
-            encoders=encoder_terms(encoders or {}, settings),
-            hearing=speech_to_text_terms(hearing, settings),
-            speaking=text_to_speech_terms(speaking, settings),
             template_variables=tuple(sorted(template.variables - TEMPLATE_OWN_VARIABLES))
             if template is not None
             else (),
@@ -252,12 +201,12 @@ class ServedModel(ServedSideModel):
             trusting=settings.trust_special_tokens,
             prefix_cache_on=settings.prefix_cache,
             holds_tool_calls=settings.hold_calls,
-            encoders=encoders or {},
             format_source=found.source,
             processor=shown,
-            hearing=hearing,
-            speaking=speaking,
         )
+
+    def reading(self) -> BodyReading:
+        return BodyReading(self.terms)
 
     def with_loras(self, loras: Mapping[str, LoraRef], default: str | None) -> ServedModel:
         """With these adapters; `default` is the one of requests that name none."""
@@ -269,16 +218,19 @@ class ServedModel(ServedSideModel):
         return ThinkingSeal.of(self.secret(), self.tenant)
 
 
+AnyServedModel = ServedModel | ServedTaskModel
+
+
 def default_variables(settings: Settings, terms: Terms) -> dict[str, Any]:
-    given = settings.default_chat_template_kwargs or {}
-    for name in given:
+    variables = settings.default_chat_template_kwargs or {}
+    for name in variables:
         if name not in terms.template_variables:
             reads = ", ".join(terms.template_variables) or "none"
             raise ConfigError(
                 f"default_chat_template_kwargs: the chat template reads no {name[:100]!r}; it reads: {reads}",
                 param="default_chat_template_kwargs",
             )
-    return given
+    return variables
 
 
 def temporary_secret() -> SecretSource:

@@ -20,29 +20,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderTerms:
-    """What an encoder that is served besides adds; the defaults hold where there is none."""
+class TaskTerms:
+    """What a model that does not generate adds, as far as its kind has it."""
 
     models: tuple[str, ...] = ()
     vocab: int = 1
-    dimension: int = 1
+    dimension: int = 1  # of an embedding
     prompts: tuple[str, ...] = ()  # the names of what may stand before a text
-
-
-@dataclass(frozen=True, slots=True)
-class SpeechToTextTerms:
-    """What a model that hears and is served besides adds; the defaults hold where there is none."""
-
-    models: tuple[str, ...] = ()
-    languages: tuple[str, ...] = ()  # by code
+    languages: tuple[str, ...] = ()  # that speech may be in, by code
     translates: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TextToSpeechTerms:
-    """What a model that speaks and is served besides adds; the defaults hold where there is none."""
-
-    models: tuple[str, ...] = ()
     voices: tuple[str, ...] = ()
 
 
@@ -64,21 +50,22 @@ class Terms:
     template_variables: tuple[str, ...] = ()  # what a request may tell the chat template
     proposers: tuple[str, ...] = ()  # who can guess ahead, by name
     media: MediaTerms = MediaTerms()
-    encoders: Mapping[str, EncoderTerms] = field(default_factory=dict, hash=False)  # by role
+    tasks: Mapping[str, TaskTerms] = field(default_factory=dict, hash=False)  # of models that do not generate, by kind
     loras: Mapping[str, LoraRef] = field(default_factory=dict, hash=False)  # adapters, by name
     default_lora: str | None = None  # the one of requests that name none
-    hearing: SpeechToTextTerms = SpeechToTextTerms()
-    speaking: TextToSpeechTerms = TextToSpeechTerms()
-
     unloads: bool = False  # the model may be unloaded, and requests may say when
 
     @property
     def all_model_names(self) -> tuple[str, ...]:
         """All names, whatever the models are for."""
-        further = (name for encoder in self.encoders.values() for name in encoder.models)
-        return tuple(dict.fromkeys((*self.models, *self.loras, *further, *self.hearing.models, *self.speaking.models)))
+        further = (name for task in self.tasks.values() for name in task.models)
+        return tuple(dict.fromkeys((*self.models, *self.loras, *further)))
+
+    def task(self, kind: str) -> TaskTerms:
+        return self.tasks.get(kind, NO_TASK)
 
 
+NO_TASK: Final = TaskTerms()
 NO_TERMS: Final = Terms((), 1, 1.0)
 
 

@@ -16,7 +16,7 @@ from bench.soak.trend import WARM, trend
 from bench.soak.watch import complaints, figures
 from ingot.config import load_config, memory_bytes, model_entries
 from ingot.models.lora.weights import read_lora
-from ingot.protocol.ingot_api.metrics import ModelMeasurements, render_metrics
+from ingot.protocol.ingot_api.metrics import generating_model_metrics, render_metrics
 from tests.http.scripted import ScriptedEngine
 
 FOLDERS = Path(__file__).parents[2] / "foundry" / "models"
@@ -42,7 +42,9 @@ def test_lines_that_no_healthy_server_writes_are_found_in_its_log() -> None:
 def test_figures_are_found_by_the_names_that_the_soak_asks_for() -> None:
     engine = ScriptedEngine()
     told = figures(
-        render_metrics([ModelMeasurements(engine.card, engine.health(), engine.figures, engine.speculation)], {200: 1})
+        render_metrics(
+            [generating_model_metrics(engine.card, engine.health(), engine.figures, engine.speculation)], {200: 1}
+        )
     )
     assert told["vllm:kv_cache_usage_perc"] == [0.25]
     assert {'ingot_memory_bytes{part="active"}', 'ingot_memory_bytes{part="states_held"}'} <= told.keys()

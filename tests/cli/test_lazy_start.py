@@ -10,7 +10,7 @@ START: Final = """
 import sys
 from contextlib import closing
 from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
-from ingot.cli.serve import single_model_entry
+from ingot.cli.serve import single_model_entries
 from ingot.engine.fleet import Fleet
 from ingot.engine.loading.model_loader import ModelLoader
 from ingot.http.app import build_fleet_app
@@ -22,7 +22,7 @@ parser.add_argument("model")
 add_settings(parser)
 settings = settings_from_arguments(parser.parse(["smollm2-135m", "--lazy", "--port", "0"])).settings
 with closing(open_listener(settings)) as listener:
-    fleet = Fleet([single_model_entry(settings)], None, 0)
+    fleet = Fleet(single_model_entries(settings), None, 0)
     make_app_server(build_fleet_app(fleet, lambda: None, settings), settings, print, listener)
 print(*sys.modules, sep="\\n")
 """

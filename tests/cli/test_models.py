@@ -346,7 +346,7 @@ def test_a_checkpoint_without_a_head_gives_none(tmp_path: Path, capsys: pytest.C
     assert converted(HYBRID, tmp_path / "made", "--head-from", dense) == 1
     assert "holds no head that is known for models of type qwen3_5" in capsys.readouterr().err
     assert converted(dense, tmp_path / "made") == 0
-    assert "it has no head" in capsys.readouterr().err
+    assert "it has no draft head" in capsys.readouterr().err
 
 
 def test_what_is_there_already_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,14 +19,15 @@ from ingot.cli.replay import (
     replayed_body,
     with_captured_settings,
 )
-from ingot.config import load_config
+from ingot.config import ModelEntry, load_config, with_name
+from ingot.engine.engine import Engine
+from ingot.engine.loading.model_loader import ModelLoader
 from ingot.engine.request import Request
 from ingot.errors import ConfigError
-from ingot.http.app import build_app
 from tests import scripted
 from tests.http.asgi import call
 from tests.http.running import running
-from tests.http.scripted import ScriptedEngine, hello, settings
+from tests.http.scripted import ScriptedEngine, build_app, hello, settings
 from tests.http.scripted_encoders import EncodingEngine
 
 HI = [{"role": "user", "content": "hi"}]
@@ -158,8 +159,14 @@ async def test_a_request_runs_again_here_token_for_token(
     [file] = tmp_path.glob("*.json")
     outcomes = [("Hello", 0, "the same: 1 answers, 6 tokens"), ("Help", 1, "parts at token 3 of 6")]
     for said, code, told in outcomes if path == "/v1/chat/completions" else outcomes[:1]:
-        monkeypatch.setattr("ingot.cli.serve.start_engine", lambda _, said=said: scripted.start(lambda _: said))
+        engine = scripted.start(lambda _, said=said: said)
+
+        def loaded(loader: ModelLoader, engine: Engine = engine) -> list[tuple[ModelEntry, Engine]]:
+            return [(with_name(loader._entries[0], engine.card.name), engine)]
+
+        monkeypatch.setattr("ingot.cli.serve.load_resident_models", loaded)
         assert replay.run_replay([str(file)]) == code
+        engine.close()
         assert told in capsys.readouterr().out
 
 

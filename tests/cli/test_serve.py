@@ -24,7 +24,6 @@ from typing import Any, NoReturn
 import httpx
 import pytest
 
-import ingot.engine.loading.language_model
 from bench import random_models
 from bench.servers import ready_url
 from foundry.package import MODELS
@@ -39,10 +38,10 @@ from ingot.cli.serve import (
     _LostDevice,
     ready_record,
     restart_process,
-    start_engine,
 )
 from ingot.config import DEFAULT_MODEL, Settings, load_config
 from ingot.distributed.place import LISTEN_VARIABLE
+from ingot.engine.loading.model_files import find_model_files
 from ingot.engine.request import ModelCard
 from ingot.errors import DeviceLost, IngotError, Unsupported
 from ingot.http.server import Listener
@@ -126,7 +125,7 @@ def test_the_ready_record_says_who_guesses_ahead() -> None:
     found = FoundFormat(format_by_name("qwen"), "template")
     guessing = replace(CARD, proposers=("forced", "lookup"))
     line = ready_record("http://x", guessing, found, needs_key=False).splitlines()[0]
-    assert line.endswith(" | guessing ahead: forced, lookup")
+    assert line.endswith(" | speculation: forced, lookup")
     assert "guessing" not in ready_record("http://x", CARD, found, needs_key=False)
 
 
@@ -336,30 +335,23 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the engine was started with."""
-    seen: dict[str, Any] = {}
-    starting = ingot.engine.loading.language_model
-    monkeypatch.setattr(starting, "start_engine", lambda settings, folder, **given: seen.update(given))
-    return seen
+def helpers(models: Path, **changes: Any) -> dict[str, Path]:
+    _, found = find_model_files(Settings(model=str(models / "large"), **changes), "chat")
+    return {role: folder.path for role, folder in found.items()}
 
 
 @pytest.mark.parametrize("proposer", ["draft", "eagle"])
-def test_a_proposers_model_is_found_like_any_other(models: Path, started: dict[str, Any], proposer: str) -> None:
-    start_engine(Settings(model=str(models / "large"), speculate=f"lookup,{proposer}:{models / 'small'}"))
-    assert {name: found.path for name, found in started["further"].items()} == {proposer: models / "small"}
+def test_a_proposers_model_is_found_like_any_other(models: Path, proposer: str) -> None:
+    assert helpers(models, speculate=f"lookup,{proposer}:{models / 'small'}") == {proposer: models / "small"}
 
 
-def test_without_one_there_is_none(models: Path, started: dict[str, Any]) -> None:
-    start_engine(Settings(model=str(models / "large")))
-    assert started["further"] == {}
+def test_without_one_there_is_none(models: Path) -> None:
+    assert helpers(models) == {}
 
 
-def test_a_model_that_scores_prompts_is_found_too(models: Path, started: dict[str, Any]) -> None:
+def test_a_model_that_scores_prompts_is_found_too(models: Path) -> None:
     small = models / "small"
-    start_engine(Settings(model=str(models / "large"), specprefill=True, specprefill_draft_model=str(small)))
-    assert {name: found.path for name, found in started["further"].items()} == {"scorer": small}
+    assert helpers(models, specprefill=True, specprefill_draft_model=str(small)) == {"scorer": small}
 
 
 def test_a_draft_model_that_is_not_there_is_one_line_and_exit_code_1(models: Path, tmp_path: Path) -> None:

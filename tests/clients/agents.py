@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ingot.cli.serve import start_engine
+from ingot.cli.serve import local_server
 from tests import scripted
 from tests.http.running import running
 from tests.http.scripted import settings
@@ -48,12 +48,8 @@ def serving(script: scripted.Script, folder: Path, **changes: Any) -> Iterator[s
 def serving_default_model(folder: Path, *, context: int) -> Iterator[str]:
     """Yields the URL of a server with the model that is served by default, real weights and all."""
     given = settings(responses_store=str(folder / "responses.db"), context=context, memory="3GB")
-    engine = start_engine(given)
-    try:
-        with running(engine, given) as url:
-            yield url
-    finally:
-        engine.close()
+    with local_server(given) as url:
+        yield url
 
 
 def run(

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from ingot.cli.serve import start_engine
-from ingot.config import DEFAULT_MODEL, Settings
+from ingot.cli.serve import local_server
+from ingot.config import DEFAULT_MODEL
 from tests import scripted
 from tests.http.running import running
 from tests.http.scripted import settings
@@ -142,13 +142,9 @@ def test_a_turn_with_the_default_model_ends_without_protocol_errors(tmp_path: Pa
 
     Such a model may well talk to no end; then the client says so after a few tries, and nothing else.
     """
-    engine = start_engine(Settings(model=DEFAULT_MODEL))
     short = ("--tools", "Bash", "--system-prompt", "You are a helpful assistant.", "--max-turns", "1")
-    try:
-        with running(engine, settings(alias=("claude-*=default",))) as url:
-            told = claude(url, tmp_path, "Say hello.", *short, code=None, CLAUDE_CODE_MAX_OUTPUT_TOKENS="24")
-    finally:
-        engine.close()
+    with local_server(settings(model=DEFAULT_MODEL, alias=("claude-*=default",))) as url:
+        told = claude(url, tmp_path, "Say hello.", *short, code=None, CLAUDE_CODE_MAX_OUTPUT_TOKENS="24")
     assert not [one for one in told if one.get("subtype") == "api_retry"]
     assert [one for one in told if one["type"] == "assistant"]
     result = told[-1]

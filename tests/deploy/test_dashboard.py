@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from ingot.protocol.ingot_api.metrics import ModelMeasurements, render_metrics
+from ingot.protocol.ingot_api.metrics import generating_model_metrics, render_metrics
 from tests.http.scripted import ScriptedEngine
 
 DASHBOARD = json.loads((Path(__file__).parents[2] / "deploy/grafana/ingot.json").read_text())
@@ -18,7 +18,7 @@ def told() -> set[str]:
     engine = ScriptedEngine()
     engine.speculation.add(proposed=1, accepted=1)
     text = render_metrics(
-        [ModelMeasurements(engine.card, engine.health(), engine.figures, engine.speculation)], {200: 1}
+        [generating_model_metrics(engine.card, engine.health(), engine.figures, engine.speculation)], {200: 1}
     )
     return {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ingot.protocol.ingot_api.metrics import ModelMeasurements, render_metrics
+from ingot.protocol.ingot_api.metrics import generating_model_metrics, render_metrics
 from tests.http.scripted import ScriptedEngine
 
 LATENCIES = ("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds")
@@ -50,7 +50,7 @@ def told() -> dict[str, frozenset[str]]:
     engine = ScriptedEngine()
     engine.speculation.add(proposed=1, accepted=1)
     text = render_metrics(
-        [ModelMeasurements(engine.card, engine.health(), engine.figures, engine.speculation)], {200: 1}
+        [generating_model_metrics(engine.card, engine.health(), engine.figures, engine.speculation)], {200: 1}
     )
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return {sample.name: frozenset(sample.labels) for sample in samples}

@@ -92,7 +92,7 @@ def fleet_of(*entries: ModelEntry, memory: int = 10 * GB, size: int = GB, **opti
 
 
 def state(fleet: Fleet, name: str) -> str:
-    return next(each.state for each in fleet.standings() if each.name == name)
+    return next(each.state for each in fleet.statuses() if each.name == name)
 
 
 async def use(fleet: Fleet, name: str, unload_after_s: float | None = None) -> str:
@@ -161,11 +161,11 @@ async def test_states_tell_of_a_load_and_its_progress() -> None:
     async with asyncio.timeout(30):
         while not garage.loads:
             await asyncio.sleep(0)
-    [stands] = fleet.standings()
+    [stands] = fleet.statuses()
     assert (stands.state, stands.progress, stands.waiting, stands.claimed) == ("loading", 0.5, 1, GB)
     garage.hold.set()
     await using
-    [stands] = fleet.standings()
+    [stands] = fleet.statuses()
     assert (stands.state, stands.progress, stands.waiting, stands.requests) == ("loaded", None, 0, 0)
 
 
@@ -173,8 +173,8 @@ async def test_idle_time_counts_from_the_end_of_the_last_request() -> None:
     fleet, garage = fleet_of(entry("a", idle_s=0.02))
     async with fleet.lease("a"):
         await asyncio.sleep(0.06)
-        assert state(fleet, "a") == "loaded" and fleet.standings()[0].expires_s is None
-    assert state(fleet, "a") == "loaded" and fleet.standings()[0].expires_s is not None
+        assert state(fleet, "a") == "loaded" and fleet.statuses()[0].expires_s is None
+    assert state(fleet, "a") == "loaded" and fleet.statuses()[0].expires_s is not None
     await until(fleet, "a", "unloaded")
     assert garage.diary == ["+a", "-a"]
 
@@ -478,7 +478,7 @@ async def test_a_load_that_fails_fails_its_requests_in_words_and_nobody_else(mon
 async def test_what_can_never_fit_is_refused_with_the_reason() -> None:
     fleet, garage = fleet_of(entry("a", pin=True), entry("b"), memory=3 * GB, size=2 * GB)
     await use(fleet, "a")
-    with pytest.raises(Unavailable, match=r"it takes 2\.00 GB, and the memory budget is 3\.00 GB beside a, which is"):
+    with pytest.raises(Unavailable, match=r"it takes 2\.00 GB, and the memory budget is 3\.00 GB alongside a, which"):
         await use(fleet, "b")
     assert garage.loads == {"a": 1} and state(fleet, "a") == "loaded"
 
@@ -491,7 +491,7 @@ async def test_a_client_that_leaves_while_it_waits_leaves_the_load_to_the_others
     first.cancel()
     garage.hold.set()
     assert await second == "engine of a"
-    [stands] = fleet.standings()
+    [stands] = fleet.statuses()
     assert (stands.requests, stands.waiting) == (0, 0) and garage.loads == {"a": 1}
 
 
@@ -635,7 +635,7 @@ class Crowd(RuleBasedStateMachine):
     def nobody_waits_for_nobody(self) -> None:
         """Who asks for a model that is loaded waits because of others who wait, or because it is to be unloaded."""
         self.unloading = {name: task for name, task in self.unloading.items() if not task.done()}
-        loaded = {each.name for each in self.fleet.standings() if each.state == "loaded"}
+        loaded = {each.name for each in self.fleet.statuses() if each.state == "loaded"}
         if not any(self._waiting(name) for name in SIZES if name not in loaded) and not self.unloading:
             assert not any(self._waiting(name) for name in loaded)
 
@@ -650,7 +650,7 @@ class Crowd(RuleBasedStateMachine):
             assert client.is_over, f"{name} is waited for in vain"
             refused = (DeadlineExceeded, Unavailable) if name == "broken" else DeadlineExceeded
             assert client.is_served or isinstance(client.error, refused)
-        assert not any(each.waiting or each.requests for each in self.fleet.standings())
+        assert not any(each.waiting or each.requests for each in self.fleet.statuses())
         self.fleet.close()
         self.loop.close()
 

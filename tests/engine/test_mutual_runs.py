@@ -84,7 +84,7 @@ def test_logprobs_of_prompts_with_pictures_are_refused_by_name(gemma: Path, engi
 
 def test_a_pass_that_holds_no_picture_is_refused_at_start(gemma: Path) -> None:
     settings = Settings(memory="1GB", prefill_chunk=FEATURES - 1, cache_dir=None)
-    with pytest.raises(ConfigError, match=f"picture of this model is {FEATURES} tokens"):
+    with pytest.raises(ConfigError, match=f"image of this model is {FEATURES} tokens"):
         start_engine(settings, gemma, name="gemma", source="random weights")
 
 

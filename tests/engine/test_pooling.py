@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.engine.pooling import UNMEASURED_TOKENS, PoolingWorkload
-from ingot.engine.request import PoolingOutput, PoolingRequest, PoolingTask
+from ingot.engine.request import PoolingOutput, PoolingRequest
 from ingot.errors import BadRequest, Cancelled, DeadlineExceeded, IngotError, InputTooLong, Overloaded
 from ingot.text.tokenizer.encoder_inputs import EncoderInput
 from tests.encoders import LENGTH, VOCAB, CountingEncoder, offered, row_of
@@ -25,24 +25,21 @@ class World:
         self.now = 0.0
         self.mail: list[Callable[[], None]] = []
         self.ms_a_token = ms_a_token
-        self.models = {role: CountingEncoder(parts) for role in ("embedding", "rerank")}
-        for model in self.models.values():
-            model.meanwhile = lambda model=model: self.pass_time(model)  # type: ignore[misc]
-        roles: tuple[PoolingTask, ...] = ("embedding", "rerank")
-        encoders = {role: offered(role, self.models[role]) for role in roles}
-        self.desk = PoolingWorkload(encoders, self.mail.append, max_queue, target_ms, clock=lambda: self.now)
+        self.model = CountingEncoder(parts)
+        self.model.meanwhile = self.pass_time
+        self.desk = PoolingWorkload(
+            offered("embedding", self.model), self.mail.append, max_queue, target_ms, clock=lambda: self.now
+        )
         self.answers: dict[str, PoolingOutput | IngotError] = {}
 
-    def pass_time(self, model: CountingEncoder) -> None:
-        batch = model.batches[-1]
+    def pass_time(self) -> None:
+        batch = self.model.batches[-1]
         padded = len(batch) * max(len(row) for row in batch)
-        self.now += padded * self.ms_a_token / 1000 / model.parts
+        self.now += padded * self.ms_a_token / 1000 / self.model.parts
 
-    def ask(
-        self, id: str, *lengths: int, role: PoolingTask = "embedding", deadline: float | None = None
-    ) -> PoolingRequest:
+    def ask(self, id: str, *lengths: int, deadline: float | None = None) -> PoolingRequest:
         inputs = tuple(EncoderInput(tuple(range(1, length + 1))) for length in lengths)
-        request = PoolingRequest(id, role, inputs, deadline=deadline, arrived=self.now)
+        request = PoolingRequest(id, "embedding", inputs, deadline=deadline, arrived=self.now)
 
         def reply(answer: PoolingOutput | IngotError) -> None:
             assert id not in self.answers, "answered twice"
@@ -88,7 +85,7 @@ def test_inputs_of_like_length_are_computed_together_whoever_sent_them() -> None
     world.ask("a", 20)
     world.ask("b", 21, 60, 22)
     world.finish()
-    assert [sorted(map(len, batch)) for batch in world.models["embedding"].batches] == [[20, 21, 22], [60]]
+    assert [sorted(map(len, batch)) for batch in world.model.batches] == [[20, 21, 22], [60]]
 
 
 def test_a_batch_never_exceeds_the_token_budget_with_its_padding() -> None:
@@ -96,7 +93,7 @@ def test_a_batch_never_exceeds_the_token_budget_with_its_padding() -> None:
     for number in range(30):
         world.ask(str(number), *(random.Random(number).randint(1, LENGTH) for _ in range(9)))
     world.finish()
-    for batch in world.models["embedding"].batches:
+    for batch in world.model.batches:
         assert len(batch) * max(map(len, batch)) <= 256
 
 
@@ -104,7 +101,7 @@ def test_a_very_short_text_does_not_pad_a_long_one() -> None:
     world = World()
     world.ask("a", 60, 3, 60, 3)
     world.finish()
-    assert [sorted(map(len, batch)) for batch in world.models["embedding"].batches] == [[60, 60], [3, 3]]
+    assert [sorted(map(len, batch)) for batch in world.model.batches] == [[60, 60], [3, 3]]
 
 
 def test_between_two_steps_of_a_stream_encoders_take_what_the_step_left_of_the_target() -> None:
@@ -148,10 +145,9 @@ def test_a_question_gets_past_a_library_and_the_library_is_still_done() -> None:
     world.turn()
     world.turn()
     world.ask("question", 8)
-    world.ask("ranking", 8, role="rerank")
     for _ in range(3):
         world.turn()
-    assert "question" in world.answers and "ranking" in world.answers and "library" not in world.answers
+    assert "question" in world.answers and "library" not in world.answers
     world.finish()
     assert len(world.rows("library")) == 400
 
@@ -171,7 +167,7 @@ def test_before_anything_was_measured_a_batch_is_small() -> None:
     world = World()
     world.ask("a", *[60] * 100)
     world.turn(streaming=True)
-    assert len(world.models["embedding"].batches[0]) * 60 <= UNMEASURED_TOKENS
+    assert len(world.model.batches[0]) * 60 <= UNMEASURED_TOKENS
 
 
 def test_a_cancelled_encoding_ends_at_once_and_its_work_is_dropped() -> None:
@@ -198,7 +194,7 @@ def test_a_deadline_ends_an_encoding_that_waits_or_runs() -> None:
     world = World(parts=100, ms_a_token=100.0)
     world.ask("runs", 30, deadline=0.5)
     world.turn(streaming=True)
-    world.ask("waits", 30, role="rerank", deadline=0.5)
+    world.ask("waits", 30, deadline=0.5)
     world.now = 0.6
     world.turn(streaming=True)
     assert isinstance(world.answers["runs"], DeadlineExceeded) and isinstance(world.answers["waits"], DeadlineExceeded)
@@ -217,14 +213,12 @@ def test_a_full_queue_refuses_with_a_time_to_come_back() -> None:
 
 def test_a_model_that_fails_fails_its_batch_and_not_the_engine() -> None:
     world = World()
-    world.models["embedding"].failure = RuntimeError("device lost")
+    world.model.failure = RuntimeError("device lost")
     world.ask("a", 10)
-    world.ask("r", 10, role="rerank")
     world.finish()
     failed = world.answers["a"]
     assert isinstance(failed, IngotError) and "device lost" not in failed.message
-    assert world.rows("r")
-    world.models["embedding"].failure = None
+    world.model.failure = None
     world.ask("b", 10)
     world.finish()
     assert world.rows("b")
@@ -246,14 +240,14 @@ def test_beginning_anew_ends_everybody_and_drops_the_work() -> None:
 
 def test_numbers_that_are_none_are_an_error() -> None:
     world = World()
-    run = world.models["embedding"].run
+    run = world.model.run
 
     def broken(tokens: Any, types: Any) -> Any:
         rows = yield from run(tokens, types)
         rows[0][0] = float("nan")
         return rows
 
-    world.models["embedding"].run = broken  # type: ignore[method-assign]
+    world.model.run = broken  # type: ignore[method-assign]
     world.ask("a", 10)
     world.finish()
     assert isinstance(world.answers["a"], IngotError)
@@ -287,7 +281,7 @@ def test_resting_gives_back_what_was_used_and_only_that() -> None:
     world.finish()
     world.desk.rest()
     world.desk.rest()
-    assert (world.models["embedding"].rested, world.models["rerank"].rested) == (1, 0)
+    assert world.model.rested == 1
 
 
 async def _until_queued(world: World) -> None:
@@ -324,7 +318,7 @@ def test_a_coroutine_gets_the_numbers() -> None:
 
 ACTIONS = st.lists(
     st.one_of(
-        st.tuples(st.just("ask"), st.lists(st.integers(1, LENGTH), min_size=1, max_size=12), st.booleans()),
+        st.tuples(st.just("ask"), st.lists(st.integers(1, LENGTH), min_size=1, max_size=12), st.none()),
         st.tuples(st.just("turn"), st.floats(0, 0.3), st.booleans()),
         st.tuples(st.just("cancel"), st.integers(0, 30), st.none()),
     ),
@@ -339,7 +333,7 @@ def test_whatever_comes_everybody_is_answered_once_and_rightly(actions: list[tup
     for kind, what, how in actions:
         if kind == "ask":
             id = str(len(asked))
-            asked[id] = world.ask(id, *what, role="rerank" if how else "embedding")
+            asked[id] = world.ask(id, *what)
         elif kind == "turn":
             world.turn(what, streaming=how)
         else:

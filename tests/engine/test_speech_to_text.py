@@ -274,7 +274,7 @@ def transcribed(
 ) -> tuple[list[Segment], TranscriptionRun]:
     mail: list[Callable[[], None]] = []
     request = TranscriptionRequest("a", AudioFile(sound), **{"language": "en", **asked})  # type: ignore[arg-type]
-    frames = MelFrameReader(request.sound, 80, AtOnce(), mail.append)  # type: ignore[arg-type]
+    frames = MelFrameReader(request.audio, 80, AtOnce(), mail.append)  # type: ignore[arg-type]
     transcript = TranscriptionRun(request, frames, ears, vocabulary, WindowDecoder(ears, vocabulary))
     segments: list[Segment] = []
     for said in transcript.work():
@@ -374,8 +374,8 @@ def test_words_are_told_where_they_are_asked_for() -> None:
 
 def test_the_tokens_of_text_carry_their_probabilities() -> None:
     segments, _ = transcribed(ScriptedEars(timed(0.0, " Hé", 2.0)), wav(tone(3)))
-    assert b"".join(one.bytes for one in segments[0].heard).decode() == " Hé"
-    assert all(-0.1 < one.logprob <= 0 for one in segments[0].heard)
+    assert b"".join(one.bytes for one in segments[0].text_tokens).decode() == " Hé"
+    assert all(-0.1 < one.logprob <= 0 for one in segments[0].text_tokens)
 
 
 def test_a_sound_that_breaks_off_ends_the_transcript_with_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ def test_a_fault_belongs_to_its_request() -> None:
 def test_a_full_queue_refuses() -> None:
     world = World(max_queue=0)
     world.ask("one", "abc")
-    with pytest.raises(Overloaded, match="texts wait"):
+    with pytest.raises(Overloaded, match="texts to speak wait"):
         world.ask("two", "abc")
 
 

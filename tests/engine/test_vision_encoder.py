@@ -53,7 +53,7 @@ def looks(tower: FakeTower) -> Iterator[VisionEncoderRunner]:
 
 def settle(looks: VisionEncoderRunner) -> None:
     """Run the tower until there is nothing to do."""
-    while any(look.features is None for look in looks._looks.values()):
+    while any(look.features is None for look in looks._encodings.values()):
         if not looks.advance(1.0):
             looks.pause()
 
@@ -99,7 +99,7 @@ def test_one_long_slice_is_forgotten_in_time(
         looks.pause()
     tower.slice_s = 0.001
     turns = []
-    while any(look.features is None for look in looks._looks.values()):
+    while any(look.features is None for look in looks._encodings.values()):
         if looks.advance(0.1):
             turns.append(looks._expected_s)
         else:
@@ -227,7 +227,7 @@ def test_one_keys_pictures_leave_threads_for_anothers_and_stop_when_their_reques
     looks.advance(0.0)
     looks.ready(polite, 0)
     looks.advance(0.0)
-    begun = {digest: look.pixels for digest, look in looks._looks.items() if look.pixels is not None}
+    begun = {digest: look.pixels for digest, look in looks._encodings.items() if look.pixels is not None}
     assert len(begun) == PIXEL_THREADS_EACH + 1 and bytes([100]) * 32 in begun
     greedy.ended = polite.ended = True
     looks.check()

@@ -157,7 +157,7 @@ def test_nothing_is_left_of_all_of_them(served: tuple[Engine, str]) -> None:
         asked(url, PARTS[name])
     assert threading.active_count() <= threads and engine.status() == []
     looks = engine._generation._looks
-    assert looks is not None and not looks._looks
+    assert looks is not None and not looks._encodings
     looks.check()
 
 

@@ -20,7 +20,13 @@ WAIT_S = 60.0
 def running(engine: Any, settings: Settings) -> Iterator[str]:
     """Yields the URL of a server that serves `engine` in a thread of its own."""
     ready = threading.Event()
-    server = make_server(engine, settings, lambda url: ready.set(), open_listener(settings))
+    server = make_server(
+        engine,
+        settings,
+        lambda url: ready.set(),
+        open_listener(settings),
+        alongside=getattr(engine, "alongside", ()),
+    )
     thread = threading.Thread(target=server.run, name="test-server")
     thread.start()
     try:

@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from starlette.applications import Starlette
+
 from ingot.config import Settings
 from ingot.engine.request import (
     CacheReport,
@@ -30,6 +32,7 @@ from ingot.engine.request import (
 )
 from ingot.engine.status import CacheBranch, CacheStatus, CacheTotals, Health, SaltStatus
 from ingot.errors import BadRequest, Cancelled, ContextOverflow, IngotError
+from ingot.http import app
 from ingot.observe.metrics import EngineMetrics, SpeculationMetrics
 from ingot.text.chat_template.chat_template import ChatTemplate
 from ingot.text.tokenizer.special_tokens import ControlTokens, Infill
@@ -215,11 +218,9 @@ class ScriptedEngine:
         self.card = replace(CARD, proposers=proposers)
         self.tokenizer = tokenizer or ByteTokenizer()
         self.kept = ScriptedKeeping()
-        self.encoders: dict[Any, Any] = {}
         self.processor = processor
         self.loras: dict[str, LoraRef] = {}
-        self.hearing: Any = None
-        self.speaking: Any = None
+        self.alongside: list[Any] = []  # engines of other models of the server
         self.speculation = SpeculationMetrics()
         self.figures = some_figures()
         self.requests: list[Request] = []
@@ -255,10 +256,6 @@ class ScriptedEngine:
         running = [stream.request for stream in self.running.values()]
         return [RequestStatus(one.id, "prefill", 10, 4, 0, 16, 0.5, 0.0, tenant=one.tenant) for one in running]
 
-    def side_loads(self) -> dict[str, tuple[int, int]]:
-        cards = [offered.card for offered in (*self.encoders.values(), self.hearing, self.speaking) if offered]
-        return {card.name: (0, 0) for card in cards}
-
     def health(self) -> Health:
         return Health(self.alive, self.ready, "ok", 0.01, len(self.running), 0)
 
@@ -276,6 +273,27 @@ def some_figures() -> EngineMetrics:
 
 def failing(error: IngotError) -> Script:
     return lambda request: [[TextDelta(0, "Hel")], [TextDelta(0, "lo"), Failed(error)]]
+
+
+class ScriptedTaskEngine:
+    """The engine of a model that does not generate; `model` is what it would have loaded."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.card = model, model.card
+
+    def cancel(self, request_id: str) -> bool:
+        return False
+
+    def status(self) -> list[RequestStatus]:
+        return []
+
+    def health(self) -> Health:
+        return Health(True, True, "ok", 0.01, 0, 0)
+
+
+def build_app(engine: Any, settings: Settings) -> Starlette:
+    """The application of an engine, and of those that it has alongside."""
+    return app.build_app(engine, settings, getattr(engine, "alongside", ()))
 
 
 def settings(**changes: Any) -> Settings:

@@ -1,8 +1,9 @@
-"""The scripted engine with ears: whatever sound comes, it hears the same two segments."""
+"""A scripted speech-to-text engine: whatever audio comes, the transcript has the same two segments."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from ingot.engine.speech_request import (
 )
 from ingot.engine.speech_to_text import TranscriptStream
 from tests.hearing import card
-from tests.http.scripted import ScriptedEngine
+from tests.http.scripted import ScriptedEngine, ScriptedTaskEngine
 
 WORDS = (TranscribedWord(" Hello,", 0.0, 0.4, 0.9), TranscribedWord(" you.", 0.5, 1.0, 0.8))
 SEGMENTS = (
@@ -26,12 +27,11 @@ SEGMENTS = (
 )
 
 
-class HearingEngine(ScriptedEngine):
+class ScriptedTranscriber(ScriptedTaskEngine):
     """`held` keeps transcripts from ending."""
 
-    def __init__(self, *, held: bool = False, fails: Exception | None = None, **told: Any) -> None:
-        super().__init__(**told)
-        self.hearing = SimpleNamespace(card=card())
+    def __init__(self, *, held: bool = False, fails: Exception | None = None, **changes: Any) -> None:
+        super().__init__(SimpleNamespace(card=replace(card(), **changes)))
         self.heard: list[TranscriptionRequest] = []
         self.ended: list[str] = []
         self.held, self.fails = held, fails
@@ -47,3 +47,13 @@ class HearingEngine(ScriptedEngine):
                 0, stream.post, [SEGMENTS[1], TranscriptionEnded("en", 3662.504, 7, 0.25, 1.5)]
             )
         return stream
+
+
+class HearingEngine(ScriptedEngine):
+    """A model that generates, with a speech-to-text model alongside."""
+
+    def __init__(self, *, held: bool = False, fails: Exception | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.transcriber = ScriptedTranscriber(held=held, fails=fails)
+        self.alongside = [self.transcriber]
+        self.heard, self.ended = self.transcriber.heard, self.transcriber.ended

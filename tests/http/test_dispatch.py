@@ -7,25 +7,24 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from starlette.applications import Starlette
 
-from ingot.config import ModelEntry, lone_entry, model_entries
+from ingot.config import ModelEntry, model_entries, single_model_entries
 from ingot.engine.fleet import Fleet
 from ingot.engine.status import Health
+from ingot.errors import ConfigError
 from ingot.http.app import build_fleet_app
 from ingot.http.dispatch import ModelSelection
 from tests.encoders import offered
-from tests.hearing import card as hearing_card
 from tests.hearing import tone, wav
 from tests.http.asgi import call
 from tests.http.scripted import ScriptedEngine, settings
-from tests.http.scripted_encoders import EncodingEngine
-from tests.http.scripted_hearing import HearingEngine
-from tests.http.scripted_speaking import SpeakingEngine
+from tests.http.scripted_encoders import ScriptedPoolingEngine
+from tests.http.scripted_hearing import ScriptedTranscriber
+from tests.http.scripted_speaking import ScriptedSpeaker
 
 TABLES = {
     "talk": {"path": "a"},
@@ -49,21 +48,14 @@ class Garage:
     async def load(self, entry: ModelEntry, claim: int, told: Callable[[float], None]) -> Any:
         self.diary.append(f"+{entry.name}")
         if entry.kind in ("embedding", "rerank"):
-            side: Any = EncodingEngine()
-            side.encoders = {entry.kind: offered(entry.kind, name=entry.name)}  # type: ignore[arg-type]
-            side.card = side.encoders[entry.kind].card
-            return side
+            return ScriptedPoolingEngine(offered(entry.kind, name=entry.name))  # type: ignore[arg-type]
         if entry.kind == "audio":
-            ears: Any = HearingEngine()
-            ears.card = replace(hearing_card(), name=entry.name)
-            ears.hearing = SimpleNamespace(card=ears.card)
-            return ears
+            return ScriptedTranscriber(name=entry.name)
         if entry.kind == "speech":
-            mouth: Any = SpeakingEngine()
-            mouth.speaking = replace(mouth.speaking, card=replace(mouth.speaking.card, name=entry.name))
-            mouth.card = mouth.speaking.card
-            return mouth
-        return EncodingEngine() if entry.further_kinds else ScriptedEngine()
+            return ScriptedSpeaker(name=entry.name)
+        engine = ScriptedEngine()
+        engine.card = replace(engine.card, name=entry.name)
+        return engine
 
     async def unload(self, engine: Any) -> None:
         self.diary.append(f"-{engine.card.name}")
@@ -145,7 +137,7 @@ async def test_a_broken_form_is_refused_in_the_words_of_a_model() -> None:
     [
         ("/v1/chat/completions", {"model": "vectors", **ASK}, "makes vectors of texts (/v1/embeddings)"),
         ("/v1/messages", {"model": "judge", **ASK}, "ranks documents (/v1/rerank)"),
-        ("/api/chat", {"model": "ears", "messages": ASK["messages"]}, "writes down what is spoken"),
+        ("/api/chat", {"model": "ears", "messages": ASK["messages"]}, "transcribes speech"),
         ("/v1/embeddings", {"model": "talk", "input": "a"}, "answers conversations"),
         ("/v1/rerank", {"model": "vectors", "query": "a", "documents": ["b"]}, "One that does: 'judge'."),
     ],
@@ -219,7 +211,7 @@ async def test_an_encoder_makes_room_for_a_model_that_chats_and_back() -> None:
         ("/v1/embeddings", {"model": "vectors", "input": "a"}),
     ):
         assert (await post(app, path, body)).status == 200
-    assert garage.diary == ["+vectors", "-vectors", "+talk", "-org/toy", "+vectors"]
+    assert garage.diary == ["+vectors", "-vectors", "+talk", "-talk", "+vectors"]
 
 
 @pytest.mark.anyio
@@ -232,15 +224,36 @@ async def test_who_watches_is_told_of_requests_to_encoders_and_of_answering_mode
 
 
 @pytest.mark.anyio
-async def test_a_lazy_server_of_one_model_has_its_encoders_beside_it() -> None:
-    chosen = settings(model="a", lazy=True, embedding_model="e")
-    app, garage = app_of((lone_entry(chosen, "org/toy"),), chosen)
-    answer = await post(app, "/v1/embeddings", {"input": "a", "model": "toy-embedding"})
-    assert (answer.status, garage.diary) == (200, ["+org/toy"])
-    unknown = await post(app, "/v1/embeddings", {"input": "a", "model": "nobody"})
-    assert unknown.status == 404 and b"toy-embedding" in unknown.body
+async def test_a_lazy_server_of_one_model_loads_those_alongside_when_they_are_asked_for() -> None:
+    chosen = settings(model="org/toy", lazy=True, embedding_model="vectors", alias=("ada=vectors", "gpt=toy"))
+    app, garage = app_of(single_model_entries(chosen), chosen)
     listed = (await call(app, "GET", "/v1/models")).json()["data"]
-    assert [one["id"] for one in listed] == ["org/toy", "toy-embedding", "toy-rerank"]
+    assert [(one["id"], one["kind"], one["state"]) for one in listed] == [
+        ("toy", "chat", "unloaded"),
+        ("vectors", "embedding", "unloaded"),
+    ]
+    for name in ("vectors", "ada", "default"):
+        answer = await post(app, "/v1/embeddings", {"input": "a", "model": name})
+        assert (answer.status, garage.diary) == (200, ["+vectors"])
+    unknown = await post(app, "/v1/embeddings", {"input": "a", "model": "nobody"})
+    assert unknown.status == 404 and b"vectors" in unknown.body
+    assert (await post(app, "/v1/chat/completions", {**ASK, "model": "gpt"})).status == 200
+    assert garage.diary == ["+vectors", "+toy"]
+
+
+def test_an_alias_of_no_model_is_refused_before_anything_is_loaded() -> None:
+    chosen = settings(model="toy", lazy=True, embedding_model="vectors", alias=("ada=vector",))
+    with pytest.raises(ConfigError, match="there is no model 'vector'; served: toy, vectors"):
+        app_of(single_model_entries(chosen), chosen)
+
+
+@pytest.mark.anyio
+async def test_two_models_of_one_name_are_told_apart_by_kind() -> None:
+    chosen = settings(model="a/toy", lazy=True, embedding_model="b/toy")
+    app, garage = app_of(single_model_entries(chosen), chosen)
+    assert (await post(app, "/v1/embeddings", {"input": "a", "model": "toy"})).status == 200
+    assert (await post(app, "/v1/chat/completions", {**ASK, "model": "toy"})).status == 200
+    assert garage.diary == ["+toy-embedding", "+toy"]
 
 
 @pytest.mark.anyio

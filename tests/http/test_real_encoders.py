@@ -7,14 +7,18 @@ import json
 import struct
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+from ingot.config import Settings
 from ingot.engine.admission import EngineLimits
-from ingot.engine.engine import Engine
+from ingot.engine.engine import Engine, PoolingEngine
+from ingot.engine.loading.pooling_and_speech import load_pooling_model
+from ingot.engine.loop import engine_loop
 from ingot.models.files.locate import ModelFolder
 from tests import engines
 from tests.encoders import write_encoder, write_sentence_files
@@ -30,13 +34,16 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     embedding = write_encoder(tmp_path_factory.mktemp("embedding"), "bert", hidden_size=64, num_hidden_layers=6)
     write_sentence_files(embedding, POOLING)
     rerank = write_encoder(tmp_path_factory.mktemp("rerank"), "modernbert", head=True, local_attention=8)
-    made = engines.start(
-        "llama",
-        limits=EngineLimits(max_sequences=4, max_queue=4),
-        encoders={"embedding": ModelFolder(embedding, "tiny-vectors", "x"), "rerank": ModelFolder(rerank, "rank", "x")},
-    )
+    loop, limits = engine_loop(), EngineLimits(max_sequences=4, max_queue=4)
+    loop.start()
+    made = engines.start("llama", limits=limits, loop=loop)
+    folders = {"embedding": ModelFolder(embedding, "tiny-vectors", "x"), "rerank": ModelFolder(rerank, "rank", "x")}
+    made.alongside = [  # type: ignore[attr-defined]
+        PoolingEngine(partial(load_pooling_model, task, folder, Settings(), 1 << 30), limits, loop)  # type: ignore[arg-type]
+        for task, folder in folders.items()
+    ]
     yield made
-    made.close()
+    loop.close()
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +66,10 @@ def embed(client: httpx.Client, input: Any, **fields: Any) -> Any:
 
 def vectors(made: Any) -> list[list[float]]:
     return [one["embedding"] for one in made["data"]]
+
+
+def statuses(engine: Any) -> list[Any]:
+    return [status for each in (engine, *engine.alongside) for status in each.status()]
 
 
 def until(happened: Any) -> None:
@@ -113,7 +124,7 @@ def test_a_stream_goes_on_while_a_library_is_embedded(client: httpx.Client, engi
         next(lines)
         thread = threading.Thread(target=work)
         thread.start()
-        until(lambda: len(engine.status()) == 2)
+        until(lambda: len(statuses(engine)) == 2)
         during = 0
         for _ in lines:
             if done.is_set():
@@ -130,7 +141,7 @@ def test_requests_are_listed_while_they_run_and_a_closed_socket_ends_them(client
     until(lambda: listed.extend(client.get("/v1/requests").json()["data"]) or listed)
     assert listed[0]["prompt_tokens"] > 10_000 and listed[0]["completion_tokens"] == 0
     connection.close()
-    until(lambda: not engine.status())
+    until(lambda: not statuses(engine))
 
 
 def test_a_deadline_ends_an_encoding(client: httpx.Client) -> None:

@@ -11,7 +11,7 @@ import anyio
 import httpx
 import pytest
 
-from ingot.http.service import ModelService
+from ingot.http.service import GenerationService
 from ingot.http.shared_state import SharedState
 from tests import talking
 from tests.http.running import running
@@ -58,7 +58,7 @@ def test_a_model_recalls_no_answers_of_another_with_the_same_vocabulary(tmp_path
         engine: Any = ScriptedEngine()
         engine.card = replace(engine.card, source=source)
         chosen = settings(cache_dir=tmp_path)
-        service = ModelService(engine, chosen, SharedState(chosen), lambda: lambda: None)
+        service = GenerationService(engine, chosen, SharedState(chosen), lambda: lambda: None)
         if keeps:
             service.served.answers.keep(b"a conversation", "", [1, 2, 3])
         found = service.served.answers.recall(b"a conversation")

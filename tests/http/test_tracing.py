@@ -11,11 +11,10 @@ import anyio
 import pytest
 
 from ingot.errors import ConfigError, Overloaded
-from ingot.http.app import build_app
 from ingot.http.tracing import TraceExporter, open_traces
 from tests.http.asgi import call
 from tests.http.endpoints.test_audio import form
-from tests.http.scripted import ScriptedEngine, failing, settings
+from tests.http.scripted import ScriptedEngine, build_app, failing, settings
 from tests.http.scripted_encoders import EncodingEngine
 from tests.http.scripted_hearing import HearingEngine
 from tests.http.scripted_speaking import SpeakingEngine
@@ -144,7 +143,7 @@ async def test_a_request_that_generates_nothing_is_a_span_of_its_own_model(
     made = engine()
     [span] = await spans_of(made, collector, path=path, body=body, headers=headers)
     found = values(span.attributes)
-    [model] = [name for name in made.side_loads() if span.name == f"{operation} {name}"]
+    [model] = [each.card.name for each in made.alongside if span.name == f"{operation} {each.card.name}"]
     assert found["gen_ai.operation.name"] == operation and found["gen_ai.request.model"] == model
     assert found["gen_ai.latency.time_in_queue"] > 0 and found["gen_ai.latency.time_in_model_inference"] > 0
     assert told.items() <= found.items()

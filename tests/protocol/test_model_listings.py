@@ -22,7 +22,7 @@ def served(**changes: Any) -> ServedModel:
 
 def told(served: ServedModel) -> tuple[Any, ...]:
     body = msgspec.to_builtins(list_models([(STANDS, served)]).data[0])
-    assert msgspec.to_builtins(retrieve_model("default", served)) == body
+    assert msgspec.to_builtins(retrieve_model("default", served, [])) == body
     return body["tool_format"], body["thinking_format"], body["format_source"]
 
 

@@ -12,19 +12,18 @@ from ingot.engine.pooling_batches import ServedPoolingModel
 from ingot.engine.request import PoolingOutput
 from ingot.errors import BadRequest, InputTooLong, ModelNotFound, Unsupported
 from ingot.protocol.pooling import EncodingTask, read_rerank, sigmoid_score
-from ingot.protocol.served import ServedModel
+from ingot.protocol.served import ServedTaskModel
 from ingot.text.tokenizer.encoder_inputs import JudgeInputs
 from tests.encoders import CLS, SEP, ByteVocabulary, card, offered
-from tests.http.scripted import CARD, ByteTokenizer, settings
+from tests.http.scripted import settings
 
 JUDGE = ServedPoolingModel(
     card("rerank", length=2000), JudgeInputs(ByteVocabulary(), length=2000), offered("rerank").model
 )  # type: ignore[arg-type]
 
 
-def served(encoder: ServedPoolingModel | None) -> ServedModel:
-    encoders: Any = {"rerank": encoder} if encoder is not None else {}
-    return ServedModel.of(CARD, ByteTokenizer(), settings(), encoders)  # type: ignore[arg-type]
+def served(encoder: ServedPoolingModel) -> ServedTaskModel:
+    return ServedTaskModel.of(encoder, settings())
 
 
 SERVED = served(offered("rerank"))
@@ -37,7 +36,7 @@ def read(documents: Any = DOCUMENTS, query: Any = "q", **fields: Any) -> Encodin
 
 def answer(job: EncodingTask, scores: tuple[float, ...] = (0.0, 2.0, -1.0)) -> Any:
     rows = tuple(array("f", [score]) for score in scores[: len(job.request.inputs)])
-    return json.loads(job.told(PoolingOutput(rows, job.request.tokens, 0.5, 0.25)))
+    return json.loads(job.make_body(PoolingOutput(rows, job.request.tokens, 0.5, 0.25)))
 
 
 def test_each_document_is_paired_with_the_query() -> None:
@@ -155,8 +154,6 @@ def test_other_fields_of_a_document_are_named_as_ignored() -> None:
     assert made["ingot"]["ignored"] == ["documents.*.title"]
 
 
-def test_without_a_reranking_model_the_404_says_how_to_get_one() -> None:
-    with pytest.raises(ModelNotFound, match="--rerank-model"):
-        read_rerank({"query": "q", "documents": ["a"]}, served(None), "id")
+def test_another_model_is_a_404_that_lists_those_that_rerank() -> None:
     with pytest.raises(ModelNotFound, match="'toy-rerank', 'default'"):
         read(model="rerank-v3.5")

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from ingot.engine.request import PoolingOutput
 from ingot.errors import BadRequest, InputTooLong, ModelNotFound, UnknownField, Unsupported
 from ingot.protocol.pooling import EncodingTask, read_embeddings, shorten_vector
-from ingot.protocol.served import ServedModel
+from ingot.protocol.served import ServedTaskModel
 from tests.encoders import CLS, SEP, offered
-from tests.http.scripted import CARD, ByteTokenizer, settings
+from tests.http.scripted import settings
 
 
-def served(*roles: Any, **changes: Any) -> ServedModel:
-    return ServedModel.of(CARD, ByteTokenizer(), settings(**changes), {role: offered(role) for role in roles})  # type: ignore[arg-type]
+def served(**changes: Any) -> ServedTaskModel:
+    return ServedTaskModel.of(offered("embedding"), settings(**changes))
 
 
-SERVED = served("embedding", "rerank")
+SERVED = served()
 
 
 def read(input: Any, **fields: Any) -> EncodingTask:
@@ -32,7 +32,7 @@ def read(input: Any, **fields: Any) -> EncodingTask:
 def answer(job: EncodingTask, rows: list[list[float]] | None = None) -> Any:
     given = rows or [[0.6, 0.8, 0.0, 0.0]] * len(job.request.inputs)
     made = PoolingOutput(tuple(array("f", row) for row in given), job.request.tokens, 0.5, 0.25)
-    return json.loads(job.told(made))
+    return json.loads(job.make_body(made))
 
 
 def raw(text: str) -> tuple[int, ...]:
@@ -140,7 +140,7 @@ def test_unknown_fields_are_named_or_refused() -> None:
     with pytest.raises(UnknownField, match="dimensions"):
         read("a", dimension=3)
     with pytest.raises(UnknownField):
-        read_embeddings({"input": "a", "colour": 1}, served("embedding", strict=True), "id")
+        read_embeddings({"input": "a", "colour": 1}, served(strict=True), "id")
 
 
 @pytest.mark.parametrize("name", ["toy-embedding", "default"])
@@ -152,11 +152,6 @@ def test_the_model_has_its_own_name_and_the_default_one(name: str) -> None:
 def test_a_model_that_makes_no_vectors_is_a_404_that_lists_those_that_do(name: str) -> None:
     with pytest.raises(ModelNotFound, match="'toy-embedding', 'default'"):
         read("a", model=name)
-
-
-def test_without_an_embedding_model_the_404_says_how_to_get_one() -> None:
-    with pytest.raises(ModelNotFound, match=r"--embedding-model all-minilm-l6-v2"):
-        read_embeddings({"input": "a"}, served("rerank"), "id")
 
 
 def test_a_deadline_is_the_requests_or_the_settings() -> None:

@@ -30,16 +30,16 @@ from ingot.text.tokenizer.tokenizer import PromptTranslation, Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ChosenProposers:
-    adapter: ModelAdapter  # with its head, if that guesses
+    adapter: ModelAdapter  # with its draft head, if it has one
     names: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
     def begin(self, draft: DraftModel | None) -> list[Proposer]:
         """The proposers, but for the head. Raises ModelError where a draft cannot be one."""
-        made: dict[str, Proposer] = {"forced": ForcedTokensProposer(), "lookup": LookupProposer()}
+        proposers: dict[str, Proposer] = {"forced": ForcedTokensProposer(), "lookup": LookupProposer()}
         if draft is not None and "draft" in self.names:
-            made["draft"] = DraftModelProposer(draft, vocab=self.adapter.vocab)
-        return [made[name] for name in self.names if name in made]
+            proposers["draft"] = DraftModelProposer(draft, vocab=self.adapter.vocab)
+        return [proposers[name] for name in self.names if name in proposers]
 
 
 def choose_proposers(
@@ -53,7 +53,7 @@ def choose_proposers(
     notes: tuple[str, ...] = ()
     if "eagle" in models:
         if _is_wanted(choice, "mtp"):
-            raise ConfigError("mtp and eagle exclude each other: one head can be shown what the model computes")
+            raise ConfigError("mtp and eagle exclude each other: one head can read what the model computes")
         headed = with_draft_head(adapter, load_eagle(models["eagle"], adapter, dtype=dtype))
         check_draft_head(headed.head, adapter)
     elif _is_wanted(choice, "mtp"):
@@ -71,7 +71,7 @@ def _is_wanted(choice: SpeculationOptions, name: str) -> bool:
 def _with_mtp_head(
     choice: SpeculationOptions, folder: Path, adapter: ModelAdapter, dtype: str | None
 ) -> tuple[ModelAdapter, tuple[str, ...]]:
-    """The adapter with its head, or why it goes without. Who asks for the head is told by an error."""
+    """The adapter with its head, or why it goes without. Where the settings ask for the head, that is an error."""
     try:
         source = find_head(folder, adapter.config)
         if source is None:
@@ -87,16 +87,16 @@ def _with_mtp_head(
 
 
 DRAFT_CACHE_SHARE = 0.5
-"""Of the memory for a draft's states, what prefixes that it read may take."""
+"""Of the memory for a draft's KV, what cached prefixes may take."""
 DRAFT_ROLES = ("draft", "scorer")
-"""What it may be named as: who guesses ahead, and who scores prompts."""
+"""What it may be named as: it proposes draft tokens, or it scores prompts."""
 
 
 def load_draft(
     settings: Settings, folder: Path, target: ModelAdapter, models: Mapping[str, Path]
 ) -> ModelAdapter | None:
     """None where nothing needs one. Raises ConfigError where it is missing or is not one model, or where one that
-    guesses ahead has other tokens."""
+    proposes has other tokens."""
     paths = {models[role].resolve(): models[role] for role in DRAFT_ROLES if role in models}
     scores = settings.specprefill and settings.specprefill_scorer == "draft"
     if not paths:
@@ -121,7 +121,7 @@ def load_draft(
 def make_draft_model(
     adapter: ModelAdapter | None, target: Footprint, free: int, *, context: int, rows: int
 ) -> tuple[DraftModel | None, int]:
-    """Its states, and the bytes that they take of those that all weights leave free."""
+    """The draft model, and the bytes that its KV takes of those that all weights leave free."""
     if adapter is None:
         return None, 0
     budget = draft_budget(adapter, target, free, context=context, rows=rows)
@@ -157,13 +157,13 @@ def refuse_different_tokenizers(target: Path, draft: Path) -> None:
     found = tokenizer_difference(Tokenizer.load(target), Tokenizer.load(draft))
     if found is not None:
         raise ConfigError(
-            f"{draft.name} cannot guess for {target.name}, as their tokenizers differ: {found}. Choose a draft of the "
+            f"{draft.name} cannot draft for {target.name}, as their tokenizers differ: {found}. Choose a draft of the "
             "same family."
         )
 
 
 def tokenizer_difference(ours: Tokenizer, theirs: Tokenizer) -> str | None:
-    """Where they differ first, in words."""
+    """The first difference, in words."""
     if ours.vocab_size != theirs.vocab_size:
         return f"one has {ours.vocab_size} tokens, the draft's has {theirs.vocab_size}"
     for id in range(ours.vocab_size):

@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
-from ingot.config import KINDS, ModelEntry, Settings, memory_bytes
+from ingot.config import KINDS, ModelEntry, memory_bytes
 from ingot.engine.engine import ModelEngine
 from ingot.engine.loading.language_model import MemoryShare, start_engine
 from ingot.engine.loading.model_files import find_model_files
-from ingot.engine.loading.pooling_and_speech import start_side_engine
 from ingot.engine.loop import Loop
 from ingot.engine.memory_budget import REWIND_SHARE, TRANSIENT_SHARE
 from ingot.errors import ModelError
@@ -24,6 +23,7 @@ from ingot.kernels.device import Device, active_memory
 from ingot.kernels.memory import release_unused_memory
 from ingot.models.files.gguf_files import weight_bytes, weight_files
 from ingot.models.files.locate import CHAT_KIND, ModelFolder, model_kind_in
+from ingot.models.files.progress import Progress, no_progress
 from ingot.models.memory_needs import MemoryNeeds, memory_needs
 from ingot.process import find_malloc_trim
 
@@ -35,11 +35,16 @@ KV_SHARE: Final = 8
 """Beyond those, a model that states no memory of its own has this part of the budget for sequences at most."""
 LEAST_TRANSIENT_BYTES: Final = 64 << 20
 """Bytes for what forward passes hold."""
+POOLING_KINDS: Final = ("embedding", "rerank")
+BATCH_SHARE: Final = 8
+"""Alongside the main model, a pooling model has this part of the budget for a batch at most, whatever it could use."""
+WIDENED_ON_CPU: Final = 2
+"""On a CPU, weights of 16 bits may become 32."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """The files of a model and of those that serve it, and what it is to have of the memory."""
+    """The files of a model and of those that help it, and its share of the memory."""
 
     folder: ModelFolder
     further: Mapping[str, ModelFolder]
@@ -47,78 +52,106 @@ class FoundModel:
 
 
 class BlockingModelLoader:
-    """`memory` are the bytes for all models; `alone`: there is one, which has them all."""
+    """`memory` are the bytes for all models. Where `entries` have one main model, it has all of them but those of the
+    models alongside it."""
 
-    def __init__(self, loop: Loop, device: Device, memory: int, *, alone: bool) -> None:
-        self._loop, self._device, self._memory, self._alone = loop, device, memory, alone
+    def __init__(self, loop: Loop, device: Device, memory: int, entries: Sequence[ModelEntry] = ()) -> None:
+        self._loop, self._device, self._memory = loop, device, memory
+        self._alongside = [entry for entry in entries if entry.alongside]
+        self._alongside_claims: dict[str, int] = {}
+        self._has_main_model = len(entries) - len(self._alongside) == 1
         self._trim = find_malloc_trim()
 
-    def find(self, entry: ModelEntry) -> FoundModel:
-        folder, further = find_model_files(entry.settings, entry.kind)
+    def find(self, entry: ModelEntry, progress: Progress = no_progress) -> FoundModel:
+        folder, further = find_model_files(entry.settings, entry.kind, progress)
+        if entry.kind == CHAT_KIND and (kind := model_kind_in(folder.path)) != CHAT_KIND:
+            hint = "" if self._has_main_model else f': say kind = "{kind}" in its table'
+            raise ModelError(f"its files are those of a model of kind {kind}{hint}")
+        claim = self._claim(entry, [folder, *further.values()])
+        if entry.alongside:
+            self._alongside_claims[entry.kind] = claim
+        return FoundModel(folder, further, claim)
+
+    def _claim(self, entry: ModelEntry, folders: Sequence[ModelFolder]) -> int:
+        """The bytes that the first folder's model, served with the others, is to have."""
+        if self._has_main_model and not entry.alongside:
+            reserved = self._reserved_bytes()
+            if reserved >= self._memory:
+                raise ModelError(
+                    f"The models alongside take {reserved / 1e9:.1f} GB, and the memory budget is "
+                    f"{self._memory / 1e9:.1f} GB. Raise --memory, or leave some of them out."
+                )
+            return self._memory - reserved
+        if entry.settings.memory is not None:
+            return memory_bytes(entry.settings.memory, self._device.memory)
         if entry.kind != CHAT_KIND:
-            return FoundModel(folder, {}, self._claim(entry.settings, [folder], entry.kind))
-        if (kind := model_kind_in(folder.path)) != CHAT_KIND:
-            raise ModelError(f'its files are those of a model of kind {kind}: say kind = "{kind}" in its table')
-        return FoundModel(folder, further, self._claim(entry.settings, [folder, *further.values()], CHAT_KIND))
-
-    def _claim(self, settings: Settings, folders: Sequence[ModelFolder], kind: str) -> int:
-        """What the first folder's model, served with the others, is to have."""
-        if self._alone:
-            return self._memory
-        if settings.memory is not None:
-            return memory_bytes(settings.memory, self._device.memory)
-        if kind != CHAT_KIND:
-            module, _, name = KINDS[kind].needs.partition(":")
-            tells = getattr(import_module(f"ingot.models.{module}"), name)
-            return int(self._loop.run(lambda: tells(folders[0].path, self._device))) + LEAST_TRANSIENT_BYTES
-        told = [self._loop.run(partial(memory_needs, folder.path, self._device)) for folder in folders]
+            return self._claim_by_kind(entry, folders[0])
+        needs = [self._loop.run(partial(memory_needs, folder.path, self._device)) for folder in folders]
         weights = sum(
-            _file_bytes(folder.path) if need is None else need.weights
-            for folder, need in zip(folders, told, strict=True)
+            weight_bytes(folder.path) if need is None else need.weights
+            for folder, need in zip(folders, needs, strict=True)
         )
-        own = told[0]
-        states = self._memory // KV_SHARE if own is None else self._states(own, settings.context)
+        own = needs[0]
+        kv = self._memory // KV_SHARE if own is None else self._kv_bytes(own, entry.settings.context)
         aside = TRANSIENT_SHARE + REWIND_SHARE
-        return min(weights + LEAST_TRANSIENT_BYTES + int(states / (1 - aside)), max(self._memory, weights))
+        return min(weights + LEAST_TRANSIENT_BYTES + int(kv / (1 - aside)), max(self._memory, weights))
 
-    def _states(self, need: MemoryNeeds, context: int | None) -> int:
-        def of(tokens: int) -> int:
+    def _claim_by_kind(self, entry: ModelEntry, folder: ModelFolder) -> int:
+        needs = _load_reference("ingot.models", KINDS[entry.kind].needs)
+        claim = int(self._loop.run(lambda: needs(folder.path, self._device))) + LEAST_TRANSIENT_BYTES
+        if not entry.alongside or entry.kind not in POOLING_KINDS:
+            return claim
+        weights = weight_bytes(folder.path) * (WIDENED_ON_CPU if self._device.kind == "cpu" else 1)
+        return min(claim, weights + LEAST_TRANSIENT_BYTES + self._memory // BATCH_SHARE)
+
+    def _reserved_bytes(self) -> int:
+        """What the models alongside the main one have."""
+        for entry in self._alongside:
+            if entry.kind not in self._alongside_claims:
+                self.find(entry)
+        return sum(self._alongside_claims.values())
+
+    def _kv_bytes(self, need: MemoryNeeds, context: int | None) -> int:
+        def kv_of(tokens: int) -> int:
             return need.at_full_context - need.per_token * (need.context - min(tokens, need.context))
 
-        wanted = of(context or need.context)
-        return min(wanted, max(of(USUAL_CONTEXT), self._memory // KV_SHARE))
+        wanted = kv_of(context or need.context)
+        return min(wanted, max(kv_of(USUAL_CONTEXT), self._memory // KV_SHARE))
 
-    def load(self, entry: ModelEntry, found: FoundModel, told: Callable[[float], None]) -> ModelEngine:
-        """`told` is called with the share that is done."""
+    def load(self, entry: ModelEntry, found: FoundModel, report: Callable[[float], None]) -> ModelEngine:
+        """`report` is called with the share that is done."""
         began = time.monotonic()
         prefetch_weights(found.folder.path)
         before = self._loop.run(release_unused_memory)
-        size = max(1, _file_bytes(found.folder.path))
+        size = max(1, weight_bytes(found.folder.path))
 
         def between() -> None:
-            told(min(1.0, (active_memory() - before) / size))
+            report(min(1.0, (active_memory() - before) / size))
             self._loop.run_other_workloads()
 
-        engine = self._started(entry, found, between)
+        engine = self._start(entry, found, between)
         if self._trim is not None:
             self._trim()  # a tokenizer of many words leaves holes in the heap of whichever thread made it
         took, weights = time.monotonic() - began, engine.card.weight_bytes / 1e9
-        log.info("%s was loaded in %.1f s: %.3f GB of weights", entry.name, took, weights)
+        level = logging.DEBUG if entry.resident else logging.INFO  # of a resident one, the ready line tells
+        log.log(level, "%s was loaded in %.1f s: %.3f GB of weights", entry.name, took, weights)
         return engine
 
-    def _started(self, entry: ModelEntry, found: FoundModel, between: Callable[[], None]) -> ModelEngine:
+    def _start(self, entry: ModelEntry, found: FoundModel, between: Callable[[], None]) -> ModelEngine:
         if entry.kind != CHAT_KIND:
+            start = _load_reference("ingot.engine.loading", KINDS[entry.kind].start)
             folder = replace(found.folder, name=entry.name)
-            return start_side_engine(
-                entry.settings, entry.kind, folder, memory=found.claim, loop=self._loop, between=between
-            )
+            return cast("ModelEngine", start(entry.settings, folder, found.claim, self._loop, between))
+        # Where ranks share the model, the budget is what they agree on.
+        main = self._has_main_model
         return start_engine(
             entry.settings,
             found.folder.path,
             name=entry.name,
             source=found.folder.source,
             further=found.further,
-            share=MemoryShare(found.claim, self._memory),
+            share=None if main else MemoryShare(found.claim, self._memory),
+            reserved=self._memory - found.claim if main else 0,
             loop=self._loop,
             between=between,
         )
@@ -138,8 +171,9 @@ class BlockingModelLoader:
         )
 
 
-def _file_bytes(folder: Path) -> int:
-    return weight_bytes(folder)
+def _load_reference(package: str, reference: str) -> Callable[..., Any]:
+    module, _, name = reference.partition(":")
+    return cast("Callable[..., Any]", getattr(import_module(f"{package}.{module}"), name))
 
 
 def prefetch_weights(folder: Path) -> None:

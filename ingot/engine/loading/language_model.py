@@ -2,8 +2,7 @@
 
 `start_engine` reads the tokenizer and starts the engine; `load_language_model` runs on the engine thread, the only
 one that may touch mlx, and loads the target model (or rank 0's share of it), its vision encoder, its LoRA
-adapters, where its prefixes are cached, and what serves beside it. Raises ModelError or ConfigError with what is
-wrong.
+adapters, and where its prefixes are cached. Raises ModelError or ConfigError with what is wrong.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from ingot.engine.loading.draft_models import (
     make_draft_model,
     make_specprefill,
 )
-from ingot.engine.loading.pooling_and_speech import load_beside
 from ingot.engine.loop import Loop, do_nothing
 from ingot.engine.memory_budget import MemoryBudget
 from ingot.engine.request import ModelCard
@@ -72,10 +70,6 @@ class MemoryShare:
     own: int
     all: int
 
-    @classmethod
-    def whole(cls, budget: int) -> MemoryShare:
-        return cls(budget, budget)
-
 
 def start_engine(
     settings: Settings,
@@ -85,13 +79,14 @@ def start_engine(
     source: str,
     further: Mapping[str, ModelFolder] = MappingProxyType({}),
     share: MemoryShare | None = None,
+    reserved: int = 0,
     loop: Loop | None = None,
     between: Callable[[], None] = do_nothing,
 ) -> Engine:
     """Load the model and start the engine thread. `further` models are those of proposers that are models (`draft` and
-    `eagle`), the one that scores long prompts (`scorer`), and those that serve beside it, by their kinds. Among several
-    models, `share` is what it has of the memory, `loop` is the thread of all of them, and `between` is called there
-    after each piece of the load.
+    `eagle`) and the one that scores long prompts (`scorer`). `share` is what it has of the memory; without it, it has
+    the whole budget less the bytes `reserved` for models alongside. Among several models, `loop` is the thread of all
+    of them, and `between` is called there after each piece of the load.
 
     Raises ModelError or ConfigError with what is wrong.
     """
@@ -99,13 +94,13 @@ def start_engine(
     tokenizer = Tokenizer.load(folder, template)
     if tokenizer.template is not None:
         tokenizer.template.check()
-    limits = EngineLimits(settings.max_sequences, settings.max_queue, settings.target_itl_ms)
 
     def loaded() -> LoadedModel:
         with loading_with_pauses(between):
-            return load_language_model(settings, ModelFolder(folder, name, source), tokenizer, further, share)
+            named = ModelFolder(folder, name, source)
+            return load_language_model(settings, named, tokenizer, further, share, reserved)
 
-    return Engine(loaded, limits, loop)
+    return Engine(loaded, EngineLimits.of(settings), loop)
 
 
 def load_language_model(
@@ -114,22 +109,24 @@ def load_language_model(
     tokenizer: Tokenizer,
     others: Mapping[str, ModelFolder],
     share: MemoryShare | None = None,
+    reserved: int = 0,
 ) -> LoadedModel:
     """Runs on the engine thread, the only one that may touch mlx. `others` are what `start_engine` calls further."""
     folder, further = named.path, {name: found.path for name, found in others.items()}
     here = device.current_device()
     native.use_one_path(settings.deterministic)
     joined = join_as_leader(settings)
-    share = share or MemoryShare.whole((device if joined is None else joined).memory_budget(here, settings.memory))
+    if share is None:
+        whole = (device if joined is None else joined).memory_budget(here, settings.memory)
+        share = MemoryShare(whole - reserved, whole)
     total = share.own
     _refuse_what_cannot_fit(folder, total * settings.ranks)
     vision = VisionSupport.of(folder, load_config(folder), settings)
     target = load_target(settings, named, further, here, joined, total, sees=vision.sees)
     adapter, weights = target.adapter, target.weights
-    beside = load_beside(others, settings, here, total - weights)
     context = _wanted_context(settings, adapter.context)
     vision_encoder = vision.vision_encoder(adapter.tower, total - weights)
-    apart = beside.taken + (0 if vision_encoder is None else vision_encoder.memory.total)
+    apart = 0 if vision_encoder is None else vision_encoder.memory.total
     draft, taken = make_draft_model(
         target.draft, adapter.footprint, total - weights - apart, context=context, rows=settings.max_sequences
     )
@@ -137,7 +134,7 @@ def load_language_model(
     budget = _make_budget(settings, target, total, weights + apart + taken, context)
     device.limit_memory(here, share.all, budget.transient)
     compiled = compilation_stats(here)
-    notes = [*adapter.notes, *vision.notes, *target.guessing.notes, *beside.notes, *_speed_advice(here, compiled)]
+    notes = [*adapter.notes, *vision.notes, *target.chosen_proposers.notes, *_speed_advice(here, compiled)]
     fitting = _fitting_context(budget, context, weights, notes)
     vision.refuse(vision_encoder, budget.widest_pass(fitting))
     card = replace(
@@ -154,9 +151,8 @@ def load_language_model(
         card,
         budget,
         prefix_cache_bytes(settings, budget),
-        beside.encoders,
         folder,
-        proposers=target.guessing.begin(draft),
+        proposers=target.chosen_proposers.begin(draft),
         fixed_draft_tokens=target.fixed_draft_tokens,
         processor=vision.processor,
         vision_encoder=vision_encoder,
@@ -165,8 +161,6 @@ def load_language_model(
         codec=codec,
         teller=make_kv_event_publisher(settings),
         loras=target.loras,
-        hearing=beside.hearing,
-        speaking=beside.speaking,
     )
 
 
@@ -176,7 +170,7 @@ def _make_budget(settings: Settings, target: TargetModel, total: int, taken: int
     return MemoryBudget(
         total,
         max(taken, adapter.weight_bytes + withheld_bytes(adapter, total)),
-        _with_rewind_states(adapter.footprint) if target.guessing.names else adapter.footprint,
+        _with_rewind_states(adapter.footprint) if target.chosen_proposers.names else adapter.footprint,
         context=context,
         widest=settings.prefill_chunk,
         rows=settings.max_sequences,
@@ -206,7 +200,7 @@ def _make_card(
         ),
         quantization=adapter.formats.weights,
         formats=str(adapter.formats),
-        proposers=target.guessing.names,
+        proposers=target.chosen_proposers.names,
     )
 
 
@@ -224,7 +218,7 @@ def _fitting_context(budget: MemoryBudget, context: int, weights: int, notes: li
 
 
 def _with_rewind_states(footprint: Footprint) -> Footprint:
-    """Recurrent states are held twice while guesses are verified, so that they can go back."""
+    """Recurrent states are held twice while draft tokens are verified, so that they can go back."""
     return replace(footprint, recurrent=2 * footprint.recurrent)
 
 
@@ -258,10 +252,10 @@ def _gb(size: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TargetModel:
-    adapter: ModelAdapter  # with its head, and with live states in what was asked for
-    guessing: ChosenProposers
+    adapter: ModelAdapter  # with its draft head, and with the KV codec
+    chosen_proposers: ChosenProposers
     fixed_draft_tokens: int | None
-    draft: ModelAdapter | None  # the smaller model, for guesses and for scores
+    draft: ModelAdapter | None  # the smaller model, which proposes and scores
     loras: ServedLoras | None
     lora_bytes: int  # that they take at most
 
@@ -283,11 +277,11 @@ def load_target(
 ) -> TargetModel:
     """Of `joined` ranks, rank 0's share, which has `total` bytes. Raises ModelError or ConfigError."""
     plain, choice = _load_plain_model(settings, folder.path, further, here, joined, total, sees=sees)
-    guessing = choose_proposers(choice, folder.path, plain, further, dtype=settings.dtype)
+    chosen_proposers = choose_proposers(choice, folder.path, plain, further, dtype=settings.dtype)
     draft = load_draft(settings, folder.path, plain, further)
-    adapter = with_kv_codec(guessing.adapter, PairCodec(CodecName.parse(settings.kv_codec)))
+    adapter = with_kv_codec(chosen_proposers.adapter, PairCodec(CodecName.parse(settings.kv_codec)))
     loras, lora_bytes = load_startup_loras(settings, adapter, folder.name)
-    return TargetModel(adapter, guessing, choice.tokens, draft, loras, lora_bytes)
+    return TargetModel(adapter, chosen_proposers, choice.tokens, draft, loras, lora_bytes)
 
 
 def _load_plain_model(
@@ -300,7 +294,7 @@ def _load_plain_model(
     *,
     sees: bool,
 ) -> tuple[ModelAdapter, SpeculationOptions]:
-    """The model by itself, and who may guess for it."""
+    """The model by itself, and who may propose for it."""
     choice = SpeculationOptions.parse(settings.speculate, settings.speculate_tokens)
     if joined is not None:
         leading = load_as_leader(joined, settings, folder, here, total, sees=sees)
@@ -317,7 +311,7 @@ def _load_plain_model(
 
 HEAD_PROPOSERS: Final = ("mtp", "eagle")
 TOKEN_PROPOSERS: Final = ("forced", "lookup")
-"""Who guess from tokens alone."""
+"""Those that need tokens alone."""
 RANKS_LOADING_S: Final = 3600.0
 """How long the others may take to load what they have of the model, once rank 0 has its own."""
 
@@ -337,7 +331,7 @@ def load_as_leader(
 ) -> LeaderAdapter:
     """Raises ModelError or ConfigError, or Unavailable where another rank is gone."""
     if sees:
-        raise ModelError("Models that see are not run by several ranks: serve it with --text-only.")
+        raise ModelError("Vision models are not run by several ranks: serve it with --text-only.")
     own = joined.load(folder, here, settings)
     kept = joined.kept_form(own, settings)
     share = RankShare.of(own, total, {} if kept is None else kept.sizes)
@@ -356,7 +350,7 @@ def withheld_bytes(adapter: ModelAdapter, total: int) -> int:
 
 
 def options_among_ranks(choice: SpeculationOptions, adapter: LeaderAdapter) -> SpeculationOptions:
-    """Who may guess ahead. Raises ConfigError where somebody is asked for who cannot."""
+    """Who may propose. Raises ConfigError where the settings ask for one that cannot."""
     if not adapter.whole.rewinds:
         return _without_proposers(
             choice,
@@ -368,7 +362,7 @@ def options_among_ranks(choice: SpeculationOptions, adapter: LeaderAdapter) -> S
         return _without_proposers(
             choice,
             HEAD_PROPOSERS,
-            "what a head keeps is not put into kv_codec where there are several ranks. Leave out one.",
+            "the KV of a draft head is not put into kv_codec where there are several ranks. Leave out one.",
         )
     return choice
 
@@ -382,22 +376,22 @@ def _without_proposers(choice: SpeculationOptions, refused: Sequence[str], reaso
 
 
 VISION_SHARE = 1 / 8
-"""Of what the weights leave, the most that is set aside for looking."""
+"""Of what the weights leave, the most that is set aside for vision."""
 REFUSED_FAMILIES = dict.fromkeys(
     ("phi4mm", "phi4_multimodal"),
-    "Phi 4 multimodal is not served: it reads pictures and sound through adapters of its language model, for which "
+    "Phi 4 multimodal is not served: it reads images and audio through adapters of its language model, for which "
     "mlx-lm has no class.",
 )
 """By model_type, families that nothing can be done for."""
 LEAST_DECODING_BYTES = 320 << 20
-"""Enough for a large photograph, a page or a film, where that is no more than a quarter of what is free."""
+"""Enough for a large photograph, a page or a video, where that is no more than a quarter of what is free."""
 LARGEST_IMAGE = Size(16_384, 16_384)
-"""Larger than any model is shown a picture."""
+"""Larger than any image that a model is shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class VisionSupport:
-    """`sees`: whether the tower is to be loaded. `processor` is there also where it is not, but could be."""
+    """`sees`: whether the vision tower is to be loaded. `processor` is there also where it is not, but could be."""
 
     processor: MediaProcessor | None
     sees: bool
@@ -411,13 +405,15 @@ class VisionSupport:
         if has_vision_tower(config):
             if settings.text_only:
                 return cls(
-                    read_processor(folder), sees=False, notes=("text alone, as asked: its vision tower is not loaded",)
+                    read_processor(folder),
+                    sees=False,
+                    notes=("text alone, as --text-only says: its vision tower is not loaded",),
                 )
             require_vision()
             return cls(read_processor(folder), sees=True)
         notes = []
         if isinstance(config.get("vision_config"), dict):
-            notes.append("text alone: its vision tower is of a family that ingot does not know")
+            notes.append("text alone: its vision tower is of an unknown family")
         asked = [
             name for name, given in (("text-only", settings.text_only), ("media-hosts", settings.media_hosts)) if given
         ]
@@ -437,28 +433,28 @@ class VisionSupport:
         return VisionEncoder(tower, make_vision_memory(tower, self.processor, free))
 
     def refuse(self, vision_encoder: VisionEncoder | None, widest: int) -> None:
-        """Raises ConfigError where a picture has more tokens than a pass may have, so many, and none of them can be
-        computed without all others."""
+        """Raises ConfigError where an image has more tokens than the `widest` forward pass, and all of them have to be
+        computed at once."""
         if vision_encoder is None or self.processor is None or not vision_encoder.tower.bidirectional:
             return
         needed = self.processor.picture(LARGEST_IMAGE, ImageLayoutOptions()).features
         if needed > widest:
             raise ConfigError(
-                f"a picture of this model is {needed} tokens, which are computed at once, but memory and prefill_chunk "
+                f"an image of this model is {needed} tokens, which are computed at once, but memory and prefill_chunk "
                 f"allow {widest}. Raise them, or serve it with --text-only.",
                 param="prefill_chunk",
             )
 
 
 def decoding_memory(free: int) -> int:
-    """For the processes that unpack pictures, clips and PDFs."""
+    """For the processes that decode images, video and PDFs."""
     return max(0, min(bounds.PIXEL_MEMORY, max(int(free * VISION_SHARE), min(LEAST_DECODING_BYTES, free // 4))))
 
 
 def make_vision_memory(tower: VisionTower, processor: MediaProcessor, free: int) -> VisionMemory:
-    """Enough for the largest picture that the model is shown, if that is no more than a share of what is free; half of
-    it for features, so that many pictures, or those of several requests, are held at once. Unpacking has a share of
-    its own."""
+    """Enough for the largest image that the model is shown, if that is no more than a share of what is free; half of
+    it for features, so that many images, or those of several requests, are held at once. Decoding has a share of its
+    own."""
     largest = tower.needs(processor.picture(LARGEST_IMAGE, ImageLayoutOptions()))
     most = int(free * VISION_SHARE)
     work = min(2 * (largest.pixels + largest.work), most // 2)
@@ -467,7 +463,7 @@ def make_vision_memory(tower: VisionTower, processor: MediaProcessor, free: int)
 
 
 def load_startup_loras(settings: Settings, model: ModelAdapter, name: str) -> tuple[ServedLoras | None, int]:
-    """The adapters beside a model that is called `name`, if there may be any, and the bytes that they take at most.
+    """The LoRA adapters of a model that is called `name`, if there may be any, and the bytes that they take at most.
     Runs on the engine thread. Raises ConfigError or ModelError that names the adapter."""
     if not settings.loras and not settings.allow_runtime_lora_updating:
         return None, 0
@@ -494,7 +490,7 @@ def prefix_cache_bytes(settings: Settings, budget: MemoryBudget) -> int:
 
 
 def prefix_cache_codec(settings: Settings, adapter: ModelAdapter) -> PairCodec:
-    """What kept records are put into. Raises ConfigError where that would wreck the model."""
+    """The codec of cached records. Raises ConfigError where that would wreck the model."""
     codec = RecordCodec(CodecName.parse(settings.cache_codec))
     if codec.lossy and adapter.has_sinks:
         raise ConfigError(
@@ -508,7 +504,7 @@ def prefix_cache_codec(settings: Settings, adapter: ModelAdapter) -> PairCodec:
 def prefix_cache_disk(
     settings: Settings, adapter: ModelAdapter, folder: Path, codec: PairCodec, joined: JoinedGroup | None
 ) -> DiskBackend | None:
-    """None where they are kept in memory alone. Raises ConfigError."""
+    """None where prefixes are cached in memory alone. Raises ConfigError."""
     if not isinstance(adapter, LeaderAdapter) or joined is None:
         return open_disk_cache(settings, adapter, folder, codec)
     own = open_disk_cache(settings, adapter, folder, codec, joined.sharing.part)

@@ -6,11 +6,11 @@ Light to import and to make: what a model needs is imported by the first load, o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ingot.config import ModelEntry, Settings
+from ingot.config import ModelEntry, Settings, served_name, with_name
 from ingot.engine.loop import engine_loop
 from ingot.engine.status import Health
 from ingot.kernels import device
@@ -18,14 +18,15 @@ from ingot.kernels import device
 if TYPE_CHECKING:
     from ingot.engine.engine import ModelEngine
     from ingot.engine.loading.fleet_models import BlockingModelLoader, FoundModel
+    from ingot.models.files.progress import Progress
 
 
 class ModelLoader:
-    """Implements `Opens` for models of mlx-lm's. Its thread is the only one that touches mlx."""
+    """Loads models of mlx-lm's for a `Fleet`. Its thread is the only one that touches mlx."""
 
-    def __init__(self, settings: Settings, *, alone: bool) -> None:
-        """`alone`: there is one model, which has all memory. Raises ConfigError."""
-        self._alone, self._settings = alone, settings
+    def __init__(self, settings: Settings, entries: Sequence[ModelEntry] = ()) -> None:
+        """`entries` are the models of the server. Raises ConfigError."""
+        self._settings, self._entries = settings, entries
         self._found: dict[str, FoundModel] = {}
         self.loop = engine_loop()
         self.loop.start()
@@ -42,32 +43,54 @@ class ModelLoader:
 
     @cached_property
     def _loading(self) -> BlockingModelLoader:
-        return _blocking_loader_class()(self.loop, self._device, self.memory, alone=self._alone)
+        return _blocking_loader_class()(self.loop, self._device, self.memory, self._entries)
 
     def health(self) -> Health:
-        """That of the thread, which no request is counted by."""
+        """Of the thread; it knows of no requests."""
         pulse = self.loop.pulse()
         return Health(pulse.alive, pulse.ready, pulse.detail, pulse.beat_ago_s, 0, 0)
 
     def on_device_lost(self, call: Callable[[], None]) -> None:
-        """Have `call` made once the device is lost, which all models share: see `Loop.when_lost`."""
+        """Have `call` made once the device is lost, which all models share: see `Loop.on_device_lost`."""
         self.loop.on_device_lost(call)
 
     def close(self) -> None:
         """Give up what runs and end the thread. A process that leaves without it does it on its way out."""
         self.loop.close()
 
+    def load_resident(self, progress: Progress) -> list[tuple[ModelEntry, ModelEngine]]:
+        """The main model and those alongside it, each under the name that its files have. Not for an event loop.
+        Raises IngotError."""
+        main, *alongside = self._entries
+        located = [self._loading.find(entry, progress) for entry in alongside]
+        first = self._loading.find(main, progress)  # what it has of the memory depends on the others
+        entries = [with_name(main, served_name(main.settings, first.folder.name))]
+        for entry, found in zip(alongside, located, strict=True):
+            entries.append(with_name(entry, found.folder.name, entries))
+        names = [*(entry.name for entry in entries), *(helper.name for helper in first.further.values())]
+        progress(f"loading {', '.join(dict.fromkeys(names))}")
+        models = zip(entries, [first, *located], strict=True)
+        return [(entry, self._loading.load(entry, found, _ignore_progress)) for entry, found in models]
+
     async def measure(self, entry: ModelEntry) -> int:
+        """The bytes that a model is to have, by its files, which are fetched where they are not here. Raises
+        IngotError."""
         if entry.name not in self._found:
             self._found[entry.name] = await asyncio.to_thread(lambda: self._loading.find(entry))
         return self._found[entry.name].claim
 
-    async def load(self, entry: ModelEntry, claim: int, told: Callable[[float], None]) -> ModelEngine:
+    async def load(self, entry: ModelEntry, claim: int, report: Callable[[float], None]) -> ModelEngine:
+        """`report` is called with the share that is done, from any thread. Raises IngotError."""
         found = self._found.pop(entry.name)  # whoever loads it again looks at its files again
-        return await asyncio.to_thread(self._loading.load, entry, found, told)
+        return await asyncio.to_thread(self._loading.load, entry, found, report)
 
     async def unload(self, engine: ModelEngine) -> None:
+        """Returns when its memory is back."""
         await asyncio.to_thread(self._loading.unload, engine)
+
+
+def _ignore_progress(done: float) -> None:
+    """Nobody can be told yet."""
 
 
 def _blocking_loader_class() -> type[BlockingModelLoader]:

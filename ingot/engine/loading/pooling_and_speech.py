@@ -1,6 +1,4 @@
-"""Models that do not generate (pooling, speech-to-text, text-to-speech), from their folders to what the engine
-serves: alone (`start_side_engine`), or beside one that generates (`load_side_models`), within the memory that its
-weights leave.
+"""Models that do not generate (pooling, speech-to-text, text-to-speech), from their folders to running engines.
 
 Loading runs on the engine thread. Raises ModelError, and ConfigError where an optional package is missing.
 """
@@ -8,13 +6,14 @@ Loading runs on the engine thread. Raises ModelError, and ConfigError where an o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from ingot.config import Settings
 from ingot.engine.admission import EngineLimits
-from ingot.engine.engine import ModelEngine, SideModels
+from ingot.engine.engine import PoolingEngine, SpeechToTextEngine, TextToSpeechEngine
 from ingot.engine.loop import Loop
 from ingot.engine.pooling_batches import ServedPoolingModel
 from ingot.engine.request import PoolingModelCard, PoolingTask
@@ -46,85 +45,55 @@ from ingot.text.tokenizer.encoder_inputs import (
 from ingot.text.tokenizer.vocabulary import Vocabulary
 from ingot.text.tokenizer.whisper import WhisperVocabulary
 
-ENCODERS: Final[tuple[PoolingTask, ...]] = ("embedding", "rerank")
-
-
-BATCH_MEMORY_SHARE = 0.25
-"""Beside a generating model, at most this part of what all weights leave is set aside for a batch."""
-
-
-def start_side_engine(
-    settings: Settings, kind: str, folder: ModelFolder, *, memory: int, loop: Loop, between: Callable[[], None]
-) -> ModelEngine:
-    """Load a model of this kind under the folder's name. `memory` are the bytes that it has, `loop` is the thread of
-    all models, and `between` is called there after each piece of the load. Raises ModelError."""
-
-    def load() -> SideModels:
-        with loading_with_pauses(between):
-            return load_beside({kind: folder}, settings, device.current_device(), memory, batch_share=1.0)
-
-    return ModelEngine(load, EngineLimits(settings.max_sequences, settings.max_queue, settings.target_itl_ms), loop)
-
-
-def load_beside(
-    folders: Mapping[str, ModelFolder],
-    settings: Settings,
-    here: device.Device,
-    free: int,
-    batch_share: float = BATCH_MEMORY_SHARE,
-) -> SideModels:
-    """Load those of `folders`, by the kinds of models, that do not generate. Runs on the engine thread; `free` are the
-    bytes that a generating model's weights leave. Raises ModelError."""
-    encoders = {role: folders[role] for role in ENCODERS if role in folders}
-    made = load_pooling_models(encoders, settings, here, free, batch_share)
-    if "audio" in folders:
-        made = _both(made, load_speech_to_text(folders["audio"], settings, here, free - made.taken))
-    if "speech" in folders:
-        made = _both(made, load_text_to_speech(folders["speech"], free - made.taken))
-    return made
-
-
-def _both(made: SideModels, other: SideModels) -> SideModels:
-    return replace(
-        made,
-        hearing=made.hearing or other.hearing,
-        speaking=made.speaking or other.speaking,
-        weights=made.weights + other.weights,
-        batch=made.batch + other.batch,
-    )
-
-
+T = TypeVar("T")
 BATCH_TOKENS = 4096
 """Tokens computed together, unless a single input may be longer: more would hardly be faster."""
 SHORTEST_INPUT = 64
 """An encoder that cannot hold this many tokens in the budget is not worth loading."""
 
 
-def load_pooling_models(
-    folders: Mapping[PoolingTask, ModelFolder],
-    settings: Settings,
-    device: Device,
-    free: int,
-    batch_share: float = BATCH_MEMORY_SHARE,
-) -> SideModels:
-    """Load them. Runs on the engine thread; `free` are the bytes that other models' weights leave, of which
-    `batch_share` may be set aside for a batch.
+def start_pooling_engine(
+    task: PoolingTask, settings: Settings, folder: ModelFolder, memory: int, loop: Loop, between: Callable[[], None]
+) -> PoolingEngine:
+    """Load the model under the folder's name. `memory` are the bytes that it has, `loop` is the thread of all models,
+    and `between` is called there after each piece of the load. Raises ModelError."""
+    load = partial(load_pooling_model, task, folder, settings, memory)
+    return PoolingEngine(_with_pauses(between, load), EngineLimits.of(settings), loop)
 
-    Raises ModelError with what is wrong with one of them.
-    """
-    for folder in folders.values():
-        _refuse_what_cannot_fit(folder, free)
-    loaded = {role: _load_pooling_model(role, folder, settings, device) for role, folder in folders.items()}
-    weights = sum(one.model.weight_bytes for one in loaded.values())
-    if weights > free:
-        raise ModelError(
-            f"The encoders' weights take {_gb(weights)}, and {_gb(free)} of the memory budget are left for them. "
-            "Raise --memory or choose smaller models."
-        )
-    allowed = int((free - weights) * batch_share)
-    encoders = {role: one.offered(role, folders[role], allowed) for role, one in loaded.items()}
-    batches = (loaded[role].model.batch_bytes(o.card.batch_tokens, o.card.length) for role, o in encoders.items())
-    return SideModels(encoders, weights=weights, batch=max(batches, default=0))  # one runs at a time
+
+start_embedding_engine = partial(start_pooling_engine, "embedding")
+start_rerank_engine = partial(start_pooling_engine, "rerank")
+
+
+def start_speech_to_text_engine(
+    settings: Settings, folder: ModelFolder, memory: int, loop: Loop, between: Callable[[], None]
+) -> SpeechToTextEngine:
+    load = partial(load_speech_to_text, folder, settings, memory)
+    return SpeechToTextEngine(_with_pauses(between, load), EngineLimits.of(settings), loop)
+
+
+def start_text_to_speech_engine(
+    settings: Settings, folder: ModelFolder, memory: int, loop: Loop, between: Callable[[], None]
+) -> TextToSpeechEngine:
+    load = partial(load_text_to_speech, folder, memory)
+    return TextToSpeechEngine(_with_pauses(between, load), EngineLimits.of(settings), loop)
+
+
+def _with_pauses(between: Callable[[], None], load: Callable[[], T]) -> Callable[[], T]:
+    def loaded() -> T:
+        with loading_with_pauses(between):
+            return load()
+
+    return loaded
+
+
+def load_pooling_model(task: PoolingTask, folder: ModelFolder, settings: Settings, memory: int) -> ServedPoolingModel:
+    """Runs on the engine thread; `memory` are the bytes that it has. Raises ModelError."""
+    _refuse_too_large(folder, sum(file.stat().st_size for file in folder.path.glob("model*.safetensors")), memory)
+    loaded = _load_pooling_model(task, folder, settings, device.current_device())
+    weights = loaded.model.weight_bytes
+    _refuse_too_large(folder, weights, memory)
+    return loaded.served(task, folder, memory - weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +103,7 @@ class _LoadedPoolingModel:
     recipe: PoolingRecipe | None = None  # of one that makes vectors
     judging: bool = False
 
-    def offered(self, role: PoolingTask, folder: ModelFolder, allowed: int) -> ServedPoolingModel:
+    def served(self, task: PoolingTask, folder: ModelFolder, allowed: int) -> ServedPoolingModel:
         traits = self.model.traits
         batch = fitting_batch(self.model, allowed, max(traits.length, BATCH_TOKENS))
         if batch < min(SHORTEST_INPUT, traits.length):
@@ -144,7 +113,7 @@ class _LoadedPoolingModel:
         length = min(traits.length, batch)
         cut = f"inputs cut from {traits.length} to {length} tokens, which is what the memory budget holds"
         card = PoolingModelCard(
-            role=role,
+            role=task,
             name=folder.name,
             source=folder.source,
             family=traits.family,
@@ -173,11 +142,11 @@ class _LoadedPoolingModel:
 
 
 def _load_pooling_model(
-    role: PoolingTask, folder: ModelFolder, settings: Settings, device: Device
+    task: PoolingTask, folder: ModelFolder, settings: Settings, device: Device
 ) -> _LoadedPoolingModel:
     vocabulary = load_encoder_vocabulary(folder.path)
     decoder = is_pooling_decoder(read_model_config(folder.path))
-    if role == "embedding":
+    if task == "embedding":
         recipe = read_pooling_recipe(folder.path, usual="lasttoken" if decoder else "mean")
         return _LoadedPoolingModel(load_embedder(folder.path, device, recipe, dtype=settings.dtype), vocabulary, recipe)
     yes, no = answer_tokens(vocabulary) if decoder else (None, None)
@@ -200,31 +169,21 @@ def fitting_batch(model: PoolingEncoder, allowed: int, wanted: int) -> int:
     return low
 
 
-def _refuse_what_cannot_fit(folder: ModelFolder, free: int) -> None:
-    size = sum(file.stat().st_size for file in folder.path.glob("model*.safetensors"))
-    if size > free:
+def _refuse_too_large(folder: ModelFolder, needed: int, memory: int) -> None:
+    if needed > memory:
         raise ModelError(
-            f"The weights of {folder.name} are {_gb(size)}, and {_gb(max(0, free))} of the memory budget are left for "
-            "them. Raise --memory or choose a smaller model."
+            f"{folder.name} takes {needed / 1e9:.1f} GB, and {max(0, memory) / 1e9:.1f} GB of the memory budget are "
+            "left for it. Raise --memory or choose a smaller model."
         )
 
 
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.1f} GB"
-
-
-def load_speech_to_text(folder: ModelFolder, settings: Settings, device: Device, free: int) -> SideModels:
-    """Load it. Runs on the engine thread; `free` are the bytes that other models leave. Raises ModelError, and
-    ConfigError where sounds cannot be unpacked."""
-    require_extra("audio", f"{folder.name}, which hears,")
-    model = load_whisper(folder.path, device, dtype=settings.dtype)
+def load_speech_to_text(folder: ModelFolder, settings: Settings, memory: int) -> ServedSpeechToText:
+    """Runs on the engine thread; `memory` are the bytes that it has. Raises ModelError, and ConfigError where audio
+    cannot be decoded."""
+    require_extra("audio", f"{folder.name}, a speech-to-text model,")
+    model = load_whisper(folder.path, device.current_device(), dtype=settings.dtype)
     window = model.window_bytes + worker.header_pool.memory + worker.audio_pool.memory
-    taken = model.weight_bytes + window
-    if taken > free:
-        raise ModelError(
-            f"{folder.name} takes {taken / 1e9:.1f} GB with a window of sound, and {max(0, free) / 1e9:.1f} GB of the "
-            "memory budget are left for it. Raise --memory or choose a smaller model."
-        )
+    _refuse_too_large(folder, model.weight_bytes + window, memory)
     vocabulary = WhisperVocabulary.load(folder.path, model.config.vocab)
     card = SpeechToTextCard(
         name=folder.name,
@@ -237,28 +196,22 @@ def load_speech_to_text(folder: ModelFolder, settings: Settings, device: Device,
         created=int(time.time()),
         notes=model.notes,
     )
-    offered = ServedSpeechToText(card, model.config.mels, vocabulary, model)
-    return SideModels(hearing=offered, weights=model.weight_bytes, batch=window)
+    return ServedSpeechToText(card, model.config.mels, vocabulary, model)
 
 
-def load_text_to_speech(folder: ModelFolder, free: int) -> SideModels:
-    """Load it. Runs on the engine thread; `free` are the bytes that other models leave. Raises ModelError."""
+def load_text_to_speech(folder: ModelFolder, memory: int) -> ServedTextToSpeech:
+    """Runs on the engine thread; `memory` are the bytes that it has. Raises ModelError."""
     model = load_kokoro(folder.path)
-    taken = model.weight_bytes + model.config.piece_bytes
-    if taken > free:
-        raise ModelError(
-            f"{folder.name} takes {taken / 1e9:.1f} GB with a piece of speech, and {max(0, free) / 1e9:.1f} GB of the "
-            "memory budget are left for it. Raise --memory or choose a smaller model."
-        )
+    _refuse_too_large(folder, model.weight_bytes + model.config.piece_bytes, memory)
     voices = tuple(voice for voice in model.voices if voice[:1] in ACCENT_BY_VOICE)
     if not voices:
-        raise ModelError(f"{folder.name} has no voice that speaks English, which is what is pronounced here")
+        raise ModelError(f"{folder.name} has no English voice; English is the one language that is spoken here")
     preload_dictionaries({accent_of(voice) for voice in voices})
     notes = []
     if foreign := len(model.voices) - len(voices):
-        notes.append(f"{foreign} voices of other languages are left out: English is what is pronounced here")
+        notes.append(f"{foreign} voices of other languages are left out: only English is spoken here")
     if wanted := missing_packages("audio"):
-        notes.append(f"speaks in wav and pcm alone; for mp3, the default, and others run {install_command(wanted)}")
+        notes.append(f"writes only wav and pcm; for mp3, the default, and other formats run {install_command(wanted)}")
     card = TextToSpeechCard(
         name=folder.name,
         source=folder.source,
@@ -270,5 +223,4 @@ def load_text_to_speech(folder: ModelFolder, free: int) -> SideModels:
         created=int(time.time()),
         notes=tuple(notes),
     )
-    offered = ServedTextToSpeech(card, Phonemizer(model.phonemes, model.context), model)
-    return SideModels(speaking=offered, weights=model.weight_bytes, batch=model.config.piece_bytes)
+    return ServedTextToSpeech(card, Phonemizer(model.phonemes, model.context), model)

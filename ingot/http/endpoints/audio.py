@@ -1,11 +1,11 @@
-"""The endpoints for speech: transcriptions and translations read a form and tell its segments; text-to-speech reads a
-body and writes a file or events as audio comes. Leaving ends the work."""
+"""The endpoints for speech: transcriptions and translations read a form and send segments of text; text-to-speech reads
+a body and sends a file or events as audio comes. Leaving ends the work."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio.to_thread
 from starlette.datastructures import Headers
@@ -13,12 +13,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ingot.engine.speech_request import Segment, SpeechAudio, SpeechEnded, TranscriptionEnded
-from ingot.http.accounting import SideRequestAccount
+from ingot.http.accounting import TaskAccount
 from ingot.http.body import HeldBody, read_form
 from ingot.http.edge import reply_of
 from ingot.http.endpoints.generation import BodyEndpoint
 from ingot.http.request_lifetime import RequestLifetime, background_task
-from ingot.http.service import SideService
+from ingot.http.service import ModelService
 from ingot.http.streaming import (
     BARE_EVENTS,
     StreamedResponse,
@@ -31,45 +31,46 @@ from ingot.http.tenants import check_model_allowed
 from ingot.media.audio_encoding import AUDIO_MEDIA_TYPES, audio_writer
 from ingot.protocol.openai.speech import SpeechDelta, SpeechDone, SpeechTask
 from ingot.protocol.openai.transcriptions import TranscriptDelta, TranscriptionTask, TranscriptView
-from ingot.protocol.served import ServedSideModel
+from ingot.protocol.served import ServedTaskModel
 
-ReadTranscriptionForm = Callable[[Mapping[str, Any], ServedSideModel, str], TranscriptionTask]
+if TYPE_CHECKING:
+    from ingot.engine.engine import SpeechToTextEngine, TextToSpeechEngine
+
+ReadTranscriptionForm = Callable[[Mapping[str, Any], ServedTaskModel, str], TranscriptionTask]
 
 
-class TranscriptionEndpoint(BodyEndpoint[SideService, ReadTranscriptionForm]):
+class TranscriptionEndpoint(BodyEndpoint[ModelService, ReadTranscriptionForm]):
     async def answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
         answer, out = reply_of(scope), StreamedResponse(send, BARE_EVENTS, self.service.shared_state.settings)
-        held = WholeResponse(answer, send, self.service.shared_state.settings)
+        whole = WholeResponse(answer, send, self.service.shared_state.settings)
         served = self.service.served_for(answer.tenant)
 
         async def work() -> None:
             job = await self._read(body, scope, served)
-            hearing = served.hearing
-            assert hearing is not None, "reading refuses what there is no model for"
-            check_model_allowed(hearing.name, self.service.shared_state.tenants.key_of(answer.tenant), answer)
-            with SideRequestAccount(self.service, answer, hearing.name, self.operation.span) as request:
-                stream = self.service.engine.transcribe(job.request)
+            check_model_allowed(served.card.name, self.service.shared_state.tenants.key_of(answer.tenant), answer)
+            with TaskAccount(self.service, answer, self.operation.span) as request:
+                stream = cast("SpeechToTextEngine", self.service.engine).transcribe(job.request)
                 events = request.watched(stream)
                 try:
                     if job.view.streamed:
                         await stream_transcript(events, job.view, out)
                     else:
                         # Subtitles and plain text have no place for white space that means nothing.
-                        async with held.waiting() if job.view.is_json else nullcontext():
-                            told, media_type = await gather_transcript(events, job.view)
-                        await Response(told, media_type=media_type)(scope, receive, held.send)
+                        async with whole.waiting() if job.view.is_json else nullcontext():
+                            content, media_type = await gather_transcript(events, job.view)
+                        await Response(content, media_type=media_type)(scope, receive, whole.send)
                 finally:
                     stream.close()
 
-        async with ending_in_words(answer, held, out):
+        async with ending_in_words(answer, whole, out):
             await self.service.shared_state.live.run(
                 RequestLifetime(receive, self.service.shared_state.settings.request_timeout_s), work
             )
 
-    async def _read(self, body: HeldBody, scope: Scope, served: ServedSideModel) -> TranscriptionTask:
+    async def _read(self, body: HeldBody, scope: Scope, served: ServedTaskModel) -> TranscriptionTask:
         answer, content_type = reply_of(scope), Headers(scope=scope).get("content-type", "")
         raw = body.raw
-        # The sound is held until it is heard, and so its bytes count until then.
+        # The audio is held until it is transcribed, and its bytes count until then.
         body.let_go(kept=True)
         return await self.service.shared_state.prepare_slow(
             lambda: self.read(read_form(raw, content_type), served, answer.id), answer.tenant
@@ -82,7 +83,7 @@ async def gather_transcript(
     segments: list[Segment] = []
     async for event in stream:
         if isinstance(event, TranscriptionEnded):
-            return view.told(segments, event)
+            return view.render(segments, event)
         segments.append(event)
     raise AssertionError("a transcript ends in an event, or raises")
 
@@ -101,10 +102,10 @@ async def stream_transcript(
             segments.append(event)
 
 
-ReadSpeech = Callable[[Any, ServedSideModel, str], SpeechTask]
+ReadSpeech = Callable[[Any, ServedTaskModel, str], SpeechTask]
 
 
-class SpeechEndpoint(BodyEndpoint[SideService, ReadSpeech]):
+class SpeechEndpoint(BodyEndpoint[ModelService, ReadSpeech]):
     async def answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
         answer, settings = reply_of(scope), self.service.shared_state.settings
         served = self.service.served_for(answer.tenant)
@@ -113,18 +114,16 @@ class SpeechEndpoint(BodyEndpoint[SideService, ReadSpeech]):
         async def work() -> None:
             job = await self.service.read(body.raw, lambda value: self.read(value, served, answer.id), answer.tenant)
             body.let_go()
-            speaking = served.speaking
-            assert speaking is not None, "reading refuses what there is no model for"
-            check_model_allowed(speaking.card.name, self.service.shared_state.tenants.key_of(answer.tenant), answer)
-            with SideRequestAccount(self.service, answer, speaking.card.name, self.operation.span) as request:
-                stream = self.service.engine.speak(job.request)
-                sounds = encode_audio(request.watched(stream), job)
+            check_model_allowed(served.card.name, self.service.shared_state.tenants.key_of(answer.tenant), answer)
+            with TaskAccount(self.service, answer, self.operation.span) as request:
+                stream = cast("TextToSpeechEngine", self.service.engine).speak(job.request)
+                pieces = encode_audio(request.watched(stream), job)
                 try:
                     if job.events:
-                        await stream_speech_events(sounds, job, out)
+                        await stream_speech_events(pieces, job, out)
                     else:
                         file = StreamFraming(AUDIO_MEDIA_TYPES[job.format], frame_bare_event)
-                        await send_audio_file(sounds, StreamedResponse(send, file, settings))
+                        await send_audio_file(pieces, StreamedResponse(send, file, settings))
                 finally:
                     stream.close()
 
@@ -142,29 +141,29 @@ async def encode_audio(
             yield await anyio.to_thread.run_sync(file.close)
             yield event
             return
-        # Codecs take milliseconds for a second of sound, which would hold up every stream.
+        # Codecs take milliseconds for a second of audio, which would hold up every stream.
         yield await anyio.to_thread.run_sync(file.write, event.samples)
 
 
-async def send_audio_file(sounds: AsyncIterable[bytes | SpeechEnded], out: StreamedResponse) -> None:
-    """What fails before there is sound is told; a file that has begun is cut off, which is all that it can say."""
-    async for sound in sounds:
+async def send_audio_file(pieces: AsyncIterable[bytes | SpeechEnded], out: StreamedResponse) -> None:
+    """An error before the first audio is answered as one; after that, the file is cut off."""
+    async for piece in pieces:
         if not out.started:
             await out.start()
-        if isinstance(sound, SpeechEnded):
+        if isinstance(piece, SpeechEnded):
             await out.end(b"")
         else:
-            await out.write(sound)
+            await out.write(piece)
 
 
 async def stream_speech_events(
-    sounds: AsyncIterable[bytes | SpeechEnded], job: SpeechTask, out: StreamedResponse
+    pieces: AsyncIterable[bytes | SpeechEnded], job: SpeechTask, out: StreamedResponse
 ) -> None:
     framed = out.framing.framed
     await out.start()
     async with background_task(out.keep_alive(list)):
-        async for sound in sounds:
-            if isinstance(sound, SpeechEnded):
-                await out.end(framed([SpeechDone.of(sound, job.rate)]) + out.framing.done)
+        async for piece in pieces:
+            if isinstance(piece, SpeechEnded):
+                await out.end(framed([SpeechDone.of(piece, job.rate)]) + out.framing.done)
                 return
-            await out.write(framed([SpeechDelta.of(sound)]) if sound else b"")
+            await out.write(framed([SpeechDelta.of(piece)]) if piece else b"")

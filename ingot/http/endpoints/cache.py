@@ -28,7 +28,7 @@ from ingot.errors import Forbidden
 from ingot.http.body import body_clock, body_pieces, check_media_type, is_too_slow
 from ingot.http.edge import ClientGone, JsonResponse, reply_of
 from ingot.http.lanes import FairTurns
-from ingot.http.service import ModelService
+from ingot.http.service import GenerationService
 from ingot.protocol.chat.answers import GenerationTask
 from ingot.protocol.ingot_api.cache import CacheBody, ClearedBody, ExplainedBody, ImportedBody, read_explainable_body
 from ingot.protocol.operations import FILE
@@ -41,7 +41,7 @@ MOST_WAITING_ARCHIVES: Final = 4
 CROSS_SITE: Final = ("cross-site", "same-site")
 
 
-def cache_endpoints(service: ModelService, around: Callable[[str], ResponseContext]) -> dict[str, Any]:
+def cache_endpoints(service: GenerationService, around: Callable[[str], ResponseContext]) -> dict[str, Any]:
     """`around` is what a tenant's bodies of `/v1/responses` are read in the light of."""
     engine = service.engine
 
@@ -68,22 +68,22 @@ def cache_endpoints(service: ModelService, around: Callable[[str], ResponseConte
         request = replace(job.request, tenant=tenant)
         return [engine.kept.explain(request, number) for number in range(len(request.prompts))]
 
-    desk = ArchiveTransfers(service)
+    transfers = ArchiveTransfers(service)
     return {
         "showCache": show,
         "clearCache": clear,
         "explainCache": explain,
-        "exportCache": CacheExportEndpoint(desk),
-        "importCache": CacheImportEndpoint(desk),
+        "exportCache": CacheExportEndpoint(transfers),
+        "importCache": CacheImportEndpoint(transfers),
     }
 
 
 class ArchiveTransfers:
-    """Where kept prompts become files, and files kept prompts: one at a time, by turns of the tenants. Files that are
-    sent or received have nothing to do with that. Each may take twice as much of the disk as the cache has memory, so a
+    """Exports and imports of cached prompts: one file is written or read at a time, by turns of the tenants, while
+    others may be sent and received. Each may take twice as much of the disk as the cache has memory, so a
     tenant has one, and there are a few in all."""
 
-    def __init__(self, service: ModelService) -> None:
+    def __init__(self, service: GenerationService) -> None:
         self.engine = service.engine
         self.key = ArchiveKey(service.shared_state.settings.archive_key_file)
         self._service = service
@@ -100,7 +100,7 @@ class ArchiveTransfers:
         return await self._service.shared_state.attended(receive, work)
 
     async def work(self, tenant: str, receive: Receive, work: Callable[[KeepGoing], T]) -> T:
-        """What `work` gives, in a thread. It is told when to stop: the client left, time is up, the server stops."""
+        """What `work` gives, in a thread. It is to stop when the client leaves, time is up, or the server stops."""
 
         async def in_turn() -> T:
             async with self._turns.turn(tenant):
@@ -110,7 +110,7 @@ class ArchiveTransfers:
 
 
 async def run_stoppable(work: Callable[[KeepGoing], T]) -> T:
-    """`work` in a thread, which is asked to stop when this is cancelled, and waited for."""
+    """`work` in a thread, which is to stop when this is cancelled, and is waited for."""
     stopped = threading.Event()
     task = asyncio.create_task(asyncio.to_thread(work, lambda: not stopped.is_set()))
     try:
@@ -125,46 +125,46 @@ class CacheExportEndpoint:
     """One ASGI endpoint, which has its file as long as it takes to send it. That is at no less than the slowest pace,
     as files may be awaited by others."""
 
-    def __init__(self, desk: ArchiveTransfers) -> None:
-        self.desk = desk
+    def __init__(self, transfers: ArchiveTransfers) -> None:
+        self.transfers = transfers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refuse_other_sites(Headers(scope=scope))
         tenant = reply_of(scope).tenant
-        async with AsyncExitStack() as held:
-            waits = partial(held.enter_async_context, self.desk.file(tenant))
-            path = await self.desk.attended(receive, waits)
+        async with AsyncExitStack() as stack:
+            waits = partial(stack.enter_async_context, self.transfers.file(tenant))
+            path = await self.transfers.attended(receive, waits)
 
             def export(going: KeepGoing) -> int:
-                return self.desk.engine.kept.export(tenant, path, self.desk.key.secret(), going)
+                return self.transfers.engine.kept.export(tenant, path, self.transfers.key.secret(), going)
 
-            await self.desk.work(tenant, receive, export)
+            await self.transfers.work(tenant, receive, export)
             await FileResponse(path, media_type=FILE, filename=path.name)(scope, receive, send_at_pace(send))
 
 
 class CacheImportEndpoint:
-    """One ASGI endpoint, for the administrator: what it keeps is believed to be what a model here computed."""
+    """One ASGI endpoint, for the administrator: what it imports counts as what a model here computed."""
 
-    def __init__(self, desk: ArchiveTransfers) -> None:
-        self.desk = desk
+    def __init__(self, transfers: ArchiveTransfers) -> None:
+        self.transfers = transfers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = reply_of(scope)
         if not answer.admin:
             raise Forbidden(
-                "Only the administrator may import kept prompts: send the key that the server was started with as "
+                "Only the administrator may import cached prompts: send the key that the server was started with as "
                 "--admin-api-key."
             )
         check_media_type(Headers(scope=scope), FILE)
-        async with self.desk.file(answer.tenant) as path:
+        async with self.transfers.file(answer.tenant) as path:
             with path.open("wb") as file:
                 async for piece in body_pieces(receive):
                     file.write(piece)
 
             def adopt(going: KeepGoing) -> int:
-                return self.desk.engine.kept.adopt(answer.tenant, path, self.desk.key.secret(), going)
+                return self.transfers.engine.kept.adopt(answer.tenant, path, self.transfers.key.secret(), going)
 
-            added = await self.desk.work(answer.tenant, receive, adopt)
+            added = await self.transfers.work(answer.tenant, receive, adopt)
         await JsonResponse(ImportedBody(added))(scope, receive, send)
 
 
@@ -186,4 +186,4 @@ def refuse_other_sites(headers: Headers) -> None:
     """A page elsewhere can make a browser fetch an address, and so write files, without saying where it comes from.
     Origins that are named were judged by the guard."""
     if "origin" not in headers and headers.get("sec-fetch-site", "").lower() in CROSS_SITE:
-        raise Forbidden("Pages of other sites may not fetch what is kept.")
+        raise Forbidden("Pages of other sites may not fetch the prefix cache.")

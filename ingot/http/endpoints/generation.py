@@ -18,7 +18,7 @@ from ingot.http.body import FORM_TYPE, JSON_TYPE, HeldBody
 from ingot.http.capture import wants_capture
 from ingot.http.edge import JsonResponse, reply_of
 from ingot.http.request_lifetime import RequestLifetime, background_task
-from ingot.http.service import ModelService, SideService
+from ingot.http.service import GenerationService, ModelService
 from ingot.http.streaming import StreamedResponse, WholeResponse, ending_in_words, framing_of
 from ingot.protocol.chat.answers import GenerationTask, StreamedAnswer, WholeAnswer
 from ingot.protocol.operations import Operation, load
@@ -28,7 +28,7 @@ from ingot.protocol.served import ServedModel
 ReadGenerationBody = Callable[[Any, ServedModel, str], GenerationTask | Struct]
 
 
-S = TypeVar("S", bound=SideService)
+S = TypeVar("S", bound=ModelService)
 R = TypeVar("R")
 
 
@@ -49,12 +49,12 @@ class BodyEndpoint(Generic[S, R]):
         raise NotImplementedError
 
 
-class GenerationEndpoint(BodyEndpoint[ModelService, ReadGenerationBody]):
+class GenerationEndpoint(BodyEndpoint[GenerationService, ReadGenerationBody]):
     async def answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
         noted = reply_of(scope)
         request_id = noted.id
         out = StreamedResponse(send, framing_of(self.operation), self.service.shared_state.settings)
-        held = WholeResponse(noted, send, self.service.shared_state.settings)
+        whole = WholeResponse(noted, send, self.service.shared_state.settings)
         if wants_capture(self.service.captures, scope):
             noted.body = body.raw
         telling: StreamedAnswer | None = None
@@ -73,14 +73,14 @@ class GenerationEndpoint(BodyEndpoint[ModelService, ReadGenerationBody]):
                     telling = job.view
                     await stream_answer(stream, telling, out)
                 else:
-                    async with held.waiting():
-                        told = await gather_answer(stream, job.view)
-                    await JsonResponse(told)(scope, receive, held.send)
+                    async with whole.waiting():
+                        content = await gather_answer(stream, job.view)
+                    await JsonResponse(content)(scope, receive, whole.send)
             finally:
                 stream.close()
 
         exchange = RequestLifetime(receive, self.service.shared_state.settings.request_timeout_s, noted)
-        async with ending_in_words(noted, held, out, lambda error: telling.failed(error) if telling else ()):
+        async with ending_in_words(noted, whole, out, lambda error: telling.failed(error) if telling else ()):
             await self.service.shared_state.live.run(exchange, answer)
 
 
@@ -104,8 +104,8 @@ async def stream_answer(stream: AsyncIterable[list[Event]], view: StreamedAnswer
     async with background_task(out.keep_alive(view.empty)):
         async for events in stream:
             last = events[-1]
-            told = events[:-1] if isinstance(last, Failed) else events
-            frames = framed(chunk for event in told for chunk in view.chunks(event))
+            complete = events[:-1] if isinstance(last, Failed) else events
+            frames = framed(chunk for event in complete for chunk in view.chunks(event))
             if isinstance(last, Ended):
                 await out.end(frames + out.framing.done)
                 return
@@ -119,7 +119,7 @@ def engine_stopped_error() -> Unavailable:
     return Unavailable("The engine stopped before the answer was complete.")
 
 
-def reading_endpoint(service: SideService, translate: Callable[[Any, Any], Any]) -> Callable[[Request], Any]:
+def reading_endpoint(service: ModelService, translate: Callable[[Any, Any], Any]) -> Callable[[Request], Any]:
     """An endpoint whose answer is `translate` of the body and of what the service serves."""
 
     async def endpoint(request: Request) -> Response:

@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import UNSET
@@ -21,17 +20,17 @@ from ingot.engine.request import RequestStatus
 from ingot.engine.status import CacheBranch, Health
 from ingot.errors import Forbidden, NotFound, Unavailable
 from ingot.http.edge import JsonResponse, reply_of
-from ingot.http.service import SideService
+from ingot.http.service import GenerationService, ModelService
 from ingot.http.shared_state import SharedState
-from ingot.observe.prometheus import CONTENT_TYPE
+from ingot.observe.prometheus import CONTENT_TYPE, Metric
 from ingot.observe.recent_requests import RecentByTenant
 from ingot.protocol.ingot_api.cache import CacheTreeBody
 from ingot.protocol.ingot_api.metrics import (
-    ModelMeasurements,
-    SideModelMeasurements,
+    generating_model_metrics,
     loads_body,
     rank_metrics,
     render_metrics,
+    task_model_metrics,
 )
 from ingot.protocol.ingot_api.requests import (
     PAST_S,
@@ -118,40 +117,30 @@ def cache_trees(engines: Sequence[Engine], tenant: str) -> list[Sequence[CacheBr
     return found
 
 
-def metrics_endpoints(
-    engines: Callable[[], Sequence[Engine]], services: Callable[[], Iterable[SideService]], shared_state: SharedState
-) -> dict[str, Any]:
-    """`engines` gives those of the loaded models that generate, `services` those of all."""
+def metrics_endpoints(services: Callable[[], Iterable[ModelService]], shared_state: SharedState) -> dict[str, Any]:
+    """`services` gives those of the models that are loaded."""
 
-    async def scraped(request: Request) -> Response:
+    async def metrics(request: Request) -> Response:
         _require_admin(request, "the metrics")
-        measured = [measure_model(one, shared_state) for one in engines()]
-        sides = [side for service in services() for side in measure_side_models(service)]
-        return Response(render_metrics(measured, shared_state.statuses, sides), headers={"content-type": CONTENT_TYPE})
+        models = [measure_model(service, shared_state) for service in services()]
+        return Response(render_metrics(models, shared_state.statuses), headers={"content-type": CONTENT_TYPE})
 
-    async def asked(request: Request) -> Response:
+    async def loads(request: Request) -> Response:
         _require_admin(request, "how busy the server is")
-        return JsonResponse(loads_body([(one.card, one.status(), one.figures) for one in engines()]))
+        engines = [service.engine for service in services() if isinstance(service, GenerationService)]
+        return JsonResponse(loads_body([(one.card, one.status(), one.figures) for one in engines]))
 
-    return {"metrics": scraped, "loads": asked}
+    return {"metrics": metrics, "loads": loads}
 
 
-def measure_model(engine: Engine, shared_state: SharedState) -> ModelMeasurements:
-    name = engine.card.name
+def measure_model(service: ModelService, shared_state: SharedState) -> Iterator[Metric]:
+    name, health = service.served.card.name, service.engine.health()
+    if not isinstance(service, GenerationService):
+        return task_model_metrics(name, health, service.task_metrics)
+    engine = service.engine
     loras = (lora_info_metric(name, engine.status(), shared_state.settings.max_loras),) if engine.loras else ()
     further = (*loras, *rank_metrics(name, shared_state.standings()))
-    beside, health = engine.side_loads().values(), engine.health()
-    # Each is read at its own moment.
-    running = max(0, health.running - sum(running for running, _ in beside))
-    queued = max(0, health.queued - sum(waiting for _, waiting in beside))
-    own = replace(health, running=running, queued=queued)
-    return ModelMeasurements(engine.card, own, engine.figures, engine.speculation, further)
-
-
-def measure_side_models(service: SideService) -> Iterator[SideModelMeasurements]:
-    """The models that do not generate, alone or beside one that does."""
-    for name, (running, waiting) in service.engine.side_loads().items():
-        yield SideModelMeasurements(name, running, waiting, service.side_figures(name))
+    return generating_model_metrics(engine.card, health, engine.figures, engine.speculation, further)
 
 
 def _require_admin(request: Request, what: str) -> None:

@@ -22,7 +22,7 @@ from ingot.http.edge import JsonResponse, Reply, as_ingot_error, reply_of
 from ingot.http.request_lifetime import RequestLifetime
 from ingot.http.response_runs import RESPONSE_EVENTS, ResponseRun, stream_response_events
 from ingot.http.response_store import ResponseRuns, TenantResponses
-from ingot.http.service import ModelService
+from ingot.http.service import GenerationService
 from ingot.http.shared_state import SharedState
 from ingot.http.streaming import EventFeed, EventFeedReader, StreamedResponse, WholeResponse, ending_in_words
 from ingot.protocol.responses.answers import DeletedResponse, ResponseEvent, ResponseTokens
@@ -51,10 +51,10 @@ class ResumedResponse(Response):
 
     def __init__(self, run: ResponseRun | None, reader: EventFeedReader, after: int, shared_state: SharedState) -> None:
         super().__init__()
-        self._run, self._reader, self._after, self._hall = run, reader, after, shared_state
+        self._run, self._reader, self._after, self._shared_state = run, reader, after, shared_state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        out = StreamedResponse(send, RESPONSE_EVENTS, self._hall.settings)
+        out = StreamedResponse(send, RESPONSE_EVENTS, self._shared_state.settings)
 
         async def answer() -> None:
             async with aclosing(self._batches()) as batches:
@@ -62,19 +62,19 @@ class ResumedResponse(Response):
                     batches, lambda: [] if self._run is None else self._run.silence(self._reader), out
                 )
 
-        await self._hall.attended(receive, answer)
+        await self._shared_state.attended(receive, answer)
 
     async def _batches(self) -> AsyncGenerator[list[Struct], None]:
         async with aclosing(self._reader.batches()) as batches:
-            async for told in batches:
-                yield [event for event in told if cast(ResponseEvent, event).sequence_number > self._after]
+            async for events in batches:
+                yield [event for event in events if cast(ResponseEvent, event).sequence_number > self._after]
 
 
 class StoredResponseEndpoints:
     """The store, and the responses under way."""
 
     def __init__(self, shared_state: SharedState) -> None:
-        self._hall = shared_state
+        self._shared_state = shared_state
         self.runs: ResponseRuns[ResponseRun] = shared_state.runs
         self.store = shared_state.response_store
 
@@ -87,40 +87,40 @@ class StoredResponseEndpoints:
         }
 
     def _reading(self) -> BodyReading:
-        return BodyReading(replace(NO_TERMS, strict=self._hall.settings.strict))
+        return BodyReading(replace(NO_TERMS, strict=self._shared_state.settings.strict))
 
     async def find(self, tenant: str, response_id: str) -> StoredResponse:
-        kept = None
+        stored = None
         if self.store is not None:
-            kept = await to_thread.run_sync(self.store.find, tenant, response_id)
-        if kept is None:
+            stored = await to_thread.run_sync(self.store.find, tenant, response_id)
+        if stored is None:
             raise NotFound(f"There is no response '{response_id[:100]}'.")
-        if kept.response["status"] in UNFINISHED:
+        if stored.response["status"] in UNFINISHED:
             # Nobody works on it any more: a response under way is not looked for here.
             fault = {"code": "server_error", "message": "The server stopped before the response was complete."}
-            return StoredResponse({**kept.response, "status": "failed", "error": fault}, kept.input)
-        return kept
+            return StoredResponse({**stored.response, "status": "failed", "error": fault}, stored.input)
+        return stored
 
     async def retrieve(self, request: Request) -> Response:
         query: ResponseQuery = read_query(request.query_params.multi_items(), RESPONSE_QUERY, self._reading())
         tenant, response_id = reply_of(request.scope).tenant, request.path_params["response_id"]
         if query.stream:
-            return await self._resumed(tenant, response_id, query.starting_after)
+            return await self._resume(tenant, response_id, query.starting_after)
         run = self.runs.find(tenant, response_id)
         if run is not None and run.plan.store:
             return JsonResponse(run.body())
         return JsonResponse((await self.find(tenant, response_id)).response)
 
-    async def _resumed(self, tenant: str, response_id: str, after: int | None) -> Response:
+    async def _resume(self, tenant: str, response_id: str, after: int | None) -> Response:
         """The events of a response in the background, from behind the one of this number."""
         run = self.runs.find(tenant, response_id)
         feed = self.runs.recently_ended(tenant, response_id) if run is None else run.feed
         if feed is not None and feed.whole:
-            return ResumedResponse(run, feed.reader(), -1 if after is None else after, self._hall)
+            return ResumedResponse(run, feed.reader(), -1 if after is None else after, self._shared_state)
         alone = run is not None and run.plan.body.background
         if run is None:
             alone = bool((await self.find(tenant, response_id)).response.get("background"))
-        why = "its events are no longer held" if alone else "it was not asked for with background"
+        why = "its events are no longer stored" if alone else "it did not run in the background"
         raise BadRequest(f"The response '{response_id}' cannot be streamed: {why}. Retrieve it whole.", param="stream")
 
     async def delete(self, request: Request) -> Response:
@@ -140,10 +140,10 @@ class StoredResponseEndpoints:
         if run is not None:
             await run.cancel()
             return JsonResponse(run.body())
-        kept = await self.find(tenant, response_id)
-        if kept.response["status"] != "cancelled":
-            raise BadRequest(f"The response '{response_id}' has ended already: {kept.response['status']}.")
-        return JsonResponse(kept.response)
+        stored = await self.find(tenant, response_id)
+        if stored.response["status"] != "cancelled":
+            raise BadRequest(f"The response '{response_id}' has ended already: {stored.response['status']}.")
+        return JsonResponse(stored.response)
 
     async def input_items(self, request: Request) -> Response:
         query: ItemsQuery = read_query(request.query_params.multi_items(), ITEMS_QUERY, self._reading())
@@ -158,14 +158,14 @@ class ModelResponses:
     """What the endpoints of a model share: the store, the responses under way, and the tools that the server can
     call."""
 
-    def __init__(self, service: ModelService) -> None:
+    def __init__(self, service: GenerationService) -> None:
         self.service = service
         self.runs: ResponseRuns[ResponseRun] = service.shared_state.runs
         self.store = service.shared_state.response_store
         self._background: set[asyncio.Task[None]] = set()
 
     def around(self, tenant: str) -> ResponseContext:
-        """What the tenant's bodies are read in the light of."""
+        """What the tenant's bodies may refer to: stored responses, and tools of MCP servers."""
         return ResponseContext(None if self.store is None else TenantResponses(self.store, tenant), self.remote)
 
     @property
@@ -212,30 +212,30 @@ class CreateResponseEndpoint:
     async def _answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
         noted = reply_of(scope)
         out = StreamedResponse(send, RESPONSE_EVENTS, self._service.shared_state.settings)
-        held = WholeResponse(noted, send, self._service.shared_state.settings)
+        whole = WholeResponse(noted, send, self._service.shared_state.settings)
         run: ResponseRun | None = None
 
         async def answer() -> None:
             nonlocal run
-            run = await self._begun(body, noted)
+            run = await self._start_run(body, noted)
             alone = run.plan.body.background
-            reader = await self._alone(run, noted) if alone else None
-            async with aclosing(self._attended(run) if reader is None else reader.batches()) as batches:
+            reader = await self._start_in_background(run, noted) if alone else None
+            async with aclosing(self._with_client(run) if reader is None else reader.batches()) as batches:
                 if run.plan.body.stream:
                     await stream_response_events(batches, lambda: run.silence(reader), out)
                     return
                 if not alone:
-                    async with held.waiting():
+                    async with whole.waiting():
                         await drain_batches(batches)
-                if run.error is not None and not held.begun:  # else the body tells that it failed
+                if run.error is not None and not whole.begun:  # else the body says that it failed
                     raise run.error
-                await JsonResponse(run.body())(scope, receive, held.send)
+                await JsonResponse(run.body())(scope, receive, whole.send)
 
         exchange = RequestLifetime(receive, self._service.shared_state.settings.request_timeout_s, noted)
-        async with ending_in_words(noted, held, out, lambda error: run.plan.composer.failed(error) if run else ()):
+        async with ending_in_words(noted, whole, out, lambda error: run.plan.composer.failed(error) if run else ()):
             await self._service.shared_state.live.run(exchange, answer)
 
-    async def _begun(self, body: HeldBody, noted: Reply) -> ResponseRun:
+    async def _start_run(self, body: HeldBody, noted: Reply) -> ResponseRun:
         responses, service = self._responses, self._service
         if wants_capture(service.captures, noted.scope):
             noted.body = body.raw
@@ -250,49 +250,49 @@ class CreateResponseEndpoint:
         await run.start()
         return run
 
-    async def _attended(self, run: ResponseRun) -> EventBatches:
+    async def _with_client(self, run: ResponseRun) -> EventBatches:
         """The events of a response that ends with its client."""
         self._responses.runs.add(run)
         try:
             async with aclosing(run.batches()) as batches:
-                async for told in batches:
-                    yield told
+                async for events in batches:
+                    yield events
         finally:
             run.close()
             run.ended.set()
             self._responses.runs.remove(run)
 
-    async def _alone(self, run: ResponseRun, noted: Reply) -> EventFeedReader:
+    async def _start_in_background(self, run: ResponseRun, noted: Reply) -> EventFeedReader:
         """The events of a response that goes on whether or not anybody reads them."""
         run.feed = feed = EventFeed()
         self._responses.runs.add(run)
         await self._responses.keep(run)
-        self._responses.run_in_background(self._drained(run, feed, noted, self._service.extend()))
+        self._responses.run_in_background(self._run_to_end(run, feed, noted, self._service.extend()))
         return feed.reader()
 
-    async def _drained(self, run: ResponseRun, feed: EventFeed, noted: Reply, let_go: Callable[[], None]) -> None:
+    async def _run_to_end(self, run: ResponseRun, feed: EventFeed, noted: Reply, end_lease: Callable[[], None]) -> None:
         async def work() -> None:
             async with aclosing(run.batches()) as batches:
-                async for told in batches:
-                    feed.put(told)
+                async for events in batches:
+                    feed.put(events)
 
         try:
             await self._service.shared_state.live.run(
                 RequestLifetime(receive_never, self._service.shared_state.settings.request_timeout_s, noted), work
             )
         except asyncio.CancelledError:
-            self._broken(run, Stopping("The server is shutting down."))
+            self._fail(run, Stopping("The server is shutting down."))
             raise
-        except Exception as error:  # nobody else would hear of it
-            self._broken(run, as_ingot_error(error, run.id))
+        except Exception as error:  # nobody else would learn of it
+            self._fail(run, as_ingot_error(error, run.id))
         finally:
             run.close()
             run.ended.set()
             self._responses.runs.end(run, feed)
             feed.end()
-            let_go()
+            end_lease()
 
-    def _broken(self, run: ResponseRun, error: IngotError) -> None:
+    def _fail(self, run: ResponseRun, error: IngotError) -> None:
         run.plan.composer.failed(error)
         self._responses.store_now(run)
 

@@ -1,4 +1,4 @@
-"""Which endpoint answers which operation: those of a loaded model, by its kind, and those that tell of all models or
+"""Which endpoint answers which operation: those of a loaded model, by its kind, and those that list all models or
 change which are loaded.
 
 Heavy to import: `http/app.py` does so in a thread.
@@ -25,7 +25,7 @@ from ingot.http.endpoints.monitoring import live_endpoints, metrics_endpoints, r
 from ingot.http.endpoints.pooling import EncodingEndpoint
 from ingot.http.endpoints.responses import CreateResponseEndpoint, ModelResponses, StoredResponseEndpoints
 from ingot.http.model_registry import CHAT_KIND, EndpointTable, ExtendLease, ModelRegistry
-from ingot.http.service import ModelService, SideService
+from ingot.http.service import GenerationService, ModelService
 from ingot.http.shared_state import SharedState
 from ingot.protocol.lora_adapters import LoraChanged, read_load_lora, read_unload_lora
 from ingot.protocol.model_listings import (
@@ -39,28 +39,26 @@ from ingot.protocol.model_listings import (
 )
 from ingot.protocol.openai.speech import list_voices
 from ingot.protocol.operations import OPERATIONS, Operation, Work, load
-from ingot.protocol.served import ServedModel, ServedSideModel, SideCard
+from ingot.protocol.served import AnyServedModel, ServedModel, ServedTaskModel
 
 if TYPE_CHECKING:
-    from ingot.engine.engine import Engine, ModelEngine
+    from ingot.engine.engine import Engine, ModelEngine, PoolingEngine
 
 
 def open_model(
     engine: ModelEngine, entry: ModelEntry, shared_state: SharedState, extend: ExtendLease
-) -> tuple[SideService, EndpointTable]:
+) -> tuple[ModelService, EndpointTable]:
     """The service of a loaded model and its endpoints. Raises ConfigError."""
+    unloads = not entry.resident
     if entry.kind == CHAT_KIND:
-        service = ModelService(cast("Engine", engine), entry.settings, shared_state, extend, unloads=not entry.resident)
-        return service, shared_endpoints(service) | own_endpoints(service)
-    hearing = None if engine.hearing is None else engine.hearing.card
-    served = ServedSideModel.alone(
-        cast("SideCard", engine.card), entry.settings, engine.encoders, hearing, engine.speaking
-    )
-    side = SideService(engine, served, entry.settings, shared_state)
-    return side, shared_endpoints(side)
+        service = GenerationService(cast("Engine", engine), entry.settings, shared_state, extend, unloads=unloads)
+        return service, shared_endpoints(service, CHAT_KIND) | own_endpoints(service)
+    served = ServedTaskModel.of(cast("PoolingEngine", engine).model, entry.settings, unloads=unloads)
+    task = ModelService(engine, served, entry.settings, shared_state)
+    return task, shared_endpoints(task, entry.kind)
 
 
-def _reading(service: SideService, operation: Operation) -> Callable[[Request], Any]:
+def _reading(service: ModelService, operation: Operation) -> Callable[[Request], Any]:
     assert operation.reader is not None
     return reading_endpoint(service, load(operation.reader))
 
@@ -74,9 +72,8 @@ WORKS: Final[dict[Work, Callable[[Any, Operation], Any]]] = {
 }
 
 
-def shared_endpoints(service: SideService) -> EndpointTable:
-    """Those that all protocols share, by the names of their operations: of a model that does not generate, what is not
-    for one that does."""
+def shared_endpoints(service: ModelService, kind: str) -> EndpointTable:
+    """Those of a model of this kind that all protocols share, by the names of their operations."""
 
     async def voices(request: Request) -> Response:
         return JsonResponse(list_voices(service.served))
@@ -84,11 +81,11 @@ def shared_endpoints(service: SideService) -> EndpointTable:
     return {"listVoices": voices} | {
         operation.name: WORKS[operation.work](service, operation)
         for operation in OPERATIONS
-        if operation.work in WORKS and (operation.kind != CHAT_KIND or isinstance(service, ModelService))
+        if operation.work in WORKS and operation.kind in (kind, "any")
     }
 
 
-def own_endpoints(service: ModelService) -> EndpointTable:
+def own_endpoints(service: GenerationService) -> EndpointTable:
     """Those of models that generate which are not like others."""
     responses = ModelResponses(service)
     return {
@@ -103,23 +100,25 @@ def fleet_endpoints(models: ModelRegistry) -> dict[str, Any]:
     """By the names of their operations."""
     shared_state = models.shared_state
 
-    def standings(request: Request) -> list[tuple[ModelStatus, ServedSideModel | None]]:
-        known = {service.served.card.name: service.served for service in models.services()}
+    def visible(request: Request) -> list[tuple[ModelStatus, AnyServedModel | None]]:
+        served = {service.served.card.name: service.served for service in models.services()}
         key = shared_state.tenants.key_of(reply_of(request.scope).tenant)
-        return [(stands, known.get(stands.name)) for stands in models.standings(key)]
+        return [(status, served.get(status.name)) for status in models.model_statuses(key)]
 
-    def telling(tell: Callable[[list[tuple[ModelStatus, ServedSideModel | None]]], Any]) -> Callable[[Request], Any]:
+    def listing(
+        make_body: Callable[[list[tuple[ModelStatus, AnyServedModel | None]]], Any],
+    ) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
-            return JsonResponse(tell(standings(request)))
+            return JsonResponse(make_body(visible(request)))
 
         return endpoint
 
     def body_of(name: str, request: Request) -> ModelBody:
         entry = models.named(name)
-        stands, served = next(each for each in standings(request) if each[0].name == entry.name)
-        if stands.resident and isinstance(served, ServedModel):
-            return retrieve_model(name, served)  # or whatever else stands beside it under that name
-        return fleet_model_body(stands, served)
+        status, served = next(each for each in visible(request) if each[0].name == entry.name)
+        if status.resident and isinstance(served, ServedModel):
+            return retrieve_model(name, served, models.names())  # or an adapter of it
+        return fleet_model_body(status, served)
 
     async def one(request: Request) -> Response:
         models.allow(models.named(request.path_params["model"]), reply_of(request.scope))
@@ -144,7 +143,7 @@ def fleet_endpoints(models: ModelRegistry) -> dict[str, Any]:
 
     async def stays(request: Request) -> Response:
         await one(request)
-        raise Forbidden("This server has one model, which stays loaded: start it with --lazy, or with [models].")
+        raise Forbidden("The models of this server stay loaded: start it with --lazy, or with [models].")
 
     async def ollama_version(request: Request) -> Response:
         return JsonResponse(ollama_version_body())
@@ -153,24 +152,24 @@ def fleet_endpoints(models: ModelRegistry) -> dict[str, Any]:
         return shared_state.health(models.health())
 
     return {
-        "listModels": telling(list_models),
+        "listModels": listing(list_models),
         "retrieveModel": one,
-        "loadModel": changing(load) if models.resident is None else one,
-        "unloadModel": changing(models.fleet.unload) if models.resident is None else stays,
-        "swapModel": changing(models.fleet.swap) if models.resident is None else stays,
-        "ollamaTags": telling(ollama_tags),
-        "ollamaRunning": telling(ollama_running),
+        "loadModel": changing(load) if not models.is_resident else one,
+        "unloadModel": changing(models.fleet.unload) if not models.is_resident else stays,
+        "swapModel": changing(models.fleet.swap) if not models.is_resident else stays,
+        "ollamaTags": listing(ollama_tags),
+        "ollamaRunning": listing(ollama_running),
         "ollamaVersion": ollama_version,
         **request_endpoints(models, shared_state.ended),
         **StoredResponseEndpoints(shared_state).endpoints(),
         **live_endpoints(shared_state, models.generating, health),
-        **metrics_endpoints(models.generating, models.services, shared_state),
+        **metrics_endpoints(models.services, shared_state),
     }
 
 
-def lora_endpoints(service: ModelService) -> dict[str, Any]:
+def lora_endpoints(service: GenerationService) -> dict[str, Any]:
     async def load(value: Any) -> LoraChanged:
-        body, note = read_load_lora(value, service.served)
+        body, note = read_load_lora(value, service.served, service.shared_state.served_names())
         made = await anyio.to_thread.run_sync(service.engine.load_lora, body.lora_name, Path(body.lora_path))
         return LoraChanged(id=made.name, status="loaded", parent=service.engine.card.name, rank=made.rank, ingot=note)
 
@@ -183,7 +182,7 @@ def lora_endpoints(service: ModelService) -> dict[str, Any]:
 
 
 def _lora_change_endpoint(
-    service: ModelService, change: Callable[[Any], Awaitable[LoraChanged]]
+    service: GenerationService, change: Callable[[Any], Awaitable[LoraChanged]]
 ) -> Callable[[Request], Any]:
     async def endpoint(request: Request) -> Response:
         answer = reply_of(request.scope)
@@ -193,8 +192,8 @@ def _lora_change_endpoint(
             raise Forbidden("Adapters cannot be changed here: start the server with --allow-runtime-lora-updating.")
         async with service.shared_state.bodies.reading(request.scope, request.receive) as body:
             value = await service.read(body.raw, lambda value: value, answer.tenant)
-        told = await change(value)
+        changed = await change(value)
         service.refresh_loras()
-        return JsonResponse(told)
+        return JsonResponse(changed)
 
     return endpoint

@@ -213,8 +213,8 @@ def why_media_is_refused(terms: Terms) -> str:
 def why_audio_is_refused(terms: Terms) -> str:
     """The same of sounds."""
     name = terms.models[0] if terms.models else "the served model"
-    heard = "" if terms.hearing.models else " to a server that was started with --audio-model, which writes it down"
-    return f"input is not supported: {name} does not hear. Send an input_audio part in a user's message{heard}."
+    where = "" if terms.task("audio").models else " to a server that was started with --audio-model"
+    return f"input is not supported: {name} does not hear. Send an input_audio part in a user's message{where}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ class MediaPartKind:
 
     def _is_taken(self, terms: Terms) -> bool:
         """Sounds are, where there is a model that writes them down."""
-        return bool(terms.hearing.models if self.what == "audio" else terms.media.kinds)
+        return bool(terms.task("audio").models if self.what == "audio" else terms.media.kinds)
 
 
 @dataclass(frozen=True, slots=True)

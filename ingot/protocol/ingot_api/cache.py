@@ -7,14 +7,13 @@ request would find in it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from ingot.engine.request import CacheReport
-from ingot.engine.status import CacheBranch, CacheStatus
+from ingot.engine.status import CacheBranch, CacheStatus, CacheTotals, DiskStatus, SaltStatus
 from ingot.errors import BadRequest, IngotError
 from ingot.protocol.anthropic.request import MESSAGES_BODY, read_messages
 from ingot.protocol.chat.answers import CacheReceipt, GenerationTask, IgnoredNote
@@ -28,58 +27,9 @@ from ingot.protocol.served import ServedModel
 from ingot.protocol.terms import Terms
 
 
-class SaltBody(Struct):
-    """What is kept under one `cache_salt`."""
-
-    salt: str
-    records: int
-    tokens: int
-    checkpoints: int
-    pinned_tokens: int
-    bytes: int
-
-
-class DiskTotalsBody(Struct):
-    """What is kept on disk of everybody's prompts, for this model, and what was written and read since the server
-    started. `limit_bytes` is the whole folder's, and `folder_bytes` what all files in it take, other models' too;
-    `dropped` records were not written, as too many waited for it."""
-
-    records: int
-    used_bytes: int
-    limit_bytes: int
-    folder_bytes: int
-    spills: int
-    spilled_bytes: int
-    spill_s: float
-    dropped: int
-    spill_failures: int
-    hits: int
-    misses: int
-    promotions: int
-    promoted_bytes: int
-    promotion_s: float
-    promotion_failures: int
-
-
-class DiskBody(Struct):
-    """What is kept on disk of the asking tenant's prompts, for this model."""
-
-    records: int
-    used_bytes: int
-
-
-class CacheTotalsBody(Struct):
-    """What is kept of everybody's prompts, and of how many keys'. `disk` is null without `--cache-dir`."""
-
-    tenants: int
-    used_bytes: int
-    evictions: int
-    disk: DiskTotalsBody | None = None
-
-
 class CacheBody(Struct):
     """`limit_bytes` is the whole server's, the rest is the asking tenant's. `disk` is null without `--cache-dir`. The
-    administrator, and everybody where there are no keys, is told the `totals` too. `codec` is `--cache-codec`, and
+    administrator, and everybody where there are no keys, is given the `totals` too. `codec` is `--cache-codec`, and
     `live_codec` is `--kv-codec`."""
 
     limit_bytes: int
@@ -89,18 +39,18 @@ class CacheBody(Struct):
     hits: int
     prompt_tokens: int
     matched_tokens: int
-    salts: list[SaltBody]
-    disk: DiskBody | None = None
+    salts: tuple[SaltStatus, ...]
+    disk: DiskStatus | None = None
     codec: str = "raw"
     live_codec: str = "raw"
-    totals: CacheTotalsBody | UnsetType = UNSET
+    totals: CacheTotals | UnsetType = UNSET
 
     @classmethod
     def of(cls, status: CacheStatus, *, admin: bool) -> CacheBody:
-        made = msgspec.convert(status, cls, from_attributes=True)
+        body = cls(*(getattr(status, name) for name in cls.__struct_fields__))
         if not admin:
-            made.totals = UNSET
-        return made
+            body.totals = UNSET
+        return body
 
 
 class ClearedBody(Struct):
@@ -108,13 +58,13 @@ class ClearedBody(Struct):
 
 
 class ImportedBody(Struct):
-    """Tokens of prompts that are kept now and were not before."""
+    """Tokens of prompts that are cached now and were not before."""
 
     added_tokens: int
 
 
 class ExplainedBody(Struct):
-    """What the request would take over if it came now, and why no more."""
+    """What the request would reuse if it came now, and why no more."""
 
     prompt_tokens: int
     cache: CacheReceipt | UnsetType = UNSET
@@ -128,38 +78,22 @@ class ExplainedBody(Struct):
         return cls(sum(map(len, job.request.prompts)), CacheReceipt.of(reports, head.source), note)
 
 
-class BranchBody(Struct):
-    """Tokens `begin` to `end` of prompts. `parent` is the place in the list of what they go on from; null: nothing.
-    `uses` are prompts that they were a part of, `bytes` what they take in memory."""
-
-    parent: int | None
-    salt: str
-    begin: int
-    end: int
-    uses: int
-    bytes: int
-    pinned: bool
-    on_disk: bool
-    more: int
-
-
 class CacheTreeBody(Struct, kw_only=True):
     """The asking key's, of each loaded model. Those that were used most come first, parents before what goes on from
     them; `more` says how many that go on from one are not listed."""
 
     object: Literal["list"] = "list"
-    data: list[BranchBody]
+    data: list[CacheBranch]
 
     @classmethod
     def of(cls, trees: Iterable[Sequence[CacheBranch]]) -> CacheTreeBody:
-        told: list[BranchBody] = []
+        branches: list[CacheBranch] = []
         for tree in trees:
-            before = len(told)  # of other models, whose places come first
-            for branch in tree:
-                made = msgspec.convert(branch, BranchBody, from_attributes=True)
-                made.parent = None if branch.parent is None else before + branch.parent
-                told.append(made)
-        return cls(data=told)
+            before = len(branches)  # of other models, which come first
+            branches += [
+                branch if branch.parent is None else replace(branch, parent=before + branch.parent) for branch in tree
+            ]
+        return cls(data=branches)
 
 
 ReadWire = Callable[[Any, ServedModel, str, ResponseContext], Any]

@@ -22,8 +22,8 @@ class RankBody(Struct):
     late_s: float
 
     @classmethod
-    def of(cls, standing: RankStatus) -> RankBody:
-        return cls(standing.rank, standing.ready, standing.step, round(standing.silent_s, 3), round(standing.late_s, 3))
+    def of(cls, status: RankStatus) -> RankBody:
+        return cls(status.rank, status.ready, status.step, round(status.silent_s, 3), round(status.late_s, 3))
 
 
 class HealthBody(Struct):
@@ -39,7 +39,7 @@ class HealthBody(Struct):
         """How much is going on is told only to who is `known`: whoever has a key, where one is needed."""
         if not known:
             return cls(ok, health.detail)
-        ranks = [RankBody.of(standing) for standing in health.ranks]
+        ranks = [RankBody.of(status) for status in health.ranks]
         return cls(
             ok, health.detail, round(health.stepped_ago_s, 3), health.running, health.queued, ranks if ranks else UNSET
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Final
@@ -18,19 +18,15 @@ from msgspec import Struct
 from ingot.distributed.heartbeat import RankStatus
 from ingot.engine.request import ModelCard, RequestStatus
 from ingot.engine.status import Health
-from ingot.observe.metrics import EngineMetrics, Histogram, SideMetrics, SpeculationMetrics
+from ingot.observe.metrics import EngineMetrics, Histogram, SpeculationMetrics, TaskMetrics
 from ingot.observe.prometheus import Metric, MetricSample, exposition_text
 from ingot.version import __version__
 
 ENGINE_LABEL: Final = "0"
 """Which engine of the server; dashboards for several ask for it."""
-# What is told of models of all kinds.
+# Of models of all kinds.
 ABOUT_PROMPT_TOKENS: Final = "Tokens of prompts that began to run."
 ABOUT_GENERATION_TOKENS: Final = "Tokens of answers."
-ABOUT_ENDED: Final = "Requests by how they ended."
-ABOUT_REQUEST_TIME: Final = "From a request's arrival to its end."
-ABOUT_QUEUE_TIME: Final = "What requests waited for their turn."
-ABOUT_INFERENCE_TIME: Final = "From their turn to their end."
 
 
 class MetricFamily:
@@ -57,33 +53,9 @@ class MetricFamily:
         return Metric.of(f"{self._prefix}{name}", help, values, self._labels)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelMeasurements:
-    """One model's figures, and what is told besides."""
-
-    card: ModelCard
-    health: Health
-    figures: EngineMetrics
-    speculation: SpeculationMetrics
-    further: Sequence[Metric] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SideModelMeasurements:
-    """The same of a model that does not generate."""
-
-    name: str
-    running: int
-    waiting: int
-    figures: SideMetrics
-
-
-def render_metrics(
-    models: Iterable[ModelMeasurements], statuses: Mapping[int, int], sides: Iterable[SideModelMeasurements] = ()
-) -> str:
-    """Of all tenants together. `statuses` says how many answers had each HTTP status."""
-    each = chain((_model_families(model) for model in models), (_side_model_families(side) for side in sides))
-    return exposition_text((*_merge_families(each), *_status_counters(statuses)))
+def render_metrics(models: Iterable[Iterable[Metric]], statuses: Mapping[int, int]) -> str:
+    """Of all tenants together: each model's metrics, and how many answers had each HTTP status."""
+    return exposition_text((*_merge_families(models), *_status_counters(statuses)))
 
 
 def _merge_families(models: Iterable[Iterable[Metric]]) -> Iterable[Metric]:
@@ -95,34 +67,39 @@ def _merge_families(models: Iterable[Iterable[Metric]]) -> Iterable[Metric]:
     return found.values()
 
 
-def _model_families(model: ModelMeasurements) -> Iterator[Metric]:
-    card, health, figures = model.card, model.health, model.figures
-    theirs = MetricFamily("vllm:", {"model_name": card.name, "engine": ENGINE_LABEL})
-    ours = MetricFamily("ingot_", {"model_name": card.name})
-    yield from _current_gauges(theirs, health, figures)
-    yield from _token_counters(theirs, health, figures)
-    yield from _duration_histograms(theirs, figures)
-    yield from _length_histograms(theirs, figures)
-    yield from _speculation_counters(theirs, model.speculation)
-    yield from model.further
-    yield from _ingot_metrics(ours, card, figures)
+def generating_model_metrics(
+    card: ModelCard,
+    health: Health,
+    figures: EngineMetrics,
+    speculation: SpeculationMetrics,
+    further: Iterable[Metric] = (),
+) -> Iterator[Metric]:
+    vllm = MetricFamily("vllm:", {"model_name": card.name, "engine": ENGINE_LABEL})
+    yield from _current_gauges(vllm, health, figures)
+    yield from _token_counters(vllm, health, figures)
+    yield from _duration_histograms(vllm, figures)
+    yield from _length_histograms(vllm, figures)
+    yield from _speculation_counters(vllm, speculation)
+    yield from further
+    yield from _ingot_metrics(MetricFamily("ingot_", {"model_name": card.name}), card, figures)
 
 
-def _side_model_families(side: SideModelMeasurements) -> Iterator[Metric]:
-    """By vLLM's names for models that pool."""
-    told, figures = MetricFamily("vllm:", {"model_name": side.name, "engine": ENGINE_LABEL}), side.figures
-    yield from _request_gauges(told, side.running, side.waiting)
-    yield told.counter("prompt_tokens", ABOUT_PROMPT_TOKENS, figures.read_tokens)
-    yield told.counter("generation_tokens", ABOUT_GENERATION_TOKENS, figures.written_tokens)
-    yield told.counters("request_success", ABOUT_ENDED, "finished_reason", figures.endings)
-    yield told.histogram("e2e_request_latency_seconds", ABOUT_REQUEST_TIME, figures.request_s)
-    yield told.histogram("request_queue_time_seconds", ABOUT_QUEUE_TIME, figures.queue_s)
-    yield told.histogram("request_inference_time_seconds", ABOUT_INFERENCE_TIME, figures.inference_s)
+def task_model_metrics(name: str, health: Health, figures: TaskMetrics) -> Iterator[Metric]:
+    """Of a model that does not generate, by vLLM's names for pooling models."""
+    vllm = MetricFamily("vllm:", {"model_name": name, "engine": ENGINE_LABEL})
+    yield from _request_metrics(vllm, health, figures)
+    yield vllm.counter("prompt_tokens", ABOUT_PROMPT_TOKENS, figures.read_tokens)
+    yield vllm.counter("generation_tokens", ABOUT_GENERATION_TOKENS, figures.written_tokens)
 
 
-def _request_gauges(told: MetricFamily, running: int, waiting: int) -> Iterator[Metric]:
-    yield told.gauge("num_requests_running", "Requests that are being computed.", running)
-    yield told.gauge("num_requests_waiting", "Requests that wait for their turn.", waiting)
+def _request_metrics(family: MetricFamily, health: Health, figures: EngineMetrics | TaskMetrics) -> Iterator[Metric]:
+    """Of a model of any kind."""
+    yield family.gauge("num_requests_running", "Requests that are being computed.", health.running)
+    yield family.gauge("num_requests_waiting", "Requests that wait for their turn.", health.queued)
+    yield family.counters("request_success", "Requests by how they ended.", "finished_reason", figures.endings)
+    yield family.histogram("e2e_request_latency_seconds", "From a request's arrival to its end.", figures.request_s)
+    yield family.histogram("request_queue_time_seconds", "What requests waited for their turn.", figures.queue_s)
+    yield family.histogram("request_inference_time_seconds", "From their turn to their end.", figures.inference_s)
 
 
 def _status_counters(statuses: Mapping[int, int]) -> Iterator[Metric]:
@@ -135,87 +112,81 @@ def _status_counters(statuses: Mapping[int, int]) -> Iterator[Metric]:
     yield MetricFamily("", {}).counters("http_requests", "Answers by the kind of their HTTP status.", "status", kinds)
 
 
-def _current_gauges(told: MetricFamily, health: Health, figures: EngineMetrics) -> Iterator[Metric]:
-    yield from _request_gauges(told, health.running, health.queued)
-    yield told.gauges(
+def _current_gauges(family: MetricFamily, health: Health, figures: EngineMetrics) -> Iterator[Metric]:
+    yield from _request_metrics(family, health, figures)
+    yield family.gauges(
         "num_requests_waiting_by_reason",
-        "The same, by what they wait for. Here that is always a place among those that are computed.",
+        "The same, by what they wait for. Here that is always capacity.",
         [({"reason": "capacity"}, health.queued), ({"reason": "deferred"}, 0)],
     )
-    yield told.gauge("kv_cache_usage_perc", "Memory for states that running requests hold, 1 is all.", figures.occupied)
+    yield family.gauge("kv_cache_usage_perc", "The part of KV memory that running requests hold.", figures.occupied)
     pages = {
         "block_size": str(figures.page_tokens),
         "num_gpu_blocks": str(figures.most_tokens // max(1, figures.page_tokens)),
     }
-    yield told.gauges("cache_config_info", "Tokens of a page, and pages that memory holds.", [(pages, 1)])
+    yield family.gauges("cache_config_info", "Tokens of a page, and pages that memory holds.", [(pages, 1)])
 
 
-def _token_counters(told: MetricFamily, health: Health, figures: EngineMetrics) -> Iterator[Metric]:
-    yield told.counter("prompt_tokens", ABOUT_PROMPT_TOKENS, figures.prompt_tokens)
-    yield told.counter("prompt_tokens_cached", "Those that were taken over.", figures.matched_tokens)
-    yield told.counter("generation_tokens", ABOUT_GENERATION_TOKENS, figures.generated_tokens)
-    yield told.counter(
-        "prefix_cache_queries", "Tokens of prompts that kept ones were searched for.", figures.asked_tokens
-    )
-    yield told.counter("prefix_cache_hits", "Tokens of prompts that were taken over.", figures.matched_tokens)
-    yield told.counter(
+def _token_counters(family: MetricFamily, health: Health, figures: EngineMetrics) -> Iterator[Metric]:
+    yield family.counter("prompt_tokens", ABOUT_PROMPT_TOKENS, figures.prompt_tokens)
+    yield family.counter("prompt_tokens_cached", "Those reused from the prefix cache.", figures.matched_tokens)
+    yield family.counter("generation_tokens", ABOUT_GENERATION_TOKENS, figures.generated_tokens)
+    yield family.counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", figures.asked_tokens)
+    yield family.counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", figures.matched_tokens)
+    yield family.counter(
         "external_prefix_cache_queries",
         "Tokens that memory lacked and the disk was asked for.",
         figures.filed_asked_tokens,
     )
-    yield told.counter("external_prefix_cache_hits", "Tokens of prompts that were read from disk.", figures.read_tokens)
-    yield told.counter("mm_cache_queries", "Pictures and clips that were to be looked at.", figures.media_asked)
-    yield told.counter("mm_cache_hits", "Those that had been, and were not again.", figures.media_found)
-    yield told.counter("num_preemptions", "Times that a sequence had to make way.", figures.preemptions)
-    yield told.counter("admission_rejections", "Requests that found the queue full.", health.refused)
-    yield told.counters("request_success", ABOUT_ENDED, "finished_reason", figures.endings)
+    yield family.counter("external_prefix_cache_hits", "Prompt tokens read from disk.", figures.read_tokens)
+    yield family.counter("mm_cache_queries", "Images and videos looked up among encoded ones.", figures.media_asked)
+    yield family.counter("mm_cache_hits", "Those found there, or on their way.", figures.media_found)
+    yield family.counter("num_preemptions", "Times that a sequence was preempted.", figures.preemptions)
+    yield family.counter("admission_rejections", "Requests that found the queue full.", health.refused)
 
 
-def _duration_histograms(told: MetricFamily, figures: EngineMetrics) -> Iterator[Metric]:
-    yield told.histogram(
+def _duration_histograms(family: MetricFamily, figures: EngineMetrics) -> Iterator[Metric]:
+    yield family.histogram(
         "time_to_first_token_seconds", "From a request's arrival to its first token.", figures.first_token_s
     )
-    yield told.histogram("inter_token_latency_seconds", "Between two tokens of an answer.", figures.between_tokens_s)
-    yield told.histogram(
+    yield family.histogram("inter_token_latency_seconds", "Between two tokens of an answer.", figures.between_tokens_s)
+    yield family.histogram(
         "request_time_per_output_token_seconds", "The same, on average over each answer.", figures.token_s
     )
-    yield told.histogram("e2e_request_latency_seconds", ABOUT_REQUEST_TIME, figures.request_s)
-    yield told.histogram("request_queue_time_seconds", ABOUT_QUEUE_TIME, figures.queue_s)
-    yield told.histogram("request_prefill_time_seconds", "From there to their first token.", figures.prefill_s)
-    yield told.histogram("request_decode_time_seconds", "From there to their end.", figures.decode_s)
-    yield told.histogram("request_inference_time_seconds", ABOUT_INFERENCE_TIME, figures.inference_s)
+    yield family.histogram("request_prefill_time_seconds", "From their turn to their first token.", figures.prefill_s)
+    yield family.histogram("request_decode_time_seconds", "From their first token to their end.", figures.decode_s)
 
 
-def _length_histograms(told: MetricFamily, figures: EngineMetrics) -> Iterator[Metric]:
-    yield told.histogram("request_prompt_tokens", "Tokens of a request's prompts.", figures.prompt_lengths)
-    yield told.histogram("request_generation_tokens", "Tokens of a request's answers.", figures.answer_lengths)
-    yield told.histogram(
+def _length_histograms(family: MetricFamily, figures: EngineMetrics) -> Iterator[Metric]:
+    yield family.histogram("request_prompt_tokens", "Tokens of a request's prompts.", figures.prompt_lengths)
+    yield family.histogram("request_generation_tokens", "Tokens of a request's answers.", figures.answer_lengths)
+    yield family.histogram(
         "request_max_num_generation_tokens", "Tokens of the longest of a request's answers.", figures.longest_answers
     )
-    yield told.histogram("request_params_max_tokens", "The most that it asked for.", figures.answer_limits)
-    yield told.histogram("request_params_n", "Answers that it asked for.", figures.answers)
-    yield told.histogram("iteration_tokens_total", "Tokens computed in a step.", figures.step_tokens)
+    yield family.histogram("request_params_max_tokens", "The max_tokens of a request.", figures.answer_limits)
+    yield family.histogram("request_params_n", "The n of a request.", figures.answers)
+    yield family.histogram("iteration_tokens_total", "Tokens computed in a step.", figures.step_tokens)
 
 
-def _speculation_counters(told: MetricFamily, counts: SpeculationMetrics) -> Iterator[Metric]:
-    yield told.counter("spec_decode_num_drafts", "Times that tokens were guessed ahead for an answer.", counts.drafts)
-    yield told.counter("spec_decode_num_draft_tokens", "Tokens that were guessed ahead.", counts.draft_tokens)
-    yield told.counter("spec_decode_num_accepted_tokens", "Those that were right.", counts.accepted_tokens)
-    yield told.counters(
+def _speculation_counters(family: MetricFamily, counts: SpeculationMetrics) -> Iterator[Metric]:
+    yield family.counter("spec_decode_num_drafts", "Drafts of speculative decoding.", counts.drafts)
+    yield family.counter("spec_decode_num_draft_tokens", "Draft tokens.", counts.draft_tokens)
+    yield family.counter("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", counts.accepted_tokens)
+    yield family.counters(
         "spec_decode_num_accepted_tokens_per_pos",
-        "Those that were right, by their place in the guess.",
+        "Accepted draft tokens by their position in the draft.",
         "position",
-        {str(place): count for place, count in enumerate(tuple(counts.accepted_per_position))},
+        {str(position): count for position, count in enumerate(tuple(counts.accepted_per_position))},
     )
 
 
-def _ingot_metrics(told: MetricFamily, card: ModelCard, figures: EngineMetrics) -> Iterator[Metric]:
+def _ingot_metrics(family: MetricFamily, card: ModelCard, figures: EngineMetrics) -> Iterator[Metric]:
     built = {"version": __version__, "device": card.device, "formats": card.formats or card.dtype}
-    yield told.gauges("build_info", "What serves the model, on what, in which number formats.", [(built, 1)])
-    yield told.gauge("model_loaded_timestamp_seconds", "When the model was loaded.", card.created)
-    yield told.counters("prompts", "Prompts by why no more of them was taken over.", "reason", figures.reasons)
-    yield told.counter("prompt_tokens_read", "Tokens of prompts that were taken over from disk.", figures.read_tokens)
-    yield told.histogram("step_seconds", "What the engine's steps took.", figures.step_s)
+    yield family.gauges("build_info", "What serves the model, on what, in which number formats.", [(built, 1)])
+    yield family.gauge("model_loaded_timestamp_seconds", "When the model was loaded.", card.created)
+    yield family.counters("prompts", "Prompts by why no more of them was reused.", "reason", figures.reasons)
+    yield family.counter("prompt_tokens_read", "Prompt tokens reused from disk.", figures.read_tokens)
+    yield family.histogram("step_seconds", "What the engine's steps took.", figures.step_s)
     parts = {
         "budget": card.memory_budget,
         "weights": card.weight_bytes,
@@ -223,9 +194,9 @@ def _ingot_metrics(told: MetricFamily, card: ModelCard, figures: EngineMetrics) 
         "states_held": figures.held_bytes,
         "active": figures.active_bytes,
     }
-    yield told.gauges(
+    yield family.gauges(
         "memory_bytes",
-        "The budget; of it the weights, the states that exist and what of these is held; all that MLX has in use.",
+        "The budget; of it the weights, the KV memory that exists and what of it is held; all that MLX has in use.",
         [({"part": part}, value) for part, value in parts.items()],
     )
 
@@ -234,12 +205,12 @@ def rank_metrics(model: str, standings: Sequence[RankStatus]) -> Sequence[Metric
     """Nothing for a model that one process runs."""
     if not standings:
         return ()
-    told = MetricFamily("ingot_rank_", {"model_name": model})
+    family = MetricFamily("ingot_rank_", {"model_name": model})
     by_rank = [({"rank": str(one.rank)}, one) for one in standings]
     return (
-        told.gauges("step", "The last step that the process did.", [(rank, one.step) for rank, one in by_rank]),
-        told.gauges("silent_seconds", "Since its last sign of life.", [(rank, one.silent_s) for rank, one in by_rank]),
-        told.gauges("late_seconds", "Since it ought to have gone on.", [(rank, one.late_s) for rank, one in by_rank]),
+        family.gauges("step", "The last step that the process did.", [(rank, one.step) for rank, one in by_rank]),
+        family.gauges("silent_seconds", "Since its last heartbeat.", [(rank, one.silent_s) for rank, one in by_rank]),
+        family.gauges("late_seconds", "Since it ought to have gone on.", [(rank, one.late_s) for rank, one in by_rank]),
     )
 
 
@@ -271,7 +242,7 @@ def loads_body(models: Iterable[tuple[ModelCard, Sequence[RequestStatus], Engine
 
 
 def _model_load(rank: int, card: ModelCard, statuses: Sequence[RequestStatus], figures: EngineMetrics) -> ModelLoad:
-    """Tokens of prompts that wait count as a whole: what is kept of them is known when their turn comes."""
+    """Tokens of prompts that wait count as a whole: what is cached of them is known when their turn comes."""
     running = [status for status in statuses if status.phase != "queued"]
     waiting = [status for status in statuses if status.phase == "queued"]
     return ModelLoad(

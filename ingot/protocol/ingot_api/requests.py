@@ -7,9 +7,8 @@ to stop it, and what the page about the engine draws.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
-import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from ingot.engine.request import Ended, Failed, ModelCard, Phase, RequestStatus
@@ -19,6 +18,14 @@ from ingot.observe.metrics import EngineMetrics, SpeculationMetrics
 from ingot.observe.recent_requests import RequestSpan
 from ingot.protocol.chat.answers import AnswerHead, Receipt, UsageBody
 from ingot.protocol.errors import ErrorBody, ErrorDetail
+
+S = TypeVar("S", bound=Struct)
+
+
+def _copied(cls: type[S], source: object, **computed: float) -> S:
+    """The fields of `source` that `cls` has, and those that are computed; fractions with three digits."""
+    values = {name: getattr(source, name) for name in cls.__struct_fields__ if name not in computed} | computed
+    return cls(**{name: round(value, 3) if isinstance(value, float) else value for name, value in values.items()})
 
 
 class RunningRequest(Struct):
@@ -35,9 +42,7 @@ class RunningRequest(Struct):
 
     @classmethod
     def of(cls, status: RequestStatus) -> RunningRequest:
-        made = msgspec.convert(status, cls, from_attributes=True)
-        made.age_s, made.tokens_per_second = round(status.age_s, 3), round(status.tokens_per_second, 2)
-        return made
+        return _copied(cls, status, tokens_per_second=round(status.tokens_per_second, 2))
 
 
 class RunningRequestList(Struct, kw_only=True):
@@ -81,9 +86,9 @@ def list_requests(statuses: list[RequestStatus]) -> RunningRequestList:
 
 
 PAST_S: Final = 120.0
-"""How long ago what is told may have ended."""
+"""How long ago a listed request may have ended."""
 MOST_LISTED_REQUESTS: Final = 128
-"""Requests of each kind that are told of."""
+"""Requests of each kind that are listed."""
 MOST_OWNERS: Final = 16
 
 
@@ -106,19 +111,12 @@ class LiveRequest(Struct):
     @classmethod
     def of(cls, status: RequestStatus) -> LiveRequest:
         answered = 0.0 if status.first_token_s is None else status.age_s - status.first_token_s
-        return cls(
-            id=status.id,
-            phase=status.phase,
-            queued_s=round(status.queued_s, 3),
-            prompt_s=round(max(0.0, status.age_s - status.queued_s - answered), 3),
-            answer_s=round(answered, 3),
-            prompt_tokens=status.prompt_tokens,
-            prefilled_tokens=status.prefilled_tokens,
-            cached_tokens=status.cached_tokens,
-            completion_tokens=status.completion_tokens,
-            max_tokens=status.max_tokens,
+        return _copied(
+            cls,
+            status,
+            prompt_s=max(0.0, status.age_s - status.queued_s - answered),
+            answer_s=answered,
             tokens_per_second=round(status.tokens_per_second, 2),
-            preemptions=status.preemptions,
         )
 
 
@@ -138,18 +136,7 @@ class PastRequest(Struct):
 
     @classmethod
     def of(cls, span: RequestSpan, now: float) -> PastRequest:
-        return cls(
-            id=span.id,
-            path=span.path,
-            outcome=span.outcome,
-            ended_ago_s=round(now - span.ended, 3),
-            queued_s=round(span.queued_s, 3),
-            prompt_s=round(span.prompt_s, 3),
-            answer_s=round(span.answer_s, 3),
-            prompt_tokens=span.prompt_tokens,
-            cached_tokens=span.cached_tokens,
-            completion_tokens=span.completion_tokens,
-        )
+        return _copied(cls, span, ended_ago_s=now - span.ended)
 
 
 class LiveTotals(Struct):
@@ -166,14 +153,14 @@ class LiveTotals(Struct):
 
 
 class OwnerMemory(Struct):
-    """What is kept of one key's prompts."""
+    """What is cached of one key's prompts."""
 
     owner: str
     kept_bytes: int
 
 
 class LiveMemory(Struct):
-    """`used` is the part of the memory for states that running requests have reserved, 1 is all. `active_bytes` are
+    """`used` is the part of KV memory that running requests have reserved, 1 is all. `active_bytes` are
     all that MLX has in use."""
 
     budget_bytes: int
@@ -207,7 +194,7 @@ class LiveEngine(Struct):
 
 class LiveBody(Struct):
     """The asking key's requests: those that wait and run, and those that ended in the last two minutes. The
-    administrator, and everybody where there are no keys, is told of all keys' and of the `engines`, one for each model
+    administrator, and everybody where there are no keys, sees all keys' and the `engines`, one for each model
     that is loaded."""
 
     ready: bool
@@ -236,7 +223,7 @@ def live_body(
 
 
 def live_engine_body(card: ModelCard, health: Health, figures: EngineMetrics, counts: SpeculationMetrics) -> LiveEngine:
-    kept = sorted(figures.kept_bytes.items(), key=lambda pair: -pair[1])[:MOST_OWNERS]
+    cached = sorted(figures.kept_bytes.items(), key=lambda pair: -pair[1])[:MOST_OWNERS]
     return LiveEngine(
         model=card.name,
         device=card.device,
@@ -260,7 +247,7 @@ def live_engine_body(card: ModelCard, health: Health, figures: EngineMetrics, co
             held_bytes=figures.held_bytes,
             active_bytes=figures.active_bytes,
             used=round(figures.occupied, 4),
-            owners=[OwnerMemory(owner, held) for owner, held in kept],
+            owners=[OwnerMemory(owner, size) for owner, size in cached],
         ),
         speculation=LiveSpeculation(
             counts.drafts, counts.draft_tokens, counts.accepted_tokens, list(counts.accepted_per_position)

@@ -8,39 +8,24 @@ from __future__ import annotations
 import base64
 import time
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.config import KINDS
-from ingot.engine.speech_request import SpeechEnded, SpeechRequest
-from ingot.errors import ModelNotFound
+from ingot.engine.speech_request import SpeechEnded, SpeechRequest, TextToSpeechCard
 from ingot.media.audio_encoding import AUDIO_MEDIA_TYPES
 from ingot.protocol.pooling import ComputeTiming
 from ingot.protocol.schema import bounds
+from ingot.protocol.schema.encoder_fields import TaskModelField
 from ingot.protocol.schema.fields import BodyReading, Either, FieldKind, Number, OneOf, Schema, Text, Timeout
-from ingot.protocol.schema.model_fields import ABOUT_TTL, ModelNameField, TimeToLiveField
+from ingot.protocol.schema.model_fields import ABOUT_TTL, TimeToLiveField
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires
-from ingot.protocol.served import ServedSideModel
-from ingot.protocol.terms import DEFAULT_NAME, Terms, matches_model_name, model_names_schema, unknown_model_error
+from ingot.protocol.served import AnyServedModel, ServedTaskModel
+from ingot.protocol.terms import DEFAULT_NAME, Terms
 from ingot.text.speech.phonemizer import accent_of
 
-
-@dataclass(frozen=True, slots=True)
-class TextToSpeechModelField(FieldKind):
-    """A name of the model that speaks. Any other is a 404 that lists what there is."""
-
-    types, words = (str,), ModelNameField.words
-
-    def parse(self, value: object, path: str, reading: BodyReading) -> str:
-        if not isinstance(value, str):
-            raise self.refuse(value, path, reading)
-        if not matches_model_name(value, reading.terms.speaking.models):
-            raise unknown_model_error(value, reading.terms.speaking.models)
-        return value
-
-    def schema(self, terms: Terms) -> Schema:
-        return model_names_schema(terms.speaking.models) if terms.speaking.models else {"type": "string"}
+if TYPE_CHECKING:
+    from ingot.engine.text_to_speech import ServedTextToSpeech
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +35,7 @@ class VoiceField(FieldKind):
     types = (str,)
 
     def parse(self, value: object, path: str, reading: BodyReading) -> str:
-        known = reading.terms.speaking.voices
+        known = reading.terms.task("speech").voices
         if isinstance(value, str) and value not in known:
             meant = [voice for voice in known if voice.partition("_")[2] == value]
             if len(meant) == 1:
@@ -58,16 +43,16 @@ class VoiceField(FieldKind):
         return OneOf(known).parse(value, path, reading)
 
     def schema(self, terms: Terms) -> Schema:
-        return {"type": "string", "examples": list(terms.speaking.voices)}
+        return {"type": "string", "examples": list(terms.task("speech").voices)}
 
     def wanted(self, terms: Terms) -> str:
-        return OneOf(terms.speaking.voices).wanted(terms)
+        return OneOf(terms.task("speech").voices).wanted(terms)
 
 
 SPEECH_INPUT_CHARS = 4096
 SPEECH_SPEEDS = (0.25, 4.0)
 SPEECH_FRAMES_A_SECOND = 40
-"""What a model makes of a text."""
+"""How usage counts audio."""
 VOICE_LANGUAGES = {"us": "en-US", "gb": "en-GB"}
 
 
@@ -80,7 +65,7 @@ class VoiceObject:
 class SpeechBody:
     input: str = requires(Text(SPEECH_INPUT_CHARS, least=1), "What is to be spoken, in English.")
     model: str = accepts(
-        TextToSpeechModelField(), "The name of the model that speaks, or `default`.", default=DEFAULT_NAME
+        TaskModelField("speech"), "The name of the text-to-speech model, or `default`.", default=DEFAULT_NAME
     )
     voice: str | VoiceObject | None = accepts(
         Either((VoiceField(), ObjectOf(VoiceObject))),
@@ -93,11 +78,11 @@ class SpeechBody:
     )
     speed: float = accepts(Number(SPEECH_SPEEDS), "How fast: 2 takes half the time.", default=1.0)
     stream_format: str = accepts(
-        OneOf(("audio", "sse")), "`sse` tells the sound in events, `audio` is the file itself.", default="audio"
+        OneOf(("audio", "sse")), "`sse` sends events with audio, `audio` the file itself.", default="audio"
     )
     timeout: float | None = accepts(Timeout(bounds.LEAST_TIMEOUT_S), "Seconds the request may take in all.")
     ttl: None = accepts(TimeToLiveField(), ABOUT_TTL)
-    instructions: None = refuses("cannot be honoured: how a text is spoken is the voice's to say. Choose another.", "")
+    instructions: None = refuses("cannot be honoured: the voice decides how a text is spoken. Choose another.", "")
 
 
 SPEECH_BODY = ObjectOf(SpeechBody)
@@ -105,7 +90,7 @@ SPEECH_BODY = ObjectOf(SpeechBody)
 
 @dataclass(frozen=True, slots=True)
 class SpeechTask:
-    """A body, read: what the engine is to speak, and how it is told."""
+    """A body, read: what the engine is to speak, and how it is sent."""
 
     request: SpeechRequest
     format: str
@@ -114,7 +99,7 @@ class SpeechTask:
 
 
 class SpeechUsage(Struct):
-    """Phonemes that were read, and frames of sound that were made of them."""
+    """Phonemes that were read, and frames of audio that were made of them."""
 
     input_tokens: int
     output_tokens: int
@@ -130,8 +115,8 @@ class SpeechDelta(Struct, kw_only=True):
     audio: str  # base64
 
     @classmethod
-    def of(cls, sound: bytes) -> SpeechDelta:
-        return cls(audio=base64.b64encode(sound).decode())
+    def of(cls, audio: bytes) -> SpeechDelta:
+        return cls(audio=base64.b64encode(audio).decode())
 
 
 class SpeechDone(Struct, kw_only=True):
@@ -168,22 +153,20 @@ class VoiceList(Struct):
     object: Literal["list"] = "list"
 
 
-def read_speech(value: Any, served: ServedSideModel, request_id: str) -> SpeechTask:
-    """The job that a body asks for. Looks up each word: not for an event loop."""
-    speaking = served.speaking
-    if speaking is None:
-        raise ModelNotFound(KINDS["speech"].missing, param="model")
+def read_speech(value: Any, served: ServedTaskModel, request_id: str) -> SpeechTask:
+    """The task that a body asks for. Looks up each word: not for an event loop."""
+    model = cast("ServedTextToSpeech", served.loaded)
     read: SpeechBody = SPEECH_BODY.parse(value, "", served.reading())
-    voice = read.voice.id if isinstance(read.voice, VoiceObject) else read.voice or speaking.card.voices[0]
+    voice = read.voice.id if isinstance(read.voice, VoiceObject) else read.voice or model.card.voices[0]
     deadline = time.monotonic() + (served.terms.timeout_s if read.timeout is None else read.timeout)
-    pieces = speaking.pronouncer.pieces(read.input, voice, read.speed)
+    pieces = model.pronouncer.pieces(read.input, voice, read.speed)
     request = SpeechRequest(request_id, pieces, voice, read.speed, served.tenant, deadline)
-    return SpeechTask(request, read.response_format, read.stream_format == "sse", speaking.card.rate)
+    return SpeechTask(request, read.response_format, read.stream_format == "sse", model.card.rate)
 
 
-def list_voices(served: ServedSideModel) -> VoiceList:
-    """None where no model speaks."""
-    if served.speaking is None:
+def list_voices(served: AnyServedModel) -> VoiceList:
+    """Empty for a model that does not speak."""
+    card = served.card
+    if not isinstance(card, TextToSpeechCard):
         return VoiceList([])
-    card = served.speaking.card
     return VoiceList([VoiceBody(voice, voice, VOICE_LANGUAGES[accent_of(voice)], card.name) for voice in card.voices])

@@ -16,56 +16,40 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
-from ingot.config import KINDS
 from ingot.engine.speech_request import Segment, SpeechTask, TranscribedToken, TranscriptionEnded, TranscriptionRequest
-from ingot.errors import BadMedia, BadRequest, ModelNotFound, Unsupported
+from ingot.errors import BadMedia, BadRequest, Unsupported
 from ingot.media.audio import AudioFile
 from ingot.media.languages import LANGUAGES
 from ingot.protocol.pooling import ComputeTiming
 from ingot.protocol.schema import bounds
+from ingot.protocol.schema.encoder_fields import TaskModelField
 from ingot.protocol.schema.fields import BodyReading, Bool, FieldKind, ListOf, Number, OneOf, Schema, Text, Timeout
-from ingot.protocol.schema.model_fields import ABOUT_TTL, ModelNameField, TimeToLiveField
+from ingot.protocol.schema.model_fields import ABOUT_TTL, TimeToLiveField
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires
-from ingot.protocol.served import ServedSideModel
-from ingot.protocol.terms import DEFAULT_NAME, Terms, matches_model_name, model_names_schema, unknown_model_error
-
-
-@dataclass(frozen=True, slots=True)
-class SpeechToTextModelField(FieldKind):
-    """A name of the model that hears. Any other is a 404 that lists what there is."""
-
-    types, words = (str,), ModelNameField.words
-
-    def parse(self, value: object, path: str, reading: BodyReading) -> str:
-        if not isinstance(value, str):
-            raise self.refuse(value, path, reading)
-        if not matches_model_name(value, reading.terms.hearing.models):
-            raise unknown_model_error(value, reading.terms.hearing.models)
-        return value
-
-    def schema(self, terms: Terms) -> Schema:
-        return model_names_schema(terms.hearing.models) if terms.hearing.models else {"type": "string"}
+from ingot.protocol.served import ServedTaskModel
+from ingot.protocol.terms import DEFAULT_NAME, Terms
 
 
 @dataclass(frozen=True, slots=True)
 class LanguageField(FieldKind):
-    """A language that the model hears, by its code or its English name."""
+    """A language that the model transcribes, by its code or its English name."""
 
     types = (str,)
 
     def parse(self, value: object, path: str, reading: BodyReading) -> str:
-        known = reading.terms.hearing.languages
+        known = reading.terms.task("audio").languages
         named = {LANGUAGES[code]: code for code in known if code in LANGUAGES}
-        said = value.lower() if isinstance(value, str) else value
-        if isinstance(said, str) and said in named:
-            return named[said]
-        return OneOf(known).parse(said, path, reading)
+        language = value.lower() if isinstance(value, str) else value
+        if isinstance(language, str) and language in named:
+            return named[language]
+        return OneOf(known).parse(language, path, reading)
 
     def schema(self, terms: Terms) -> Schema:
-        return OneOf(terms.hearing.languages).schema(terms) if terms.hearing.languages else {"type": "string"}
+        languages = terms.task("audio").languages
+        return OneOf(languages).schema(terms) if languages else {"type": "string"}
 
     def wanted(self, terms: Terms) -> str:
-        return OneOf(terms.hearing.languages).wanted(terms)
+        return OneOf(terms.task("audio").languages).wanted(terms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +79,19 @@ FORM_BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslationForm:
-    file: bytes = requires(AudioFileField(), "The sound: FLAC, MP3, MP4, M4A, Ogg, WAV, WebM or AAC.")
+    file: bytes = requires(AudioFileField(), "The audio: FLAC, MP3, MP4, M4A, Ogg, WAV, WebM or AAC.")
     model: str = accepts(
-        SpeechToTextModelField(), "The name of the model that hears, or `default`.", default=DEFAULT_NAME
+        TaskModelField("audio"), "The name of the speech-to-text model, or `default`.", default=DEFAULT_NAME
     )
     prompt: str = accepts(
         Text(TRANSCRIPT_PROMPT_CHARS),
-        "What was said before, or how names in it are spelled; its end counts most.",
+        "Text before it, or names as they are spelled; its end counts most.",
         default="",
     )
     response_format: str = accepts(TRANSCRIPT_FORMATS, "What the answer is.", default="json")
     temperature: float = accepts(
         Number((0.0, 1.0)),
-        "0 takes the likeliest text, and warmer ones where that makes no sense; else one is drawn.",
+        "0 takes the likeliest text, and higher temperatures where that makes no sense; else it is sampled.",
         default=0.0,
     )
     timeout: float | None = accepts(Timeout(bounds.LEAST_TIMEOUT_S), "Seconds the request may take in all.")
@@ -116,17 +100,17 @@ class TranslationForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptionForm(TranslationForm):
-    language: str | None = accepts(LanguageField(), "Its code, such as `en`; else it is found out by the first window.")
+    language: str | None = accepts(LanguageField(), "Its code, such as `en`; else the first window decides.")
     timestamp_granularities: tuple[str, ...] = accepts(
         ListOf(OneOf(("word", "segment")), 2, least=1),
-        "Whose times are told, with `verbose_json`.",
+        "Whose times are given, with `verbose_json`.",
         default=("segment",),
     )
-    stream: bool = accepts(Bool(), "Send what is heard as events, window by window.", default=False)
+    stream: bool = accepts(Bool(), "Send text as events, window by window.", default=False)
     include: tuple[str, ...] = accepts(
         ListOf(OneOf(("logprobs",)), 1), "`logprobs` adds the probabilities of tokens to `json`.", default=()
     )
-    chunking_strategy: None = refuses("cannot be chosen: sounds are heard in windows of 30 seconds. Send auto.", "auto")
+    chunking_strategy: None = refuses("cannot be chosen: audio is read in windows of 30 seconds. Send auto.", "auto")
     known_speaker_names: None = refuses(DIARIZATION_REFUSED)
     known_speaker_references: None = refuses(DIARIZATION_REFUSED)
 
@@ -137,19 +121,19 @@ TRANSLATION_FORM = ObjectOf(TranslationForm)
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionTask:
-    """A form, read: what the engine is to hear, and how it is told."""
+    """A form, read: what the engine is to transcribe, and how it is sent."""
 
     request: TranscriptionRequest
     view: TranscriptView
 
 
-def read_transcription(form: Mapping[str, Any], served: ServedSideModel, request_id: str) -> TranscriptionTask:
-    """The job that a form asks for. Looks through the whole sound, so it may take a while: not for an event loop."""
-    reading = begin_form_reading(served)
+def read_transcription(form: Mapping[str, Any], served: ServedTaskModel, request_id: str) -> TranscriptionTask:
+    """The job that a form asks for. Reads the whole file, so it may take a while: not for an event loop."""
+    reading = served.reading()
     read: TranscriptionForm = TRANSCRIPTION_FORM.parse(type_form_fields(form), "", reading)
     if "timestamp_granularities" in form and read.response_format != "verbose_json":
         raise BadRequest(
-            "timestamp_granularities are told with response_format verbose_json.", param="timestamp_granularities"
+            "timestamp_granularities are for response_format verbose_json.", param="timestamp_granularities"
         )
     if read.include and read.response_format != "json":
         raise BadRequest("include is about response_format json: other formats have no logprobs.", param="include")
@@ -169,13 +153,13 @@ def read_transcription(form: Mapping[str, Any], served: ServedSideModel, request
     )
 
 
-def read_translation(form: Mapping[str, Any], served: ServedSideModel, request_id: str) -> TranscriptionTask:
+def read_translation(form: Mapping[str, Any], served: ServedTaskModel, request_id: str) -> TranscriptionTask:
     """The same for text in English, whatever the language."""
-    reading = begin_form_reading(served)
+    reading = served.reading()
     read: TranslationForm = TRANSLATION_FORM.parse(type_form_fields(form), "", reading)
-    if not served.terms.hearing.translates:
+    if not served.terms.task("audio").translates:
         raise Unsupported(
-            f"{served.terms.hearing.models[0]} hears English alone, so there is nothing it could translate. Serve a "
+            f"{served.card.name} knows English alone, so there is nothing it could translate. Serve a "
             "model of several languages.",
             param="model",
         )
@@ -185,29 +169,23 @@ def read_translation(form: Mapping[str, Any], served: ServedSideModel, request_i
     return TranscriptionTask(make_transcription_task(read, "translate", served, request_id), view)
 
 
-def begin_form_reading(served: ServedSideModel) -> BodyReading:
-    if not served.terms.hearing.models:
-        raise ModelNotFound(KINDS["audio"].missing, param="model")
-    return served.reading()
-
-
 def make_transcription_task(
     read: TranslationForm,
     task: SpeechTask,
-    served: ServedSideModel,
+    served: ServedTaskModel,
     request_id: str,
     *,
     language: str | None = None,
     words: bool = False,
 ) -> TranscriptionRequest:
     try:
-        sound = AudioFile(read.file)
+        audio = AudioFile(read.file)
     except BadMedia as error:
         error.param = "file"
         raise
     deadline = time.monotonic() + (served.terms.timeout_s if read.timeout is None else read.timeout)
     return TranscriptionRequest(
-        request_id, sound, task, language, read.prompt, read.temperature, words, served.tenant, deadline
+        request_id, audio, task, language, read.prompt, read.temperature, words, served.tenant, deadline
     )
 
 
@@ -234,7 +212,7 @@ def parse_form_number(text: str) -> float | str:
 
 
 AUDIO_TOKENS_A_SECOND = 50
-"""What a model sees of a sound."""
+"""What a model reads of audio."""
 
 
 class TranscriptReceipt(Struct, kw_only=True):
@@ -268,8 +246,8 @@ class TranscriptTokenLogprob(Struct):
     bytes: list[int]
 
     @classmethod
-    def of(cls, heard: TranscribedToken) -> TranscriptTokenLogprob:
-        return cls(heard.bytes.decode(errors="replace"), heard.logprob, list(heard.bytes))
+    def of(cls, token: TranscribedToken) -> TranscriptTokenLogprob:
+        return cls(token.bytes.decode(errors="replace"), token.logprob, list(token.bytes))
 
 
 class Transcription(Struct, kw_only=True):
@@ -353,7 +331,7 @@ class TranscriptView(Struct, frozen=True, kw_only=True):
         """Whether the whole answer is JSON."""
         return self.format not in ("text", "srt", "vtt")
 
-    def told(self, segments: Sequence[Segment], ended: TranscriptionEnded) -> tuple[bytes, str]:
+    def render(self, segments: Sequence[Segment], ended: TranscriptionEnded) -> tuple[bytes, str]:
         """The whole answer, and its media type."""
         match self.format:
             case "text":
@@ -378,15 +356,15 @@ class TranscriptView(Struct, frozen=True, kw_only=True):
         return TranscriptDelta(delta=text, logprobs=self._logprobs([segment]))
 
     def done(self, segments: Sequence[Segment], ended: TranscriptionEnded) -> TranscriptDone:
-        heard = math.ceil(AUDIO_TOKENS_A_SECOND * ended.seconds)
+        audio_tokens = math.ceil(AUDIO_TOKENS_A_SECOND * ended.seconds)
         return TranscriptDone(
             text=transcript_text(segments),
             logprobs=self._logprobs(segments),
             usage=TranscriptTokenUsage(
-                input_tokens=heard,
-                input_token_details=TranscriptAudioTokens(heard),
+                input_tokens=audio_tokens,
+                input_token_details=TranscriptAudioTokens(audio_tokens),
                 output_tokens=ended.tokens,
-                total_tokens=heard + ended.tokens,
+                total_tokens=audio_tokens + ended.tokens,
             ),
             ingot=self._receipt(ended),
         )
@@ -407,7 +385,11 @@ class TranscriptView(Struct, frozen=True, kw_only=True):
         )
 
     def _logprobs(self, segments: Iterable[Segment]) -> list[TranscriptTokenLogprob] | UnsetType:
-        return [TranscriptTokenLogprob.of(heard) for one in segments for heard in one.heard] if self.logprobs else UNSET
+        return (
+            [TranscriptTokenLogprob.of(token) for one in segments for token in one.text_tokens]
+            if self.logprobs
+            else UNSET
+        )
 
     def _receipt(self, ended: TranscriptionEnded) -> TranscriptReceipt:
         timing = ComputeTiming(round(ended.queue_s, 6), round(ended.compute_s, 6))

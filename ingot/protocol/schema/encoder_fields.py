@@ -1,42 +1,36 @@
-"""Fields whose bounds an encoder sets: its names, its token ids, its dimensions and prompts. Apart from `model_fields`,
-as it imports tokenizers."""
+"""Fields whose bounds a model that does not generate sets: its names; an encoder's token ids, dimensions, prompts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ingot.engine.request import PoolingTask
 from ingot.protocol.schema.fields import BodyReading, DelegateKind, FieldKind, Int, OneOf, Schema
 from ingot.protocol.schema.model_fields import ModelNameField, TokenIdsField
-from ingot.protocol.terms import EncoderTerms, Terms, matches_model_name, model_names_schema, unknown_model_error
-from ingot.text.tokenizer.encoder_inputs import TextInputs
+from ingot.protocol.terms import Terms, matches_model_name, model_names_schema, unknown_model_error
 
 if TYPE_CHECKING:
-    from ingot.engine.pooling_batches import ServedPoolingModel
+    pass
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderNameField(FieldKind):
-    """A name of the encoder for `role`. Any other is a 404 that lists what there is."""
+class TaskModelField(FieldKind):
+    """A name of the served model of a kind that does not generate. Any other is a 404 that lists what there is."""
 
     types, words = (str,), ModelNameField.words
-    role: PoolingTask
+    model_kind: str
 
     def parse(self, value: object, path: str, reading: BodyReading) -> str:
         if not isinstance(value, str):
             raise self.refuse(value, path, reading)
-        known = self._terms(reading.terms)
-        if not matches_model_name(value, known.models):
-            raise unknown_model_error(value, known.models)
+        names = reading.terms.task(self.model_kind).models
+        if not matches_model_name(value, names):
+            raise unknown_model_error(value, names)
         return value
 
     def schema(self, terms: Terms) -> Schema:
-        names = self._terms(terms).models
+        names = terms.task(self.model_kind).models
         return model_names_schema(names) if names else {"type": "string"}
-
-    def _terms(self, terms: Terms) -> EncoderTerms:
-        return terms.encoders.get(self.role, EncoderTerms())
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +49,7 @@ class EncoderTokenIdsField(DelegateKind):
         return TokenIdsField(self.most)
 
     def _terms(self, terms: Terms) -> Terms:
-        known = terms.encoders.get("embedding", EncoderTerms())
+        known = terms.task("embedding")
         return Terms(known.models, known.vocab, terms.timeout_s, terms.strict)
 
 
@@ -64,7 +58,7 @@ class DimensionsField(DelegateKind):
     """How many numbers of each vector are wanted: at most as many as the model gives."""
 
     def kind(self, terms: Terms) -> Int:
-        return Int((1, terms.encoders.get("embedding", EncoderTerms()).dimension))
+        return Int((1, terms.task("embedding").dimension))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +81,4 @@ class PromptNameField(FieldKind):
         return OneOf(names).wanted(terms) if names else "nothing, as the model's files name no prompts"
 
     def _names(self, terms: Terms) -> tuple[str, ...]:
-        return terms.encoders.get("embedding", EncoderTerms()).prompts
-
-
-def terms_of_encoder(offered: ServedPoolingModel, names: tuple[str, ...]) -> EncoderTerms:
-    """The bounds that an encoder served under `names` sets."""
-    card, inputs = offered.card, offered.inputs
-    prompts = tuple(inputs.prompts) if isinstance(inputs, TextInputs) else ()
-    return EncoderTerms(names, card.vocab, card.dimension, prompts)
+        return terms.task("embedding").prompts

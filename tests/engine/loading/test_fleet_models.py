@@ -60,7 +60,7 @@ def loop() -> Iterator[Loop]:
 
 @pytest.fixture
 def loading(loop: Loop) -> BlockingModelLoader:
-    return BlockingModelLoader(loop, loop.run(device.current_device), MEMORY, alone=False)
+    return BlockingModelLoader(loop, loop.run(device.current_device), MEMORY)
 
 
 def levels(log: pytest.LogCaptureFixture) -> list[str]:

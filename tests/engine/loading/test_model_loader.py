@@ -42,7 +42,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]
 
 @pytest.fixture
 def garage() -> Iterator[ModelLoader]:
-    made = ModelLoader(Settings(), alone=False)
+    made = ModelLoader(Settings())
     yield made
     made.close()
 
@@ -97,7 +97,7 @@ async def test_a_model_is_loaded_beside_an_answer_of_another(
     fleet = fleet_of(tables, garage)
     await answer(fleet, "llama")
     assert await asyncio.gather(answer(fleet, "llama", tokens=200), answer(fleet, "hybrid")) == [200, 4]
-    assert {stands.state for stands in fleet.standings()} == {"loaded"}
+    assert {stands.state for stands in fleet.statuses()} == {"loaded"}
 
 
 @pytest.mark.anyio
@@ -107,7 +107,7 @@ async def test_two_models_with_room_for_one_answer_by_turns(
     claims = [await garage.measure(entry) for entry in model_entries(Settings(models=tables))]
     fleet = fleet_of(tables, garage, memory=max(claims))
     await asyncio.gather(*(answer(fleet, kind, tokens) for kind in KINDS for tokens in (4, 5, 6)))
-    assert sorted(stands.state for stands in fleet.standings()) == ["loaded", "unloaded"]
+    assert sorted(stands.state for stands in fleet.statuses()) == ["loaded", "unloaded"]
 
 
 @pytest.mark.anyio

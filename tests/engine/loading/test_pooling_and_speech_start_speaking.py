@@ -1,4 +1,4 @@
-"""From a folder to a mouth that the engine offers: what it is, what it takes, and that it speaks."""
+"""A text-to-speech model from its folder: what it is, what it takes, and that it speaks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from ingot.cli.serve import require_extras
-from ingot.config import Settings, lone_entry
+from ingot.config import Settings, single_model_entries
 from ingot.engine.admission import EngineLimits
-from ingot.engine.engine import ModelEngine, SideModels
+from ingot.engine.engine import TextToSpeechEngine
 from ingot.engine.loading.pooling_and_speech import load_text_to_speech
 from ingot.engine.speech_request import SpeechAudio, SpeechEnded, SpeechRequest
+from ingot.engine.text_to_speech import ServedTextToSpeech
 from ingot.errors import ModelError, Unsupported
 from ingot.kernels.device import current_device
 from ingot.media.audio_encoding import audio_writer
@@ -29,27 +30,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
     return ModelFolder(save_kokoro(tmp_path_factory.mktemp("mouths") / "tiny"), "tiny-mouth", "a test")
 
 
-def offered(folder: ModelFolder, free: int = 1 << 30) -> SideModels:
-    return load_text_to_speech(folder, free)
+def loaded(folder: ModelFolder, memory: int = 1 << 30) -> ServedTextToSpeech:
+    return load_text_to_speech(folder, memory)
 
 
 def test_the_card_has_the_voices_that_speak_english(folder: ModelFolder) -> None:
-    speaking = offered(folder)
-    assert speaking.speaking is not None
-    card = speaking.speaking.card
+    card = loaded(folder).card
     assert (card.name, card.voices, card.rate, card.context) == ("tiny-mouth", VOICES, 24_000, 254)
-    assert speaking.taken > card.weight_bytes > 0
-    assert speaking.notes == [
-        "tiny-mouth: 1 voices of other languages are left out: English is what is pronounced here"
-    ]
+    assert card.notes == ("1 voices of other languages are left out: only English is spoken here",)
 
 
 def test_without_what_writes_mp3_it_speaks_in_wav_and_says_so(
     folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
-    assert "tiny-mouth: speaks in wav and pcm alone; for mp3, the default, and others run " in offered(folder).notes[1]
-    require_extras([lone_entry(Settings(speech_model=str(folder.path)), "chat", "chat")])
+    assert "writes only wav and pcm; for mp3, the default, and other formats run " in loaded(folder).card.notes[1]
+    require_extras(single_model_entries(Settings(speech_model=str(folder.path))))
     assert audio_writer("wav", 24_000).write(b"\0\0").startswith(b"RIFF")
     with pytest.raises(Unsupported, match=r"mp3 is written by PyAV.*wav and pcm need none"):
         audio_writer("mp3", 24_000)
@@ -57,7 +53,7 @@ def test_without_what_writes_mp3_it_speaks_in_wav_and_says_so(
 
 def test_its_dictionaries_are_read_when_it_is_loaded(folder: ModelFolder) -> None:
     dictionary._read_dictionary.cache_clear()
-    offered(folder)
+    loaded(folder)
     for thread in threading.enumerate():
         if thread.name == "ingot-dictionaries":
             thread.join(60)
@@ -66,26 +62,24 @@ def test_its_dictionaries_are_read_when_it_is_loaded(folder: ModelFolder) -> Non
 
 def test_a_model_that_does_not_fit_the_budget_is_refused(folder: ModelFolder) -> None:
     with pytest.raises(ModelError, match="memory budget are left"):
-        offered(folder, free=1000)
+        loaded(folder, 1000)
 
 
 def test_its_files_tell_what_it_is_for_and_what_it_takes(folder: ModelFolder) -> None:
     assert model_kind_in(folder.path) == "speech"
-    told, taken = text_to_speech_needs(folder.path, current_device()), offered(folder).taken
-    assert taken <= told < 1.01 * taken
+    needs = text_to_speech_needs(folder.path, current_device())
+    assert loaded(folder, needs).card.weight_bytes < needs
+    with pytest.raises(ModelError, match="memory budget are left"):
+        loaded(folder, int(needs / 1.01))
 
 
 def test_an_engine_speaks_a_text_to_its_end(folder: ModelFolder) -> None:
-    def load() -> SideModels:
-        return offered(folder)
-
-    async def listen(engine: ModelEngine) -> list[object]:
-        assert engine.speaking is not None
-        pieces = engine.speaking.pronouncer.pieces("Hello there, you two. This is a second sentence, too.", VOICES[0])
+    async def listen(engine: TextToSpeechEngine) -> list[object]:
+        pieces = engine.model.pronouncer.pieces("Hello there, you two. This is a second sentence, too.", VOICES[0])
         stream = engine.speak(SpeechRequest("one", pieces, VOICES[0]))
         return [event async for event in stream]
 
-    engine = ModelEngine(load, EngineLimits(1, 1, 50.0))
+    engine = TextToSpeechEngine(lambda: loaded(folder), EngineLimits(1, 1, 50.0))
     try:
         *sounds, ended = asyncio.run(listen(engine))
         engine.check()
@@ -100,5 +94,5 @@ def test_a_folder_without_an_english_voice_is_refused(tmp_path: Path) -> None:
     foreign = save_kokoro(tmp_path / "foreign")
     for voice in VOICES:
         (foreign / "voices" / f"{voice}.safetensors").unlink()
-    with pytest.raises(ModelError, match="no voice that speaks English"):
-        offered(ModelFolder(foreign, "foreign", "a test"))
+    with pytest.raises(ModelError, match="no English voice"):
+        loaded(ModelFolder(foreign, "foreign", "a test"))

@@ -137,7 +137,7 @@ async def test_what_counts_tokens_agrees_with_what_was_read(app: Any) -> None:
 
 def test_the_ready_line_says_what_it_sees(engine: Engine) -> None:
     found = FoundFormat(FORMATS[0], "template")
-    assert " | sees pictures and clips | " in ready_record("http://x", engine.card, found, needs_key=False)
+    assert " | sees images and video | " in ready_record("http://x", engine.card, found, needs_key=False)
 
 
 def test_for_text_alone_no_tower_is_loaded_and_flags_that_change_nothing_are_said() -> None:
@@ -147,7 +147,7 @@ def test_for_text_alone_no_tower_is_loaded_and_flags_that_change_nothing_are_sai
     try:
         assert blind.card.weight_bytes < whole.card.weight_bytes and blind.card.sees == ()
         assert blind.processor is not None and blind._loaded.vision_encoder is None
-        assert [note for note in blind.card.notes if "as asked" in note]
+        assert [note for note in blind.card.notes if "--text-only" in note]
         told = [note for note in text.card.notes if "changes nothing" in note]
         assert len(told) == 2 and text.processor is None
     finally:

@@ -13,10 +13,9 @@ import av
 import pytest
 
 from ingot.errors import BadMedia, BadRequest
-from ingot.http.app import build_app
 from tests.hearing import tone, wav
 from tests.http.asgi import Call
-from tests.http.scripted import ScriptedEngine, settings
+from tests.http.scripted import ScriptedEngine, build_app, settings
 from tests.http.scripted_hearing import HearingEngine
 from tests.http.scripted_speaking import SAMPLES, SpeakingEngine
 from tests.speaking import VOICES
@@ -244,7 +243,7 @@ def test_what_is_asked_for_reaches_the_engine_of_transcriptions() -> None:
     assert told_of_transcriptions(asked_for, engine=engine).status == 200
     (request,) = engine.heard
     assert (request.task, request.language, request.prompt, request.temperature) == ("transcribe", "de", "Ann", 0.5)
-    assert request.words and request.sound.seconds == 1.5 and request.deadline is not None
+    assert request.words and request.audio.seconds == 1.5 and request.deadline is not None
 
 
 def test_a_translation_is_asked_for_as_one() -> None:

@@ -11,11 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ingot.engine.request import CacheReport, Ended, SequenceEnded, TextDelta, Timing, Usage
 from ingot.errors import Overloaded
-from ingot.http.app import build_app
 from ingot.protocol.ingot_api.requests import MOST_LISTED_REQUESTS
 from tests import scripted
 from tests.http.asgi import Call, call, events
-from tests.http.scripted import ScriptedEngine, failing, settings
+from tests.http.scripted import ScriptedEngine, build_app, failing, settings
 from tests.http.scripted_encoders import EncodingEngine
 
 MESSAGES = {"messages": [{"role": "user", "content": "hi"}]}
@@ -290,7 +289,7 @@ async def test_a_model_that_generates_nothing_has_figures_under_its_own_name() -
     assert (await call(made, "POST", "/v1/embeddings", body={"input": ["ab", "c"]})).status == 200
     engine.refusal = Overloaded("full")
     assert (await call(made, "POST", "/v1/embeddings", body={"input": "d"})).status == 429
-    name = engine.encoders["embedding"].card.name
+    name = engine.alongside[0].card.name
     families = text_string_to_metric_families((await call(made, "GET", "/metrics")).body.decode())
     own = {
         (sample.name.removeprefix("vllm:"), sample.labels.get("finished_reason", "")): sample.value

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from ingot.errors import Overloaded, Unavailable
-from ingot.http.app import build_app
 from tests.http.asgi import Call, call
-from tests.http.scripted import ScriptedEngine, settings
+from tests.http.scripted import ScriptedEngine, build_app, settings
 from tests.http.scripted_encoders import EncodingEngine
 
 pytestmark = pytest.mark.anyio

@@ -305,7 +305,7 @@ async def test_what_has_no_events_to_resume_says_so(app: Starlette) -> None:
     assert (told.status, "background" in told.json()["error"]["message"]) == (400, True)
     app.state.service.shared_state.response_store.keep("", response("resp_1", background=True), [])
     told = await get(app, "resp_1?stream=true")
-    assert (told.status, "no longer held" in told.json()["error"]["message"]) == (400, True)
+    assert (told.status, "no longer stored" in told.json()["error"]["message"]) == (400, True)
     assert (await get(app, "resp_2?stream=true")).status == 404
     assert (await get(app, f"{attended['id']}?starting_after=3")).status == 400
     alone = await ask(app, background=True)

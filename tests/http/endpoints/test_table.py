@@ -9,9 +9,8 @@ import pytest
 
 from ingot.engine.request import SequenceEnded, TextDelta
 from ingot.errors import Overloaded
-from ingot.http.app import build_app
 from tests.http.asgi import Call, call
-from tests.http.scripted import ScriptedEngine, failing, settings
+from tests.http.scripted import ScriptedEngine, build_app, failing, settings
 from tests.http.scripted_encoders import EncodingEngine
 
 pytestmark = pytest.mark.anyio

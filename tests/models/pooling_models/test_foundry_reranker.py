@@ -8,8 +8,7 @@ import pytest
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from foundry.package import MODELS
 from ingot.config import Settings
-from ingot.engine.loading.pooling_and_speech import load_pooling_models
-from ingot.kernels.device import current_device
+from ingot.engine.loading.pooling_and_speech import load_pooling_model
 from ingot.models.files.locate import ModelFolder
 from ingot.text.tokenizer.encoder_inputs import PairInputs
 from tests.models.pooling_models.running import finished
@@ -24,10 +23,8 @@ def test_it_scores_as_the_foundrys_own_code_does_and_mostly_finds_the_right_pass
     from foundry.rerank.lessons import search
     from foundry.rerank.scores import CrossEncoder
 
-    offered = load_pooling_models(
-        {"rerank": ModelFolder(FOLDER, "rerank", "foundry")}, Settings(), current_device(), 1 << 30
-    ).encoders
-    inputs, model = offered["rerank"].inputs, offered["rerank"].model
+    loaded = load_pooling_model("rerank", ModelFolder(FOLDER, "rerank", "foundry"), Settings(), 1 << 30)
+    inputs, model = loaded.inputs, loaded.model
     assert isinstance(inputs, PairInputs)
     plain = CrossEncoder(FOLDER)
     first = 0
