@@ -114,7 +114,7 @@ def test_the_models_folder_need_not_exist_yet(tmp_path: Path) -> None:
 
 
 def test_the_hub_is_not_asked_when_offline() -> None:
-    assert doctor.examine_hub(Settings(offline=True)).detail == "not asked: offline"
+    assert doctor.examine_hub(Settings(offline=True)).detail == "not checked: offline"
 
 
 @pytest.mark.parametrize(("code", "output"), [(1, "boom\nImportError: x"), (-9, "")])
@@ -146,4 +146,4 @@ def test_it_says_of_a_model_whether_its_attention_is_mlx_lms_own(tmp_path: Path)
     [finding] = doctor.examine_model({**WORKING, "slower": []}, tmp_path / "llama")
     assert finding.state == "ok"
     [finding] = doctor.examine_model(probed, tmp_path / "none")
-    assert (finding.state, finding.advice) == ("note", "give the folder of a model")
+    assert (finding.state, finding.advice) == ("note", "name the folder of a model")

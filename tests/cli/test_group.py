@@ -35,7 +35,7 @@ def test_where_nobody_says_how_to_divide_a_model_every_layer_is() -> None:
 def test_sizes_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "hosts.json"
     file.write_text(json.dumps([{"ssh": "localhost", "ips": ["127.0.0.1"]}] * 3))
-    with pytest.raises(ConfigError, match="ask for 2 ranks, and there are 3"):
+    with pytest.raises(ConfigError, match="ask for 2 ranks, but there are 3"):
         find_group_hosts(Settings(tensor_parallel_size=2, hosts=str(file)))
 
 

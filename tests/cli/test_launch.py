@@ -147,10 +147,10 @@ def test_what_is_printed_holds_the_same_and_starts_nothing(launched: Launched, s
     ("words", "code", "line"),
     [
         (("claud",), 2, "unknown client claud; did you mean claude?"),
-        (("claude", "--url", "http://127.0.0.1:9"), 1, "no server answers at http://127.0.0.1:9. Start one with"),
-        (("claude", "--url", "http://127.0.0.1:9", "--model", "x"), 2, "--url is about a running server"),
-        (("claude", "--context", "100"), 2, "--context says how to run a model: it goes with --model"),
-        (("claude", "--print", "--model", "x"), 2, "--print is about a running server"),
+        (("claude", "--url", "http://127.0.0.1:9"), 1, "no server answers at http://127.0.0.1:9. Start a server with"),
+        (("claude", "--url", "http://127.0.0.1:9", "--model", "x"), 2, "--url is for a running server"),
+        (("claude", "--context", "100"), 2, "--context is for a model that is started here: it needs --model"),
+        (("claude", "--print", "--model", "x"), 2, "--print is for a running server"),
         ((), 2, "the following arguments are required: CLIENT"),
     ],
 )
@@ -186,7 +186,7 @@ def test_a_model_of_another_name_is_refused_with_those_there_are(
     launched: Launched, server: Script, tmp_path: Path
 ) -> None:
     done = launched(installed(tmp_path, "aider", TELLS), "aider", "--url", server.url, "--name", "other")
-    assert done.returncode == 2 and "serves scripted, and no other" in done.stderr
+    assert done.returncode == 2 and "serves scripted, but not other" in done.stderr
 
 
 def test_being_told_to_end_is_passed_on(server: Script, tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_the_first_session_is_relayed_and_the_next_ones_start_warm(
 
     first = run_here("launch", "opencode", "--url", url, "--warm")
     assert first.returncode == 0, first.stderr
-    assert "is taken down in this session" in first.stderr
+    assert "is recorded in this session" in first.stderr
     lines = first.stdout.split()
     assert lines[1::2] == ["True"] * 3 and f"{url}/v1" not in lines
     [file] = kept(tmp_path)
@@ -317,13 +317,13 @@ def test_the_first_session_is_relayed_and_the_next_ones_start_warm(
 
     httpx.delete(f"{url}/v1/cache", headers={"authorization": f"Bearer {KEY}"})
     second = run_here("launch", "opencode", "--url", url, "--warm")
-    assert "its first prompt has" in second.stderr and "; 0 were there" in second.stderr
+    assert "its first prompt has" in second.stderr and "; 0 were cached" in second.stderr
     assert set(second.stdout.split()[::2]) == {f"{url}/v1"}, "the client asks the server itself"
     third = run_here("launch", "opencode", "--url", url, "--warm")
-    assert "; 0 were there" not in third.stderr
+    assert "; 0 were cached" not in third.stderr
 
     program.write_text(program.read_text() + "# a new version\n")
-    assert "is taken down" in run_here("launch", "opencode", "--url", url, "--warm").stderr
+    assert "is recorded" in run_here("launch", "opencode", "--url", url, "--warm").stderr
     assert len(kept(tmp_path)) == 2
 
 

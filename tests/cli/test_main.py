@@ -103,7 +103,7 @@ def test_a_library_that_cannot_be_loaded_sends_to_the_doctor(
     assert main(["serve"]) == 1
     assert capsys.readouterr().err == (
         "ingot serve: libmlx.so: cannot open shared object file. "
-        "`ingot doctor` says what is missing and how to get it.\n"
+        "`ingot doctor` shows what is missing and how to install it.\n"
     )
 
 

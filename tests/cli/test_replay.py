@@ -99,7 +99,7 @@ def test_numbers_may_differ_in_their_last_digits_and_no_more() -> None:
 
     assert answer_differences(numbers(1.0, -0.5), numbers(1.0002, -0.5001)) == [None]
     [found] = answer_differences(numbers(1.0, -0.5), numbers(1.0, -0.6))
-    assert str(found) == "answer 0 parts at number 1 of 2:\n  captured: -0.5\n  now:      -0.6"
+    assert str(found) == "answer 0 differs from number 1 of 2 on:\n  captured: -0.5\n  now:      -0.6"
 
 
 @pytest.mark.anyio
@@ -140,7 +140,7 @@ async def test_another_servers_answer_is_compared_by_its_text(
     assert "the same: 1 answers" in capsys.readouterr().out
     assert asked(file, lambda request: hello(request, ("Hello", ", ", "moon"))) == 1
     told = capsys.readouterr().out
-    assert "answer 0 parts at character 7 of 12" in told and "captured: 'world'" in told and "now:      'moon'" in told
+    assert "answer 0 differs from character 7 of 12 on" in told and "captured: 'world'" in told and "now:      'moon'" in told
 
 
 @pytest.mark.anyio
@@ -156,7 +156,7 @@ async def test_a_request_runs_again_here_token_for_token(
         engine.close()
     assert len(first["answers"][0]["tokens"]) == 6
     [file] = tmp_path.glob("*.json")
-    outcomes = [("Hello", 0, "the same: 1 answers, 6 tokens"), ("Help", 1, "parts at token 3 of 6")]
+    outcomes = [("Hello", 0, "the same: 1 answers, 6 tokens"), ("Help", 1, "differs from token 3 of 6 on")]
     for said, code, told in outcomes if path == "/v1/chat/completions" else outcomes[:1]:
         monkeypatch.setattr("ingot.cli.serve.start_engine", lambda _, said=said: scripted.start(lambda _: said))
         assert replay.run_replay([str(file)]) == code
@@ -176,16 +176,16 @@ def record(*tokens: int, text: str = "") -> dict[str, Any]:
 
 def test_the_first_token_that_differs_is_named() -> None:
     [found] = answer_differences(record(1, 2, 3, text="abc"), record(1, 4, 3, text="axc"))
-    assert str(found) == "answer 0 parts at token 1 of 3:\n  captured: 'bc'\n  now:      'xc'"
+    assert str(found) == "answer 0 differs from token 1 of 3 on:\n  captured: 'bc'\n  now:      'xc'"
     [shorter] = answer_differences(record(1, 2, text="ab"), record(1, text="a"))
-    assert shorter is not None and shorter.after == "(its end)"
+    assert shorter is not None and shorter.after == "(the end)"
 
 
 def test_another_model_and_another_prompt_are_told() -> None:
     other = record(1) | {"fingerprint": "g", "prompts": []}
     assert [note.split(":")[0] for note in replay_notes(record(1), other)] == [
-        "the model is another",
-        "the prompt's tokens are others",
+        "the model is different",
+        "the prompt has different tokens",
     ]
 
 
@@ -200,8 +200,8 @@ def test_captured_settings_hold_where_none_are_given(tmp_path: Path) -> None:
     ("text", "problem"),
     [
         ("{", "is not JSON"),
-        ("[]", "is no request"),
-        ('{"version": 2, "body": {}}', "is no request"),
+        ("[]", "is not a request"),
+        ('{"version": 2, "body": {}}', "is not a request"),
         ('{"version": 1, "body": {}, "error": {"message": "too long"}}', "the request failed.*too long"),
     ],
 )

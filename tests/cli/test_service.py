@@ -123,9 +123,9 @@ def test_an_install_that_fails_over_a_definition_that_was_there_leaves_that(no_b
     ("arguments", "problem"),
     [
         (["instal"], "did you mean install"),
-        (["show", "--name", "../evil"], "no name for a service"),
-        (["show", "--config", "/nowhere.toml"], "there is no /nowhere.toml"),
-        (["uninstall"], "nothing is installed"),
+        (["show", "--name", "../evil"], "is not a valid name"),
+        (["show", "--config", "/nowhere.toml"], "/nowhere.toml does not exist"),
+        (["uninstall"], "no service of that name is installed"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(called: list[tuple[str, ...]], arguments: list[str], problem: str) -> None:
