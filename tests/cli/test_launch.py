@@ -179,7 +179,7 @@ def test_a_client_that_is_not_installed_comes_with_the_command_that_installs_it(
 def test_a_server_that_does_not_tell_its_context_is_refused(launched: Launched, tmp_path: Path) -> None:
     with scripted_server(Script()) as other:
         done = launched(installed(tmp_path, "aider", TELLS), "aider", "--url", other.url)
-    assert done.returncode == 1 and "it is no ingot server" in done.stderr
+    assert done.returncode == 1 and "it is not an ingot server" in done.stderr
 
 
 def test_a_model_of_another_name_is_refused_with_those_there_are(
