@@ -113,6 +113,18 @@ def test_every_link_on_a_page_leads_somewhere(page: Path) -> None:
     assert not missing
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pages
+def test_every_link_to_a_heading_leads_there(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", page.read_text())
+    assert not [link for link in links if link[1] not in anchors(page.parent / link[0] if link[0] else page)]
+
+
 def paths(text: str) -> set[str]:
     """What is in backticks and looks like a file or a folder of this repository."""
     return set(re.findall(r"`((?:[\w.-]+/)+(?:[\w.-]+\.(?:py|cpp|h|md|json|toml))?|[a-z_]+\.py)`", text))
