@@ -1,6 +1,6 @@
-"""`python tools/steadily.py ARGUMENTS` runs pytest with them. If only a few tests fail, they are tried once more, alone.
+"""`python tools/steadily.py ARGUMENTS` runs pytest with them. If few tests fail, they are tried once more, alone.
 
-A test that fails with others and passes alone is unsteady: it does not fail the run, but is named at the end, to be fixed.
+A test that fails with others and passes alone is unsteady: it does not fail the run, but is named at the end.
 """
 
 from __future__ import annotations
