@@ -429,7 +429,9 @@ class Settings(SettingsTable):
             object.__setattr__(self, option.name, value)
         for name, needed in REQUIRED_SETTINGS.items():
             if getattr(self, name) != SETTINGS[name].default and getattr(self, needed) in (None, False):
-                raise ConfigError(f"{name} is about {needed}, which is off: switch that on, or leave it out", param=name)
+                raise ConfigError(
+                    f"{name} is about {needed}, which is off: switch it on, or leave {name} out", param=name
+                )
         self._check_loras()
         if self.specprefill_draft_model is not None and self.specprefill_scorer != "draft":
             raise ConfigError(
