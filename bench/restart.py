@@ -323,7 +323,8 @@ def tell_streams(name: str, rounds: Sequence[Streams]) -> None:
     wait, plain = (1000 * statistics.median(getattr(each, of) for each in rounds) for of in ("wait", "plain_wait"))
     print(
         f"{name}: a stream is {statistics.median(speeds):.3f} times as fast while records are offloaded "
-        f"({speeds[0]:.3f} to {speeds[-1]:.3f}); its longest wait for a token is {wait:.0f} ms, without a disk {plain:.0f}",
+        f"({speeds[0]:.3f} to {speeds[-1]:.3f}); its longest wait for a token is {wait:.0f} ms, or {plain:.0f} ms "
+        "without a disk cache",
         flush=True,
     )
 

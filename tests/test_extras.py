@@ -1,4 +1,4 @@
-"""What is missing of an extra is said with the command that installs it here."""
+"""Missing packages of an extra are named with the command that installs them."""
 
 from __future__ import annotations
 

@@ -36,16 +36,16 @@ def run_chat(arguments: list[str]) -> int:
     config = settings_from_arguments(namespace)
     if config.origins["log_level"] == "default":
         logging.getLogger("ingot").setLevel(logging.WARNING)  # the terminal belongs to the conversation
-    given = vars(namespace)
+    flags = vars(namespace)
     interactive = sys.stdin.isatty()
     if interactive:
         # Ctrl-C at a terminal is meant for this program, even if it was started with SIGINT ignored.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     with contextlib.ExitStack() as stack:
         client = _chat_client(namespace, config.settings, stack)
-        sampling = {name: parse_sampling_value(name, given[name]) for name in SAMPLING_PARAMETERS if name in given}
-        name = given.get("name") or _served_name(client)
-        conversation = ChatSession(name, system=given.get("system"), sampling=sampling)
+        sampling = {name: parse_sampling_value(name, flags[name]) for name in SAMPLING_PARAMETERS if name in flags}
+        name = flags.get("name") or _served_name(client)
+        conversation = ChatSession(name, system=flags.get("system"), sampling=sampling)
         return _converse(client, conversation) if interactive else _one_shot(client, conversation)
 
 

@@ -95,7 +95,10 @@ class ServerClient:
         """The events of a streamed answer, up to `[DONE]`. Raises ServerError, also if it ends early."""
         connection = self._connect()
         try:
-            self._open(connection)
+            try:
+                connection.connect()
+            except OSError as error:
+                raise self._connection_error(error) from error
             self._streaming = connection.sock  # the connection drops its reference when the response starts
             response = self._request(connection, "POST", path, body)
             events = EventLines()
@@ -133,12 +136,6 @@ class ServerClient:
             context = ssl.create_default_context()
             return http.client.HTTPSConnection(self.host, self.port, timeout=self.timeout, context=context)
         return http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
-
-    def _open(self, connection: http.client.HTTPConnection) -> None:
-        try:
-            connection.connect()
-        except OSError as error:
-            raise self._connection_error(error) from error
 
     def _request(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: Payload

@@ -41,12 +41,12 @@ def run_doctor(arguments: list[str]) -> int:
     parser.flag("--network", action="store_true", help="also check whether the model hub can be reached")
     add_settings(parser, ("the model", "the rest"), leave_out=("context", "dtype", "chat_template"))
     namespace = parser.parse(arguments)
-    given = vars(namespace)
-    model = given.pop("model", None)
+    flags = vars(namespace)
+    model = flags.pop("model", None)
     settings = settings_from_arguments(namespace).settings
-    findings = list(examine_machine(settings, network="network" in given, model=None if model is None else Path(model)))
+    findings = list(examine_machine(settings, network="network" in flags, model=None if model is None else Path(model)))
     healthy = all(finding.state != "missing" for finding in findings)
-    if "json" in given:
+    if "json" in flags:
         print(json.dumps({"ok": healthy, "findings": [asdict(finding) for finding in findings]}, indent=2))
     else:
         print(_format_findings(findings))

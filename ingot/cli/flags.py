@@ -48,13 +48,13 @@ class CommandParser(argparse.ArgumentParser):
         self.flags += [*names, *(f"--no-{name.removeprefix('--')}" for name in names if switch)]
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        namespace, rest = self.parse_known_args(arguments)
-        if rest:
-            self.error(self._unknown(rest))
+        namespace, unknown = self.parse_known_args(arguments)
+        if unknown:
+            self.error(self._unknown(unknown))
         return namespace
 
-    def _unknown(self, rest: list[str]) -> str:
-        name = next((word for word in rest if word.startswith("-")), rest[0]).partition("=")[0]
+    def _unknown(self, unknown: list[str]) -> str:
+        name = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
         if not name.startswith("-"):
             return f"unexpected argument {name!r}"
         if (option := SETTINGS.get(name[2:].replace("-", "_"))) and option.positional:
@@ -132,10 +132,10 @@ def settings_from_arguments(namespace: argparse.Namespace) -> Config:
     return config
 
 
-def number_flag(given: Mapping[str, Any], name: str, usual: int, low: int, high: int = LARGEST_FLAG_VALUE) -> int:
+def number_flag(flags: Mapping[str, Any], name: str, usual: int, low: int, high: int = LARGEST_FLAG_VALUE) -> int:
     """The number that the flag of that name has, or `usual` without it. Raises ConfigError."""
     flag = "--" + name.replace("_", "-")
-    return parse_whole_number(flag, given[name], low, high) if name in given else usual
+    return parse_whole_number(flag, flags[name], low, high) if name in flags else usual
 
 
 def parse_whole_number(flag: str, text: str | int, low: int, high: int) -> int:
@@ -148,8 +148,8 @@ def parse_whole_number(flag: str, text: str | int, low: int, high: int) -> int:
     return value
 
 
-def timeout_flag(given: Mapping[str, Any]) -> float:
-    return float(number_flag(given, "timeout", 600, low=1))
+def timeout_flag(flags: Mapping[str, Any]) -> float:
+    return float(number_flag(flags, "timeout", 600, low=1))
 
 
 def require_parent_folder(path: Path) -> None:

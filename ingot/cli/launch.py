@@ -23,7 +23,6 @@ import sys
 import tempfile
 import threading
 import time
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -55,18 +54,18 @@ def run_launch(arguments: list[str]) -> int:
     namespace = launch_parser().parse(arguments[:end])
     config = settings_from_arguments(namespace)
     agent = agent_by_name(namespace.client)
-    given = vars(namespace)
-    _check_flags(namespace)
-    if "print" in given:
-        snippets = agent.snippets(_running_endpoint(given, config.settings))
+    flags = vars(namespace)
+    _check_flags(flags)
+    if "print" in flags:
+        snippets = agent.snippets(_running_endpoint(flags, config.settings))
         print("\n\n".join(f"# {snippet.place}\n\n{snippet.text}" for snippet in snippets))
         return 0
     program = _find_program(agent)
-    start = _start_client_warm if "warm" in given else _start_client
-    if "model" not in given:
-        return start(agent, program, _running_endpoint(given, config.settings), client_arguments)
+    start = _start_client_warm if "warm" in flags else _start_client
+    if "model" not in flags:
+        return start(agent, program, _running_endpoint(flags, config.settings), client_arguments)
     settings = config.settings
-    if "warm" in given and settings.cache_dir is None:
+    if "warm" in flags and settings.cache_dir is None:
         settings = replace(settings, cache_dir=LAUNCH_CACHE_FOLDER.expanduser())
     with _private_server(settings) as endpoint:
         return start(agent, program, endpoint, client_arguments)
@@ -91,16 +90,15 @@ def launch_parser() -> CommandParser:
     return parser
 
 
-def _check_flags(namespace: Namespace) -> None:
-    given = vars(namespace)
-    if "model" in given:
+def _check_flags(flags: Mapping[str, Any]) -> None:
+    if "model" in flags:
         for name in ("url", "name", "print"):
-            if name in given:
+            if name in flags:
                 raise ConfigError(f"--{name} is for a running server, but --model starts one: use only one of them")
         return
-    if "warm" in given and "print" in given:
+    if "warm" in flags and "print" in flags:
         raise ConfigError("--print starts nothing, so there is nothing to --warm: use only one of them")
-    for name in given:
+    for name in flags:
         if name in SETTINGS and SETTINGS[name].section in LOCAL_SECTIONS:
             raise ConfigError(f"{SETTINGS[name].flag} is for a model that is started here: it needs --model")
 
@@ -114,17 +112,17 @@ def _find_program(agent: Agent) -> str:
     return found
 
 
-def _running_endpoint(given: dict[str, Any], settings: Settings) -> Endpoint:
+def _running_endpoint(flags: Mapping[str, Any], settings: Settings) -> Endpoint:
     """The server at --url, or where `ingot serve` listens. Raises IngotError with advice."""
-    url = given.get("url") or _default_server_url(settings)
+    url = flags.get("url") or _default_server_url(settings)
     try:
-        return _endpoint_at(url, settings.api_key, given.get("name"))
+        return _endpoint_at(url, settings.api_key, flags.get("name"))
     except ServerError as error:
         if error.answered in (401, 403):
             raise IngotError(f"{error.message} Give the server's key with --api-key or INGOT_API_KEY.") from error
         if error.answered is not None:
             raise
-        client = given["client"]
+        client = flags["client"]
         raise IngotError(
             f"{error.message}. Start a server with `ingot serve MODEL`, name another one with --url, or start one "
             f"while the client runs: `ingot launch {client} --model MODEL`."

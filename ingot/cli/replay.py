@@ -46,10 +46,10 @@ def run_replay(arguments: list[str]) -> int:
     parser.flag("--url", metavar="URL", help="ask this server instead of loading the model")
     parser.flag("--api-key", metavar="KEY", dest="api_key", help="the server's key (better: INGOT_API_KEY)")
     add_settings(parser, ("the model", "the engine", "the rest"), leave_out=("capture",))
-    given = parser.parse(arguments)
-    record = read_capture(given.file)
-    config = settings_from_arguments(given)
-    if (url := vars(given).get("url")) is not None:
+    flags = parser.parse(arguments)
+    record = read_capture(flags.file)
+    config = settings_from_arguments(flags)
+    if (url := vars(flags).get("url")) is not None:
         texts = answer_texts(record["path"], _ask_again(ServerClient(url, config.settings.api_key), record))
         return _print_differences(
             record, [text_difference(number, *pair) for number, pair in enumerate(_paired_answers(record, texts))]
@@ -86,7 +86,7 @@ def replayed_body(record: JsonObject) -> dict[str, Any]:
 
 
 def with_captured_settings(config: Config, record: JsonObject) -> Settings:
-    """The captured settings, unless they are given now."""
+    """The captured settings, except for those that are set now."""
     captured = {
         name: _setting_value(name, value)
         for name, value in record["settings"].items()

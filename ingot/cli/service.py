@@ -46,8 +46,8 @@ def run_service(arguments: list[str]) -> int:
     parser = CommandParser(f"service {action}", f"For this user: {SERVICE_ACTIONS[action]}.")
     parser.flag("--name", metavar="NAME", default="ingot", help="the name of the service (default: ingot)")
     parser.flag("--config", metavar="FILE", type=Path, help="the TOML file with its settings (default: the user's)")
-    given = parser.parse(arguments[1:])
-    service = make_service(sys.platform, given.name, Path(sys.executable), vars(given).get("config"))
+    flags = parser.parse(arguments[1:])
+    service = make_service(sys.platform, flags.name, Path(sys.executable), vars(flags).get("config"))
     if action == "show":
         print(service.text, end="")
     elif action == "install":

@@ -39,23 +39,25 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def host_problem(hosts: tuple[str, ...]) -> str | None:
-    invalid = [host for host in hosts if not re.fullmatch(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]+\]?", host)]
-    return f"{invalid[0]!r} is not a host name (no scheme, no port, no wildcard)" if invalid else None
+def pattern_problem(pattern: str, message: str) -> Callable[[Sequence[str]], str | None]:
+    """The check that all texts match `pattern`; the problem is the first that does not, and `message`."""
+
+    def problem(texts: Sequence[str]) -> str | None:
+        return next((f"{text!r} {message}" for text in texts if not re.fullmatch(pattern, text)), None)
+
+    return problem
 
 
-def media_hosts_problem(hosts: tuple[str, ...]) -> str | None:
-    invalid = [host for host in hosts if not re.fullmatch(r"(?:\*\.)?[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+|\*", host)]
-    return (
-        f"{invalid[0]!r} is not a host name (no scheme, no port); write it like example.org or *.example.org"
-        if invalid
-        else None
-    )
-
-
-def origin_problem(origins: tuple[str, ...]) -> str | None:
-    invalid = [origin for origin in origins if not re.fullmatch(r"https?://[A-Za-z0-9.\[\]:_-]+", origin)]
-    return f"{invalid[0]!r} is not an origin; write it like https://chat.example.org" if invalid else None
+host_problem = pattern_problem(
+    r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]+\]?", "is not a host name (no scheme, no port, no wildcard)"
+)
+media_hosts_problem = pattern_problem(
+    r"(?:\*\.)?[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+|\*",
+    "is not a host name (no scheme, no port); write it like example.org or *.example.org",
+)
+origin_problem = pattern_problem(
+    r"https?://[A-Za-z0-9.\[\]:_-]+", "is not an origin; write it like https://chat.example.org"
+)
 
 
 def names_problem(names: tuple[str, ...]) -> str | None:

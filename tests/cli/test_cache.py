@@ -37,17 +37,17 @@ def body(folder: Path, value: object) -> str:
 
 def test_it_shows_how_much_is_cached(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cache.run_cache(["show", "--url", url]) == 0
-    said = capsys.readouterr().out
-    assert "0 of 1 prompts reused a prefix: 0 of 39 tokens (0%)" in said
-    assert "no salt: 41 tokens in 2 records" in said
+    output = capsys.readouterr().out
+    assert "0 of 1 prompts reused a prefix: 0 of 39 tokens (0%)" in output
+    assert "no salt: 41 tokens in 2 records" in output
 
 
 def test_it_explains_a_request(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edited = [*PROMPT[:20], 90, 91]
     assert cache.run_cache(["explain", body(tmp_path, {"prompt": edited}), "--url", url]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == "20 of 22 tokens would be reused: diverged"
-    assert said[1] == "they diverge in the prompt, at character 20:"
+    output = capsys.readouterr().out.splitlines()
+    assert output[0] == "20 of 22 tokens would be reused: diverged"
+    assert output[1] == "they diverge in the prompt, at character 20:"
     assert cache.run_cache(["explain", body(tmp_path, {"prompt": edited}), "--url", url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["cache"]["diverged"]["token"] == 20
 
@@ -85,7 +85,7 @@ def test_what_one_server_cached_is_exported_and_imported_by_another(
 ) -> None:
     from tests.engine.test_cache_admin import start
 
-    path = str(tmp_path / "kept.safetensors")
+    path = str(tmp_path / "prefixes.safetensors")
     both = start("llama", tmp_path / "a"), start("llama", tmp_path / "b")
     limits = settings(archive_key_file=tmp_path / "archive.key")
     with running(both[0], limits) as here, running(both[1], limits) as there:
@@ -105,7 +105,7 @@ def test_what_one_server_cached_is_exported_and_imported_by_another(
 
 
 def test_an_export_that_fails_leaves_no_file_behind(url: str, tmp_path: Path) -> None:
-    path = tmp_path / "kept.safetensors"
+    path = tmp_path / "prefixes.safetensors"
     with pytest.raises(ServerError, match="no files to know it by"):
         cache.run_cache(["export", str(path), "--url", url])
     assert not list(tmp_path.iterdir())

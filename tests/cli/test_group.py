@@ -19,10 +19,10 @@ def test_one_process_is_enough_where_nobody_asks_for_several() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", [Settings(hosts="3"), Settings(tensor_parallel_size=3), Settings(pipeline_parallel_size=3, hosts="3")]
+    "settings", [Settings(hosts="3"), Settings(tensor_parallel_size=3), Settings(pipeline_parallel_size=3, hosts="3")]
 )
-def test_as_many_ranks_run_here_as_are_asked_for(asked: Settings) -> None:
-    hosts = find_group_hosts(asked)
+def test_as_many_ranks_run_here_as_the_settings_ask_for(settings: Settings) -> None:
+    hosts = find_group_hosts(settings)
     assert hosts is not None
     assert len(hosts.hosts) == 3
 

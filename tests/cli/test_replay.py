@@ -108,18 +108,18 @@ async def test_only_requests_that_ask_for_it_are_captured_where_that_is_set(path
     app = build_app(EncodingEngine(), settings(capture=tmp_path, capture_requests="asked"))  # type: ignore[arg-type]
     body = (BODIES | ENCODINGS)[path]
     await call(app, path=path, body=body)
-    asked = await call(app, path=path, body=body, headers={"ingot-capture": "on"})
+    answer = await call(app, path=path, body=body, headers={"ingot-capture": "on"})
     await app.state.service.stop()
-    assert [file.stem for file in tmp_path.glob("*.json")] == [asked.headers["x-request-id"]]
+    assert [file.stem for file in tmp_path.glob("*.json")] == [answer.headers["x-request-id"]]
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/embeddings"])
-@pytest.mark.parametrize(("value", "told"), [("on", "--capture"), ("yes", "'on'")])
-async def test_what_cannot_be_captured_is_refused(path: str, value: str, told: str) -> None:
+@pytest.mark.parametrize(("value", "hint"), [("on", "--capture"), ("yes", "'on'")])
+async def test_what_cannot_be_captured_is_refused(path: str, value: str, hint: str) -> None:
     app = build_app(EncodingEngine(), settings())  # type: ignore[arg-type]
     made = await call(app, path=path, body=(BODIES | ENCODINGS)[path], headers={"ingot-capture": value})
-    assert made.status == 400 and told in made.json()["error"]["message"]
+    assert made.status == 400 and hint in made.json()["error"]["message"]
 
 
 @pytest.mark.anyio
@@ -136,12 +136,12 @@ async def test_another_servers_answer_is_compared_by_its_text(
 ) -> None:
     await captured(tmp_path, path, BODIES[path])
     [file] = tmp_path.glob("*.json")
-    assert asked(file, hello) == 0
+    assert replay_at(file, hello) == 0
     assert "the same: 1 answers" in capsys.readouterr().out
-    assert asked(file, lambda request: hello(request, ("Hello", ", ", "moon"))) == 1
-    told = capsys.readouterr().out
-    assert "answer 0 differs from character 7 of 12 on" in told
-    assert "captured: 'world'" in told and "now:      'moon'" in told
+    assert replay_at(file, lambda request: hello(request, ("Hello", ", ", "moon"))) == 1
+    output = capsys.readouterr().out
+    assert "answer 0 differs from character 7 of 12 on" in output
+    assert "captured: 'world'" in output and "now:      'moon'" in output
 
 
 @pytest.mark.anyio
@@ -158,13 +158,13 @@ async def test_a_request_runs_again_here_token_for_token(
     assert len(first["answers"][0]["tokens"]) == 6
     [file] = tmp_path.glob("*.json")
     outcomes = [("Hello", 0, "the same: 1 answers, 6 tokens"), ("Help", 1, "differs from token 3 of 6 on")]
-    for said, code, told in outcomes if path == "/v1/chat/completions" else outcomes[:1]:
-        monkeypatch.setattr("ingot.cli.serve.start_engine", lambda _, said=said: scripted.start(lambda _: said))
+    for text, code, output in outcomes if path == "/v1/chat/completions" else outcomes[:1]:
+        monkeypatch.setattr("ingot.cli.serve.start_engine", lambda _, text=text: scripted.start(lambda _: text))
         assert replay.run_replay([str(file)]) == code
-        assert told in capsys.readouterr().out
+        assert output in capsys.readouterr().out
 
 
-def asked(file: Path, script: Callable[[Request], Any]) -> int:
+def replay_at(file: Path, script: Callable[[Request], Any]) -> int:
     with running(ScriptedEngine(script), settings()) as url:
         return replay.run_replay([str(file), "--url", url])
 
@@ -192,8 +192,8 @@ def test_another_model_and_another_prompt_are_told() -> None:
 
 def test_captured_settings_hold_where_none_are_given(tmp_path: Path) -> None:
     config = load_config({"max_sequences": 2}, {"XDG_CONFIG_HOME": str(tmp_path)})
-    told = {"settings": {"max_sequences": 4, "kv_codec": "affine8", "alias": ["a=default"], "gone": 1}}
-    made = with_captured_settings(config, told)
+    record = {"settings": {"max_sequences": 4, "kv_codec": "affine8", "alias": ["a=default"], "gone": 1}}
+    made = with_captured_settings(config, record)
     assert (made.max_sequences, made.kv_codec, made.alias) == (2, "affine8", ("a=default",))
 
 

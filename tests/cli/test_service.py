@@ -25,7 +25,7 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """What the system was asked for, which it does."""
+    """The commands that the system was asked to run."""
     found: list[tuple[str, ...]] = []
     monkeypatch.setattr(service, "_run_system_command", found.append)
     monkeypatch.setattr("sys.platform", "linux")
@@ -55,10 +55,10 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
 
 def test_a_plist_says_the_same_to_launchd(home: Path) -> None:
     agent = make_service("darwin", "mine", PYTHON, None)
-    told = plistlib.loads(agent.text.encode())
+    definition = plistlib.loads(agent.text.encode())
     assert agent.path == home / "Library/LaunchAgents/mine.plist"
-    assert told["ProgramArguments"] == [str(PYTHON), "-m", "ingot.cli.main", "serve"]
-    assert told["Label"] == "mine" and told["KeepAlive"] == {"SuccessfulExit": False}
+    assert definition["ProgramArguments"] == [str(PYTHON), "-m", "ingot.cli.main", "serve"]
+    assert definition["Label"] == "mine" and definition["KeepAlive"] == {"SuccessfulExit": False}
     assert agent.start[0][:2] == ("launchctl", "bootstrap") and agent.stop[0][2].endswith("/mine")
 
 

@@ -83,11 +83,11 @@ def test_a_flag_beats_a_variable_beats_the_file_beats_the_default(
             assert (value, origin) == (getattr(Settings(), name), "default")
 
 
-@given(name=st.sampled_from([known.name for known in SETTINGS.values() if known.high is not None]), data=st.data())
+@given(name=st.sampled_from([option.name for option in SETTINGS.values() if option.high is not None]), data=st.data())
 def test_no_number_outside_its_limits_is_accepted(name: str, data: st.DataObject) -> None:
-    known = SETTINGS[name]
-    assert known.low is not None and known.high is not None
-    outside = data.draw(st.integers(max_value=math.ceil(known.low) - 1) | st.integers(min_value=int(known.high) + 1))
+    option = SETTINGS[name]
+    assert option.low is not None and option.high is not None
+    outside = data.draw(st.integers(max_value=math.ceil(option.low) - 1) | st.integers(min_value=int(option.high) + 1))
     assert SETTINGS[name].flag in refusal(flags={name: str(outside)})
 
 
