@@ -192,7 +192,8 @@ TRANSLATIONS: Final[Mapping[str, Callable[[Any], Mapping[str, Any]]]] = {
 
 def translate_foreign_settings(source: Iterable[SourceValue]) -> list[SourceValue]:
     """The values of one source, foreign settings translated to ours. Raises ConfigError if two say the same thing."""
-    own, translated = [], []
+    own: list[SourceValue] = []
+    translated: list[SourceValue] = []
     for each in source:
         if each.option.name not in FOREIGN_SETTINGS:
             own.append(each)
