@@ -1,21 +1,21 @@
-# Two commands are all a new user needs: `make serve` and `make test`. Both set up what they need, once, in .venv.
+# A new user needs only `make serve` and `make test`. Both set up what they need, once, in .venv.
 # Written for GNU make 3.81 and later.
 
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# tests that run at once; 0 runs them one after another
+# how many tests run at once; 0 runs them one after another
 JOBS ?= 2
-# when a test that takes its time has hung
+# when a slow test counts as hanging
 FOREIGN := --timeout=900 -o faulthandler_timeout=1000
 AT_LENGTH := --timeout=3600 -o faulthandler_timeout=3700
-# tests that also run by the rules of GPUs
+# tests that also run with the rules of GPUs
 AS_GPUS := $(addprefix tests/,equality/test_batching.py equality/test_adapters.py equality/test_cached.py equality/test_heads.py cache/test_batch_state.py cache/test_records.py \
 	engine/test_runner.py engine/test_sampling.py models/test_adapter.py models/gguf/test_weights.py distributed/test_answers.py)
-# cpu, cuda or none; tools/setup finds out when it is empty
+# cpu, cuda or none; tools/setup detects it if empty
 BACKEND ?=
 export BACKEND
-# Tests start many processes: what one has compiled, the next need not, even where images ask for clean folders.
+# Tests start many processes, so bytecode is cached even if the environment says otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help serve test test-as-gpus test-slow soak test-clients test-oracle test-packages packages sanitize bench check format setup clean
@@ -24,18 +24,18 @@ export PYTHONDONTWRITEBYTECODE :=
 help:
 	@echo "make serve         serve a model on http://127.0.0.1:8000      ARGS='--port 9000' passes flags on"
 	@echo "make test          run the tests                              ARGS='-k chat' passes flags on"
-	@echo "make test-slow     the same at length, in minutes"
+	@echo "make test-slow     the slow tests, in minutes"
 	@echo "make soak          keep a server busy for half an hour        ARGS='--minutes 5' for less"
 	@echo "make check         lint, formatting and types"
 	@echo "make test-clients  tests with other projects' clients"
 	@echo "make test-oracle   tests against transformers (installs torch)"
 	@echo "make packages      build the wheels into dist/"
-	@echo "make test-packages install them into an empty environment and ask for an answer"
-	@echo "make sanitize      the kernels' tests on a build that watches memory"
+	@echo "make test-packages install them into an empty environment and send a request"
+	@echo "make sanitize      the kernels' tests with gcc's sanitizers"
 	@echo "make bench         compare with other servers"
-	@echo "make format        put the code in shape"
+	@echo "make format        format the code"
 	@echo "make setup         everything for development, and the pre-commit hook"
-	@echo "make clean         remove the environment and everything that was built"
+	@echo "make clean         remove the environment and all build output"
 
 serve: $(VENV)/.ready-serve $(VENV)/.ready-kernels
 	@$(BIN)/ingot serve $(ARGS)
@@ -45,10 +45,10 @@ test: $(VENV)/.ready-test $(VENV)/.ready-kernels
 	$(BIN)/python tools/steadily.py -n $(JOBS) --dist loadfile --max-worker-restart 2 -m "not clients and not oracle and not packages and not slow" $(ARGS)
 	$(if $(ARGS),,@$(MAKE) --no-print-directory test-as-gpus)
 
-# What GPUs would decide, on a machine that has none. Tests that choose those rules by themselves ran already.
+# The decisions that GPUs would need, on a machine without one. Tests that choose those rules themselves ran already.
 test-as-gpus: $(VENV)/.ready-test
-	@[ "$$(cat $(VENV)/.backend)" = cpu ] || { echo "a GPU acts by its own rules"; exit 0; }; for kind in cuda metal; do \
-		echo "as on $$kind:"; \
+	@[ "$$(cat $(VENV)/.backend)" = cpu ] || { echo "this machine has a GPU"; exit 0; }; for kind in cuda metal; do \
+		echo "with the rules of $$kind:"; \
 		INGOT_AS=$$kind $(BIN)/python tools/steadily.py -n $(JOBS) --dist loadfile -m "not slow" -k "not gpu" $(AS_GPUS) || exit 1; \
 	done
 
@@ -99,7 +99,7 @@ clean:
 		tests/clients/.venv tests/clients/.venv-aider
 	find ingot tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A purpose's stamp is as new as its last set-up. Removing .venv forgets them all.
+# A stamp is as new as the last set-up for its purpose. Removing .venv removes them all.
 $(VENV)/.ready-serve: pyproject.toml tools/setup
 	@tools/setup serve
 	@touch $@
@@ -120,7 +120,7 @@ $(VENV)/.ready-clients: $(wildcard tests/clients/package.json tests/clients/requ
 	@tools/install-python-clients
 	@touch $@
 
-# Slower without a compiler, but never in the way.
+# Without a compiler this fails, and ingot is slower.
 $(VENV)/.ready-kernels: $(wildcard ingot/kernels/build.py native/CMakeLists.txt native/pyproject.toml native/src/* native/ingot_native/*) $(VENV)/.ready-serve
 	-@$(BIN)/python -m ingot.kernels.build
 	@touch $@

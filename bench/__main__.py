@@ -1,4 +1,4 @@
-"""`python -m bench [SUBJECT] [FLAGS]`: one of the benchmarks here; without a subject, the one against other servers."""
+"""`python -m bench [SUBJECT] [FLAGS]`: runs one of these benchmarks; by default the comparison with other servers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ SUBJECTS = (
     *("serve", "http_share", "engine", "cpu", "attention", "hybrid", "grammar", "agent", "restore", "blocks"),
     *("paged", "packed", "dense", "gpu", "gpu_diagnosis", "speculate", "restart", "codecs", "sparse", "sparse_quality"),
     *("sparse_scoring", "sparse_turns", "soak", "pictures", "replicas", "ranks", "adapters", "unpacking"),
-    "mutated_media",
+    *("mutated_media", "audio", "speech", "turns", "live", "gguf_models", "operations", "prompts", "unloading"),
+    *("lazy_start", "sparse_layers"),
 )
 
 
@@ -17,7 +18,7 @@ def main(arguments: list[str]) -> None:
     named = bool(arguments) and not arguments[0].startswith("-")
     subject = arguments[0].replace("-", "_") if named else SUBJECTS[0]
     if subject not in SUBJECTS:
-        sys.exit(f"bench: there is no benchmark {arguments[0]!r}; there are: {', '.join(SUBJECTS)}")
+        sys.exit(f"bench: unknown benchmark {arguments[0]!r}; benchmarks: {', '.join(SUBJECTS)}")
     sys.argv = [f"bench.{subject}", *arguments[named:]]
     runpy.run_module(f"bench.{subject}", run_name="__main__", alter_sys=True)
 

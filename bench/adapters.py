@@ -1,4 +1,4 @@
-"""What adapters cost: decode steps of a batch whose rows go through several of them, against the model alone.
+"""What LoRA adapters cost: decode steps of a batch with several of them, against the model alone.
 
 python -m bench.adapters --shape llama-8b --bits 4 --rows 16 --adapters 8 --rank 16
 """
@@ -79,7 +79,9 @@ def main() -> None:
     asked.add_argument("--adapters", type=int, default=8)
     asked.add_argument("--rank", type=int, default=16)
     asked.add_argument("--steps", type=int, default=60)
-    asked.add_argument("--alone", type=int, default=2, help="rows that are compared with themselves alone")
+    asked.add_argument(
+        "--alone", type=int, default=2, help="rows whose answers are compared with those that they get alone"
+    )
     given = asked.parse_args()
     model = made(given.shape, given.bits)
     base, _ = decoded(model, [0] * given.rows, given.steps)
@@ -92,11 +94,11 @@ def main() -> None:
     numbers = "float" if given.bits is None else f"{given.bits}-bit"
     print(f"{given.shape} {numbers}, {given.rows} rows, {given.adapters} adapters of rank {given.rank}")
     print(f"  base {base:.2f} ms (again, with adapters loaded: {again:.2f}); adapted {adapted:.2f} ms")
-    print(f"  speed beside base {base / adapted:.2f}; one row {lone:.2f} ms, adapted {one:.2f} ms")
+    print(f"  speed relative to base {base / adapted:.2f}; one row {lone:.2f} ms, adapted {one:.2f} ms")
     print(f"  adapters take {model.loras.nbytes / 1e6:.0f} MB")
     alone = [decoded(model, [each[number]], given.steps, number)[1][0] for number in range(given.alone)]
     equal = sum(own == tokens[number] for number, own in enumerate(alone))
-    print(f"  rows that say the same alone: {equal} of {given.alone}")
+    print(f"  rows with the same answer alone: {equal} of {given.alone}")
 
 
 if __name__ == "__main__":

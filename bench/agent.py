@@ -1,11 +1,11 @@
-"""An agent's session, turn by turn: how much of each prompt the server had already, and what that saves.
+"""An agent's session, turn by turn: how much of each prompt the server reuses, and what that saves.
 
 python -m bench.agent                          the packaged model to 7,000 tokens, small random ones to 16,000
 python -m bench.agent --models hybrid --turns 8 --tokens 3000 --cold 0
 python -m bench.agent --vllm-mlx /path/to/venv/bin/vllm-mlx --json figures.json
 
 Every server is sent the same session, with its own answers in it, one turn after another. `possible` is what the server
-had computed by the end of the turn before. Some turns are then sent to ingot again with the cache off: the cold time.
+had computed by the end of the turn before. Some turns are then sent to ingot again without the cache: the cold time.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def show_cold(warm: Replay, cold: dict[int, float]) -> None:
         return
     seconds, kept = sum(cold.values()), sum(warm.turns[turn].seconds for turn in cold)
     named = ", ".join(str(turn + 1) for turn in cold)
-    print(f"with the cache off, turns {named}: {seconds:.1f} s, instead of {kept:.1f} s: {seconds / kept:.1f}x")
+    print(f"without the cache, turns {named}: {seconds:.1f} s, instead of {kept:.1f} s: {seconds / kept:.1f}x")
 
 
 def _cell(turn: Turn) -> str:
@@ -222,8 +222,13 @@ def read(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, help=f"of the last prompt (default: 7000 or {LONG_TOKENS})")
     parser.add_argument("--servers", type=words(("mlx_lm", "none")), default=("mlx_lm",), help="to compare with")
     parser.add_argument("--vllm-mlx", type=Path, help="the program vllm-mlx, in an environment of its own")
-    parser.add_argument("--cold", type=int, default=3, help="turns to repeat with the cache off (default: 3)")
-    parser.add_argument("--own-calls", action=argparse.BooleanOptionalAction, default=True, help="and with calls")
+    parser.add_argument("--cold", type=int, default=3, help="turns to repeat without the cache (default: 3)")
+    parser.add_argument(
+        "--own-calls",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="also with calls that the model makes itself",
+    )
     parser.add_argument("--json", type=Path, help="write every turn's figures here")
     return parser.parse_args(arguments)
 

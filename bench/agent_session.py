@@ -1,8 +1,8 @@
 """An agent's session as a client drives it: instructions with many tools, then calls and their results, turn by turn.
 
-The words are random and the same in every run. What the assistant says is the server's own answer; the tool call
-behind it is the client's, since small or random models make none, so that every server is sent the same kind of
-history. Where the chat template knows of tools they go by its ways, else they are written out in the text.
+The words are random and the same in every run. The assistant's text is the server's own answer; the tool call after it
+is the client's, because small or random models make none, so that every server gets the same kind of history. If the
+chat template supports tools it renders them, otherwise they are written into the text.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Attention at depth on CPUs: the fastest way for so many tokens against another, in one run, turn by turn.
+"""Attention over long contexts on CPUs: the default kernels against others, in one run, alternating.
 
-python -m bench.attention                        against computing each token in one way (--deterministic)
+python -m bench.attention                        against --deterministic
 python -m bench.attention --before FOLDER        against the kernels in FOLDER, such as an earlier version's
 python -m bench.attention --depths 0,16384 --rounds 9
 
-One layer of Qwen2.5-0.5B's shape: 14 heads of 64 share 2 heads of keys and values, in 16 bits, in pages that lie in no
+One layer of Qwen2.5-0.5B's shape: 14 heads of 64 share 2 heads of keys and values, in 16 bits, in pages in random
 order. For --before, build the other version, which must have the same interface, with
 `pip install --no-build-isolation --no-deps --target FOLDER ./native` in a clone of it.
 """
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         "bench.attention", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--depths", default=DEPTHS, help=f"tokens that are there already (default {DEPTHS})")
+    parser.add_argument("--depths", default=DEPTHS, help=f"tokens that are stored already (default {DEPTHS})")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--before", type=Path, help="a folder with other kernels")
     parser.add_argument("--json", type=Path)

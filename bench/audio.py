@@ -1,10 +1,10 @@
-"""Speech written down: how much faster than it is spoken, alone and beside a chat stream, and what an hour of it takes.
+"""Speech-to-text: its speed relative to real time, alone and alongside a chat stream, and the memory for an hour of it.
 
 python -m bench.audio speech.wav                       the packaged models
 python -m bench.audio speech.wav --model FOLDER --audio-model FOLDER
 python -m bench.audio speech.wav --hours 1             the file over and over; memory above the loaded models
 
-Beside a stream, times are milliseconds between two of its tokens, before and while the sound is heard. The target is
+Alongside a stream, times are milliseconds between two of its tokens, before and during the transcription. The target is
 that of --target-itl-ms.
 """
 
@@ -135,7 +135,7 @@ def main() -> int:
             memory.start()
             heard(ears, file, "warm-up")
             found = heard(ears, long, "long")
-            print(f"long    {found}\nmemory  {memory.stop() / 1e6:.0f} MB above the weights, the file not counted")
+            print(f"long    {found}\nmemory  {memory.stop() / 1e6:.0f} MB in addition to the weights, without the file")
             return 0
         heard(ears, file, "warm-up")
         print(f"alone   {heard(ears, file, 'alone')}")

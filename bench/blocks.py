@@ -1,6 +1,6 @@
-"""Products with a Q4_K_M file's weights on CPUs: in the file's blocks, against the same weights in MLX's forms.
+"""Products with a Q4_K_M file's weights on CPUs: in the file's blocks, against the same weights in MLX's formats.
 
-python -m bench.blocks                        a decoding row, some rows, a prompt; the two forms turn by turn
+python -m bench.blocks                        a decoding row, some rows, a prompt; both formats, alternating
 python -m bench.blocks --rounds 3 --layers 1  to see that it works
 """
 
@@ -86,7 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep every round's figures")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's figures here")
     options = parser.parse_args()
     dice = np.random.default_rng(0)
     matrices = [forms(*shape, dice) for shape in [*MATRICES.values()] * options.layers + [HEAD]]

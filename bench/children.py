@@ -1,5 +1,5 @@
-"""Processes that measure: what they say is heard line by line, so that one that fails or takes too long loses only what
-it did not come to."""
+"""Processes that measure. Their output is read line by line, so that one that fails or takes too long loses only its
+remaining figures."""
 
 from __future__ import annotations
 

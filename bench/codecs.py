@@ -1,13 +1,13 @@
-"""What keeping keys and values in fewer bits saves, and what it costs: the table in docs/codecs.md.
+"""What compressing the KV cache saves, and what it costs: the table in docs/codecs.md.
 
 python -m bench.codecs                          every codec, the default model, and the same with biases in its keys
-python -m bench.codecs --models                 vectors and speed alone
-python -m bench.codecs --models dense window    the foundry's models, and what they recall
+python -m bench.codecs --models                 only vectors and speed
+python -m bench.codecs --models dense window    the foundry's models, with their recall
 python -m bench.codecs --codecs k8v4 turbo3 --tokens 512 --json figures.json
 
-Models are measured on hits: the states of a prefix are computed, put into the codec and read back, and what follows is
-computed from there. "last bit" is no codec: it turns the last bit of every key and value. Speeds are of the 16 bits
-that go in or come out, by the processor's time in all threads.
+Models are measured on hits: the KV of a prefix is computed, encoded and decoded, and what follows is computed from
+there. "last bit" is not a codec: it flips the last bit of every key and value. Speeds are those of the 16-bit numbers
+that go in or come out, in processor time of all threads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What rounds of the same load on two servers amount to: medians, and ratios of them."""
+"""Rounds of the same load on two servers, summarised: medians, and their ratios."""
 
 from __future__ import annotations
 

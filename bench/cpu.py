@@ -1,10 +1,10 @@
-"""ingot's CPU kernels against llama.cpp's: the same GGUF weights, as many threads, in one run, turn by turn.
+"""ingot's CPU kernels against llama.cpp's: the same GGUF weights and number of threads, in one run, alternating.
 
 python -m bench.cpu                                   prefill and decode of the default model
 python -m bench.cpu --shape qwen3-0.6b --rounds 5     of a random model of that shape
-python -m bench.cpu --streams 8,16                    also through HTTP, against llama-server with as many slots
+python -m bench.cpu --streams 8,16                    also over HTTP, against llama-server with as many slots
 python -m bench.cpu --limits                          also what part of this machine's speed is used
-python -m bench.cpu --stock                           also against mlx-lm as it comes, which takes minutes
+python -m bench.cpu --stock                           also against plain mlx-lm, which takes minutes
 """
 
 from __future__ import annotations
@@ -215,8 +215,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--streams", type=lambda text: tuple(map(int, text.split(","))), default=())
     parser.add_argument("--answer", type=int, default=64, help="tokens of each stream's answer (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="fewer figures, to see that it works")
-    parser.add_argument("--limits", action="store_true", help="compare with what memory and products can do here")
-    parser.add_argument("--stock", action="store_true", help="compare with mlx-lm as it comes")
+    parser.add_argument(
+        "--limits", action="store_true", help="compare with this machine's memory bandwidth and matrix products"
+    )
+    parser.add_argument("--stock", action="store_true", help="compare with plain mlx-lm")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args(arguments)
     if chosen.tokenizer and not chosen.shape:
@@ -284,7 +286,7 @@ def _print_stock(model: Model, folder: Path) -> None:
     }
     for kind, speed in ours.items():
         ratio = speed / theirs[kind]
-        print(f"{kind}: mlx-lm as it comes {theirs[kind]:.2f}, ingot {speed:.1f}: {ratio:.0f}x", flush=True)
+        print(f"{kind}: plain mlx-lm {theirs[kind]:.2f}, ingot {speed:.1f}: {ratio:.0f}x", flush=True)
 
 
 def _print_limits(model: Model, found: Sequence[Figure], threads: int) -> None:

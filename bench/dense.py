@@ -1,12 +1,12 @@
-"""Products with weights of 16 bits: the GPU's kernel against MLX's own, in one run, turn by turn.
+"""Products with 16-bit weights: the GPU's kernel against MLX's own, in one run, alternating.
 
 python -m bench.dense                       an 8B model's products, 1 to 32 rows; other cuts; as a graph of layers
 python -m bench.dense --rows 1,8 --shapes 4096x4096
 python -m bench.dense --only cuts
 
-Bytes are those of the weights. Each product waits for the one before, as in a model, and comes with other weights, so
-that no cache of the device holds them; what waiting alone costs is taken off. On a CPU it asks for INGOT_AS=cuda, and
-measures the emulator, which says nothing about a GPU.
+Bytes are those of the weights. Each product waits for the one before, as in a model, and has other weights, so that no
+cache of the device has them; the cost of waiting is subtracted. On a CPU it needs INGOT_AS=cuda, and measures the
+emulator, which says nothing about a GPU.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--rows", type=lambda text: [int(rows) for rows in text.split(",")], default=rows)
     parser.add_argument("--only", choices=SECTIONS)
     parser.add_argument("--widths", type=lambda text: [int(width) for width in text.split(",")], help="of which cuts")
-    parser.add_argument("--tiny", action="store_true", help="sizes for the emulator: see whether it runs")
+    parser.add_argument("--tiny", action="store_true", help="sizes for the emulator, to see whether it runs")
     arguments, device = parser.parse_args(given), current_device()
     arguments.shapes = arguments.shapes or ("48x512" if arguments.tiny else SHAPES)
     _launcher(device)

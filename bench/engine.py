@@ -186,7 +186,7 @@ def main() -> int:
     parser.add_argument("--streams", default="1,8,16")
     parser.add_argument("--prompt", type=int, default=32)
     parser.add_argument("--output", type=int, default=128)
-    parser.add_argument("--unequal", action="store_true", help="prompts up to half as long again, each another length")
+    parser.add_argument("--unequal", action="store_true", help="prompts of different lengths, up to half as long again")
     parser.add_argument("--penalties", action="store_true", help="every stream with a frequency penalty")
     parser.add_argument("--memory-gb", type=float, default=4.0)
     parser.add_argument("--json", type=Path)

@@ -1,7 +1,7 @@
-"""GGUF files with random weights, which llama.cpp and ingot can both load, and what serving them takes.
+"""GGUF files with random weights, which llama.cpp and ingot can both load, and the memory that serving them takes.
 
 python -m bench.gguf_models --shape gemma-3-270m qwen2.5-coder-0.5b     memory at ready, as a ratio to the file
-python -m bench.gguf_models --file model.gguf                           of a file that is there
+python -m bench.gguf_models --file model.gguf                           of an existing file
 """
 
 from __future__ import annotations

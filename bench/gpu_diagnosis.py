@@ -1,18 +1,17 @@
-"""What a GPU computes otherwise among others than alone, and why: order, arithmetic, or what it cannot launch.
+"""What a GPU computes differently in a batch than alone, and why: order, arithmetic, or failed launches.
 
-python -m bench.gpu_diagnosis                    everything, in processes of their own; under two minutes
+python -m bench.gpu_diagnosis                    everything, in separate processes; less than two minutes
 python -m bench.gpu_diagnosis --kinds llama,moe --only equality
 
-Equality: rows of unlike lengths that join and leave, with tokens that are given, so that logits can be compared:
-- *repeated*, *awaited* and *read* are the same passes again: as they were, with a wait after each, and with each one's
-  logits read while the next one runs. They must give the same bits: a difference is an ordering fault, of ours or of
-  MLX's.
-- *alone* and *apart* are other passes for the same tokens (one row, or one launch, a pass), and may differ by rounding:
-  about 1e-6 of the logits' range in float32, 1e-3 where products are rounded to TF32. More is neither.
-Each is run with CUDA graphs on and off, one operation a graph, and TF32 on and off.
+Equality: rows of different lengths that join and leave, with given tokens, so that logits can be compared:
+- *repeated*, *awaited* and *read* are the same passes again: unchanged, with a wait after each, and with each one's
+  logits read while the next one runs. They must give the same bits: a difference is an ordering error, ours or MLX's.
+- *alone* and *apart* are other passes for the same tokens (one row, or one batch, per pass), and may differ by
+  rounding: about 1e-6 of the logits' range in float32, 1e-3 if products are rounded to TF32. More is an error.
+Each runs with CUDA graphs on and off, with one operation per graph, and with TF32 on and off.
 
-Limits: operations of our passes over no numbers, and over more than a launch's grid has room for.
-Long: a prompt of many tokens in pieces of any width, beside short rows that decode, in one layer of an 8B model.
+Limits: operations of our passes over empty arrays, and over more than a launch grid can hold.
+Long: a prompt of many tokens in chunks of any width, alongside short rows that decode, in one layer of an 8B model.
 """
 
 from __future__ import annotations

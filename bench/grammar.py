@@ -1,9 +1,9 @@
-"""What constrained decoding costs: the time for masks as a share of decoding, on the default model.
+"""What constrained decoding costs: the time for grammar masks as a share of decoding, on the default model.
 
 python -m bench.grammar
 python -m bench.grammar --streams 1,8 --tokens 64 --model FOLDER
 
-And how many of the calls that a model begins by itself can be parsed, with and without the grammar that holds them:
+And how many of the calls that a model begins by itself can be parsed, with and without the grammar for them:
 
 python -m bench.grammar --calls 1000 --model FOLDER
 python -m bench.grammar --calls 100 --model FOLDER --no-hold-calls
@@ -303,7 +303,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--memory", default="3GB")
     parser.add_argument("--streams", default="1,8", help="how many at once, separated by commas")
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--calls", type=int, help="count so many calls instead, and those that cannot be parsed")
+    parser.add_argument("--calls", type=int, help="count this many calls instead, and those that cannot be parsed")
     parser.add_argument("--hold-calls", action=argparse.BooleanOptionalAction, default=True)
     given = parser.parse_args(arguments)
     if given.calls is not None:

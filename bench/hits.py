@@ -1,6 +1,6 @@
-"""What a model says behind a prefix that was put into a codec and read back.
+"""What a model predicts after a prefix whose KV was encoded and decoded by a codec.
 
-A prefix is computed once, and what follows it with each codec, so that codecs are compared on the same states, token by
+A prefix is computed once, and what follows it with each codec, so that codecs are compared on the same KV, token by
 token.
 """
 

@@ -1,11 +1,11 @@
-"""What HTTP costs: tokens per second through `ingot serve` as a share of the engine's own, in one run, turn by turn.
+"""What HTTP costs: tokens per second of `ingot serve` as a share of the engine's own, in one run, alternating.
 
 python -m bench.http_share
 python -m bench.http_share --models dispatch --streams 1,8 --rounds 7 --json shares.json
 
-The engine's own figure is that of an engine in this process, on the same folder with the same settings, whose events
-one thread takes. Both are given as many requests at once as there are streams. With several numbers of streams, the
-gain over the first of them is shown too.
+The engine's own figure is that of an engine in this process, with the same model and settings, whose events one thread
+reads. Both get as many requests at once as there are streams. With several numbers of streams, the gain over the first
+of them is shown too.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def plan_for(model: str, chosen: argparse.Namespace) -> LoadPlan:
 def _print(model: str, found: Sequence[Shares]) -> None:
     first = found[0]
     print(f"\n{model}\n{'streams':>7}{'HTTP tok/s':>12}{'engine tok/s':>14}{'share':>8}{'rounds':>16}", end="")
-    print(f"   gain over {first.streams} through HTTP, in the engine")
+    print(f"   gain over {first.streams} over HTTP, in the engine")
     for shares in found:
         http, engine = statistics.median(shares.http), statistics.median(shares.engine)
         rounds = f"{min(shares.share_of_rounds):.0%} to {max(shares.share_of_rounds):.0%}"
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = (model_folders.DEFAULT, *SHAPES)
     parser.add_argument("--models", type=words(known), default=("dispatch", "default"), help=f"of {', '.join(known)}")
     parser.add_argument("--streams", type=numbers, default=(1, 8, 16), help="default: 1,8,16")
-    parser.add_argument("--prompt-tokens", type=int, default=96, help="about so many (default: 96)")
+    parser.add_argument("--prompt-tokens", type=int, default=96, help="approximate (default: 96)")
     parser.add_argument("--output-tokens", type=int, default=64, help="default: 64")
     parser.add_argument("--rounds", type=int, default=5, help="default: 5")
     parser.add_argument("--json", type=Path, help="write every round's figures here")

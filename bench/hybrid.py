@@ -1,6 +1,6 @@
 """A hybrid model (three gated delta layers, then one of attention) on CPUs: ingot's kernels against MLX's own.
 
-python -m bench.hybrid                        prefill and decode, each kind in a process of its own, turn by turn
+python -m bench.hybrid                        prefill and decode, each in a process of its own, alternating
 python -m bench.hybrid --prompt 512 --rounds 3
 python -m bench.hybrid --shape small          to see that it works
 """

@@ -1,5 +1,5 @@
-"""What a lazy server takes to be ready, before any model is there: time on the wall, on an idle machine, and processor
-time, which a busy one does not change much; beside it those of an empty Python. Needs /proc.
+"""How long a lazy server takes to be ready, before any model is loaded: wall time, on an idle machine, and processor
+time, which other work hardly changes; for comparison, those of an empty Python. Needs /proc.
 
     python -m bench.lazy_start --rounds 5
 """

@@ -1,12 +1,12 @@
-"""Decode attention over live keys and values in fewer bits, against raw ones: in one run, turn by turn.
+"""Decode attention over a compressed KV cache (--kv-codec), against a raw one: in one run, alternating.
 
 python -m bench.live                                        the default model's shape and an 8B model's
-python -m bench.live --shape llama-8b --dtype bfloat16      one of them; the dtype is a GPU's, CPUs keep float16
+python -m bench.live --shape llama-8b --dtype bfloat16      one of them; the dtype is for GPUs, CPUs use float16
 python -m bench.live --lengths 2048,16384 --rows 1,8 --codecs k8v4,affine8
-python -m bench.live --at-once 16,32                        a GPU's kernels cut otherwise: so many keys a warp at once
+python -m bench.live --at-once 16,32                        other GPU kernels: this many keys per warp at once
 
-Each line is a number of rows of so many tokens, all but their tails in fewer bits, over as many layers as make caches
-forget; 1.10x is ten percent faster than raw.
+Each line is a number of rows with a number of tokens, all but the newest compressed, over enough layers to exceed the
+processor's caches; 1.10x is ten percent faster than raw.
 """
 
 from __future__ import annotations
@@ -207,12 +207,12 @@ def tunings(device: Device, at_once: str | None) -> Iterator[tuple[str, Attentio
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, action="append", help="all of them unless told")
+    parser.add_argument("--shape", choices=SHAPES, action="append", help="default: all")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of keys and values on a GPU")
     parser.add_argument("--lengths", default="2048,16384")
     parser.add_argument("--rows", default="1,8")
     parser.add_argument("--codecs", default="k8v4,affine8,affine4")
-    parser.add_argument("--at-once", help="keys in fewer bits that a warp of a GPU takes at once, several to compare")
+    parser.add_argument("--at-once", help="compressed keys that a warp of a GPU takes at once, several to compare")
     arguments = parser.parse_args()
     device = current_device()
     if device.kind != "cpu" and not has_paged_kernels(device):

@@ -1,9 +1,9 @@
-"""`python -m bench.mlx_lm_launcher FLAGS`: mlx_lm.server as it is, with two obstacles out of its way.
+"""`python -m bench.mlx_lm_launcher FLAGS`: mlx_lm.server as it is, without two handicaps.
 
-On Linux CPUs mlx comes with a reference BLAS that would decide every comparison. It is exchanged before mlx is
-imported, by the same code and with the same number of threads as in ingot; elsewhere that does nothing. And its
-socket queues five connections, so that of sixteen that come at once some are reset or wait a second for TCP to ask
-again: here the queue is long enough.
+On Linux CPUs mlx comes with a reference BLAS that would decide every comparison. It is replaced before mlx is imported,
+by the same code and with the same number of threads as in ingot; elsewhere that does nothing. And its socket queues
+five connections, so that of sixteen at once some are reset, or wait a second for TCP to retry: here the queue is long
+enough.
 """
 
 from __future__ import annotations

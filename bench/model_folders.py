@@ -1,7 +1,7 @@
 """Model folders that every server of MLX models can load, made for measuring.
 
-Their answers have no end: nothing in them names a token that stops one, so that each is as long as was asked for,
-also from a server that cannot be told to go on.
+Their answers do not end by themselves: no token is named as an end token, so that each is as long as requested, also
+from a server without an option for that.
 """
 
 from __future__ import annotations

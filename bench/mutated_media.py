@@ -1,11 +1,11 @@
-"""Damaged pictures, clips, sounds and PDFs sent to a server, by the thousand: what it answers, and whether it grows.
+"""Thousands of damaged images, videos, audio files and PDFs sent to a server: what it answers, and whether it grows.
 
 python -m bench.mutated_media                          10,000 files
 python -m bench.mutated_media --files 500 --seed 7
 
-The files are small whole ones of every kind that is taken, each changed in a few places as a random number says: the
-same seed makes the same files. The server serves the foundry's model that sees, and a random one that hears. Exit
-status 1: an answer of 500 or above, a broken connection, trouble in the log, or memory that kept growing.
+The files are small valid ones of every supported kind, each changed at a few random positions: the same seed makes the
+same files. The server has the foundry's vision model and a random speech-to-text model. Exit status 1: an answer of 500
+or above, a broken connection, errors in the log, or memory that keeps growing.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--files", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--log", type=Path, help="where the server's log is kept (default: nowhere)")
+    parser.add_argument("--log", type=Path, help="write the server's log here (default: nowhere)")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="ingot-mutated-") as folder:
         from tests.hearing import save_ears

@@ -1,5 +1,5 @@
-"""What a decode step asks a GPU for: the operations of its graph, counted on any machine. Those that only look at
-memory otherwise launch nothing, but the host pays for them, too.
+"""The operations of a decode step's graph on a GPU, counted on any machine. Views launch nothing, but the host pays for
+them, too.
 
 python -m bench.operations
 python -m bench.operations --shape llama-8b --rows 8
@@ -98,7 +98,7 @@ def main() -> None:
     config = {**SHAPES[arguments.shape], **NARROW}
     config["model_type"] = arguments.family or config["model_type"]
     found = a_layer(config, Device(arguments.device, "a GPU", 1), arguments.rows)
-    print(f"{launches(found)} launches a layer, and {sum(found.values()) - launches(found)} views")
+    print(f"{launches(found)} launches per layer, and {sum(found.values()) - launches(found)} views")
     for name, count in found.most_common():
         print(f"{count:4} {name}{' (a view)' if name in VIEWS else ''}")
 

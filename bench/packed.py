@@ -1,13 +1,13 @@
-"""Products with packed weights: the GPU's kernel against MLX's own, in one run, turn by turn.
+"""Products with quantised weights: the GPU's kernel against MLX's own, in one run, alternating.
 
 python -m bench.packed                      an 8B model's products, 1 to 16 rows; other cuts; experts; prompts
 python -m bench.packed --bits 8 --group 32 --rows 1,8
 python -m bench.packed --only cuts,prompts
-python -m bench.packed --mlx                MLX's own beside them, which take half a minute to compile
+python -m bench.packed --mlx                also MLX's own, which take half a minute to compile
 
-Bytes are those of the packed weights, their scales and biases. Each product waits for the one before, as in a model,
-and comes with other weights, so that no cache of the device holds them; what waiting alone costs is taken off. On a CPU
-it asks for INGOT_AS=cuda, and measures the emulator, which says nothing about a GPU.
+Bytes are those of the quantised weights, their scales and biases. Each product waits for the one before, as in a model,
+and has other weights, so that no cache of the device has them; the cost of waiting is subtracted. On a CPU it needs
+INGOT_AS=cuda, and measures the emulator, which says nothing about a GPU.
 """
 
 from __future__ import annotations
@@ -307,9 +307,11 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--group", type=int, default=64)
     parser.add_argument("--shapes", help=f"outputs x columns ({SHAPES})")
     parser.add_argument("--rows", type=lambda text: [int(rows) for rows in text.split(",")], default=[1, 2, 4, 8, 16])
-    parser.add_argument("--only", type=_sections, default=SECTIONS, help=f"of {', '.join(SECTIONS)}, joined by commas")
+    parser.add_argument(
+        "--only", type=_sections, default=SECTIONS, help=f"of {', '.join(SECTIONS)}, separated by commas"
+    )
     parser.add_argument("--mlx", action="store_true", help="MLX's own products, too")
-    parser.add_argument("--tiny", action="store_true", help="sizes for the emulator: see whether it runs")
+    parser.add_argument("--tiny", action="store_true", help="sizes for the emulator, to see whether it runs")
     arguments, device = parser.parse_args(given), current_device()
     arguments.shapes = arguments.shapes or ("48x256" if arguments.tiny else SHAPES)
     clock = Clock(32 if arguments.tiny else LARGE)

@@ -1,13 +1,13 @@
-"""Decode attention over pages: the GPU's kernel against pages gathered for MLX's own, in one run, turn by turn.
+"""Decode attention over pages: the GPU's kernel against pages gathered for MLX's own, in one run, alternating.
 
 python -m bench.paged                            shapes of common models, eight rows of 8K and of 32K
 python -m bench.paged --lengths 1024,65536 --rows 1
-python -m bench.paged --lengths 32768 --widths 1,4,8        several queries a row, as for verifying guesses
-python -m bench.paged --lengths 32768 --widths 1,4,8 --matrix      by CUDA's matrix units, cut in several ways
-python -m bench.paged --stretch 256 --warps 8 --most 4 --run 4     without matrix units, cut otherwise
+python -m bench.paged --lengths 32768 --widths 1,4,8        several queries per row, as for verification
+python -m bench.paged --lengths 32768 --widths 1,4,8 --matrix      with CUDA's matrix units, in several variants
+python -m bench.paged --stretch 256 --warps 8 --most 4 --run 4     without matrix units, another variant
 
-Bytes are those of the keys and values that the rows hold. On a CPU it asks for INGOT_AS=cuda or metal, and measures the
-emulator, which says nothing about a GPU.
+Bytes are those of the rows' keys and values. On a CPU it needs INGOT_AS=cuda or metal, and measures the emulator, which
+says nothing about a GPU.
 """
 
 from __future__ import annotations
@@ -243,9 +243,9 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--lengths", default="8192,32768")
     parser.add_argument("--shapes", help=f"heads/heads of keys x size ({SHAPES}; with --matrix {MATRIX_SHAPES})")
-    parser.add_argument("--widths", default="1", help="queries of a row, 1 to 16 (%(default)s)")
+    parser.add_argument("--widths", default="1", help="queries per row, 1 to 16 (%(default)s)")
     parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument("--matrix", action="store_true", help="by CUDA's matrix units, in each way, and by vectors")
+    parser.add_argument("--matrix", action="store_true", help="with CUDA's matrix units, in each variant, and without")
     parser.add_argument("--json", type=Path, help="where to write all figures")
     for name in CUTS:
         parser.add_argument(f"--{name}", type=int)

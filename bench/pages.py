@@ -1,11 +1,11 @@
-"""What live states take and cost: a long row beside short ones, and many agents on one prompt.
+"""Memory and cost of the KV cache: a long row alongside short ones, and many agents with one prompt.
 
 python -m bench.pages --shape dispatch
 python -m bench.pages --shape llama-8b --dtype bfloat16 --long 60000 --agents 16 --memory-gb 60
 
-Prints the memory that exists for states over what sequences hold, at most; the longest that a short stream waited for a
-token while a long one joined, grew and left, over the longest step that the engine planned for; and what agents that
-share a prompt hold, over what one of them holds.
+Prints the allocated KV memory relative to what sequences hold, at most; the longest wait of a short stream for a token
+while a long one joined, grew and left, relative to the longest step that the engine planned; and the KV of agents that
+share a prompt, relative to that of one of them.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def beside(engine: Engine, vocab: int, long: int, short: int) -> None:
     gauge.close()
     during = [max(own[at:], default=0.0) for own, at in zip(gaps, mark, strict=True)]
     print(
-        f"a row of {long} beside {short}: {took:.1f} s; states {gauge.taken / 1e9:.2f} GB "
+        f"a row of {long} alongside {short}: {took:.1f} s; KV {gauge.taken / 1e9:.2f} GB "
         f"for {gauge.held / 1e9:.2f} GB held ({gauge.worst:.2f}x at most); a short stream waited "
         f"{1000 * max(before):.0f} ms at most before it, {1000 * max(during):.0f} ms while it joined, grew and left",
         flush=True,
@@ -116,7 +116,7 @@ def shared(engine: Engine, vocab: int, agents: int, prefix: int) -> None:
             pass
     gauge.close()
     print(
-        f"{agents} agents on a prompt of {prefix}: hold {gauge.held / 1e6:.1f} MB; the prompt alone {one / 1e6:.1f} MB "
+        f"{agents} agents with a prompt of {prefix}: {gauge.held / 1e6:.1f} MB; the prompt alone {one / 1e6:.1f} MB "
         f"({gauge.held / one:.2f}x; {agents}x if each had its own); pages of {PAGE}",
         flush=True,
     )

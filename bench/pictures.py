@@ -1,11 +1,11 @@
-"""Streams beside a request of many pictures: how long their tokens are apart, while the tower looks at them.
+"""Streams alongside a request with many images: the time between their tokens while the vision tower runs.
 
 python -m bench.pictures                             the foundry's model
 python -m bench.pictures --tower siglip --depth 6    a tower of SigLIP's size, six of its layers, with random weights
 python -m bench.pictures --tower qwen --side 448 --pictures 4 --streams 8
 
-Times are milliseconds between two tokens of a stream, of all streams together: alone, then beside the request until it
-has its first token. The target is that of --target-itl-ms.
+Times are milliseconds between two tokens of a stream, for all streams together: alone, then alongside the request until
+it has its first token. The target is that of --target-itl-ms.
 """
 
 from __future__ import annotations
@@ -181,12 +181,12 @@ def folder_of(tower: str | None, depth: int | None, model: Path) -> Iterator[Pat
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=FOUNDRY, help="a folder with a model that sees")
-    parser.add_argument("--tower", choices=TOWERS, help="instead: one with random weights and such a tower")
-    parser.add_argument("--depth", type=int, help="so many of its layers")
+    parser.add_argument("--model", type=Path, default=FOUNDRY, help="a folder with a vision model")
+    parser.add_argument("--tower", choices=TOWERS, help="instead: a model with random weights and such a tower")
+    parser.add_argument("--depth", type=int, help="this many of its layers")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--pictures", type=int, default=16)
-    parser.add_argument("--side", type=int, default=192, help="pixels of a picture's sides")
+    parser.add_argument("--side", type=int, default=192, help="width and height of an image in pixels")
     parser.add_argument("--alone-s", type=float, default=0.5)
     parser.add_argument("--target-itl-ms", type=float, default=Settings().target_itl_ms)
     chosen = parser.parse_args()
@@ -206,7 +206,7 @@ def main() -> int:
             engine.close()
     print(f"{chosen.streams} streams, target {chosen.target_itl_ms:g} ms")
     print(f"alone                        {found.alone}")
-    print(f"beside {chosen.pictures} pictures, {found.seconds:5.1f} s  {found.beside}")
+    print(f"alongside {chosen.pictures} images, {found.seconds:5.1f} s  {found.beside}")
     return 0
 
 

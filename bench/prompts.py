@@ -1,11 +1,11 @@
 """Attention of a prompt's tokens over pages: the GPU's kernel against pages gathered for MLX's own, in one run.
 
-python -m bench.prompts                           2,048 tokens behind 0, 6K and 30K others, in shapes of common models
+python -m bench.prompts                           2,048 tokens after 0, 6K and 30K others, in shapes of common models
 python -m bench.prompts --shapes 16/4x256 --before 0,14336 --warps 4,8
 
-A line says what the device takes for both, at how many operations a second (of those that are seen), what MLX takes
-when it meets a length for the first time, and how far both are apart. On a CPU it asks for INGOT_AS=cuda, and measures
-the emulator, which says nothing about a GPU.
+A line has the device's time for both, their operations per second (of unmasked scores), MLX's time for a length that it
+meets for the first time, and the difference between the two. On a CPU it needs INGOT_AS=cuda, and measures the
+emulator, which says nothing about a GPU.
 """
 
 from __future__ import annotations

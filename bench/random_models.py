@@ -1,4 +1,4 @@
-"""Models with random weights and a tokenizer that spells bytes, for measuring what does not depend on the weights."""
+"""Models with random weights and a byte tokenizer, for measurements that do not depend on the weights."""
 
 from __future__ import annotations
 

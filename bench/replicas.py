@@ -1,5 +1,5 @@
-"""Several servers behind a router: how much agents' sessions still find computed, how even the load is, and what a lost
-server costs.
+"""Several servers behind a router: how much of agents' sessions is reused, how even the load is, and what a lost server
+costs.
 
 python -m bench.replicas --smg /path/to/venv/bin/smg       one server, three behind the router, then one of them killed
 python -m bench.replicas --smg smg --agents 4 --turns 6 --sticky
@@ -139,12 +139,12 @@ def _served(server: servers.Running) -> int:
 
 def show(name: str, found: Outcome, alone: Outcome | None = None) -> None:
     against = f", {found.share / alone.share:.1%} of one server's" if alone is not None else ""
-    print(f"{name}: {found.share:.1%} of what was possible taken over{against}; {found.seconds:.1f} s")
+    print(f"{name}: {found.share:.1%} of what was possible was reused{against}; {found.seconds:.1f} s")
     if len(found.served) > 1:
         least, most = min(found.served), max(found.served)
         print(f"    requests by server: {', '.join(map(str, found.served))}, {most / max(1, least):.2f}x apart")
     if found.failed:
-        print(f"    requests that failed and were sent again: {found.failed}")
+        print(f"    failed requests, which were sent again: {found.failed}")
 
 
 def run(chosen: argparse.Namespace) -> None:
@@ -175,7 +175,7 @@ def read(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--agents", type=int, default=12)
     parser.add_argument("--turns", type=int, default=30)
-    parser.add_argument("--tokens", type=int, default=7000, help="of a session's last prompt, about")
+    parser.add_argument("--tokens", type=int, default=7000, help="of a session's last prompt, approximately")
     return parser.parse_args(arguments)
 
 

@@ -1,17 +1,17 @@
-"""What a restart costs a conversation: its next turn's first token, with what the last server left on disk, and cold.
+"""What a restart costs a conversation: the first token of its next turn, with the disk cache and cold.
 
 python -m bench.restart                        the packaged model with 7,000 tokens, the foundry's hybrid with 16,000
 python -m bench.restart --model PATH --tokens 1000 --rounds 5 --json figures.json
-python -m bench.restart --parts streams        one of the figures alone
+python -m bench.restart --parts streams        only one of the figures
 python -m bench.restart --parts records --records 10000
 
 For each model: a server computes a conversation and stops; others start on its folder, one after another, and each is
 asked for the next turn with the cache and then, in the same process, without. Seconds to the first token of both, their
-ratio in each round, and the median of the ratios. Loading the model is no part of either. A second figure: a stream's
-speed while records of other prompts have to leave memory, with a disk that takes them over the same without one, and
-the longest wait for a token of both. A third one: what a folder that is full of records costs, in CPU time of the
-engine's thread for an owner's first prompt and for the one after another server wrote there, in the longest wait for a
-token of somebody else's stream meanwhile, and in CPU time of the writer for each further record.
+ratio in each round, and the median of the ratios. Loading the model is not part of either. A second figure: a stream's
+speed while records of other prompts are evicted, with a disk cache relative to without one, and the longest wait for a
+token of both. A third one: what a folder full of records costs, in CPU time of the engine thread for an owner's first
+prompt and for the one after another server wrote there, in the longest wait for a token of another stream meanwhile,
+and in CPU time of the writer for each further record.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ def tell_full(name: str, found: FullFolder) -> None:
     )
     verdict = "as wanted" if max(first, after) <= FIRST_MS else f"more than the {FIRST_MS:.0f} that are wanted"
     print(
-        f"{name}, {found.records} records of an owner: its first prompt takes {first:.2f} ms of the engine's thread, "
+        f"{name}, {found.records} records of an owner: its first prompt takes {first:.2f} ms of the engine thread, "
         f"the next one after another server wrote {after:.2f} ({verdict}); another stream waits {wait:.0f} ms for a "
         f"token at most, alone {alone:.0f}; a further record takes {write:.2f} ms of CPU time to write",
         flush=True,
@@ -322,8 +322,9 @@ def tell_streams(name: str, rounds: Sequence[Streams]) -> None:
     speeds = sorted(each.speed for each in rounds)
     wait, plain = (1000 * statistics.median(getattr(each, of) for each in rounds) for of in ("wait", "plain_wait"))
     print(
-        f"{name}: a stream is {statistics.median(speeds):.3f} times as fast while records spill ({speeds[0]:.3f} to "
-        f"{speeds[-1]:.3f}); its longest wait for a token is {wait:.0f} ms, without a disk {plain:.0f}",
+        f"{name}: a stream is {statistics.median(speeds):.3f} times as fast while records are offloaded "
+        f"({speeds[0]:.3f} to {speeds[-1]:.3f}); its longest wait for a token is {wait:.0f} ms, or {plain:.0f} ms "
+        "without a disk cache",
         flush=True,
     )
 

@@ -1,11 +1,11 @@
-"""What it costs to take a prefix over instead of computing it, and what keeping it costs those who wait meanwhile.
+"""What reusing a cached prefix costs against computing it, and what caching it costs other requests.
 
 python -m bench.restore                        the packaged model, 8,000 tokens
 python -m bench.restore --tokens 1000 --rounds 5 --json figures.json
 
-Three things, in one process: a prefix computed, kept and taken over by themselves, against copying its keys and values;
-a whole request, cold and warm; and the longest wait between two tokens of a stream while another prompt is computed,
-with and without keeping it.
+Three things, in one process: computing, caching and reusing a prefix, each by itself, against copying its keys and
+values; a whole request, cold and warm; and the longest wait between two tokens of a stream while another prompt is
+computed, with and without caching it.
 """
 
 from __future__ import annotations
@@ -248,11 +248,11 @@ def show(chosen: argparse.Namespace, parts: Sequence[Parts], wholes: Sequence[Wh
     cold, kept, warm = (middle(wholes, name) for name in ("cold", "kept", "warm"))
     without, keeping = (middle(stalls, name) for name in ("without", "keeping"))
     print(f"{chosen.model}: {chosen.tokens} tokens, medians of {chosen.rounds} rounds, in ms")
-    print(f"computed in {_ms(compute)}, restored in {_ms(restore)}: {compute / restore:.0f}x")
-    print(f"copied in {_ms(copy)}, restored in {_ms(restore)}: {copy / restore:.0f}x, wanted {WANTED:.0f}x")
-    print(f"kept in {_ms(keep)}, {CACHE_STRIDE} tokens at a time: {keep / compute:.1%} of computing them")
-    print(f"first token after {_ms(cold)}, or {_ms(kept)} where it is kept; then after {_ms(warm)}: {cold / warm:.0f}x")
-    print(f"longest wait of a stream beside it {_ms(without)}, or {_ms(keeping)} where it is kept")
+    print(f"computed in {_ms(compute)}, reused in {_ms(restore)}: {compute / restore:.0f}x")
+    print(f"copied in {_ms(copy)}, reused in {_ms(restore)}: {copy / restore:.0f}x, wanted {WANTED:.0f}x")
+    print(f"cached in {_ms(keep)}, {CACHE_STRIDE} tokens at a time: {keep / compute:.1%} of computing them")
+    print(f"first token after {_ms(cold)}, or {_ms(kept)} if it is cached; then after {_ms(warm)}: {cold / warm:.0f}x")
+    print(f"longest wait of a stream alongside {_ms(without)}, or {_ms(keeping)} if it is cached")
 
 
 def _ms(seconds: float) -> str:
@@ -263,7 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         "bench.restore", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="what `ingot serve` takes")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="a model as for `ingot serve`")
     parser.add_argument("--tokens", type=int, default=8000)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""Models that see, with random weights: a tower as large as published ones, in front of a small language model."""
+"""Vision models with random weights: a tower of a published size and a small language model."""
 
 from __future__ import annotations
 

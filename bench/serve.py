@@ -1,11 +1,11 @@
-"""ingot against mlx_lm.server: the same weights, prompts, kernels and machine, in one run, turn by turn.
+"""ingot against mlx_lm.server: the same weights, prompts, kernels and machine, in one run, alternating.
 
 python -m bench.serve                        the default model and a random one, at 1, 4 and 16 streams
 python -m bench.serve --quick                a small load, to see that it works; its ratios mean little
 python -m bench.serve --models default --json figures.json --plot figures.png
 taskset -c 0 python -m bench.serve --beside --busy 1
-                                             ingot alone: prompts beside a stream against prompts by themselves, on a
-                                             core that is shared with one process more
+                                             only ingot: prompts alongside a stream against prompts alone, on a core
+                                             that another process uses as well
 """
 
 from __future__ import annotations
@@ -265,15 +265,15 @@ def read(arguments: Sequence[str]) -> tuple[argparse.Namespace, Load]:
     parser.add_argument("--quick", action="store_true", help="a small load; the flags below change it further")
     parser.add_argument("--models", type=words(known), default=("dispatch", "default"), help=f"of {', '.join(known)}")
     parser.add_argument("--streams", type=numbers, help=f"default: {','.join(map(str, USUAL.streams))}")
-    parser.add_argument("--prompt-tokens", type=int, help=f"about so many (default: {USUAL.prompt_tokens})")
+    parser.add_argument("--prompt-tokens", type=int, help=f"approximate (default: {USUAL.prompt_tokens})")
     parser.add_argument("--output-tokens", type=int, help=f"default: {USUAL.output_tokens}")
     parser.add_argument("--rounds", type=int, help=f"default: {USUAL.rounds}")
     parser.add_argument("--requests-per-stream", type=int, help=f"in a round (default: {USUAL.requests_per_stream})")
     parser.add_argument("--endpoint", choices=tuple(ENDPOINT_PATHS), help=f"default: {USUAL.endpoint}")
-    parser.add_argument("--beside", action="store_true", help="ingot alone: prompts beside a stream and by themselves")
-    parser.add_argument("--busy", type=int, default=0, help="with --beside: so many busy processes on the same cores")
+    parser.add_argument("--beside", action="store_true", help="only ingot: prompts alongside a stream and alone")
+    parser.add_argument("--busy", type=int, default=0, help="with --beside: this many busy processes on the same cores")
     parser.add_argument("--json", type=Path, help="write every round's figures here")
-    parser.add_argument("--plot", type=Path, help="draw them here (.png, .svg or .pdf)")
+    parser.add_argument("--plot", type=Path, help="plot them here (.png, .svg or .pdf)")
     chosen = parser.parse_args(arguments)
     names = ("streams", "prompt_tokens", "output_tokens", "rounds", "requests_per_stream", "endpoint")
     given = {name: vars(chosen)[name] for name in names if vars(chosen)[name] is not None}

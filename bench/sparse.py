@@ -1,13 +1,13 @@
-"""Long prompts of which only what matters is computed: time to the first token, scoring included, against what it
-could be at best, and tokens a second behind it, on random models or the foundry's.
+"""Specprefill: time to the first token of long prompts, scoring included, against the best possible one, and tokens per
+second after it, on random models or the foundry's.
 
 python -m bench.sparse --target llama-15m --draft llama-5m --lengths 8192,32768 --warm-up 2048
 python -m bench.sparse --target dense --draft draft --lengths 8192,32768 --warm-up 2048
 python -m bench.sparse --target llama-8b --draft llama-600m --dtype bfloat16 --memory-gb 24 --lengths 8192,32768,65536
 python -m bench.sparse --target llama-32b --draft llama-1.7b --dtype bfloat16 --memory-gb 40 --lengths 8192,32768,65536
 
-The best gain is 1 / (kept share + time of the draft / time of the target), both for the whole prompt. What the
-foundry's models say behind so many tokens means nothing, but takes as long.
+The best gain is 1 / (computed fraction + time of the draft model / time of the target), both for the whole prompt. What
+the foundry's models write after that many tokens is meaningless, but takes as long.
 """
 
 from __future__ import annotations
@@ -158,10 +158,10 @@ def main() -> int:
     parser.add_argument("--lengths", type=lambda text: [int(part) for part in text.split(",")], default=[2048, 8192])
     parser.add_argument("--keep", type=float, default=0.3)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--warm-up", type=int, help="tokens of the prompt that warms up, if not as many: for CPUs")
+    parser.add_argument("--warm-up", type=int, help="tokens of the warm-up prompt, if fewer: for CPUs")
     parser.add_argument("--memory-gb", type=float, default=2.0)
     asked = parser.parse_args()
-    print("| tokens | dense | sparse | scoring | draft alone | kept | gain | at best | share | decode |")
+    print("| tokens | all tokens | specprefill | scoring | draft alone | computed | gain | at best | share | decode |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     found: list[Figures] = []
     for each in figures(asked):

@@ -1,5 +1,5 @@
-"""What answers lose where the served model's own first layers choose the part of their prompts that is computed, by
-what the last tokens attend to there; beside what statistics of tokens and a draft choose, on the foundry's models.
+"""What specprefill loses if the served model's own first layers choose the tokens, by the attention of the last tokens
+there; compared with token statistics and a draft model, on the foundry's models.
 
 python -m bench.sparse_layers --model dense --length 1024 --samples 8
 """
@@ -70,7 +70,7 @@ def main() -> int:
     judges["draft"] = ByDraft(adapters.load_model_adapter(MODELS / "draft", here))
     samples = list(islice(recalls(SHAPES[asked.model].style, asked.length, 0), asked.samples))
     found = tallied(target, judges, samples)
-    print(f"{asked.model}: right answers (perplexity of them) of the share that was computed")
+    print(f"{asked.model}: right answers (and their perplexity) by computed fraction")
     print(f"| chosen by | {' | '.join(map(str, KEEPS))} |", "|---" * (1 + len(KEEPS)) + "|", sep="\n")
     for name in judges:
         print(f"| {name} | {' | '.join(str(found[samples[0].task, name, keep]) for keep in KEEPS)} |")

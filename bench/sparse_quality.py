@@ -1,14 +1,13 @@
-"""What answers lose where only a part of their prompts is computed, on the foundry's models: by a draft's scores, by
-statistics of tokens, and by chance.
+"""What specprefill loses, on the foundry's models: with a draft model, with token statistics, and with random tokens.
 
 python -m bench.sparse_quality --model dense --samples 16
 python -m bench.sparse_quality --model hybrid --tasks 1024,required:1200 --first-seed 5000
 
-`recall` is the share of questions about pairs in a text of so many tokens whose answer is right to the last token,
-`tools` the same of tool calls behind a question about prose of so many tokens and its answer. The models were never
-taught to call tools behind much, and some calls are wrong when all is computed; those count, too, or whatever changes
-anything would seem to lose. Of calls that are `required` the opening is given, as a server gives it then: what counts
-is which tool is called with what. `perplexity` is that of the right answers.
+`recall` is the share of questions about pairs in a text of that many tokens whose answer is right to the last token,
+`tools` the same for tool calls after a question about prose of that many tokens and its answer. The models were never
+trained to call tools after long texts, and some calls are wrong even with all tokens; those count, too, or any change
+would look like a loss. For `required` calls the opening is given, as a server does it then: what counts is which tool
+is called with which arguments. `perplexity` is that of the right answers.
 """
 
 from __future__ import annotations
@@ -205,8 +204,8 @@ def main() -> int:
     samples = [sample for task in tasks for sample in islice(posed(task, style, asked.first_seed), asked.samples)]
     found = tallied(target, judges, samples)
     tasks = list(dict.fromkeys(sample.task for sample in samples))
-    print(f"{asked.model}: right answers (perplexity of them) of the share that was computed")
-    print(f"| chosen by | share | {' | '.join(tasks)} |")
+    print(f"{asked.model}: right answers (and their perplexity) by computed fraction")
+    print(f"| chosen by | fraction | {' | '.join(tasks)} |")
     print("|---" * (2 + len(tasks)) + "|")
     for name, keep in dict.fromkeys((name, keep) for _, name, keep in found):
         print(f"| {name} | {keep} | {' | '.join(str(found[task, name, keep]) for task in tasks)} |")

@@ -1,10 +1,10 @@
-"""Where the time goes that a draft takes to score a prompt: to read it, to write what may come behind it, and to ask
-what that attends to; beside reading alone, on random models. And how scoring grows with the length.
+"""Where the time of scoring a prompt goes: reading it, writing a few tokens after it, and computing their attention;
+compared with reading alone, on random models. And how scoring grows with the length.
 
 python -m bench.sparse_scoring --draft llama-5m --tokens 8192,65536
 python -m bench.sparse_scoring --draft llama-600m --dtype bfloat16 --tokens 8192 --rounds 5
 
-`processors` is what all threads together took, which is less at the mercy of what else a machine does.
+`processors` is the time of all threads together, which depends less on what else the machine does.
 """
 
 from __future__ import annotations
@@ -80,14 +80,20 @@ def main() -> int:
     parser.add_argument("--draft", choices=SHAPES, default="llama-5m")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--tokens", type=lambda text: [int(part) for part in text.split(",")], default=[8192])
-    parser.add_argument("--alone-up-to", type=int, default=32768, help="tokens; seeing all of more takes its time")
+    parser.add_argument(
+        "--alone-up-to", type=int, default=32768, help="tokens up to which reading alone is measured, which is slow"
+    )
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--memory-gb", type=float, default=2.0)
     asked = parser.parse_args()
     made = scorer(asked.draft, asked.dtype, max(asked.tokens) + 1024, asked.memory_gb)
     scored(made, some(min(asked.tokens), 0))
     read_alone(made.adapter, some(min(asked.tokens), 0))
-    print("| tokens | read | write | ask | in all | processors | read alone | processors |", "|---" * 8 + "|", sep="\n")
+    print(
+        "| tokens | read | write | attention | total | processors | read alone | processors |",
+        "|---" * 8 + "|",
+        sep="\n",
+    )
     found: list[tuple[int, Seconds]] = []
     for tokens in asked.tokens:
         prompts = [some(tokens, seed) for seed in range(1, asked.rounds + 1)]

@@ -1,5 +1,5 @@
-"""A conversation about a long text, turn by turn: time to the first token where prompts are computed whole, where each
-turn is scored anew, and where it goes on from what the turn before it kept; on random models.
+"""A conversation about a long text with specprefill, turn by turn: time to the first token if prompts are computed
+completely, if each turn is scored again, and if it continues from the turn before; on random models.
 
 python -m bench.sparse_turns --target llama-15m --draft dispatch --tokens 2048
 python -m bench.sparse_turns --target llama-8b --draft llama-600m --dtype bfloat16 --memory-gb 24 --tokens 32768
@@ -95,7 +95,7 @@ def main() -> int:
     counts = [each.unused or f"{each.reused} reused, {each.kept} of {each.scored} kept" for each in told]
     print("gone on:", "; ".join(counts))
     behind = {way: sum(end.timing.decode for end in ends) for way, ends in found.items()}
-    print(f"tokens a second behind it, of those behind whole prompts: {behind['whole'] / behind['gone on']:.2f}")
+    print(f"tokens per second after it, relative to complete prompts: {behind['whole'] / behind['gone on']:.2f}")
     return 0
 
 

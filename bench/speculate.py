@@ -1,5 +1,5 @@
-"""What guessing ahead gains where a given share of guesses is right: plain decoding against the controller's choice, in
-short turns on one engine, on a random model of a given shape; and against fixed depths, where they are asked for.
+"""What speculation gains if a given share of draft tokens is right: plain decoding against the controller's choice, in
+short turns on one engine, on a random model of a given shape; and against fixed depths, if requested.
 
 python -m bench.speculate
 python -m bench.speculate --shape llama-8b
@@ -195,7 +195,7 @@ def main() -> int:
         found.append(bench.figures(batch, rate, depths, chosen.output, chosen.pairs, until))
         print(_line(found[-1]), flush=True)
         if time.monotonic() > until and number < len(wanted):
-            print(f"{chosen.seconds:.0f} seconds are over: {wanted[number:]} were left out (--seconds)")
+            print(f"{chosen.seconds:.0f} seconds are over: {wanted[number:]} were skipped (--seconds)")
             break
     print(f"rounds by rows/tokens: {bench.rounds}")
     bench.close()
@@ -208,13 +208,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="llama-150m")
     parser.add_argument(
-        "--rates", default="0.9,0.65,0.5,0.2", help="how often a guess is right that follows right ones"
+        "--rates", default="0.9,0.65,0.5,0.2", help="how often a draft token is right that follows right ones"
     )
     parser.add_argument("--batch", default="1,4,16")
-    parser.add_argument("--depths", default="", help="fixed ones to measure as well, as in 1,2,4,8, by a second engine")
+    parser.add_argument(
+        "--depths", default="", help="fixed depths to measure as well, such as 1,2,4,8, with a second engine"
+    )
     parser.add_argument("--output", type=int, default=64, help="tokens of each answer")
-    parser.add_argument("--pairs", type=int, default=3, help="turns of plain and guessed decoding")
-    parser.add_argument("--seconds", type=float, default=120.0, help="after which nothing further is begun")
+    parser.add_argument("--pairs", type=int, default=3, help="turns of plain and speculative decoding")
+    parser.add_argument("--seconds", type=float, default=120.0, help="after which nothing more is started")
     parser.add_argument("--memory-gb", type=float, default=2.0, help="for each engine, besides the weights")
     parser.add_argument("--json", type=Path)
     return parser
@@ -237,10 +239,10 @@ def complain(found: Sequence[Figures]) -> int:
     for each in found:
         about = f"bench.speculate: batch {each.batch}, rate {each.rate:.2f}"
         if not each.same:
-            print(f"{about}: not every way gave the same tokens", file=sys.stderr)
+            print(f"{about}: not all variants gave the same tokens", file=sys.stderr)
         if not each.as_asked:
             told = f"{each.right} of {each.judged} guesses were right"
-            print(f"{about}: {told}, so that this is no measurement of that rate", file=sys.stderr)
+            print(f"{about}: {told}, so this does not measure that rate", file=sys.stderr)
     return 0 if all(each.same and each.as_asked for each in found) else 1
 
 

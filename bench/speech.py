@@ -1,11 +1,11 @@
-"""Text spoken: how much faster than it is listened to, alone and beside a chat stream.
+"""Text-to-speech: its speed relative to real time, alone and alongside a chat stream.
 
 python -m bench.speech                                   a model of Kokoro-82M's shape, with random weights
 python -m bench.speech --speech-model FOLDER             a real one
 python -m bench.speech --model FOLDER --text "..."
 
-Beside a stream, times are milliseconds between two of its tokens, before and while the text is spoken. The target is
-that of --target-itl-ms.
+Alongside a stream, times are milliseconds between two of its tokens, before and during synthesis. The target is that of
+--target-itl-ms.
 """
 
 from __future__ import annotations

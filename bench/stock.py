@@ -1,6 +1,6 @@
-"""mlx-lm as it comes, on CPUs, without ingot: `python -m bench.stock FOLDER`, a process of its own.
+"""Plain mlx-lm on CPUs, without ingot: `python -m bench.stock FOLDER`, a process of its own.
 
-It is slow, so few tokens are measured; where float16 is slower still, `--prompt 8 --output 2` takes minutes off.
+It is slow, so few tokens are measured; if float16 is even slower, `--prompt 8 --output 2` saves minutes.
 """
 
 from __future__ import annotations

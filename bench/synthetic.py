@@ -1,4 +1,4 @@
-"""A proposer for measuring: it knows what comes, and errs as often as it is told to."""
+"""A proposer for benchmarks: it knows the answers, and its draft tokens are wrong at a given rate."""
 
 from __future__ import annotations
 

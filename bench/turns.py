@@ -1,5 +1,5 @@
-"""Two models that do not fit together, and clients that ask for them by turns: how often they are swapped, and how long
-whoever waits longest has to.
+"""Two models that do not fit together, and clients that use them in turn: how often they are swapped, and the longest
+wait.
 
     python -m bench.turns --clients 20 --asks 5 --residency-s 2
 """

@@ -1,13 +1,13 @@
-"""Two models that come and go by turns: what of their memory is back after each, how long it takes, and how long the
-answers of one wait while the other is loaded.
+"""Two models that are loaded and unloaded in turn: how much of their memory is freed, how long it takes, and how long
+the answers of one wait while the other is loaded.
 
     python -m bench.unloading --cycles 20 --shapes llama-150m,llama-15m
     python -m bench.unloading --cycles 100 --shapes ~/.cache/ingot/models/smollm2-135m
 
-What is taken after an unload goes up and down by pages that threads touch or give back, so growth is between medians:
-of the first tenth of the unloads behind the warm-up, and of the last.
+The memory after an unload varies with pages that threads touch or free, so growth is measured between medians: of the
+first tenth of the unloads after the warm-up, and of the last.
 
-Exit status 1: what the process, or the device, has in use grew by more than a hundredth.
+Exit status 1: the memory of the process or the device grew by more than 1 %.
 """
 
 from __future__ import annotations
@@ -93,12 +93,12 @@ async def measure(folder: Path, shapes: list[str], cycles: int) -> float:
         taken.append(resident())
         if cycle < 2 * len(tables) or cycle % TOLD == 0 or cycle == cycles - 1:
             told = f"{cycle}: {name} loaded and answered in {loaded:.2f} s, {there / 1e6:.1f} MB; back {back:.2%}"
-            print(f"{told}; {taken[-1] / 1e6:.1f} MB taken", flush=True)
+            print(f"{told}; {taken[-1] / 1e6:.1f} MB used", flush=True)
     print(f"longest unload {longest:.2f} s; active {empty} -> {active_memory()} bytes")
     warm = min(WARM * len(tables), cycles - 1)
     first, last = growth(taken[warm:])
     grown = last / max(1, first) - 1
-    print(f"taken by the process or device {first / 1e6:.1f} -> {last / 1e6:.1f} MB ({grown:+.2%}), medians of tenths")
+    print(f"used by the process or device {first / 1e6:.1f} -> {last / 1e6:.1f} MB ({grown:+.2%}), medians of tenths")
     if len(tables) > 1:
         await disturb(fleet, [*tables])
     garage.close()

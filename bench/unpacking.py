@@ -1,11 +1,11 @@
-"""Prompts behind live keys and values in fewer bits: what they take beside raw ones, in time and in memory.
+"""Prompts with a compressed KV cache (--kv-codec): their time and memory relative to a raw one.
 
 python -m bench.unpacking                                        an 8B model's layers, k8v4
 python -m bench.unpacking --tokens 8192,32768 --codecs k8v4,turbo3 --layers 4
 
-A prompt is computed from its first token on, in pieces as the server cuts them; the weights are random. Time is that of
-all pieces, and of the second time, when everything is compiled. Memory is the most that the last piece held at a time,
-beside what the budget sets aside for such a piece.
+A prompt is computed from its first token on, in chunks as on a server; the weights are random. Time is that of all
+chunks, the second time, when everything is compiled. Memory is the peak of the last chunk, next to what the budget
+reserves for such a chunk.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Packages that only some features need: which they are, whether they are here, and the command that installs them.
+"""Optional packages: which features need them, whether they are installed, and the command that installs them.
 
 The command names this interpreter and the packages themselves: on the package index, `ingot` is another project.
 """
@@ -29,32 +29,32 @@ EXTRAS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "bench": {"matplotlib": "matplotlib>=3.9,<4"},
 }
-"""Modules, and what to ask an installer for to have each, as pyproject.toml says it."""
+"""The modules of each extra, and their requirements as in pyproject.toml."""
 
 
 def missing_packages(extra: str) -> list[str]:
-    """What an installer would have to be asked for."""
+    """The requirements of an extra that are not installed."""
     return [requirement for module, requirement in EXTRAS[extra].items() if not _is_installed(module)]
 
 
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # not even what it is in
+    except ModuleNotFoundError:  # not even its parent package
         return False
 
 
 def install_command(requirements: Iterable[str]) -> str:
-    """What to run so that this interpreter finds them."""
+    """The command that installs them for this interpreter."""
     python = shlex.quote(sys.executable)
     installer = f"{python} -m pip install" if _is_installed("pip") else f"uv pip install --python {python}"
     return f"{installer} {shlex.join(requirements)}"
 
 
 def require_extra(extra: str, feature: str, *, param: str | None = None, instead: str = "") -> None:
-    """Raises ConfigError, with the command that installs what is missing, where `feature` lacks any of it. `instead` is
-    what can be done without it."""
-    if wanted := missing_packages(extra):
-        names = " and ".join(requirement.partition(">")[0] for requirement in wanted)
-        way = f"Run {install_command(wanted)}{instead and f', {instead}'}"
-        raise ConfigError(f"{feature} needs {names}, which this Python does not have. {way}", param=param)
+    """Raises ConfigError, with the command that installs what is missing, unless `feature` has all it needs. `instead`
+    names an alternative."""
+    if missing := missing_packages(extra):
+        names = " and ".join(requirement.partition(">")[0] for requirement in missing)
+        remedy = f"Run {install_command(missing)}{instead and f', {instead}'}"
+        raise ConfigError(f"{feature} needs {names}, which this Python does not have. {remedy}", param=param)

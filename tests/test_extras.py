@@ -1,4 +1,4 @@
-"""What is missing of an extra is said with the command that installs it here."""
+"""Missing packages of an extra are named with the command that installs them."""
 
 from __future__ import annotations
 
@@ -58,6 +58,8 @@ def test_a_model_that_sees_is_not_loaded_without_what_it_needs(monkeypatch: pyte
 def test_the_doctor_names_what_is_missing_and_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "av")
     found = {finding.name: finding for finding in doctor.examine_extras()}
-    assert found["audio"].state == "note" and found["audio"].detail == "without av; for speech"
+    assert (
+        found["audio"].state == "note" and found["audio"].detail == "without av; for speech-to-text and text-to-speech"
+    )
     assert found["audio"].advice == install_command(["av>=15,<19"])
     assert found["events"].state == "ok" and found["events"].detail.startswith("pyzmq ")

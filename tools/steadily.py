@@ -1,6 +1,6 @@
-"""`python tools/steadily.py ARGUMENTS` runs pytest with them. If few tests failed, they are tried once more, alone.
+"""`python tools/steadily.py ARGUMENTS` runs pytest with them. If few tests fail, they are tried once more, alone.
 
-What fails beside others and passes alone is unsteady: it refuses no change, and is named at the end, to be mended.
+A test that fails with others and passes alone is unsteady: it does not fail the run, but is named at the end.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 MOST = 5
-"""More than these are no accident."""
+"""More failures than this are not an accident."""
 ALONE = ("-n", "0", "--last-failed", "--last-failed-no-failures", "none")
 
 
 class Failures:
-    """A plugin that knows what failed, in whichever process it ran."""
+    """A plugin that collects failed tests of all worker processes."""
 
     def __init__(self) -> None:
         self.tests: dict[str, None] = {}
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     status = subprocess.run([sys.executable, "-m", "pytest", *arguments, *ALONE], check=False).returncode
     if status == 0:
         for test in failures.tests:
-            print(f"unsteady: {test} failed beside others and passed alone")
+            print(f"unsteady: {test} failed with others and passed alone")
     return status
 
 

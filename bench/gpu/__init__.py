@@ -1,1 +1,1 @@
-"""`python -m bench.gpu`: is ingot right on this GPU, and as fast as it is meant to be."""
+"""`python -m bench.gpu`: is ingot correct on this GPU, and does it reach its goals?"""

@@ -1,13 +1,13 @@
-"""Is ingot right on this GPU, and as fast as it is meant to be: one command of under eight minutes.
+"""Is ingot correct on this GPU, and does it reach its goals? One command of less than eight minutes.
 
 python -m bench.gpu                         everything; a table of figures, goals and ratios to mlx-lm's
 python -m bench.gpu --only checks,attention
 python -m bench.gpu --quick                 fewer tokens and streams
 INGOT_AS=cuda python -m bench.gpu --tiny    on a CPU, to see that it works: its figures say nothing
 
-Each section is a process of its own with a time limit, and says what it measured as soon as it has it: one that fails
-or takes too long loses only what it did not come to, and the rest goes on. Both sides of a ratio are measured in the
-same process on the same random weights.
+Each section is a process of its own with a time limit, and prints each figure at once: one that fails or takes too long
+loses only its remaining figures, and the others continue. Both sides of a ratio are measured in the same process on the
+same random weights.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _write(file: Path, figures: Sequence[Figure], failed: Mapping[str, str]) -> 
 
 def _parsed(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("bench.gpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--only", type=_sections, help=f"of {', '.join(SECTIONS)}, joined by commas")
+    parser.add_argument("--only", type=_sections, help=f"of {', '.join(SECTIONS)}, separated by commas")
     parser.add_argument("--quick", action="store_true", help="fewer tokens and streams")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, for a CPU with INGOT_AS=cuda or metal")
     parser.add_argument("--json", type=Path, help="where to write all figures")

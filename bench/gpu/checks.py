@@ -1,4 +1,4 @@
-"""The same answers alone, batched, from what was kept and after preemption, on this device, for each layer kind."""
+"""The same answers alone, batched, from the cache and after preemption, on this device, for each layer kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured on a GPU, and what an H200 is to reach."""
+"""What is measured on a GPU, and the goals for an H200."""
 
 from __future__ import annotations
 

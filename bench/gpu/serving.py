@@ -1,4 +1,4 @@
-"""The engine on models of real shapes with random weights, beside mlx-lm's loops on the same weights."""
+"""The engine on models of real shapes with random weights, next to mlx-lm's loops on the same weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mlx-lm's own loops on a model that is in memory and that nobody has changed."""
+"""mlx-lm's own loops on an unchanged model in memory."""
 
 from __future__ import annotations
 

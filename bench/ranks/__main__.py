@@ -1,8 +1,8 @@
-"""One model over several processes on this machine: what telling them of a step costs, what a sum over MLX's ring
-takes, and how fast they answer beside one process.
+"""One model over several ranks on this machine: the cost of describing a step to them, the time of a sum over MLX's
+ring, and their speed relative to one process.
 
 python -m bench.ranks                         all of it
-python -m bench.ranks speed --streams 1,8     one part; `--help` behind its name says what it takes
+python -m bench.ranks speed --streams 1,8     one part; `--help` after its name lists its flags
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A rank that only adds, over MLX's ring, and the first of them says what that took. Started by `sums`."""
+"""A rank that only adds over MLX's ring; rank 0 prints how long that took. Started by `sums`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How fast ranks on this machine answer beside one process that has all of its cores, in turns.
+"""The speed of ranks on this machine relative to one process with all of its cores, alternating.
 
     python -m bench.ranks speed [--model llama-150m] [--ranks 2] [--streams 1,8] [--rounds 3]
 
-Over TCP on one machine ranks are slower: what is seen here is what their sums cost, not what a second machine brings.
+Over TCP on one machine ranks are slower: this shows what their sums cost, not what a second machine gains.
 """
 
 from __future__ import annotations

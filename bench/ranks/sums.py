@@ -1,4 +1,4 @@
-"""What a sum of all ranks takes over MLX's ring.
+"""The time of a sum over all ranks, with MLX's ring.
 
     python -m bench.ranks sums [--ranks 2,3] [--size 576] [--sums 100] [--rounds 3]
 

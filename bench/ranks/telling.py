@@ -1,8 +1,8 @@
-"""What it costs rank 0 to tell the others of a step: time and bytes, beside live states that nobody is told of.
+"""What describing a step to the other ranks costs rank 0: time and bytes, relative to a process without followers.
 
     python -m bench.ranks telling [--rows 8] [--tokens 4096] [--steps 1000] [--followers 1]
 
-Followers are processes on this machine that read what they are told and compute nothing.
+Followers are processes on this machine that read messages and compute nothing.
 """
 
 from __future__ import annotations
@@ -94,6 +94,6 @@ def main(arguments: Sequence[str]) -> None:
     medians = [1000 * statistics.median(spent) for spent in (leading, alone)]
     late = 1000 * sorted(leading)[int(0.99 * len(leading))]
     passes = asked.steps + asked.rows
-    print(f"{asked.rows} rows of {asked.tokens} tokens and more, {asked.followers} to be told")
-    print(f"a step's live states: {medians[1]:.3f} ms; told to others: {medians[0]:.3f} ms (p99 {late:.3f})")
-    print(f"telling: {medians[0] - medians[1]:.3f} ms and {read / passes:.0f} bytes a step")
+    print(f"{asked.rows} rows of {asked.tokens} tokens and more, {asked.followers} followers")
+    print(f"a step without followers: {medians[1]:.3f} ms; with followers: {medians[0]:.3f} ms (p99 {late:.3f})")
+    print(f"control channel: {medians[0] - medians[1]:.3f} ms and {read / passes:.0f} bytes per step")

@@ -1,10 +1,10 @@
-"""Keep a server busy for a while, and say what it did wrong and what grew.
+"""Keep a server busy for a while, and report errors and growth.
 
-Clients of two keys ask in all protocols, streamed and whole, with tools and grammars; some leave in the midst of it,
-some are cancelled, some send what is no body at all, and kept prompts are read from disk and forgotten. Beside the
-model there are an adapter, two models that take turns in the memory that is left, and those for vectors, scores and
-speech that are on this machine. The keys' file is written anew, and the server told to read it, every few seconds. Exit
-status 1: something failed, was stuck, or kept growing.
+Clients with two keys use all protocols, streamed and whole, with tools and grammars; some disconnect, some are
+cancelled, some send invalid bodies, and cached prefixes are read from disk and cleared. Alongside the model there are
+an adapter, two models that take turns in the remaining memory, and the pooling and speech models that are on this
+machine. The key file is replaced, and the server told to read it, every few seconds. Exit status 1: something failed,
+hung, or kept growing.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--model", type=Path, default=MODELS / "dense", help="a folder (default: the foundry's dense)")
     parser.add_argument("--clients", type=int, default=6)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--flags", default="", help="further flags of `ingot serve`")
-    parser.add_argument("--log", type=Path, help="where the server's log is kept (default: nowhere)")
+    parser.add_argument("--flags", default="", help="more flags of `ingot serve`")
+    parser.add_argument("--log", type=Path, help="write the server's log here (default: nowhere)")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="ingot-soak-") as folder:
         wrong = soak(given, Path(folder))

@@ -1,4 +1,4 @@
-"""What clients do to a server, one act at a time, and how each has to end."""
+"""The actions of clients, one at a time, and how each must end."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ class Person:
             connection.request(method, path, raw, headers)
             yield connection
         except TimeoutError:
-            raise Fault(f"{path} was silent for {PATIENCE_S:.0f} s") from None
+            raise Fault(f"{path} did not answer for {PATIENCE_S:.0f} s") from None
         except (OSError, http.client.HTTPException) as error:
-            raise Fault(f"{path} broke off: {error or type(error).__name__}") from error
+            raise Fault(f"{path} ended early: {error or type(error).__name__}") from error
         finally:
             connection.close()
 
@@ -228,7 +228,7 @@ def wrong(person: Person) -> None:
     )
     answer = person.ask("/v1/chat/completions", body)
     if answer.status not in (400, 404):
-        raise Fault(f"what is wrong was answered with {answer.status}")
+        raise Fault(f"an invalid request was answered with {answer.status}")
 
 
 def watched(person: Person) -> None:

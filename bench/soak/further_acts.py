@@ -1,4 +1,4 @@
-"""What clients do to the other models of a server, each of which may have to be loaded first."""
+"""Clients' actions for the other models of a server, each of which may have to be loaded first."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def gave_up_on_another_model(person: Person) -> None:
 def embedded(person: Person) -> None:
     answer = person.told("/v1/embeddings", {"model": "vectors", "input": [person.says(20) for _ in range(4)]})
     if len(json.loads(answer.raw)["data"]) != 4:
-        raise Fault("of four texts there are not four vectors")
+        raise Fault("four texts did not give four embeddings")
 
 
 def transcribed(person: Person) -> None:
     raw, form = transcription("ears", hum(person.random.uniform(0.5, 2.0)))
     answer = person.ask("/v1/audio/transcriptions", raw, form=form)
     if answer.status != 200:
-        raise Fault(f"a sound was answered with {answer.status}: {answer.raw[:300]!r}")
+        raise Fault(f"audio was answered with {answer.status}: {answer.raw[:300]!r}")
 
 
 def transcription(model: str, sound: bytes) -> tuple[bytes, str]:

@@ -1,5 +1,5 @@
-"""The models of a soaked server: one that stays, with an adapter, two that take turns in what memory is left, and
-whatever else is on this machine: models for vectors, scores and speech."""
+"""The models of the server: one that stays, with an adapter, two that take turns in the remaining memory, and the
+embedding, reranking and speech models that are on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether figures that were read again and again stay where they are."""
+"""Whether figures stay the same over time."""
 
 from __future__ import annotations
 

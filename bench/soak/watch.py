@@ -1,4 +1,4 @@
-"""What is seen of a server from outside, while clients keep it busy and afterwards."""
+"""The server seen from outside, while clients keep it busy and afterwards."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`ingot chat [MODEL|URL]`: a conversation in the terminal, or one question from a pipe; its /commands are functions in
-one table."""
+"""`ingot chat [MODEL|URL]`: a conversation in the terminal, or one question from a pipe."""
 
 from __future__ import annotations
 
@@ -19,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from ingot.cli.client import ServerClient, ServerError, chunk_delta, is_url
-from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
+from ingot.cli.flags import LOCAL_SECTIONS, CommandParser, add_settings, settings_from_arguments
 from ingot.config import SETTINGS, Settings
+from ingot.config.field import VALUE_KINDS_IN_WORDS
 from ingot.errors import ConfigError, ModelError, nearest_name
 
-ABOUT_CHAT = "Talk to a model. MODEL runs here, in this process; a URL is any OpenAI-compatible server."
-LOCAL_SECTIONS = ("the model", "the engine")  # settings that say how to run a model: no use with a URL
+ABOUT_CHAT = "Chat with a model. MODEL runs in this process; a URL is any OpenAI-compatible server."
 TEXT_FENCE = '"""'
 HISTORY_LENGTH = 2000
 DIM_TEXT, PLAIN_TEXT = "\x1b[2m", "\x1b[0m"
-# A model's text is not to be trusted with the terminal: no control characters but line feed and tab.
+# A model's text must not control the terminal: the only control characters are line feed and tab.
 _CONTROL_CHARACTERS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {0x0A, 0x09})
 
 
@@ -37,44 +36,42 @@ def run_chat(arguments: list[str]) -> int:
     config = settings_from_arguments(namespace)
     if config.origins["log_level"] == "default":
         logging.getLogger("ingot").setLevel(logging.WARNING)  # the terminal belongs to the conversation
-    given = vars(namespace)
+    flags = vars(namespace)
     interactive = sys.stdin.isatty()
     if interactive:
-        # Whoever sits at a terminal means this program by Ctrl-C, also where a script was started to ignore it.
+        # Ctrl-C at a terminal is meant for this program, even if it was started with SIGINT ignored.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     with contextlib.ExitStack() as stack:
         client = _chat_client(namespace, config.settings, stack)
-        sampling = {name: parse_sampling_value(name, given[name]) for name in SAMPLING_PARAMETERS if name in given}
-        name = given.get("name") or _served_name(client)
-        conversation = ChatSession(name, system=given.get("system"), sampling=sampling)
+        sampling = {name: parse_sampling_value(name, flags[name]) for name in SAMPLING_PARAMETERS if name in flags}
+        name = flags.get("name") or _served_name(client)
+        conversation = ChatSession(name, system=flags.get("system"), sampling=sampling)
         return _converse(client, conversation) if interactive else _one_shot(client, conversation)
 
 
 def _chat_parser() -> CommandParser:
     parser = CommandParser("chat", ABOUT_CHAT)
-    parser.add_argument("model", nargs="?", metavar="MODEL|URL", help="what to talk to", default=None)
+    parser.add_argument("model", nargs="?", metavar="MODEL|URL", help="the model or server to chat with", default=None)
     parser.flag("--system", metavar="TEXT", section="the chat", help="the system prompt")
-    parser.flag("--name", metavar="NAME", section="the chat", help="which of the server's models to ask")
+    parser.flag("--name", metavar="NAME", section="the chat", help="which of the server's models to use")
     for name in SAMPLING_PARAMETERS:
         metavar = "N" if SAMPLING_PARAMETERS[name] is int else "X"
         about = f"{name.replace('_', ' ')} (default: the server's)"
         parser.flag("--" + name.replace("_", "-"), dest=name, metavar=metavar, section="the chat", help=about)
     add_settings(parser, (*LOCAL_SECTIONS, "the rest"))
-    known = SETTINGS["api_key"]
-    parser.flag(known.flag, dest=known.name, metavar="KEY", section="the chat", help="key of the server at URL")
+    parser.flag("--api-key", dest="api_key", metavar="KEY", section="the chat", help="API key of the server at URL")
     return parser
 
 
 def _chat_client(namespace: argparse.Namespace, settings: Settings, stack: contextlib.ExitStack) -> ServerClient:
-    """A client of the server at URL, or of one that is started here and lives as long as `stack`."""
+    """A client of the server at URL, or of one in this process that stops with `stack`."""
     if not is_url(settings.model):
         from ingot.cli.serve import local_server
 
         return ServerClient(stack.enter_context(local_server(settings)), settings.api_key)
-    useless = [SETTINGS[name] for name in vars(namespace) if name in SETTINGS and name != "model"]
-    for known in useless:
-        if known.section in LOCAL_SECTIONS:
-            raise ConfigError(f"{known.flag} says how to run a model here; it means nothing to {settings.model}")
+    for name in vars(namespace):
+        if name != "model" and name in SETTINGS and SETTINGS[name].section in LOCAL_SECTIONS:
+            raise ConfigError(f"{SETTINGS[name].flag} is for a model in this process, not for {settings.model}")
     return ServerClient(settings.model, settings.api_key)
 
 
@@ -88,17 +85,17 @@ def _served_name(client: ServerClient) -> str:
 def stream_chat_answer(
     client: ServerClient, conversation: ChatSession, question: str
 ) -> Generator[tuple[str, str], None, None]:
-    """(reasoning, text) as they arrive. What was said is kept, also when the answer is stopped or fails."""
-    said: list[str] = []
+    """Reasoning and text as they arrive. A partial answer stays in the conversation."""
+    parts: list[str] = []
     try:
         with contextlib.closing(client.stream("chat/completions", conversation.ask(question))) as chunks:
             for chunk in chunks:
                 reasoning, text = chunk_delta(chunk.data)
-                said.append(text)
+                parts.append(text)
                 yield reasoning, text
     finally:
-        if any(said):
-            conversation.answered("".join(said))
+        if any(parts):
+            conversation.add_answer("".join(parts))
 
 
 def _one_shot(client: ServerClient, conversation: ChatSession) -> int:
@@ -113,7 +110,7 @@ def _one_shot(client: ServerClient, conversation: ChatSession) -> int:
 
 
 def _converse(client: ServerClient, conversation: ChatSession) -> int:
-    print(f"{conversation.model} at {client.url} - /help lists commands, Ctrl-D leaves")
+    print(f"{conversation.model} at {client.url} - /help lists commands, Ctrl-D exits")
     with _line_history(history_path()):
         while True:
             try:
@@ -122,7 +119,7 @@ def _converse(client: ServerClient, conversation: ChatSession) -> int:
                 print()
                 return 0
             except KeyboardInterrupt:
-                print("\n(Ctrl-D or /quit leaves)")
+                print("\n(Ctrl-D or /quit exits)")
                 continue
             if message.startswith("/"):
                 outcome = run_chat_command(conversation, message)
@@ -150,7 +147,7 @@ def read_message(read: Callable[[str], str]) -> str:
 
 
 def _show_answer(client: ServerClient, conversation: ChatSession, question: str) -> None:
-    """Ctrl-C ends the answer, not the program; a failed one is said and the chat goes on."""
+    """Ctrl-C ends the answer, not the program. After an error the chat goes on."""
     stream = stream_chat_answer(client, conversation, question)
     thinking = False
     try:
@@ -172,8 +169,8 @@ def _show_answer(client: ServerClient, conversation: ChatSession, question: str)
 
 @contextlib.contextmanager
 def _calling_at_interrupts(act: Callable[[], None]) -> Iterator[None]:
-    """`act` is called in a thread at Ctrl-C. KeyboardInterrupt alone is not enough: a read that begins just as it comes
-    is not woken by it, and a server may be silent for long."""
+    """Call `act` in a thread at Ctrl-C. KeyboardInterrupt is not enough: it does not wake a read that begins at that
+    moment, and a server may be silent for long."""
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
 
@@ -210,7 +207,7 @@ def history_path() -> Path:
 
 @contextlib.contextmanager
 def _line_history(path: Path) -> Iterator[None]:
-    """Line editing with the lines of earlier chats; those of this one are added when it ends."""
+    """Line editing with the history of earlier chats, to which this one is added when it ends."""
     try:
         import readline
     except ImportError:  # a Python built without it still reads lines
@@ -232,7 +229,7 @@ def _line_history(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class CommandOutcome:
-    """What to do after a command: say something, ask something, or leave."""
+    """What to do after a command: print something, ask something, or exit."""
 
     say: str = ""
     ask: str | None = None
@@ -247,12 +244,12 @@ class ChatCommand:
 
 
 def run_chat_command(conversation: ChatSession, line: str) -> CommandOutcome:
-    """Run `/name rest`. A mistake is something to say, never an exception."""
-    name, _, rest = line[1:].partition(" ")
+    """Run `/name arguments`. Mistakes are printed, not raised."""
+    name, _, argument = line[1:].partition(" ")
     if name not in CHAT_COMMANDS:
         near = nearest_name(name, CHAT_COMMANDS)
         return CommandOutcome(f"unknown command /{name}; " + (f"did you mean /{near}?" if near else "see /help"))
-    return CHAT_COMMANDS[name].run(conversation, rest.strip())
+    return CHAT_COMMANDS[name].run(conversation, argument.strip())
 
 
 def _system_command(conversation: ChatSession, text: str) -> CommandOutcome:
@@ -280,17 +277,17 @@ def _set_command(conversation: ChatSession, text: str) -> CommandOutcome:
 
 def _retry_command(conversation: ChatSession, _: str) -> CommandOutcome:
     question = conversation.retry()
-    return CommandOutcome("nothing was asked yet") if question is None else CommandOutcome(ask=question)
+    return CommandOutcome("there is no question yet") if question is None else CommandOutcome(ask=question)
 
 
 def _clear_command(conversation: ChatSession, _: str) -> CommandOutcome:
     conversation.clear()
-    return CommandOutcome("the conversation starts anew (system prompt and parameters are kept)")
+    return CommandOutcome("new conversation, with the same system prompt and parameters")
 
 
 def _save_command(conversation: ChatSession, name: str) -> CommandOutcome:
     if not name:
-        return CommandOutcome("say where to: /save FILE")
+        return CommandOutcome("usage: /save FILE")
     try:
         conversation.save(Path(name).expanduser())
     except OSError as error:
@@ -301,9 +298,9 @@ def _save_command(conversation: ChatSession, name: str) -> CommandOutcome:
 def _help_command(_: ChatSession, __: str) -> CommandOutcome:
     rows = [f"{command.usage:<26} {command.help}" for command in CHAT_COMMANDS.values()]
     rows += [
-        f"{'''line ending in a backslash''':<26} goes on in the next line",
-        f"{chr(34) * 3:<26} starts and ends a text of many lines",
-        f"{'Ctrl-C':<26} stops the answer; Ctrl-D leaves",
+        f"{'''line ending in a backslash''':<26} continues in the next line",
+        f"{chr(34) * 3:<26} starts and ends a text of several lines",
+        f"{'Ctrl-C':<26} stops the answer; Ctrl-D exits",
     ]
     return CommandOutcome("\n".join(rows))
 
@@ -312,16 +309,16 @@ CHAT_COMMANDS = {
     "system": ChatCommand("/system TEXT", "set the system prompt (/system none removes it)", _system_command),
     "set": ChatCommand("/set NAME VALUE", "set a sampling parameter (/set shows them all)", _set_command),
     "retry": ChatCommand("/retry", "ask the last question again", _retry_command),
-    "clear": ChatCommand("/clear", "forget the conversation", _clear_command),
+    "clear": ChatCommand("/clear", "start a new conversation", _clear_command),
     "save": ChatCommand("/save FILE", "write the conversation to a new .md or .json file", _save_command),
     "help": ChatCommand("/help", "show this", _help_command),
-    "quit": ChatCommand("/quit", "leave", lambda _, __: CommandOutcome(leave=True)),
+    "quit": ChatCommand("/quit", "exit", lambda _, __: CommandOutcome(leave=True)),
 }
 
 
 SessionMessage = dict[str, str]
 
-# The server knows the bounds; here only the type is settled.
+# Only types are checked here; the server checks bounds.
 SAMPLING_PARAMETERS: dict[str, type[int] | type[float]] = {
     "temperature": float,
     "top_p": float,
@@ -345,8 +342,7 @@ def parse_sampling_value(name: str, text: str) -> int | float:
     try:
         value = SAMPLING_PARAMETERS[name](text)
     except ValueError:
-        wanted = "whole number" if SAMPLING_PARAMETERS[name] is int else "number"
-        raise ConfigError(f"{name}: {text!r} is not a {wanted}") from None
+        raise ConfigError(f"{name}: {text!r} is not {VALUE_KINDS_IN_WORDS[SAMPLING_PARAMETERS[name]]}") from None
     if not math.isfinite(value):
         raise ConfigError(f"{name}: {text} is not a finite number")
     return value
@@ -354,45 +350,44 @@ def parse_sampling_value(name: str, text: str) -> int | float:
 
 @dataclass
 class ChatSession:
-    """Answered turns alternate between user and assistant; a question without an answer is not kept, but
-    `asked` remembers it, so that it can be asked again."""
+    """Turns alternate between user and assistant. A question without an answer is not a turn, but can be retried."""
 
     model: str
     system: str | None = None
     sampling: dict[str, int | float] = field(default_factory=dict)
     turns: list[SessionMessage] = field(default_factory=list)
-    asked: str | None = None
-    kept: bool = False  # whether `asked` and its answer are the last turn
+    question: str | None = None
+    answered: bool = False  # whether `question` and its answer are the last turn
 
     def ask(self, text: str) -> dict[str, Any]:
         """The body of the request that asks `text`."""
-        self.asked, self.kept = text, False
+        self.question, self.answered = text, False
         messages = [*self.messages, {"role": "user", "content": text}]
         return {"model": self.model, "messages": messages, "stream": True, **self.sampling}
 
-    def answered(self, text: str) -> None:
-        """Keep the last question with its answer, which may be a part of one."""
-        if self.asked is None:
-            raise ValueError("nothing was asked")
-        self.turns += [{"role": "user", "content": self.asked}, {"role": "assistant", "content": text}]
-        self.kept = True
+    def add_answer(self, text: str) -> None:
+        """Add the last question and its answer, which may be partial."""
+        if self.question is None:
+            raise ValueError("there is no question")
+        self.turns += [{"role": "user", "content": self.question}, {"role": "assistant", "content": text}]
+        self.answered = True
 
     def retry(self) -> str | None:
-        """Forget the last answer; what had been asked, or None if nothing was."""
-        if self.kept:
+        """Remove the last answer and return its question; None if there is none."""
+        if self.answered:
             del self.turns[-2:]
-        self.kept = False
-        return self.asked
+        self.answered = False
+        return self.question
 
     def clear(self) -> None:
-        self.turns, self.asked, self.kept = [], None, False
+        self.turns, self.question, self.answered = [], None, False
 
     @property
     def messages(self) -> list[SessionMessage]:
         return [*([{"role": "system", "content": self.system}] if self.system else []), *self.turns]
 
     def save(self, path: Path) -> None:
-        """As JSON when the name ends so, else as Markdown. Raises FileExistsError rather than overwrite."""
+        """As JSON if the name ends in .json, else as Markdown. Raises FileExistsError."""
         with path.open("x", encoding="utf-8") as file:
             file.write(self._json() if path.suffix == ".json" else self._markdown())
 

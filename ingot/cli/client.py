@@ -1,6 +1,6 @@
 """A small client for OpenAI-compatible servers: JSON in and out, and server-sent events as they arrive.
 
-Blocking, one connection a call; closing a stream closes its connection, which tells the server to stop.
+Blocking, with one connection per call. Closing a stream closes its connection, which cancels the request.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LONGEST_ERROR = 1 << 20
 
 
 class ServerError(IngotError):
-    """The server could not be reached, refused, or broke off. `answered` is its HTTP status, if any."""
+    """The server could not be reached, refused, or ended an answer early. `answered` is its HTTP status, if any."""
 
     def __init__(self, message: str, answered: int | None = None) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class ServerError(IngotError):
 
 @dataclass(frozen=True, slots=True)
 class TimedEvent:
-    """One event of a stream, and when its last byte was read, on the clock of time.perf_counter()."""
+    """One event of a stream, and when its last byte was read, by time.perf_counter()."""
 
     at: float
     data: Mapping[str, Any]
@@ -53,11 +53,11 @@ class ServerClient:
         try:
             port = parts.port
         except ValueError:
-            raise ConfigError(f"{url} holds no valid port") from None
+            raise ConfigError(f"{url} has no valid port") from None
         if not is_url(url) or not parts.hostname or parts.query or parts.fragment:
-            raise ConfigError(f"{url!r} is no server address; write it like http://127.0.0.1:8000")
+            raise ConfigError(f"{url!r} is not a server address; write it like http://127.0.0.1:8000")
         if parts.username or parts.password:
-            raise ConfigError("give the key with --api-key or INGOT_API_KEY, not inside the address")
+            raise ConfigError("give the key with --api-key or INGOT_API_KEY, not in the address")
         self.host, self.port, self.tls = parts.hostname, port, parts.scheme.lower() == "https"
         self.base = parts.path.rstrip("/") or "/v1"
         self.url, self.timeout = url, timeout
@@ -67,7 +67,7 @@ class ServerClient:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     def get(self, path: str) -> Any:
-        """The JSON at `path` below the API's base, or from the server's root when `path` starts with `/`."""
+        """The JSON at `path` below the API's base, or below the server's root if `path` starts with `/`."""
         return self._json("GET", path, None)
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
@@ -77,10 +77,10 @@ class ServerClient:
         return self._json("DELETE", path, None)
 
     def download(self, path: str, file: BinaryIO) -> None:
-        """What `path` gives, into a file. Raises ServerError, also when it breaks off."""
+        """Write the response of `path` to a file. Raises ServerError, also if it ends early."""
         connection = self._connect()
         try:
-            response = self._ask(connection, "GET", path, None)
+            response = self._request(connection, "GET", path, None)
             while piece := self._read(response):
                 file.write(piece)
             if response.length:
@@ -89,16 +89,18 @@ class ServerClient:
             connection.close()
 
     def upload(self, path: str, file: BinaryIO) -> Any:
-        """What the server answers to a file."""
         return self._json("POST", path, file)
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Generator[TimedEvent, None, None]:
-        """The events of a streamed answer, up to `[DONE]`. Raises ServerError, also when it breaks off."""
+        """The events of a streamed answer, up to `[DONE]`. Raises ServerError, also if it ends early."""
         connection = self._connect()
         try:
-            self._open(connection)
-            self._streaming = connection.sock  # which the connection forgets once the answer has begun
-            response = self._ask(connection, "POST", path, body)
+            try:
+                connection.connect()
+            except OSError as error:
+                raise self._connection_error(error) from error
+            self._streaming = connection.sock  # the connection drops its reference when the response starts
+            response = self._request(connection, "POST", path, body)
             events = EventLines()
             while piece := self._read(response):
                 now = time.perf_counter()
@@ -112,20 +114,20 @@ class ServerClient:
             connection.close()
 
     def break_off(self) -> None:
-        """End a stream that is being read, from any thread: its reader comes to its end at once."""
+        """End the stream that is being read, from any thread."""
         if (connection := self._streaming) is not None:
-            with contextlib.suppress(OSError):  # it has just ended by itself
+            with contextlib.suppress(OSError):  # it has just ended
                 connection.shutdown(socket.SHUT_RDWR)
 
     def _json(self, method: str, path: str, body: Payload) -> Any:
         connection = self._connect()
         try:
-            response = self._ask(connection, method, path, body)
+            response = self._request(connection, method, path, body)
             return json.loads(response.read())
         except ValueError:
             raise ServerError(f"{self.url} did not answer {path} with JSON") from None
         except (OSError, http.client.HTTPException) as error:
-            raise self._broken(error) from error
+            raise self._connection_error(error) from error
         finally:
             connection.close()
 
@@ -135,13 +137,7 @@ class ServerClient:
             return http.client.HTTPSConnection(self.host, self.port, timeout=self.timeout, context=context)
         return http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
 
-    def _open(self, connection: http.client.HTTPConnection) -> None:
-        try:
-            connection.connect()
-        except OSError as error:
-            raise self._broken(error) from error
-
-    def _ask(
+    def _request(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: Payload
     ) -> http.client.HTTPResponse:
         target = path if path.startswith("/") else f"{self.base}/{path}"
@@ -152,39 +148,39 @@ class ServerClient:
             else:
                 length = str(body.seek(0, os.SEEK_END))
                 body.seek(0)
-                about = {"Content-Type": "application/octet-stream", "Content-Length": length}
-                connection.request(method, target, body=body, headers=self._headers | about)
+                file_headers = {"Content-Type": "application/octet-stream", "Content-Length": length}
+                connection.request(method, target, body=body, headers=self._headers | file_headers)
             response = connection.getresponse()
             if response.status == 200:
                 return response
             text = response.read(_LONGEST_ERROR)
         except (OSError, http.client.HTTPException) as error:
-            raise self._broken(error) from error
+            raise self._connection_error(error) from error
         raise ServerError(_refusal_text(response.status, text), response.status)
 
     def _read(self, response: http.client.HTTPResponse) -> bytes:
         try:
             return response.read1(_READ_BYTES)
         except (OSError, http.client.HTTPException) as error:
-            raise self._broken(error) from error
+            raise self._connection_error(error) from error
 
-    def _broken(self, error: Exception) -> ServerError:
+    def _connection_error(self, error: Exception) -> ServerError:
         if isinstance(error, ConnectionRefusedError):
             return ServerError(f"no server answers at {self.url}")
         if isinstance(error, TimeoutError):
-            return ServerError(f"{self.url} was silent for {self.timeout:g} s")
+            return ServerError(f"{self.url} did not answer for {self.timeout:g} s")
         return ServerError(f"the connection to {self.url} failed: {error or type(error).__name__}")
 
 
 class EventLines:
-    """Bytes of a `text/event-stream`, in any pieces, to the data of its events."""
+    """Parses the data of events from a `text/event-stream`, split in any way."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._incomplete = b""
         self._data: list[bytes] = []
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        *lines, self._rest = (self._rest + piece).split(b"\n")
+        *lines, self._incomplete = (self._incomplete + piece).split(b"\n")
         for line in lines:
             line = line.removesuffix(b"\r")
             if line.startswith(b"data:"):
@@ -195,7 +191,7 @@ class EventLines:
 
 
 def chunk_delta(chunk: Mapping[str, Any]) -> tuple[str, str]:
-    """(reasoning, text) that a chunk of a chat or a completion adds; empty where none."""
+    """The reasoning and the text that a chunk of a chat or a completion adds."""
     choices = chunk.get("choices") or [{}]
     delta = choices[0].get("delta") or {}
     return delta.get("reasoning_content") or "", delta.get("content") or choices[0].get("text") or ""
@@ -207,7 +203,7 @@ def _parse_event(data: bytes) -> Mapping[str, Any]:
     except ValueError:
         raise ServerError(f"the server sent an event that is not JSON: {data[:80]!r}") from None
     if not isinstance(event, dict):
-        raise ServerError(f"the server sent an event that is no object: {data[:80]!r}")
+        raise ServerError(f"the server sent an event that is not an object: {data[:80]!r}")
     if event.get("error"):
         raise ServerError(_error_message(event) or "the server reported an error")
     return event

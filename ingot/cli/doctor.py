@@ -1,5 +1,5 @@
-"""`ingot doctor`: what this machine offers, what is missing, and how to get it. Each examination looks at one thing and
-says what it found; none imports mlx."""
+"""`ingot doctor`: what this machine offers, what is missing, and how to install it. Each function examines one thing;
+none imports mlx."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ingot.extras import EXTRAS, install_command, missing_packages
 from ingot.kernels import device
 
 ABOUT_DOCTOR = (
-    "Say what this machine offers, what is missing and how to get it. Fails when something required is missing."
+    "Show what this machine offers, what is missing and how to install it. Fails if something required is missing."
 )
 STATE_MARKS = {"ok": "ok", "note": "note", "missing": "MISSING"}
 
@@ -32,18 +32,21 @@ STATE_MARKS = {"ok": "ok", "note": "note", "missing": "MISSING"}
 def run_doctor(arguments: list[str]) -> int:
     parser = CommandParser("doctor", ABOUT_DOCTOR)
     parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="a model's folder: what of it is slower than it could be"
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="the folder of a model, to show what of it would run slower than it could",
     )
     parser.flag("--json", action="store_true", help="print the findings as JSON")
-    parser.flag("--network", action="store_true", help="also ask whether the model hub can be reached")
+    parser.flag("--network", action="store_true", help="also check whether the model hub can be reached")
     add_settings(parser, ("the model", "the rest"), leave_out=("context", "dtype", "chat_template"))
     namespace = parser.parse(arguments)
-    given = vars(namespace)
-    model = given.pop("model", None)
+    flags = vars(namespace)
+    model = flags.pop("model", None)
     settings = settings_from_arguments(namespace).settings
-    findings = list(examine_machine(settings, network="network" in given, model=None if model is None else Path(model)))
+    findings = list(examine_machine(settings, network="network" in flags, model=None if model is None else Path(model)))
     healthy = all(finding.state != "missing" for finding in findings)
-    if "json" in given:
+    if "json" in flags:
         print(json.dumps({"ok": healthy, "findings": [asdict(finding) for finding in findings]}, indent=2))
     else:
         print(_format_findings(findings))
@@ -81,8 +84,8 @@ def _format_findings(findings: list[Finding]) -> str:
 
 REQUIRED_PACKAGES = ("mlx-lm", "transformers", "tokenizers", "safetensors", "gguf", "starlette", "uvicorn")
 EXTRA_USES = {
-    "vision": "models that see",
-    "audio": "speech",
+    "vision": "vision models",
+    "audio": "speech-to-text and text-to-speech",
     "mcp": "tools of MCP servers",
     "events": "`--kv-events`",
     "otel": "`--otlp-traces-endpoint`",
@@ -96,7 +99,7 @@ LEAST_FILES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`missing_packages`: required and not there; `note`: works, and could be better; `advice`: what to do about it."""
+    """`missing`: required but not there; `note`: it works, but could be better; `advice`: what to do about it."""
 
     name: str
     state: Literal["ok", "note", "missing"]
@@ -126,12 +129,12 @@ def _cpu_features() -> list[str]:
 
 
 def run_mlx_probe(model: Path | None = None) -> dict[str, Any] | str:
-    """What `run_mlx_probe` printed, or why it could not. `examine_model` is a folder that it looks into as well."""
+    """What `ingot.cli.probe_mlx` printed, or why it failed. `model` is a folder for it to examine as well."""
     command = [sys.executable, "-m", "ingot.cli.probe_mlx", *([] if model is None else [str(model)])]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        return f"mlx did nothing for {PROBE_SECONDS} s"
+        return f"mlx did not respond for {PROBE_SECONDS} s"
     if done.returncode != 0:
         return (done.stderr.strip().splitlines() or [f"mlx died with code {done.returncode}"])[-1]
     found: dict[str, Any] = json.loads(done.stdout)
@@ -148,7 +151,7 @@ def examine_mlx(probed: dict[str, Any] | str) -> Iterator[Finding]:
     if probed["kind"] == "cpu" and sys.platform == "linux":
         blas = "OpenBLAS" if probed["fast_blas"] else "mlx's reference BLAS (slow)"
         yield Finding("BLAS", "note" if probed["blas_advice"] else "ok", blas, probed["blas_advice"])
-        kernels = probed["native"] or "none: packed weights are unpacked"
+        kernels = probed["native"] or "none: quantised weights are dequantised"
         yield Finding("native kernels", "note" if probed["native_advice"] else "ok", kernels, probed["native_advice"])
     if probed["kind"] != "cpu":
         yield _kernel_finding("paged attention", probed["paged"], "attention gathers pages instead")
@@ -156,31 +159,29 @@ def examine_mlx(probed: dict[str, Any] | str) -> Iterator[Finding]:
         yield _kernel_finding("gated delta", probed["delta"], "its tokens run one after another instead")
     if "compiled" in probed:
         slower = probed["compiled_slower"]
-        advice = "install CUDA's compiler (nvidia-cuda-nvrtc) and headers (nvidia-cuda-runtime) beside mlx"
+        advice = "install CUDA's compiler (nvidia-cuda-nvrtc) and headers (nvidia-cuda-runtime) alongside mlx"
         yield Finding("kernels", "note" if slower else "ok", slower or probed["compiled"], advice if slower else None)
 
 
 def examine_model(probed: dict[str, Any] | str, folder: Path) -> Iterator[Finding]:
-    """What of a model in a folder runs slower than it could."""
     if isinstance(probed, str):
         return
     if not (folder / "config.json").is_file():
-        yield Finding("model", "note", f"{folder} is no folder with a config.json", "give the folder of a model")
+        yield Finding("model", "note", f"{folder} is not a folder with a config.json", "name the folder of a model")
         return
-    for said in probed["slower"]:
-        yield Finding("model", "note", f"{folder.name}: {said}")
+    for note in probed["slower"]:
+        yield Finding("model", "note", f"{folder.name}: {note}")
     if not probed["slower"]:
-        yield Finding("model", "ok", f"{folder.name}: its attention runs by ingot's own modules")
+        yield Finding("model", "ok", f"{folder.name}: its attention uses ingot's own modules")
 
 
 def _kernel_finding(name: str, wrong: str | None, instead: str) -> Finding:
     if wrong is None:
-        return Finding(name, "ok", "right", None)
-    return Finding(name, "note", f"not used: {wrong}", f"{instead}, slower; tell the project what it says here")
+        return Finding(name, "ok", "right")
+    return Finding(name, "note", f"not used: {wrong}", f"{instead}, which is slower; please report this to the project")
 
 
 def examine_nvidia(probed: dict[str, Any] | str) -> Iterator[Finding]:
-    """Nothing where there is no NVIDIA GPU."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return
@@ -226,7 +227,7 @@ def examine_disk(folder: Path) -> Finding:
     if not os.access(there, os.W_OK):
         return Finding("models folder", "missing", f"{there} cannot be written", "choose another: --models-dir")
     if free < LEAST_DISK:
-        return Finding("models folder", "note", detail, "make room, or choose another folder: --models-dir")
+        return Finding("models folder", "note", detail, "free some space, or choose another folder: --models-dir")
     return Finding("models folder", "ok", detail)
 
 
@@ -244,18 +245,17 @@ def _format_limit(value: int) -> str:
 
 def examine_extras() -> Iterator[Finding]:
     for extra, use in EXTRA_USES.items():
-        if wanted := missing_packages(extra):
-            lacks = ", ".join(requirement.partition(">")[0] for requirement in wanted)
-            yield Finding(extra, "note", f"without {lacks}; for {use}", install_command(wanted))
+        if missing := missing_packages(extra):
+            names = [requirement.partition(">")[0] for requirement in missing]
+            yield Finding(extra, "note", f"without {', '.join(names)}; for {use}", install_command(missing))
         else:
             names = [requirement.partition(">")[0] for requirement in EXTRAS[extra].values()]
             yield Finding(extra, "ok", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names))
 
 
 def examine_hub(settings: Settings) -> Finding:
-    """Whether the model hub answers; not asked when the settings forbid the network."""
     if settings.offline:
-        return Finding("model hub", "ok", "not asked: offline")
+        return Finding("model hub", "ok", "not checked: offline")
     from huggingface_hub.constants import ENDPOINT as address  # follows the user's own settings for the hub
 
     request = urllib.request.Request(address, method="HEAD")

@@ -1,27 +1,30 @@
-"""A command's flags: its own, and those that stand for settings, built from the settings' own metadata. Numbers that
-benchmarks' flags hold are read and bounded here."""
+"""Flags of commands: their own, and those of settings, which are made from the settings' metadata."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from ingot.config import FOREIGN_SETTINGS, SETTINGS, Config, Setting, load_config
+from ingot.config.sources import ALL_SETTINGS
 from ingot.errors import ConfigError, nearest_name
 from ingot.observe.logs import set_up_logging
 
-KNOWN_SETTINGS = {**SETTINGS, **FOREIGN_SETTINGS}
-SETTING_SECTIONS = tuple(dict.fromkeys(known.section for known in KNOWN_SETTINGS.values()))
+SETTING_SECTIONS = tuple(dict.fromkeys(option.section for option in ALL_SETTINGS.values()))
 LAST_SECTION = list(SETTINGS.values())[-1].section
+LOCAL_SECTIONS: Final = ("the model", "the engine")
+"""Settings of how to run a model: useless where a running server is asked."""
+DEFAULT_URL: Final = "http://127.0.0.1:8000"
+"""The server that commands use unless another is named."""
+LARGEST_FLAG_VALUE: Final = 1 << 20
 
 
 class CommandParser(argparse.ArgumentParser):
-    """argparse that knows its flags by name, so that an unknown one is answered with the nearest.
-
-    Every mistake is a ConfigError."""
+    """argparse that suggests the nearest flag for an unknown one. Every mistake is a ConfigError."""
 
     def __init__(self, command: str, about: str) -> None:
         super().__init__(
@@ -36,7 +39,7 @@ class CommandParser(argparse.ArgumentParser):
         self.flag("-h", "--help", action="help", help="show this")
 
     def flag(self, *names: str, section: str = "options", **options: Any) -> None:
-        """Add a flag under a heading. A flag that is not given leaves no trace in the namespace."""
+        """Add a flag to a section. A flag that is not used is not in the namespace."""
         if section not in self.groups:
             self.groups[section] = self.add_argument_group(section)
         options.setdefault("default", argparse.SUPPRESS)
@@ -45,17 +48,17 @@ class CommandParser(argparse.ArgumentParser):
         self.flags += [*names, *(f"--no-{name.removeprefix('--')}" for name in names if switch)]
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        namespace, rest = self.parse_known_args(arguments)
-        if rest:
-            self.error(self._unknown(rest))
+        namespace, unknown = self.parse_known_args(arguments)
+        if unknown:
+            self.error(self._unknown(unknown))
         return namespace
 
-    def _unknown(self, rest: list[str]) -> str:
-        name = next((word for word in rest if word.startswith("-")), rest[0]).partition("=")[0]
+    def _unknown(self, unknown: list[str]) -> str:
+        name = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
         if not name.startswith("-"):
             return f"unexpected argument {name!r}"
-        if (known := SETTINGS.get(name[2:].replace("-", "_"))) and known.positional:
-            return f"unknown flag {name}; give it without a flag: {self.prog} {known.positional}"
+        if (option := SETTINGS.get(name[2:].replace("-", "_"))) and option.positional:
+            return f"unknown flag {name}; give it without a flag: {self.prog} {option.positional}"
         near = nearest_name(name, self.flags)
         return f"unknown flag {name}; " + (f"did you mean {near}?" if near else f"see {self.prog} --help")
 
@@ -65,71 +68,74 @@ class CommandParser(argparse.ArgumentParser):
 
 class _HelpFormatter(argparse.HelpFormatter):
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=32, width=min(100, _terminal_columns()))
+        columns = max(60, shutil.get_terminal_size().columns - 2)
+        super().__init__(prog, max_help_position=32, width=min(100, columns))
 
 
-def _terminal_columns() -> int:
-    import shutil
-
-    return max(60, shutil.get_terminal_size().columns - 2)
+def choose_action(command: str, actions: Mapping[str, str], arguments: Sequence[str]) -> str | None:
+    """The action that `ingot COMMAND ACTION ...` names; None if its usage was asked for and printed. Raises ConfigError
+    for an unknown one."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        rows = "\n".join(f"  {name:<10} {about}" for name, about in actions.items())
+        print(
+            f"usage: ingot {command} ACTION [FLAGS]\n\n{rows}\n\n"
+            f"`ingot {command} ACTION --help` lists an action's flags."
+        )
+        return None
+    action = arguments[0]
+    if action not in actions:
+        near = nearest_name(action, actions)
+        hint = f"did you mean {near}?" if near else f"actions: {', '.join(actions)}"
+        raise ConfigError(f"unknown action {action}; {hint}")
+    return action
 
 
 def add_settings(
     parser: CommandParser, sections: Iterable[str] = SETTING_SECTIONS, leave_out: Collection[str] = ()
 ) -> None:
-    """One flag a setting, in the settings' order and sections, plus `--config`. What other servers call them comes
-    last."""
+    """A flag for each setting, in the settings' order and sections, and `--config`. Other servers' names come last."""
     wanted = set(sections)
-    for known in KNOWN_SETTINGS.values():
-        if known.section in wanted and known.name not in leave_out and known.positional is None:
-            parser.flag(known.flag, *known.also, section=known.section, **_flag_options(known))
+    for option in ALL_SETTINGS.values():
+        if option.section in wanted and option.name not in leave_out and option.positional is None:
+            parser.flag(option.flag, *option.also, section=option.section, **_flag_options(option))
     parser.flag(
         "--config",
         section=LAST_SECTION,
         metavar="FILE",
         type=Path,
-        help="a TOML file with settings (default: ~/.config/ingot/config.toml, if it is there)",
+        help="a TOML file with settings (default: ~/.config/ingot/config.toml, if it exists)",
     )
 
 
-def _flag_options(known: Setting) -> dict[str, Any]:
-    default = "" if known.default in (None, (), False) or known.secret else f" (default: {known.default})"
-    options: dict[str, Any] = {"dest": known.name, "help": (known.help + default).replace("%", "%%")}
-    if known.kind is bool:
-        action = "store_true" if known.name in FOREIGN_SETTINGS else argparse.BooleanOptionalAction
+def _flag_options(option: Setting) -> dict[str, Any]:
+    default = "" if option.default in (None, (), False) or option.secret else f" (default: {option.default})"
+    options: dict[str, Any] = {"dest": option.name, "help": (option.help + default).replace("%", "%%")}
+    if option.kind is bool:
+        action = "store_true" if option.name in FOREIGN_SETTINGS else argparse.BooleanOptionalAction
         return options | {"action": action}
-    if known.kind is tuple:
+    if option.kind is tuple:
         options["action"] = "append"
-    return options | {"metavar": _flag_metavar(known)}
-
-
-def _flag_metavar(known: Setting) -> str:
-    names: dict[Any, str] = {int: "N", float: "X", Path: "PATH", tuple: "A,B", dict: "JSON", str: known.name.upper()}
-    return names[known.kind]
+    metavars = {int: "N", float: "X", Path: "PATH", tuple: "A,B", dict: "JSON"}
+    return options | {"metavar": metavars.get(option.kind, option.name.upper())}
 
 
 def settings_from_arguments(namespace: argparse.Namespace) -> Config:
-    """The configuration from the given flags, the environment and the file; sets up logging by it."""
-    given = {
-        # A list may be given at once, with commas, or one by one.
+    """The configuration from flags, environment and file. Sets up logging with it."""
+    flags = {
+        # A list may be one flag with commas, or several flags.
         name: ",".join(value) if isinstance(value, list) else value
         for name, value in vars(namespace).items()
-        if name in KNOWN_SETTINGS and value is not None
+        if name in ALL_SETTINGS and value is not None
     }
-    config = load_config(given, os.environ, vars(namespace).get("config"))
+    config = load_config(flags, os.environ, vars(namespace).get("config"))
     set_up_logging(config.settings.log_level, config.settings.log_format)
     return config
 
 
-DEFAULT_URL: Final = "http://127.0.0.1:8000"
-"""The server that is measured where none is named."""
-LARGEST_FLAG_VALUE: Final = 1 << 20  # of anything that is counted here
-
-
-def number_flag(given: Mapping[str, Any], name: str, usual: int, low: int, high: int = LARGEST_FLAG_VALUE) -> int:
-    """The flag of that name, or what is usual where it was not given. Raises ConfigError."""
+def number_flag(flags: Mapping[str, Any], name: str, usual: int, low: int, high: int = LARGEST_FLAG_VALUE) -> int:
+    """The number that the flag of that name has, or `usual` without it. Raises ConfigError."""
     flag = "--" + name.replace("_", "-")
-    return parse_whole_number(flag, given[name], low, high) if name in given else usual
+    return parse_whole_number(flag, flags[name], low, high) if name in flags else usual
 
 
 def parse_whole_number(flag: str, text: str | int, low: int, high: int) -> int:
@@ -142,8 +148,8 @@ def parse_whole_number(flag: str, text: str | int, low: int, high: int) -> int:
     return value
 
 
-def timeout_flag(given: Mapping[str, Any]) -> float:
-    return float(number_flag(given, "timeout", 600, low=1))
+def timeout_flag(flags: Mapping[str, Any]) -> float:
+    return float(number_flag(flags, "timeout", 600, low=1))
 
 
 def require_parent_folder(path: Path) -> None:

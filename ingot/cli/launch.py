@@ -1,10 +1,10 @@
-"""`ingot launch CLIENT`: another project's client, configured for a running server, or for one that runs as long as it
-does.
+"""`ingot launch CLIENT`: another project's client, configured for a running server, or for one that runs as long as the
+client does.
 
-The client runs in this terminal: signals reach it, and its exit code becomes ours. With `--warm`, its first prompt is
-recorded once, and from then on computed before the client starts. Only a real session shows it: what a client says to a
-terminal and to a script differs from the first line on. So the first session goes through a relay of this process,
-which writes down the longest request that answers nothing yet.
+The client runs in this terminal: it gets the signals, and its exit code is ours. With `--warm`, its first prompt is
+recorded once, and from then on computed before the client starts. Only a real session has that prompt: clients send
+other prompts when a script runs them. So the first session goes through a relay in this process, which records the
+longest request without an earlier answer in it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import sys
 import tempfile
 import threading
 import time
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -33,85 +32,75 @@ from types import FrameType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from ingot.agents.agent import CLIENT_TIMEOUT_S, Agent, ClientStart, ConfigSnippet, Endpoint
+from ingot.agents.agent import CLIENT_TIMEOUT_S, Agent, ClientStart, Endpoint
 from ingot.agents.clients import AGENTS, agent_by_name
 from ingot.cli.client import ServerClient, ServerError
-from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
+from ingot.cli.flags import LOCAL_SECTIONS, CommandParser, add_settings, settings_from_arguments
 from ingot.config import SETTINGS, Settings
 from ingot.errors import ConfigError, IngotError, ModelError
 from ingot.process import signals_not_ignored
 
 ABOUT_LAUNCH = (
-    "Start a client against a running server, or against one that is started for it with --model, with the right "
-    "address, key, model, context and time limits. What follows -- goes to the client. Nothing is written into the "
-    "client's own configuration."
+    "Start a client with a running server, or with one that --model starts for it, with the right address, key, model, "
+    "context and time limits. Arguments after -- go to the client. The client's own configuration is not changed."
 )
-LOCAL_SECTIONS = ("the model", "the engine")  # settings that say how to run a model: of use with --model alone
 ANSWERS_WITHIN_S: Final = 30.0
 WILDCARD_HOSTS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def run_launch(arguments: list[str]) -> int:
-    ours, theirs = _split_at_dashes(arguments)
-    namespace = launch_parser().parse(ours)
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    client_arguments = arguments[end + 1 :]
+    namespace = launch_parser().parse(arguments[:end])
     config = settings_from_arguments(namespace)
     agent = agent_by_name(namespace.client)
-    given = vars(namespace)
-    _check_flags(namespace)
-    if "print" in given:
-        print("\n\n".join(map(_format_paste, agent.snippets(_running_endpoint(given, config.settings)))))
+    flags = vars(namespace)
+    _check_flags(flags)
+    if "print" in flags:
+        snippets = agent.snippets(_running_endpoint(flags, config.settings))
+        print("\n\n".join(f"# {snippet.place}\n\n{snippet.text}" for snippet in snippets))
         return 0
     program = _find_program(agent)
-    start = _start_client_warm if "warm" in given else _start_client
-    if "model" not in given:
-        return start(agent, program, _running_endpoint(given, config.settings), theirs)
+    start = _start_client_warm if "warm" in flags else _start_client
+    if "model" not in flags:
+        return start(agent, program, _running_endpoint(flags, config.settings), client_arguments)
     settings = config.settings
-    if "warm" in given and settings.cache_dir is None:
+    if "warm" in flags and settings.cache_dir is None:
         settings = replace(settings, cache_dir=LAUNCH_CACHE_FOLDER.expanduser())
     with _private_server(settings) as endpoint:
-        return start(agent, program, endpoint, theirs)
-
-
-def _split_at_dashes(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Our words, and those after `--`."""
-    if "--" not in arguments:
-        return arguments, []
-    place = arguments.index("--")
-    return arguments[:place], arguments[place + 1 :]
+        return start(agent, program, endpoint, client_arguments)
 
 
 def launch_parser() -> CommandParser:
     parser = CommandParser("launch", ABOUT_LAUNCH)
-    known = ", ".join(AGENTS)
-    parser.add_argument("client", metavar="CLIENT", help=f"one of {known}")
+    parser.add_argument("client", metavar="CLIENT", help=f"one of {', '.join(AGENTS)}")
     parser.flag("--url", metavar="URL", help="a running server (default: where `ingot serve` listens)")
     parser.flag("--name", metavar="NAME", help="which of the server's models to use (default: the first)")
-    parser.flag("--model", metavar="MODEL", help="serve this one while the client runs, given as to `ingot serve`")
-    parser.flag("--print", action="store_true", help="show the settings to paste instead, and start nothing")
+    parser.flag(
+        "--model", metavar="MODEL", help="serve this model while the client runs, specified as for `ingot serve`"
+    )
+    parser.flag("--print", action="store_true", help="print the client's settings to copy instead of starting it")
     parser.flag(
         "--warm",
         action="store_true",
-        help="have the client's first prompt computed before it starts; it is taken down in the first session",
+        help="compute the client's first prompt before it starts; it is recorded in the first session",
     )
-    parser.flag(
-        SETTINGS["api_key"].flag, dest="api_key", metavar="KEY", help="the server's key (better: INGOT_API_KEY)"
-    )
+    parser.flag("--api-key", dest="api_key", metavar="KEY", help="the server's key (better: INGOT_API_KEY)")
     add_settings(parser, (*LOCAL_SECTIONS, "the rest"))
     return parser
 
 
-def _check_flags(namespace: Namespace) -> None:
-    given = vars(namespace)
-    if "model" in given:
+def _check_flags(flags: Mapping[str, Any]) -> None:
+    if "model" in flags:
         for name in ("url", "name", "print"):
-            if name in given:
-                raise ConfigError(f"--{name} is about a running server, and --model starts one: give either")
+            if name in flags:
+                raise ConfigError(f"--{name} is for a running server, but --model starts one: use only one of them")
         return
-    if "warm" in given and "print" in given:
-        raise ConfigError("--print starts nothing, and --warm is about a start: give either")
-    for known in (SETTINGS[name] for name in given if name in SETTINGS):
-        if known.section in LOCAL_SECTIONS:
-            raise ConfigError(f"{known.flag} says how to run a model: it goes with --model")
+    if "warm" in flags and "print" in flags:
+        raise ConfigError("--print starts nothing, so there is nothing to --warm: use only one of them")
+    for name in flags:
+        if name in SETTINGS and SETTINGS[name].section in LOCAL_SECTIONS:
+            raise ConfigError(f"{SETTINGS[name].flag} is for a model that is started here: it needs --model")
 
 
 def _find_program(agent: Agent) -> str:
@@ -123,20 +112,20 @@ def _find_program(agent: Agent) -> str:
     return found
 
 
-def _running_endpoint(given: dict[str, Any], settings: Settings) -> Endpoint:
-    """What is served at the given address, or where `ingot serve` listens. Raises IngotError with what to do."""
-    url = given.get("url") or _default_server_url(settings)
+def _running_endpoint(flags: Mapping[str, Any], settings: Settings) -> Endpoint:
+    """The server at --url, or where `ingot serve` listens. Raises IngotError with advice."""
+    url = flags.get("url") or _default_server_url(settings)
     try:
-        return _endpoint_at(url, settings.api_key, given.get("name"))
+        return _endpoint_at(url, settings.api_key, flags.get("name"))
     except ServerError as error:
         if error.answered in (401, 403):
             raise IngotError(f"{error.message} Give the server's key with --api-key or INGOT_API_KEY.") from error
         if error.answered is not None:
             raise
-        client = given["client"]
+        client = flags["client"]
         raise IngotError(
-            f"{error.message}. Start one with `ingot serve MODEL`, name another with --url, or have one started for as "
-            f"long as the client runs: `ingot launch {client} --model MODEL`."
+            f"{error.message}. Start a server with `ingot serve MODEL`, name another one with --url, or start one "
+            f"while the client runs: `ingot launch {client} --model MODEL`."
         ) from error
 
 
@@ -149,27 +138,27 @@ def _endpoint_at(url: str, key: str | None, name: str | None = None) -> Endpoint
     client = ServerClient(url, key, timeout=ANSWERS_WITHIN_S)
     try:
         listed = {str(model["id"]): model for model in client.get("models")["data"]}
-        # Encoders, which are listed too, write nothing.
-        writing = [model for model, about in listed.items() if about.get("tool_format") is not None] or list(listed)
-        model = writing[0] if name is None else name
+        # Embedding and reranking models are listed too.
+        chat_models = [model for model, about in listed.items() if about.get("tool_format") is not None]
+        model = (chat_models or list(listed))[0] if name is None else name
         if model not in listed:
-            raise ConfigError(f"{url} serves {', '.join(listed)}, and no {model}")
+            raise ConfigError(f"{url} serves {', '.join(listed)}, but not {model}")
         about = listed[model]
         context = int(about["max_model_len"])
         chats = about.get("chats", True)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError):
-        raise ModelError(f"{url} does not tell its models and their context: it is no ingot server") from None
+        raise ModelError(f"{url} does not list its models with their context: it is not an ingot server") from None
     if chats is False:
         raise ModelError(
-            f"{model} has no chat template: it is a base model, which only goes on with texts. "
-            "Serve one that was trained to answer, or give it a template with --chat-template FILE."
+            f"{model} has no chat template: it is a base model, which only continues texts. "
+            "Serve a chat model, or give this one a template with --chat-template FILE."
         )
     return Endpoint(url.rstrip("/").removesuffix("/v1"), key, model, context)
 
 
 @contextlib.contextmanager
 def _private_server(settings: Settings) -> Iterator[Endpoint]:
-    """A server in this process. What it logs goes to a file, as the terminal is the client's."""
+    """A server in this process. It logs to a file, because the terminal is the client's."""
     from ingot.cli.serve import local_server
 
     descriptor, log = tempfile.mkstemp(prefix="ingot-launch-", suffix=".log")
@@ -208,12 +197,12 @@ def _start_client_warm(agent: Agent, program: str, endpoint: Endpoint, words: li
     try:
         computed = prompt.compute(endpoint)
     except ServerError as error:
-        computed = error.message  # it is the client's to find out what else does not work
+        computed = error.message  # the client reports what else does not work
     if computed is not None:
         print(f"ingot launch: {agent.title}: {computed}", file=sys.stderr)
         return _start_client(agent, program, endpoint, words)
     print(
-        f"ingot launch: {agent.title}'s first prompt is taken down in this session; from the next one on it is "
+        f"ingot launch: the first prompt of {agent.title} is recorded in this session; from the next session on, it is "
         "computed before the client starts",
         file=sys.stderr,
     )
@@ -222,100 +211,95 @@ def _start_client_warm(agent: Agent, program: str, endpoint: Endpoint, words: li
 
 
 def _client_environment(launch: ClientStart) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in launch.without}
-    return {**kept, **launch.environment}
-
-
-def _format_paste(paste: ConfigSnippet) -> str:
-    return f"# {paste.place}\n\n{paste.text}"
+    inherited = {name: value for name, value in os.environ.items() if name not in launch.without}
+    return {**inherited, **launch.environment}
 
 
 FIRST_PROMPTS_FOLDER: Final = Path("~/.cache/ingot/agents")
 LAUNCH_CACHE_FOLDER: Final = FIRST_PROMPTS_FOLDER / "prefixes"
-"""Where a server that runs as long as its client keeps what it computed, unless it is told another place."""
+"""The default --cache-dir of a server that --model starts."""
 TOKEN_LIMIT_FIELDS: Final = {
     "/v1/messages": "max_tokens",
     "/v1/responses": "max_output_tokens",
     "/v1/chat/completions": "max_tokens",
 }
-"""Addresses that prompts come to, and what their bodies call the most tokens to generate."""
+"""Paths that take prompts, and the field of each that limits generated tokens."""
 HOP_HEADERS: Final = frozenset({"connection", "content-length", "host", "keep-alive", "transfer-encoding"})
 
 
 @dataclass(frozen=True, slots=True)
 class FirstPrompt:
-    """Where a client's first prompt is kept on this machine: one for each version of it, and way of starting it."""
+    """The file of a client's first prompt: one for each version of the client, with and without arguments."""
 
     path: Path
 
     @classmethod
     def of(cls, agent: Agent, program: str, words: list[str]) -> FirstPrompt:
-        """In a terminal (without words) clients say something else than to a script."""
+        """Clients send other prompts in a terminal (without arguments) than in a script."""
         about = Path(program).resolve().stat()
-        told = f"{Path(program).resolve()} {about.st_size} {about.st_mtime_ns} {bool(words)}"
-        digest = blake2b(told.encode(), digest_size=8).hexdigest()
+        version = f"{Path(program).resolve()} {about.st_size} {about.st_mtime_ns} {bool(words)}"
+        digest = blake2b(version.encode(), digest_size=8).hexdigest()
         return cls(FIRST_PROMPTS_FOLDER.expanduser() / f"{agent.name}-{digest}.json")
 
     def read(self) -> tuple[str, dict[str, Any]] | None:
-        """The address that it went to, and its body."""
+        """The path that it went to, and its body."""
         try:
-            kept = json.loads(self.path.read_text(encoding="utf-8"))
-            return str(kept["path"]), dict(kept["body"])
+            record = json.loads(self.path.read_text(encoding="utf-8"))
+            return str(record["path"]), dict(record["body"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def write(self, path: str, body: dict[str, Any]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        made = self.path.with_suffix(f".{os.getpid()}.part")
-        made.touch(mode=0o600)
-        made.write_text(json.dumps({"path": path, "body": body}), encoding="utf-8")
-        made.replace(self.path)
+        part = self.path.with_suffix(f".{os.getpid()}.part")
+        part.touch(mode=0o600)
+        part.write_text(json.dumps({"path": path, "body": body}), encoding="utf-8")
+        part.replace(self.path)
 
     def compute(self, endpoint: Endpoint) -> str | None:
-        """Has the server compute it; what that came to, in words. None where there is none. Raises ServerError."""
-        kept = self.read()
-        if kept is None:
+        """Let the server compute it, and describe the result. None if there is no prompt yet. Raises ServerError."""
+        request = self.read()
+        if request is None:
             return None
-        path, body = kept
+        path, body = request
         began = time.monotonic()
-        told = ServerClient(endpoint.url, endpoint.key, timeout=CLIENT_TIMEOUT_S).post(
-            path, one_token_request(path, body, endpoint)
-        )
-        if told.get("error"):
-            raise ServerError(f"the first prompt was not computed: {told['error'].get('message', '')}")
-        prompt, found = prompt_usage(told.get("usage") or {})
-        took = time.monotonic() - began
-        return f"its first prompt has {prompt} tokens; {found} were there, the rest was computed: {took:.1f} s"
+        client = ServerClient(endpoint.url, endpoint.key, timeout=CLIENT_TIMEOUT_S)
+        answer = client.post(path, one_token_request(path, body, endpoint))
+        if answer.get("error"):
+            raise ServerError(f"the first prompt was not computed: {answer['error'].get('message', '')}")
+        prompt, cached = prompt_usage(answer.get("usage") or {})
+        seconds = time.monotonic() - began
+        return f"its first prompt has {prompt} tokens; {cached} were cached, the rest took {seconds:.1f} s to compute"
 
 
 def one_token_request(path: str, body: dict[str, Any], endpoint: Endpoint) -> dict[str, Any]:
     """The request with an answer of one token."""
-    left_out = ("stream_options", "max_completion_tokens", "background")
-    kept = {name: value for name, value in body.items() if name not in left_out}
-    made = {**kept, "model": endpoint.model, "stream": False, TOKEN_LIMIT_FIELDS[path]: 1}
-    return made | ({"store": False} if path == "/v1/responses" else {})
+    dropped = ("stream_options", "max_completion_tokens", "background")
+    fields = {name: value for name, value in body.items() if name not in dropped}
+    request = {**fields, "model": endpoint.model, "stream": False, TOKEN_LIMIT_FIELDS[path]: 1}
+    return request | ({"store": False} if path == "/v1/responses" else {})
 
 
 def prompt_usage(usage: dict[str, Any]) -> tuple[int, int]:
-    """Of the prompt, and those of them that were kept from before, in the words of any protocol."""
+    """The tokens of the prompt, and how many of them were cached, in the fields of any protocol."""
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     if details is not None:
         return usage.get("prompt_tokens", usage.get("input_tokens", 0)), details.get("cached_tokens", 0)
-    found = usage.get("cache_read_input_tokens") or 0
-    return (usage.get("input_tokens") or 0) + (usage.get("cache_creation_input_tokens") or 0) + found, found
+    cached = usage.get("cache_read_input_tokens") or 0
+    return (usage.get("input_tokens") or 0) + (usage.get("cache_creation_input_tokens") or 0) + cached, cached
 
 
 def is_first_request(body: dict[str, Any]) -> bool:
-    """Whether nothing in the conversation was said by the model yet."""
-    said = body.get("messages", body.get("input"))
-    if not isinstance(said, list):
+    """Whether the conversation has no answer of the model yet."""
+    messages = body.get("messages", body.get("input"))
+    if not isinstance(messages, list):
         return True
-    return not any(one.get("role") == "assistant" or "call" in str(one.get("type")) for one in said)
+    return not any(each.get("role") == "assistant" or "call" in str(each.get("type")) for each in messages)
 
 
 @contextlib.contextmanager
 def recording_relay(prompt: FirstPrompt, endpoint: Endpoint) -> Iterator[Endpoint]:
-    """A relay to the server, which keeps the first prompt that comes."""
+    """A relay to the server that records the first prompt."""
     relay = FirstPromptRelay(prompt, endpoint)
     thread = threading.Thread(target=relay.serve_forever, name="ingot-relay", daemon=True)
     thread.start()
@@ -338,8 +322,8 @@ class FirstPromptRelay(ThreadingHTTPServer):
         kind = http.client.HTTPSConnection if self.upstream.scheme == "https" else http.client.HTTPConnection
         return kind(self.upstream.hostname or "", self.upstream.port, timeout=CLIENT_TIMEOUT_S)
 
-    def notice(self, path: str, raw: bytes) -> None:
-        """Keeps the longest: some clients ask for a title before they ask what they were asked."""
+    def record(self, path: str, raw: bytes) -> None:
+        """Records the longest request: some clients ask for a title before they ask the question."""
         with self._lock:
             if path not in TOKEN_LIMIT_FIELDS or len(raw) <= self._longest:
                 return
@@ -362,7 +346,7 @@ class RelayHandler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         raw = self.rfile.read(int(self.headers.get("content-length") or 0))
         if self.command == "POST":
-            self.server.notice(self.path.partition("?")[0], raw)
+            self.server.record(self.path.partition("?")[0], raw)
         upstream = self.server.connect()
         try:
             headers = {name: value for name, value in self.headers.items() if name.lower() not in HOP_HEADERS}
@@ -370,14 +354,14 @@ class RelayHandler(BaseHTTPRequestHandler):
             if self._answered(upstream):
                 self._pass_on(upstream.getresponse())
         except (OSError, http.client.HTTPException):
-            self.close_connection = True  # half an answer, or none: the client asks again
+            self.close_connection = True  # the client retries
         finally:
             upstream.close()
 
     do_GET = do_HEAD = do_DELETE = do_POST
 
     def _answered(self, upstream: http.client.HTTPConnection) -> bool:
-        """Waits for the server to say something; False where the client leaves before."""
+        """Waits for the server's response; False if the client disconnects first."""
         ready, _, _ = select.select([upstream.sock, self.connection], [], [])
         self.close_connection = upstream.sock not in ready
         return not self.close_connection
@@ -395,7 +379,7 @@ class RelayHandler(BaseHTTPRequestHandler):
             self.wfile.flush()
 
 
-# The terminal sends these to the program as well, which may do with them what it likes; this one stays.
+# The terminal sends these to the program as well, which handles them; this process goes on.
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT)
 FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
@@ -403,20 +387,22 @@ FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 def run_in_foreground(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """The program's exit code, or 128 and the number of the signal that ended it. Raises IngotError."""
     started: list[subprocess.Popen[bytes]] = []
-    early: list[int] = []  # signals that came while it was being started
+    early: list[int] = []  # signals that arrived before it was started
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
+    def forward(number: int, frame: FrameType | None) -> None:
         if started:
             started[0].send_signal(number)
         else:
             early.append(number)
 
-    def stay(number: int, frame: FrameType | None) -> None:
+    def ignore(number: int, frame: FrameType | None) -> None:
         pass
 
-    stays, passed = (*signals_not_ignored(*TERMINAL_SIGNALS), signal.SIGCHLD), signals_not_ignored(*FORWARDED_SIGNALS)
-    handlers = {**dict.fromkeys(stays, stay), **dict.fromkeys(passed, pass_on)}
-    with _handling_signals(handlers), _signal_wakeup() as bell:
+    handlers = {
+        **dict.fromkeys((*signals_not_ignored(*TERMINAL_SIGNALS), signal.SIGCHLD), ignore),
+        **dict.fromkeys(signals_not_ignored(*FORWARDED_SIGNALS), forward),
+    }
+    with _handling_signals(handlers), _signal_wakeup() as wakeup:
         try:
             program = subprocess.Popen(command, env=environment)
         except OSError as error:
@@ -425,28 +411,28 @@ def run_in_foreground(command: Sequence[str], environment: Mapping[str, str]) ->
         for number in early:
             program.send_signal(number)
         while (code := program.poll()) is None:
-            bell.recv(1024)
+            wakeup.recv(1024)
     return code if code >= 0 else 128 - code
 
 
 @contextlib.contextmanager
 def _signal_wakeup() -> Iterator[socket.socket]:
-    """Something to read whenever a signal has come: one that another thread takes, or that comes just before this one
-    goes to sleep, does not wake it."""
-    ours, rings = socket.socketpair()
-    with ours, rings:
-        rings.setblocking(False)
-        before = signal.set_wakeup_fd(rings.fileno(), warn_on_full_buffer=False)
+    """A socket with something to read after each signal. Waiting without it would miss signals that another thread
+    handles, or that arrive just before the wait."""
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        writer.setblocking(False)
+        before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         try:
-            yield ours
+            yield reader
         finally:
             signal.set_wakeup_fd(before)
 
 
 @contextlib.contextmanager
 def _handling_signals(handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], Any]]) -> Iterator[None]:
-    """Handlers, unlike signals that are ignored, are not inherited: the program starts with its own, and ignores what
-    this one was started to ignore."""
+    """Handlers are not inherited, unlike ignored signals: the program starts with its own, and ignores what this
+    process was started to ignore."""
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield

@@ -1,7 +1,7 @@
-"""`ingot COMMAND ...`: finds the command, runs it, and turns what goes wrong into one line and an exit code.
+"""`ingot COMMAND ...`: runs a command, and turns exceptions into one line and an exit code.
 
-A command is a function `run_<command>(arguments) -> exit code` of a module that is imported only when it is called, so
-that `--help` and `--version` answer at once. Exit codes: 0 done, 1 failed, 2 wrong usage, 75 lost the device, 130
+A command is a function `run_<command>(arguments) -> exit code` in a module that is imported when the command runs, so
+that `--help` and `--version` are quick. Exit codes: 0 success, 1 failure, 2 wrong usage, 75 device lost, 130
 interrupted.
 """
 
@@ -17,22 +17,22 @@ from ingot.version import __version__
 
 COMMANDS = {
     "serve": "serve a model over HTTP",
-    "chat": "talk to a model, or to a server, in the terminal",
-    "launch": "start Claude Code, Codex, opencode or aider against a server",
-    "pull": "fetch a model, and convert it if need be",
-    "convert": "pack a model's weights, and keep or join the head that guesses further tokens",
-    "models": "list the models that are here, and those that can be fetched by name",
-    "rm": "remove a model that was fetched or converted",
-    "bench": "measure a server, and what guessing ahead gains",
-    "cache": "show, explain, clear and move what a running server keeps of earlier prompts",
-    "replay": "run a captured request again, and show where the answers part",
-    "service": "have the system start a server and keep it running",
+    "chat": "chat with a model or a server in the terminal",
+    "launch": "start Claude Code, Codex, opencode or aider with a server",
+    "pull": "download a model, and convert it if necessary",
+    "convert": "quantise a model's weights, and keep or add its draft head",
+    "models": "list downloaded models, and packaged ones that can be downloaded by name",
+    "rm": "remove a downloaded or converted model",
+    "bench": "benchmark a server, and measure what speculation gains",
+    "cache": "show, explain, clear, export and import a running server's prefix cache",
+    "replay": "run a captured request again, and show where the answers differ",
+    "service": "install a server as a system service",
     "mcp": "offer a running server's models to MCP clients",
-    "doctor": "say what this machine offers, what is missing and how to get it",
+    "doctor": "check this machine: what it offers, what is missing and how to install it",
 }
 
 MODULES = {"pull": "models", "convert": "models", "rm": "models"}
-"""Commands that stand in another's module. A command's function is `run_NAME`."""
+"""Commands that are in another command's module."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,15 +76,15 @@ def _run_command(name: str, arguments: list[str]) -> int:
     except IngotError as error:
         return _report_failure(name, error, error.message)
     except ImportError as error:
-        return _report_failure(name, error, f"{error}. `ingot doctor` says what is missing and how to get it.")
+        return _report_failure(name, error, f"{error}. `ingot doctor` shows what is missing and how to install it.")
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Whoever read our output has had enough. Python would complain when it flushes stdout at exit.
+        # The reader of our output is gone. Python would complain when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except Exception as error:  # the program's last line of defence: a person reads this, not a traceback
+    except Exception as error:  # the last resort: people read a line, not a traceback
         return _report_failure(name, error, f"{type(error).__name__}: {error}")
 
 

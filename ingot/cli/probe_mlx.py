@@ -1,7 +1,7 @@
-"""`python -m ingot.cli.probe_mlx [FOLDER]`: what mlx is and does here, as one JSON object on stdout; and what of the
-model in a folder runs slower than it could.
+"""`python -m ingot.cli.probe_mlx [FOLDER]`: facts about mlx on this machine, and notes on what of the model in a folder
+runs slower than it could, as one JSON object on stdout.
 
-A process of its own, so that `doctor` survives an mlx that cannot be loaded, and never loads it itself.
+It is a separate process, so that `doctor` survives an mlx that cannot be loaded, and never loads it itself.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def probe_device() -> dict[str, object]:
 
 
 def _check_paged_attention(here: Device) -> str | None:
-    """What is wrong with the GPU's kernels, by the shape that most models' attention has; None where they are right."""
+    """What is wrong with the GPU's attention kernels, for the shape of most models; None if they are right."""
     import mlx.core as mx
 
     from ingot.kernels.paged_attention.selfcheck import check_paged_attention
@@ -54,7 +54,7 @@ def _check_paged_attention(here: Device) -> str | None:
 
 
 def _check_gated_delta(here: Device) -> str | None:
-    """The same of the gated delta rule, by the shape that Qwen's has."""
+    """The same for the gated delta rule, with Qwen's shape."""
     import mlx.core as mx
 
     from ingot.kernels.gated_delta.kernels import DeltaShape
@@ -66,15 +66,15 @@ def _check_gated_delta(here: Device) -> str | None:
 
 
 def _compiler_status(here: Device) -> dict[str, str | None]:
-    """What it took to compile those; nothing where MLX is to do so."""
+    """Which kernels were compiled; empty if MLX compiles them."""
     from ingot.kernels.gpu.launcher import compilation_stats
 
-    done = compilation_stats(here) if here.kind == "cuda" else None
-    return {} if done is None else {"compiled": str(done), "compiled_slower": done.slower}
+    stats = compilation_stats(here) if here.kind == "cuda" else None
+    return {} if stats is None else {"compiled": str(stats), "compiled_slower": stats.slower}
 
 
 def _measure_gflops() -> float:
-    """Of a float32 matrix product, the second one, as the first may wake things up."""
+    """Of a float32 matrix product, after a warm-up."""
     import mlx.core as mx
 
     left, right = mx.random.normal((MATRIX_SIDE, MATRIX_SIDE)), mx.random.normal((MATRIX_SIDE, MATRIX_SIDE))
@@ -85,18 +85,18 @@ def _measure_gflops() -> float:
 
 
 def slower_parts(folder: Path) -> list[str]:
-    """What of a model that is not loaded is known to run slower than it could."""
+    """Notes on what of a model would run slower than it could, without loading it."""
     from ingot.models.report import model_notes_before_loading
 
     try:
         return model_notes_before_loading(folder)
-    except (Exception, SystemExit) as error:  # of the code of a hundred families
+    except (Exception, SystemExit) as error:  # from the code of a hundred families
         return [f"it cannot be examined: {' '.join(str(error).split())[:200] or type(error).__name__}"]
 
 
 if __name__ == "__main__":
     print(
         json.dumps(
-            {**probe_device(), "slower": [said for folder in sys.argv[1:] for said in slower_parts(Path(folder))]}
+            {**probe_device(), "slower": [note for folder in sys.argv[1:] for note in slower_parts(Path(folder))]}
         )
     )

@@ -1,6 +1,6 @@
-"""`python -m ingot.cli.rank`: a process of a group, which `ingot serve` starts as their parent. No command for people.
+"""`python -m ingot.cli.rank`: one rank of a group, started by `ingot serve`. Not a command for users.
 
-It does what `ingot serve` does, with its place in the group told to it over its standard input.
+It is `ingot serve` with the rank's assignment read from standard input.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""`ingot replay FILE`: run a request again that a server captured (`--capture`), and show where the answers part.
+"""`ingot replay FILE`: run a request again that a server captured (`--capture`), and show where the answers differ.
 
-Here, the model is loaded with the captured settings, and answers are compared token for token; vectors and scores
-number for number, which may differ in their last digits. With `--url` another server is asked, and texts are compared.
+The model is loaded with the captured settings, and answers are compared token by token; vectors and scores number by
+number, with a tolerance for rounding. With `--url` another server is asked, and texts are compared.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,37 +18,38 @@ from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
 from ingot.config import SETTINGS, Config, Settings
 from ingot.errors import ConfigError, IngotError
 
-ABOUT_REPLAY = "Run a captured request again, here or on another server, and show where the answers part."
+ABOUT_REPLAY = "Run a captured request again, here or on another server, and show where the answers differ."
 REPLAY_VERSION: Final = 1
-ROUNDING_TOLERANCE: Final = 1e-3  # of a vector's largest number
-SHOWN_CHARS: Final = 60  # characters of each text from where they part
+ROUNDING_TOLERANCE: Final = 1e-3  # relative to a vector's largest number
+SHOWN_CHARS: Final = 60  # of each text, from where they differ
 JsonObject = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerDifference:
-    """Where two answers part: a place, and what each says from there on."""
+    """Where two answers differ, and what each has from there on."""
 
     answer: int
-    place: str
+    position: str
     before: str
     after: str
 
     def __str__(self) -> str:
-        return f"answer {self.answer} parts at {self.place}:\n  captured: {self.before}\n  now:      {self.after}"
+        before, after = f"  captured: {self.before}", f"  now:      {self.after}"
+        return f"answer {self.answer} differs from {self.position} on:\n{before}\n{after}"
 
 
 def run_replay(arguments: list[str]) -> int:
     parser = CommandParser("replay", ABOUT_REPLAY)
-    parser.add_argument("file", metavar="FILE", type=Path, help="what a server wrote into its --capture folder")
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="another model than the captured one")
-    parser.flag("--url", metavar="URL", help="ask this server instead of loading the model here")
+    parser.add_argument("file", metavar="FILE", type=Path, help="a file of a server's --capture folder")
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="use this model instead of the captured one")
+    parser.flag("--url", metavar="URL", help="ask this server instead of loading the model")
     parser.flag("--api-key", metavar="KEY", dest="api_key", help="the server's key (better: INGOT_API_KEY)")
     add_settings(parser, ("the model", "the engine", "the rest"), leave_out=("capture",))
-    given = parser.parse(arguments)
-    record = read_capture(given.file)
-    config = settings_from_arguments(given)
-    if (url := vars(given).get("url")) is not None:
+    flags = parser.parse(arguments)
+    record = read_capture(flags.file)
+    config = settings_from_arguments(flags)
+    if (url := vars(flags).get("url")) is not None:
         texts = answer_texts(record["path"], _ask_again(ServerClient(url, config.settings.api_key), record))
         return _print_differences(
             record, [text_difference(number, *pair) for number, pair in enumerate(_paired_answers(record, texts))]
@@ -60,7 +61,7 @@ def run_replay(arguments: list[str]) -> int:
 
 
 def read_capture(path: Path) -> JsonObject:
-    """Raises ConfigError where the file is no captured request that can be run again."""
+    """Raises ConfigError unless the file is a captured request that can be run again."""
     try:
         record = json.loads(path.read_bytes())
     except OSError as error:
@@ -68,14 +69,14 @@ def read_capture(path: Path) -> JsonObject:
     except ValueError:
         raise ConfigError(f"{path} is not JSON") from None
     if not isinstance(record, dict) or record.get("version") != REPLAY_VERSION or "body" not in record:
-        raise ConfigError(f"{path} is no request that this ingot captured")
+        raise ConfigError(f"{path} is not a request that this version of ingot captured")
     if "error" in record:
-        raise ConfigError(f"{path}: the request failed, and has no answer to compare: {record['error']['message']}")
+        raise ConfigError(f"{path}: the request failed, so there is no answer to compare: {record['error']['message']}")
     return record
 
 
 def replayed_body(record: JsonObject) -> dict[str, Any]:
-    """The body that gives the same answer, at once: with the seed that was used."""
+    """The body for the same answer: not streamed, with the seed that was used."""
     if is_encoding_capture(record):
         return dict(record["body"])
     body = dict(record["body"]) | {"stream": False}
@@ -85,7 +86,7 @@ def replayed_body(record: JsonObject) -> dict[str, Any]:
 
 
 def with_captured_settings(config: Config, record: JsonObject) -> Settings:
-    """The captured settings, where none were given now."""
+    """The captured settings, except for those that are set now."""
     captured = {
         name: _setting_value(name, value)
         for name, value in record["settings"].items()
@@ -95,20 +96,20 @@ def with_captured_settings(config: Config, record: JsonObject) -> Settings:
 
 
 def _setting_value(name: str, value: Any) -> Any:
-    made: dict[Any, Callable[[Any], Any]] = {tuple: tuple, Path: Path}
-    return made.get(SETTINGS[name].kind, lambda same: same)(value)
+    kind = SETTINGS[name].kind
+    return kind(value) if kind in (tuple, Path) else value
 
 
 def replay_locally(record: JsonObject, settings: Settings) -> JsonObject:
-    """What the same request gives when it is captured here."""
+    """The record of the same request, captured in this process."""
     from ingot.cli.serve import local_server
 
     with tempfile.TemporaryDirectory(prefix="ingot-replay-") as folder:
         private = replace(settings, capture=Path(folder), capture_requests="all", responses_store="off")
         with local_server(private, encoders=is_encoding_capture(record)) as url:
             _ask_again(ServerClient(url, settings.api_key), record)
-        [written] = Path(folder).glob("*.json")  # all is written when the server has stopped
-        return read_capture(written)
+        [path] = Path(folder).glob("*.json")  # the server has stopped, so it is written
+        return read_capture(path)
 
 
 def _ask_again(client: ServerClient, record: JsonObject) -> Any:
@@ -116,70 +117,69 @@ def _ask_again(client: ServerClient, record: JsonObject) -> Any:
 
 
 def replay_notes(record: JsonObject, again: JsonObject) -> list[str]:
-    """What else is not as it was."""
-    found = []
+    """Other differences: the model, and the prompt's tokens."""
+    notes = []
     if record["fingerprint"] != again["fingerprint"]:
-        found.append(f"the model is another: {record['model']['name']} then, {again['model']['name']} now")
+        notes.append(f"the model is different: {record['model']['name']} then, {again['model']['name']} now")
     if record["prompts"] != again["prompts"]:
-        found.append("the prompt's tokens are others: what is rendered or encoded has changed")
-    return found
+        notes.append("the prompt has different tokens: its rendering or encoding has changed")
+    return notes
 
 
 def answer_differences(record: JsonObject, again: JsonObject) -> list[AnswerDifference | None]:
-    """Of each answer's tokens, or numbers."""
     difference = number_difference if is_encoding_capture(record) else token_difference
     return [difference(number, *pair) for number, pair in enumerate(_paired_answers(record, again["answers"]))]
 
 
 def is_encoding_capture(record: JsonObject) -> bool:
-    """Whether vectors or scores were asked for."""
+    """Whether the answers are vectors or scores."""
     return any("numbers" in answer for answer in record["answers"])
 
 
 def number_difference(number: int, before: JsonObject, after: JsonObject) -> AnswerDifference | None:
-    """Where numbers part by more than what rounding in other batches makes of the largest."""
+    """The first number that differs by more than rounding in another batch explains."""
     pairs = list(zip(before["numbers"], after["numbers"], strict=True))
-    near = ROUNDING_TOLERANCE * max((abs(one) for one, _ in pairs), default=0.0)
-    parted = next((place for place, (one, other) in enumerate(pairs) if abs(one - other) > near), None)
-    if parted is None:
+    tolerance = ROUNDING_TOLERANCE * max((abs(one) for one, _ in pairs), default=0.0)
+    first = next((index for index, (one, other) in enumerate(pairs) if abs(one - other) > tolerance), None)
+    if first is None:
         return None
-    return AnswerDifference(number, f"number {parted} of {len(pairs)}", *(f"{value:.6g}" for value in pairs[parted]))
+    return AnswerDifference(number, f"number {first} of {len(pairs)}", *(f"{value:.6g}" for value in pairs[first]))
 
 
 def token_difference(number: int, before: JsonObject, after: JsonObject) -> AnswerDifference | None:
     if before["tokens"] == after["tokens"]:
         return None
-    place = f"token {_shared_length(before['tokens'], after['tokens'])} of {len(before['tokens'])}"
-    text = _shared_length(before["text"], after["text"])
-    return AnswerDifference(number, place, _text_from(before["text"], text), _text_from(after["text"], text))
+    position = f"token {_shared_length(before['tokens'], after['tokens'])} of {len(before['tokens'])}"
+    shared = _shared_length(before["text"], after["text"])
+    return AnswerDifference(number, position, _text_from(before["text"], shared), _text_from(after["text"], shared))
 
 
 def text_difference(number: int, before: JsonObject, after: str) -> AnswerDifference | None:
     shared = _shared_length(before["text"], after)
     if before["text"] == after:
         return None
-    place = f"character {shared} of {len(before['text'])}"
-    return AnswerDifference(number, place, _text_from(before["text"], shared), _text_from(after, shared))
+    position = f"character {shared} of {len(before['text'])}"
+    return AnswerDifference(number, position, _text_from(before["text"], shared), _text_from(after, shared))
 
 
 def _shared_length(before: Sequence[Any], after: Sequence[Any]) -> int:
-    """How far they are the same."""
-    unlike = (place for place, (one, other) in enumerate(zip(before, after, strict=False)) if one != other)
+    """The length of the common prefix."""
+    unlike = (index for index, (one, other) in enumerate(zip(before, after, strict=False)) if one != other)
     return next(unlike, min(len(before), len(after)))
 
 
 def _text_from(text: str, begin: int) -> str:
-    return repr(text[begin : begin + SHOWN_CHARS]) if begin < len(text) else "(its end)"
+    return repr(text[begin : begin + SHOWN_CHARS]) if begin < len(text) else "(the end)"
 
 
 def _paired_answers(record: JsonObject, others: Sequence[Any]) -> list[tuple[JsonObject, Any]]:
     if len(record["answers"]) != len(others):
-        raise IngotError(f"{len(record['answers'])} answers were captured, and {len(others)} came now")
+        raise IngotError(f"{len(record['answers'])} answers were captured, but now there are {len(others)}")
     return list(zip(record["answers"], others, strict=True))
 
 
 def answer_texts(path: str, answer: Any) -> list[str]:
-    """The texts of a server's answers, in the words of the protocol that `path` belongs to."""
+    """The texts in a response of the protocol that `path` belongs to."""
     match path:
         case "/v1/chat/completions":
             return [choice["message"].get("content") or "" for choice in answer["choices"]]
@@ -194,15 +194,15 @@ def answer_texts(path: str, answer: Any) -> list[str]:
             return [answer["message"]["content"]]
         case "/api/generate":
             return [answer["response"]]
-    raise ConfigError(f"requests to {path} cannot be compared with another server's: leave out --url")
+    raise ConfigError(f"requests to {path} cannot be compared with those of another server: leave out --url")
 
 
 def _print_differences(record: JsonObject, found: Sequence[AnswerDifference | None]) -> int:
-    parted = [one for one in found if one is not None]
-    for one in parted:
-        print(one)
-    if not parted:
+    differences = [each for each in found if each is not None]
+    for difference in differences:
+        print(difference)
+    if not differences:
         counted = "numbers" if is_encoding_capture(record) else "tokens"
         count = sum(len(answer[counted]) for answer in record["answers"])
         print(f"the same: {len(record['answers'])} answers, {count} {counted}")
-    return 1 if parted else 0
+    return 1 if differences else 0

@@ -1,4 +1,4 @@
-"""`ingot service ACTION`: have the system start ingot and keep it running, by systemd on Linux, by launchd on a Mac."""
+"""`ingot service ACTION`: ingot as a service of systemd on Linux, or of launchd on macOS."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingot.cli.flags import CommandParser
-from ingot.errors import ConfigError, IngotError, nearest_name
+from ingot.cli.flags import CommandParser, choose_action
+from ingot.errors import ConfigError, IngotError
 
 SERVICE_ACTIONS = {
-    "install": "write the service's definition, and start it now and whenever the user logs in",
-    "uninstall": "stop it and remove the definition",
-    "show": "print the definition, and change nothing",
+    "install": "write the service definition, and start it now and whenever the user logs in",
+    "uninstall": "stop the service and remove its definition",
+    "show": "print the definition without changing anything",
 }
 RESTART_DELAY_S = 5
-STOP_TIMEOUT_S = 45  # what it may take to finish requests, and to write what is kept to disk
+STOP_TIMEOUT_S = 45  # to finish requests, and to write cached prefixes to disk
 OPEN_FILES = 8192
 NO_BUS = (
-    ". There is no session of this user's to ask: log in as this user rather than by su or sudo, or, where nobody logs "
-    "in, run `loginctl enable-linger` first"
+    ". This user has no session: log in as this user rather than with su or sudo; on a machine where nobody logs in, "
+    "run `loginctl enable-linger` first"
 )
 _BUS = re.compile("Failed to connect to .*bus|not been booted with systemd")
 SERVICE_MARK = "Written by `ingot service install`, which `ingot service uninstall` takes back."
@@ -31,28 +31,23 @@ SERVICE_MARK = "Written by `ingot service install`, which `ingot service uninsta
 
 @dataclass(frozen=True, slots=True)
 class SystemService:
-    """A definition, where it goes, and what makes the system know and forget it."""
+    """A service definition, its path, and the commands that start and stop it."""
 
     path: Path
-    text: str  # with the mark, by which it is known for ingot's
+    text: str  # contains SERVICE_MARK
     start: tuple[tuple[str, ...], ...]
     stop: tuple[tuple[str, ...], ...]
 
 
 def run_service(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(_service_usage())
+    action = choose_action("service", SERVICE_ACTIONS, arguments)
+    if action is None:
         return 0
-    action = arguments[0]
-    if action not in SERVICE_ACTIONS:
-        near = nearest_name(action, SERVICE_ACTIONS)
-        hint = f"did you mean {near}?" if near else f"there are: {', '.join(SERVICE_ACTIONS)}"
-        raise ConfigError(f"unknown action {action}; {hint}")
-    parser = CommandParser(f"service {action}", f"Of this user's service: {SERVICE_ACTIONS[action]}.")
-    parser.flag("--name", metavar="NAME", default="ingot", help="what the service is called (default: ingot)")
-    parser.flag("--config", metavar="FILE", type=Path, help="the TOML file of its settings (default: the user's)")
-    given = parser.parse(arguments[1:])
-    service = make_service(sys.platform, given.name, Path(sys.executable), vars(given).get("config"))
+    parser = CommandParser(f"service {action}", f"For this user: {SERVICE_ACTIONS[action]}.")
+    parser.flag("--name", metavar="NAME", default="ingot", help="the name of the service (default: ingot)")
+    parser.flag("--config", metavar="FILE", type=Path, help="the TOML file with its settings (default: the user's)")
+    flags = parser.parse(arguments[1:])
+    service = make_service(sys.platform, flags.name, Path(sys.executable), vars(flags).get("config"))
     if action == "show":
         print(service.text, end="")
     elif action == "install":
@@ -62,24 +57,19 @@ def run_service(arguments: list[str]) -> int:
     return 0
 
 
-def _service_usage() -> str:
-    rows = "\n".join(f"  {name:<10} {about}" for name, about in SERVICE_ACTIONS.items())
-    return f"usage: ingot service ACTION [FLAGS]\n\n{rows}\n\n`ingot service ACTION --help` lists an action's flags."
-
-
 def make_service(platform: str, name: str, python: Path, config: Path | None) -> SystemService:
-    """Raises ConfigError where the name cannot be a file's, or the settings' file is not there."""
+    """Raises ConfigError if the name is not valid, or the settings file does not exist."""
     if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii():
-        raise ConfigError(f"{name!r} is no name for a service: letters, digits, dashes and underscores")
+        raise ConfigError(f"{name!r} is not a valid name: use letters, digits, dashes and underscores")
     if config is not None and not config.expanduser().is_file():
-        raise ConfigError(f"there is no {config}")
+        raise ConfigError(f"{config} does not exist")
     settings = [] if config is None else ["--config", str(config.expanduser().resolve())]
     command = [str(python), "-m", "ingot.cli.main", "serve", *settings]
     if platform == "darwin":
         return _launchd_service(name, command)
     if platform.startswith("linux"):
         return _systemd_service(name, command)
-    raise ConfigError(f"no way to keep a service running is known on {platform}")
+    raise ConfigError(f"services are not supported on {platform}")
 
 
 def _systemd_service(name: str, command: list[str]) -> SystemService:
@@ -109,7 +99,7 @@ WantedBy=default.target
 
 
 def _quote_unit_word(word: str) -> str:
-    """As a unit's command line needs it: % and $ mean something there, and spaces part words."""
+    """Quoted for a unit's command line, where % and $ are special, and spaces separate words."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"' if escaped != word or " " in word else word
 
@@ -142,12 +132,12 @@ def _launchd_service(name: str, command: list[str]) -> SystemService:
 
 
 def _install_service(service: SystemService) -> None:
-    """Raises ConfigError where another definition has the name, and IngotError, with nothing left behind, where the
-    system does not take this one."""
-    there = _installed_definition(service)
-    if there is not None and there != service.text:
-        way = "uninstall it first, or choose" if _is_ours(there, service) else "ingot did not write it: choose"
-        raise ConfigError(f"{service.path} is there and says something else; {way} another --name")
+    """Raises ConfigError if there is another definition of that name, and IngotError, leaving nothing behind, if the
+    system does not accept this one."""
+    installed = _installed_definition(service)
+    if installed is not None and installed != service.text:
+        advice = "uninstall it first, or choose" if _is_ours(installed, service) else "ingot did not write it: choose"
+        raise ConfigError(f"{service.path} exists and is different; {advice} another --name")
     service.path.parent.mkdir(parents=True, exist_ok=True)
     service.path.write_text(service.text)
     print(f"wrote {service.path}")
@@ -155,26 +145,26 @@ def _install_service(service: SystemService) -> None:
         for command in service.start:
             _run_system_command(command)
     except IngotError as error:
-        if there is not None:
+        if installed is not None:
             raise
         _remove_service(service)
-        raise IngotError(f"{error.message}; {service.path} is removed again, and nothing is installed") from error
-    print("it runs, and starts when you log in; `ingot service uninstall` takes that back")
+        raise IngotError(f"{error.message}; {service.path} was removed again, and nothing is installed") from error
+    print("it is running, and starts when you log in; `ingot service uninstall` removes it")
 
 
 def _uninstall_service(service: SystemService) -> None:
-    """Raises ConfigError where there is no definition, or none of ingot's."""
-    there = _installed_definition(service)
-    if there is None:
-        raise ConfigError(f"there is no {service.path}: nothing is installed by that name")
-    if not _is_ours(there, service):
+    """Raises ConfigError if there is no definition, or ingot did not write it."""
+    installed = _installed_definition(service)
+    if installed is None:
+        raise ConfigError(f"{service.path} does not exist: no service of that name is installed")
+    if not _is_ours(installed, service):
         raise ConfigError(
-            f"ingot did not write {service.path}, and leaves it: if it is to go, stop and remove it by hand"
+            f"ingot did not write {service.path}, so it is left alone: stop and remove it by hand if you want to"
         )
     failure = _remove_service(service)
     print(f"removed {service.path}")
     if failure is not None:
-        print(f"it could not be stopped, and runs on if it runs: {failure.message}", file=sys.stderr)
+        print(f"it could not be stopped, and may still be running: {failure.message}", file=sys.stderr)
 
 
 def _installed_definition(service: SystemService) -> str | None:
@@ -185,14 +175,14 @@ def _installed_definition(service: SystemService) -> str | None:
 
 
 def _is_ours(definition: str, service: SystemService) -> bool:
-    """Those of earlier versions have no mark, and are known by being what would be written now but for that."""
+    """Earlier versions wrote no mark: their definitions are the same but for it."""
     unmarked = "".join(line for line in service.text.splitlines(keepends=True) if SERVICE_MARK not in line)
     return SERVICE_MARK in definition or definition == unmarked
 
 
 def _remove_service(service: SystemService) -> IngotError | None:
-    """Stop it if that can be done, and remove its files. What the system says against stopping it is returned: without
-    a session there is nothing to ask, and a definition that stays would start it at the next login."""
+    """Stop it and remove its files. Returns the error if it cannot be stopped, for example without a session: the
+    files are removed nevertheless, or it would start at the next login."""
     failure = None
     try:
         for command in service.stop:
@@ -208,12 +198,11 @@ def _remove_service(service: SystemService) -> IngotError | None:
 
 
 def _run_system_command(command: tuple[str, ...]) -> None:
-    """Raises IngotError with what the system said."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         raise IngotError(f"cannot run {command[0]}: {error.strerror}") from error
     if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
-        hint = NO_BUS if _BUS.search(said) else ""
-        raise IngotError(f"`{' '.join(command)}` failed: {said}{hint}")
+        output = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
+        hint = NO_BUS if _BUS.search(output) else ""
+        raise IngotError(f"`{' '.join(command)}` failed: {output}{hint}")

@@ -1,6 +1,6 @@
-"""`--print-config`: every setting with its value, where that came from, and what it means.
+"""`--print-config`: every setting with its value, its origin and its help text.
 
-The output is itself a valid settings file. What has no value, or must not be shown, stands in a comment.
+The output is itself a valid settings file. Settings without a value, and secrets, are comments.
 """
 
 from __future__ import annotations
@@ -20,52 +20,50 @@ from ingot.text.input_files import read_generation_config
 def format_config(config: Config) -> str:
     lines = [f"# settings file: {config.file or 'none'}"]
     section = ""
-    for known in SETTINGS.values():
-        if known.section != section:
-            section = known.section
+    for option in SETTINGS.values():
+        if option.section != section:
+            section = option.section
             lines += ["", f"# -- {section} --"]
-        value = getattr(config.settings, known.name)
-        lines += ["", f"# {known.help}", f"# from: {config.origins[known.name]}", _setting_line(known, value)]
-        if known.name == "override_generation_config":
+        value = getattr(config.settings, option.name)
+        lines += ["", f"# {option.help}", f"# from: {config.origins[option.name]}", _setting_line(option, value)]
+        if option.name == "override_generation_config":
             lines += _sampling_lines(config.settings)
     return "\n".join(lines)
 
 
 def _sampling_lines(settings: Settings) -> list[str]:
-    """What comes of the two settings for the model, where that is already here to be looked at."""
+    """The resulting sampling defaults, if the model is on this machine."""
     folder = _model_folder(settings)
     if folder is None and settings.generation_config == "auto":
         return []
-    elsewhere = packaged.packaged_sampling(folder) if folder is not None else {}
-    recommended = read_generation_config(settings.generation_config, folder or Path(), elsewhere)
-    found = sampling_body(sampling_defaults(recommended, settings.override_generation_config))
-    return [
-        f"# where a request does not say: {_as_toml(found) if found else 'every token may come, as likely as it is'}"
-    ]
+    from_package = packaged.packaged_sampling(folder) if folder is not None else {}
+    recommended = read_generation_config(settings.generation_config, folder or Path(), from_package)
+    defaults = sampling_body(sampling_defaults(recommended, settings.override_generation_config))
+    return [f"# default sampling parameters: {_as_toml(defaults) if defaults else 'none, plain sampling'}"]
 
 
 def _model_folder(settings: Settings) -> Path | None:
-    """Where the model lies, if it is here and there is only one of that name."""
-    given = Path(settings.model).expanduser()
-    if given.is_dir():
-        return given
+    """The model's folder, if it is on this machine and its name is unambiguous."""
+    folder = Path(settings.model).expanduser()
+    if folder.is_dir():
+        return folder
     try:
-        kept = find_stored_model(settings.model, settings.models_dir)
+        stored = find_stored_model(settings.model, settings.models_dir)
     except ModelError:
         return None
-    return kept.path if kept else None
+    return stored.path if stored else None
 
 
-def _setting_line(known: Setting, value: Any) -> str:
+def _setting_line(option: Setting, value: Any) -> str:
     if value is None:
-        return f"# {known.name} is not set"
-    if known.secret:
-        return f"# {known.name} is set and not shown"
-    return f"{known.name} = {_as_toml(value)}"
+        return f"# {option.name} is not set"
+    if option.secret:
+        return f"# {option.name} is set and not shown"
+    return f"{option.name} = {_as_toml(value)}"
 
 
 def _as_toml(value: Any) -> str:
-    # JSON's strings, numbers and booleans are TOML's too, as is a list of strings on one line.
+    # JSON's strings, numbers, booleans and lists of strings are valid TOML.
     if isinstance(value, Path):
         return json.dumps(str(value))
     if isinstance(value, dict):

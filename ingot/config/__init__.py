@@ -1,8 +1,8 @@
-"""One frozen settings object. Flags, `INGOT_*` variables and a TOML file all map to it, and nowhere else.
+"""One frozen settings object, to which flags, `INGOT_*` variables and a TOML file map.
 
-A field's metadata holds its help text and its limits; its flag is `--field-name`, its variable `INGOT_FIELD_NAME`, its
-key in the file `field_name`. Precedence: flag, then variable, then file, then the default of the field. What other
-servers call a setting is known too, and becomes ours where it is read (`sources`).
+The metadata of a field has its help text and limits; its flag is `--field-name`, its variable `INGOT_FIELD_NAME`, its
+key in the file `field_name`. Precedence: flag, variable, file, default. Other servers' names of a setting are
+translated to ours where they are read (`sources`).
 """
 
 from ingot.config.checks import GIB, is_loopback, memory_bytes

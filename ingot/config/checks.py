@@ -1,7 +1,7 @@
-"""What is wrong with the values of single settings: each check returns it in words, or None.
+"""Checks of single settings: each returns what is wrong with a value, or None.
 
-What another package reads is checked by that package, which is imported inside of the function alone. LoRA adapters are
-named as `name=path` or by vLLM's JSON objects; amounts of memory are written as `12GB`, `800MiB` or `60%`.
+What another package reads is checked by that package, which is imported inside the function. LoRA adapters are given as
+`name=path` or as vLLM's JSON objects, amounts of memory as `12GB`, `800MiB` or `60%`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,25 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ingot.errors import ConfigError
+
+
+def problem_from(read: Callable[[Any], object]) -> Callable[[Any], str | None]:
+    """The check that a value can be read by `read`, which raises ConfigError if it cannot."""
+
+    def problem(value: Any) -> str | None:
+        try:
+            read(value)
+        except ConfigError as error:
+            return error.message
+        return None
+
+    return problem
 
 
 def is_loopback(host: str) -> bool:
@@ -26,53 +39,52 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def host_problem(hosts: tuple[str, ...]) -> str | None:
-    wrong = [host for host in hosts if not re.fullmatch(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]+\]?", host)]
-    return f"{wrong[0]!r} is no host name (no scheme, no port, no wildcard)" if wrong else None
+def pattern_problem(pattern: str, message: str) -> Callable[[Sequence[str]], str | None]:
+    """The check that all texts match `pattern`; the problem is the first that does not, and `message`."""
+
+    def problem(texts: Sequence[str]) -> str | None:
+        return next((f"{text!r} {message}" for text in texts if not re.fullmatch(pattern, text)), None)
+
+    return problem
 
 
-def media_hosts_problem(hosts: tuple[str, ...]) -> str | None:
-    wrong = [host for host in hosts if not re.fullmatch(r"(?:\*\.)?[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+|\*", host)]
-    return (
-        f"{wrong[0]!r} is no host name (no scheme, no port); write it like example.org or *.example.org"
-        if wrong
-        else None
-    )
-
-
-def origin_problem(origins: tuple[str, ...]) -> str | None:
-    wrong = [origin for origin in origins if not re.fullmatch(r"https?://[A-Za-z0-9.\[\]:_-]+", origin)]
-    return f"{wrong[0]!r} is no origin; write it like https://chat.example.org" if wrong else None
+host_problem = pattern_problem(
+    r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]+\]?", "is not a host name (no scheme, no port, no wildcard)"
+)
+media_hosts_problem = pattern_problem(
+    r"(?:\*\.)?[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+|\*",
+    "is not a host name (no scheme, no port); write it like example.org or *.example.org",
+)
+origin_problem = pattern_problem(
+    r"https?://[A-Za-z0-9.\[\]:_-]+", "is not an origin; write it like https://chat.example.org"
+)
 
 
 def names_problem(names: tuple[str, ...]) -> str | None:
-    wrong = [name for name in names if "*" in name or "=" in name or not name.isprintable() or len(name) > 256]
-    return f"{wrong[0][:100]!r} is no name for a model; patterns go with --alias" if wrong else None
+    invalid = [name for name in names if "*" in name or "=" in name or not name.isprintable() or len(name) > 256]
+    return f"{invalid[0][:100]!r} cannot name a model; patterns go with --alias" if invalid else None
 
 
 def alias_problem(aliases: tuple[str, ...]) -> str | None:
     for alias in aliases:
         name, equals, target = alias.partition("=")
         if not (name and equals and target) or not alias.isprintable() or len(alias) > 512:
-            return f"{alias[:100]!r} is no alias; write it like gpt-4o=default or claude-*=default"
+            return f"{alias[:100]!r} is not an alias; write it like gpt-4o=default or claude-*=default"
     return None
 
 
 def endpoint_problem(endpoint: str) -> str | None:
     if re.fullmatch(r"tcp://[^\s/]+:(\d{1,5}|\*)|ipc://\S+", endpoint):
         return None
-    return f"{endpoint[:100]!r} is no endpoint: write tcp://HOST:PORT or ipc://PATH"
+    return f"{endpoint[:100]!r} is not an endpoint: write tcp://HOST:PORT or ipc://PATH"
 
 
-def mcp_problem(path: Path) -> str | None:
+@problem_from
+def mcp_problem(path: Path) -> None:
     from ingot.mcp.config import read_mcp_servers, require_mcp_sdk
 
-    try:
-        require_mcp_sdk()
-        read_mcp_servers(path)
-    except ConfigError as error:
-        return error.message
-    return None
+    require_mcp_sdk()
+    read_mcp_servers(path)
 
 
 def override_problem(overrides: dict[str, Any]) -> str | None:
@@ -105,14 +117,11 @@ def codec_problem(name: str) -> str | None:
     return codec_problem(name)
 
 
-def speculate_problem(text: str) -> str | None:
+@problem_from
+def speculate_problem(text: str) -> None:
     from ingot.engine.speculation.options import SpeculationOptions
 
-    try:
-        SpeculationOptions.parse(text)
-    except ConfigError as error:
-        return error.message
-    return None
+    SpeculationOptions.parse(text)
 
 
 _LORA_NAME = re.compile(r"[^\s:=,*{}]{1,200}")
@@ -124,16 +133,16 @@ _LORA_SHAPE = 'write it like NAME=PATH or {"name": "NAME", "path": "PATH"}'
 class LoraModule:
     name: str
     path: Path
-    base: str | None = None  # the model that it is for, if that is said
+    base: str | None = None  # the model that it was trained on, if given
 
 
 def lora_modules(values: Sequence[str]) -> tuple[LoraModule, ...]:
     """Raises ConfigError."""
     found = tuple(_parse_module(text) for text in _rejoin_objects(values))
     names = [module.name for module in found]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"two adapters are called {twice!r}")
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise ConfigError(f"two adapters are called {repeated!r}")
     return found
 
 
@@ -141,16 +150,11 @@ def is_lora_name(name: str) -> bool:
     return _LORA_NAME.fullmatch(name) is not None and name.isprintable()
 
 
-def lora_problem(values: Sequence[str]) -> str | None:
-    try:
-        lora_modules(values)
-    except ConfigError as error:
-        return error.message
-    return None
+lora_problem = problem_from(lora_modules)
 
 
 def _rejoin_objects(values: Sequence[str]) -> list[str]:
-    """Lists are split at commas: objects are put together again."""
+    """A list from a flag or variable is split at commas, JSON objects too: join those again."""
     found: list[str] = []
     for part in values:
         if found and found[-1].count("{") > found[-1].count("}"):
@@ -165,29 +169,31 @@ def _parse_module(text: str) -> LoraModule:
         return _parse_json_module(text)
     name, equals, path = text.partition("=")
     if not equals or not path:
-        raise ConfigError(f"{text[:100]!r} is no adapter; {_LORA_SHAPE}")
+        raise ConfigError(f"{text[:100]!r} is not an adapter; {_LORA_SHAPE}")
     return LoraModule(_check_lora_name(name), Path(path).expanduser())
 
 
 def _parse_json_module(text: str) -> LoraModule:
     try:
-        stated = json.loads(text)
+        fields = json.loads(text)
     except (ValueError, RecursionError):
-        raise ConfigError(f"{text[:100]!r} is no JSON object; {_LORA_SHAPE}") from None
-    unknown = stated.keys() - _LORA_KEYS
+        raise ConfigError(f"{text[:100]!r} is not a JSON object; {_LORA_SHAPE}") from None
+    unknown = fields.keys() - _LORA_KEYS
     if unknown:
-        raise ConfigError(f"{min(unknown)[:100]!r} is not known of an adapter; {_LORA_SHAPE}")
-    if not all(isinstance(stated.get(key), str) and stated[key] for key in ("name", "path")):
+        raise ConfigError(f"{min(unknown)[:100]!r} is not a field of an adapter; {_LORA_SHAPE}")
+    if not all(isinstance(fields.get(key), str) and fields[key] for key in ("name", "path")):
         raise ConfigError(f"an adapter needs a name and a path; {_LORA_SHAPE}")
-    base = stated.get("base_model_name")
+    base = fields.get("base_model_name")
     if base is not None and not isinstance(base, str):
-        raise ConfigError("base_model_name is no name")
-    return LoraModule(_check_lora_name(stated["name"]), Path(stated["path"]).expanduser(), base)
+        raise ConfigError("base_model_name must be text")
+    return LoraModule(_check_lora_name(fields["name"]), Path(fields["path"]).expanduser(), base)
 
 
 def _check_lora_name(name: str) -> str:
     if not is_lora_name(name):
-        raise ConfigError(f"{name[:100]!r} is no name for an adapter: no blanks, and none of : = , * {{ }}")
+        raise ConfigError(
+            f"{name[:100]!r} cannot name an adapter: it must not contain white space or any of : = , * {{ }}"
+        )
     return name
 
 
@@ -200,17 +206,12 @@ def memory_bytes(text: str, total: int) -> int:
     """What `12GB`, `800MiB` or `60%` means on a device with `total` bytes. Raises ConfigError."""
     match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*(%|[KMGT]?i?B)\s*", text, re.IGNORECASE | re.ASCII)
     if match is None:
-        raise ConfigError(f"{text!r} is no amount of memory; write it like 12GB, 800MiB or 60%")
+        raise ConfigError(f"{text!r} is not an amount of memory; write it like 12GB, 800MiB or 60%")
     number, unit = float(match[1]), match[2].upper()
     amount = int(total * number / 100) if unit == "%" else int(number * MEMORY_UNITS[unit])
     if not 0 < amount <= total:
-        raise ConfigError(f"{text} is {amount} bytes; the memory here is {total} bytes")
+        raise ConfigError(f"{text} is {amount} bytes; there are {total} bytes of memory")
     return amount
 
 
-def memory_problem(text: str) -> str | None:
-    try:
-        memory_bytes(text, 1 << 62)
-    except ConfigError as error:
-        return error.message
-    return None
+memory_problem = problem_from(lambda text: memory_bytes(text, total=1 << 62))

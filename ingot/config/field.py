@@ -13,7 +13,7 @@ from typing import Any
 from ingot.errors import ConfigError, nearest_name
 
 VARIABLE_PREFIX = "INGOT_"
-"""Begins the variables that hold settings."""
+"""Environment variables of settings begin with it."""
 
 VALUE_KINDS_IN_WORDS = {
     str: "text",
@@ -27,9 +27,9 @@ VALUE_KINDS_IN_WORDS = {
 
 
 def setting(default: Any, help: str, **metadata: Any) -> Any:
-    """A field of `Settings`. Metadata: section (kept by the fields that follow), positional (the argument
-    in place of a flag), low, high, choices, secret, check (value -> problem or None), also (what other servers call
-    the flag)."""
+    """A field of `Settings`. Metadata: section (of this field and those that follow), positional (the argument
+    instead of a flag), low, high, choices, secret, check (value -> problem or None), also (other servers' names of the
+    flag)."""
     return field(default=default, metadata={"help": help, **metadata})
 
 
@@ -57,8 +57,8 @@ class Setting:
     def variable(self) -> str:
         return VARIABLE_PREFIX + self.name.upper()
 
-    def from_toml(self, value: Any, place: str) -> Any:
-        """A value of a TOML file as the setting has it."""
+    def from_toml(self, value: Any, label: str) -> Any:
+        """The setting's value for one of a TOML file. Errors name it by `label`."""
         if self.kind is float and type(value) is int:
             return float(value)
         if self.kind is tuple and isinstance(value, list):
@@ -66,33 +66,20 @@ class Setting:
         if self.kind is Path and isinstance(value, str) and value:
             path = Path(value).expanduser()
             if not path.is_absolute():
-                raise ConfigError(f"{place}: a path in the file must be absolute or start with ~")
+                raise ConfigError(f"{label}: a path in the file must be absolute or start with ~")
             return path
         return value
 
-    def checked(self, value: Any, place: str) -> Any:
-        """`value` within the type and the limits, paths with their ~ expanded; else ConfigError, naming `place`."""
+    def validate(self, value: Any, label: str) -> Any:
+        """`value`, with ~ expanded in paths. Raises ConfigError, naming `label`, if type or limits forbid it."""
         if value is None and self.optional:
             return None
         problem = _type_problem(self, value) or _limit_problem(self, value)
         if problem is None and self.check is not None:
             problem = self.check(value)
         if problem is not None:
-            raise ConfigError(f"{place}: {problem}")
+            raise ConfigError(f"{label}: {problem}")
         return value.expanduser() if isinstance(value, Path) else value
-
-
-@dataclass(frozen=True, slots=True)
-class GivenSetting:
-    """What a source says of a setting: where that came from, and what to call the place in an error."""
-
-    known: Setting
-    value: Any
-    origin: str
-    place: str
-
-    def checked(self) -> Any:
-        return self.known.checked(self.value, self.place)
 
 
 def settings_of(table: type) -> Iterator[Setting]:
@@ -104,8 +91,7 @@ def settings_of(table: type) -> Iterator[Setting]:
         section = meta.get("section", section)
         kind, optional = _value_kind(hints[each.name])
         limits = {name: meta.get(name) for name in ("positional", "low", "high", "choices", "check")}
-        secret = meta.get("secret", False)
-        also = meta.get("also", ())
+        secret, also = meta.get("secret", False), meta.get("also", ())
         yield Setting(
             each.name, kind, optional, each.default, meta["help"], section, secret=secret, also=also, **limits
         )
@@ -118,24 +104,24 @@ def _value_kind(hint: Any) -> tuple[Any, bool]:
     return typing.get_origin(hint) or hint, False
 
 
-def _type_problem(known: Setting, value: Any) -> str | None:
-    number = known.kind is float and type(value) is int
-    if not (isinstance(value, known.kind) or number) or (isinstance(value, bool) and known.kind is not bool):
-        shown = "this" if known.secret else repr(value)
-        return f"{shown} is not {VALUE_KINDS_IN_WORDS[known.kind]}"
-    if known.kind is tuple and not all(isinstance(part, str) and part for part in value):
+def _type_problem(option: Setting, value: Any) -> str | None:
+    number = option.kind is float and type(value) is int
+    if not (isinstance(value, option.kind) or number) or (isinstance(value, bool) and option.kind is not bool):
+        shown = "this" if option.secret else repr(value)
+        return f"{shown} is not {VALUE_KINDS_IN_WORDS[option.kind]}"
+    if option.kind is tuple and not all(isinstance(part, str) and part for part in value):
         return f"{value!r} is not a list of texts"
     return "must not be empty" if value == "" else None
 
 
-def _limit_problem(known: Setting, value: Any) -> str | None:
+def _limit_problem(option: Setting, value: Any) -> str | None:
     if isinstance(value, float) and not math.isfinite(value):
         return f"{value} is not a finite number"
-    if known.low is not None and value < known.low:
-        return f"{value} is too small; the least is {known.low}"
-    if known.high is not None and value > known.high:
-        return f"{value} is too large; the most is {known.high}"
-    if known.choices is not None and value not in known.choices:
-        near = nearest_name(value, known.choices)
-        return f"{value!r} is not one of {', '.join(known.choices)}" + (f"; did you mean {near}?" if near else "")
+    if option.low is not None and value < option.low:
+        return f"{value} is too small; the minimum is {option.low}"
+    if option.high is not None and value > option.high:
+        return f"{value} is too large; the maximum is {option.high}"
+    if option.choices is not None and value not in option.choices:
+        near = nearest_name(value, option.choices)
+        return f"{value!r} is not one of {', '.join(option.choices)}" + (f"; did you mean {near}?" if near else "")
     return None

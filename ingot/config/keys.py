@@ -1,11 +1,10 @@
 """API keys, and the key that authenticates cache files.
 
-An API key says who may come in, by which secrets, and how much it may ask for; keys come from files of them. Errors
-never hold a key.
+An API key is a tenant: its secrets, its limits and its priority. Error messages never contain a key.
 
-`ArchiveKey` is the secret that records in `--cache-dir` and exported prefixes are authenticated with: a file of the
-server's own, made at its first use. Whoever has it can make files that the server takes for its own, so nobody but the
-server's user may read it. Servers that are to take each other's files are given the same one.
+`ArchiveKey` is the secret that authenticates records in `--cache-dir` and exported prefixes. It is a file that is
+created at its first use. Anyone who has it can make files that the server trusts, so only the server's user may read
+it. Servers that share files need the same key.
 """
 
 from __future__ import annotations
@@ -24,29 +23,29 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from ingot.config.checks import problem_from
 from ingot.errors import ConfigError, Unavailable
 
-LEAST_KEY_CHARS = 8  # fewer are soon guessed
-KEY_DIGEST = re.compile(r"[0-9a-f]{16}")  # what keys without a name are called by
+LEAST_KEY_CHARS = 8  # shorter keys are easy to guess
+KEY_DIGEST = re.compile(r"[0-9a-f]{16}")  # the name of a key that has none
 
 PerMinute = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """Who may come in, by which secrets, and how much of what it may ask for. Without a name, it is known by its
-    secret's digest."""
+    """A tenant: its secrets and limits. Without a name, it is called by its secret's digest."""
 
     secrets: tuple[str, ...]
     name: str = ""
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
-    models: tuple[str, ...] = ()  # names and patterns; none: all of them
-    priority: int = 0  # who has more goes first
+    models: tuple[str, ...] = ()  # names and patterns; empty: all models
+    priority: int = 0  # higher goes first
 
 
 class KeyTable(Struct, forbid_unknown_fields=True):
-    """A named key as a file tells of it."""
+    """A named key in a TOML file."""
 
     key: str | None = None
     keys: list[str] = []
@@ -61,38 +60,39 @@ class KeyTable(Struct, forbid_unknown_fields=True):
 
 
 def key_problem(key: str) -> str | None:
-    return None if re.fullmatch(r"[!-~]+", key) else "a key is made of visible ASCII characters, without spaces"
+    return None if re.fullmatch(r"[!-~]+", key) else "a key must consist of visible ASCII characters, without spaces"
 
 
 def own_key_problem(key: str) -> str | None:
-    """What is wrong with a key that this server is to ask for. Other servers' may be as short as those like."""
-    short = f"a key has at least {LEAST_KEY_CHARS} characters" if len(key) < LEAST_KEY_CHARS else None
+    """What is wrong with a key that this server accepts. Keys of other servers may be shorter."""
+    short = f"a key must have at least {LEAST_KEY_CHARS} characters" if len(key) < LEAST_KEY_CHARS else None
     return key_problem(key) or short
 
 
 def read_keys(path: Path) -> tuple[ApiKey, ...]:
-    """The API keys in a file: a table each where it is TOML, else one a line. Raises ConfigError, which never holds a
-    key."""
+    """The API keys in a file: a table for each in TOML, else one per line. Raises ConfigError."""
     try:
         text = path.expanduser().read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except ValueError:
         raise ConfigError(f"{path} is not UTF-8 text") from None
-    found = _read_key_tables(path, text) if path.suffix == ".toml" else _read_key_lines(path, text)
-    if not found:
-        raise ConfigError(f"{path} holds no key")
-    return found
+    keys = _read_key_tables(path, text) if path.suffix == ".toml" else _read_key_lines(path, text)
+    if not keys:
+        raise ConfigError(f"{path} contains no key")
+    return keys
 
 
 def _read_key_lines(path: Path, text: str) -> tuple[ApiKey, ...]:
-    """Empty lines and those that begin with # are no keys."""
-    found = {number: line.strip() for number, line in enumerate(text.splitlines(), start=1)}
-    keys = {number: line for number, line in found.items() if line and not line.startswith("#")}
-    for number, key in keys.items():
-        if (problem := own_key_problem(key)) is not None:
+    """Empty lines and comments (#) are skipped."""
+    keys: dict[str, None] = {}
+    for number, line in enumerate(map(str.strip, text.splitlines()), start=1):
+        if not line or line.startswith("#"):
+            continue
+        if (problem := own_key_problem(line)) is not None:
             raise ConfigError(f"{path}, line {number}: {problem}")
-    return tuple(ApiKey((key,)) for key in dict.fromkeys(keys.values()))
+        keys[line] = None
+    return tuple(ApiKey((key,)) for key in keys)
 
 
 def _read_key_tables(path: Path, text: str) -> tuple[ApiKey, ...]:
@@ -120,11 +120,11 @@ def _read_key_tables(path: Path, text: str) -> tuple[ApiKey, ...]:
 
 
 def _key_table_problem(name: str, table: KeyTable, owners: dict[str, str]) -> str | None:
-    """`owners` are those of the secrets so far."""
+    """`owners` has the name for each secret so far."""
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name) or KEY_DIGEST.fullmatch(name):
         return "a name has 1 to 64 letters, digits, dots, dashes and underscores, and is not 16 hexadecimal digits"
     if not table.secrets:
-        return "there is neither a key nor keys"
+        return "it has neither key nor keys"
     for secret in table.secrets:
         if (problem := own_key_problem(secret)) is not None:
             return problem
@@ -133,12 +133,7 @@ def _key_table_problem(name: str, table: KeyTable, owners: dict[str, str]) -> st
     return None
 
 
-def key_file_problem(path: Path) -> str | None:
-    try:
-        read_keys(path)
-    except ConfigError as error:
-        return error.message
-    return None
+key_file_problem = problem_from(read_keys)
 
 
 log = logging.getLogger("ingot.cache")
@@ -148,25 +143,23 @@ OTHERS_MAY_ACCESS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 class ArchiveKey:
-    """Its call reads a file: not for an event loop."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def secret(self) -> bytes:
-        """Raises Unavailable, and logs what to do, where there is none that can be relied on."""
+        """Read from the file, so not for an event loop. Raises Unavailable and logs what to do if that fails."""
         try:
             if not self._path.exists():
                 self._make()
             return self._read()
         except OSError as error:
-            log.error("the key that files of kept prompts are sealed with, %s: %s", self._path, error)
-            raise Unavailable("The server cannot use its key for files of kept prompts; its log says why.") from error
+            log.error("the key for files of cached prefixes, %s: %s", self._path, error)
+            raise Unavailable("The server cannot use its key for files of cached prefixes; see its log.") from error
 
     def _make(self) -> None:
-        """Whole or not at all, and never in place of one that is there."""
+        """Atomic; an existing file is not replaced."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix=".archive-key-")  # for this user's eyes alone
+        descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix=".archive-key-")  # readable by this user only
         try:
             with os.fdopen(descriptor, "w") as file:
                 file.write(secrets.token_hex(SECRET_BYTES) + "\n")
@@ -181,8 +174,8 @@ class ArchiveKey:
     def _read(self) -> bytes:
         with self._path.open() as file:
             if os.fstat(file.fileno()).st_mode & OTHERS_MAY_ACCESS:
-                raise OSError("other users may read it; run chmod 600 on it, or delete it to have a new one made")
+                raise OSError("other users may read it; run chmod 600 on it, or delete it to get a new one")
             text = file.read(2 * SECRET_BYTES + 2).strip()
         if not re.fullmatch(rf"[0-9a-f]{{{2 * SECRET_BYTES}}}", text):
-            raise OSError(f"it does not hold {2 * SECRET_BYTES} hexadecimal digits; delete it to have a new one made")
+            raise OSError(f"it does not contain {2 * SECRET_BYTES} hexadecimal digits; delete it to get a new one")
         return bytes.fromhex(text)

@@ -36,7 +36,7 @@ def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
     def run(*words: str | Path) -> Done:
         capfd.readouterr()
         code = main([str(word) for word in words])
-        told = capfd.readouterr()
-        return Done(code, told.out, told.err)
+        captured = capfd.readouterr()
+        return Done(code, captured.out, captured.err)
 
     return run

@@ -18,8 +18,8 @@ INGOT = str(Path(sys.executable).with_name("ingot"))
 
 def environment(home: Path, **extra: str) -> dict[str, str]:
     """That of a user who has nothing of ours set up."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("INGOT_", "XDG_"))}
-    return kept | {"HOME": str(home), "TERM": "dumb", "COLUMNS": "100"} | extra
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("INGOT_", "XDG_"))}
+    return inherited | {"HOME": str(home), "TERM": "dumb", "COLUMNS": "100"} | extra
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Script:
 
     answer: Callable[[Mapping[str, Any]], Answer] = lambda body: Answer()
     owned_by: str = "someone"
-    about: dict[str, Any] = field(default_factory=dict)  # what else is said of the model
+    about: dict[str, Any] = field(default_factory=dict)  # other fields of the model's card
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     gathers: int = 0  # streams wait until so many have come

@@ -35,19 +35,19 @@ def body(folder: Path, value: object) -> str:
     return str(path)
 
 
-def test_it_shows_how_much_is_kept(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_shows_how_much_is_cached(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cache.run_cache(["show", "--url", url]) == 0
-    said = capsys.readouterr().out
-    assert "0 of 1 prompts found something: 0 of 39 tokens (0%)" in said
-    assert "no salt: 41 tokens in 2 records" in said
+    output = capsys.readouterr().out
+    assert "0 of 1 prompts reused a prefix: 0 of 39 tokens (0%)" in output
+    assert "no salt: 41 tokens in 2 records" in output
 
 
 def test_it_explains_a_request(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edited = [*PROMPT[:20], 90, 91]
     assert cache.run_cache(["explain", body(tmp_path, {"prompt": edited}), "--url", url]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == "20 of 22 tokens would be taken over: diverged"
-    assert said[1] == "they part in the prompt, at character 20:"
+    output = capsys.readouterr().out.splitlines()
+    assert output[0] == "20 of 22 tokens would be reused: diverged"
+    assert output[1] == "they diverge in the prompt, at character 20:"
     assert cache.run_cache(["explain", body(tmp_path, {"prompt": edited}), "--url", url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["cache"]["diverged"]["token"] == 20
 
@@ -80,12 +80,12 @@ def test_wrong_usage_is_one_line(tmp_path: Path, arguments: tuple[str, ...], lin
     assert done.stderr.startswith(line) and done.stderr.count("\n") == 1
 
 
-def test_what_one_server_kept_is_written_and_kept_by_another(
+def test_what_one_server_cached_is_exported_and_imported_by_another(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from tests.engine.test_cache_admin import start
 
-    path = str(tmp_path / "kept.safetensors")
+    path = str(tmp_path / "prefixes.safetensors")
     both = start("llama", tmp_path / "a"), start("llama", tmp_path / "b")
     limits = settings(archive_key_file=tmp_path / "archive.key")
     with running(both[0], limits) as here, running(both[1], limits) as there:
@@ -93,9 +93,9 @@ def test_what_one_server_kept_is_written_and_kept_by_another(
         assert cache.run_cache(["export", path, "--url", here]) == 0
         assert capsys.readouterr().out.startswith("wrote ")
         assert cache.run_cache(["import", path, "--url", there]) == 0
-        assert capsys.readouterr().out == "41 tokens are kept that were not before\n"
+        assert capsys.readouterr().out == "cached 41 new tokens\n"
         Path(path).write_bytes(b"mine")
-        with pytest.raises(ConfigError, match="is there already; --force writes over it"):
+        with pytest.raises(ConfigError, match="exists; --force overwrites it"):
             cache.run_cache(["export", path, "--url", here])
         assert Path(path).read_bytes() == b"mine"
         assert cache.run_cache(["export", path, "--force", "--url", here]) == 0
@@ -104,8 +104,8 @@ def test_what_one_server_kept_is_written_and_kept_by_another(
         engine.close()
 
 
-def test_a_file_that_cannot_be_had_whole_is_not_left_behind(url: str, tmp_path: Path) -> None:
-    path = tmp_path / "kept.safetensors"
+def test_an_export_that_fails_leaves_no_file_behind(url: str, tmp_path: Path) -> None:
+    path = tmp_path / "prefixes.safetensors"
     with pytest.raises(ServerError, match="no files to know it by"):
         cache.run_cache(["export", str(path), "--url", url])
     assert not list(tmp_path.iterdir())

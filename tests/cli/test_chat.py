@@ -151,7 +151,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path: Path) -> None:
         screen.until("> ")
         screen.process.send_signal(signal.SIGINT)
         screen.type("")  # readline may notice a signal that comes with its prompt only at the next key
-        screen.until("/quit leaves")
+        screen.until("/quit exits")
         screen.type("/quit")
         assert screen.process.wait(30) == 0
     assert [message["content"] for message in script.bodies[1]["messages"]] == ["tell me a story", "Once", "go on"]
@@ -259,7 +259,7 @@ def assistant(text: str) -> dict[str, str]:
 def test_a_request_holds_the_system_prompt_the_turns_and_the_parameters() -> None:
     chat = ChatSession("m", system="be brief", sampling={"temperature": 0.5})
     chat.ask("one")
-    chat.answered("1")
+    chat.add_answer("1")
     assert chat.ask("two") == {
         "model": "m",
         "stream": True,
@@ -277,12 +277,12 @@ def test_a_question_without_an_answer_is_not_kept() -> None:
 def test_retry_forgets_the_last_answer_and_nothing_else() -> None:
     chat = ChatSession("m")
     chat.ask("hi")
-    chat.answered("first")
+    chat.add_answer("first")
     chat.ask("hi")  # fails
     assert chat.retry() == "hi"
     assert chat.messages == [user("hi"), assistant("first")]
     chat.ask("hi")
-    chat.answered("second")
+    chat.add_answer("second")
     assert chat.retry() == "hi"
     assert chat.messages == [user("hi"), assistant("first")]
 
@@ -290,7 +290,7 @@ def test_retry_forgets_the_last_answer_and_nothing_else() -> None:
 def test_clear_keeps_the_system_prompt() -> None:
     chat = ChatSession("m", system="s")
     chat.ask("hi")
-    chat.answered("ho")
+    chat.add_answer("ho")
     chat.clear()
     assert chat.messages == [{"role": "system", "content": "s"}]
     assert chat.retry() is None
@@ -299,7 +299,7 @@ def test_clear_keeps_the_system_prompt() -> None:
 def test_a_saved_conversation_never_overwrites_a_file(tmp_path: Path) -> None:
     chat = ChatSession("m")
     chat.ask("hi")
-    chat.answered("ho\n")
+    chat.add_answer("ho\n")
     chat.save(tmp_path / "a.json")
     chat.save(tmp_path / "a.md")
     assert json.loads((tmp_path / "a.json").read_text())["messages"] == [user("hi"), assistant("ho\n")]

@@ -77,7 +77,7 @@ def test_a_server_that_is_not_there_is_said_so() -> None:
 def test_a_silent_server_is_given_up_on() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         url = f"http://127.0.0.1:{mute.getsockname()[1]}"
-        with pytest.raises(ServerError, match=r"was silent for 0\.05 s"):
+        with pytest.raises(ServerError, match=r"did not answer for 0\.05 s"):
             ServerClient(url, timeout=0.05).get("models")
 
 

@@ -72,11 +72,11 @@ def test_kernels_that_are_not_right_are_a_note_with_what_that_means() -> None:
 
 def test_what_was_compiled_is_said_and_what_mlx_compiles_instead_is_a_note() -> None:
     gpu = {**WORKING, "kind": "cuda", "paged": None, "delta": None, "compiled": "4 compiled, in 1.0 s"}
-    told, noted = (
+    compiled, noted = (
         names(list(doctor.examine_mlx({**gpu, "compiled_slower": slower})))["kernels"]
         for slower in (None, "MLX compiles kernels: all (no NVRTC)")
     )
-    assert (told.state, told.detail, told.advice) == ("ok", "4 compiled, in 1.0 s", None)
+    assert (compiled.state, compiled.detail, compiled.advice) == ("ok", "4 compiled, in 1.0 s", None)
     assert noted.state == "note" and "no NVRTC" in noted.detail and "nvidia-cuda-nvrtc" in str(noted.advice)
     assert "kernels" not in names(list(doctor.examine_mlx(WORKING)))
 
@@ -114,7 +114,7 @@ def test_the_models_folder_need_not_exist_yet(tmp_path: Path) -> None:
 
 
 def test_the_hub_is_not_asked_when_offline() -> None:
-    assert doctor.examine_hub(Settings(offline=True)).detail == "not asked: offline"
+    assert doctor.examine_hub(Settings(offline=True)).detail == "not checked: offline"
 
 
 @pytest.mark.parametrize(("code", "output"), [(1, "boom\nImportError: x"), (-9, "")])
@@ -139,11 +139,11 @@ def test_it_says_of_a_model_whether_its_attention_is_mlx_lms_own(tmp_path: Path)
         (folder / "config.json").write_text(json.dumps(family_configs.config(family)))
         mx.save_safetensors(str(folder / "model.safetensors"), dict(named_parameters(family_configs.build(family))))
     assert model_notes_before_loading(tmp_path / "llama") == []
-    said = model_notes_before_loading(tmp_path / "deepseek_v3")
-    probed = {**WORKING, "slower": said}
+    notes = model_notes_before_loading(tmp_path / "deepseek_v3")
+    probed = {**WORKING, "slower": notes}
     [finding] = doctor.examine_model(probed, tmp_path / "deepseek_v3")
     assert finding.state == "note" and "deepseek_v3: attention by mlx-lm's own modules" in finding.detail
     [finding] = doctor.examine_model({**WORKING, "slower": []}, tmp_path / "llama")
     assert finding.state == "ok"
     [finding] = doctor.examine_model(probed, tmp_path / "none")
-    assert (finding.state, finding.advice) == ("note", "give the folder of a model")
+    assert (finding.state, finding.advice) == ("note", "name the folder of a model")

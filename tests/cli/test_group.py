@@ -19,10 +19,10 @@ def test_one_process_is_enough_where_nobody_asks_for_several() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", [Settings(hosts="3"), Settings(tensor_parallel_size=3), Settings(pipeline_parallel_size=3, hosts="3")]
+    "settings", [Settings(hosts="3"), Settings(tensor_parallel_size=3), Settings(pipeline_parallel_size=3, hosts="3")]
 )
-def test_as_many_ranks_run_here_as_are_asked_for(asked: Settings) -> None:
-    hosts = find_group_hosts(asked)
+def test_as_many_ranks_run_here_as_the_settings_ask_for(settings: Settings) -> None:
+    hosts = find_group_hosts(settings)
     assert hosts is not None
     assert len(hosts.hosts) == 3
 
@@ -35,7 +35,7 @@ def test_where_nobody_says_how_to_divide_a_model_every_layer_is() -> None:
 def test_sizes_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "hosts.json"
     file.write_text(json.dumps([{"ssh": "localhost", "ips": ["127.0.0.1"]}] * 3))
-    with pytest.raises(ConfigError, match="ask for 2 ranks, and there are 3"):
+    with pytest.raises(ConfigError, match="ask for 2 ranks, but there are 3"):
         find_group_hosts(Settings(tensor_parallel_size=2, hosts=str(file)))
 
 

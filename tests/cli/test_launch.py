@@ -35,8 +35,8 @@ Launched = Callable[..., Done]
 TELLS = """#!{python}
 import json, os, pathlib, sys
 files = [word for word in sys.argv if os.path.isfile(word) and word != sys.argv[0]]
-told = {{"words": sys.argv[1:], "env": dict(os.environ), "files": {{name: open(name).read() for name in files}}}}
-print(json.dumps(told))
+report = {{"words": sys.argv[1:], "env": dict(os.environ), "files": {{name: open(name).read() for name in files}}}}
+print(json.dumps(report))
 sys.exit(7)
 """
 ASKS = """#!{python}
@@ -86,7 +86,7 @@ def launched(run_here: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> 
     return launch
 
 
-def told(done: Done | subprocess.CompletedProcess[str]) -> Any:
+def report_of(done: Done | subprocess.CompletedProcess[str]) -> Any:
     assert done.stdout, done.stderr
     return json.loads(done.stdout)
 
@@ -99,16 +99,16 @@ def test_a_client_gets_its_words_after_ours_and_its_exit_code_is_ours(
         installed(tmp_path, client, TELLS), client, "--url", server.url, "--", "--url", "theirs", "--", "x"
     )
     assert done.returncode == 7
-    assert told(done)["words"][-4:] == ["--url", "theirs", "--", "x"]
+    assert report_of(done)["words"][-4:] == ["--url", "theirs", "--", "x"]
     assert server.url in done.stdout and "scripted" in done.stdout
     assert str(CONTEXT) in done.stdout or str(CONTEXT * 3 // 4) in done.stdout, "a prompt leaves room for an answer"
-    assert not [name for name in told(done)["files"] if Path(name).exists()]
+    assert not [name for name in report_of(done)["files"] if Path(name).exists()]
 
 
 def test_claude_code_is_told_by_settings_that_overrule_the_users_own(
     launched: Launched, server: Script, tmp_path: Path
 ) -> None:
-    made = told(launched(installed(tmp_path, "claude", TELLS), "claude", "--url", f"{server.url}/v1/"))
+    made = report_of(launched(installed(tmp_path, "claude", TELLS), "claude", "--url", f"{server.url}/v1/"))
     (text,) = made["files"].values()
     settings = json.loads(text)["env"]
     assert settings["ANTHROPIC_BASE_URL"] == made["env"]["ANTHROPIC_BASE_URL"] == server.url
@@ -122,7 +122,7 @@ def test_the_key_is_passed_on_and_never_among_the_words(launched: Launched, serv
         folder = tmp_path / client
         folder.mkdir()
         env = installed(folder, client, TELLS) | {"INGOT_API_KEY": "sk-secret-key"}
-        made = told(launched(env, client, "--url", server.url))
+        made = report_of(launched(env, client, "--url", server.url))
         assert not [word for word in made["words"] if "sk-secret-key" in word]
         assert any("sk-secret-key" in value for value in made["env"].values())
     assert server.headers[-1]["authorization"] == "Bearer sk-secret-key"
@@ -147,10 +147,10 @@ def test_what_is_printed_holds_the_same_and_starts_nothing(launched: Launched, s
     ("words", "code", "line"),
     [
         (("claud",), 2, "unknown client claud; did you mean claude?"),
-        (("claude", "--url", "http://127.0.0.1:9"), 1, "no server answers at http://127.0.0.1:9. Start one with"),
-        (("claude", "--url", "http://127.0.0.1:9", "--model", "x"), 2, "--url is about a running server"),
-        (("claude", "--context", "100"), 2, "--context says how to run a model: it goes with --model"),
-        (("claude", "--print", "--model", "x"), 2, "--print is about a running server"),
+        (("claude", "--url", "http://127.0.0.1:9"), 1, "no server answers at http://127.0.0.1:9. Start a server with"),
+        (("claude", "--url", "http://127.0.0.1:9", "--model", "x"), 2, "--url is for a running server"),
+        (("claude", "--context", "100"), 2, "--context is for a model that is started here: it needs --model"),
+        (("claude", "--print", "--model", "x"), 2, "--print is for a running server"),
         ((), 2, "the following arguments are required: CLIENT"),
     ],
 )
@@ -179,14 +179,14 @@ def test_a_client_that_is_not_installed_comes_with_the_command_that_installs_it(
 def test_a_server_that_does_not_tell_its_context_is_refused(launched: Launched, tmp_path: Path) -> None:
     with scripted_server(Script()) as other:
         done = launched(installed(tmp_path, "aider", TELLS), "aider", "--url", other.url)
-    assert done.returncode == 1 and "it is no ingot server" in done.stderr
+    assert done.returncode == 1 and "it is not an ingot server" in done.stderr
 
 
 def test_a_model_of_another_name_is_refused_with_those_there_are(
     launched: Launched, server: Script, tmp_path: Path
 ) -> None:
     done = launched(installed(tmp_path, "aider", TELLS), "aider", "--url", server.url, "--name", "other")
-    assert done.returncode == 2 and "serves scripted, and no other" in done.stderr
+    assert done.returncode == 2 and "serves scripted, but not other" in done.stderr
 
 
 def test_being_told_to_end_is_passed_on(server: Script, tmp_path: Path) -> None:
@@ -262,16 +262,16 @@ def test_what_this_program_was_started_to_ignore_the_other_ignores_too(number: s
 
 KEY = "sk-testing"
 SYSTEM = "You are an agent. " * 40
-# Asks for a title, asks what it was asked, and goes on; every answer it gets is printed.
+# Asks for a title, asks its question, and continues; prints whether every answer is complete.
 CLIENT = """#!{python}
 import json, os, urllib.request
 options = json.loads(os.environ["OPENCODE_CONFIG_CONTENT"])["provider"]["ingot"]["options"]
-said = [{{"role": "system", "content": {system!r}}}, {{"role": "user", "content": "Mend it."}}]
-for messages in [[said[1]], said, [*said, {{"role": "assistant", "content": "Done."}}, said[1]]]:
-    body = json.dumps({{"messages": messages, "stream": True, "max_completion_tokens": 50}}).encode()
+messages = [{{"role": "system", "content": {system!r}}}, {{"role": "user", "content": "Mend it."}}]
+for history in [[messages[1]], messages, [*messages, {{"role": "assistant", "content": "Done."}}, messages[1]]]:
+    body = json.dumps({{"messages": history, "stream": True, "max_completion_tokens": 50}}).encode()
     headers = {{"Content-Type": "application/json", "Authorization": "Bearer " + options["apiKey"]}}
-    asked = urllib.request.Request(options["baseURL"] + "/chat/completions", body, headers)
-    print(options["baseURL"], "[DONE]" in urllib.request.urlopen(asked).read().decode())
+    request = urllib.request.Request(options["baseURL"] + "/chat/completions", body, headers)
+    print(options["baseURL"], "[DONE]" in urllib.request.urlopen(request).read().decode())
 """
 
 
@@ -288,7 +288,7 @@ def url(engine: Engine) -> Iterator[str]:
         yield made
 
 
-def kept(home: Path) -> list[Path]:
+def recorded_prompts(home: Path) -> list[Path]:
     return sorted((home / ".cache/ingot/agents").glob("opencode-*.json"))
 
 
@@ -304,10 +304,10 @@ def test_the_first_session_is_relayed_and_the_next_ones_start_warm(
 
     first = run_here("launch", "opencode", "--url", url, "--warm")
     assert first.returncode == 0, first.stderr
-    assert "is taken down in this session" in first.stderr
+    assert "is recorded in this session" in first.stderr
     lines = first.stdout.split()
     assert lines[1::2] == ["True"] * 3 and f"{url}/v1" not in lines
-    [file] = kept(tmp_path)
+    [file] = recorded_prompts(tmp_path)
     assert file.stat().st_mode & 0o777 == 0o600
     noted = json.loads(file.read_text())
     assert (noted["path"], [one["role"] for one in noted["body"]["messages"]]) == (
@@ -317,14 +317,14 @@ def test_the_first_session_is_relayed_and_the_next_ones_start_warm(
 
     httpx.delete(f"{url}/v1/cache", headers={"authorization": f"Bearer {KEY}"})
     second = run_here("launch", "opencode", "--url", url, "--warm")
-    assert "its first prompt has" in second.stderr and "; 0 were there" in second.stderr
+    assert "its first prompt has" in second.stderr and "; 0 were cached" in second.stderr
     assert set(second.stdout.split()[::2]) == {f"{url}/v1"}, "the client asks the server itself"
     third = run_here("launch", "opencode", "--url", url, "--warm")
-    assert "; 0 were there" not in third.stderr
+    assert "; 0 were cached" not in third.stderr
 
     program.write_text(program.read_text() + "# a new version\n")
-    assert "is taken down" in run_here("launch", "opencode", "--url", url, "--warm").stderr
-    assert len(kept(tmp_path)) == 2
+    assert "is recorded" in run_here("launch", "opencode", "--url", url, "--warm").stderr
+    assert len(recorded_prompts(tmp_path)) == 2
 
 
 def test_a_relay_ends_what_its_client_has_left(tmp_path: Path) -> None:
@@ -341,9 +341,9 @@ def test_a_relay_ends_what_its_client_has_left(tmp_path: Path) -> None:
     threading.Thread(target=serve, daemon=True).start()
     served = Endpoint(f"http://127.0.0.1:{listening.getsockname()[1]}", None, "m", 1000)
     with recording_relay(FirstPrompt(tmp_path / "p.json"), served) as relayed:
-        asked = socket.create_connection(("127.0.0.1", int(relayed.url.rpartition(":")[2])))
-        asked.sendall(b"POST /v1/messages?beta=true HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}")
-        asked.close()
+        connection = socket.create_connection(("127.0.0.1", int(relayed.url.rpartition(":")[2])))
+        connection.sendall(b"POST /v1/messages?beta=true HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}")
+        connection.close()
         assert closed.wait(10)
     listening.close()
 
@@ -383,7 +383,7 @@ def test_only_a_conversation_in_which_nobody_answered_yet_is_a_first_one() -> No
 
 
 @pytest.mark.parametrize(
-    ("usage", "told"),
+    ("usage", "counts"),
     [
         ({"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}, (9, 4)),
         ({"input_tokens": 9, "input_tokens_details": {"cached_tokens": 4}}, (9, 4)),
@@ -391,5 +391,5 @@ def test_only_a_conversation_in_which_nobody_answered_yet_is_a_first_one() -> No
         ({}, (0, 0)),
     ],
 )
-def test_usage_is_read_in_the_words_of_each_protocol(usage: dict[str, Any], told: tuple[int, int]) -> None:
-    assert prompt_usage(usage) == told
+def test_usage_is_read_in_the_words_of_each_protocol(usage: dict[str, Any], counts: tuple[int, int]) -> None:
+    assert prompt_usage(usage) == counts

@@ -54,10 +54,10 @@ def test_no_command_loads_the_machinery_to_show_its_help(command: str) -> None:
 
 def test_serve_help_shows_every_setting_with_its_section_and_default(tmp_path: Path) -> None:
     text = " ".join(ingot(tmp_path, "serve", "--help").stdout.split())
-    for known in SETTINGS.values():
-        assert known.positional or f"{known.flag} " in text or f"{known.flag}," in text
-        assert f"{known.section}:" in text
-        assert known.help in text or known.positional
+    for option in SETTINGS.values():
+        assert option.positional or f"{option.flag} " in text or f"{option.flag}," in text
+        assert f"{option.section}:" in text
+        assert option.help in text or option.positional
     assert "(default: 8000)" in text
     assert "--offline, --no-offline" in text
 
@@ -103,7 +103,7 @@ def test_a_library_that_cannot_be_loaded_sends_to_the_doctor(
     assert main(["serve"]) == 1
     assert capsys.readouterr().err == (
         "ingot serve: libmlx.so: cannot open shared object file. "
-        "`ingot doctor` says what is missing and how to get it.\n"
+        "`ingot doctor` shows what is missing and how to install it.\n"
     )
 
 

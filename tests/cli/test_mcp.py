@@ -36,8 +36,8 @@ async def test_the_local_models_are_tools_for_others(tmp_path: Path) -> None:
             assert {tool.name for tool in (await client.list_tools()).tools} == {"chat", "complete", "list_models"}
             listed = await client.call_tool("list_models")
             assert listed.structured_content == {"result": ["org/toy"]}
-            said = await client.call_tool("chat", {"message": "Hi", "system": "Be brief.", "max_tokens": 50})
-            assert said.structured_content == {"result": "Hello, world"}
+            result = await client.call_tool("chat", {"message": "Hi", "system": "Be brief.", "max_tokens": 50})
+            assert result.structured_content == {"result": "Hello, world"}
             completed = await client.call_tool("complete", {"text": "a", "max_tokens": 2})
             assert completed.structured_content == {"result": "Hello, "}
             refused = await client.call_tool("chat", {"message": "Hi", "model": "other"})

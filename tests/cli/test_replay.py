@@ -100,7 +100,7 @@ def test_numbers_may_differ_in_their_last_digits_and_no_more() -> None:
 
     assert answer_differences(numbers(1.0, -0.5), numbers(1.0002, -0.5001)) == [None]
     [found] = answer_differences(numbers(1.0, -0.5), numbers(1.0, -0.6))
-    assert str(found) == "answer 0 parts at number 1 of 2:\n  captured: -0.5\n  now:      -0.6"
+    assert str(found) == "answer 0 differs from number 1 of 2 on:\n  captured: -0.5\n  now:      -0.6"
 
 
 @pytest.mark.anyio
@@ -109,18 +109,18 @@ async def test_only_requests_that_ask_for_it_are_captured_where_that_is_set(path
     app = build_app(EncodingEngine(), settings(capture=tmp_path, capture_requests="asked"))  # type: ignore[arg-type]
     body = (BODIES | ENCODINGS)[path]
     await call(app, path=path, body=body)
-    asked = await call(app, path=path, body=body, headers={"ingot-capture": "on"})
+    answer = await call(app, path=path, body=body, headers={"ingot-capture": "on"})
     await app.state.service.stop()
-    assert [file.stem for file in tmp_path.glob("*.json")] == [asked.headers["x-request-id"]]
+    assert [file.stem for file in tmp_path.glob("*.json")] == [answer.headers["x-request-id"]]
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/embeddings"])
-@pytest.mark.parametrize(("value", "told"), [("on", "--capture"), ("yes", "'on'")])
-async def test_what_cannot_be_captured_is_refused(path: str, value: str, told: str) -> None:
+@pytest.mark.parametrize(("value", "hint"), [("on", "--capture"), ("yes", "'on'")])
+async def test_what_cannot_be_captured_is_refused(path: str, value: str, hint: str) -> None:
     app = build_app(EncodingEngine(), settings())  # type: ignore[arg-type]
     made = await call(app, path=path, body=(BODIES | ENCODINGS)[path], headers={"ingot-capture": value})
-    assert made.status == 400 and told in made.json()["error"]["message"]
+    assert made.status == 400 and hint in made.json()["error"]["message"]
 
 
 @pytest.mark.anyio
@@ -137,11 +137,12 @@ async def test_another_servers_answer_is_compared_by_its_text(
 ) -> None:
     await captured(tmp_path, path, BODIES[path])
     [file] = tmp_path.glob("*.json")
-    assert asked(file, hello) == 0
+    assert replay_at(file, hello) == 0
     assert "the same: 1 answers" in capsys.readouterr().out
-    assert asked(file, lambda request: hello(request, ("Hello", ", ", "moon"))) == 1
-    told = capsys.readouterr().out
-    assert "answer 0 parts at character 7 of 12" in told and "captured: 'world'" in told and "now:      'moon'" in told
+    assert replay_at(file, lambda request: hello(request, ("Hello", ", ", "moon"))) == 1
+    output = capsys.readouterr().out
+    assert "answer 0 differs from character 7 of 12 on" in output
+    assert "captured: 'world'" in output and "now:      'moon'" in output
 
 
 @pytest.mark.anyio
@@ -157,9 +158,9 @@ async def test_a_request_runs_again_here_token_for_token(
         engine.close()
     assert len(first["answers"][0]["tokens"]) == 6
     [file] = tmp_path.glob("*.json")
-    outcomes = [("Hello", 0, "the same: 1 answers, 6 tokens"), ("Help", 1, "parts at token 3 of 6")]
-    for said, code, told in outcomes if path == "/v1/chat/completions" else outcomes[:1]:
-        engine = scripted.start(lambda _, said=said: said)
+    outcomes = [("Hello", 0, "the same: 1 answers, 6 tokens"), ("Help", 1, "differs from token 3 of 6 on")]
+    for text, code, output in outcomes if path == "/v1/chat/completions" else outcomes[:1]:
+        engine = scripted.start(lambda _, text=text: text)
 
         def loaded(loader: ModelLoader, engine: Engine = engine) -> list[tuple[ModelEntry, Engine]]:
             return [(with_name(loader._entries[0], engine.card.name), engine)]
@@ -167,10 +168,10 @@ async def test_a_request_runs_again_here_token_for_token(
         monkeypatch.setattr("ingot.cli.serve.load_resident_models", loaded)
         assert replay.run_replay([str(file)]) == code
         engine.close()
-        assert told in capsys.readouterr().out
+        assert output in capsys.readouterr().out
 
 
-def asked(file: Path, script: Callable[[Request], Any]) -> int:
+def replay_at(file: Path, script: Callable[[Request], Any]) -> int:
     with running(ScriptedEngine(script), settings()) as url:
         return replay.run_replay([str(file), "--url", url])
 
@@ -183,23 +184,23 @@ def record(*tokens: int, text: str = "") -> dict[str, Any]:
 
 def test_the_first_token_that_differs_is_named() -> None:
     [found] = answer_differences(record(1, 2, 3, text="abc"), record(1, 4, 3, text="axc"))
-    assert str(found) == "answer 0 parts at token 1 of 3:\n  captured: 'bc'\n  now:      'xc'"
+    assert str(found) == "answer 0 differs from token 1 of 3 on:\n  captured: 'bc'\n  now:      'xc'"
     [shorter] = answer_differences(record(1, 2, text="ab"), record(1, text="a"))
-    assert shorter is not None and shorter.after == "(its end)"
+    assert shorter is not None and shorter.after == "(the end)"
 
 
 def test_another_model_and_another_prompt_are_told() -> None:
     other = record(1) | {"fingerprint": "g", "prompts": []}
     assert [note.split(":")[0] for note in replay_notes(record(1), other)] == [
-        "the model is another",
-        "the prompt's tokens are others",
+        "the model is different",
+        "the prompt has different tokens",
     ]
 
 
 def test_captured_settings_hold_where_none_are_given(tmp_path: Path) -> None:
     config = load_config({"max_sequences": 2}, {"XDG_CONFIG_HOME": str(tmp_path)})
-    told = {"settings": {"max_sequences": 4, "kv_codec": "affine8", "alias": ["a=default"], "gone": 1}}
-    made = with_captured_settings(config, told)
+    record = {"settings": {"max_sequences": 4, "kv_codec": "affine8", "alias": ["a=default"], "gone": 1}}
+    made = with_captured_settings(config, record)
     assert (made.max_sequences, made.kv_codec, made.alias) == (2, "affine8", ("a=default",))
 
 
@@ -207,8 +208,8 @@ def test_captured_settings_hold_where_none_are_given(tmp_path: Path) -> None:
     ("text", "problem"),
     [
         ("{", "is not JSON"),
-        ("[]", "is no request"),
-        ('{"version": 2, "body": {}}', "is no request"),
+        ("[]", "is not a request"),
+        ('{"version": 2, "body": {}}', "is not a request"),
         ('{"version": 1, "body": {}, "error": {"message": "too long"}}', "the request failed.*too long"),
     ],
 )

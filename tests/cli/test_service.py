@@ -25,7 +25,7 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """What the system was asked for, which it does."""
+    """The commands that the system was asked to run."""
     found: list[tuple[str, ...]] = []
     monkeypatch.setattr(service, "_run_system_command", found.append)
     monkeypatch.setattr("sys.platform", "linux")
@@ -55,10 +55,10 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
 
 def test_a_plist_says_the_same_to_launchd(home: Path) -> None:
     agent = make_service("darwin", "mine", PYTHON, None)
-    told = plistlib.loads(agent.text.encode())
+    definition = plistlib.loads(agent.text.encode())
     assert agent.path == home / "Library/LaunchAgents/mine.plist"
-    assert told["ProgramArguments"] == [str(PYTHON), "-m", "ingot.cli.main", "serve"]
-    assert told["Label"] == "mine" and told["KeepAlive"] == {"SuccessfulExit": False}
+    assert definition["ProgramArguments"] == [str(PYTHON), "-m", "ingot.cli.main", "serve"]
+    assert definition["Label"] == "mine" and definition["KeepAlive"] == {"SuccessfulExit": False}
     assert agent.start[0][:2] == ("launchctl", "bootstrap") and agent.stop[0][2].endswith("/mine")
 
 
@@ -123,9 +123,9 @@ def test_an_install_that_fails_over_a_definition_that_was_there_leaves_that(no_b
     ("arguments", "problem"),
     [
         (["instal"], "did you mean install"),
-        (["show", "--name", "../evil"], "no name for a service"),
-        (["show", "--config", "/nowhere.toml"], "there is no /nowhere.toml"),
-        (["uninstall"], "nothing is installed"),
+        (["show", "--name", "../evil"], "is not a valid name"),
+        (["show", "--config", "/nowhere.toml"], "/nowhere.toml does not exist"),
+        (["uninstall"], "no service of that name is installed"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(called: list[tuple[str, ...]], arguments: list[str], problem: str) -> None:

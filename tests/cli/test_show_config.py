@@ -35,12 +35,12 @@ def test_secrets_are_masked(tmp_path: Path) -> None:
 def test_what_a_model_s_makers_recommend_is_shown_with_what_overrides_it(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 40}')
     flags = {"model": str(tmp_path), "override_generation_config": '{"top_k": 20}'}
-    line = '# where a request does not say: {"temperature" = 0.6, "top_k" = 20}'
+    line = '# default sampling parameters: {"temperature" = 0.6, "top_k" = 20}'
     assert line in format_config(load_config(flags, {"XDG_CONFIG_HOME": str(tmp_path)}))
     none = format_config(
         load_config({"model": str(tmp_path), "generation_config": "none"}, {"XDG_CONFIG_HOME": str(tmp_path)})
     )
-    assert "# where a request does not say: every token may come" in none
+    assert "# default sampling parameters: none" in none
 
 
 def test_a_converted_model_is_looked_at_by_its_name_without_its_hash(tmp_path: Path) -> None:
@@ -53,4 +53,4 @@ def test_a_converted_model_is_looked_at_by_its_name_without_its_hash(tmp_path: P
     shown = format_config(
         load_config({"model": "tiny", "models_dir": str(tmp_path)}, {"XDG_CONFIG_HOME": str(tmp_path)})
     )
-    assert '# where a request does not say: {"temperature" = 0.6}' in shown
+    assert '# default sampling parameters: {"temperature" = 0.6}' in shown

@@ -1,4 +1,4 @@
-"""The documentation as the tests read it: pages, what stands in them as code, and what the program really has."""
+"""The documentation as the tests read it: pages, the code in them, and the commands and flags that exist."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ADDRESS = re.compile(r"(?<![\w.])/(?:v1|v2|api|health)/[\w/{}-]*[\w}]")
 
 
 def code(text: str) -> list[str]:
-    """What stands between backticks, in indented blocks and in fences, a piece each; a line that goes on is one."""
+    """The code between backticks, and each line of indented blocks and fences; a continued line is one."""
     text = text.replace("\\\n", " ")
     fenced = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     rest = re.sub(r"^```\w*\n.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -37,7 +37,7 @@ def fences(text: str, language: str) -> list[str]:
 
 
 def flags(piece: str) -> set[str]:
-    """The flags in a piece of code, without those that stand behind ` -- ` and are passed on to another program."""
+    """The flags in a piece of code, except those after ` -- `, which are another program's."""
     return set(FLAG.findall(piece.partition(" -- ")[0]))
 
 
@@ -65,8 +65,42 @@ def all_flags() -> frozenset[str]:
     return frozenset().union(*(flags_of(use) for use in uses))
 
 
+def make_targets() -> set[str]:
+    [phony] = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    return set(phony.split())
+
+
+def modules(piece: str) -> list[tuple[str, str]]:
+    """Each `python -m MODULE ...` of this repository in a piece of code, and each `make bench ARGS=...`: the module and
+    what follows."""
+    found = re.findall(r"python -m ((?:bench|foundry|ingot)(?:\.\w+)*)([^|;&]*)", piece)
+    for arguments in re.findall(r"make bench ARGS='?([^']*)", piece):
+        subject, _, rest = arguments.partition(" ")
+        found.append((f"bench.{subject.replace('-', '_')}", rest))
+    return found
+
+
+@cache
+def module_file(module: str) -> Path | None:
+    """The file that `python -m MODULE` runs."""
+    path = ROOT / module.replace(".", "/")
+    return next((file for file in (path.with_suffix(".py"), path / "__main__.py") if file.is_file()), None)
+
+
+@cache
+def module_flags(file: Path) -> frozenset[str]:
+    """The flags that a module has, or a module of the same top-level package that it imports."""
+    text = file.read_text()
+    found = set(FLAG.findall(text))
+    for package, names in re.findall(r"^from (bench(?:\.\w+)*) import (.*)$", text, re.MULTILINE):
+        for module in (package, *(f"{package}.{name.strip()}" for name in names.split(","))):
+            if (imported := module_file(module)) is not None and imported != file:
+                found |= module_flags(imported)
+    return frozenset(found)
+
+
 def addresses() -> set[str]:
-    """Every path that is routed, with nameless places for what varies."""
+    """Every path that is routed, without the names of its parameters."""
     return {nameless(operation.path) for operation in OPERATIONS}
 
 
@@ -75,7 +109,7 @@ def nameless(path: str) -> str:
 
 
 def variables() -> set[str]:
-    """Every INGOT_ variable that a setting has or that the sources read."""
+    """Every INGOT_ variable of a setting, and every other one that the sources read."""
     sources = [*(ROOT / "ingot").rglob("*.py"), *(ROOT / "native" / "src").glob("*.cpp")]
     read = {name for path in sources for name in re.findall(r'"(INGOT_[A-Z_]+)"', path.read_text())}
     return read | {f"INGOT_{name.upper()}" for name in SETTINGS}

@@ -1,4 +1,4 @@
-"""Whether the documentation is true to the program: its commands, flags, addresses, variables and links."""
+"""The documentation is true: its commands, flags, addresses, variables, paths and links exist."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.__main__ import SUBJECTS
 from ingot.cli.main import COMMANDS
 from tests.docs.pages import (
     ADDRESS,
@@ -19,6 +20,10 @@ from tests.docs.pages import (
     commands,
     flags,
     flags_of,
+    make_targets,
+    module_file,
+    module_flags,
+    modules,
     nameless,
     variables,
 )
@@ -39,7 +44,7 @@ FOREIGN = {
 REFUSED = {"/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"}
 
 GENERATED = {"dist/", "ingot/cli/NAME.py"}
-"""What a build makes, and what a reader is to name."""
+"""Made by a build, or by a reader."""
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -54,6 +59,34 @@ def test_every_command_on_a_page_exists_and_takes_its_flags(page: Path) -> None:
         for words, rest in commands(piece):
             assert words[0] in COMMANDS, piece
             assert flags(rest) <= flags_of(words), piece
+
+
+@pages
+def test_every_make_target_on_a_page_exists(page: Path) -> None:
+    named = {name for piece in code(page.read_text()) for name in re.findall(r"^make ([a-z-]+)", piece)}
+    assert named <= make_targets()
+
+
+@pages
+def test_every_module_that_a_page_runs_exists_and_takes_its_flags(page: Path) -> None:
+    for piece in code(page.read_text()):
+        for module, rest in modules(piece):
+            file = module_file(module)
+            assert file is not None, piece
+            assert flags(rest) <= module_flags(file) | {"--help"}, piece
+
+
+@pages
+def test_every_test_that_a_page_runs_is_there(page: Path) -> None:
+    for piece in code(page.read_text()):
+        if piece.startswith(("pytest ", "make test ")):
+            missing = [path for path in re.findall(r"tests/[\w/.]*", piece) if not (ROOT / path).exists()]
+            assert not missing, piece
+
+
+def test_make_bench_knows_every_benchmark_that_a_page_runs() -> None:
+    named = {module for page in PAGES for piece in code(page.read_text()) for module, _ in modules(piece)}
+    assert {name.split(".")[1] for name in named if name.startswith("bench.")} <= set(SUBJECTS)
 
 
 @pages
@@ -80,29 +113,38 @@ def test_every_link_on_a_page_leads_somewhere(page: Path) -> None:
     assert not missing
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pages
+def test_every_link_to_a_heading_leads_there(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", page.read_text())
+    assert not [link for link in links if link[1] not in anchors(page.parent / link[0] if link[0] else page)]
+
+
 def paths(text: str) -> set[str]:
-    """What stands in backticks and looks like a file or a folder of this repository."""
+    """What is in backticks and looks like a file or a folder of this repository."""
     return set(re.findall(r"`((?:[\w.-]+/)+(?:[\w.-]+\.(?:py|cpp|h|md|json|toml))?|[a-z_]+\.py)`", text))
 
 
 @pages
 def test_every_path_on_a_page_is_there(page: Path) -> None:
     named = paths(page.read_text()) - GENERATED
-    rooms = [folder for folder in (ROOT / "ingot").rglob("*") if folder.is_dir()]
+    packages = [folder for folder in (ROOT / "ingot").rglob("*") if folder.is_dir()]
     missing = [
         path
         for path in sorted(named)
-        if not any((place / path).exists() for place in (ROOT, ROOT / "ingot", page.parent))
-        and not ("/" not in path.rstrip("/") and any((room / path).exists() for room in rooms))
+        if not any((folder / path).exists() for folder in (ROOT, ROOT / "ingot", page.parent))
+        and not ("/" not in path.rstrip("/") and any((package / path).exists() for package in packages))
     ]
     assert not missing
 
 
 def test_every_module_that_the_table_of_packages_names_is_in_its_package() -> None:
     rows = re.findall(r"^\| `(ingot/\w+)/` \| (.*) \|$", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
-    named = [(ROOT / room, name) for room, text in rows for name in re.findall(r"`(\w+)/?`", text)]
+    named = [ROOT / package / name for package, text in rows for name in re.findall(r"`(\w+)/?`", text)]
     assert len(named) > 40
-    missing = [
-        f"{room.name}/{name}" for room, name in named if not ((room / name).is_dir() or (room / f"{name}.py").is_file())
-    ]
-    assert not missing
+    assert not [str(path) for path in named if not (path.is_dir() or path.with_suffix(".py").is_file())]

@@ -47,7 +47,7 @@ def python_with(package: str) -> str | None:
     return str(PYTHON) if PYTHON.exists() else None
 
 
-def said(command: list[str], folder: Path) -> str:
+def output_of(command: list[str], folder: Path) -> str:
     made = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
     assert made.returncode == 0, made.stderr
     return made.stdout.strip()
@@ -67,7 +67,7 @@ def test_a_python_block_prints_the_answer(title: str, url: str, tmp_path: Path) 
         pytest.skip(f"{PACKAGES[title]} is not installed")
     program = tmp_path / "program.py"
     program.write_text(block(title, "python").replace(ADDRESS, url))
-    assert said([python, str(program)], tmp_path) == ANSWER
+    assert output_of([python, str(program)], tmp_path) == ANSWER
 
 
 @needs_node
@@ -77,7 +77,7 @@ def test_a_javascript_block_is_a_module_that_asks_our_address(title: str, tmp_pa
     assert ADDRESS in text and f'from "{NODE_PACKAGES[title]}"' in text
     program = tmp_path / "program.mjs"
     program.write_text(text)
-    said(["node", "--check", str(program)], tmp_path)
+    output_of(["node", "--check", str(program)], tmp_path)
 
 
 @needs_node
@@ -89,4 +89,4 @@ def test_a_javascript_block_prints_the_answer(title: str, url: str, tmp_path: Pa
     (tmp_path / "node_modules").symlink_to(packages.resolve())
     program = tmp_path / "program.mjs"
     program.write_text(block(title, "js").replace(ADDRESS, url))
-    assert said(["node", str(program)], tmp_path) == ANSWER
+    assert output_of(["node", str(program)], tmp_path) == ANSWER

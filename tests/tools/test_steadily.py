@@ -32,7 +32,7 @@ def steadily(folder: Path, text: str, *arguments: str) -> subprocess.CompletedPr
 def test_what_passes_alone_is_named_and_refuses_nothing(tmp_path: Path) -> None:
     done = steadily(tmp_path, RUN + TWICE, "-n", "1")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "unsteady: test_it.py::test_shy failed beside others and passed alone"
+    assert done.stdout.splitlines()[-1] == "unsteady: test_it.py::test_shy failed with others and passed alone"
 
 
 def test_what_fails_twice_fails_even_beside_one_that_is_only_unsteady(tmp_path: Path) -> None:

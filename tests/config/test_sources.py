@@ -199,10 +199,10 @@ def test_what_vllm_keeps_live_states_in_is_a_live_codec(dtype: str, codec: str) 
     assert (settings.kv_codec, settings.cache_codec) == (codec, "raw")
 
 
-@pytest.mark.parametrize(("dtype", "said"), [("fp8_e4m3", "affine8"), ("bfloat16", "auto"), ("nvfp4", "not known")])
-def test_numbers_that_no_live_codec_has_are_refused(dtype: str, said: str) -> None:
+@pytest.mark.parametrize(("dtype", "hint"), [("fp8_e4m3", "affine8"), ("bfloat16", "auto"), ("nvfp4", "not known")])
+def test_numbers_that_no_live_codec_has_are_refused(dtype: str, hint: str) -> None:
     message = refusal(kv_cache_dtype=dtype)
-    assert message.startswith("--kv-cache-dtype") and said in message
+    assert message.startswith("--kv-cache-dtype") and hint in message
 
 
 def test_vllms_words_say_where_events_are_told() -> None:
@@ -218,7 +218,7 @@ def test_events_that_are_not_asked_for_are_not_told(config: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "hint"),
     [
         ({"buffer_steps": 5}, "buffer_steps"),
         ({"enable_kv_cache_events": True, "publisher": "kafka"}, "kafka"),
@@ -226,6 +226,6 @@ def test_events_that_are_not_asked_for_are_not_told(config: dict[str, Any]) -> N
         ({"enable_kv_cache_events": True, "endpoint": "5557"}, "tcp://HOST:PORT"),
     ],
 )
-def test_what_cannot_be_honoured_of_events_is_named(config: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_cannot_be_honoured_of_events_is_named(config: dict[str, Any], hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint):
         load_config({"kv_events_config": json.dumps(config)}, {})

@@ -83,11 +83,11 @@ def test_a_flag_beats_a_variable_beats_the_file_beats_the_default(
             assert (value, origin) == (getattr(Settings(), name), "default")
 
 
-@given(name=st.sampled_from([known.name for known in SETTINGS.values() if known.high is not None]), data=st.data())
+@given(name=st.sampled_from([option.name for option in SETTINGS.values() if option.high is not None]), data=st.data())
 def test_no_number_outside_its_limits_is_accepted(name: str, data: st.DataObject) -> None:
-    known = SETTINGS[name]
-    assert known.low is not None and known.high is not None
-    outside = data.draw(st.integers(max_value=math.ceil(known.low) - 1) | st.integers(min_value=int(known.high) + 1))
+    option = SETTINGS[name]
+    assert option.low is not None and option.high is not None
+    outside = data.draw(st.integers(max_value=math.ceil(option.low) - 1) | st.integers(min_value=int(option.high) + 1))
     assert SETTINGS[name].flag in refusal(flags={name: str(outside)})
 
 
@@ -192,7 +192,7 @@ def test_paths_have_their_tilde_expanded(tmp_path: Path) -> None:
 
 
 def test_settings_made_in_code_obey_the_same_limits() -> None:
-    with pytest.raises(ConfigError, match="port: 70000 is too large; the most is 65535"):
+    with pytest.raises(ConfigError, match="port: 70000 is too large; the maximum is 65535"):
         Settings(port=70000)
 
 
@@ -214,13 +214,15 @@ def test_what_is_about_the_caches_folder_needs_one(tmp_path: Path) -> None:
     for name, value in (("cache_disk_gb", "3"), ("cache_disk_free_gb", "0"), ("cache_disk_sync", "off")):
         assert "cache_dir" in refusal(flags={name: value})
         assert load_config({name: value, "cache_dir": str(tmp_path)}, {}).settings.cache_dir == tmp_path
-    assert "choose one" in refusal(flags={"cache_dir": str(tmp_path), "prefix_cache": False})
+    assert "cache_dir is about prefix_cache, which is off" in refusal(
+        flags={"cache_dir": str(tmp_path), "prefix_cache": False}
+    )
 
 
 def test_a_codec_is_known_by_name_and_needs_prefixes_to_keep() -> None:
     assert load_config({"cache_codec": "affine8/turbo3"}, {}).settings.cache_codec == "affine8/turbo3"
     assert "did you mean turbo4" in refusal(flags={"cache_codec": "turbo44"})
-    assert "choose one" in refusal(flags={"cache_codec": "turbo4", "prefix_cache": False})
+    assert "prefix_cache, which is off" in refusal(flags={"cache_codec": "turbo4", "prefix_cache": False})
 
 
 def test_adapters_are_named_by_pairs_and_objects() -> None:
