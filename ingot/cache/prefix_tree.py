@@ -15,6 +15,7 @@ from itertools import count
 from typing import NamedTuple, Protocol
 
 from ingot.cache.disk.index import DiskEntry
+from ingot.cache.disk.index import common_prefix_length as common_prefix_length
 from ingot.cache.disk.record_file import PathHash, extend_path_hash, new_path_hash
 from ingot.cache.records import Record
 from ingot.shares import Shares
@@ -150,20 +151,6 @@ class PrefixNode:
             return NO_MEMORY
         tokens, nbytes, pinned = len(self.tokens), self.record.nbytes, int(self.pinned)
         return MemoryTally(1, tokens, int(self.record.has_checkpoint), tokens * pinned, nbytes, nbytes * pinned)
-
-
-def common_prefix_length(one: Sequence[int], other: Sequence[int]) -> int:
-    shorter = min(len(one), len(other))
-    if one[:shorter] == other[:shorter]:  # the ordinary case
-        return shorter
-    equal, differ = 0, shorter  # bisect: comparing slices is many times faster than comparing tokens one by one
-    while differ - equal > 1:
-        middle = (equal + differ) // 2
-        if one[equal:middle] == other[equal:middle]:
-            equal = middle
-        else:
-            differ = middle
-    return equal
 
 
 class PrefixForest:
