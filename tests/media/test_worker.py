@@ -87,8 +87,8 @@ def test_a_worker_that_says_much_is_heard_to_its_last_line(pool: WorkerPool) -> 
         os.write(writer, b"x" * 65_000 + b"\n")
         process._drain_stderr()
     os.write(writer, b"the last\n\n")
-    assert process._ended() == "SIGKILL: 'the last'"
-    assert len(process._said) <= worker.STDERR_KEPT
+    assert process._end() == "SIGKILL: 'the last'"
+    assert len(process._output) <= worker.STDERR_KEPT
     os.close(writer)
 
 
