@@ -139,8 +139,10 @@ class LossyEncoding(RecordEncoding):
         return replace(part, table=table, charged_from=min(made.charged_from, left.first))
 
     def _deltas(self, record: Record) -> LayerDeltas:
-        if record.encoded is not None:
-            return record.encoded
+        return self._encoded(record) if record.encoded is None else record.encoded
+
+    def _encoded(self, record: Record) -> LayerDeltas:
+        """Of a record that has its pages."""
         return self._codec.encode(read_deltas(self._rows.states, record_extents(record), read_raw_delta))
 
     def _decoded(self, deltas: LayerDeltas, group: PageGroup) -> LayerDeltas:

@@ -172,7 +172,7 @@ def can_attend_segments() -> bool:
 def attend_segments(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
     """Attention of queries [segments, rows, heads, size] over the keys and values [segments, keys, heads, size] of
     their own segment, as float32, with few scores in memory at a time. Only where `can_attend_segments`."""
-    return native_extension().attend_segments(queries, keys, values, scale)  # type: ignore[no-any-return]
+    return native_extension().attend_segments(queries, keys, values, scale)
 
 
 NativeSpan = tuple[int, int, int, int, int]
@@ -223,7 +223,7 @@ def native_coded_layout(
 
 def reserve_memory(shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
     """Zeros that take memory only where they are written, until the array is freed. mlx does not count it as active."""
-    return native_extension().reserve(shape, dtype)  # type: ignore[no-any-return]
+    return native_extension().reserve(shape, dtype)
 
 
 def discard_pages(array: mx.array, pages: Sequence[int]) -> None:
@@ -239,7 +239,7 @@ def copy_tokens(arrays: Sequence[mx.array], copies: Sequence[tuple[int, int, int
 
     In place, in all arrays [pages, kv_heads, page, size] at once: the arguments must not be used any more.
     """
-    return native_extension().copy_tokens(arrays, copies)  # type: ignore[no-any-return]
+    return native_extension().copy_tokens(arrays, copies)
 
 
 def write_tokens(array: mx.array, page: int, begin: int, tokens: mx.array) -> mx.array:
@@ -247,7 +247,7 @@ def write_tokens(array: mx.array, page: int, begin: int, tokens: mx.array) -> mx
 
     In place: the argument must not be used any more.
     """
-    return native_extension().write_tokens(array, page, begin, tokens)  # type: ignore[no-any-return]
+    return native_extension().write_tokens(array, page, begin, tokens)
 
 
 BITS = (2, 3, 4, 5, 6, 8)
@@ -307,7 +307,7 @@ def file_bytes(pieces: Sequence[tuple[Any, int]], rows: int, row_bytes: int, hea
     """Rows of pieces (file, offset), `rows` of each, as uint8, read lazily. Of each `head` rows, unless that is 0, even
     ones come first."""
     native = native_extension()
-    return native.file_bytes(pieces, rows=rows, row_bytes=row_bytes, head=head)  # type: ignore[no-any-return]
+    return native.file_bytes(pieces, rows=rows, row_bytes=row_bytes, head=head)
 
 
 def file_packed(
@@ -315,27 +315,27 @@ def file_packed(
 ) -> list[mx.array]:
     """The same of blocks of 32 weights, as MLX packs them: quanta, scales and biases."""
     layout = {"rows": rows, "row_bytes": row_bytes, "head": head, "bits": bits, "minima": minima}
-    return native_extension().file_packed(pieces, **layout)  # type: ignore[no-any-return]
+    return native_extension().file_packed(pieces, **layout)
 
 
 def linear(x: mx.array, weights: Any) -> mx.array:
     """x [..., columns] times the transpose of weights [rows, columns], with their bias."""
-    return native_extension().linear(x, weights)  # type: ignore[no-any-return]
+    return native_extension().linear(x, weights)
 
 
 def lookup_rows(ids: mx.array, weights: Any) -> mx.array:
     """The rows of packed weights by their ids."""
-    return native_extension().lookup(ids, weights)  # type: ignore[no-any-return]
+    return native_extension().lookup(ids, weights)
 
 
 def gather_experts(x: mx.array, indices: mx.array, weights: Any) -> mx.array:
     """x [..., columns] times the weights of the experts `indices` [..., k]: [..., k, rows]."""
-    return native_extension().gather(x, indices, weights)  # type: ignore[no-any-return]
+    return native_extension().gather(x, indices, weights)
 
 
 def gather_gated_experts(x: mx.array, indices: mx.array, experts: Sequence[Any], gating: GateCurve) -> mx.array:
     """The MLPs of the experts `indices` [..., k], whose weights are `experts` (gate, up, down): [..., k, rows]."""
-    return native_extension().gather_gated(x, indices, *experts, **gating._asdict())  # type: ignore[no-any-return]
+    return native_extension().gather_gated(x, indices, *experts, **gating._asdict())
 
 
 def short_convolution(weight: mx.array, bias: mx.array | None, *, silu: bool = False, gated: bool = False) -> Any:
@@ -419,22 +419,22 @@ class NativeLayerStack:
 
 
 def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
-    return native_extension().rms_norm(x, weight, eps)  # type: ignore[no-any-return]
+    return native_extension().rms_norm(x, weight, eps)
 
 
 def layer_norm(x: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float) -> mx.array:
-    return native_extension().layer_norm(x, weight, bias, eps)  # type: ignore[no-any-return]
+    return native_extension().layer_norm(x, weight, bias, eps)
 
 
 def gated_activation(kind: str, gate: mx.array, up: mx.array | None = None) -> mx.array:
     """act(gate) * up, where act is silu, gelu, gelu_tanh or sigmoid; without `up` of the halves of gate's last axis."""
     native = native_extension()
-    return native.gated(native.Gate[kind], gate, up)  # type: ignore[no-any-return]
+    return native.gated(native.Gate[kind], gate, up)
 
 
 def sample_tokens(logits: mx.array, draws: Sequence[tuple[float, int, float, float, float]]) -> mx.array:
     """A token for each row of logits [rows, vocab]; a draw is (temperature, top_k, top_p, min_p, number in [0, 1))."""
-    return native_extension().draw(logits, draws)  # type: ignore[no-any-return]
+    return native_extension().draw(logits, draws)
 
 
 def can_convolve() -> bool:
@@ -447,9 +447,9 @@ def convolve_rows(
 ) -> mx.array:
     """A convolution over time with `count` output rows: row r sees x[r + tap * dilation - front] by weight[tap], and
     zeros outside x [rows, inputs]; weight is [taps, inputs, outputs]. Only where `can_convolve`."""
-    return native_extension().convolve(x, weight, bias, dilation, front, count)  # type: ignore[no-any-return]
+    return native_extension().convolve(x, weight, bias, dilation, front, count)
 
 
 def snake_activation(x: mx.array, scale: mx.array, shift: mx.array, alpha: mx.array) -> mx.array:
     """v + sin(alpha * v)^2 / alpha for v = x * scale + shift. Only where `can_convolve`."""
-    return native_extension().snake(x, scale, shift, alpha)  # type: ignore[no-any-return]
+    return native_extension().snake(x, scale, shift, alpha)
