@@ -35,7 +35,7 @@ def open_container(
             if stream is None:
                 raise BadMedia(f"the file has no {'audio' if kind == 'audio' else 'video, only audio'}.")
             if stream.codec_context is None:
-                raise BadMedia(f"the {kind} has an unknown codec. Convert it.")
+                raise BadMedia(f"the {kind} is packed in a way that nobody here knows. Convert it.")
             stream.codec_context.thread_count = threads
             yield container, stream
     except (av.FFmpegError, ValueError, EOFError) as error:
