@@ -1,4 +1,4 @@
-# Before any module of this package imports mlx, which binds its BLAS then.
+# Before any module of this package imports mlx, which binds its BLAS on import.
 from ingot.kernels.cpu import fastblas
 
 fastblas.install()

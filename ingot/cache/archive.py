@@ -1,11 +1,10 @@
-"""Cached prefixes in a file, and what is written of a record wherever it goes: which tokens, which tensors, in what
-order.
+"""Archives of cached prefixes, and the description of a stored record that archives and the disk tier share.
 
-An archive is a safetensors file whose header says what the prefixes depend on, under a checksum and a seal. The
-header's metadata begins with a checksum of the header, with zeros in the place of checksum and mac, and of all data;
-then the mac of that checksum by a secret of the server's own; then a manifest (format version, key, the tree of
-pieces). A file that is not whole, that was sealed with another secret or made under another key is refused by name;
-nothing in it is read before checksum and mac are right. Pure Python: tensors are bytes here.
+An archive is a safetensors file. Its header's metadata begins with a checksum of the header (with zeros for the
+checksum and the MAC) and of all data; then the MAC of that checksum under the server's secret; then a manifest: format
+version, key (all that the KV depends on), and the tree of records. A file that is incomplete, was sealed with another
+secret or was made under another key is refused with an error that says so. Nothing in it is read before checksum and
+MAC are verified. Pure Python: tensors are bytes here.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ class TensorShape:
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """The tokens of one node of the index, and what its record holds, in order.
+    """The tokens of one node of the index, and the tensors of its record.
 
-    `deltas` has (begin, end, number of tensors) of each layer, None for recurrent ones; `checkpoint` says which parts
-    of each layer's state there are.
+    `deltas` has (begin, end, number of tensors) for each layer, None for recurrent ones; `checkpoint` has which parts
+    of each layer's state are stored.
     """
 
     tokens: tuple[int, ...]
@@ -61,14 +60,13 @@ class StoredRecord:
 
     @property
     def whole(self) -> bool:
-        """Whether there are as many tensors as it speaks of, and some tokens."""
-        held = sum(delta[2] for delta in self.deltas if delta is not None)
-        held += sum(sum(layer) for layer in self.checkpoint or ())
-        return bool(self.tokens) and held == len(self.tensors)
+        """Whether it has tokens, and as many tensors as it describes."""
+        described = sum(delta[2] for delta in self.deltas if delta is not None)
+        described += sum(sum(layer) for layer in self.checkpoint or ())
+        return bool(self.tokens) and described == len(self.tensors)
 
 
 def record_as_json(record: StoredRecord) -> dict[str, Any]:
-    """As JSON has it."""
     return {
         "tokens": record.tokens,
         "begin": record.begin,
@@ -79,82 +77,102 @@ def record_as_json(record: StoredRecord) -> dict[str, Any]:
     }
 
 
-def record_fields_from_json(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """A record's fields, from what `record_as_json` made. Raises TypeError, ValueError or KeyError where it makes no
-    sense."""
-    checkpoint = stated["checkpoint"]
+def record_fields_from_json(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The reverse of `record_as_json`. Raises TypeError, ValueError or KeyError where the fields are invalid."""
+    checkpoint = fields["checkpoint"]
     return {
-        "tokens": tuple(int(token) for token in stated["tokens"]),
-        "begin": int(stated["begin"]),
-        "landmark": bool(stated["landmark"]),
-        "deltas": tuple(None if delta is None else _parse_delta(delta) for delta in stated["deltas"]),
-        "checkpoint": None
-        if checkpoint is None
-        else tuple(tuple(bool(part) for part in layer) for layer in checkpoint),
-        "tensors": tuple(_parse_tensor(tensor) for tensor in stated["tensors"]),
+        "tokens": tuple(int(token) for token in fields["tokens"]),
+        "begin": int(fields["begin"]),
+        "landmark": bool(fields["landmark"]),
+        "deltas": tuple(None if delta is None else _parse_delta(delta) for delta in fields["deltas"]),
+        "checkpoint": None if checkpoint is None else tuple(tuple(map(bool, layer)) for layer in checkpoint),
+        "tensors": tuple(_parse_tensor(tensor) for tensor in fields["tensors"]),
     }
 
 
-def safetensors_entries(names: Sequence[str], tensors: Sequence[TensorShape]) -> dict[str, Any]:
-    """Tensors that lie one behind another, as a safetensors header states them."""
-    stated, at = {}, 0
-    for name, tensor in zip(names, tensors, strict=True):
-        offsets = [at, at + tensor.nbytes]
-        stated[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": offsets}
-        at += tensor.nbytes
-    return stated
-
-
-def _parse_delta(stated: Sequence[Any]) -> tuple[int, int, int]:
-    begin, end, count = (int(number) for number in stated)
+def _parse_delta(fields: Sequence[Any]) -> tuple[int, int, int]:
+    begin, end, count = map(int, fields)
     return begin, end, count
 
 
-def _parse_tensor(stated: Sequence[Any]) -> TensorShape:
-    dtype, *shape = stated
+def _parse_tensor(fields: Sequence[Any]) -> TensorShape:
+    dtype, *shape = fields
     if dtype not in DTYPE_BYTES or not all(isinstance(size, int) and 0 < size < 1 << 32 for size in shape):
         raise ValueError("no tensor")
     return TensorShape(dtype, tuple(shape))
 
 
+SEAL_DIGITS = 64
+NO_SEAL = "0" * SEAL_DIGITS
+SEALED_HEADER = re.compile(rb'\{"__metadata__": \{"checksum": "([0-9a-f]{64})", "mac": "([0-9a-f]{64})", "ingot": "')
+"""How a header begins that has a checksum and a MAC."""
+
+
+def safetensors_header(manifest: Mapping[str, Any], tensors: Mapping[str, TensorShape]) -> bytes:
+    """A header with zeros for its checksum and its MAC, of tensors that lie one behind another, without its length."""
+    entries, at = {}, 0
+    for name, tensor in tensors.items():
+        offsets = [at, at + tensor.nbytes]
+        entries[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": offsets}
+        at += tensor.nbytes
+    metadata = {"checksum": NO_SEAL, "mac": NO_SEAL, "ingot": json.dumps(manifest)}
+    raw = json.dumps({"__metadata__": metadata, **entries}).encode()
+    return raw + b" " * (-len(raw) % 8)
+
+
+def with_seal(header: bytes, checksum: str = NO_SEAL, mac: str = NO_SEAL) -> bytes:
+    """The header with this checksum and MAC."""
+    found = SEALED_HEADER.match(header)
+    assert found is not None
+    (checksum_at, checksum_end), (mac_at, mac_end) = found.span(1), found.span(2)
+    parts = header[:checksum_at], checksum.encode(), header[checksum_end:mac_at], mac.encode(), header[mac_end:]
+    return b"".join(parts)
+
+
+def header_manifest(header: bytes) -> Any:
+    """Raises KeyError, TypeError, ValueError or RecursionError where there is none."""
+    return json.loads(json.loads(header)["__metadata__"]["ingot"])
+
+
+def hex_mac(secret: bytes, text: str) -> str:
+    return hmac.new(secret, text.encode(), "sha256").hexdigest()
+
+
 ARCHIVE_FORMAT = "ingot kept prefixes, version 2"
-DIGITS = 64
-ZEROS = "0" * DIGITS
 LONGEST_HEADER = 1 << 28
 _CHUNK_BYTES = 1 << 20
-_OPENING = re.compile(rb'\{"__metadata__": \{"checksum": "([0-9a-f]{64})", "mac": "([0-9a-f]{64})", "ingot": "')
 
 
 class ArchiveError(BadRequest):
-    """A file of kept prefixes that is foreign, damaged or not one at all."""
+    """An archive that is foreign or damaged, or a file that is none."""
 
     code = "invalid_archive"
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveSeal:
-    """What a file is bound to: all that the states in it depend on, and the secret of whoever may have made it."""
+    """What an archive is bound to: all that its KV depends on, and the secret of the server that made it."""
 
     key: Mapping[str, str]
     secret: bytes
 
     def mac(self, checksum: str) -> str:
-        return hmac.new(self.secret, checksum.encode(), "sha256").hexdigest()
+        return hex_mac(self.secret, checksum)
 
 
 def check_still_wanted(going: Callable[[], bool]) -> None:
-    """Raises Cancelled where `going` says that nobody waits for the work any more."""
+    """Raises Cancelled where `going` says that the client has left."""
     if not going():
-        raise Cancelled("Nobody waits for the file any more.")
+        raise Cancelled("The client is gone.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivedRecord(StoredRecord):
-    """One node of the index: its tokens go on where an earlier piece's end."""
+    """One node of the index. Its tokens continue where those of an earlier record end."""
 
     salt: str
-    parent: int  # the number of an earlier piece, or -1
-    lora: str = ""  # the digest of the adapter that its states went through
+    parent: int  # the number of an earlier record, or -1
+    lora: str = ""  # the digest of the adapter that its KV was computed with
 
     @classmethod
     def of(cls, record: StoredRecord, *, salt: str, parent: int, lora: str = "") -> ArchivedRecord:
@@ -168,17 +186,17 @@ def write_archive(
     pieces: Iterable[tuple[ArchivedRecord, Sequence[bytes]]],
     going: Callable[[], bool],
 ) -> list[ArchivedRecord]:
-    """Write pieces, each with the bytes of its tensors in order, as they come; returns them. Raises Cancelled once
-    `going` says no. The header comes first and names all of them: until they are known their data waits beside it."""
-    known: list[ArchivedRecord] = []
+    """Write records, each with the bytes of its tensors in order, as they come; returns them. Raises Cancelled once
+    `going` says no. The header comes first and describes all of them, so their data waits in a temporary file."""
+    written: list[ArchivedRecord] = []
     with path.open("wb") as file, TemporaryFile(dir=path.parent) as waiting:
         for piece, data in pieces:
-            known.append(piece)
+            written.append(piece)
             for raw, tensor in zip(data, piece.tensors, strict=True):
                 assert len(raw) == tensor.nbytes
                 waiting.write(raw)
-        header = _encode_header(seal.key, known)
-        digest = blake2b(header, digest_size=DIGITS // 2)
+        header = _encode_header(seal.key, written)
+        digest = blake2b(header, digest_size=SEAL_DIGITS // 2)
         file.write(len(header).to_bytes(8, "little") + header)
         waiting.seek(0)
         while part := waiting.read(_CHUNK_BYTES):
@@ -186,35 +204,23 @@ def write_archive(
             digest.update(part)
             file.write(part)
         file.seek(8)
-        file.write(_with_seal(header, digest.hexdigest(), seal.mac(digest.hexdigest())))
-    return known
-
-
-def _with_seal(header: bytes, checksum: str, mac: str) -> bytes:
-    """The header with these in their places."""
-    opening = _OPENING.match(header)
-    assert opening is not None
-    (checksum_at, checksum_end), (mac_at, mac_end) = opening.span(1), opening.span(2)
-    parts = header[:checksum_at], checksum.encode(), header[checksum_end:mac_at], mac.encode(), header[mac_end:]
-    return b"".join(parts)
+        file.write(with_seal(header, digest.hexdigest(), seal.mac(digest.hexdigest())))
+    return written
 
 
 def _encode_header(key: Mapping[str, str], pieces: Sequence[ArchivedRecord]) -> bytes:
-    manifest = {"format": ARCHIVE_FORMAT, "key": dict(key), "pieces": [_piece_as_json(piece) for piece in pieces]}
-    metadata = {"checksum": ZEROS, "mac": ZEROS, "ingot": json.dumps(manifest)}
-    names = [f"{number}.{place}" for number, piece in enumerate(pieces) for place in range(len(piece.tensors))]
-    tensors = [tensor for piece in pieces for tensor in piece.tensors]
-    raw = json.dumps({"__metadata__": metadata, **safetensors_entries(names, tensors)}).encode()
-    return raw + b" " * (-len(raw) % 8)
-
-
-def _piece_as_json(piece: ArchivedRecord) -> dict[str, Any]:
-    return {"salt": piece.salt, "parent": piece.parent, "lora": piece.lora, **record_as_json(piece)}
+    records = [
+        {"salt": piece.salt, "parent": piece.parent, "lora": piece.lora, **record_as_json(piece)} for piece in pieces
+    ]
+    tensors = {
+        f"{number}.{index}": tensor for number, piece in enumerate(pieces) for index, tensor in enumerate(piece.tensors)
+    }
+    return safetensors_header({"format": ARCHIVE_FORMAT, "key": dict(key), "pieces": records}, tensors)
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A file that was found whole and fitting."""
+    """A file that was verified, and whose key is this server's."""
 
     path: Path
     pieces: tuple[ArchivedRecord, ...]
@@ -222,80 +228,84 @@ class Archive:
 
     @classmethod
     def open(cls, path: Path, seal: ArchiveSeal, going: Callable[[], bool]) -> Archive:
-        """Raises ArchiveError that says what is wrong with the file, and Cancelled once `going` says no."""
+        """Raises ArchiveError where something is wrong with the file, and Cancelled once `going` says no."""
         with path.open("rb") as file:
             header = _read_header(file)
             _check_seal(file, header, seal, going)
         manifest = _manifest(header)
         _check_key(manifest.get("key"), seal.key)
         try:
-            pieces = tuple(_parse_piece(stated) for stated in manifest["pieces"])
+            pieces = tuple(_parse_piece(fields) for fields in manifest["pieces"])
         except (TypeError, ValueError, KeyError):
-            raise _damaged_archive("its list of pieces makes no sense") from None
+            raise _damaged_archive("its list of records is invalid") from None
         _check_tree(pieces)
         if sum(piece.nbytes for piece in pieces) != path.stat().st_size - 8 - len(header):
-            raise _damaged_archive("its data is not as long as its header says")
+            raise _damaged_archive("its data does not have the length that its header states")
         return cls(path, pieces, 8 + len(header))
 
     def data(self) -> Iterable[list[bytes]]:
-        """Each piece's tensors, in order."""
+        """Each record's tensors, in order."""
         with self.path.open("rb") as file:
             file.seek(self.offset)
             for piece in self.pieces:
                 yield [file.read(tensor.nbytes) for tensor in piece.tensors]
 
 
-def _damaged_archive(how: str) -> ArchiveError:
-    return ArchiveError(f"The file is damaged: {how}.")
+def _damaged_archive(problem: str) -> ArchiveError:
+    return ArchiveError(f"The file is damaged: {problem}.")
 
 
 def _read_header(file: BinaryIO) -> bytes:
     length = int.from_bytes(file.read(8), "little")
     header = file.read(length) if 0 < length <= LONGEST_HEADER else b""
     if not header or len(header) != length:
-        raise ArchiveError("The file is no archive of kept prefixes, or only the beginning of one.")
+        raise ArchiveError("The file is not an archive of cached prefixes, or it is truncated.")
     return header
 
 
 def _check_seal(file: BinaryIO, header: bytes, seal: ArchiveSeal, going: Callable[[], bool]) -> None:
-    """Of a file that was read up to the header's end."""
-    opening = _OPENING.match(header)
-    if opening is None:
-        raise ArchiveError(f"The file is no archive of kept prefixes that this server reads ({ARCHIVE_FORMAT}).")
-    checksum, mac = opening[1].decode(), opening[2].decode()
-    digest = blake2b(_with_seal(header, ZEROS, ZEROS), digest_size=DIGITS // 2)
-    while piece := file.read(_CHUNK_BYTES):
+    """`file` was read up to the header's end."""
+    found = SEALED_HEADER.match(header)
+    if found is None:
+        raise _unknown_format()
+    checksum, mac = found[1].decode(), found[2].decode()
+    digest = blake2b(with_seal(header), digest_size=SEAL_DIGITS // 2)
+    while part := file.read(_CHUNK_BYTES):
         check_still_wanted(going)
-        digest.update(piece)
+        digest.update(part)
     if digest.hexdigest() != checksum:
-        raise _damaged_archive("its checksum is not that of what is in it")
+        raise _damaged_archive("its checksum does not match its contents")
     if not hmac.compare_digest(mac, seal.mac(checksum)):
         raise ArchiveError(
-            "The file was sealed with another server's key. Servers that share one (--archive-key-file) take each "
+            "The file was sealed with another server's key. Servers that share a key (--archive-key-file) accept each "
             "other's files."
         )
 
 
+def _unknown_format() -> ArchiveError:
+    return ArchiveError(f"The file is not an archive of cached prefixes that this server can read ({ARCHIVE_FORMAT}).")
+
+
 def _manifest(header: bytes) -> dict[str, Any]:
     try:
-        manifest = json.loads(json.loads(header)["__metadata__"]["ingot"])
+        manifest = header_manifest(header)
     except (KeyError, TypeError, ValueError, RecursionError):
         manifest = None
     if not isinstance(manifest, dict) or manifest.get("format") != ARCHIVE_FORMAT:
-        raise ArchiveError(f"The file is no archive of kept prefixes that this server reads ({ARCHIVE_FORMAT}).")
+        raise _unknown_format()
     return manifest
 
 
-def _check_key(stated: object, key: Mapping[str, str]) -> None:
-    held = stated if isinstance(stated, dict) else {}
-    differing = [name for name in key if held.get(name) != key[name]]
+def _check_key(file_key: object, key: Mapping[str, str]) -> None:
+    values = file_key if isinstance(file_key, dict) else {}
+    differing = [name for name in key if values.get(name) != key[name]]
     if differing:
         raise ArchiveError(f"The file was made with another {' and another '.join(differing)} than this server's.")
 
 
-def _parse_piece(stated: dict[str, Any]) -> ArchivedRecord:
-    salt, lora = str(stated["salt"]), str(stated.get("lora", ""))
-    return ArchivedRecord(**record_fields_from_json(stated), salt=salt, parent=int(stated["parent"]), lora=lora)
+def _parse_piece(fields: dict[str, Any]) -> ArchivedRecord:
+    salt, lora = str(fields["salt"]), str(fields.get("lora", ""))
+    return ArchivedRecord(**record_fields_from_json(fields), salt=salt, parent=int(fields["parent"]), lora=lora)
 
 
 def _check_tree(pieces: Sequence[ArchivedRecord]) -> None:
@@ -304,4 +314,4 @@ def _check_tree(pieces: Sequence[ArchivedRecord]) -> None:
         begins = 0 if piece.parent == -1 else parent.end if parent is not None else -1
         same = parent is None or (parent.salt, parent.lora) == (piece.salt, piece.lora)
         if piece.begin != begins or not same or not piece.whole:
-            raise _damaged_archive(f"its piece {number} does not fit the others")
+            raise _damaged_archive(f"its record {number} does not fit the others")

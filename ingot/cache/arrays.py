@@ -1,4 +1,4 @@
-"""Arrays whose first axis is slots: made longer, and copied."""
+"""Resizing and copying arrays whose first axis is slots."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def resize_rows(array: mx.array, rows: int) -> mx.array:
 
 
 def pad_to_length(array: mx.array, other: mx.array) -> mx.array:
-    """`array` with zeros in front, so that its second axis is as long as `other`'s if that is longer."""
+    """`array` with zeros in front, so that its second axis is at least as long as that of `other`."""
     missing = other.shape[1] - array.shape[1] if other.ndim > 1 else 0
     if missing <= 0:
         return array
@@ -20,9 +20,9 @@ def pad_to_length(array: mx.array, other: mx.array) -> mx.array:
 
 
 def copy_array(array: mx.array) -> mx.array:
-    """In memory of its own, whatever it is a view of: `mx.contiguous`, a slice and an assignment that covers an array
-    whole may all share it. In two pieces, as one would be handed on as it is; gathering would copy it, but takes long
-    on CPUs."""
+    """A copy in memory of its own. `mx.contiguous`, a full slice and an assignment of a whole array may share memory
+    with the original, as may a concatenation of one piece; so it is concatenated from two. Gathering is slow on
+    CPUs."""
     if not array.size:
         return mx.zeros(array.shape, array.dtype)
     axis = next((axis for axis in _axes_by_preference(array.ndim) if array.shape[axis] > 1), None)
@@ -32,5 +32,5 @@ def copy_array(array: mx.array) -> mx.array:
 
 
 def _axes_by_preference(axes: int) -> list[int]:
-    """The axes to cut along: tokens first, as their pieces are long."""
+    """The axes to split along: tokens first, as that gives long pieces."""
     return [axis for axis in (axes - 2, axes - 1) if axis >= 0] + list(range(axes - 2))

@@ -1,19 +1,19 @@
-"""Live layer states as models see them: the caches that mlx-lm's code calls while a forward batch is open.
+"""Live states of attention layers: the caches that mlx-lm's code calls while a forward batch is open.
 
-*Append* layers see every key and value, *window* layers the last few: what they hold lies in pages. `make_layer_state`
-gives the state for each of mlx-lm's caches.
+*Append* layers see every key and value, *window* layers the last few; both are stored in pages. `make_layer_state`
+returns the state for each of mlx-lm's caches.
 
-For long prompts, a layer's attention may see only some of the pages before it (`PageSelection`). A page is known by the
-mean of its keys. It is worth the largest share of attention that any of the tokens that ask, in any head, would give to
-that; the first page, which attention rests on, and the newest are always seen. Where attention is native, it chooses so
-by itself (`native/src/choice.h`). Only the engine thread may call anything here.
+For long prompts, attention may be limited to some of the earlier pages (`PageSelection`). A page is represented by the
+mean of its keys, and scored by the largest attention weight that any sampled query, in any head, gives to that mean.
+The first page (the attention sink) and the newest ones are always selected. Native attention selects pages itself
+(`native/src/choice.h`). Only the engine thread may call anything here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import mlx.core as mx
 
@@ -37,19 +37,21 @@ from ingot.kernels.paged_attention.inputs import KernelRows
 from ingot.kernels.paged_attention.shapes import AttentionShape
 from ingot.upstream import caches
 
+T = TypeVar("T")
+
 
 class PageChooser(Protocol):
-    """Which pages tokens see, where that is not all of them: see `PageChoice`."""
+    """Selects the pages that tokens see: see `PageSelection`."""
 
     @property
     def limits(self) -> PageChoiceLimits:
-        """What native attention chooses by."""
+        """For native attention, which selects pages itself."""
 
     def __call__(self, queries: mx.array, scale: float, start: int) -> mx.array | None: ...
 
 
 class AppendState(LayerState):
-    """Keys and values in the pages of a group. They come from `storage`, which is made when the first are written."""
+    """Keys and values in the pages of a group. `storage` is made when the first are written."""
 
     kind: LayerKind = "append"
     window: int | None = None
@@ -59,15 +61,15 @@ class AppendState(LayerState):
         self.group: PageGroup
         self.storage: KVStorage | None = None
         self.kept: mx.Dtype | None = None
-        """What keys and values are rounded to; None: they stay as they are computed."""
+        """The dtype that keys and values are stored in; None: the one they are computed in."""
         self.kernels: CheckedKernels | None = None
-        """Of the GPU that it lives on."""
+        """The GPU's kernels."""
         self.query_observer: Callable[[Any], None] | None = None
-        """Is told what tokens ask of the keys, by attention that is ours, while somebody looks on."""
+        """Called with the queries of each batch by our attention."""
         self.choice: PageChooser | None = None
-        """Says which pages of its only row tokens see, by what some of them ask, while somebody reads so."""
+        """Selects the pages that the tokens of the only row see, where not all are."""
         self.shown: mx.array | None = None
-        """What it said of the launch that is being computed; None: they see all, or native attention chooses."""
+        """The pages it selected for the batch being computed; None: all, or native attention selects."""
 
     @property
     def stored(self) -> KVStorage:
@@ -75,8 +77,8 @@ class AppendState(LayerState):
         return self.storage
 
     def reserve(self, heads: int, size: int, dtype: mx.Dtype) -> ReservedStorage | None:
-        """Storage for the native kernels; None where there is another already. `dtype` is what keys and values are
-        computed in."""
+        """Storage for the native kernels; None where there is another kind already. Keys and values are computed in
+        `dtype`."""
         if self.storage is None:
             layers = sum(isinstance(state, AppendState) for state in self.neighbours)
             self.storage = ReservedStorage(self.group, layers, heads, (size, size), self.kept or dtype)
@@ -85,15 +87,13 @@ class AppendState(LayerState):
     def pending(self) -> list[mx.array]:
         return [] if self.storage is None else self.storage.pending()
 
-    # What models ask for.
-
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         flat = (part.swapaxes(1, 2).flatten(0, 1) for part in (keys, values))
         self.write(*flat)
         return self.keys_and_values()
 
     def write(self, keys: mx.array, values: mx.array) -> None:
-        """Store keys and values [tokens, heads, size] of all tokens of what is open."""
+        """Store keys and values [tokens, heads, size] of all tokens of the open batch."""
         storage = self.provided(keys.shape[1], (keys.shape[2], values.shape[2]), keys.dtype)
         if isinstance(storage, KernelStorage):
             storage.write_at(keys, values, self.places(storage))
@@ -101,28 +101,21 @@ class AppendState(LayerState):
             storage.write(keys, values, self._runs)
 
     def provided(self, heads: int, sizes: tuple[int, int], dtype: mx.Dtype) -> KVStorage:
-        """What is there, or is made for keys and values like these."""
+        """The layer's storage, made on first use for such keys and values."""
         if self.storage is None:
-            self.storage = self._made(heads, sizes, self.kept or dtype)
+            self.storage = self._make_storage(heads, sizes, self.kept or dtype)
         return self.storage
 
     def places(self, storage: KernelStorage) -> mx.array:
-        """Where the kernels write each token of what is open."""
-        memo, key = self.opened.memo, ("places", self.group.number)
-        if key not in memo:
-            memo[key] = storage.places(self._runs)
-        places: mx.array = memo[key]
-        return places
+        """Where the kernels write each token of the open batch."""
+        return _memoised(self.opened.memo, ("places", self.group.number), lambda: storage.places(self._runs))
 
     @property
     def _runs(self) -> list[TokenRun]:
-        memo, key = self.opened.memo, ("runs", self.group.number)
-        if key not in memo:
-            memo[key] = token_runs(self.opened, self.group)
-        runs: list[TokenRun] = memo[key]
-        return runs
+        opened = self.opened
+        return _memoised(opened.memo, ("runs", self.group.number), lambda: token_runs(opened, self.group))
 
-    def _made(self, heads: int, sizes: tuple[int, int], dtype: mx.Dtype) -> SlabStorage:
+    def _make_storage(self, heads: int, sizes: tuple[int, int], dtype: mx.Dtype) -> SlabStorage:
         kernel = (
             None if self.kernels is None else self.kernels.attention(AttentionShape(heads, heads, *sizes, PAGE), dtype)
         )
@@ -131,20 +124,22 @@ class AppendState(LayerState):
         return KernelStorage(self.group, heads, sizes, dtype, kernel, self.kernels)
 
     def kernel_rows(self, storage: KernelStorage, mixed: MixedBatch, numbers: Sequence[int]) -> KernelRows:
-        """The rows of some launches of a mixed one, as the kernels take them."""
-        key = ("rows", self.group.number, tuple(numbers))
-        if key not in mixed.memo:
+        """The rows of some parts of a mixed batch, as the kernels take them."""
+
+        def make() -> KernelRows:
             parts = [mixed.parts[number] for number in numbers]
             tables = [table for part in parts for table in self.tables(part)]
             lengths = [start + part.width for part in parts for start in part.starts]
             counts = [part.width for part in parts for _ in part.rows]
-            mixed.memo[key] = storage.rows(tables, lengths, counts)
-        rows: KernelRows = mixed.memo[key]
+            return storage.rows(tables, lengths, counts)
+
+        rows = _memoised(mixed.memo, ("rows", self.group.number, tuple(numbers)), make)
         return rows if self.shown is None else rows.narrowed(self.shown, PAGE)
 
     @contextmanager
     def selecting_pages(self, queries: mx.array, scale: float, mixed: MixedBatch) -> Iterator[None]:
-        """While this is open, the tokens of a launch of one row, some of which ask so, see what is chosen for them."""
+        """While this is open, the tokens of a batch of one row see only the pages selected for these sampled
+        queries."""
         assert self.choice is not None
         [[start]] = [part.starts for part in mixed.parts]
         self.shown = self.choice(queries, scale, start)
@@ -154,79 +149,58 @@ class AppendState(LayerState):
             self.shown = None
 
     def seen(self, table: PageTable, start: int) -> tuple[Sequence[int], int]:
-        """The pages of a row that tokens from place `start` on see, their own among them, and the place that this one
-        has there."""
+        """The pages of a row that tokens from index `start` on see, including their own, and the index of the first of
+        these tokens within those pages."""
         if self.shown is None:
             return table.numbers, start - table.first * PAGE
-        chosen: list[int] = self.shown.tolist()  # type: ignore[assignment]
-        own = start // PAGE
-        return [*(table.numbers[page] for page in chosen), *table.numbers[own:]], len(chosen) * PAGE + start % PAGE
+        selected: list[int] = self.shown.tolist()  # type: ignore[assignment]
+        own = table.numbers[start // PAGE :]
+        return [*(table.numbers[page] for page in selected), *own], len(selected) * PAGE + start % PAGE
 
-    def tables(self, launch: ForwardBatch) -> list[PageTable]:
-        return [row.tables[self.group.number] for row in launch.rows]
+    def tables(self, batch: ForwardBatch) -> list[PageTable]:
+        return [row.tables[self.group.number] for row in batch.rows]
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """Keys and values [rows, heads, tokens, size] that the open launch's rows hold, from each one's first page on,
-        with zeros behind shorter ones."""
-        launch = self.open_batch
+        """Keys and values [rows, heads, tokens, size] of the open batch's rows, from each one's first page on, with
+        zeros behind shorter ones."""
+        batch = self.open_batch
         if self.shown is not None:
-            return self._shown_keys_and_values(launch)
-        seen = _page_gathering(launch, self.group)
-        read = [self.stored.gathered(index) for index in seen.indexes]
+            [table], [start] = self.tables(batch), batch.starts
+            pages, first = self.seen(table, start)
+            keys, values = self.stored.gathered(self.group.index(pages, 0))
+            end = first + batch.width
+            return keys[:, :, :end], values[:, :, :end]
+        rows = _memoised(batch.memo, ("gathering", self.group.number), lambda: PageGathering(batch, self.group))
+        read = [self.stored.gathered(index) for index in rows.indexes]
         keys, values = (_stack_rows(list(parts)) for parts in zip(*read, strict=True))
-        keys, values = keys[:, :, : seen.end], values[:, :, : seen.end]
-        if seen.shown is not None:
-            # What lies behind a row's end is another's, or nothing at all, and may be no number: it must not be met,
+        keys, values = keys[:, :, : rows.end], values[:, :, : rows.end]
+        if rows.valid is not None:
+            # Behind a row's end is another row's data, or uninitialised memory that may be NaN: it must not contribute,
             # not even with a weight of zero.
-            keys, values = (mx.where(seen.shown, part, mx.zeros((), part.dtype)) for part in (keys, values))
+            keys, values = (mx.where(rows.valid, part, mx.zeros((), part.dtype)) for part in (keys, values))
         return keys, values
 
-    def _shown_keys_and_values(self, launch: ForwardBatch) -> tuple[mx.array, mx.array]:
-        [table], [start] = self.tables(launch), launch.starts
-        pages, place = self.seen(table, start)
-        keys, values = self.stored.gathered(self.group.index(pages, 0))
-        end = place + launch.width
-        return keys[:, :, :end], values[:, :, :end]
-
-    def firsts(self, launch: ForwardBatch) -> list[int]:
-        """The place of the first token that each row holds."""
-        return [table.first * PAGE for table in self.tables(launch)]
+    def firsts(self, batch: ForwardBatch) -> list[int]:
+        """The index of the first token that each row has stored."""
+        return [table.first * PAGE for table in self.tables(batch)]
 
     def bidirectional_mask(self, window: int | None) -> mx.array | None:
-        """What the tokens of the open launch see, of one row, that all see each other."""
-        launch = self.open_batch
-        (first,), (start,) = self.firsts(launch), launch.starts
-        return bidirectional_mask(start, first, launch.width, start + launch.width - first, window)
+        """The mask of the open batch, of one row, whose tokens all see each other."""
+        batch = self.open_batch
+        (first,), (start,) = self.firsts(batch), batch.starts
+        return bidirectional_mask(start, first, batch.width, start + batch.width - first, window)
 
     def _masks(self, parts: tuple[AttentionMask, ...], window_size: int | None) -> PerBatch:
         assert self.whole is not None
         return BatchMasks(self.whole, parts, window_size)
 
     def _mask(self, width: int, return_array: bool, window_size: int | None) -> AttentionMask:
-        launch = self.open_batch
-        if not launch.ragged and window_size is None and not return_array:
+        batch = self.open_batch
+        if not batch.ragged and window_size is None and not return_array:
             return None if width == 1 else "causal"
-        return causal_mask(launch.starts, [0] * launch.count, width, max(launch.starts) + width, window_size)
+        return causal_mask(batch.starts, [0] * batch.count, width, max(batch.starts) + width, window_size)
 
-    # DeepSeek 3.2 and MiniMax M3 tie the keys of their index to others, to have them evaluated; ours are `pending`.
-
-    @property
-    def keys(self) -> mx.array:
-        return mx.zeros(0)
-
-    @keys.setter
-    def keys(self, tied: mx.array) -> None:
-        pass
-
-    @property
-    def values(self) -> mx.array:
-        return mx.zeros(0)
-
-    @values.setter
-    def values(self, tied: mx.array) -> None:
-        pass
-
-    # Llama 4's chunked attention masks for itself and asks its cache to forget; this one need not.
+    # Llama 4's chunked attention makes its own masks and asks its cache to trim its front, which is not needed here.
 
     start_position = 0
 
@@ -243,65 +217,59 @@ class WindowState(AppendState):
         super().__init__()
         self.window: int = window
         self.asked = window
-        """The widest window that the model's masks have shown it."""
+        """The widest window of the model's own masks."""
 
     def _masks(self, parts: tuple[AttentionMask, ...], window_size: int | None) -> PerBatch:
         return super()._masks(parts, window_size or self.window)
 
     def _mask(self, width: int, return_array: bool, window_size: int | None) -> AttentionMask:
-        launch = self.open_batch
+        batch = self.open_batch
         window = window_size or self.window
         self.asked = max(self.asked, window)
-        firsts = self.firsts(launch)
-        end = max(start - first for start, first in zip(launch.starts, firsts, strict=True)) + width
-        if launch.count == 1 and end <= window and not return_array:
+        firsts = self.firsts(batch)
+        end = max(start - first for start, first in zip(batch.starts, firsts, strict=True)) + width
+        if batch.count == 1 and end <= window and not return_array:
             return None if width == 1 else "causal"
-        return causal_mask(launch.starts, firsts, width, end, window)
+        return causal_mask(batch.starts, firsts, width, end, window)
 
 
 class PageGathering:
-    """The pages that the rows of a launch hold in a group: as many for each as the longest has."""
+    """The pages of a batch's rows in a group, padded to the length of the longest."""
 
-    def __init__(self, launch: ForwardBatch, group: PageGroup) -> None:
-        tables = [row.tables[group.number] for row in launch.rows]
-        ends = [start + launch.width - table.first * PAGE for start, table in zip(launch.starts, tables, strict=True)]
+    def __init__(self, batch: ForwardBatch, group: PageGroup) -> None:
+        tables = [row.tables[group.number] for row in batch.rows]
+        ends = [start + batch.width - table.first * PAGE for start, table in zip(batch.starts, tables, strict=True)]
         self.end, pages = max(ends), max(len(table.numbers) for table in tables)
         self.indexes: list[PageIndex] = [
             group.index([*table.numbers, *[table.numbers[-1]] * (pages - len(table.numbers))], table.coded)
             for table in tables
         ]
-        self.shown = None if len(set(ends)) == 1 else _valid_places(ends, self.end)
+        ragged = (mx.arange(self.end) < mx.array(ends)[:, None])[:, None, :, None] if len(set(ends)) > 1 else None
+        self.valid: mx.array | None = ragged
+        """Where shorter rows have tokens."""
 
 
 def _stack_rows(rows: list[mx.array]) -> mx.array:
     return rows[0] if len(rows) == 1 else mx.concatenate(rows)
 
 
-def _valid_places(ends: list[int], end: int) -> mx.array:
-    return (mx.arange(end) < mx.array(ends)[:, None])[:, None, :, None]
-
-
-def _page_gathering(launch: ForwardBatch, group: PageGroup) -> PageGathering:
-    key = ("gathering", group.number)
-    if key not in launch.memo:
-        launch.memo[key] = PageGathering(launch, group)
-    gathering: PageGathering = launch.memo[key]
-    return gathering
+def _memoised(memo: dict[object, Any], key: object, make: Callable[[], T]) -> T:
+    """What is made once for all layers of a batch."""
+    if key not in memo:
+        memo[key] = make()
+    value: T = memo[key]
+    return value
 
 
 def token_runs(opened: ForwardBatch | MixedBatch, group: PageGroup) -> list[TokenRun]:
-    """Where the tokens of a launch are written."""
+    """Where the tokens of a batch are written."""
     parts = opened.parts if isinstance(opened, MixedBatch) else (opened,)
     runs: list[TokenRun] = []
     token = 0
     for part in parts:
         for row, start in zip(part.rows, part.starts, strict=True):
-            table, place, end = row.tables[group.number], start, start + part.width
-            while place < end:
-                count = min(PAGE - place % PAGE, end - place)
-                slot = group.slot_of(table.numbers[place // PAGE - table.first])
-                runs.append((token, count, slot, place % PAGE))
-                token, place = token + count, place + count
+            runs += group.runs(row.tables[group.number], start, start + part.width, token)
+            token += part.width
     return runs
 
 
@@ -317,9 +285,9 @@ class CompositeState(LayerState):
     def whole(self) -> MixedBatch | None:
         return self.caches[0].whole
 
-    def open(self, launch: ForwardBatch) -> None:
+    def open(self, batch: ForwardBatch) -> None:
         for part in self.caches:
-            part.open(launch)
+            part.open(batch)
 
     def close(self) -> None:
         for part in self.caches:
@@ -334,46 +302,40 @@ def flatten_states(layers: Iterable[LayerState]) -> list[LayerState]:
     return [part for layer in layers for part in (layer.caches if isinstance(layer, CompositeState) else [layer])]
 
 
-def make_layer_state(asked: Any, margin: int = 0) -> LayerState:
-    """Our live state for a cache that mlx-lm's `make_cache` asks for; KeyError where there is none.
-
-    Windows are `margin` tokens wider than asked for.
-    """
-    return _STATE_FACTORIES[type(asked)](asked, margin)
-
-
-def _make_composite(asked: Any, margin: int) -> CompositeState:
-    return CompositeState([make_layer_state(part, margin) for part in asked.caches])
+def make_layer_state(cache: Any, margin: int = 0) -> LayerState:
+    """Our live state for a cache that a model's `make_cache` returns; KeyError where there is none. Windows are
+    `margin` tokens wider."""
+    return _STATE_FACTORIES[type(cache)](cache, margin)
 
 
 _STATE_FACTORIES: dict[type, Callable[[Any, int], LayerState]] = {
-    caches.KVCache: lambda asked, margin: AppendState(),
-    caches.ChunkedKVCache: lambda asked, margin: AppendState(),
-    caches.RotatingKVCache: lambda asked, margin: WindowState(asked.max_size + margin),
-    caches.ArraysCache: lambda asked, margin: RecurrentState(len(asked.cache)),
-    caches.CacheList: _make_composite,
+    caches.KVCache: lambda cache, margin: AppendState(),
+    caches.ChunkedKVCache: lambda cache, margin: AppendState(),
+    caches.RotatingKVCache: lambda cache, margin: WindowState(cache.max_size + margin),
+    caches.ArraysCache: lambda cache, margin: RecurrentState(len(cache.cache)),
+    caches.CacheList: lambda cache, margin: CompositeState([make_layer_state(part, margin) for part in cache.caches]),
 }
 
 
 SPARSE_FROM_TOKENS = 16384
-"""Tokens behind which not all of them are seen any more."""
+"""Tokens behind which pages are selected."""
 SEEN_PAGES = 8192 // PAGE
-"""Pages that are seen instead."""
+"""Pages that are selected."""
 NEWEST_PAGES = 2048 // PAGE
-"""Of them, those right before the tokens that ask."""
+"""The newest ones among them."""
 QUERY_STRIDE = 64
-"""Of so many tokens that do not see all pages, one asks which of them it is to be."""
+"""One query of so many is sampled to select pages."""
 
 
 class PageSelection:
-    """One layer's, of a row that is being read."""
+    """The pages that tokens of one row see in one layer."""
 
     def __init__(self, state: AppendState, row: Row) -> None:
         self._state, self._table = state, row.tables[state.group.number]
         self._means: mx.array | None = None  # [heads, pages, size]
 
     def narrows(self, start: int) -> bool:
-        """Whether tokens from place `start` on do not see all."""
+        """Whether tokens from index `start` on do not see all pages."""
         return start > SPARSE_FROM_TOKENS and start // PAGE > SEEN_PAGES and not self._table.coded
 
     @property
@@ -381,26 +343,26 @@ class PageSelection:
         return SEEN_PAGES, NEWEST_PAGES, QUERY_STRIDE
 
     def __call__(self, queries: mx.array, scale: float, start: int) -> mx.array | None:
-        """The pages among those that are full at place `start` which tokens that ask [tokens, heads, size] see: int32
-        places in the row's table, in order. None: all of them."""
+        """The selected ones of the pages that are full at index `start`, by sampled queries [tokens, heads, size]:
+        int32 indices in the row's table, in order. None: all of them."""
         full = start // PAGE
         if not self.narrows(start):
             return None
-        means = self._known(full)
+        means = self._page_means(full)
         heads, _, size = means.shape
-        asked = queries.astype(mx.float32).swapaxes(0, 1).reshape(heads, -1, size)
-        worth = mx.softmax(scale * (asked @ means.swapaxes(-1, -2)), axis=-1).max(axis=(0, 1))
-        places = mx.arange(full)
-        worth = mx.where((places == 0) | (places >= full - NEWEST_PAGES), 2.0, worth)
-        return mx.sort(mx.argpartition(-worth, SEEN_PAGES)[:SEEN_PAGES]).astype(mx.int32)
+        by_head = queries.astype(mx.float32).swapaxes(0, 1).reshape(heads, -1, size)
+        scores = mx.softmax(scale * (by_head @ means.swapaxes(-1, -2)), axis=-1).max(axis=(0, 1))
+        pages = mx.arange(full)
+        scores = mx.where((pages == 0) | (pages >= full - NEWEST_PAGES), 2.0, scores)
+        return mx.sort(mx.argpartition(-scores, SEEN_PAGES)[:SEEN_PAGES]).astype(mx.int32)
 
-    def _known(self, full: int) -> mx.array:
-        """The means of so many pages, of which those that are new are read."""
-        known = 0 if self._means is None else self._means.shape[1]
-        if known < full:
-            index = self._state.group.index(self._table.numbers[known:full], 0)
+    def _page_means(self, full: int) -> mx.array:
+        """The means of so many pages; only new ones are read."""
+        done = 0 if self._means is None else self._means.shape[1]
+        if done < full:
+            index = self._state.group.index(self._table.numbers[done:full], 0)
             keys, _ = self._state.stored.gathered(index)
-            new = keys[0].reshape(keys.shape[1], full - known, PAGE, -1).astype(mx.float32).mean(axis=2)
+            new = keys[0].reshape(keys.shape[1], full - done, PAGE, -1).astype(mx.float32).mean(axis=2)
             self._means = new if self._means is None else mx.concatenate([self._means, new], axis=1)
         assert self._means is not None
         return self._means[:, :full]

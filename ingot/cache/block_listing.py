@@ -1,9 +1,9 @@
 """Block listing: which blocks of tokens could be reused now, for routers in front of several servers.
 
-A block is so many tokens that follow one another from a prompt's beginning on, named by a digest of all tokens up to
-its end and of whose they are. It counts where computing can go on behind it: as far as a path of the index reaches
-where sequences resume after any token, else up to the last place of the path that can be resumed. What is no token, an
-image's digest say, ends a path here: a router could not find it.
+A block is a fixed number of consecutive tokens, identified by a hash of all tokens up to its end and of their owner. It
+is listed if computing can resume behind it: to the end of each path of the index where sequences can resume after any
+token, otherwise up to the path's last resume point. A key that is not a token, such as an image's digest, ends a path
+here, as a router could not look it up.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ingot.cache.prefix_index import PrefixIndex, ResumeNeeds, can_resume_at_end
 from ingot.cache.prefix_tree import CacheOwner, PrefixNode
 
 BlockMedium = Literal["GPU", "STORAGE"]
-"""Where a block is, in the words of those who ask: in memory, or on disk alone."""
+"""Where a block is, in the words of KV events: in memory, or only on disk."""
 TOKEN_LIMIT = 1 << 32
-"""Keys of the index from here on, and those below 0, are no tokens."""
+"""Keys of the index from here on, and negative ones, are not tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,60 +36,59 @@ class PrefixBlock:
 
 @dataclass(frozen=True, slots=True)
 class _BlockChain:
-    """What is known at a node's end: its blocks, where the last one ends, and what the next begins with; None where no
-    further one can be, after what is no token."""
+    """The blocks that end in a node, the id and the end of the last one up to there, and the tokens behind it; None
+    behind a key that is not a token."""
 
     blocks: tuple[PrefixBlock, ...] = ()
     last: int | None = None
     end: int = 0
-    rest: tuple[int, ...] | None = ()
+    partial: tuple[int, ...] | None = ()
 
 
 EMPTY_CHAIN = _BlockChain()
-_KnownChains = dict[int, tuple[tuple[int, ...], _BlockChain, _BlockChain]]
-"""By node: its tokens, the chain before it, and its own."""
+_ChainCache = dict[int, tuple[tuple[int, ...], _BlockChain, _BlockChain]]
+"""By node: its tokens, its parent's chain, and its own."""
 
 
 @dataclass(slots=True)
 class _VisitedNode:
     node: PrefixNode
-    before: int  # the place of the node before it among all that were visited, or -1
+    parent: int  # the parent's index among all that were visited, or -1
     chain: _BlockChain
-    resident: int = 0  # up to where a path through it can be resumed from memory,
+    resident: int = 0  # the last resume point on a path through it, from memory
     reached: int = 0  # and with what is on disk
 
 
 class BlockListing:
-    """Digests are kept from one count to the next, so that only what is new is computed."""
+    """Hashes are cached from one listing to the next, so that only new ones are computed."""
 
     def __init__(self, needs: ResumeNeeds, size: int = PAGE) -> None:
         self.size = size
         self._needs = needs
-        self._chains: _KnownChains = {}
+        self._chains: _ChainCache = {}
 
     def take(self, index: PrefixIndex) -> dict[int, PrefixBlock]:
-        """All blocks by their ids, each behind the one before it."""
-        known, self._chains = self._chains, {}
+        """All blocks by their ids, each behind its parent."""
+        earlier, self._chains = self._chains, {}
         found: dict[int, PrefixBlock] = {}
         for tenant in index.tenants:
             for owner in index.owners(tenant):
-                visited = self._visit(index, owner, known)
-                for each in visited:
-                    found.update((block.id, block) for block in self._counted(each))
+                for visited in self._visit(index, owner, earlier):
+                    found.update((block.id, block) for block in self._reusable_blocks(visited))
         return found
 
-    def _visit(self, index: PrefixIndex, owner: CacheOwner, known: _KnownChains) -> list[_VisitedNode]:
-        """The nodes of an owner, each behind the one before it."""
+    def _visit(self, index: PrefixIndex, owner: CacheOwner, earlier: _ChainCache) -> list[_VisitedNode]:
+        """The nodes of an owner, each behind its parent."""
         visited: list[_VisitedNode] = []
         path: list[PrefixNode] = []
         pending = [(node, 0, -1) for node in index.first(owner)]
         while pending:
-            node, depth, before = pending.pop()
+            node, depth, parent = pending.pop()
             if not node_holds(node, "disk"):
                 continue
             path[depth:] = [node]
-            chain = self._chain(node, visited[before].chain if before >= 0 else EMPTY_CHAIN, owner, known)
-            each = _VisitedNode(node, before, chain)
+            chain = self._chain(node, visited[parent].chain if parent >= 0 else EMPTY_CHAIN, owner, earlier)
+            each = _VisitedNode(node, parent, chain)
             if can_resume_at_end(path, self._needs, "disk"):
                 each.reached = node.end
                 if node.record is not None and can_resume_at_end(path, self._needs, "ram"):
@@ -97,36 +96,36 @@ class BlockListing:
             pending.extend((child, depth + 1, len(visited)) for child in node.children.values())
             visited.append(each)
         for each in reversed(visited):
-            if each.before >= 0:
-                parent = visited[each.before]
-                parent.resident = max(parent.resident, each.resident)
-                parent.reached = max(parent.reached, each.reached)
+            if each.parent >= 0:
+                above = visited[each.parent]
+                above.resident = max(above.resident, each.resident)
+                above.reached = max(above.reached, each.reached)
         return visited
 
-    def _chain(self, node: PrefixNode, before: _BlockChain, owner: CacheOwner, known: _KnownChains) -> _BlockChain:
-        tokens, since, chain = known.get(id(node), ((), before, before))
-        if tokens is not node.tokens or (since.last, since.rest) != (before.last, before.rest):
-            chain = self._made(node.tokens, before, owner)
-        self._chains[id(node)] = node.tokens, before, chain
+    def _chain(self, node: PrefixNode, parent: _BlockChain, owner: CacheOwner, earlier: _ChainCache) -> _BlockChain:
+        tokens, since, chain = earlier.get(id(node), ((), parent, parent))
+        if tokens is not node.tokens or (since.last, since.partial) != (parent.last, parent.partial):
+            chain = self._make_chain(node.tokens, parent, owner)
+        self._chains[id(node)] = node.tokens, parent, chain
         return chain
 
-    def _made(self, added: tuple[int, ...], before: _BlockChain, owner: CacheOwner) -> _BlockChain:
-        if before.rest is None:
-            return replace(before, blocks=())
+    def _make_chain(self, added: tuple[int, ...], parent: _BlockChain, owner: CacheOwner) -> _BlockChain:
+        if parent.partial is None:
+            return replace(parent, blocks=())
         plain = added
         if min(added) < 0 or max(added) >= TOKEN_LIMIT:
             plain = tuple(takewhile(lambda token: 0 <= token < TOKEN_LIMIT, added))
-        tokens, blocks, last = before.rest + plain, [], before.last
+        tokens, blocks, last = parent.partial + plain, [], parent.last
         whole = len(tokens) - len(tokens) % self.size
         for begin in range(0, whole, self.size):
             part = tokens[begin : begin + self.size]
             blocks.append(PrefixBlock(block_hash(last, part, owner), last, part, owner))
             last = blocks[-1].id
         return _BlockChain(
-            tuple(blocks), last, before.end + whole, tokens[whole:] if len(plain) == len(added) else None
+            tuple(blocks), last, parent.end + whole, tokens[whole:] if len(plain) == len(added) else None
         )
 
-    def _counted(self, each: _VisitedNode) -> Iterator[PrefixBlock]:
+    def _reusable_blocks(self, each: _VisitedNode) -> Iterator[PrefixBlock]:
         blocks = each.chain.blocks
         begin = each.chain.end - self.size * len(blocks)
         for end, block in zip(range(begin + self.size, each.chain.end + 1, self.size), blocks, strict=True):
@@ -137,7 +136,7 @@ class BlockListing:
 
 
 def block_hash(parent: int | None, tokens: tuple[int, ...], owner: CacheOwner) -> int:
-    """The same for the same tokens of the same owner, on every server."""
+    """The same on every server for the same tokens of the same owner."""
     hashed = blake2b(digest_size=8)
     if parent is None:
         hashed.update(repr(tuple(owner)).encode())

@@ -1,9 +1,9 @@
-"""A full page of a layer in fewer bits, as bytes: by head, what its keys have in common, their codes and scales, then
-those of its values.
+"""Coded pages: a full page of a layer in fewer bits, as bytes. By head: the centre of the keys, their codes and scales,
+then those of the values.
 
-Keys are encoded around their mean in the page, so that a page can be read by itself. Each part begins at a multiple of
-16 bytes. Pages are decoded some at a time: what is computed on the way takes several times the memory of what comes of
-it. Only the engine thread may call what takes or gives arrays.
+Keys are encoded around their mean in the page, so that a page can be decoded by itself. Each part begins at a multiple
+of 16 bytes. Pages are decoded in batches, as decoding takes several times the memory of its result. Only the engine
+thread may call what takes or returns arrays.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ingot.kernels.paged_attention.shapes import CodedShape, CodedSide
 ALIGNMENT: Final = 16
 """Bytes."""
 PAGE_LAYOUT_VERSION: Final = 1
-"""Of how pages are laid out: another one's bytes cannot be read."""
+"""Bytes of another version cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class PagePiece:
-    """Some of a head's bytes: from `begin` on, [rows, each] numbers."""
+    """A part of a head's bytes: [rows, each] numbers from `begin` on."""
 
     begin: int
     rows: int
@@ -51,7 +51,7 @@ class CodedPageLayout:
     heads: int
     sizes: tuple[int, int]
     dtype: mx.Dtype
-    """Of the keys and values, and of what keys have in common."""
+    """Of the keys and values, and of the centre."""
 
     @classmethod
     def of(cls, codec: PairCodec, keys: mx.array, values: mx.array) -> CodedPageLayout:
@@ -60,7 +60,7 @@ class CodedPageLayout:
 
     @cached_property
     def pieces(self) -> tuple[PagePiece, ...]:
-        """The centre of the keys, where there is one, their parts, and the values' parts."""
+        """The keys' centre, where there is one, their parts, and the values' parts."""
         blank = mx.zeros((1, 1, PAGE, 1), self.dtype)
         found: list[PagePiece] = []
         for array in self.codec.encode(*(mx.broadcast_to(blank, (1, 1, PAGE, size)) for size in self.sizes)):
@@ -82,7 +82,7 @@ class CodedPageLayout:
 
     @cached_property
     def native(self) -> Any:
-        """As the native kernels read it; None where there are none, or none for such heads."""
+        """The native kernels' layout; None where there are no such kernels."""
         if not native.available() or self.sizes[0] != self.sizes[1] or self.dtype not in (mx.float16, mx.float32):
             return None
         centred = len(self.pieces) - self.codec.keys.parts - self.codec.values.parts
@@ -93,30 +93,29 @@ class CodedPageLayout:
                 halves=self.dtype == mx.float16,
                 centre=self.pieces[0].begin if centred else None,
                 head_bytes=self.head_bytes,
-                keys=_native_side(self.codec.keys, self.sizes[0], keys),
-                values=_native_side(self.codec.values, self.sizes[1], self.pieces[centred + len(keys) :]),
+                keys=_native_part(self.codec.keys, self.sizes[0], keys),
+                values=_native_part(self.codec.values, self.sizes[1], self.pieces[centred + len(keys) :]),
             )
         except ValueError:
             return None
 
     @property
     def kernel_shape(self) -> CodedShape | None:
-        """As a GPU's kernels read it; None where no kernel could."""
+        """The GPU kernels' layout; None where there are no such kernels."""
         if self.dtype.size != 2 or not isinstance(self.codec.keys, AffineCodec):
             return None
         centre, keys, values = self.pieces[0], self.pieces[1:3], self.pieces[3:]
-        size = self.sizes[1]
+        key_part, size = _kernel_part(self.codec.keys, keys), self.sizes[1]
         if isinstance(self.codec.values, TurboCodec):
-            side = CodedSide(self.codec.values.bits, 0, values[0].begin, values[1].begin)
-            levels, signs = lloyd_max_codebook(size, side.bits).levels, sign_bits(size)
-            return CodedShape(_kernel_side(self.codec.keys, keys), side, centre.begin, self.head_bytes, levels, signs)
+            part = CodedSide(self.codec.values.bits, 0, values[0].begin, values[1].begin)
+            levels, signs = lloyd_max_codebook(size, part.bits).levels, sign_bits(size)
+            return CodedShape(key_part, part, centre.begin, self.head_bytes, levels, signs)
         if not isinstance(self.codec.values, AffineCodec):
             return None
-        sides = _kernel_side(self.codec.keys, keys), _kernel_side(self.codec.values, values)
-        return CodedShape(*sides, centre.begin, self.head_bytes)
+        return CodedShape(key_part, _kernel_part(self.codec.values, values), centre.begin, self.head_bytes)
 
     def sample(self, shape: CodedShape) -> CodedSample:
-        """Pages that kernels are compared over, in which keys have something in common."""
+        """Pages for comparing kernels, whose keys have a large mean."""
         random = np.random.default_rng(5)
         keys, values = (
             random.standard_normal((SAMPLED_PAGES, self.heads, PAGE, size), np.float32) for size in self.sizes
@@ -139,7 +138,7 @@ class CodedPageLayout:
         return mx.concatenate(made, axis=-1)
 
     def decode(self, pages: mx.array) -> tuple[mx.array, mx.array]:
-        """The keys and values [pages, heads, PAGE, size] of bytes, as near as they come."""
+        """The decoded keys and values [pages, heads, PAGE, size]."""
         parts = tuple(
             mx.contiguous(pages[..., piece.begin : piece.end])
             .view(piece.dtype)
@@ -149,21 +148,21 @@ class CodedPageLayout:
         return self.codec.decode(parts, self.dtype)
 
     def problem(self) -> str | None:
-        """Why there is no such form, if so."""
+        """Why such pages cannot be encoded, if so."""
         return self.codec.problem(self.sizes)
 
 
 def join_pages(pages: mx.array) -> mx.array:
-    """Pages [pages, heads, PAGE, size] one behind another: [1, heads, pages * PAGE, size]."""
+    """Pages [pages, heads, PAGE, size] concatenated to [1, heads, pages * PAGE, size]."""
     return pages.swapaxes(0, 1).reshape(1, pages.shape[1], -1, pages.shape[3])
 
 
-def _kernel_side(codec: AffineCodec, pieces: Sequence[PagePiece]) -> CodedSide:
+def _kernel_part(codec: AffineCodec, pieces: Sequence[PagePiece]) -> CodedSide:
     codes, scales = pieces
     return CodedSide(codec.bits, scales.each // 2, codes.begin, scales.begin)
 
 
-def _native_side(codec: VectorCodec, size: int, pieces: Sequence[PagePiece]) -> native.NativeCodedSide:
+def _native_part(codec: VectorCodec, size: int, pieces: Sequence[PagePiece]) -> native.NativeCodedSide:
     codes, scales = pieces[0], pieces[-1]
     if isinstance(codec, AffineCodec):
         return codec.bits, size * 2 // scales.each, codes.begin, scales.begin, (), ()
@@ -173,9 +172,9 @@ def _native_side(codec: VectorCodec, size: int, pieces: Sequence[PagePiece]) -> 
 
 
 UNPACK_PAGES = 32
-"""Pages."""
+"""Pages that are decoded at once."""
 NUMBER_BYTES: Final = 16
-"""What a number takes at most while it is unpacked by plain operations, in whatever codec."""
+"""The most bytes that a number takes while it is decoded by plain operations, in any codec."""
 ENCODED_NUMBER_BYTES: Final = 32
 """The same while it is encoded."""
 
@@ -183,30 +182,30 @@ KVPair = tuple[mx.array, mx.array]
 
 
 def unpack_scratch_bytes(form: CodedPageLayout) -> int:
-    """What is held on the way, beside what comes of it: that of pages that are computed, and of those before them."""
+    """Temporary memory while pages are decoded: that of two batches of pages."""
     return 2 * UNPACK_PAGES * PAGE * form.heads * sum(form.sizes) * NUMBER_BYTES
 
 
 def encode_scratch_bytes(form: CodedPageLayout) -> int:
-    """What is held while the pages of a layer are put into fewer bits, all that are at once."""
+    """Temporary memory while the pages of a layer are encoded."""
     return footprint.ENCODE_STEP_TOKENS * form.heads * sum(form.sizes) * ENCODED_NUMBER_BYTES
 
 
 def unpacked_token_bytes(form: CodedPageLayout) -> int:
-    """What comes of a token."""
+    """Bytes of a decoded token."""
     return form.heads * sum(form.sizes) * form.dtype.size
 
 
 def page_slices(pages: int) -> Iterator[slice]:
-    """Of so many, those that are unpacked at once."""
+    """The batches in which so many pages are decoded."""
     return (slice(begin, begin + UNPACK_PAGES) for begin in range(0, pages, UNPACK_PAGES))
 
 
 def pace_evaluation(pieces: Iterable[KVPair]) -> Iterator[KVPair]:
-    """The same keys and values: each is on its way before the next are, and no more than two of them at a time."""
-    before: KVPair | tuple[()] = ()
+    """The same keys and values, evaluated so that at most two pairs are computed at a time."""
+    previous: KVPair | tuple[()] = ()
     for piece in pieces:
         mx.async_eval(*piece)
-        mx.eval(*before)
+        mx.eval(*previous)
         yield piece
-        before = piece
+        previous = piece

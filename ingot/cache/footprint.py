@@ -1,9 +1,9 @@
-"""What KV state costs, as numbers that the memory budget knows without touching mlx; and how much of a sequence is read
-in fewer bits, where live keys and values are quantised: all but a tail of the newest tokens.
+"""What KV state costs, as numbers for the memory budget, without mlx; and which pages of a sequence are read coded,
+where live keys and values are quantised: all but a tail of the newest tokens.
 
-The second is pure arithmetic on lengths, so that what a token sees follows from its place alone: not from who runs
-beside it, how a prompt is chunked or whether tokens were drafted. Pages are encoded some at a time, and a forward batch
-must not reach over a place at which more of them are.
+The latter is arithmetic on lengths, so that what a token sees depends on its index alone: not on the rest of the batch,
+on how a prompt is chunked, or on draft tokens. Pages are encoded several at a time, and a forward batch must not cross
+an index at which more become coded.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ CAPACITY_STEP = 4 * PAGE
 """Reservations are whole steps of this many tokens."""
 
 REWIND_STATE_BYTES = 256 << 20
-"""What recurrent states before each of the tokens that may be taken back may take in all, and what of memory is set
-aside for it at most; where that does not do, only those before all of the tokens are kept."""
+"""The most memory for copies of recurrent states before each token that may be taken back. Where that is not enough,
+only the states before all of these tokens are copied."""
 
 
 class GatherCost(NamedTuple):
-    """Bytes of a token in one layer, where pages are laid one behind another before they are attended to; 0 where they
-    are read as they lie."""
+    """Bytes of a token in one layer, where pages are gathered before attention; 0 where they are read in place."""
 
-    few: int = 0  # for launches of up to `width` tokens a row,
+    few: int = 0  # for batches of up to `width` tokens a row,
     many: int = 0  # and of more
     width: int = 0
-    unpacked: int = 0  # of more, where kernels unpack pages into memory that all layers share
+    unpacked: int = 0  # of more, where kernels decode pages into memory that all layers share
 
 
 NO_GATHER_COST = GatherCost()
@@ -36,22 +35,22 @@ NO_GATHER_COST = GatherCost()
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes. A row is a sequence's states; a token is one position of it."""
+    """Bytes, of a row (a running sequence) or one of its tokens."""
 
     groups: tuple[tuple[int | None, int], ...]
-    """(window, or None where every token is kept; per token of a row) of each group of layers that forget alike."""
+    """(window, or None for append layers; bytes of a token) of each group of layers."""
     recurrent: int  # per row
-    activation: int  # per token of a launch
-    score: int  # per token of a launch and token before it, where attention is not fused
+    activation: int  # per token of a forward batch
+    score: int  # per token of a forward batch and token before it, where attention is not fused
     logits: int  # per sampled row
-    scratch: int = 0  # held beside the weights, whatever runs
-    tile: int | None = None  # tokens of a launch whose scores exist at once; None: all of them
-    coded: int = 0  # per token of a row that lies behind its tail, where every one is kept in fewer bits; 0: none is
-    gathered: GatherCost = NO_GATHER_COST  # per token before the end of a launch
+    scratch: int = 0  # always allocated, in addition to the weights
+    tile: int | None = None  # tokens of a forward batch whose scores exist at once; None: all of them
+    coded: int = 0  # per coded token of a row in append layers; 0: none are coded
+    gathered: GatherCost = NO_GATHER_COST  # per token before the end of a forward batch
 
     @property
     def token(self) -> int:
-        """What a token of a row takes in the layers that keep every one."""
+        """Bytes of a token in append layers."""
         return sum(size for window, size in self.groups if window is None)
 
 
@@ -65,30 +64,30 @@ class PageCount(NamedTuple):
 
 
 def pages_held_by_row(tokens: int, window: int | None, widest: int) -> int:
-    """Raw pages that a row of so many tokens may hold in a group, while a launch of up to `widest` tokens is
-    computed."""
+    """The most raw pages that a row of so many tokens holds in a group during a forward batch of up to `widest`
+    tokens."""
     if window is None:
         return pages_for_tokens(tokens)
     return min(pages_for_tokens(tokens), pages_for_tokens(window - 1 + widest) + 1)
 
 
 RAW_TAIL_TOKENS: Final = 256
-"""Tokens before a launch's first one that are seen as they were computed, at least."""
+"""The fewest tokens before a forward batch that it reads raw."""
 ENCODE_STEP_TOKENS: Final = 1024
-"""Tokens that are encoded at once, as soon as they all lie behind the tail."""
+"""Tokens that are encoded at once, as soon as all of them are behind the tail."""
 
 
 def coded_page_count(length: int) -> int:
-    """Pages, from the first on, that a launch which begins behind `length` tokens reads in fewer bits."""
+    """How many of the first pages a forward batch that begins behind `length` tokens reads coded."""
     return max(0, length - RAW_TAIL_TOKENS) // ENCODE_STEP_TOKENS * (ENCODE_STEP_TOKENS // PAGE)
 
 
 def batch_end_limit(length: int) -> int:
-    """Where a launch that begins behind `length` tokens ends at the latest: what comes then sees more of them coded."""
+    """The last end of a forward batch that begins behind `length` tokens: later tokens read more pages coded."""
     return coded_page_count(length) * PAGE + ENCODE_STEP_TOKENS + RAW_TAIL_TOKENS
 
 
 def raw_page_limit(tokens: int) -> int:
-    """Raw pages that a sequence may hold on its way to so many tokens: one more than are due, for tokens that are taken
-    back."""
+    """The most raw pages that a sequence holds as it grows to so many tokens: one more than it needs, for tokens that
+    are taken back."""
     return pages_for_tokens(min(tokens, RAW_TAIL_TOKENS + ENCODE_STEP_TOKENS + PAGE))

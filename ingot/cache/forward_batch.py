@@ -1,9 +1,9 @@
-"""Forward batches: which rows a forward pass computes, where their tokens stand, and which tokens each may see.
+"""Forward batches: which rows a forward pass computes, the positions of their tokens, and their masks.
 
-A row is a running sequence. Its *places* count what is stored of it, from 0 on; its *positions* are what RoPE is told,
-and need not be the same. A forward batch takes rows, each with the same number of tokens. A mixed batch is several of
-them in one forward pass: their tokens stand one behind another in a single row of tokens, so that everything that
-treats tokens one by one (norms, products with weights, experts) sees all of them at once.
+A row is a running sequence. The *index* of a token counts what is stored of its row; its *position* is what RoPE uses,
+and may differ. A forward batch has several rows with the same number of new tokens each. A mixed batch is several of
+these in one forward pass: their tokens are concatenated, so that everything that treats tokens one by one (norms,
+linear layers, experts) computes all of them at once.
 
 Every layer state hands its batch's positions to the model as `cache.offset`. Consecutive positions travel as what
 `mx.fast.rope` takes, an int or an array with an entry per row, so that any model understands them. Positions that are
@@ -23,45 +23,46 @@ import mlx.core as mx
 from ingot.cache.pages import PageTable
 
 TokenSpan = tuple[int, int, int, int]
-"""A sequence's tokens in a forward pass: the first one's number in it, how many, the row's slot, the first's place."""
+"""A row's tokens in a forward pass: the first one's index in the pass, how many, the row's slot, the first one's index
+in the row."""
 
 
 @dataclass(eq=False, slots=True)
 class Row:
-    """A running sequence: `length` tokens of it are stored, in the pages of `tables` (one for each group of layers that
-    forget alike) and in `slot` of the recurrent states. Its next token has the position `position`."""
+    """A running sequence: `length` tokens are stored in the pages of `tables` (one for each group of layers) and in
+    `slot` of the recurrent states. The next token has the position `position`."""
 
     slot: int
     tables: tuple[PageTable, ...]
     length: int = 0
     position: int = 0
-    before: RewindPoint | None = None  # where it stood before tokens that may be taken back
-    exact: bool = False  # what it stores stays as it was computed, where others' goes into fewer bits
-    lora: int = 0  # the slot of the adapter that it goes through; 0: none
+    before: RewindPoint | None = None  # its state before tokens that may be taken back
+    exact: bool = False  # its pages are never coded
+    lora: int = 0  # the slot of its adapter; 0: none
 
 
 @dataclass(frozen=True, slots=True)
 class RewindPoint:
-    """Of a row with recurrent layers, whose states only move forward: what they were before its last launch, or what
-    they were without the last token of it, without the last two, and so on."""
+    """The states of a row's recurrent layers before its last forward pass, or without the last token of that, without
+    the last two, and so on."""
 
     length: int
     position: int
     states: tuple[list[mx.array | None], ...] = ()  # of each such layer
     earlier: tuple[tuple[Sequence[mx.array], int], ...] = ()
-    """The same: parts [tokens taken back - 1, rows of the launch, ...], and which of those rows it is."""
+    """The latter: parts [tokens taken back - 1, rows of the batch, ...], and the row's index there."""
 
 
 @dataclass(frozen=True)
 class ForwardPart:
-    """What a launch is asked to compute: the next `width` tokens of each row. Their positions go on from the rows' own,
-    unless they are stated: [width] for one row, or [3, width] for RoPE of three axes."""
+    """Rows to compute, each with its next `width` tokens. Their positions continue the rows' own, unless `positions`
+    are explicit: [width] for one row, or [3, width] for three-axis RoPE."""
 
     rows: tuple[Row, ...]
     width: int
     positions: mx.array | None = None
-    following: int | None = None  # where stated positions end: the position of the next token
-    tentative: int = 0  # how many of the last tokens may be taken back (`Rows.rewind`)
+    following: int | None = None  # the next token's position, where positions are explicit
+    tentative: int = 0  # how many of the last tokens may be taken back (`BatchState.rewind`)
     bidirectional: tuple[tuple[int, int], ...] = ()  # of a single row: tokens [begin, end) that all see each other
 
 
@@ -72,13 +73,13 @@ class ForwardBatch:
     rows: tuple[Row, ...]
     width: int
     starts: tuple[int, ...]
-    positions: tuple[int, ...]  # of each row's first token, where they are not stated
+    positions: tuple[int, ...]  # of each row's first token, where they are not explicit
     stated: mx.array | None = None
     tentative: int = 0
-    """Tokens that may be taken back: where there are some, each is to be computed as it would be alone."""
+    """Tokens that may be taken back. Where there are any, each token is computed as it would be alone."""
     bidirectional: tuple[tuple[int, int], ...] = ()
     memo: dict[object, Any] = field(default_factory=dict)
-    """What layers compute once for all of them."""
+    """What is computed once for all layers."""
 
     @property
     def count(self) -> int:
@@ -124,12 +125,12 @@ class ForwardBatch:
         return mx.array([first + number for first in self.positions for number in range(self.width)], dtype=mx.int32)
 
     def every(self, step: int) -> ForwardBatch:
-        """Each `step`-th token of its only row, as a launch: to compute what they ask, and store nothing."""
+        """Each `step`-th token of its only row, as a batch that computes queries and stores nothing."""
         stated = self.explicit[..., step - 1 :: step]
         return ForwardBatch(self.rows, stated.shape[-1], self.starts, self.positions, stated)
 
     def within(self, begin: int, end: int) -> ForwardBatch:
-        """Tokens [begin, end) of its only row, as a launch."""
+        """Tokens [begin, end) of its only row, as a batch."""
         stated = None if self.stated is None else self.stated[..., begin:end]
         return ForwardBatch(self.rows, end - begin, (self.starts[0] + begin,), (self.positions[0] + begin,), stated)
 
@@ -139,14 +140,14 @@ AttentionMask = mx.array | str | None
 
 @dataclass(frozen=True, eq=False)
 class MixedBatch:
-    """Launches of different rows whose tokens stand in one row: launch by launch, row by row."""
+    """Batches of different rows whose tokens are concatenated: batch by batch, row by row."""
 
     parts: tuple[ForwardBatch, ...]
     memo: dict[object, Any] = field(default_factory=dict)
 
     @cached_property
     def bounds(self) -> tuple[tuple[int, int], ...]:
-        """Where each launch's tokens begin and end."""
+        """Where each batch's tokens begin and end."""
         ends = list(accumulate(part.tokens for part in self.parts))
         return tuple(zip([0, *ends[:-1]], ends, strict=True))
 
@@ -168,7 +169,7 @@ class MixedBatch:
 
     @cached_property
     def three_axes(self) -> bool:
-        """Whether some launch states positions of three axes."""
+        """Whether some batch has three-axis positions."""
         return any(part.three_axes for part in self.parts)
 
     @property
@@ -177,9 +178,10 @@ class MixedBatch:
 
     @cached_property
     def positions(self) -> mx.array:
-        """[tokens], or [3, tokens] where some launch states three: where each token stands for RoPE."""
+        """[tokens], or [3, tokens] where some batch has three-axis positions."""
         if not self.has_stated_positions:
-            return mx.array([at for part in self.parts for row in _row_positions(part) for at in row], dtype=mx.int32)
+            firsts = [(first, part.width) for part in self.parts for first in part.positions]
+            return mx.array([at for first, width in firsts for at in range(first, first + width)], dtype=mx.int32)
         stated = [part.explicit for part in self.parts]
         if self.three_axes:
             stated = [each if each.ndim == 2 else mx.broadcast_to(each, (3, *each.shape)) for each in stated]
@@ -191,7 +193,7 @@ class MixedBatch:
 
     @cached_property
     def bidirectional(self) -> tuple[tuple[int, int, MixedBatch], ...]:
-        """Tokens [begin, end) that all see each other, and the same as a launch of their own."""
+        """Tokens [begin, end) that all see each other, and the same as a batch of their own."""
         return tuple(
             (first + begin, first + end, MixedBatch((part.within(begin, end),)))
             for (first, _), part in zip(self.bounds, self.parts, strict=True)
@@ -199,17 +201,17 @@ class MixedBatch:
         )
 
     def taken(self, number: int, x: mx.array) -> mx.array:
-        """The part of x [1, tokens, ...] that belongs to a launch, as [rows, width, ...]."""
+        """The part of x [1, tokens, ...] that belongs to a batch, as [rows, width, ...]."""
         (begin, end), part = self.bounds[number], self.parts[number]
         own = x if len(self.parts) == 1 else x[:, begin:end]
         return own.reshape(part.count, part.width, *x.shape[2:])
 
     def joined(self, outputs: Sequence[mx.array]) -> mx.array:
-        """What the launches gave, each [rows, width, ...], as one row of tokens again."""
+        """The batches' outputs, each [rows, width, ...], concatenated to [1, tokens, ...]."""
         return _concatenate_rows([output.reshape(1, -1, *output.shape[2:]) for output in outputs])
 
     def split_batch_heads(self, number: int, x: mx.array) -> mx.array:
-        """The part of x [tokens, heads, 1, size] that belongs to a launch, as [rows, heads, width, size]."""
+        """The part of x [tokens, heads, 1, size] that belongs to a batch, as [rows, heads, width, size]."""
         (begin, end), part = self.bounds[number], self.parts[number]
         own = x if len(self.parts) == 1 else x[begin:end]
         if part.width == 1:
@@ -219,7 +221,7 @@ class MixedBatch:
         return own.reshape(part.count, part.width, *x.shape[1::2]).swapaxes(1, 2)
 
     def join_batch_heads(self, outputs: Sequence[mx.array]) -> mx.array:
-        """What the launches gave, each [rows, heads, width, size], as [1, tokens, heads * size]."""
+        """The batches' outputs, each [rows, heads, width, size], as [1, tokens, heads * size]."""
         flat = []
         for output in outputs:
             rows, heads, width, size = output.shape
@@ -228,17 +230,13 @@ class MixedBatch:
         return _concatenate_rows(flat)
 
 
-def _row_positions(part: ForwardBatch) -> Sequence[range]:
-    return [range(first, first + part.width) for first in part.positions]
-
-
 def _concatenate_rows(outputs: list[mx.array]) -> mx.array:
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
 
 
 @dataclass(frozen=True)
 class PerBatch:
-    """A value for each launch of a mixed one, such as its mask. Only modules that take launches apart understand it."""
+    """A value for each part of a mixed batch, such as its mask. Only modules that split a mixed batch understand it."""
 
     mixed: MixedBatch
     parts: tuple[Any, ...]
@@ -246,7 +244,7 @@ class PerBatch:
 
 @dataclass(frozen=True)
 class BatchMasks(PerBatch):
-    """Masks that show each token the tokens up to itself: the newest `window` of them, or all."""
+    """Causal masks, by which each token sees the newest `window` tokens up to itself, or all."""
 
     window: int | None
 
@@ -262,16 +260,16 @@ CacheOffset = int | mx.array | TokenPositions
 
 
 def consecutive_offset(starts: Sequence[int]) -> int | mx.array:
-    """The offset of rows whose tokens stand at consecutive positions from `starts`."""
+    """The offset of rows whose tokens have consecutive positions from `starts` on."""
     if len(set(starts)) == 1:
         return starts[0]
     return mx.array(list(starts), dtype=mx.int32)
 
 
 def causal_mask(starts: Sequence[int], firsts: Sequence[int], width: int, end: int, window: int | None) -> mx.array:
-    """[rows, 1, width, end]: True where a token may see a key. Key j of row i stands at place firsts[i] + j.
+    """[rows, 1, width, end]: True where a token may see a key. Key j of row i has the index firsts[i] + j.
 
-    Rows that see the same share one, as some models can only broadcast a mask without rows.
+    If all rows have the same mask, there is one of it, as some models can only broadcast a mask without rows.
     """
     if len(set(zip(starts, firsts, strict=True))) == 1:
         starts, firsts = starts[:1], firsts[:1]
@@ -282,8 +280,8 @@ def causal_mask(starts: Sequence[int], firsts: Sequence[int], width: int, end: i
 
 
 def bidirectional_mask(start: int, first: int, width: int, end: int, window: int | None) -> mx.array | None:
-    """[1, 1, width, end]: the same for the last `width` tokens, from place `start` on, which also see those behind
-    themselves; None: each of them sees every key."""
+    """[1, 1, width, end]: the same for the last `width` tokens, from index `start` on, which also see later ones; None:
+    each of them sees every key."""
     if window is None or end <= window:
         return None
     token, key = mx.arange(start, start + width)[:, None], first + mx.arange(end)

@@ -1,10 +1,10 @@
-"""Keys and values outside of pages, and the ways between the two.
+"""Keys and values outside of pages, and reading and writing them from and to pages.
 
-A delta is what some tokens have in one layer, as arrays, raw or encoded, which can be cut by tokens; of a coded one
-whole pages are in fewer bits, as they lie where live pages are. A checkpoint is a copy of recurrent states, from which
-a sequence can be resumed. Extents say where tokens lie in pages, placements where they are put: all that a rank that
-keeps no accounts of its own has to be told. `DeltaCodec` puts a record's keys and values into fewer bits. Only the
-engine thread may call what takes or gives arrays.
+A delta is the keys and values of some tokens in one layer, as arrays, raw or encoded, which can be cut by tokens. A
+coded delta has full pages in the same encoding as live pages. A checkpoint is a copy of recurrent states, from which a
+sequence can resume. Extents say where tokens are in pages, placements where they are written: all that another rank has
+to be told. `DeltaCodec` encodes a record's keys and values. Only the engine thread may call what takes or returns
+arrays.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ingot.cache.page_groups import PageGroup, TokenRun
 from ingot.cache.pages import PAGE, pages_for_tokens
 
 TOKEN_AXIS = 2
-"""The axis of tokens. It has a length of 1 where an array is what all of them share."""
+"""The axis of tokens. Its length is 1 where all tokens share an array."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVDelta:
-    """What tokens [begin, end) have in one layer: keys and values [1, heads, tokens, size], or what they were encoded
-    to; no arrays when there are no tokens."""
+    """The keys and values [1, heads, tokens, size] of tokens [begin, end) in one layer, or what they were encoded to;
+    no arrays where there are no tokens."""
 
     begin: int
     end: int
@@ -42,26 +42,28 @@ class KVDelta:
 
     @property
     def coded(self) -> int:
-        """Pages that are in fewer bits, from the first on."""
+        """How many of the first pages are coded."""
         return 0
 
     @property
     def raw(self) -> KVDelta:
-        """The tokens behind those."""
+        """The tokens behind the coded pages."""
         return self
 
     def with_coded(self, pages: int) -> KVDelta:
-        """The same with no more pages in fewer bits than so many."""
+        """The same with at most so many coded pages."""
         return self
 
     def behind(self, begin: int, whole: int) -> KVDelta:
-        """What lies behind a token, of a record that begins at `whole`. What reaches back before that does so still."""
+        """The part behind token `begin`, of a record that begins at `whole`. One that reaches back further still
+        does."""
         if self.begin < whole or self.begin >= begin:
             return self
         return KVDelta(begin, self.end, tuple(_cut_tokens(array, begin - self.begin, None) for array in self.arrays))
 
     def before(self, end: int, whole: int) -> KVDelta:
-        """What lies before a token, of a record that begins at `whole`. What reaches back is about the record's end."""
+        """The part before token `end`, of a record that begins at `whole`. One that reaches back serves only the
+        record's end, and becomes empty."""
         if self.begin < whole or self.begin >= end:
             return KVDelta(end, end, ())
         return KVDelta(
@@ -69,7 +71,7 @@ class KVDelta:
         )
 
     def copied(self) -> KVDelta:
-        """The same in memory of its own, so that what it was cut from can go."""
+        """A copy in memory of its own, so that what it was cut from can be freed."""
         return KVDelta(self.begin, self.end, tuple(copy_array(array) for array in self.arrays))
 
 
@@ -86,19 +88,19 @@ class LayerDeltas(tuple[KVDelta | None, ...]):
         return sum(delta.nbytes for delta in self if delta is not None)
 
     def behind(self, begin: int, whole: int) -> LayerDeltas:
-        """What lies behind a token, of a record that begins at `whole`."""
+        """The part behind token `begin`, of a record that begins at `whole`."""
         return LayerDeltas(None if delta is None else delta.behind(begin, whole) for delta in self)
 
     def before(self, end: int, whole: int) -> LayerDeltas:
-        """What lies before it."""
+        """The part before token `end`, of a record that begins at `whole`."""
         return LayerDeltas(None if delta is None else delta.before(end, whole) for delta in self)
 
     def copied(self) -> LayerDeltas:
-        """The same in memory of its own."""
+        """A copy in memory of its own."""
         return LayerDeltas(None if delta is None else delta.copied() for delta in self)
 
     def split(self, at: int, whole: int) -> tuple[LayerDeltas, LayerDeltas]:
-        """Both, each in memory of its own."""
+        """Both parts, each in memory of its own."""
         first, second = self.before(at, whole).copied(), self.behind(at, whole).copied()
         mx.eval(first.arrays(), second.arrays())
         return first, second
@@ -141,11 +143,11 @@ class CodedDelta(KVDelta):
         return self.begin // PAGE
 
     @property
-    def is_sound(self) -> bool:
-        """Whether it is what it should be, as far as its pages are concerned."""
+    def has_valid_pages(self) -> bool:
+        """Whether its pages have the right shape and number."""
         pages, raw = self.arrays[0], self.raw
-        whole = (self.form.heads, self.form.head_bytes) == tuple(pages.shape[1:]) and pages.dtype == mx.uint8
-        return whole and (raw.begin < raw.end if raw.arrays else raw.begin == raw.end)
+        valid = (self.form.heads, self.form.head_bytes) == tuple(pages.shape[1:]) and pages.dtype == mx.uint8
+        return valid and (raw.begin < raw.end if raw.arrays else raw.begin == raw.end)
 
     def behind(self, begin: int, whole: int) -> KVDelta:
         if self.begin >= begin:
@@ -158,16 +160,16 @@ class CodedDelta(KVDelta):
     def before(self, end: int, whole: int) -> KVDelta:
         if self.begin >= end:
             return KVDelta(end, end, ())
-        seen = pages_for_tokens(end) - self._first
-        if seen > self.coded:
+        pages = pages_for_tokens(end) - self._first
+        if pages > self.coded:
             return replace(self, end=min(self.end, end), arrays=(self.arrays[0], *self.raw.before(end, whole).arrays))
-        some = replace(self, end=(self._first + seen) * PAGE, arrays=(self.arrays[0][:seen],))
-        cut = some.with_coded(end // PAGE - self._first)
+        full = replace(self, end=(self._first + pages) * PAGE, arrays=(self.arrays[0][:pages],))
+        cut = full.with_coded(end // PAGE - self._first)
         surplus = cut.end - end
         if not surplus:
             return cut
-        *pages, keys, values = cut.arrays
-        return replace(cut, end=end, arrays=(*pages, keys[:, :, :-surplus], values[:, :, :-surplus]))
+        *coded, keys, values = cut.arrays
+        return replace(cut, end=end, arrays=(*coded, keys[:, :, :-surplus], values[:, :, :-surplus]))
 
     def with_coded(self, pages: int) -> KVDelta:
         if pages >= self.coded:
@@ -187,7 +189,7 @@ class CodedDelta(KVDelta):
 
 @dataclass(frozen=True, slots=True)
 class KVExtent:
-    """Tokens [begin, end) of a sequence in a group, and where the pages are that they lie in (`PageGroup.places`)."""
+    """Tokens [begin, end) of a sequence in a group, and the slots of their pages (`PageGroup.places`)."""
 
     begin: int
     end: int
@@ -196,8 +198,8 @@ class KVExtent:
 
 @dataclass(frozen=True, slots=True)
 class KVPlacement:
-    """Where keys and values of a group are put: whole pages in fewer bits into these slots, and the tokens behind them,
-    from `held` on, where the runs say."""
+    """Where keys and values of a group are written: full coded pages to these slots, and the tokens behind them, from
+    `held` on, to the runs."""
 
     coded: Sequence[int]
     held: int
@@ -208,29 +210,29 @@ ReadDelta = Callable[[AppendState, KVExtent], KVDelta]
 
 
 def read_deltas(states: Sequence[LayerState], extents: Sequence[KVExtent], delta: ReadDelta) -> LayerDeltas:
-    """What lies in these pages, by group, in every layer: `read_raw_delta` or `read_stored_delta`."""
+    """The deltas of these extents, by group, in every layer, by `read_raw_delta` or `read_stored_delta`."""
     return LayerDeltas(
         delta(state, extents[state.group.number]) if isinstance(state, AppendState) else None for state in states
     )
 
 
 def read_raw_delta(state: AppendState, extent: KVExtent) -> KVDelta:
-    """Unpacked, whatever it lies in."""
+    """With coded pages decoded."""
     if extent.begin >= extent.end:
         return KVDelta(extent.begin, extent.end, ())
     return KVDelta(extent.begin, extent.end, _read_tokens(state, extent, extent.begin))
 
 
 def read_stored_delta(state: AppendState, extent: KVExtent) -> KVDelta:
-    """Whole pages in fewer bits as they lie, where they are."""
+    """With full coded pages as they are."""
     first = extent.begin // PAGE
-    slots = [~place for place in takewhile(lambda place: place < 0, extent.places[: extent.end // PAGE - first])]
+    slots = [~slot for slot in takewhile(lambda slot: slot < 0, extent.places[: extent.end // PAGE - first])]
     if not slots:
         return read_raw_delta(state, extent)
     coded, raw = state.stored.coded, (first + len(slots)) * PAGE
     assert coded is not None
-    rest = _read_tokens(state, extent, raw) if raw < extent.end else ()
-    return CodedDelta(extent.begin, extent.end, (coded.read(slots), *rest), coded.form)
+    tail = _read_tokens(state, extent, raw) if raw < extent.end else ()
+    return CodedDelta(extent.begin, extent.end, (coded.read(slots), *tail), coded.form)
 
 
 def _read_tokens(state: AppendState, extent: KVExtent, begin: int) -> tuple[mx.array, ...]:
@@ -243,7 +245,7 @@ def _read_tokens(state: AppendState, extent: KVExtent, begin: int) -> tuple[mx.a
 def deltas_of_group(
     states: Sequence[LayerState], group: PageGroup, deltas: LayerDeltas
 ) -> list[tuple[KVDelta, AppendState]]:
-    """The layers of a group, and what is to be put there."""
+    """The deltas of a group's layers, with their states."""
     return [
         (delta, state)
         for delta, state in zip(deltas, states, strict=True)
@@ -252,42 +254,41 @@ def deltas_of_group(
 
 
 def layers_of_group(states: Sequence[LayerState], group: PageGroup) -> set[int]:
-    """Their numbers."""
     return {number for number, state in enumerate(states) if isinstance(state, AppendState) and state.group is group}
 
 
 def write_deltas(states: Sequence[LayerState], group: PageGroup, deltas: LayerDeltas, placement: KVPlacement) -> None:
-    """Put what the layers of a group have into its pages; the caller has what is pending computed."""
+    """Write the deltas of a group's layers to its pages. The caller evaluates what is pending."""
     for delta, state in deltas_of_group(states, group, deltas):
         if placement.coded:
             assert state.stored.coded is not None
             state.stored.coded.put(placement.coded, delta.arrays[0])
             mx.eval(state.stored.coded.pending())
         if delta.raw.arrays:
-            # What nobody has of the page before it will not be seen, but is read by plain operations.
+            # Missing tokens at the page's beginning are never seen, but plain operations read them: zeros, not NaN.
             keys, values = (_token_major(array, delta.raw.begin - placement.held) for array in delta.raw.arrays)
             state.stored.write(keys, values, placement.runs)
 
 
 def _token_major(array: mx.array, blank: int) -> mx.array:
-    """[tokens, heads, size], with so many tokens of zeros in front."""
-    own = array[0].swapaxes(0, 1)
-    return own if not blank else mx.concatenate([mx.zeros((blank, *own.shape[1:]), own.dtype), own])
+    """[tokens, heads, size], with `blank` tokens of zeros in front."""
+    tokens = array[0].swapaxes(0, 1)
+    return tokens if not blank else mx.concatenate([mx.zeros((blank, *tokens.shape[1:]), tokens.dtype), tokens])
 
 
 EncodedSize = tuple[int, int]
-"""Bytes of any tokens, and of each more."""
+"""A fixed number of bytes, and those of each token."""
 
 
 class DeltaCodec:
     def __init__(self, codec: PairCodec, sample: LayerDeltas) -> None:
-        """`sample` is what some tokens have, raw."""
+        """`sample` has raw keys and values of some tokens."""
         self._codec = codec
         self._forms = tuple(None if delta is None else CodedPageLayout.of(codec, *delta.arrays) for delta in sample)
 
     @property
     def is_idle(self) -> bool:
-        """No layer keeps keys and values."""
+        """No layer has keys and values."""
         return not any(self._forms)
 
     @property
@@ -297,7 +298,7 @@ class DeltaCodec:
         return next((problem for problem in found if problem is not None), None)
 
     def sizes(self, states: Sequence[LayerState]) -> dict[int | None, EncodedSize]:
-        """By window, what the layers take that forget alike."""
+        """By window, the size of all layers that have it."""
         found: dict[int | None, EncodedSize] = {}
         for form, state in zip(self._forms, states, strict=True):
             if form is not None and isinstance(state, AppendState):
@@ -313,7 +314,7 @@ class DeltaCodec:
         )
 
     def decode(self, deltas: LayerDeltas, layers: Container[int]) -> LayerDeltas:
-        """Of some layers, by number; None of the others."""
+        """The deltas of some layers, by number; None for the others."""
         numbered = enumerate(zip(deltas, self._forms, strict=True))
         return LayerDeltas(
             None

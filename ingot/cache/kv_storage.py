@@ -1,24 +1,25 @@
-"""How a layer's keys and values are stored: by mlx in slabs, by GPU kernels in slabs, or by native CPU kernels in
-reserved memory; each raw, and coded (in fewer bits) beside that where the group has a codec.
+"""How a layer's keys and values are stored: in slabs by mlx, in slabs by GPU kernels, or in reserved memory by native
+CPU kernels. Each has a raw storage and, where the group has a codec, a coded one.
 
-Slabs are arrays [pages, heads, PAGE, size], of which there are more and more. Each is a quarter of what there is
-already, so that what exists is at most a quarter more than what was ever held, nothing is copied when it grows, and a
-write that mlx cannot do in place copies one slab. Where kernels take so many slabs and no more, each is so much larger
-that these come to the whole budget. A GPU's kernels write to slabs always in place. The native kernels have one array
-as long as memory could be, of which only what was written to exists. Only the engine thread may call anything here.
+Slabs are arrays [pages, heads, PAGE, size]. Each new one is a quarter of what exists, so that at most a quarter more is
+allocated than was ever used, growing copies nothing, and a write that mlx cannot do in place copies one slab. Where
+kernels take a limited number of slabs, each is large enough for these to add up to the budget. GPU kernels always write
+in place. Native kernels use one array as long as the memory, of which only pages that were written are backed by
+memory. Only the engine thread may call anything here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 
 from ingot.cache.coded_pages import CodedPageLayout, KVPair, join_pages, pace_evaluation, page_slices
 from ingot.cache.page_groups import SMALLEST_SLAB, CodedStorage, KVStorage, PageGroup, PageIndex, PagePool, TokenRun
 from ingot.cache.pages import PAGE, PageCopy, PageTable
+from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.cpu import native
 from ingot.kernels.device import total_memory
 from ingot.kernels.paged_attention.inputs import (
@@ -41,9 +42,9 @@ class SlabStorage(KVStorage):
         super().__init__(group, heads, sizes, dtype)
         self._written: set[int] = set()
         if group.coded is not None:
-            self.coded = self._made_coded(group.coded, group.form(heads, sizes, dtype))
+            self.coded = self._make_coded(group.coded, group.form(heads, sizes, dtype))
 
-    def _made_coded(self, pool: PagePool[CodedStorage], form: CodedPageLayout) -> CodedSlabs:
+    def _make_coded(self, pool: PagePool[CodedStorage], form: CodedPageLayout) -> CodedSlabs:
         return CodedSlabs(pool, form)
 
     @property
@@ -71,8 +72,8 @@ class SlabStorage(KVStorage):
             else:
                 slabs[slab][number, :, at : at + count] = new[token : token + count].swapaxes(0, 1)
         for slab, written in single.items():
-            tokens, numbers, places = (_int32_array(list(each)) for each in zip(*written, strict=True))
-            slabs[slab][numbers, :, places] = new if len(written) == new.shape[0] else new[tokens]
+            tokens, numbers, offsets = (_int32_array(list(each)) for each in zip(*written, strict=True))
+            slabs[slab][numbers, :, offsets] = new if len(written) == new.shape[0] else new[tokens]
 
     @classmethod
     def copy_all(cls, storages: Sequence[SlabStorage], copies: Sequence[PageCopy]) -> None:
@@ -91,17 +92,17 @@ class SlabStorage(KVStorage):
     def gathered(self, index: PageIndex) -> tuple[mx.array, mx.array]:
         pieces = self._pieces(index)
         if index.has_coded:
-            mx.eval(self.keys, self.values)  # what layers before this one gathered is gone then
+            mx.eval(self.keys, self.values)  # frees what earlier layers gathered
         keys, values = zip(*(pace_evaluation(pieces) if index.has_coded else pieces), strict=True)
         return _concatenate_tokens(keys), _concatenate_tokens(values)
 
     def _pieces(self, index: PageIndex) -> Iterator[KVPair]:
-        """Keys and values of pages of the same slab and form, so many at once as are to be unpacked."""
+        """Keys and values of pages of the same slab and form; coded ones in batches that are decoded at once."""
         for (coded, slab), numbers in zip(index.runs, index.numbers(self.heads), strict=True):
             if coded:
-                own = numbers.reshape(self.heads, -1)
-                for some in page_slices(own.shape[1]):
-                    yield self._unpacked(slab, own[:, some].reshape(-1))
+                by_head = numbers.reshape(self.heads, -1)
+                for pages in page_slices(by_head.shape[1]):
+                    yield self._decode(slab, by_head[:, pages].reshape(-1))
             else:
                 yield self._read(self.keys, slab, numbers), self._read(self.values, slab, numbers)
 
@@ -110,11 +111,11 @@ class SlabStorage(KVStorage):
         size = slabs[slab].shape[3]
         if not size:
             return mx.zeros((1, self.heads, numbers.size // self.heads * PAGE, 0), self.dtype)
-        taken = mx.take(slabs[slab].reshape(-1, PAGE, size), self._ordered(numbers), axis=0)
-        return taken.reshape(1, self.heads, -1, size)
+        pages = mx.take(slabs[slab].reshape(-1, PAGE, size), self._ordered(numbers), axis=0)
+        return pages.reshape(1, self.heads, -1, size)
 
-    def _unpacked(self, slab: int, numbers: mx.array) -> tuple[mx.array, mx.array]:
-        """The same of pages in fewer bits."""
+    def _decode(self, slab: int, numbers: mx.array) -> tuple[mx.array, mx.array]:
+        """The same of coded pages, keys and values."""
         assert isinstance(self.coded, CodedSlabs)
         pages = self.coded.read_slab(slab, self._ordered(numbers))
         keys, values = self.coded.form.decode(pages.reshape(self.heads, -1, pages.shape[-1]))
@@ -122,12 +123,12 @@ class SlabStorage(KVStorage):
         return keys, values
 
     def whole_pages(self, slots: Sequence[int]) -> tuple[mx.array, mx.array]:
-        keys, values = self.gathered(self._group.raw_index(slots))
+        keys, values = self.gathered(self._group.placed(slots))
         heads = ((part.reshape(self.heads, len(slots), PAGE, -1)).swapaxes(0, 1) for part in (keys, values))
         return next(heads), next(heads)
 
     def _ordered(self, numbers: mx.array) -> mx.array:
-        """The same numbers, not before what was written is there: mlx's own writing sees to that."""
+        """The same numbers, available once all earlier writes are done. With mlx's own writes that is always so."""
         return numbers
 
     def join(self, first: int) -> None:
@@ -146,22 +147,12 @@ class SlabStorage(KVStorage):
         return [slabs[slab] for slab in written for slabs in (self.keys, self.values)]
 
 
-class CodedKernels(Protocol):
-    """Says what kernels do with pages in fewer bits."""
-
-    def reads(self, coded: CodedShape) -> bool:
-        """Whether they attend to them as they lie."""
-
-    def unpacks(self, coded: CodedShape) -> bool:
-        """Whether they unpack them for prompts."""
-
-
 class KernelStorage(SlabStorage):
-    """Written in place by the kernels of a GPU, whatever still reads it. The slabs' arrays stay the same; a token
-    orders what is read behind what was written.
+    """Written in place by GPU kernels, even while it is read. The slabs' arrays stay the same; a dependency token
+    orders reads behind writes.
 
     Kernels that find slabs by their addresses do not keep them alive: whatever reads or writes them is evaluated before
-    they go, and they go when the device has nothing left to do (`trim`).
+    they are freed, and `trim` waits until the device is idle.
     """
 
     def __init__(
@@ -171,7 +162,7 @@ class KernelStorage(SlabStorage):
         sizes: tuple[int, int],
         dtype: mx.Dtype,
         kernel: PagedAttention,
-        kernels: CodedKernels,
+        kernels: CheckedKernels | PagedAttention,
     ) -> None:
         self._kernel, self._kernels = kernel, kernels
         super().__init__(group, heads, sizes, dtype)
@@ -181,14 +172,14 @@ class KernelStorage(SlabStorage):
         if kernel.most_slabs is not None:
             group.join(kernel.most_slabs)
 
-    def _made_coded(self, pool: PagePool[CodedStorage], form: CodedPageLayout) -> CodedSlabs:
+    def _make_coded(self, pool: PagePool[CodedStorage], form: CodedPageLayout) -> CodedSlabs:
         shape = form.kernel_shape
         if shape is None or not self._kernels.reads(shape):
-            return super()._made_coded(pool, form)
+            return super()._make_coded(pool, form)
         return KernelCodedSlabs(pool, form, shape, self._kernel)
 
     def reads(self, rows: KernelRows) -> bool:
-        """Whether the kernels see all that these rows do."""
+        """Whether the kernels can read all pages of these rows."""
         if not rows.coded:
             return True
         if not isinstance(self.coded, KernelCodedSlabs):
@@ -202,7 +193,7 @@ class KernelStorage(SlabStorage):
             self._slabs = KVSlabs(self.keys, self.values, before=self._slabs)
 
     def join(self, first: int) -> None:
-        mx.eval(self._token)  # all that is to be written, which joining must not miss
+        mx.eval(self._token)  # joining must not miss a pending write
         super().join(first)
         self._slabs = None
 
@@ -216,16 +207,16 @@ class KernelStorage(SlabStorage):
         self.write_at(keys, values, self.places(runs))
 
     def places(self, runs: Sequence[TokenRun]) -> mx.array:
-        """Where the kernel writes each token: made once for all layers of a group."""
+        """Where the kernel writes each token. Made once for all layers of a group."""
         encoded = self._group.encoded
-        return token_slots([(encoded[slot], place) for _, count, slot, at in runs for place in range(at, at + count)])
+        return token_slots([(encoded[slot], offset) for _, count, slot, at in runs for offset in range(at, at + count)])
 
     def write_at(self, keys: mx.array, values: mx.array, places: mx.array) -> None:
         keys, values = (part.astype(self.dtype) for part in (keys, values))
         self._token = self._kernel.write(keys, values, places, self.slabs, self._token)
 
     def turn(self, turning: RopeKernel, projected: mx.array, angles: mx.array, places: mx.array) -> mx.array:
-        """Write keys and values of what was projected, and give its queries, all turned to their positions."""
+        """Apply RoPE to a projection, write its keys and values, and return its queries."""
         queries, self._token = turning(projected, angles, places, self.slabs, self._token)
         return queries
 
@@ -235,23 +226,23 @@ class KernelStorage(SlabStorage):
         self._token = self._kernel.copy(made, self.slabs, self._token)
 
     def attend(self, kernel: PagedAttention, queries: mx.array, rows: KernelRows) -> mx.array:
-        """What queries [tokens, heads, size] see, [tokens, heads, size]."""
+        """The attention output [tokens, heads, size] of queries [tokens, heads, size]."""
         return kernel.attend(queries, rows, self.slabs, self._token, self.coded_pages if rows.coded else None)
 
     @property
     def coded_pages(self) -> CodedPages:
-        """Those in fewer bits, where kernels read them."""
+        """The coded pages, where the kernels read them."""
         assert isinstance(self.coded, KernelCodedSlabs)
         return self.coded.pages
 
     def rows(self, tables: Sequence[PageTable], lengths: Sequence[int], counts: Sequence[int]) -> KernelRows:
-        """Rows of so many tokens, whose last `counts` attend: made once for all layers of a group."""
+        """Rows of such lengths, whose last `counts` tokens attend. Made once for all layers of a group."""
         encoded = [self._group.numbered(table) for table in tables]
         firsts = [table.first for table in tables]
         coded = any(table.coded for table in tables)
         return KernelRows.of(encoded, lengths, firsts=firsts, counts=counts, coded=coded)
 
-    # For steps that are compiled: what of it is data.
+    # For compiled and captured steps, in which the token and the addresses are inputs.
 
     @property
     def by_address(self) -> bool:
@@ -262,7 +253,7 @@ class KernelStorage(SlabStorage):
         return self._token
 
     def go_on(self, token: mx.array) -> None:
-        """Something was written; whoever reads it waits for this one."""
+        """Something was written; later reads depend on this token."""
         self._token = token
 
     @property
@@ -271,7 +262,7 @@ class KernelStorage(SlabStorage):
 
     @contextmanager
     def standing_for(self, token: mx.array, addresses: mx.array) -> Iterator[None]:
-        """While this is open, these are its token and where its slabs lie."""
+        """While this is open, these are its token and its slabs' addresses."""
         own, self._token = self._token, token
         try:
             with self.slabs.standing_for(addresses):
@@ -324,24 +315,21 @@ class CodedSlabs(CodedStorage):
         self.provide()
         pages = pages.view(mx.int32)
         by_slab: dict[int, list[tuple[int, int]]] = {}
-        for place, slot in enumerate(slots):
+        for index, slot in enumerate(slots):
             slab, number = self._pool.slab_of(slot)
-            by_slab.setdefault(slab, []).append((place, number))
+            by_slab.setdefault(slab, []).append((index, number))
         for slab, written in by_slab.items():
-            places, numbers = (mx.array(list(each), dtype=mx.int32) for each in zip(*written, strict=True))
-            self._put(slab, numbers, pages if len(written) == len(slots) else pages[places])
-
-    def _put(self, slab: int, numbers: mx.array, pages: mx.array) -> None:
-        self.slabs[slab][numbers] = pages
-        self._written.add(slab)
+            indices, numbers = (_int32_array(list(each)) for each in zip(*written, strict=True))
+            self.slabs[slab][numbers] = pages if len(written) == len(slots) else pages[indices]
+            self._written.add(slab)
 
     def read(self, slots: Sequence[int]) -> mx.array:
         self.provide()
-        found = [(slab, number) for slab, number in map(self._pool.slab_of, slots)]
+        found = map(self._pool.slab_of, slots)
         return mx.concatenate([self.slabs[slab][number : number + 1] for slab, number in found]).view(mx.uint8)
 
     def read_slab(self, slab: int, numbers: mx.array) -> mx.array:
-        """The bytes [numbers, head_bytes] of heads of pages: the numbers of heads, one page's behind another's."""
+        """The bytes [numbers, head_bytes] of heads, by their numbers in a slab [pages * heads, ...]."""
         self.provide()
         words = self.slabs[slab].shape[2]
         return mx.take(self.slabs[slab].reshape(-1, words), numbers, axis=0).view(mx.uint8)
@@ -365,8 +353,8 @@ class CodedSlabs(CodedStorage):
 
 
 class KernelCodedSlabs(CodedSlabs):
-    """Written in place and read as they lie by the kernels of a GPU, which find slabs by their addresses: these arrays
-    stay the same."""
+    """Written in place and read directly by GPU kernels, which find slabs by their addresses: the arrays stay the
+    same."""
 
     def __init__(
         self, pool: PagePool[CodedStorage], form: CodedPageLayout, shape: CodedShape, kernel: PagedAttention
@@ -387,7 +375,7 @@ class KernelCodedSlabs(CodedSlabs):
 
     @property
     def pages(self) -> CodedPages:
-        """As the kernels take them: another object when they lie elsewhere."""
+        """As the kernels take them; a new object when their addresses change."""
         self.provide()
         assert self._pages is not None
         return self._pages
@@ -414,11 +402,11 @@ class KernelCodedSlabs(CodedSlabs):
 
 
 class ReservedStorage(KVStorage):
-    """Written and read by the native kernels. One array each, as long as memory could be; what is not written to does
-    not exist."""
+    """Written and read by the native kernels: one array each for keys and values, as long as the memory. Only what was
+    written is backed by memory."""
 
     def __init__(self, group: PageGroup, layers: int, heads: int, sizes: tuple[int, int], dtype: mx.Dtype) -> None:
-        """`layers` are those that share the memory."""
+        """`layers` is how many share the memory."""
         super().__init__(group, heads, sizes, dtype)
         most = max(SMALLEST_SLAB, total_memory() // (layers * PAGE * max(1, self.token_bytes)))
         self.keys, self.values = ([native.reserve_memory((most, heads, PAGE, size), dtype)] for size in sizes)
@@ -427,12 +415,12 @@ class ReservedStorage(KVStorage):
 
     @property
     def is_readable(self) -> bool:
-        """Whether the native kernels read what it has in fewer bits, if it has any."""
+        """Whether the native kernels read its coded pages, if it has any."""
         return self.coded is None or self.coded.form.native is not None
 
     @property
     def native_coded(self) -> tuple[mx.array, Any] | None:
-        """Its pages in fewer bits, as the native kernels take them."""
+        """Its coded pages, as the native kernels take them."""
         return (self.coded.pages, self.coded.form.native) if isinstance(self.coded, ReservedCodedStorage) else None
 
     @property
@@ -442,8 +430,8 @@ class ReservedStorage(KVStorage):
     def write(self, keys: mx.array, values: mx.array, runs: Sequence[TokenRun]) -> None:
         for slabs, new in ((self.keys, keys), (self.values, values)):
             for token, count, slot, at in runs:
-                own = new[token : token + count].swapaxes(0, 1).astype(self.dtype)
-                slabs[0] = native.write_tokens(slabs[0], slot, at, own)
+                part = new[token : token + count].swapaxes(0, 1).astype(self.dtype)
+                slabs[0] = native.write_tokens(slabs[0], slot, at, part)
 
     @classmethod
     def copy_all(cls, storages: Sequence[ReservedStorage], copies: Sequence[PageCopy]) -> None:
@@ -481,7 +469,7 @@ class ReservedStorage(KVStorage):
 
 
 class ReservedCodedStorage(CodedStorage):
-    """The same for pages in fewer bits: bytes [pages, heads, 1, head_bytes]."""
+    """The same for coded pages: bytes [pages, heads, 1, head_bytes]."""
 
     def __init__(self, pool: PagePool[CodedStorage], layers: int, form: CodedPageLayout) -> None:
         super().__init__(pool, form)
@@ -493,8 +481,8 @@ class ReservedCodedStorage(CodedStorage):
         return self._pool.slots.used * self.form.page_bytes
 
     def put(self, slots: Sequence[int], pages: mx.array) -> None:
-        for place, slot in enumerate(slots):
-            self.pages = native.write_tokens(self.pages, slot, 0, pages[place][:, None])
+        for index, slot in enumerate(slots):
+            self.pages = native.write_tokens(self.pages, slot, 0, pages[index][:, None])
 
     def read(self, slots: Sequence[int]) -> mx.array:
         return mx.concatenate([self.pages[slot : slot + 1, :, 0] for slot in slots])

@@ -1,5 +1,5 @@
-"""What all live layer states share, the forward batch that they are the caches of; and recurrent layers' states, which
-only move forward, in a slot for each row. Only the engine thread may call anything here.
+"""The base of all live layer states, which are the caches of a forward batch; and the states of recurrent layers, a
+slot for each row, which only move forward. Only the engine thread may call anything here.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ LayerKind = Literal["append", "window", "recurrent"]
 
 
 class LayerState:
-    """What the three kinds share: the launch that they are the caches of."""
+    """The base of the three kinds: the batch that is being computed."""
 
     kind: LayerKind
 
     def __init__(self) -> None:
-        self.launch: ForwardBatch | None = None
+        self.batch: ForwardBatch | None = None
         self.mixed: MixedBatch | None = None
         self.neighbours: Sequence[Any] = ()  # all layers' states, this one among them
 
     @property
     def open_batch(self) -> ForwardBatch:
-        assert self.launch is not None, "a layer state is used outside a launch"
-        return self.launch
+        assert self.batch is not None, "a layer state is used outside of a forward pass"
+        return self.batch
 
     @property
     def whole(self) -> MixedBatch | None:
-        """The mixed launch that is open, unless one of its launches is being computed."""
-        return self.mixed if self.launch is None else None
+        """The open mixed batch, unless one of its parts is being computed."""
+        return self.mixed if self.batch is None else None
 
     @property
     def opened(self) -> ForwardBatch | MixedBatch:
         return self.open_batch if self.whole is None else self.whole
 
     @contextmanager
-    def computing(self, launch: ForwardBatch) -> Iterator[None]:
-        """While this is open, the state is the cache of one launch, which may be part of a mixed one."""
-        self.open(launch)
+    def computing(self, batch: ForwardBatch) -> Iterator[None]:
+        """While this is open, the state is the cache of one batch, which may be part of a mixed one."""
+        self.open(batch)
         try:
             yield
         finally:
             self.close()
 
-    def open(self, launch: ForwardBatch) -> None:
-        self.launch = launch
+    def open(self, batch: ForwardBatch) -> None:
+        self.batch = batch
 
     def close(self) -> None:
-        self.launch = None
+        self.batch = None
 
     @property
     def offset(self) -> CacheOffset:
@@ -78,25 +78,43 @@ class LayerState:
             return self._mask(part.width, return_array, window_size)
 
     def _masks(self, parts: tuple[AttentionMask, ...], window_size: int | None) -> PerBatch:
-        """The masks of the launches of a mixed one."""
+        """The masks of the parts of a mixed batch."""
         assert self.whole is not None
         return PerBatch(self.whole, parts)
 
     def _mask(self, width: int, return_array: bool, window_size: int | None) -> AttentionMask:
-        """Which of its sequence's tokens each token of the open launch sees."""
+        """Which of its sequence's tokens each token of the open batch sees."""
         raise NotImplementedError
 
     def pending(self) -> list[mx.array]:
-        """What was written to since the last time."""
+        """The arrays that were written to since the last call."""
         raise NotImplementedError
+
+    # Some models tie arrays to the keys of a layer's cache to have them evaluated; ours are `pending`.
+
+    @property
+    def keys(self) -> mx.array:
+        return mx.zeros(0)
+
+    @keys.setter
+    def keys(self, tied: mx.array) -> None:
+        pass
+
+    @property
+    def values(self) -> mx.array:
+        return mx.zeros(0)
+
+    @values.setter
+    def values(self, tied: mx.array) -> None:
+        pass
 
 
 class RecurrentState(LayerState, ArraysCache):
-    """Convolution tails, SSM and gated-delta states. An ArraysCache, since models tell recurrent layers by that."""
+    """Convolution tails, SSM and gated-delta states. An ArraysCache, by which models recognise recurrent layers."""
 
     kind: LayerKind = "recurrent"
     left_padding = None
-    lengths = None  # no launch is padded
+    lengths = None  # no batch is padded
 
     def __init__(self, parts: int, slots: int = 1) -> None:
         LayerState.__init__(self)
@@ -104,11 +122,11 @@ class RecurrentState(LayerState, ArraysCache):
         self._slots = slots
         self._written: set[int] = set()
         self.gives_earlier_states = False
-        """Whether who computes it natively gives earlier states, too."""
-        self.wanted = 0  # of these, for how many of a launch's last tokens
-        self._earlier: tuple[Sequence[mx.array], list[int]] = ((), [])  # and the slots that they are of
+        """Whether its native kernel also returns the states before each token."""
+        self.wanted = 0  # for how many of a batch's last tokens these are wanted
+        self._earlier: tuple[Sequence[mx.array], list[int]] = ((), [])  # these states, and their slots
 
-    # What rows ask for.
+    # For the batch state
 
     def resize(self, slots: int) -> None:
         self._slots = slots
@@ -116,7 +134,7 @@ class RecurrentState(LayerState, ArraysCache):
         mx.eval(self.arrays())
 
     def free(self) -> None:
-        """Let go of all slots. The last call."""
+        """Free all slots. Must be the last call."""
         self.cache = [None] * len(self.cache)
         self.forget_earlier()
 
@@ -127,18 +145,18 @@ class RecurrentState(LayerState, ArraysCache):
         return self.arrays()
 
     def row(self, slot: int) -> list[mx.array | None]:
-        """Copies of the row's state, in memory of their own; None where the model keeps nothing."""
+        """Copies of the row's state; None for parts that the model has not written."""
         return [None if part is None else copy_array(part[slot : slot + 1]) for part in self.cache]
 
     def put(self, slot: int, parts: Sequence[mx.array | None]) -> None:
-        """Give a row a state that `row` gave, which stays as it is."""
+        """Restore a state that `row` returned."""
         for index, part in enumerate(parts):
             if part is not None:
-                # A copy: with one slot, what is stored would be all of the state, and states are written in place.
+                # A copy: with one slot, the part would become the whole array, which is written in place.
                 self._store(index, slice(slot, slot + 1), copy_array(part))
 
     def earlier(self, slot: int) -> tuple[Sequence[mx.array], int]:
-        """What the row's state was without the last tokens of the launch: parts for all its rows, and which it is."""
+        """The states before each of the batch's last tokens: parts for all its rows, and the row's index there."""
         parts, slots = self._earlier
         return parts, slots.index(slot)
 
@@ -149,15 +167,16 @@ class RecurrentState(LayerState, ArraysCache):
         part = self.cache[index]
         if part is None:
             part = mx.zeros((self._slots, *rows.shape[1:]), rows.dtype)
-        # A history of the newest tokens grows with its sequence at first; before that lies nothing.
+        # A history of the newest tokens grows with its sequence at first, and is padded with zeros in front.
         part, rows = pad_to_length(part, rows), pad_to_length(rows, part)
         part[slots] = rows
         self.cache[index] = part
 
-    # What layers that are computed natively ask for.
+    # For native kernels
 
     def lend(self, *rows: tuple[int, ...]) -> list[mx.array]:
-        """All slots' parts, of these shapes a row, for whoever writes them in place and gives them back."""
+        """All slots' parts, of these shapes for a row. The caller writes them in place and returns them by
+        `take_back_parts`."""
         parts = [
             mx.zeros((self._slots, *shape), mx.float32) if part is None else part.astype(mx.float32)
             for part, shape in zip(self.cache, rows, strict=True)
@@ -166,47 +185,37 @@ class RecurrentState(LayerState, ArraysCache):
         return parts
 
     def take_back_parts(self, parts: Sequence[mx.array]) -> None:
-        """The parts, and behind them the earlier ones, as many as `wanted`."""
+        """The parts, followed by the earlier ones, as many as `wanted`."""
         self.cache, earlier = list(parts[: len(self.cache)]), parts[len(self.cache) :]
         self._earlier = (earlier, [slot for _, _, slot, _ in self.pieces] if earlier else [])
 
-    # What mlx-lm's models ask for.
+    # For mlx-lm's models
 
-    def open(self, launch: ForwardBatch) -> None:
+    def open(self, batch: ForwardBatch) -> None:
         self._written = set()
-        super().open(launch)
+        super().open(batch)
 
     def __getitem__(self, index: int) -> mx.array | None:
-        launch, part = self.open_batch, self.cache[index]
-        # Models know a sequence's beginning by the lack of a state, which need not be the same to them as zeros.
-        if part is None or (not any(launch.starts) and index not in self._written):
+        batch, part = self.open_batch, self.cache[index]
+        # Models recognise a sequence's beginning by a missing state, which may not mean the same as zeros.
+        if part is None or (not any(batch.starts) and index not in self._written):
             return None
-        return part[_batch_slots(launch)]
+        return part[_batch_slots(batch)]
 
     def __setitem__(self, index: int, value: mx.array) -> None:
         self._written.add(index)
         self._store(index, _batch_slots(self.open_batch), value)
 
-    # Models in a pipeline of ranks tie what they send to their last layer's state; ours is `pending`.
-
-    @property
-    def keys(self) -> mx.array:
-        return mx.zeros(0)
-
-    @keys.setter
-    def keys(self, tied: mx.array) -> None:
-        pass
-
     def advance(self, count: int) -> None:
-        """Lengths belong to the rows, which are longer when the launch ends."""
+        """Rows have their lengths, and are advanced when the forward pass ends."""
 
     def _mask(self, width: int, return_array: bool, window_size: int | None) -> AttentionMask:
         return None
 
 
-def _batch_slots(launch: ForwardBatch) -> slice | mx.array:
-    """Where its rows' states lie: as they lie, where that is one behind another."""
-    slots = [row.slot for row in launch.rows]
+def _batch_slots(batch: ForwardBatch) -> slice | mx.array:
+    """The rows' slots: a slice where they are consecutive."""
+    slots = [row.slot for row in batch.rows]
     if slots == list(range(slots[0], slots[0] + len(slots))):
         return slice(slots[0], slots[0] + len(slots))
-    return launch.slots
+    return batch.slots

@@ -1,8 +1,8 @@
 """Page groups and their memory pools.
 
-A group is the layers that forget alike, append layers or those of one window: one page table serves all of them. A pool
-is memory for the pages of a group in one form, raw or coded: slabs of them, or as much as is reserved. What a layer has
-there is its storage; `kv_storage.py` has the kinds of it.
+A group is all layers with the same window, or all append layers: one page table serves all of them. A pool is the
+memory for the pages of a group in one form, raw or coded, in slabs or one reserved array. Each layer has a storage in
+it; `kv_storage.py` has the kinds of storage.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from ingot.kernels.paged_attention.inputs import page_number
 SMALLEST_SLAB = 4
 """Pages."""
 FIRST_SHARE = 1 / 54
-"""Of the pages that there may be, those of the first slab."""
+"""The first slab's share of the pages that the budget allows."""
 LEAST_SHARE = 1 / 128
-"""Of what there is, those of any further slab, however little is left: else there would be no end of slabs."""
+"""The least size of a further slab, as a share of what exists, which bounds the number of slabs."""
 
 
 class PoolStorage(ABC):
     """A layer's part of a pool."""
 
     most_slabs: int | None = None
-    """Slabs that whoever reads it takes at most."""
+    """The most slabs that its kernels can read."""
 
     @property
     @abstractmethod
@@ -46,37 +46,36 @@ class PoolStorage(ABC):
     def nbytes(self) -> int:
         """Memory that exists for it now."""
 
-    def join(self, first: int) -> None:  # noqa: B027  (what is not stored in slabs has none to join)
-        """Of the pool's slabs, `first` and the one behind it become one."""
+    def join(self, first: int) -> None:  # noqa: B027  (reserved memory has no slabs to join)
+        """Join slab `first` and the next one."""
 
     @abstractmethod
     def trim(self) -> None:
-        """Give back the memory of slots that nobody has, as far as that goes."""
+        """Free the memory of unused slots, as far as possible."""
 
     @abstractmethod
     def pending(self) -> list[mx.array]:
-        """What was written to since the last time."""
+        """The arrays that were written to since the last call."""
 
     @abstractmethod
     def free(self) -> None:
-        """Let go of all memory, whoever has slots. The last call."""
+        """Free all memory, whoever uses it. Must be the last call."""
 
 
 StorageKind = TypeVar("StorageKind", bound=PoolStorage)
 
 
 class PagePool(Generic[StorageKind]):
-    """Memory for pages of one form, in all layers of a group: slabs of them, or as much as is reserved."""
+    """Memory for pages of one form, in all layers of a group: slabs, or one reserved array."""
 
     def __init__(self, slots: PageAllocator | PageSlots, token_bytes: int = 0) -> None:
-        """`slots` say which are taken; `token_bytes` are what a token takes, if that is known before anything was
-        written."""
+        """`token_bytes` are the bytes of a token in all layers, if they are known before anything is written."""
         self.slots, self._token_bytes = slots, token_bytes
         self.storages: list[StorageKind] = []
         self.slabs: list[int] = []  # pages of each
         self._ends: list[int] = []
         self.encoded: np.ndarray[Any, np.dtype[np.int32]] = np.zeros(0, np.int32)
-        """By slot, what the kernels know it by."""
+        """By slot, its number in the kernels' page tables."""
         self._trimmed = (0, 0)
 
     @property
@@ -89,27 +88,28 @@ class PagePool(Generic[StorageKind]):
         return bool(self._ends) and self._ends[-1] >= self.slots.made
 
     def provide(self, most: int | None = None, left: int = 0) -> None:
-        """Add one for the pages that have none. Of the `most` bytes that states may take, `left` are not taken yet."""
+        """Add a slab for the slots that have none. Of the `most` bytes of the budget, `left` are unused."""
         limit = min((storage.most_slabs for storage in self.storages if storage.most_slabs is not None), default=None)
         if limit is not None:
             self.join(limit - 1)
         total = sum(self.slabs)
-        ahead = max(SMALLEST_SLAB, total // 4) if most is None else self._ahead(total, limit, most, left)
-        self.slabs.append(max(self.slots.made - total, ahead))
+        size = max(SMALLEST_SLAB, total // 4) if most is None else self._slab_size(total, limit, most, left)
+        self.slabs.append(max(self.slots.made - total, size))
         self._number()
 
-    def _ahead(self, total: int, limit: int | None, most: int, left: int) -> int:
-        """A quarter of what there is; more, where as many slabs as there may still be would not come to all."""
+    def _slab_size(self, total: int, limit: int | None, most: int, left: int) -> int:
+        """A quarter of the pages that exist; more where the slabs that are still allowed would not add up to the
+        budget."""
         bytes_each = max(1, self.page_bytes)
         pages = most // bytes_each
-        wanted = max(SMALLEST_SLAB, total // 4, int(FIRST_SHARE * pages))
+        size = max(SMALLEST_SLAB, total // 4, int(FIRST_SHARE * pages))
         if limit is not None and total:
-            wanted = max(wanted, ceil(total * ((pages / total) ** (1 / (limit - len(self.slabs))) - 1)))
-        return max(int(LEAST_SHARE * total), min(wanted, max(0, left) // bytes_each))
+            size = max(size, ceil(total * ((pages / total) ** (1 / (limit - len(self.slabs))) - 1)))
+        return max(int(LEAST_SHARE * total), min(size, max(0, left) // bytes_each))
 
     def join(self, most: int) -> None:
-        """Have no more slabs than `most`: the smallest neighbours become one, and are copied. What growing foresees
-        needs none of that; groups that share a budget may."""
+        """Join slabs, smallest neighbours first, until there are at most `most`. That copies them. A single group's
+        growth avoids it; groups that share a budget may need it."""
         while len(self.slabs) > most:
             self._join(min(range(len(self.slabs) - 1), key=lambda slab: self.slabs[slab] + self.slabs[slab + 1]))
         self._number()
@@ -120,13 +120,12 @@ class PagePool(Generic[StorageKind]):
         self.slabs[first : first + 2] = [self.slabs[first] + self.slabs[first + 1]]
 
     def grow_like(self, slabs: Sequence[int]) -> None:
-        """Have the slabs that another pool of the same pages has come to by growing: some of those that are here may
-        have become one, and others are new."""
+        """Take the slabs of another pool of the same pages that has grown: some may have been joined, others added."""
         for number, pages in enumerate(slabs):
             while number + 1 < len(self.slabs) and self.slabs[number] < pages:
                 self._join(number)
         self.slabs += slabs[len(self.slabs) :]
-        assert self.slabs == list(slabs), "slabs do not come from one another"
+        assert self.slabs == list(slabs), "the other pool did not grow from these slabs"
         self._number()
 
     def _number(self) -> None:
@@ -137,13 +136,13 @@ class PagePool(Generic[StorageKind]):
         )
 
     def slab_of(self, slot: int) -> tuple[int, int]:
-        """Its slab, and its number there."""
+        """Its slab, and its index there."""
         slab = bisect_right(self._ends, slot)
         return slab, slot - (self._ends[slab - 1] if slab else 0)
 
     def trim(self) -> bool:
-        """Give back the memory of pages that nobody holds: of reserved ones any, of slabs the last. Whether there was
-        something to do since the last time."""
+        """Free the memory of unused pages: any that are reserved, but only the last slabs. Returns whether anything was
+        used since the last call."""
         if self._trimmed == (self.slots.taken, self.slots.used):
             return False
         self._trimmed = (self.slots.taken, self.slots.used)
@@ -155,21 +154,21 @@ class PagePool(Generic[StorageKind]):
         return True
 
     def keep(self, count: int) -> None:
-        """Have the first `count` slabs alone, and nothing in slots that nobody has."""
+        """Keep only the first `count` slabs, and free unused slots."""
         del self.slabs[count:]
         self._ends = list(accumulate(self.slabs))
         for storage in self.storages:
             storage.trim()
 
     def free(self) -> None:
-        """Let go of all memory, whoever has slots. The last call."""
+        """Free all memory, whoever uses it. Must be the last call."""
         for storage in self.storages:
             storage.free()
         self.storages.clear()  # which refer to their pool
 
 
 class CodedStorage(PoolStorage):
-    """A layer's pages in fewer bits."""
+    """A layer's coded pages."""
 
     def __init__(self, pool: PagePool, form: CodedPageLayout) -> None:
         self._pool, self.form = pool, form
@@ -181,23 +180,23 @@ class CodedStorage(PoolStorage):
 
     @abstractmethod
     def put(self, slots: Sequence[int], pages: mx.array) -> None:
-        """Write bytes [pages, heads, head_bytes] there."""
+        """Write bytes [pages, heads, head_bytes]."""
 
     @abstractmethod
     def read(self, slots: Sequence[int]) -> mx.array:
-        """The bytes [pages, heads, head_bytes] of some."""
+        """Bytes [pages, heads, head_bytes]."""
 
 
 class PageIndex:
-    """Pages in order, as slabs are read: runs of pages of the same slab, and of the same form."""
+    """Pages in order, as runs of pages of the same slab and form."""
 
-    def __init__(self, found: Iterable[tuple[bool, int, int, int]]) -> None:
-        """Of each page whether it is read in fewer bits, its slot, and that slot's slab and number there."""
+    def __init__(self, pages: Iterable[tuple[bool, int, int, int]]) -> None:
+        """Of each page whether it is coded, its slot, and that slot's slab and index there."""
         runs: list[tuple[bool, int]] = []
         numbers: list[list[int]] = []
         self.slots: list[list[int]] = []
         """Of each run, its pages' slots."""
-        for coded, slot, slab, number in found:
+        for coded, slot, slab, number in pages:
             if not runs or runs[-1] != (coded, slab):
                 runs.append((coded, slab))
                 numbers.append([])
@@ -205,7 +204,7 @@ class PageIndex:
             numbers[-1].append(number)
             self.slots[-1].append(slot)
         self.runs: Sequence[tuple[bool, int]] = runs
-        """Of each, whether its pages are in fewer bits, and their slab."""
+        """Of each, whether its pages are coded, and their slab."""
         self._numbers = [mx.array(own, dtype=mx.int32) for own in numbers]
         self._by_heads: dict[int, list[mx.array]] = {}
 
@@ -214,8 +213,8 @@ class PageIndex:
         return any(coded for coded, _ in self.runs)
 
     def numbers(self, heads: int) -> list[mx.array]:
-        """Of each run [heads * pages]: where its pages are found in a slab [pages * heads, ...], head by head. Made
-        once for all layers."""
+        """Of each run [heads * pages]: its pages' indices in a slab [pages * heads, ...], head by head. Made once for
+        all layers."""
         if heads not in self._by_heads:
             every = mx.arange(heads, dtype=mx.int32)[:, None]
             self._by_heads[heads] = [(numbers * heads + every).reshape(-1) for numbers in self._numbers]
@@ -223,8 +222,8 @@ class PageIndex:
 
 
 TokenRun = tuple[int, int, int, int]
-"""Tokens that are written one behind another: the first one's number in the launch, how many, the slot of their page,
-where in it."""
+"""Consecutive tokens that are written to one page: the index of the first in the forward batch, how many, the slot of
+the page, and the offset in it."""
 
 
 class KVStorage(PoolStorage):
@@ -235,7 +234,7 @@ class KVStorage(PoolStorage):
         self.keys: list[mx.array] = []
         self.values: list[mx.array] = []
         self.coded: CodedStorage | None = None
-        """The same layer's pages in fewer bits, where the group has some."""
+        """The layer's coded pages, where the group has a codec."""
         group.storages.append(self)
 
     @property
@@ -248,12 +247,12 @@ class KVStorage(PoolStorage):
 
     @abstractmethod
     def write(self, keys: mx.array, values: mx.array, runs: Sequence[TokenRun]) -> None:
-        """Put keys and values [tokens, heads, size] where the runs say."""
+        """Write keys and values [tokens, heads, size] to the runs."""
 
     @classmethod
     @abstractmethod
     def copy_all(cls, storages: Sequence[Any], copies: Sequence[PageCopy]) -> None:
-        """Copy the beginnings of pages in several layers that are stored alike."""
+        """Copy the beginnings of pages in several layers of this kind of storage."""
 
     @abstractmethod
     def gathered(self, index: PageIndex) -> tuple[mx.array, mx.array]:
@@ -264,8 +263,8 @@ class KVStorage(PoolStorage):
         """Keys and values [pages, heads, PAGE, size] of raw slots."""
 
     def encode(self, raw: Sequence[int], coded: Sequence[int]) -> mx.array:
-        """Put what lies in some slots into fewer bits, into others. Gives the bytes, which are to be computed before
-        anything is written to those slots again."""
+        """Encode raw slots into coded ones. Returns the bytes, which must be evaluated before the raw slots are written
+        again."""
         assert self.coded is not None
         made = self.coded.form.encode(*self.whole_pages(raw))
         self.coded.put(coded, made)
@@ -278,7 +277,7 @@ class KVStorage(PoolStorage):
 
 
 class PageGroup(PagePool[KVStorage]):
-    """Layers that forget alike, append layers or those of one window: one table of pages serves all of them."""
+    """All layers with the same window, or all append layers: one page table serves all of them."""
 
     def __init__(
         self,
@@ -288,8 +287,7 @@ class PageGroup(PagePool[KVStorage]):
         codec: PairCodec | None = None,
         coded_bytes: int = 0,
     ) -> None:
-        """With a codec, pages that are full may lie in fewer bits, of which a token takes `coded_bytes`, if that is
-        known."""
+        """With a codec, full pages may be coded; a token then takes `coded_bytes`, if that is known."""
         self.number, self.window, self.codec = number, window, codec
         forms = None if codec is None else PageForms()
         self.pages = PageAllocator(forms)
@@ -301,7 +299,7 @@ class PageGroup(PagePool[KVStorage]):
         return (self,) if self.coded is None else (self, self.coded)
 
     def bytes_of(self, pages: Sequence[int]) -> int:
-        """What some pages take: in fewer bits, where they are, since a raw form beside that is some running row's."""
+        """The bytes of some pages. One in both forms counts as coded, since its raw form belongs to a running row."""
         forms = self.pages.forms
         if forms is None or self.coded is None:
             return self.page_bytes * len(pages)
@@ -309,7 +307,7 @@ class PageGroup(PagePool[KVStorage]):
         return self.coded.page_bytes * coded + self.page_bytes * (len(pages) - coded)
 
     def by_form(self, pages: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Pages as whoever takes them over sees them: raw ones, and those in fewer bits."""
+        """Pages as a row that reuses them reads them: raw ones, and coded ones."""
         forms = self.pages.forms
         if forms is None:
             return list(pages), []
@@ -322,12 +320,12 @@ class PageGroup(PagePool[KVStorage]):
 
     @property
     def uncharged_bytes(self) -> int:
-        """What records hold and none counts: pages that windows see, which a record that is gone had paid for."""
+        """Bytes that records hold and none is charged for: pages that windows see, whose charged record is gone."""
         return self.page_bytes * self.pages.uncharged
 
     @property
     def shared_bytes(self) -> int:
-        """What running rows and records hold together, in the form that is counted as the records'."""
+        """Bytes that both running rows and records hold, in the form that the records are charged for."""
         if self.coded is None:
             return self.page_bytes * self.pages.both
         forms, coded, raw = self.pages.forms, 0, 0
@@ -338,65 +336,73 @@ class PageGroup(PagePool[KVStorage]):
         return self.coded.page_bytes * coded + self.page_bytes * raw
 
     def slot_of(self, page: int) -> int:
-        """Where its raw form lies."""
+        """The slot of its raw form."""
         return page if self.pages.forms is None else self.pages.forms.raw_of[page]
 
+    def runs(self, table: PageTable, begin: int, end: int, token: int = 0) -> list[TokenRun]:
+        """Where tokens [begin, end) of a sequence are written, of which `token` is the first's index in what is
+        written."""
+        runs: list[TokenRun] = []
+        at = begin
+        while at < end:
+            count = min(PAGE - at % PAGE, end - at)
+            slot = self.slot_of(table.numbers[at // PAGE - table.first])
+            runs.append((token + at - begin, count, slot, at % PAGE))
+            at += count
+        return runs
+
     def coded_slots(self, pages: Sequence[int]) -> list[int]:
-        """Where the coded forms of the first pages lie, up to one that has none."""
+        """The slots of the leading pages that are coded."""
         forms = self.pages.forms
         return [] if forms is None else [forms.coded_of[page] for page in takewhile(forms.is_coded, pages)]
 
     def raw_slots(self, pages: Any) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """The same of many."""
         numbers: np.ndarray[Any, np.dtype[np.int32]] = np.frombuffer(pages, np.int32)
         return numbers if self.pages.forms is None else np.frombuffer(self.pages.forms.raw_of, np.int32)[numbers]
 
     def numbered(self, table: PageTable) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """A row's pages as the kernels know them: those that it sees in fewer bits as -1 and less."""
+        """A row's pages as the GPU kernels take them: coded ones as -1 and less."""
         raw = self.encoded[self.raw_slots(table.numbers)]
         if self.coded is None or not table.coded:
             return raw
+        return np.concatenate([~self.coded.encoded[self._row_coded_slots(table)], raw[table.coded :]])
+
+    def _row_coded_slots(self, table: PageTable) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """The slots of the pages that a row reads coded."""
         assert self.pages.forms is not None
-        coded = np.frombuffer(self.pages.forms.coded_of, np.int32)[
-            np.frombuffer(table.numbers, np.int32)[: table.coded]
-        ]
-        return np.concatenate([~self.coded.encoded[coded], raw[table.coded :]])
+        numbers = np.frombuffer(table.numbers, np.int32)[: table.coded]
+        return np.frombuffer(self.pages.forms.coded_of, np.int32)[numbers]
 
     def seen_slots(self, table: PageTable) -> bytes:
-        """Where a row's pages lie as it sees them, the first `coded` in fewer bits; as int32."""
-        forms = self.pages.forms
-        if forms is None or not table.coded:
+        """The slots of a row's pages in the form it reads, the first `coded` coded; as int32."""
+        if self.pages.forms is None or not table.coded:
             return self.raw_slots(table.numbers).tobytes()
-        raw = self.raw_slots(table.numbers[table.coded :])
-        coded = np.frombuffer(forms.coded_of, np.int32)[np.frombuffer(table.numbers, np.int32)[: table.coded]]
-        return coded.tobytes() + raw.tobytes()
+        return self._row_coded_slots(table).tobytes() + self.raw_slots(table.numbers[table.coded :]).tobytes()
 
     def native_table(self, table: PageTable) -> native.NativePageTable:
         """A row's pages as the native kernels take them."""
-        forms = self.pages.forms
-        if forms is None:
+        if self.pages.forms is None:
             return table.first, table.numbers
-        coded, raw = table.numbers[: table.coded], table.numbers[table.coded :]
-        return table.coded, self.raw_slots(raw), np.frombuffer(forms.coded_of, np.int32)[np.frombuffer(coded, np.int32)]
+        return table.coded, self.raw_slots(table.numbers[table.coded :]), self._row_coded_slots(table)
 
     def form(self, heads: int, sizes: tuple[int, int], dtype: mx.Dtype) -> CodedPageLayout:
-        """What a page of such a layer is in fewer bits."""
+        """The layout of a coded page of such a layer."""
         assert self.codec is not None
         return CodedPageLayout(self.codec, heads, sizes, dtype)
 
     def encode(self, pages: Sequence[int]) -> None:
-        """Put full pages into fewer bits, in all layers. The caller has provided for it."""
+        """Encode full pages in all layers, once the caller has provided memory for it."""
         self.encode_slots(*self.both_slots(pages))
         self.pages.settle(pages)
 
     def both_slots(self, pages: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Where pages that have both forms lie: raw, and in fewer bits."""
+        """The raw and the coded slots of pages that have both."""
         forms = self.pages.forms
         assert forms is not None
         return [forms.raw_of[page] for page in pages], [forms.coded_of[page] for page in pages]
 
     def encode_slots(self, raw: Sequence[int], coded: Sequence[int]) -> None:
-        for storage in self.storages:  # one by one: what is computed on the way takes much memory
+        for storage in self.storages:  # one by one: encoding takes much temporary memory
             made = storage.encode(raw, coded)
             assert storage.coded is not None
             mx.eval(made, storage.coded.pending())
@@ -412,41 +418,28 @@ class PageGroup(PagePool[KVStorage]):
                 kind.copy_all([storage for storage in self.storages if type(storage) is kind], raw)
 
     def index(self, pages: Sequence[int], coded: int | None = None) -> PageIndex:
-        """Of pages of which the first `coded` are read in fewer bits; or, if that is not said, all that can be."""
-        return PageIndex(
-            self._found(page, None if coded is None else count < coded) for count, page in enumerate(pages)
-        )
-
-    def _found(self, page: int, coded: bool | None) -> tuple[bool, int, int, int]:
+        """The index of pages of which the first `coded` are read coded; by default all that are."""
         forms = self.pages.forms
-        if forms is None or self.coded is None:
-            return False, page, *self.slab_of(page)
-        if coded if coded is not None else forms.is_coded(page):
-            slot = forms.coded_of[page]
-            return True, slot, *self.coded.slab_of(slot)
-        slot = forms.raw_of[page]
-        return False, slot, *self.slab_of(slot)
+        if forms is None or coded is None:
+            return self.placed(self.places(pages))
+        return self.placed([*(~forms.coded_of[page] for page in pages[:coded]), *map(self.slot_of, pages[coded:])])
 
     def places(self, pages: Sequence[int]) -> list[int]:
-        """Where some lie, in fewer bits wherever they do: those slots as -1 and less."""
+        """The slots of pages: coded ones, where they are coded, as -1 and less; otherwise raw ones."""
         forms = self.pages.forms
         if forms is None:
             return list(pages)
         return [~forms.coded_of[page] if forms.is_coded(page) else forms.raw_of[page] for page in pages]
 
-    def placed(self, places: Sequence[int]) -> PageIndex:
-        """Of pages that lie there, whosever they are."""
-        return PageIndex(map(self._placed, places))
+    def placed(self, slots: Sequence[int]) -> PageIndex:
+        """The index of such slots."""
+        return PageIndex(map(self._located, slots))
 
-    def _placed(self, place: int) -> tuple[bool, int, int, int]:
-        if place >= 0:
-            return False, place, *self.slab_of(place)
+    def _located(self, slot: int) -> tuple[bool, int, int, int]:
+        if slot >= 0:
+            return False, slot, *self.slab_of(slot)
         assert self.coded is not None
-        return True, ~place, *self.coded.slab_of(~place)
-
-    def raw_index(self, slots: Sequence[int]) -> PageIndex:
-        """Of raw slots, whosever they are."""
-        return PageIndex((False, slot, *self.slab_of(slot)) for slot in slots)
+        return True, ~slot, *self.coded.slab_of(~slot)
 
     def trim(self) -> bool:
         forms = self.pages.forms

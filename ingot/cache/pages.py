@@ -1,13 +1,13 @@
-"""Page allocation: who holds which KV page, and in which memory it lies.
+"""Page allocation: who holds which KV page, and in which slot of memory it is.
 
-A page has room for `PAGE` consecutive tokens of one sequence, in every layer of a group: layers that forget alike.
-Pages are counted by reference; running rows and cached records hold them through page tables. What is written to a page
-is never changed, only added to, and only by the sequence that stands where its writing ended: whoever else wants to go
-on from inside of it gets a copy. So two holders of a page can never see each other's tokens, whatever they do.
+A page has room for `PAGE` consecutive tokens of one sequence, in every layer of a group (layers with the same window).
+Pages are reference-counted; running rows and cached records hold them through page tables. What is written to a page is
+never changed, only appended to, and only by the sequence whose end is where the page's tokens end. Any other sequence
+that continues from within the page gets a copy. So two holders of a page never see each other's tokens.
 
-Where live keys and values are quantised, `PageForms` knows where each page lies: raw, coded (in fewer bits), or both
-for a while. A page begins raw, unless it is read from a file. It is encoded once, when the first row sees it so; its
-raw form goes as soon as no running row sees that any more, whatever records hold it.
+Where live keys and values are quantised, `PageForms` has the slot of each page: raw, coded (in fewer bits), or both for
+a while. A page begins raw, unless it is read from a file. It is encoded once, when the first row reads it coded, and
+its raw form is freed as soon as no running row reads that any more.
 
 Pure Python: no mlx, no arrays.
 """
@@ -24,13 +24,12 @@ PAGE = 64
 
 
 def pages_for_tokens(tokens: int) -> int:
-    """How many pages so many tokens take."""
     return -(-tokens // PAGE)
 
 
 class PageCopy(NamedTuple):
-    """The first `tokens` tokens of a page are to be copied to another, before anything else is written there: slots of
-    raw pages, but for a source that is `coded`."""
+    """Copy the first `tokens` tokens of a page to another one before anything else is written there. Both are slots of
+    raw pages, unless the source is `coded`."""
 
     source: int
     target: int
@@ -39,22 +38,21 @@ class PageCopy(NamedTuple):
 
 
 class PageAllocator:
-    """The pages of one group of layers. Free ones are taken from the lowest on, so that those at the end become
-    free."""
+    """The pages of one group of layers. The lowest free page is allocated first, so that the last ones become free."""
 
     def __init__(self, forms: PageForms | None = None) -> None:
-        """`forms` know where pages lie, if that may be in fewer bits."""
+        """`forms` have the pages' slots, where pages may be coded."""
         self.forms = forms
         self._free: list[int] = []
         self._by_rows: list[int] = []  # how many running rows hold each page
         self._by_records: list[int] = []
-        self._charged: list[int] = []  # how many of those records count it as theirs: one, but for a moment
-        self._written: list[int] = []  # tokens of each, from its beginning on
+        self._charged: list[int] = []  # how many of those records are charged for it: one, except for a moment
+        self._written: list[int] = []  # how many tokens of each are written
         self.running = 0  # pages that some row holds
         self.kept = 0  # pages that some record holds
         self.both = 0
-        self.uncharged = 0  # pages that some record holds and none counts, as the one that did is gone
-        self.taken = 0  # how often one was
+        self.uncharged = 0  # pages that records hold and none is charged for, as the one that was is gone
+        self.taken = 0  # allocations so far
 
     @property
     def made(self) -> int:
@@ -70,19 +68,19 @@ class PageAllocator:
 
     def take(self) -> int:
         """An empty page, held by one row."""
-        page = self._taken(0)
+        page = self._allocate(0)
         if self.forms is not None:
             self.forms.begin(page)
         return page
 
     def take_coded(self) -> int:
-        """A full page, held by one row, that has no form but the one in fewer bits: it is the caller's to write."""
+        """A full page, held by one row, that is only coded. The caller writes it."""
         assert self.forms is not None
-        page = self._taken(PAGE)
+        page = self._allocate(PAGE)
         self.forms.begin_coded(page)
         return page
 
-    def _taken(self, written: int) -> int:
+    def _allocate(self, written: int) -> int:
         if not self._free:
             self._free.append(self.made)
             for count in (self._by_rows, self._by_records, self._charged, self._written):
@@ -94,21 +92,21 @@ class PageAllocator:
         self.taken += 1
         return page
 
-    def hold(self, pages: Iterable[int], *, kept: bool) -> None:
-        mine, theirs = self._counts(kept=kept)
+    def hold(self, pages: Iterable[int], *, cached: bool) -> None:
+        mine, theirs = self._counts(cached=cached)
         for page in pages:
-            assert mine[page] or theirs[page], "a page that nobody holds is taken, not held"
+            assert mine[page] or theirs[page], "a free page must be allocated"
             mine[page] += 1
             if mine[page] == 1:
-                self._changed(1, kept=kept, shared=theirs[page] > 0)
+                self._changed(1, cached=cached, shared=theirs[page] > 0)
 
-    def drop(self, pages: Iterable[int], *, kept: bool) -> None:
-        mine, theirs = self._counts(kept=kept)
+    def drop(self, pages: Iterable[int], *, cached: bool) -> None:
+        mine, theirs = self._counts(cached=cached)
         for page in pages:
-            assert mine[page], "a page is dropped more often than it was held"
+            assert mine[page], "a page is dropped twice"
             mine[page] -= 1
             if not mine[page]:
-                self._changed(-1, kept=kept, shared=theirs[page] > 0)
+                self._changed(-1, cached=cached, shared=theirs[page] > 0)
                 if not theirs[page]:
                     heapq.heappush(self._free, page)
                     if self.forms is not None:
@@ -118,13 +116,13 @@ class PageAllocator:
                 self.forms.settle(page, self._by_rows[page])
 
     def charge_pages(self, pages: Iterable[int]) -> None:
-        """A record counts these, which it holds, as its own."""
+        """Charge a record for pages that it holds."""
         for page in pages:
             self._charged[page] += 1
             self.uncharged -= self._charged[page] == 1
 
     def uncharge_pages(self, pages: Iterable[int]) -> None:
-        """It is about to drop them."""
+        """The record is about to drop them."""
         for page in pages:
             self._charged[page] -= 1
             self.uncharged += not self._charged[page]
@@ -133,32 +131,30 @@ class PageAllocator:
         if self.forms is None:
             return PageCopy(source, target, tokens)
         coded = not self.forms.is_raw(source)
-        places = self.forms.coded_of if coded else self.forms.raw_of
-        return PageCopy(places[source], self.forms.raw_of[target], tokens, coded)
+        slots = self.forms.coded_of if coded else self.forms.raw_of
+        return PageCopy(slots[source], self.forms.raw_of[target], tokens, coded)
 
     def encode(self, pages: Sequence[int]) -> list[int]:
-        """A row that holds these sees them in fewer bits from now on. Gives those that nobody has seen so: they are to
-        be encoded, and then `settle`d."""
+        """A row that holds these reads them coded from now on. Returns those that are not coded yet: the caller encodes
+        them, and then calls `settle`."""
         assert self.forms is not None and all(self._written[page] == PAGE for page in pages), "a page is not full"
         return self.forms.encode(pages)
 
     def settle(self, pages: Iterable[int]) -> None:
-        """Let go of the raw forms that no row sees."""
+        """Free the raw forms that no row reads."""
         assert self.forms is not None
         for page in pages:
             self.forms.settle(page, self._by_rows[page])
 
     def shared(self) -> list[int]:
         """Pages that both rows and records hold."""
-        return [
-            page for page, (rows, kept) in enumerate(zip(self._by_rows, self._by_records, strict=True)) if rows and kept
-        ]
+        return [page for page in range(self.made) if self._by_rows[page] and self._by_records[page]]
 
-    def _counts(self, *, kept: bool) -> tuple[list[int], list[int]]:
-        return (self._by_records, self._by_rows) if kept else (self._by_rows, self._by_records)
+    def _counts(self, *, cached: bool) -> tuple[list[int], list[int]]:
+        return (self._by_records, self._by_rows) if cached else (self._by_rows, self._by_records)
 
-    def _changed(self, by: int, *, kept: bool, shared: bool) -> None:
-        if kept:
+    def _changed(self, by: int, *, cached: bool, shared: bool) -> None:
+        if cached:
             self.kept += by
             self.uncharged += by
         else:
@@ -166,11 +162,11 @@ class PageAllocator:
         if shared:
             self.both += by
 
-    def is_kept(self, page: int) -> bool:
+    def is_cached(self, page: int) -> bool:
         return self._by_records[page] > 0
 
-    def is_held_once(self, page: int) -> bool:
-        """Whether it becomes free when the one record that holds it goes."""
+    def is_held_by_one_record(self, page: int) -> bool:
+        """Whether it becomes free when the only record that holds it does."""
         return self._by_records[page] == 1 and not self._by_rows[page]
 
     def is_idle(self, page: int) -> bool:
@@ -185,12 +181,12 @@ class PageAllocator:
         self._written[page] = end
 
     def retract(self, page: int, end: int) -> None:
-        """What was written behind `end` is nobody's: whoever wrote it takes it back before anyone else has seen it."""
-        assert end <= self._written[page], "what was never written is taken back"
+        """Discard what was written behind `end`, before any other holder could read it."""
+        assert end <= self._written[page], "tokens are taken back that were never written"
         self._written[page] = end
 
     def trim(self, made: int) -> None:
-        """Forget the pages from number `made` on, which nobody holds."""
+        """Forget the pages from number `made` on, which are free."""
         self._free = [page for page in self._free if page < made]
         heapq.heapify(self._free)
         for count in (self._by_rows, self._by_records, self._charged, self._written):
@@ -200,79 +196,75 @@ class PageAllocator:
 
     @property
     def occupied(self) -> int:
-        """Pages up to the last one that somebody holds."""
-        held = (page for page in range(self.made - 1, -1, -1) if self._by_rows[page] or self._by_records[page])
-        return next(held, -1) + 1
+        """Pages up to the last one in use."""
+        used = (page for page in range(self.made - 1, -1, -1) if self._by_rows[page] or self._by_records[page])
+        return next(used, -1) + 1
 
     def check(self) -> None:
         free = {page for page in range(self.made) if not self._by_rows[page] and not self._by_records[page]}
-        assert free == set(self._free) and len(free) == len(self._free), "a page that is held is free, or lost"
+        assert free == set(self._free) and len(free) == len(self._free), "a page in use is free, or one is lost"
         rows = {page for page, count in enumerate(self._by_rows) if count}
         records = {page for page, count in enumerate(self._by_records) if count}
         assert (self.running, self.kept, self.both) == (len(rows), len(records), len(rows & records)), (
             "pages miscounted"
         )
-        paid = {page for page, count in enumerate(self._charged) if count}
-        assert paid <= records and self.uncharged == len(records - paid), "pages are paid for by nobody, or twice"
+        charged = {page for page, count in enumerate(self._charged) if count}
+        assert charged <= records and self.uncharged == len(records - charged), "pages are paid for by nobody, or twice"
         if self.forms is not None:
             self.forms.check(self._by_rows, rows | records)
 
 
 class PageTable:
-    """The pages of one sequence in one group, and the right to them, which ends with `release` or with the table.
+    """The pages of one sequence in one group, held until `release` or the end of the table.
 
-    `numbers[i]` holds the tokens from (first + i) * PAGE on. Those of a running row grow; a record's are `kept`, and
-    stay. The first `coded` pages are those that the row sees in fewer bits, and of the first `least` some have no other
-    form. A record counts those that it `charge_pages`s for as its own.
+    `numbers[i]` has the tokens from (first + i) * PAGE on. A running row's table grows; a record's is `cached` and
+    stays as it is. The row reads the first `coded` pages coded; of the first `least`, some have no other form. A record
+    is charged for the pages in `charged`.
     """
 
-    __slots__ = ("coded", "first", "kept", "least", "numbers", "pages", "paid")
+    __slots__ = ("cached", "charged", "coded", "first", "least", "numbers", "pages")
 
     def __init__(
-        self, pages: PageAllocator, first: int = 0, numbers: Iterable[int] = (), *, kept: bool = False
+        self, pages: PageAllocator, first: int = 0, numbers: Iterable[int] = (), *, cached: bool = False
     ) -> None:
-        """Holds the pages `numbers` once more."""
-        self.pages, self.first, self.kept = pages, first, kept
+        """Adds a reference to each page of `numbers`."""
+        self.pages, self.first, self.cached = pages, first, cached
         self.coded = self.least = 0
-        self.paid = array("i")
-        self.numbers = array("i")
-        held = array("i", numbers)
-        pages.hold(held, kept=kept)
-        self.numbers = held
+        self.charged = array("i")
+        self.numbers = array("i")  # what `__del__` releases if holding fails
+        added = array("i", numbers)
+        pages.hold(added, cached=cached)
+        self.numbers = added
 
     def __del__(self) -> None:
         self.release()
 
     def release(self) -> None:
-        held, self.numbers = self.numbers, array("i")
-        paid, self.paid = self.paid, array("i")
-        self.pages.uncharge_pages(paid)
-        self._leave_coded(held[: self.coded])
-        self.pages.drop(held, kept=self.kept)
+        numbers, self.numbers = self.numbers, array("i")
+        charged, self.charged = self.charged, array("i")
+        self.pages.uncharge_pages(charged)
+        if self.coded and self.pages.forms is not None:
+            self.pages.forms.leave(numbers[: self.coded])
+        self.pages.drop(numbers, cached=self.cached)
 
     def charge_pages(self, first: int) -> None:
-        """Count the pages from number `first` on as this table's, from now to its end."""
-        assert self.kept
-        if not self.paid:  # by another part that has the same table
-            self.paid = self.numbers[max(0, first - self.first) :]
-            self.pages.charge_pages(self.paid)
-
-    def _leave_coded(self, pages: Sequence[int]) -> None:
-        """A row is about to drop pages that it sees in fewer bits."""
-        if pages and self.pages.forms is not None:
-            self.pages.forms.leave(pages)
+        """Charge this table for the pages from number `first` on, from now to its end."""
+        assert self.cached
+        if not self.charged:  # not yet, by another part with the same table
+            self.charged = self.numbers[max(0, first - self.first) :]
+            self.pages.charge_pages(self.charged)
 
     def encode(self, count: int) -> list[int]:
-        """See the first `count` pages in fewer bits, and all that have no other form; gives those to be encoded."""
+        """Read the first `count` pages coded, and all that have no other form. Returns those to be encoded."""
         count = max(count, self.least)
         if count <= self.coded:
             return []
-        seen, self.coded = self.numbers[self.coded : count], count
-        return self.pages.encode(seen)
+        pages, self.coded = self.numbers[self.coded : count], count
+        return self.pages.encode(pages)
 
     def add_coded(self, count: int) -> Sequence[int]:
-        """Full pages behind those it has, all of them seen in fewer bits: they are the caller's to write."""
-        assert self.coded == len(self.numbers), "a page in fewer bits stands behind a raw one"
+        """Append full coded pages, which the caller writes."""
+        assert self.coded == len(self.numbers), "a coded page stands behind a raw one"
         self.numbers.extend(self.pages.take_coded() for _ in range(count))
         self.coded += count
         return self.numbers[self.coded - count :]
@@ -282,7 +274,7 @@ class PageTable:
         return self.first + len(self.numbers)
 
     def grow(self, length: int, end: int) -> list[PageCopy]:
-        """Make room for tokens [length, end) of a sequence whose first `length` are there; says what must be copied."""
+        """Make room for tokens [length, end) of a sequence that has `length`. Returns the copies to make first."""
         copies = []
         inside = length % PAGE
         self._cut(pages_for_tokens(length))
@@ -291,7 +283,7 @@ class PageTable:
             self.pages.extend(own, inside)
             copies.append(self.pages.copied(source, own, inside))
             self.numbers[-1] = own
-            self.pages.drop([source], kept=False)
+            self.pages.drop([source], cached=False)
         while self.end * PAGE < end:
             self.numbers.append(self.pages.take())
         for number in range(length // PAGE, pages_for_tokens(end)):
@@ -299,48 +291,47 @@ class PageTable:
         return copies
 
     def rewind(self, length: int) -> None:
-        """Take back the tokens from `length` on, which this sequence wrote last and nobody has taken over since."""
+        """Take back the tokens from `length` on, which this sequence wrote last and nobody has reused since."""
         self._cut(pages_for_tokens(length))
         if length % PAGE:
             self.pages.retract(self.numbers[-1], length % PAGE)
 
     def _cut(self, end: int) -> None:
-        """Let go of the pages behind the sequence's end, where a forward pass failed that would have filled them, or
-        what it wrote is taken back."""
+        """Drop the pages behind the sequence's end, after a forward pass that failed or whose tokens are taken back."""
         if self.end > end:
-            assert end - self.first >= self.coded, "what was encoded is taken back"
-            self.pages.drop(self.numbers[end - self.first :], kept=self.kept)
+            assert end - self.first >= self.coded, "coded pages are taken back"
+            self.pages.drop(self.numbers[end - self.first :], cached=self.cached)
             del self.numbers[end - self.first :]
 
     def forget(self, oldest: int) -> None:
-        """Let go of the pages whose tokens all stand before `oldest`."""
+        """Drop the pages whose tokens are all before `oldest`."""
         gone = min(max(0, oldest // PAGE - self.first), len(self.numbers))
         if gone:
-            self.pages.drop(self.numbers[:gone], kept=self.kept)
+            self.pages.drop(self.numbers[:gone], cached=self.cached)
             del self.numbers[:gone]
             self.first += gone
 
     def part(self, begin: int, end: int) -> PageTable:
-        """The pages of tokens [begin, end), as far as it has them, for a record."""
+        """A record's table of the pages of tokens [begin, end), as far as this one has them."""
         first = max(self.first, begin // PAGE)
-        chosen = self.numbers[first - self.first : max(0, pages_for_tokens(end) - self.first)] if begin < end else ()
-        return PageTable(self.pages, first, chosen, kept=True)
+        numbers = self.numbers[first - self.first : max(0, pages_for_tokens(end) - self.first)] if begin < end else ()
+        return PageTable(self.pages, first, numbers, cached=True)
 
 
 def join_tables(pages: PageAllocator, tables: Iterable[PageTable], begin: int, end: int) -> PageTable | None:
-    """The pages of tokens [begin, end) of a path of records, for a row: each from the last record that has it, since
-    one that goes on in the middle of a page holds what came before too. None where some page is nobody's."""
+    """A row's table of the pages of tokens [begin, end) of a path of records: each from the last record that has it,
+    since one that continues from within a page has its earlier tokens too. None where a page is missing."""
     found: dict[int, int] = {}
     for table in tables:
         found.update(enumerate(table.numbers, table.first))
-    wanted = range(begin // PAGE, pages_for_tokens(end))
-    if not all(number in found for number in wanted):
+    numbers = range(begin // PAGE, pages_for_tokens(end))
+    if not all(number in found for number in numbers):
         return None
-    table = PageTable(pages, wanted.start, [found[number] for number in wanted])
+    table = PageTable(pages, numbers.start, [found[number] for number in numbers])
     if pages.forms is not None:
-        # Whoever goes on from inside of a page is given a raw copy.
-        whole = enumerate(table.numbers[: end // PAGE], 1)
-        table.least = max((count for count, page in whole if not pages.forms.is_raw(page)), default=0)
+        # A row that continues from within a page gets a raw copy of it.
+        full = enumerate(table.numbers[: end // PAGE], 1)
+        table.least = max((count for count, page in full if not pages.forms.is_raw(page)), default=0)
     return table
 
 
@@ -348,12 +339,12 @@ NO_SLOT: Final = -1
 
 
 class PageSlots:
-    """Room for pages in memory of one kind. The lowest that is free is taken, so that those at the end become free."""
+    """Slots for pages in one kind of memory. The lowest free slot is allocated first, so that the last become free."""
 
     def __init__(self) -> None:
         self._free: list[int] = []
         self.made = 0
-        self.taken = 0  # how often one was
+        self.taken = 0  # allocations so far
 
     @property
     def used(self) -> int:
@@ -365,7 +356,7 @@ class PageSlots:
 
     @property
     def occupied(self) -> int:
-        """Slots up to the last one that is taken."""
+        """Slots up to the last one in use."""
         free, last = set(self._free), self.made
         while last and last - 1 in free:
             last -= 1
@@ -382,7 +373,7 @@ class PageSlots:
         heapq.heappush(self._free, slot)
 
     def trim(self, made: int) -> None:
-        """Forget the slots from number `made` on, which nobody has."""
+        """Forget the slots from number `made` on, which are free."""
         self._free = [slot for slot in self._free if slot < made]
         heapq.heapify(self._free)
         self.made = made
@@ -392,7 +383,7 @@ class PageForms:
     def __init__(self) -> None:
         self.raw, self.coded = PageSlots(), PageSlots()
         self.raw_of, self.coded_of = array("i"), array("i")  # by page, its slot
-        self._coded_rows: list[int] = []  # running rows that see its coded form
+        self._coded_rows: list[int] = []  # by page, the running rows that read its coded form
 
     def is_raw(self, page: int) -> bool:
         return self.raw_of[page] != NO_SLOT
@@ -401,69 +392,68 @@ class PageForms:
         return self.coded_of[page] != NO_SLOT
 
     def begin(self, page: int) -> None:
-        """Somebody takes a page that nobody had."""
-        self._know(page)
+        """A page is allocated, raw."""
+        self._extend(page)
         self.raw_of[page] = self.raw.take()
 
     def begin_coded(self, page: int) -> None:
-        """A row takes a page that nobody had, and sees it coded."""
-        self._know(page)
+        """A page is allocated for a row that reads it coded."""
+        self._extend(page)
         self.coded_of[page] = self.coded.take()
         self._coded_rows[page] = 1
 
-    def _know(self, page: int) -> None:
+    def _extend(self, page: int) -> None:
         while len(self.raw_of) <= page:
-            for places in (self.raw_of, self.coded_of):
-                places.append(NO_SLOT)
+            self.raw_of.append(NO_SLOT)
+            self.coded_of.append(NO_SLOT)
             self._coded_rows.append(0)
 
     def end(self, page: int) -> None:
-        """Nobody has it any more."""
-        assert not self._coded_rows[page], "a row sees a page that nobody holds"
-        for places, slots in ((self.raw_of, self.raw), (self.coded_of, self.coded)):
-            if places[page] != NO_SLOT:
-                slots.give(places[page])
-                places[page] = NO_SLOT
+        """The page is free."""
+        assert not self._coded_rows[page], "a row reads a free page"
+        for by_page, slots in ((self.raw_of, self.raw), (self.coded_of, self.coded)):
+            if by_page[page] != NO_SLOT:
+                slots.give(by_page[page])
+                by_page[page] = NO_SLOT
 
     def encode(self, pages: Iterable[int]) -> list[int]:
-        """A row sees these coded from now on. Gives those that are to be encoded for it: they have both forms now, the
-        one still to be written, until `settle` is told."""
-        fresh = []
+        """A row reads these coded from now on. Returns those that are to be encoded for it: they have both slots until
+        `settle` is called."""
+        uncoded = []
         for page in pages:
             self._coded_rows[page] += 1
             if self.coded_of[page] == NO_SLOT:
                 self.coded_of[page] = self.coded.take()
-                fresh.append(page)
-        return fresh
+                uncoded.append(page)
+        return uncoded
 
     def leave(self, pages: Iterable[int]) -> None:
-        """A row that saw these coded does no more."""
+        """A row that read these coded does not any more."""
         for page in pages:
-            assert self._coded_rows[page], "a row left a page that it did not see coded"
+            assert self._coded_rows[page], "a row left a page that it did not read coded"
             self._coded_rows[page] -= 1
 
     def settle(self, page: int, rows: int) -> None:
-        """Of `rows` that hold a page, those that see it coded are known here: where these are all of them, its raw
-        form goes."""
+        """Free the raw form of a page that `rows` rows hold, if all of them read it coded."""
         if self.is_coded(page) and self.is_raw(page) and rows == self._coded_rows[page]:
             self.raw.give(self.raw_of[page])
             self.raw_of[page] = NO_SLOT
 
     def sees_coded(self, page: int) -> bool:
-        """Whether some running row does."""
+        """Whether some running row reads it coded."""
         return self._coded_rows[page] > 0
 
     def trim(self, pages: int) -> None:
         for by_page in (self.raw_of, self.coded_of, self._coded_rows):
             del by_page[pages:]
 
-    def check(self, rows: Sequence[int], held: Iterable[int]) -> None:
-        """`rows` hold each page; `held` are those that somebody does."""
-        pages = set(held)
-        for places, slots in ((self.raw_of, self.raw), (self.coded_of, self.coded)):
-            taken = [slot for slot in places if slot != NO_SLOT]
+    def check(self, rows: Sequence[int], used: Iterable[int]) -> None:
+        """`rows` has the number of rows that hold each page; `used` are the pages in use."""
+        pages = set(used)
+        for by_page, slots in ((self.raw_of, self.raw), (self.coded_of, self.coded)):
+            taken = [slot for slot in by_page if slot != NO_SLOT]
             assert len(set(taken)) == len(taken) == slots.used, "a slot is lost, or two pages share one"
-            assert not set(taken) & set(slots.free), "a slot that is taken is free"
+            assert not set(taken) & set(slots.free), "a slot in use is free"
         for page, (raw, coded) in enumerate(zip(self.raw_of, self.coded_of, strict=True)):
-            assert (page in pages) == (raw != NO_SLOT or coded != NO_SLOT), "a page lies nowhere, or is nobody's"
-            assert self._coded_rows[page] <= rows[page], "more rows see a page coded than hold it"
+            assert (page in pages) == (raw != NO_SLOT or coded != NO_SLOT), "a page has no slot, or a free page has one"
+            assert self._coded_rows[page] <= rows[page], "more rows read a page coded than hold it"

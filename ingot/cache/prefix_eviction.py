@@ -1,13 +1,13 @@
-"""Eviction from the prefix index: who goes when there is no room for all.
+"""Eviction from the prefix index: which nodes go when there is no room for all.
 
-The least worth of whoever holds more than its share goes first, pinned nodes last. Records may be compressed instead,
-where there is a codec (`CompressionPolicy`). What is gone is remembered as digests, in a bounded memory, so that a miss
-can be told from a loss.
+Of tenants that exceed their share, the node of the least worth goes first; pinned nodes go last. With a codec, records
+may be compressed instead (`CompressionPolicy`). Evicted prefixes are remembered as digests, in bounded memory, so that
+an explanation can tell an evicted prefix from one that was never cached.
 
-Checkpoints are thinned along a path: one costs as much wherever it stands, and a long conversation would gather several
-at every message. Of those that stand close together the first is enough. Then those stay that somebody shares or goes
-back to, the newest few, and of the others so many that whoever goes back computes at most three times as much again as
-was changed. So their number grows with the logarithm of the path's length.
+Checkpoints are thinned along a path, since each costs the same wherever it is, and a long conversation would collect
+several at every message. Of checkpoints close together the first is enough. Beyond those that are shared or resumed
+from, and the newest few, so many stay that whoever edits an earlier message recomputes at most three times the tokens
+behind that edit. So their number grows with the logarithm of the path's length.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from ingot.cache.prefix_tree import PrefixNode
 from ingot.cache.records import Record
 
 MOST_USES = 16
-"""Uses beyond which a node is worth no more: what many share stays long, and is forgotten in the end."""
+"""Uses beyond which a node is worth no more, so that widely shared prefixes are evicted in the end."""
 
 
 def eviction_worth(node: PrefixNode, seconds: float, nbytes: int) -> float:
-    """Of so many bytes of a node that take so many seconds to get back."""
+    """What `nbytes` of a node are worth that take so many seconds to restore."""
     return node.touched + min(1 + node.uses, MOST_USES) * seconds / max(1, nbytes)
 
 
 def is_removable(node: PrefixNode) -> bool:
-    """What nothing in memory goes on from can go; what something does can give up its checkpoint."""
+    """A node without children in memory can be evicted; any other one can give up its checkpoint."""
     return node.record is not None and (node.is_last_in_memory or node.has_checkpoint)
 
 
 @dataclass(eq=False, slots=True)
 class QueuedNode:
-    """A node in a queue, and what it was worth when it was put there."""
+    """A node in a queue, ranked by what it was worth when it was put there."""
 
     node: PrefixNode
     rank: tuple[bool, float, int, int]
-    place: int = 0
+    index: int = 0  # in its heap
 
     @property
     def worth(self) -> float:
@@ -53,8 +53,8 @@ class QueuedNode:
 
 
 class EvictionQueue:
-    """What may go, each node once, by tenant: the least worth first, and of those that are worth the same the one not
-    used longest. Nothing here looks at all nodes: putting one in, moving it and taking it out take O(log n)."""
+    """The nodes that may be evicted, a heap for each tenant: the least worth first, and of equal worth the least
+    recently used. Adding, moving and removing a node take O(log n)."""
 
     def __init__(self) -> None:
         self._heaps: dict[str, _NodeHeap] = {}
@@ -68,17 +68,16 @@ class EvictionQueue:
         return node in self._queued
 
     def worth(self, node: PrefixNode) -> float:
-        """What it was worth when it was put here."""
+        """What it was worth when it was put here; infinite if it is not here."""
         return self._queued[node].worth if node in self._queued else inf
 
     def put(self, node: PrefixNode, worth: float) -> None:
-        """Have a node in its place, wherever it was before."""
+        """Add a node, or move it."""
         self.remove(node)
         added = self._queued[node] = QueuedNode(node, (node.pinned, worth, node.turn, next(self._order)))
         self._heaps.setdefault(node.tenant, _NodeHeap()).add(added)
 
     def remove(self, node: PrefixNode) -> None:
-        """Take a node out, if it is here."""
         queued = self._queued.pop(node, None)
         if queued is not None:
             heap = self._heaps[node.tenant]
@@ -87,8 +86,8 @@ class EvictionQueue:
                 del self._heaps[node.tenant]
 
     def first(self, exceeding: Container[str]) -> tuple[tuple[bool, bool, float], QueuedNode] | None:
-        """The next to go, where tenants that are `exceeding` their share come first, and how that ranks among those of
-        other queues. It stays here."""
+        """The rank among other queues and the node that goes next, where tenants `exceeding` their share come first. It
+        stays in the queue."""
         found = ((heap.first, tenant not in exceeding) for tenant, heap in self._heaps.items())
         ranked = (((queued.rank[0], within, queued.worth), queued) for queued, within in found if queued is not None)
         return min(ranked, key=lambda each: each[0], default=None)
@@ -98,7 +97,7 @@ class EvictionQueue:
 
 
 class _NodeHeap:
-    """A binary heap whose members know their places, so that any of them can be taken out."""
+    """A binary heap whose members know their index, so that any of them can be removed."""
 
     def __init__(self) -> None:
         self._members: list[QueuedNode] = []
@@ -114,45 +113,45 @@ class _NodeHeap:
     def remove(self, member: QueuedNode) -> None:
         last = self._members.pop()
         if last is not member:
-            self._rise(last, member.place)
-            self._sink(last, last.place)
+            self._rise(last, member.index)
+            self._sink(last, last.index)
 
-    def _rise(self, member: QueuedNode, place: int) -> None:
-        while place and member.rank < (above := self._members[(place - 1) // 2]).rank:
-            self._set(above, place)
-            place = (place - 1) // 2
-        self._set(member, place)
+    def _rise(self, member: QueuedNode, index: int) -> None:
+        while index and member.rank < (above := self._members[(index - 1) // 2]).rank:
+            self._set(above, index)
+            index = (index - 1) // 2
+        self._set(member, index)
 
-    def _sink(self, member: QueuedNode, place: int) -> None:
-        while below := self._members[2 * place + 1 : 2 * place + 3]:
+    def _sink(self, member: QueuedNode, index: int) -> None:
+        while below := self._members[2 * index + 1 : 2 * index + 3]:
             least = min(below, key=lambda each: each.rank)
             if member.rank < least.rank:
                 break
-            hole = least.place
-            self._set(least, place)
-            place = hole
-        self._set(member, place)
+            hole = least.index
+            self._set(least, index)
+            index = hole
+        self._set(member, index)
 
-    def _set(self, member: QueuedNode, place: int) -> None:
-        self._members[place] = member
-        member.place = place
+    def _set(self, member: QueuedNode, index: int) -> None:
+        self._members[index] = member
+        member.index = index
 
     def check(self) -> int:
-        """How many there are."""
-        for place, member in enumerate(self._members):
-            assert (member.place == place and self._members[(place - 1) // 2].rank <= member.rank) or not place
+        """Returns how many members there are."""
+        for index, member in enumerate(self._members):
+            assert (member.index == index and self._members[(index - 1) // 2].rank <= member.rank) or not index
         return len(self._members)
 
 
 CLOSE_TOKENS = 32
-"""Tokens that are as soon computed as a checkpoint is restored."""
+"""Computing this many tokens takes about as long as restoring a checkpoint."""
 NEWEST_CHECKPOINTS = 4
 NEAR_TOKENS = 256
-"""Tokens from the end within which distances are not told apart."""
+"""Distances from the path's end below this count as this."""
 SPREAD_FACTOR = 3
 """Two checkpoints may lie this many times as far apart as the nearer one is from the path's end."""
 SHARED_RESUMES = 2
-"""Sequences that went on from a checkpoint before it counts as shared: a conversation's own next turn is one."""
+"""Resumed sequences from which on a checkpoint counts as shared; a conversation's own next turn is one."""
 
 
 def superfluous_checkpoints(end: PrefixNode) -> Iterable[PrefixNode]:
@@ -163,14 +162,14 @@ def superfluous_checkpoints(end: PrefixNode) -> Iterable[PrefixNode]:
             yield node
         else:
             apart.append(node)
-    kept: PrefixNode | None = None
+    previous: PrefixNode | None = None
     for node, nearer in pairwise(apart[: 1 - NEWEST_CHECKPOINTS]):
-        # As the path grows, distances do and gaps do not: what may lie apart now may do so for good.
+        # As the path grows, distances from its end grow and gaps do not: a gap that is allowed now stays so.
         gap = SPREAD_FACTOR * max(NEAR_TOKENS, end.end - nearer.end)
-        if kept is not None and nearer.end - kept.end <= gap and not is_shared_checkpoint(node):
+        if previous is not None and nearer.end - previous.end <= gap and not is_shared_checkpoint(node):
             yield node
         else:
-            kept = node
+            previous = node
 
 
 def is_shared_checkpoint(node: PrefixNode) -> bool:
@@ -179,41 +178,22 @@ def is_shared_checkpoint(node: PrefixNode) -> bool:
 
 class CompressionPolicy(Protocol):
     def may(self, node: PrefixNode) -> bool:
-        """Whether a node's record may be made smaller, and is not as small as it can be."""
+        """Whether a node's record may be compressed and is not yet."""
 
     def least(self, node: PrefixNode) -> int:
-        """Bytes that its record takes when it is."""
+        """Bytes of its record when it is compressed."""
 
     def saves(self, node: PrefixNode) -> int:
-        """Bytes that would be free, if it can be done now."""
+        """Bytes that compressing it now would free."""
 
-    def compress_record(self, node: PrefixNode) -> Record:
-        """Its record without them."""
-
-    def seconds(self, node: PrefixNode) -> float:
-        """How long getting it back as it is now would take."""
-
-
-class NoCompressionPolicy:
-    def may(self, node: PrefixNode) -> bool:
-        return False
-
-    def least(self, node: PrefixNode) -> int:
-        assert node.record is not None
-        return node.record.nbytes
-
-    def saves(self, node: PrefixNode) -> int:
-        return 0
-
-    def compress_record(self, node: PrefixNode) -> Record:
-        raise NotImplementedError
+    def compress_record(self, node: PrefixNode) -> Record: ...
 
     def seconds(self, node: PrefixNode) -> float:
-        return 0.0
+        """How long decoding it again would take."""
 
 
 EVICTED_HEAD = 32
-"""A piece counts as the prompt's own when this many of its first tokens, or all of a shorter one, agree."""
+"""An evicted node counts as part of a prompt when this many of its first tokens, or all of a shorter one, match."""
 REMEMBERED_PREFIXES = 8192
 
 
@@ -225,21 +205,21 @@ class EvictedPrefixes:
     def __len__(self) -> int:
         return len(self._digests)
 
-    def add(self, owner: Sequence[str], before: Sequence[int], piece: Sequence[int]) -> None:
-        """`piece` was kept behind the tokens `before` and is not any more."""
-        digest = _prefix_digest(owner, before)
-        digest.update(_token_bytes(piece[:EVICTED_HEAD]))
+    def add(self, owner: Sequence[str], prefix: Sequence[int], tokens: Sequence[int]) -> None:
+        """`tokens` were cached behind `prefix`, and are not any more."""
+        digest = _prefix_digest(owner, prefix)
+        digest.update(_token_bytes(tokens[:EVICTED_HEAD]))
         self._digests[digest.digest()] = None
         self._digests.move_to_end(digest.digest())
         if len(self._digests) > self._most:
             self._digests.popitem(last=False)
 
-    def holds(self, owner: Sequence[str], tokens: Sequence[int], known: int) -> bool:
-        """Whether a piece that went on where the first `known` of `tokens` end, as they do, was evicted."""
+    def holds(self, owner: Sequence[str], tokens: Sequence[int], matched: int) -> bool:
+        """Whether a node was evicted that continued the first `matched` of `tokens` as they go on."""
         if not self._digests:
             return False
-        digest = _prefix_digest(owner, tokens[:known])
-        for token in tokens[known : known + EVICTED_HEAD]:
+        digest = _prefix_digest(owner, tokens[:matched])
+        for token in tokens[matched : matched + EVICTED_HEAD]:
             digest.update(_token_bytes([token]))
             if digest.digest() in self._digests:
                 return True

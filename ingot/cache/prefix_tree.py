@@ -1,8 +1,8 @@
-"""The radix trees of the prefix index, one for each owner: their nodes, finding a way in them, splitting nodes, and
-counting what is in memory.
+"""The radix trees of the prefix index, one for each owner: walking along them, splitting nodes, and counting what is in
+memory.
 
-A node is tokens that follow one another, with the record that was made of them in memory, on disk (`DiskRecord`), or
-both. Whose bytes are in memory is changed by `hold`, and by `recount` where pages became smaller. Pure Python.
+A node is a run of tokens and the record of them: in memory, on disk (`DiskRecord`), or both. Only `hold` changes what
+is in memory, and only `recount` follows when pages became smaller. Pure Python.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from itertools import count
 from typing import NamedTuple, Protocol
 
 from ingot.cache.disk.index import DiskEntry
+from ingot.cache.disk.index import common_prefix_length as common_prefix_length
 from ingot.cache.disk.record_file import PathHash, extend_path_hash, new_path_hash
 from ingot.cache.records import Record
 from ingot.shares import Shares
 
 
 class CacheOwner(NamedTuple):
-    """Whose tokens these are. Owners share nothing; of another tenant's nothing is even told."""
+    """Whose tokens these are. Owners share nothing, and nothing about one tenant is revealed to another."""
 
     tenant: str = ""
     salt: str = ""
-    exact: bool = False  # takes and leaves nothing that went through a codec, where others do
-    lora: str = ""  # the digest of the adapter that the states went through
+    exact: bool = False  # neither reuses nor stores anything that went through a lossy codec
+    lora: str = ""  # the digest of the adapter that the KV was computed with
 
     @property
     def words(self) -> tuple[str, str, str, str]:
@@ -34,7 +35,7 @@ class CacheOwner(NamedTuple):
 
 
 class MemoryTally(NamedTuple):
-    """What is in memory of some nodes."""
+    """Totals over the nodes that are in memory."""
 
     records: int = 0
     tokens: int = 0
@@ -52,8 +53,8 @@ NO_MEMORY = MemoryTally()
 
 @dataclass(eq=False, slots=True)
 class PrefixNode:
-    """Tokens up to `end` of its path, and what was computed of them: a record in memory, one on disk, or both. What is
-    in memory goes on from what is. A root, and only that, has an owner; it has no tokens and no record."""
+    """Tokens up to `end` of its path, with a record of them in memory, on disk, or both. The parent of a node in memory
+    is in memory too. Only a root has an owner; it has no tokens and no record."""
 
     parent: PrefixNode | None
     tokens: tuple[int, ...]
@@ -61,18 +62,18 @@ class PrefixNode:
     end: int = 0
     children: dict[int, PrefixNode] = field(default_factory=dict)
     worth: float = 0.0
-    touched: float = 0.0  # how worth counts time, when it was last used,
-    turn: int = 0  # and how many times any was before
+    touched: float = 0.0  # the eviction clock when it was last used
+    turn: int = 0  # the number of that use, counted over all nodes
     uses: int = 0  # prompts that it was a part of
-    resumed: int = 0  # sequences that went on from its end
+    resumed: int = 0  # sequences that resumed from its end
     landmark: bool = False  # its end is one that new conversations share, such as the system prompt's
     pinned: bool = False
     lost: bool = False  # its checkpoint was evicted
     owner: CacheOwner | None = None
     filed: DiskRecord | None = None
-    hashed: PathHash | None = None  # of all tokens up to its end, once somebody asked
-    resident_children: int = 0  # those that have a record in memory
-    tally: MemoryTally = NO_MEMORY  # of a root: what is in memory of all nodes below it
+    hashed: PathHash | None = None  # of all tokens up to its end, computed on first use
+    resident_children: int = 0  # children that have a record in memory
+    tally: MemoryTally = NO_MEMORY  # of a root: the total over all nodes below it
     root: PrefixNode = field(init=False)
 
     def __post_init__(self) -> None:
@@ -109,14 +110,14 @@ class PrefixNode:
 
     @property
     def path_hash(self) -> PathHash:
-        """Of all tokens up to its end: those alone are hashed that were not before."""
-        behind: list[PrefixNode] = []
+        """Of all tokens up to its end. No token is hashed twice."""
+        unhashed: list[PrefixNode] = []
         node = self
         while node.hashed is None and node.parent is not None:
-            behind.append(node)
+            unhashed.append(node)
             node = node.parent
         hashed = node.hashed or new_path_hash()
-        for node in reversed(behind):
+        for node in reversed(unhashed):
             hashed = node.hashed = extend_path_hash(hashed, node.tokens)
         return hashed
 
@@ -130,14 +131,14 @@ class PrefixNode:
 
     @property
     def is_saved(self) -> bool:
-        """Nothing that it has in memory is missing on disk."""
+        """All that it has in memory is on disk too."""
         if self.filed is None or not self.filed.there:
             return False
         return self.record is None or self.filed.holds_all_of(self.record)
 
     @property
     def is_last_in_memory(self) -> bool:
-        """Nothing in memory goes on from it."""
+        """No child of it is in memory."""
         return not self.resident_children
 
     @property
@@ -146,51 +147,35 @@ class PrefixNode:
 
     @property
     def own_tally(self) -> MemoryTally:
-        """What is in memory of this node."""
         if self.record is None:
             return NO_MEMORY
         tokens, nbytes, pinned = len(self.tokens), self.record.nbytes, int(self.pinned)
         return MemoryTally(1, tokens, int(self.record.has_checkpoint), tokens * pinned, nbytes, nbytes * pinned)
 
 
-def common_prefix_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences have in common at their beginning."""
-    shorter = min(len(one), len(other))
-    if one[:shorter] == other[:shorter]:  # the ordinary case
-        return shorter
-    agreed, differ = 0, shorter  # by halves, as comparing slices is many times faster than comparing tokens
-    while differ - agreed > 1:
-        middle = (agreed + differ) // 2
-        if one[agreed:middle] == other[agreed:middle]:
-            agreed = middle
-        else:
-            differ = middle
-    return agreed
-
-
 class PrefixForest:
     def __init__(self, shares: Shares, changed: Callable[[PrefixNode], None] = lambda node: None) -> None:
-        """`changed` is told of each node that has another record than before, is pinned, or is the last in memory on
-        its path where it was not, or the other way round."""
+        """`changed` is called with each node whose record changes, that is pinned, or that becomes or ceases to be the
+        last in memory on its path."""
         self._roots: dict[str, dict[CacheOwner, PrefixNode]] = {}  # by tenant
         self._changed = changed
         self._unswept: Iterator[PrefixNode] = iter(())
         self.shares = shares
-        self.pinned_bytes = 0
+        self._pinned_bytes = 0
         self.changes = 0
 
     # Finding
 
     def walk(self, owner: CacheOwner, tokens: Sequence[int]) -> tuple[list[PrefixNode], int]:
-        """The nodes along `tokens`, the last one perhaps only in part, and how many tokens agree."""
+        """The nodes along `tokens`, of which the last may match only in part, and how many tokens match."""
         tokens = tuple(tokens)
-        node, known, found = self._root(owner), 0, []
-        while node is not None and known == node.end and known < len(tokens):
-            node = self._child(node, tokens[known])
+        node, matched, found = self._root(owner), 0, []
+        while node is not None and matched == node.end and matched < len(tokens):
+            node = self._child(node, tokens[matched])
             if node is not None:
                 found.append(node)
-                known += common_prefix_length(node.tokens, tokens[known : known + len(node.tokens)])
-        return found, known
+                matched += common_prefix_length(node.tokens, tokens[matched : matched + len(node.tokens)])
+        return found, matched
 
     def _child(self, node: PrefixNode, token: int) -> PrefixNode | None:
         child = node.children.get(token)
@@ -201,11 +186,10 @@ class PrefixForest:
 
     def nodes(self, owner: CacheOwner | None = None) -> Iterator[PrefixNode]:
         """An owner's, or all of them."""
-        if owner is not None:
-            root = self._root(owner)
-            roots = [] if root is None else [root]
-        else:
+        if owner is None:
             roots = [root for owned in self._roots.values() for root in owned.values()]
+        else:
+            roots = [root] if (root := self._root(owner)) is not None else []
         for root in roots:
             yield from _nodes_below(root)
 
@@ -214,17 +198,20 @@ class PrefixForest:
         return list(self._roots)
 
     def owners(self, tenant: str) -> list[CacheOwner]:
-        """As whom something of a tenant's is kept."""
+        """A tenant's owners that have something cached."""
         return list(self._roots.get(tenant, {}))
 
     def tallies(self, tenant: str) -> list[tuple[CacheOwner, MemoryTally]]:
-        """What is in memory of each of a tenant's owners. Looks at no node but their roots."""
+        """What each of a tenant's owners has in memory. Visits only their roots."""
         return [(owner, root.tally) for owner, root in self._roots.get(tenant, {}).items()]
 
     def first(self, owner: CacheOwner) -> list[PrefixNode]:
         """The nodes that an owner's paths begin with."""
         root = self._root(owner)
         return [] if root is None else list(root.children.values())
+
+    def pinned_bytes(self) -> int:
+        return self._pinned_bytes
 
     def roots(self, tenant: str) -> list[PrefixNode]:
         return list(self._roots.get(tenant, {}).values())
@@ -234,49 +221,49 @@ class PrefixForest:
 
     # Changing
 
-    def planted(self, owner: CacheOwner) -> PrefixNode:
-        """An owner's root."""
+    def root(self, owner: CacheOwner) -> PrefixNode:
+        """An owner's root, made on first use."""
         return self._roots.setdefault(owner.tenant, {}).setdefault(owner, PrefixNode(None, (), None, owner=owner))
 
     def hold(self, node: PrefixNode, record: Record | None) -> None:
-        """Have a record in memory, another one than before, or none any more."""
-        before, came = node.own_tally, (record is not None) - (node.record is not None)
+        """Set, replace or remove a node's record in memory."""
+        before, added = node.own_tally, (record is not None) - (node.record is not None)
         assert node.parent is not None
         node.record = record
-        node.parent.resident_children += came
+        node.parent.resident_children += added
         self.changes += 1
         self._count(node, before)
         self._changed(node)
-        if came and node.parent.record is not None:
+        if added and node.parent.record is not None:
             self._changed(node.parent)
 
-    def pin(self, node: PrefixNode) -> None:
+    def pin_node(self, node: PrefixNode) -> None:
         before = node.own_tally
         node.pinned = True
         self._count(node, before)
         self._changed(node)
 
     def _count(self, node: PrefixNode, before: MemoryTally) -> None:
-        """A node holds something else than `before`."""
+        """Update the totals for a node whose tally was `before`."""
         added = node.own_tally.plus(before, -1)
         node.root.tally = node.root.tally.plus(added)
-        self.pinned_bytes += added.pinned_bytes
+        self._pinned_bytes += added.pinned_bytes
         self.shares.add(node.tenant, added.bytes)
 
     def recount(self) -> None:
-        """Pages take less than before, whosever records hold them."""
+        """Count all records again, since their pages became smaller."""
         for tenant, owned in self._roots.items():
             for root in owned.values():
                 before, root.tally = root.tally, _tally_below(root)
-                self.pinned_bytes += root.tally.pinned_bytes - before.pinned_bytes
+                self._pinned_bytes += root.tally.pinned_bytes - before.pinned_bytes
                 self.shares.add(tenant, root.tally.bytes - before.bytes)
 
     def split(self, node: PrefixNode, at: int) -> PrefixNode:
-        """Cut a node in two where a new branch leaves it; returns the upper half."""
+        """Cut a node in two where a new branch leaves it. Returns the upper half."""
         assert node.parent is not None
         cut, record = at - node.begin, node.record
         halves = None if record is None else record.split(at)
-        self.hold(node, None)  # until it is of other tokens
+        self.hold(node, None)  # while its tokens change
         upper = PrefixNode(
             node.parent, node.tokens[:cut], None, at, worth=node.worth, uses=node.uses, pinned=node.pinned
         )
@@ -291,42 +278,42 @@ class PrefixForest:
             upper.filed, node.filed = node.filed.split(at)
         return upper
 
-    def plant(self, behind: PrefixNode, entry: DiskEntry) -> None:
-        """Know of a record on disk that goes on from a node's end."""
+    def add_entry(self, parent: PrefixNode, entry: DiskEntry) -> None:
+        """Add a record on disk that continues from a node's end."""
         self.changes += 1
-        filed, node = DiskRecord.whole(entry), behind
+        filed, node = DiskRecord.whole(entry), parent
         tokens = tuple(entry.tokens)
         while node.end < entry.end:
-            known = node.end - entry.begin
-            child = self._step(node, tokens[known:])
+            done = node.end - entry.begin
+            child = self._step(node, tokens[done:])
             if child is None:
-                child = PrefixNode(node, tokens[known:], None, entry.end, landmark=entry.landmark)
-                node.children[tokens[known]] = child
+                child = PrefixNode(node, tokens[done:], None, entry.end, landmark=entry.landmark)
+                node.children[tokens[done]] = child
             node, part = child, filed.part(child.begin, child.end)
             if not (node.filed and node.filed.there and node.filed.holds_all_of(part)):
                 node.filed = part
 
-    def ending(self, behind: PrefixNode, tokens: Sequence[int]) -> PrefixNode | None:
-        """The node that ends where `tokens`, which go on from another's end, do: cut where it goes on. None where that
-        is not known."""
-        tokens, node, end = tuple(tokens), behind, behind.end + len(tokens)
+    def ending(self, start: PrefixNode, tokens: Sequence[int]) -> PrefixNode | None:
+        """The node that ends where `tokens` do, which continue from the end of `start`; a longer one is split there.
+        None where they are not in the tree."""
+        tokens, node, end = tuple(tokens), start, start.end + len(tokens)
         while node.end < end:
-            child = self._step(node, tokens[node.end - behind.end :])
+            child = self._step(node, tokens[node.end - start.end :])
             if child is None:
                 return None
             node = child
         return node
 
     def _step(self, node: PrefixNode, tokens: tuple[int, ...]) -> PrefixNode | None:
-        """The node behind another one that `tokens` go through, or a part of it: cut where they end or part from it."""
+        """The child of a node along `tokens`, split where they end or differ."""
         child = self._child(node, tokens[0])
         if child is None:
             return None
-        agreed = common_prefix_length(child.tokens, tokens[: len(child.tokens)])
-        return child if agreed == len(child.tokens) else self.split(child, child.begin + agreed)
+        equal = common_prefix_length(child.tokens, tokens[: len(child.tokens)])
+        return child if equal == len(child.tokens) else self.split(child, child.begin + equal)
 
     def prune(self, node: PrefixNode) -> None:
-        """Forget a node, and what goes on from it, none of which is in memory."""
+        """Remove a node and all below it, none of which is in memory."""
         self.changes += 1
         parent = node.parent
         assert parent is not None
@@ -338,7 +325,7 @@ class PrefixForest:
                 del self._roots[parent.owner.tenant]
 
     def sweep(self, most: int) -> None:
-        """Look at the next so many nodes, and forget those whose files are gone; what is in memory stays."""
+        """Check the next `most` nodes, and remove those whose files are gone. What is in memory stays."""
         for _ in range(most):
             node = next(self._unswept, None)
             if node is None:
@@ -348,7 +335,7 @@ class PrefixForest:
                 self.prune(node)
 
     def _is_here(self, node: PrefixNode) -> bool:
-        """Whether it can still be found, as others may have been forgotten meanwhile, and what goes on from them."""
+        """Whether it is still part of the tree: nodes above it may have been pruned meanwhile."""
         while node.parent is not None:
             if node.parent.children.get(node.tokens[0]) is not node:
                 return False
@@ -356,18 +343,18 @@ class PrefixForest:
         return self._root(node.root_owner) is node
 
     def clear(self, tenant: str) -> int:
-        """Forget all of a tenant's; returns the bytes that this frees in memory."""
-        held = self.shares.total
+        """Remove everything of a tenant. Returns the bytes that this frees in memory."""
+        before = self.shares.total
         for owner in self.owners(tenant):
             for node in self.nodes(owner):
-                # A tree refers to itself: what its nodes hold would wait for the garbage collector, which may run in
-                # any thread, and pages are this one's.
+                # The nodes refer to each other. Their records would otherwise be freed by the garbage collector, in
+                # whichever thread it runs, and pages belong to this thread.
                 self.hold(node, None)
         self._roots.pop(tenant, None)
-        return held - self.shares.total
+        return before - self.shares.total
 
     def free(self) -> None:
-        """Let go of all records, whatever is wrong with the counts. The last call."""
+        """Release all records, even if the counts are wrong. Must be the last call."""
         for node in self.nodes():
             node.record = None  # see `clear`
         self._roots.clear()
@@ -375,7 +362,7 @@ class PrefixForest:
     def check(self) -> None:
         for tenant, owned in self._roots.items():
             for root in owned.values():
-                assert root.tally == _tally_below(root), "the index has lost count of what an owner has"
+                assert root.tally == _tally_below(root), "an owner's total is wrong"
                 assert root.owner is not None and root.owner.tenant == tenant
         for node in self.nodes():
             assert node.parent is not None and node.root is node.parent.root
@@ -383,22 +370,22 @@ class PrefixForest:
             assert node.parent.children[node.tokens[0]] is node, "a node is not its parent's child"
             assert node.record is not None or node.filed is not None, "a node has nothing"
             resident = sum(child.record is not None for child in node.children.values())
-            assert node.resident_children == resident, "a node has lost count of what goes on from it"
+            assert node.resident_children == resident, "a node's children in memory are miscounted"
             for part in (node.record, node.filed):
-                assert part is None or (part.begin, part.end) == (node.begin, node.end), "a record is of other tokens"
+                assert part is None or (part.begin, part.end) == (node.begin, node.end), "a record has other tokens"
             if node.record is not None:
-                begun = node.parent.record is not None or node.parent.owner is not None
-                assert begun, "a record in memory goes on from nothing there"
+                has_parent = node.parent.record is not None or node.parent.owner is not None
+                assert has_parent, "a record is in memory, and its parent is not"
         roots = [(tenant, root.tally) for tenant, owned in self._roots.items() for root in owned.values()]
-        held: Counter[str] = Counter()
+        nbytes: Counter[str] = Counter()
         for tenant, tally in roots:
-            held[tenant] += tally.bytes
-        assert +held == self.shares.held and held.total() == self.shares.total, "the index has lost count of its bytes"
-        assert self.pinned_bytes == sum(tally.pinned_bytes for _, tally in roots), "pins are miscounted"
+            nbytes[tenant] += tally.bytes
+        assert +nbytes == self.shares.held and nbytes.total() == self.shares.total, "bytes are miscounted"
+        assert self._pinned_bytes == sum(tally.pinned_bytes for _, tally in roots), "pins are miscounted"
 
 
 def _tally_below(root: PrefixNode) -> MemoryTally:
-    """What is in memory below a root, looked at anew."""
+    """The total of all nodes below a root, counted again."""
     total = MemoryTally()
     for node in _nodes_below(root):
         total = total.plus(node.own_tally)
@@ -414,7 +401,7 @@ def _nodes_below(root: PrefixNode) -> Iterator[PrefixNode]:
 
 
 class CachedStates(Protocol):
-    """What some tokens' layers left, wherever it is."""
+    """A record in memory or on disk."""
 
     @property
     def has_checkpoint(self) -> bool: ...
@@ -424,7 +411,7 @@ class CachedStates(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DiskRecord:
-    """Tokens [begin, end) of what a file holds."""
+    """Tokens [begin, end) of a record in a file."""
 
     entry: DiskEntry
     begin: int
@@ -436,7 +423,6 @@ class DiskRecord:
 
     @property
     def there(self) -> bool:
-        """As far as is known."""
         return not self.entry.lost
 
     @property
@@ -444,14 +430,14 @@ class DiskRecord:
         return self.entry.checkpoint and self.end == self.entry.end
 
     def oldest(self, group: int) -> int:
-        """The first token whose keys and values it has in a group; behind its end where it has none."""
+        """The first token whose keys and values it has in a group; its end where it has none."""
         first = self.entry.oldest[group]
-        if first < self.entry.begin:  # it reaches back so as to need nobody before it: that is about its end
+        if first < self.entry.begin:  # it reaches back so as to need no record before it, which serves only its end
             return first if self.end == self.entry.end else self.end
         return max(first, self.begin)
 
     def holds_all_of(self, record: CachedStates) -> bool:
-        """Whether nothing that a record of the same tokens has is missing here."""
+        """Whether it has everything that another record of the same tokens has."""
         if record.has_checkpoint and not self.has_checkpoint:
             return False
         return all(self.oldest(group) <= record.oldest(group) for group in range(len(self.entry.oldest)))
@@ -464,8 +450,8 @@ class DiskRecord:
 
 
 def outline_prefixes(roots: Iterable[PrefixNode], most: int) -> list[tuple[PrefixNode, int | None, int]]:
-    """At most so many nodes, each behind the one that it goes on from: the node, that one's place in the list, and how
-    many that go on from it are left out. Looks at the listed ones and their children alone."""
+    """The `most` most used nodes, each behind its parent: the node, the parent's index in the list, and how many of its
+    children are left out. Visits only the listed nodes and their children."""
     order = count()
     waiting: list[tuple[int, int, PrefixNode, int | None]] = []
 
@@ -481,4 +467,4 @@ def outline_prefixes(roots: Iterable[PrefixNode], most: int) -> list[tuple[Prefi
         found.append((node, parent))
         offer(node, len(found) - 1)
     listed = Counter(parent for _, parent in found)
-    return [(node, parent, len(node.children) - listed[place]) for place, (node, parent) in enumerate(found)]
+    return [(node, parent, len(node.children) - listed[index]) for index, (node, parent) in enumerate(found)]

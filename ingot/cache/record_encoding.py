@@ -1,4 +1,4 @@
-"""What records are put into when they leave their pages, for files or for less memory, and how they come back.
+"""How records are encoded when they leave their pages, for files or to save memory, and how they are restored.
 
 Only the engine thread may call anything here.
 """
@@ -33,44 +33,44 @@ from ingot.errors import ConfigError
 
 
 class RecordEncoding:
-    """What leaves its pages stays as it is, bit for bit: raw, or in the fewer bits that live pages are in."""
+    """Records stay as they are, bit for bit: raw, or coded like live pages."""
 
     lossy = False
 
     def __init__(self, rows: BatchState) -> None:
         self._rows = rows
         self.name = RAW if rows.codec is None else str(rows.codec.name)
-        """What records went through that it gives."""
+        """The codec that restored records went through."""
 
     def form(self, form: RecordForm) -> RecordForm:
-        """What records look like outside of pages, for one that has them raw."""
+        """The layout of encoded records, from that of raw ones."""
         return form
 
     def loose(self, record: Record) -> UnpagedRecord:
-        """A record as it is written to files."""
+        """A record as it is written to a file."""
         return unpage_record_as_stored(self._rows, record)
 
     def opened(self, found: StoredData, form: RecordForm) -> UnpagedRecord:
-        """What was read from one. Raises ArchiveError unless it is of that form."""
+        """A record that was read from a file. Raises ArchiveError unless it has this layout."""
         return fit_record(deserialise_record(found.header.record, found.tensors), form)
 
     def taken(self, before: Sequence[Record], loose: UnpagedRecord) -> Record:
-        """A record of what was read; `before` are those of the tokens before it."""
+        """Restore a record that was read; `before` are those of the tokens before it."""
         return replace(place_record(self._rows, before, loose), codec=self.name)
 
 
 class LossyEncoding(RecordEncoding):
-    """Keys and values in fewer bits. Windows keep their place; checkpoints stay as they are."""
+    """Keys and values are encoded. Checkpoints stay as they are."""
 
     lossy = True
 
     def __init__(self, rows: BatchState, codec: PairCodec, form: RecordForm) -> None:
-        """`form` is that of raw records. Raises ConfigError where the model's states cannot be encoded."""
+        """`form` is that of raw records. Raises ConfigError where the model's keys and values cannot be encoded."""
         super().__init__(rows)
         self.name = str(codec.name)
         self._codec = DeltaCodec(codec, form.sample.deltas)
         if self._codec.is_idle:
-            raise codec_refused_error(codec, "this model keeps no keys and values")
+            raise codec_refused_error(codec, "this model has no keys and values")
         check_codec_fits(codec, self._codec)
         sizes = self._codec.sizes(rows.states)
         self._sizes = tuple(sizes.get(group.window, (0, 0)) for group in rows.groups)
@@ -82,37 +82,37 @@ class LossyEncoding(RecordEncoding):
         return UnpagedRecord(record.begin, record.end, self._deltas(record), record.checkpoint)
 
     def taken(self, before: Sequence[Record], loose: UnpagedRecord) -> Record:
-        """Without pages: it gets some when a sequence goes on from it."""
+        """Without pages, which it gets when a sequence resumes from it."""
         parts = []
         for group in self._rows.groups:
             delta, _ = deltas_of_group(self._rows.states, group, loose.deltas)[0]
-            parts.append(KVPart(group, delta.begin, delta.end, PageTable(group.pages, kept=True), delta.begin))
+            parts.append(KVPart(group, delta.begin, delta.end, PageTable(group.pages, cached=True), delta.begin))
         deltas = loose.deltas.copied()
         mx.eval(deltas.arrays())
         return Record(loose.begin, loose.end, tuple(parts), loose.checkpoint, deltas, self.name)
 
     def saves(self, record: Record) -> int:
-        """Bytes that letting go of a record's pages would free: less than nothing where running rows hold them too. A
-        page that another record holds counts: that one can let go of it as well. What is encoded already need not hold
-        any, not even those that a row holds: it only pays for them."""
+        """Bytes that releasing a record's pages would free; negative where running rows hold them too. A page that
+        another record holds counts, since that one can release it as well. An encoded record needs no pages, not even
+        those that a row holds: it is only charged for them."""
         if record.encoded is not None:
             return sum(part.nbytes for part in record.parts) - sum(part.without_pages().nbytes for part in record.parts)
         return sum(part.idle_bytes for part in record.parts) - self._encoded_bytes(record)
 
     def least(self, record: Record) -> int:
-        """Bytes that a record takes without pages."""
+        """Bytes of a record without pages."""
         return self._encoded_bytes(record) + record.checkpoint_bytes
 
     def shrunk(self, record: Record) -> Record:
-        """The same without the pages that nobody else holds. What was encoded before is not encoded again."""
+        """The same without the pages that no one else holds. What is encoded already is not encoded again."""
         deltas = self._deltas(record)
         mx.eval(deltas.arrays())
         parts = tuple(part.without_pages() for part in record.parts)
         return replace(record, parts=parts, encoded=deltas, codec=self.name)
 
     def with_pages(self, records: Sequence[Record], length: int) -> list[Record]:
-        """Records that a sequence can be put together from up to `length`: those without pages get new ones, where a
-        token behind that sees them."""
+        """Records from which a row can be restored up to `length`: those without pages get new ones, where a later
+        token sees them."""
         made: list[Record] = []
         for record in records:
             made.append(self._with_pages(record if record.end <= length else record.split(length)[0], made, length))
@@ -130,13 +130,13 @@ class LossyEncoding(RecordEncoding):
         return replace(record, parts=tuple(parts))
 
     def _part_with_pages(self, part: KVPart, before: Sequence[Record], deltas: LayerDeltas) -> KVPart:
-        """What it still has of its pages stays: others go on from inside of the last one, and count on it to pay."""
-        group, held = part.group, part.table
-        if group.window is not None or not held.numbers:
+        """The page that it still has stays: others continue from within it, and this part is charged for it."""
+        group, left = part.group, part.table
+        if group.window is not None or not left.numbers:
             return place_record_part(self._rows, group, before, deltas)
-        made = place_record_part(self._rows, group, before, deltas.before(held.first * PAGE, part.begin))
-        table = PageTable(group.pages, made.table.first, [*made.table.numbers, *held.numbers], kept=True)
-        return replace(part, table=table, paid=min(made.paid, held.first))
+        made = place_record_part(self._rows, group, before, deltas.before(left.first * PAGE, part.begin))
+        table = PageTable(group.pages, made.table.first, [*made.table.numbers, *left.numbers], cached=True)
+        return replace(part, table=table, charged_from=min(made.charged_from, left.first))
 
     def _deltas(self, record: Record) -> LayerDeltas:
         return self._encoded(record) if record.encoded is None else record.encoded
@@ -150,7 +150,7 @@ class LossyEncoding(RecordEncoding):
         return self._codec.decode(deltas, layers_of_group(self._rows.states, group))
 
     def _encoded_bytes(self, record: Record) -> int:
-        """What its keys and values take, or would."""
+        """The size of its encoded keys and values, computed or predicted."""
         if record.encoded is not None:
             return record.encoded_bytes
         tokens = ((part.end - part.begin, sizes) for part, sizes in zip(record.parts, self._sizes, strict=True))
@@ -158,7 +158,7 @@ class LossyEncoding(RecordEncoding):
 
 
 def record_encoding_for(rows: BatchState, codec: PairCodec, form: RecordForm | None) -> RecordEncoding:
-    """`form` is that of raw records, which a lossy codec has to know."""
+    """`form` is that of raw records, which a lossy codec needs."""
     if not codec.lossy:
         return RecordEncoding(rows)
     assert form is not None
@@ -166,15 +166,15 @@ def record_encoding_for(rows: BatchState, codec: PairCodec, form: RecordForm | N
 
 
 def encode_form(codec: DeltaCodec, form: RecordForm) -> RecordForm:
-    """What records look like in fewer bits."""
+    """The layout of encoded records."""
     sample = replace(form.sample, deltas=codec.encode(form.sample.deltas))
     mx.eval(sample.arrays())
     return replace(form, sample=sample, pages=(None,) * len(form.pages))
 
 
-def check_codec_fits(codec: PairCodec, met: DeltaCodec) -> None:
-    """Raises ConfigError where some layer's states cannot be encoded."""
-    if (problem := met.problem) is not None:
+def check_codec_fits(codec: PairCodec, deltas: DeltaCodec) -> None:
+    """Raises ConfigError where some layer's keys and values cannot be encoded."""
+    if (problem := deltas.problem) is not None:
         raise codec_refused_error(codec, problem)
 
 

@@ -1,12 +1,11 @@
-"""Cached records: immutable pieces of computed state, what tokens [begin, end) of some sequence left in every layer.
+"""Cached records: the immutable KV of tokens [begin, end) of some sequence, in every layer.
 
-Of append and window layers a record holds the pages that the tokens lie in, which it shares with the row that computed
-them and with whoever goes on from there (of a window only those that a token at `end` can still see); or what those
-were encoded to, or both. Of recurrent layers it owns a checkpoint, a copy of their state after token `end`, where one
-was taken.
+Of append and window layers a record holds the pages of the tokens, which it shares with the row that computed them and
+with rows that continue from there (of a window only those that a token at `end` still sees); or what those were encoded
+to, or both. Of recurrent layers it owns a checkpoint, a copy of their state after token `end`, where one was taken.
 
 The second half serialises records, by layer and free of pages (`UnpagedRecord`), for files. What is read from a file is
-checked against the model's own form before it is placed into pages. Only the engine thread may call anything here.
+checked against the model's own layout before it is written to pages. Only the engine thread may call anything here.
 """
 
 from __future__ import annotations
@@ -35,23 +34,23 @@ from ingot.cache.kv_deltas import (
     read_raw_delta,
     read_stored_delta,
 )
-from ingot.cache.page_groups import PageGroup, TokenRun
+from ingot.cache.page_groups import PageGroup
 from ingot.cache.pages import PAGE, PageTable, join_tables, pages_for_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class KVPart:
-    """Keys and values of tokens [begin, end) in the layers of a group; no pages when that is empty."""
+    """Keys and values of tokens [begin, end) in the layers of a group; without pages where that is empty."""
 
     group: PageGroup
     begin: int
     end: int
     table: PageTable
-    paid: int
-    """The number of the first page that nobody kept before it: those from there on are counted as this record's."""
+    charged_from: int
+    """The first page that no other record held before: this one is charged for the pages from there on."""
 
     def __post_init__(self) -> None:
-        self.table.charge_pages(self.paid)
+        self.table.charge_pages(self.charged_from)
 
     def part(self, begin: int, end: int) -> KVPart:
         begin, end = max(begin, self.begin), min(end, self.end)
@@ -59,27 +58,27 @@ class KVPart:
             return self
         if begin >= end:
             return KVPart(self.group, begin, begin, self.table.part(0, 0), begin)
-        # Where it is cut in the middle of a page, both halves hold that page, and the first one pays for it.
-        paid = self.paid if begin == self.begin else max(self.paid, pages_for_tokens(begin))
-        return KVPart(self.group, begin, end, self.table.part(begin, end), paid)
+        # If it is cut within a page, both halves hold that page, and the first is charged for it.
+        charged_from = self.charged_from if begin == self.begin else max(self.charged_from, pages_for_tokens(begin))
+        return KVPart(self.group, begin, end, self.table.part(begin, end), charged_from)
 
     @property
     def has_pages(self) -> bool:
-        """All that its tokens lie in."""
+        """Whether it holds all pages of its tokens."""
         return self.begin >= self.end or (
             self.table.first <= self.begin // PAGE and self.table.end >= pages_for_tokens(self.end)
         )
 
     def without_pages(self) -> KVPart:
-        """The same tokens, which are held otherwise. The last page stays where others hold it too, and count on this
-        one to pay for it: they go on from inside of it."""
-        numbers = self.table.numbers[-1:] if self.table.end > self.paid else ()
-        kept = [page for page in numbers if not self.group.pages.is_held_once(page)]
-        return replace(self, table=PageTable(self.group.pages, self.table.end - len(kept), kept, kept=True))
+        """The same tokens, which are held encoded. The last page stays if others hold it too, which continue from
+        within it: this one remains charged for it."""
+        numbers = self.table.numbers[-1:] if self.table.end > self.charged_from else ()
+        pages = [page for page in numbers if not self.group.pages.is_held_by_one_record(page)]
+        return replace(self, table=PageTable(self.group.pages, self.table.end - len(pages), pages, cached=True))
 
     @property
     def nbytes(self) -> int:
-        return self.group.bytes_of(self.table.numbers[max(0, self.paid - self.table.first) :])
+        return self.group.bytes_of(self.table.numbers[max(0, self.charged_from - self.table.first) :])
 
     @property
     def idle_bytes(self) -> int:
@@ -92,8 +91,8 @@ class Record:
     end: int
     parts: tuple[KVPart, ...]  # one for each group
     checkpoint: StateCheckpoint | None = None
-    encoded: LayerDeltas | None = None  # the same keys and values in fewer bits, beside pages or instead of them
-    codec: str = RAW  # what these states went through, or those that they were computed from
+    encoded: LayerDeltas | None = None  # the same keys and values encoded, in addition to pages or instead of them
+    codec: str = RAW  # that these keys and values went through, or those that they were computed from
 
     @property
     def nbytes(self) -> int:
@@ -101,7 +100,7 @@ class Record:
 
     @property
     def idle_bytes(self) -> int:
-        """What no running row holds: it would be free without this record, and those that hold the same pages."""
+        """Bytes that no running row holds: evicting this record, and others with the same pages, would free them."""
         return sum(part.idle_bytes for part in self.parts) + self.encoded_bytes + self.checkpoint_bytes
 
     @property
@@ -124,7 +123,7 @@ class Record:
         return [] if self.checkpoint is None else self.checkpoint.arrays()
 
     def split(self, at: int) -> tuple[Record, Record]:
-        """Two records that cover the same tokens; what the first's end looked like to recurrent layers is unknown."""
+        """Two records that cover the same tokens. The first has no checkpoint."""
         parts = [self._split(part, at) for part in self.parts]
         first, second = tuple(one for one, _ in parts), tuple(other for _, other in parts)
         upper, lower = (None, None) if self.encoded is None else self.encoded.split(at, self.begin)
@@ -135,15 +134,15 @@ class Record:
 
     def _split(self, part: KVPart, at: int) -> tuple[KVPart, KVPart]:
         if part.begin < self.begin:
-            return part.part(at, at), part  # it reaches back so as to need nobody before it, and still does
+            return part.part(at, at), part  # it reaches back so as to need no record before it, and still does
         return part.part(self.begin, at), part.part(at, self.end)
 
     def renewed(self, newer: Record) -> Record:
-        """The same tokens' record with what it lacks from one that was made later."""
+        """This record, with what it lacks from a later one of the same tokens."""
         if self.encoded is not None and any(
             mine.begin > other.begin for mine, other in zip(self.parts, newer.parts, strict=True)
         ):
-            return newer  # what is encoded is so as a whole
+            return newer  # what is encoded cannot be replaced in part
         parts = (
             mine if mine.begin <= other.begin else other for mine, other in zip(self.parts, newer.parts, strict=True)
         )
@@ -154,14 +153,14 @@ class Record:
         return replace(self, checkpoint=None)
 
     def oldest(self, group: int) -> int:
-        """The first token whose keys and values it has in a group; behind its end where it has none."""
+        """The first token whose keys and values it has in a group; its end where it has none."""
         return self.parts[group].begin
 
 
 def take_record(rows: BatchState, row: Row, begin: int, back: int | None = None) -> Record:
-    """A record of what a row computed from token `begin` to its end, with a checkpoint.
+    """A record of a row from token `begin` to its end, with a checkpoint.
 
-    Window layers begin there too, or at `back`, where nobody has what a token at its end sees of earlier ones.
+    Window layers begin there too, or at `back`, where no other record has the earlier tokens that its end sees.
     """
     parts = [
         record_part_of_row(group, row, begin if back is None or group.window is None else back) for group in rows.groups
@@ -170,19 +169,19 @@ def take_record(rows: BatchState, row: Row, begin: int, back: int | None = None)
 
 
 def record_part_of_row(group: PageGroup, row: Row, first: int) -> KVPart:
-    """What a record of a row's tokens from `first` on holds in a group."""
+    """A record's part in a group, of a row's tokens from `first` on."""
     table, end = row.tables[group.number], row.length
     oldest = first if group.window is None else max(first, end - group.window + 1)
     begin = min(max(oldest, table.first * PAGE), end)
-    kept = map(group.pages.is_kept, table.numbers[max(0, begin // PAGE - table.first) :])
-    paid = begin // PAGE + next((number for number, known in enumerate(kept) if not known), table.end)
-    return KVPart(group, begin, end, table.part(begin, end), paid)
+    cached = map(group.pages.is_cached, table.numbers[max(0, begin // PAGE - table.first) :])
+    charged_from = begin // PAGE + next((index for index, held in enumerate(cached) if not held), table.end)
+    return KVPart(group, begin, end, table.part(begin, end), charged_from)
 
 
 def restore_row(rows: BatchState, row: Row, records: Sequence[Record], length: int) -> None:
-    """Make an empty row hold the first `length` tokens of what the records, in order, cover from token 0 on.
+    """Make an empty row hold the first `length` tokens of consecutive records from token 0 on.
 
-    Raises RuntimeError where they leave out a token that some layer sees: a row is never longer than what it holds.
+    Raises RuntimeError where a token is missing that some layer sees.
     """
     assert row.length == 0 and records[0].begin == 0 and records[-1].end >= length
     tables = []
@@ -201,7 +200,7 @@ def restore_row(rows: BatchState, row: Row, records: Sequence[Record], length: i
 
 
 def records_reach(records: Sequence[Record], group: int, oldest: int) -> int:
-    """Up to where they hold every token from `oldest` on."""
+    """The end of the tokens from `oldest` on that they hold without a gap."""
     reached = oldest
     for record in records:
         part = record.parts[group]
@@ -225,7 +224,7 @@ _NUMPY_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I32": "<i4", "U32":
 
 @dataclass(frozen=True, slots=True)
 class UnpagedRecord:
-    """What a record holds, outside of any pages."""
+    """A record's contents, outside of pages."""
 
     begin: int
     end: int
@@ -236,34 +235,32 @@ class UnpagedRecord:
         return self.deltas.arrays() + ([] if self.checkpoint is None else self.checkpoint.arrays())
 
     def behind(self, begin: int) -> UnpagedRecord:
-        """What of it lies behind a token. What reaches back before it does so still."""
+        """The part behind token `begin`. Windows that reach back further still do."""
         if begin == self.begin:
             return self
         return replace(self, begin=begin, deltas=self.deltas.behind(begin, self.begin))
 
     def before(self, end: int) -> UnpagedRecord:
-        """What of it lies before a token. What the states at its end looked like goes with that end."""
+        """The part before token `end`, without the checkpoint."""
         if end == self.end:
             return self
         return replace(self, end=end, deltas=self.deltas.before(end, self.begin), checkpoint=None)
 
 
 def unpage_record(rows: BatchState, record: Record) -> UnpagedRecord:
-    """Of a record that has its pages, which are unpacked."""
-    return UnpagedRecord(
-        record.begin, record.end, read_deltas(rows.states, record_extents(record), read_raw_delta), record.checkpoint
-    )
+    """The contents of a record that has its pages, with coded pages decoded."""
+    deltas = read_deltas(rows.states, record_extents(record), read_raw_delta)
+    return UnpagedRecord(record.begin, record.end, deltas, record.checkpoint)
 
 
 def unpage_record_as_stored(rows: BatchState, record: Record) -> UnpagedRecord:
-    """The same, with whole pages in fewer bits as they lie, where they are."""
-    return UnpagedRecord(
-        record.begin, record.end, read_deltas(rows.states, record_extents(record), read_stored_delta), record.checkpoint
-    )
+    """The same, with full coded pages as they are."""
+    deltas = read_deltas(rows.states, record_extents(record), read_stored_delta)
+    return UnpagedRecord(record.begin, record.end, deltas, record.checkpoint)
 
 
 def record_extents(record: Record) -> list[KVExtent]:
-    """Where a record that has its pages lies, by group."""
+    """The extents of a record that has its pages, by group."""
     return [part_extent(part) for part in record.parts]
 
 
@@ -273,26 +270,26 @@ def part_extent(part: KVPart) -> KVExtent:
 
 
 def place_record(rows: BatchState, before: Sequence[Record], loose: UnpagedRecord) -> Record:
-    """Put what a record holds into pages. `before` are records of the tokens before it; every state has storage."""
+    """Write a record to pages. `before` are records of the tokens before it; every state has storage."""
     parts = tuple(place_record_part(rows, group, before, loose.deltas) for group in rows.groups)
     mx.eval(rows.pending())
     return Record(loose.begin, loose.end, parts, loose.checkpoint)
 
 
 def place_record_part(rows: BatchState, group: PageGroup, before: Sequence[Record], deltas: LayerDeltas) -> KVPart:
-    """The same for the layers of one group; the caller has what is pending computed."""
+    """The same for the layers of one group. The caller evaluates what is pending."""
     delta, _ = deltas_of_group(rows.states, group, deltas)[0]
     table, held = _begin_coded_table(rows, group, delta) if delta.coded else _begin_table(group, before, delta.begin)
     slots = group.coded_slots(table.numbers[: delta.coded])
     copies = table.grow(held, delta.end)
     rows.provide(group)
     rows.copy(group, copies)
-    rows.lay(group, deltas, KVPlacement(slots, held, _page_runs(group, table, held, delta.end)))
+    rows.lay(group, deltas, KVPlacement(slots, held, group.runs(table, held, delta.end)))
     return record_part_of_row(group, Row(0, (*[table] * len(rows.groups),), delta.end), delta.begin)
 
 
 def _begin_table(group: PageGroup, before: Sequence[Record], begin: int) -> tuple[PageTable, int]:
-    """A table that ends with the page of token `begin`, as far as somebody has it, and how far that is."""
+    """A table that ends with the page of token `begin`, if an earlier record has it, and up to where it is written."""
     number = begin // PAGE
     for record in reversed(before):
         part = record.parts[group.number]
@@ -303,23 +300,12 @@ def _begin_table(group: PageGroup, before: Sequence[Record], begin: int) -> tupl
 
 
 def _begin_coded_table(rows: BatchState, group: PageGroup, delta: KVDelta) -> tuple[PageTable, int]:
-    """A table of as many pages in fewer bits, whole ones, and where they end."""
+    """A table of as many full coded pages, and where they end."""
     table = PageTable(group.pages, delta.begin // PAGE)
     table.add_coded(delta.coded)
     assert group.coded is not None
     rows.provide(group.coded)
     return table, table.end * PAGE
-
-
-def _page_runs(group: PageGroup, table: PageTable, begin: int, end: int) -> list[TokenRun]:
-    runs: list[TokenRun] = []
-    place = begin
-    while place < end:
-        count = min(PAGE - place % PAGE, end - place)
-        slot = group.slot_of(table.numbers[place // PAGE - table.first])
-        runs.append((place - begin, count, slot, place % PAGE))
-        place += count
-    return runs
 
 
 def describe_record(record: UnpagedRecord, tokens: tuple[int, ...], *, landmark: bool) -> StoredRecord:
@@ -353,13 +339,13 @@ def deserialise_record(piece: StoredRecord, data: Sequence[bytes | memoryview]) 
 def _deserialise_checkpoint(piece: StoredRecord, arrays: Iterator[mx.array]) -> StateCheckpoint | None:
     if piece.checkpoint is None:
         return None
-    return StateCheckpoint(tuple(next(arrays) if there else None for there in layer) for layer in piece.checkpoint)
+    return StateCheckpoint(tuple(next(arrays) if stored else None for stored in layer) for layer in piece.checkpoint)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordForm:
-    """What this model's records look like: one of them, and by layer its group and whether that keeps only a window,
-    and what its pages are in fewer bits, where they may be written so."""
+    """The layout of this model's records: a sample; by layer its group and whether that has a window; and by layer the
+    layout of coded pages, where these may be written as they are."""
 
     sample: UnpagedRecord
     groups: tuple[tuple[int, bool] | None, ...]
@@ -367,16 +353,14 @@ class RecordForm:
 
 
 def fit_record(record: UnpagedRecord, form: RecordForm) -> UnpagedRecord:
-    """A record that was read, whose pages in fewer bits are known for what they are. Raises ArchiveError unless it
-    holds what one of this model's does: a wrong shape would otherwise only be found in the middle of a step that others
-    share, and a gap would show what a page held before."""
+    """A record that was read from a file, with its coded pages recognised. Raises ArchiveError unless its layout is
+    this model's: otherwise a wrong shape would fail a step that others share, and a gap would expose what a page held
+    before."""
     if len(record.deltas) == len(form.pages):
-        known = LayerDeltas(
-            _with_page_layout(delta, pages) for delta, pages in zip(record.deltas, form.pages, strict=True)
-        )
-        record = replace(record, deltas=known)
+        deltas = map(_with_page_layout, record.deltas, form.pages)
+        record = replace(record, deltas=LayerDeltas(deltas))
     if not _record_fits(record, form):
-        raise ArchiveError("The file holds other states than this model's.")
+        raise ArchiveError("The file's tensors are not laid out like this model's.")
     return record
 
 
@@ -391,22 +375,22 @@ def _record_fits(record: UnpagedRecord, form: RecordForm) -> bool:
     sample = form.sample
     if len(record.deltas) != len(sample.deltas):
         return False
-    for layer, (mine, theirs) in enumerate(zip(record.deltas, sample.deltas, strict=True)):
-        if mine is None or theirs is None:
-            if mine is not theirs:
+    for layer, (delta, expected) in enumerate(zip(record.deltas, sample.deltas, strict=True)):
+        if delta is None or expected is None:
+            if delta is not expected:
                 return False
-        elif not (_delta_in_place(mine, record, form, layer) and _same_shapes(mine, theirs)):
+        elif not (_delta_covers_record(delta, record, form, layer) and _same_shapes(delta, expected)):
             return False
     if record.checkpoint is None or sample.checkpoint is None:
         return record.checkpoint is None
     return len(record.checkpoint) == len(sample.checkpoint) and all(
-        _same_parts(mine, theirs) for mine, theirs in zip(record.checkpoint, sample.checkpoint, strict=True)
+        map(_same_parts, record.checkpoint, sample.checkpoint)
     )
 
 
-def _delta_in_place(delta: KVDelta, record: UnpagedRecord, form: RecordForm, layer: int) -> bool:
-    """Whether it covers its record, as an append layer's must; a window layer's may begin later, or hold nothing and
-    say so by beginning behind the record. Layers of a group begin and end alike."""
+def _delta_covers_record(delta: KVDelta, record: UnpagedRecord, form: RecordForm, layer: int) -> bool:
+    """Whether it covers its record, as an append layer's must; a window layer's may begin later, or be empty and begin
+    behind the record. All layers of a group begin and end alike."""
     kind = form.groups[layer]
     assert kind is not None
     first = record.deltas[form.groups.index(kind)]
@@ -423,37 +407,33 @@ def _delta_extent(delta: KVDelta) -> tuple[int, int, bool, int]:
     return delta.begin, delta.end, bool(delta.arrays), delta.coded
 
 
-def _same_shapes(mine: KVDelta, theirs: KVDelta) -> bool:
-    if isinstance(mine, CodedDelta) and not mine.is_sound:
+def _same_shapes(delta: KVDelta, sample: KVDelta) -> bool:
+    if isinstance(delta, CodedDelta) and not delta.has_valid_pages:
         return False
-    mine = mine.raw
-    if not mine.arrays:
+    raw = delta.raw
+    if not raw.arrays:
         return True
-    if len(mine.arrays) != len(theirs.arrays):
+    if len(raw.arrays) != len(sample.arrays):
         return False
-    for array, known in zip(mine.arrays, theirs.arrays, strict=True):
-        tokens = mine.end - mine.begin if known.shape[TOKEN_AXIS] == theirs.end - theirs.begin else 1
-        expected = (*known.shape[:2], tokens, *known.shape[3:])
-        if tuple(array.shape) != expected or array.dtype != known.dtype:
+    for array, like in zip(raw.arrays, sample.arrays, strict=True):
+        tokens = raw.end - raw.begin if like.shape[TOKEN_AXIS] == sample.end - sample.begin else 1
+        if tuple(array.shape) != (*like.shape[:2], tokens, *like.shape[3:]) or array.dtype != like.dtype:
             return False
     return True
 
 
-def _same_parts(mine: tuple[mx.array | None, ...], theirs: tuple[mx.array | None, ...]) -> bool:
-    if len(mine) != len(theirs):
+def _same_parts(parts: tuple[mx.array | None, ...], sample: tuple[mx.array | None, ...]) -> bool:
+    return len(parts) == len(sample) and all(map(_same_part, parts, sample))
+
+
+def _same_part(part: mx.array | None, like: mx.array | None) -> bool:
+    if part is None or like is None:
+        return part is like
+    # The second axis of a history of the newest tokens is as long as its sequence at first.
+    other_axes = (part.shape[:1], part.shape[2:]) == (like.shape[:1], like.shape[2:])
+    if part.dtype != like.dtype or part.ndim != like.ndim or not other_axes:
         return False
-    for part, known in zip(mine, theirs, strict=True):
-        if part is None or known is None:
-            if part is not known:
-                return False
-            continue
-        # The second axis of a history of the newest tokens is as long as its sequence at first.
-        rest = (part.shape[:1], part.shape[2:]) == (known.shape[:1], known.shape[2:])
-        if part.dtype != known.dtype or part.ndim != known.ndim or not rest:
-            return False
-        if part.ndim > 1 and part.shape[1] > known.shape[1]:
-            return False
-    return True
+    return part.ndim <= 1 or part.shape[1] <= like.shape[1]
 
 
 def _array_bytes(array: mx.array) -> bytes:

@@ -25,16 +25,8 @@ def build_native() -> str:
             f"kernels: no {' and no '.join(missing)}; mlx keeps its own (slow). To change that, "
             f"{missing_kernels_advice()}."
         )
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-build-isolation",
-        "--no-deps",
-        str(NATIVE_SOURCES),
-    ]
+    options = ["--quiet", "--no-build-isolation", "--no-deps"]
+    command = [sys.executable, "-m", "pip", "install", *options, str(NATIVE_SOURCES)]
     environment = {"CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1), **os.environ}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:

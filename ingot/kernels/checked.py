@@ -1,5 +1,5 @@
-"""A device's kernels that were compared with plain MLX operations before they are used, each kind once: attention over
-pages and rope here, gated delta, packed and dense products by their own modules.
+"""A device's kernels, each kind compared once with plain MLX operations before it is used: paged attention and RoPE
+here, gated delta, packed and dense products in their own modules.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class CheckedKernels(Verdicts[AttentionKey, AttentionTuning]):
     def __init__(self, device: Device) -> None:
         super().__init__(device)
         self.wrong_rope: dict[tuple[RopeShape, mx.Dtype], str | None] = {}
-        """Why what turns queries and keys of such layers is not used; None where it is right."""
+        """Why the RoPE kernel is not used for such layers; None where it is right."""
         self.wrong_coded: dict[CodedAttentionKey, str | None] = {}
-        """Why such attention does not read such pages in fewer bits; None where it is right."""
+        """Why such attention does not read such coded pages; None where it is right."""
         self.wrong_unpacked: dict[CodedAttentionKey, str | None] = {}
-        """Why it does not unpack them for prompts."""
+        """Why it does not decode them for prompts."""
         self.delta = CheckedDelta(device)
         self.packed = CheckedPacked(device)
         self.dense = CheckedDense(device)
@@ -54,22 +54,22 @@ class CheckedKernels(Verdicts[AttentionKey, AttentionTuning]):
         sinks: mx.array | None = None,
         window: int | None = None,
     ) -> PagedAttention | None:
-        """None where there is no kernel for such layers that is right. What is wrong for prompts alone is left to MLX
-        for prompts alone, and what is wrong by matrix units is done without them."""
+        """None where there is no right kernel for such layers. If only the prompt kernels are wrong, MLX computes
+        prompts; if those with matrix units are, others are used."""
         key = (self._device.kind, shape, dtype, scale, cap, sinks is not None, window)
-        how: dict[str, Any] = {"scale": scale, "cap": cap, "sinks": sinks, "window": window}
+        options: dict[str, Any] = {"scale": scale, "cap": cap, "sinks": sinks, "window": window}
 
         def check(tuning: AttentionTuning) -> str | None:
             return first_wrong(
-                check_paged_attention(self._device, shape, dtype, slabs=slabs, tuning=tuning, **how)
+                check_paged_attention(self._device, shape, dtype, slabs=slabs, tuning=tuning, **options)
                 for slabs in slab_counts(self._device)
             )
 
-        tuning = self._way(key, tuning_choices(self._device.kind), check)
-        return None if tuning is None else paged_attention(self._device, shape, dtype, tuning=tuning, **how)
+        tuning = self._first_right(key, tuning_choices(self._device.kind), check)
+        return None if tuning is None else paged_attention(self._device, shape, dtype, tuning=tuning, **options)
 
     def check_coded(self, attention: PagedAttention, sample: CodedSample, *, scale: float, cap: float | None) -> None:
-        """Compare an attention over pages like these, where it has kernels for them."""
+        """Compare an attention over such coded pages, where it has kernels for them."""
         key = (sample.shape, attention.shape, attention.dtype, scale, cap)
         if key in self.wrong_coded or not sample.suits(attention) or not attention.reads(sample.shape):
             return
@@ -78,15 +78,15 @@ class CheckedKernels(Verdicts[AttentionKey, AttentionTuning]):
             self.wrong_unpacked[key] = check_coded(self._device, attention, sample, prompts=True, scale=scale, cap=cap)
 
     def reads(self, coded: CodedShape) -> bool:
-        """Whether pages in fewer bits are read as they lie: by attention that was compared, all of which was right."""
+        """Whether kernels read such coded pages: all attention that was compared over them was right."""
         return _all_right(self.wrong_coded, coded)
 
     def unpacks(self, coded: CodedShape) -> bool:
-        """Whether prompts see them unpacked by kernels: likewise."""
+        """Whether kernels decode them for prompts, likewise."""
         return _all_right(self.wrong_unpacked, coded)
 
     def turning(self, shape: RopeShape, dtype: mx.Dtype, norms: Sequence[HeadRmsNorm]) -> RopeKernel | None:
-        """None where there is no kernel for such layers that is right."""
+        """None where there is no right kernel for such layers."""
         if (shape, dtype) not in self.wrong_rope:
             self.wrong_rope[shape, dtype] = first_wrong(
                 check_rope(self._device, shape, dtype, norms, slabs) for slabs in slab_counts(self._device)
@@ -97,5 +97,5 @@ class CheckedKernels(Verdicts[AttentionKey, AttentionTuning]):
 
 
 def _all_right(compared: dict[CodedAttentionKey, str | None], coded: CodedShape) -> bool:
-    found = [why for (shape, *_), why in compared.items() if shape == coded]
-    return bool(found) and not any(found)
+    reasons = [reason for (shape, *_), reason in compared.items() if shape == coded]
+    return bool(reasons) and not any(reasons)

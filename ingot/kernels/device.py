@@ -1,4 +1,4 @@
-"""What MLX runs on here: its name, its memory, and the dtypes that suit it."""
+"""The device that MLX runs on: its name, its memory, and whether it is lost."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from ingot.errors import ConfigError, DeviceLost
 DeviceKind = Literal["metal", "cuda", "cpu"]
 GPUS: Final[tuple[DeviceKind, ...]] = ("metal", "cuda")
 DEVICE_SHARE: Final = {"metal": 0.9, "cuda": 0.9, "cpu": 0.7}
-"""The part of the device's memory that is used when nobody says otherwise."""
+"""The default share of the device's memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
     kind: DeviceKind
     name: str
-    memory: int = field(compare=False)  # bytes MLX may use at most: another number at another time
+    memory: int = field(compare=False)  # bytes that MLX may use at most, which changes over time
 
     @property
     def unfused_attention(self) -> bool:
-        """Attention scores of a whole launch exist in memory at once."""
+        """Attention scores of a whole forward batch are in memory at once."""
         return self.kind == "cpu"
 
 
 def current_device() -> Device:
-    """The device that this process's mlx runs on, or on whose rules it is to act (`INGOT_AS`). Imports mlx.
+    """The device that mlx runs on, or the one that it is to act as (`INGOT_AS`). Imports mlx.
 
-    Raises ConfigError where `INGOT_AS` asks for what cannot be.
+    Raises ConfigError where `INGOT_AS` cannot be used.
     """
-    here, rules = _actual(), acting_as()
+    actual, rules = _actual(), acting_as()
     if rules is None:
-        return here
-    if here.kind != "cpu":
+        return actual
+    if actual.kind != "cpu":
         raise ConfigError("INGOT_AS is for machines without a GPU: unset it", param="INGOT_AS")
-    return Device(rules, f"{here.name}, acting as {rules}", here.memory)
+    return Device(rules, f"{actual.name}, acting as {rules}", actual.memory)
 
 
 def acting_as() -> DeviceKind | None:
-    """The kind of GPU whose rules hold in this process, though it runs on a CPU: launches, states, pipelining, number
-    formats and plain mlx operations are chosen as they would be there."""
-    asked = os.environ.get("INGOT_AS") or None
-    if asked is None:
+    """The kind of GPU that this process acts as, though it runs on a CPU: batching, KV state, pipelining, dtypes and
+    plain mlx operations are chosen as they would be there."""
+    name = os.environ.get("INGOT_AS") or None
+    if name is None:
         return None
     for kind in GPUS:
-        if asked == kind:
+        if name == kind:
             return kind
-    raise ConfigError(f"INGOT_AS is {asked!r}: it may be {' or '.join(GPUS)}", param="INGOT_AS")
+    raise ConfigError(f"INGOT_AS is {name!r}: it may be {' or '.join(GPUS)}", param="INGOT_AS")
 
 
 def _actual() -> Device:
@@ -73,28 +73,27 @@ def memory_budget(device: Device, asked: str | None) -> int:
 
 
 def limit_memory(device: Device, total: int, transient: int) -> None:
-    """Hold mlx to a budget of `total` bytes, of which it may keep `transient` for later: on GPUs it would hold on to
-    every buffer that forward passes gave back. On CPUs it keeps few by itself. Imports mlx."""
+    """Limit mlx to `total` bytes, of which it may cache `transient`: on GPUs it would otherwise cache every buffer that
+    forward passes free. On CPUs it caches few. Imports mlx."""
     import mlx.core as mx
 
     mx.set_memory_limit(total)
     if device.kind != "cpu":
         mx.set_cache_limit(transient)
     if device.kind == "metal":
-        # What is not wired may be paged out between two requests, and takes seconds to come back.
+        # Memory that is not wired may be paged out between requests, and takes seconds to page in.
         mx.set_wired_limit(min(total, device.memory))
 
 
 def active_memory() -> int:
-    """Bytes that arrays have. Imports mlx."""
+    """Bytes of all arrays. Imports mlx."""
     import mlx.core as mx
 
     return mx.get_active_memory()
 
 
 def leave_device() -> None:
-    """Wait for what the device still does. The thread that uses mlx calls it last: mlx's threads must not outlive
-    it."""
+    """Wait until the device is idle. The thread that uses mlx calls this last: mlx's threads must not outlive it."""
     import mlx.core as mx
 
     mx.synchronize()
@@ -117,8 +116,7 @@ CUDA_LOST: Final = (
     (719, "unspecified launch failure", "LaunchFail"),  # LaunchFailure in the runtime, LAUNCH_FAILED in the driver
     (721, "tensor memory not completely freed", "TensorMemoryLeak"),
 )
-"""Codes, words and names of CUDA's errors after which all further work of the process fails: it has to be started
-again."""
+"""Codes, messages and names of CUDA errors after which the process must be restarted."""
 METAL_LOST: Final = (
     *("Caused GPU Hang Error", "CallbackErrorHang"),
     *("Caused GPU Timeout Error", "CallbackErrorTimeout"),
@@ -127,8 +125,8 @@ METAL_LOST: Final = (
     *("for causing prior/excessive GPU errors", "CallbackErrorSubmissionsIgnored"),
     *("device was lost", "device removed"),
 )
-"""What Metal says where it gave up what a process computes: nobody knows what was written by then. Too little memory is
-not among them."""
+"""Metal's messages where it aborted a process's work, after which memory is in an unknown state. Out of memory is not
+among them."""
 
 
 def _lost_pattern() -> re.Pattern[str]:
@@ -144,21 +142,21 @@ _OF_DEVICE: Final = re.compile(r"\bcu(?:[A-Z]|da|blas|dnn|fft)|\bCU(?:DA|BLAS|DN
 
 
 def is_device_lost(error: BaseException) -> bool:
-    """Whether the device is lost: by what the error says, or those that it came of; where that is another error of the
-    device's, by trying. The thread that uses mlx calls it."""
+    """Whether the device is lost: by the messages of the error and its causes; or, for other errors of the device, by
+    trying it. For the thread that uses mlx."""
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:
         chain.append(cause)
         cause = cause.__cause__ or cause.__context__
-    said = [str(each) for each in chain if isinstance(each, RuntimeError)]
-    if any(isinstance(each, DeviceLost) for each in chain) or any(map(_LOST.search, said)):
+    messages = [str(each) for each in chain if isinstance(each, RuntimeError)]
+    if any(isinstance(each, DeviceLost) for each in chain) or any(map(_LOST.search, messages)):
         return True
-    return any(map(_OF_DEVICE.search, said)) and not _device_answers()
+    return any(map(_OF_DEVICE.search, messages)) and not _device_answers()
 
 
 def _device_answers() -> bool:
-    """Whether the device still computes anything. The first try may be told again what failed before it."""
+    """Whether the device still computes. The first attempt may report an earlier failure again."""
     import mlx.core as mx
 
     for _ in range(2):

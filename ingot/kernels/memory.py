@@ -1,4 +1,4 @@
-"""Memory that nobody needs any more. Only the thread that uses mlx may ask for it."""
+"""Freeing unused memory. Only the thread that uses mlx may call this."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from ingot.kernels.cpu import native
 
 
 def release_unused_memory() -> int:
-    """Free what nobody refers to, and what mlx keeps for later; returns the bytes that are left."""
+    """Free unreferenced objects and mlx's cache; returns the bytes that are left."""
     gc.collect()
-    # Modules draw their first weights when they are made. Nobody computes those, but what is drawn from next would
-    # refer to every draw before it.
+    # Modules initialise random weights, which are never evaluated; the random state would refer to all of these draws.
     mx.eval(mx.random.state)
     mx.synchronize()
     _forget_native_weights()
@@ -22,6 +21,6 @@ def release_unused_memory() -> int:
 
 
 def _forget_native_weights() -> None:
-    """The native kernels let go of the weights that they multiplied by last at the next call."""
+    """The native kernels release the last weights they used at the next call."""
     if native.available():
         native.linear(mx.zeros((1, 1)), native.plain_weights(mx.zeros((1, 1)), None))

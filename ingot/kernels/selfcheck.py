@@ -1,7 +1,7 @@
-"""How each kernel is compared with plain operations, on the device at hand: what differs must not be used.
+"""Kernels are compared with plain operations on the device at hand before they are used. One that differs is not used.
 
-A kernel states its cases: what it is launched with, and what should come of that. Here they are compiled and compared,
-and what was found is remembered for each kind of layer.
+A kernel states its cases: an output and the expected value. Here they are compiled and compared, and the verdict is
+remembered for each kind of layer.
 """
 
 from __future__ import annotations
@@ -15,34 +15,35 @@ from ingot.kernels.device import Device
 from ingot.kernels.gpu.launcher import Launched, compile_kernels
 
 BOUNDS: Final = {mx.float32: 1e-4, mx.float16: 2**-9, mx.bfloat16: 2**-6}
-"""Of the largest number, by which an output may be off. It is rounded once, and computed as in float32."""
+"""By dtype, how far an output may be off, relative to the largest number. It is computed in float32 and rounded
+once."""
 
 
 class Case(NamedTuple):
-    """What a kernel made, and what it should have. `bound` is how far off it may be, of the largest number that is
-    wanted: with 0 bits are the same. `wanted` is evaluated last, and sees what kernels wrote in place."""
+    """A kernel's output and the expected value. `bound` is how far off it may be, relative to the largest expected
+    number; with 0, bits must be the same. `expected` is evaluated last, and sees what kernels wrote in place."""
 
-    said: str  # where it is further off, which is shown in place of {off}
-    found: mx.array
-    wanted: mx.array
+    message: str  # the failure, with {off} for the error
+    output: mx.array
+    expected: mx.array
     bound: float = 0.0
 
     def wrong(self) -> str | None:
-        mx.eval(self.found)
+        mx.eval(self.output)
         if not self.bound:
-            return None if mx.array_equal(self.found, self.wanted).item() else self.said
-        off = float(mx.abs(self.found.astype(mx.float32) - self.wanted).max() / mx.abs(self.wanted).max())
-        return None if off <= self.bound else self.said.format(off=f"{off:.2g}")  # nor what is not a number
+            return None if mx.array_equal(self.output, self.expected).item() else self.message
+        off = float(mx.abs(self.output.astype(mx.float32) - self.expected).max() / mx.abs(self.expected).max())
+        return None if off <= self.bound else self.message.format(off=f"{off:.2g}")  # NaN fails too
 
 
 Kernels = TypeVar("Kernels", bound=Launched)
 Key = TypeVar("Key")
-Way = TypeVar("Way")
+Variant = TypeVar("Variant")
 
 
 def check_cases(device: Device, make: Callable[[], Kernels], cases: Callable[[Kernels], Iterable[Case]]) -> str | None:
-    """What is wrong with kernels by the first case that fails; None where they are right. Compiles at once all that the
-    cases launch, so that nothing is compiled while somebody waits for an answer."""
+    """The message of the first case that fails; None where all are right. First compiles all kernels that the cases
+    launch, so that nothing is compiled during a request."""
 
     def checked() -> str | None:
         kernels = make()
@@ -53,33 +54,35 @@ def check_cases(device: Device, make: Callable[[], Kernels], cases: Callable[[Ke
 
 
 def attempted(check: Callable[[], str | None]) -> str | None:
-    """What a check finds, or why a kernel does not run at all."""
+    """The result of a check, or why a kernel does not run at all."""
     try:
         return check()
     except (RuntimeError, ValueError) as error:
         return f"does not run: {' '.join(str(error).split())[:500]}"
 
 
-def first_wrong(found: Iterable[str | None]) -> str | None:
-    return next((reason for reason in found if reason is not None), None)
+def first_wrong(reasons: Iterable[str | None]) -> str | None:
+    return next((reason for reason in reasons if reason is not None), None)
 
 
-class Verdicts(Generic[Key, Way]):
-    """The kernels of a device, each kind compared once. What does not compile or differs is not used, and `wrong` says
-    why."""
+class Verdicts(Generic[Key, Variant]):
+    """The kernels of a device, each kind compared once. One that does not compile or differs is not used, and `wrong`
+    has the reason."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self.wrong: dict[Key, str] = {}
-        self._right: dict[Key, Way] = {}  # and how they are launched
+        self._right: dict[Key, Variant] = {}
 
-    def _way(self, key: Key, ways: Iterable[Way], check: Callable[[Way], str | None]) -> Way | None:
-        """The first way that is right; None where none is."""
+    def _first_right(
+        self, key: Key, variants: Iterable[Variant], check: Callable[[Variant], str | None]
+    ) -> Variant | None:
+        """The first variant of a kernel that is right; None where none is."""
         if key not in self._right and key not in self.wrong:
-            for way in ways:
-                wrong = check(way)
+            for variant in variants:
+                wrong = check(variant)
                 if wrong is None:
-                    self._right[key] = way
+                    self._right[key] = variant
                     break
                 self.wrong[key] = wrong
         return self._right.get(key)

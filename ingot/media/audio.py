@@ -1,9 +1,9 @@
 """Audio: files as clients send them, decoded by PyAV piece by piece in a worker process, and mel spectrograms.
 
-An hour of speech never lies in memory as samples. The container is named by its first bytes, and nothing else is tried:
-some of FFmpeg's formats are lists of further files and addresses, which a client must not make this server read. What
-Whisper-like models are given of audio is how strong each band of pitches is, every hundredth of a second (`MelFrames`).
-Raises BadMedia.
+Long audio is never in memory as samples. The container's format is determined by its first bytes, and no other is
+tried: some of FFmpeg's formats are lists of other files and addresses, which a client must not make this server read.
+The input of Whisper-like models is a mel spectrogram with a frame every hundredth of a second (`MelFrames`). Raises
+BadMedia.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from ingot.media import bounds, worker
 from ingot.media.containers import bounded_packets, open_container
 from ingot.media.worker import DecodeJob
 
-NO_PYAV: Final = "This server cannot unpack sounds: its `ingot doctor` says what to install."
+NO_PYAV: Final = "This server cannot unpack audio: its `ingot doctor` says what to install."
 KNOWN_AUDIO: Final = "FLAC, MP3, MP4 (M4A), Ogg, WAV, WebM and AAC are taken"
 SLACK_S: Final = 1.0
-"""What a file may be short of the length that it states, besides a fiftieth of it."""
+"""How much shorter than its stated length a file may be, in addition to a fiftieth of it."""
 
 RIFF_BYTES: Final = 0xFFFFFFFF
 DAMAGED_SHARE: Final = 0.01
 
 
 class AudioFile:
-    """A file that holds a sound, looked through once. Raises BadMedia for one that does not, or is cut off."""
+    """An audio file. Raises BadMedia for a file without audio, or a truncated one."""
 
     def __init__(self, data: bytes) -> None:
         worker.require_package("av", NO_PYAV)
         self._data = data
-        job = DecodeJob("sound header", "sound", bounds.HEADER_MEMORY, bounds.HEADER_CPU_S, (bounds.AUDIO_S,))
+        job = DecodeJob("audio header", "audio", bounds.HEADER_MEMORY, bounds.HEADER_CPU_S, (bounds.AUDIO_S,))
         self.seconds: float = worker.header_pool.run(job, data).value
 
     def samples(self) -> Iterator[FloatArray]:
-        """The sound in one channel of 16,000 samples a second, a second at a time. A worker unpacks it, and stands
-        still until the next is asked for."""
-        job = DecodeJob("sound samples", "sound", bounds.AUDIO_MEMORY, bounds.HEADER_CPU_S, (bounds.AUDIO_S,))
+        """One channel of 16,000 samples a second, a second at a time. A worker decodes it, and waits until the next is
+        requested."""
+        job = DecodeJob("audio samples", "audio", bounds.AUDIO_MEMORY, bounds.HEADER_CPU_S, (bounds.AUDIO_S,))
         for part in worker.audio_pool.stream(job, self._data):
             yield np.frombuffer(part.data, "<i2").astype(np.float32) / 32768.0
 
@@ -51,37 +51,35 @@ class AudioFile:
 
 
 def audio_header_job(data: bytes, longest: float) -> Iterator[tuple[float, bytes]]:
-    """How long the sound lasts."""
+    """The length of the audio in seconds."""
     check_riff_length(data)
     with _open_audio(data) as (container, stream):
         check_audio_form(stream.codec_context)
         stated = seconds_stated(container, stream)
         if next(decode_audio(container, stream, len(data)), None) is None:
-            raise BadMedia("the sound is empty: it has no samples.")
+            raise BadMedia("the audio is empty: it has no samples.")
     with _open_audio(data) as (container, stream):
         seconds = seconds_held(container, stream, stated, len(data))
     if seconds > longest:
-        raise BadMedia(f"the sound is longer than {longest / 3600:g} hours. Cut it.")
+        raise BadMedia(f"the audio is longer than {longest / 3600:g} hours. Cut it.")
     if stated is not None and seconds < 0.98 * stated - SLACK_S:
-        raise BadMedia(
-            f"the file is cut off: it says that it lasts {stated:.1f} seconds, and {seconds:.1f} of them are there."
-        )
+        raise BadMedia(f"the file is truncated: it states a length of {stated:.1f} seconds, and has {seconds:.1f}.")
     yield seconds, b""
 
 
 def audio_samples_job(data: bytes, longest: float) -> Iterator[tuple[None, bytearray]]:
-    """Of 16 bits, about a second at a time."""
-    held, left = bytearray(), 2 * SAMPLE_RATE * (longest + SLACK_S)
-    for made in _resample_audio(data):
-        held += made
-        if len(held) >= 2 * SAMPLE_RATE:
-            left -= len(held)
+    """Samples of 16 bits, about a second at a time."""
+    samples, left = bytearray(), 2 * SAMPLE_RATE * (longest + SLACK_S)
+    for part in _resample_audio(data):
+        samples += part
+        if len(samples) >= 2 * SAMPLE_RATE:
+            left -= len(samples)
             if left < 0:
-                raise BadMedia(f"the sound is longer than {longest / 3600:g} hours. Cut it.")
-            yield None, held
-            held = bytearray()
-    if held:
-        yield None, held
+                raise BadMedia(f"the audio is longer than {longest / 3600:g} hours. Cut it.")
+            yield None, samples
+            samples = bytearray()
+    if samples:
+        yield None, samples
 
 
 def _resample_audio(data: bytes) -> Iterator[bytes]:
@@ -92,18 +90,18 @@ def _resample_audio(data: bytes) -> Iterator[bytes]:
         exact = stream.codec_context.name.startswith("pcm_f")
         for frame in decode_audio(container, stream, len(data)):
             if exact and not np.isfinite(frame.to_ndarray()).all():
-                raise BadMedia("the sound has samples that are no numbers.")
+                raise BadMedia("the audio has samples that are not finite numbers.")
             frame.pts = None  # a gap in the times would be filled with silence of any length
-            yield from (made.to_ndarray()[0].astype("<i2").tobytes() for made in resampler.resample(frame))
-        yield from (made.to_ndarray()[0].astype("<i2").tobytes() for made in resampler.resample(None))
+            yield from (part.to_ndarray()[0].astype("<i2").tobytes() for part in resampler.resample(frame))
+        yield from (part.to_ndarray()[0].astype("<i2").tobytes() for part in resampler.resample(None))
 
 
 def _open_audio(data: bytes) -> AbstractContextManager[tuple[Any, Any]]:
-    return open_container(data, audio_container_of(data), "audio", "sound", threads=1)
+    return open_container(data, audio_container_of(data), "audio", threads=1)
 
 
 def decode_audio(container: Any, stream: Any, length: int) -> Iterator[Any]:
-    """The frames of a sound. Packets that are damaged are left out, as players do, but no more than a few."""
+    """The decoded frames. A few damaged packets are skipped, as players do."""
     from av import InvalidDataError
 
     damaged = 0
@@ -119,37 +117,36 @@ def decode_audio(container: Any, stream: Any, length: int) -> Iterator[Any]:
 
 
 def check_audio_form(decoder: Any) -> None:
-    """Raises BadMedia for rates and channels that no sound has."""
+    """Raises BadMedia for an unsupported sample rate or number of channels."""
     rate, channels = decoder.sample_rate or 0, decoder.channels or 0
     if not bounds.AUDIO_RATE[0] <= rate <= bounds.AUDIO_RATE[1]:
         raise BadMedia(
-            f"the sound has {rate} samples a second; from {bounds.AUDIO_RATE[0]} to {bounds.AUDIO_RATE[1]} are taken."
+            f"the audio has {rate} samples a second; {bounds.AUDIO_RATE[0]} to {bounds.AUDIO_RATE[1]} are accepted."
         )
     if not bounds.AUDIO_CHANNELS[0] <= channels <= bounds.AUDIO_CHANNELS[1]:
         raise BadMedia(
-            f"the sound has {channels} channels; from {bounds.AUDIO_CHANNELS[0]} to "
-            f"{bounds.AUDIO_CHANNELS[1]} are taken."
+            f"the audio has {channels} channels; {bounds.AUDIO_CHANNELS[0]} to {bounds.AUDIO_CHANNELS[1]} are accepted."
         )
 
 
 def check_riff_length(data: bytes) -> None:
-    """Raises BadMedia for a WAV file that says that it has more bytes: FFmpeg takes it for a shorter one.
+    """Raises BadMedia for a WAV file that is shorter than it states, which FFmpeg would accept as a shorter one.
 
-    Recorders that do not know yet how long it will be write none, or as many as can be."""
+    Recorders that do not know the length beforehand write zero, or the largest number."""
     stated = int.from_bytes(data[4:8], "little") + 8 if data.startswith(b"RIFF") else 0
     if len(data) < 0.98 * stated < 0.98 * RIFF_BYTES:
-        raise BadMedia(f"the file is cut off: it says that it has {stated} bytes, and {len(data)} of them are there.")
+        raise BadMedia(f"the file is truncated: it states a size of {stated} bytes, and has {len(data)}.")
 
 
 def seconds_stated(container: Any, stream: Any) -> float | None:
-    """How long the file says that it lasts, where its format says that exactly."""
+    """The length that the file states, where its format states it exactly."""
     if container.format.name.split(",")[0] not in ("flac", "mov") or stream.duration is None:
         return None
     return float(stream.duration * stream.time_base)
 
 
 def seconds_held(container: Any, stream: Any, stated: float | None, length: int) -> float:
-    """How long what is there lasts, by its packets; nothing is decoded for it."""
+    """The length of the file's packets. Nothing is decoded."""
     begin = stream.start_time or 0
     ends = (
         packet.pts + packet.duration
@@ -160,7 +157,7 @@ def seconds_held(container: Any, stream: Any, stated: float | None, length: int)
 
 
 def audio_container_of(data: bytes) -> str:
-    """The name of FFmpeg's format. Raises BadMedia for what is none of those that are taken."""
+    """FFmpeg's name of the format. Raises BadMedia for an unsupported one."""
     if not data:
         raise BadMedia("the file is empty.")
     if data[:4] in (b"RIFF", b"RF64") and data[8:12] == b"WAVE":
@@ -172,7 +169,7 @@ def audio_container_of(data: bytes) -> str:
             return name
     if len(data) > 2 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0:
         return "mp3" if data[1] & 0x06 else "aac"
-    raise BadMedia(f"the file is no sound of a known format: {KNOWN_AUDIO}.")
+    raise BadMedia(f"the file is not audio of a known format: {KNOWN_AUDIO}.")
 
 
 FloatArray: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"
@@ -185,29 +182,29 @@ MEL_SPAN: Final = 400
 FRAMES_A_SECOND: Final = SAMPLE_RATE // MEL_HOP
 MEL_FLOOR: Final = 1e-10
 MEL_RANGE: Final = 8.0
-"""Powers of ten below the strongest band of a window that are told apart."""
+"""Powers of ten below the strongest band of a window that are distinguished."""
 
 
 class MelFrames:
-    """Frames of a sound that comes piece by piece, the same however it is cut.
+    """Mel frames of audio that arrives in chunks; the same however it is chunked.
 
-    The sound is mirrored at its beginning and followed by silence, as models are trained with.
+    The audio is mirrored at its beginning and followed by silence, as in training.
     """
 
     def __init__(self, bands: int) -> None:
         self._filters, self._window = mel_filters(bands), _hann()
-        self._rest: FloatArray | None = None
+        self._pending: FloatArray | None = None
 
     def push(self, samples: FloatArray) -> FloatArray:
         """The frames that these samples complete, [frames, bands]: logarithms to the base ten."""
-        if self._rest is None:
-            # A mirror needs a few samples; until they are there, silence stands in for them.
+        if self._pending is None:
+            # Mirroring needs a few samples; missing ones are silence.
             mirrored = np.pad(samples[: MEL_SPAN // 2 + 1], (0, max(0, MEL_SPAN // 2 + 1 - len(samples))))[:0:-1]
             samples = np.concatenate([mirrored, samples])
         else:
-            samples = np.concatenate([self._rest, samples])
+            samples = np.concatenate([self._pending, samples])
         count = max(0, 1 + (len(samples) - MEL_SPAN) // MEL_HOP)
-        self._rest = samples[count * MEL_HOP :]
+        self._pending = samples[count * MEL_HOP :]
         if not count:
             return np.zeros((0, self._filters.shape[0]), np.float32)
         spans = np.lib.stride_tricks.sliding_window_view(samples, MEL_SPAN)[::MEL_HOP][:count]
@@ -215,18 +212,18 @@ class MelFrames:
         return np.log10(np.maximum(power.astype(np.float32) @ self._filters.T, MEL_FLOOR)).astype(np.float32)
 
     def end(self) -> FloatArray:
-        """The frames that silence after the end completes: a sound has one for each whole `MEL_HOP`."""
+        """The frames that silence after the end completes, so that there is one for each whole `MEL_HOP`."""
         return self.push(np.zeros(MEL_SPAN // 2 - MEL_HOP, np.float32))
 
 
 def normalize_mels(frames: FloatArray) -> FloatArray:
-    """The frames of one window as a model is given them."""
+    """The frames of one window as a model takes them."""
     return (np.maximum(frames, frames.max() - MEL_RANGE) + 4.0) / 4.0
 
 
 @cache
 def mel_filters(bands: int) -> FloatArray:
-    """Which frequencies each band takes, and how much of them, [bands, frequencies]: Slaney's scale and weights."""
+    """The weights of frequencies in each band, [bands, frequencies], by Slaney's scale."""
     edges = _to_hertz(np.linspace(0, _to_mel(SAMPLE_RATE / 2), bands + 2))
     frequencies = np.fft.rfftfreq(MEL_SPAN, 1 / SAMPLE_RATE)
     slopes = edges[:, None] - frequencies[None, :]
@@ -237,12 +234,12 @@ def mel_filters(bands: int) -> FloatArray:
 
 
 def _hann() -> FloatArray:
-    """Periodic, as spectra want it."""
+    """A periodic Hann window."""
     return np.hanning(MEL_SPAN + 1)[:-1].astype(np.float32)
 
 
 def _to_mel(frequency: float) -> float:
-    """Even up to 1 kHz, logarithmic above."""
+    """Linear up to 1 kHz, logarithmic above."""
     return 15.0 + 27.0 * np.log(frequency / 1000.0) / np.log(6.4)
 
 

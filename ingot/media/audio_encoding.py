@@ -1,4 +1,4 @@
-"""Audio as files: samples in, bytes of a format out, as they come. Nothing is held but what a codec looks ahead."""
+"""Encoding audio as a stream: samples in, bytes of a format out. Only a codec's own look-ahead is buffered."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ingot.errors import Unsupported
 SAMPLE_BYTES: Final = 2
 """Bytes of a sample."""
 UNKNOWN_LENGTH: Final = 0xFFFFFFFF
-"""A length that is not known when the header is written."""
+"""A length that is unknown when the header is written."""
 
 
 class AudioWriter(Protocol):
-    """Samples are of 16 bits, the lower byte first, of one channel."""
+    """Takes 16-bit little-endian samples of one channel."""
 
     def write(self, samples: bytes) -> bytes:
-        """What the file goes on with."""
+        """Returns the next bytes of the file."""
 
     def close(self) -> bytes:
-        """What it ends with."""
+        """Returns its last bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class AudioCodec:
-    """A format that PyAV writes: the container, the codec in it, and what they are told."""
+    """A format that PyAV writes: the container, its codec, and their options."""
 
     media_type: str
     container: str
@@ -39,7 +39,7 @@ class AudioCodec:
 
 
 AUDIO_CODECS: Final = {
-    # Nothing is written a second time, so what would have to be is left out.
+    # The output is not seekable, so nothing may be rewritten.
     "mp3": AudioCodec("audio/mpeg", "mp3", "libmp3lame", 128_000, {"write_xing": "0"}),
     "opus": AudioCodec("audio/ogg", "ogg", "libopus", 64_000),
     "aac": AudioCodec("audio/aac", "adts", "aac", 128_000),
@@ -53,7 +53,7 @@ AUDIO_MEDIA_TYPES: Final = {
 
 
 def audio_writer(format: str, rate: int) -> AudioWriter:
-    """For one file. Raises Unsupported where PyAV is needed and not installed."""
+    """Raises Unsupported where PyAV is needed and not installed."""
     if format in AUDIO_CODECS:
         return CodedAudioWriter(AUDIO_CODECS[format], format, rate)
     return PlainAudioWriter(wav_header(rate) if format == "wav" else b"")
@@ -72,24 +72,24 @@ class PlainAudioWriter:
 
 
 def wav_header(rate: int) -> bytes:
-    """Of one channel, and of a length that readers find out by reading."""
+    """For one channel, of unknown length."""
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, rate * SAMPLE_BYTES, SAMPLE_BYTES, 8 * SAMPLE_BYTES)
     return struct.pack("<4sI4s", b"RIFF", UNKNOWN_LENGTH, b"WAVE") + form + struct.pack("<4sI", b"data", UNKNOWN_LENGTH)
 
 
 class _AudioSink:
-    """What a container is written to: it can only go on."""
+    """A file that cannot seek, for the container."""
 
     def __init__(self) -> None:
-        self._held: list[bytes] = []
+        self._parts: list[bytes] = []
 
     def write(self, data: bytes) -> int:
-        self._held.append(bytes(data))
+        self._parts.append(bytes(data))
         return len(data)
 
-    def taken(self) -> bytes:
-        held, self._held = b"".join(self._held), []
-        return held
+    def drain(self) -> bytes:
+        data, self._parts = b"".join(self._parts), []
+        return data
 
 
 class CodedAudioWriter:
@@ -116,9 +116,9 @@ class CodedAudioWriter:
         frame.sample_rate, frame.pts = self._rate, self._written
         self._written += frame.samples
         self._file.mux(self._stream.encode(frame))
-        return self._sink.taken()
+        return self._sink.drain()
 
     def close(self) -> bytes:
         self._file.mux(self._stream.encode(None))
         self._file.close()
-        return self._sink.taken()
+        return self._sink.drain()

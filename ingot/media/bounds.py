@@ -4,53 +4,53 @@ from __future__ import annotations
 
 from typing import Final
 
-# what is sent
-ITEMS: Final = 256  # pictures and clips of one request
+# What is sent
+ITEMS: Final = 256  # images and videos of one request
 ITEM_BYTES: Final = 256 << 20  # of one of them; a body's own limit is as a rule smaller
 FETCHED_ITEMS: Final = 16  # of one request
 FETCHED_BYTES: Final = 64 << 20  # of all that are fetched
 REDIRECTS: Final = 5
 FETCH_S: Final = 20.0
 
-# what it unpacks to
-PIXELS: Final = 64_000_000  # of one picture or frame
+# Decoded sizes
+PIXELS: Final = 64_000_000  # of one image or frame
 SIDE: Final = 65_535
 ASPECT: Final = 200  # the longer side over the shorter
 
-# what unpacking may take, in a process of its own
-HEADER_MEMORY: Final = 64 << 20  # to find a picture's size or a sound's length
+# What decoding may take, in a process of its own
+HEADER_MEMORY: Final = 64 << 20  # to find an image's size or audio's length
 HEADER_CPU_S: Final = 10.0
-PIXEL_MEMORY: Final = 1 << 30  # of all pictures, clips and PDFs at a time, where no model sets another sum aside
-DECODE_WALL_S: Final = 60.0  # until the next frame is there
-IMAGE_MEMORY: Final = 32 << 20  # and besides, for each pixel
+PIXEL_MEMORY: Final = 1 << 30  # of all images, videos and PDFs at a time, unless models reserve another amount
+DECODE_WALL_S: Final = 60.0  # for each frame
+IMAGE_MEMORY: Final = 32 << 20  # plus, for each pixel:
 IMAGE_PIXEL_BYTES: Final = 12
 WEBP_PIXEL_BYTES: Final = 24
 IMAGE_CPU_S: Final = 30.0
-VIDEO_MEMORY: Final = 192 << 20  # to find a clip's size; for its frames as much, and besides, for each pixel
+VIDEO_MEMORY: Final = 192 << 20  # for the header, or for frames plus, for each pixel:
 VIDEO_PIXEL_BYTES: Final = 32
-VIDEO_CPU_S: Final = 20.0  # for each frame that is shown
+VIDEO_CPU_S: Final = 20.0  # for each sampled frame
 
-# clips
-FRAMES: Final[tuple[int, int]] = (1, 768)  # that are shown of one
-STILLS: Final = 32  # frames that are shown as pictures, unless a request says otherwise
-SENT_FRAMES: Final = 4096  # sent as pictures
+# videos
+FRAMES: Final[tuple[int, int]] = (1, 768)  # sampled of one
+STILLS: Final = 32  # frames that are sampled as images by default
+SENT_FRAMES: Final = 4096  # sent as images
 FPS: Final[tuple[float, float]] = (0.01, 120.0)
 VIDEO_S: Final = 6 * 3600.0
 
-# sounds
+# audio
 AUDIO_S: Final = 12 * 3600.0
 AUDIO_RATE: Final[tuple[int, int]] = (1_000, 768_000)  # samples a second
 AUDIO_CHANNELS: Final[tuple[int, int]] = (1, 64)
-AUDIO_STREAMS: Final = 4  # that are heard at a time
+AUDIO_STREAMS: Final = 4  # transcribed at a time
 AUDIO_MEMORY: Final = 32 << 20  # for each of them
 
-# PDFs, whose pages are shown as pictures
+# PDFs, whose pages become images
 PDF_PAGES: Final = 100
 PDF_BYTES: Final = 32 << 20
 PDF_DPI: Final = 144
 PDF_PAGE_PIXELS: Final = 4_000_000
-PDF_CPU_S: Final = 15.0  # to read one, and to draw a page
+PDF_CPU_S: Final = 15.0  # to read one, and to render a page
 PDF_MEMORY: Final = 256 << 20
 
-# what a request may say of sizes
+# What a request may set
 PIXEL_LIMIT: Final[tuple[int, int]] = (1, PIXELS)

@@ -1,13 +1,13 @@
-"""Files of a request that are not in its body as bytes: fetched from other servers, or sent as data URLs.
+"""Files that a request refers to: fetched from other servers, or sent as data URLs.
 
-Files are fetched only from hosts that the settings name. An address comes from whoever sends a request, who must not
-make this server speak to what only it can reach. So at every hop the host is looked up once, every answer must lie in
-the public network (unless the setting names that very address), and it is that answer which is dialled, under the name
-that was asked for. Redirects are followed by hand, by the same rules. What is read is counted while it comes, and one
-limit of time holds from the first connection to the last byte, however little comes at once: nothing waits on a socket
-for longer than a slice of it.
+Files are fetched only from hosts that the settings name. The address comes from a client, who must not make this server
+connect to what only it can reach (SSRF). So at every hop the host is resolved once, every address must be public
+(unless the setting names that very address), and the connection goes to the checked address. Redirects are followed by
+the same rules. The size is limited while reading, and one time limit covers everything from the first connection to the
+last byte: no wait on a socket is longer than a slice of it.
 
-Fetching takes long: whoever reads bodies does not wait for it (`prefetched_files`, `Unfetched`). Imports nothing heavy.
+Fetching takes long, so the threads that read bodies do not wait for it (`prefetched_files`, `Unfetched`). Imports
+nothing heavy.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def fetch_file(
     clock: Callable[[], float] = time.monotonic,
     going: Callable[[], bool] = lambda: True,
 ) -> bytes:
-    """The file at this address. Raises BadMedia, which says what is not allowed or did not work, and Cancelled once
-    `going` says no."""
+    """The file at this address. Raises BadMedia where that is not allowed or fails, and Cancelled once `going` says
+    no."""
     limit = _TimeLimit(clock() + timeout_s, clock, going)
     for _ in range(bounds.REDIRECTS + 1):
         hop = _Hop.of(url, hosts, lookup)
@@ -75,7 +75,7 @@ def fetch_file(
 
 
 def host_allowed(host: str, hosts: Sequence[str]) -> bool:
-    """By its name; `*.example.org` allows what is below that, and `*` all."""
+    """By its name; `*.example.org` allows its subdomains, and `*` all hosts."""
     name = host.lower().rstrip(".")
     return any(
         allowed in ("*", name) or (allowed.startswith("*.") and name.endswith(allowed[1:]))
@@ -90,16 +90,16 @@ class _TimeLimit:
     going: Callable[[], bool]
 
     def left(self) -> float:
-        """Seconds. Raises BadMedia where there are none, and Cancelled where nobody waits for the file."""
+        """Seconds. Raises BadMedia where there are none, and Cancelled where the client has left."""
         if not self.going():
-            raise Cancelled("Nobody waits for the file any more.")
+            raise Cancelled("The client is gone.")
         left = self.until - self.clock()
         if left <= 0:
             raise BadMedia(f"the file took longer than {bounds.FETCH_S:g} seconds to fetch.")
         return left
 
     def wait(self, sock: socket.socket, attempt: Callable[[], T]) -> T:
-        """What `attempt` gives, which is made on this socket again until it does not time out."""
+        """What `attempt` returns, repeated until it does not time out."""
         while True:
             sock.settimeout(min(_SLICE_S, self.left()))
             with suppress(TimeoutError):
@@ -108,7 +108,7 @@ class _TimeLimit:
 
 @dataclass(frozen=True, slots=True)
 class _Hop:
-    """An address that may be asked, and where it was found to be."""
+    """An allowed address, resolved."""
 
     scheme: str
     host: str
@@ -121,9 +121,9 @@ class _Hop:
         parts, port = _split_url(url)
         host = parts.hostname or ""
         if parts.scheme not in _PORTS:
-            raise BadMedia("files are fetched by http and https alone.")
+            raise BadMedia("files are fetched only by http and https.")
         if not host or parts.username is not None or parts.password is not None:
-            raise BadMedia("an address to fetch from names a host, and no user.")
+            raise BadMedia("an address to fetch from must have a host, and no user.")
         if not host_allowed(host, hosts):
             raise BadMedia(f"nothing is fetched from {host[:100]}: --media-hosts does not name it.")
         port = port or _PORTS[parts.scheme]
@@ -141,12 +141,12 @@ def _split_url(url: str) -> tuple[SplitResult, int | None]:
 
 def _ascii_path(path: str) -> str:
     if not path.isascii() or any(character <= " " or character == "\x7f" for character in path):
-        raise BadMedia("an address to fetch from holds letters, digits and signs of ASCII alone, others as %XX.")
+        raise BadMedia("an address to fetch from may have only printable ASCII; write other characters as %XX.")
     return path
 
 
 def _public_address(host: str, port: int, hosts: Sequence[str], lookup: HostLookup) -> str:
-    """The first of a host's addresses, if all of them may be dialled."""
+    """The first of a host's addresses, if all of them are allowed."""
     try:
         found = [ipaddress.ip_address(each.partition("%")[0]) for each in lookup(host, port)]
     except (OSError, UnicodeError, ValueError) as error:
@@ -163,7 +163,7 @@ def _public_address(host: str, port: int, hosts: Sequence[str], lookup: HostLook
 
 
 def _named_loopback(host: str, address: ipaddress.IPv4Address | ipaddress.IPv6Address, named: set[str]) -> bool:
-    """`localhost` says as plainly as its address does what is meant."""
+    """`localhost` in the setting allows loopback addresses."""
     return host == "localhost" in named and address.is_loopback
 
 
@@ -171,14 +171,14 @@ def _named_loopback(host: str, address: ipaddress.IPv4Address | ipaddress.IPv6Ad
 def _send_request(hop: _Hop, limit: _TimeLimit) -> Iterator[http.client.HTTPResponse]:
     with closing(_connect(hop, limit)) as plain, closing(_start_tls(plain, hop, limit)) as sock:
         connection = http.client.HTTPConnection(hop.host, hop.port)
-        connection.default_port = _PORTS[hop.scheme]  # which goes unsaid in the name that is asked for
+        connection.default_port = _PORTS[hop.scheme]  # which is left out of the Host header
         connection.sock = cast(socket.socket, _LimitedSocket(sock, limit))
         connection.request("GET", hop.path, headers={"Accept-Encoding": "identity", "User-Agent": "ingot"})
         yield connection.getresponse()
 
 
 def _connect(hop: _Hop, limit: _TimeLimit) -> socket.socket:
-    """To the address that was checked. Raises OSError."""
+    """Connect to the checked address. Raises OSError."""
     sock = socket.socket(socket.AF_INET6 if ":" in hop.address else socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
@@ -198,7 +198,7 @@ def _connect(hop: _Hop, limit: _TimeLimit) -> socket.socket:
 
 
 def _start_tls(sock: socket.socket, hop: _Hop, limit: _TimeLimit) -> socket.socket:
-    """By the name that was asked for. Raises OSError."""
+    """With the original host name. Raises OSError."""
     if hop.scheme != "https":
         return sock
     limit.left()
@@ -213,13 +213,13 @@ def _start_tls(sock: socket.socket, hop: _Hop, limit: _TimeLimit) -> socket.sock
 
 
 class _LimitedSocket:
-    """What http.client needs of a socket. Whoever made the real one closes it."""
+    """What http.client needs of a socket. It does not close the real one."""
 
     def __init__(self, sock: socket.socket, limit: _TimeLimit) -> None:
         self._sock, self._limit = sock, limit
 
     def sendall(self, data: bytes) -> None:
-        self._sock.settimeout(self._limit.left())  # which is that of all of it
+        self._sock.settimeout(self._limit.left())  # a limit for all of it
         self._sock.sendall(data)
 
     def makefile(self, mode: str) -> io.BufferedReader:
@@ -256,25 +256,25 @@ def _read_body(answer: http.client.HTTPResponse, hop: _Hop) -> bytes:
 
 
 def _failure_reason(error: Exception) -> str:
-    """Without addresses, which are this server's own business."""
+    """Without addresses, which are not for clients."""
     if isinstance(error, TimeoutError):
         return "it took too long"
     return "its certificate is not valid" if isinstance(error, ssl.SSLError) else "the connection failed"
 
 
 prefetched_files: ContextVar[dict[str, bytes | IngotError] | None] = ContextVar("ready", default=None)
-"""Where it is set, nothing is fetched in place: what is not found here raises Unfetched."""
+"""If this is set, nothing is fetched in place: a file that is not in it raises Unfetched."""
 
 
 class Unfetched(Exception):
-    """A file is needed that nobody has fetched yet; `fetch_file` does it, in whichever thread has the time."""
+    """A file is needed that is not fetched yet. The caller catches this and calls `fetch` in another thread."""
 
     def __init__(self, url: str, hosts: Sequence[str]) -> None:
         super().__init__("a file is not fetched yet")
         self.url, self._hosts = url, hosts
 
     def fetch(self, going: Callable[[], bool] = lambda: True) -> bytes | IngotError:
-        """The file, or why it cannot be had, such as that `going` said no."""
+        """The file, or the error."""
         try:
             return fetch_file(self.url, self._hosts, going=going)
         except IngotError as error:
@@ -282,11 +282,11 @@ class Unfetched(Exception):
 
 
 def fetched_file(url: str, hosts: Sequence[str]) -> bytes:
-    """Raises BadMedia where the file cannot be had."""
-    known = prefetched_files.get()
-    if known is None:
+    """Raises BadMedia where the file cannot be fetched."""
+    prefetched = prefetched_files.get()
+    if prefetched is None:
         return fetch_file(url, hosts)
-    found = known.get(url)
+    found = prefetched.get(url)
     if found is None:
         raise Unfetched(url, hosts)
     if isinstance(found, IngotError):
@@ -299,19 +299,19 @@ _LONGEST_HEAD: Final = 256
 
 
 def split_data_url(url: str) -> tuple[str, str]:
-    """The media type that a data URL states, in small letters, and its text. Raises BadMedia."""
+    """The media type of a data URL, in lower case, and its text. Raises BadMedia."""
     head = _DATA_URL.match(url[:_LONGEST_HEAD])
     if head is None:
         raise BadMedia("a data URL begins with its type, as in data:image/png;base64,….")
     if head[3] is None:
-        raise BadMedia("data URLs are taken in base64 alone, as in data:image/png;base64,….")
+        raise BadMedia("data URLs must be in base64, as in data:image/png;base64,….")
     return (head[1] or "").lower(), url[head.end() :]
 
 
 def decode_base64(text: str) -> bytes:
-    """Of base64, of which white space and missing padding are forgiven. Nothing too long is decoded."""
+    """White space and missing padding are allowed. Nothing too long is decoded."""
     if len(text) > bounds.ITEM_BYTES * 4 // 3 + 4:
-        raise BadMedia(f"the file has more than {bounds.ITEM_BYTES} bytes, which is the most that is taken.")
+        raise BadMedia(f"the file has more than {bounds.ITEM_BYTES} bytes, which is the limit.")
     try:
         return binascii.a2b_base64(text, strict_mode=True)
     except ValueError:
@@ -319,8 +319,8 @@ def decode_base64(text: str) -> bytes:
 
 
 def _decode_lenient(text: str) -> bytes:
-    kept = "".join(text.split())
+    digits = "".join(text.split())
     try:
-        return binascii.a2b_base64(kept + "=" * (-len(kept) % 4), strict_mode=True)
+        return binascii.a2b_base64(digits + "=" * (-len(digits) % 4), strict_mode=True)
     except ValueError:
         raise BadMedia("the file is no base64.") from None

@@ -1,10 +1,9 @@
-"""The image processors of the known vision families, by what a checkpoint's files say. Newer ones say everything in
-processor_config.json.
+"""The image processors of the known vision families, configured by a checkpoint's files. Newer checkpoints have
+everything in processor_config.json.
 
-Each is the rules of a family's own processor as arithmetic: from the size of an image to the size that it is resized
-to, its tiles, and what is written for it in the prompt. A family is one class and one line in PROCESSORS. Only Qwen's
-take video as such; the others are shown its frames as images. A wish that a family has no rule for is refused by name
-with Unsupported. Imports nothing heavy.
+Each is the arithmetic of a family's own processor: from the size of an image to the size that it is resized to, its
+tiles, and its text in the prompt. A family is one class and one line in PROCESSORS. Only Qwen's take video; others get
+frames as images. An option that a family does not support raises Unsupported, which names it. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -65,11 +64,11 @@ class ProcessorFiles:
 
 
 def stated_side(stated: StatedConfig, name: str, fallback: int) -> int:
-    """A side that is said as a number, or as an object that names its sides."""
-    found = stated.get(name, fallback)
-    if isinstance(found, Mapping):
-        found = found.get("longest_edge") or found.get("height") or found.get("shortest_edge") or fallback
-    return int(found)
+    """A side that is stated as a number, or as an object that names its sides."""
+    side = stated.get(name, fallback)
+    if isinstance(side, Mapping):
+        side = side.get("longest_edge") or side.get("height") or side.get("shortest_edge") or fallback
+    return int(side)
 
 
 def _read_json_file(path: Path) -> dict[str, Any]:
@@ -78,9 +77,9 @@ def _read_json_file(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes())
     except ValueError as error:
-        raise ModelError(f"{path.name} is no JSON.") from error
+        raise ModelError(f"{path.name} is not valid JSON.") from error
     if not isinstance(found, dict):
-        raise ModelError(f"{path.name} is no JSON object.")
+        raise ModelError(f"{path.name} is not a JSON object.")
     return found
 
 
@@ -98,16 +97,16 @@ class ImagesOnly(ABC):
         for name in ("min_pixels", "max_pixels"):
             if getattr(layout_options, name) is not None:
                 raise Unsupported(
-                    f"{name} is not supported: {self.FAMILY} resizes every picture by a rule of its own. Leave it out.",
+                    f"{name} is not supported: {self.FAMILY} has its own rule for resizing images. Leave it out.",
                     param=name,
                 )
-        return self._picture(size, layout_options)
+        return self._image(size, layout_options)
 
     @abstractmethod
-    def _picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout: ...
+    def _image(self, size: Size, layout_options: ImageLayoutOptions) -> Layout: ...
 
     def clip(self, header: VideoHeader, layout_options: VideoLayoutOptions) -> Layout:
-        raise Unsupported("The served model takes no clips as such: it is shown their frames, as pictures.")
+        raise Unsupported("The served model does not take video, only its frames as images.")
 
 
 QWEN_START, QWEN_END = "<|vision_start|>", "<|vision_end|>"
@@ -118,21 +117,21 @@ TIMED_FAMILIES: Final = ("qwen3", "qwen4")
 
 @dataclass(frozen=True, slots=True)
 class PixelRange:
-    """How many pixels a picture is resized to have."""
+    """The range of pixels that an image is resized to."""
 
     least: int
     most: int
 
     @classmethod
     def stated(cls, stated: StatedConfig, least: int, most: int) -> PixelRange:
-        """`size` calls areas edges; older files say min_pixels and max_pixels."""
+        """`size` has areas under the names of edges; older files have min_pixels and max_pixels."""
         size = stated.get("size") or {}
         low = stated.get("min_pixels") or size.get("shortest_edge") or least
         high = stated.get("max_pixels") or size.get("longest_edge") or most
         return cls(int(low), int(high))
 
-    def asked(self, least: int | None, most: int | None) -> PixelRange:
-        """As a request wishes, which may ask for less than the model would take, and not for more."""
+    def limited(self, least: int | None, most: int | None) -> PixelRange:
+        """With a request's limits. It may ask for fewer pixels than the model would use, but not for more."""
         high = self.most if most is None else min(most, self.most)
         low = self.least if least is None else max(least, 1)
         return PixelRange(min(low, high), high)
@@ -143,9 +142,9 @@ class QwenProcessor:
     patch: int
     merge: int
     pair: int  # frames that one patch spans
-    pictures: PixelRange
-    clips: PixelRange
-    timed: bool  # each pair of frames behind its time, and one budget for all of them
+    images: PixelRange
+    videos: PixelRange
+    timed: bool  # each pair of frames follows its timestamp, and all share one budget of pixels
     fps: float = 2.0
     frames: tuple[int, int] = (4, bounds.FRAMES[1])
 
@@ -168,64 +167,61 @@ class QwenProcessor:
 
     @property
     def placeholders(self) -> dict[MediaKind, Placeholder]:
-        clip = f"{QWEN_START}{QWEN_VIDEO}{QWEN_END}"
+        video = f"{QWEN_START}{QWEN_VIDEO}{QWEN_END}"
         return {
             "image": Placeholder(QWEN_IMAGE, f"{QWEN_START}{QWEN_IMAGE}{QWEN_END}"),
-            "video": Placeholder(clip if self.timed else QWEN_VIDEO, clip),
+            "video": Placeholder(video if self.timed else QWEN_VIDEO, video),
         }
 
     @property
     def unit(self) -> int:
-        """The side of what becomes one token."""
+        """The side of the square that becomes one token."""
         return self.patch * self.merge
 
     def picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
-        most = (
-            QWEN_LOW_DETAIL
-            if layout_options.detail == "low" and layout_options.max_pixels is None
-            else layout_options.max_pixels
-        )
-        allowed = self.pictures.asked(layout_options.min_pixels, most)
-        resized = fit_to_pixels(size, self.unit, allowed)
+        most = layout_options.max_pixels
+        if layout_options.detail == "low" and most is None:
+            most = QWEN_LOW_DETAIL
+        resized = fit_to_pixels(size, self.unit, self.images.limited(layout_options.min_pixels, most))
         grid = self._grid(resized, 1)
         return Layout(resized, grid, QWEN_IMAGE, QWEN_IMAGE, (grid.patches // self.merge**2,))
 
     def clip(self, header: VideoHeader, layout_options: VideoLayoutOptions) -> Layout:
-        shown = snap_to_keyframes(self._shown(header, layout_options), header.keys)
-        filled = [*shown, *[shown[-1]] * (-len(shown) % self.pair)]  # an odd last frame is shown twice
-        resized = self._clip_size(header.size, len(shown), layout_options)
-        grid = self._grid(resized, len(filled) // self.pair)
-        steps = range(0, len(filled), self.pair)
-        times = tuple((filled[at] + filled[at + self.pair - 1]) / 2 / header.fps for at in steps)
+        sampled = snap_to_keyframes(self._sampled_frames(header, layout_options), header.keys)
+        frames = (*sampled, *[sampled[-1]] * (-len(sampled) % self.pair))  # an odd last frame is repeated
+        resized = self._video_size(header.size, len(sampled), layout_options)
+        grid = self._grid(resized, len(frames) // self.pair)
+        steps = range(0, len(frames), self.pair)
+        times = tuple((frames[at] + frames[at + self.pair - 1]) / 2 / header.fps for at in steps)
         tokens = grid.h * grid.w // self.merge**2
         if not self.timed:
-            interval = self.pair * header.frames / len(shown) / header.fps
-            return Layout(resized, grid, QWEN_VIDEO, QWEN_VIDEO, (tokens * grid.t,), tuple(filled), times, interval)
+            interval = self.pair * header.frames / len(sampled) / header.fps
+            return Layout(resized, grid, QWEN_VIDEO, QWEN_VIDEO, (tokens * grid.t,), frames, times, interval)
         written = "".join(f"<{time:.1f} seconds>{QWEN_START}{QWEN_VIDEO}{QWEN_END}" for time in times)
-        return Layout(resized, grid, QWEN_VIDEO, written, (tokens,) * grid.t, tuple(filled), times)
+        return Layout(resized, grid, QWEN_VIDEO, written, (tokens,) * grid.t, frames, times)
 
     def _grid(self, resized: Size, steps: int) -> Grid:
         return Grid(steps, resized.height // self.patch, resized.width // self.patch)
 
-    def _shown(self, header: VideoHeader, layout_options: VideoLayoutOptions) -> Sequence[int]:
+    def _sampled_frames(self, header: VideoHeader, layout_options: VideoLayoutOptions) -> Sequence[int]:
         total = header.frames
         least, most = self.frames[0], min(self.frames[1], layout_options.max_frames or self.frames[1], total)
-        wanted = header.seconds * (layout_options.fps or self.fps)
+        by_rate = header.seconds * (layout_options.fps or self.fps)
         if layout_options.frames is not None:
             count = min(layout_options.frames, most)
         elif self.timed:
-            count = min(max(int(wanted), least), most)
+            count = min(max(int(by_rate), least), most)
         else:
-            count = int(min(max(wanted, least), most))
+            count = int(min(max(by_rate, least), most))
             count = max(count - count % self.pair, 1)
         return spread_frames(total, count) if self.timed else [at * total // count for at in range(count)]
 
-    def _clip_size(self, size: Size, count: int, layout_options: VideoLayoutOptions) -> Size:
+    def _video_size(self, size: Size, count: int, layout_options: VideoLayoutOptions) -> Size:
         if not self.timed:
             most = layout_options.max_pixels
             if layout_options.total_pixels is not None:
-                most = min(most or self.clips.most, max(1, layout_options.total_pixels * self.pair // count))
-            return fit_to_pixels(size, self.unit, self.clips.asked(layout_options.min_pixels, most))
+                most = min(most or self.videos.most, max(1, layout_options.total_pixels * self.pair // count))
+            return fit_to_pixels(size, self.unit, self.videos.limited(layout_options.min_pixels, most))
         totals = [
             layout_options.total_pixels,
             None if layout_options.max_pixels is None else layout_options.max_pixels * count,
@@ -235,23 +231,22 @@ class QwenProcessor:
         shorter = min(size)
         if shorter < self.unit:
             size = Size(*(int(side * self.unit / shorter) for side in size))
-        return fit_to_pixels(
-            size, self.unit, self.clips.asked(least, most), count, round(count / self.pair) * self.pair
-        )
+        allowed = self.videos.limited(least, most)
+        return fit_to_pixels(size, self.unit, allowed, count, round(count / self.pair) * self.pair)
 
 
 def fit_to_pixels(size: Size, unit: int, allowed: PixelRange, count: int = 1, rounded: int = 1) -> Size:
-    """The nearest size whose sides are multiples of `unit` and whose area, times so many frames, is allowed."""
+    """The nearest size whose sides are multiples of `unit` and whose area, times `count` frames, is allowed."""
     if size.aspect > bounds.ASPECT:
-        raise BadMedia(f"the longer side is more than {bounds.ASPECT} times the shorter. Cut it.")
-    made = Size(*(round(side / unit) * unit for side in size))
-    if rounded * made.area > allowed.most:
+        raise BadMedia(f"the longer side is more than {bounds.ASPECT} times the shorter. Crop it.")
+    fitted = Size(*(round(side / unit) * unit for side in size))
+    if rounded * fitted.area > allowed.most:
         shrink = math.sqrt(count * size.area / allowed.most)
         return Size(*(max(unit, math.floor(side / shrink / unit) * unit) for side in size))
-    if rounded * made.area < allowed.least:
+    if rounded * fitted.area < allowed.least:
         grow = math.sqrt(allowed.least / (count * size.area))
         return Size(*(math.ceil(side * grow / unit) * unit for side in size))
-    return made
+    return fitted
 
 
 GEMMA_START, GEMMA_SOFT, GEMMA_END = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
@@ -272,7 +267,7 @@ class GemmaProcessor(ImagesOnly):
         side = stated_side(files.pictures, "size", stated_side(files.vision, "image_size", 896))
         return cls(side, int(files.vision.get("patch_size", 14)), int(tokens))
 
-    def _picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
+    def _image(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
         along = self.side // self.patch
         written = f"\n\n{GEMMA_START}{GEMMA_SOFT}{GEMMA_END}\n\n"
         return Layout(Size(self.side, self.side), Grid(1, along, along), GEMMA_SOFT, written, (self.tokens,))
@@ -297,7 +292,7 @@ class PixtralProcessor(ImagesOnly):
         merge = files.processor.get("spatial_merge_size") or files.config.get("spatial_merge_size") or 1
         return cls(stated_side(files.pictures, "size", 1024), int(patch), int(merge))
 
-    def _picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
+    def _image(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
         longest = min(self.longest, PIXTRAL_LOW_DETAIL) if layout_options.detail == "low" else self.longest
         ratio = max(size) / longest
         if ratio > 1:
@@ -318,7 +313,7 @@ class IdeficsProcessor(ImagesOnly):
     FAMILY = "Idefics 3"
     PLACEHOLDER = IDEFICS_IMAGE
 
-    longest: int  # side that every picture is brought to
+    longest: int  # side that every image is resized to
     tile: int
     patch: int
     tokens: int  # of a tile
@@ -333,7 +328,7 @@ class IdeficsProcessor(ImagesOnly):
         longest = stated_side(files.pictures, "size", 4 * tile)
         return cls(longest, tile, patch, int(tokens), bool(files.pictures.get("do_image_splitting", True)))
 
-    def _picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
+    def _image(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
         along = self.tile // self.patch
         if not self.tiled or layout_options.detail == "low":
             return self._layout(Size(self.tile, self.tile), 0, 0, along)
@@ -384,10 +379,8 @@ class IdeficsProcessor(ImagesOnly):
 
 @lru_cache(maxsize=256)
 def nearest_arrangement(size: Size, side: int, tiles: tuple[int, int]) -> tuple[int, int]:
-    """Columns and rows whose shape is nearest to the picture's, within so many tiles of this `side`.
-
-    Of equally near ones, the larger as long as the picture fills half of it.
-    """
+    """The columns and rows of tiles of this `side` whose aspect ratio is nearest to the image's. Of equally near ones,
+    the largest that the image fills by half."""
     aspect = size.width / size.height
     best, nearest = (1, 1), float("inf")
     for columns, rows in _arrangements(tiles):
@@ -429,7 +422,7 @@ class InternVLProcessor(ImagesOnly):
         least = files.pictures.get("min_patches") or files.config.get("min_dynamic_patch") or 1
         return cls(side, patch, int(tokens), (int(least), int(most)) if cropped else (1, 1))
 
-    def _picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
+    def _image(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
         single = layout_options.detail == "low" or self.tiles[1] == 1
         columns, rows = (1, 1) if single else nearest_arrangement(size, self.side, self.tiles)
         tiles = columns * rows
@@ -455,8 +448,8 @@ class LlavaProcessor(ImagesOnly):
 
     side: int
     patch: int
-    further: int  # features beside those of patches
-    canvases: tuple[Size, ...] = ()  # that tiles make up; none: the square alone
+    further: int  # features in addition to those of patches
+    canvases: tuple[Size, ...] = ()  # made up of tiles; none: only the square
 
     @classmethod
     def of(cls, files: ProcessorFiles) -> LlavaProcessor:
@@ -466,7 +459,7 @@ class LlavaProcessor(ImagesOnly):
             "vision_feature_select_strategy", "default"
         )
         extra = files.processor.get("num_additional_image_tokens")
-        # Without a word on it the tower gives one feature for the whole picture, which "default" leaves out.
+        # By default the tower has one feature for the whole image (CLS), which the strategy "default" leaves out.
         further = (1 if extra is None else int(extra)) - (strategy == "default")
         canvases: tuple[Size, ...] = ()
         if files.family == "llava_next":
@@ -474,33 +467,32 @@ class LlavaProcessor(ImagesOnly):
             canvases = tuple(Size(width, height) for height, width in stated)
         return cls(side, int(patch), further, canvases)
 
-    def _picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
+    def _image(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
         along = self.side // self.patch
         base = along * along + self.further
         if not self.canvases or layout_options.detail == "low":
             return Layout(Size(self.side, self.side), Grid(1, along, along), LLAVA_IMAGE, LLAVA_IMAGE, (base,))
         canvas = best_canvas(size, self.canvases)
         columns, rows = canvas.width // self.side, canvas.height // self.side
-        kept = covered_patches(size, Size(columns * along, rows * along))
-        features = kept.area + kept.height  # every line ends in a feature of its own
-        return Layout(
-            canvas, Grid(columns * rows + 1, along, along), LLAVA_IMAGE, LLAVA_IMAGE, (base + features,), covered=kept
-        )
+        covered = covered_patches(size, Size(columns * along, rows * along))
+        features = base + covered.area + covered.height  # every line ends in a newline feature
+        grid = Grid(columns * rows + 1, along, along)
+        return Layout(canvas, grid, LLAVA_IMAGE, LLAVA_IMAGE, (features,), covered=covered)
 
 
 def best_canvas(size: Size, canvases: Iterable[Size]) -> Size:
-    """The canvas that shows most of the picture, and of those the one with the least left over."""
+    """The canvas with the highest resolution of the image, and of those the one with the least padding."""
 
-    def judged(canvas: Size) -> tuple[int, int]:
+    def rank(canvas: Size) -> tuple[int, int]:
         scale = min(canvas.width / size.width, canvas.height / size.height)
-        shown = min(int(size.width * scale) * int(size.height * scale), size.area)
-        return shown, shown - canvas.area
+        effective = min(int(size.width * scale) * int(size.height * scale), size.area)
+        return effective, effective - canvas.area
 
-    return max(canvases, key=judged)
+    return max(canvases, key=rank)
 
 
 def covered_patches(size: Size, patches: Size) -> Size:
-    """The patches of a canvas that the picture covers when it is fitted into it."""
+    """The patches of a canvas that the image covers."""
     if size.width / size.height > patches.width / patches.height:
         height = int(round(size.height * (patches.width / size.width), 7))
         return Size(patches.width, patches.height - (patches.height - height) // 2 * 2)
@@ -513,7 +505,7 @@ PHI_IMAGE = "<|image|>"
 
 @dataclass(frozen=True, slots=True)
 class Phi3Processor(ImagesOnly):
-    """A tile of 336 pixels is 12 by 12 features, and each line of them ends in one more."""
+    """A tile of 336 pixels is 12 by 12 features, and each line of them ends in a newline feature."""
 
     FAMILY = "Phi 3.5"
     PLACEHOLDER = PHI_IMAGE
@@ -526,15 +518,15 @@ class Phi3Processor(ImagesOnly):
     def of(cls, files: ProcessorFiles) -> Phi3Processor:
         return cls(int(files.pictures.get("num_crops", 16)))
 
-    def _picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
-        columns, rows = self._arranged(size, 1 if layout_options.detail == "low" else self.tiles)
+    def _image(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
+        columns, rows = self._arrangement(size, 1 if layout_options.detail == "low" else self.tiles)
         tiles = columns * rows
         features = (tiles + 1) * self.along**2 + 1 + (rows + 1) * self.along
         resized = Size(columns * self.side, rows * self.side)
         return Layout(resized, Grid(tiles + 1, 2 * self.along, 2 * self.along), PHI_IMAGE, PHI_IMAGE, (features,))
 
-    def _arranged(self, size: Size, most: int) -> tuple[int, int]:
-        """As many tiles along the longer side as fit when the shorter has what its share asks for."""
+    def _arrangement(self, size: Size, most: int) -> tuple[int, int]:
+        """Columns and rows: as many tiles along the longer side as fit with their share along the shorter."""
         ratio = max(size) / min(size)
         along = 1
         while (along + 1) * math.ceil((along + 1) / ratio) <= most:
@@ -556,7 +548,7 @@ PROCESSORS: Final[Mapping[str, Callable[[ProcessorFiles], MediaProcessor]]] = {
 
 
 def read_processor(folder: Path) -> MediaProcessor | None:
-    """As the checkpoint's own files say; None where nothing is known of its family. Raises ModelError."""
+    """The processor of a checkpoint; None for an unknown family. Raises ModelError."""
     files = ProcessorFiles.read(folder)
-    found = PROCESSORS.get(files.family)
-    return None if found is None else found(files)
+    make = PROCESSORS.get(files.family)
+    return None if make is None else make(files)

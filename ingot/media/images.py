@@ -1,7 +1,7 @@
-"""Images: a file as it was sent, what its header says, and its pixels, decoded by Pillow in a worker process.
+"""Images: a file, its header, and its pixels, decoded by Pillow in a worker process when they are requested.
 
-An `ImageFile` is decoded only when somebody asks for its pixels. The functions that end in `_job`, and what they call,
-run in a worker alone; they import Pillow, which comes with the extra `vision`. Raises BadMedia.
+The functions that end in `_job`, and what they call, run only in a worker; they import Pillow, which comes with the
+extra `vision`. Raises BadMedia.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 
 Pixels = NDArray[np.uint8]
-"""[height, width, 3], as people see it."""
+"""[height, width, 3], in display orientation."""
 View = tuple[Size, ...]
-"""Sizes that a frame is brought to, each from the one before; with none, it is shown as it is."""
+"""Sizes that a frame is resized to, one after another; empty: it stays as it is."""
 BICUBIC: Final = 3
-NO_PILLOW: Final = "This server cannot unpack pictures: its `ingot doctor` says what to install."
+NO_PILLOW: Final = "This server cannot unpack images: its `ingot doctor` says what to install."
 
 
 class ImageHeader(NamedTuple):
-    """`width` and `height` are those of the stored picture; `orientation` says, as EXIF does, how it is turned."""
+    """`width` and `height` are those of the stored image; `orientation` is EXIF's."""
 
     format: str
     width: int
@@ -50,12 +50,12 @@ class ImageHeader(NamedTuple):
 
     @property
     def shown(self) -> Size:
-        """The picture as people see it: orientations from 5 on lie on their side."""
+        """The size as displayed: orientations from 5 on swap the sides."""
         return Size(self.height, self.width) if self.orientation >= 5 else self.stored
 
 
 class DecodingMemory(NamedTuple):
-    """Bytes that a worker may take for a frame and views of it: some in any case, and so many for each pixel."""
+    """Bytes that a worker may use for a frame and its views: a fixed number, and some for each pixel."""
 
     fixed: int
     each: int
@@ -63,15 +63,15 @@ class DecodingMemory(NamedTuple):
 
     @classmethod
     def of(cls, fixed: int, each: int, size: Size, views: Sequence[View]) -> DecodingMemory:
-        made = {view[:end] for view in views or [()] for end in range(min(1, len(view)), len(view) + 1)}
-        return cls(fixed + 8 * sum((view[-1] if view else size).area for view in made), each, size)
+        steps = {view[:end] for view in views or [()] for end in range(min(1, len(view)), len(view) + 1)}
+        return cls(fixed + 8 * sum((view[-1] if view else size).area for view in steps), each, size)
 
     @property
     def memory(self) -> int:
         return self.fixed + self.each * self.size.area
 
     def largest(self, memory: int) -> Size | None:
-        """The largest of this shape that so many bytes are enough for."""
+        """The largest size of this shape that fits into so many bytes."""
         if not self.each or memory <= self.fixed:
             return None
         scale = math.sqrt((memory - self.fixed) / (self.each * self.size.area))
@@ -86,18 +86,18 @@ class ImageFile:
 
     @classmethod
     def of(cls, data: bytes) -> ImageFile:
-        """Raises BadMedia for what is no picture, or too much of one, without unpacking it."""
+        """Raises BadMedia for what is not an image, or too large, without decoding it."""
         check_file_size(len(data))
         worker.require_package("PIL", NO_PILLOW)
-        # Pillow reserves two canvases as soon as it sees a WebP.
+        # For a WebP, Pillow reserves two canvases at once.
         untouched = 8 * bounds.PIXELS if data[8:12] == b"WEBP" else 0
-        job = DecodeJob("picture header", "picture", bounds.HEADER_MEMORY, bounds.HEADER_CPU_S, untouched=untouched)
+        job = DecodeJob("image header", "image", bounds.HEADER_MEMORY, bounds.HEADER_CPU_S, untouched=untouched)
         header = ImageHeader(*worker.header_pool.run(job, data).value)
         return cls(data, header, blake2b(data, digest_size=32).digest())
 
     @property
     def size(self) -> Size:
-        """As it is shown."""
+        """As displayed."""
         return self.header.shown
 
     def unpacking(self, views: Sequence[View]) -> DecodingMemory:
@@ -105,18 +105,18 @@ class ImageFile:
         return DecodingMemory.of(bounds.IMAGE_MEMORY, each, self.size, views)
 
     def frames(self, *views: View, resample: int = BICUBIC) -> Iterator[Pixels]:
-        """The one that it has. Raises BadMedia where the file is damaged behind its header."""
+        """Its only frame. Raises BadMedia where the file is damaged behind its header."""
         memory = self.unpacking(views).memory
-        job = DecodeJob("picture", "picture", memory, bounds.IMAGE_CPU_S, (self.header, views, resample))
+        job = DecodeJob("image", "image", memory, bounds.IMAGE_CPU_S, (self.header, views, resample))
         return frames_of_parts(worker.pixel_pool.stream(job, self.data), self.size, views)
 
 
 def frames_of_parts(parts: Iterator[DecodedPart], size: Size, views: Sequence[View]) -> Iterator[Pixels]:
-    """Frames of this size in these views, as a worker sends them. Raises BadMedia where they are not."""
+    """Frames of this size in these views, as a worker sends them. Raises BadMedia where the size is wrong."""
     for part, view in zip(parts, itertools.cycle(views or [()]), strict=False):
         width, height = view[-1] if view else size
         if len(part.data) != 3 * width * height:
-            raise BadMedia("the file cannot be unpacked: its frames are not of the size that it says.")
+            raise BadMedia("the file cannot be unpacked: its frames do not have the size that it states.")
         yield np.frombuffer(part.data, np.uint8).reshape(height, width, 3)
 
 
@@ -127,9 +127,9 @@ _BRANDS: Final = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "H
 _WHITE: Final = (255, 255, 255, 255)
 _ORIENTATION: Final = 0x0112
 _TRANSPOSES: Final = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
-"""By EXIF's orientation, what Pillow calls the way from what is stored to what is shown."""
+"""By EXIF's orientation, Pillow's transposition from the stored to the displayed image."""
 _BAND: Final = 1 << 20
-"""Pixels whose colours are changed at a time."""
+"""Pixels that are converted at a time."""
 
 
 def image_header_job(data: bytes) -> Iterator[tuple[Any, bytes]]:
@@ -137,30 +137,30 @@ def image_header_job(data: bytes) -> Iterator[tuple[Any, bytes]]:
 
 
 def image_job(
-    data: bytes, said: Sequence[Any], views: Sequence[Sequence[Sequence[int]]], resample: int
+    data: bytes, header: Sequence[Any], views: Sequence[Sequence[Sequence[int]]], resample: int
 ) -> Iterator[tuple[Any, bytes]]:
-    yield from render_views(decode_image(data, ImageHeader(*said)), views, resample)
+    yield from render_views(decode_image(data, ImageHeader(*header)), views, resample)
 
 
 def render_views(
     frame: Images.Image, views: Sequence[Sequence[Sequence[int]]], resample: int
 ) -> Iterator[tuple[None, bytes]]:
-    """A frame in all views, of which some may be on the way to others."""
+    """A frame in all views, of which some may be steps towards others."""
     from PIL import Image
 
-    made: dict[tuple[tuple[int, int], ...], Images.Image] = {(): frame}
+    resized: dict[tuple[tuple[int, int], ...], Images.Image] = {(): frame}
     for view in views or [()]:
         chain: tuple[tuple[int, int], ...] = ()
         for width, height in view:
-            before, chain = made[chain], (*chain, (width, height))
-            if chain not in made:
-                same = before.size == (width, height)
-                made[chain] = before if same else before.resize((width, height), Image.Resampling(resample))
-        yield None, made[chain].tobytes()
+            source, chain = resized[chain], (*chain, (width, height))
+            if chain not in resized:
+                same = source.size == (width, height)
+                resized[chain] = source if same else source.resize((width, height), Image.Resampling(resample))
+        yield None, resized[chain].tobytes()
 
 
 def read_image_header(data: bytes) -> ImageHeader:
-    """Nothing is unpacked for it. Raises BadMedia, which says what to send instead."""
+    """Nothing is decoded. Raises BadMedia, which says what to send instead."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -168,21 +168,21 @@ def read_image_header(data: bytes) -> ImageHeader:
             check_image_size(Size(*opened.size))
             name = str(opened.format)
             if name != "MPO" and getattr(opened, "is_animated", False):
-                raise BadMedia("the file is animated: send one picture, or a clip.")
-            format = "jpeg" if name == "MPO" else name.lower()  # an MPO is a JPEG with more pictures behind it
+                raise BadMedia("the file is animated: send one image, or a video.")
+            format = "jpeg" if name == "MPO" else name.lower()  # an MPO is a JPEG with more images behind it
             return ImageHeader(format, *opened.size, _orientation(opened))
     except BadMedia:
         raise
     except UnidentifiedImageError:
-        raise BadMedia(f"the file is {_guess_format(data)}: {KNOWN_IMAGES}.") from None
+        raise BadMedia(f"the file is {_likely_format(data)}: {KNOWN_IMAGES}.") from None
     except Exception as error:  # decoders raise whatever a damaged file leads them to
-        raise BadMedia(f"the picture cannot be unpacked: {_pillow_reason(error)}.") from error
+        raise BadMedia(f"the image cannot be unpacked: {_pillow_reason(error)}.") from error
 
 
 def decode_image(data: bytes, header: ImageHeader) -> Images.Image:
-    """Turned as its camera was held, what is transparent on white, deep colours cut to eight bits.
+    """In display orientation, on white where it is transparent, with eight bits a colour.
 
-    No more is unpacked than the header said. Raises BadMedia where the rest of the file says otherwise.
+    Raises BadMedia where the file has another size than its header.
     """
     from PIL import Image
 
@@ -199,16 +199,16 @@ def decode_image(data: bytes, header: ImageHeader) -> Images.Image:
     except MemoryError:
         raise
     except Exception as error:
-        raise BadMedia(f"the picture cannot be unpacked: {_pillow_reason(error)}.") from error
+        raise BadMedia(f"the image cannot be unpacked: {_pillow_reason(error)}.") from error
 
 
 def _check_stored_size(opened: Images.Image, header: ImageHeader) -> None:
     if opened.size != header.stored:
-        raise BadMedia("the file says twice how large the picture is, and not the same.")
+        raise BadMedia("the file states two different sizes of the image.")
 
 
 def _orientation(opened: Images.Image) -> int:
-    """From 1 to 8; 1, as it lies, where nothing readable is said: that is no reason to refuse a picture."""
+    """From 1 to 8; 1 where EXIF data is missing or unreadable, which is no reason to refuse an image."""
     from PIL import Image
 
     found = 1
@@ -219,20 +219,20 @@ def _orientation(opened: Images.Image) -> int:
     return found if 1 <= found <= 8 else 1
 
 
-def _to_rgb(picture: Images.Image) -> Images.Image:
-    """In three colours, band by band where that takes copies: a large picture is held twice, and no more."""
+def _to_rgb(image: Images.Image) -> Images.Image:
+    """In RGB, band by band where that takes copies, so that a large image is in memory at most twice."""
     from PIL import Image
 
-    if picture.mode.startswith("I"):  # 16 bits, of which Pillow would cut off the upper ones
-        grey = Image.new("L", picture.size)
-        for box in _bands(picture.size):
-            grey.paste(_upper_bits(picture.crop(box)), box)
+    if image.mode.startswith("I"):  # 16 bits, which Pillow would clip instead of scaling
+        grey = Image.new("L", image.size)
+        for box in _bands(image.size):
+            grey.paste(_upper_bits(image.crop(box)), box)
         return grey.convert("RGB")
-    if not picture.has_transparency_data:
-        return picture.convert("RGB")
-    made = Image.new("RGB", picture.size)
-    for box in _bands(picture.size):
-        band = picture.crop(box).convert("RGBA")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    made = Image.new("RGB", image.size)
+    for box in _bands(image.size):
+        band = image.crop(box).convert("RGBA")
         made.paste(Image.alpha_composite(Image.new("RGBA", band.size, _WHITE), band).convert("RGB"), box)
     return made
 
@@ -253,21 +253,21 @@ def _bands(size: tuple[int, int]) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _pillow_reason(error: Exception) -> str:
-    """In Pillow's own words, which name no file."""
+    """Pillow's own message, which names no file."""
     return (str(error) or type(error).__name__)[:200].rstrip(".")
 
 
-def _guess_format(data: bytes) -> str:
-    """What else it may be, for who sent it."""
+def _likely_format(data: bytes) -> str:
+    """What else the file may be, for the error message."""
     data = bytes(data[:256])
     if not data:
         return "empty"
     if _SVG.match(data):
-        return "an SVG, which is a drawing and no picture"
+        return "an SVG, which is a drawing and not an image"
     if data.startswith((b"II*\0", b"MM\0*")):
         return "a TIFF"
     if data.startswith(b"%PDF"):
         return "a PDF"
     if data[4:8] == b"ftyp":
-        return f"{_BRANDS.get(data[8:12], 'a clip or an unknown kind of picture')}"
-    return "no picture of a known format, or damaged"
+        return f"{_BRANDS.get(data[8:12], 'a video or an unknown kind of image')}"
+    return "not an image of a known format, or damaged"

@@ -1,7 +1,7 @@
-"""Media items: an image, a video or a PDF of a request, with what that says of how to show it, and what the engine gets
-of it beside the prompt's tokens.
+"""Media items: an image, a video or a PDF of a request with its options, and what the engine gets of it in addition to
+the prompt's tokens.
 
-Nothing is decoded here; a `PixelSource` has a worker do that when it is asked to.
+Nothing is decoded here; a `PixelSource` has a worker do that when its pixels are requested.
 """
 
 from __future__ import annotations
@@ -33,42 +33,42 @@ from ingot.media.video import SampledFrames, Video
 
 @dataclass(frozen=True, slots=True)
 class RequestImage:
-    picture: ImageFile
+    image: ImageFile
     layout_options: ImageLayoutOptions = field(default_factory=ImageLayoutOptions)
 
     def shown(self, processor: MediaProcessor) -> Iterator[PlacedMedia]:
-        """Raises BadMedia or Unsupported where the model cannot be shown it so."""
-        layout = processor.picture(self.picture.size, self.layout_options)
-        yield _place_media(processor, "image", layout, self.picture.digest, self.picture)
+        """Raises BadMedia or Unsupported where the model cannot take it."""
+        layout = processor.picture(self.image.size, self.layout_options)
+        yield _place_media(processor, "image", layout, self.image.digest, self.image)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestVideo:
-    clip: Video
+    video: Video
     layout_options: VideoLayoutOptions = field(default_factory=VideoLayoutOptions)
 
     def shown(self, processor: MediaProcessor) -> Iterator[PlacedMedia]:
-        """As a clip where the model takes such, else some of its frames, as pictures."""
-        header = self.clip.keyed if self.layout_options.keyframes else self.clip.header
+        """A video where the model takes video, otherwise some of its frames as images."""
+        header = self.video.keyed if self.layout_options.keyframes else self.video.header
         if "video" in processor.placeholders:
             layout = processor.clip(header, self.layout_options)
-            yield _place_media(processor, "video", layout, self.clip.digest, SampledFrames(self.clip, layout.frames))
+            yield _place_media(processor, "video", layout, self.video.digest, SampledFrames(self.video, layout.frames))
             return
         if self.layout_options.total_pixels is not None:
             raise Unsupported(
-                "total_pixels is of clips, and this model is shown their frames as pictures. Leave it out."
+                "total_pixels is for models that take video; this one takes only frames as images. Leave it out."
             )
         layout_options = ImageLayoutOptions(
             min_pixels=self.layout_options.min_pixels, max_pixels=self.layout_options.max_pixels
         )
         for number in self._stills(header):
-            still = SampledFrames(self.clip, (number,))
+            still = SampledFrames(self.video, (number,))
             yield _place_media(processor, "image", processor.picture(still.size, layout_options), still.digest, still)
 
     def _stills(self, header: VideoHeader) -> list[int]:
         most = self.layout_options.max_frames or bounds.STILLS
-        wanted = self.layout_options.frames or round(header.seconds * (self.layout_options.fps or 1.0))
-        return snap_to_keyframes(spread_frames(header.frames, max(1, min(wanted, most, header.frames))), header.keys)
+        count = self.layout_options.frames or round(header.seconds * (self.layout_options.fps or 1.0))
+        return snap_to_keyframes(spread_frames(header.frames, max(1, min(count, most, header.frames))), header.keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class RequestPdf:
     layout_options: ImageLayoutOptions = field(default_factory=ImageLayoutOptions)
 
     def shown(self, processor: MediaProcessor) -> Iterator[PlacedMedia]:
-        """Page by page, as pictures."""
+        """Page by page, as images."""
         for number in range(len(self.file.pages)):
             page = PdfPage(self.file, number)
             yield _place_media(processor, "image", processor.picture(page.size, self.layout_options), page.digest, page)
@@ -97,24 +97,23 @@ TokenSpan = tuple[int, int]
 
 
 class PixelSource(Protocol):
-    """Keeps what was sent, which is small, and has a worker unpack it when it is asked to. Any thread may ask, also
-    twice."""
+    """Has the file, which is small, and has a worker decode it on request. For any thread, also repeatedly."""
 
     @property
     def size(self) -> Size:
-        """Of a frame, as it is shown."""
+        """Of a frame, as displayed."""
 
     def unpacking(self, views: Sequence[View]) -> DecodingMemory:
-        """What it may take to make these views of a frame."""
+        """The memory for these views of a frame."""
 
     def frames(self, *views: View, resample: int = BICUBIC) -> Iterator[Pixels]:
-        """One after another, each in all views, so that no more than one need be held. Raises BadMedia where the file
-        is damaged. What a frame takes is booked until the next is asked for."""
+        """One after another, each in all views, so that only one need be in memory, which is reserved until the next is
+        requested. Raises BadMedia where the file is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedMedia:
-    """A picture or a clip in its place in a conversation, laid out for the served model, and nothing unpacked yet."""
+    """An image or a video of a conversation, laid out for the served model and not decoded yet."""
 
     kind: MediaKind
     placeholder: Placeholder
@@ -126,22 +125,22 @@ class PlacedMedia:
     def of(
         cls, kind: MediaKind, placeholder: Placeholder, layout: Layout, content: bytes, rules: str, source: PixelSource
     ) -> PlacedMedia:
-        """`content` is the digest of the file; `rules` name the processor's, all of them."""
+        """`content` is the digest of the file; `rules` is the processor's `repr`."""
         named = f"{kind}\n{rules}\n{layout!r}".encode()
         return cls(kind, placeholder, layout, blake2b(content + named, digest_size=32).digest(), source)
 
     def __str__(self) -> str:
-        """Names it where a conversation is named by what was said in it."""
+        """For the identity of conversations."""
         return f"{self.kind} {self.digest.hex()}"
 
 
 @dataclass(frozen=True, slots=True)
 class MediaItem:
-    """A picture or a clip of a prompt.
+    """An image or a video of a prompt.
 
-    Tokens [begin, end) depend on it: what is computed of them, and of whatever follows, is keyed by `digest` as well.
-    In `runs` are those among them that features take the place of, `layout.features` in all and in the tower's order;
-    between them may stand what the family writes there (breaks of lines, places of tiles, times).
+    Tokens [begin, end) depend on it: the cache keys of these and all later tokens include `digest`. Features replace
+    the tokens in `runs`, `layout.features` in all, in the encoder's order; between the runs may be tokens that the
+    family writes (line breaks, tile positions, timestamps).
     """
 
     kind: MediaKind

@@ -1,8 +1,7 @@
-"""How an image or a video is shown to a model: resized to what, cut into what, and what stands for it in the prompt.
+"""How an image or a video is laid out for a model: its size, its patches, and its text in the prompt.
 
-A `Processor` says so before any pixel is decoded: the rules of the model's own processor, as arithmetic. What is
-refused before anything is decoded is refused here with BadMedia: files that are small and become huge. Imports nothing
-heavy.
+A `MediaProcessor` computes that before any pixel is decoded, by the arithmetic of the model's own processor. Small
+files that would become huge images are refused here with BadMedia, before they are decoded. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -33,21 +32,21 @@ class Grid(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """In `written`, which takes the place of what the template wrote, each `token` stands for a run of them: how long
-    each run is, `runs` says. Features of the vision tower replace those tokens' embeddings, in order."""
+    """`written` replaces what the template wrote. Each `token` in it is repeated as often as `runs` says, and the
+    features of the vision encoder replace these tokens' embeddings, in order."""
 
-    size: Size  # that it is resized to, before it is cut
+    size: Size  # that it is resized to, before it is cut into patches
     grid: Grid
     token: str
     written: str
     runs: tuple[int, ...]
-    frames: tuple[int, ...] = (0,)  # which of a clip's are shown
-    times: tuple[float, ...] = ()  # where in a clip each of `grid.t` stands, in seconds
-    interval: float = 0.0  # seconds between two of `grid.t`, as the model's own processor counts them
-    covered: Size | None = None  # in patches, what a picture covers of its tiles; None: all of them
+    frames: tuple[int, ...] = (0,)  # the sampled frames of a video
+    times: tuple[float, ...] = ()  # of each of `grid.t` in a video, in seconds
+    interval: float = 0.0  # seconds between two of `grid.t`, as the model's own processor computes it
+    covered: Size | None = None  # the patches that an image covers of its tiles; None: all of them
 
     def __post_init__(self) -> None:
-        assert self.written.count(self.token) == len(self.runs), "a run for each place, and a place for each run"
+        assert self.written.count(self.token) == len(self.runs), "there must be a run for each token"
 
     @property
     def features(self) -> int:
@@ -56,8 +55,8 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """What a chat template writes for one picture or clip: `sought` is what a layout replaces in it, `whole` what is
-    written where a template has no place for it."""
+    """What a chat template writes for an image or video: a layout replaces `sought`; `whole` is written where a
+    template has no placeholder."""
 
     sought: str
     whole: str
@@ -65,7 +64,7 @@ class Placeholder:
 
 @dataclass(frozen=True, slots=True)
 class ImageLayoutOptions:
-    """What a request says of how pictures are to be shown. None: as the model's own files say."""
+    """A request's options for images. None: the model's own."""
 
     detail: ImageDetail = "auto"
     min_pixels: int | None = None
@@ -74,23 +73,23 @@ class ImageLayoutOptions:
 
 @dataclass(frozen=True, slots=True)
 class VideoLayoutOptions:
-    fps: float | None = None  # frames that are shown of a second
+    fps: float | None = None  # frames to sample per second
     max_frames: int | None = None
     frames: int | None = None  # exactly so many, instead of `fps`
     min_pixels: int | None = None  # of a frame
     max_pixels: int | None = None
     total_pixels: int | None = None  # of all frames together
-    keyframes: bool = False  # rather than frames between them, where they are near
+    keyframes: bool = False  # prefer nearby keyframes
 
 
 @dataclass(frozen=True, slots=True)
 class VideoHeader:
-    """What a clip's file says of it. How many frames there are may be wrong by some."""
+    """A video's header. The number of frames may be slightly wrong."""
 
     size: Size
     frames: int
     fps: float
-    keys: tuple[int, ...] = ()  # frames that are to be shown rather than those near them, in order
+    keys: tuple[int, ...] = ()  # keyframes to prefer over nearby frames, in order
 
     @property
     def seconds(self) -> float:
@@ -98,23 +97,24 @@ class VideoHeader:
 
 
 class MediaProcessor(Protocol):
-    """Frozen, and equal to another of the same rules: `repr` of one names them all, for keys of what is computed.
+    """Frozen, and equal to another one with the same parameters, all of which its `repr` has: that is part of cache
+    keys.
 
-    Any thread may ask. A wish that the family has no rule for raises Unsupported, which names it.
+    For any thread. An option that the family does not support raises Unsupported, which names it.
     """
 
     @property
     def placeholders(self) -> dict[MediaKind, Placeholder]:
-        """What is written for each kind that the model takes; it takes no others."""
+        """By kind of media that the model takes."""
 
     def picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout: ...
 
     def clip(self, header: VideoHeader, layout_options: VideoLayoutOptions) -> Layout:
-        """Only of models that take clips as such."""
+        """Only of models that take video."""
 
 
 def spread_frames(total: int, count: int) -> list[int]:
-    """So many of a clip's frames, from its first to its last, as evenly as can be."""
+    """`count` of a video's frames, from its first to its last, evenly spaced."""
     if count == 1:
         return [0]
     step = (total - 1) / (count - 1)
@@ -122,8 +122,8 @@ def spread_frames(total: int, count: int) -> list[int]:
 
 
 def snap_to_keyframes(frames: Sequence[int], keys: Sequence[int]) -> list[int]:
-    """Of each frame the nearest of `keys`, where that is no further away than half of what frames are apart; else the
-    frame itself. Both are in order, and so are the found; no two frames become one."""
+    """For each frame the nearest keyframe, if it is at most half the spacing of frames away and not taken; otherwise
+    the frame itself. All are in order."""
     reach = (frames[-1] - frames[0]) / (2 * max(1, len(frames) - 1))
     found: list[int] = []
     for frame in frames:
@@ -149,21 +149,21 @@ class Size(NamedTuple):
 
 
 def check_image_size(size: Size) -> None:
-    """Raises BadMedia for what has no area, more than memory is lent for, or no sensible shape."""
+    """Raises BadMedia for an image that is empty, too large or too narrow."""
     if min(size) < 1:
-        raise BadMedia(f"the picture is {size.width} by {size.height} pixels, which is nothing.")
+        raise BadMedia(f"the image is {size.width} by {size.height} pixels, which is empty.")
     if size.area > bounds.PIXELS or max(size) > bounds.SIDE:
         raise BadMedia(
-            f"the picture is {size.width} by {size.height} pixels; at most {bounds.PIXELS} of them, and {bounds.SIDE} "
-            "along a side, are taken. Send it smaller."
+            f"the image is {size.width} by {size.height} pixels; at most {bounds.PIXELS} of them, and {bounds.SIDE} "
+            "along a side, are accepted. Send it smaller."
         )
     if size.aspect > bounds.ASPECT:
         raise BadMedia(
-            f"the picture is {size.width} by {size.height} pixels; its longer side may be at most {bounds.ASPECT} "
-            "times the shorter. Cut it."
+            f"the image is {size.width} by {size.height} pixels; its longer side may be at most {bounds.ASPECT} "
+            "times the shorter. Crop it."
         )
 
 
 def check_file_size(count: int) -> None:
     if count > bounds.ITEM_BYTES:
-        raise BadMedia(f"the file has {count} bytes; at most {bounds.ITEM_BYTES} are taken.")
+        raise BadMedia(f"the file has {count} bytes; at most {bounds.ITEM_BYTES} are accepted.")

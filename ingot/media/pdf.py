@@ -1,7 +1,7 @@
-"""PDFs: a file as it was sent, whose pages are shown as images, rendered by pypdfium2 in a worker process.
+"""PDFs: a file whose pages become images, rendered by pypdfium2 in a worker process when they are requested.
 
-A page is rendered only when somebody asks for its pixels. The functions that end in `_job` run in a worker alone; they
-import pypdfium2, which comes with the extra `vision`. Raises BadMedia.
+The functions that end in `_job` run only in a worker; they import pypdfium2, which comes with the extra `vision`.
+Raises BadMedia.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _POINTS = 72  # to an inch
 @dataclass(frozen=True, slots=True)
 class PdfFile:
     data: bytes = field(repr=False)
-    pages: tuple[Size, ...]  # that each is drawn in
+    pages: tuple[Size, ...]  # as rendered
     digest: bytes
 
     @classmethod
     def of(cls, data: bytes) -> PdfFile:
-        """Raises BadMedia for what is no PDF, or too much of one. Nothing is drawn for it."""
+        """Raises BadMedia for what is not a PDF, or too large. Nothing is rendered."""
         if PDF_MAGIC not in data[:1024]:
             raise BadMedia("the file is no PDF.")
         if len(data) > bounds.PDF_BYTES:
@@ -44,7 +44,7 @@ class PdfFile:
 
 
 def rendered_page_size(points: tuple[float, float]) -> Size:
-    """The size that a page is drawn in. Raises BadMedia where it has none that makes sense."""
+    """The size that a page is rendered in. Raises BadMedia where that is not finite."""
     width, height = points
     if not (0 < width < math.inf and 0 < height < math.inf):
         raise BadMedia("a page of the PDF has no size.")
@@ -73,14 +73,14 @@ class PdfPage:
         return DecodingMemory.of(bounds.PDF_MEMORY, 0, self.size, views)
 
     def frames(self, *views: View, resample: int = BICUBIC) -> Iterator[Pixels]:
-        """Raises BadMedia where the page cannot be drawn."""
+        """Raises BadMedia where the page cannot be rendered."""
         memory = self.unpacking(views).memory
         job = DecodeJob("pdf page", "PDF", memory, bounds.PDF_CPU_S, (self.number, self.size, views, resample))
         return frames_of_parts(worker.pixel_pool.stream(job, self.file.data), self.size, views)
 
 
 def pdf_sizes_job(data: bytes, most: int) -> Iterator[tuple[Any, bytes]]:
-    """Width and height of each page, in points, as it is shown."""
+    """Width and height of each page, in points, as displayed."""
     with _open_pdf(data) as document:
         count = len(document)
         if count < 1:
@@ -91,22 +91,22 @@ def pdf_sizes_job(data: bytes, most: int) -> Iterator[tuple[Any, bytes]]:
 
 
 def pdf_page_job(
-    data: bytes, number: int, drawn: Sequence[int], views: Sequence[Sequence[Sequence[int]]], resample: int
+    data: bytes, number: int, size: Sequence[int], views: Sequence[Sequence[Sequence[int]]], resample: int
 ) -> Iterator[tuple[Any, bytes]]:
-    """A page drawn on white, in all views."""
+    """A page rendered on white, in all views."""
     import pypdfium2 as pdfium
     import pypdfium2.raw as raw
     from PIL import Image
 
-    width, height = drawn
+    width, height = size
     with _open_pdf(data) as document:
         page = document[number]
         bitmap = pdfium.PdfBitmap.new_native(width, height, raw.FPDFBitmap_BGR)
         bitmap.fill_rect((255, 255, 255, 255), 0, 0, width, height)
         flags = raw.FPDF_ANNOT | raw.FPDF_REVERSE_BYTE_ORDER  # red first
         raw.FPDF_RenderPageBitmap(bitmap, page, 0, 0, width, height, 0, flags)
-        shown = Image.frombuffer("RGB", (width, height), bitmap.buffer, "raw", "RGB", bitmap.stride, 1)
-        yield from render_views(shown, views, resample)
+        image = Image.frombuffer("RGB", (width, height), bitmap.buffer, "raw", "RGB", bitmap.stride, 1)
+        yield from render_views(image, views, resample)
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """Worker processes that decode what strangers send: images, video, PDFs and audio.
 
 The server's own process never runs a decoder. It sends a file and a job to a worker (`worker_main`) over a socket and
-gets back small facts and raw samples. A worker is started when one is first needed and does one job at a time. Tenants
-take turns, none has all workers, and what a job may take is booked before it begins and enforced by the system. A
-worker that dies, takes too long, or works for a client that left is killed; that concerns its request alone.
+receives values and raw samples. A worker is started when it is first needed, and does one job at a time. Tenants take
+turns, and none gets all workers. What a job may take is reserved before it begins and enforced by the system. A worker
+that dies, takes too long, or works for a client that left is killed, which affects only its own request.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ log = logging.getLogger("ingot.media")
 MESSAGE_HEAD: Final = struct.Struct("<IQ")
 """A message is the lengths of its two parts, then a msgpack value, then raw bytes."""
 POLL_S: Final = 0.05
-"""How often it is asked whether somebody still waits."""
+"""How often it is checked whether the client still waits."""
 START_S: Final = 30.0
 EXIT_S: Final = 1.0
 COPIES: Final = 2
-"""Of a file, that a worker holds."""
+"""Of a file, in a worker's memory."""
 MOST_FACT_BYTES: Final = 64 << 20
-"""The longest msgpack value that is taken from a worker."""
+"""The longest msgpack value that is accepted from a worker."""
 STDERR: Final = 1 << 16
-"""Bytes of what a worker said to stderr that are read at a time: as many as a pipe holds."""
+"""Bytes of a worker's stderr that are read at a time: the capacity of a pipe."""
 STDERR_KEPT: Final = 4096
-"""Of which the end is kept."""
+"""The last bytes of it, which are kept."""
 WORKER_COMMAND: Final = "import sys; sys.path[:] = sys.argv[1:]; from ingot.media.worker_main import main; main()"
 ENVIRONMENT: Final = {"MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""All of a worker's. Both keep threads from reserving address space, which is limited."""
+"""A worker's whole environment. Both variables keep threads from reserving address space, which is limited."""
 GIVEN_UP_REASON: Final = "it takes too long or too much memory, or is damaged"
 
 
 class MediaClient(NamedTuple):
-    """Whom work is done for. `wanted` is asked now and then, from any thread. `request` is what the log calls it."""
+    """For whom work is done. `wanted` is called now and then, from any thread. `request` is the id for the log."""
 
     tenant: str = ""
     wanted: Callable[[], bool] = lambda: True
@@ -68,16 +68,16 @@ _client: ContextVar[MediaClient] = ContextVar("client", default=NO_CLIENT)
 
 @contextmanager
 def working_for(client: MediaClient) -> Iterator[None]:
-    """What this thread has unpacked meanwhile is for that client."""
-    before = _client.set(client)
+    """While this is open, this thread's jobs are for that client."""
+    token = _client.set(client)
     try:
         yield
     finally:
-        _client.reset(before)
+        _client.reset(token)
 
 
 class DecodedPart(NamedTuple):
-    """What a worker answers: a value, and raw bytes that belong to it."""
+    """A part of a worker's answer: a value and raw bytes."""
 
     value: Any
     data: bytearray
@@ -85,9 +85,9 @@ class DecodedPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecodeJob:
-    """`memory` are the bytes that it may take beside the file and what an idle worker has, and `cpu_s` the processor
-    time that it may take for each part of its answer. `thing` is what errors call the file. `untouched` is address
-    space that a decoder reserves and leaves alone."""
+    """`memory` is what it may use in addition to the file and to an idle worker, and `cpu_s` the processor time for
+    each part of its answer. `thing` is the noun for errors. `untouched` is address space that a decoder reserves and
+    does not use."""
 
     name: str
     thing: str
@@ -104,10 +104,9 @@ def require_package(package: str, message: str) -> None:
 
 
 class WorkerPool:
-    """So many workers, of which a tenant has at most `each` at a time. For any thread.
+    """A pool of workers, of which a tenant has at most `each` at a time. For any thread.
 
-    `name` is that of its entry in the ledger. `memory` are the bytes that all jobs together may take, unless models
-    that are served have set other sums aside.
+    `name` is that of its shares. `memory` is for all jobs together, unless served models have reserved other amounts.
     """
 
     def __init__(self, name: str, workers: int, each: int, memory: int) -> None:
@@ -120,54 +119,54 @@ class WorkerPool:
         self._turns = itertools.count()
         self._lent = 0
         self.booked = 0
-        """Bytes of the jobs that run."""
+        """Bytes that running jobs have reserved."""
         self.started = 0
-        """Workers so far."""
+        """Workers started so far."""
 
     @property
     def memory(self) -> int:
         return self._lent or self._default
 
     def lend(self, nbytes: int) -> None:
-        """A model sets so many bytes of its memory aside for jobs; a negative number takes them back."""
+        """A model reserves so many bytes of its memory for jobs; a negative number takes them back."""
         with self._changed:
             self._lent += nbytes
             self._changed.notify_all()
 
     def run(self, job: DecodeJob, data: bytes) -> DecodedPart:
-        """The one part that a job answers with. Raises BadMedia, or Cancelled where nobody waits for it any more."""
+        """The only part of a job's answer. Raises BadMedia, or Cancelled where the client has left."""
         [part] = self.stream(job, data)
         return part
 
     def stream(self, job: DecodeJob, data: bytes) -> Iterator[DecodedPart]:
-        """The parts of an answer, as the worker makes them. It stands still while nobody takes the next, and is killed
-        where the iterator is closed before its end. Raises as `run` does."""
-        asking = _client.get()
+        """The parts of an answer, as the worker makes them. It waits until the next is requested, and is killed where
+        the iterator is closed early. Raises as `run` does."""
+        client = _client.get()
         if job.memory > self.memory:
             raise BadMedia(
                 f"unpacking the {job.thing} may take {job.memory // 1_000_000} MB, and this server sets "
                 f"{self.memory // 1_000_000} MB aside for that. Send a smaller one."
             )
-        with self._turn(asking, job.memory + COPIES * len(data)):
-            worker = self._taken()
-            ended = False
+        with self._turn(client, job.memory + COPIES * len(data)):
+            worker = self._acquire()
+            reusable = False
             try:
-                yield from worker.answer(job, data, asking)
-                ended = True
+                yield from worker.answer(job, data, client)
+                reusable = True
             except BadMedia as refused:
-                ended = worker.alive
+                reusable = worker.alive
                 raise refused
             finally:
-                self._give_back(worker, reusable=ended and worker.alive)
+                self._release(worker, reusable=reusable and worker.alive)
 
     def close(self) -> None:
-        """Ends workers that are idle. The others end with their jobs."""
+        """End idle workers. Others end with their jobs."""
         with self._changed:
             idle, self._idle = self._idle, []
         for worker in idle:
             worker.kill()
 
-    def _taken(self) -> MediaWorker:
+    def _acquire(self) -> MediaWorker:
         with self._changed:
             while self._idle:
                 worker = self._idle.pop()
@@ -177,7 +176,7 @@ class WorkerPool:
             self.started += 1
         return MediaWorker()
 
-    def _give_back(self, worker: MediaWorker, *, reusable: bool) -> None:
+    def _release(self, worker: MediaWorker, *, reusable: bool) -> None:
         if not reusable:
             worker.kill()
             return
@@ -185,18 +184,18 @@ class WorkerPool:
             self._idle.append(worker)
 
     @contextmanager
-    def _turn(self, asking: MediaClient, memory: int) -> Iterator[None]:
-        """Waits until it is the caller's turn, and there are a worker and memory."""
-        ticket = _Ticket(asking.tenant, memory)
+    def _turn(self, client: MediaClient, memory: int) -> Iterator[None]:
+        """Waits until it is the caller's turn, and a worker and memory are free."""
+        ticket = _Ticket(client.tenant, memory)
         with self._changed:
             self._waiting.append(ticket)
             try:
                 while self._next() is not ticket:
                     self._changed.wait(POLL_S)
-                    if not asking.wanted():
-                        raise Cancelled("Nobody waits for this any more.")
-                self._served[asking.tenant] = next(self._turns)
-                self._running.add(asking.tenant, 1)
+                    if not client.wanted():
+                        raise Cancelled("The client is gone.")
+                self._served[client.tenant] = next(self._turns)
+                self._running.add(client.tenant, 1)
                 self.booked += memory
             finally:
                 self._waiting.remove(ticket)
@@ -205,15 +204,15 @@ class WorkerPool:
             yield
         finally:
             with self._changed:
-                self._running.add(asking.tenant, -1)
+                self._running.add(client.tenant, -1)
                 self.booked -= memory
-                known = {*self._running.held, *(each.tenant for each in self._waiting)}
-                self._served = {tenant: at for tenant, at in self._served.items() if tenant in known}
+                active = {*self._running.held, *(each.tenant for each in self._waiting)}
+                self._served = {tenant: at for tenant, at in self._served.items() if tenant in active}
                 self._changed.notify_all()
 
     def _next(self) -> _Ticket | None:
-        """Whose turn it is: of those who may have a worker, who had one longest ago. Where memory is short all wait for
-        that one, so that nobody's large picture waits for ever."""
+        """Whose turn it is: of those who may have a worker, the one who had one longest ago. If there is not enough
+        memory for it, all others wait too, so that a large image does not wait forever."""
         if self._running.total >= self._running.capacity:
             return None
         able = [ticket for ticket in self._waiting if self._running.held[ticket.tenant] < self._each]
@@ -230,13 +229,13 @@ class _Ticket:
 
 
 class MediaWorker:
-    """One process. For one thread at a time. Raises Unavailable where it does not start."""
+    """A worker process, for one thread at a time. Raises Unavailable where it does not start."""
 
     def __init__(self) -> None:
         self._socket, other = socket.socketpair()
         self._socket.settimeout(POLL_S)
         with other:
-            # -I: neither the environment nor the working directory says what is imported.
+            # -I: neither the environment nor the working directory affects imports.
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-c", WORKER_COMMAND, *filter(None, sys.path)],
                 stdin=other.fileno(),
@@ -248,13 +247,13 @@ class MediaWorker:
                 start_new_session=True,
             )
         assert self._process.stderr is not None
-        self._stderr, self._said = self._process.stderr, b""
+        self._stderr, self._output = self._process.stderr, b""
         os.set_blocking(self._stderr.fileno(), False)
         try:
             self._message(MOST_FACT_BYTES, time.monotonic() + START_S, lambda: True)
         except (OSError, TimeoutError):
-            log.error("the process that unpacks media does not start: %s", self._ended())
-            raise Unavailable("The process that unpacks media does not start.") from None
+            log.error("the process that decodes media does not start: %s", self._end())
+            raise Unavailable("The process that decodes media does not start.") from None
 
     @property
     def pid(self) -> int:
@@ -271,8 +270,7 @@ class MediaWorker:
         self._stderr.close()
 
     def answer(self, job: DecodeJob, data: bytes, client: MediaClient) -> Iterator[DecodedPart]:
-        """Raises BadMedia, after which the worker can be used again where it is still alive. Where it died, the log
-        says how."""
+        """Raises BadMedia, after which the worker can be reused if it is alive. If it died, that is logged."""
         wanted = client.wanted
         limit = job.memory + job.untouched + COPIES * len(data)
         question = msgspec.msgpack.encode((job.name, limit, job.cpu_s, job.arguments))
@@ -292,32 +290,32 @@ class MediaWorker:
                 yield DecodedPart(value, part.data)
         except TimeoutError:
             self._process.kill()
-            self._tell(client, job)
+            self._log_death(client, job)
             raise BadMedia(f"the {job.thing} took longer than {bounds.DECODE_WALL_S:g} seconds to read.") from None
         except (OSError, ValueError, TypeError, msgspec.DecodeError):
-            self._tell(client, job)
+            self._log_death(client, job)
             raise BadMedia(f"the {job.thing} cannot be read: {GIVEN_UP_REASON}.") from None
 
-    def _tell(self, client: MediaClient, job: DecodeJob) -> None:
-        ended, whose = self._ended(), client.request or "nobody"
-        told = log_facts(client.request, event="worker died", job=job.name, ended=ended)
-        log.warning("a worker that read a %s for %s ended with %s", job.thing, whose, ended, extra=told)
+    def _log_death(self, client: MediaClient, job: DecodeJob) -> None:
+        ended, request = self._end(), client.request or "nobody"
+        facts = log_facts(client.request, event="worker died", job=job.name, ended=ended)
+        log.warning("a worker that read a %s for %s ended with %s", job.thing, request, ended, extra=facts)
 
-    def _ended(self) -> str:
-        """Ends it, and says with what, and the last line that it said."""
+    def _end(self) -> str:
+        """End the process. Returns its exit status or signal, and its last line on stderr."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_S)  # its socket closes a moment before it ends
-        self._listen()
+        self._drain_stderr()
         self.kill()
         code = self._process.returncode
-        how = signal.Signals(-code).name if code < 0 else str(code)
-        last = self._said.decode(errors="replace").strip().rpartition("\n")[2]
-        return f"{how}: {last[:500]!r}" if last else how
+        status = signal.Signals(-code).name if code < 0 else str(code)
+        last = self._output.decode(errors="replace").strip().rpartition("\n")[2]
+        return f"{status}: {last[:500]!r}" if last else status
 
-    def _listen(self) -> None:
-        """Keeps the end of what it said to stderr, which must not fill up."""
+    def _drain_stderr(self) -> None:
+        """Read stderr, so that its pipe does not fill up, and keep the end."""
         if not self._stderr.closed:
-            self._said = (self._said + (self._stderr.read(STDERR) or b""))[-STDERR_KEPT:]
+            self._output = (self._output + (self._stderr.read(STDERR) or b""))[-STDERR_KEPT:]
 
     def _send(self, data: bytes, wanted: Callable[[], bool]) -> None:
         left = memoryview(data)
@@ -329,13 +327,13 @@ class MediaWorker:
             self._check(deadline, wanted)
 
     def _message(self, most: int, deadline: float, wanted: Callable[[], bool]) -> DecodedPart:
-        facts, length = MESSAGE_HEAD.unpack(self._received(MESSAGE_HEAD.size, deadline, wanted))
+        facts, length = MESSAGE_HEAD.unpack(self._receive(MESSAGE_HEAD.size, deadline, wanted))
         if facts > MOST_FACT_BYTES or length > most:
-            raise ValueError("a worker says more than it was asked")
-        value = msgspec.msgpack.decode(self._received(facts, deadline, wanted))
-        return DecodedPart(value, self._received(length, deadline, wanted))
+            raise ValueError("a worker sent too much")
+        value = msgspec.msgpack.decode(self._receive(facts, deadline, wanted))
+        return DecodedPart(value, self._receive(length, deadline, wanted))
 
-    def _received(self, length: int, deadline: float, wanted: Callable[[], bool]) -> bytearray:
+    def _receive(self, length: int, deadline: float, wanted: Callable[[], bool]) -> bytearray:
         data = bytearray(length)
         left = memoryview(data)
         while left:
@@ -350,21 +348,21 @@ class MediaWorker:
         return data
 
     def _check(self, deadline: float, wanted: Callable[[], bool]) -> None:
-        self._listen()
+        self._drain_stderr()
         if not wanted():
             self.kill()
-            raise Cancelled("Nobody waits for this any more.")
+            raise Cancelled("The client is gone.")
         if time.monotonic() > deadline:
             raise TimeoutError
 
 
 WORKERS: Final = max(2, min(4, (os.cpu_count() or 2) // 2))
-"""Streams need processors meanwhile. There are always two, so that one tenant cannot have all."""
+"""Other cores are left to running requests. There are always two, so that one tenant cannot have all."""
 header_pool: Final = WorkerPool("media headers", 2, 1, 2 * bounds.HEADER_MEMORY)
-"""For what the headers of pictures and sounds say: short work, which waits for nobody's pixels."""
+"""For the headers of images and audio: short jobs, which do not wait for pixels."""
 pixel_pool: Final = WorkerPool("media pixels", WORKERS, WORKERS - 1, bounds.PIXEL_MEMORY)
-"""For pictures, clips and PDFs."""
+"""For images, videos and PDFs."""
 audio_pool: Final = WorkerPool(
     "media sounds", bounds.AUDIO_STREAMS, bounds.AUDIO_STREAMS // 2, bounds.AUDIO_STREAMS * bounds.AUDIO_MEMORY
 )
-"""For sounds, which are heard for as long as they last: each has a worker to itself meanwhile."""
+"""For audio: each stream has a worker to itself while it is transcribed."""

@@ -1,10 +1,10 @@
-"""What a worker process runs: jobs of the server, one after another, until the server closes the socket.
+"""The main program of a worker process: jobs of the server, one after another, until the server closes the socket.
 
-The process takes away from itself what decoders have no need of before it reads a byte: on Linux new programs, sockets
-and other processes (by seccomp) and all files but Python's own, its own and fonts (by landlock, where the kernel has
-it); files that grow, and core dumps. For each job it limits its memory and processor time: RLIMIT_CPU
-everywhere; RLIMIT_AS on Linux, where memory beyond it is not given. macOS does not enforce RLIMIT_AS, so there a thread
-looks at what the process holds and ends it. Imports neither mlx nor the rest of the server.
+Before it reads a byte, the process gives up what decoders do not need: on Linux new programs, sockets and other
+processes (by seccomp), and all files but Python's, its own and fonts (by landlock, where the kernel has it); growing
+files, and core dumps. For each job it limits its memory and processor time: by RLIMIT_CPU everywhere, and by RLIMIT_AS
+on Linux. macOS does not enforce RLIMIT_AS, so there a thread watches the process's memory. Imports neither mlx nor the
+rest of the server.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from ingot.media.worker import MESSAGE_HEAD
 JobAnswer = Iterator[tuple[Any, Any]]
 """Values and raw bytes."""
 DECODE_JOBS: Final[dict[str, Callable[..., JobAnswer]]] = {
-    "picture header": images.image_header_job,
-    "picture": images.image_job,
-    "clip header": video.video_header_job,
-    "clip keys": video.video_keyframes_job,
-    "clip frames": video.video_frames_job,
+    "image header": images.image_header_job,
+    "image": images.image_job,
+    "video header": video.video_header_job,
+    "video keys": video.video_keyframes_job,
+    "video frames": video.video_frames_job,
     "pdf sizes": pdf.pdf_sizes_job,
     "pdf page": pdf.pdf_page_job,
-    "sound header": audio.audio_header_job,
-    "sound samples": audio.audio_samples_job,
+    "audio header": audio.audio_header_job,
+    "audio samples": audio.audio_samples_job,
 }
 KEPT_BYTES: Final = 64 << 20
-"""Bytes that a worker may have grown by in all its jobs and still be used for the next: stacks of threads are kept."""
+"""Bytes by which a worker may have grown and still be reused: stacks of threads stay."""
 WATCH_S: Final = 0.02
 NO_MEMORY: Final = "the file cannot be unpacked: it takes more memory than its size allows."
 
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def load_decoders() -> None:
-    """Those that are installed; jobs of the others are not asked for."""
+    """Those that are installed; the server requests no others."""
     for name in ("av", "pypdfium2"):
         with suppress(ImportError):
             import_module(name)
@@ -74,13 +74,13 @@ def load_decoders() -> None:
         from PIL import Image
 
         Image.init()
-        Image.MAX_IMAGE_PIXELS = None  # `guard.check_size` judges, and memory is limited
+        Image.MAX_IMAGE_PIXELS = None  # `check_image_size` does that, and memory is limited
 
 
 def answer_job(
     server: socket.socket, idle: int, name: str, memory: int, cpu_s: float, arguments: list[Any], data: bytes
 ) -> None:
-    """One job, from its limits to the last of its parts. `idle` is what the process held before its first."""
+    """Run one job. `idle` is the memory of the process before its first."""
     before = held_bytes()
     allow_memory(before + memory)
     try:
@@ -113,10 +113,10 @@ def receive_job(server: socket.socket) -> tuple[str, int, float, list[Any], byte
     if head is None:
         return None
     facts, length = MESSAGE_HEAD.unpack(head)
-    said, data = _receive_bytes(server, facts), _receive_bytes(server, length)
-    if said is None or data is None:
+    job, data = _receive_bytes(server, facts), _receive_bytes(server, length)
+    if job is None or data is None:
         return None
-    name, memory, cpu_s, arguments = msgspec.msgpack.decode(said)
+    name, memory, cpu_s, arguments = msgspec.msgpack.decode(job)
     return name, memory, cpu_s, arguments, data  # type: ignore[return-value]
 
 
@@ -134,7 +134,7 @@ def _receive_bytes(server: socket.socket, length: int) -> bytearray | None:
 # Limits
 
 _ceiling = 0
-"""Bytes that the process may hold, where a thread has to look."""
+"""Bytes that the process may use, where a thread watches that."""
 
 
 def set_process_limits() -> None:
@@ -143,7 +143,7 @@ def set_process_limits() -> None:
 
 
 def allow_memory(nbytes: int) -> None:
-    """The most that the process may hold from now on."""
+    """Limit the memory of the process from now on."""
     global _ceiling
     _ceiling = nbytes
     if sys.platform == "linux":
@@ -152,7 +152,7 @@ def allow_memory(nbytes: int) -> None:
 
 
 def allow_cpu(seconds: float) -> None:
-    """Of processor time, from now on, before the system ends the process."""
+    """Limit the processor time from now on, after which the system ends the process."""
     used = time.process_time()
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(used + seconds) + 1, hard))
@@ -168,7 +168,7 @@ def lift_limits() -> None:
 
 
 def held_bytes() -> int:
-    """Bytes as the limit counts them: address space on Linux, elsewhere the most memory that there ever was."""
+    """Bytes as the limit counts them: address space on Linux, elsewhere the peak memory."""
     if sys.platform != "linux":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(os.pread(_statm(), 99, 0).split()[0]) * resource.getpagesize()
@@ -176,7 +176,7 @@ def held_bytes() -> int:
 
 @cache
 def _statm() -> int:
-    """Opened once: a worker that is shut in could not later."""
+    """Opened once, before landlock forbids it."""
     return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 
@@ -187,10 +187,10 @@ def watch_memory() -> None:
             os._exit(1)
 
 
-# What the system refuses
+# Restrictions
 
 ARCHITECTURES: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""As seccomp names them."""
+"""Their numbers in seccomp."""
 DENIED_CALLS: Final = {
     "socket": (41, 198),
     "connect": (42, 203),
@@ -206,13 +206,13 @@ DENIED_CALLS: Final = {
     "io_uring_setup": (425, 425),  # whose calls no filter sees
     "pidfd_getfd": (438, 438),
 }
-"""Calls that no decoder needs, by their numbers on either architecture."""
+"""System calls that no decoder needs, by their numbers on each architecture."""
 _ABOVE: Final = 0x40000000
-"""Numbers from here on are calls of another kind of programs."""
+"""Numbers from here on are calls of another ABI (x32)."""
 
 
 def install_seccomp() -> None:
-    """Calls for sockets, programs and other processes fail from now on, where the system has seccomp."""
+    """From now on, calls for sockets, programs and other processes fail, where the system has seccomp."""
     steps = seccomp_filter(platform.machine())
     if sys.platform != "linux" or struct.calcsize("P") != 8 or not steps:
         return
@@ -223,12 +223,12 @@ def install_seccomp() -> None:
 
 
 def seccomp_filter(machine: str) -> list[tuple[int, int, int, int]]:
-    """A program of the kernel's packet filters: what to do, by how many steps to jump if so and if not, a number."""
+    """A BPF program: (operation, steps to jump if true, if false, operand)."""
     if machine not in ARCHITECTURES:
         return []
     load, equal, above, give = 0x20, 0x15, 0x35, 0x06
     allowed, refused = 0x7FFF0000, 0x00050000 | 13  # EACCES
-    # Of what the filter is given, the call's number is at 0 and the architecture at 4.
+    # In the filter's input, the call's number is at 0 and the architecture at 4.
     steps = [(load, 0, 0, 4), (equal, 1, 0, ARCHITECTURES[machine]), (give, 0, 0, refused), (load, 0, 0, 0)]
     steps += [(above, 0, 1, _ABOVE), (give, 0, 0, refused)]
     for numbers in DENIED_CALLS.values():
@@ -237,22 +237,22 @@ def seccomp_filter(machine: str) -> list[tuple[int, int, int, int]]:
 
 
 def _forbid_new_privileges() -> bool:
-    """What is taken away stays so in programs that would have more rights: without that, nothing can be."""
+    """Required before the process can restrict itself."""
     return bool(ctypes.CDLL(None).prctl(38, 1, 0, 0, 0) == 0)  # PR_SET_NO_NEW_PRIVS
 
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
-"""Landlock's calls, on either architecture."""
+"""Landlock's calls, on both architectures."""
 _READ_FILE, _READ_DIR = 1 << 2, 1 << 3
 _RIGHTS: Final = {1: 13, 2: 14, 3: 15, 5: 16}
-"""By the kernel's version of landlock, how many rights over files it knows."""
+"""By version of landlock, how many file rights it has."""
 FONTS: Final = ("/usr/share/fonts", "/usr/share/X11/fonts", "/usr/local/share/fonts")
-"""Where pdfium looks for those that a PDF does not bring along."""
+"""Where pdfium looks for fonts that a PDF does not embed."""
 
 
 def install_landlock() -> bool:
-    """Files cannot be written from now on, and no others be read than Python's, the decoders' and fonts; nor can ports
-    be opened, or signals sent to others. Whether the system has landlock; where it has not, nothing changes."""
+    """From now on, no file can be written, only Python's and the decoders' files and fonts can be read, no port can be
+    opened, and no other process signalled. Returns False, and changes nothing, where the system has no landlock."""
     if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
         return False
     libc = ctypes.CDLL(None, use_errno=True)
@@ -271,13 +271,13 @@ def install_landlock() -> bool:
             rights = _READ_FILE | _READ_DIR if path.is_dir() else _READ_FILE
             libc.syscall(_ADD, ruleset, 1, struct.pack("=Qi", rights, opened), 0)  # LANDLOCK_RULE_PATH_BENEATH
             os.close(opened)
-    shut = libc.syscall(_RESTRICT, ruleset, 0) == 0
+    restricted = libc.syscall(_RESTRICT, ruleset, 0) == 0
     os.close(ruleset)
-    return bool(shut)
+    return bool(restricted)
 
 
 def readable_paths() -> list[Path]:
-    """Where what was imported lies, of which more may be imported by and by, and fonts."""
+    """The folders of imported packages, more of which may be imported later, and of fonts."""
     tops = {name.partition(".")[0] for name in sys.modules}
     found = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")} | set(map(Path, FONTS))
     for module in (sys.modules.get(top) for top in tops):

@@ -1,4 +1,4 @@
-"""Files of kept prefixes: whole and fitting, or refused by name."""
+"""Archives of cached prefixes: intact and for this server, or refused."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_some_other_safetensors_file_is_refused(tmp_path: Path) -> None:
     header = json.dumps({"w": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
     path = tmp_path / "model.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + b"x")
-    with pytest.raises(ArchiveError, match="no archive of kept prefixes"):
+    with pytest.raises(ArchiveError, match="not an archive of cached prefixes"):
         opened(path)
 
 

@@ -39,7 +39,7 @@ def drawn() -> tuple[CodedDelta, tuple[mx.array, mx.array]]:
 def is_right(delta: KVDelta) -> bool:
     """Whether it is, unpacked, what the same tokens are."""
     if isinstance(delta, CodedDelta):
-        assert delta.is_sound
+        assert delta.has_valid_pages
     unpacked = delta.with_coded(0)
     assert unpacked.coded == 0 and (unpacked.begin, unpacked.end) == (delta.begin, delta.end)
     mine = (part[:, :, delta.begin - FIRST * PAGE : delta.end - FIRST * PAGE] for part in drawn()[1])
@@ -62,8 +62,8 @@ def test_any_part_of_it_is_what_the_same_tokens_decode_to(begin: int, tokens: in
 def test_what_no_layer_of_this_form_could_have_is_told() -> None:
     delta, _ = drawn()
     pages, *raw = delta.arrays
-    assert delta.is_sound and replace(delta, end=END - RAW, arrays=(pages,)).is_sound
+    assert delta.has_valid_pages and replace(delta, end=END - RAW, arrays=(pages,)).has_valid_pages
     for wrong in ((pages,), (pages[:, :1], *raw), (pages[..., 1:], *raw), (pages.view(mx.int8), *raw)):
-        assert not replace(delta, arrays=wrong).is_sound
-    assert not replace(delta, end=END - RAW).is_sound
-    assert not replace(delta, end=END - RAW - 1, arrays=(pages,)).is_sound
+        assert not replace(delta, arrays=wrong).has_valid_pages
+    assert not replace(delta, end=END - RAW).has_valid_pages
+    assert not replace(delta, end=END - RAW - 1, arrays=(pages,)).has_valid_pages

@@ -91,7 +91,7 @@ class Budgeted:
         group = self.groups[number]
         free = set(group.pages.free)
         held = [page for page in range(group.pages.made) if page not in free]
-        group.pages.drop(held[len(held) - min(pages, len(held)) :], kept=False)
+        group.pages.drop(held[len(held) - min(pages, len(held)) :], cached=False)
         group.trim()
 
     def check(self, most_slabs: int) -> None:

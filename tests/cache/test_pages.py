@@ -129,7 +129,7 @@ class Memory(RuleBasedStateMachine):
         records = Counter(page for record in self.records for page in record.table.numbers)
         assert (self.pages.running, self.pages.kept) == (len(rows), len(records))
         assert self.pages.used == len(rows | set(records))
-        assert {page for page in records if self.pages.is_held_once(page)} == {
+        assert {page for page in records if self.pages.is_held_by_one_record(page)} == {
             page for page, count in records.items() if count == 1 and page not in rows
         }
 

@@ -165,7 +165,7 @@ def test_nothing_is_left_of_an_owner_whose_last_piece_went() -> None:
     for salt in "abc":
         store(held, [1] * 5, APPEND, CacheOwner("me", salt))
     held.shrink(0)
-    assert held.owners("me") == [] and held._forest.tenants == []
+    assert held.owners("me") == [] and held.tenants == []
 
 
 def test_clearing_takes_all_of_one_tenants_and_nothing_of_anothers() -> None:

@@ -194,7 +194,7 @@ def test_states_that_cannot_be_encoded_are_refused_by_name() -> None:
         LossyEncoding(rows, RecordCodec(CodecName.parse("turbo3")), form)
     form = record_form_of(tiny.adapter("llama", WIDEST, exact=True), rows)
     object.__setattr__(form.sample, "deltas", (None, None))
-    with pytest.raises(ConfigError, match="keeps no keys and values"):
+    with pytest.raises(ConfigError, match="has no keys and values"):
         LossyEncoding(rows, RecordCodec(CodecName.parse("turbo3")), form)
 
 

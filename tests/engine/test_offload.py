@@ -349,7 +349,7 @@ def test_a_prompt_looks_at_the_records_along_it_and_hashes_no_path(
     engine = engines.start("llama", cache_bytes=1 << 24, disk=tmp_path)
     planted: list[object] = []
     hashed: list[int] = []
-    plant, array_of = PrefixForest.plant, record_file.array
+    plant, array_of = PrefixForest.add_entry, record_file.array
 
     def counted(*given: Any) -> Any:
         planted.append(given)
@@ -360,7 +360,7 @@ def test_a_prompt_looks_at_the_records_along_it_and_hashes_no_path(
         hashed.append(len(made))
         return made
 
-    monkeypatch.setattr(PrefixForest, "plant", counted)
+    monkeypatch.setattr(PrefixForest, "add_entry", counted)
     for first in (90, 91):  # the second time as if others had written more
         along = [first, *prompt(first)[:59]]
         fill(engine, first, along)

@@ -116,7 +116,7 @@ def let_go_of_pages(engine: Engine) -> None:
     def encode(reuse: Any) -> None:
         for node in reuse.index.nodes():
             if node.record is not None and not node.root_owner.exact:
-                reuse.index._forest.hold(node, reuse.encoding.shrunk(node.record))
+                reuse.index.hold(node, reuse.encoding.shrunk(node.record))
 
     engine._loop.run(lambda: encode(engine._generation.reuse))
     engine.check()

@@ -71,6 +71,6 @@ def test_each_kind_is_checked_once_and_the_first_way_that_is_right_is_taken() ->
         asked.append(way)
         return None if way == 2 else f"{way} is wrong"
 
-    assert [verdicts._way("some", [1, 2, 3], check) for _ in range(2)] == [2, 2]
-    assert [verdicts._way("other", [1, 3], check) for _ in range(2)] == [None, None]
+    assert [verdicts._first_right("some", [1, 2, 3], check) for _ in range(2)] == [2, 2]
+    assert [verdicts._first_right("other", [1, 3], check) for _ in range(2)] == [None, None]
     assert asked == [1, 2, 1, 3] and verdicts.wrong["other"] == "3 is wrong"

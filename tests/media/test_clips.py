@@ -79,8 +79,8 @@ def test_a_frame_is_the_one_that_decoding_everything_finds_at_its_time(kind: str
 
 def test_of_far_frames_only_what_leads_to_them_is_decoded() -> None:
     packets = VideoPackets([PacketTime(at, at % 30 == 0, True) for at in range(18_000)])
-    stretches = packets.stretches(packets.at(at * 285.7) for at in range(63))
-    assert sum(stretch.end - stretch.begin for stretch in stretches) < 63 * 31
+    ranges = packets.ranges(packets.at(at * 285.7) for at in range(63))
+    assert sum(stretch.end - stretch.begin for stretch in ranges) < 63 * 31
 
 
 @given(
@@ -94,12 +94,12 @@ def test_whatever_is_asked_for_is_decoded_once_behind_its_keyframe(packets: Any,
         return
     clip = VideoPackets(packets)
     wanted = [clip.at(time) for time in sorted(times)]
-    stretches = clip.stretches(wanted)
-    for one, following in pairwise(stretches):
+    ranges = clip.ranges(wanted)
+    for one, following in pairwise(ranges):
         assert one.end <= following.begin
-    assert [time for stretch in stretches for time in stretch.times] == sorted({packets[at].time for at in wanted})
+    assert [time for stretch in ranges for time in stretch.times] == sorted({packets[at].time for at in wanted})
     for at in wanted:
-        [stretch] = [each for each in stretches if each.begin <= at < each.end]
+        [stretch] = [each for each in ranges if each.begin <= at < each.end]
         known = [each for each in packets[stretch.begin : at + 1] if each.key and each.time <= packets[at].time]
         assert known or stretch.begin == 0
 
@@ -108,14 +108,14 @@ def test_keyframes_are_shown_where_they_are_asked_for_and_only_they_are_decoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decoded: list[int] = []
-    stretches = VideoPackets.stretches
+    ranges = VideoPackets.ranges
 
     def counted(self: VideoPackets, wanted: Iterable[int]) -> list[PacketRange]:
-        found = stretches(self, wanted)
+        found = ranges(self, wanted)
         decoded.extend(stretch.end - stretch.begin for stretch in found)
         return found
 
-    monkeypatch.setattr(VideoPackets, "stretches", counted)
+    monkeypatch.setattr(VideoPackets, "ranges", counted)
     clip = VideoFile.of(filmed(120, gop=12, codec="libx264", step=2, options={"x264-params": "scenecut=0"}))
     assert clip.keyed.keys == tuple(range(0, 120, 12))
     shown = QwenProcessor.of(ProcessorFiles({"model_type": "qwen3_vl"})).clip(clip.keyed, VideoLayoutOptions(frames=8))
@@ -154,11 +154,11 @@ def sound() -> bytes:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"#EXTM3U\nhttp://localhost/secret", "no clip of a known format"),
-        (b"ffconcat version 1.0\nfile /etc/passwd", "no clip of a known format"),
+        (b"#EXTM3U\nhttp://localhost/secret", "not a video of a known format"),
+        (b"ffconcat version 1.0\nfile /etc/passwd", "not a video of a known format"),
         (b"\0\0\0\x18ftypmp42" + bytes(40), "cannot be unpacked"),
-        (b"\x1a\x45\xdf\xa3" + bytes(40), "cannot be unpacked|no pictures"),
-        (b"", "no clip of a known format"),
+        (b"\x1a\x45\xdf\xa3" + bytes(40), "cannot be unpacked|no video"),
+        (b"", "not a video of a known format"),
     ],
 )
 def test_what_is_no_clip_is_refused_in_words(data: bytes, said: str) -> None:
@@ -167,7 +167,7 @@ def test_what_is_no_clip_is_refused_in_words(data: bytes, said: str) -> None:
 
 
 def test_sound_alone_is_refused_by_name() -> None:
-    with pytest.raises(BadMedia, match="only sound"):
+    with pytest.raises(BadMedia, match="only audio"):
         VideoFile.of(sound())
 
 

@@ -124,7 +124,7 @@ def test_a_file_is_fetched_under_the_name_that_was_asked_for(server: Any) -> Non
         ("http://other/", "does not name it"),
         ("ftp://localhost/", "http and https"),
         ("http://user:word@localhost/", "no user"),
-        ("http:///a", "names a host"),
+        ("http:///a", "must have a host"),
         ("http://localhost:99999/", "cannot be read"),
         ("http://localhost/a b", "ASCII"),
         ("http://localhost/\r\nX: y", "."),

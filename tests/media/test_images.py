@@ -90,7 +90,7 @@ def test_animated_pictures_are_refused_by_name(format: str) -> None:
         (b"\0\0\0\x1cftypavif" + bytes(20), "AVIF"),
         (b"\0\0\0\x1cftypheic" + bytes(20), "HEIC"),
         (b"", "empty"),
-        (b"hello", "no picture of a known format"),
+        (b"hello", "not an image of a known format"),
     ],
 )
 def test_what_is_no_picture_is_called_what_it_is(data: bytes, said: str) -> None:
@@ -118,7 +118,7 @@ def test_a_picture_of_too_much_is_refused_by_its_size(width: int, height: int) -
 
 @pytest.mark.parametrize(("width", "height"), [(0, 5), (5, 0)])
 def test_a_picture_of_nothing_is_refused(width: int, height: int) -> None:
-    with pytest.raises(BadMedia, match="no picture"):
+    with pytest.raises(BadMedia, match="not an image"):
         picture_header(png(width, height, IDAT))
 
 

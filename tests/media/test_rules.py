@@ -227,7 +227,7 @@ def test_phi_3_counts_a_tile_and_the_whole_and_their_lines() -> None:
 
 
 def test_a_picture_of_no_sensible_shape_is_refused() -> None:
-    with pytest.raises(BadMedia, match="Cut it"):
+    with pytest.raises(BadMedia, match="Crop it"):
         QwenProcessor.of(ProcessorFiles()).picture(Size(1000, 1), ANY)
 
 
@@ -254,7 +254,7 @@ def test_wishes_that_a_family_has_no_rule_for_are_refused_by_name(
     if not isinstance(ours, QwenProcessor):
         with pytest.raises(Unsupported, match="max_pixels"):
             ours.picture(Size(64, 64), ImageLayoutOptions(max_pixels=1000))
-        with pytest.raises(Unsupported, match="as pictures"):
+        with pytest.raises(Unsupported, match="as images"):
             ours.clip(VideoHeader(Size(64, 64), 8, 8.0), VideoLayoutOptions())
 
 
@@ -262,10 +262,10 @@ def test_a_checkpoints_own_files_decide(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_vl"}))
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"min_pixels": 3136, "max_pixels": 12845056}))
     found = read_processor(tmp_path)
-    assert isinstance(found, QwenProcessor) and found.pictures.most == 12845056
+    assert isinstance(found, QwenProcessor) and found.images.most == 12845056
     (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": {"max_pixels": 50176}}))
     found = read_processor(tmp_path)
-    assert isinstance(found, QwenProcessor) and found.pictures.most == 50176
+    assert isinstance(found, QwenProcessor) and found.images.most == 50176
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     assert read_processor(tmp_path) is None
     (tmp_path / "config.json").write_text("[]")

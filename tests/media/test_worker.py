@@ -20,7 +20,7 @@ from ingot.media.worker import DecodedPart, DecodeJob, MediaClient, MediaWorker,
 from tests.media.pdfs import pdf
 from tests.media.pictures import file_of
 
-HEADER = DecodeJob("picture header", "picture", 64 << 20, 10.0)
+HEADER = DecodeJob("image header", "image", 64 << 20, 10.0)
 MB = 1 << 20
 ENDLESS = pdf((1000, 1000), drawn=b"0 0 1000 1000 re f " * 100_000)
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="by means of Linux")
@@ -42,7 +42,7 @@ def test_a_worker_starts_when_it_is_first_needed_and_is_used_again(pool: WorkerP
 
 def test_a_file_that_is_refused_costs_no_worker(pool: WorkerPool) -> None:
     for _ in range(2):
-        with pytest.raises(BadMedia, match="no picture"):
+        with pytest.raises(BadMedia, match="not an image"):
             pool.run(HEADER, b"nothing")
     assert pool.started == 1
 
@@ -85,10 +85,10 @@ def test_a_worker_that_says_much_is_heard_to_its_last_line(pool: WorkerPool) -> 
     os.set_blocking(reader, False)
     for _ in range(5):
         os.write(writer, b"x" * 65_000 + b"\n")
-        process._listen()
+        process._drain_stderr()
     os.write(writer, b"the last\n\n")
-    assert process._ended() == "SIGKILL: 'the last'"
-    assert len(process._said) <= worker.STDERR_KEPT
+    assert process._end() == "SIGKILL: 'the last'"
+    assert len(process._output) <= worker.STDERR_KEPT
     os.close(writer)
 
 

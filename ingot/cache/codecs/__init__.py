@@ -1,2 +1,1 @@
-"""Keys and values in fewer bits: what kept records are put into when memory is short, and what they are read back from.
-See docs/codecs.md."""
+"""KV codecs, which quantise the keys and values of cached records and live pages. See docs/codecs.md."""

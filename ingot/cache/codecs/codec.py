@@ -1,13 +1,12 @@
-"""What a KV codec is, vectors in fewer bits and back; the raw one; and the affine one.
+"""The interface of a KV codec, which quantises vectors and restores them; the raw codec; and the affine codec.
 
-The affine codec has evenly spaced steps between the least and the largest number of a group, 8 or 4 bits a number.
-Least and step are stored as bfloat16, whose range is that of whatever is encoded. The least is rounded down and the
-step up, and codes are counted in what is stored: so rounding those two costs a little of the resolution, and nothing
-else.
+The affine codec has evenly spaced steps between the minimum and the maximum of a group of numbers, 8 or 4 bits a
+number. Minimum and step are stored as bfloat16. The minimum is rounded down and the step up, and codes are computed
+from the stored values, so rounding these two costs only a little resolution.
 
-Codes of 1 to 4 bits are packed into bytes without waste. A byte holds codes that lie far apart: of n bytes, byte j has
-those of places j, j + n, j + 2n and so on, so that reading and writing take whole vectors at a time. Three bits are a
-plane of two, then a plane of one. Only the engine thread may call what takes or gives arrays.
+Codes of 1 to 4 bits are packed into bytes without waste. Of n bytes, byte j has the codes j, j + n, j + 2n and so on,
+so that packing and unpacking work on whole vectors. Three bits are a plane of two bits, then a plane of one. Only the
+engine thread may call what takes or returns arrays.
 """
 
 from __future__ import annotations
@@ -22,18 +21,17 @@ from ingot.cache.arrays import copy_array
 from ingot.kernels.cpu import native
 
 EncodedParts = tuple[mx.array, ...]
-"""What vectors [..., tokens, size] became: arrays [..., tokens, some], which can be cut by tokens like the vectors."""
+"""Encoded vectors [..., tokens, size]: arrays [..., tokens, n], which can be cut by tokens like the vectors."""
 
 
 class VectorCodec(ABC):
-    """Each vector is encoded by itself: what it becomes does not depend on its neighbours, and any run of tokens can be
-    decoded alone. A `centre` [..., 1, size] is taken off before and added afterwards, and is the caller's to keep. With
-    an `other` one, too, each vector goes by the nearer of both, and the sign of its first scale, none of which is below
-    nought, says by which."""
+    """Each vector is encoded by itself, so any run of tokens can be decoded alone. A `centre` [..., 1, size] is
+    subtracted before and added afterwards; the caller stores it. With an `other` centre, each vector uses the nearer of
+    both, and the sign of its first scale, which is never negative, says which."""
 
     name: str
     version: ClassVar[int] = 1
-    """Another one's bytes cannot be read."""
+    """Bytes of another version cannot be read."""
     parts: ClassVar[int]
     """How many arrays it makes."""
 
@@ -43,7 +41,7 @@ class VectorCodec(ABC):
 
     @abstractmethod
     def vector_bytes(self, size: int, dtype: mx.Dtype) -> int:
-        """What a vector of `size` numbers takes, everything counted."""
+        """The size of an encoded vector of `size` numbers, scales included."""
 
     @abstractmethod
     def encode(self, x: mx.array, centre: mx.array | None = None, other: mx.array | None = None) -> EncodedParts: ...
@@ -55,7 +53,7 @@ class VectorCodec(ABC):
 
 
 class RawCodec(VectorCodec):
-    """As they are."""
+    """Vectors as they are."""
 
     name = "raw"
     parts = 1
@@ -64,7 +62,7 @@ class RawCodec(VectorCodec):
         return size * dtype.size
 
     def encode(self, x: mx.array, centre: mx.array | None = None, other: mx.array | None = None) -> EncodedParts:
-        return (copy_array(x),)  # it may be a view of pages, which others will write to
+        return (copy_array(x),)  # it may be a view of pages, which are written in place
 
     def decode(
         self, parts: EncodedParts, dtype: mx.Dtype, centre: mx.array | None = None, other: mx.array | None = None
@@ -77,13 +75,14 @@ SIGN_BIT = 0x8000
 
 
 class VectorCentring:
-    """What vectors are encoded around, by plain operations."""
+    """Subtracts and adds the centre of vectors, by plain operations."""
 
     def __init__(self, centre: mx.array | None, other: mx.array | None) -> None:
         self._centre, self._other = (None if each is None else each.astype(mx.float32) for each in (centre, other))
 
-    def taken_off(self, x: mx.array) -> tuple[mx.array, mx.array | None]:
-        """Vectors in float32 around their centre, and which of them [..., tokens, 1] are nearer to the other one."""
+    def subtract(self, x: mx.array) -> tuple[mx.array, mx.array | None]:
+        """Vectors in float32 relative to their centre, and which of them [..., tokens, 1] are nearer to the other
+        one."""
         wide = x.astype(mx.float32)
         if self._centre is None:
             return wide, None
@@ -93,8 +92,8 @@ class VectorCentring:
         nearer = far < farther
         return wide - mx.where(nearer, self._other, self._centre), nearer
 
-    def put_back(self, wide: mx.array, scales: mx.array) -> mx.array:
-        """`scales` are those that were kept."""
+    def add(self, wide: mx.array, scales: mx.array) -> mx.array:
+        """`scales` are the stored ones, with their signs."""
         if self._centre is None:
             return wide
         if self._other is None:
@@ -103,7 +102,7 @@ class VectorCentring:
 
 
 def mark_other_centre(scales: mx.array, nearer: mx.array | None) -> mx.array:
-    """With a sign at the first of them where a vector goes by the other centre."""
+    """The scales, the first one negative where a vector uses the other centre."""
     if nearer is None:
         return scales
     first = mx.where(nearer, -scales[..., :1], scales[..., :1])
@@ -111,14 +110,14 @@ def mark_other_centre(scales: mx.array, nearer: mx.array | None) -> mx.array:
 
 
 AFFINE_GROUPS = (64, 32, 16, 8)
-"""Numbers that share a least and a step: the most of these that the size is a multiple of."""
+"""Numbers that share a minimum and a step: the largest of these that divides the size."""
 SCALE_BYTES = 2
 ROUNDING_SLACK = 1 / 128
-"""What bfloat16 may be off by, twice."""
+"""Twice the rounding error of bfloat16."""
 
 
 class AffineCodec(VectorCodec):
-    parts = 2  # codes; steps, then leasts
+    parts = 2  # codes; steps, then minima
 
     def __init__(self, bits: int) -> None:
         self.bits, self.name = bits, f"affine{bits}"
@@ -133,37 +132,35 @@ class AffineCodec(VectorCodec):
         if (kernel := self._kernel(x.shape[-1])) is not None:
             codes, scales = kernel.encode(x, centre, other)
             return codes, scales
-        wide, nearer = VectorCentring(centre, other).taken_off(x)
+        wide, nearer = VectorCentring(centre, other).subtract(x)
         size = wide.shape[-1]
         grouped = wide.reshape(*wide.shape[:-1], -1, _group_size(size))
         least, most = grouped.min(axis=-1), grouped.max(axis=-1)
         least = (least - mx.abs(least) * ROUNDING_SLACK).astype(mx.bfloat16)
         step = ((most - least) * ((1 + ROUNDING_SLACK) / self._last)).astype(mx.bfloat16)
-        # All alike: any step will do, and one of zero would not.
+        # If all are equal, any step but zero will do.
         step = mx.where(step > 0, step, mx.ones_like(step))
         codes = mx.round((grouped - least[..., None]) / step[..., None].astype(mx.float32))
         codes = mx.clip(codes, 0, self._last).astype(mx.uint8).reshape(wide.shape)
-        kept = codes if self.bits == 8 else pack_bits(codes, self.bits)
-        return kept, mx.concatenate([mark_other_centre(step, nearer), least], axis=-1)
+        packed = codes if self.bits == 8 else pack_bits(codes, self.bits)
+        return packed, mx.concatenate([mark_other_centre(step, nearer), least], axis=-1)
 
     def decode(
         self, parts: EncodedParts, dtype: mx.Dtype, centre: mx.array | None = None, other: mx.array | None = None
     ) -> mx.array:
-        kept, scales = parts
-        if (kernel := self._kernel(kept.shape[-1] * 8 // self.bits)) is not None:
-            decoded: mx.array = kernel.decode(kept, scales, dtype, centre, other)
+        packed, scales = parts
+        if (kernel := self._kernel(packed.shape[-1] * 8 // self.bits)) is not None:
+            decoded: mx.array = kernel.decode(packed, scales, dtype, centre, other)
             return decoded
-        codes = kept if self.bits == 8 else unpack_bits(kept, self.bits)
+        codes = packed if self.bits == 8 else unpack_bits(packed, self.bits)
         step, least = (each[..., None] for each in mx.split(scales.astype(mx.float32), 2, axis=-1))
         grouped = codes.reshape(*codes.shape[:-1], step.shape[-2], -1).astype(mx.float32)
         wide = (grouped * mx.abs(step) + least).reshape(codes.shape)
-        return VectorCentring(centre, other).put_back(wide, scales).astype(dtype)
+        return VectorCentring(centre, other).add(wide, scales).astype(dtype)
 
     def _kernel(self, size: int) -> Any:
-        """The native one, where there is one that takes vectors of this size."""
-        return (
-            _native_affine_codec(size, self.bits) if native.available() and size <= native.ROTATED_SIZES[-1] else None
-        )
+        """The native codec, where there is one for vectors of this size."""
+        return _native_affine(size, self.bits) if native.available() and size <= native.ROTATED_SIZES[-1] else None
 
     @property
     def _last(self) -> int:
@@ -175,7 +172,7 @@ def _group_size(size: int) -> int:
 
 
 @lru_cache(maxsize=16)
-def _native_affine_codec(size: int, bits: int) -> Any:
+def _native_affine(size: int, bits: int) -> Any:
     return native.native_extension().Codec.affine(size, _group_size(size), bits)
 
 
@@ -184,7 +181,7 @@ PLANES = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,)}
 
 
 def packed_bytes(size: int, bits: int) -> int:
-    """What `size` codes take; a multiple of eight of them leaves no bit unused."""
+    """Bytes of `size` codes, a multiple of eight."""
     return size * bits // 8
 
 
@@ -198,7 +195,7 @@ def pack_bits(codes: mx.array, bits: int) -> mx.array:
 
 
 def unpack_bits(packed: mx.array, bits: int) -> mx.array:
-    """The codes [..., size] again."""
+    """The reverse of `pack_bits`."""
     size = packed.shape[-1] * 8 // bits
     codes, at, below = mx.zeros((*packed.shape[:-1], size), mx.uint8), 0, 0
     for width in PLANES[bits]:
@@ -209,13 +206,13 @@ def unpack_bits(packed: mx.array, bits: int) -> mx.array:
 
 
 def _pack_plane(codes: mx.array, width: int) -> mx.array:
-    apart = codes.reshape(*codes.shape[:-1], 8 // width, -1)
-    byte = apart[..., 0, :]
-    for place in range(1, 8 // width):
-        byte = byte | (apart[..., place, :] << (place * width))
-    return byte
+    strided = codes.reshape(*codes.shape[:-1], 8 // width, -1)
+    packed = strided[..., 0, :]
+    for index in range(1, 8 // width):
+        packed = packed | (strided[..., index, :] << (index * width))
+    return packed
 
 
 def _unpack_plane(plane: mx.array, width: int) -> mx.array:
-    apart = [(plane >> (place * width)) & ((1 << width) - 1) for place in range(8 // width)]
-    return mx.concatenate(apart, axis=-1)
+    strided = [(plane >> (index * width)) & ((1 << width) - 1) for index in range(8 // width)]
+    return mx.concatenate(strided, axis=-1)

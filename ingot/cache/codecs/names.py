@@ -1,4 +1,4 @@
-"""What codecs are called. Pure Python: settings are checked before mlx is there."""
+"""The names of codecs. Pure Python: settings are checked before mlx is imported."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ingot.errors import nearest_name
 
 RAW: Final = "raw"
 CODEC_NAMES: Final = (RAW, "affine8", "affine4", "turbo4", "turbo3", "turbo2", "turbo1")
-"""Each may stand alone, for keys and values alike, or on either side of a pair."""
+"""Each may be used alone, for both keys and values, or in a pair."""
 CODEC_ALIASES: Final = {"k8v4": "affine8/turbo4"}
-"""Pairs that have a name of their own."""
+"""Pairs with a name of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodecName:
-    """Which codec keys are put into, and which values."""
+    """The codec of the keys and that of the values."""
 
     keys: str = RAW
     values: str = RAW
@@ -32,20 +32,20 @@ class CodecName:
 
     @classmethod
     def parse(cls, text: str) -> CodecName:
-        """Raises ValueError that says what there is."""
+        """Raises ValueError that lists the codecs."""
         keys, slash, values = CODEC_ALIASES.get(text, text).partition("/")
-        for side in (keys, values) if slash else (keys,):
-            if side not in CODEC_NAMES:
-                near = nearest_name(side, (*CODEC_NAMES, *CODEC_ALIASES))
-                known = f"{', '.join(CODEC_NAMES)}, {', '.join(CODEC_ALIASES)}, or KEYS/VALUES such as affine8/turbo3"
+        for name in (keys, values) if slash else (keys,):
+            if name not in CODEC_NAMES:
+                near = nearest_name(name, (*CODEC_NAMES, *CODEC_ALIASES))
+                names = f"{', '.join(CODEC_NAMES)}, {', '.join(CODEC_ALIASES)}, or KEYS/VALUES such as affine8/turbo3"
                 raise ValueError(
-                    f"{side!r} is no codec; known are {known}" + (f"; did you mean {near}?" if near else "")
+                    f"{name!r} is no codec; known are {names}" + (f"; did you mean {near}?" if near else "")
                 )
         return cls(keys, values if slash else keys)
 
 
 def codec_problem(text: str) -> str | None:
-    """What is wrong with a codec's name, in words."""
+    """What is wrong with a codec's name, if anything."""
     try:
         CodecName.parse(text)
     except ValueError as error:

@@ -1,8 +1,8 @@
-"""What keys and values are put into: a codec for each, keys around their mean.
+"""A pair of codecs, one for keys and one for values. Keys are encoded around their mean.
 
-In many models keys have a large part in common, a bias say, which attention does not see: only differences between keys
-matter to softmax. An error that is a share of the whole length would drown them. So the mean of keys, by
-head and channel, is kept apart, once; that of some of them does as well, and takes less time.
+In many models keys have a large part in common, such as a bias, which attention does not see: only differences between
+keys matter to softmax. An error proportional to the whole length would drown these. So the mean of the keys, by head
+and channel, is stored once, separately; a sample of the keys gives a good enough mean in less time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ingot.cache.codecs.names import RAW, CodecName
 from ingot.cache.codecs.turbo import TurboCodec
 
 MEAN_SAMPLE = 128
-"""Keys that the mean is taken of, at most."""
+"""Keys at most from which the mean is computed."""
 CODEC_FACTORIES: dict[str, Callable[[], VectorCodec]] = {
     RAW: RawCodec,
     **{f"affine{bits}": partial(AffineCodec, bits) for bits in (8, 4)},
@@ -28,13 +28,13 @@ CODEC_FACTORIES: dict[str, Callable[[], VectorCodec]] = {
 
 
 class PairCodec:
-    """Takes keys and values [1, heads, tokens, size], and gives arrays whose third axis is tokens, or 1 where it is
-    what all of them share."""
+    """Encodes keys and values [1, heads, tokens, size] to arrays whose third axis is tokens, or 1 where all tokens
+    share the array."""
 
     version: ClassVar[int] = 1
-    """Of what keys have in common; another one's bytes cannot be read."""
+    """Of the centres; bytes of another version cannot be read."""
     centres: ClassVar[int] = 1
-    """Arrays that keys have in common."""
+    """How many centres the keys have."""
 
     def __init__(self, name: CodecName) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class PairCodec:
 
     @property
     def described(self) -> str:
-        """For keys of what depends on it."""
+        """For the keys of archives and records."""
         if not self.lossy:
             return RAW
         return f"{self.name}, version {self.version}.{self.keys.version}.{self.values.version}"
@@ -59,29 +59,29 @@ class PairCodec:
         return None
 
     def nbytes(self, tokens: int, heads: int, sizes: tuple[int, int], dtype: mx.Dtype) -> int:
-        """What so many tokens of a layer take, everything counted."""
+        """The size of so many tokens of a layer, centres included."""
         codecs = zip((self.keys, self.values), sizes, strict=True)
         vectors = sum(codec.vector_bytes(size, dtype) for codec, size in codecs)
         return heads * (tokens * vectors + self._shared * sizes[0] * dtype.size)
 
     def encode(self, keys: mx.array, values: mx.array) -> EncodedParts:
-        around = self._in_common(keys) if self._shared else ()
-        return (*around, *self.keys.encode(keys, *around), *self.values.encode(values))
+        centres = self._centres_of(keys) if self._shared else ()
+        return (*centres, *self.keys.encode(keys, *centres), *self.values.encode(values))
 
     def decode(self, arrays: EncodedParts, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
-        around, rest = arrays[: self._shared], arrays[self._shared :]
-        own, others = rest[: self.keys.parts], rest[self.keys.parts :]
-        return self.keys.decode(own, dtype, *around), self.values.decode(others, dtype)
+        centres, parts = arrays[: self._shared], arrays[self._shared :]
+        keys, values = parts[: self.keys.parts], parts[self.keys.parts :]
+        return self.keys.decode(keys, dtype, *centres), self.values.decode(values, dtype)
 
     @property
     def arrays(self) -> int:
-        """How many arrays `encode` gives."""
+        """How many arrays `encode` returns."""
         return self._shared + self.keys.parts + self.values.parts
 
-    def _in_common(self, keys: mx.array) -> EncodedParts:
-        """What keys are encoded around [1, heads, 1, size]: as many as there are centres."""
-        some = keys[:, :, :: -(-keys.shape[2] // MEAN_SAMPLE)]
-        return (mx.mean(some.astype(mx.float32), axis=2, keepdims=True).astype(keys.dtype),)
+    def _centres_of(self, keys: mx.array) -> EncodedParts:
+        """The centres [1, heads, 1, size] that keys are encoded around."""
+        sample = keys[:, :, :: -(-keys.shape[2] // MEAN_SAMPLE)]
+        return (mx.mean(sample.astype(mx.float32), axis=2, keepdims=True).astype(keys.dtype),)
 
     @property
     def _shared(self) -> int:
@@ -89,18 +89,18 @@ class PairCodec:
 
 
 class RecordCodec(PairCodec):
-    """Of a record's keys, which are encoded around their mean or around the first of them, whichever is nearer.
+    """Encodes a record's keys around their mean or around the first of them, whichever is nearer.
 
-    Where models have nothing to look at, they look at the first token of all: its key is far from all others and close
-    to most queries, so that an error in it is an error in every attention. Here that key comes back exactly. A
-    record that begins later has one more exact key, and little else.
+    The first token of a sequence is usually an attention sink: its key is far from all others and close to most
+    queries, so an error in it affects all attention. With the first key as a centre, it is restored exactly. A record
+    that begins later gains one exact key, and little else.
     """
 
     version = 2
     centres = 2
 
-    def _in_common(self, keys: mx.array) -> EncodedParts:
-        return (*super()._in_common(keys), copy_array(keys[:, :, :1]))
+    def _centres_of(self, keys: mx.array) -> EncodedParts:
+        return (*super()._centres_of(keys), copy_array(keys[:, :, :1]))
 
 
 RAW_CODEC = PairCodec(CodecName())

@@ -1,14 +1,14 @@
-"""The turbo codec: a vector as its length and a direction. The direction is rotated, so that its coordinates follow a
-law that is known, and each becomes one of the few numbers that stand best for that law (after TurboQuant, arXiv
-2504.19874). The paper's sketch of what is left over is not here: it raises the variance of products, which softmax
-makes worse.
+"""The turbo codec (after TurboQuant, arXiv 2504.19874): a vector as its length and its direction. The direction is
+rotated, so that its coordinates have a known distribution, and each is quantised by the optimal codebook for that
+distribution. The paper's sketch of the residual is left out: it raises the variance of dot products, which softmax
+amplifies.
 
-The rotation is random signs, then a Hadamard transform. mlx's transform corrupts memory for sizes that it has no matrix
-for, without raising; so sizes are checked here, before it is called. For some that it has, it is not its own inverse.
+The rotation is random signs, then a Hadamard transform. mlx's transform corrupts memory, without an error, for sizes
+that it has no matrix for; so sizes are checked here first. For some sizes it is not its own inverse.
 
-The codebook (Lloyd 1957, Max 1960): a coordinate of a vector drawn evenly from the sphere, times the square root of its
-size, has the density (1 - x²/size)^((size - 3)/2), close to a bell curve and a little narrower. The tables are found
-for that law by Lloyd's iteration, once for each size and number of bits.
+The codebook (Lloyd 1957, Max 1960): a coordinate of a random unit vector, times the square root of its size, has the
+density (1 - x²/size)^((size - 3)/2), close to a normal distribution and a little narrower. The levels are found by
+Lloyd's iteration, once for each size and number of bits.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from ingot.kernels.cpu import native
 
 LENGTH_BYTES = 2
 KEEPS_LENGTH = 3
-"""From so many bits on the decoded vector is as long as the one that was encoded, which costs next to nothing there.
-With fewer its length is what leaves the least error."""
+"""From so many bits on, the decoded vector has the length of the original, which costs almost nothing. With fewer bits
+it has the length with the least error."""
 TINY_SPREAD = 1e-30
 
 
 class TurboCodec(VectorCodec):
-    parts = 2  # codes; what the levels are to be multiplied with
+    parts = 2  # codes; the factor of the levels
 
     def __init__(self, bits: int) -> None:
         self.bits, self.name = bits, f"turbo{bits}"
@@ -55,19 +55,18 @@ class TurboCodec(VectorCodec):
         if (kernel := self._kernel(x.shape[-1])) is not None:
             codes, lengths = kernel.encode(x, centre, other)
             return codes, lengths
-        around, nearer = VectorCentring(centre, other).taken_off(x)
-        turned = rotate_vectors(around)
-        size = turned.shape[-1]
-        book = lloyd_max_codebook(size, self.bits)
-        spread = mx.sqrt(mx.mean(turned * turned, axis=-1, keepdims=True))
-        even = turned / mx.maximum(spread, TINY_SPREAD)
-        codes = mx.zeros(even.shape, mx.uint8)
-        for border in book.borders:
-            codes = codes + (even > border).astype(mx.uint8)
-        levels = mx.array(book.levels, dtype=mx.float32)[codes]
+        centred, nearer = VectorCentring(centre, other).subtract(x)
+        rotated = rotate_vectors(centred)
+        codebook = lloyd_max_codebook(rotated.shape[-1], self.bits)
+        spread = mx.sqrt(mx.mean(rotated * rotated, axis=-1, keepdims=True))
+        unit = rotated / mx.maximum(spread, TINY_SPREAD)
+        codes = mx.zeros(unit.shape, mx.uint8)
+        for border in codebook.borders:
+            codes = codes + (unit > border).astype(mx.uint8)
+        levels = mx.array(codebook.levels, dtype=mx.float32)[codes]
         square = mx.mean(levels * levels, axis=-1, keepdims=True)
-        met = mx.sqrt(square) if self.bits >= KEEPS_LENGTH else mx.mean(levels * even, axis=-1, keepdims=True)
-        return pack_bits(codes, self.bits), mark_other_centre((spread * met / square).astype(mx.bfloat16), nearer)
+        gain = mx.sqrt(square) if self.bits >= KEEPS_LENGTH else mx.mean(levels * unit, axis=-1, keepdims=True)
+        return pack_bits(codes, self.bits), mark_other_centre((spread * gain / square).astype(mx.bfloat16), nearer)
 
     def decode(
         self, parts: EncodedParts, dtype: mx.Dtype, centre: mx.array | None = None, other: mx.array | None = None
@@ -79,10 +78,10 @@ class TurboCodec(VectorCodec):
         codes = unpack_bits(packed, self.bits)
         levels = mx.array(lloyd_max_codebook(codes.shape[-1], self.bits).levels, dtype=mx.float32)[codes]
         wide = rotate_vectors_back(levels * mx.abs(lengths.astype(mx.float32)))
-        return VectorCentring(centre, other).put_back(wide, lengths).astype(dtype)
+        return VectorCentring(centre, other).add(wide, lengths).astype(dtype)
 
     def _kernel(self, size: int) -> Any:
-        """The native one, where there is one that takes vectors of this size."""
+        """The native codec, where there is one for vectors of this size."""
         if not native.available() or size not in native.ROTATED_SIZES:
             return None
         return _native_turbo_codec(size, self.bits)
@@ -90,17 +89,17 @@ class TurboCodec(VectorCodec):
 
 @lru_cache(maxsize=16)
 def _native_turbo_codec(size: int, bits: int) -> Any:
-    book = lloyd_max_codebook(size, bits)
-    positive = [border for border in book.borders if border > 1e-6]
+    codebook = lloyd_max_codebook(size, bits)
+    positive = [border for border in codebook.borders if border > 1e-6]
     return native.native_extension().Codec.turbo(
-        list(sign_bits(size)), positive, list(book.levels), bits >= KEEPS_LENGTH
+        list(sign_bits(size)), positive, list(codebook.levels), bits >= KEEPS_LENGTH
     )
 
 
 ODD_PARTS = (1, 12, 20, 28)
 """A size must be one of these times a power of two."""
 OWN_INVERSE = (1, 12)
-"""Those for which the transform is."""
+"""Those for which the transform is its own inverse."""
 
 
 def rotation_problem(size: int) -> str | None:
@@ -111,7 +110,7 @@ def rotation_problem(size: int) -> str | None:
 
 
 def rotate_vectors(x: mx.array) -> mx.array:
-    """Vectors [..., size] of float32, as long as before."""
+    """Rotate float32 vectors [..., size]."""
     return mx.hadamard_transform(x * sign_array(x.shape[-1]))
 
 
@@ -123,9 +122,9 @@ def rotate_vectors_back(y: mx.array) -> mx.array:
 
 @lru_cache(maxsize=16)
 def sign_bits(size: int) -> tuple[float, ...]:
-    # A part of the format: what was written with other signs could not be read.
-    drawn = shake_256(f"ingot turbo signs, version 1, size {size}".encode()).digest(size)
-    return tuple(1.0 if byte & 1 else -1.0 for byte in drawn)
+    # Part of the format: what was written with other signs could not be read.
+    random = shake_256(f"ingot turbo signs, version 1, size {size}".encode()).digest(size)
+    return tuple(1.0 if byte & 1 else -1.0 for byte in random)
 
 
 def sign_array(size: int) -> mx.array:
@@ -133,15 +132,14 @@ def sign_array(size: int) -> mx.array:
 
 
 def _hadamard_matrix(size: int) -> mx.array:
-    """Its rows are what becomes of the unit vectors."""
     return mx.hadamard_transform(mx.eye(size))
 
 
 def _odd_part(size: int) -> int | None:
-    """Which of the odd parts a size is a multiple of, by a power of two."""
+    """The odd part of which a size is a power of two multiple, if there is one."""
     for part in ODD_PARTS:
-        times, rest = divmod(size, part)
-        if not rest and times and not times & (times - 1):
+        factor, remainder = divmod(size, part)
+        if not remainder and factor and not factor & (factor - 1):
             return part
     return None
 
@@ -149,14 +147,14 @@ def _odd_part(size: int) -> int | None:
 Float64Array = np.ndarray[Any, np.dtype[np.float64]]
 
 GRID_STEPS = 1 << 16
-"""Of the grid on which the density is summed up."""
+"""Of the grid on which the density is integrated."""
 MOST_ROUNDS = 4000
 CONVERGED = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Codebook:
-    """`levels` in rising order, the borders between them, and the mean square of what is lost, of a variance of 1."""
+    """Ascending `levels`, the borders between them, and the mean squared error for a variance of 1."""
 
     levels: tuple[float, ...]
     borders: tuple[float, ...]
@@ -172,17 +170,17 @@ def lloyd_max_codebook(size: int, bits: int) -> Codebook:
     mass, moment = (np.concatenate([[0.0], np.cumsum(each)]) for each in (density, density * middles))
     levels = _quantiles(mass, edges, 1 << bits)
     for _ in range(MOST_ROUNDS):
-        before = levels
+        previous = levels
         inner = (levels[1:] + levels[:-1]) / 2
         borders = np.concatenate([[edges[0]], inner, [edges[-1]]])
-        held, moved = (np.diff(np.interp(borders, edges, each)) for each in (mass, moment))
-        levels = moved / held
-        levels = (levels - levels[::-1]) / 2  # the law has no side
-        if np.abs(levels - before).max() < CONVERGED:
+        weights, moments = (np.diff(np.interp(borders, edges, each)) for each in (mass, moment))
+        levels = moments / weights
+        levels = (levels - levels[::-1]) / 2  # the distribution is symmetric
+        if np.abs(levels - previous).max() < CONVERGED:
             break
     inner = (levels[1:] + levels[:-1]) / 2
-    lost = (middles - levels[np.searchsorted(inner, middles)]) ** 2
-    return Codebook(tuple(levels.tolist()), tuple(inner.tolist()), float((density * lost).sum()))
+    errors = (middles - levels[np.searchsorted(inner, middles)]) ** 2
+    return Codebook(tuple(levels.tolist()), tuple(inner.tolist()), float((density * errors).sum()))
 
 
 def _quantiles(mass: Float64Array, edges: Float64Array, count: int) -> Float64Array:

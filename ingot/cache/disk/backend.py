@@ -1,9 +1,8 @@
-"""The disk tier's parts that outlive whatever runs: the files, the threads that write and read them, and the counts.
+"""The disk tier: the store, the threads that write and read its records, and their counts.
 
-One thread writes. What waits for it is bounded in bytes; what is too much is not taken. `offer` never waits for a file.
-What was taken can be read back from here before it is written. Whatever goes wrong with a record is that record's loss:
-it is counted, said in the log, and its entry is lost. Other threads read records back: whoever asks gets what was read,
-or that it is lost, when it looks again.
+One thread writes. Its queue is bounded in bytes; records beyond that are dropped. `offer` never blocks on a file. A
+record that waits to be written can be read back from the queue. A failure concerns only its record: it is counted and
+logged, and the entry is lost. Other threads read records; the caller polls the `PendingRead`.
 """
 
 from __future__ import annotations
@@ -39,39 +38,39 @@ class DiskBackend:
         writer = RecordWriter(store, counts)
         return cls(store, writer, RecordReader(store, writer.pending), counts)
 
-    # For the engine's thread
+    # For the engine thread
 
     def has_room(self) -> bool:
-        """Whether a record would be taken now."""
+        """Whether a record would be accepted now."""
         return self.writer.has_room()
 
     def offer(self, header: RecordHeader, data: tuple[bytes, ...], record: UnpagedRecord) -> DiskEntry | None:
-        """Have a record written, of which this is all; None where that is too much. Never waits."""
+        """Queue a record to be written; None where the queue is full. Never blocks."""
         return self.writer.offer(header, data)
 
     def ask(self, entry: DiskEntry) -> PendingRead:
-        """Have a record read. Never waits."""
+        """Start reading a record. Never blocks."""
         return self.reader.ask(entry)
 
     def touch(self, entries: Sequence[DiskEntry]) -> None:
-        """They were used just now. Those that others go on from must be used whenever those are."""
+        """Mark entries as used now. Whoever uses an entry must touch those that it continues, too."""
         self.store.touch(entries)
 
     def memory_of(self, entry: DiskEntry) -> int:
-        """Bytes that a record takes once it is read, but for what its pages have to spare."""
+        """Bytes that a record takes once it is loaded, apart from the unused rest of its pages."""
         return entry.size
 
     def forget_on_followers(self, tenant: str) -> None:
-        """Have others that have a part of each record remove theirs of a tenant's, by its digest. There are none."""
+        """Have other ranks remove their parts of a tenant's records, by its digest. Here there are none."""
 
     def drain(self, within_s: float) -> bool:
         """Wait until all is written; False where that takes longer."""
         return self.writer.drain(within_s)
 
-    # For others
+    # For any thread
 
     def find(self, name: str) -> DiskEntry | None:
-        """A record that is there, or on its way, by its file's name."""
+        """A record that is stored or waits to be written, by its file's name."""
         return self.writer.find(name) or self.store.find(name)
 
     def stored(self, name: str) -> DiskEntry | None:
@@ -79,15 +78,15 @@ class DiskBackend:
         return self.store.find(name)
 
     def doubt(self, entries: Sequence[DiskEntry]) -> None:
-        """What comes before these could not be read. They are files of their own, and may be whole."""
+        """The records before these could not be read. Here each is a file of its own, and may be intact."""
 
     def forget(self, tenant: str) -> int:
-        """Remove all of a tenant's, by its digest; returns the bytes. Raises OSError."""
+        """Remove all of a tenant's records, by its digest; returns their bytes. Raises OSError."""
         self.writer.forget(tenant)
         return self.store.forget(tenant)
 
     def close(self, within_s: float) -> None:
-        """Write what waits, as far as there is time."""
+        """Write what is queued, as far as there is time."""
         self.writer.close(within_s)
         self.reader.close()
         self.store.close()
@@ -96,11 +95,11 @@ class DiskBackend:
 log = logging.getLogger("ingot.cache")
 
 MOST_WAITING: Final = 128 << 20
-"""Bytes of records that may wait, beside what the memory budget counts; one that is larger is taken when none does."""
+"""Bytes of queued records, outside of the memory budget. A larger record is accepted when the queue is empty."""
 SETTLE_S: Final = 10.0
-"""How often the index is told what was used while nothing is written: whoever shares the folder goes by that."""
+"""How often uses are written to the index while nothing else is, for other processes that share the folder."""
 PAUSE_S: Final = 10.0
-"""After a write failed, for how long nothing is taken: a drive that is full or gone stays so for a while."""
+"""For how long nothing is accepted after a failed write: a drive that is full or gone stays so for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +130,10 @@ class RecordWriter:
         self._closing = False
         self._changed = threading.Condition()
         self._failed, self._full = RareWarning(log), RareWarning(log)
-        self._thread = threading.Thread(target=self._live, name="ingot-disk-writer", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="ingot-disk-writer", daemon=True)
         self._thread.start()
 
     def has_room(self) -> bool:
-        """Whether a record would be taken now."""
         with self._changed:
             return not self._closing and not self.is_paused and self._bytes < self._most
 
@@ -145,43 +143,43 @@ class RecordWriter:
         return self._clock() < self._paused_until
 
     def offer(self, header: RecordHeader, data: tuple[bytes, ...]) -> DiskEntry | None:
-        """Have a record written; None where that is too much, and counted."""
+        """Queue a record; None where the queue is full."""
         size = sum(map(len, data))
         with self._changed:
             fits = self._bytes + size <= self._most or not self._by_name
             if self._closing or not fits or self.is_paused:
                 self._counts.dropped += 1
                 return None
-            held = self._by_name.get(header.name)
-            if held is not None:
-                return held.entry
-            spill = PendingWrite(DiskEntry.of(header, time.time()), header, data)
-            self._waiting.append(spill)
-            self._by_name[header.name] = spill
+            queued = self._by_name.get(header.name)
+            if queued is not None:
+                return queued.entry
+            write = PendingWrite(DiskEntry.of(header, time.time()), header, data)
+            self._waiting.append(write)
+            self._by_name[header.name] = write
             self._bytes += size
             self._changed.notify_all()
-        return spill.entry
+        return write.entry
 
     def find(self, name: str) -> DiskEntry | None:
         """A record that is not written yet, by its file's name."""
         with self._changed:
-            spill = self._by_name.get(name)
-        return None if spill is None else spill.entry
+            write = self._by_name.get(name)
+        return None if write is None else write.entry
 
     def pending(self, entry: DiskEntry) -> StoredData | None:
         """A record that is not written yet."""
         with self._changed:
-            spill = self._by_name.get(entry.name)
-        return None if spill is None else StoredData(spill.header, tuple(map(memoryview, spill.data)))
+            write = self._by_name.get(entry.name)
+        return None if write is None else StoredData(write.header, tuple(map(memoryview, write.data)))
 
     def forget(self, tenant: str) -> None:
-        """Write nothing more of a tenant's, by its digest. What is being written is waited for."""
+        """Drop what is queued of a tenant, by its digest, and wait for what is being written."""
         with self._changed:
-            for spill in [spill for spill in self._waiting if spill.header.owner.tenant == tenant]:
-                self._waiting.remove(spill)
-                self._done(spill, lost=True)
+            for write in [write for write in self._waiting if write.header.owner.tenant == tenant]:
+                self._waiting.remove(write)
+                self._done(write, lost=True)
             self._changed.wait_for(
-                lambda: not any(spill.header.owner.tenant == tenant for spill in self._by_name.values())
+                lambda: not any(write.header.owner.tenant == tenant for write in self._by_name.values())
             )
 
     def drain(self, within_s: float) -> bool:
@@ -190,7 +188,7 @@ class RecordWriter:
             return self._changed.wait_for(lambda: not self._by_name, within_s)
 
     def close(self, within_s: float) -> None:
-        """Write what waits, as far as there is time, and end the thread."""
+        """Write what is queued, as far as there is time, and end the thread."""
         self.drain(within_s)
         with self._changed:
             self._closing = True
@@ -201,11 +199,11 @@ class RecordWriter:
 
     # The thread
 
-    def _live(self) -> None:
-        while (spill := self._next()) is not None:
-            lost = not self._written(spill)
+    def _run(self) -> None:
+        while (write := self._next()) is not None:
+            lost = not self._write(write)
             with self._changed:
-                self._done(spill, lost=lost)
+                self._done(write, lost=lost)
             self.wrote()
 
     def _next(self) -> PendingWrite | None:
@@ -215,10 +213,11 @@ class RecordWriter:
                     return self._waiting.popleft() if self._waiting else None
             self._store.settle()
 
-    def _written(self, spill: PendingWrite) -> bool:
+    def _write(self, write: PendingWrite) -> bool:
+        """Whether it was written."""
         began = time.monotonic()
         try:
-            self._store.write(spill.header, spill.data, spill.entry)
+            self._store.write(write.header, write.data, write.entry)
             self._store.settle()
         except OSError as error:
             self._counts.spill_failures += 1
@@ -233,24 +232,24 @@ class RecordWriter:
             self._counts.spill_failures += 1
             return False
         self._counts.spills += 1
-        self._counts.spilled_bytes += spill.entry.size
+        self._counts.spilled_bytes += write.entry.size
         self._counts.spill_s += time.monotonic() - began
         return True
 
-    def _done(self, spill: PendingWrite, *, lost: bool) -> None:
-        spill.entry.lost = spill.entry.lost or lost
-        self._by_name.pop(spill.header.name, None)
-        self._bytes -= sum(map(len, spill.data))
+    def _done(self, write: PendingWrite, *, lost: bool) -> None:
+        write.entry.lost = write.entry.lost or lost
+        self._by_name.pop(write.header.name, None)
+        self._bytes -= sum(map(len, write.data))
         self._changed.notify_all()
 
 
 READER_THREADS: Final = 2
-"""One reads while the other one checks what it has read."""
+"""One reads while the other one verifies what it has read."""
 
 
 class PendingRead:
-    """One record on its way back. `found` is what was read once it is `done`, and None where it is lost; `gone` where
-    that is no failure, as whoever shares the folder removed its file."""
+    """A record that is being read. Once it is `done`, `found` is what was read, or None where the record is lost;
+    `gone` means that this is no failure, as another process that shares the folder removed the file."""
 
     __slots__ = ("_finished", "cancelled", "entry", "found", "gone", "seconds")
 
@@ -266,7 +265,6 @@ class PendingRead:
         return self._finished.is_set()
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
         self.cancelled = True
 
     def finish(self, found: StoredData | None) -> None:
@@ -281,29 +279,29 @@ class RecordReader:
     def __init__(
         self, store: RecordStore, pending: Callable[[DiskEntry], StoredData | None], threads: int = READER_THREADS
     ) -> None:
-        """`pending` has records that are still to be written."""
+        """`pending` returns records that are still to be written."""
         self._store, self._pending = store, pending
-        self._asked: queue.SimpleQueue[PendingRead | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[PendingRead | None] = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._live, name="ingot-disk-reader", daemon=True) for _ in range(threads)
+            threading.Thread(target=self._run, name="ingot-disk-reader", daemon=True) for _ in range(threads)
         ]
         for thread in self._threads:
             thread.start()
 
     def ask(self, entry: DiskEntry) -> PendingRead:
-        """Have a record read, after those that were asked for before. Never waits."""
+        """Start reading a record, behind those requested before. Never blocks."""
         reading = PendingRead(entry)
-        self._asked.put(reading)
+        self._requests.put(reading)
         return reading
 
     def close(self) -> None:
         for _ in self._threads:
-            self._asked.put(None)
+            self._requests.put(None)
         for thread in self._threads:
             thread.join()
 
-    def _live(self) -> None:
-        while (reading := self._asked.get()) is not None:
+    def _run(self) -> None:
+        while (reading := self._requests.get()) is not None:
             began = time.monotonic()
             found = None if reading.cancelled else self._read(reading)
             reading.seconds = time.monotonic() - began
@@ -315,7 +313,7 @@ class RecordReader:
             return self._pending(entry) or self._store.read(entry)
         except FileNotFoundError:
             reading.gone = True
-            log.info("%s is gone from %s: whoever shares that folder removed it", entry.name, self._store.folder)
+            log.info("%s is gone from %s: another process removed it", entry.name, self._store.folder)
         except (OSError, DamagedRecord) as error:
             log.warning("%s cannot be read back from %s: %s", entry.name, self._store.folder, error)
         except Exception:
@@ -326,16 +324,16 @@ class RecordReader:
 
 @dataclass(slots=True)
 class DiskCounts:
-    """Each number is changed by one thread; any may read them."""
+    """Each number is changed by one thread. Any thread may read them."""
 
     spills: int = 0  # records that were written
     spilled_bytes: int = 0
     spill_s: float = 0.0
-    dropped: int = 0  # records that were not, as too much waited to be written
+    dropped: int = 0  # records that were not, since the queue was full
     spill_failures: int = 0  # records that could not be written
-    hits: int = 0  # prompts that took something over from disk
+    hits: int = 0  # prompts that reused something from disk
     misses: int = 0  # prompts that found nothing there
     promotions: int = 0  # records that were read back
     promoted_bytes: int = 0
     promotion_s: float = 0.0
-    promotion_failures: int = 0  # records that could not be read, or were not what was written
+    promotion_failures: int = 0  # records that could not be read, or were damaged

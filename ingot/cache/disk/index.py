@@ -1,12 +1,11 @@
 """The index of a folder's records: what their headers say without their tensors, and when each was last used.
 
-On disk it is an SQLite file, a cache of what the files say, which saves reading all their headers when a server starts.
-It also knows what all records take together, by scope and tenant and without asking each; which of a tenant's were used
-longest ago; what each folder of records was like when it was last counted; and, for the other processes that share it,
-what came and went. One that is missing, damaged or of another version is made anew; one that cannot be written to is
-kept in memory instead.
+On disk it is an SQLite file, a cache of the files' headers that saves reading all of them when a server starts. It also
+has the totals by scope and tenant, each tenant's records in order of their last use, the modification time of each
+folder when it was last listed, and recent changes for the other processes that share it. An index that is missing,
+damaged or of another version is made anew; if it cannot be written, it is kept in memory instead.
 
-In memory, `KnownEntries` has all entries of a scope, by name and by what each goes on from.
+In memory, `KnownEntries` has all entries of a scope, by name and by the prefix that each continues.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ T = TypeVar("T")
 
 INDEX_VERSION: Final = 4
 INDEX_PATIENCE_S: Final = 5.0  # for another process that writes to it
-WAL_PAGES: Final = 64  # of the journal, which counts against the folder's cap
+WAL_PAGES: Final = 64  # of the write-ahead log, which counts against the folder's cap
 REMEMBERED_CHANGES: Final = 1024
-"""Changes that are told to other processes one by one; who missed more compares all names."""
+"""Changes that other processes can read one by one; after more of them they compare all names."""
 # Not INSERT OR IGNORE: within a trigger the policy of the statement outside it holds, and an upsert's is to abort.
 _ENSURE_TOTAL: Final = """INSERT INTO totals SELECT new.scope, new.tenant, 0, 0
     WHERE NOT EXISTS (SELECT 1 FROM totals WHERE scope = new.scope AND tenant = new.tenant)"""
@@ -85,8 +84,8 @@ class IndexRow(NamedTuple):
     size: int
     used: float  # unix time
     begin: int
-    facts: bytes  # none, where nobody of its scope has looked at it yet
-    tenant: str  # by its digest; none, where its file does not say
+    facts: bytes  # empty until a server of its scope has read it
+    tenant: str  # its digest; empty where the file's header cannot be read
 
 
 class RecordTotal(NamedTuple):
@@ -95,10 +94,10 @@ class RecordTotal(NamedTuple):
 
 
 class FolderNote(NamedTuple):
-    """What a folder within the folder was like when it was last counted."""
+    """A folder within the folder, when it was last listed."""
 
-    changed: int  # as the file system says it
-    other: int  # bytes of files that are no records
+    changed: int  # its modification time
+    other: int  # bytes of files that are not records
 
 
 class RecordIndex:
@@ -107,7 +106,7 @@ class RecordIndex:
     def __init__(self, path: Path | None) -> None:
         """In memory, where there is no path."""
         self._path, self._file = path, (0, 0)
-        self._heard: int | None = None  # the last change that was asked for
+        self._last_change: int | None = None  # the last one that `changed` returned
         if path is not None:
             descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
             self._file = _file_identity(os.fstat(descriptor))
@@ -123,7 +122,7 @@ class RecordIndex:
 
     def _prepare(self) -> None:
         self._open.execute("PRAGMA journal_mode = WAL")
-        self._open.execute("PRAGMA synchronous = OFF")  # what is lost is read from the files again
+        self._open.execute("PRAGMA synchronous = OFF")  # what is lost can be read from the files again
         self._open.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
         (version,) = self._open.execute("PRAGMA user_version").fetchone()
         if version not in (0, INDEX_VERSION):
@@ -136,7 +135,7 @@ class RecordIndex:
 
     @property
     def in_place(self) -> bool:
-        """Whether it is still the file of its name: another process may have made that anew."""
+        """Whether it is still the file of its name, which another process may have replaced."""
         if self._path is None:
             return True
         try:
@@ -147,22 +146,21 @@ class RecordIndex:
     # Records
 
     def rows(self, scope: str, names: Iterable[str]) -> list[IndexRow]:
-        """Of these, those that it knows."""
         query = "SELECT scope, name, size, used, begin, facts, tenant FROM records WHERE scope = ? AND name = ?"
         found = (self._open.execute(query, (scope, name)).fetchone() for name in names)
         return [IndexRow(*row) for row in found if row is not None]
 
     def sizes(self, scope: str) -> dict[str, int]:
-        """Of all of a scope's, by name."""
+        """By name."""
         return dict(self._open.execute("SELECT name, size FROM records WHERE scope = ?", (scope,)).fetchall())
 
     def used(self, scope: str) -> dict[str, float]:
-        """When each was last, by whichever process."""
+        """When each was last used, by any process."""
         return dict(self._open.execute("SELECT name, used FROM records WHERE scope = ?", (scope,)).fetchall())
 
     def least_used(self, tenant: str) -> Iterator[IndexRow]:
-        """A tenant's records of any scope, without their facts: those that were used longest ago first, and of those
-        that were used together the longest paths. Reads no more than is asked for."""
+        """A tenant's records of any scope, without their facts: the least recently used first, and of those used
+        together the longest paths. Reads lazily."""
         query = "SELECT scope, name, size, used, begin FROM records WHERE tenant = ? ORDER BY used, begin DESC"
         for scope, name, size, used, begin in self._open.execute(query, (tenant,)):
             yield IndexRow(scope, name, size, used, begin, b"", tenant)
@@ -188,10 +186,9 @@ class RecordIndex:
         )
 
     def changed(self, scope: str) -> list[str] | None:
-        """The names of a scope that came or went since this was last asked; None where that is not known."""
-        (oldest,) = self._open.execute("SELECT min(number) FROM changes").fetchone()
-        (newest,) = self._open.execute("SELECT max(number) FROM changes").fetchone()
-        since, self._heard = self._heard, newest or 0
+        """The names of a scope that were added or removed since the last call; None where that is not known."""
+        oldest, newest = self._open.execute("SELECT min(number), max(number) FROM changes").fetchone()
+        since, self._last_change = self._last_change, newest or 0
         if since is None or (oldest is not None and oldest > since + 1):
             return None
         query = "SELECT DISTINCT name FROM changes WHERE number > ? AND scope = ?"
@@ -207,11 +204,11 @@ class RecordIndex:
         self._open.execute("INSERT OR REPLACE INTO folders VALUES (?, ?, ?)", (name, *note))
 
     def note_change(self, name: str, changed: int) -> None:
-        """A folder was changed, and what that came to is in the index already."""
+        """A folder was changed, and the index has the change already."""
         self._open.execute("UPDATE folders SET changed = ? WHERE name = ?", (changed, name))
 
     def forget_folder(self, name: str) -> None:
-        """It is gone, with all that was in it."""
+        """It was removed, with all that was in it."""
         self._change("DELETE FROM records WHERE scope = ?", [(name,)])
         self._change("DELETE FROM folders WHERE name = ?", [(name,)])
 
@@ -225,7 +222,7 @@ class RecordIndex:
 
 
 def index_files(path: Path) -> list[Path]:
-    """The index's own, which can be deleted."""
+    """The files that make up the index, which can be deleted."""
     return [path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")]
 
 
@@ -234,27 +231,30 @@ def _file_identity(stat: os.stat_result) -> tuple[int, int]:
 
 
 class ResilientIndex:
-    """An index that is there whatever happens to its file. Any thread may use it."""
+    """An index that survives whatever happens to its file. Any thread may use it."""
 
     def __init__(self, path: Path, files: FileSystem) -> None:
-        """One that is made anew is empty: whoever counts the folder next fills it."""
+        """An index that is made anew is empty, and filled when the folder is listed next."""
         self._path, self._files = path, files
         self._open: RecordIndex | None = None
         self._lock = threading.Lock()
 
-    def using(self, work: Callable[[RecordIndex], T], otherwise: T) -> T:
-        """What `work` gives; `otherwise`, where not even an index in memory works."""
+    def read(self, query: Callable[[RecordIndex], T], default: Callable[[], T]) -> T:
+        """What `query` returns; a default, where not even an index in memory works."""
         with self._lock:
             if self._open is not None and not self._open.in_place:
                 self._leave()
             for make in (self._opened, self._recreated, self._in_memory):
                 try:
                     self._open = self._open or make()
-                    return work(self._open)
+                    return query(self._open)
                 except (sqlite3.Error, OSError) as error:
                     log.warning("the index %s cannot be used as it is: %s", self._path, error)
                     self._leave()
-        return otherwise
+        return default()
+
+    def write(self, change: Callable[[RecordIndex], None]) -> None:
+        self.read(change, lambda: None)
 
     def close(self) -> None:
         with self._lock:
@@ -279,19 +279,22 @@ class ResilientIndex:
 
 
 EMPTY_PATH: Final = hex_digest([])
-"""What the digest of the tokens before a record is, where there are none."""
+"""The digest of the tokens before a record that begins a path."""
 MOST_SIBLINGS: Final = 32
-"""Records that go on from the same tokens with the same one and are looked at: where one server wrote them there are
-one or two, as others go on amid these. Servers that knew nothing of one another may have left more."""
+"""Records at most that are compared of those that continue the same prefix with the same token. One server writes one
+or two, as later ones continue from within these; servers that did not know of each other may have written more."""
 HEAD_TOKENS: Final = 32
-"""Tokens by which it is then told which are likely."""
-PlaceKey = TypeVar("PlaceKey", tuple[str, str, int], tuple[str, int, int])
+"""The first tokens by which these are then selected."""
+_EntryKey = TypeVar("_EntryKey", tuple[str, str, int], tuple[str, int, int])
+
+
+_TEXT_FACTS: Final = ("identity", "tenant", "salt", "before", "path", "within")
 
 
 @dataclass(eq=False, slots=True)
 class DiskEntry:
-    """Shared by the store and by whoever found it there. `lost` is set, by whichever thread, when its file is gone or
-    was never written; nothing else changes but when it was used."""
+    """A record on disk, as its header says. Only `used` and `lost` change. Any thread sets `lost` when the file is gone
+    or could not be written."""
 
     name: str
     identity: str
@@ -311,84 +314,51 @@ class DiskEntry:
     @classmethod
     def of(cls, header: RecordHeader, used: float) -> DiskEntry:
         record = header.record
-        return cls(
-            header.name,
-            header.identity,
-            header.owner,
-            header.before,
-            header.path,
-            header.within,
-            header.oldest,
-            record.begin,
-            array("q", record.tokens),
-            record.landmark,
-            record.checkpoint is not None,
-            header.nbytes,
-            used,
-        )
+        path = header.identity, header.owner, header.before, header.path, header.within, header.oldest
+        tokens = record.begin, array("q", record.tokens), record.landmark, record.checkpoint is not None
+        return cls(header.name, *path, *tokens, header.nbytes, used)
 
     @classmethod
     def from_row(cls, row: IndexRow) -> DiskEntry:
-        """Raises ValueError, TypeError or KeyError where the index holds something else."""
+        """Raises ValueError, TypeError or KeyError where the row's facts are invalid."""
         facts: dict[str, Any] = json.loads(row.facts)
         if not facts["tokens"]:
             raise ValueError("no tokens")
-        return cls(
-            row.name,
-            str(facts["identity"]),
-            RecordOwner(str(facts["tenant"]), str(facts["salt"])),
-            str(facts["before"]),
-            str(facts["path"]),
-            str(facts["within"]),
-            tuple(int(first) for first in facts["oldest"]),
-            int(facts["begin"]),
-            array("q", facts["tokens"]),
-            bool(facts["landmark"]),
-            bool(facts["checkpoint"]),
-            row.size,
-            row.used,
-        )
+        identity, tenant, salt, before, path, within = (str(facts[name]) for name in _TEXT_FACTS)
+        oldest, tokens = tuple(map(int, facts["oldest"])), array("q", facts["tokens"])
+        landmark, checkpoint = bool(facts["landmark"]), bool(facts["checkpoint"])
+        prefix = identity, RecordOwner(tenant, salt), before, path, within, oldest
+        return cls(row.name, *prefix, int(facts["begin"]), tokens, landmark, checkpoint, row.size, row.used)
 
     def row(self, scope: str) -> IndexRow:
-        facts = {
-            "identity": self.identity,
-            "tenant": self.owner.tenant,
-            "salt": self.owner.salt,
-            "before": self.before,
-            "path": self.path,
-            "within": self.within,
-            "oldest": self.oldest,
-            "begin": self.begin,
-            "tokens": self.tokens.tolist(),
-            "landmark": self.landmark,
-            "checkpoint": self.checkpoint,
-        }
-        return IndexRow(
-            scope, self.name, self.size, self.used, self.begin, json.dumps(facts).encode(), self.owner.tenant
-        )
+        texts = self.identity, self.owner.tenant, self.owner.salt, self.before, self.path, self.within
+        numbers = {"oldest": self.oldest, "begin": self.begin, "tokens": self.tokens.tolist()}
+        flags = {"landmark": self.landmark, "checkpoint": self.checkpoint}
+        facts = json.dumps({**dict(zip(_TEXT_FACTS, texts, strict=True)), **numbers, **flags}).encode()
+        return IndexRow(scope, self.name, self.size, self.used, self.begin, facts, self.owner.tenant)
 
     @property
     def end(self) -> int:
         return self.begin + len(self.tokens)
 
-    def says(self, header: RecordHeader) -> bool:
-        """Whether a file's header says what the index said of it."""
+    def matches_header(self, header: RecordHeader) -> bool:
+        """Whether a file's header says the same as the index."""
         record = header.record
         mine = self.identity, self.owner, self.before, self.within, self.oldest, self.tokens.tolist()
         return mine == (header.identity, header.owner, header.before, header.within, header.oldest, [*record.tokens])
 
 
 class KnownEntries:
-    """By name, and by what each goes on from. One thread at a time changes it. Any may look meanwhile, and never waits:
-    what it finds here is replaced, and not changed."""
+    """By name, and by the prefix that each continues. One thread at a time changes it. Any may read meanwhile without a
+    lock: values are replaced, never changed."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, DiskEntry] = {}
         self._behind: dict[tuple[str, str, int], tuple[DiskEntry, ...]] = {}  # by owner, tokens before, first token
-        self._amid: dict[tuple[str, int, int], tuple[DiskEntry, ...]] = {}  # by a record, where in it, first token
-        self._forks: dict[str, tuple[int, ...]] = {}  # by a record, where in it others go on,
-        self._forked: Counter[tuple[str, int]] = Counter()  # and how many do there
-        self._held: dict[str, RecordTotal] = {}  # by tenant
+        self._amid: dict[tuple[str, int, int], tuple[DiskEntry, ...]] = {}  # by record, offset in it, first token
+        self._forks: dict[str, tuple[int, ...]] = {}  # by record, the offsets at which others branch off,
+        self._forked: Counter[tuple[str, int]] = Counter()  # and how many do at each
+        self._totals: dict[str, RecordTotal] = {}  # by tenant
         self.total = RecordTotal()
 
     def __contains__(self, name: str) -> bool:
@@ -401,10 +371,10 @@ class KnownEntries:
         return self._by_name.get(name)
 
     def held(self, tenant: str) -> RecordTotal:
-        return self._held.get(tenant, RecordTotal())
+        return self._totals.get(tenant, RecordTotal())
 
     def add(self, entry: DiskEntry) -> None:
-        """In the place of one of the same name, if there is one."""
+        """Replaces one of the same name."""
         self.remove(entry.name)
         self._by_name[entry.name] = entry
         self._count(entry, 1)
@@ -431,47 +401,47 @@ class KnownEntries:
                     self._forks[entry.within] = forks
 
     def along(self, owner: RecordOwner, tokens: Sequence[int]) -> Iterator[tuple[DiskEntry, DiskEntry | None]]:
-        """An owner's that begin as `tokens` go on there, each with the one that it goes on from, from its end or from
-        amid it, which came before. Looks at these alone, and compares tokens: nothing is hashed."""
-        wanted, seen = array("q", tokens), set[str]()
+        """An owner's entries along `tokens`, each behind and with the one that it continues, from its end or from
+        within it. Visits only these, and compares tokens instead of hashing them."""
+        prompt, seen = array("q", tokens), set[str]()
         pending: list[tuple[DiskEntry, DiskEntry | None]] = []
 
-        def offer(found: Sequence[DiskEntry], after: DiskEntry | None) -> None:
-            found = found if len(found) <= MOST_SIBLINGS else _likely_entries(found, wanted)
-            pending.extend((entry, after) for entry in found if not entry.lost and entry.name not in seen)
+        def offer(found: Sequence[DiskEntry], earlier: DiskEntry | None) -> None:
+            found = found if len(found) <= MOST_SIBLINGS else _likely_entries(found, prompt)
+            pending.extend((entry, earlier) for entry in found if not entry.lost and entry.name not in seen)
 
-        if wanted:
-            offer(self._behind.get((owner.salt, EMPTY_PATH, wanted[0]), ()), None)
+        if prompt:
+            offer(self._behind.get((owner.salt, EMPTY_PATH, prompt[0]), ()), None)
         while pending:
-            entry, after = pending.pop()
+            entry, earlier = pending.pop()
             if entry.name in seen:
                 continue
             seen.add(entry.name)
-            yield entry, after
-            agreed = entry.begin + _common_length(entry.tokens, wanted[entry.begin : entry.end])
+            yield entry, earlier
+            matched = entry.begin + common_prefix_length(entry.tokens, prompt[entry.begin : entry.end])
             for fork in self._forks.get(entry.identity, ()):
-                if entry.begin < fork <= agreed and fork < min(entry.end, len(wanted)):
-                    offer(self._amid.get((entry.identity, fork, wanted[fork]), ()), entry)
-            if agreed == entry.end < len(wanted):
-                offer(self._behind.get((owner.salt, entry.path, wanted[agreed]), ()), entry)
+                if entry.begin < fork <= matched and fork < min(entry.end, len(prompt)):
+                    offer(self._amid.get((entry.identity, fork, prompt[fork]), ()), entry)
+            if matched == entry.end < len(prompt):
+                offer(self._behind.get((owner.salt, entry.path, prompt[matched]), ()), entry)
 
     def _count(self, entry: DiskEntry, by: int) -> None:
         tenant = entry.owner.tenant
         records, nbytes = self.held(tenant)
-        self._held[tenant] = RecordTotal(records + by, nbytes + by * entry.size)
-        if not self._held[tenant].records:
-            del self._held[tenant]
+        self._totals[tenant] = RecordTotal(records + by, nbytes + by * entry.size)
+        if not self._totals[tenant].records:
+            del self._totals[tenant]
         self.total = RecordTotal(self.total.records + by, self.total.nbytes + by * entry.size)
 
     @staticmethod
-    def _put(places: dict[PlaceKey, tuple[DiskEntry, ...]], key: PlaceKey, entry: DiskEntry) -> None:
-        places[key] = (*places.get(key, ()), entry)
+    def _put(entries: dict[_EntryKey, tuple[DiskEntry, ...]], key: _EntryKey, entry: DiskEntry) -> None:
+        entries[key] = (*entries.get(key, ()), entry)
 
     @staticmethod
-    def _take(places: dict[PlaceKey, tuple[DiskEntry, ...]], key: PlaceKey, entry: DiskEntry) -> None:
-        left = tuple(each for each in places.pop(key) if each is not entry)
-        if left:
-            places[key] = left
+    def _take(entries: dict[_EntryKey, tuple[DiskEntry, ...]], key: _EntryKey, entry: DiskEntry) -> None:
+        others = tuple(each for each in entries.pop(key) if each is not entry)
+        if others:
+            entries[key] = others
 
 
 def _prefix_key(entry: DiskEntry) -> tuple[str, str, int]:
@@ -482,16 +452,23 @@ def _fork_key(entry: DiskEntry) -> tuple[str, int, int]:
     return entry.within, entry.begin, entry.tokens[0]
 
 
-def _likely_entries(found: Sequence[DiskEntry], wanted: array[int]) -> Sequence[DiskEntry]:
-    """The newest that begin as `wanted` goes on there, or else the newest."""
+def _likely_entries(found: Sequence[DiskEntry], prompt: array[int]) -> Sequence[DiskEntry]:
+    """The newest whose first tokens are the prompt's, or else the newest."""
     begin = found[0].begin
-    ahead = {length: wanted[begin : begin + length] for length in range(1, HEAD_TOKENS + 1)}
-    alike = [entry for entry in found if entry.tokens[:HEAD_TOKENS] == ahead[min(HEAD_TOKENS, len(entry.tokens))]]
+    heads = {length: prompt[begin : begin + length] for length in range(1, HEAD_TOKENS + 1)}
+    alike = [entry for entry in found if entry.tokens[:HEAD_TOKENS] == heads[min(HEAD_TOKENS, len(entry.tokens))]]
     return (alike or found)[-MOST_SIBLINGS:]
 
 
-def _common_length(one: array[int], other: array[int]) -> int:
+def common_prefix_length(one: Sequence[int], other: Sequence[int]) -> int:
     shorter = min(len(one), len(other))
-    if one[:shorter] == other[:shorter]:
+    if one[:shorter] == other[:shorter]:  # the ordinary case
         return shorter
-    return next(place for place, (mine, theirs) in enumerate(zip(one, other, strict=False)) if mine != theirs)
+    equal, differ = 0, shorter  # bisect: comparing slices is many times faster than comparing tokens one by one
+    while differ - equal > 1:
+        middle = (equal + differ) // 2
+        if one[equal:middle] == other[equal:middle]:
+            equal = middle
+        else:
+            differ = middle
+    return equal

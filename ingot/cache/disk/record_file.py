@@ -1,13 +1,12 @@
-"""A record's file: its header, reading and checking it, and all that the disk tier asks of the file system.
+"""A record's file: its header, reading and verifying it, and the file system calls of the disk tier.
 
-The file is a safetensors file. Its header is under a checksum, which knows the sum of every tensor; the checksum is
-under a mac by a secret of the server's own, so that nobody else can make a file that is believed. Who only looks
-whether files are whole need not know the secret. A header says all that the states behind it depend on (`key`), whose
-they are and of which tokens; so a file can be found again with nothing but itself, and one that does not belong here is
-known for what it is. A file that is read is whole, under its own name, and bit for bit as it was written.
+It is a safetensors file. Its header has the checksum of every tensor, a checksum of its own, and the MAC of that under
+the server's secret, so that nobody else can make a file that is accepted. Verifying that files are intact does not need
+the secret. A header says all that the KV depends on (`key`), its owner and its tokens. So a file can be indexed from
+its header alone, and a foreign one is recognised.
 
-`FileSystem` is the outermost edge, in calls that a test can let fail. Folders are for this user alone, and so are
-files. What fails raises OSError. Pure Python.
+`FileSystem` has the system calls, each of which a test can make fail. Folders and files are accessible to this user
+only. Failures raise OSError. Pure Python.
 """
 
 from __future__ import annotations
@@ -27,24 +26,31 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ingot.cache.archive import StoredRecord, record_as_json, record_fields_from_json, safetensors_entries
+from ingot.cache.archive import (
+    SEAL_DIGITS,
+    SEALED_HEADER,
+    StoredRecord,
+    header_manifest,
+    hex_mac,
+    record_as_json,
+    record_fields_from_json,
+    safetensors_header,
+    with_seal,
+)
 
 RECORD_FORMAT: Final = "ingot record, version 2"
 LONGEST_RECORD_HEADER: Final = 1 << 26
-"""Bytes of a header."""
+"""Bytes."""
 LENGTH_BYTES: Final = 8
 """Bytes at a file's beginning that say how long its header is."""
 _SUM_DIGITS: Final = 32
 UNSUMMED: Final = "0" * _SUM_DIGITS
 PathHash = blake2b
-_DIGITS: Final = 64
-_ZEROS: Final = "0" * _DIGITS
-_OPENING: Final = re.compile(rb'\{"__metadata__": \{"checksum": "([0-9a-f]{64})", "mac": "([0-9a-f]{64})", "ingot": "')
 _WITHOUT_MAC: Final = re.compile(rb'\{"__metadata__": \{"checksum": "[0-9a-f]{64}", "ingot": "')
 
 
 class DamagedRecord(Exception):
-    """A file that is not what it was when it was written, or no record's at all."""
+    """A file that is not as it was written, or not a record at all."""
 
 
 def hex_digest(*parts: str | Iterable[int]) -> str:
@@ -57,26 +63,24 @@ def hex_digest(*parts: str | Iterable[int]) -> str:
 
 
 def new_path_hash() -> PathHash:
-    """Of no tokens yet: that of a longer path goes on from a copy of a shorter one's, so that no token is hashed twice
-    however many records a path has."""
+    """The hash of no tokens. That of a longer path extends a copy of a shorter one's, so no token is hashed twice."""
     return blake2b(digest_size=16, person=b"ingot path")
 
 
 def extend_path_hash(hashed: PathHash, tokens: Iterable[int]) -> PathHash:
-    """Of a path and the tokens that it goes on with."""
     longer = hashed.copy()
     longer.update(array("q", tokens).tobytes())
     return longer
 
 
 def scope_digest(key: Mapping[str, str]) -> str:
-    """Names all that states depend on: who has another one can do nothing with them."""
+    """Identifies all that the KV depends on: it is useless to a server with another one."""
     return hex_digest(RECORD_FORMAT, *(part for name in sorted(key) for part in (name, key[name])))
 
 
 def sealed_scope_digest(key: Mapping[str, str], secret: bytes) -> str:
-    """Names that and the secret of who wrote them, for files: servers with different ones leave each other's alone."""
-    return hex_digest("sealed", scope_digest(key), _mac(secret, "scope"))
+    """The same with the server's secret: servers with different secrets leave each other's files alone."""
+    return hex_digest("sealed", scope_digest(key), hex_mac(secret, "scope"))
 
 
 def tenant_digest(tenant: str) -> str:
@@ -85,10 +89,10 @@ def tenant_digest(tenant: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RecordOwner:
-    """Whose a record is, as digests from which nobody gets back to a tenant or a salt."""
+    """Whose a record is, as digests that reveal neither tenant nor salt."""
 
     tenant: str
-    salt: str  # and the adapter that its states went through, if there was one
+    salt: str  # with the adapter that the KV was computed with, if there was one
 
     @classmethod
     def of(cls, tenant: str, salt: str, lora: str = "") -> RecordOwner:
@@ -99,28 +103,28 @@ class RecordOwner:
 class RecordHeader:
     key: Mapping[str, str]
     owner: RecordOwner
-    before: str  # the digest of all tokens up to its beginning, as who ends there calls it,
+    before: str  # the digest of all tokens up to its beginning: the `path` of the record that it continues,
     path: str  # and of those up to its end
-    within: str  # the identity of a record amid whose tokens it goes on, if it does
+    within: str  # the identity of a record from within whose tokens it continues, if it does
     oldest: tuple[int, ...]  # by group of layers, the first token that it has keys and values of
     record: StoredRecord
     sums: tuple[str, ...] = ()  # of each tensor's bytes
-    variant: str = ""  # what its name ends with, where that is settled by whoever has another part of the same states
+    variant: str = ""  # the end of its name, where the leader of a group of ranks determines it
 
     @property
     def identity(self) -> str:
-        """The same for whatever is written of the same tokens."""
+        """The same for all records of the same tokens."""
         return record_identity(self.key, self.owner, self.path, self.record.begin)
 
     @property
     def name(self) -> str:
-        """Of its file. Another one holds another part of the same tokens' states, such as a checkpoint too."""
-        held = json.dumps([self.record.deltas, self.record.checkpoint])
-        return record_file_name(self.identity, self.variant or hex_digest(held)[:8])
+        """Of its file. A record of the same tokens with other parts, such as a checkpoint, has another name."""
+        parts = json.dumps([self.record.deltas, self.record.checkpoint])
+        return record_file_name(self.identity, self.variant or hex_digest(parts)[:8])
 
     @property
     def nbytes(self) -> int:
-        """Of a file with this header; it need not know its sums yet."""
+        """Of the file, also before the tensors' checksums are computed."""
         summed = self if self.sums else replace(self, sums=(UNSUMMED,) * len(self.record.tensors))
         return len(summed.encoded(b"")) + self.record.nbytes
 
@@ -139,12 +143,9 @@ class RecordHeader:
             "sums": self.sums,
             **({"variant": self.variant} if self.variant else {}),
         }
-        names = [str(place) for place in range(len(self.record.tensors))]
-        metadata = {"checksum": _ZEROS, "mac": _ZEROS, "ingot": json.dumps(manifest)}
-        raw = json.dumps({"__metadata__": metadata, **safetensors_entries(names, self.record.tensors)}).encode()
-        raw += b" " * (-len(raw) % 8)
+        raw = safetensors_header(manifest, {str(index): tensor for index, tensor in enumerate(self.record.tensors)})
         checksum = _checksum(raw)
-        return len(raw).to_bytes(LENGTH_BYTES, "little") + _with_checksum(raw, checksum, _mac(secret, checksum))
+        return len(raw).to_bytes(LENGTH_BYTES, "little") + with_seal(raw, checksum, hex_mac(secret, checksum))
 
 
 def record_identity(key: Mapping[str, str], owner: RecordOwner, path: str, begin: int) -> str:
@@ -160,12 +161,12 @@ def file_variant(name: str) -> str:
 
 
 def tensor_checksums(data: Sequence[bytes | memoryview]) -> tuple[str, ...]:
-    """All of the same length, so that a file's is known before its sums are."""
+    """All of the same length, so that the file's length is known beforehand."""
     return tuple(blake2b(raw, digest_size=_SUM_DIGITS // 2).hexdigest() for raw in data)
 
 
 def header_length(beginning: bytes) -> int:
-    """How long the header is whose file begins so. Raises Damaged."""
+    """Read from a file's first bytes. Raises DamagedRecord."""
     length = int.from_bytes(beginning, "little")
     if len(beginning) != LENGTH_BYTES or not 0 < length <= LONGEST_RECORD_HEADER:
         raise DamagedRecord("it has no header")
@@ -173,28 +174,28 @@ def header_length(beginning: bytes) -> int:
 
 
 def decode_header(raw: bytes, secret: bytes | None = None) -> RecordHeader:
-    """A header without its length, which who wrote it sealed with this secret, if one is given. Raises Damaged."""
-    opening = _OPENING.match(raw)
-    if opening is None and _WITHOUT_MAC.match(raw):
-        raise DamagedRecord("it has no mac, as an earlier version wrote it")
-    if opening is None:
-        raise DamagedRecord("its header is no record's")
-    checksum, mac = opening[1].decode(), opening[2].decode()
-    if _checksum(_with_checksum(raw, _ZEROS, _ZEROS)) != checksum:
+    """A header without its length. Verifies the MAC if a secret is passed. Raises DamagedRecord."""
+    found = SEALED_HEADER.match(raw)
+    if found is None and _WITHOUT_MAC.match(raw):
+        raise DamagedRecord("it has no MAC, as written by an earlier version")
+    if found is None:
+        raise DamagedRecord("its header is not that of a record")
+    checksum, mac = found[1].decode(), found[2].decode()
+    if _checksum(with_seal(raw)) != checksum:
         raise DamagedRecord("its header has another checksum")
-    if secret is not None and not hmac.compare_digest(mac, _mac(secret, checksum)):
-        raise DamagedRecord("its mac is not by this server's key")
+    if secret is not None and not hmac.compare_digest(mac, hex_mac(secret, checksum)):
+        raise DamagedRecord("its MAC was made with another key than this server's")
     try:
-        return _parse_manifest(json.loads(json.loads(raw)["__metadata__"]["ingot"]))
+        return _parse_manifest(header_manifest(raw))
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise DamagedRecord("its header makes no sense") from None
+        raise DamagedRecord("its header is invalid") from None
 
 
 def _parse_manifest(manifest: dict[str, Any]) -> RecordHeader:
     record = StoredRecord(**record_fields_from_json(manifest["record"]))
     sums = tuple(str(each) for each in manifest["sums"])
     if manifest["format"] != RECORD_FORMAT or not record.whole or len(sums) != len(record.tensors):
-        raise ValueError("not whole")
+        raise ValueError("incomplete")
     return RecordHeader(
         {str(name): str(value) for name, value in manifest["key"].items()},
         RecordOwner(str(manifest["tenant"]), str(manifest["salt"])),
@@ -208,20 +209,8 @@ def _parse_manifest(manifest: dict[str, Any]) -> RecordHeader:
     )
 
 
-def _checksum(zeroed: bytes) -> str:
-    return blake2b(zeroed, digest_size=_DIGITS // 2).hexdigest()
-
-
-def _mac(secret: bytes, text: str) -> str:
-    return hmac.new(secret, text.encode(), "sha256").hexdigest()
-
-
-def _with_checksum(raw: bytes, checksum: str, mac: str) -> bytes:
-    """The header with these in their places."""
-    opening = _OPENING.match(raw)
-    assert opening is not None
-    (checksum_at, checksum_end), (mac_at, mac_end) = opening.span(1), opening.span(2)
-    return b"".join((raw[:checksum_at], checksum.encode(), raw[checksum_end:mac_at], mac.encode(), raw[mac_end:]))
+def _checksum(unsealed: bytes) -> str:
+    return blake2b(unsealed, digest_size=SEAL_DIGITS // 2).hexdigest()
 
 
 RECORD_NAME: Final = re.compile(r"[0-9a-f]{32}-[0-9a-f]{8}\.safetensors")
@@ -234,8 +223,8 @@ class StoredData:
 
 
 def read_header(files: FileSystem, path: Path, nbytes: int, secret: bytes | None) -> RecordHeader:
-    """Of a file of so many bytes that was sealed with this secret, or with any, without reading the rest. Raises
-    Damaged or OSError."""
+    """The header of a file of so many bytes; tensors are not read. Verifies the MAC if a secret is passed. Raises
+    DamagedRecord or OSError."""
     length = header_length(bytes(files.read(path, LENGTH_BYTES)))
     header = decode_header(bytes(files.read(path, LENGTH_BYTES + length)[LENGTH_BYTES:]), secret)
     if header.name != path.name:
@@ -246,7 +235,7 @@ def read_header(files: FileSystem, path: Path, nbytes: int, secret: bytes | None
 
 
 def read_record(files: FileSystem, path: Path, secret: bytes | None = None) -> StoredData:
-    """All of it; one that was sealed with this secret, if one is given. Raises Damaged or OSError."""
+    """All of a file, verified; the MAC too if a secret is passed. Raises DamagedRecord or OSError."""
     raw = files.read(path)
     begin = LENGTH_BYTES + header_length(bytes(raw[:LENGTH_BYTES]))
     header = decode_header(bytes(raw[LENGTH_BYTES:begin]), secret)
@@ -265,14 +254,14 @@ def read_record(files: FileSystem, path: Path, secret: bytes | None = None) -> S
 
 try:
     import fcntl
-except ImportError:  # where there is none, a folder is for one process
+except ImportError:  # without it, a folder serves one process
     fcntl = None  # type: ignore[assignment]
 
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
 OTHERS_WRITE: Final = 0o022
 LOCK_RETRY_S: Final = 0.005
-"""How often a folder is asked for that another process uses."""
+"""How often a lock that another process holds is tried."""
 
 
 class ListedFile(NamedTuple):
@@ -283,24 +272,24 @@ class ListedFile(NamedTuple):
 
 class FileSystem:
     def make_folder(self, path: Path) -> None:
-        """With those above it, where there is none."""
+        """With its parents, unless it exists."""
         path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
 
     def check_private(self, folder: Path, names: Iterable[str]) -> None:
-        """Raises PermissionError, which says what to do, where others could put files into this folder, or have put
-        links in place of files of these names there."""
+        """Raises PermissionError, which says what to do, where other users can write to this folder or one of these
+        names is a symbolic link there."""
         found = folder.stat()
         if found.st_uid != os.geteuid():
             raise PermissionError(errno.EPERM, "it is another user's folder: name one of this user's own", str(folder))
         if found.st_mode & OTHERS_WRITE:
-            advice = f"run chmod go-w {shlex.quote(str(folder))}, or name a folder within it, which is made"
+            advice = f"run chmod go-w {shlex.quote(str(folder))}, or name a folder within it, which will be created"
             raise PermissionError(errno.EPERM, f"other users may write to it: {advice}", str(folder))
         for link in (folder / name for name in names):
             if link.is_symlink():
                 raise PermissionError(errno.ELOOP, f"{link} is a link, which ingot did not make: remove it", str(link))
 
     def within(self, folder: Path) -> tuple[list[Path], list[ListedFile]]:
-        """The folders and the plain files in a folder, whosever they are. What vanishes meanwhile is left out."""
+        """The folders and the plain files in a folder. What vanishes meanwhile is left out."""
         folders: list[Path] = []
         files: list[ListedFile] = []
         for entry in os.scandir(folder):
@@ -315,7 +304,7 @@ class FileSystem:
         return folders, files
 
     def listed(self, folder: Path) -> list[ListedFile]:
-        """The plain files in a folder and in those below it."""
+        """The plain files in a folder, recursively."""
         folders, found = self.within(folder)
         for each in folders:
             with suppress(FileNotFoundError):
@@ -323,7 +312,7 @@ class FileSystem:
         return found
 
     def changed(self, folder: Path) -> int:
-        """Something else than before, when a file in a folder came, went or got another name."""
+        """Differs from before when a file in the folder was added, removed or renamed."""
         return folder.stat().st_mtime_ns
 
     def free(self, folder: Path) -> int:
@@ -332,7 +321,7 @@ class FileSystem:
         return stat.f_bavail * stat.f_frsize
 
     def write(self, path: Path, pieces: Iterable[bytes | memoryview], *, sync: bool) -> None:
-        """A new file, whole when this returns; with `sync` also after a loss of power."""
+        """A new file, complete when this returns; with `sync` also after a power loss."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), FILE_MODE)
         try:
             for piece in pieces:
@@ -348,11 +337,11 @@ class FileSystem:
             os.close(descriptor)
 
     def put(self, descriptor: int, raw: memoryview) -> int:
-        """Writes some of it; says how much."""
+        """Writes some of it, and returns how many bytes."""
         return os.write(descriptor, raw)
 
     def sync(self, descriptor: int) -> None:
-        if hasattr(fcntl, "F_FULLFSYNC"):  # where fsync leaves it to the drive when it writes
+        if hasattr(fcntl, "F_FULLFSYNC"):  # where fsync does not flush the drive's own cache
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
         else:
             os.fsync(descriptor)
@@ -365,7 +354,7 @@ class FileSystem:
             os.close(descriptor)
 
     def read(self, path: Path, most: int | None = None) -> memoryview:
-        """A file, or how it begins."""
+        """A file, or its first `most` bytes."""
         with path.open("rb", buffering=0) as file:
             whole = memoryview(bytearray(os.fstat(file.fileno()).st_size if most is None else most))
             rest = whole
@@ -374,21 +363,20 @@ class FileSystem:
         return whole[: whole.nbytes - rest.nbytes]
 
     def get(self, descriptor: int, into: memoryview) -> int:
-        """Reads some; says how much, 0 at the end."""
+        """Reads some, and returns how many bytes; 0 at the end."""
         return os.readv(descriptor, [into])
 
     def rename(self, path: Path, to: Path) -> None:
         path.replace(to)
 
     def remove(self, path: Path) -> None:
-        """Nothing is wrong where it is gone already."""
         path.unlink(missing_ok=True)
 
     @contextmanager
     def alone(self, path: Path, patience_s: float) -> Iterator[None]:
-        """As the only one, of all threads and processes, that holds this file. A process that dies lets go of it.
+        """Hold this lock file exclusively, among all threads and processes. A process that dies releases it.
 
-        Raises TimeoutError where another one does not in time."""
+        Raises TimeoutError where another one does not release it in time."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | getattr(os, "O_CLOEXEC", 0), FILE_MODE)
         try:
             if fcntl is not None:

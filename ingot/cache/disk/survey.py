@@ -1,4 +1,4 @@
-"""A folder of records as a person looks at it, whichever servers wrote there: listed, verified and trimmed."""
+"""Listing, verifying and trimming a folder of records, for the command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ingot.cache.disk.store import ABOUT_FILE, DAMAGED_FOLDER, INDEX_FILE, LOCK_
 
 @dataclass(frozen=True, slots=True)
 class ScopeSurvey:
-    """Records that depend on the same things, which `about` says in words."""
+    """Records of one scope; `about` has what they depend on."""
 
     scope: str
     about: dict[str, str]
@@ -29,7 +29,7 @@ class ScopeSurvey:
 class FolderSurvey:
     scopes: list[ScopeSurvey]
     damaged: list[ListedFile]
-    other_bytes: int  # of files that are no records
+    other_bytes: int  # of files that are not records
     files: FileSystem = field(repr=False)
 
     @classmethod
@@ -54,7 +54,7 @@ class FolderSurvey:
         return sum(scope.nbytes for scope in self.scopes) + sum(file.nbytes for file in self.damaged) + self.other_bytes
 
     def problems(self) -> Iterator[tuple[Path, str]]:
-        """Each record that is not what was written. Reads all of them; changes nothing."""
+        """Each record that is damaged. Reads all of them, and changes nothing."""
         for scope in self.scopes:
             for file in scope.files:
                 try:
@@ -64,20 +64,16 @@ class FolderSurvey:
 
 
 def trim_folder(folder: Path, most: int, files: FileSystem | None = None) -> int:
-    """Remove damaged files, then the records that were used longest ago, whosever they are, until the folder has no
-    more than `most` bytes, but for what the index notes of it; returns the bytes that this freed. Servers that use it
-    may go on. Raises OSError."""
+    """Remove damaged files, then the least recently used records, until the folder has at most `most` bytes, except for
+    what the index itself takes; returns the bytes that this freed. Servers that use it may go on. Raises OSError."""
     files = files or FileSystem()
     with files.alone(folder / LOCK_FILE, PATIENCE_S):
         found = FolderSurvey.of(folder, files)
         before = left = found.nbytes
         index = ResilientIndex(folder / INDEX_FILE, files)
-        never: dict[str, float] = {}
-        used = {
-            name: at
-            for scope in found.scopes
-            for name, at in index.using(lambda index: index.used(scope.scope), never).items()  # noqa: B023  (run at once)
-        }
+        used: dict[str, float] = {}
+        for scope in found.scopes:
+            used |= index.read(lambda index: index.used(scope.scope), dict)  # noqa: B023  (run at once)
         records = [file for scope in found.scopes for file in scope.files]
         records.sort(key=lambda file: max(file.changed, used.get(file.path.name, 0.0)))
         gone: dict[str, list[str]] = {}
@@ -87,15 +83,15 @@ def trim_folder(folder: Path, most: int, files: FileSystem | None = None) -> int
             files.remove(file.path)
             gone.setdefault(file.path.parent.name, []).append(file.path.name)
             left -= file.nbytes
-        for scope, names in gone.items():
-            index.using(lambda index: index.remove(scope, names), None)  # noqa: B023  (run at once)
+        for name, names in gone.items():
+            index.write(lambda index: index.remove(name, names))  # noqa: B023  (run at once)
         index.close()
     return before - left
 
 
 def _read_about(home: Path) -> dict[str, str]:
     try:
-        stated = json.loads((home / ABOUT_FILE).read_text())
+        about = json.loads((home / ABOUT_FILE).read_text())
     except (OSError, ValueError):
         return {}
-    return {str(name): str(value) for name, value in stated.items()} if isinstance(stated, dict) else {}
+    return {str(name): str(value) for name, value in about.items()} if isinstance(about, dict) else {}

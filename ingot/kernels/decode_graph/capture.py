@@ -1,16 +1,15 @@
-"""Graph capture: kernels in the order in which they are launched, noted once and replayed at every step.
+"""Graph capture: kernel launches, recorded once and replayed at every step.
 
-`GraphCapture` is a launcher that launches nothing. What it gives stands for what will be there whenever the capture is
-replayed: it is never evaluated, and goes to nothing but further kernels of the same capture. What it was neither
-`given` nor has made is the same at every replay: weights, tables of addresses.
+`GraphCapture` is a launcher that launches nothing. The arrays that it returns are placeholders: they are never
+evaluated, and only passed to further kernels of the same capture. Arrays that are neither inputs (`given`) nor outputs
+of the capture are the same at every replay: weights, tables of addresses.
 
-On CUDA a replay is one graph, elsewhere its kernels are launched one by one. A graph reads its inputs from memory of
-its own. A kernel puts them there, and another one takes what the graph made. The graph itself is launched between the
-two by an operation of MLX, on MLX's own stream (`gpu/cuda_graph.py`), so the stream alone orders everything. Where that
-extension cannot be compiled, the host waits for the first kernel, launches the graph on a stream of its own, and waits
-for it. No kernel ever waits for another stream or for the host: MLX loads kernels of its own whenever it first meets
-them, loading waits for everything that runs on the device, and a kernel that waits for something launched later would
-wait for ever.
+On CUDA a replay is one graph; elsewhere its kernels are launched one by one. A graph reads its inputs from memory of
+its own. A kernel copies them there, and another one copies the result out. Between the two, an MLX operation launches
+the graph on MLX's own stream (`gpu/cuda_graph.py`), so that the stream orders everything. Where that extension cannot
+be compiled, the host waits for the first kernel, launches the graph on another stream, and waits for it. No kernel may
+wait for another stream or for the host: MLX loads its own kernels on first use, loading waits for everything on the
+device, and a kernel that waits for something launched later would deadlock.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from ingot.kernels.gpu.launcher import CudaLauncher, Launcher, kernel_launcher
 from ingot.kernels.paged_attention.inputs import paged_kernel
 
 ALIGNMENT_BYTES = 256
-"""Bytes: where arrays begin in the memory that a score is replayed in."""
+"""The alignment of arrays in a graph's memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CapturedLaunch:
-    """One launch."""
+    """A recorded launch."""
 
     kind: KernelKind
     work: LaunchConfig
@@ -47,7 +46,7 @@ class CapturedLaunch:
 
     @property
     def sizes(self) -> list[int]:
-        """What the kernel is told of its inputs' shapes."""
+        """The sizes of inputs that are passed to the kernel."""
         return [size for number in shaped_inputs(self.kind.kernel) for size in self.inputs[number].shape]
 
 
@@ -56,28 +55,28 @@ class GraphCapture:
         self.notes: list[CapturedLaunch] = []
         self.given: list[mx.array] = []
         self.result: mx.array | None = None
-        """What a replay gives."""
-        self._own: set[int] = set()  # all that stands for something else
+        """What a replay returns."""
+        self._own: set[int] = set()  # ids of placeholders
         self._views: dict[int, tuple[mx.array, mx.array]] = {}
 
     def give(self, shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
-        """What stands for data that each replay is given, in this order."""
+        """A placeholder for an input of each replay, in this order."""
         self.given.append(mx.zeros(shape, dtype))
         self._own.add(id(self.given[-1]))
         return self.given[-1]
 
     def tokens(self, states: mx.array) -> int:
-        """How many there are, of such states as the first that is given has room for."""
+        """The number of tokens of the first input, whose placeholder may have room for more."""
         return states.size // self.given[0].shape[-1]
 
     def shaped(self, array: mx.array, shape: Sequence[int]) -> mx.array:
-        """The same numbers in another shape: of what is given or made."""
+        """A placeholder for the same numbers in another shape."""
         view = mx.zeros(shape, array.dtype)
         self._views[id(view)] = (view, self.origin(array))
         return view
 
     def origin(self, array: mx.array) -> mx.array:
-        """What it has its numbers from: itself, unless it was `shaped_inputs`."""
+        """The array that a view is of: itself, unless it was made by `shaped`."""
         return self._views[id(array)][1] if id(array) in self._views else array
 
     def __call__(self, kernel: Kernel, inputs: list[mx.array], work: LaunchConfig) -> list[mx.array]:
@@ -91,13 +90,13 @@ class GraphCapture:
         return [*dict.fromkeys(note.kind for note in self.notes)]
 
     def fixed(self) -> list[mx.array]:
-        """What is the same at every replay, each once."""
+        """The arrays that are the same at every replay."""
         read = {id(array): array for note in self.notes for array in map(self.origin, note.inputs)}
         return [array for key, array in read.items() if key not in self._own]
 
     def layout(self) -> tuple[dict[int, int], int]:
-        """Where in one piece of memory each array may lie that is given or made, by its id, and how many bytes that is:
-        what nobody reads any more makes room for others."""
+        """The offsets of inputs and outputs in the graph's memory, by id, and its size. Arrays that are not read any
+        more make room for others."""
         last = {
             id(array): when
             for when, note in enumerate(self.notes)
@@ -105,28 +104,28 @@ class GraphCapture:
         }
         if self.result is not None:
             last[id(self.result)] = len(self.notes)
-        places: dict[int, int] = {}
-        taken: list[tuple[int, int, int]] = []  # begin, end, and until when
-        for when, array in self._begun():
-            taken = [each for each in taken if each[2] >= when]
+        offsets: dict[int, int] = {}
+        live: list[tuple[int, int, int]] = []  # begin, end, and the last launch that reads it
+        for when, array in self._allocations():
+            live = [each for each in live if each[2] >= when]
             size = -(-max(array.nbytes, 1) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-            begin = _first_gap(taken, size)
-            places[id(array)] = begin
-            taken.append((begin, begin + size, last.get(id(array), when)))
-            taken.sort()
-        sizes = {id(array): array.nbytes for _, array in self._begun()}
-        return places, max((begin + sizes[array] for array, begin in places.items()), default=0)
+            begin = _first_gap(live, size)
+            offsets[id(array)] = begin
+            live.append((begin, begin + size, last.get(id(array), when)))
+            live.sort()
+        sizes = {id(array): array.nbytes for _, array in self._allocations()}
+        return offsets, max((begin + sizes[array] for array, begin in offsets.items()), default=0)
 
-    def _begun(self) -> Iterator[tuple[int, mx.array]]:
-        """Arrays, and the launch at which each has to have its place. What is given is there before the first."""
+    def _allocations(self) -> Iterator[tuple[int, mx.array]]:
+        """Inputs and outputs, each with the launch from which on it needs memory."""
         yield from ((0, array) for array in self.given)
         yield from ((when, array) for when, note in enumerate(self.notes) for array in note.outputs)
 
 
-def _first_gap(taken: list[tuple[int, int, int]], size: int) -> int:
-    """The first gap that is large enough, of what is sorted."""
+def _first_gap(live: list[tuple[int, int, int]], size: int) -> int:
+    """The first gap between sorted arrays that is large enough."""
     begin = 0
-    for other, end, _ in taken:
+    for other, end, _ in live:
         if other - begin >= size:
             break
         begin = max(begin, end)
@@ -135,39 +134,39 @@ def _first_gap(taken: list[tuple[int, int, int]], size: int) -> int:
 
 log = logging.getLogger("ingot.kernels")
 PLACE_UNIT = 16
-"""Bytes: what places in a graph's memory are counted in."""
+"""Bytes: the unit of offsets in a graph's memory."""
 LEAST_GRAPH_BYTES = 1 << 22
 
 
 class GraphReplay(Protocol):
-    """Gives a score's result, and a token of it for whoever reads or writes behind it, in pages too. What it is given
-    may be less than the score has room for: the result is that of as many tokens as there are."""
+    """Returns a capture's result, and a dependency token for later reads and writes, of pages too. Inputs may have
+    fewer tokens than the capture has room for; the result has as many."""
 
     def __call__(self, given: list[mx.array], after: mx.array) -> tuple[mx.array, mx.array]: ...
 
 
 class ReplayStage(Protocol):
-    """Where scores are replayed, one after another."""
+    """Replays captures, one after another."""
 
     @property
     def run(self) -> Launcher:
-        """What launches kernels behind them, and before the next."""
+        """Launches kernels between replays."""
 
     @property
     def takes_time(self) -> bool:
-        """Whether making a score ready takes so long that it had better be done before it is asked for."""
+        """Whether preparing a capture takes so long that it should be done ahead of time."""
 
     @property
     def slower(self) -> str | None:
-        """Why replays are slower here than they could be; None where they are not."""
+        """Why replays are slower than they could be, if they are."""
 
     def prepare(self, kinds: Iterable[KernelKind]) -> None:
-        """Compile them at once."""
+        """Compile these kernels, several at a time."""
 
     def ready(self, score: GraphCapture) -> GraphReplay: ...
 
     def forget(self, arrays: Sequence[mx.array]) -> None:
-        """No score that is still to be replayed reads them."""
+        """No later replay reads these arrays."""
 
 
 class EmulatedReplayStage:
@@ -199,20 +198,21 @@ class EmulatedReplayStage:
 
 
 def _pad_to_room(array: mx.array, room: mx.array) -> mx.array:
-    """Behind what is given lies whatever was there before, of which nothing may be taken for something."""
-    nothing = mx.full(room.size - array.size, -1 if array.dtype == mx.int32 else float("nan"), array.dtype)
-    return mx.concatenate([array.reshape(-1), nothing]).reshape(room.shape)
+    """Pad an input with invalid values, since a graph's memory has old data behind its inputs, which must not
+    matter."""
+    padding = mx.full(room.size - array.size, -1 if array.dtype == mx.int32 else float("nan"), array.dtype)
+    return mx.concatenate([array.reshape(-1), padding]).reshape(room.shape)
 
 
 class LaunchedGraph(Protocol):
-    """An instantiated graph, which goes with its last reference."""
+    """An instantiated graph, which is destroyed with its last reference."""
 
     def __call__(self, before: mx.array) -> mx.array:
-        """Launch it behind `before`; gives a token for what comes behind the graph."""
+        """Launch it behind `before`; returns a token for what follows."""
 
 
 class _StreamGraph:
-    """On MLX's stream: nobody waits. It is launched at once, so that the device works while Python goes on."""
+    """On MLX's stream. It is launched at once, so that the device works while Python continues."""
 
     def __init__(self, library: Any, handle: int) -> None:
         self._launch, self._graph = library.launch, library.Graph(handle)
@@ -241,7 +241,7 @@ class _HostGraph:
 
 
 class CudaReplayStage:
-    """Of one device."""
+    """Replays on one CUDA device."""
 
     takes_time = True
 
@@ -275,28 +275,28 @@ class CudaReplayStage:
             self._addresses.pop(id(array), None)
 
     def memory_for(self, size: int) -> mx.array:
-        """So many bytes. Graphs that are there already go on with what they have."""
+        """At least so many bytes. Existing graphs keep the memory they have."""
         if size > self.memory.nbytes:
             self.memory = mx.zeros((1 << (size - 1).bit_length()) // 4, mx.int32)
             mx.eval(self.memory)
         return self.memory
 
     def addresses(self, arrays: Sequence[mx.array]) -> dict[int, int]:
-        """Where arrays lie, by their ids. They are kept."""
+        """The addresses of arrays, by id. The arrays are kept alive."""
         new = [array for array in arrays if id(array) not in self._addresses]
         mx.eval(new)
-        found = [self._located(array) for array in new]
-        mx.eval(found)
-        for array, words in zip(new, found, strict=True):
+        located = [self._locate(array) for array in new]
+        mx.eval(located)
+        for array, words in zip(new, located, strict=True):
             self._addresses[id(array)] = (array, int(np.array(words)[:2].view(np.int64)[0]))
         return {id(array): self._addresses[id(array)][1] for array in arrays}
 
-    def _located(self, array: mx.array) -> mx.array:
+    def _locate(self, array: mx.array) -> mx.array:
         work = LaunchConfig((("T", array.dtype),), (1, 1, 1), 32, (OutputSpec((4,), mx.int32),))
         return self.run(paged_kernel("locate"), [array, array], work)[0]
 
     def __del__(self) -> None:
-        """Nothing waits for it: whatever was launched has been read."""
+        """All results of what was launched have been read."""
         if self._stream is not None:
             with suppress(CudaError):
                 self.driver.end(self._stream)
@@ -305,11 +305,11 @@ class CudaReplayStage:
 class _CudaReplay:
     def __init__(self, stage: CudaReplayStage, score: GraphCapture) -> None:
         assert score.result is not None
-        places, size = score.layout()
+        offsets, size = score.layout()
         self._stage, self._score = stage, score
         self._memory = stage.memory_for(size)
         base = stage.addresses([self._memory])[id(self._memory)]
-        there = stage.addresses(score.fixed()) | {array: base + place for array, place in places.items()}
+        addresses = stage.addresses(score.fixed()) | {array: base + offset for array, offset in offsets.items()}
         stage.prepare(score.kinds)
         self._graph = stage.launched(
             [
@@ -317,15 +317,15 @@ class _CudaReplay:
                     stage.driver.function(*stage.run.compiled(note.kind)),
                     note.work.groups,
                     note.work.threads,
-                    [there[id(score.origin(array))] for array in (*note.inputs, *note.outputs)],
+                    [addresses[id(score.origin(array))] for array in (*note.inputs, *note.outputs)],
                     note.sizes,
                     note.work.lent,
                 )
                 for note in score.notes
             ]
         )
-        self._spots = _padded_words([places[id(array)] // PLACE_UNIT for array in score.given])
-        self._result, self._taken = places[id(score.result)] // PLACE_UNIT, dict[int, tuple[mx.array, OutputSpec]]()
+        self._spots = _padded_words([offsets[id(array)] // PLACE_UNIT for array in score.given])
+        self._result, self._parts = offsets[id(score.result)] // PLACE_UNIT, dict[int, tuple[mx.array, OutputSpec]]()
         mx.eval(self._spots)
 
     def __call__(self, given: list[mx.array], after: mx.array) -> tuple[mx.array, mx.array]:
@@ -334,13 +334,13 @@ class _CudaReplay:
         return take_result(run, done, self._memory, *self._part(self._score.tokens(given[0]))), done
 
     def _part(self, tokens: int) -> tuple[mx.array, OutputSpec]:
-        """Where so many tokens' result is, and what it is."""
-        if tokens not in self._taken:
+        """The location and the shape of the result of so many tokens."""
+        if tokens not in self._parts:
             result = self._score.result
             assert result is not None
-            made = OutputSpec((tokens, result.shape[1]), result.dtype)
-            self._taken[tokens] = (_padded_words([self._result, made.shape[0] * made.shape[1]]), made)
-        return self._taken[tokens]
+            output = OutputSpec((tokens, result.shape[1]), result.dtype)
+            self._parts[tokens] = (_padded_words([self._result, output.shape[0] * output.shape[1]]), output)
+        return self._parts[tokens]
 
 
 def _padded_words(numbers: Sequence[int]) -> mx.array:

@@ -1,5 +1,4 @@
-"""What a stack of layers needs besides products and attention, and what carries arrays into and out of the memory of
-graphs."""
+"""The kernels of a decode graph besides products and attention, and those that copy its inputs and its result."""
 
 from __future__ import annotations
 
@@ -43,13 +42,13 @@ class RmsNormKernel:
         mx.eval(self.weight, self.eps)
 
     def __call__(self, run: Launcher, states: mx.array, added: mx.array | None) -> tuple[mx.array, mx.array]:
-        """States [tokens, size] with what a layer gave added to them, and these sums normed."""
+        """Hidden states [tokens, size] plus a layer's output, and the sums normed."""
         sums, normed = _launch_norm(run, states, added, self)
         return (states if added is None else sums), normed
 
 
 def add_residual(run: Launcher, states: mx.array, added: mx.array, like: RmsNormKernel) -> mx.array:
-    """Their sum, rounded as plain operations round."""
+    """The sum, rounded like plain operations."""
     return _launch_norm(run, states, added, like, normed=False)[0]
 
 
@@ -84,11 +83,11 @@ def add_bias(run: Launcher, product: mx.array, bias: mx.array) -> mx.array:
     return run(decode_kernel("shift"), [product, bias], work)[0]
 
 
-# For graphs.
+# Inputs and results of graphs
 
 
 def post_inputs(run: Launcher, given: list[mx.array], after: mx.array, memory: mx.array, spots: mx.array) -> mx.array:
-    """Put states, angles, slots, table, rows and, where there are some, adapters where a graph reads them."""
+    """Copy states, angles, slots, table, rows and, where there are some, adapters to a graph's memory."""
     count = max(array.size for array in given)
     groups = min(64, -(-count // (8 * _THREADS)))
     template = (("T", given[0].dtype), ("THREADS", _THREADS))
@@ -98,12 +97,12 @@ def post_inputs(run: Launcher, given: list[mx.array], after: mx.array, memory: m
 
 
 def store_addresses(run: Launcher, addresses: mx.array, place: mx.array, after: mx.array) -> mx.array:
-    """Put addresses where graphs read them, once the device has `after`; gives a token."""
+    """Copy addresses to a graph's memory, behind `after`; returns a token."""
     return run(decode_kernel("lay"), [addresses, after, place], LaunchConfig((), (1, 1, 1), 32, (_token_output(),)))[0]
 
 
 def take_result(run: Launcher, done: mx.array, memory: mx.array, spot: mx.array, made: OutputSpec) -> mx.array:
-    """What a graph made."""
+    """Copy a graph's result out."""
     count = made.shape[0] * made.shape[1]
     groups = min(64, -(-count // (8 * _THREADS)))
     template = (("T", made.dtype), ("THREADS", _THREADS))

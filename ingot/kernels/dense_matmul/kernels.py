@@ -1,7 +1,7 @@
-"""Products of few rows with weights of 16 bits, for NVIDIA GPUs, as fast as memory gives those.
+"""Products of few rows with 16-bit weights for NVIDIA GPUs, at memory bandwidth.
 
-How products are cut is what is fastest, never what is right: `spans` decides in which order a product is summed,
-whatever its outputs and rows, and all the rest changes no bits.
+Tuning affects speed, never results: only `spans` determines the order in which a product is summed, whatever its
+outputs and rows; nothing else changes any bits.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ingot.kernels.gpu.kernel_source import Kernel, KernelTemplate, LaunchConfig
 from ingot.kernels.gpu.launcher import Launched, Launcher, required_launcher
 
 LINE = 64
-"""Columns that spans are multiples of: what memory gives at once."""
+"""Spans are multiples of so many columns: a memory transaction."""
 WIDTHS = (8, 16, 32)
-"""Rows that a kernel multiplies at most."""
+"""The most rows of each kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterCut:
-    """For few rows: weights go to registers."""
+    """For few rows: weights are loaded to registers."""
 
     warps: int  # that share the columns
     tiles: int  # of sixteen outputs
-    depth: int  # stages of weights that are on their way to a warp
+    depth: int  # stages of weights that a warp prefetches
 
     split: ClassVar[int] = 1
 
@@ -38,29 +38,29 @@ class RegisterCut:
 
     @property
     def outputs(self) -> int:
-        """Of a group of threads."""
+        """Outputs of a group of threads."""
         return self.tiles * 16
 
 
 @dataclass(frozen=True, slots=True)
 class StreamCut:
-    """For rows that are many: weights and activations pass through shared memory, by copies."""
+    """For more rows: weights and activations are copied to shared memory asynchronously."""
 
-    warps: int  # that take other outputs each
-    tiles: int  # of sixteen outputs that a warp multiplies by
-    stages: int  # in shared memory, of which all but one are on their way
-    split: int = 1  # groups of threads that share the columns; what they found is joined by a second kernel
+    warps: int  # each with other outputs
+    tiles: int  # of sixteen outputs of a warp
+    stages: int  # in shared memory, all but one of which are being copied
+    split: int = 1  # groups of threads that share the columns (split-K); a second kernel sums their results
 
     def __str__(self) -> str:
         return f"stream of {self.stages}, {self.warps} warps/{self.split}, {self.tiles} tiles"
 
     @property
     def outputs(self) -> int:
-        """Of a group of threads."""
+        """Outputs of a group of threads."""
         return self.warps * self.tiles * 16
 
     def lent(self, width: int) -> int:
-        """Bytes of shared memory that so many rows take."""
+        """Bytes of shared memory for so many rows."""
         return self.stages * (self.outputs + width) * LINE * 2
 
 
@@ -80,15 +80,15 @@ class DenseTuning:
 DENSE_TUNING = DenseTuning()
 _IN_REGISTERS = (RegisterCut(8, 1, 2), RegisterCut(8, 1, 2), RegisterCut(8, 2, 2))
 TUNING_CHOICES = (DENSE_TUNING, DenseTuning(few=_IN_REGISTERS, many=_IN_REGISTERS))
-"""The fastest first; the other ones' bits are the same."""
+"""The fastest first; all give the same bits."""
 
 
 SOURCE = Path(__file__).parent / "source"
 DTYPES = (mx.float16, mx.bfloat16)
 MOST_ROWS = 32
-"""Up to which it is as fast as MLX's own, which multiply more of them better."""
+"""For more, MLX's own products are faster."""
 CHUNK = 8
-"""Columns come in so many: they are read at once."""
+"""Columns are read in chunks of so many."""
 ENDS = {
     "multiply": (),
     "multiply_biased": ("bias",),
@@ -97,9 +97,9 @@ ENDS = {
     "multiply_gated": (),
     "multiply_parted": (),
 }
-"""What becomes of a product, and what that takes."""
+"""Epilogues of a product, and their inputs."""
 JOINING = 8
-"""Warps of a group that joins parts."""
+"""Warps of a group that sums split products."""
 
 
 @cache
@@ -111,14 +111,14 @@ def dense_kernel(name: str) -> Kernel:
 
 @cache
 def streaming_kernel(name: str) -> Kernel:
-    """The same for rows that are many."""
+    """The same for more rows."""
     inputs, body = ("given", "weight", *ENDS[name]), read_source(SOURCE / "stream.h")
     return Kernel("dense", f"stream_{name}", inputs, ("y",), _header(name), body, True)
 
 
 @cache
 def joining_kernel(name: str) -> Kernel:
-    """For parts of a product that would have been `name`'s."""
+    """Sums split products, with the epilogue of `name`."""
     return Kernel(
         "dense", f"join_{name}", ("sums", *ENDS[name]), ("y",), _header(name), read_source(SOURCE / "join.h"), True
     )
@@ -134,14 +134,14 @@ def _header(name: str) -> str:
 
 
 class DenseWeights(NamedTuple):
-    """A layer's: weight [outputs, columns] and bias [outputs] of one format."""
+    """A layer's weight [outputs, columns] and bias [outputs], of one dtype."""
 
     weight: mx.array
     bias: mx.array | None = None
 
     @property
     def kind(self) -> tuple[mx.Dtype, tuple[int, ...], bool]:
-        """What kernels for it depend on."""
+        """What its kernels depend on."""
         return self.weight.dtype, self.weight.shape, self.bias is not None
 
     @property
@@ -156,8 +156,8 @@ class DenseWeights(NamedTuple):
 
 
 class DenseProduct(Launched):
-    """Multiplies up to 32 rows x [rows, columns] by weight [outputs, columns], all arrays of one format, weights one
-    behind another in memory. The bits of a row depend on it and the weights alone."""
+    """Multiplies up to 32 rows x [rows, columns] by contiguous weight [outputs, columns], all of one dtype. The bits of
+    a row depend only on it and the weights."""
 
     def __init__(self, run: Launcher, tuning: DenseTuning = DENSE_TUNING) -> None:
         self._run, self._tuning = run, tuning
@@ -175,7 +175,7 @@ class DenseProduct(Launched):
     def launched(
         self, x: mx.array, weight: mx.array, *, bias: mx.array | None = None, residual: mx.array | None = None
     ) -> mx.array:
-        """The same of what is in contiguous memory."""
+        """The same for contiguous inputs."""
         inputs, name = [x, weight], "multiply"
         if bias is not None:
             inputs, name = [*inputs, bias], f"{name}_biased"
@@ -184,14 +184,14 @@ class DenseProduct(Launched):
         return self._launched(name, inputs)
 
     def gated(self, x: mx.array, weight: mx.array) -> mx.array:
-        """silu(gate) * up, [rows, outputs / 2], of weights of both, the gate's first: the bits of MLX's operations on
-        products by each. x is in contiguous memory."""
+        """silu(gate) * up, [rows, outputs / 2], with the weights of both concatenated, the gate's first: the same bits
+        as MLX's operations on the two products. x is contiguous."""
         return self._launched("multiply_gated", [x, weight], parts=2)
 
     def _launched(self, name: str, inputs: list[mx.array], parts: int = 1) -> mx.array:
         rows, dtype, shape = inputs[0].shape[0], inputs[1].dtype, inputs[1].shape
         plan = self._plans.get((name, rows, dtype, shape))
-        if plan is None:  # once a shape: choosing is most of Python's part of a launch
+        if plan is None:  # once for each shape: planning is most of a launch's Python time
             plan = self._plans[name, rows, dtype, shape] = self._plan(name, rows, dtype, shape, parts)
         if plan.joining is None:
             return self._run(plan.kernel, inputs, plan.work)[0]
@@ -217,7 +217,7 @@ class DenseProduct(Launched):
 
 
 class _Plan(NamedTuple):
-    """The launches of a product: one, or one for sums of parts of the columns and one that joins them."""
+    """The launches of a product: one, or one for split-K sums and one that adds them up."""
 
     kernel: Kernel
     work: LaunchConfig

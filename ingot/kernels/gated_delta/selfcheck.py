@@ -1,5 +1,5 @@
-"""The gated delta rule's kernels against plain operations in float32, on the device at hand: what differs, or does not
-compile, is not used. Each kind of layer is compared once.
+"""The gated delta rule's kernels are compared with plain operations in float32 on the device at hand: a kernel that
+differs or does not compile is not used. Each kind of layer is compared once.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ingot.kernels.selfcheck import BOUNDS, Case, Verdicts, check_cases
 
 
 class CheckedDelta(Verdicts[tuple[DeltaShape, mx.Dtype], bool]):
-    """Those of a device. On Metal mlx-lm has one of its own."""
+    """The gated delta kernels of a device. Metal uses mlx-lm's."""
 
     def of(
         self, shape: DeltaShape, dtype: mx.Dtype, *, filter: mx.array, a_log: mx.array, dt_bias: mx.array
     ) -> DeltaKernels | None:
-        """None where there are no kernels for such a layer that are right."""
-        if self._device.kind == "metal" or not self._way(
+        """None where there are no right kernels for such a layer."""
+        if self._device.kind == "metal" or not self._first_right(
             (shape, dtype), [True], lambda _: shape.unsupported() or check_delta_kernels(self._device, shape, dtype)
         ):
             return None
@@ -30,15 +30,15 @@ class CheckedDelta(Verdicts[tuple[DeltaShape, mx.Dtype], bool]):
 
 
 PIECES = ((0, 1, 2, 9), (1, 19, 0, 0), (20, 3, 3, 1))
-"""Rows of a pass: first token, tokens, slot, and how many came before. One slot is nobody's."""
+"""Rows of a forward pass: first token, tokens, slot, and how many came before. One slot is unused."""
 SLOTS = 4
 
 
 def check_delta_kernels(device: Device, shape: DeltaShape, dtype: mx.Dtype) -> str | None:
-    """What is wrong with the kernels for such layers on this device; None where they are right."""
+    """The first wrong kernel for such layers on this device; None where all are right."""
     random = np.random.default_rng(3)
-    filter = _drawn(random, shape.channels, shape.taps, 1)
-    decays = {name: _drawn(random, shape.value_heads) for name in ("a_log", "dt_bias")}
+    filter = _random(random, shape.channels, shape.taps, 1)
+    decays = {name: _random(random, shape.value_heads) for name in ("a_log", "dt_bias")}
     return check_cases(
         device,
         lambda: delta_kernels(device, shape, dtype, filter=filter, **decays),
@@ -49,14 +49,14 @@ def check_delta_kernels(device: Device, shape: DeltaShape, dtype: mx.Dtype) -> s
 def _cases(kernels: DeltaKernels, dtype: mx.Dtype, filter: mx.array, decays: dict[str, Any]) -> Iterator[Case]:
     shape, random, bound = kernels.shape, np.random.default_rng(4), BOUNDS[dtype]
     tokens = sum(count for _, count, _, _ in PIECES)
-    x, a, b = (_drawn(random, tokens, size).astype(dtype) for size in (shape.channels, *[shape.value_heads] * 2))
-    tails = _drawn(random, SLOTS, *shape.tail).astype(dtype).astype(mx.float32)
-    states = _drawn(random, SLOTS, *shape.state) * 0.3
+    x, a, b = (_random(random, tokens, size).astype(dtype) for size in (shape.channels, *[shape.value_heads] * 2))
+    tails = _random(random, SLOTS, *shape.tail).astype(dtype).astype(mx.float32)
+    states = _random(random, SLOTS, *shape.state) * 0.3
     before = [mx.array(np.array(part)) for part in (tails, states)]
     spans = DeltaSpans.of(PIECES, keep=[True, False, True])
     convolved = kernels.convolve(x, spans, tails)
-    y, kept = kernels.advance(convolved, a, b, spans, states)
-    mx.eval(convolved, y, kept)
+    y, earlier = kernels.advance(convolved, a, b, spans, states)
+    mx.eval(convolved, y, earlier)
     for first, count, slot, start in PIECES:
         mine, fresh = slice(first, first + count), start == 0
         tail, state = (mx.zeros_like(part[slot]) if fresh else part[slot] for part in before)
@@ -67,14 +67,14 @@ def _cases(kernels: DeltaKernels, dtype: mx.Dtype, filter: mx.array, decays: dic
         yield Case(f"advance differs over {count} tokens", y[mine], read, bound)
         yield Case(f"advance differs over {count} tokens", states[slot], after[-1], bound)
         if not fresh:
-            said = f"advance keeps other states than those after each of {count} tokens"
-            yield Case(said, kept[:1] if count == 1 else kept[1:], after, bound)
+            message = f"advance returns other states than those after each of {count} tokens"
+            yield Case(message, earlier[:1] if count == 1 else earlier[1:], after, bound)
     idle = next(slot for slot in range(SLOTS) if slot not in {piece[2] for piece in PIECES})
     for now, was in zip((tails, states), before, strict=True):
         yield Case("another row's states were written", now[idle], was[idle])
 
 
-def _drawn(random: np.random.Generator, *sizes: int) -> mx.array:
+def _random(random: np.random.Generator, *sizes: int) -> mx.array:
     return mx.array(random.standard_normal(sizes, np.float32))
 
 
@@ -99,7 +99,8 @@ def plain_delta_rule(
     dt_bias: mx.array,
     eps: float = 1e-6,
 ) -> tuple[mx.array, mx.array]:
-    """What x [tokens, channels] reads of a state [value heads, value, key size], and the states after each token."""
+    """The output of x [tokens, channels] with a state [value heads, value, key size], and the states after each
+    token."""
     keys, group = shape.key_heads * shape.key_size, shape.value_heads // shape.key_heads
     q, k, v = mx.split(x.astype(mx.float32), [keys, 2 * keys], axis=-1)
     q, k = (_unit_length(part.reshape(-1, shape.key_heads, shape.key_size), eps) for part in (q, k))
@@ -110,8 +111,8 @@ def plain_delta_rule(
     read, states = [], []
     for token in range(x.shape[0]):
         state = state * decays[token][:, None, None]
-        known = mx.sum(state * k[token][:, None], axis=-1)
-        delta = (v[token] - known) * strengths[token][:, None]
+        recalled = mx.sum(state * k[token][:, None], axis=-1)
+        delta = (v[token] - recalled) * strengths[token][:, None]
         state = state + delta[..., None] * k[token][:, None]
         read.append(mx.sum(state * q[token][:, None], axis=-1))
         states.append(state)

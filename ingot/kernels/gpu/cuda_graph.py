@@ -1,11 +1,11 @@
-"""CUDA graphs: building them by CUDA's driver, and launching them on MLX's own stream.
+"""CUDA graphs: built with the CUDA driver, and launched on MLX's own stream.
 
-The driver is called by ctypes, in the context that MLX computes in. A launch through MLX costs the host microseconds, a
-launch of a whole graph costs it about as much: so what is the same at every step is put into one.
+The driver is called by ctypes, in MLX's context. Launching a kernel through MLX costs the host microseconds, and
+launching a whole graph about as much: so what is the same at every step becomes one graph.
 
-The extension of MLX that launches graphs (`source/graph_launch.cpp`) is compiled against the MLX that is installed,
-once for each version, and lies beside the cubin cache. Without a C++ compiler there is none: then the host orders
-steps, which is slower, and the ready line says so. Only the engine thread may call anything here.
+The MLX extension that launches graphs (`source/graph_launch.cpp`) is compiled against the installed MLX, once for each
+version, and stored next to the cubin cache. Without a C++ compiler there is none: then the host synchronises steps,
+which is slower, and the ready line says so. Only the engine thread may call anything here.
 """
 
 from __future__ import annotations
@@ -38,30 +38,31 @@ NON_BLOCKING = 1
 
 
 COMPUTE_CAPABILITY = 75
-"""The attribute of a device that is its compute capability, before the dot."""
+"""The device attribute of the major compute capability."""
 SHARED_MEMORY_ATTRIBUTE = 8
-"""The attribute of a kernel that is how much shared memory launches of it may ask for."""
+"""The kernel attribute of the most dynamic shared memory."""
 OVERLAPPING_CAPABILITY = 9
-"""The first one whose kernels wait by themselves."""
+"""The first one with programmatic dependent launch."""
 
 
 class CudaError(RuntimeError):
-    """The driver is not there, or refuses something."""
+    """The driver is missing, or a call failed."""
 
 
 class GraphKernelLaunch(NamedTuple):
-    """A kernel, its groups and threads, the addresses of its arrays, and the numbers behind those."""
+    """A kernel, its groups and threads, the addresses of its arrays, and its scalar arguments."""
 
     function: int
     groups: tuple[int, int, int]
     threads: int
     addresses: Sequence[int]
     numbers: Sequence[int]
-    lent: int = 0  # bytes of shared memory that it asks for
+    lent: int = 0  # bytes of dynamic shared memory
 
 
 class _Edge(ctypes.Structure):
-    """Between kernels: the second may begin once all groups of the first have said so, and waits for its end itself."""
+    """A programmatic dependency: the second kernel may start once all groups of the first allow it, and waits for the
+    first one's end itself."""
 
     _fields_ = (*((name, ctypes.c_ubyte) for name in ("begin", "end", "kind")), ("reserved", ctypes.c_ubyte * 5))
 
@@ -78,7 +79,7 @@ class _KernelNode(ctypes.Structure):
 
 
 class CudaDriver:
-    """Of the device that MLX uses, which it has begun to use."""
+    """The driver of the device that MLX uses, once MLX has initialised it."""
 
     def __init__(self, library: ctypes.CDLL, device: int = 0) -> None:
         """Raises CudaError."""
@@ -90,12 +91,11 @@ class CudaDriver:
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), number)
         self.enter()
         self.overlaps = self._attribute(number, COMPUTE_CAPABILITY) >= OVERLAPPING_CAPABILITY
-        """Whether a kernel of a graph begins before the one before it ends."""
+        """Whether a kernel of a graph may start before the previous one ends."""
 
     @classmethod
     def find(cls) -> CudaDriver:
-        """The one of this process, whose kernels are loaded once however many models use them. Raises CudaError where
-        there is none."""
+        """This process's driver, which loads each kernel once for all models. Raises CudaError where there is none."""
         try:
             found = _process_driver()
         except OSError as error:
@@ -104,7 +104,7 @@ class CudaDriver:
         return found
 
     def enter(self) -> None:
-        """Let the thread that calls this use the device."""
+        """Make the device's context current in this thread."""
         self._call("cuCtxSetCurrent", self._context)
 
     def _attribute(self, device: ctypes.c_int, which: int) -> int:
@@ -127,36 +127,37 @@ class CudaDriver:
         return _handle_value(stream)
 
     def end(self, stream: int) -> None:
-        """What is on it is still done."""
+        """Destroy a stream once its work is done."""
         self._call("cuStreamDestroy_v2", ctypes.c_void_p(stream))
 
     def graph(self, launches: Sequence[GraphKernelLaunch]) -> int:
-        """Each waits for the one before it, by itself where the device knows how to (`AFTER_OTHERS`)."""
-        graph, whole = ctypes.c_void_p(), ctypes.c_void_p()
+        """An instantiated graph in which each kernel waits for the previous one, by itself where the device can
+        (`AFTER_OTHERS`)."""
+        graph, instance = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuGraphCreate", ctypes.byref(graph), 0)
         try:
-            before: ctypes.c_void_p | None = None
+            previous: ctypes.c_void_p | None = None
             for launch in launches:
-                before = self._added(graph, launch, before)
-            self._call("cuGraphInstantiateWithFlags", ctypes.byref(whole), graph, ctypes.c_uint64(0))
+                previous = self._add_kernel(graph, launch, previous)
+            self._call("cuGraphInstantiateWithFlags", ctypes.byref(instance), graph, ctypes.c_uint64(0))
         finally:
             self._call("cuGraphDestroy", graph)
-        return _handle_value(whole)
+        return _handle_value(instance)
 
-    def _added(
-        self, graph: ctypes.c_void_p, launch: GraphKernelLaunch, before: ctypes.c_void_p | None
+    def _add_kernel(
+        self, graph: ctypes.c_void_p, launch: GraphKernelLaunch, previous: ctypes.c_void_p | None
     ) -> ctypes.c_void_p:
         if launch.lent:
             self._call("cuFuncSetAttribute", ctypes.c_void_p(launch.function), SHARED_MEMORY_ATTRIBUTE, launch.lent)
         values: list[Any] = [ctypes.c_uint64(address) for address in launch.addresses]
         values += [ctypes.c_int(number) for number in launch.numbers]
         arguments = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        described = _KernelNode(launch.function, *launch.groups, launch.threads, 1, 1, launch.lent, arguments)
+        parameters = _KernelNode(launch.function, *launch.groups, launch.threads, 1, 1, launch.lent, arguments)
         node, none = ctypes.c_void_p(), ctypes.c_size_t(0)
-        self._call("cuGraphAddKernelNode_v2", ctypes.byref(node), graph, None, none, ctypes.byref(described))
-        if before is not None:
+        self._call("cuGraphAddKernelNode_v2", ctypes.byref(node), graph, None, none, ctypes.byref(parameters))
+        if previous is not None:
             edge = _Edge(begin=self.overlaps, kind=self.overlaps)
-            both = (ctypes.byref(before), ctypes.byref(node), ctypes.byref(edge))
+            both = (ctypes.byref(previous), ctypes.byref(node), ctypes.byref(edge))
             self._call("cuGraphAddDependencies_v2", graph, *both, ctypes.c_size_t(1))
         return node
 
@@ -164,7 +165,7 @@ class CudaDriver:
         self._call("cuGraphLaunch", ctypes.c_void_p(graph), ctypes.c_void_p(stream))
 
     def forget(self, graph: int) -> None:
-        """Whoever launched it may still be waiting for it."""
+        """Destroy a graph, which may still be running."""
         self._call("cuGraphExecDestroy", ctypes.c_void_p(graph))
 
     def synchronize(self, stream: int) -> None:
@@ -176,9 +177,9 @@ class CudaDriver:
         except AttributeError as error:
             raise CudaError(f"{DRIVER_LIBRARY} has no {name}: it is too old") from error
         if result != 0:
-            said = ctypes.c_char_p()
-            self._library.cuGetErrorString(result, ctypes.byref(said))
-            raise CudaError(f"{name}: {(said.value or b'unknown').decode(errors='replace')} ({result})")
+            message = ctypes.c_char_p()
+            self._library.cuGetErrorString(result, ctypes.byref(message))
+            raise CudaError(f"{name}: {(message.value or b'unknown').decode(errors='replace')} ({result})")
 
 
 @cache
@@ -199,7 +200,7 @@ COMPILER_OPTIONS = (
     *("-DNDEBUG", "-DNB_DOMAIN=mlx"),  # MLX's domain: the extension shares its array type
 )
 STAND_INS = ("cuda.h", "cuda_runtime.h", "fmt/format.h")
-"""Headers that MLX's own include. What they would declare, the source declares."""
+"""Headers that MLX's own include, left empty: the source declares what it needs of them."""
 COMPILER_LIMIT_S = 300
 
 
@@ -209,7 +210,7 @@ class ExtensionBuildError(RuntimeError):
 
 @cache
 def graph_extension() -> Any:
-    """The module, with `Graph` and `launch`. Raises BuildError; the same one however often it is asked for."""
+    """The module, with `Graph` and `launch`. Raises ExtensionBuildError, the same one at every call."""
     found = _find_graph_extension()
     if isinstance(found, ExtensionBuildError):
         raise found
@@ -229,20 +230,20 @@ def _find_graph_extension() -> Any:
 
 
 def build_graph_extension(folder: Path) -> Path:
-    """The compiled extension in `folder`. Raises BuildError or OSError."""
+    """The compiled extension in `folder`. Raises ExtensionBuildError or OSError."""
     target = folder / f"{EXTENSION_MODULE}-{_extension_key()}.so"
     if not target.exists():
         began = time.monotonic()
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".") as aside:
-            made = Path(aside) / target.name
-            _run_compiler([*compiler_command(Path(aside)), "-o", str(made)])
-            made.replace(target)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".") as temporary:
+            built = Path(temporary) / target.name
+            _run_compiler([*compiler_command(Path(temporary)), "-o", str(built)])
+            built.replace(target)
         log.info("the extension that launches graphs was compiled, in %.1f s", time.monotonic() - began)
     return target
 
 
 def load_graph_extension(file: Path) -> Any:
-    """Raises BuildError."""
+    """Raises ExtensionBuildError."""
     loader = ExtensionFileLoader(EXTENSION_MODULE, str(file))
     spec = importlib.util.spec_from_file_location(EXTENSION_MODULE, file, loader=loader)
     assert spec is not None
@@ -254,8 +255,8 @@ def load_graph_extension(file: Path) -> Any:
     return module
 
 
-def compiler_command(aside: Path) -> list[str]:
-    """All but where the result goes; empty headers are put into `aside`. Raises BuildError."""
+def compiler_command(headers_folder: Path) -> list[str]:
+    """All but the output; empty headers are put into `headers_folder`. Raises ExtensionBuildError."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX") or "g++", "c++", "clang++"))), None)
     if compiler is None:
         raise ExtensionBuildError("no C++ compiler is found: install g++")
@@ -266,17 +267,17 @@ def compiler_command(aside: Path) -> list[str]:
     if nanobind is None:
         raise ExtensionBuildError(f"nanobind is not installed: run {install_command(['nanobind>=3.1,<3.2'])}")
     for header in STAND_INS:
-        (aside / header).parent.mkdir(exist_ok=True)
-        (aside / header).touch()
+        (headers_folder / header).parent.mkdir(exist_ok=True)
+        (headers_folder / header).touch()
     mlx = _mlx_folder()
     headers = (nanobind / "include", nanobind / "ext/robin_map/include", python)
-    foreign = [option for folder in (aside, mlx / "include", *headers) for option in ("-isystem", str(folder))]
+    foreign = [option for folder in (headers_folder, mlx / "include", *headers) for option in ("-isystem", str(folder))]
     sources = (str(EXTENSION_SOURCE), str(nanobind / "src/nb_combined.cpp"))
     return [compiler, *COMPILER_OPTIONS, *foreign, *sources, f"-L{mlx / 'lib'}", "-lmlx", "-ldl"]
 
 
 def _extension_key() -> str:
-    """Of everything that the extension depends on."""
+    """A digest of everything that the extension depends on."""
     versions = (
         importlib.metadata.version("mlx"),
         importlib.metadata.version("nanobind") if _package_folder("nanobind") else "none",

@@ -1,6 +1,6 @@
-"""Kernels' sources. A kernel is a body in the common subset of CUDA, Metal and C++, behind a prelude for each.
+"""Kernel sources. A kernel is a body in the common subset of CUDA, Metal and C++, behind a prelude for each.
 
-A kind of kernel is a source and all that is settled when it is compiled; `cuda_program` is what CUDA compiles for one.
+A kernel kind is a source with all compile-time parameters; `cuda_program` is what CUDA compiles for one.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import mlx.core as mx
 
 Prelude = Literal["cuda", "metal", "emulator"]
 KernelTemplate = tuple[tuple[str, "int | bool | mx.Dtype"], ...]
-"""Names in a body that stand for something else in each kernel that is made of it."""
+"""Compile-time parameters of a body."""
 SOURCE = Path(__file__).parent / "source"
 
 
 class Kernel(NamedTuple):
-    """A body, what it begins with, and what its arguments are called."""
+    """A body, its header, and the names of its arguments."""
 
     room: str
     name: str
@@ -30,7 +30,7 @@ class Kernel(NamedTuple):
     outputs: tuple[str, ...]
     header: str
     body: str
-    matrix: bool = False  # it multiplies by matrix units
+    matrix: bool = False  # it uses matrix units
 
 
 class OutputSpec(NamedTuple):
@@ -39,17 +39,17 @@ class OutputSpec(NamedTuple):
 
 
 class LaunchConfig(NamedTuple):
-    """How a kernel is run: in groups of so many threads, and what it gives."""
+    """How a kernel is launched: groups, threads of a group, and outputs."""
 
     template: KernelTemplate
     groups: tuple[int, int, int]
     threads: int
     outputs: tuple[OutputSpec, ...]
-    lent: int = 0  # bytes of shared memory beside what the text declares (`LENT_FLOATS`)
+    lent: int = 0  # bytes of dynamic shared memory (`LENT_FLOATS`)
 
 
 class KernelText(NamedTuple):
-    name: str  # another one for another text: what is compiled is kept by name
+    name: str  # includes a digest of the text, since compiled kernels are cached by name
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     header: str
@@ -66,7 +66,7 @@ def kernel_text(kernel: Kernel, prelude: Prelude) -> KernelText:
 
 
 def read_source(file: Path) -> str:
-    """A file without comments and indentation: mlx puts the text together anew at every call."""
+    """A file without comments and indentation, as mlx assembles the text at every call."""
     lines = (re.sub(r"\s*//.*", "", line).strip() for line in file.read_text().splitlines())
     return "".join(f"{line}\n" for line in lines if line)
 
@@ -91,11 +91,11 @@ typedef signed char int8_t; typedef short int16_t; typedef int int32_t; typedef 
 typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t;
 typedef unsigned long uint64_t;
 """
-"""What the prelude takes for granted. Headers of MLX and cooperative groups would take seconds to compile."""
+"""What the prelude needs. Headers of MLX and cooperative groups would take seconds to compile."""
 
 
 AFTER_OTHERS = "AFTER_OTHERS()"
-"""Where a kernel in a graph waits for the one before it: what it reads behind it may be that one's."""
+"""Where a kernel in a graph waits for the previous one, before it reads that one's outputs."""
 
 
 class KernelKind(NamedTuple):
@@ -107,12 +107,12 @@ class KernelKind(NamedTuple):
 
 
 class CudaProgram(NamedTuple):
-    """A function `name`: arrays in, arrays out, then the sizes of those inputs whose shapes it reads."""
+    """A function `name`, with inputs, outputs, and the sizes of inputs whose shapes it reads."""
 
     name: str
     source: str
     shaped: tuple[int, ...]  # inputs whose sizes are passed
-    strided: tuple[int, ...]  # inputs that lie as their sizes say, one number behind another
+    strided: tuple[int, ...]  # inputs that must be contiguous
 
 
 def kernel_kind(kernel: Kernel, inputs: list[mx.array], work: LaunchConfig) -> KernelKind:
@@ -127,7 +127,8 @@ def kernel_kind(kernel: Kernel, inputs: list[mx.array], work: LaunchConfig) -> K
 
 @cache
 def leading_inputs(kernel: Kernel) -> Callable[[list[mx.array]], Iterable[mx.array]]:
-    """Takes those of its inputs whose dtypes tell its kinds apart: of inputs named alike but for a number the first."""
+    """Selects the inputs whose dtypes distinguish its kinds: of inputs whose names differ only in a number, the
+    first."""
     names: dict[str, int] = {}
     for number, name in enumerate(kernel.inputs):
         names.setdefault(re.sub(r"_\d+$", "_", name), number)
@@ -136,7 +137,7 @@ def leading_inputs(kernel: Kernel) -> Callable[[list[mx.array]], Iterable[mx.arr
 
 
 class LaunchRehearsal:
-    """A launcher that runs nothing and notes what it would have to compile."""
+    """A launcher that runs nothing and records what it would have to compile."""
 
     def __init__(self) -> None:
         self.kinds: dict[KernelKind, None] = {}
@@ -147,7 +148,7 @@ class LaunchRehearsal:
 
 
 def cuda_program(kind: KernelKind) -> CudaProgram:
-    """The signature is our own: MLX passes no shapes or strides to what it did not compile."""
+    """The signature is our own, as MLX passes no shapes or strides to kernels that it did not compile."""
     text, sizes = kernel_text(kind.kernel, "cuda"), _size_names(kind)
     arguments = [f"const {TYPES[dtype]}* {name}" for name, dtype in zip(text.inputs, kind.inputs, strict=True)]
     arguments += [f"{TYPES[dtype]}* {name}" for name, dtype in zip(text.outputs, kind.outputs, strict=True)]
@@ -173,7 +174,7 @@ def _inputs_read(kernel: Kernel, what: str) -> tuple[int, ...]:
 
 
 def _size_names(kind: KernelKind) -> dict[str, list[str]]:
-    """By the input, what its sizes are called."""
+    """By input, the names of its sizes."""
     names = [kind.kernel.inputs[number] for number in shaped_inputs(kind.kernel)]
     return {
         name: [f"{name}_size_{axis}" for axis in range(count)]
@@ -201,4 +202,4 @@ def _constants(template: KernelTemplate) -> list[str]:
 
 
 RehearsedWork = Callable[[LaunchRehearsal], object]
-"""Launches by what it is given all that will be launched later."""
+"""Launches, by the passed launcher, all kernels that will be launched later."""

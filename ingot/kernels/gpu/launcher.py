@@ -1,7 +1,7 @@
-"""How a kernel gets to a device: compiled by ourselves on CUDA, by MLX on Metal, else run by the emulator.
+"""Launching kernels: compiled by ourselves on CUDA, by MLX on Metal, and otherwise run by the emulator.
 
-On CUDA kernels are compiled several at once, cached in files, and launched by MLX. What cannot be compiled, or does not
-run when it is first met, is compiled by MLX instead.
+On CUDA kernels are compiled several at a time, cached in files, and launched by MLX. A kernel that cannot be compiled,
+or fails on first use, is compiled by MLX instead.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ log = logging.getLogger("ingot.kernels")
 
 
 class Launcher(Protocol):
-    """Runs a kernel on arrays and gives its outputs. Kernels may write to their inputs, in place. A template and how
-    wide numbers are settle the dtypes of all arrays, and inputs named alike but for a number have the same."""
+    """Runs a kernel on arrays and returns its outputs. Kernels may write to their inputs in place. The template and
+    item sizes determine the dtypes of all arrays; inputs whose names differ only in a number have the same dtype."""
 
     def __call__(self, kernel: Kernel, inputs: list[mx.array], work: LaunchConfig) -> list[mx.array]: ...
 
 
 class Launched:
-    """What launches kernels, which may be the same kernels by another launcher."""
+    """The base of what launches kernels; `by` returns the same with another launcher."""
 
     _run: Launcher
 
@@ -68,10 +68,10 @@ class Launched:
 
 
 class MlxLauncher:
-    """Compiles at the first call of each kind; lazy, like any operation of MLX."""
+    """Compiles on the first call of each kind; lazy, like any MLX operation."""
 
     def __init__(self, prelude: Prelude, compilation: CompilationStats | None = None) -> None:
-        """`compilation_stats` says why kernels are compiled here that might be compiled elsewhere."""
+        """`compilation` says why MLX compiles kernels that we would otherwise compile."""
         self.compilation = compilation
         self._prelude: Prelude = prelude
         self._make: Callable[..., Any] = mx.fast.cuda_kernel if prelude == "cuda" else mx.fast.metal_kernel
@@ -98,8 +98,8 @@ class MlxLauncher:
             output_names=list(text.outputs),
             source=text.body,
             header=text.header,
-            ensure_row_contiguous=False,  # a copy would be written instead of what it is of
-            **({"shared_memory": lent} if lent else {}),  # which Metal has none of
+            ensure_row_contiguous=False,  # a copy would be written instead of the original
+            **({"shared_memory": lent} if lent else {}),  # Metal has none
         )
         self._made[kernel, lent] = run
         return run
@@ -107,7 +107,7 @@ class MlxLauncher:
 
 @cache
 def kernel_launcher(device: Device) -> Launcher | None:
-    """What runs kernels on this device; None where nothing does."""
+    """The launcher for this device; None where there is none."""
     if device.kind == "cpu":
         return None
     if acting_as() is not None or mx.default_device().type == mx.cpu:
@@ -116,7 +116,7 @@ def kernel_launcher(device: Device) -> Launcher | None:
 
 
 def required_launcher(device: Device) -> Launcher:
-    """The same. Raises ValueError where nothing does."""
+    """The same. Raises ValueError where there is none."""
     run = kernel_launcher(device)
     if run is None:
         raise ValueError(f"no kernels for {device.name}")
@@ -124,7 +124,7 @@ def required_launcher(device: Device) -> Launcher:
 
 
 def compile_kernels(device: Device, rehearsed: RehearsedWork) -> None:
-    """Compile at once all that `rehearsed` launches, where compiling is ours to do."""
+    """Compile all kernels that `rehearsed` launches, where we compile them."""
     run = kernel_launcher(device)
     if isinstance(run, CudaLauncher | Emulator):
         rehearsal = LaunchRehearsal()
@@ -133,7 +133,7 @@ def compile_kernels(device: Device, rehearsed: RehearsedWork) -> None:
 
 
 def compilation_stats(device: Device) -> CompilationStats | None:
-    """What was compiled for it so far; None where compiling is not ours to do."""
+    """What was compiled so far; None where we do not compile kernels."""
     run = kernel_launcher(device)
     return run.compilation if isinstance(run, CudaLauncher | MlxLauncher) else None
 
@@ -159,35 +159,35 @@ def _mlx_kernel_folder() -> MlxKernelFolder | None:
     try:
         return MlxKernelFolder.usual()
     except OSError as error:
-        log.warning("compiled kernels cannot be laid where MLX finds them: %s", error)
+        log.warning("compiled kernels cannot be put where MLX finds them: %s", error)
         return None
 
 
 MOST_THREADS = 16
 KernelRun = Callable[[list[mx.array], LaunchConfig], list[mx.array]]
 ITEM_SIZE = attrgetter("itemsize")
-"""Of an array's numbers: beside the template enough to know their dtypes by, and sooner had than those."""
+"""With the template it determines an array's dtype, and is faster to get."""
 _KernelRuns = dict[tuple[KernelTemplate, tuple[int, ...]], KernelRun]
 
 
 @dataclass(slots=True)
 class CompilationStats:
-    """What became of all kinds that were met."""
+    """How kernels were compiled so far."""
 
-    folder: Path | None = None  # where they are kept
+    folder: Path | None = None  # of the cubin cache
     compiled: int = 0
-    found: int = 0  # in there
+    found: int = 0  # in the cache
     seconds: float = 0.0
     by_mlx: dict[str, str] = field(default_factory=dict)
     """Kernels that MLX compiles instead, and why."""
 
     def __str__(self) -> str:
-        whence = f", {self.found} found in {self.folder}" if self.found else ""
-        return f"{self.compiled} compiled{whence}, in {self.seconds:.1f} s"
+        cached = f", {self.found} found in {self.folder}" if self.found else ""
+        return f"{self.compiled} compiled{cached}, in {self.seconds:.1f} s"
 
     @property
     def slower(self) -> str | None:
-        """What takes longer than it could, and why."""
+        """What takes longer than it could and why, if anything."""
         if not self.by_mlx:
             return None
         reasons = ", ".join(f"{kernel} ({why})" for kernel, why in sorted(self.by_mlx.items()))
@@ -195,7 +195,7 @@ class CompilationStats:
 
 
 class CudaLauncher:
-    """A launcher. What cannot be compiled, or does not run when it is first met, goes through `otherwise`."""
+    """A launcher. A kernel that cannot be compiled, or fails on first use, goes through `otherwise`."""
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class CudaLauncher:
         otherwise: Callable[[Kernel, list[mx.array], LaunchConfig], list[mx.array]],
         shelf: MlxKernelFolder | None = None,
     ) -> None:
-        """With a `shelf` launches name what they launch, and carry its bytes only where that does not help."""
+        """With a `shelf`, launches pass a kernel's name, and its bytes only where MLX does not find that."""
         self._compiler, self._architecture, self._folder, self._otherwise = compiler, architecture, folder, otherwise
         self._kernel_folder = shelf
         self._runs: dict[Kernel, tuple[Callable[[list[mx.array]], Iterable[mx.array]], _KernelRuns]] = {}
@@ -222,14 +222,14 @@ class CudaLauncher:
         return made
 
     def prepare(self, kinds: Iterable[KernelKind]) -> None:
-        """Compile them, as many at once as there are processors, or find them where they were kept. Raises nothing:
-        what went wrong is met again where it is used."""
+        """Compile kernels, as many at a time as there are processors, or load them from the cache. Raises nothing:
+        errors are raised when a kernel is used."""
         missing = [kind for kind in kinds if kind not in self._loaded]
         if not missing:
             return
         began = time.monotonic()
         with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1, len(missing))) as threads:
-            loaded = list(threads.map(self._tried, missing))
+            loaded = list(threads.map(self._load, missing))
         self._loaded.update(zip(missing, loaded, strict=True))
         found = [each.found for each in loaded if isinstance(each, _LoadedKernel)]
         self.compilation.found += found.count(True)
@@ -239,8 +239,8 @@ class CudaLauncher:
             self._folder.prune()
 
     def compiled(self, kind: KernelKind) -> tuple[bytes, str]:
-        """A cubin and its function, whose arguments are arrays in, arrays out, and sizes, as `CudaProgram` says. Raises
-        what compiling it did."""
+        """A cubin and its function, whose arguments are inputs, outputs and sizes (`CudaProgram`). Raises the
+        compilation's error."""
         self.prepare([kind])
         loaded = self._loaded[kind]
         if isinstance(loaded, Exception):
@@ -248,72 +248,72 @@ class CudaLauncher:
         return loaded.cubin
 
     def _first(self, kernel: Kernel, inputs: list[mx.array], work: LaunchConfig) -> tuple[KernelRun, list[mx.array]]:
-        """What runs such a kernel from now on, and what it gave: waited for, to see that it runs. It is launched but
-        once, as it may write in place what it read."""
+        """What runs such a kernel from now on, and the first outputs, evaluated to see that it runs. It is launched
+        only once, since it may write in place."""
         try:
             kind = kernel_kind(kernel, inputs, work)
             self.prepare([kind])
             loaded = self._loaded[kind]
             if isinstance(loaded, Exception):
                 raise loaded
-            made = self._awaited(loaded, inputs, work)
+            outputs = self._try_first(loaded, inputs, work)
         except (RuntimeError, ValueError, TypeError, KeyError) as error:
-            why = " ".join(str(error).split())
-            log.warning("%s: MLX compiles this kernel, which takes longer: %s", kernel.name, why)
-            self.compilation.by_mlx[f"{kernel.room}.{kernel.name}"] = why[:500]
+            reason = " ".join(str(error).split())
+            log.warning("%s: MLX compiles this kernel, which takes longer: %s", kernel.name, reason)
+            self.compilation.by_mlx[f"{kernel.room}.{kernel.name}"] = reason[:500]
             run = partial(self._otherwise, kernel)
             return run, run(inputs, work)
-        return loaded, made
+        return loaded, outputs
 
-    def _awaited(self, loaded: _LoadedKernel, inputs: list[mx.array], work: LaunchConfig) -> list[mx.array]:
+    def _try_first(self, loaded: _LoadedKernel, inputs: list[mx.array], work: LaunchConfig) -> list[mx.array]:
         try:
-            made = loaded(inputs, work)
-            mx.eval(made)
+            outputs = loaded(inputs, work)
+            mx.eval(outputs)
         except RuntimeError as error:
             if not loaded.carry():
                 raise
             log.info("%s is not found by its name: %s", loaded.name, " ".join(str(error).split()))
-            made = loaded(inputs, work)
-            mx.eval(made)
-        return made
+            outputs = loaded(inputs, work)
+            mx.eval(outputs)
+        return outputs
 
-    def _tried(self, kind: KernelKind) -> _LoadedKernel | Exception:
+    def _load(self, kind: KernelKind) -> _LoadedKernel | Exception:
         try:
-            return self._kept_or_compiled(cuda_program(kind))
+            return self._cached_or_compiled(cuda_program(kind))
         except (RuntimeError, ValueError, KeyError) as error:
             return error
 
-    def _kept_or_compiled(self, made: CudaProgram) -> _LoadedKernel:
+    def _cached_or_compiled(self, program: CudaProgram) -> _LoadedKernel:
         compiler = self._compiler
         version = ".".join(map(str, compiler.version))
-        key = cubin_key(made.name, made.source, *compiler.options(self._architecture), version)
-        kept = None if self._folder is None else self._folder.read(key)
-        if kept is not None:
-            return self._laid(_LoadedKernel(made, kept, found=True), key)
-        cubin = compiler.compiled(made.name, made.source, self._architecture)
+        key = cubin_key(program.name, program.source, *compiler.options(self._architecture), version)
+        cached = None if self._folder is None else self._folder.read(key)
+        if cached is not None:
+            return self._publish(_LoadedKernel(program, cached, found=True), key)
+        cubin = compiler.compiled(program.name, program.source, self._architecture)
         if self._folder is not None:
             try:
                 self._folder.write(key, cubin)
             except OSError as error:
                 log.warning("a compiled kernel cannot be kept: %s", error)
-        return self._laid(_LoadedKernel(made, cubin, found=False), key)
+        return self._publish(_LoadedKernel(program, cubin, found=False), key)
 
-    def _laid(self, loaded: _LoadedKernel, key: str) -> _LoadedKernel:
+    def _publish(self, loaded: _LoadedKernel, key: str) -> _LoadedKernel:
         if self._kernel_folder is not None:
             try:
                 loaded.lay(self._kernel_folder, key)
             except OSError as error:
-                log.warning("a compiled kernel cannot be laid where MLX finds it: %s", error)
+                log.warning("a compiled kernel cannot be put where MLX finds it: %s", error)
         return loaded
 
 
 class _LoadedKernel:
-    """A compiled kernel. MLX copies what bytes it is given at each call, and knows by them and its name what it has on
-    the device already."""
+    """A compiled kernel. MLX copies the passed bytes at each call; these and the name identify what is on the
+    device."""
 
-    def __init__(self, made: CudaProgram, cubin: bytes, *, found: bool) -> None:
-        self.name, self._shaped, self._strided = made.name, made.shaped, made.strided
-        self._function, self._cubin, self._given, self.found = made.name, cubin, cubin, found
+    def __init__(self, program: CudaProgram, cubin: bytes, *, found: bool) -> None:
+        self.name, self._shaped, self._strided = program.name, program.shaped, program.strided
+        self._function, self._cubin, self._passed, self.found = program.name, cubin, cubin, found
         self._launch: Any = mx.fast.precompiled_cuda_kernel
 
     @property
@@ -321,15 +321,15 @@ class _LoadedKernel:
         return self._cubin, self._function
 
     def lay(self, shelf: MlxKernelFolder, key: str) -> None:
-        """Launch it by a name from now on. Raises OSError."""
+        """Launch it by its name from now on. Raises OSError."""
         name = f"{self._function}_{key}"
         shelf.lay(name, self._function, self._cubin)
-        self.name, self._given = name, b""
+        self.name, self._passed = name, b""
 
     def carry(self) -> bool:
-        """Give its bytes with each launch from now on; whether that is something new."""
-        carried, self.name, self._given = self._given, self._function, self._cubin
-        return not carried
+        """Pass its bytes with each launch from now on. Returns whether they were not before."""
+        before, self.name, self._passed = self._passed, self._function, self._cubin
+        return not before
 
     def __call__(self, inputs: list[mx.array], work: LaunchConfig) -> list[mx.array]:
         if self._strided:
@@ -339,7 +339,7 @@ class _LoadedKernel:
         along, down, deep = work.groups
         made: list[mx.array] = self._launch(
             name=self.name,
-            compiled_source=self._given,
+            compiled_source=self._passed,
             inputs=inputs,
             output_shapes=[output.shape for output in work.outputs],
             output_dtypes=[output.dtype for output in work.outputs],

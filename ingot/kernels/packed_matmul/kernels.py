@@ -1,12 +1,12 @@
-"""Products with weights packed by MLX's affine form, for NVIDIA GPUs.
+"""Products with weights in MLX's affine quantisation, for NVIDIA GPUs.
 
-Few rows are multiplied as fast as memory gives the weights. How products are cut is what is fastest, never what is
-right: warps and groups of columns that are fetched at once decide in which order a product is summed, so they depend on
-its weights alone; how many outputs a group of threads has and how much is on its way change no bits.
+Few rows are multiplied at memory bandwidth. Tuning affects speed, never results: the number of warps and the columns
+that are fetched at once determine the order in which a product is summed, so they depend only on the weights; the
+outputs of a group of threads and the prefetch depth change no bits.
 
-For many rows one layer's weights at a time are unpacked, and MLX multiplies by those. MLX would unpack them, too, but
-into other memory for each layer, all of which is held until the device has come by: as much as the whole model
-unpacked. Here all layers have the same memory, in turn.
+For many rows, one layer's weights at a time are unpacked, and MLX multiplies by these. MLX would unpack them too, but
+into new memory for each layer, all of which is held until the device has finished: as much as the whole model unpacked.
+Here all layers use the same memory in turn.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from ingot.kernels.gpu.kernel_source import Kernel, KernelTemplate, LaunchConfig
 from ingot.kernels.gpu.launcher import Launched, Launcher, kernel_launcher, required_launcher
 
 _SHARED = 48 * 1024
-"""Bytes of memory that a group's threads may share without asking for more."""
+"""Bytes of static shared memory of a group of threads."""
 _LEAST_STAGES = 3
 _PIECE = 16
 """Bytes that are copied at once."""
 _COPIED = (4, 8, 16)
-"""And of scales or biases."""
+"""The same for scales or biases."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedCut:
-    """Of a product, among groups of threads."""
+    """How a product is divided among groups of threads."""
 
-    warps: int  # of a group of threads: columns are dealt out to them
+    warps: int  # of a group of threads, which share the columns
     tiles: int  # of sixteen outputs
-    fetch: int = 64  # bytes of a row of weights that a warp copies at once, in a stage
-    stages: int = 3  # at most; all but one are on their way
-    ahead: bool = True  # activations of the next columns are fetched while those of some are multiplied
+    fetch: int = 64  # bytes of a row of weights that a warp copies in a stage
+    stages: int = 3  # at most; all but one are being copied
+    ahead: bool = True  # the next columns' activations are prefetched
 
     def depth_of(self, bits: int, group: int) -> int:
         """Groups of columns of a stage."""
         return _power_of_two(self.fetch * 8 // (bits * group))
 
     def fitting(self, bits: int, group: int) -> PackedCut:
-        """This one, or the next smaller one that memory for enough stages is there for."""
+        """This one, or the next smaller one with enough shared memory for its stages."""
         stages = _SHARED // self._stage(bits * group // 8, self.depth_of(bits, group))
         if stages >= min(self.stages, _LEAST_STAGES):
             return replace(self, stages=min(self.stages, stages))
@@ -54,22 +54,22 @@ class PackedCut:
         return smaller.fitting(bits, group)
 
     def copies_factors(self, bits: int, group: int, size: int) -> bool:
-        """Whether scales and biases, of so many bytes, come with the weights: where copies can be so small, and there
-        is memory for them."""
+        """Whether scales and biases, of so many bytes, are copied with the weights: where copies can be so small, and
+        fit into shared memory."""
         depth = self.depth_of(bits, group)
         fits = self.stages * self._stage(bits * group // 8 + 2 * size, depth) <= _SHARED
         return fits and depth * size in _COPIED
 
     def _stage(self, least: int, depth: int) -> int:
-        """Bytes of one stage of all warps, of which a group of columns of an output has so many."""
+        """Bytes of one stage of all warps, with `least` bytes for a group of columns of an output."""
         return self.warps * self.tiles * 16 * depth * least
 
 
 @dataclass(frozen=True, slots=True)
 class PackedTuning:
-    """For up to eight rows, and for up to sixteen: with as many warps, that fetch as much."""
+    """For up to eight rows, and for up to sixteen, with the same warps and fetch size."""
 
-    wide: int = 8192  # outputs from which on there are groups of threads enough for `many` outputs each
+    wide: int = 8192  # outputs from which on `many` is used
     few: tuple[PackedCut, PackedCut] = (PackedCut(8, 1), PackedCut(8, 1))
     many: tuple[PackedCut, PackedCut] = (PackedCut(4, 2), PackedCut(4, 2))
 
@@ -80,13 +80,13 @@ class PackedTuning:
 
 
 def copied_in_pieces(bits: int, group: int, groups: int, depth: int) -> bool:
-    """Whether all rows of weights, and all stages of them, begin at multiples of what is copied at once."""
+    """Whether all rows of weights, and all their stages, are aligned to what is copied at once."""
     least = group * bits // 8
     return least % _PIECE == 0 or (least * depth % _PIECE == 0 and groups % depth == 0)
 
 
 def _power_of_two(most: int) -> int:
-    """Of two, that is not larger."""
+    """The largest power of two up to `most`."""
     return 1 << (max(1, most).bit_length() - 1)
 
 
@@ -105,7 +105,7 @@ PRODUCT_FORMS = {
     "multiply_gated": (),
     "gather": ("chosen",),
 }
-"""What becomes of a product, or whose weights it is with, and what that takes."""
+"""Forms of a product, and their further inputs."""
 _FORM_DEFINES = {"multiply_added": "RESIDUAL", "multiply_gated": "GATED", "gather": "GATHERED"}
 
 
@@ -120,7 +120,7 @@ def packed_kernel(name: str) -> Kernel:
 
 @dataclass(frozen=True, slots=True)
 class PackedFormat:
-    """How weights are packed. Scales and biases are in the activations' format."""
+    """How weights are quantised. Scales and biases have the activations' dtype."""
 
     bits: int
     group: int

@@ -1,5 +1,5 @@
-"""Products with packed weights against plain operations, on the device at hand: what differs, or does not compile, is
-not used. Each kind of layer is compared once.
+"""Products with quantised weights are compared with plain operations on the device at hand: a kernel that differs or
+does not compile is not used. Each kind of layer is compared once.
 """
 
 from __future__ import annotations
@@ -24,50 +24,50 @@ from ingot.kernels.selfcheck import BOUNDS, Case, Verdicts, check_cases
 
 MOST_SCRATCH = 1 << 30
 PackedKey = tuple[PackedFormat, mx.Dtype, bool, int, tuple[PackedCut, ...], int]
-"""What the products of layers have in common that are right alike: how weights are packed, the format of their scales,
-whether they are experts', how many columns they have, how their outputs are cut, and how many the last cut lacks."""
+"""Layers with the same key share a verdict: the weights' format, the scales' dtype, whether they are experts, the
+columns, how outputs are tiled, and how many the last tile lacks."""
 
 
 class CheckedPacked(Verdicts[PackedKey | PackedFormat, bool]):
-    """Those of a device. Metal has good ones of MLX's own."""
+    """The packed products of a device. Metal uses MLX's."""
 
     scratch: UnpackScratch | None = None
 
     def supports(self, packing: PackedFormat) -> bool:
-        """Whether there could be a kernel for weights packed so. Metal needs none."""
+        """Whether there may be a kernel for this format."""
         reason = packing.unsupported()
         if reason is not None and self._device.kind != "metal":
             self.wrong[packing] = reason
         return reason is None
 
     def of(self, weights: PackedWeights) -> PackedProduct | None:
-        """None where there is no kernel for such weights that is right."""
+        """None where there is no right kernel for such weights."""
         if self._device.kind == "metal" or not self.supports(weights.packing):
             return None
-        if not self._way(_packed_key(weights), [True], lambda _: check_packed_product(self._device, weights)):
+        if not self._first_right(_packed_key(weights), [True], lambda _: check_packed_product(self._device, weights)):
             return None
         return packed_product(self._device, weights.packing, weights.scales.dtype)
 
     def reserve(self, layers: Iterable[PackedWeights]) -> None:
-        """Memory for many rows: as much as the largest of the weights needs that several layers are alike in, but for
-        those that are larger than that is worth. An output head, of which there is one, rarely meets many rows."""
-        known = [*layers]
-        counted = Counter((weights.size, weights.scales.dtype) for weights in known)
+        """Memory for unpacking weights for many rows: enough for the largest weights that several layers have, except
+        for those over the limit. There is one output head, which rarely has many rows."""
+        all_layers = [*layers]
+        counted = Counter((weights.size, weights.scales.dtype) for weights in all_layers)
         several = [key for key, count in counted.items() if count > 1 and key[0] * key[1].size <= MOST_SCRATCH]
         if self.scratch is None and several:
             size, dtype = max(several, key=lambda key: key[0])
-            self.scratch = self._checked(make_scratch(self._device, size, dtype), known)
+            self.scratch = self._checked(make_scratch(self._device, size, dtype), all_layers)
 
-    def _checked(self, room: UnpackScratch | None, layers: Iterable[PackedWeights]) -> UnpackScratch | None:
-        """None where it is not right for some layer."""
-        kinds = {weights.packing: weights for weights in layers if room is not None and room.covers(weights)}
+    def _checked(self, scratch: UnpackScratch | None, layers: Iterable[PackedWeights]) -> UnpackScratch | None:
+        """None where it is wrong for some layer."""
+        kinds = {weights.packing: weights for weights in layers if scratch is not None and scratch.covers(weights)}
         for packing, weights in kinds.items():
-            assert room is not None
-            wrong = check_scratch(self._device, room, weights)
+            assert scratch is not None
+            wrong = check_scratch(self._device, scratch, weights)
             if wrong is not None:
                 self.wrong[packing] = wrong
                 return None
-        return room
+        return scratch
 
 
 def _packed_key(weights: PackedWeights) -> PackedKey:
@@ -79,11 +79,11 @@ def _packed_key(weights: PackedWeights) -> PackedKey:
 
 ROWS = (11, 3, 1)
 ENDS = 128
-"""Outputs at both ends that are compared: unpacked as float32, all of them might not fit beside a model."""
+"""Outputs at both ends that are compared: unpacked as float32, all of them might not fit into memory."""
 
 
 def check_packed_product(device: Device, weights: PackedWeights) -> str | None:
-    """What is wrong with the products of a layer on this device; None where they are right."""
+    """The first wrong product of a layer on this device; None where all are right."""
     cases = _products if weights.experts is None else _gathered
     return check_cases(
         device,
@@ -92,46 +92,46 @@ def check_packed_product(device: Device, weights: PackedWeights) -> str | None:
     )
 
 
-def check_scratch(device: Device, room: UnpackScratch, weights: PackedWeights) -> str | None:
-    """What is wrong with products by weights that are unpacked into `room`."""
+def check_scratch(device: Device, scratch: UnpackScratch, weights: PackedWeights) -> str | None:
+    """The first wrong product with weights that are unpacked into `scratch`."""
 
-    def cases(room: UnpackScratch) -> Iterator[Case]:
+    def cases(scratch: UnpackScratch) -> Iterator[Case]:
         x = _random_rows(max(ROWS), weights)
         # Weights are rounded, too.
-        yield from _ends(f"unpack differs for {weights}", room.multiply(x, weights), x, weights, slack=2)
+        yield from _ends(f"unpack differs for {weights}", scratch.multiply(x, weights), x, weights, slack=2)
 
-    return check_cases(device, lambda: room, cases)
+    return check_cases(device, lambda: scratch, cases)
 
 
 def _products(product: PackedProduct, weights: PackedWeights) -> Iterator[Case]:
-    """Products, and where there may be gates what those let through: all that layers will launch."""
+    """Products, and gated products where there may be gates: all that layers will launch."""
     x = _random_rows(max(ROWS), weights)
     products = [product(x[:rows], weights) for rows in ROWS]
     yield from _ends(f"multiply differs for {weights}", products[0], x, weights)
-    for some in products:
-        said = f"a row's product depends on how many rows there are, for {weights}"
-        yield Case(said, some, products[0][: some.shape[0]])
+    for output in products:
+        message = f"a row's product depends on how many rows there are, for {weights}"
+        yield Case(message, output, products[0][: output.shape[0]])
     for rows in (max(ROWS), 1) if weights.outputs % 2 == 0 else ():
         gate, other = (part.astype(mx.float32) for part in mx.split(products[0][:rows], 2, axis=-1))
-        found = product.gated(x[:rows], weights)
+        output = product.gated(x[:rows], weights)
         # Each operation rounds.
-        yield Case(f"a gate differs for {weights}", found, gate * mx.sigmoid(gate) * other, 4 * BOUNDS[found.dtype])
+        yield Case(f"a gate differs for {weights}", output, gate * mx.sigmoid(gate) * other, 4 * BOUNDS[output.dtype])
 
 
 def _gathered(product: PackedProduct, weights: PackedWeights) -> Iterator[Case]:
     assert weights.experts is not None
     chosen = [weights.experts - 1, 0, weights.experts // 2, weights.experts - 1]
     x = _random_rows(2, weights)
-    found = product.gather(x, weights, mx.array(chosen, mx.int32))
+    output = product.gather(x, weights, mx.array(chosen, mx.int32))
     for i, expert in enumerate(chosen):
-        own, row = found[i : i + 1], x[i // 2 : i // 2 + 1]
+        own, row = output[i : i + 1], x[i // 2 : i // 2 + 1]
         yield from _ends(f"gather differs for {weights}", own, row, weights.part(expert))
 
 
-def _ends(said: str, found: mx.array, x: mx.array, weights: PackedWeights, *, slack: int = 1) -> Iterator[Case]:
+def _ends(message: str, output: mx.array, x: mx.array, weights: PackedWeights, *, slack: int = 1) -> Iterator[Case]:
     for ends in (slice(None, ENDS), slice(-ENDS, None)):
-        wanted = x.astype(mx.float32) @ weights.part(ends).unpacked(mx.float32).T
-        yield Case(said, found[:, ends], wanted, slack * BOUNDS[weights.scales.dtype])
+        expected = x.astype(mx.float32) @ weights.part(ends).unpacked(mx.float32).T
+        yield Case(message, output[:, ends], expected, slack * BOUNDS[weights.scales.dtype])
 
 
 def _random_rows(rows: int, weights: PackedWeights) -> mx.array:

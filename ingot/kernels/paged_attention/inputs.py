@@ -1,14 +1,13 @@
-"""What the kernels over pages are given: their sources, the slabs that pages lie in, and the rows of a forward batch.
+"""Inputs of the kernels over pages: their sources, the slabs of pages, and the rows of a forward batch.
 
-A layer has slabs [pages, kv_heads, page, size] of keys and as many of values. They are inputs of a kernel, so many of
-them, or are found by their addresses. A page is known by its slab and its index in there (`page_number`). Slabs are
-written in place: their arrays stay the same, and whoever reads what was written takes the token that
-`PagedAttention.write` or `copy` gave. Nothing else orders them, as MLX does not know of the writing: plain operations
-that read slabs find them by indices that are ordered after it, and who writes over what a launch under way may still
-read takes a token that is ordered after what that launch gives.
+A layer has slabs [pages, kv_heads, page, size] of keys and as many of values. They are passed to a kernel as a fixed
+number of inputs, or found by their addresses. A page is identified by its slab and its index there (`page_number`).
+Slabs are written in place: their arrays stay the same, and a reader takes the dependency token that
+`PagedAttention.write` or `copy` returned. Nothing else orders reads and writes, as MLX does not know of the writes:
+plain operations read slabs by indices that depend on the token, and a writer that overwrites what an earlier launch may
+still read takes a token that depends on that launch's output.
 
-For prompts, pages in fewer bits are unpacked first: many queries see each of them, and one kernel less is to be kept
-fast.
+For prompts, coded pages are decoded first: many queries see each of them, and it takes one kernel less.
 """
 
 from __future__ import annotations
@@ -59,30 +58,30 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
     "merge": ("attended",),
 }
 NO_PAGES = ("locate", "store", "unpack", "merge")
-"""Read none that lie in slabs of keys and values."""
+"""Kernels that read no slabs of keys and values."""
 MATRIX = ("attend_wide", "attend_coded", "attend_prompt", "attend_unpacked", "unpack")
-"""By matrix units, or for those that are: CUDA's alone."""
+"""Kernels that use matrix units, or serve those that do: only on CUDA."""
 BODIES = {
     "attend_wide": ("stretch", "attend_wide"),
     "attend_coded": ("stretch", "attend_coded", "attend_wide"),
     "attend_unpacked": ("attend_prompt",),
 }
-"""Files that bodies are put together from, where it is not one of the same name."""
+"""The files of a body, where it is not one of the same name."""
 HEADERS = {"attend_coded": "coded", "attend_unpacked": "unpacked", "unpack": "coded"}
-"""Files that come before them."""
+"""Header files of bodies."""
 
 
 @cache
 def paged_kernel(name: str, slabs: int = 0) -> Kernel:
-    """One of them over so many slabs as inputs, or over any that are found by their addresses (0)."""
+    """A kernel over so many slabs as inputs, or over any number by their addresses (0)."""
     names = [f"{kind}_{number}" for kind in ("keys", "values") for number in range(slabs)] or ["addresses"]
     each = " ".join(f"X({number})" for number in range(1, slabs))
-    found = (
+    lookup = (
         f"#define EACH_SLAB(X) {each}\n{read_source(SOURCE / 'slabs.h')}"
         if slabs
         else read_source(SOURCE / "addresses.h")
     )
-    header, inputs = (found + read_source(SOURCE / "pages.h"), names) if name not in NO_PAGES else ("", [])
+    header, inputs = (lookup + read_source(SOURCE / "pages.h"), names) if name not in NO_PAGES else ("", [])
     if name in HEADERS:
         header += read_source(SOURCE / f"{HEADERS[name]}.h")
     body = "".join(read_source(SOURCE / f"{part}.h") for part in BODIES.get(name, (name,)))
@@ -92,7 +91,7 @@ def paged_kernel(name: str, slabs: int = 0) -> Kernel:
 PAGE_LIMIT = 1 << 20
 """Pages in a slab."""
 SLAB_LIMIT = (1 << 11) - 1
-"""Slabs that pages can be numbered in."""
+"""The most slabs that page numbers can refer to."""
 
 
 def page_number(slab: int, index: int) -> int:
@@ -100,9 +99,9 @@ def page_number(slab: int, index: int) -> int:
 
 
 def order_after(array: mx.array, after: mx.array) -> mx.array:
-    """A small `array`, which whoever reads it has only when the device has `after`.
+    """A small `array` that depends on `after` on the device.
 
-    `mx.depends` would order evaluation alone: kernels run at once on a device unless one reads what the other made.
+    `mx.depends` would only order evaluation: kernels run concurrently unless one reads what the other wrote.
     """
     return mx.where(after.reshape(-1)[:1] == 0, array, array)
 
@@ -110,14 +109,14 @@ def order_after(array: mx.array, after: mx.array) -> mx.array:
 class KVSlabs:
     """A layer's memory: `keys[i]` and `values[i]` [pages, kv_heads, page, size] have as many pages; sizes may differ.
 
-    Made anew when a slab is added, not at every call. Where kernels find them by their addresses, MLX does not know
-    that they are read: who owns them keeps them until the device has done all that they are in. The host must never
-    read one itself, as MLX moves memory that it reads.
+    Made again when a slab is added, not at every call. Where kernels find slabs by their addresses, MLX does not know
+    that they are read: the owner keeps them until the device has finished all work on them. The host must never read
+    one itself, as MLX moves memory that it reads.
     """
 
     def __init__(self, keys: Sequence[mx.array], values: Sequence[mx.array], *, before: KVSlabs | None = None) -> None:
-        """`before` are those that had fewer, which knew some already. Raises ValueError where there are none, more than
-        can be numbered, or of different kinds."""
+        """`before` is the previous object with fewer slabs, whose addresses are reused. Raises ValueError where there
+        are none, too many, or of different dtypes."""
         if not 0 < len(keys) == len(values) <= SLAB_LIMIT:
             raise ValueError(f"{len(keys)} slabs of keys and {len(values)} of values: at most {SLAB_LIMIT}, alike")
         self.keys, self.values, self.dtype = tuple(keys), tuple(values), keys[0].dtype
@@ -128,18 +127,18 @@ class KVSlabs:
         self._padded: dict[int, list[mx.array]] = {}
 
     def found(self, count: int, run: Launcher) -> list[mx.array]:
-        """What a kernel that takes so many slabs finds them by; with 0 it takes their addresses."""
+        """The inputs of a kernel that takes so many slabs; with 0, their addresses."""
         return self.inputs(count) if count else [self.addresses(run)]
 
     def inputs(self, count: int) -> list[mx.array]:
-        """For a kernel that takes so many slabs, which are no fewer than there are."""
+        """The slabs, padded to the number that a kernel takes."""
         if count not in self._padded:
             more = count - len(self.keys)
             self._padded[count] = [*self.keys, *[self.keys[0]] * more, *self.values, *[self.values[0]] * more]
         return self._padded[count]
 
     def addresses(self, run: Launcher) -> mx.array:
-        """Where each lies, its keys and its values: found once."""
+        """The addresses of each slab's keys and values, determined once."""
         if self._addresses is None:
             new = range(len(self._located), len(self.keys))
             mx.eval(self.keys[new.start :], self.values[new.start :])
@@ -150,7 +149,7 @@ class KVSlabs:
 
     @contextmanager
     def standing_for(self, addresses: mx.array) -> Iterator[None]:
-        """While this is open, they lie there."""
+        """While this is open, these are their addresses."""
         own, self._addresses = self._addresses, addresses
         try:
             yield
@@ -163,7 +162,7 @@ class KVSlabs:
         return found
 
     def _located_in(self, larger: KVSlabs) -> list[mx.array]:
-        """What is known of those that both have."""
+        """The addresses of slabs that both have."""
         both = zip(self.keys, larger.keys, self.values, larger.values, strict=False)
         same = takewhile(lambda slab: slab[0] is slab[1] and slab[2] is slab[3], both)
         return self._located[: sum(1 for _ in same)]
@@ -173,8 +172,8 @@ _THREADS = 128
 
 
 class UnpackedPages:
-    """Memory for what some pages are unpacked to, one layer's after another's: with memory of its own for each layer,
-    MLX would hold all of it until the device has come by."""
+    """Memory for decoded pages, which all layers use in turn: with memory for each layer, MLX would hold all of it
+    until the device has finished."""
 
     def __init__(self, pages: mx.array, shape: AttentionShape, dtype: mx.Dtype) -> None:
         """`pages` are their numbers, the same in all layers."""
@@ -188,7 +187,7 @@ class UnpackedPages:
         self._reader: mx.array | None = None
 
     def fill(self, run: Launcher, template: KernelTemplate, coded: CodedPages, after: mx.array) -> mx.array:
-        """Unpack a layer's, once the one before was read. Gives a token for who reads them."""
+        """Decode a layer's pages once the previous layer's were read. Returns a token for readers."""
         freed = self.arrays[0] if self._reader is None else self._reader
         [done] = run(
             paged_kernel("unpack"),
@@ -203,41 +202,40 @@ class UnpackedPages:
         return done
 
     def free_after(self, reader: mx.array) -> None:
-        """They may be written over when this one, which was made of them, is there."""
+        """They may be overwritten once `reader`, which was computed from them, is done."""
         self._reader = reader
 
 
 MOST_QUERIES = 16
-"""Of a row, in one launch."""
+"""Of a row, in one decode launch."""
 WIDTHS = (1, 2, 4, 8, MOST_QUERIES)
-"""Queries that a kernel is cut for, at most so many a row."""
+"""Queries of a row for which there are kernels, at most."""
 ROOM_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
-"""For rows of a launch, or their tokens, where they are few: so that launches are of few shapes."""
+"""Padded numbers of rows, or of tokens, so that launches have few shapes."""
 
 
 def token_slots(slots: Sequence[tuple[int, int]]) -> mx.array:
-    """(page, place in the page) of each token, for `write`; of none behind the last, up to their room."""
+    """(page, offset in the page) of each token, for `write`, padded with -1."""
     return _pad_entries(np.array(slots, np.int32).reshape(-1, 2), padded_count(len(slots)))
 
 
 def page_copies(copies: Sequence[tuple[int, int, int]]) -> mx.array:
-    """(page, page to write, places), for `copy`."""
+    """(page, page to write, tokens), for `copy`."""
     return _pad_entries(np.array(copies, np.int32).reshape(-1, 3))
 
 
 def padded_count(count: int) -> int:
-    """For so many rows, or tokens, and some that nobody has."""
+    """So many rows, or tokens, with padding."""
     return next((room for room in ROOM_SIZES if count <= room), count)
 
 
 def _doubling_room(count: int) -> int:
-    """For so many, and some more: as seldom as they double, something is of another shape."""
+    """The next power of two, so that shapes change rarely."""
     return 1 << max(0, count - 1).bit_length()
 
 
 def _pad_entries(entries: np.ndarray, room: int = 0) -> mx.array:
-    """With -1 behind it up to `room`, or where there is little: for inputs of fewer than eight numbers Metal compiles
-    another kernel."""
+    """Padded with -1 up to `room`, and to at least eight numbers: for fewer Metal compiles another kernel."""
     count = max(room, -(-8 // math.prod(entries.shape[1:])), len(entries))
     filled = np.full((count, *entries.shape[1:]), -1, np.int32)  # np.pad takes tens of microseconds
     filled[: len(entries)] = entries
@@ -246,20 +244,20 @@ def _pad_entries(entries: np.ndarray, room: int = 0) -> mx.array:
 
 @dataclass(frozen=True, slots=True)
 class KernelRows:
-    """The rows of a launch: made once a step for all layers whose tables are the same."""
+    """The rows of a forward batch: made once a step for all layers with the same tables."""
 
     table: mx.array
     rows: mx.array
-    """int32 [rows, 6]: length, first page, first query, queries, first entry of the table, most queries of any row. Up
-    to their room there are some behind the last that have no queries."""
+    """int32 [rows, 6]: length, first page, first query, queries, first entry of the table, most queries of any row.
+    Padding rows have no queries."""
     spans: tuple[tuple[int, int], ...]
     """(length, queries) of each."""
     most: int
-    """Queries of a row, at most: one of `WIDTHS`, where they are few."""
+    """The most queries of a row, rounded up to one of `WIDTHS` where they are few."""
     coded: bool = False
-    """Whether some pages are in fewer bits."""
+    """Whether some pages are coded."""
     packed: mx.array | None = None
-    """Of rows with many queries, these pages: they are unpacked first, and the table says which of them it is."""
+    """The coded pages of rows with many queries, which are decoded first; the table has indices into these."""
     _kv_splits: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
     _unpacked: dict[tuple[AttentionShape, mx.Dtype], UnpackedPages] = field(default_factory=dict, repr=False)
 
@@ -273,9 +271,9 @@ class KernelRows:
         counts: Sequence[int] | None = None,
         coded: bool = False,
     ) -> KernelRows:
-        """Row r has places [0, lengths[r]), its queries' own included; the token at place p lies in the page
-        `tables[r][p // page - firsts[r]]`. Its `counts[r]` queries (1, if not given) are its last places, and stand one
-        row's behind another's in what `attend` is given."""
+        """Row r has lengths[r] tokens, including its queries'; token i is in the page
+        `tables[r][i // page - firsts[r]]`. Its `counts[r]` queries (1 by default) are its last tokens; `attend` takes
+        the queries of all rows concatenated."""
         counts = counts or [1] * len(lengths)
         firsts = firsts or [0] * len(lengths)
         widths = [len(table) for table in tables]
@@ -291,50 +289,49 @@ class KernelRows:
         return cls(_pad_entries(flat, _doubling_room(len(flat))), _pad_entries(rows), spans, most, coded, packed)
 
     def stretches(self, stretch: int, window: int) -> int:
-        """No fewer than any row's queries have to look at; found once for all layers."""
-        known = self._kv_splits.get((stretch, window))
-        if known is None:
+        """KV splits, at least as many as any row's queries need; computed once for all layers."""
+        splits = self._kv_splits.get((stretch, window))
+        if splits is None:
             most = max(
                 -(-length // stretch) - (max(length - count + 1 - window, 0) if window else 0) // stretch
                 for length, count in self.spans
             )
-            known = self._kv_splits[stretch, window] = _doubling_room(most)
-        return known
+            splits = self._kv_splits[stretch, window] = _doubling_room(most)
+        return splits
 
     def unpacked(self, shape: AttentionShape, dtype: mx.Dtype) -> UnpackedPages:
-        """Where layers of that shape have the pages that are unpacked, one layer after another."""
+        """The memory for decoded pages that layers of that shape share."""
         if (shape, dtype) not in self._unpacked:
-            assert self.packed is not None, "none is in fewer bits, or kernels read them as they are"
+            assert self.packed is not None, "no page is coded, or kernels read coded pages"
             self._unpacked[shape, dtype] = UnpackedPages(self.packed, shape, dtype)
         return self._unpacked[shape, dtype]
 
     def narrowed(self, shown: mx.array, page: int) -> KernelRows:
-        """Of a single row: its queries see the pages `shown`, of those before them, and what is in their own."""
+        """A single row whose queries see, of the earlier pages, only `shown`, and their own pages."""
         [(length, queries)] = self.spans
         own, end = (length - queries) // page, -(-length // page)
         first = shown.size * page + (length - queries) % page
         narrow = KernelRows.of([np.zeros(0, np.int32)], [first + queries], counts=[queries])
         return replace(narrow, table=mx.concatenate([mx.take(self.table, shown), self.table[own:end]]))
 
-    # For steps that are compiled.
+    # For compiled steps
 
     @property
     def asked(self) -> tuple[tuple[int, int], ...]:
-        """How layers cut these rows: stretches, and windows."""
+        """The (KV split size, window) pairs that layers have used."""
         return tuple(self._kv_splits)
 
     def rooms(self, asked: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-        """What launches that cut such rows so are bound to, whatever their lengths are."""
+        """The numbers of KV splits that such launches depend on, whatever the rows' lengths."""
         return tuple(self.stretches(stretch, window) for stretch, window in asked)
 
     def standing_for(self, table: mx.array, rows: mx.array) -> KernelRows:
-        """Any rows whose launches are bound to the same."""
+        """Other rows with the same launches."""
         return replace(self, table=table, rows=rows)
 
 
 def _split_coded(table: np.ndarray[Any, np.dtype[np.int32]]) -> tuple[np.ndarray[Any, np.dtype[np.int32]], mx.array]:
-    """The table in which those in fewer bits are counted, -1 the first, and their numbers: each once, whoever has
-    it."""
+    """The table with coded pages as indices (-1 is the first) into their numbers, and these numbers, each once."""
     coded = table < 0
     pages, counted = np.unique(~table[coded], return_inverse=True)
     apart = table.copy()
@@ -343,8 +340,8 @@ def _split_coded(table: np.ndarray[Any, np.dtype[np.int32]]) -> tuple[np.ndarray
 
 
 class RowBounds(NamedTuple):
-    """What launches over rows depend on, apart from data: where it is the same, they are the same launches."""
+    """What launches over rows depend on, apart from data: with the same bounds they are the same launches."""
 
-    rows: int  # that there is room for
+    rows: int  # with padding
     most: int  # queries of a row
     stretches: int

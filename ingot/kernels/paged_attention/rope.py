@@ -1,6 +1,5 @@
-"""What attention needs before it attends, as one kernel: norms of queries and keys, rope, and the write of keys and
-values to their pages.
-"""
+"""One kernel for what precedes attention: norms of queries and keys, RoPE, and writing keys and values to their
+pages."""
 
 from __future__ import annotations
 
@@ -17,19 +16,19 @@ from ingot.kernels.paged_attention.kernels import DTYPES
 from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape, AttentionTuning
 
 ROPE_WARPS = 4
-"""In a group: a head of one token each."""
+"""Of a group of threads, each for one head of a token."""
 
 HeadRmsNorm = tuple[mx.array | None, float]
-"""An RMS norm of heads: what it multiplies by [size], and what it adds to the mean of squares."""
+"""An RMS norm of heads: its weight [size] and eps."""
 
 
 @dataclass(frozen=True, slots=True)
 class RopeShape:
-    """What a layer's queries and keys go through. With `gated` each head of queries has a gate as large behind it."""
+    """The norms and RoPE of a layer. With `gated`, each query head is followed by a gate of the same size."""
 
     heads: AttentionShape
-    dims: int = 0  # of a head, those that turn; 0: none
-    neighbours: bool = False  # numbers turn together with their neighbour, not with the one half of `dims` behind
+    dims: int = 0  # rotated dimensions of a head; 0: none
+    neighbours: bool = False  # pairs are neighbours (traditional), not half of `dims` apart
     normed: bool = False
     gated: bool = False
 
@@ -41,12 +40,12 @@ class RopeShape:
     def unsupported(self) -> str | None:
         """Why there is no kernel for it; None where there is one."""
         if self.dims % 2 or not 0 <= self.dims <= self.heads.key_size:
-            return f"{self.dims} of {self.heads.key_size} numbers turn: it has to be an even part of them"
+            return f"{self.dims} of {self.heads.key_size} dimensions are rotated: it must be an even number of them"
         return self.heads.unsupported()
 
 
 class RopeKernel(Launched):
-    """One layer's, or that of all layers alike."""
+    """The kernel of one layer, or of all layers with the same shape."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
-"""Each kernel over pages against plain MLX operations, on the device at hand: attention, attention over pages in fewer
-bits against what they are decoded to, and rope. What differs must not be used.
+"""The kernels over pages are compared with plain MLX operations on the device at hand: attention, attention over coded
+pages, and RoPE. One that differs is not used.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape, Attent
 from ingot.kernels.selfcheck import BOUNDS, Case, check_cases
 
 _BEYOND_A_SPLIT = (1, 65)
-"""Places, so few that any window reaches over its end."""
+"""Tokens beyond a KV split: so few that any window reaches over its end."""
 
 
 def slab_counts(device: Device) -> tuple[int, ...]:
-    """So many slabs show all kernels of a device."""
+    """The numbers of slabs with which all kernels of a device run."""
     return TUNINGS[device.kind].slabs or (3,)
 
 
@@ -41,21 +41,21 @@ def check_paged_attention(
     *,
     slabs: int = 2,
     tuning: AttentionTuning | None = None,
-    **how: Any,
+    **options: Any,
 ) -> str | None:
-    """What is wrong with the kernels for such layers on this device, over so many slabs; None where they are right.
-    `how` they attend is as `PagedAttention` takes it."""
+    """The first wrong kernel for such layers on this device, over so many slabs; None where all are right.
+    `options` they attend is as `PagedAttention` takes it."""
     if not has_paged_kernels(device):
         return f"no kernels for {device.name}"
     return check_cases(
         device,
-        lambda: paged_attention(device, shape, dtype, tuning=tuning, **how),
-        lambda attention: _AttentionTrial(attention, slabs).cases(how),
+        lambda: paged_attention(device, shape, dtype, tuning=tuning, **options),
+        lambda attention: _AttentionTrial(attention, slabs).cases(options),
     )
 
 
 class _AttentionTrial:
-    """Rows of awkward lengths in pages that lie anywhere."""
+    """Rows of awkward lengths in randomly placed pages."""
 
     def __init__(self, attention: PagedAttention, slabs: int) -> None:
         shape = attention.shape
@@ -69,32 +69,32 @@ class _AttentionTrial:
         self._tables = [[free.pop() for _ in range(count)] for count in needed]
         self._spare = free.pop()
         blank = (each, shape.kv_heads, shape.page)
-        made = [[mx.zeros((*blank, size), self._dtype) for _ in range(slabs)] for size in self._sizes]
-        mx.eval(made)
-        self._slabs = KVSlabs(*made)
+        slab_arrays = [[mx.zeros((*blank, size), self._dtype) for _ in range(slabs)] for size in self._sizes]
+        mx.eval(slab_arrays)
+        self._slabs = KVSlabs(*slab_arrays)
         self._token = mx.zeros(1, mx.int32)
 
-    def cases(self, how: dict[str, Any]) -> Iterator[Case]:
+    def cases(self, options: dict[str, Any]) -> Iterator[Case]:
         yield from self._writing()
         yield from self._copying()
         for width in self._attention.widths:
-            # All rows at once, and those that are no longer than a stretch, which are not merged.
+            # All rows at once, and those within one KV split, which are not merged.
             for rows in (len(self._lengths), len(self._lengths) - len(_BEYOND_A_SPLIT)):
-                yield from self._attending(width, rows, how)
+                yield from self._attending(width, rows, options)
 
     def _writing(self) -> Iterator[Case]:
         slots = [
-            (table[place // self._shape.page], place % self._shape.page)
+            (table[offset // self._shape.page], offset % self._shape.page)
             for table, length in zip(self._tables, self._lengths, strict=True)
-            for place in range(length)
+            for offset in range(length)
         ]
         written = self._write(slots)
         mx.eval(self._token)
         for slabs, tokens in zip((self._slabs.keys, self._slabs.values), written, strict=True):
-            wanted = [np.zeros(slab.shape, np.float32) for slab in slabs]
-            for numbers, (page, place) in zip(np.array(tokens.astype(mx.float32)), slots, strict=True):
-                wanted[page // PAGE_LIMIT][page % PAGE_LIMIT, :, place] = numbers
-            for slab, numbers in zip(slabs, wanted, strict=True):
+            expected = [np.zeros(slab.shape, np.float32) for slab in slabs]
+            for numbers, (page, offset) in zip(np.array(tokens.astype(mx.float32)), slots, strict=True):
+                expected[page // PAGE_LIMIT][page % PAGE_LIMIT, :, offset] = numbers
+            for slab, numbers in zip(slabs, expected, strict=True):
                 yield Case("write differs", slab, mx.array(numbers).astype(self._dtype))
 
     def _copying(self) -> Iterator[Case]:
@@ -106,15 +106,15 @@ class _AttentionTrial:
             yield Case("copy differs", copied[:, :places], _page(slabs, source)[:, :places])
             yield Case("copy differs", copied[:, places:], mx.zeros_like(copied[:, places:]))
 
-    def _attending(self, width: int, rows: int, how: dict[str, Any]) -> Iterator[Case]:
-        """The first so many rows, of up to `width` queries each, after a write that nobody has waited for."""
+    def _attending(self, width: int, rows: int, options: dict[str, Any]) -> Iterator[Case]:
+        """The first `rows` rows, of up to `width` queries each, after a write that is still pending."""
         shape, tables, lengths = self._shape, self._tables[:rows], self._lengths[:rows]
         counts = [min(width, lengths[0]), *[1, width] * rows][:rows]
-        queries = self._drawn(sum(counts), shape.heads, shape.key_size)
+        queries = self._random_array(sum(counts), shape.heads, shape.key_size)
         self._write([(table[-1], (length - 1) % shape.page) for table, length in zip(tables, lengths, strict=True)])
-        laid = KernelRows.of(tables, lengths, counts=counts)
-        attended = self._attention.attend(queries, laid, self._slabs, self._token)
-        yield from attended_cases(attended, queries, counts, self._seen, how)
+        kernel_rows = KernelRows.of(tables, lengths, counts=counts)
+        outputs = self._attention.attend(queries, kernel_rows, self._slabs, self._token)
+        yield from attended_cases(outputs, queries, counts, self._seen, options)
 
     def _seen(self, row: int) -> list[mx.array]:
         """Keys and values of a row."""
@@ -124,32 +124,32 @@ class _AttentionTrial:
         ]
 
     def _write(self, slots: list[tuple[int, int]]) -> list[mx.array]:
-        """The keys and values that are written."""
-        keys, values = (self._drawn(len(slots), self._shape.kv_heads, size) for size in self._sizes)
+        """Returns the keys and values that are written."""
+        keys, values = (self._random_array(len(slots), self._shape.kv_heads, size) for size in self._sizes)
         self._token = self._attention.write(keys, values, token_slots(slots), self._slabs, self._token)
         return [keys, values]
 
-    def _drawn(self, *sizes: int) -> mx.array:
+    def _random_array(self, *sizes: int) -> mx.array:
         return mx.array(self._random.standard_normal(sizes, np.float32)).astype(self._dtype)
 
 
 def attended_cases(
-    attended: mx.array,
+    outputs: mx.array,
     queries: mx.array,
     counts: Sequence[int],
     seen: Callable[[int], Sequence[mx.array]],
-    how: dict[str, Any],
-    where: str = "",
+    options: dict[str, Any],
+    suffix: str = "",
 ) -> Iterator[Case]:
-    """Row by row, of so many queries each, which see keys and values [kv_heads, places, size]."""
-    mx.eval(attended)
+    """Row by row, of so many queries each, which see keys and values [kv_heads, tokens, size]."""
+    mx.eval(outputs)
     begin = 0
     for row, count in enumerate(counts):
         mine, (keys, values) = slice(begin, begin + count), seen(row)
         begin += count
-        said = f"attend differs by {{off}} for {count} queries over {keys.shape[1]} places{where}"
-        wanted = plain_attention(queries[mine], keys, values, **how)
-        yield Case(said, attended[mine], wanted, BOUNDS[attended.dtype])
+        message = f"attend differs by {{off}} for {count} queries over {keys.shape[1]} tokens{suffix}"
+        expected = plain_attention(queries[mine], keys, values, **options)
+        yield Case(message, outputs[mine], expected, BOUNDS[outputs.dtype])
 
 
 def _page(slabs: Sequence[mx.array], page: int) -> mx.array:
@@ -166,8 +166,9 @@ def plain_attention(
     sinks: mx.array | None = None,
     window: int | None = None,
 ) -> mx.array:
-    """One row's attention by plain operations, in float32: queries [count, heads, size] are the last places of keys and
-    values [kv_heads, places, size]. Products are added up one by one, as matrix products of GPUs round their inputs."""
+    """One row's attention by plain operations, in float32: queries [count, heads, size] are of the last tokens of keys
+    and values [kv_heads, tokens, size]. Products are summed one by one, as matrix products of GPUs round their
+    inputs."""
     count, heads, _ = queries.shape
     group, length = heads // keys.shape[0], keys.shape[1]
     q, k, v = (x.astype(mx.float32) for x in (queries, mx.repeat(keys, group, 0), mx.repeat(values, group, 0)))
@@ -184,14 +185,14 @@ def plain_attention(
 
 
 SAMPLED_PAGES = 10
-"""Pages: one is read by itself, and the others reach over the end of a stretch."""
+"""Pages: one is read by itself, and the others reach over the end of a KV split."""
 _RAW_TAIL = 50
-"""Places behind them, which are raw: more than a row has queries."""
+"""Raw tokens behind them: more than a row has queries."""
 _PROMPT_QUERIES = 3 * MOST_QUERIES
 
 
 class CodedSample(NamedTuple):
-    """Pages in fewer bits, and what they are decoded to."""
+    """Coded pages, and what they decode to."""
 
     shape: CodedShape
     pages: mx.array  # int32 [SAMPLED, kv_heads, words]
@@ -199,23 +200,25 @@ class CodedSample(NamedTuple):
     values: mx.array
 
     def suits(self, attention: PagedAttention) -> bool:
-        """Whether such an attention is there to read pages like these."""
+        """Whether such an attention could read these pages."""
         shape, (_, heads, _, size) = attention.shape, self.keys.shape
         sizes = (heads, size, self.values.shape[3], self.keys.dtype)
         return sizes == (shape.kv_heads, shape.key_size, shape.value_size, attention.dtype)
 
 
 def check_coded(
-    device: Device, attention: PagedAttention, sample: CodedSample, *, prompts: bool = False, **how: Any
+    device: Device, attention: PagedAttention, sample: CodedSample, *, prompts: bool = False, **options: Any
 ) -> str | None:
-    """What is wrong with the kernels of an attention that reads such pages, or that unpacks them for prompts; None
-    where they are right."""
+    """The first wrong kernel of an attention that reads such pages, or decodes them for prompts; None where all are
+    right."""
     widths = [_PROMPT_QUERIES] if prompts else attention.coded_widths(sample.shape)
-    return check_cases(device, lambda: attention, lambda attention: _CodedTrial(attention, sample).cases(widths, how))
+    return check_cases(
+        device, lambda: attention, lambda attention: _CodedTrial(attention, sample).cases(widths, options)
+    )
 
 
 class _CodedTrial:
-    """Two rows of coded pages with raw ones behind them: one within a stretch, one beyond it."""
+    """Two rows of coded pages with raw ones behind them: one within a KV split, one beyond it."""
 
     def __init__(self, attention: PagedAttention, sample: CodedSample) -> None:
         self._attention, self._sample, self._shape = attention, sample, attention.shape
@@ -224,37 +227,39 @@ class _CodedTrial:
         each = -(-SAMPLED_PAGES // 2)
         self._numbers = [page_number(int(place) // each, int(place) % each) for place in places]
         self._coded = [mx.zeros((each, *sample.pages.shape[1:]), mx.int32) for _ in range(2)]
-        self._wanted = mx.zeros((2 * each, *sample.pages.shape[1:]), mx.int32)
-        self._wanted[mx.array(places.astype(np.int32))] = sample.pages
+        self._expected = mx.zeros((2 * each, *sample.pages.shape[1:]), mx.int32)
+        self._expected[mx.array(places.astype(np.int32))] = sample.pages
         shape = self._shape
-        self._raw = [self._drawn(2, shape.kv_heads, shape.page, size) for size in (shape.key_size, shape.value_size)]
+        self._raw = [
+            self._random_array(2, shape.kv_heads, shape.page, size) for size in (shape.key_size, shape.value_size)
+        ]
         self._slabs = KVSlabs([self._raw[0]], [self._raw[1]])
-        mx.eval(self._coded, self._raw, self._wanted)
+        mx.eval(self._coded, self._raw, self._expected)
         addresses = attention.locate(self._coded)
         self._token = attention.store(sample.pages, mx.array(self._numbers, mx.int32), addresses, mx.zeros(1, mx.int32))
         self._pages = CodedPages(sample.shape, sample.shape.constants(shape.value_size), addresses)
         self._rows = (range(1), range(1, SAMPLED_PAGES))  # of the sample, what each row has
 
-    def cases(self, widths: Sequence[int], how: dict[str, Any]) -> Iterator[Case]:
+    def cases(self, widths: Sequence[int], options: dict[str, Any]) -> Iterator[Case]:
         mx.eval(self._token)
-        yield Case("store differs", mx.concatenate(self._coded), self._wanted)
+        yield Case("store differs", mx.concatenate(self._coded), self._expected)
         tables = [[*(~self._numbers[page] for page in own), raw] for raw, own in enumerate(self._rows)]
         lengths = [len(own) * self._shape.page + _RAW_TAIL for own in self._rows]
         for width in widths:
             for rows in (1, 2):
-                queries = self._drawn(rows * width, self._shape.heads, self._shape.key_size)
-                laid = KernelRows.of(tables[:rows], lengths[:rows], counts=[width] * rows, coded=True)
-                attended = self._attention.attend(queries, laid, self._slabs, self._token, self._pages)
-                yield from attended_cases(attended, queries, [width] * rows, self._seen, how, " in fewer bits")
+                queries = self._random_array(rows * width, self._shape.heads, self._shape.key_size)
+                kernel_rows = KernelRows.of(tables[:rows], lengths[:rows], counts=[width] * rows, coded=True)
+                outputs = self._attention.attend(queries, kernel_rows, self._slabs, self._token, self._pages)
+                yield from attended_cases(outputs, queries, [width] * rows, self._seen, options, " in coded pages")
 
     def _seen(self, row: int) -> list[mx.array]:
-        """A row's keys and values as they are decoded, and those behind them: [kv_heads, places, size]."""
+        """A row's decoded keys and values, and those behind them: [kv_heads, tokens, size]."""
         return [
             mx.concatenate([*(decoded[page] for page in self._rows[row]), raw[row, :, :_RAW_TAIL]], axis=1)
             for decoded, raw in zip((self._sample.keys, self._sample.values), self._raw, strict=True)
         ]
 
-    def _drawn(self, *sizes: int) -> mx.array:
+    def _random_array(self, *sizes: int) -> mx.array:
         return mx.array(self._random.standard_normal(sizes, np.float32)).astype(self._attention.dtype)
 
 
@@ -264,7 +269,7 @@ TRIAL_TOKENS, TRIAL_PAGES = 11, 3
 def check_rope(
     device: Device, shape: RopeShape, dtype: mx.Dtype, norms: Sequence[HeadRmsNorm], slabs: int
 ) -> str | None:
-    """What is wrong with the kernel for such layers over so many slabs; None where it is right."""
+    """How the kernel for such layers over so many slabs is wrong; None where it is right."""
     if not has_paged_kernels(device):
         return f"no kernels for {device.name}"
     return check_cases(
@@ -273,24 +278,26 @@ def check_rope(
 
 
 def _cases(
-    turn: RopeKernel, shape: RopeShape, dtype: mx.Dtype, norms: Sequence[HeadRmsNorm], slabs: int
+    kernel: RopeKernel, shape: RopeShape, dtype: mx.Dtype, norms: Sequence[HeadRmsNorm], slabs: int
 ) -> Iterator[Case]:
     heads, random = shape.heads, np.random.default_rng(5)
     sizes = (heads.key_size, heads.value_size)
-    made = [[mx.zeros((TRIAL_PAGES, heads.kv_heads, heads.page, size), dtype) for _ in range(slabs)] for size in sizes]
-    places = [(number % slabs, number % TRIAL_PAGES, (7 * number) % heads.page) for number in range(1, TRIAL_TOKENS)]
-    slots = token_slots([*((page_number(slab, page), place) for slab, page, place in places), (-1, 0)])
+    slab_arrays = [
+        [mx.zeros((TRIAL_PAGES, heads.kv_heads, heads.page, size), dtype) for _ in range(slabs)] for size in sizes
+    ]
+    targets = [(number % slabs, number % TRIAL_PAGES, (7 * number) % heads.page) for number in range(1, TRIAL_TOKENS)]
+    slots = token_slots([*((page_number(slab, page), offset) for slab, page, offset in targets), (-1, 0)])
     row = heads.heads * shape.query_step + heads.kv_heads * sum(sizes)
     projected = mx.array(random.standard_normal((TRIAL_TOKENS, row), np.float32)).astype(dtype)
     positions, speeds = mx.arange(TRIAL_TOKENS) * 97, 10000.0 ** (-mx.arange(shape.dims // 2) / max(1, shape.dims // 2))
     angles = rope_angles(positions, speeds, 1.25)
-    mx.eval(made)
-    turned, done = turn(projected, angles, slots, KVSlabs(*made), mx.zeros(1, mx.int32))
-    mx.eval(turned, done)
-    written = [mx.stack([own[slab][page, :, place] for slab, page, place in places]) for own in made]
-    queries, *wanted = plain_rope(shape, projected, angles, norms)
-    yield Case("turn differs by {off} in queries", turned, queries, BOUNDS[dtype])
-    for name, found, all_tokens in zip(("keys", "values"), written, wanted, strict=True):
+    mx.eval(slab_arrays)
+    queries_out, done = kernel(projected, angles, slots, KVSlabs(*slab_arrays), mx.zeros(1, mx.int32))
+    mx.eval(queries_out, done)
+    written = [mx.stack([own[slab][page, :, offset] for slab, page, offset in targets]) for own in slab_arrays]
+    queries, *expected = plain_rope(shape, projected, angles, norms)
+    yield Case("turn differs by {off} in queries", queries_out, queries, BOUNDS[dtype])
+    for name, found, all_tokens in zip(("keys", "values"), written, expected, strict=True):
         yield Case(f"turn differs by {{off}} in {name}", found, all_tokens[: TRIAL_TOKENS - 1], BOUNDS[dtype])
 
 

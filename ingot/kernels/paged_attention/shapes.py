@@ -1,8 +1,7 @@
-"""What a layer's attention looks like, how its pages lie in fewer bits, and how the kernels are cut for that, per
-device.
+"""The shape of a layer's attention, the layout of its coded pages, and the kernels' tuning for each device.
 
-The cut is what is fastest, never what is right. None of it depends on how many rows or queries there are, but `part`,
-which changes no bits.
+Tuning affects speed, never results. None of it depends on the number of rows or queries, except for `part`, which
+changes no bits.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from ingot.kernels.gpu.kernel_source import KernelTemplate
 MOST_SIZE = 256
 MOST_GROUP = 16
 MOST_CODED = 128
-"""Of heads in fewer bits: a warp has a whole value's sums in its registers."""
+"""The largest coded head: a warp has the sums of a whole value in its registers."""
 PAGE_SIZES = (64, 128, 256, 512)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What a layer's attention looks like."""
+    """The shape of a layer's attention."""
 
     heads: int
     kv_heads: int
@@ -50,8 +49,8 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class CodedSide:
-    """Keys or values of a page in fewer bits: codes of 4 or 8 bits, and how many groups of a vector's numbers have a
-    step and a least of their own; none: they are rotated, and have levels."""
+    """The keys or values of a coded page: codes of 4 or 8 bits, and the number of groups of a vector that have their
+    own step and minimum; 0: they are rotated, and have levels."""
 
     bits: int
     groups: int
@@ -61,7 +60,7 @@ class CodedSide:
 
 @dataclass(frozen=True, slots=True)
 class CodedShape:
-    """How a head's page lies in fewer bits (`cache/coded_pages.py`)."""
+    """The layout of a head's coded page (`cache/coded_pages.py`)."""
 
     keys: CodedSide
     values: CodedSide
@@ -101,7 +100,7 @@ class CodedShape:
 
 
 class CodedPages(NamedTuple):
-    """A layer's slabs of pages in fewer bits, as the kernel takes them: their shape, its constants, their addresses."""
+    """A layer's slabs of coded pages, as the kernel takes them: layout, constants and addresses."""
 
     shape: CodedShape
     constants: mx.array
@@ -109,21 +108,21 @@ class CodedPages(NamedTuple):
 
 
 SLAB_INPUTS = (4, 12)
-"""So many slabs of keys, and as many of values, a kernel is compiled for where memory has to be an input to be there at
-all. Metal takes 31 buffers in all."""
+"""The numbers of slabs of keys, and as many of values, for which kernels are compiled where memory must be an input.
+Metal takes 31 buffers in all."""
 QUERY_TILES = (16, 32, 64)
-"""Of a row, over one head of keys, that a group of threads attends for by matrix units: tiles of sixteen."""
+"""Queries of a row, over one head of keys, that a group of threads computes by matrix units: tiles of sixteen."""
 _LARGE = 128
-"""Heads that are larger leave no registers for the most of them."""
+"""Larger heads leave no registers for the largest tile."""
 _UNIT = 64
-"""Places that lie one behind another, whatever a page is."""
+"""Tokens that are contiguous in memory, whatever the page size."""
 _SHARED = 48 * 1024
-"""Bytes of memory that a group's threads may share without asking for more."""
+"""Bytes of static shared memory of a group of threads."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixTuning:
-    """How keys and values come to CUDA's matrix units."""
+    """How keys and values are loaded for CUDA's matrix units."""
 
     piece: int  # bytes of keys or values that are multiplied at once
     slots: int  # for pieces in shared memory, at most: all but one are on their way
@@ -135,25 +134,25 @@ class MatrixTuning:
         return _UNIT if 2 * size * _UNIT <= self.piece else _UNIT // 2
 
     def slots_for(self, size: int, part: int, stretch: int) -> int:
-        """As many as there is memory for, beside weights, what warps tell each other and addresses of pages."""
+        """As many as fit into shared memory with weights, partial results and page addresses."""
         keys = self.keys(size)
-        beside = part * (16 * (keys // 8 | 1) + 20) + stretch // _UNIT * 16
-        return min(self.slots, (_SHARED - beside) // (keys * 16 * (size // 8 | 1)))
+        used = part * (16 * (keys // 8 | 1) + 20) + stretch // _UNIT * 16
+        return min(self.slots, (_SHARED - used) // (keys * 16 * (size // 8 | 1)))
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionTuning:
-    stretch: int  # places that a group of threads looks at
+    stretch: int  # tokens of a KV split, which a group of threads reads
     warps: int  # in a group
-    most: int  # queries that a group attends for, in registers
-    run: int  # values one behind another that a thread adds up: as many at once as it has registers for, 4 or 8
-    matrix: MatrixTuning | None = None  # for numbers of 16 bits: CUDA's alone
-    slabs: tuple[int, ...] = ()  # so many a kernel takes as inputs, a kernel for each; none: it finds any by address
-    prompts: int = 0  # warps in a group that attends for many queries, sixteen each, by matrix units; 0: it is not done
+    most: int  # queries of a group, in registers
+    run: int  # consecutive values that a thread sums at once, as it has registers: 4 or 8
+    matrix: MatrixTuning | None = None  # for 16-bit numbers: only CUDA
+    slabs: tuple[int, ...] = ()  # numbers of slabs that kernels take as inputs; none: any number, by address
+    prompts: int = 0  # warps of a group of the prompt kernel, with sixteen queries each, by matrix units; 0: none
 
     def taken(self, slabs: int) -> int:
-        """How many slabs the kernel for so many takes as inputs; 0 where it finds them by their addresses. Raises
-        ValueError where there are too many."""
+        """How many slabs the kernel for so many takes as inputs; 0 where it uses addresses. Raises ValueError where
+        there are too many."""
         if not self.slabs:
             return 0
         if slabs > self.slabs[-1]:
@@ -161,13 +160,12 @@ class AttentionTuning:
         return next(count for count in self.slabs if count >= slabs)
 
     def kv_split_size(self, dtype: mx.Dtype, size: int) -> int:
-        """Places that a group of threads looks at, with heads of that size."""
+        """Tokens of a KV split, with heads of that size."""
         large = self.matrix.large if self.matrix is not None and dtype.size == 2 and size > _LARGE else None
         return self.stretch if large is None else large
 
     def part(self, queries: int, dtype: mx.Dtype, size: int) -> tuple[int, int]:
-        """Queries a group, when there are so many in all with heads of that size, and keys that a thread looks at, at
-        once."""
+        """Queries of a group, of so many in all with heads of that size, and keys that a thread reads at once."""
         if self.matrix is not None and dtype.size == 2:
             parts = QUERY_TILES if size <= _LARGE else QUERY_TILES[:-1]
             return next((part for part in parts if part >= queries), parts[-1]), 8
@@ -187,6 +185,6 @@ TUNINGS: dict[DeviceKind, AttentionTuning] = {
 
 
 def tuning_choices(kind: DeviceKind) -> tuple[AttentionTuning, ...]:
-    """What to try there, one after another: older devices of CUDA lack what the first need."""
+    """The tunings to try, in order: older CUDA devices lack what the first ones need."""
     best = TUNINGS[kind]
     return tuple(dict.fromkeys((best, replace(best, prompts=0), replace(best, prompts=0, matrix=None))))

@@ -133,8 +133,8 @@ def test_a_reading_that_nobody_waits_for_reads_nothing(tmp_path: Path) -> None:
     disk.reader.close()
     reading = disk.reader.ask(entry)
     reading.cancelled = True
-    disk.reader._asked.put(None)
-    disk.reader._live()
+    disk.reader._requests.put(None)
+    disk.reader._run()
     assert reading.done and reading.found is None and not entry.lost
 
 
@@ -157,6 +157,6 @@ def test_uses_are_told_to_whoever_shares_the_folder_though_nothing_is_written(
     store.touch([entry])
     settled.clear()
     assert settled.wait(30) and settled.clear() is None and settled.wait(30)
-    used = opened(tmp_path)._index.using(lambda index: index.used(store.scope), {})
+    used: dict[str, float] = opened(tmp_path)._index.read(lambda index: index.used(store.scope), dict)
     assert used[entry.name] == entry.used > before
     writer.close(30)

@@ -416,9 +416,8 @@ def test_whose_records_are_is_known_without_the_index_of_other_models_too(tmp_pa
     for file in tmp_path.glob("index.sqlite*"):
         file.unlink()
     store = opened(tmp_path)
-    nothing: dict[str, RecordTotal] = {}
-    held = store._index.using(lambda index: index.totals(), nothing)
-    assert {tenant: total.records for tenant, total in held.items()} == {ME.tenant: 1, YOU.tenant: 1}
+    totals: dict[str, RecordTotal] = store._index.read(lambda index: index.totals(), dict)
+    assert {tenant: total.records for tenant, total in totals.items()} == {ME.tenant: 1, YOU.tenant: 1}
 
 
 @pytest.mark.parametrize("records", [12, 120])
@@ -597,7 +596,7 @@ def test_a_record_that_another_secret_sealed_is_a_miss_and_set_aside(tmp_path: P
     path = one_file(tmp_path)
     path.write_bytes(b"".join((forged.encoded(b"theirs"), *other)))
     if known == "by the index":
-        with pytest.raises(DamagedRecord, match="not by this server's key"):
+        with pytest.raises(DamagedRecord, match="another key than this server's"):
             store.read(entry)
     else:
         store.close()

@@ -33,7 +33,7 @@ def test_kernels_that_are_right_pass(dtype: mx.Dtype) -> None:
         ("convolve", "(size_t)slot * (TAPS - 1) * CHANNELS", "(size_t)1 * (TAPS - 1) * CHANNELS", "convolve differs"),
         ("advance", "state[i] *= decay;", "", "advance differs"),
         ("advance", "held && !fresh", "held", "advance differs"),
-        ("advance", "keep + begin + t", "keep + begin", "advance keeps other states"),
+        ("advance", "keep + begin + t", "keep + begin", "advance returns other states"),
         ("advance", "step < LANES", "step < 2", "advance differs"),
         ("advance", "strength;", "strengthh;", "does not run: a kernel does not compile"),
     ],
