@@ -1,7 +1,7 @@
-"""Grammars of tool calls, from the table by which their parser reads them.
+"""Grammars of tool calls, from the tables by which they are parsed.
 
 A forced call is written in the family's first form, to the letter. Where the model may also just answer, the answer
-is any text that no form of the family could be taken to begin a call in.
+is any text in which no form of the family could begin a call.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _USUAL_KEYS = ("name", "tool_name", "type", "id", "tool_call_id", "arguments", "
 
 @dataclass(frozen=True, slots=True)
 class GrammarTool:
-    """`strict`: its arguments are held to its whole schema, or the schema is refused. Else to what can be held to."""
+    """`strict`: its whole schema is enforced, or the schema is refused. Else what can be enforced of it."""
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -92,7 +92,7 @@ def call_grammar(
 
 
 def begun_calls_grammar(rules: LarkRules, format: Format, tools: Sequence[GrammarTool], *, parallel: bool) -> str:
-    """The source of the grammar of calls that have begun, from their markers on, in any form of the family."""
+    """The source of the grammar of calls that the model begins itself, from their markers on, in any form."""
     if format.channels is not None:
         return _ChannelCallRules(rules, format.channels, tools).begun()
     try:
@@ -181,7 +181,7 @@ class _TaggedCallRules:
         return lark_sequence([f"({another})*", *end])
 
     def _ending(self) -> str:
-        """What may come behind the last call, where nothing tells that it was the last."""
+        """What may come after the last call, where nothing marks it as the last."""
         return EMPTY_RULE if not self._many or (self._form.joint is not None and self._form.closing) else self._space()
 
     def _space(self) -> str:
@@ -345,7 +345,7 @@ def _json_argument_rules(rules: LarkRules, tool: GrammarTool) -> str:
 
 
 def _call_beginning_patterns(form: CallForm, tools: Sequence[GrammarTool]) -> Iterator[str]:
-    """Patterns for texts up to what could be the beginning of a call: a marker or, without, enough to tell."""
+    """Patterns for texts up to what could begin a call: a marker or, without one, enough of the call."""
     if form.opening_in_prompt:
         yield _unmarked_call_pattern((*form.opening[1:], *form.call), tools)
     if form.bare:
@@ -375,7 +375,7 @@ def _unmarked_call_pattern(parts: Iterable[Part], tools: Sequence[GrammarTool]) 
             case Name():
                 pieces.append("(" + "|".join(exact_pattern(tool.name) for tool in tools) + ")")
             case JsonCall():
-                # A key may also be written with escapes, so one that has any is taken for one of these.
+                # A key may also be written with escapes, so any key that has some counts as one of these.
                 usual = dict.fromkeys((*_USUAL_KEYS, part.name_key, part.arguments_key))
                 return "".join(pieces) + r"\{[ \t\r\n]*\"(" + "|".join(map(exact_pattern, usual)) + r"|[^\"]*\\)"
             case Arguments():

@@ -1,14 +1,13 @@
 """Content and thinking: the text of an answer that is no call.
 
-`ProseWriter` hands text on, cleared of the white space that only sets markers apart, and knows whether it stands in
-fenced code or a JSON string.
+`ProseWriter` emits text, without the white space that only separates markers, and tracks fenced code and JSON strings.
 
-`ThinkingReader` reads a thinking part, and the calls of an answer that never leaves it, or leaves it and says nothing.
-Some models call a tool amid their thinking and end there, some after they have closed it. Others write down in thinking
-what they might call, close it, and answer. Only what comes behind tells them apart, so from the first marker on that
-may begin a call the text is held. An answer behind the closing tag makes all of it thinking. Where there is none, what
-is a complete call of a given tool and begins a line is that call; within a line it is one if its markers are
-unmistakable and nothing quotes it, in an answer that was not cut.
+`ThinkingReader` reads a thinking part, and the calls of an answer that never leaves it, or has nothing after it. Some
+models call a tool amid their thinking and end there, some right after it. Others write down in thinking what they might
+call, close it, and answer. Only what follows distinguishes these, so text is held back from the first marker on that
+may begin a call. An answer after the closing tag makes all of it thinking. Without one, a complete call of one of the
+tools that begins a line is a call; within a line it is one if its markers are unmistakable and not quoted, in an answer
+that was not cut.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class CallOpening:
 
     @property
     def unmistakable(self) -> tuple[CallForm, ...]:
-        """The forms that no example looks like: all but JSON between plain tags."""
+        """The forms that examples do not use: all but JSON between plain tags."""
         return tuple(form for form in self.forms if _is_unmistakable(form))
 
 
@@ -53,16 +52,16 @@ class ThinkingReader:
         names: frozenset[str],
         reader: TextReader,
         calls: CallReader,
-        teller: CallEventEmitter,
+        emitter: CallEventEmitter,
         reasoning: ProseWriter,
-        says_nothing: Callable[[], bool],
+        is_silent: Callable[[], bool],
     ) -> None:
-        """`says_nothing`: whether there is neither text nor a call outside of thinking so far."""
-        self._says_nothing = says_nothing
+        """`is_silent`: whether there is neither text nor a call outside of thinking so far."""
+        self._is_silent = is_silent
         self._close = close
         self._openings = openings if names else {}
         self._names = names
-        self._reader, self._calls, self._teller = reader, calls, teller
+        self._reader, self._calls, self._emitter = reader, calls, emitter
         self._reasoning = reasoning
 
     def read(self) -> Steps[bool]:
@@ -91,7 +90,7 @@ class ThinkingReader:
         return () if self._reasoning.quotes or self._reader.cut else opening.unmistakable
 
     def _undecided(self) -> Steps[bool]:
-        """The rest of a part in which a call may have begun. Whether it was closed."""
+        """The remainder of a part in which a call may begin. Whether it was closed."""
         reader = self._reader
         held: list[str] = []
         closed = (yield from reader.scan(make_markers(self._close), held.append)) is not None
@@ -102,7 +101,7 @@ class ThinkingReader:
         if closed:
             reader.drop_rest()
         reader.unread("".join(held))
-        self._teller.require_whole_calls(self._reasoning.restart)
+        self._emitter.require_whole_calls(self._reasoning.restart)
         yield from self._with_calls()
         if not closed:
             self._reasoning.finish()
@@ -111,7 +110,7 @@ class ThinkingReader:
     def _answers(self) -> Steps[bool]:
         """Whether there is an answer behind the closing tag, which comes next, or was before, or would have come."""
         reader = self._reader
-        if not self._says_nothing():
+        if not self._is_silent():
             return True
         reader.start_lookahead()
         reader.advance(reader.at + len(self._close))
@@ -164,12 +163,12 @@ class _JsonStringTracker:
 
 
 class ProseWriter:
-    """Hands text on as it comes, but for white space next to a marker: models are taught to write line breaks
-    around tags and calls, and templates write them again.
+    """Emits text as it comes, except for white space next to a marker: models are trained to write line breaks around
+    tags and calls, and templates write them again.
 
-    White space is held until it is known what it is. Text follows: it goes out. A marker follows (`restart`): it is
-    dropped, unless more text comes later, from which it then sets off what was said before the marker. The answer
-    ends (`finish`): it goes out, if there was text since the last marker.
+    White space is held back until it is clear what it is. If text follows, it is emitted. If a marker follows
+    (`restart`), it is dropped, unless more text comes later, which it then separates from the text before the marker.
+    If the answer ends (`finish`), it is emitted if there was text since the last marker.
     """
 
     def __init__(self, emit: Callable[[str], None]) -> None:
@@ -192,14 +191,14 @@ class ProseWriter:
 
     @property
     def quotes(self) -> bool:
-        """Whether what comes next is shown rather than said: as code, in quotes, or in a quoted line."""
+        """Whether what comes next is quoted: as code, in quotes, or in a quoted line."""
         return self.fenced or self._first == ">" or self._last in tuple("`'\"“‘«")
 
     @property
     def attached(self) -> bool:
         """Whether what comes next stands right behind a word or a sentence, as what is shown does not."""
-        said = self._last.isalnum() or self._last in tuple(".!?:;…。！？：；")
-        return said and not self._spaced and not self.quotes
+        ends_sentence = self._last.isalnum() or self._last in tuple(".!?:;…。！？：；")
+        return ends_sentence and not self._spaced and not self.quotes
 
     @property
     def in_json_string(self) -> bool:
@@ -207,7 +206,7 @@ class ProseWriter:
 
     @property
     def silent(self) -> bool:
-        """Whether nothing was said yet."""
+        """Whether no text was emitted yet."""
         return self._silent
 
     def write(self, text: str) -> None:
@@ -252,8 +251,8 @@ class ProseWriter:
         if "\n" in text:
             self._first = self._last = ""
         self._spaced = text[-1] in _SPACE
-        if shown := line.strip(_SPACE):
-            self._first, self._last = self._first or shown[0], shown[-1]
+        if visible := line.strip(_SPACE):
+            self._first, self._last = self._first or visible[0], visible[-1]
         self.at_line_start = not line.strip(_SPACE) and (self.at_line_start or "\n" in text)
 
 

@@ -1,12 +1,12 @@
-"""Bounds that are known without encoding: the least tokens that a text can have, and how much a tokenizer lengthens it.
+"""Bounds without encoding: the least tokens that a text can have, and how much a tokenizer lengthens it.
 
 A token covers no more letters, digits, spaces and so on than the one with the most of them in the whole vocabulary. So
 a text with a million letters has at least a million divided by that many tokens, and a prompt that is too long is
-refused before it is encoded. Where the encoder may leave out or shorten what it reads (a normalizer that strips
-accents, words it does not know), nothing can be said.
+refused before it is encoded. Where the encoder may drop or shorten its input (a normalizer that strips accents, unknown
+words), there is no bound.
 
 `check_growth` refuses a tokenizer.json that would make a text much longer before it is tokenized, or after: a model's
-files are foreign.
+files are untrusted.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ _KEEPING_BEHAVIOURS: Final = ("Isolated", "MergedWithPrevious", "MergedWithNext"
 
 
 class LazyTokenFloor:
-    """The floor of one vocabulary, found out when it is first asked for. For any thread."""
+    """The floor of one vocabulary, computed when it is first needed. For any thread."""
 
     def __init__(self, find: Callable[[], TokenFloor | None]) -> None:
         self._find = find
         self._lock = threading.Lock()
         self._floor: TokenFloor | None = None
-        self._known = False
+        self._computed = False
 
     def least(self, text: str) -> int:
-        """No encoding of `text` has fewer tokens than this; 0 where nothing is known."""
+        """No encoding of `text` has fewer tokens than this; 0 where there is no bound."""
         with self._lock:
-            if not self._known:
-                self._floor, self._known = self._find(), True
+            if not self._computed:
+                self._floor, self._computed = self._find(), True
         return 0 if self._floor is None else self._floor.least(text)
 
 
@@ -100,14 +100,14 @@ def _count_classes(data: bytes) -> list[int]:
 
 def _most_per_class(tokens: Iterable[bytes]) -> list[int]:
     """The most of each class in any one of them, of which there may be hundreds of thousands."""
-    held = [token for token in tokens if token]
-    data = np.frombuffer(b"".join(held), np.uint8)
-    begins = np.cumsum([0, *map(len, held)])[:-1]
+    present = [token for token in tokens if token]
+    data = np.frombuffer(b"".join(present), np.uint8)
+    begins = np.cumsum([0, *map(len, present)])[:-1]
     most = []
     for chars in (*_CLASSES, _BYTES_BEYOND_ASCII, _ASCII + _BYTES_BEYOND_ASCII):
         counted = np.zeros(256, np.int32)
         counted[list(chars)] = 1
-        most.append(int(np.add.reduceat(counted[data], begins).max()) if held else 0)
+        most.append(int(np.add.reduceat(counted[data], begins).max()) if present else 0)
     return most
 
 
@@ -131,8 +131,8 @@ def _step_composes(step: Mapping[str, Any]) -> bool | None:
 
 def _keeps_all(pre_tokenizer: Any) -> bool:
     for step in _component_steps(pre_tokenizer, "pretokenizers"):
-        kept = step["type"] in ("ByteLevel", "Metaspace", "Digits")
-        if not kept and not (step["type"] == "Split" and step["behavior"] in _KEEPING_BEHAVIOURS):
+        keeps = step["type"] in ("ByteLevel", "Metaspace", "Digits")
+        if not keeps and not (step["type"] == "Split" and step["behavior"] in _KEEPING_BEHAVIOURS):
             return False
     return True
 

@@ -1,4 +1,4 @@
-"""Answers that are messages with headers, which tell thinking, the answer and calls apart: gpt-oss, Muse, Inkling."""
+"""Answers that are messages with headers, which separate thinking, the answer and calls: gpt-oss, Muse, Inkling."""
 
 from __future__ import annotations
 
@@ -15,12 +15,7 @@ HARMONY = Format(
         bodies=("<|message|>",),
         kinds=((r"to=functions\.([^\s<]+)", "call"), (r"<\|channel\|>\s*analysis\b", "thinking")),
         ends=("<|end|>", "<|return|>", "<|call|>"),
-        call=(
-            "<|channel|>commentary to=functions.",
-            Name(),
-            " <|constrain|>json<|message|>",
-            Arguments(JSON),
-        ),
+        call=("<|channel|>commentary to=functions.", Name(), " <|constrain|>json<|message|>", Arguments(JSON)),
         call_end="<|call|>",
         asides=("<|channel|>analysis<|message|>", "<|channel|>commentary<|message|>"),
         answer="<|channel|>final<|message|>",
@@ -43,11 +38,7 @@ MUSE = Format(
         start="<|start|>",
         role="assistant",
         bodies=("<|message|>",),
-        kinds=(
-            (r"to=(self|developer)<", "thinking"),
-            (r"to=(user|commentary)<", "text"),
-            (r"to=", "calls"),
-        ),
+        kinds=((r"to=(self|developer)<", "thinking"), (r"to=(user|commentary)<", "text"), (r"to=", "calls")),
         ends=("<|eom|>", "<|eot|>"),
         call=(
             " to=",
@@ -67,7 +58,7 @@ MUSE = Format(
     model_types=("muse_glimmer", "muse_spark"),
 )
 
-# Inkling: the marker that ends a header tells the kind of its message; before it an author may be named.
+# Inkling: the marker that ends a header is the kind of its message; before it an author may be named.
 
 _INKLING_TOOL = "<|content_invoke_tool_json|>"
 INKLING = Format(

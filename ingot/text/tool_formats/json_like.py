@@ -33,10 +33,7 @@ TAGGED_JSON = element_form("tool_call", JsonCall())
 TAGGED_JSON_ARRAY = array_form("<tool_call>", Gap("\n"), after=(Gap("\n"), "</tool_call>"))
 
 HERMES = Format(
-    name="hermes",
-    forms=(TAGGED_JSON, TAGGED_JSON_ARRAY, *UNMARKED_FORMS),
-    thinking=THINK,
-    signs=(("<tool_call>",),),
+    name="hermes", forms=(TAGGED_JSON, TAGGED_JSON_ARRAY, *UNMARKED_FORMS), thinking=THINK, signs=(("<tool_call>",),)
 )
 ERNIE = Format(
     name="ernie4.5",
@@ -47,20 +44,13 @@ ERNIE = Format(
     model_types=("ernie4_5", "ernie4_5_moe", "ernie4_5_moe_vl"),
 )
 KIMI_VL = Format(
-    name="kimi-vl",
-    forms=HERMES.forms,
-    thinking=KIMI_VL_THINK,
-    signs=((KIMI_VL_THINK.open,),),
-    model_types=("kimi_vl",),
+    name="kimi-vl", forms=HERMES.forms, thinking=KIMI_VL_THINK, signs=((KIMI_VL_THINK.open,),), model_types=("kimi_vl",)
 )
 
 
 LLAMA_BARE = CallForm(call=(JsonCall("parameters"),), joint="; ", bare=True)
 LLAMA_PYTHON_TAG = CallForm(opening=("<|python_tag|>", Gap()), call=(JsonCall("parameters"),), joint="; ")
-FUNCTION_TAG = CallForm(
-    call=("<function=", Name(), ">", Gap(), Arguments(JSON), Gap(), "</function>"),
-    unopened="line",
-)
+FUNCTION_TAG = CallForm(call=("<function=", Name(), ">", Gap(), Arguments(JSON), Gap(), "</function>"), unopened="line")
 
 LLAMA = Format(
     name="llama",
@@ -114,11 +104,7 @@ GRANITE_20B = Format(
 
 _FUNCTOOLS = array_form("functools", bare=True)
 
-FIREFUNCTION = Format(
-    name="firefunction",
-    forms=(_FUNCTOOLS,),
-    signs=(("functools[",),),
-)
+FIREFUNCTION = Format(name="firefunction", forms=(_FUNCTOOLS,), signs=(("functools[",),))
 PHI4_MINI = Format(
     name="phi4-mini",
     forms=(
@@ -134,10 +120,7 @@ PHI4_MINI = Format(
 
 XLAM = Format(
     name="xlam",
-    forms=(
-        array_form(bare=True),
-        array_form("```", Maybe("json"), Gap("\n"), after=(Gap("\n"), "```"), bare=True),
-    ),
+    forms=(array_form(bare=True), array_form("```", Maybe("json"), Gap("\n"), after=(Gap("\n"), "```"), bare=True)),
     thinking=THINK,
     signs=(("single JSON array", "tool_call_name"),),
 )
@@ -245,15 +228,8 @@ SOLAR_OPEN = Format(
         CallForm(
             opening=("<|tool_calls|>", Gap()),
             call=(
-                "<|tool_call:begin|>",
-                CallId(""),
-                "<|tool_call:name|>",
-                Name(),
-                "<|tool_call:args|>",
-                Gap(),
-                Arguments(JSON),
-                Gap(),
-                "<|tool_call:end|>",
+                *("<|tool_call:begin|>", CallId(""), "<|tool_call:name|>", Name(), "<|tool_call:args|>", Gap()),
+                *(Arguments(JSON), Gap(), "<|tool_call:end|>"),
             ),
             joint="",
             closing=(Gap(), "<|calls|>"),
@@ -295,9 +271,7 @@ COHERE = Format(
     name="cohere",
     forms=(
         array_form(
-            *("<|START_ACTION|>", Gap()),
-            call=(JsonCall("parameters", "tool_name"),),
-            after=(Gap(), "<|END_ACTION|>"),
+            *("<|START_ACTION|>", Gap()), call=(JsonCall("parameters", "tool_name"),), after=(Gap(), "<|END_ACTION|>")
         ),
     ),
     thinking=COHERE_THINK,
@@ -315,10 +289,7 @@ FUNCTIONARY_RECIPIENT = CallForm(
 
 # 3.2 has one short marker, which the prompt ends with.
 FUNCTIONARY_ARROWS = CallForm(
-    opening=(">>>",),
-    call=(Name(), "\n", Gap(), Arguments(JSON)),
-    opening_in_prompt=True,
-    bare=True,
+    opening=(">>>",), call=(Name(), "\n", Gap(), Arguments(JSON)), opening_in_prompt=True, bare=True
 )
 
 FUNCTIONARY32 = Format(

@@ -1,4 +1,4 @@
-"""Past calls, rendered the way their model family writes them: for prompts whose chat template knows no tools."""
+"""Past calls, rendered as their model family writes them: for prompts whose chat template does not support tools."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def _render_part(part: Part, call: PastCall, index: int) -> str:
 
 
 def _numbered_name(call: PastCall, index: int) -> str:
-    known = call.id is not None and re.fullmatch(rf"(?:functions\.)?{re.escape(call.name)}:[0-9]+", call.id)
-    return call.id if known and call.id is not None else f"functions.{call.name}:{index}"
+    numbered = call.id is not None and re.fullmatch(rf"(?:functions\.)?{re.escape(call.name)}:[0-9]+", call.id)
+    return call.id if numbered and call.id is not None else f"functions.{call.name}:{index}"
 
 
 def _render_messages(channels: Channels, calls: Sequence[PastCall]) -> str:

@@ -93,12 +93,7 @@ SEED_OSS = Format(
 
 GLM = Format(
     name="glm",
-    forms=(
-        CallForm(
-            opening=("<tool_call>", Gap()),
-            call=(Name(), Gap("\n"), keys_and_values("tool_call")),
-        ),
-    ),
+    forms=(CallForm(opening=("<tool_call>", Gap()), call=(Name(), Gap("\n"), keys_and_values("tool_call"))),),
     thinking=THINK,
     strips=("<|begin_of_box|>", "<|end_of_box|>"),
     signs=(("<arg_key>",),),
@@ -122,16 +117,13 @@ LONGCAT = Format(
 IQUEST = Format(
     name="iquest-q1",
     forms=(
-        CallForm(
-            opening=("<iquest_tool_call>", Gap()),
-            call=(Name(), Gap("\n"), keys_and_values("iquest_tool_call")),
-        ),
+        CallForm(opening=("<iquest_tool_call>", Gap()), call=(Name(), Gap("\n"), keys_and_values("iquest_tool_call"))),
     ),
     thinking=THINK,
     signs=(("<iquest_tool_call>",), ("<|iquest_assistant|>",)),
 )
 
-# K2 Horizon: a section of calls, whose arguments may say their types; also JSON in their place.
+# K2 Horizon: a section of calls, whose arguments may state their types; also JSON instead.
 
 _IFM = ("<ifm|tool_call>", Gap())
 _IFM_TYPES = ("<ifm|arg_type>", "</ifm|arg_type>")
@@ -159,15 +151,15 @@ def _hunyuan_form(suffix: str, *, separated: bool) -> CallForm:
     return element_form(f"tool_calls{suffix}", *call, joint="\n", unopened="line")
 
 
-def _hunyuan_with_suffix(known: Format, template: str) -> Format:
+def _hunyuan_with_suffix(base: Format, template: str) -> Format:
     """The same with the suffix that a checkpoint gives to every tag."""
     found = re.search(r"<think(:[^\s>'\"{}]+)>", template) or re.search(r"HYTK = '(:[^\s']+)'", template)
     if found is None:
-        return known
+        return base
     suffix = found[1]
-    form = _hunyuan_form(suffix, separated=known is HUNYUAN_V3)
+    form = _hunyuan_form(suffix, separated=base is HUNYUAN_V3)
     return replace(
-        known, forms=(form, *known.forms), thinking=ThinkingFormat("hunyuan", f"<think{suffix}>", f"</think{suffix}>")
+        base, forms=(form, *base.forms), thinking=ThinkingFormat("hunyuan", f"<think{suffix}>", f"</think{suffix}>")
     )
 
 
@@ -195,7 +187,7 @@ HUNYUAN_V4 = Format(
 )
 
 
-# dots: a section, each value between lines of its own; also JSON in their place.
+# dots: a section, each value between lines of its own; also JSON instead.
 
 DOTS = Format(
     name="dots",
@@ -263,9 +255,7 @@ _M3_MARK = "]<]minimax[>["
 _M3_FORM = CallForm(
     opening=(f"{_M3_MARK}<tool_call>", Gap("\n")),
     call=(
-        f'{_M3_MARK}<invoke name="',
-        Name(),
-        TagEnd('">', alone=('"/>', '" />')),
+        *(f'{_M3_MARK}<invoke name="', Name(), TagEnd('">', alone=('"/>', '" />'))),
         Elements(mark=_M3_MARK, end=f"{_M3_MARK}</invoke>", open_optional=True),
     ),
     joint="\n",
@@ -291,17 +281,8 @@ _DEEPSEEK_CALL_END = "<｜tool▁call▁end｜>"
 _DEEPSEEK_FENCED = CallForm(
     opening=(_DEEPSEEK_SECTION, Gap()),
     call=(
-        _DEEPSEEK_CALL,
-        f"function{_DEEPSEEK_SEPARATOR}",
-        Name(),
-        Gap("\n"),
-        "```json",
-        Gap("\n"),
-        Arguments(JSON),
-        Gap("\n"),
-        "```",
-        Gap(),
-        _DEEPSEEK_CALL_END,
+        *(_DEEPSEEK_CALL, f"function{_DEEPSEEK_SEPARATOR}", Name(), Gap("\n")),
+        *("```json", Gap("\n"), Arguments(JSON), Gap("\n"), "```", Gap(), _DEEPSEEK_CALL_END),
     ),
     joint="\n",
     closing=(Gap(), _DEEPSEEK_SECTION_END),
@@ -335,11 +316,7 @@ DEEPSEEK_V3 = Format(
 )
 DEEPSEEK_V31 = Format(name="deepseek-v3.1", forms=(_DEEPSEEK_PLAIN,), thinking=THINK, signs=((_DEEPSEEK_SECTION,),))
 DEEPSEEK_V32 = Format(
-    name="deepseek-v3.2",
-    forms=(_DSML_V32, _DSML_V4),
-    thinking=THINK,
-    signs=((_DSML,),),
-    model_types=("deepseek_v32",),
+    name="deepseek-v3.2", forms=(_DSML_V32, _DSML_V4), thinking=THINK, signs=((_DSML,),), model_types=("deepseek_v32",)
 )
 DEEPSEEK_V4 = Format(
     name="deepseek-v4",
@@ -363,15 +340,8 @@ KIMI_K2 = Format(
         CallForm(
             opening=("<|tool_calls_section_begin|>", Gap()),
             call=(
-                "<|tool_call_begin|>",
-                Gap(),
-                Name(numbered=True),
-                Gap(),
-                "<|tool_call_argument_begin|>",
-                Gap(),
-                Arguments(JSON),
-                Gap(),
-                "<|tool_call_end|>",
+                *("<|tool_call_begin|>", Gap(), Name(numbered=True), Gap(), "<|tool_call_argument_begin|>", Gap()),
+                *(Arguments(JSON), Gap(), "<|tool_call_end|>"),
             ),
             joint="",
             closing=(Gap(), "<|tool_calls_section_end|>"),
@@ -395,12 +365,7 @@ KIMI_K3 = Format(
         CallForm(
             opening=("<|open|>tools<|sep|>", Gap()),
             call=(
-                '<|open|>call tool="',
-                Name(),
-                '"',
-                Ordinal(' index="', '"'),
-                "<|sep|>",
-                Gap(),
+                *('<|open|>call tool="', Name(), '"', Ordinal(' index="', '"'), "<|sep|>", Gap()),
                 TextParameters(
                     key_open='<|open|>argument key="',
                     key_closes=(

@@ -149,11 +149,11 @@ def said(events: list[ParsedEvent]) -> str:
 
 def answers(made: Make, name: str, special: bool, choice: CallChoice, *, parallel: bool, count: int) -> Iterator[str]:
     format, tokenizer = format_by_name(name), vocabulary(special)
-    plan: CompiledGrammar | None = made(special).tools(format, TOOLS, choice, parallel=parallel)
-    assert plan is not None
+    grammar: CompiledGrammar | None = made(special).tools(format, TOOLS, choice, parallel=parallel)
+    assert grammar is not None
     walker = Walker(tokenizer, random.Random(name), soft=45, closers=closers(format))
     for _ in range(count):
-        yield written(format, tokenizer, walker.answer(plan))
+        yield written(format, tokenizer, walker.answer(grammar))
 
 
 @pytest.mark.sampled(5)
@@ -201,9 +201,9 @@ def test_a_free_answer_may_call_and_may_not(made: Make, name: str) -> None:
     opening = format.channels.answer if format.channels else ""
     text = tokenizer.encode(opening + 'It is {"warm"} in [Paris], <b>really</b>.\n{"a": [1]}', add_special=False)
     for tokens in (call, text):
-        guide = free.begin()
+        matcher = free.begin()
         for token in tokens:
-            guide.accept(token)
+            matcher.accept(token)
 
 
 @pytest.mark.parametrize("name", CALLING)
@@ -212,17 +212,17 @@ def test_any_other_form_of_a_call_is_out_of_reach_of_a_free_answer(made: Make, n
     from tests.text.tool_formats.cases import CASES
 
     format, tokenizer = format_by_name(name), vocabulary(False)
-    plan = made(False).tools(format, TOOLS, "auto", parallel=True)
+    grammar = made(False).tools(format, TOOLS, "auto", parallel=True)
     for case in CASES:
         if case.format != name:
             continue
-        guide = plan.begin()
+        matcher = grammar.begin()
         kept: list[int] = []
         for token in tokenizer.encode(case.text, add_special=False):
-            mask = guide.mask()
+            mask = matcher.mask()
             if not mask[token >> 5] >> (token & 31) & 1:
                 break
-            guide.accept(token)
+            matcher.accept(token)
             kept.append(token)
         for name, arguments in complete_calls(parsed(format, written(format, tokenizer, kept))):
             jsonschema.validate(arguments, dict(BY_NAME[name].parameters))
@@ -233,12 +233,12 @@ def test_a_letter_is_not_begun_as_an_escape_that_could_only_end_as_a_control_cha
 
     def goes(schema: dict[str, Any], text: str) -> bool:
         tool = GrammarTool("note", {"type": "object", "properties": {"t": schema}})
-        guide = made(False).tools(format_by_name("hermes"), [tool], "required", parallel=False).begin()
+        matcher = made(False).tools(format_by_name("hermes"), [tool], "required", parallel=False).begin()
         for token in tokenizer.encode('<tool_call>\n{"name": "note", "arguments": ' + text, add_special=False):
-            mask = guide.mask()
+            mask = matcher.mask()
             if mask is not None and not mask[token >> 5] >> (token & 31) & 1:
                 return False
-            guide.accept(token)
+            matcher.accept(token)
         return True
 
     assert goes({"type": "string"}, '{"t": "ü\\n\\""}') and not goes({"type": "string"}, r'{"t": "\u')
@@ -252,8 +252,8 @@ def test_nothing_is_guided_where_no_tool_is_strict(made: Make) -> None:
 
 def test_a_call_may_begin_behind_a_marker_that_the_prompt_ended_with(made: Make) -> None:
     format, tokenizer = format_by_name("functionary"), vocabulary(False)
-    plan = made(False).tools(format, TOOLS, ForcedCall("ping"), parallel=False, opened=True)
-    text = written(format, tokenizer, Walker(tokenizer, random.Random(1), soft=20).answer(plan))
+    grammar = made(False).tools(format, TOOLS, ForcedCall("ping"), parallel=False, opened=True)
+    text = written(format, tokenizer, Walker(tokenizer, random.Random(1), soft=20).answer(grammar))
     assert text.startswith("ping\n<|content|>{")
 
 
@@ -290,13 +290,13 @@ def test_text_parameters_keep_any_text_but_their_closing_tag(made: Make, name: s
     """The random answers hold angle brackets, quotes, newlines and half tags, and come back as they were written."""
     format, tokenizer = format_by_name(name), vocabulary(False)
     tool = GrammarTool("note", {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]})
-    plan = made(False).tools(format, [tool], "required", parallel=False)
+    grammar = made(False).tools(format, [tool], "required", parallel=False)
     value = ' <b> "quoted" </para \n\n{"a": 1}</parame & é☃ '
     text = render_calls(format, [PastCall("note", {"text": value})])
-    guide = plan.begin()
+    matcher = grammar.begin()
     for token in tokenizer.encode(text, add_special=False):
-        guide.accept(token)
-    assert guide.done
+        matcher.accept(token)
+    assert matcher.done
     parser = Parser(
         format,
         tools=[ToolSchema("note", tool.parameters)],
@@ -315,10 +315,10 @@ def test_parameters_may_have_any_name_where_keys_are_bare(made: Make, name: str)
     schema = {"properties": {key: {"type": "integer"} for key in arguments}, "required": [*arguments]}
     tool = GrammarTool("note", {"type": "object", "additionalProperties": False, **schema}, strict=True)
     text = render_calls(format, [PastCall("note", arguments)])
-    guide = made(False).tools(format, [tool], "required", parallel=False).begin()
+    matcher = made(False).tools(format, [tool], "required", parallel=False).begin()
     for token in tokenizer.encode(text, add_special=False):
-        guide.accept(token)
-    assert guide.done
+        matcher.accept(token)
+    assert matcher.done
     parser = Parser(
         format,
         tools=[ToolSchema("note", tool.parameters)],

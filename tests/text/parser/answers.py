@@ -70,7 +70,7 @@ def cut(text: str, places: Iterable[int]) -> list[str]:
     return [text[start:stop] for start, stop in itertools.pairwise(bounds)]
 
 
-def told(events: Iterable[ParsedEvent]) -> list[tuple[Any, ...]]:
+def summary(events: Iterable[ParsedEvent]) -> list[tuple[Any, ...]]:
     """("thinks", text), ("says", text), ("calls", name, arguments), ("breaks", name, arguments as text)."""
     story: list[tuple[Any, ...]] = []
     name, fragments = "", []

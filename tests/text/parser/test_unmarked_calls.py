@@ -19,7 +19,7 @@ from ingot.text.parser.events import (
 )
 from ingot.text.tool_formats.format import Format
 from ingot.text.tool_formats.registry import FORMATS, format_by_name
-from tests.text.parser.answers import check_order, cut, new_parser, parsed, told
+from tests.text.parser.answers import check_order, cut, new_parser, parsed, summary
 
 DOUBTED = [known for known in FORMATS if any(form.whole for form in known.forms)]
 every_doubted_format = pytest.mark.parametrize("format", DOUBTED, ids=lambda format: format.name)
@@ -83,7 +83,7 @@ def test_nothing_of_a_call_or_its_fence_is_ever_told_as_content(written: str) ->
     events = [event for character in f"Look:\n{written}\n" for event in parser.push(character)]
     events += parser.flush()
     assert text_of(events) == "Look:"
-    assert told(events) == [*(("says", letter) for letter in "Look:"), *WRITTEN]
+    assert summary(events) == [*(("says", letter) for letter in "Look:"), *WRITTEN]
 
 
 @pytest.mark.parametrize("opening", ["", "```json\n", "<tools>\n"])
@@ -95,7 +95,7 @@ def test_arguments_that_grow_too_long_to_be_held_stream(opening: str) -> None:
     held = next(event for event in events if isinstance(event, ToolCallArguments))
     assert LONGEST_HELD_ARGUMENTS < len(held.fragment) < LONGEST_HELD_ARGUMENTS + 100
     assert sum(isinstance(event, ToolCallArguments) for event in events) > 100
-    assert told(merge_events([*events, *parser.flush()])) == [("calls", "write_file", {"content": content})]
+    assert summary(merge_events([*events, *parser.flush()])) == [("calls", "write_file", {"content": content})]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_arguments_that_grow_too_long_to_be_held_stream(opening: str) -> None:
 def test_what_was_held_is_text_and_what_was_told_is_a_broken_call(length: int, told_as: str) -> None:
     text = '{"name": "write_file", "arguments": {"content": "' + "x" * length + '", oops}}'
     whole = parsed(QWEN, [text])
-    assert told(whole)[0][0] == told_as
+    assert summary(whole)[0][0] == told_as
     for size in (1, 7, 1000):
         assert parsed(QWEN, cut(text, range(0, len(text), size))) == whole
 
@@ -128,5 +128,5 @@ def test_a_call_that_was_taken_back_leaves_no_number_behind() -> None:
     broken = '{"name": "ping", "arguments": {"a": oops}}'
     events = parsed(QWEN, [f"{broken}\n{CALL}"])
     check_order(events)
-    assert told(events) == [("says", broken), *WRITTEN]
+    assert summary(events) == [("says", broken), *WRITTEN]
     assert [event for event in events if isinstance(event, ToolCallEnded)] == [ToolCallEnded(0)]

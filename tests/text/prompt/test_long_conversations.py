@@ -10,7 +10,7 @@ import pytest
 from ingot.text.chat_template.messages import TemplateMessage, order_messages
 from ingot.text.chat_template.sandbox import TextRun
 from ingot.text.chat_template.traits import TemplateTraits
-from ingot.text.prompt.conversation import check_calls_shown, count_message_places
+from ingot.text.prompt.conversation import check_calls_shown, count_message_pieces
 from ingot.text.prompt.tool_prompt import teach_tools
 from ingot.text.tool_formats.registry import format_by_name
 from tests.text.work import spent
@@ -53,7 +53,7 @@ def shown(count: int) -> Callable[[], Any]:
 
 def placed(count: int) -> Callable[[], Any]:
     pieces: Sequence[TextRun] = [TextRun(at, "a") for at in range(count)]
-    return lambda: count_message_places(pieces)
+    return lambda: count_message_pieces(pieces)
 
 
 @pytest.mark.parametrize("made", [merged, instructed, told, shown, placed])

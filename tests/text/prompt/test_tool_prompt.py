@@ -10,7 +10,7 @@ from ingot.text.chat_template.messages import TemplateMessage
 from ingot.text.chat_template.traits import TemplateTraits
 from ingot.text.prompt.tool_prompt import teach_tools
 from ingot.text.tool_formats.registry import FORMATS, format_by_name
-from tests.text.parser.answers import TOOLS, parsed, told
+from tests.text.parser.answers import TOOLS, parsed, summary
 
 IGNORANT = TemplateTraits(tools=False, calls=False, results=False)
 SHOWN = [{"type": "function", "function": {"name": tool.name, "parameters": dict(tool.parameters)}} for tool in TOOLS]
@@ -51,7 +51,7 @@ def test_the_example_that_is_taught_can_be_parsed(format: Any) -> None:
     lesson = first.message["content"]
     example = lesson[lesson.index("once for each call:\n") :].partition("\n")[2].partition("\n\nWrite nothing")[0]
     example = example.replace("function_name", "get_weather").replace("argument_name", "city")
-    story = [each for each in told(parsed(format, [example])) if each[0] == "calls"]
+    story = [each for each in summary(parsed(format, [example])) if each[0] == "calls"]
     assert story == [("calls", "get_weather", {"city": "value"})]
 
 
@@ -59,7 +59,7 @@ def test_past_calls_are_written_as_the_model_writes_them() -> None:
     lines = asked(USER, calling('{"city": "Köln"}', "Let me see."))
     [_, answer], done = teach_tools(lines, (), IGNORANT, HERMES)
     assert "tool_calls" not in answer.message and done == ("calls-written",)
-    story = told(parsed(HERMES, [answer.message["content"]]))
+    story = summary(parsed(HERMES, [answer.message["content"]]))
     assert story == [("says", "Let me see."), ("calls", "get_weather", {"city": "Köln"})]
 
 

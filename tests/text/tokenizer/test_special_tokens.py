@@ -215,7 +215,7 @@ def test_tags_are_text_to_tools_and_thinking_is_an_assistant_s_own() -> None:
 
 def test_keys_and_values_of_tools_are_quoted() -> None:
     tools = [{"function": {"name": "f", "parameters": {"properties": {"</s>": {"enum": ["[INST]", 1, None]}}}}}]
-    quoted = json.dumps(ControlTokenQuoting(TURNS, tools).told(tools))
+    quoted = json.dumps(ControlTokenQuoting(TURNS, tools).quote(tools))
     assert "</s>" not in quoted and "[INST]" not in quoted
 
 
@@ -227,11 +227,11 @@ def test_a_client_that_uses_every_private_character_is_refused() -> None:
 
 @given(st.lists(st.text("ab<|", min_size=1, max_size=4), min_size=1), st.text("ab<|", max_size=12))
 def test_a_finder_finds_the_longest_word_wherever_one_begins(words: list[str], text: str) -> None:
-    places = [at for at in range(len(text)) if any(text.startswith(word, at) for word in words)]
-    assert TokenFinder(words).places(text) == places
+    offsets = [at for at in range(len(text)) if any(text.startswith(word, at) for word in words)]
+    assert TokenFinder(words).offsets(text) == offsets
     pattern = TokenFinder(words).pattern
     assert pattern is not None
-    for at in places:
+    for at in offsets:
         found = pattern.match(text, at)
         assert found is not None and found[0] == max((w for w in words if text.startswith(w, at)), key=len)
     assert any_word_pattern([]) == ""
@@ -249,9 +249,9 @@ def test_a_control_token_is_text_where_it_is_quoted_and_a_token_elsewhere(made: 
         front, middle, back = "".join(before), "</s>" + "".join(between), "".join(after)
         text = front + middle + back
         every = TokenFinder(tokenizer.controls.all)
-        quoted = [at for at in every.places(text) if len(front) <= at < len(front + middle)]
+        quoted = [at for at in every.offsets(text) if len(front) <= at < len(front + middle)]
         ids, counts = tokenizer.encode_with_places(text, [len(text)], add_special=False, quoted=quoted)
-        meant = [at for at in every.places(text) if at not in quoted]
+        meant = [at for at in every.offsets(text) if at not in quoted]
         assert sum(token in tokenizer.special_ids for token in ids) == len(meant)
         assert counts == [len(ids)]
         # A vocabulary may begin whatever follows a token with a space.
@@ -268,8 +268,10 @@ def test_the_framed_encoder_agrees_with_the_plain_one_where_nothing_is_quoted(ma
     @given(WORDS, st.data())
     def holds(words: list[str], data: st.DataObject) -> None:
         text = "".join(words)
-        places = data.draw(st.lists(st.integers(0, len(text)), max_size=3))
-        edges = [place for place in places if not any(text[:place].endswith(w[:-1]) for w in ("<s>", "</s>", "<tool>"))]
+        offsets = data.draw(st.lists(st.integers(0, len(text)), max_size=3))
+        edges = [
+            place for place in offsets if not any(text[:place].endswith(w[:-1]) for w in ("<s>", "</s>", "<tool>"))
+        ]
         plain = tokenizer.encode_with_places(text, edges, add_special=False)
         assert framed.encode(text, edges, ()) == plain
 

@@ -9,7 +9,7 @@ import pytest
 from ingot.text.chat_template.chat_template import ChatTemplate
 from ingot.text.parser.parser import ThinkingStart
 from ingot.text.tool_formats.registry import detect_format
-from tests.text.parser.answers import TOOLS, parsed, told
+from tests.text.parser.answers import TOOLS, parsed, summary
 from tests.text.tool_formats.test_registry import real_template
 
 QUESTION = "What now?"
@@ -53,7 +53,7 @@ def test_calls_that_a_real_template_writes_are_read_back(model: str) -> None:
     }
     prompt = ChatTemplate(source).render([asked, calling], tools=SHOWN, add_generation_prompt=False)
     answer = prompt[prompt.rindex(QUESTION) + len(QUESTION) :]
-    story = told(parsed(detect_format(source, ""), answer))
+    story = summary(parsed(detect_format(source, ""), answer))
     assert [each for each in story if each[0] not in ("says", "thinks")] == [
         ("calls", "get_weather", weather),
         ("calls", "write_file", {"path": "", "content": " x\n"}),

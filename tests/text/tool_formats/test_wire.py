@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.text.tool_formats.registry import FORMATS, format_by_name
-from tests.text.parser.answers import check_order, cut, parsed, told
+from tests.text.parser.answers import check_order, cut, parsed, summary
 from tests.text.tool_formats.cases import CASES
 from tests.text.tool_formats.wire import Case
 
@@ -20,7 +20,7 @@ def test_every_format_has_cases() -> None:
 def test_an_answer_means_what_it_says(case: Case) -> None:
     events = parsed(format_by_name(case.format), [case.text], thinking=case.thinking)
     check_order(events)
-    assert told(events) == case.means
+    assert summary(events) == case.means
 
 
 @pytest.mark.sampled(5)
@@ -44,4 +44,4 @@ def test_an_answer_means_the_same_in_any_pieces(case: Case, data: st.DataObject)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_without_tools_nothing_is_a_call(case: Case) -> None:
     events = parsed(format_by_name(case.format), [case.text], tools=(), thinking=case.thinking)
-    assert all(kind in ("thinks", "says") for kind, *_ in told(events))
+    assert all(kind in ("thinks", "says") for kind, *_ in summary(events))
