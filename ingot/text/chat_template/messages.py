@@ -18,7 +18,7 @@ from typing import Any
 from ingot.errors import BadRequest, Unsupported
 from ingot.media.items import PlacedMedia
 from ingot.text.chat_template.sandbox import TemplateHistory
-from ingot.text.chat_template.traits import ContentForm, EmptyForm, TemplateTraits
+from ingot.text.chat_template.traits import ContentForm, TemplateTraits
 from ingot.text.parser.arguments import are_unparsed_arguments, arguments_as_object, arguments_as_text
 
 Message = Mapping[str, Any]
@@ -45,7 +45,8 @@ def _prepare_message(message: Message, traits: TemplateTraits) -> dict[str, Any]
     prepared["content"] = _prepare_content(prepared.get("content", ""), traits.content.get(role, "text"), shows)
     if "tool_calls" in prepared:
         if not message.get("content"):
-            prepared["content"] = _empty_content(message.get("content"), prepared["content"], traits.no_content)
+            null = traits.no_content == "null" or (traits.no_content == "either" and message.get("content") is None)
+            prepared["content"] = None if null else prepared["content"]
         prepared["tool_calls"] = [_prepare_call(call, traits) for call in prepared["tool_calls"]]
     if "tool_call_id" in prepared:
         prepared["tool_call_id"] = _prepare_call_id(prepared["tool_call_id"], traits)
@@ -82,10 +83,6 @@ def _prepare_content(content: Any, form: ContentForm, shows: frozenset[str] = fr
         ]
     texts = [_text_of_part(part) for part in content]
     return "\n".join(texts) if form == "text" else [_content_part(text) for text in texts]
-
-
-def _empty_content(original: Any, empty: Any, form: EmptyForm) -> Any:
-    return None if form == "null" or (form == "either" and original is None) else empty
 
 
 def _content_part(text: str) -> dict[str, str]:
@@ -222,9 +219,5 @@ def _join_contents(contents: Sequence[Any]) -> Any:
         return filled[0] if filled else contents[-1]
     if all(isinstance(content, str) for content in filled):
         return "\n\n".join(filled)
-    first, *rest = map(_content_parts, filled)
-    return [*first, *(part for parts in rest for part in ({"type": "text", "text": "\n\n"}, *parts))]
-
-
-def _content_parts(content: Any) -> list[Any]:
-    return content if isinstance(content, list) else [{"type": "text", "text": content}]
+    first, *others = (content if isinstance(content, list) else [_content_part(content)] for content in filled)
+    return [*first, *(part for parts in others for part in (_content_part("\n\n"), *parts))]

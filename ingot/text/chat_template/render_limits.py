@@ -37,6 +37,7 @@ ITEM_WEIGHT = 32  # what an item of a container weighs, in characters: about its
 _CLOCK_EVERY = 1 << 16
 _LARGEST_BITS = 4096
 _MOST_COMPARISONS = 1 << 30
+_PERCENT_FIELD = r"%(?:\(([^)]*)\))?[#0 +-]*(\*|\d+)?(?:\.(\*|\d+))?"
 
 
 class RenderLimitExceeded(TemplateRuntimeError):
@@ -118,13 +119,13 @@ class RenderBudget:
 
     def nested(self, value: Any, width: int) -> None:
         """Refuse `value` where writing each item on a line, indented by `width` for each level, would be too much."""
-        total, rest = 0, [(value, 1)]
-        while rest:
-            item, depth = rest.pop()
+        total, pending = 0, [(value, 1)]
+        while pending:
+            item, depth = pending.pop()
             if isinstance(item, (list, tuple, dict)):
                 total += len(item) * depth * width
                 self.room(total)
-                rest.extend((inner, depth + 1) for inner in (item.values() if isinstance(item, dict) else item))
+                pending.extend((inner, depth + 1) for inner in (item.values() if isinstance(item, dict) else item))
 
     def power(self, base: Any, exponent: Any) -> None:
         if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * exponent > _LARGEST_BITS:
@@ -133,7 +134,8 @@ class RenderBudget:
     def percent_format(self, pattern: str, arguments: Any) -> None:
         """Refuse `pattern % arguments` where a width or a repeated argument would make it huge."""
         widest = 0
-        for key, width, precision in _percent_fields(pattern):
+        # Key, width and precision of each field. A key with a parenthesis in it comes back with that parenthesis.
+        for key, width, precision in re.findall(_PERCENT_FIELD, pattern):
             if "(" in key or "*" in (width, precision):
                 raise RenderLimitExceeded("it uses a format that cannot be bounded")
             widest = max(widest, int(width or 0), int(precision or 0))
@@ -145,9 +147,9 @@ class RenderBudget:
 
     def _weight(self, value: Any, *, printable: bool = False) -> int:
         """The size of `value` written out, shared parts counted each time; stops once that is unlawful."""
-        total, seen, rest = 0, 0, [value]
-        while rest:
-            item = rest.pop()
+        total, seen, pending = 0, 0, [value]
+        while pending:
+            item = pending.pop()
             seen += 1
             if seen % _CLOCK_EVERY == 0:
                 self._check_clock()
@@ -156,21 +158,16 @@ class RenderBudget:
             elif isinstance(item, (list, tuple)):
                 total += ITEM_WEIGHT * len(item)
                 self.room(total)
-                rest.extend(item)
+                pending.extend(item)
             elif isinstance(item, dict):
                 total += 2 * ITEM_WEIGHT * len(item)
                 self.room(total)
-                rest.extend(item.keys())
-                rest.extend(item.values())
+                pending.extend(item.keys())
+                pending.extend(item.values())
             elif printable and not isinstance(item, _SCALARS):
                 raise TemplateRuntimeError(f"a value of type {type(item).__name__!r} has no text")
             self.room(total)
         return total
-
-
-def _percent_fields(pattern: str) -> list[tuple[str, str, str]]:
-    """Key, width and precision of each field. A key with a parenthesis in it comes back with that parenthesis."""
-    return re.findall(r"%(?:\(([^)]*)\))?[#0 +-]*(\*|\d+)?(?:\.(\*|\d+))?", pattern)
 
 
 current_budget: ContextVar[RenderBudget] = ContextVar("meter")

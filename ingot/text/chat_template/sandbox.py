@@ -199,10 +199,10 @@ class _BudgetRewriter(NodeTransformer):
         return self.visit_List(node) if isinstance(node.arg, nodes.Slice) else self.generic_visit(node)
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
-        sides = [node.expr, *(operand.expr for operand in node.ops)]
+        operands = [node.expr, *(operand.expr for operand in node.ops)]
         equality = all(operand.op in ("eq", "ne") for operand in node.ops)
         self.generic_visit(node)
-        if equality and any(isinstance(side, nodes.Const) for side in sides):
+        if equality and any(isinstance(operand, nodes.Const) for operand in operands):
             return node  # no dearer than the constant is long
         return nodes.And(environment_call("turn", nodes.Const(0), line=node.lineno), node, lineno=node.lineno)
 
@@ -371,10 +371,10 @@ class TraceRewriter(NodeTransformer):
 
     def _asks_whether_newest(self, node: nodes.Compare) -> bool:
         """`message == user_messages[-1]`: what stands there goes with the newest question."""
-        sides = (node.expr, node.ops[0].expr)
+        operands = (node.expr, node.ops[0].expr)
         return node.ops[0].op == "eq" and any(
             isinstance(one, nodes.Name) and one.name == self._item and _is_last_position(other)
-            for one, other in (sides, sides[::-1])
+            for one, other in (operands, operands[::-1])
         )
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:

@@ -91,10 +91,10 @@ def call_grammar(
     return writer.free() if choice == "auto" else writer.forced(opened)
 
 
-def begun_calls_grammar(rules: LarkRules, format: Format, tools: Sequence[GrammarTool], *, parallel: bool) -> str:
+def lazy_calls_grammar(rules: LarkRules, format: Format, tools: Sequence[GrammarTool], *, parallel: bool) -> str:
     """The source of the grammar of calls that the model begins itself, from their markers on, in any form."""
     if format.channels is not None:
-        return _ChannelCallRules(rules, format.channels, tools).begun()
+        return _ChannelCallRules(rules, format.channels, tools).from_recipient()
     try:
         return _LooseCallRules(rules, tools, parallel).source(format)
     except RecursionError:
@@ -154,18 +154,18 @@ class _TaggedCallRules:
             # One literal up to where it can be no text: the lexer takes the longest of the two.
             opening = parts_text(*form.opening)
             first = rules.rule(lark_choice([self._one(tool, opening) for tool in self._tools]))
-            return rules.source(f"{text} | {lark_sequence([first, self._rest(), self._ending()])}")
-        marker, rest = form.opening[0], form.opening[1:]
+            return rules.source(f"{text} | {lark_sequence([first, self._further_calls(), self._ending()])}")
+        marker, *behind = form.opening
         assert isinstance(marker, str)
-        section = rules.rule(lark_sequence([rules.text_until(marker, without), self._section(rest)]))
+        section = rules.rule(lark_sequence([rules.text_until(marker, without), self._section(tuple(behind))]))
         if not self._many:
             return rules.source(f"{section} | {text}")
         return rules.source(f"({section})* {lark_optional(text)}")
 
     def _section(self, opening: tuple[Part, ...]) -> str:
-        return lark_sequence([self._rules.literal(parts_text(*opening)), self.call, self._rest()])
+        return lark_sequence([self._rules.literal(parts_text(*opening)), self.call, self._further_calls()])
 
-    def _rest(self) -> str:
+    def _further_calls(self) -> str:
         """Further calls under the same opening, and what closes them."""
         rules, joint = self._rules, self._form.joint
         closing = parts_text(*self._form.closing)
@@ -308,7 +308,7 @@ class _ChannelCallRules:
         answer = lark_sequence([rules.literal(channels.answer), lark_optional(rules.text(without))])
         return rules.source(f"({aside})* ({self._call} | {answer})")
 
-    def begun(self) -> str:
+    def from_recipient(self) -> str:
         """A call from its recipient on, in any of the headers that models write."""
         rules, channels = self._rules, self._channels
         before, _, behind, _ = channels.call

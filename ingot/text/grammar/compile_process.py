@@ -38,7 +38,7 @@ class ByteVocabulary:
             self.tokens[id] = text.encode()
         self.special_token_ids = sorted({*special.values(), stop})
         self.eos_token_id = stop
-        self.known = (*self.special_token_ids, *range(self._first, self._first + 256))
+        self.token_ids = (*self.special_token_ids, *range(self._first, self._first + 256))
 
     def __call__(self, text: str) -> list[int]:
         return [self._first + byte for byte in text.encode()]
@@ -49,7 +49,7 @@ def grammar_problem(vocabulary: ByteVocabulary, library: LLTokenizer, grammar: s
     chance = random.Random(0)
     for _ in range(STEPS):
         mask = matcher.compute_bitmask()
-        allowed = [id for id in vocabulary.known if mask[id >> 3] >> (id & 7) & 1]
+        allowed = [id for id in vocabulary.token_ids if mask[id >> 3] >> (id & 7) & 1]
         if matcher.is_stopped() or not allowed:
             break
         matcher.consume_token(chance.choice(allowed))

@@ -28,8 +28,8 @@ from ingot.text.grammar.calls import (
     CallChoice,
     GrammarTool,
     StructuralTag,
-    begun_calls_grammar,
     call_grammar,
+    lazy_calls_grammar,
     structural_tags_grammar,
 )
 from ingot.text.grammar.compiled import TOO_COMPLEX, LlguidanceGrammar
@@ -82,9 +82,8 @@ class Grammars:
     def json_schema(self, schema: Mapping[str, Any] | bool, *, param: str | None = None) -> CompiledGrammar:
         check_schema(schema, param)
         plain = plain_schema(schema)
-        return self._compiled(
-            _json_grammar(plain), "The schema", param, blamed=lambda problem: _blame_schema(plain, problem)
-        )
+        grammar = json.dumps({"grammars": [{"json_schema": schema_with_options(plain)}]})
+        return self._compiled(grammar, "The schema", param, blamed=lambda problem: _blame_schema(plain, problem))
 
     def regex(self, pattern: str, *, param: str | None = None) -> CompiledGrammar:
         """An answer that the whole of `pattern` matches, in the syntax of Rust's regex crate."""
@@ -167,9 +166,9 @@ class Grammars:
             found = str(error)
         if isinstance(found, str) or found.abandoned:
             return None, tuple(tool.name for tool in tools)
-        unseen = self._tokenizer.special_ids - self._tokenizer.special_within(format.markers)
+        hidden_ids = self._tokenizer.special_ids - self._tokenizer.special_within(format.markers)
         names = tuple(tool.name for tool in tools)
-        plan = LazyCallGrammar(self._ready(), found, format, names, start, unseen)
+        plan = LazyCallGrammar(self._ready(), found, format, names, start, hidden_ids)
         return plan.prepare(), found.unheld
 
     def answer(
@@ -189,10 +188,10 @@ class Grammars:
         constrained once they have `begun`. The answer begins within a thinking part or before it (`start`); there, the
         model may open one if it `may_think`. Without a plan, what follows the thinking is free. None where all is.
         """
-        held = compose_answer_grammar(
+        grammar = compose_answer_grammar(
             self._ready(), plan, format, start, calls=calls, budget=budget, may_think=may_think
         )
-        return CombinedGrammar((held, begun)) if held and begun else held or begun
+        return CombinedGrammar((grammar, begun)) if grammar and begun else grammar or begun
 
     def _ready(self) -> GrammarVocabulary:
         with self._lock:
@@ -268,7 +267,7 @@ class Grammars:
     ) -> LlguidanceGrammar | str:
         rules = LarkRules(self._ready().special_ids)
         try:
-            source = begun_calls_grammar(rules, format, tools, parallel=parallel)
+            source = lazy_calls_grammar(rules, format, tools, parallel=parallel)
         except BadRequest as error:
             return str(error)
         if len(source) > limits.MOST_COMPILED_CHARS:
@@ -317,10 +316,6 @@ def _blame_tool(tools: Sequence[GrammarTool], problem: str) -> str:
 
 def _without_schemas(tools: Sequence[GrammarTool], names: Collection[str]) -> list[GrammarTool]:
     return [GrammarTool(tool.name) if tool.name in names else tool for tool in tools]
-
-
-def _json_grammar(schema: Mapping[str, Any] | bool) -> str:
-    return json.dumps({"grammars": [{"json_schema": schema_with_options(schema)}]})
 
 
 def _lark_grammar(source: str) -> str:

@@ -292,7 +292,8 @@ def _merge_keyword(keyword: str, one: Any, other: Any, on_conflict: CannotMerge)
     if keyword in _GREATER_WINS or keyword in _LESSER_WINS:
         return max(one, other) if keyword in _GREATER_WINS else min(one, other)
     if keyword in _MERGED_DEEPLY:
-        return _narrower_schema(one, other)
+        both = [each for each in (one, other) if isinstance(each, Mapping)]
+        return False if one is False or other is False else {"allOf": both}
     match keyword:
         case "properties":
             shared = {name: {"allOf": [one[name], other[name]]} for name in one.keys() & other.keys()}
@@ -313,12 +314,6 @@ def _merge_keyword(keyword: str, one: Any, other: Any, on_conflict: CannotMerge)
         on_conflict(keyword)
         return one
     return common
-
-
-def _narrower_schema(one: Any, other: Any) -> Any:
-    if one is False or other is False:
-        return False
-    return {"allOf": [each for each in (one, other) if isinstance(each, Mapping)]}
 
 
 def _common_types(one: tuple[Any, ...], other: tuple[Any, ...]) -> list[Any]:

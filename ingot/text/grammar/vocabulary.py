@@ -20,8 +20,8 @@ SPACE_BYTES = b" \t\r\n"
 
 FORMAT_MARKERS = frozenset(
     marker
-    for known in FORMATS
-    for literal in known.markers
+    for table in FORMATS
+    for literal in table.markers
     for marker in re.findall(r"\]<\]\w+\[>\[|<[^<>\s=]+>|\[/?[A-Z_]+\]", literal)
 )
 """What families may have tokens for, special or not."""
@@ -38,8 +38,8 @@ class GrammarVocabulary:
     def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
         self._tokenizer = tokenizer
         self.vocab = vocab
-        known = min(vocab, tokenizer.vocab_size)
-        self.tokens = [tokenizer.token_bytes(id) for id in range(known)] + [b""] * (vocab - known)
+        count = min(vocab, tokenizer.vocab_size)
+        self.tokens = [tokenizer.token_bytes(id) for id in range(count)] + [b""] * (vocab - count)
         self.stops = frozenset(id for id in tokenizer.eos_ids if id < vocab)
         self._markers = {id for text in FORMAT_MARKERS if (id := self._alone(text)) is not None}
         # A token that ends answers must never count as text, nor one that sets calls or thinking apart from it,
@@ -149,8 +149,8 @@ class GrammarVocabulary:
 
     def overshooting(self, text: bytes, size: int) -> list[int]:
         """Tokens that write all of `text` behind its first `size` bytes, and go on."""
-        rest = text[size:]
-        return [id for id in self.beginning(rest) if len(self.tokens[id]) > len(rest)]
+        remaining = text[size:]
+        return [id for id in self.beginning(remaining) if len(self.tokens[id]) > len(remaining)]
 
     def _leading_up_to(self, text: bytes) -> frozenset[int]:
         """How many bytes of `text` are written where one more token may end it, or lead to where one may overshoot."""

@@ -193,8 +193,8 @@ def _keyword_types(schema: Mapping[str, Any], root: Mapping[str, Any], depth: in
 
 def _stated_types(types: Any) -> JsonTypes:
     names = [types] if isinstance(types, str) else _as_list(types)
-    known = frozenset(cast(JsonType, name) for name in names if isinstance(name, str) and name in ANY_TYPE)
-    return known or ANY_TYPE
+    valid = frozenset(cast(JsonType, name) for name in names if isinstance(name, str) and name in ANY_TYPE)
+    return valid or ANY_TYPE
 
 
 def json_type_of(value: Any) -> JsonType:

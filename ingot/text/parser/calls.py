@@ -134,7 +134,7 @@ class CallReader:
                 self._expected = form.closing[index:]
             else:
                 if reader.cut_short((part,)):
-                    reader.drop_rest()
+                    reader.drop_remaining()
                 return
 
     def _call(self, form: CallForm, only_known: bool) -> Steps[None]:
@@ -149,7 +149,7 @@ class CallReader:
                     if (yield from self._reader.literal(part)):
                         continue
                     if self._reader.cut_short((part,)):
-                        self._reader.drop_rest()
+                        self._reader.drop_remaining()
                     break  # it was forgotten
                 own, closing = _literal_parts(form.call[index:]), _literal_parts(form.closing)
                 yield from self._part(part, draft, own, closing)
@@ -169,9 +169,12 @@ class CallReader:
             case TagEnd():
                 yield from self._tag_end(part, draft)
             case Ordinal():
-                yield from self._ordinal(part)
+                if (yield from self._reader.literal(part.before)):
+                    yield from self._reader.run(_CALL_ID, LONGEST_FUNCTION_NAME)
+                    yield from self._expect(part.after)
             case CallId():
-                yield from self._call_id(part, draft)
+                if (yield from self._reader.literal(part.marker)):
+                    draft.id = (yield from self._reader.run(_CALL_ID, LONGEST_FUNCTION_NAME)) or None
             case Arguments():
                 yield from self._arguments(part.notation, draft)
             case JsonCall():
@@ -223,16 +226,6 @@ class CallReader:
             raise FormMismatch
         self._whole("{}", draft)
 
-    def _ordinal(self, part: Ordinal) -> Steps[None]:
-        if (yield from self._reader.literal(part.before)):
-            yield from self._reader.run(_CALL_ID, LONGEST_FUNCTION_NAME)
-            if not (yield from self._reader.literal(part.after)):
-                raise FormMismatch
-
-    def _call_id(self, part: CallId, draft: CallDraft) -> Steps[None]:
-        if (yield from self._reader.literal(part.marker)):
-            draft.id = (yield from self._reader.run(_CALL_ID, LONGEST_FUNCTION_NAME)) or None
-
     # Arguments as one object.
 
     def _arguments(self, notation: Notation, draft: CallDraft) -> Steps[None]:
@@ -259,7 +252,10 @@ class CallReader:
             yield from reader.gap()
             another = another and not (yield from reader.sees("}"))
         if not draft.ended:
-            yield from self._without_arguments(draft)
+            # A call that has a name alone takes no arguments; but a bare object is none without them.
+            if draft.only_known or not draft.name or not (yield from reader.sees("}")):
+                raise FormMismatch
+            self._whole("{}", draft)
         yield from self._expect("}")
 
     def _member(self, part: JsonCall, draft: CallDraft) -> Steps[None]:
@@ -275,12 +271,6 @@ class CallReader:
             draft.early = _early_arguments((yield from self._json_value()))
         if draft.name and draft.early is not None and not draft.ended:
             self._whole(draft.early, draft)
-
-    def _without_arguments(self, draft: CallDraft) -> Steps[None]:
-        """A call that has a name alone takes no arguments; but a bare object is none without them."""
-        if draft.only_known or not draft.name or not (yield from self._reader.sees("}")):
-            raise FormMismatch
-        self._whole("{}", draft)
 
     def _whole(self, arguments: str, draft: CallDraft) -> None:
         self._emitter.begin(draft)

@@ -185,7 +185,7 @@ class CallEventEmitter:
         draft.began = True
         read = self._reader.recorded()
         if self._whole or draft.whole:
-            self._reader.keep(read)
+            self._reader.start_copy(read)
         self._wait_for_whole = draft.whole
         self._length = 0
         self._queue(ToolCallBegan(index, draft.id, draft.name, in_thinking=self._whole))
@@ -214,7 +214,10 @@ class CallEventEmitter:
             return
         broken_off = self._reader.cut or (self._reader.ended and draft.ended)
         if self._pending and (self._whole or not broken_off):
-            self._take_back()
+            # The call had no events yet: all that was read of it is text.
+            self._pending.clear()
+            self.call_count -= 1
+            self._reader.record(self._reader.end_copy())
             return
         self._wait_for_whole = False
         if not draft.ended:
@@ -222,7 +225,7 @@ class CallEventEmitter:
             self._queue(ToolCallEnded(self.call_count - 1, complete=False))
         self._release()
         if self._reader.ended and not draft.goes_on:
-            self._reader.drop_rest()
+            self._reader.drop_remaining()
 
     def _queue(self, event: ParsedEvent) -> None:
         self._pending.append(event)
@@ -235,10 +238,4 @@ class CallEventEmitter:
         for each in self._pending:
             self._emit(each)
         self._pending.clear()
-        self._reader.kept()
-
-    def _take_back(self) -> None:
-        """The call had no events yet: all that was read of it is text."""
-        self._pending.clear()
-        self.call_count -= 1
-        self._reader.record(self._reader.kept())
+        self._reader.end_copy()

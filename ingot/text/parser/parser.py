@@ -126,7 +126,7 @@ class Parser:
         if self._reader.ended:
             return []
         if cut and self._must_call:
-            self._reader.drop_rest()
+            self._reader.drop_remaining()
         self._reader.end(cut=cut)
         return self._resume()
 
@@ -257,7 +257,7 @@ class _TaggedAnswerReader:
         except FormMismatch:
             self._call_broke_off = self._calls.call_count > call_count
             if reader.cut and (self._must_call or not any(form.bare for form in forms)):
-                reader.drop_rest()
+                reader.drop_remaining()
         self._content.write(reader.recorded())
 
     def _opened_in_prompt(self) -> Steps[None]:
@@ -270,7 +270,7 @@ class _TaggedAnswerReader:
             yield from self._calls.section(forms, opened=False)
         except FormMismatch:
             if self._reader.cut and self._must_call:
-                self._reader.drop_rest()
+                self._reader.drop_remaining()
         # Once, so it may be read again: it can hold a marker to strip.
         self._reader.unread(self._reader.recorded())
 
@@ -416,7 +416,7 @@ class ChannelAnswerReader:
         found = yield from reader.until(self._bodies, LONGEST_HEADER)
         if found is None:
             if reader.cut:  # within the header
-                reader.drop_rest()
+                reader.drop_remaining()
             self._content.write(reader.recorded())
             return self._content
         reader.forget()
@@ -459,7 +459,7 @@ class ChannelAnswerReader:
             except FormMismatch:
                 goes_on = self._calls.call_count > call_count and not reader.cut  # behind a broken call others may come
                 if reader.cut:
-                    reader.drop_rest()
+                    reader.drop_remaining()
             self._content.write(reader.recorded())
         return self._content
 

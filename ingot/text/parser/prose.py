@@ -72,15 +72,13 @@ class ThinkingReader:
             if marker == self._close:
                 reader.advance(reader.at + len(marker))
                 return True
-            if self._forms(marker) and (yield from self._names_a_tool()):
-                return (yield from self._undecided())
+            if self._forms(marker):
+                ahead = yield from reader.ahead(TOOL_NAME_WITHIN)
+                if any(name in ahead for name in self._names):
+                    return (yield from self._undecided())
             reasoning.write(reader.advance(reader.at + 1))
         reasoning.finish()
         return False
-
-    def _names_a_tool(self) -> Steps[bool]:
-        ahead = yield from self._reader.ahead(TOOL_NAME_WITHIN)
-        return any(name in ahead for name in self._names)
 
     def _forms(self, marker: str) -> tuple[CallForm, ...]:
         """Those of which a call may begin with the marker where it stands."""
@@ -92,15 +90,15 @@ class ThinkingReader:
     def _undecided(self) -> Steps[bool]:
         """The remainder of a part in which a call may begin. Whether it was closed."""
         reader = self._reader
-        held: list[str] = []
-        closed = (yield from reader.scan(make_markers(self._close), held.append)) is not None
+        pending: list[str] = []
+        closed = (yield from reader.scan(make_markers(self._close), pending.append)) is not None
         if closed and (yield from self._answers()):
-            self._reasoning.write("".join(held))
+            self._reasoning.write("".join(pending))
             reader.advance(reader.at + len(self._close))
             return True
         if closed:
-            reader.drop_rest()
-        reader.unread("".join(held))
+            reader.drop_remaining()
+        reader.unread("".join(pending))
         self._emitter.require_whole_calls(self._reasoning.restart)
         yield from self._with_calls()
         if not closed:
@@ -174,7 +172,7 @@ class ProseWriter:
     def __init__(self, emit: Callable[[str], None]) -> None:
         self._emit = emit
         self._fences = CodeFences()
-        self._held: list[str] = []
+        self._space: list[str] = []
         self._between = ""  # white space that stood before the last markers, with text before it
         self._silent = True  # nothing has gone out yet
         self._after_marker = False
@@ -217,28 +215,28 @@ class ProseWriter:
         body = text.rstrip(_SPACE)
         if body:
             self._emit(self._leading(body) + body.lstrip(_SPACE))
-            self._held.clear()
+            self._space.clear()
             self.blank = self._silent = False
-        self._held.append(text[len(body) :])
+        self._space.append(text[len(body) :])
 
     def restart(self) -> None:
         if not self._silent and not self._between:
-            self._between = "".join(self._held)
-        self._held.clear()
+            self._between = "".join(self._space)
+        self._space.clear()
         self._fences.end_line()
         self._first = self._last = ""
         self._json = _JsonStringTracker()
         self._after_marker = self.blank = self.at_line_start = True
 
     def finish(self) -> None:
-        held = "".join(self._held)
-        if held and not (self.blank and self._after_marker):
-            self._emit(held)
-        self._held.clear()
+        pending = "".join(self._space)
+        if pending and not (self.blank and self._after_marker):
+            self._emit(pending)
+        self._space.clear()
 
     def _leading(self, body: str) -> str:
         """The white space that goes out before `body`."""
-        space = "".join(self._held) + body[: len(body) - len(body.lstrip(_SPACE))]
+        space = "".join(self._space) + body[: len(body) - len(body.lstrip(_SPACE))]
         if not (self.blank and self._after_marker):
             return space
         leading = "" if self._silent else self._between or space

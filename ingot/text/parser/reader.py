@@ -63,7 +63,7 @@ def make_markers(*literals: str) -> Markers:
 class TextReader:
     """The arriving text and an offset in it. While recording, what is passed is also stored, to be emitted as text.
 
-    A copy (`keep`) is independent of any recording meanwhile.
+    A copy (`start_copy`) is independent of any recording meanwhile.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class TextReader:
         self.ended = False
         self.cut = False
         self._record: list[str] | None = None
-        self._kept: list[str] | None = None
+        self._copy: list[str] | None = None
         self._ahead: list[str] | None = None  # while looking ahead: what was passed and may be put back,
         self._lookahead_from: int | None = None  # and from where on, unless more text has arrived since
 
@@ -98,8 +98,8 @@ class TextReader:
     def _note(self, passed: str) -> None:
         if self._record is not None:
             self._record.append(passed)
-        if self._kept is not None:
-            self._kept.append(passed)
+        if self._copy is not None:
+            self._copy.append(passed)
 
     def record(self, beginning: str = "") -> None:
         self._record = [beginning]
@@ -109,23 +109,23 @@ class TextReader:
 
     def recorded(self) -> str:
         """What was passed since `record`, and the end of recording."""
-        kept = "".join(self._record or ())
+        recorded = "".join(self._record or ())
         self._record = None
-        return kept
+        return recorded
 
     @property
     def unsettled_text(self) -> str:
         """What is recorded, and what comes next as far as it has arrived."""
         return "".join(self._record or ()) + self.text[self.at :]
 
-    def keep(self, beginning: str) -> None:
-        self._kept = [beginning]
+    def start_copy(self, beginning: str) -> None:
+        self._copy = [beginning]
 
-    def kept(self) -> str:
-        """What was passed since `keep`, and its beginning; ends the copy."""
-        kept = "".join(self._kept or ())
-        self._kept = None
-        return kept
+    def end_copy(self) -> str:
+        """What was passed since `start_copy`, and its beginning."""
+        copied = "".join(self._copy or ())
+        self._copy = None
+        return copied
 
     def unread(self, text: str) -> None:
         """Put back what was passed, to be read again."""
@@ -152,10 +152,10 @@ class TextReader:
 
     def cut_short(self, literals: tuple[str, ...]) -> bool:
         """Whether the text has ended within one of the literals, or right before it."""
-        rest = self.text[self.at : self.at + max(map(len, literals), default=0) + 1]
-        return self.ended and any(literal.startswith(rest) for literal in literals)
+        remaining = self.text[self.at : self.at + max(map(len, literals), default=0) + 1]
+        return self.ended and any(literal.startswith(remaining) for literal in literals)
 
-    def drop_rest(self) -> None:
+    def drop_remaining(self) -> None:
         self.at = len(self.text)
         self._record = None
 
@@ -184,15 +184,13 @@ class TextReader:
             ahead = self.text[at : at + MOST_SPACE]
             at += len(ahead) - len(ahead.lstrip(" \t\r\n"))
             found = next((each for each in literals if self.text.startswith(each, at)), None)
-            if not found and not self.ended and any(map(self._may_become(at), literals)):
+            partial = (each for each in literals if each and each.startswith(self.text[at : at + len(each)]))
+            if not found and not self.ended and any(partial):
                 return None
             if found is None:
                 return False
             at += len(found)
         return True
-
-    def _may_become(self, at: int) -> Callable[[str], bool]:
-        return lambda literal: literal != "" and literal.startswith(self.text[at : at + len(literal)])
 
     def ahead(self, size: int) -> Steps[str]:
         """The next `size` characters, or all that come; passes nothing."""

@@ -464,7 +464,7 @@ class _NotationReading:
         self._transcriber = transcriber
         self._unread = ""
         self._written: list[str] = []
-        self._kind_known = False
+        self._kind_checked = False
 
     def takes(self, text: str, kinds: JsonTypes) -> bool:
         """Whether the text so far may be a value of one of the kinds, other than a string."""
@@ -474,7 +474,7 @@ class _NotationReading:
         if progress == "failed" or (progress == "done" and self._unread.strip()):
             return False
         self._written.append(self._transcriber.take())
-        return self._kind_known or self._allowed(self._written[-1], kinds)
+        return self._kind_checked or self._allowed(self._written[-1], kinds)
 
     @property
     def in_string(self) -> bool:
@@ -498,7 +498,7 @@ class _NotationReading:
         beginning = written.lstrip()[:1]
         if not beginning:
             return True
-        self._kind_known = True
+        self._kind_checked = True
         if _is_number(beginning):
             return bool(kinds & {"number", "integer"})
         return _TYPE_BY_FIRST.get(beginning) in kinds

@@ -155,11 +155,11 @@ class PromptAssembler:
 
     def check_length(self, most: int) -> None:
         """Raises ContextOverflow where there are more tokens than so many, whatever the texts are encoded to."""
-        known = sum(len(segment.tokens) for segment in self._segments if segment.tokens is not None)
-        known += 0 if self._placeholders is None else self._placeholders.further
+        count = sum(len(segment.tokens) for segment in self._segments if segment.tokens is not None)
+        count += 0 if self._placeholders is None else self._placeholders.further
         text = "".join(segment.text for segment in self._segments if segment.tokens is None)
         # No token is less than a byte, so that most texts need not be counted.
-        least = known + (self._tokenizer.least_tokens(text) if known + 4 * len(text) > most else 0)
+        least = count + (self._tokenizer.least_tokens(text) if count + 4 * len(text) > most else 0)
         if least > most:
             raise ContextOverflow(needed=least, limit=most, counted=False)
 
@@ -169,8 +169,9 @@ class PromptAssembler:
         spans: list[MessageSpan] = []
         for run in self._runs():
             checkpoint()
-            encoded = self._encoded(run, add_special=add_special and not tokens)
-            ids, ends = self._expanded(encoded, run, len(tokens))
+            ids, ends = self._encoded(run, add_special=add_special and not tokens)
+            if self._placeholders is not None and run[0].tokens is None:  # cached tokens have no images
+                ids, ends = self._placeholders.expand((ids, ends), len(tokens))
             for segment, end in zip(run, ends, strict=True):
                 _extend_spans(spans, segment.owner, len(tokens) + end)
             tokens.extend(ids)
@@ -180,7 +181,8 @@ class PromptAssembler:
         """Strands that have to be encoded together; those of tokens stand alone."""
         run: list[_PromptSegment] = []
         for segment in self._segments:
-            if run and (segment.tokens is not None or self._set_apart(segment)):
+            set_apart = 0 not in segment.quoted and self._tokenizer.sets_apart(segment.text)
+            if run and (segment.tokens is not None or set_apart):
                 yield run
                 run = []
             run.append(segment)
@@ -190,15 +192,14 @@ class PromptAssembler:
         if run:
             yield run
 
-    def _set_apart(self, segment: _PromptSegment) -> bool:
-        return 0 not in segment.quoted and self._tokenizer.sets_apart(segment.text)
-
     def _encoded(self, run: list[_PromptSegment], *, add_special: bool) -> EncodedText:
         if run[0].tokens is not None:
             return run[0].tokens, [len(run[0].tokens)]
         text = "".join(segment.text for segment in run)
         offsets = list(accumulate(len(segment.text) for segment in run))
-        quoted = None if self._quoting.trusting else tuple(_quoted_offsets_in_run(run, offsets))
+        begins = zip(run, (0, *offsets), strict=False)
+        in_run = tuple(begin + offset for segment, begin in begins for offset in segment.quoted)
+        quoted = None if self._quoting.trusting else in_run
         encoded: EncodedText
         if add_special:
             encoded = self._tokenizer.encode_with_places(text, offsets, add_special=True, quoted=quoted)
@@ -206,18 +207,6 @@ class PromptAssembler:
             encoded = self._encodings.encode(self._tokenizer, text, offsets, salt=self._salt, quoted=quoted)
         ids, ends = encoded
         return ids, [*ends[:-1], len(ids)]
-
-    def _expanded(self, encoded: EncodedText, run: list[_PromptSegment], begin: int) -> EncodedText:
-        """Cached tokens have no images, whatever the model wrote."""
-        if self._placeholders is None or run[0].tokens is not None:
-            return encoded
-        return self._placeholders.expand(encoded, begin)
-
-
-def _quoted_offsets_in_run(run: list[_PromptSegment], ends: list[int]) -> Iterator[int]:
-    """The offsets that are quoted in each segment, counted from the beginning of the run."""
-    for segment, end in zip(run, ends, strict=True):
-        yield from (end - len(segment.text) + offset for offset in segment.quoted)
 
 
 def _extend_spans(spans: list[MessageSpan], owner: TokenOwner, end: int) -> None:
@@ -323,11 +312,11 @@ class MediaPlaceholders:
         ids, ends = encoded
         expanded: list[int] = []
         moved: list[int] = []
-        known = set(self._tokens.values())
+        count = set(self._tokens.values())
         for at, token in enumerate(ids):
             while len(moved) < len(ends) and ends[len(moved)] <= at:
                 moved.append(len(expanded))
-            if token not in known:
+            if token not in count:
                 expanded.append(token)
                 continue
             if not self._runs:

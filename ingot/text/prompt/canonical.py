@@ -66,8 +66,8 @@ def _without_pattern(content: Any, pattern: re.Pattern[str]) -> Any:
     found = pattern.match(text) if isinstance(text, str) else None
     if found is None or text is None:
         return None
-    rest = text[found.end() :]
-    return [{**content[0], "text": rest}, *content[1:]] if rest else content[1:] or ""
+    remaining = text[found.end() :]
+    return [{**content[0], "text": remaining}, *content[1:]] if remaining else content[1:] or ""
 
 
 _TOOL_KEYS = ("type", "function")

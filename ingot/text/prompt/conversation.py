@@ -84,12 +84,12 @@ class PromptBuilder:
         placeholders = MediaPlaceholders(media, self._tokenizer) if media else None
         assembler = PromptAssembler(self._tokenizer, self._encodings, conversation.salt, quoting, placeholders)
         self._assemble(assembler, lines, pieces, recalled)
-        if begun := conversation.appended(assembler.text):
-            assembler.add_text(TokenOwner(), begun)
+        if beginning := conversation.appended(assembler.text):
+            assembler.add_text(TokenOwner(), beginning)
         if conversation.most is not None:
             assembler.check_length(conversation.most)
         tokens, spans = assembler.assemble(add_special=add_special)
-        opening, quoted = quoting.read(pieces[-1].text + begun)
+        opening, quoted = quoting.read(pieces[-1].text + beginning)
         # A client's own text in an opening could not be distinguished from a control token later on.
         remembers = conversation.remembers and len(pieces) > 1 and not quoted
         if not tokens:
@@ -159,8 +159,8 @@ class PromptBuilder:
         )
         messages, tools = quoting.messages(messages), quoting.quote(tools)
         mark = secrets.token_hex(16)
-        told = _with_mark(messages, mark) if conversation.continued else messages
-        lines, done = _template_messages(told, tools, traits, format, conversation.history, cached)
+        marked = _with_mark(messages, mark) if conversation.continued else messages
+        lines, done = _template_messages(marked, tools, traits, format, conversation.history, cached)
         tags = self._tags_to_write(traits, format) if conversation.history == "stable" else None
         if tags is not None:
             lines = [_with_thinking(line, tags) for line in lines]
@@ -280,9 +280,9 @@ def _template_messages(
     lines = [TemplateMessage(dict(message), (at,)) for at, message in enumerate(messages)]
     if lines and lines[0].role in ("system", "developer") and not lines[0].message.get("content"):
         del lines[0]  # nothing was in it, or nothing but what is no message to the model
-    lines, told = teach_tools(lines, tools, traits, format, cached)
+    lines, taught = teach_tools(lines, tools, traits, format, cached)
     lines, placed = order_messages(lines, traits, history)
-    return lines, told + placed
+    return lines, taught + placed
 
 
 def _with_thinking(line: TemplateMessage, tags: ThinkingFormat) -> TemplateMessage:
@@ -297,8 +297,8 @@ def _with_thinking(line: TemplateMessage, tags: ThinkingFormat) -> TemplateMessa
 
 def _hides_calls(line: TemplateMessage, cached: Mapping[int, CachedAnswer]) -> bool:
     """Whether thinking was put into a message whose calls are shown only if it has no text."""
-    told = isinstance(line.message.get("content"), ThinkingContent) and line.message.get("tool_calls")
-    return bool(told) and not any(source in cached for source in line.sources)
+    calls = isinstance(line.message.get("content"), ThinkingContent) and line.message.get("tool_calls")
+    return bool(calls) and not any(source in cached for source in line.sources)
 
 
 def _without_empty_thinking(piece: TextRun, lines: list[TemplateMessage], tags: ThinkingFormat) -> TextRun:

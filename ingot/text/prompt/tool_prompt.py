@@ -143,7 +143,9 @@ def _write_calls_as_text(line: TemplateMessage, format: Format) -> TemplateMessa
     if not calls:
         return line
     made = [_past_call(call) for call in calls]
-    written = render_calls(format, made) if format.can_call else "\n".join(map(_describe_call, made))
+    # A model whose format has no calls may go on after one that had.
+    plain = (json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False) for call in made)
+    written = render_calls(format, made) if format.can_call else "\n".join(plain)
     content = line.message.get("content") or ""
     others = {key: value for key, value in line.message.items() if key != "tool_calls"}
     if isinstance(content, str):
@@ -154,11 +156,6 @@ def _write_calls_as_text(line: TemplateMessage, format: Format) -> TemplateMessa
 def _past_call(call: Mapping[str, Any]) -> PastCall:
     function = call.get("function") or {}
     return PastCall(str(function.get("name")), arguments_as_object(function.get("arguments")), call.get("id"))
-
-
-def _describe_call(call: PastCall) -> str:
-    """A call of an earlier model, for a model whose format has none."""
-    return json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
 
 
 def _write_results_as_text(lines: list[TemplateMessage]) -> list[TemplateMessage]:

@@ -216,7 +216,7 @@ ORDINALS = {
 }
 MONEY = {"$": ("dollar", "cent"), "£": ("pound", "penny"), "€": ("euro", "cent"), "¥": ("yen", "sen")}
 PLURALS = {"penny": "pence", "yen": "yen", "sen": "sen"}
-SCALES = ("thousand", "million", "billion", "trillion")
+
 
 DIGITS = r"\d{1,3}(?:,\d{3})+|\d+"
 MONEY_AMOUNT = re.compile(rf"([$£€¥])\s?({DIGITS})(\.\d+)?(?:\s(thousand|million|billion|trillion))?(?![\d.]*\d)")

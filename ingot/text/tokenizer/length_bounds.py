@@ -142,17 +142,14 @@ def _bytes_without_token(library: Library) -> frozenset[int] | None:
     model = library.model
     if not isinstance(model, BPE) or model.continuing_subword_prefix or model.end_of_word_suffix:
         return None
-    if not model.byte_fallback and "ByteLevel" not in _component_kinds(library.pre_tokenizer, "pretokenizers"):
+    kinds = [step["type"] for step in _component_steps(library.pre_tokenizer, "pretokenizers")]
+    if not model.byte_fallback and "ByteLevel" not in kinds:
         return None
     names = {byte: f"<0x{byte:02X}>" for byte in range(256)}
     if not model.byte_fallback:
         names = {byte: char for char, byte in BYTE_ALPHABET.items()}
     lost = frozenset(byte for byte, name in names.items() if library.token_to_id(name) is None) - _BYTES_OUTSIDE_UTF8
     return None if lost and model.unk_token is not None else lost
-
-
-def _component_kinds(component: Any, within: str) -> list[str]:
-    return [step["type"] for step in _component_steps(component, within)]
 
 
 def _component_steps(component: Any, within: str) -> list[dict[str, Any]]:
@@ -179,7 +176,7 @@ def check_growth(path: Path) -> None:
     """Raises ModelError, before the library reads the file, as it already rewrites some texts of its own then."""
     try:
         steps = msgspec.json.decode(path.read_bytes(), type=_TextSteps)
-        found = max(step_growth(steps.normalizer), step_growth(steps.decoder))
+        found = max(_growth(steps.normalizer), _growth(steps.decoder))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise ModelError("tokenizer.json cannot be read: it is not valid JSON of a tokenizer") from None
     if found > MOST_GROWTH:
@@ -188,48 +185,28 @@ def check_growth(path: Path) -> None:
         )
 
 
-def step_growth(step: Any) -> float:
-    """The most times by which `step` makes a text longer, nearly."""
-    if not isinstance(step, Mapping):
-        return 1.0
-    match step.get("type"):
-        case "Sequence":
-            return growth_of_steps(step.get("normalizers") or step.get("decoders"))
-        case "Replace":
-            return growth_of_replacing(step.get("pattern"), step.get("content"))
-        case "Prepend":
-            return 1.0 + text_length(step.get("prepend"))
-        case "Precompiled":
-            return growth_of_table(step.get("precompiled_charsmap"))
+def _growth(step: Any) -> float:
+    """The most times by which a step makes a text longer, nearly."""
+    match step:
+        case {"type": "Sequence"}:
+            steps = step.get("normalizers") or step.get("decoders")
+            product = 1.0
+            for each in steps if isinstance(steps, list) else ():
+                product = min(product * _growth(each), 2 * MOST_GROWTH)
+            return product
+        case {"type": "Replace", "content": str(content), "pattern": {"String": str(literal)}} if literal:
+            return max(1.0, len(content) / len(literal))
+        case {"type": "Replace", "content": str(text)} | {"type": "Prepend", "prepend": str(text)}:
+            return 1.0 + len(text)  # a regular expression may match nothing at all, everywhere
+        case {"type": "Precompiled"}:
+            try:
+                raw = base64.b64decode(step.get("precompiled_charsmap") or "", validate=True)
+            except (binascii.Error, ValueError, TypeError):
+                return 1.0  # the library refuses it
+            # The size of an index, the index, then what replaces each character, ended by zeros.
+            begin = 4 + int.from_bytes(raw[:4], "little")
+            return float(max(1, *map(len, raw[begin:].split(b"\0"))))
     return 1.0
-
-
-def growth_of_steps(steps: Any) -> float:
-    product = 1.0
-    for step in steps if isinstance(steps, list) else ():
-        product = min(product * step_growth(step), 2 * MOST_GROWTH)
-    return product
-
-
-def growth_of_replacing(pattern: Any, content: Any) -> float:
-    literal = pattern.get("String") if isinstance(pattern, Mapping) else None
-    if isinstance(literal, str) and literal:
-        return max(1.0, text_length(content) / len(literal))
-    return 1.0 + text_length(content)  # an expression may match nothing at all, everywhere
-
-
-def growth_of_table(encoded: Any) -> float:
-    """A table of characters: the size of an index, the index, then what stands for each, ended by zeros."""
-    try:
-        raw = base64.b64decode(encoded or "", validate=True)
-    except (binascii.Error, ValueError, TypeError):
-        return 1.0  # the library refuses it
-    begin = 4 + int.from_bytes(raw[:4], "little")
-    return float(max(1, *map(len, raw[begin:].split(b"\0"))))
-
-
-def text_length(text: Any) -> int:
-    return len(text) if isinstance(text, str) else 0
 
 
 def make_byte_alphabet() -> dict[str, int]:

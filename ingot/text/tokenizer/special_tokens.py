@@ -171,13 +171,13 @@ class ControlTokenQuoting:
         role = str(message.get("role"))
         words = self._user_tokens if role in ("system", "developer", "user") else self._all_tokens
         words = self._assistant_tokens if role == "assistant" else words
-        return {
-            key: value if key == "role" else self._calls(value) if key == "tool_calls" else self._value(value, words)
-            for key, value in message.items()
-        }
 
-    def _calls(self, calls: Any) -> Any:
-        return [self._call(call) for call in calls] if isinstance(calls, list) else calls
+        def quoted(key: str, value: Any) -> Any:
+            if key == "tool_calls" and isinstance(value, list):
+                return [self._call(call) for call in value]
+            return value if key == "role" else self._value(value, words)
+
+        return {key: quoted(key, value) for key, value in message.items()}
 
     def _call(self, call: Any) -> Any:
         function = call.get("function") if isinstance(call, Mapping) else None
@@ -227,15 +227,15 @@ def _json_escape(char: str) -> str:
 
 
 def _every_string(value: Any) -> Iterator[str]:
-    rest = [value]
-    while rest:
-        each = rest.pop()
+    pending = [value]
+    while pending:
+        each = pending.pop()
         if isinstance(each, str):
             yield each
         elif isinstance(each, Mapping):
-            rest += [*each.keys(), *each.values()]
+            pending += [*each.keys(), *each.values()]
         elif isinstance(each, (list, tuple)):
-            rest += each
+            pending += each
 
 
 class ControlTokenEncoder(Protocol):
@@ -266,9 +266,9 @@ class FastControlTokenEncoder:
             t.normalized for t in added.values() if t.content in self._spelled
         )
         # A model may have the text of a control token as a piece of its own, and find it in a text.
-        known = {library.token_to_id(token) for token in controls}
+        control_ids = {library.token_to_id(token) for token in controls}
         found = {id for token in controls for id in self._encoded(token).ids}
-        self._cuts = bool(known & {self._ids.get(id, id) for id in found})
+        self._cuts = bool(control_ids & {self._ids.get(id, id) for id in found})
 
     def encode(self, text: str, offsets: Sequence[int], quoted: Collection[int]) -> tuple[list[int], list[int]]:
         spelled, moved = self._spell(text, quoted)
@@ -278,8 +278,8 @@ class FastControlTokenEncoder:
         ids = [self._ids.get(id, id) for id in encoding.ids]
         if not self._cuts:
             return ids, counts
-        kept_at = [at for at, id in enumerate(encoding.ids) if id != self._dropped]
-        return [ids[at] for at in kept_at], [bisect_left(kept_at, count) for count in counts]
+        remaining = [at for at, id in enumerate(encoding.ids) if id != self._dropped]
+        return [ids[at] for at in remaining], [bisect_left(remaining, count) for count in counts]
 
     def _encoded(self, text: str) -> Encoding:
         with whole_characters():

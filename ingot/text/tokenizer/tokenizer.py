@@ -143,10 +143,10 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """The token's own bytes, which may be part of a character. A special token's are its name's."""
-        known = self._bytes.get(token)
-        if known is None:
-            known = self._bytes[token] = spell_token_bytes(self._vocabulary, token)
-        return known
+        spelled = self._bytes.get(token)
+        if spelled is None:
+            spelled = self._bytes[token] = spell_token_bytes(self._vocabulary, token)
+        return spelled
 
     def token_text(self, token: int) -> str:
         """The token alone, with U+FFFD where its bytes are not whole characters."""

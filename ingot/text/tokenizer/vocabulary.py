@@ -146,8 +146,8 @@ class SlowVocabulary:
         return encoding["input_ids"], encoding["token_type_ids"]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
-        known = [id for id in ids if 0 <= id < self.size]
-        text = self._slow.decode(known, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
+        valid = [id for id in ids if 0 <= id < self.size]
+        text = self._slow.decode(valid, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
         return cast(str, text)
 
     def piece(self, token: int) -> str | None:
@@ -197,11 +197,11 @@ def _disable_word_cache(library: Library) -> None:
 
 def _declare_added_tokens(library: Library, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
     """Added tokens of tokenizer_config.json override or complete those of tokenizer.json."""
-    known = library.get_added_tokens_decoder()
+    valid = library.get_added_tokens_decoder()
     declared = {int(id): dict(token) for id, token in (config.get("added_tokens_decoder") or {}).items()}
     for id, fields in sorted(declared.items()):
         token = AddedToken(**{k: v for k, v in fields.items() if k != "__type"})
-        if id in known and known[id].content == token.content and known[id].special == token.special:
+        if id in valid and valid[id].content == token.content and valid[id].special == token.special:
             continue
         library.add_tokens([token])
         if library.token_to_id(token.content) != id:

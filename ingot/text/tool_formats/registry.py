@@ -53,8 +53,8 @@ FORMATS: tuple[Format, ...] = (
     json_like.HERMES,
     PLAIN_FORMAT,
 )
-_FORMATS_BY_NAME = {known.name: known for known in FORMATS}
-_THINKING_BY_NAME: dict[str, ThinkingFormat | None] = {known.name: known for known in THINKING_FORMATS} | {"none": None}
+_FORMATS_BY_NAME = {table.name: table for table in FORMATS}
+_THINKING_BY_NAME: dict[str, ThinkingFormat | None] = {tags.name: tags for tags in THINKING_FORMATS} | {"none": None}
 
 FORMAT_NAMES = tuple(sorted(_FORMATS_BY_NAME))
 THINKING_NAMES = tuple(sorted(_THINKING_BY_NAME))
@@ -84,7 +84,9 @@ def find_format(chat_template: str | None, model_type: str, response_template: A
     """
     template = chat_template or ""
     source: FormatSource = "template"
-    found, typed = _format_by_signs(template), _format_by_model_type(model_type)
+    shown = (table for table in FORMATS for group in table.signs if all(sign in template for sign in group))
+    found = next(shown, None)
+    typed = next((table for table in FORMATS if model_type in table.model_types), None)
     own, unused = _own_format(response_template)
     if own is not None and own.can_call and not (found is not None and _can_read(found, own)):
         return FoundFormat(own, "response_template")
@@ -129,21 +131,10 @@ def thinking_format_problem(name: str) -> str | None:
     return None if name in _THINKING_BY_NAME else _unknown_name("thinking format", name, THINKING_NAMES)
 
 
-def _unknown_name(what: str, name: str, known: Iterable[str]) -> str:
-    near = nearest_name(name, known)
+def _unknown_name(what: str, name: str, names: Iterable[str]) -> str:
+    near = nearest_name(name, names)
     hint = f" Did you mean {near}?" if near else ""
-    return f"There is no {what} {name!r}.{hint} Known: {', '.join(known)}."
-
-
-def _format_by_signs(template: str) -> Format | None:
-    for known in FORMATS:
-        if any(all(sign in template for sign in group) for group in known.signs):
-            return known
-    return None
-
-
-def _format_by_model_type(model_type: str) -> Format | None:
-    return next((known for known in FORMATS if model_type in known.model_types), None)
+    return f"There is no {what} {name!r}.{hint} Known: {', '.join(names)}."
 
 
 def _own_format(response_template: Any) -> tuple[Format | None, str]:
@@ -168,7 +159,7 @@ def _can_read(table: Format, own: Format) -> bool:
 
 def _thinking_shown(template: str) -> list[ThinkingFormat]:
     """The thinking tags that a template writes or looks for."""
-    return [known for known in THINKING_FORMATS if known.open in template or known.close in template]
+    return [tags for tags in THINKING_FORMATS if tags.open in template or tags.close in template]
 
 
 def _choose_thinking(template: str, found: Format) -> ThinkingFormat | None:
