@@ -8,7 +8,7 @@ from ingot.text.tool_formats.shapes import element_form, named_tags
 # gpt-oss (harmony): a channel's name, and behind it or before it the function that is called.
 
 HARMONY = Format(
-    name="harmony",
+    "harmony",
     channels=Channels(
         start="<|start|>",
         role="assistant",
@@ -32,8 +32,8 @@ _MUSE_INVOCATIONS = element_form(
     "atem:function_calls", *named_tags("atem:invoke", "atem:parameter"), joint="\n", unopened="anywhere"
 )
 MUSE = Format(
-    name="muse",
-    forms=(_MUSE_INVOCATIONS,),
+    "muse",
+    (_MUSE_INVOCATIONS,),
     channels=Channels(
         start="<|start|>",
         role="assistant",
@@ -62,8 +62,8 @@ MUSE = Format(
 
 _INKLING_TOOL = "<|content_invoke_tool_json|>"
 INKLING = Format(
-    name="inkling",
-    forms=(CallForm(call=(JsonCall("args"),)),),
+    "inkling",
+    (CallForm(call=(JsonCall("args"),)),),
     channels=Channels(
         start="<|message_model|>",
         role="",
