@@ -340,7 +340,7 @@ def test_a_grammar_that_costs_too_much_per_token_is_given_up_in_all_its_answers(
 
 
 def test_grammars_are_compiled_once_and_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MOST_KEPT_GRAMMARS", 2)
+    monkeypatch.setattr(limits, "MOST_CACHED_GRAMMARS", 2)
     grammars = Grammars(TOKENIZER, TOKENIZER.vocab_size)
     try:
         first = grammars.choice(["a"])
