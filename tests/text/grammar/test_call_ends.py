@@ -15,7 +15,7 @@ from ingot.text.tokenizer.tokenizer import Tokenizer
 from ingot.text.tool_formats.format import CallForm
 from ingot.text.tool_formats.registry import format_by_name
 from ingot.text.tool_formats.rendering import render_calls
-from tests.text.grammar.test_calls import CALLING, calls, parsed, said, vocabulary
+from tests.text.grammar.test_calls import CALLING, calls, content_text, parsed, vocabulary
 
 pytestmark = pytest.mark.sampled(5)
 PING = GrammarTool("ping", {"type": "object", "properties": {}, "additionalProperties": False}, strict=True)
@@ -134,4 +134,4 @@ def test_where_one_call_is_allowed_it_is_the_end(
 def test_the_space_behind_calls_is_no_content(name: str, space: str) -> None:
     text = written(name, 2) + space
     events = parsed(format_by_name(name), text)
-    assert [called for called, _ in calls(events)] == ["ping", "ping"] and not said(events)
+    assert [called for called, _ in calls(events)] == ["ping", "ping"] and not content_text(events)

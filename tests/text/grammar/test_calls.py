@@ -35,7 +35,7 @@ from ingot.text.tool_formats.rendering import render_calls
 from tests.text.grammar.walks import Walker, byte_tokenizer
 
 pytestmark = pytest.mark.sampled(3)
-CALLING = [known.name for known in FORMATS if known.can_call]
+CALLING = [table.name for table in FORMATS if table.can_call]
 WEATHER: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -86,9 +86,9 @@ Make = Callable[[bool], Grammars]
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[Make]:
-    known = {special: Grammars(vocabulary(special), vocabulary(special).vocab_size) for special in (False, True)}
-    yield known.__getitem__
-    for grammars in known.values():
+    made = {special: Grammars(vocabulary(special), vocabulary(special).vocab_size) for special in (False, True)}
+    yield made.__getitem__
+    for grammars in made.values():
         grammars.close()
 
 
@@ -143,7 +143,7 @@ def complete_calls(events: list[ParsedEvent]) -> list[tuple[str, Any]]:
     return [(names[index], json.loads(fragments[index])) for index in ended]
 
 
-def said(events: list[ParsedEvent]) -> str:
+def content_text(events: list[ParsedEvent]) -> str:
     return "".join(event.text for event in events if isinstance(event, ContentDelta | ReasoningDelta))
 
 
@@ -164,7 +164,7 @@ def test_required_calls_parse_back_as_calls_of_valid_arguments_and_nothing_else(
 ) -> None:
     for text in answers(made, name, special, "required", parallel=True, count=6):
         events = parsed(format_by_name(name), text)
-        assert calls(events) and not said(events), text
+        assert calls(events) and not content_text(events), text
 
 
 @pytest.mark.parametrize("name", CALLING)
@@ -217,14 +217,14 @@ def test_any_other_form_of_a_call_is_out_of_reach_of_a_free_answer(made: Make, n
         if case.format != name:
             continue
         matcher = grammar.begin()
-        kept: list[int] = []
+        accepted: list[int] = []
         for token in tokenizer.encode(case.text, add_special=False):
             mask = matcher.mask()
             if not mask[token >> 5] >> (token & 31) & 1:
                 break
             matcher.accept(token)
-            kept.append(token)
-        for name, arguments in complete_calls(parsed(format, written(format, tokenizer, kept))):
+            accepted.append(token)
+        for name, arguments in complete_calls(parsed(format, written(format, tokenizer, accepted))):
             jsonschema.validate(arguments, dict(BY_NAME[name].parameters))
 
 

@@ -107,7 +107,7 @@ def planned(number: int) -> tuple[CompiledGrammar, Tokenizer]:
     return grammar, tokenizer
 
 
-def begun(grammar: CompiledGrammar, tokens: Sequence[int]) -> GrammarMatcher:
+def advanced(grammar: CompiledGrammar, tokens: Sequence[int]) -> GrammarMatcher:
     """A guide that was never asked to look ahead."""
     matcher = grammar.begin()
     for token in tokens:
@@ -124,7 +124,7 @@ def walked(
     grammar: CompiledGrammar, tokenizer: Tokenizer, chance: random.Random, before: Sequence[int], most: int
 ) -> list[int]:
     """Random tokens that may follow those before, until the guide is done."""
-    matcher, found = begun(grammar, before), list[int]()
+    matcher, found = advanced(grammar, before), list[int]()
     while not matcher.done and len(found) < most:
         # Few tokens close anything, and a walk that takes them all alike never gets anywhere.
         free = choices(matcher, tokenizer)
@@ -154,17 +154,17 @@ def test_masks_are_those_of_a_guide_that_accepts_the_tokens_one_by_one(
     grammar, tokenizer = planned(number)
     before = walked(grammar, tokenizer, chance, (), length)
     draft = walked(grammar, tokenizer, chance, before, 12)
-    looking, plain = begun(grammar, before), begun(grammar, before)
+    looking, plain = advanced(grammar, before), advanced(grammar, before)
     if looking.done:
         return
     count = looking.agreed(draft)
-    assert count == len(draft) - begun(grammar, [*before, *draft]).done
+    assert count == len(draft) - advanced(grammar, [*before, *draft]).done
     masks = looking.masks(draft[:count])
     assert len(masks) == count + 1
-    for place, mask in enumerate(masks):
+    for index, mask in enumerate(masks):
         assert same(mask, plain.mask(), tokenizer.vocab_size)
-        if place < count:
-            plain.accept(draft[place])
+        if index < count:
+            plain.accept(draft[index])
 
 
 @given(walks, st.lists(st.integers(0, 8), max_size=3))
@@ -173,9 +173,9 @@ def test_a_guide_goes_on_as_one_that_never_looked_ahead(walk: tuple[int, random.
     grammar, tokenizer = planned(number)
     written = walked(grammar, tokenizer, chance, (), length + 12)
     looking, plain = grammar.begin(), grammar.begin()
-    for place, token in enumerate(written):
+    for index, token in enumerate(written):
         for most in looks:
-            draft = walked(grammar, tokenizer, chance, written[:place], most)
+            draft = walked(grammar, tokenizer, chance, written[:index], most)
             noise = [chance.randrange(tokenizer.vocab_size) for _ in range(2)]
             looking.masks(draft[: looking.agreed([*draft, *noise])])
             looking.forced(most)
@@ -194,10 +194,10 @@ def test_a_guide_agrees_up_to_what_its_masks_forbid_or_what_completes_it(
     grammar, tokenizer = planned(number)
     before = walked(grammar, tokenizer, chance, (), length)
     draft = [*walked(grammar, tokenizer, chance, before, chance.randrange(6)), *noise]
-    matcher, expected = begun(grammar, before), 0
+    matcher, expected = advanced(grammar, before), 0
     if matcher.done:
         return
-    agreed = begun(grammar, before).agreed(draft)
+    agreed = advanced(grammar, before).agreed(draft)
     for token in draft:
         if token not in choices(matcher, tokenizer):
             break
@@ -213,10 +213,10 @@ def test_a_token_is_forced_where_the_mask_leaves_but_one(walk: tuple[int, random
     number, chance, length = walk
     grammar, tokenizer = planned(number)
     before = walked(grammar, tokenizer, chance, (), length)
-    matcher = begun(grammar, before)
+    matcher = advanced(grammar, before)
     if matcher.done:
         return
-    forced = begun(grammar, before).forced(most)
+    forced = advanced(grammar, before).forced(most)
     assert len(forced) <= most
     for token in forced:
         assert choices(matcher, tokenizer) == [token]
@@ -226,11 +226,11 @@ def test_a_token_is_forced_where_the_mask_leaves_but_one(walk: tuple[int, random
 
 def test_what_a_schema_leaves_no_choice_about_is_forced_up_to_where_there_is_one() -> None:
     grammar = grammars(SPELLED).json_schema(SCHEMA)
-    matcher = begun(grammar, SPELLED.encode('{"n', add_special=False))
+    matcher = advanced(grammar, SPELLED.encode('{"n', add_special=False))
     assert "".join(map(SPELLED.token_text, matcher.forced(99))) == "umber"
     assert "".join(map(SPELLED.token_text, matcher.forced(3))) == "umb"
     assert matcher.forced(0) == ()
-    assert begun(grammar, SPELLED.encode('{"number": ', add_special=False)).forced(99) == ()
+    assert advanced(grammar, SPELLED.encode('{"number": ', add_special=False)).forced(99) == ()
 
 
 def test_the_token_that_completes_an_answer_is_neither_forced_nor_agreed_to() -> None:
@@ -244,7 +244,7 @@ def test_the_token_that_completes_an_answer_is_neither_forced_nor_agreed_to() ->
 def test_a_spent_budget_forces_the_end_of_the_thinking() -> None:
     grammar = grammars(MARKED).answer(None, HERMES, OPENED, budget=2)
     assert grammar is not None
-    matcher = begun(grammar, MARKED.encode("ab", add_special=False))
+    matcher = advanced(grammar, MARKED.encode("ab", add_special=False))
     assert "".join(map(MARKED.token_text, matcher.forced(99))) == "\n</think>\n\n"
     assert matcher.mask() is not None
 
@@ -253,12 +253,12 @@ def test_masks_may_be_kept() -> None:
     matcher = grammars(SPELLED).regex("[a-c]{3}x").begin()
     draft = SPELLED.encode("abc", add_special=False)
     masks = matcher.masks(draft)
-    kept = [None if mask is None else mask.copy() for mask in masks]
+    copies = [None if mask is None else mask.copy() for mask in masks]
     for token in draft:
         matcher.mask()
         matcher.accept(token)
     matcher.masks([])
-    assert all(same(one, other, SPELLED.vocab_size) for one, other in zip(masks, kept, strict=True))
+    assert all(same(one, other, SPELLED.vocab_size) for one, other in zip(masks, copies, strict=True))
 
 
 def test_a_grammar_that_is_given_up_says_so_where_masks_are_asked_for_and_only_there(
@@ -277,10 +277,10 @@ def test_a_grammar_that_is_given_up_says_so_where_masks_are_asked_for_and_only_t
     with pytest.raises(GrammarTooComplex):
         matcher.masks(draft)
     monkeypatch.undo()
-    assert begun_again(matcher, draft) is None
+    assert advanced_again(matcher, draft) is None
 
 
-def begun_again(matcher: GrammarMatcher, tokens: Sequence[int]) -> IngotError | None:
+def advanced_again(matcher: GrammarMatcher, tokens: Sequence[int]) -> IngotError | None:
     """What goes wrong when these tokens are accepted, if anything does."""
     try:
         for token in tokens:
@@ -296,6 +296,6 @@ def test_a_token_is_admitted_just_where_the_mask_allows_it() -> None:
         chance = random.Random(number)
         for length in (0, 3, 9, 20):
             before = walked(grammar, tokenizer, chance, (), length)
-            matcher = begun(grammar, before)
-            admitted = [id for id in range(tokenizer.vocab_size) if begun(grammar, before).admits(id)]
+            matcher = advanced(grammar, before)
+            admitted = [id for id in range(tokenizer.vocab_size) if advanced(grammar, before).admits(id)]
             assert matcher.done or np.array_equal(admitted, choices(matcher, tokenizer))

@@ -98,8 +98,8 @@ def test_text_is_free_up_to_a_trigger_and_what_that_begins_is_one_of_its_tags(gr
     for answer in answers(grammar):
         for begun in answer.split("<f=")[1:]:
             name, _, rest = begun.partition(">")
-            held = json.loads(rest.partition("</f>")[0])
-            assert isinstance(held["n"], int) if name == "a" else isinstance(held, list)
+            value = json.loads(rest.partition("</f>")[0])
+            assert isinstance(value["n"], int) if name == "a" else isinstance(value, list)
     assert takes(grammar, 'I see <f> and <f=a>{"n": 3}</f>, then <f=b>[1, "x"]</f> and <|mark|>x1!.')
     assert takes(grammar, "Only text, 3 < 4.") and takes(grammar, "<f=b>[]</f>")
     assert (
@@ -331,9 +331,9 @@ def test_a_grammar_that_costs_too_much_per_token_is_given_up_in_all_its_answers(
     monkeypatch.setattr(limits, "SLOW_MASK_S", -1.0)
     monkeypatch.setattr(limits, "SLOW_MASKS", 0)
     monkeypatch.setattr(limits, "SLOW_SHARE", 1000)
-    for held in (matcher, other):
+    for each in (matcher, other):
         with pytest.raises(GrammarTooComplex):
-            held.mask()
+            each.mask()
     for again in (grammar.begin, lambda: grammars.regex("[a-z]+ this one is given up")):
         with pytest.raises(GrammarTooComplex):
             again()

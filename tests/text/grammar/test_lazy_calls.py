@@ -20,7 +20,7 @@ from ingot.text.parser.parser import ThinkingStart
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from ingot.text.tool_formats.format import Format, Gap, Maybe, Name
 from ingot.text.tool_formats.registry import format_by_name
-from tests.text.grammar.test_calls import CALLING, MARKED, PLAIN, TOOLS, calls, closers, parsed, said, written
+from tests.text.grammar.test_calls import CALLING, MARKED, PLAIN, TOOLS, calls, closers, content_text, parsed, written
 from tests.text.grammar.walks import Walker, allowed
 
 OPENED, UNOPENED = ThinkingStart.OPENED, ThinkingStart.UNOPENED
@@ -123,7 +123,7 @@ def test_whatever_follows_the_beginning_of_a_call_it_parses_back_as_complete_cal
         tokens += finished(matcher, tokenizer, random.Random(seed), all_closers(format))
         text = written(format, tokenizer, tokens)
         events = parsed(format, text)
-        assert calls(events) and not said(events), text
+        assert calls(events) and not content_text(events), text
 
 
 @pytest.mark.parametrize("tokenizer", [PLAIN, MARKED], ids=["text", "special"])

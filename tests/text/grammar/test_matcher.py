@@ -75,7 +75,7 @@ def forced(matcher: GrammarMatcher, tokenizer: Tokenizer) -> str:
     return written
 
 
-def begun(grammar: CompiledGrammar | None) -> GrammarMatcher:
+def started(grammar: CompiledGrammar | None) -> GrammarMatcher:
     assert grammar is not None
     return grammar.begin()
 
@@ -83,7 +83,7 @@ def begun(grammar: CompiledGrammar | None) -> GrammarMatcher:
 @pytest.mark.parametrize("tokenizer", [SPELLED, MARKED], ids=["spelled", "marked"])
 def test_the_grammar_begins_where_the_thinking_ends(made: Make, tokenizer: Tokenizer) -> None:
     grammars = made(tokenizer)
-    matcher = begun(grammars.answer(grammars.json_schema(SCHEMA), HERMES, OPENED))
+    matcher = started(grammars.answer(grammars.json_schema(SCHEMA), HERMES, OPENED))
     write(matcher, tokenizer, 'Anything {"goes" </thin here.</think>')
     assert choices(matcher, tokenizer) == {"{", '{"', " ", "\n", "\n\n", "\t", "\r"}
     write(matcher, tokenizer, '\n\n{"n": 5}')
@@ -92,7 +92,7 @@ def test_the_grammar_begins_where_the_thinking_ends(made: Make, tokenizer: Token
 
 def test_a_token_that_closes_the_thinking_may_go_on_with_white_space_alone(made: Make) -> None:
     grammars = made(SPELLED)
-    matcher = begun(grammars.answer(grammars.json_schema(SCHEMA), HERMES, OPENED))
+    matcher = started(grammars.answer(grammars.json_schema(SCHEMA), HERMES, OPENED))
     before = choices(matcher, SPELLED)
     assert before is not None and {">", ">\n", ">x"} <= before
     write(matcher, SPELLED, "hm</think")
@@ -102,7 +102,7 @@ def test_a_token_that_closes_the_thinking_may_go_on_with_white_space_alone(made:
 
 def test_an_answer_that_is_held_to_something_cannot_end_while_it_thinks(made: Make) -> None:
     grammars = made(SPELLED)
-    matcher = begun(grammars.answer(grammars.json_schema(SCHEMA), HERMES, OPENED))
+    matcher = started(grammars.answer(grammars.json_schema(SCHEMA), HERMES, OPENED))
     mask = matcher.mask()
     assert mask is not None and not SPELLED.eos_ids & set(allowed(mask, SPELLED.vocab_size))
     assert not matcher.free and not matcher.done
@@ -110,7 +110,7 @@ def test_an_answer_that_is_held_to_something_cannot_end_while_it_thinks(made: Ma
 
 def test_white_space_between_thinking_and_grammar_comes_to_an_end(made: Make) -> None:
     grammars = made(SPELLED)
-    matcher = begun(grammars.answer(grammars.json_schema(SCHEMA), HERMES, OPENED))
+    matcher = started(grammars.answer(grammars.json_schema(SCHEMA), HERMES, OPENED))
     write(matcher, SPELLED, "</think>\t\t\t\t")
     assert choices(matcher, SPELLED) == {"{", '{"'}
 
@@ -120,21 +120,21 @@ def test_white_space_between_thinking_and_grammar_comes_to_an_end(made: Make) ->
 def test_a_spent_budget_closes_the_thinking_as_the_family_does(made: Make, tokenizer: Tokenizer, budget: int) -> None:
     grammars = made(tokenizer)
     for grammar in (None, grammars.json_schema(SCHEMA)):
-        matcher = begun(grammars.answer(grammar, HERMES, OPENED, budget=budget))
+        matcher = started(grammars.answer(grammar, HERMES, OPENED, budget=budget))
         write(matcher, tokenizer, "x" * budget)
         assert forced(matcher, tokenizer).startswith("\n</think>\n\n")
         assert (choices(matcher, tokenizer) is None) == (grammar is None)
 
 
 def test_a_budget_that_is_not_spent_changes_nothing(made: Make) -> None:
-    matcher = begun(made(SPELLED).answer(None, HERMES, OPENED, budget=20))
+    matcher = started(made(SPELLED).answer(None, HERMES, OPENED, budget=20))
     write(matcher, SPELLED, "ok</think>")
     write(matcher, SPELLED, "and now as long as it likes, whatever the budget was: <think> it is over")
     assert matcher.free and not matcher.done and matcher.mask() is None
 
 
 def test_tokens_need_not_be_read_at_once_while_the_budget_lasts(made: Make) -> None:
-    matcher = begun(made(SPELLED).answer(None, HERMES, OPENED, budget=3))
+    matcher = started(made(SPELLED).answer(None, HERMES, OPENED, budget=3))
     freedom = []
     for token in SPELLED.encode("abc", add_special=False):
         freedom.append((matcher.free, matcher.mask() is None))
@@ -144,7 +144,7 @@ def test_tokens_need_not_be_read_at_once_while_the_budget_lasts(made: Make) -> N
 
 
 def test_a_budget_does_not_cut_a_character_in_two(made: Make) -> None:
-    matcher = begun(made(SPELLED).answer(None, HERMES, OPENED, budget=1))
+    matcher = started(made(SPELLED).answer(None, HERMES, OPENED, budget=1))
     snowman = SPELLED.encode("☃", add_special=False)
     assert len(snowman) == 3
     for token in snowman:
@@ -154,7 +154,7 @@ def test_a_budget_does_not_cut_a_character_in_two(made: Make) -> None:
 
 
 def test_a_character_that_is_never_finished_does_not_lift_the_budget(made: Make) -> None:
-    matcher = begun(made(SPELLED).answer(None, HERMES, OPENED, budget=1))
+    matcher = started(made(SPELLED).answer(None, HERMES, OPENED, budget=1))
     first = SPELLED.encode("☃", add_special=False)[0]
     for _ in range(6):
         if matcher.mask() is not None:
@@ -167,10 +167,10 @@ def test_a_character_that_is_never_finished_does_not_lift_the_budget(made: Make)
 def test_a_model_that_may_think_opens_its_thinking_or_answers_at_once(made: Make, tokenizer: Tokenizer) -> None:
     grammars = made(tokenizer)
     grammar = grammars.answer(grammars.json_schema(SCHEMA), HERMES, UNOPENED, may_think=True)
-    matcher = begun(grammar)
+    matcher = started(grammar)
     write(matcher, tokenizer, '<think>why?</think>{"n": 1}')
     assert matcher.done
-    matcher = begun(grammar)
+    matcher = started(grammar)
     write(matcher, tokenizer, '{"n": 1}')
     assert matcher.done
 
@@ -178,10 +178,10 @@ def test_a_model_that_may_think_opens_its_thinking_or_answers_at_once(made: Make
 def test_what_begins_like_the_tag_may_still_be_the_answer(made: Make) -> None:
     grammars = made(SPELLED)
     grammar = grammars.answer(grammars.choice(["<this>", "<that>"]), HERMES, UNOPENED, may_think=True)
-    matcher = begun(grammar)
+    matcher = started(grammar)
     write(matcher, SPELLED, "<this>")
     assert matcher.done
-    matcher = begun(grammar)
+    matcher = started(grammar)
     write(matcher, SPELLED, "<thi")
     assert choices(matcher, SPELLED) == {"s", "n"}
     write(matcher, SPELLED, "nk>hm</think><that>")
@@ -196,10 +196,10 @@ def test_a_model_that_may_not_think_does_not(made: Make) -> None:
 
 def test_the_budget_counts_from_where_the_model_opens_its_thinking(made: Make) -> None:
     grammar = made(SPELLED).answer(None, HERMES, UNOPENED, budget=4, may_think=True)
-    matcher = begun(grammar)
+    matcher = started(grammar)
     write(matcher, SPELLED, " <think>abcd")
     assert forced(matcher, SPELLED) == "\n</think>\n\n"
-    matcher = begun(grammar)
+    matcher = started(grammar)
     write(matcher, SPELLED, "No thinking: <think> this is text, however long it may be")
     assert matcher.free and matcher.mask() is None
 
@@ -214,15 +214,15 @@ def test_where_nothing_is_held_to_there_is_no_guide(made: Make) -> None:
 def test_harmony_answers_on_the_final_channel_after_an_analysis_or_without(made: Make) -> None:
     grammars = made(HARMONIC)
     schema = grammars.json_schema(SCHEMA)
-    matcher = begun(grammars.answer(schema, HARMONY, UNOPENED))
+    matcher = started(grammars.answer(schema, HARMONY, UNOPENED))
     assert forced(matcher, HARMONIC).startswith("<|channel|>final<|message|>")
     grammar = grammars.answer(schema, HARMONY, UNOPENED, may_think=True, budget=9)
     thought = "<|channel|>analysis<|message|>so, hm<|end|><|start|>assistant"
     for before in ("", thought):
-        matcher = begun(grammar)
+        matcher = started(grammar)
         write(matcher, HARMONIC, before + '<|channel|>final<|message|>{"n": 1}')
         assert matcher.done
-    matcher = begun(grammar)
+    matcher = started(grammar)
     write(matcher, HARMONIC, "<|channel|>analysis<|message|>so it is.")
     assert forced(matcher, HARMONIC).startswith("<|end|><|start|>assistant<|channel|>final<|message|>")
 
@@ -230,7 +230,7 @@ def test_harmony_answers_on_the_final_channel_after_an_analysis_or_without(made:
 def test_harmony_calls_after_an_analysis(made: Make) -> None:
     grammars = made(HARMONIC)
     calls = grammars.tools(HARMONY, [GrammarTool("f", SCHEMA)], "required", parallel=False)
-    matcher = begun(grammars.answer(calls, HARMONY, UNOPENED, may_think=True))
+    matcher = started(grammars.answer(calls, HARMONY, UNOPENED, may_think=True))
     write(matcher, HARMONIC, "<|channel|>analysis<|message|>so<|end|><|start|>assistant")
     write(matcher, HARMONIC, '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"n": 3}')
     assert matcher.done
@@ -243,7 +243,7 @@ def test_an_answer_by_a_schema_may_be_a_call_instead_where_tools_may_be_called(m
     grammar = grammars.answer(grammars.json_schema(SCHEMA), format, UNOPENED, calls=calls)
     header, end = (format.channels.answer, format.channels.call_end) if format.channels else ("", "")
     for text in (render_calls(format, [PastCall("f", {"n": 4})]).removesuffix(end), header + '{"n": 5}'):
-        matcher = begun(grammar)
+        matcher = started(grammar)
         write(matcher, HARMONIC, text)
         assert matcher.done
     walker = Walker(HARMONIC, random.Random(2), soft=30)
@@ -263,13 +263,13 @@ def test_a_call_that_is_forced_may_come_behind_a_message_of_thinking(made: Make,
     assert channels is not None
     call = render_calls(format, [PastCall("f", {"n": 4})]).removesuffix(channels.call_end)
     for thought in ("", f"{channels.asides[0]}Hm.{channels.ends[0]}{channels.start}{channels.role}"):
-        matcher = begun(grammar)
+        matcher = started(grammar)
         write(matcher, HARMONIC, thought + call)
         assert matcher.done
 
 
 def test_forced_text_that_does_not_come_breaks_the_guide(made: Make) -> None:
-    matcher = begun(made(SPELLED).answer(None, HERMES, OPENED, budget=0))
+    matcher = started(made(SPELLED).answer(None, HERMES, OPENED, budget=0))
     with pytest.raises(GrammarViolated):
         matcher.accept(SPELLED.encode("x", add_special=False)[0])
 

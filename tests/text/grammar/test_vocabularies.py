@@ -84,12 +84,12 @@ def test_real_models_write_calls_with_their_own_tokens(real: Load, name: str, fo
     tokenizer = real(name)
     tool = GrammarTool("get_weather", SCHEMA, strict=True)
     with grammars_of(tokenizer, more_rows=128) as grammars:
-        for known in map(format_by_name, formats):
-            call = render_calls(known, [PastCall("get_weather", {"city": 'Paris, "près"', "days": 3})])
-            free = grammars.tools(known, [tool], "auto", parallel=True)
-            assert follow(grammars.tools(known, [tool], "required", parallel=True), tokenizer, call)
+        for table in map(format_by_name, formats):
+            call = render_calls(table, [PastCall("get_weather", {"city": 'Paris, "près"', "days": 3})])
+            free = grammars.tools(table, [tool], "auto", parallel=True)
+            assert follow(grammars.tools(table, [tool], "required", parallel=True), tokenizer, call)
             assert follow(free, tokenizer, call)
             assert follow(free, tokenizer, "No call: <b>{1}</b>.")
-            thinking = grammars.answer(grammars.json_schema(SCHEMA), known, ThinkingStart.OPENED)
-            assert known.thinking is not None
-            assert follow(thinking, tokenizer, f'Hm.\n{known.thinking.close}\n\n{{"city": "Oslo", "days": 1}}')
+            thinking = grammars.answer(grammars.json_schema(SCHEMA), table, ThinkingStart.OPENED)
+            assert table.thinking is not None
+            assert follow(thinking, tokenizer, f'Hm.\n{table.thinking.close}\n\n{{"city": "Oslo", "days": 1}}')

@@ -20,8 +20,8 @@ from ingot.text.tool_formats.registry import FORMATS, format_by_name
 from ingot.text.tool_formats.rendering import render_calls
 from tests.text.parser.answers import TOOLS, new_parser, summary
 
-CALLING = [known for known in FORMATS if known.can_call]
-WITH_FORMS = [known for known in FORMATS if known.forms]
+CALLING = [table for table in FORMATS if table.can_call]
+WITH_FORMS = [table for table in FORMATS if table.forms]
 every_calling_format = pytest.mark.parametrize("format", CALLING, ids=lambda format: format.name)
 WEATHER = PastCall("get_weather", {"city": "x"}, "functions.get_weather:0")
 QWEN = format_by_name("qwen")
@@ -115,7 +115,7 @@ def test_an_unmarked_call_is_one_as_far_as_it_goes_only_where_more_would_have_co
                 [*(event for piece in pieces for event in parser.push(piece)), *parser.flush(cut=cut)]
             )
             if cut:
-                said = [("says", "Look.")] if opening == "Look.\n" else []
-                assert summary(events) == [*said, ("breaks", "write_file", '{"path": "x')]
+                before = [("says", "Look.")] if opening == "Look.\n" else []
+                assert summary(events) == [*before, ("breaks", "write_file", '{"path": "x')]
             else:
                 assert summary(events) == [("says", text)]

@@ -26,9 +26,9 @@ from ingot.text.tool_formats.shapes import THINK
 from tests.text.parser.answers import TOOLS, check_order, cut, new_parser, parsed, summary
 from tests.text.work import work
 
-CALLING = [known for known in FORMATS if known.can_call]
-TAGGED = [known for known in FORMATS if known.thinking is not None]
-MARKED = [known for known in TAGGED if known.can_call and not known.forms[0].bare]
+CALLING = [table for table in FORMATS if table.can_call]
+TAGGED = [table for table in FORMATS if table.thinking is not None]
+MARKED = [table for table in TAGGED if table.can_call and not table.forms[0].bare]
 PARIS = PastCall("get_weather", {"city": "Paris", "days": 3, "tags": ["a", "b"], "where": {"x": None}})
 FILE = PastCall("write_file", {"path": "a.txt", "content": 'one\n"two" <three> \\ four'})
 
@@ -65,9 +65,9 @@ def test_text_may_stand_before_and_after_several_calls(format: Format) -> None:
 def test_without_tools_a_call_is_text(format: Format) -> None:
     text = render_calls(format, [FILE])
     events = parsed(format, [text], tools=())
-    said = "".join(event.text for event in events if isinstance(event, ContentDelta))
+    content = "".join(event.text for event in events if isinstance(event, ContentDelta))
     assert len(events) == 1
-    assert said == text if format.channels is None and not format.strips else said in text
+    assert content == text if format.channels is None and not format.strips else content in text
 
 
 @every_tagged_format
@@ -190,7 +190,7 @@ def test_arguments_stream_while_they_are_written(format: Format) -> None:
 def test_a_name_is_announced_before_the_arguments_are_complete(format: Format) -> None:
     text = render_calls(format, [FILE])
     parser = new_parser(format)
-    began = next(place for place, piece in enumerate(text) if any(map(_begins, parser.push(piece))))
+    began = next(index for index, piece in enumerate(text) if any(map(_begins, parser.push(piece))))
     assert began < len(text) - len(json.dumps(FILE.arguments["content"]))
 
 
@@ -214,12 +214,12 @@ def soup(format: Format) -> st.SearchStrategy[str]:
 def test_any_soup_of_markers_gives_the_same_events_in_any_pieces(format: Format, data: st.DataObject) -> None:
     text = data.draw(soup(format))
     thinking = data.draw(st.sampled_from(ThinkingStart))
-    places = data.draw(st.lists(st.integers(0, len(text)), max_size=10))
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=10))
     whole = parsed(format, [text], thinking=thinking)
     check_order(whole)
     summary(whole)  # every complete call's arguments are valid JSON
     assert parsed(format, text, thinking=thinking) == whole
-    assert parsed(format, cut(text, places), thinking=thinking) == whole
+    assert parsed(format, cut(text, cuts), thinking=thinking) == whole
 
 
 def reading(format: Format, text: str, thinking: ThinkingStart) -> int:
@@ -322,8 +322,8 @@ def test_deep_nesting_breaks_a_call_and_not_the_server(opening: str) -> None:
 )
 def test_what_can_no_longer_be_a_call_is_let_go_at_once(name: str, pieces: list[str]) -> None:
     parser = new_parser(format_by_name(name))
-    said = [event for piece in pieces for event in parser.push(piece)]
-    assert merge_events(said) == [ContentDelta("".join(pieces))]
+    content = [event for piece in pieces for event in parser.push(piece)]
+    assert merge_events(content) == [ContentDelta("".join(pieces))]
 
 
 def test_white_space_between_two_texts_with_a_call_between_them_is_kept_once() -> None:

@@ -26,7 +26,7 @@ def arguments_part(format: Format) -> TextParameters | Elements | None:
     return next((part for part in parts if isinstance(part, TextParameters | Elements)), None)
 
 
-TAGGED = [known for known in FORMATS if arguments_part(known) is not None]
+TAGGED = [table for table in FORMATS if arguments_part(table) is not None]
 every_tagged_format = pytest.mark.parametrize("format", TAGGED, ids=lambda format: format.name)
 
 
@@ -122,8 +122,8 @@ def test_no_complete_call_holds_the_markers_of_another(format: Format, data: st.
         marker = data.draw(st.sampled_from(tags))
         before, *rest = text.split(marker)
         if rest:
-            place = data.draw(st.integers(0, len(rest) - 1))
-            text = marker.join([before, *rest[:place]]) + marker.join(rest[place:])
+            offset = data.draw(st.integers(0, len(rest) - 1))
+            text = marker.join([before, *rest[:offset]]) + marker.join(rest[offset:])
     whole = parsed(format, [text])
     check_order(whole)
     assert parsed(format, text) == whole

@@ -159,7 +159,7 @@ def search(text: str, strings: tuple[str, ...], keep: bool) -> tuple[str, str | 
 
 
 def cut(text: str, offsets: list[int]) -> list[str]:
-    edges = sorted({min(place, len(text)) for place in offsets} | {0, len(text)})
+    edges = sorted({min(offset, len(text)) for offset in offsets} | {0, len(text)})
     return [text[a:b] for a, b in itertools.pairwise(edges)]
 
 
@@ -187,8 +187,8 @@ def test_no_more_is_held_back_than_could_still_become_a_stop_string(text: str, s
         sent += released.text
         if released.stopped_by is not None:
             return
-        held = text[len(sent) : index + 1]
-        assert held == "" or any(s.startswith(held) and s != held for s in strings)
+        buffered = text[len(sent) : index + 1]
+        assert buffered == "" or any(s.startswith(buffered) and s != buffered for s in strings)
 
 
 def test_a_stop_string_split_over_tokens_never_leaks() -> None:

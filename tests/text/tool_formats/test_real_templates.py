@@ -45,13 +45,13 @@ def call(name: str, arguments: dict[str, object]) -> dict[str, object]:
 def test_calls_that_a_real_template_writes_are_read_back(model: str) -> None:
     source = real_template(model)
     weather = WITHOUT_NULL if model == "minimax-m3" else WEATHER  # its template has no way to write one
-    asked = {"role": "user", "content": QUESTION}
+    question = {"role": "user", "content": QUESTION}
     calling = {
         "role": "assistant",
         "content": "Let me see.",
         "tool_calls": [call("get_weather", weather), call("write_file", {"path": "", "content": " x\n"})],
     }
-    prompt = ChatTemplate(source).render([asked, calling], tools=SHOWN, add_generation_prompt=False)
+    prompt = ChatTemplate(source).render([question, calling], tools=SHOWN, add_generation_prompt=False)
     answer = prompt[prompt.rindex(QUESTION) + len(QUESTION) :]
     story = summary(parsed(detect_format(source, ""), answer))
     assert [each for each in story if each[0] not in ("says", "thinks")] == [

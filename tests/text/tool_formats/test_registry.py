@@ -67,17 +67,17 @@ def test_a_real_template_shows_its_family(model: str, model_type: str, name: str
     assert find_format(real_template(model), "unheard_of").format.name == name
 
 
-@pytest.mark.parametrize("known", [known for known in FORMATS if known.signs], ids=lambda known: known.name)
-def test_each_familys_signs_are_its_own(known: Format) -> None:
-    for group in known.signs:
-        assert find_format(" ".join(group), "unheard_of").format.name == known.name
+@pytest.mark.parametrize("table", [table for table in FORMATS if table.signs], ids=lambda table: table.name)
+def test_each_familys_signs_are_its_own(table: Format) -> None:
+    for group in table.signs:
+        assert find_format(" ".join(group), "unheard_of").format.name == table.name
 
 
-@pytest.mark.parametrize("known", [known for known in FORMATS if known.model_types], ids=lambda known: known.name)
-def test_without_a_telling_template_the_models_type_decides(known: Format) -> None:
-    for model_type in known.model_types:
-        assert find_format(None, model_type).format.name == known.name
-        assert find_format("{{ messages[0].content }}", model_type).format.name == known.name
+@pytest.mark.parametrize("table", [table for table in FORMATS if table.model_types], ids=lambda table: table.name)
+def test_without_a_telling_template_the_models_type_decides(table: Format) -> None:
+    for model_type in table.model_types:
+        assert find_format(None, model_type).format.name == table.name
+        assert find_format("{{ messages[0].content }}", model_type).format.name == table.name
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_of_several_tags_of_thinking_those_count_that_the_prompt_ends_with(effor
 
 
 def test_no_model_type_belongs_to_two_families() -> None:
-    types = [model_type for known in FORMATS for model_type in known.model_types]
+    types = [model_type for table in FORMATS for model_type in table.model_types]
     assert len(set(types)) == len(types)
 
 
@@ -189,16 +189,16 @@ def test_a_thinking_format_is_named_in_the_same_way() -> None:
     assert all(name in raised.value.message for name in THINKING_NAMES)
 
 
-def shown(known: Format, token: str) -> bool:
+def shown(table: Format, token: str) -> bool:
     """Whether a special token of this text reaches the parser."""
-    return any(token in marker for marker in known.markers)
+    return any(token in marker for marker in table.markers)
 
 
-@pytest.mark.parametrize("known", FORMATS, ids=lambda known: known.name)
-def test_a_familys_special_tokens_reach_the_parser_and_an_end_of_turn_does_not(known: Format) -> None:
-    markers = [marker for marker in known.markers if marker.startswith(("<|", "["))]
-    assert all(shown(known, marker) for marker in markers)
-    assert not any(shown(known, token) for token in ("<|im_end|>", "<|eot_id|>", "</s>", "<|endoftext|>", "<eos>"))
+@pytest.mark.parametrize("table", FORMATS, ids=lambda table: table.name)
+def test_a_familys_special_tokens_reach_the_parser_and_an_end_of_turn_does_not(table: Format) -> None:
+    markers = [marker for marker in table.markers if marker.startswith(("<|", "["))]
+    assert all(shown(table, marker) for marker in markers)
+    assert not any(shown(table, token) for token in ("<|im_end|>", "<|eot_id|>", "</s>", "<|endoftext|>", "<eos>"))
 
 
 def test_the_first_token_of_a_marker_is_shown_too() -> None:

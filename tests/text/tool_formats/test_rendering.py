@@ -78,11 +78,11 @@ def text_of(value: Any) -> str:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("format", CALLING, ids=lambda format: format.name)
 @settings(max_examples=10)
-@given(calls=CALLS, places=st.lists(st.integers(0, 400), max_size=20))
-def test_a_written_call_is_read_back(format: Format, calls: list[PastCall], places: list[int]) -> None:
+@given(calls=CALLS, cuts=st.lists(st.integers(0, 400), max_size=20))
+def test_a_written_call_is_read_back(format: Format, calls: list[PastCall], cuts: list[int]) -> None:
     assume(holds(format, calls))
     text = render_calls(format, calls)
-    events = parsed(format, cut(text, places), tools_for(calls))
+    events = parsed(format, cut(text, cuts), tools_for(calls))
     check_order(events)
     # As JSON, since True == 1 == 1.0 in Python.
     assert json.dumps(summary(events)) == json.dumps([("calls", call.name, call.arguments) for call in calls])

@@ -174,8 +174,8 @@ def test_an_answer_is_read_by_it_whole_and_by_character(
 @given(case=st.sampled_from(CASES), data=st.data())
 def test_and_in_any_pieces(case: tuple[dict[str, Any], str, Any], data: st.DataObject) -> None:
     template, text, _ = case
-    places = data.draw(st.lists(st.integers(0, len(text))))
-    assert parsed(compile_response_template(template), cut(text, places)) == parsed(
+    cuts = data.draw(st.lists(st.integers(0, len(text))))
+    assert parsed(compile_response_template(template), cut(text, cuts)) == parsed(
         compile_response_template(template), [text]
     )
 

@@ -13,7 +13,7 @@ from tests.text.tool_formats.wire import Case
 
 
 def test_every_format_has_cases() -> None:
-    assert {case.format for case in CASES} == {known.name for known in FORMATS}
+    assert {case.format for case in CASES} == {table.name for table in FORMATS}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -29,16 +29,16 @@ def test_an_answer_means_the_same_cut_anywhere(case: Case) -> None:
     format = format_by_name(case.format)
     whole = parsed(format, [case.text], thinking=case.thinking)
     assert parsed(format, case.text, thinking=case.thinking) == whole
-    for place in range(1, len(case.text)):
-        assert parsed(format, cut(case.text, [place]), thinking=case.thinking) == whole
+    for offset in range(1, len(case.text)):
+        assert parsed(format, cut(case.text, [offset]), thinking=case.thinking) == whole
 
 
 @given(case=st.sampled_from(CASES), data=st.data())
 def test_an_answer_means_the_same_in_any_pieces(case: Case, data: st.DataObject) -> None:
-    places = data.draw(st.lists(st.integers(0, len(case.text))))
+    cuts = data.draw(st.lists(st.integers(0, len(case.text))))
     format = format_by_name(case.format)
     whole = parsed(format, [case.text], thinking=case.thinking)
-    assert parsed(format, cut(case.text, places), thinking=case.thinking) == whole
+    assert parsed(format, cut(case.text, cuts), thinking=case.thinking) == whole
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
