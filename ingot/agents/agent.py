@@ -10,8 +10,7 @@ from typing import Final
 CLIENT_TIMEOUT_S: Final = 3600
 """How long a client is to wait for an answer, as long as the server works on one. Prompts of agents are long, and
 where only a CPU computes them, the first takes minutes."""
-NO_KEY: Final = "unneeded"
-"""The key for clients that insist on one, when the server needs none."""
+NO_KEY: Final = "unneeded"  # the key for clients that insist on one, when the server needs none
 LONGEST_ANSWER: Final = 32_000
 
 

@@ -17,10 +17,8 @@ from ingot.text.parser.parser import ThinkingStart
 from ingot.text.tool_formats.format import Format, ThinkingFormat
 
 SPACE_TOKENS = tuple(bytes((byte,)) for byte in SPACE_BYTES)
-MOST_LEADING_SPACES = 4
-"""Tokens of white space that may come between thinking and what a grammar constrains."""
-SPARE_CLOSING_TOKENS = 3
-"""Tokens by which a budget may be exceeded, to finish a character."""
+MOST_LEADING_SPACES = 4  # tokens of white space that may come between thinking and what a grammar constrains
+SPARE_CLOSING_TOKENS = 3  # tokens by which a budget may be exceeded, to finish a character
 
 
 class ForcedTokensMatcher(GrammarMatcher):

@@ -44,8 +44,7 @@ from ingot.text.tool_formats.format import (
     parts_text,
 )
 
-MOST_GAP = 4
-"""Characters of white space that may come behind a call: a model that only breaks lines comes to an end."""
+MOST_GAP = 4  # characters of white space that may come behind a call: a model that only breaks lines comes to an end
 
 _USUAL_KEYS = ("name", "tool_name", "type", "id", "tool_call_id", "arguments", "parameters")
 

@@ -18,11 +18,9 @@ from llguidance import LLMatcher, LLTokenizer
 
 from ingot.text.grammar.limits import COMPILE_S, parser_limits
 
-STACK_BYTES = 4 << 20
-"""Less than any thread of the server has: what fits here will not crash it."""
+STACK_BYTES = 4 << 20  # less than any thread of the server has: what fits here will not crash it
 MEMORY_BYTES = 4 << 30
-STEPS = 24
-"""Tokens of a random answer, to find out early about a grammar that compiles but cannot be followed."""
+STEPS = 24  # tokens of a random answer, to find out early about a grammar that compiles but cannot be followed
 
 
 class ByteVocabulary:

@@ -327,8 +327,7 @@ def _check_size(size: int, what: str, param: str | None, most: int = limits.MOST
         raise BadRequest(f"{what} is too large: {size} characters, where at most {most} are allowed.", param=param)
 
 
-COMPILER_START_S = 20.0
-"""Longest that the process may take to start, on a machine that is busy with other things."""
+COMPILER_START_S = 20.0  # longest that the process may take to start, on a machine that is busy with other things
 
 
 class CompilerProcess:

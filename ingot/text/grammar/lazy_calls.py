@@ -24,8 +24,7 @@ from ingot.text.parser.prose import CodeFences
 from ingot.text.parser.reader import Markers, make_markers
 from ingot.text.tool_formats.format import Arguments, CallId, Format, Gap, JsonCall, Maybe, Name, Part, TagEnd
 
-LONGEST_BEGINNING: Final = 1024
-"""Characters within which a call without a marker names its tool."""
+LONGEST_BEGINNING: Final = 1024  # characters within which a call without a marker names its tool
 _SPACE: Final = " \t\r\n"
 _ID: Final = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 

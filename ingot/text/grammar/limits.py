@@ -16,23 +16,15 @@ from ingot.errors import BadRequest, Unsupported
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
-MOST_GRAMMAR_CHARS = 256 * 1024
-"""Of a schema, an expression, a list of choices or a grammar that a client sends."""
-MOST_COMPILED_CHARS = 1024 * 1024
-"""Of what is made of it: the calls of many tools put together."""
+MOST_GRAMMAR_CHARS = 256 * 1024  # of a schema, an expression, a list of choices or a grammar that a client sends
+MOST_COMPILED_CHARS = 1024 * 1024  # of what is made of it: the calls of many tools put together
 MOST_CHOICES = 4096
-COMPILE_S = 2.0
-"""Processor time that compiling may take,"""
-COMPILE_WALL_S = 8.0
-"""and the longest that it is waited for, on a machine that is busy with other things."""
-COMPILER_PROCESSES = 4
-"""Grammars that are compiled at the same time, each of another tenant."""
-MOST_WAITING_REQUESTS = 8
-"""Requests of one tenant that wait for its grammars."""
-WAIT_S = 8.0
-"""Longest to wait for others' grammars to be compiled first."""
-MOST_CACHED_GRAMMARS = 32
-"""Compiled grammars that are cached."""
+COMPILE_S = 2.0  # processor time that compiling may take,
+COMPILE_WALL_S = 8.0  # and the longest that it is waited for, on a machine that is busy with other things
+COMPILER_PROCESSES = 4  # grammars that are compiled at the same time, each of another tenant
+MOST_WAITING_REQUESTS = 8  # requests of one tenant that wait for its grammars
+WAIT_S = 8.0  # longest to wait for others' grammars to be compiled first
+MOST_CACHED_GRAMMARS = 32  # compiled grammars that are cached
 SLOW_MASK_S = 0.005
 """Processor time of a token's mask that is slow. How slow it can be, the library's own limits say."""
 SLOW_MASKS, SLOW_SHARE = 16, 4

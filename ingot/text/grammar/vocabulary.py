@@ -165,12 +165,7 @@ class GrammarVocabulary:
         return frozenset(found | ({0} if within else set()))
 
     def _exactly(self, text: bytes) -> list[int]:
-        index = bisect_left(self._sorted, (text, -1))
-        found = []
-        while index < len(self._sorted) and self._sorted[index][0] == text:
-            found.append(self._sorted[index][1])
-            index += 1
-        return found
+        return [id for id in self._beginning(text) if len(self.tokens[id]) == len(text)]
 
 
 class _LlguidanceTokens:

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
 
 UNPARSED_KEY: Final = "_unparsed"
-DEEPEST_ARGUMENTS: Final = 64
-"""Objects that nest deeper are left as text: templates and their filters follow them down."""
+DEEPEST_ARGUMENTS: Final = 64  # objects that nest deeper are left as text: templates and their filters follow them down
 
 
 def arguments_as_object(arguments: Any) -> dict[str, Any]:

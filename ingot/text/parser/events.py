@@ -127,8 +127,7 @@ def call_id_maker(style: IdStyle, *, past_calls: int = 0, random: Callable[[int]
     return lambda name, index: "call_" + random(24)
 
 
-LONGEST_HELD_ARGUMENTS = 8192
-"""Most characters of arguments that are held back for a call that has to be whole."""
+LONGEST_HELD_ARGUMENTS = 8192  # most characters of arguments that are held back for a call that has to be whole
 
 
 class FormMismatch(Exception):

@@ -92,7 +92,7 @@ class Parser:
             def is_silent() -> bool:
                 return content.silent and not emitter.call_count
 
-            openings = _call_openings(format)
+            openings = _call_openings(format) if names else {}
             thinking_reader = format.thinking and ThinkingReader(
                 format.thinking.close, openings, names, self._reader, calls, emitter, reasoning, is_silent
             )

@@ -44,37 +44,28 @@ def _is_unmistakable(form: CallForm) -> bool:
     return special or any(isinstance(part, Name) for part in form.call)
 
 
+@dataclass
 class ThinkingReader:
-    def __init__(
-        self,
-        close: str,
-        openings: Mapping[str, CallOpening],
-        names: frozenset[str],
-        reader: TextReader,
-        calls: CallReader,
-        emitter: CallEventEmitter,
-        reasoning: ProseWriter,
-        is_silent: Callable[[], bool],
-    ) -> None:
-        """`is_silent`: whether there is neither text nor a call outside of thinking so far."""
-        self._is_silent = is_silent
-        self._close = close
-        self._openings = openings if names else {}
-        self._names = names
-        self._reader, self._calls, self._emitter = reader, calls, emitter
-        self._reasoning = reasoning
+    close: str
+    openings: Mapping[str, CallOpening]
+    names: frozenset[str]  # of the tools
+    reader: TextReader
+    calls: CallReader
+    emitter: CallEventEmitter
+    reasoning: ProseWriter
+    is_silent: Callable[[], bool]  # whether there is neither text nor a call outside of thinking so far
 
     def read(self) -> Steps[bool]:
         """Up to the closing tag, which is passed, or to the answer's end. Whether the part was closed."""
-        reader, reasoning = self._reader, self._reasoning
-        wanted = make_markers(self._close, *self._openings)
+        reader, reasoning = self.reader, self.reasoning
+        wanted = make_markers(self.close, *self.openings)
         while (marker := (yield from reader.scan(wanted, reasoning.write))) is not None:
-            if marker == self._close:
+            if marker == self.close:
                 reader.advance(reader.at + len(marker))
                 return True
             if self._forms(marker):
                 ahead = yield from reader.ahead(TOOL_NAME_WITHIN)
-                if any(name in ahead for name in self._names):
+                if any(name in ahead for name in self.names):
                     return (yield from self._undecided())
             reasoning.write(reader.advance(reader.at + 1))
         reasoning.finish()
@@ -82,56 +73,56 @@ class ThinkingReader:
 
     def _forms(self, marker: str) -> tuple[CallForm, ...]:
         """Those of which a call may begin with the marker where it stands."""
-        opening = self._openings[marker]
-        if self._reasoning.at_line_start:
+        opening = self.openings[marker]
+        if self.reasoning.at_line_start:
             return opening.forms
-        return () if self._reasoning.quotes or self._reader.cut else opening.unmistakable
+        return () if self.reasoning.quotes or self.reader.cut else opening.unmistakable
 
     def _undecided(self) -> Steps[bool]:
         """The remainder of a part in which a call may begin. Whether it was closed."""
-        reader = self._reader
+        reader = self.reader
         pending: list[str] = []
-        closed = (yield from reader.scan(make_markers(self._close), pending.append)) is not None
+        closed = (yield from reader.scan(make_markers(self.close), pending.append)) is not None
         if closed and (yield from self._answers()):
-            self._reasoning.write("".join(pending))
-            reader.advance(reader.at + len(self._close))
+            self.reasoning.write("".join(pending))
+            reader.advance(reader.at + len(self.close))
             return True
         if closed:
             reader.drop_remaining()
         reader.unread("".join(pending))
-        self._emitter.require_whole_calls(self._reasoning.restart)
+        self.emitter.require_whole_calls(self.reasoning.restart)
         yield from self._with_calls()
         if not closed:
-            self._reasoning.finish()
+            self.reasoning.finish()
         return closed
 
     def _answers(self) -> Steps[bool]:
         """Whether there is an answer behind the closing tag, which comes next, or was before, or would have come."""
-        reader = self._reader
-        if not self._is_silent():
+        reader = self.reader
+        if not self.is_silent():
             return True
         reader.start_lookahead()
-        reader.advance(reader.at + len(self._close))
+        reader.advance(reader.at + len(self.close))
         yield from reader.gap()
         ended = reader.at == len(reader.text) and not reader.cut
         reader.undo_lookahead()
         return not ended
 
     def _with_calls(self) -> Steps[None]:
-        reader, reasoning = self._reader, self._reasoning
-        while (marker := (yield from reader.scan(make_markers(*self._openings), reasoning.write))) is not None:
+        reader, reasoning = self.reader, self.reasoning
+        while (marker := (yield from reader.scan(make_markers(*self.openings), reasoning.write))) is not None:
             if forms := self._forms(marker):
                 yield from self._section(marker, forms)
             else:
                 reasoning.write(reader.advance(reader.at + 1))
 
     def _section(self, marker: str, forms: tuple[CallForm, ...]) -> Steps[None]:
-        reader, opened = self._reader, self._openings[marker].opened
+        reader, opened = self.reader, self.openings[marker].opened
         reader.record()
         reader.advance(reader.at + (len(marker) if opened else 0))
         with suppress(FormMismatch):
-            yield from self._calls.section(forms, opened=opened, only_known=True)
-        self._reasoning.write(reader.recorded())
+            yield from self.calls.section(forms, opened=opened, only_known=True)
+        self.reasoning.write(reader.recorded())
 
 
 _SPACE = " \t\r\n"

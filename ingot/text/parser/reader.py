@@ -15,8 +15,7 @@ from typing import TypeVar
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 
-MOST_SPACE = 64
-"""Characters of white space that may stand between two literals of a sequence."""
+MOST_SPACE = 64  # characters of white space that may stand between two literals of a sequence
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 

@@ -362,8 +362,7 @@ class _ParameterReader(_ValueReader):
         return any(map(ahead.startswith, self.missing))
 
 
-DEEPEST_ELEMENT = 64
-"""Elements within one another."""
+DEEPEST_ELEMENT = 64  # elements within one another
 LONGEST_ELEMENT_NAME = 1024
 LONGEST_UNOPENED_ELEMENT = 65536
 """Of a value whose opening tag was forgotten, which is held back until the closing tag names it."""
@@ -396,22 +395,17 @@ class _ElementTextReader(_ValueReader):
         return None
 
 
+@dataclass
 class _ElementReader:
     """The elements of one call."""
 
-    def __init__(
-        self,
-        reader: TextReader,
-        emit: Callable[[str], None],
-        part: Elements,
-        heads: CallHeads,
-        unclosed: UnclosedValues,
-        closing: tuple[str, ...],
-        draft: CallDraft,
-    ) -> None:
-        self._reader, self._emit, self._part = reader, emit, part
-        self._heads, self._unclosed, self._closing = heads, unclosed, closing
-        self._draft = draft
+    reader: TextReader
+    emit: Callable[[str], None]
+    part: Elements
+    heads: CallHeads
+    unclosed: UnclosedValues
+    closing: tuple[str, ...]
+    draft: CallDraft
 
     def arguments(self, schema: ValueSchema, ends: tuple[str, ...]) -> Steps[None]:
         yield from self._members((yield from self._next(ends, 0)), schema, ends, 0)
@@ -419,17 +413,17 @@ class _ElementReader:
     def _next(self, ends: tuple[str, ...], depth: int) -> Steps[str | None]:
         """Passes the tag that opens another element, and gives its name: None where one of `ends` came instead, or
         another call, before which the arguments end."""
-        reader = self._reader
+        reader = self.reader
         reader.record()
         yield from reader.gap()
         if (yield from reader.one_of(ends)) is not None:
             reader.forget()
             return None
-        if not self._draft.strict and (yield from self._within(self._part.end).head(reader)):
+        if not self.draft.strict and (yield from self._within(self.part.end).head(reader)):
             if depth:
                 self._break()
             return None
-        if not (yield from reader.literal(self._part.mark)):
+        if not (yield from reader.literal(self.part.mark)):
             raise FormMismatch
         if (yield from reader.literal("<")):
             name = yield from self._name()
@@ -439,64 +433,62 @@ class _ElementReader:
         return name
 
     def _within(self, close: str) -> ValueMarkers:
-        return ValueMarkers(self._heads, close, self._part.end, self._closing, self._part.mark)
+        return ValueMarkers(self.heads, close, self.part.end, self.closing, self.part.mark)
 
     def _break(self) -> None:
         """What comes next is to be read by itself."""
-        self._draft.goes_on = True
-        self._reader.record()
+        self.draft.goes_on = True
+        self.reader.record()
         raise FormMismatch
 
     def _name(self) -> Steps[str]:
-        found = yield from self._reader.until(make_markers(">"), LONGEST_ELEMENT_NAME)
-        if found is None or not self._part.can_name(found[0]):
+        found = yield from self.reader.until(make_markers(">"), LONGEST_ELEMENT_NAME)
+        if found is None or not self.part.can_name(found[0]):
             raise FormMismatch
         return found[0]
 
     def _unopened(self) -> Steps[str]:
         """The name of an element without its opening tag, from the closing one; the text up to there is put back."""
-        reader, mark = self._reader, self._part.mark
+        reader, mark = self.reader, self.part.mark
         found = (
-            (yield from reader.until(make_markers(mark), LONGEST_UNOPENED_ELEMENT))
-            if self._part.open_optional
-            else None
+            (yield from reader.until(make_markers(mark), LONGEST_UNOPENED_ELEMENT)) if self.part.open_optional else None
         )
         if found is None or not (yield from reader.literal("</")):
             raise FormMismatch
         name = yield from self._name()
-        reader.unread(found[0] + self._part.closing(name))
+        reader.unread(found[0] + self.part.closing(name))
         return name
 
     def _members(self, name: str | None, schema: ValueSchema, ends: tuple[str, ...], depth: int) -> Steps[None]:
         """An object, whose first member's tag was passed."""
-        self._emit("{")
+        self.emit("{")
         between = ""
         while name is not None:
-            self._emit(f"{between}{json.dumps(name, ensure_ascii=False)}: ")
+            self.emit(f"{between}{json.dumps(name, ensure_ascii=False)}: ")
             yield from self._value(name, schema.member(name), depth)
             name = yield from self._next(ends, depth)
             between = ", "
-        self._emit("}")
+        self.emit("}")
 
     def _items(self, name: str | None, schema: ValueSchema, ends: tuple[str, ...], depth: int) -> Steps[None]:
         """An array, whose first item's tag was passed. By the schema it is one, so its elements may have any name."""
-        self._emit("[")
+        self.emit("[")
         index = 0
         while name is not None:
-            self._emit(", " if index else "")
+            self.emit(", " if index else "")
             yield from self._value(name, schema.item(index), depth)
             name = yield from self._next(ends, depth)
             index += 1
-        self._emit("]")
+        self.emit("]")
 
     def _value(self, name: str, schema: ValueSchema, depth: int) -> Steps[None]:
         """What stands between an element's tags, and the closing one."""
-        kinds, closing = schema.kinds, self._part.closing(name)
+        kinds, closing = schema.kinds, self.part.closing(name)
         space = ""
         if kinds & CONTAINER_TYPES or "string" not in kinds:
-            space = yield from self._reader.gap()
-            if "string" not in kinds and (yield from self._reader.literal(closing)):
-                self._emit(next((empty for kind, empty in _EMPTY_ELEMENTS if kind in kinds), '""'))
+            space = yield from self.reader.gap()
+            if "string" not in kinds and (yield from self.reader.literal(closing)):
+                self.emit(next((empty for kind, empty in _EMPTY_ELEMENTS if kind in kinds), '""'))
                 return
             if (yield from self._nests(kinds)):
                 yield from self._nested(schema, closing, depth + 1)
@@ -505,23 +497,23 @@ class _ElementReader:
 
     def _nests(self, kinds: JsonTypes) -> Steps[bool]:
         """Whether an element comes next. A string may begin with a mark too."""
-        mark = self._part.mark
+        mark = self.part.mark
         opens = f"{mark}<" if "string" in kinds else mark
-        return (yield from self._reader.sees(opens)) and not (yield from self._reader.sees(f"{mark}</"))
+        return (yield from self.reader.sees(opens)) and not (yield from self.reader.sees(f"{mark}</"))
 
     def _nested(self, schema: ValueSchema, closing: str, depth: int) -> Steps[None]:
         if depth > DEEPEST_ELEMENT:
             raise FormMismatch
         first = yield from self._next((closing,), depth)
         containers = schema.kinds & CONTAINER_TYPES
-        is_array = "array" in containers if len(containers) == 1 else first == self._part.item
+        is_array = "array" in containers if len(containers) == 1 else first == self.part.item
         yield from (self._items if is_array else self._members)(first, schema, (closing,), depth)
 
     def _text(self, kinds: JsonTypes, closing: str, space: str, depth: int) -> Steps[None]:
         """A value that has no elements, and its closing tag."""
-        value = TextValue(kinds, "", self._emit)
+        value = TextValue(kinds, "", self.emit)
         value.write(space)
-        literals = make_markers(closing, self._part.end, *self._closing, *self._heads.literals)
+        literals = make_markers(closing, self.part.end, *self.closing, *self.heads.literals)
         yield from _ElementTextReader(
-            self._reader, self._unclosed, self._within(closing), value, self._draft, literals, self._part.mark, depth
+            self.reader, self.unclosed, self._within(closing), value, self.draft, literals, self.part.mark, depth
         ).read()

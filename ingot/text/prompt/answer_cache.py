@@ -106,8 +106,7 @@ def _without_white_space(text: str) -> str:
 log = logging.getLogger("ingot.cache")
 
 ANSWER_FILE_VERSION: Final = 2
-MOST_WAITING_ANSWERS: Final = 1024
-"""Answers that may wait to be written; further ones are not."""
+MOST_WAITING_ANSWERS: Final = 1024  # answers that may wait to be written; further ones are not
 ANSWER_FILE_PATIENCE_S: Final = 5.0  # for another process that writes
 TRIM_ANSWERS_EVERY: Final = 256
 _SCHEMA: Final = """

@@ -19,8 +19,7 @@ Accent = Literal["us", "gb"]
 
 PRIMARY, SECONDARY = "ˈ", "ˌ"
 VOWELS = frozenset("AIOQWYaiuæɑɒɔəɛɜɪʊʌᵻ")
-SOUNDS_BEFORE_FLAP = frozenset("AIOWYiuæɑəɛɪɹʊʌ")
-"""After these an American t is a flap before a vowel."""
+SOUNDS_BEFORE_FLAP = frozenset("AIOWYiuæɑəɛɪɹʊʌ")  # after these an American t is a flap before a vowel
 _dictionary_lock = threading.Lock()
 DOUBLED_CONSONANT = re.compile(r"([bcdgklmnprstvxz])\1ing$|cking$")
 

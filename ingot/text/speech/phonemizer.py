@@ -23,8 +23,7 @@ from ingot.text.speech.dictionary import (
     with_stress,
 )
 
-ACCENT_BY_VOICE: dict[str, Accent] = {"a": "us", "b": "gb"}
-"""By the first letter of a voice."""
+ACCENT_BY_VOICE: dict[str, Accent] = {"a": "us", "b": "gb"}  # by the first letter of a voice
 UNSUPPORTED_LANGUAGES = {
     **{"e": "Spanish", "f": "French", "h": "Hindi", "i": "Italian", "j": "Japanese", "p": "Portuguese"},
     "z": "Chinese",
@@ -170,8 +169,7 @@ SPEECH_MARKS = SENTENCE_ENDS | PAUSE_MARKS | frozenset('"“”() ')
 
 PIECE_PHONEMES = 120
 """Most phonemes of a piece: some ten seconds. More sound no better, and take memory."""
-LEAST_PHONEMES = 30
-"""Shorter pieces are joined with what follows: a single word sounds clipped."""
+LEAST_PHONEMES = 30  # shorter pieces are joined with what follows: a single word sounds clipped
 
 
 def gather_pieces(phonemes: Iterable[str], most: int, speed: float) -> tuple[str, ...]:

@@ -12,8 +12,7 @@ from ingot.text.tokenizer.detokenizer import spell_token_bytes
 from ingot.text.tokenizer.encoder_inputs import load_encoder_vocabulary
 from ingot.text.tokenizer.vocabulary import Vocabulary
 
-SECONDS_PER_TIMESTAMP = 0.02
-"""Between two tokens of time."""
+SECONDS_PER_TIMESTAMP = 0.02  # between two tokens of time
 ENGLISH_ONLY_VOCAB = 51864
 """Vocabulary of a model for English alone: it has tokens for languages, but was not trained with them."""
 UNSPACED_LANGUAGES = ("zh", "ja", "th", "lo", "my", "yue")

@@ -22,8 +22,7 @@ from ingot.text.tool_formats.shapes import THINKING_FORMATS
 
 FormatSource = Literal["setting", "template", "response_template", "model_type", "guess"]
 
-PLAIN_FORMAT = Format(name="plain")
-"""No thinking and no calls: every character is the answer's."""
+PLAIN_FORMAT = Format(name="plain")  # no thinking and no calls: every character is the answer's
 
 FORMATS: tuple[Format, ...] = (
     *(xml_like.MINIMAX_M3, xml_like.MINIMAX_M2, xml_like.SEED_OSS),

@@ -33,8 +33,7 @@ from ingot.text.tool_formats.format import (
 from ingot.text.tool_formats.shapes import array_form
 
 RESPONSE_TEMPLATE_NAME: Final = "response_template"
-MOST_BRANCHES: Final = 16
-"""Most alternatives of a delimiter."""
+MOST_BRANCHES: Final = 16  # most alternatives of a delimiter
 
 _THINKING_FIELDS: Final = ("thinking", "reasoning_content", "reasoning")
 _ATOM: Final = re.compile(
