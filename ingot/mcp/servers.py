@@ -97,9 +97,7 @@ class McpConnection:
             raise ToolFailed(f"The tool did not answer within {self.config.timeout_s:g} seconds.") from None
         except ConfigError as error:
             raise ToolFailed("The tool's server cannot be reached.") from error
-        except (
-            Exception
-        ) as error:  # whatever its transport raises, the model gets the error and the next call reconnects
+        except Exception as error:  # whatever its transport raises: the model gets it, and the next call reconnects
             log.warning("calling %s of the MCP server %s failed: %s", name, self.label, error)
             self._client = None
             raise ToolFailed(f"The call failed: {self._fault or first_error_text(error)}") from error

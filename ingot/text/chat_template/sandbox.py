@@ -342,7 +342,7 @@ class TraceRewriter(NodeTransformer):
         self._item = outer
         line = node.lineno
         if outer is not None and _is_following_messages(node.iter) and not node.find(nodes.Output):
-            node.iter = _trace_call("following", node.iter, _load(outer, line), line=line)
+            node.iter = _trace_call("following", cast(nodes.Expr, node.iter), _load(outer, line), line=line)
         if item is None:
             return node
         self._loops += 1

@@ -86,16 +86,18 @@ class Parser:
         if format.channels is not None:
             self._answer = ChannelAnswerReader(format, self._reader, calls, reasoning, content, bool(tools))
         else:
-            # A grammar holds strict tools to their schemas, but not within thinking.
+            # A grammar constrains calls of strict tools, but not within thinking.
             names = frozenset[str]() if any(tool.strict for tool in tools) else frozenset(named)
 
             def is_silent() -> bool:
                 return content.silent and not emitter.call_count
 
             openings = _call_openings(format) if names else {}
-            thinking_reader = format.thinking and ThinkingReader(
-                format.thinking.close, openings, names, self._reader, calls, emitter, reasoning, is_silent
-            )
+            thinking_reader = None
+            if format.thinking is not None:
+                thinking_reader = ThinkingReader(
+                    format.thinking.close, openings, names, self._reader, calls, emitter, reasoning, is_silent
+                )
             self._answer = _TaggedAnswerReader(
                 format, self._reader, calls, thinking_reader, reasoning, content, bool(tools), must_call
             )
