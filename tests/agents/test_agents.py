@@ -1,4 +1,4 @@
-"""What each client is told of a server, in the words that it reads."""
+"""How each client is configured for a server."""
 
 from __future__ import annotations
 

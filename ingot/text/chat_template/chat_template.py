@@ -62,19 +62,13 @@ class ChatTemplate:
 
     def check(self) -> None:
         """Raises ModelError, in words, where the template cannot render one plain question."""
+        problem = "does not show a plain question"
         try:
-            shown = _PLAIN_QUESTION in self.render([{"role": "user", "content": _PLAIN_QUESTION}])
+            if _PLAIN_QUESTION in self.render([{"role": "user", "content": _PLAIN_QUESTION}]):
+                return
         except IngotError as error:
-            reason = error.message.rstrip(".")
-            raise ModelError(
-                f"The model's chat template cannot render a plain question: {reason}. Choose another one with "
-                "--chat-template FILE."
-            ) from error
-        if not shown:
-            raise ModelError(
-                "The model's chat template does not show a plain question. Choose another one with "
-                "--chat-template FILE."
-            )
+            problem = f"cannot render a plain question: {error.message.rstrip('.')}"
+        raise ModelError(f"The model's chat template {problem}. Choose another one with --chat-template FILE.")
 
     @property
     def variables(self) -> frozenset[str]:

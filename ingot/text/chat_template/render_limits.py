@@ -170,7 +170,7 @@ class RenderBudget:
         return total
 
 
-current_budget: ContextVar[RenderBudget] = ContextVar("meter")
+current_budget: ContextVar[RenderBudget] = ContextVar("budget")
 
 
 _MOST_COLUMNS = 10_000

@@ -252,27 +252,20 @@ class EncodingCache:
             if (found := self._entries.get(key)) is not None:
                 self._entries.move_to_end(key)
                 return found
-        ids, ends = self._encoded(tokenizer, text, offsets, quoted)
-        encoded = (array("I", ids), tuple(ends))
-        with self._lock:
-            self._store(key, encoded)
-        return encoded
-
-    def _encoded(
-        self, tokenizer: Tokenizer, text: str, offsets: Sequence[int], quoted: tuple[int, ...] | None
-    ) -> EncodedText:
+        ids: Sequence[int]
         if list(offsets) == [len(text)]:  # no offset within it is needed, which takes less time
             ids = tokenizer.encode(text, add_special=False, quoted=quoted)
-            return ids, [len(ids)]
-        return tokenizer.encode_with_places(text, offsets, add_special=False, quoted=quoted)
-
-    def _store(self, key: _EncodingKey, encoded: tuple[array[int], tuple[int, ...]]) -> None:
-        if key in self._entries:
-            return
-        self._entries[key] = encoded
-        self._bytes += _encoding_cost(key, encoded)
-        while self._bytes > self._most:
-            self._bytes -= _encoding_cost(*self._entries.popitem(last=False))
+            ends = [len(ids)]
+        else:
+            ids, ends = tokenizer.encode_with_places(text, offsets, add_special=False, quoted=quoted)
+        encoded = (array("I", ids), tuple(ends))
+        with self._lock:
+            if key not in self._entries:
+                self._entries[key] = encoded
+                self._bytes += _encoding_cost(key, encoded)
+                while self._bytes > self._most:
+                    self._bytes -= _encoding_cost(*self._entries.popitem(last=False))
+        return encoded
 
 
 def _encoding_cost(key: _EncodingKey, encoded: tuple[array[int], tuple[int, ...]]) -> int:

@@ -1,4 +1,4 @@
-"""Calls whose arguments are elements in elements are held to their schemas, and read back as what they were held to."""
+"""Arguments that are elements within elements follow their schemas, and are read back as they were written."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_grammar_forbids_elements_that_the_schema_does(grammars: Grammars, roo
     assert not allows(grammar_of(grammars, root), render_calls(M3, [PastCall("f", {"v": value})]))
 
 
-def test_a_string_or_a_list_may_be_either_and_is_refused_where_the_list_must_be_held_to(grammars: Grammars) -> None:
+def test_a_string_or_a_list_may_be_either_and_is_refused_where_the_list_must_be_enforced(grammars: Grammars) -> None:
     root = parameters({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
     grammar = grammar_of(grammars, root, strict=False)
     for value in ("a", ["a"], ["a", "b"]):

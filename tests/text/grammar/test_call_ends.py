@@ -46,7 +46,7 @@ class Vocabulary:
         return grammar.begin()
 
     def follows(self, matcher: GrammarMatcher, text: str) -> bool:
-        """Whether the guide lets the text through, all of which it has then accepted."""
+        """Whether the matcher accepts all of the text."""
         for token in self.tokenizer.encode(text, add_special=False):
             mask = matcher.mask()
             if matcher.done or mask is None or not allows_token(mask, token):

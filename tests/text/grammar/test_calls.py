@@ -245,7 +245,7 @@ def test_a_letter_is_not_begun_as_an_escape_that_could_only_end_as_a_control_cha
     assert goes({"enum": ["\x1b[0m"]}, r'{"t": "\u001b[0m"}')
 
 
-def test_nothing_is_guided_where_no_tool_is_strict(made: Make) -> None:
+def test_nothing_is_constrained_where_no_tool_is_strict(made: Make) -> None:
     lax = [GrammarTool("ping", {})]
     assert made(False).tools(format_by_name("hermes"), lax, "auto", parallel=True) is None
 
@@ -276,7 +276,7 @@ def test_a_format_without_calls_cannot_be_forced_to_one(made: Make) -> None:
         ({"type": "object", "propertyNames": {"pattern": "a"}}, "propertyNames"),
     ],
 )
-def test_a_strict_schema_that_cannot_be_held_to_is_refused_and_another_held_to_what_can_be(
+def test_a_strict_schema_that_cannot_be_enforced_is_refused_and_another_is_enforced_as_far_as_it_can_be(
     made: Make, name: str, schema: dict[str, Any], named: str
 ) -> None:
     grammars: Grammars = made(False)

@@ -1,4 +1,4 @@
-"""Guides that look ahead: what they would say after tokens that have not been drawn."""
+"""Matchers that look ahead: their masks after tokens that have not been sampled."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def planned(number: int) -> tuple[CompiledGrammar, Tokenizer]:
 
 
 def advanced(grammar: CompiledGrammar, tokens: Sequence[int]) -> GrammarMatcher:
-    """A guide that was never asked to look ahead."""
+    """A matcher that never looked ahead."""
     matcher = grammar.begin()
     for token in tokens:
         matcher.accept(token)
@@ -123,7 +123,7 @@ def choices(matcher: GrammarMatcher, tokenizer: Tokenizer) -> list[int]:
 def walked(
     grammar: CompiledGrammar, tokenizer: Tokenizer, chance: random.Random, before: Sequence[int], most: int
 ) -> list[int]:
-    """Random tokens that may follow those before, until the guide is done."""
+    """Random tokens that may follow those before, until the matcher is done."""
     matcher, found = advanced(grammar, before), list[int]()
     while not matcher.done and len(found) < most:
         # Few tokens close anything, and a walk that takes them all alike never gets anywhere.
@@ -147,7 +147,7 @@ walks = st.tuples(st.integers(0, len(PLANS) - 1), st.randoms(use_true_random=Fal
 
 
 @given(walks)
-def test_masks_are_those_of_a_guide_that_accepts_the_tokens_one_by_one(
+def test_masks_are_those_of_a_matcher_that_accepts_the_tokens_one_by_one(
     walk: tuple[int, random.Random, int],
 ) -> None:
     number, chance, length = walk
@@ -168,7 +168,9 @@ def test_masks_are_those_of_a_guide_that_accepts_the_tokens_one_by_one(
 
 
 @given(walks, st.lists(st.integers(0, 8), max_size=3))
-def test_a_guide_goes_on_as_one_that_never_looked_ahead(walk: tuple[int, random.Random, int], looks: list[int]) -> None:
+def test_a_matcher_goes_on_as_one_that_never_looked_ahead(
+    walk: tuple[int, random.Random, int], looks: list[int]
+) -> None:
     number, chance, length = walk
     grammar, tokenizer = planned(number)
     written = walked(grammar, tokenizer, chance, (), length + 12)
@@ -187,7 +189,7 @@ def test_a_guide_goes_on_as_one_that_never_looked_ahead(walk: tuple[int, random.
 
 
 @given(walks, st.lists(st.integers(0, 255), max_size=3))
-def test_a_guide_agrees_up_to_what_its_masks_forbid_or_what_completes_it(
+def test_a_matcher_agrees_up_to_what_its_masks_forbid_or_what_completes_it(
     walk: tuple[int, random.Random, int], noise: list[int]
 ) -> None:
     number, chance, length = walk

@@ -1,4 +1,4 @@
-"""Calls in the ways of writing that are not JSON are held to what their schemas say of values, strict or not."""
+"""Calls that are not written as JSON follow their schemas, strict or not."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def follow(made: Make, name: str, value: Any, good: Any) -> None:
 
 @pytest.mark.parametrize("name", OWN_NOTATION)
 @pytest.mark.parametrize("pattern", ["(?=a)b", r"\bword\b", "(a)\\1", "a^b", "[a", "x{", "a*?"])
-def test_a_pattern_that_cannot_be_held_to_is_refused_in_a_strict_schema_alone(
+def test_a_pattern_that_cannot_be_enforced_is_refused_in_a_strict_schema_alone(
     made: Make, name: str, pattern: str
 ) -> None:
     value = {"type": "string", "pattern": pattern}

@@ -141,7 +141,7 @@ def test_a_finished_grammar_allows_stop_tokens_alone_and_says_that_it_is_done(gr
     )
 
 
-def test_a_token_that_is_not_allowed_breaks_the_guide_for_good(grammars: Grammars) -> None:
+def test_a_token_that_is_not_allowed_breaks_the_matcher_for_good(grammars: Grammars) -> None:
     matcher = grammars.choice(["a"]).begin()
     with pytest.raises(GrammarViolated):
         matcher.accept(TOKENIZER.encode("b", add_special=False)[0])
@@ -150,7 +150,7 @@ def test_a_token_that_is_not_allowed_breaks_the_guide_for_good(grammars: Grammar
         matcher.mask()
 
 
-def test_guides_of_one_plan_know_nothing_of_each_other(grammars: Grammars) -> None:
+def test_matchers_of_one_grammar_know_nothing_of_each_other(grammars: Grammars) -> None:
     grammar = grammars.choice(["ab", "cd"])
     first, second = grammar.begin(), grammar.begin()
     first.accept(TOKENIZER.encode("a", add_special=False)[0])
@@ -288,7 +288,7 @@ def test_other_threads_go_on_while_a_bomb_is_tried(grammars: Grammars) -> None:
     "pattern", ["(a?){500}a{500}", ".*a.{400}.*b.{400}", "(.{0,100}b){0,100}c", r"(\w{1,50}\W{1,50}){1,50}"]
 )
 def test_a_token_costs_little_or_the_request_fails(grammars: Grammars, pattern: str) -> None:
-    """Each mask has a bound of its own; past it the grammar is given up, never the bound."""
+    """Each mask has a bound of its own; past it the grammar is abandoned, never the bound."""
     chance = random.Random(3)
     slow = 0
     try:
@@ -352,7 +352,7 @@ def test_grammars_are_compiled_once_and_the_oldest_are_forgotten(monkeypatch: py
         grammars.close()
 
 
-def test_a_model_without_a_stop_token_can_still_be_held_to_a_grammar() -> None:
+def test_a_model_without_a_stop_token_can_still_follow_a_grammar() -> None:
     from ingot.text.tokenizer.tokenizer import Tokenizer
 
     endless = Tokenizer(TOKENIZER._vocabulary, named={})

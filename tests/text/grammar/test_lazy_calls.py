@@ -1,4 +1,4 @@
-"""Calls that are held once they have begun, and text that is free before and behind them."""
+"""Calls that follow their schema once they have begun, and text that is free around them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def is_constrained(matcher: GrammarMatcher) -> bool:
 
 
 def finished(matcher: GrammarMatcher, tokenizer: Tokenizer, chance: random.Random, closings: list[str]) -> list[int]:
-    """Random tokens that the guide allows, until nothing is held."""
+    """Random tokens that the matcher allows, until nothing is constrained."""
     walker = Walker(tokenizer, chance, soft=25, closers=closings)
     tokens: list[int] = []
     text = b""
@@ -83,11 +83,11 @@ def all_closers(format: Format) -> list[str]:
 
 
 def beginnings(name: str) -> list[str]:
-    """Each of the ways in which calls of a family begin, as far as they have to be written to be held."""
+    """How calls of a family may begin, as far as they have to be written to be constrained."""
     format = format_by_name(name)
     if (channels := format.channels) is not None:
         if not channels.names_calls:
-            return []  # calls in such messages are not held
+            return []  # calls in such messages are not constrained
         return [f"<|channel|>commentary {channels.recipient}", f" {channels.recipient}"]
     found = []
     for form in format.forms:
@@ -228,7 +228,7 @@ def test_looking_ahead_leaves_it_as_it_was(made: Make) -> None:
             matcher.accept(token)
 
 
-def test_a_schema_that_cannot_be_held_to_costs_that_tool_alone(made: Make) -> None:
+def test_a_schema_that_cannot_be_enforced_costs_that_tool_alone(made: Make) -> None:
     wrong = {"type": "object", "properties": {"a": {"$ref": "#/$defs/nowhere"}}}
     found, unheld = made(PLAIN).begun_calls(
         format_by_name("hermes"), [*LAX, GrammarTool("odd", wrong)], UNOPENED, parallel=True

@@ -122,7 +122,7 @@ TREE = st.builds(
 
 
 @given(schema=TREE, seed=st.integers(0, 1000))
-def test_any_schema_at_all_is_held_to_or_refused(grammars: Grammars, schema: Schema, seed: int) -> None:
+def test_any_schema_at_all_is_enforced_or_refused(grammars: Grammars, schema: Schema, seed: int) -> None:
     """Schemas that no person would write; many are refused."""
     try:
         grammar = grammars.json_schema(schema)

@@ -1,4 +1,4 @@
-"""Whole answers: thinking that is free up to a budget, and then what a plan says."""
+"""Whole answers: thinking that is free up to a budget, and then what a grammar allows."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_token_that_closes_the_thinking_may_go_on_with_white_space_alone(made:
     assert now is not None and {">", ">\n"} <= now and ">x" not in now
 
 
-def test_an_answer_that_is_held_to_something_cannot_end_while_it_thinks(made: Make) -> None:
+def test_an_answer_with_a_grammar_cannot_end_while_it_thinks(made: Make) -> None:
     grammars = made(SPELLED)
     matcher = started(grammars.answer(grammars.json_schema(SCHEMA), HERMES, OPENED))
     mask = matcher.mask()
@@ -204,7 +204,7 @@ def test_the_budget_counts_from_where_the_model_opens_its_thinking(made: Make) -
     assert matcher.free and matcher.mask() is None
 
 
-def test_where_nothing_is_held_to_there_is_no_guide(made: Make) -> None:
+def test_where_nothing_is_enforced_there_is_no_matcher(made: Make) -> None:
     grammars = made(SPELLED)
     assert grammars.answer(None, HERMES, OPENED) is None
     assert grammars.answer(None, HERMES, UNOPENED, budget=5) is None
@@ -268,7 +268,7 @@ def test_a_call_that_is_forced_may_come_behind_a_message_of_thinking(made: Make,
         assert matcher.done
 
 
-def test_forced_text_that_does_not_come_breaks_the_guide(made: Make) -> None:
+def test_forced_text_that_does_not_come_breaks_the_matcher(made: Make) -> None:
     matcher = started(made(SPELLED).answer(None, HERMES, OPENED, budget=0))
     with pytest.raises(GrammarViolated):
         matcher.accept(SPELLED.encode("x", add_special=False)[0])

@@ -1,4 +1,4 @@
-"""The families' own templates write past calls and thinking in the way that our tables read."""
+"""The families' own templates write past calls and thinking as our tables read them."""
 
 from __future__ import annotations
 

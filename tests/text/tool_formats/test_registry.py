@@ -1,4 +1,4 @@
-"""Which format a model speaks: from its chat template, its type, or a name that was given."""
+"""Which format a model uses: from its chat template, its type, or a setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint's own response template is a table like any other: answers are read, calls written and held by it."""
+"""A checkpoint's response template is a table like any other: it parses answers, renders calls and makes grammars."""
 
 from __future__ import annotations
 
