@@ -176,7 +176,7 @@ def check_growth(path: Path) -> None:
     """Raises ModelError, before the library reads the file, as it already rewrites some texts of its own then."""
     try:
         steps = msgspec.json.decode(path.read_bytes(), type=_TextSteps)
-        found = max(_growth(steps.normalizer), _growth(steps.decoder))
+        found = max(step_growth(steps.normalizer), step_growth(steps.decoder))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise ModelError("tokenizer.json cannot be read: it is not valid JSON of a tokenizer") from None
     if found > MOST_GROWTH:
@@ -185,14 +185,14 @@ def check_growth(path: Path) -> None:
         )
 
 
-def _growth(step: Any) -> float:
+def step_growth(step: Any) -> float:
     """The most times by which a step makes a text longer, nearly."""
     match step:
         case {"type": "Sequence"}:
             steps = step.get("normalizers") or step.get("decoders")
             product = 1.0
             for each in steps if isinstance(steps, list) else ():
-                product = min(product * _growth(each), 2 * MOST_GROWTH)
+                product = min(product * step_growth(each), 2 * MOST_GROWTH)
             return product
         case {"type": "Replace", "content": str(content), "pattern": {"String": str(literal)}} if literal:
             return max(1.0, len(content) / len(literal))
