@@ -381,7 +381,7 @@ def test_a_token_that_holds_several_of_theirs_has_their_mean() -> None:
 
 
 def test_lengths_are_told_in_theirs() -> None:
-    assert PromptTranslation((7, 8, 9), (2, 3)).offsets({0, 1, 2, 5}) == {2, 3}
+    assert PromptTranslation((7, 8, 9), (2, 3)).places({0, 1, 2, 5}) == {2, 3}
 
 
 def test_what_is_no_text_at_its_end_is_told_as_such(ours: Tokenizer, theirs: Tokenizer) -> None:
