@@ -10,8 +10,7 @@ from typing import Final
 CLIENT_TIMEOUT_S: Final = 3600
 """How long a client is to wait for an answer, as long as the server works on one. Prompts of agents are long, and
 where only a CPU computes them, the first takes minutes."""
-NO_KEY: Final = "unneeded"
-"""What clients that insist on a key are given for a server that asks for none."""
+NO_KEY: Final = "unneeded"  # the key for clients that insist on one, when the server needs none
 LONGEST_ANSWER: Final = 32_000
 
 
@@ -55,7 +54,7 @@ class ClientStart:
 
 @dataclass(frozen=True, slots=True)
 class ConfigSnippet:
-    """A text for somebody to put at a place, and the language it is in."""
+    """A text for the user to put into a file or a shell, and the language it is in."""
 
     place: str
     language: str
@@ -64,9 +63,9 @@ class ConfigSnippet:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """`launch` says how to start it, given a folder for its files; `snippets` what to write where, to start it by hand.
+    """`launch` makes the command that starts it, with a folder for its files; `snippets` are for starting it by hand.
 
-    `first_prompt` is about what its first prompt takes, in tokens, before anybody has said anything.
+    `first_prompt` is about how many tokens its first prompt has, before the user has written anything.
     """
 
     name: str

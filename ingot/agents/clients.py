@@ -1,9 +1,9 @@
 """The clients that `ingot launch` starts, by name: Claude Code, Codex, opencode and aider.
 
-- Claude Code: variables, which its own settings files overrule, so that they come as settings as well.
-- Codex: its configuration as flags, and a catalogue that knows the model, without which it goes by guesses.
+- Claude Code: variables, which its own settings files override, so they are passed as settings as well.
+- Codex: its configuration as flags, and a catalogue with the model, without which it uses defaults.
 - opencode: one more layer of its configuration, in a variable.
-- aider: flags, variables of its own (a project's .env would overrule others), and a file about the model.
+- aider: flags, variables of its own (a project's .env would override others), and a file about the model.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ CLAUDE_OTHER_VARIABLES: Final = (
 
 
 def claude_variables(endpoint: Endpoint) -> dict[str, str]:
-    # It believes that it knows the window of any model whose name begins so, whatever it is told.
+    # It assumes the window of any model whose name begins so, whatever is configured.
     model = "default" if endpoint.model.startswith("claude-") else endpoint.model
     wait = str(CLIENT_TIMEOUT_S * 1000)
-    told = {
+    variables = {
         "ANTHROPIC_BASE_URL": endpoint.url,
         "ANTHROPIC_AUTH_TOKEN": endpoint.secret,
         "ANTHROPIC_MODEL": model,
@@ -51,18 +51,18 @@ def claude_variables(endpoint: Endpoint) -> dict[str, str]:
     }
     # It would compact the first prompt already, and again at each turn. So it asks for /compact at the window's end.
     if endpoint.prompt - CLAUDE_COMPACTS_BEFORE < CLAUDE_FIRST_PROMPT * 3 // 2:
-        told["DISABLE_AUTO_COMPACT"] = "1"
-    return told
+        variables["DISABLE_AUTO_COMPACT"] = "1"
+    return variables
 
 
 def launch_claude(endpoint: Endpoint, folder: Path) -> ClientStart:
-    told = claude_variables(endpoint)
+    variables = claude_variables(endpoint)
     settings = folder / "settings.json"
     return ClientStart(
         arguments=("--settings", str(settings)),
-        environment=told,
+        environment=variables,
         without=CLAUDE_OTHER_VARIABLES,
-        files={settings: json.dumps({"env": {**dict.fromkeys(CLAUDE_OTHER_VARIABLES, ""), **told}}, indent=2)},
+        files={settings: json.dumps({"env": {**dict.fromkeys(CLAUDE_OTHER_VARIABLES, ""), **variables}}, indent=2)},
     )
 
 
@@ -117,7 +117,7 @@ def codex_config(endpoint: Endpoint, catalogue: str) -> dict[str, Any]:
 
 
 def codex_catalogue(endpoint: Endpoint) -> dict[str, Any]:
-    known = {
+    entry = {
         "slug": endpoint.model,
         "display_name": endpoint.model,
         "context_window": endpoint.context,
@@ -134,24 +134,24 @@ def codex_catalogue(endpoint: Endpoint) -> dict[str, Any]:
         "visibility": "list",
         "priority": 0,
     }
-    return {"models": [known]}
+    return {"models": [entry]}
 
 
 def launch_codex(endpoint: Endpoint, folder: Path) -> ClientStart:
-    known = folder / CODEX_CATALOGUE
-    flags = [f"{name}={_toml_value(value)}" for name, value in _flatten_table(codex_config(endpoint, str(known)))]
+    catalogue = folder / CODEX_CATALOGUE
+    flags = [f"{name}={_toml_value(value)}" for name, value in _flatten_table(codex_config(endpoint, str(catalogue)))]
     return ClientStart(
         arguments=tuple(word for flag in flags for word in ("-c", flag)),
         environment={CODEX_KEY_VARIABLE: endpoint.key} if endpoint.key else {},
-        files={known: json.dumps(codex_catalogue(endpoint))},
+        files={catalogue: json.dumps(codex_catalogue(endpoint))},
     )
 
 
 def codex_snippets(endpoint: Endpoint) -> tuple[ConfigSnippet, ...]:
-    told = codex_config(endpoint, CODEX_CATALOGUE)
-    provider = told.pop("model_providers")["ingot"]
+    config = codex_config(endpoint, CODEX_CATALOGUE)
+    provider = config.pop("model_providers")["ingot"]
     lines = [
-        *(f"{name} = {_toml_value(value)}" for name, value in told.items()),
+        *(f"{name} = {_toml_value(value)}" for name, value in config.items()),
         "",
         "[model_providers.ingot]",
         *(f"{name} = {_toml_value(value)}" for name, value in provider.items()),
@@ -251,22 +251,22 @@ def aider_metadata(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def launch_aider(endpoint: Endpoint, folder: Path) -> ClientStart:
-    known, name = folder / AIDER_METADATA, aider_model_name(endpoint)
+    metadata, name = folder / AIDER_METADATA, aider_model_name(endpoint)
     return ClientStart(
         arguments=(
             *("--model", name),
             *("--weak-model", name),
-            *("--model-metadata-file", str(known)),
+            *("--model-metadata-file", str(metadata)),
             *("--timeout", str(CLIENT_TIMEOUT_S)),
             "--no-show-model-warnings",
         ),
         environment={"AIDER_OPENAI_API_BASE": endpoint.api, "AIDER_OPENAI_API_KEY": endpoint.secret},
-        files={known: json.dumps(aider_metadata(endpoint))},
+        files={metadata: json.dumps(aider_metadata(endpoint))},
     )
 
 
 def aider_snippets(endpoint: Endpoint) -> tuple[ConfigSnippet, ...]:
-    told = {
+    variables = {
         "model": aider_model_name(endpoint),
         "weak-model": aider_model_name(endpoint),
         "openai-api-base": endpoint.api,
@@ -274,7 +274,7 @@ def aider_snippets(endpoint: Endpoint) -> tuple[ConfigSnippet, ...]:
         "timeout": CLIENT_TIMEOUT_S,
         "show-model-warnings": False,
     }
-    lines = [f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in told.items()]
+    lines = [f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in variables.items()]
     return (
         ConfigSnippet("~/.aider.conf.yml", "yaml", "\n".join(lines)),
         ConfigSnippet(f"~/{AIDER_METADATA}", "json", json.dumps(aider_metadata(endpoint), indent=2)),

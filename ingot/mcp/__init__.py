@@ -1,1 +1,1 @@
-"""MCP, both ways: tools of other servers for our models, and our models as tools for others. Needs the extra `mcp`."""
+"""MCP client and server: other servers' tools for our models, and our models as tools. Needs the extra `mcp`."""

@@ -22,7 +22,7 @@ ENVIRONMENT_REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class McpServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Either a `command` to start, which then speaks over its standard streams, or the `url` of a running server.
+    """Either a `command` to start, which then uses its standard streams, or the `url` of a running server.
 
     `${NAME}` in a command's environment, a URL or a header stands for that variable of our own environment.
     """
@@ -33,9 +33,9 @@ class McpServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     cwd: str | None = None
     url: str | None = None
     headers: dict[str, str] = {}
-    tools: tuple[str, ...] | None = None  # the only ones that may be called; all where nothing is said
+    tools: tuple[str, ...] | None = None  # the only ones that may be called; all by default
     timeout_s: float = 60.0  # for connecting, and for each call
-    max_result_chars: int = 65_536  # more of a result is cut off, and the model is told so
+    max_result_chars: int = 65_536  # more of a result is cut off, with a note for the model
 
 
 class _McpConfigFile(Struct, frozen=True, forbid_unknown_fields=True):

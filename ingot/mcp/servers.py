@@ -23,7 +23,7 @@ CUT_RESULT_NOTE: Final = "\n[The result is longer; the rest was cut off.]"
 
 
 class ToolFailed(IngotError):
-    """A tool could not be called, or says that it failed: in words for the model."""
+    """A tool could not be called, or reported a failure: in words for the model."""
 
     code = "tool_failed"
 
@@ -65,7 +65,7 @@ class McpConnection:
         self._client: Client | None = None
         self._fault: str | None = None
         self._task: asyncio.Task[None] | None = None
-        self._leave = asyncio.Event()
+        self._closing = asyncio.Event()
         self._opening = asyncio.Lock()
 
     async def open(self) -> None:
@@ -73,31 +73,31 @@ class McpConnection:
             if self._client is not None:
                 return
             await self.close()
-            self._leave, self._fault = asyncio.Event(), None
+            self._closing, self._fault = asyncio.Event(), None
             connected: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-            self._task = asyncio.create_task(self._held(connected), name=f"mcp-{self.label}")
+            self._task = asyncio.create_task(self._run(connected), name=f"mcp-{self.label}")
             self._client = await connected
 
     async def close(self) -> None:
-        self._leave.set()
+        self._closing.set()
         if self._task is not None:
             await asyncio.wait([self._task])
         self._client, self._task = None, None
 
     async def call(self, name: str, arguments: str) -> str:
-        given = parse_tool_arguments(arguments)
+        parsed = parse_tool_arguments(arguments)
         if name not in {tool.name for tool in self.tools}:
             raise ToolFailed(f"There is no tool '{name}'.")
         try:
             await self.open()
             assert self._client is not None
             async with asyncio.timeout(self.config.timeout_s):
-                result = await self._client.call_tool(name, given)
+                result = await self._client.call_tool(name, parsed)
         except TimeoutError:
             raise ToolFailed(f"The tool did not answer within {self.config.timeout_s:g} seconds.") from None
         except ConfigError as error:
             raise ToolFailed("The tool's server cannot be reached.") from error
-        except Exception as error:  # whatever its transport raises, the model hears of it and the next call reconnects
+        except Exception as error:  # whatever its transport raises: the model gets it, and the next call reconnects
             log.warning("calling %s of the MCP server %s failed: %s", name, self.label, error)
             self._client = None
             raise ToolFailed(f"The call failed: {self._fault or first_error_text(error)}") from error
@@ -109,17 +109,17 @@ class McpConnection:
     def _note_fault(self, why: str) -> None:
         self._fault = why
 
-    async def _held(self, connected: asyncio.Future[Client]) -> None:
+    async def _run(self, connected: asyncio.Future[Client]) -> None:
         try:
             async with (
                 asyncio.timeout(self.config.timeout_s) as patience,
                 open_mcp_client(self.config, self._note_fault) as client,
             ):
-                self.tools = await self._listed(client)
+                self.tools = await self._list_tools(client)
                 patience.reschedule(None)
                 connected.set_result(client)
-                await self._leave.wait()
-        except Exception as error:  # of whatever kind: a server that cannot be had is named, with what it said
+                await self._closing.wait()
+        except Exception as error:  # of any kind: the error names the server that failed, and why
             if connected.done():
                 log.warning("the MCP server %s is gone: %s", self.label, first_error_text(error))
                 self._client = None
@@ -132,7 +132,7 @@ class McpConnection:
                     )
                 )
 
-    async def _listed(self, client: Client) -> tuple[RemoteMcpTool, ...]:
+    async def _list_tools(self, client: Client) -> tuple[RemoteMcpTool, ...]:
         found: dict[str, RemoteMcpTool] = {}
         cursor = None
         for _ in range(MOST_TOOL_PAGES):
@@ -149,7 +149,7 @@ class McpConnection:
 
 @asynccontextmanager
 async def open_mcp_client(config: McpServerConfig, on_fault: Callable[[str], None]) -> AsyncIterator[Client]:
-    """`on_fault` hears, before anybody's call fails, why a server that says too much is no longer listened to."""
+    """`on_fault` gets, before any call fails, the reason why a server that sends too much was cut off."""
     import httpx2
     from mcp import Client
     from mcp.client.streamable_http import streamable_http_client
@@ -178,7 +178,7 @@ def parse_tool_arguments(text: str) -> dict[str, Any]:
 
 
 def tool_result_text(result: Any) -> str:
-    """What a result says. What is no text is named; what is only structured is given as JSON."""
+    """A result as text. Parts that are no text are named; structured content alone becomes JSON."""
     parts = [part.text if part.type == "text" else f"[{part.type}, not shown]" for part in result.content]
     if not parts and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)

@@ -1,8 +1,8 @@
-"""Transports to MCP servers that bound what a server may send, whatever it sends.
+"""Transports to MCP servers that bound what a server may send.
 
-A server that runs as our process speaks one message a line over its standard streams (`process_streams`). The SDK's own
-transport gathers a line for as long as it comes, so this one takes its place. A server that is reached over HTTP gives
-answers of bounded size (`BoundedTransport`). Imported only when a server is opened: it needs the extra `mcp`.
+A server that runs as our process sends one message a line over its standard streams (`process_streams`). The SDK's own
+transport buffers a line of any length, so this one replaces it. A server that is reached over HTTP gets responses of
+bounded size (`BoundedTransport`). Imported only when a server is opened: it needs the extra `mcp`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ingot.observe.logs import RareWarning
 log = logging.getLogger("ingot.mcp")
 
 MOST_UNSOLICITED_BYTES: Final = 4 * MESSAGE_BYTES  # that a server may say without answering anything
-EXIT_GRACE_S: Final = 2.0  # what a process gets to end by itself, and again once it was told to
+EXIT_GRACE_S: Final = 2.0  # what a process gets to exit by itself, and again after a signal
 EXIT_POLL_S: Final = 0.01
 
 Incoming = MemoryObjectSendStream[SessionMessage | Exception]
@@ -43,15 +43,15 @@ class OutputTooLarge(Exception):
 
 @asynccontextmanager
 async def process_streams(config: McpServerConfig, on_fault: Callable[[str], None]) -> AsyncIterator[tuple[Any, Any]]:
-    """A transport for the SDK's client. A server that says too much is ended, and `on_fault` told why."""
+    """A transport for the SDK's client. A server that sends too much is killed, and `on_fault` gets the reason."""
     process = await start_process(config)
-    heard, read_stream = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    write_stream, asked = anyio.create_memory_object_stream[SessionMessage](0)
+    incoming, read_stream = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    write_stream, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
 
     async def listen() -> None:
-        async with heard:
+        async with incoming:
             try:
-                await read_messages(process, heard)
+                await read_messages(process, incoming)
             except OutputTooLarge as fault:
                 log.warning("an MCP server was ended: %s", fault)
                 on_fault(str(fault))
@@ -59,7 +59,7 @@ async def process_streams(config: McpServerConfig, on_fault: Callable[[str], Non
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(listen)
-        tasks.start_soon(write_messages, process, asked)
+        tasks.start_soon(write_messages, process, outgoing)
         try:
             yield read_stream, write_stream
         finally:
@@ -84,11 +84,11 @@ async def start_process(config: McpServerConfig) -> Process:
     )
 
 
-async def read_messages(process: Process, heard: Incoming) -> None:
-    """Hand on what the server says until it ends. Raises SaysTooMuch."""
+async def read_messages(process: Process, incoming: Incoming) -> None:
+    """Hand on the server's messages until it ends. Raises OutputTooLarge."""
     assert process.stdout is not None
     junk = RareWarning(log)
-    unasked = 0
+    unsolicited = 0
     while True:
         try:
             line = await process.stdout.readuntil(b"\n")
@@ -96,8 +96,8 @@ async def read_messages(process: Process, heard: Incoming) -> None:
             return
         except asyncio.LimitOverrunError:
             raise OutputTooLarge(f"it sent a message of more than {MESSAGE_BYTES >> 20} MiB") from None
-        unasked += len(line)
-        if unasked > MOST_UNSOLICITED_BYTES:
+        unsolicited += len(line)
+        if unsolicited > MOST_UNSOLICITED_BYTES:
             raise OutputTooLarge(f"it sent {MOST_UNSOLICITED_BYTES >> 20} MiB without answering anything")
         try:
             message = mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False)
@@ -105,18 +105,18 @@ async def read_messages(process: Process, heard: Incoming) -> None:
             junk.warn("an MCP server wrote a line that is no message")
             continue
         if isinstance(message, mcp_types.JSONRPCResponse | mcp_types.JSONRPCError):
-            unasked = 0
+            unsolicited = 0
         try:
-            await heard.send(SessionMessage(message))
+            await incoming.send(SessionMessage(message))
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             return
 
 
-async def write_messages(process: Process, asked: Outgoing) -> None:
+async def write_messages(process: Process, outgoing: Outgoing) -> None:
     assert process.stdin is not None
-    async with asked:
-        with contextlib.suppress(ConnectionError):  # that it is gone is seen where it is heard
-            async for each in asked:
+    async with outgoing:
+        with contextlib.suppress(ConnectionError):  # reading notices that it is gone
+            async for each in outgoing:
                 text = each.message.model_dump_json(by_alias=True, exclude_unset=True)
                 process.stdin.write(text.encode() + b"\n")
                 await process.stdin.drain()
@@ -135,7 +135,7 @@ async def end_process(process: Process) -> None:
 
 
 async def has_exited(process: Process) -> bool:
-    """Within the time it gets. It is looked at rather than waited for, which would also wait for unread output."""
+    """Within the grace period. Polled rather than waited for, which would also wait for unread output."""
     until = asyncio.get_running_loop().time() + EXIT_GRACE_S
     while process.returncode is None and asyncio.get_running_loop().time() < until:
         await asyncio.sleep(EXIT_POLL_S)
@@ -162,7 +162,7 @@ class BoundedTransport(httpx2.AsyncHTTPTransport):
         response = await super().handle_async_request(request)
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()
-            raise self._fault("it sent a compressed answer, which was not asked for")
+            raise self._fault("it sent a compressed answer, which was not requested")
         media = response.headers.get("content-type", "").partition(";")[0].strip()
         # Streams of events may go on for as long as the connection does; the SDK bounds each event.
         if media != "text/event-stream":

@@ -1,7 +1,7 @@
-"""Work that nobody waits for any more stops at the next place where it can.
+"""Work that nobody waits for any more stops at its next checkpoint.
 
-Whoever starts a piece of work sets `still_wanted` to a question: whether it is still wanted. What may take long asks it
-now and then.
+Whoever starts work sets `still_wanted` to a function that returns whether it is still wanted. Long-running code calls
+`checkpoint` now and then.
 """
 
 from __future__ import annotations

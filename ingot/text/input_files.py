@@ -38,8 +38,8 @@ NO_GENERATION_CONFIG: Final = ("none", "vllm")
 
 
 def read_generation_config(setting: str, model: Path, elsewhere: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What the file says that the setting names: the model's own for `auto`, none, or that of another folder. What the
-    model's makers say `elsewhere` completes its own."""
+    """The file that the setting names: the model's own for `auto`, none, or that of another folder. What the model's
+    makers recommend `elsewhere` completes its own."""
     if setting in NO_GENERATION_CONFIG:
         return {}
     if setting == "auto":
@@ -62,7 +62,7 @@ JSON_LINES_SUFFIXES = (".jsonl", ".ndjson")
 
 @dataclass(frozen=True, slots=True)
 class FilePrompt:
-    """`place` names it in an error: the file and the line, or the number in the list."""
+    """`place` is its position in errors: the file and the line, or the number in the list."""
 
     place: str
     value: str | list[Any] | dict[str, Any]

@@ -1,4 +1,4 @@
-"""What each client is told of a server, in the words that it reads."""
+"""How each client is configured for a server."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_claude_code_compacts_by_itself_where_its_first_prompt_leaves_room_for_t
 
 
 def test_claude_code_is_not_given_a_name_whose_window_it_believes_to_know() -> None:
-    told = clients.claude_variables(Endpoint("http://x", None, "claude-like", 32_768))
-    assert {value for name, value in told.items() if name.endswith("MODEL")} == {"default"}
+    config = clients.claude_variables(Endpoint("http://x", None, "claude-like", 32_768))
+    assert {value for name, value in config.items() if name.endswith("MODEL")} == {"default"}
 
 
 names = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), min_size=1, max_size=40)
@@ -57,9 +57,9 @@ def test_codex_reads_from_flags_what_a_file_would_say(model: str) -> None:
 @given(names)
 def test_opencode_is_told_the_same_by_a_variable_as_by_a_file(model: str) -> None:
     endpoint = Endpoint("http://127.0.0.1:8000", None, model, 32_768)
-    told = json.loads(clients.launch_opencode(endpoint, HERE).environment["OPENCODE_CONFIG_CONTENT"])
-    assert told == json.loads(clients.opencode_snippets(endpoint)[0].text)
-    assert told["provider"]["ingot"]["models"][model]["limit"] == {"context": 32_768, "output": 8192}
+    config = json.loads(clients.launch_opencode(endpoint, HERE).environment["OPENCODE_CONFIG_CONTENT"])
+    assert config == json.loads(clients.opencode_snippets(endpoint)[0].text)
+    assert config["provider"]["ingot"]["models"][model]["limit"] == {"context": 32_768, "output": 8192}
 
 
 @pytest.mark.parametrize("name", AGENTS)

@@ -49,8 +49,8 @@ def test_a_client_has_blocks_that_parse_and_name_our_address(client: str) -> Non
 @pytest.mark.parametrize("name", AGENTS)
 def test_what_launch_prints_is_what_the_page_says(name: str) -> None:
     agent = AGENTS[name]
-    told = [(paste.language, paste.text + "\n") for paste in agent.snippets(ENDPOINT)]
-    assert blocks(SECTIONS[agent.title]) == told
+    snippets = [(paste.language, paste.text + "\n") for paste in agent.snippets(ENDPOINT)]
+    assert blocks(SECTIONS[agent.title]) == snippets
     for paste in agent.snippets(ENDPOINT):
         assert not paste.place.startswith("~") or f"`{paste.place}`" in SECTIONS[agent.title]
 

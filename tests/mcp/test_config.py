@@ -1,4 +1,4 @@
-"""The file of MCP servers: what is taken, and what is refused with the place of the mistake."""
+"""The file of MCP servers: what is accepted, and what is refused with the position of the mistake."""
 
 from __future__ import annotations
 

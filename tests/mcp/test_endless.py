@@ -1,4 +1,4 @@
-"""Servers that say more than anybody can hear: each is ended in words, and nothing else is held up."""
+"""Servers that send without end: each is ended with a reason, and delays nothing else."""
 
 from __future__ import annotations
 

@@ -78,10 +78,10 @@ def test_a_tool_is_called_and_its_result_answered(client: openai.OpenAI) -> None
 
 def test_a_call_is_told_while_it_is_made(client: openai.OpenAI) -> None:
     with client.responses.create(model="default", input="the weather?", tools=[MCP], stream=True) as stream:
-        told = list(stream)
-    for event in told:
+        events = list(stream)
+    for event in events:
         STREAM_EVENT.validate_python(event.model_dump(exclude_unset=True, by_alias=True))
-    seen = [event.type.removeprefix("response.") for event in told]
+    seen = [event.type.removeprefix("response.") for event in events]
     order = [
         "mcp_list_tools.completed",
         "mcp_call.in_progress",
@@ -92,7 +92,7 @@ def test_a_call_is_told_while_it_is_made(client: openai.OpenAI) -> None:
         "completed",
     ]
     assert [seen.index(one) for one in order] == sorted(seen.index(one) for one in order)
-    assert [event.sequence_number for event in told] == list(range(len(told)))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
 
 
 def test_a_tool_that_fails_is_the_models_to_read(client: openai.OpenAI) -> None:

@@ -11,16 +11,22 @@ from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
 
 from ingot.errors import BadRequest, Cancelled, IngotError, ModelError
-from ingot.text.chat_template import sandbox as witness
 from ingot.text.chat_template.messages import Message, prepare_messages
 from ingot.text.chat_template.render_limits import (
+    RenderBudget,
     RenderLimitExceeded,
     RenderLimits,
-    RenderMeter,
     TemplateRefusal,
-    current_meter,
+    current_budget,
 )
-from ingot.text.chat_template.sandbox import RenderedPrompt, RenderTrace, TemplateHistory, TracedSandbox, trace_template
+from ingot.text.chat_template.sandbox import (
+    RenderedPrompt,
+    RenderTrace,
+    Sandbox,
+    TemplateHistory,
+    TraceRewriter,
+    current_trace,
+)
 from ingot.text.chat_template.traits import TemplateTraits, probe_traits
 
 _RENDER_VARIABLES = ("messages", "tools", "add_generation_prompt")
@@ -32,9 +38,9 @@ class ChatTemplate:
     """Compiled once; any number of threads may render.
 
     A template sees `messages`, `tools` (None when there are none), `add_generation_prompt`, the model's named special
-    tokens (`bos_token`, `eos_token`, ...), and what the caller gives as `extra`: nothing else. `tool_source`, where a
-    model has one, takes the place of `source` when there are tools. Raises ModelError for a source that cannot be
-    compiled or uses what a chat template may not.
+    tokens (`bos_token`, `eos_token`, ...), and the caller's `extra`: nothing else. `tool_source`, where a model has
+    one, replaces `source` when there are tools. Raises ModelError for a source that cannot be compiled or uses what a
+    chat template may not.
     """
 
     def __init__(
@@ -48,7 +54,7 @@ class ChatTemplate:
         self.source = source if tool_source is None else f"{source}{tool_source}"
         self._limits = limits or RenderLimits()
         self._tokens = dict(tokens or {})
-        sandbox = TracedSandbox()
+        sandbox = Sandbox()
         self._plain = _CompiledTemplate(sandbox, source, self._tokens, self._limits)
         self._with_tools = self._plain
         if tool_source is not None:
@@ -56,19 +62,13 @@ class ChatTemplate:
 
     def check(self) -> None:
         """Raises ModelError, in words, where the template cannot render one plain question."""
+        problem = "does not show a plain question"
         try:
-            shown = _PLAIN_QUESTION in self.render([{"role": "user", "content": _PLAIN_QUESTION}])
+            if _PLAIN_QUESTION in self.render([{"role": "user", "content": _PLAIN_QUESTION}]):
+                return
         except IngotError as error:
-            reason = error.message.rstrip(".")
-            raise ModelError(
-                f"The model's chat template cannot render a plain question: {reason}. Another one is taken with "
-                "--chat-template FILE."
-            ) from error
-        if not shown:
-            raise ModelError(
-                "The model's chat template does not show a plain question. Another one is taken with "
-                "--chat-template FILE."
-            )
+            problem = f"cannot render a plain question: {error.message.rstrip('.')}"
+        raise ModelError(f"The model's chat template {problem}. Choose another one with --chat-template FILE.")
 
     @property
     def variables(self) -> frozenset[str]:
@@ -104,7 +104,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         extra: Mapping[str, Any] | None = None,
     ) -> RenderedPrompt:
-        """The prompt's text, with the place of each message in it.
+        """The prompt's text, and which message each part of it belongs to.
 
         Raises BadRequest where the template refuses the messages (in its own words), cannot read them, or would take
         more than its limits allow; ModelError where it tries to leave its sandbox.
@@ -113,8 +113,7 @@ class ChatTemplate:
         for name in extra or ():
             if name in _RENDER_VARIABLES or name in self._tokens:
                 raise BadRequest(
-                    f"The chat template's variable {name!r} cannot be set by a request.",
-                    param="chat_template_kwargs",
+                    f"The chat template's variable {name!r} cannot be set by a request.", param="chat_template_kwargs"
                 )
         variables = {
             **(extra or {}),
@@ -132,31 +131,31 @@ class _RenderTooLarge(BadRequest):
 class _CompiledTemplate:
     """One compiled template, with what was found out about it."""
 
-    def __init__(self, sandbox: TracedSandbox, source: str, tokens: Mapping[str, str], limits: RenderLimits) -> None:
+    def __init__(self, sandbox: Sandbox, source: str, tokens: Mapping[str, str], limits: RenderLimits) -> None:
         self._tokens = tokens
         self._limits = limits
         if len(source) > limits.source:
             raise ModelError(f"The chat template is longer than {limits.source} characters.")
-        with _during(current_meter, RenderMeter(limits)), _compile_errors():
+        with _during(current_budget, RenderBudget(limits)), _compile_errors():
             tree = sandbox.parse(source)
             self.variables = frozenset(meta.find_undeclared_variables(tree))
             literals = {const.value for const in tree.find_all(nodes.Const) if isinstance(const.value, str)}
             literals |= {each.attr for each in tree.find_all(nodes.Getattr)}
-            self._generate = sandbox.compiled(trace_template(tree))
+            self._generate = sandbox.compiled(TraceRewriter(tree).visit(tree))
         # All trials together may take what one rendering may.
-        with _during(current_meter, RenderMeter(limits)):
-            self.traits = probe_traits(self._trial, literals)
+        with _during(current_budget, RenderBudget(limits)):
+            self.traits = probe_traits(self._probe, literals)
 
     def run(self, variables: Mapping[str, Any], history: TemplateHistory) -> RenderedPrompt:
-        with _during(current_meter, RenderMeter(self._limits)):
+        with _during(current_budget, RenderBudget(self._limits)):
             return self._rendered(variables, history)
 
     def _rendered(self, variables: Mapping[str, Any], history: TemplateHistory) -> RenderedPrompt:
-        seen = RenderTrace(variables["messages"], history)
-        with _render_errors(), _during(witness.current_trace, seen):
-            return seen.read(_collect_output(self._generate({**self._tokens, **variables}), self._limits.output))
+        trace = RenderTrace(variables["messages"], history)
+        with _render_errors(), _during(current_trace, trace):
+            return trace.read(_collect_output(self._generate({**self._tokens, **variables}), self._limits.output))
 
-    def _trial(self, messages: list[dict[str, Any]], tools: list[Any] | None = None) -> str:
+    def _probe(self, messages: list[dict[str, Any]], tools: list[Any] | None = None) -> str:
         """The stable text of a short conversation, empty where the template cannot render it."""
         try:
             variables = {"messages": messages, "tools": tools, "add_generation_prompt": False}
@@ -216,10 +215,10 @@ def _error_reason(error: Exception) -> str:
 
 
 def _collect_output(pieces: Iterator[str], limit: int) -> str:
-    taken, size = [], 0
+    pieces_read, size = [], 0
     for piece in pieces:
-        taken.append(piece)
+        pieces_read.append(piece)
         size += len(piece)
         if size > limit:
             raise RenderLimitExceeded(f"its text is longer than {limit} characters")
-    return "".join(taken)
+    return "".join(pieces_read)

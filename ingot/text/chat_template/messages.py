@@ -2,9 +2,9 @@
 
 `prepare_messages` gives each message the form that the template takes: content as a string or as parts, arguments as
 text or as an object. Strict templates also refuse what clients send every day: a system message amid the conversation,
-two user messages in a row. Others take such a message and drop it, or move it to the front, where it changes every
+two user messages in a row. Others accept such a message and drop it, or move it to the front, where it changes every
 token that was computed. `order_messages` merges and folds what a template would refuse, drop or move. What a template
-does is known from trying it (`traits`); one that can render the messages gets them as they are.
+does is found by probing it (`traits`); one that can render the messages gets them as they are.
 """
 
 from __future__ import annotations
@@ -18,45 +18,48 @@ from typing import Any
 from ingot.errors import BadRequest, Unsupported
 from ingot.media.items import PlacedMedia
 from ingot.text.chat_template.sandbox import TemplateHistory
-from ingot.text.chat_template.traits import ContentForm, EmptyForm, TemplateTraits
+from ingot.text.chat_template.traits import ContentForm, TemplateTraits
 from ingot.text.parser.arguments import are_unparsed_arguments, arguments_as_object, arguments_as_text
 
 Message = Mapping[str, Any]
 
 
 def prepare_messages(messages: Sequence[Message], traits: TemplateTraits) -> list[dict[str, Any]]:
-    """New messages; those given stay as they are. Raises BadRequest for what no template could read."""
+    """New messages; the originals stay unchanged. Raises BadRequest for what no template could read."""
     return [_prepare_message(message, traits) for message in messages]
 
 
 def _prepare_message(message: Message, traits: TemplateTraits) -> dict[str, Any]:
     # Clients send null, or an empty list of calls, for what they leave out; templates ask whether a key is there.
-    kept = {key: value for key, value in message.items() if value is not None and (key, value) != ("tool_calls", [])}
-    role = kept.get("role")
+    prepared = {
+        key: value for key, value in message.items() if value is not None and (key, value) != ("tool_calls", [])
+    }
+    role = prepared.get("role")
     if not isinstance(role, str):
         raise BadRequest("A message has no role.", param="messages")
     if role == "developer" and not traits.developer:
-        kept["role"] = role = "system"
-    if traits.reasoning not in (None, "reasoning_content") and "reasoning_content" in kept:
-        kept[traits.reasoning] = kept.pop("reasoning_content")
+        prepared["role"] = role = "system"
+    if traits.reasoning not in (None, "reasoning_content") and "reasoning_content" in prepared:
+        prepared[traits.reasoning] = prepared.pop("reasoning_content")
     shows = frozenset(kind for shower, kind in traits.media if shower == role)
-    kept["content"] = _prepare_content(kept.get("content", ""), traits.content.get(role, "text"), shows)
-    if "tool_calls" in kept:
+    prepared["content"] = _prepare_content(prepared.get("content", ""), traits.content.get(role, "text"), shows)
+    if "tool_calls" in prepared:
         if not message.get("content"):
-            kept["content"] = _empty_content(message.get("content"), kept["content"], traits.no_content)
-        kept["tool_calls"] = [_prepare_call(call, traits) for call in kept["tool_calls"]]
-    if "tool_call_id" in kept:
-        kept["tool_call_id"] = _prepare_call_id(kept["tool_call_id"], traits)
-    return kept
+            null = traits.no_content == "null" or (traits.no_content == "either" and message.get("content") is None)
+            prepared["content"] = None if null else prepared["content"]
+        prepared["tool_calls"] = [_prepare_call(call, traits) for call in prepared["tool_calls"]]
+    if "tool_call_id" in prepared:
+        prepared["tool_call_id"] = _prepare_call_id(prepared["tool_call_id"], traits)
+    return prepared
 
 
 def media_part(shown: PlacedMedia) -> dict[str, Any]:
-    """A picture or a clip, as a part of a message's content."""
+    """An image or a video, as a part of a message's content."""
     return {"type": shown.kind, "shown": shown}
 
 
 def media_in_messages(messages: Sequence[Message]) -> list[PlacedMedia]:
-    """The pictures and clips of a conversation, in order."""
+    """The images and videos of a conversation, in order."""
     parts = (part for message in messages if isinstance(each := message.get("content"), list) for part in each)
     return [part["shown"] for part in parts if _media_of_part(part) is not None]
 
@@ -67,7 +70,7 @@ def content_as_text(content: Any) -> str:
 
 
 def _prepare_content(content: Any, form: ContentForm, shows: frozenset[str] = frozenset()) -> Any:
-    """`shows` are the kinds of media that the template writes a place for by itself. For others one is written here."""
+    """`shows` are the kinds of media for which the template writes a placeholder itself. Others get one here."""
     if isinstance(content, str):
         return [_content_part(content)] if form == "parts" else content
     if not isinstance(content, list):
@@ -80,10 +83,6 @@ def _prepare_content(content: Any, form: ContentForm, shows: frozenset[str] = fr
         ]
     texts = [_text_of_part(part) for part in content]
     return "\n".join(texts) if form == "text" else [_content_part(text) for text in texts]
-
-
-def _empty_content(given: Any, empty: Any, form: EmptyForm) -> Any:
-    return None if form == "null" or (form == "either" and given is None) else empty
 
 
 def _content_part(text: str) -> dict[str, str]:
@@ -123,7 +122,7 @@ def _prepare_call_id(id: Any, traits: TemplateTraits) -> Any:
 
 def _prepare_call_arguments(arguments: Any, traits: TemplateTraits) -> Any:
     """Arguments that are no JSON object (a model may have written them) stay the text they are where that is shown."""
-    if not traits.object_arguments or (traits.odd_arguments and are_unparsed_arguments(arguments)):
+    if not traits.object_arguments or (traits.unparsed_arguments and are_unparsed_arguments(arguments)):
         return arguments_as_text(arguments)
     return arguments_as_object(arguments)
 
@@ -134,7 +133,7 @@ class TemplateMessage:
 
     message: dict[str, Any]
     sources: tuple[int, ...]
-    folded: bool = False  # another role's words, in a place where only this role may speak
+    folded: bool = False  # another role's text, where only this role is allowed
 
     @property
     def role(self) -> str:
@@ -147,14 +146,14 @@ def order_messages(
     """The lines as the template can take them, and the names of what was done to them."""
     done: set[str] = set()
     groups: list[_MessageGroup] = []
-    begun = False  # somebody but the system has spoken
+    has_begun = False  # there was a message other than the system's
     for line in lines:
         if line.role == "developer" and not traits.developer:
             line = replace(line, message={**line.message, "role": "system"})
-        if line.role == "system" and _is_misplaced_system(begun, traits, history):
+        if line.role == "system" and _is_misplaced_system(has_begun, traits, history):
             line = _system_as_user(line)
             done.add("system-folded")
-        begun = begun or line.role != "system"
+        has_begun = has_begun or line.role != "system"
         last = groups[-1] if groups else None
         if last is not None and last.role == "tool" and line.role == "user" and not traits.user_after_results:
             last = _MessageGroup([TemplateMessage({"role": "assistant", "content": ""}, ())])
@@ -182,8 +181,8 @@ class _MessageGroup:
         return self.lines[0].role
 
 
-def _is_misplaced_system(begun: bool, traits: TemplateTraits, history: TemplateHistory) -> bool:
-    if not begun:
+def _is_misplaced_system(has_begun: bool, traits: TemplateTraits, history: TemplateHistory) -> bool:
+    if not has_begun:
         return not traits.system
     return traits.late_system == "lost" or (traits.late_system == "moved" and history == "stable")
 
@@ -209,20 +208,16 @@ def _merge_group(group: _MessageGroup) -> TemplateMessage:
     message = {**messages[0], "content": _join_contents([each.get("content") for each in messages])}
     if calls := [call for each in messages for call in each.get("tool_calls") or ()]:
         message["tool_calls"] = calls
-    if thought := [text for each in messages if (text := each.get("reasoning_content"))]:
-        message["reasoning_content"] = "\n\n".join(thought)
+    if reasoning := [text for each in messages if (text := each.get("reasoning_content"))]:
+        message["reasoning_content"] = "\n\n".join(reasoning)
     return TemplateMessage(message, tuple(source for line in group.lines for source in line.sources), group.folded)
 
 
 def _join_contents(contents: Sequence[Any]) -> Any:
-    said = [content for content in contents if content]
-    if len(said) < 2:
-        return said[0] if said else contents[-1]
-    if all(isinstance(content, str) for content in said):
-        return "\n\n".join(said)
-    first, *rest = map(_content_parts, said)
-    return [*first, *(part for parts in rest for part in ({"type": "text", "text": "\n\n"}, *parts))]
-
-
-def _content_parts(content: Any) -> list[Any]:
-    return content if isinstance(content, list) else [{"type": "text", "text": content}]
+    filled = [content for content in contents if content]
+    if len(filled) < 2:
+        return filled[0] if filled else contents[-1]
+    if all(isinstance(content, str) for content in filled):
+        return "\n\n".join(filled)
+    first, *others = (content if isinstance(content, list) else [_content_part(content)] for content in filled)
+    return [*first, *(part for parts in others for part in (_content_part("\n\n"), *parts))]

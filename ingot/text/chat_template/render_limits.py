@@ -1,11 +1,11 @@
-"""What one rendering of a chat template may cost, and what keeps to it.
+"""What one rendering of a chat template may cost, and how that is enforced.
 
 Two rules make any template end soon. No value ever exists that weighs more than `RenderLimits.value` with everything in
-it written out, so that a single operation on values takes a bounded time. And every operation is a step that is counted
-against `RenderLimits.steps` and looks at the clock, so that many of them do too.
+it written out, so that a single operation on values takes a bounded time. And every operation is a step that counts
+against `RenderLimits.steps` and checks the clock.
 
-Jinja's own filters, functions and methods serve wherever their result is no larger than a small multiple of what goes
-in. The few that can make much out of little are bounded here; those that no chat template needs are left out.
+Jinja's own filters, functions and methods are used wherever their result is no larger than a small multiple of their
+input. The few that can make much out of little are bounded here; those that no chat template needs are left out.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ ITEM_WEIGHT = 32  # what an item of a container weighs, in characters: about its
 _CLOCK_EVERY = 1 << 16
 _LARGEST_BITS = 4096
 _MOST_COMPARISONS = 1 << 30
+_PERCENT_FIELD = r"%(?:\(([^)]*)\))?[#0 +-]*(\*|\d+)?(?:\.(\*|\d+))?"
 
 
 class RenderLimitExceeded(TemplateRuntimeError):
-    """The template asked for more than its limits allow."""
+    """The template exceeded its limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class RenderLimits:
     seconds: float = 5.0
 
 
-class RenderMeter:
+class RenderBudget:
     """The account of one rendering. Once a limit is passed, every further operation fails."""
 
     def __init__(self, limits: RenderLimits) -> None:
@@ -68,9 +69,9 @@ class RenderMeter:
         self._steps += 1
         if self._steps > self._limits.steps:
             raise RenderLimitExceeded(f"it takes more than {self._limits.steps} steps")
-        self._look_at_clock()
+        self._check_clock()
 
-    def _look_at_clock(self) -> None:
+    def _check_clock(self) -> None:
         checkpoint()
         if time.monotonic() > self._deadline:
             raise RenderLimitExceeded(f"it takes longer than {self._limits.seconds:g} seconds")
@@ -103,7 +104,7 @@ class RenderMeter:
         return value
 
     def stepped(self, values: Iterable[Any]) -> Iterator[Any]:
-        """`values`, each a step and paid for as an item of a list when it is taken."""
+        """`values`, each charged as a step and as an item of a list."""
         for value in values:
             self.step()
             self.charge(ITEM_WEIGHT)
@@ -118,13 +119,13 @@ class RenderMeter:
 
     def nested(self, value: Any, width: int) -> None:
         """Refuse `value` where writing each item on a line, indented by `width` for each level, would be too much."""
-        total, rest = 0, [(value, 1)]
-        while rest:
-            item, depth = rest.pop()
+        total, pending = 0, [(value, 1)]
+        while pending:
+            item, depth = pending.pop()
             if isinstance(item, (list, tuple, dict)):
                 total += len(item) * depth * width
                 self.room(total)
-                rest.extend((inner, depth + 1) for inner in (item.values() if isinstance(item, dict) else item))
+                pending.extend((inner, depth + 1) for inner in (item.values() if isinstance(item, dict) else item))
 
     def power(self, base: Any, exponent: Any) -> None:
         if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * exponent > _LARGEST_BITS:
@@ -133,7 +134,8 @@ class RenderMeter:
     def percent_format(self, pattern: str, arguments: Any) -> None:
         """Refuse `pattern % arguments` where a width or a repeated argument would make it huge."""
         widest = 0
-        for key, width, precision in _percent_fields(pattern):
+        # Key, width and precision of each field. A key with a parenthesis in it comes back with that parenthesis.
+        for key, width, precision in re.findall(_PERCENT_FIELD, pattern):
             if "(" in key or "*" in (width, precision):
                 raise RenderLimitExceeded("it uses a format that cannot be bounded")
             widest = max(widest, int(width or 0), int(precision or 0))
@@ -145,35 +147,30 @@ class RenderMeter:
 
     def _weight(self, value: Any, *, printable: bool = False) -> int:
         """The size of `value` written out, shared parts counted each time; stops once that is unlawful."""
-        total, seen, rest = 0, 0, [value]
-        while rest:
-            item = rest.pop()
+        total, seen, pending = 0, 0, [value]
+        while pending:
+            item = pending.pop()
             seen += 1
             if seen % _CLOCK_EVERY == 0:
-                self._look_at_clock()
+                self._check_clock()
             if isinstance(item, str):
                 total += len(item)
             elif isinstance(item, (list, tuple)):
                 total += ITEM_WEIGHT * len(item)
                 self.room(total)
-                rest.extend(item)
+                pending.extend(item)
             elif isinstance(item, dict):
                 total += 2 * ITEM_WEIGHT * len(item)
                 self.room(total)
-                rest.extend(item.keys())
-                rest.extend(item.values())
+                pending.extend(item.keys())
+                pending.extend(item.values())
             elif printable and not isinstance(item, _SCALARS):
                 raise TemplateRuntimeError(f"a value of type {type(item).__name__!r} has no text")
             self.room(total)
         return total
 
 
-def _percent_fields(pattern: str) -> list[tuple[str, str, str]]:
-    """Key, width and precision of each field. A key with a parenthesis in it comes back with that parenthesis."""
-    return re.findall(r"%(?:\(([^)]*)\))?[#0 +-]*(\*|\d+)?(?:\.(\*|\d+))?", pattern)
-
-
-current_meter: ContextVar[RenderMeter] = ContextVar("meter")
+current_budget: ContextVar[RenderBudget] = ContextVar("budget")
 
 
 _MOST_COLUMNS = 10_000
@@ -193,15 +190,15 @@ def _strftime_now(pattern: str) -> str:
     # A number in a directive is a width to some C libraries, with which one directive could fill the memory.
     if re.search(r"%[^a-zA-Z%]*\d", pattern):
         raise RenderLimitExceeded("it formats the time with a width")
-    current_meter.get().room(_MOST_COLUMNS * pattern.count("%"))
+    current_budget.get().room(_MOST_COLUMNS * pattern.count("%"))
     return datetime.now().strftime(pattern)
 
 
 def _dict(pairs: Any = (), **kwargs: Any) -> dict[Any, Any]:
-    # One at a time, each a step, because keys can be chosen such that every new one is slower to place.
+    # One at a time, each a step, because keys can be chosen such that every new one is slower to insert.
     made: dict[Any, Any] = {}
     for key, value in pairs.items() if isinstance(pairs, dict) else pairs:
-        current_meter.get().step()
+        current_budget.get().step()
         made[key] = value
     return made | kwargs
 
@@ -217,17 +214,17 @@ def _tojson(
     width = len(indent) if isinstance(indent, str) else indent or 0
     if max(width, len("".join(separators or ()))) > _WIDEST_INDENT:
         raise RenderLimitExceeded(f"it indents JSON by more than {_WIDEST_INDENT} characters")
-    current_meter.get().nested(value, width)
+    current_budget.get().nested(value, width)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 @pass_environment
 def _join(environment: SandboxedEnvironment, values: Any, d: Any = "", attribute: Any = None) -> str:
-    meter = current_meter.get()
+    budget = current_budget.get()
     if attribute is not None:
         values = map(make_attrgetter(environment, attribute), values)
-    texts, between = [meter.text(value) for value in meter.stepped(values)], meter.text(d)
-    _bound_join(meter, between, texts)
+    texts, between = [budget.text(value) for value in budget.stepped(values)], budget.text(d)
+    _bound_join(budget, between, texts)
     return between.join(texts)
 
 
@@ -238,68 +235,68 @@ def _sum(environment: SandboxedEnvironment, values: Any, attribute: Any = None, 
     return functools.reduce(functools.partial(environment.call_binop, cast(Any, None), "+"), values, start)
 
 
-def _bound_multiply(meter: RenderMeter, left: Any, right: Any) -> None:
+def _bound_multiply(budget: RenderBudget, left: Any, right: Any) -> None:
     if isinstance(right, (str, list, tuple)):
         left, right = right, left
     if isinstance(left, (str, list, tuple)) and isinstance(right, int):
-        meter.room(len(left) * right * (1 if isinstance(left, str) else ITEM_WEIGHT))
+        budget.room(len(left) * right * (1 if isinstance(left, str) else ITEM_WEIGHT))
 
 
-def _bound_modulo(meter: RenderMeter, left: Any, right: Any) -> None:
+def _bound_modulo(budget: RenderBudget, left: Any, right: Any) -> None:
     if isinstance(left, str):
-        meter.percent_format(left, right)
+        budget.percent_format(left, right)
 
 
-OPERATORS: Mapping[str, Callable[[RenderMeter, Any, Any], None]] = {
+OPERATORS: Mapping[str, Callable[[RenderBudget, Any, Any], None]] = {
     "*": _bound_multiply,
-    "**": RenderMeter.power,
+    "**": RenderBudget.power,
     "%": _bound_modulo,
 }
 
 
-def _bound_columns(meter: RenderMeter, value: Any, *args: Any, **named: Any) -> None:
+def _bound_columns(budget: RenderBudget, value: Any, *args: Any, **named: Any) -> None:
     if any(isinstance(number, int) and abs(number) > _MOST_COLUMNS for number in (*args, *named.values())):
         raise RenderLimitExceeded(f"it asks a filter for more than {_MOST_COLUMNS} columns or digits")
-    _bound_letters(meter, value)
+    _bound_letters(budget, value)
 
 
-def _bound_format(meter: RenderMeter, text: str, *args: Any, **named: Any) -> None:
-    meter.percent_format(text, named or args)
+def _bound_format(budget: RenderBudget, text: str, *args: Any, **named: Any) -> None:
+    budget.percent_format(text, named or args)
 
 
-def _bound_letters(meter: RenderMeter, value: Any, *_: Any, **__: Any) -> None:
+def _bound_letters(budget: RenderBudget, value: Any, *_: Any, **__: Any) -> None:
     if isinstance(value, str):
-        meter.room(ITEM_WEIGHT * len(value))  # which is taken apart, at worst, into single characters
+        budget.room(ITEM_WEIGHT * len(value))  # which is split, at worst, into single characters
 
 
-def _bound_join(meter: RenderMeter, text: str, values: Any = (), *_: Any) -> None:
-    meter.room(sum(len(value) for value in values if isinstance(value, str)) + len(text) * len(values))
+def _bound_join(budget: RenderBudget, text: str, values: Any = (), *_: Any) -> None:
+    budget.room(sum(len(value) for value in values if isinstance(value, str)) + len(text) * len(values))
 
 
-def _bound_padding(meter: RenderMeter, text: str, *args: Any, **named: Any) -> None:
+def _bound_padding(budget: RenderBudget, text: str, *args: Any, **named: Any) -> None:
     """Of the whole text, of its lines or of its tabs."""
     widths = (len(width) if isinstance(width, str) else width for width in (*args, *named.values()))
     size = max((width for width in widths if isinstance(width, int)), default=0)
-    meter.room(len(text) + size * (1 + text.count("\n") + text.count("\t")))
+    budget.room(len(text) + size * (1 + text.count("\n") + text.count("\t")))
 
 
-def _bound_replace(meter: RenderMeter, text: str, old: Any = "", new: Any = "", count: int | None = None) -> None:
-    found, size = text.count(meter.text(old)), len(meter.text(new))
-    meter.room(len(text) + size * (found if count is None or count < 0 else min(found, count)))
+def _bound_replace(budget: RenderBudget, text: str, old: Any = "", new: Any = "", count: int | None = None) -> None:
+    found, size = text.count(budget.text(old)), len(budget.text(new))
+    budget.room(len(text) + size * (found if count is None or count < 0 else min(found, count)))
 
 
-def _bound_search(meter: RenderMeter, text: str, *args: Any, **named: Any) -> None:
-    # Python searches forwards in linear time, but backwards it compares anew at every place.
+def _bound_search(budget: RenderBudget, text: str, *args: Any, **named: Any) -> None:
+    # Python searches forwards in linear time, but backwards it compares anew at every offset.
     for sought in (*args, *named.values()):
         if isinstance(sought, str):
-            meter.compare(len(text), len(sought))
+            budget.compare(len(text), len(sought))
 
 
-def _bound_split(meter: RenderMeter, text: str, *args: Any, **named: Any) -> None:
+def _bound_split(budget: RenderBudget, text: str, *args: Any, **named: Any) -> None:
     sought = [sep for sep in (*args, *named.values()) if isinstance(sep, str)]
     # Where nothing is named it is split at any white space, which includes every end of a line.
-    meter.room(ITEM_WEIGHT * (1 + sum(map(text.count, sought[:1] or _WHITE_SPACE))))
-    _bound_search(meter, text, *sought)
+    budget.room(ITEM_WEIGHT * (1 + sum(map(text.count, sought[:1] or _WHITE_SPACE))))
+    _bound_search(budget, text, *sought)
 
 
 _BOUNDS: Mapping[str, Callable[..., None]] = {
@@ -310,7 +307,7 @@ _BOUNDS: Mapping[str, Callable[..., None]] = {
 }
 _METHOD_BOUNDS: Mapping[str, Callable[..., None]] = {**_BOUNDS, "join": _bound_join}
 _FILTER_BOUNDS: Mapping[str, Callable[..., None]] = {**_BOUNDS, "format": _bound_format, "title": _bound_letters}
-"""Of filters that make a text of whatever they are given."""
+"""Of filters that turn any value into text."""
 _VALUE_BOUNDS: Mapping[str, Callable[..., None]] = {
     **dict.fromkeys(("batch", "round", "slice"), _bound_columns),
     **dict.fromkeys(("list", "sort"), _bound_letters),
@@ -320,7 +317,9 @@ UNBOUNDED_METHODS = frozenset({"encode", "from_bytes", "fromkeys", "maketrans", 
 """Of Python's types. Without the first two, no template ever holds bytes."""
 
 
-def bound_method(meter: RenderMeter, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+def bound_method(
+    budget: RenderBudget, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, ...]:
     """The arguments to call a method of a value with, once it is certain that its result will not be too large."""
     name, text = method.__name__, method.__self__
     if name in UNBOUNDED_METHODS:
@@ -328,34 +327,34 @@ def bound_method(meter: RenderMeter, method: Any, args: tuple[Any, ...], kwargs:
     if isinstance(text, str) and name in _METHOD_BOUNDS:
         args = tuple(list(each) if isinstance(each, Iterator) else each for each in args)
         named = {key: value for key, value in kwargs.items() if not key.startswith("_")}  # which are Jinja's
-        _METHOD_BOUNDS[name](meter, text, *args, **named)
+        _METHOD_BOUNDS[name](budget, text, *args, **named)
     return args
 
 
-def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _budgeted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` as one step, its result weighed. What Jinja reads from its attributes stays with it."""
     own = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        meter = current_meter.get()
-        meter.step()
+        budget = current_budget.get()
+        budget.step()
         if name in _VALUE_BOUNDS:
-            _VALUE_BOUNDS[name](meter, *args[own:], **kwargs)
+            _VALUE_BOUNDS[name](budget, *args[own:], **kwargs)
         elif name in _FILTER_BOUNDS:
-            _FILTER_BOUNDS[name](meter, meter.text(args[own]), *args[own + 1 :], **kwargs)
+            _FILTER_BOUNDS[name](budget, budget.text(args[own]), *args[own + 1 :], **kwargs)
         made = function(*args, **kwargs)
-        return meter.stepped(made) if isinstance(made, GeneratorType) else meter.admit(made)
+        return budget.stepped(made) if isinstance(made, GeneratorType) else budget.admit(made)
 
     return run
 
 
 _OURS = {"join": _join, "sum": _sum, "tojson": _tojson}
 FILTERS: Mapping[str, Callable[..., Any]] = {
-    name: _metered(name, function) for name, function in {**JINJA, **_OURS}.items() if name not in _LEFT_OUT
+    name: _budgeted(name, function) for name, function in {**JINJA, **_OURS}.items() if name not in _LEFT_OUT
 }
 TESTS: Mapping[str, Callable[..., Any]] = {
-    name: _metered("", cast(Callable[..., Any], test)) for name, test in JINJA_TESTS.items()
+    name: _budgeted("", cast(Callable[..., Any], test)) for name, test in JINJA_TESTS.items()
 }
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "dict": _dict,

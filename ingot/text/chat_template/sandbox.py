@@ -1,15 +1,14 @@
 """The sandbox that chat templates run in, and the trace that a rendering leaves.
 
-A template comes with a model, so it is foreign code. Jinja's sandbox, the one that transformers uses, keeps it from
-Python's internals and from changing what it is given; its work is limited as well (`render_limits`). Whoever compiles
-or renders sets `current_meter` first, and `current_trace` to render.
+A template comes with a model, so it is untrusted code. Jinja's sandbox, the one that transformers uses, keeps it from
+Python's internals and from changing its inputs; its work is limited as well (`render_limits`).
 
-A `RenderTrace` tells where in the text each message stands: a loop whose item is one of the messages notes where each
-begins, so that nothing has to be guessed from the text. It also decides which turns keep their thinking. The two ways
-in which templates leave out the thinking of earlier turns may be made to depend on the message alone, so that what was
-rendered once is rendered the same in every later turn: asking whether a message comes after the newest question, and
-splitting its content where the thinking ends. Nor does a loop look through what follows a message to decide what is
-shown of it. What a template would show with the newest question, as some do with tools, is then shown with the first.
+A `RenderTrace` records where in the text each message stands: a loop whose item is one of the messages marks where each
+begins. It also decides which turns keep their thinking. Templates leave out the thinking of earlier turns by asking
+whether a message comes after the newest question, or by splitting its content where the thinking ends. Both can be made
+to depend on the message alone, so that it is rendered the same in every later turn. Likewise, a loop does not look
+through what follows a message to decide what is shown of it, and what a template would show with the newest question,
+as some do with tools, is shown with the first.
 """
 
 from __future__ import annotations
@@ -32,7 +31,8 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 from markupsafe import Markup
 
-from ingot.text.chat_template.render_limits import FILTERS, FUNCTIONS, OPERATORS, TESTS, bound_method, current_meter
+from ingot.text.chat_template.render_limits import FILTERS, FUNCTIONS, OPERATORS, TESTS, bound_method, current_budget
+from ingot.text.chat_template.traits import REASONING_KEYS
 
 _METHODS = (types.MethodType, types.BuiltinMethodType)
 _REFUSED_TAGS: dict[type[nodes.Node], str] = {
@@ -45,7 +45,7 @@ _REFUSED_TAGS: dict[type[nodes.Node], str] = {
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Compiles and runs one model's templates. Whoever does either sets `meter.current` first."""
+    """Compiles and runs one model's templates, with `current_budget` set, and `current_trace` to render."""
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
@@ -66,20 +66,20 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if (tag := tree.find(cast(Any, tuple(_REFUSED_TAGS)))) is not None:
             name = _REFUSED_TAGS[type(tag)]
             raise TemplateSyntaxError(f"the tag {name!r} is not supported in chat templates", tag.lineno)
-        rewritten = _MeteringRewriter().visit(tree)
+        rewritten = _BudgetRewriter().visit(tree)
         rewritten.set_environment(self)
         return self.from_string(rewritten).generate
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        meter = current_meter.get()
-        meter.step()
+        budget = current_budget.get()
+        budget.step()
         if isinstance(__obj, _METHODS):
-            args = bound_method(meter, __obj, args, kwargs)
-        return meter.admit(super().call(__context, __obj, *args, **kwargs))
+            args = bound_method(budget, __obj, args, kwargs)
+        return budget.admit(super().call(__context, __obj, *args, **kwargs))
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         if isinstance(argument, tuple):
-            current_meter.get().step()  # hashing one takes as long as it is, every time
+            current_budget.get().step()  # hashing one takes as long as it is, every time
         return super().getitem(obj, argument)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -98,19 +98,23 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return format
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        meter = current_meter.get()
-        meter.step()
+        budget = current_budget.get()
+        budget.step()
         if operator in OPERATORS:
-            OPERATORS[operator](meter, left, right)
-        return meter.admit(self.binop_table[operator](left, right))
+            OPERATORS[operator](budget, left, right)
+        return budget.admit(self.binop_table[operator](left, right))
 
     def turn(self, written: int) -> bool:
         """One turn of a loop, which writes this many characters of the template's own text."""
-        current_meter.get().charge(written)
+        current_budget.get().charge(written)
         return True
 
-    def weighed(self, value: Any) -> Any:
-        return value  # being called is what weighs it
+    def weigh(self, value: Any) -> Any:
+        return value  # calling it is what charges the budget
+
+    def trace(self, question: str, *args: Any) -> Any:
+        """The answer of this rendering's trace: `question` is one of its methods."""
+        return getattr(current_trace.get(), question)(*args)
 
 
 class PublicNamespace(Namespace):
@@ -131,18 +135,18 @@ class _BoundedFormatter(SandboxedFormatter):
     """`'{}'.format(...)`, whose fields are steps and bounded before they are made."""
 
     def parse(self, format_string: str) -> Iterator[Any]:
-        return current_meter.get().stepped(super().parse(format_string))
+        return current_budget.get().stepped(super().parse(format_string))
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
-        current_meter.get().text(value)
+        current_budget.get().text(value)
         return super().convert_field(value, conversion)
 
     def format_field(self, value: Any, format_spec: str) -> Any:
-        meter = current_meter.get()
+        budget = current_budget.get()
         # Width and precision are the only numbers there; more digits than these are beyond any limit.
-        meter.room(sum(int(digits[:12]) for digits in re.findall(r"\d+", format_spec)))
+        budget.room(sum(int(digits[:12]) for digits in re.findall(r"\d+", format_spec)))
         made = super().format_field(value, format_spec)
-        meter.charge(len(made))
+        budget.charge(len(made))
         return made
 
 
@@ -161,7 +165,7 @@ class GenerationTag(Extension):
         return nodes.Scope(body, lineno=line)
 
 
-class _MeteringRewriter(NodeTransformer):
+class _BudgetRewriter(NodeTransformer):
     """Puts a metered call wherever a template could otherwise work without one."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
@@ -184,7 +188,7 @@ class _MeteringRewriter(NodeTransformer):
 
     def visit_List(self, node: nodes.Expr) -> nodes.Node:
         self.generic_visit(node)
-        return environment_call("weighed", node, line=node.lineno)
+        return environment_call("weigh", node, line=node.lineno)
 
     visit_Dict = visit_List
 
@@ -195,10 +199,10 @@ class _MeteringRewriter(NodeTransformer):
         return self.visit_List(node) if isinstance(node.arg, nodes.Slice) else self.generic_visit(node)
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
-        sides = [node.expr, *(operand.expr for operand in node.ops)]
+        operands = [node.expr, *(operand.expr for operand in node.ops)]
         equality = all(operand.op in ("eq", "ne") for operand in node.ops)
         self.generic_visit(node)
-        if equality and any(isinstance(side, nodes.Const) for side in sides):
+        if equality and any(isinstance(operand, nodes.Const) for operand in operands):
             return node  # no dearer than the constant is long
         return nodes.And(environment_call("turn", nodes.Const(0), line=node.lineno), node, lineno=node.lineno)
 
@@ -209,24 +213,23 @@ def environment_call(name: str, *args: nodes.Expr, line: int) -> nodes.Call:
 
 
 def _print_value(value: Any) -> str:
-    meter = current_meter.get()
-    text = meter.text(value)
-    meter.charge(len(text))
+    budget = current_budget.get()
+    text = budget.text(value)
+    budget.charge(len(text))
     return text
 
 
-# `official`: as the template says. `stable`: a message is rendered the same whatever follows it.
+# `official`: as the template has it. `stable`: a message is rendered the same whatever follows it.
 TemplateHistory = Literal["stable", "official"]
 
 _POSITIONS = ("index", "index0")
-_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _MESSAGE_MARK = re.compile("\ue000([0-9a-f]{16}):(-|[0-9]+)\ue001")
-"""Of any witness: an expression for each one's own would have to be compiled for each prompt."""
+"""Of any trace: a pattern with one trace's nonce would have to be compiled for each prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextRun:
-    """A run of the text: the template's own, or that of the message at this place in the list."""
+    """A run of the text: the template's own, or that of the message at this index."""
 
     message: int | None
     text: str
@@ -244,7 +247,7 @@ class RenderedPrompt:
 
 
 class ThinkingContent(str):
-    """An assistant's content with its thinking in front, of which a template is not to cut anything off."""
+    """An assistant's content with its thinking in front, which a template must not cut off."""
 
     __slots__ = ()
 
@@ -253,18 +256,18 @@ class RenderTrace:
     """Of one rendering. Knows the messages by identity, as templates hand the very same objects from list to list."""
 
     def __init__(self, messages: Sequence[Mapping[str, Any]], history: TemplateHistory) -> None:
-        self._messages = messages  # kept, so that no other object can take over an identity
-        self._places = {id(message): place for place, message in enumerate(messages)}
+        self._messages = messages  # referenced, so that no other object can get the same id
+        self._indices = {id(message): index for index, message in enumerate(messages)}
         self._history = history
         self._nonce = secrets.token_hex(8)
         self._loop: int | None = None  # the loop whose items are being rendered
 
     def begin(self, item: Any, loop: int) -> str:
-        place = self._places.get(id(item))
-        if place is None or self._loop not in (None, loop):
+        index = self._indices.get(id(item))
+        if index is None or self._loop not in (None, loop):
             return ""
         self._loop = loop
-        return self._mark(str(place))
+        return self._mark(str(index))
 
     def over(self, loop: int) -> str:
         if self._loop != loop:
@@ -273,12 +276,12 @@ class RenderTrace:
         return self._mark("-")
 
     def recent(self, official: Any, after: bool, item: Any) -> Any:
-        if self._history == "official" or id(item) not in self._places or item.get("role") != "assistant":
+        if self._history == "official" or id(item) not in self._indices or item.get("role") != "assistant":
             return official
         return after == has_reasoning(item)
 
     def newest(self, official: Any, item: Any) -> Any:
-        if self._history == "official" or id(item) not in self._places or item.get("role") != "user":
+        if self._history == "official" or id(item) not in self._indices or item.get("role") != "user":
             return official
         return item is next(message for message in self._messages if message.get("role") == "user")
 
@@ -286,50 +289,39 @@ class RenderTrace:
         return content if isinstance(content, ThinkingContent) else official
 
     def following(self, official: Any, item: Any) -> Any:
-        looks_ahead = self._history == "stable" and id(item) in self._places and item.get("role") == "assistant"
-        return () if looks_ahead else official
+        stops = self._history == "stable" and id(item) in self._indices and item.get("role") == "assistant"
+        return () if stops else official
 
     def read(self, marked: str) -> RenderedPrompt:
         """The pieces of a text with the marks in it."""
         pieces: list[TextRun] = []
-        place, begin = None, 0
+        index, begin = None, 0
         for mark in _MESSAGE_MARK.finditer(marked):
             if mark[1] != self._nonce:
                 continue  # a message wrote it
-            pieces.append(TextRun(place, marked[begin : mark.start()]))
-            place, begin = None if mark[2] == "-" else int(mark[2]), mark.end()
-        pieces.append(TextRun(place, marked[begin:]))
+            pieces.append(TextRun(index, marked[begin : mark.start()]))
+            index, begin = None if mark[2] == "-" else int(mark[2]), mark.end()
+        pieces.append(TextRun(index, marked[begin:]))
         return RenderedPrompt(tuple(pieces))
 
     def _mark(self, name: str) -> str:
         return f"\ue000{self._nonce}:{name}\ue001"
 
 
-current_trace: ContextVar[RenderTrace] = ContextVar("witness")
+current_trace: ContextVar[RenderTrace] = ContextVar("trace")
 
 
 def has_reasoning(message: Mapping[str, Any]) -> bool:
-    """Whether an assistant's message tells what it thought, in a key of its own or at the front of its content."""
-    if any(isinstance(message.get(key), str) and message[key].strip() for key in _REASONING_KEYS):
+    """Whether an assistant's message has its thinking, in a key of its own or at the front of its content."""
+    if any(isinstance(message.get(key), str) and message[key].strip() for key in REASONING_KEYS):
         return True
     content = message.get("content")
     return isinstance(content, str) and "</think>" in content
 
 
-class TracedSandbox(Sandbox):
-    """A sandbox in which templates have been given a witness. Whoever renders sets `current_trace` first."""
+class TraceRewriter(NodeTransformer):
+    """Adds calls of the trace to a parsed template, which it changes."""
 
-    def witness(self, question: str, *args: Any) -> Any:
-        """What the witness of this rendering says: `question` is one of its methods."""
-        return getattr(current_trace.get(), question)(*args)
-
-
-def trace_template(tree: nodes.Template) -> nodes.Template:
-    """The parsed template, with a witness in its loops. Changes the tree it is given."""
-    return _TraceRewriter(tree).visit(tree)
-
-
-class _TraceRewriter(NodeTransformer):
     def __init__(self, tree: nodes.Template) -> None:
         made = {
             each.target.name: each.node for each in tree.find_all(nodes.Assign) if isinstance(each.target, nodes.Name)
@@ -348,28 +340,21 @@ class _TraceRewriter(NodeTransformer):
         item = self._item
         self.generic_visit(node)
         self._item = outer
-        later = node.iter
-        if (
-            outer is not None
-            and isinstance(later, nodes.Getitem)
-            and _is_following_messages(later)
-            and not node.find(nodes.Output)
-        ):
-            node.iter = _trace_call("following", later, nodes.Name(outer, "load", lineno=node.lineno), line=node.lineno)
+        line = node.lineno
+        if outer is not None and _is_following_messages(node.iter) and not node.find(nodes.Output):
+            node.iter = _trace_call("following", cast(nodes.Expr, node.iter), _load(outer, line), line=line)
         if item is None:
             return node
         self._loops += 1
         loop = nodes.Const(self._loops)
-        node.body.insert(
-            0, _trace_output("begin", nodes.Name(item, "load", lineno=node.lineno), loop, line=node.lineno)
-        )
-        return [node, _trace_output("over", loop, line=node.lineno)]
+        node.body.insert(0, _trace_output("begin", _load(item, line), loop, line=line))
+        return [node, _trace_output("over", loop, line=line)]
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
         if self._item is None or len(node.ops) != 1:
             return node
-        item = nodes.Name(self._item, "load", lineno=node.lineno)
+        item = _load(self._item, node.lineno)
         if (after := self._asks_whether_after(node)) is not None:
             return _trace_call("recent", node, nodes.Const(after), item, line=node.lineno)
         if self._asks_whether_newest(node):
@@ -377,21 +362,19 @@ class _TraceRewriter(NodeTransformer):
         return node
 
     def visit_And(self, node: nodes.And) -> nodes.Node:
-        """`loop.last and system_message is defined`: what the system said goes into the newest question."""
+        """`loop.last and system_message is defined`: the system message goes into the newest question."""
         self.generic_visit(node)
         set_here = isinstance(node.right, nodes.Test) and _variable_name(node.right.node) in self._variables
         if self._item is not None and set_here and _is_loop(node.left, ("last",)):
-            node.left = _trace_call(
-                "newest", node.left, nodes.Name(self._item, "load", lineno=node.lineno), line=node.lineno
-            )
+            node.left = _trace_call("newest", node.left, _load(self._item, node.lineno), line=node.lineno)
         return node
 
     def _asks_whether_newest(self, node: nodes.Compare) -> bool:
         """`message == user_messages[-1]`: what stands there goes with the newest question."""
-        sides = (node.expr, node.ops[0].expr)
+        operands = (node.expr, node.ops[0].expr)
         return node.ops[0].op == "eq" and any(
             isinstance(one, nodes.Name) and one.name == self._item and _is_last_position(other)
-            for one, other in (sides, sides[::-1])
+            for one, other in (operands, operands[::-1])
         )
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
@@ -430,10 +413,11 @@ def _is_loop(node: nodes.Node, attributes: Sequence[str]) -> bool:
     )
 
 
-def _is_following_messages(node: nodes.Getitem) -> bool:
+def _is_following_messages(node: nodes.Node) -> bool:
     """`messages[loop.index:]`: what follows."""
     return (
-        isinstance(node.arg, nodes.Slice)
+        isinstance(node, nodes.Getitem)
+        and isinstance(node.arg, nodes.Slice)
         and node.arg.stop is None
         and node.arg.start is not None
         and _is_loop(node.arg.start, ("index",))
@@ -456,8 +440,12 @@ def _variable_name(node: nodes.Node) -> str | None:
     return None
 
 
+def _load(name: str, line: int) -> nodes.Name:
+    return nodes.Name(name, "load", lineno=line)
+
+
 def _trace_call(name: str, *args: nodes.Expr, line: int) -> nodes.Call:
-    return environment_call("witness", nodes.Const(name), *args, line=line)
+    return environment_call("trace", nodes.Const(name), *args, line=line)
 
 
 def _trace_output(name: str, *args: nodes.Expr, line: int) -> nodes.Output:

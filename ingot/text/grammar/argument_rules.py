@@ -2,9 +2,9 @@
 
 - `NotationRules`: Python's calls, and strings between markers with nothing escaped.
 - `TextParameterRules`: parameters as text between tags.
-- `ElementRules`: elements in elements. The closing tag repeats the opening one's name, so a grammar can hold only to
-  names that the schema lists. An object of any others is written as JSON, which the parser reads in its place; so is
-  what could be an array or an object, as without items or members the two look the same.
+- `ElementRules`: elements within elements. The closing tag repeats the opening one's name, so a grammar can only have
+  names that the schema lists. An object of any others is written as JSON, which the parser reads as well; so is what
+  could be an array or an object, as without items or members the two are the same.
 - `TextValueRules`: text up to a closing tag, which may be a string.
 """
 
@@ -74,24 +74,24 @@ class NotationRules:
     def _of_kind(self, one: SchemaAlternative) -> str:
         match one.kind:
             case "values":
-                return lark_choice([self._rules.literal(self._written(value)) for value in one.values])
+                return lark_choice([self._rules.literal(self._enum_text(value)) for value in one.values])
             case "string":
                 return self._string([one])
             case "array":
-                return self._array(one.says)
+                return self._array(one.keywords)
             case "object":
-                inside = self._members(object_members(one.says, self._scope), ":")
+                inside = self._members(object_members(one.keywords, self._scope), ":")
                 return lark_sequence([self._rules.literal("{"), inside, self._rules.literal("}")])
-        return self._rules.json({**one.says, "type": one.kind})
+        return self._rules.json({**one.keywords, "type": one.kind})
 
     def _string(self, strings: list[SchemaAlternative]) -> str:
         quote = self._notation.quotes[0]
         texts = StringRules(self._rules, self._scope, [pattern_anywhere(exact_pattern(quote))])
         return lark_sequence([self._rules.literal(quote), texts.until(quote, strings)])
 
-    def _array(self, says: Mapping[str, Any]) -> str:
-        item = self._value(says.get("items", True))
-        least, most = int(says.get("minItems") or 0), says.get("maxItems")
+    def _array(self, keywords: Mapping[str, Any]) -> str:
+        item = self._value(keywords.get("items", True))
+        least, most = int(keywords.get("minItems") or 0), keywords.get("maxItems")
         if most == 0:
             return self._rules.literal("[]")
         bounds = f"{{{max(0, least - 1)},{'' if most is None else int(most) - 1}}}"
@@ -131,7 +131,7 @@ class NotationRules:
             raise BadRequest(f"The parameter name {name!r} cannot be written in this model's tool format.")
         return self._rules.literal(f"{quote}{name}{quote}")
 
-    def _written(self, value: Any) -> str:
+    def _enum_text(self, value: Any) -> str:
         """A value of an enum."""
         match value:
             case str():
@@ -185,13 +185,15 @@ class TextParameterRules:
     def _parameter(self, member: SchemaMember, key: str) -> str:
         rules, part = self._rules, self._part
         kinds = parameter_types(self._scope.root, member.name)
-        ways = []
+        alternatives = []
         for close in part.key_closes:
             value = self._value(member, kinds, close) if close.written else None
             if value is not None:
                 between = rules.literal(close.text + (f"\n{part.value_open}" if part.value_open else "") + part.frame)
-                ways.append(lark_sequence([rules.literal(part.key_open), key, between, value, rules.literal("\n")]))
-        return rules.rule(lark_choice(ways))
+                alternatives.append(
+                    lark_sequence([rules.literal(part.key_open), key, between, value, rules.literal("\n")])
+                )
+        return rules.rule(lark_choice(alternatives))
 
     def _value(self, member: SchemaMember, kinds: JsonTypes, close: KeyClose) -> str | None:
         """The value and its closing tag; None where this kind of key cannot hold one."""
@@ -235,56 +237,60 @@ class ElementRules:
             inside = self._rules.rule(self._json({"type": "object", **root}))
         return lark_sequence([inside, self._rules.literal(self._part.end)])
 
-    def _members(self, found: ObjectMembers, described: ValueSchema) -> str | None:
+    def _members(self, found: ObjectMembers, value_schema: ValueSchema) -> str | None:
         """An object's elements; None where they have names that make no tags, or any."""
         if found.others is not None or not all(self._part.can_name(one.name) for one in found.listed):
             return None
-        each = [(self._element(one.name, one.schema, described.member(one.name)), one.required) for one in found.listed]
+        each = [
+            (self._element(one.name, one.schema, value_schema.member(one.name)), one.required) for one in found.listed
+        ]
         return lark_sequence(element if required else lark_optional(element) for element, required in each)
 
-    def _element(self, name: str, schema: Any, described: ValueSchema) -> str:
+    def _element(self, name: str, schema: Any, value_schema: ValueSchema) -> str:
         opening = self._rules.literal(self._part.opening(name))
-        return self._rules.rule(lark_sequence([opening, self._value(schema, described, self._part.closing(name))]))
+        return self._rules.rule(lark_sequence([opening, self._value(schema, value_schema, self._part.closing(name))]))
 
-    def _value(self, schema: Any, described: ValueSchema, closing: str) -> str:
+    def _value(self, schema: Any, value_schema: ValueSchema, closing: str) -> str:
         """What stands between an element's tags, and the closing one."""
-        place = (closing, *map(id, described.schemas))
-        return self._values.rule(schema, place, lambda: lark_choice(list(self._ways(schema, described, closing))))
+        context = (closing, *map(id, value_schema.schemas))
+        return self._values.rule(
+            schema, context, lambda: lark_choice(list(self._alternatives(schema, value_schema, closing)))
+        )
 
-    def _ways(self, schema: Any, described: ValueSchema, closing: str) -> Iterator[str]:
-        kinds, end = described.kinds, self._rules.literal(closing)
+    def _alternatives(self, schema: Any, value_schema: ValueSchema, closing: str) -> Iterator[str]:
+        kinds, end = value_schema.kinds, self._rules.literal(closing)
         allowed = [one for one in schema_alternatives(schema, self._scope) if one.kind != "string"]
         clear = len(kinds & CONTAINER_TYPES) < 2
         if "string" in kinds:
             yield self._texts.value(schema, kinds, closing)
-            nested = [self._nested(one, described, least=1) for one in allowed if clear]
+            nested = [self._nested(one, value_schema, least=1) for one in allowed if clear]
             yield from (lark_sequence([inside, end]) for inside in nested if inside is not None)
         elif clear and allowed:
-            yield lark_sequence([lark_choice([self._of_kind(one, described) for one in allowed]), end])
+            yield lark_sequence([lark_choice([self._of_kind(one, value_schema) for one in allowed]), end])
         else:
             yield lark_sequence([self._json(self._scope.enclosed(schema)), end])
 
-    def _of_kind(self, one: SchemaAlternative, described: ValueSchema) -> str:
-        if (nested := self._nested(one, described, least=0)) is not None:
+    def _of_kind(self, one: SchemaAlternative, value_schema: ValueSchema) -> str:
+        if (nested := self._nested(one, value_schema, least=0)) is not None:
             return nested
         if one.kind == "values":
             return lark_choice([self._rules.literal(json.dumps(value, ensure_ascii=False)) for value in one.values])
-        return self._json(self._scope.enclosed({**one.says, "type": one.kind}))
+        return self._json(self._scope.enclosed({**one.keywords, "type": one.kind}))
 
-    def _nested(self, one: SchemaAlternative, described: ValueSchema, least: int) -> str | None:
+    def _nested(self, one: SchemaAlternative, value_schema: ValueSchema, least: int) -> str | None:
         """The elements of an array, of `least` items, or object; None where it is neither or cannot be written so."""
         match one.kind:
             case "array":
-                return self._items(one.says, described, least)
+                return self._items(one.keywords, value_schema, least)
             case "object":
-                return self._members(object_members(one.says, self._scope), described)
+                return self._members(object_members(one.keywords, self._scope), value_schema)
         return None
 
-    def _items(self, says: Mapping[str, Any], described: ValueSchema, least: int) -> str | None:
-        least, most = max(least, int(says.get("minItems") or 0)), says.get("maxItems")
+    def _items(self, keywords: Mapping[str, Any], value_schema: ValueSchema, least: int) -> str | None:
+        least, most = max(least, int(keywords.get("minItems") or 0)), keywords.get("maxItems")
         if most is not None and int(most) < max(least, 1):
             return None
-        item = self._element(self._part.item, says.get("items", True), described.item(0))
+        item = self._element(self._part.item, keywords.get("items", True), value_schema.item(0))
         return f"({item}){{{least},{'' if most is None else int(most)}}}"
 
     def _json(self, schema: Any) -> str:
@@ -313,7 +319,7 @@ class TextValueRules:
         return self._until(closing, strings)
 
     def _mixed(self, schema: Any, kinds: JsonTypes, closing: str) -> str:
-        """A string or something else: text that looks like the other is read as that."""
+        """A string or something else: text in the form of the other is read as that."""
         allowed = schema_alternatives(schema, self._scope)
         if all(one.kind == "values" for one in allowed):
             return self._one_of_values([value for one in allowed for value in one.values], kinds, closing)
@@ -325,7 +331,7 @@ class TextValueRules:
             # These have few values, which no text is that the strings allow and that would be read otherwise.
             words = [word for one in others for word in _TYPE_WORDS[one.kind]]
             return self._until(closing, [*strings, SchemaAlternative("values", {}, tuple(words))])
-        narrowed = next((key for one in allowed for key in (*one.says, *(["enum"] if one.values else []))), None)
+        narrowed = next((key for one in allowed for key in (*one.keywords, *(["enum"] if one.values else []))), None)
         if narrowed is not None:
             self._scope.refuse({narrowed: None}, frozenset())
         return self._until(closing, [SchemaAlternative("string", {})])

@@ -1,7 +1,7 @@
-"""Grammars of tool calls, from the table by which their parser reads them.
+"""Grammars of tool calls, from the tables by which they are parsed.
 
 A forced call is written in the family's first form, to the letter. Where the model may also just answer, the answer
-is any text that no form of the family could be taken to begin a call in.
+is any text in which no form of the family could begin a call.
 """
 
 from __future__ import annotations
@@ -44,15 +44,14 @@ from ingot.text.tool_formats.format import (
     parts_text,
 )
 
-MOST_GAP = 4
-"""Characters of white space that may come behind a call: a model that only breaks lines comes to an end."""
+MOST_GAP = 4  # characters of white space that may come behind a call: a model that only breaks lines comes to an end
 
 _USUAL_KEYS = ("name", "tool_name", "type", "id", "tool_call_id", "arguments", "parameters")
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarTool:
-    """`strict`: its arguments are held to its whole schema, or the schema is refused. Else to what can be held to."""
+    """`strict`: its whole schema is enforced, or the schema is refused. Else what can be enforced of it."""
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -91,10 +90,10 @@ def call_grammar(
     return writer.free() if choice == "auto" else writer.forced(opened)
 
 
-def begun_calls_grammar(rules: LarkRules, format: Format, tools: Sequence[GrammarTool], *, parallel: bool) -> str:
-    """The source of the grammar of calls that have begun, from their markers on, in any form of the family."""
+def lazy_calls_grammar(rules: LarkRules, format: Format, tools: Sequence[GrammarTool], *, parallel: bool) -> str:
+    """The source of the grammar of calls that the model begins itself, from their markers on, in any form."""
     if format.channels is not None:
-        return _ChannelCallRules(rules, format.channels, tools).begun()
+        return _ChannelCallRules(rules, format.channels, tools).from_recipient()
     try:
         return _LooseCallRules(rules, tools, parallel).source(format)
     except RecursionError:
@@ -154,18 +153,18 @@ class _TaggedCallRules:
             # One literal up to where it can be no text: the lexer takes the longest of the two.
             opening = parts_text(*form.opening)
             first = rules.rule(lark_choice([self._one(tool, opening) for tool in self._tools]))
-            return rules.source(f"{text} | {lark_sequence([first, self._rest(), self._ending()])}")
-        marker, rest = form.opening[0], form.opening[1:]
+            return rules.source(f"{text} | {lark_sequence([first, self._further_calls(), self._ending()])}")
+        marker, *behind = form.opening
         assert isinstance(marker, str)
-        section = rules.rule(lark_sequence([rules.text_until(marker, without), self._section(rest)]))
+        section = rules.rule(lark_sequence([rules.text_until(marker, without), self._section(tuple(behind))]))
         if not self._many:
             return rules.source(f"{section} | {text}")
         return rules.source(f"({section})* {lark_optional(text)}")
 
     def _section(self, opening: tuple[Part, ...]) -> str:
-        return lark_sequence([self._rules.literal(parts_text(*opening)), self.call, self._rest()])
+        return lark_sequence([self._rules.literal(parts_text(*opening)), self.call, self._further_calls()])
 
-    def _rest(self) -> str:
+    def _further_calls(self) -> str:
         """Further calls under the same opening, and what closes them."""
         rules, joint = self._rules, self._form.joint
         closing = parts_text(*self._form.closing)
@@ -181,7 +180,7 @@ class _TaggedCallRules:
         return lark_sequence([f"({another})*", *end])
 
     def _ending(self) -> str:
-        """What may come behind the last call, where nothing tells that it was the last."""
+        """What may come after the last call, where nothing marks it as the last."""
         return EMPTY_RULE if not self._many or (self._form.joint is not None and self._form.closing) else self._space()
 
     def _space(self) -> str:
@@ -308,7 +307,7 @@ class _ChannelCallRules:
         answer = lark_sequence([rules.literal(channels.answer), lark_optional(rules.text(without))])
         return rules.source(f"({aside})* ({self._call} | {answer})")
 
-    def begun(self) -> str:
+    def from_recipient(self) -> str:
         """A call from its recipient on, in any of the headers that models write."""
         rules, channels = self._rules, self._channels
         before, _, behind, _ = channels.call
@@ -345,7 +344,7 @@ def _json_argument_rules(rules: LarkRules, tool: GrammarTool) -> str:
 
 
 def _call_beginning_patterns(form: CallForm, tools: Sequence[GrammarTool]) -> Iterator[str]:
-    """Patterns for texts up to what could be the beginning of a call: a marker or, without, enough to tell."""
+    """Patterns for texts up to what could begin a call: a marker or, without one, enough of the call."""
     if form.opening_in_prompt:
         yield _unmarked_call_pattern((*form.opening[1:], *form.call), tools)
     if form.bare:
@@ -375,7 +374,7 @@ def _unmarked_call_pattern(parts: Iterable[Part], tools: Sequence[GrammarTool]) 
             case Name():
                 pieces.append("(" + "|".join(exact_pattern(tool.name) for tool in tools) + ")")
             case JsonCall():
-                # A key may also be written with escapes, so one that has any is taken for one of these.
+                # A key may also be written with escapes, so any key that has some counts as one of these.
                 usual = dict.fromkeys((*_USUAL_KEYS, part.name_key, part.arguments_key))
                 return "".join(pieces) + r"\{[ \t\r\n]*\"(" + "|".join(map(exact_pattern, usual)) + r"|[^\"]*\\)"
             case Arguments():

@@ -18,11 +18,9 @@ from llguidance import LLMatcher, LLTokenizer
 
 from ingot.text.grammar.limits import COMPILE_S, parser_limits
 
-STACK_BYTES = 4 << 20
-"""Less than any thread of the server has: what fits here will not crash it."""
+STACK_BYTES = 4 << 20  # less than any thread of the server has: what fits here will not crash it
 MEMORY_BYTES = 4 << 30
-STEPS = 24
-"""Tokens of a random answer, to find out early about a grammar that compiles but cannot be followed."""
+STEPS = 24  # tokens of a random answer, to find out early about a grammar that compiles but cannot be followed
 
 
 class ByteVocabulary:
@@ -38,7 +36,7 @@ class ByteVocabulary:
             self.tokens[id] = text.encode()
         self.special_token_ids = sorted({*special.values(), stop})
         self.eos_token_id = stop
-        self.known = (*self.special_token_ids, *range(self._first, self._first + 256))
+        self.token_ids = (*self.special_token_ids, *range(self._first, self._first + 256))
 
     def __call__(self, text: str) -> list[int]:
         return [self._first + byte for byte in text.encode()]
@@ -49,7 +47,7 @@ def grammar_problem(vocabulary: ByteVocabulary, library: LLTokenizer, grammar: s
     chance = random.Random(0)
     for _ in range(STEPS):
         mask = matcher.compute_bitmask()
-        allowed = [id for id in vocabulary.known if mask[id >> 3] >> (id & 7) & 1]
+        allowed = [id for id in vocabulary.token_ids if mask[id >> 3] >> (id & 7) & 1]
         if matcher.is_stopped() or not allowed:
             break
         matcher.consume_token(chance.choice(allowed))

@@ -28,8 +28,8 @@ from ingot.text.grammar.calls import (
     CallChoice,
     GrammarTool,
     StructuralTag,
-    begun_calls_grammar,
     call_grammar,
+    lazy_calls_grammar,
     structural_tags_grammar,
 )
 from ingot.text.grammar.compiled import TOO_COMPLEX, LlguidanceGrammar
@@ -41,8 +41,8 @@ from ingot.text.grammar.limits import (
     WAIT_S,
     check_schema,
     describe_problem,
-    place_in,
     plain_schema,
+    problem_path,
 )
 from ingot.text.grammar.matcher import CompiledGrammar, GrammarTooComplex
 from ingot.text.grammar.pending import GrammarPending, prepared_grammars
@@ -57,24 +57,24 @@ log = logging.getLogger("ingot.grammar")
 class Grammars:
     """For any thread. Everything here may take a while: not for an event loop, nor for the engine.
 
-    All of it raises BadRequest for what is invalid, cannot be held to (it says what), is too large or takes too long
-    to compile, with `param` as the field that is to blame; and Unavailable when too many others are being compiled.
+    All of it raises BadRequest for what is invalid, cannot be enforced, is too large or takes too long to compile, with
+    `param` as the field to blame; and Unavailable when too many others are being compiled.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
         self._tokenizer, self._vocab = tokenizer, vocab
         self._lock = threading.Lock()
-        self._known: OrderedDict[bytes, LlguidanceGrammar | str] = OrderedDict()
+        self._cache: OrderedDict[bytes, LlguidanceGrammar | str] = OrderedDict()
         self._vocabulary: GrammarVocabulary | None = None
-        self._trials: CompilerProcesses | None = None
+        self._compilers: CompilerProcesses | None = None
 
     def prepare(self) -> None:
         """Read the vocabulary. Others wait for it, so do it before anyone is served; else the first to ask does."""
         self._ready()
 
     def close(self) -> None:
-        if self._trials is not None:
-            self._trials.close()
+        if self._compilers is not None:
+            self._compilers.close()
 
     def json_object(self) -> CompiledGrammar:
         return self.json_schema({"type": "object"})
@@ -82,9 +82,8 @@ class Grammars:
     def json_schema(self, schema: Mapping[str, Any] | bool, *, param: str | None = None) -> CompiledGrammar:
         check_schema(schema, param)
         plain = plain_schema(schema)
-        return self._compiled(
-            _json_grammar(plain), "The schema", param, blamed=lambda problem: _blame_schema(plain, problem)
-        )
+        grammar = json.dumps({"grammars": [{"json_schema": schema_with_options(plain)}]})
+        return self._compiled(grammar, "The schema", param, blamed=lambda problem: _blame_schema(plain, problem))
 
     def regex(self, pattern: str, *, param: str | None = None) -> CompiledGrammar:
         """An answer that the whole of `pattern` matches, in the syntax of Rust's regex crate."""
@@ -112,7 +111,7 @@ class Grammars:
     def structural_tags(
         self, tags: Sequence[StructuralTag], triggers: Sequence[str], *, param: str | None = None
     ) -> CompiledGrammar:
-        """Free text in which what a trigger begins is one of the tags, whose content is held to its schema."""
+        """Free text in which a trigger begins one of the tags, whose content follows its schema."""
         for tag in tags:
             if not any(map(tag.begin.startswith, triggers)):
                 raise BadRequest(f"No trigger is the beginning of the tag {tag.begin[:100]!r}.", param=param)
@@ -131,7 +130,7 @@ class Grammars:
         opened: bool = False,
         param: str | None = None,
     ) -> CompiledGrammar | None:
-        """Answers that call tools: must, or `auto`, may. None where nothing need be held to: auto without strict tools.
+        """Answers that call tools: must, or `auto`, may. None where nothing is constrained: auto without strict tools.
 
         A required call comes without text before it: one or more of them where `parallel`, else exactly one. A named
         function is called once. `opened`: the prompt already ends with the marker that opens calls.
@@ -153,28 +152,23 @@ class Grammars:
     def begun_calls(
         self, format: Format, tools: Sequence[GrammarTool], start: ThinkingStart, *, parallel: bool
     ) -> tuple[CompiledGrammar | None, tuple[str, ...]]:
-        """Answers that are free but for the calls that they begin, and the tools whose schemas those cannot be held to.
+        """Answers that are free except for the calls that they begin, and the tools whose schemas are not enforced.
 
-        Never raises: what cannot be held is not. Where no call can be, the plan is None.
+        Never raises: what cannot be enforced is not. Where no call can be, the grammar is None.
         """
         tools = _plain_tools(tools)
         if format.channels is not None and not format.channels.names_calls:
             return None, tuple(tool.name for tool in tools)
         key = _grammar_key(repr((format.forms, format.channels, parallel, *tools)))
-        ready = prepared_grammars.get()
-        found = (ready or {}).get(key) or self._kept(key)
-        if found is None and ready is not None:
-            raise GrammarPending(key, lambda: self._compile_begun(key, format, tools, parallel), optional=True)
-        if found is None:
-            try:
-                found = self._compile_begun(key, format, tools, parallel)
-            except Unavailable as error:
-                found = str(error)
-        if isinstance(found, str) or found.given_up:
+        try:
+            found = self._find(key, lambda: self._compile_lazy_calls(format, tools, parallel), optional=True)
+        except Unavailable as error:
+            found = str(error)
+        if isinstance(found, str) or found.abandoned:
             return None, tuple(tool.name for tool in tools)
-        unseen = self._tokenizer.special_ids - self._tokenizer.special_within(format.markers)
+        hidden_ids = self._tokenizer.special_ids - self._tokenizer.special_within(format.markers)
         names = tuple(tool.name for tool in tools)
-        plan = LazyCallGrammar(self._ready(), found, format, names, start, unseen)
+        plan = LazyCallGrammar(self._ready(), found, format, names, start, hidden_ids)
         return plan.prepare(), found.unheld
 
     def answer(
@@ -188,23 +182,22 @@ class Grammars:
         budget: int | None = None,
         may_think: bool = False,
     ) -> CompiledGrammar | None:
-        """A whole answer: thinking, which is free but for a `budget` of tokens, and then what `plan` says, or `calls`.
+        """A whole answer: thinking, which is free up to a `budget` of tokens, and then `plan`, a grammar, or `calls`.
 
-        Calls, which `tools` makes of required ones, may come instead of what the plan says. Without either, calls may
-        come that are held once they have `begun`. The prompt leaves the
-        answer within a thinking part or before it (`start`); there, the model may open one if it `may_think`. Without
-        a plan, what follows the thinking is free. None where all is.
+        Calls, a grammar of required ones that `tools` makes, may come instead of the plan. Without either, calls are
+        constrained once they have `begun`. The answer begins within a thinking part or before it (`start`); there, the
+        model may open one if it `may_think`. Without a plan, what follows the thinking is free. None where all is.
         """
-        held = compose_answer_grammar(
+        grammar = compose_answer_grammar(
             self._ready(), plan, format, start, calls=calls, budget=budget, may_think=may_think
         )
-        return CombinedGrammar((held, begun)) if held and begun else held or begun
+        return CombinedGrammar((grammar, begun)) if grammar and begun else grammar or begun
 
     def _ready(self) -> GrammarVocabulary:
         with self._lock:
             if self._vocabulary is None:
                 self._vocabulary = GrammarVocabulary(self._tokenizer, self._vocab)
-                self._trials = CompilerProcesses(self._vocabulary)
+                self._compilers = CompilerProcesses(self._vocabulary)
                 assert self._vocabulary.library is not None
             return self._vocabulary
 
@@ -214,86 +207,90 @@ class Grammars:
         """`blamed`: a problem, with what of the client's it is about."""
         _check_size(len(grammar), what, param, limits.MOST_COMPILED_CHARS)
         key = _grammar_key(grammar)
-        ready = prepared_grammars.get()
-        found = (ready or {}).get(key) or self._kept(key)
-        if found is None and ready is not None:
-            raise GrammarPending(key, lambda: self._compile(key, grammar))
-        if found is None:
-            found = self._compile(key, grammar)
+        found = self._find(key, lambda: self._compile(grammar))
         if isinstance(found, str):
-            raise BadRequest(f"{what} cannot be held to: {blamed(found)}", param=param)
-        if found.given_up:
+            raise BadRequest(f"{what} cannot be enforced: {blamed(found)}", param=param)
+        if found.abandoned:
             raise GrammarTooComplex(TOO_COMPLEX, param=param)
         return found
 
-    def _compile(self, key: bytes, grammar: str) -> LlguidanceGrammar | str:
-        """The grammar, or what is wrong with it; kept for those who come next, others of its tenant among them."""
-        if (known := self._kept(key)) is not None:
-            return known
-        found = self._compiled_anew(grammar)
-        self._keep(key, found)
-        return found
-
-    def _compile_begun(
-        self, key: bytes, format: Format, tools: Sequence[GrammarTool], parallel: bool
+    def _find(
+        self, key: bytes, compile: Callable[[], LlguidanceGrammar | str], *, optional: bool = False
     ) -> LlguidanceGrammar | str:
-        """With as many of the schemas as can be held to: all of them, else those that can be alone, else none."""
-        if (known := self._kept(key)) is not None:
-            return known
+        """The grammar of this key, or what is wrong with it: cached, else compiled, now or by whoever catches
+        GrammarPending. It is cached for later requests, also those of other tenants."""
+
+        def compile_once() -> LlguidanceGrammar | str:
+            if (cached := self._cached(key)) is not None:
+                return cached
+            compiled = compile()
+            with self._lock:
+                self._cache[key] = compiled
+                while len(self._cache) > limits.MOST_CACHED_GRAMMARS:
+                    self._cache.popitem(last=False)
+            return compiled
+
+        ready = prepared_grammars.get()
+        found = (ready or {}).get(key) or self._cached(key)
+        if found is None and ready is not None:
+            raise GrammarPending(key, compile_once, optional=optional)
+        return compile_once() if found is None else found
+
+    def _compile_lazy_calls(
+        self, format: Format, tools: Sequence[GrammarTool], parallel: bool
+    ) -> LlguidanceGrammar | str:
+        """With as many of the schemas as can be enforced: all of them, else those that can be alone, else none."""
         unheld: set[str] = set()
-        found = self._begun(format, tools, parallel)
+        found = self._compile_calls_of(format, tools, parallel)
         if isinstance(found, str):
             deadline = time.monotonic() + limits.COMPILE_WALL_S
             unheld = {
                 tool.name
                 for tool in tools
-                if time.monotonic() > deadline or isinstance(self._begun(format, [tool], parallel), str)
+                if time.monotonic() > deadline or isinstance(self._compile_calls_of(format, [tool], parallel), str)
             }
-            found = self._begun(format, _without_schemas(tools, unheld), parallel)
+            found = self._compile_calls_of(format, _without_schemas(tools, unheld), parallel)
         if isinstance(found, str):
             unheld = {tool.name for tool in tools}
-            found = self._begun(format, _without_schemas(tools, unheld), parallel)
+            found = self._compile_calls_of(format, _without_schemas(tools, unheld), parallel)
         if isinstance(found, str):
-            log.warning("calls that models begin are not held to a grammar in the format %s: %s", format.name, found)
+            log.warning(
+                "calls that models begin are not constrained by a grammar in the format %s: %s", format.name, found
+            )
         elif unheld:
             found.unheld = tuple(sorted(unheld))
-            log.info("calls of %s are not held to their schemas, which cannot be", ", ".join(found.unheld)[:200])
-        self._keep(key, found)
+            log.info("the schemas of %s cannot be enforced in calls that models begin", ", ".join(found.unheld)[:200])
         return found
 
-    def _begun(self, format: Format, tools: Sequence[GrammarTool], parallel: bool) -> LlguidanceGrammar | str:
+    def _compile_calls_of(
+        self, format: Format, tools: Sequence[GrammarTool], parallel: bool
+    ) -> LlguidanceGrammar | str:
         rules = LarkRules(self._ready().special_ids)
         try:
-            source = begun_calls_grammar(rules, format, tools, parallel=parallel)
+            source = lazy_calls_grammar(rules, format, tools, parallel=parallel)
         except BadRequest as error:
             return str(error)
         if len(source) > limits.MOST_COMPILED_CHARS:
             return "it is too large"
-        return self._compiled_anew(_lark_grammar(source))
+        return self._compile(_lark_grammar(source))
 
-    def _compiled_anew(self, grammar: str) -> LlguidanceGrammar | str:
+    def _compile(self, grammar: str) -> LlguidanceGrammar | str:
         from llguidance import LLMatcher
 
         vocabulary = self._ready()
-        assert self._trials is not None
-        problem = self._trials.problem(grammar)
+        assert self._compilers is not None
+        problem = self._compilers.problem(grammar)
         if problem is None:
             matcher = LLMatcher(vocabulary.library, grammar, log_level=0, limits=limits.parser_limits())
             matcher.compute_bitmask()
             problem = matcher.get_error()
         return describe_problem(problem) if problem else LlguidanceGrammar(matcher)
 
-    def _kept(self, key: bytes) -> LlguidanceGrammar | str | None:
+    def _cached(self, key: bytes) -> LlguidanceGrammar | str | None:
         with self._lock:
-            if key in self._known:
-                self._known.move_to_end(key)
-            return self._known.get(key)
-
-    def _keep(self, key: bytes, found: LlguidanceGrammar | str) -> None:
-        with self._lock:
-            self._known[key] = found
-            while len(self._known) > limits.MOST_KEPT_GRAMMARS:
-                self._known.popitem(last=False)
+            if key in self._cache:
+                self._cache.move_to_end(key)
+            return self._cache.get(key)
 
 
 def _grammar_key(grammar: str) -> bytes:
@@ -305,24 +302,20 @@ def _plain_tools(tools: Sequence[GrammarTool]) -> list[GrammarTool]:
 
 
 def _blame_schema(schema: Any, problem: str, whose: str = "") -> str:
-    place = place_in(schema, problem)
-    return problem if place is None else f"{problem.removesuffix('.')} ({whose}at {place})"
+    path = problem_path(schema, problem)
+    return problem if path is None else f"{problem.removesuffix('.')} ({whose}at {path})"
 
 
 def _blame_tool(tools: Sequence[GrammarTool], problem: str) -> str:
-    """Strict tools are the first to blame: others are held to what they can be."""
+    """Strict tools are the first to blame: of others, what cannot be enforced is left out."""
     for tool in sorted(tools, key=lambda tool: not tool.strict):
-        if (told := _blame_schema(tool.parameters, problem, f"tool '{tool.name}', ")) != problem:
-            return told
+        if (described := _blame_schema(tool.parameters, problem, f"tool '{tool.name}', ")) != problem:
+            return described
     return problem
 
 
 def _without_schemas(tools: Sequence[GrammarTool], names: Collection[str]) -> list[GrammarTool]:
     return [GrammarTool(tool.name) if tool.name in names else tool for tool in tools]
-
-
-def _json_grammar(schema: Mapping[str, Any] | bool) -> str:
-    return json.dumps({"grammars": [{"json_schema": schema_with_options(schema)}]})
 
 
 def _lark_grammar(source: str) -> str:
@@ -331,11 +324,10 @@ def _lark_grammar(source: str) -> str:
 
 def _check_size(size: int, what: str, param: str | None, most: int = limits.MOST_GRAMMAR_CHARS) -> None:
     if size > most:
-        raise BadRequest(f"{what} is too large: {size} characters, where at most {most} are taken.", param=param)
+        raise BadRequest(f"{what} is too large: {size} characters, where at most {most} are allowed.", param=param)
 
 
-COMPILER_START_S = 20.0
-"""Longest that the process may take to start, on a machine that is busy with other things."""
+COMPILER_START_S = 20.0  # longest that the process may take to start, on a machine that is busy with other things
 
 
 class CompilerProcess:
@@ -351,7 +343,7 @@ class CompilerProcess:
         if not self._lock.acquire(timeout=WAIT_S):
             raise Unavailable("The server is busy compiling other grammars", retry_after=WAIT_S)
         try:
-            return self._tried(grammar)
+            return self._try_compile(grammar)
         finally:
             self._lock.release()
 
@@ -363,10 +355,10 @@ class CompilerProcess:
     def idle(self) -> bool:
         return not self._lock.locked()
 
-    def _tried(self, grammar: str) -> str | None:
+    def _try_compile(self, grammar: str) -> str | None:
         if self._process is None:
             self._start()
-        answer = self._asked(json.dumps(grammar), COMPILE_WALL_S)
+        answer = self._exchange(json.dumps(grammar), COMPILE_WALL_S)
         if answer is None:
             log.warning("a grammar of %d characters took too long to compile, or crashed the compiler", len(grammar))
             self._end()
@@ -383,11 +375,11 @@ class CompilerProcess:
         vocabulary = self._vocabulary
         stop = min(vocabulary.stops, default=vocabulary.vocab)
         described = {"vocab": vocabulary.vocab, "special": vocabulary.special_ids, "stop": stop}
-        if self._asked(json.dumps(described) + '\n"start: /a/"', COMPILER_START_S) is None:
+        if self._exchange(json.dumps(described) + '\n"start: /a/"', COMPILER_START_S) is None:
             self._end()
-            raise Unavailable("The process that compiles grammars does not start; the server's log says why")
+            raise Unavailable("The process that compiles grammars does not start; see the server's log")
 
-    def _asked(self, line: str, seconds: float) -> bytes | None:
+    def _exchange(self, line: str, seconds: float) -> bytes | None:
         """The answer to a line, or None if the process ends or takes too long."""
         assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
         try:
@@ -416,14 +408,14 @@ class CompilerProcesses:
     """As many processes as grammars may be tried at once. For any thread."""
 
     def __init__(self, vocabulary: GrammarVocabulary) -> None:
-        self._trials = [CompilerProcess(vocabulary) for _ in range(COMPILER_PROCESSES)]
+        self._compilers = [CompilerProcess(vocabulary) for _ in range(COMPILER_PROCESSES)]
 
     def problem(self, grammar: str) -> str | None:
         """As `CompilerProcess` has it, in the first process that is idle, so that no more are started than are
         needed."""
-        trial = next((each for each in self._trials if each.idle), self._trials[0])
-        return trial.problem(grammar)
+        compiler = next((each for each in self._compilers if each.idle), self._compilers[0])
+        return compiler.problem(grammar)
 
     def close(self) -> None:
-        for trial in self._trials:
-            trial.close()
+        for compiler in self._compilers:
+            compiler.close()

@@ -22,6 +22,7 @@ from ingot.text.grammar.lark import (
     lark_sequence,
     quote_lark_text,
 )
+from ingot.text.parser.arguments import json_type_of, resolve_reference
 
 ValueKind = Literal["values", "string", "number", "integer", "boolean", "null", "array", "object"]
 
@@ -35,13 +36,9 @@ _KEYWORDS_OF_KIND: dict[str, frozenset[str]] = {
 }
 _KEYWORDS_OF_KIND["integer"] = _KEYWORDS_OF_KIND["number"]
 _KIND_BY_KEYWORD = {
-    "properties": "object",
-    "items": "array",
-    "minLength": "string",
-    "maxLength": "string",
-    "minimum": "number",
+    **{"properties": "object", "items": "array", "minLength": "string", "maxLength": "string", "minimum": "number"},
+    **{"additionalProperties": "object", "pattern": "string", "maximum": "number"},
 }
-_KIND_BY_KEYWORD |= {"additionalProperties": "object", "pattern": "string", "maximum": "number"}
 VALUE_KINDS: tuple[ValueKind, ...] = ("string", "number", "boolean", "null", "array", "object")
 
 
@@ -50,17 +47,17 @@ class SchemaAlternative:
     """`values`: one of those of an enum. Else a value of this kind, with the keywords that are about the kind."""
 
     kind: ValueKind
-    says: Mapping[str, Any]
+    keywords: Mapping[str, Any]
     values: tuple[Any, ...] = ()
 
     @property
     def narrowed(self) -> bool:
         """Whether not every value of the kind will do."""
-        return bool(self.says) or self.kind == "values"
+        return bool(self.keywords) or self.kind == "values"
 
 
 def schema_alternatives(schema: Any, scope: SchemaScope) -> list[SchemaAlternative]:
-    """All that `schema` allows, as far as it can be held to; in a strict scope, Unsupported names what cannot."""
+    """All that `schema` allows, as far as it can be enforced; in a strict scope, Unsupported names what cannot."""
     schema = scope.flat(schema)
     if not isinstance(schema, Mapping):
         return [SchemaAlternative(kind, {}) for kind in VALUE_KINDS]
@@ -80,8 +77,8 @@ def schema_alternatives(schema: Any, scope: SchemaScope) -> list[SchemaAlternati
 def _branch_alternatives(
     schema: Mapping[str, Any], branches: Sequence[Any], scope: SchemaScope
 ) -> list[SchemaAlternative]:
-    beside = {key: value for key, value in schema.items() if key not in ("anyOf", "oneOf")}
-    found = [schema_alternatives(scope.both(branch, beside), scope) for branch in branches]
+    siblings = {key: value for key, value in schema.items() if key not in ("anyOf", "oneOf")}
+    found = [schema_alternatives(scope.both(branch, siblings), scope) for branch in branches]
     if "anyOf" not in schema:
         kinds = [kind for each in found for kind in {"number" if one.kind == "integer" else one.kind for one in each}]
         if len(set(kinds)) < len(kinds):
@@ -110,18 +107,8 @@ def _kinds_of_schema(schema: Mapping[str, Any]) -> list[ValueKind]:
 
 
 def _is_of_kind(value: Any, kinds: Sequence[str]) -> bool:
-    match value:
-        case None:
-            return "null" in kinds
-        case bool():
-            return "boolean" in kinds
-        case int():
-            return "integer" in kinds or "number" in kinds
-        case float():
-            return "number" in kinds
-        case str():
-            return "string" in kinds
-    return ("array" if isinstance(value, list) else "object") in kinds
+    kind = json_type_of(value)
+    return kind in kinds or (kind == "integer" and "number" in kinds)
 
 
 class StringRules:
@@ -140,10 +127,10 @@ class StringRules:
         if one.kind == "values":
             yield from (quote_lark_text(value) for value in one.values if isinstance(value, str) and value)
         else:
-            yield self._rules.text(self._without, [*_length_keywords(one.says), *self._patterns(one.says)])
+            yield self._rules.text(self._without, [*_length_keywords(one.keywords), *self._patterns(one.keywords)])
 
-    def _patterns(self, says: Mapping[str, Any]) -> Iterator[str]:
-        for pattern in _value_tuple(says.get("pattern")):
+    def _patterns(self, keywords: Mapping[str, Any]) -> Iterator[str]:
+        for pattern in _as_tuple(keywords.get("pattern")):
             if (expression := whole_text_pattern(str(pattern))) is not None:
                 yield f"/{lark_regex(expression)}/"
             else:
@@ -152,23 +139,19 @@ class StringRules:
     def _may_be_empty(self, one: SchemaAlternative) -> bool:
         if one.kind == "values":
             return "" in one.values
-        held = [
+        supported = [
             str(pattern)
-            for pattern in _value_tuple(one.says.get("pattern"))
+            for pattern in _as_tuple(one.keywords.get("pattern"))
             if whole_text_pattern(str(pattern)) is not None
         ]
-        return not one.says.get("minLength") and all(map(matches_empty_text, held))
+        return not one.keywords.get("minLength") and all(map(matches_empty_text, supported))
 
 
-def _length_keywords(says: Mapping[str, Any]) -> list[str]:
-    least, most = says.get("minLength"), says.get("maxLength")
+def _length_keywords(keywords: Mapping[str, Any]) -> list[str]:
+    least, most = keywords.get("minLength"), keywords.get("maxLength")
     if least is None and most is None:
         return []
     return [f"/(?s:.){{{least or 0},{'' if most is None else most}}}/"]
-
-
-def _value_tuple(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else () if value is None else (value,)
 
 
 # Keywords that say nothing of which values are right.
@@ -192,7 +175,7 @@ class SchemaMember:
 
 @dataclass(frozen=True, slots=True)
 class SchemaScope:
-    """Where a schema stands: the document that its references point into, and how closely it is to be kept."""
+    """The document that a schema's references point into, and whether all of the schema must be enforced."""
 
     root: Mapping[str, Any]
     strict: bool
@@ -202,16 +185,16 @@ class SchemaScope:
         return self._flat(schema, 0)
 
     def both(self, one: Any, other: Any) -> Any:
-        """A schema that says what both do."""
+        """A schema that states what both do."""
         stated = [each for each in (one, other) if isinstance(each, Mapping)]
         return {"allOf": stated} if stated else one
 
     def refuse(self, schema: Mapping[str, Any], understood: frozenset[str]) -> None:
-        """Raises Unsupported, naming the keyword, for a strict schema that says more than is `understood`."""
+        """Raises Unsupported, naming the keyword, for a strict schema with more keywords than are `understood`."""
         unknown = sorted(keyword for keyword in schema if keyword not in understood | _ANNOTATIONS)
         if self.strict and unknown:
             raise Unsupported(
-                f"The keyword {unknown[0]} of a strict tool's schema cannot be held to in this model's tool format."
+                f"The keyword {unknown[0]} of a strict tool's schema cannot be enforced in this model's tool format."
             )
 
     def enclosed(self, schema: Any) -> Any:
@@ -229,27 +212,23 @@ class SchemaScope:
         stated = schema.get("allOf")
         parts = list(stated) if isinstance(stated, list) else []
         if "$ref" in schema:
-            parts.insert(0, self._pointed(schema["$ref"]))
+            parts.insert(0, self._resolve(schema["$ref"]))
         found = {key: value for key, value in schema.items() if key not in ("$ref", "allOf")}
         for part in parts:
             flat = self._flat(part, depth + 1)
-            found = merge_schemas(found, flat, self._unable) if isinstance(flat, Mapping) else found
+            found = merge_schemas(found, flat, self._refuse_conflict) if isinstance(flat, Mapping) else found
         return found
 
-    def _unable(self, keyword: str) -> None:
+    def _refuse_conflict(self, keyword: str) -> None:
         if self.strict:
             raise Unsupported(
-                f"What a strict tool's schema says of {keyword} in two places cannot be held to in this model's tool "
-                "format."
+                f"A strict tool's schema states {keyword} twice: both cannot be enforced in this model's tool format."
             )
 
-    def _pointed(self, reference: Any) -> Any:
-        found: Any = self.root
-        for step in str(reference).removeprefix("#").split("/")[1:]:
-            key = step.replace("~1", "/").replace("~0", "~")
-            if not isinstance(found, Mapping) or key not in found:
-                raise Unsupported(f"The reference {reference} of a tool's schema leads nowhere.")
-            found = found[key]
+    def _resolve(self, reference: Any) -> Any:
+        found = resolve_reference(reference, self.root)
+        if found is None:
+            raise Unsupported(f"The reference {reference} of a tool's schema leads nowhere.")
         return found
 
 
@@ -291,27 +270,30 @@ _LESSER_WINS = frozenset({"maximum", "exclusiveMaximum", "maxLength", "maxItems"
 _MERGED_DEEPLY = frozenset({"items", "additionalProperties"})
 
 CannotMerge = Callable[[str], None]
-"""Told of a keyword whose two statements cannot be put into one. Where it returns, the first of them stands."""
+"""Called with a keyword whose two statements cannot be merged. Where it returns, the first of them counts."""
 
 
-def merge_schemas(one: Mapping[str, Any], other: Mapping[str, Any], unable: CannotMerge) -> dict[str, Any]:
+def merge_schemas(one: Mapping[str, Any], other: Mapping[str, Any], on_conflict: CannotMerge) -> dict[str, Any]:
     """What both allow."""
     found = dict(one)
     for keyword, stated in other.items():
         try:
-            found[keyword] = _merge_keyword(keyword, found[keyword], stated, unable) if keyword in found else stated
+            found[keyword] = (
+                _merge_keyword(keyword, found[keyword], stated, on_conflict) if keyword in found else stated
+            )
         except (TypeError, AttributeError):  # not what the keyword takes
-            unable(keyword)
+            on_conflict(keyword)
     return found
 
 
-def _merge_keyword(keyword: str, one: Any, other: Any, unable: CannotMerge) -> Any:
+def _merge_keyword(keyword: str, one: Any, other: Any, on_conflict: CannotMerge) -> Any:
     if one == other or keyword in ("title", "description", "default", "examples"):
         return one
     if keyword in _GREATER_WINS or keyword in _LESSER_WINS:
         return max(one, other) if keyword in _GREATER_WINS else min(one, other)
     if keyword in _MERGED_DEEPLY:
-        return _narrower_schema(one, other)
+        both = [each for each in (one, other) if isinstance(each, Mapping)]
+        return False if one is False or other is False else {"allOf": both}
     match keyword:
         case "properties":
             shared = {name: {"allOf": [one[name], other[name]]} for name in one.keys() & other.keys()}
@@ -321,23 +303,17 @@ def _merge_keyword(keyword: str, one: Any, other: Any, unable: CannotMerge) -> A
         case "required":
             return [*one, *(name for name in other if name not in one)]
         case "pattern":
-            return (*_type_tuple(one), *_type_tuple(other))
+            return (*_as_tuple(one), *_as_tuple(other))
         case "type":
-            common = _common_types(_type_tuple(one), _type_tuple(other))
+            common = _common_types(_as_tuple(one), _as_tuple(other))
         case "enum":
             common = [value for value in one if value in other]
         case _:
             common = []
     if not common:
-        unable(keyword)
+        on_conflict(keyword)
         return one
     return common
-
-
-def _narrower_schema(one: Any, other: Any) -> Any:
-    if one is False or other is False:
-        return False
-    return {"allOf": [each for each in (one, other) if isinstance(each, Mapping)]}
 
 
 def _common_types(one: tuple[Any, ...], other: tuple[Any, ...]) -> list[Any]:
@@ -349,8 +325,8 @@ def _common_types(one: tuple[Any, ...], other: tuple[Any, ...]) -> list[Any]:
     ]
 
 
-def _type_tuple(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, list | tuple) else (value,)
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else () if value is None else (value,)
 
 
 _ANY_TEXT = "(?s:.*)"
@@ -366,9 +342,9 @@ _TOKEN = re.compile(
 
 
 def whole_text_pattern(pattern: str) -> str | None:
-    """What matches a text exactly where `pattern` is found in it; None where that cannot be said.
+    """What matches a text exactly where `pattern` is found in it; None where that cannot be expressed.
 
-    Look-around, references, boundaries of words, lazy repetition and anchors amid a pattern are what cannot.
+    Lookarounds, references, word boundaries, lazy repetition and anchors amid a pattern cannot.
     """
     try:
         re.compile(pattern)
@@ -387,7 +363,7 @@ def matches_empty_text(pattern: str) -> bool:
 
 
 def _pattern_tokens(pattern: str) -> Iterator[str]:
-    """The parts of the pattern; an empty one where it goes on as nothing that is known here."""
+    """The parts of the pattern; an empty one where it goes on with anything else."""
     at = 0
     while at < len(pattern):
         match = _TOKEN.match(pattern, at)

@@ -27,7 +27,7 @@ class LarkRules:
         self._special = special
         self._pattern = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or "(?!)")
         self._bodies: dict[str, str] = {}
-        self._names: dict[str, str] = {}  # by body: what is said once need not be compiled twice
+        self._names: dict[str, str] = {}  # by body, so that nothing is compiled twice
         self._reserved = 0
 
     def literal(self, text: str) -> str:
@@ -40,7 +40,7 @@ class LarkRules:
         return lark_sequence([*pieces, quote_lark_text(text[at:])])
 
     def json(self, schema: Mapping[str, Any] | bool, *, lenient: bool = False) -> str:
-        """A value of this schema. `lenient`: keywords that cannot be held to are left out."""
+        """A value of this schema. `lenient`: keywords that cannot be enforced are left out."""
         return f"%json {json.dumps(schema_with_options(schema, lenient=lenient))}"
 
     def rule(self, body: str) -> str:
@@ -52,7 +52,7 @@ class LarkRules:
         return self._named(body, "T")
 
     def reserve(self) -> str:
-        """A name whose rule will be given later: it may refer to itself."""
+        """A name whose rule is defined later: it may refer to itself."""
         self._reserved += 1
         return f"s{self._reserved}"
 
@@ -60,7 +60,7 @@ class LarkRules:
         self._bodies[name] = body
 
     def text(self, without: Iterable[str] = (), also: Iterable[str] = ()) -> str:
-        """A terminal: any text that does not begin as one of the patterns `without` says, and is all of `also`."""
+        """A terminal: any text that does not begin with one of the patterns `without`, and matches all of `also`."""
         terms = [_ANY_LARK_TEXT, *also]
         if without := "|".join(without):
             terms.append(f"~/({lark_regex(without)})(?s:.*)/")
@@ -76,7 +76,7 @@ class LarkRules:
         plain = closing[: special.start()] if special else closing
         if not plain:
             return lark_sequence([lark_optional(body) if empty else body, self.literal(closing)])
-        # One terminal, as only the end of the closing tells it from the text.
+        # One terminal, as only the end of the closing separates it from the text.
         return lark_sequence([self.terminal(f"{body} {quote_lark_text(plain)}"), self.literal(closing[len(plain) :])])
 
     def source(self, start: str) -> str:
@@ -92,10 +92,10 @@ class LarkRules:
 
 
 def schema_with_options(schema: Mapping[str, Any] | bool, *, lenient: bool = False) -> Mapping[str, Any]:
-    """The schema with the library's options in it: ours, whatever it asked for itself.
+    """The schema with the library's options in it: ours, whatever it had itself.
 
-    The library takes `\\uXXXX` for control characters alone. A model that began to write a letter so would have to
-    end with one of those, so where nothing in the schema needs it that escape is not to begin."""
+    The library takes `\\uXXXX` for control characters only. A model that began to write a letter so would have to end
+    with one of those, so that escape is not allowed where nothing in the schema needs it."""
     options: dict[str, Any] = {"whitespace_pattern": JSON_SPACE, "lenient": lenient, "coerce_one_of": lenient}
     if lenient and "\\u" not in json.dumps(schema, ensure_ascii=False):
         options["json_allowed_escapes"] = PLAIN_ESCAPES
@@ -142,27 +142,27 @@ class SchemaRules:
     def __init__(self, rules: LarkRules) -> None:
         self._rules = rules
         self._names: dict[tuple[Hashable, ...], str] = {}
-        self._under_way: set[str] = set()
-        self._led_back: set[str] = set()
+        self._in_progress: set[str] = set()
+        self._recursive: set[str] = set()
         self._schemas: list[Any] = []  # those whose ids are keys, which nothing else may then have
 
-    def rule(self, schema: Any, place: tuple[Hashable, ...], write: Callable[[], str]) -> str:
-        """The rule of this very schema in this place, which `write` makes, perhaps asking for it again."""
-        key = (id(schema), *place)
+    def rule(self, schema: Any, context: tuple[Hashable, ...], write: Callable[[], str]) -> str:
+        """The rule of this very schema in this context, which `write` makes, perhaps recursively."""
+        key = (id(schema), *context)
         if key not in self._names:
             self._schemas.append(schema)
-            self._names[key] = self._made(key, write)
+            self._names[key] = self._write_rule(key, write)
         name = self._names[key]
-        if name in self._under_way:
-            self._led_back.add(name)
+        if name in self._in_progress:
+            self._recursive.add(name)
         return name
 
-    def _made(self, key: tuple[Hashable, ...], write: Callable[[], str]) -> str:
+    def _write_rule(self, key: tuple[Hashable, ...], write: Callable[[], str]) -> str:
         name = self._names[key] = self._rules.reserve()
-        self._under_way.add(name)
+        self._in_progress.add(name)
         body = write()
-        self._under_way.remove(name)
-        if name not in self._led_back:
+        self._in_progress.remove(name)
+        if name not in self._recursive:
             return self._rules.rule(body)
         self._rules.define(name, body)
         return name

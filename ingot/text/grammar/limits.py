@@ -16,23 +16,15 @@ from ingot.errors import BadRequest, Unsupported
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
-MOST_GRAMMAR_CHARS = 256 * 1024
-"""Of a schema, an expression, a list of choices or a grammar that a client sends."""
-MOST_COMPILED_CHARS = 1024 * 1024
-"""Of what is made of it: the calls of many tools put together."""
+MOST_GRAMMAR_CHARS = 256 * 1024  # of a schema, an expression, a list of choices or a grammar that a client sends
+MOST_COMPILED_CHARS = 1024 * 1024  # of what is made of it: the calls of many tools put together
 MOST_CHOICES = 4096
-COMPILE_S = 2.0
-"""Processor time that compiling may take,"""
-COMPILE_WALL_S = 8.0
-"""and the longest that it is waited for, on a machine that is busy with other things."""
-COMPILER_PROCESSES = 4
-"""Grammars that are compiled at the same time, each of another tenant."""
-MOST_WAITING_REQUESTS = 8
-"""Requests of one tenant that wait for its grammars."""
-WAIT_S = 8.0
-"""Longest to wait for others' grammars to be compiled first."""
-MOST_KEPT_GRAMMARS = 32
-"""Compiled grammars that are kept, the latest used."""
+COMPILE_S = 2.0  # processor time that compiling may take,
+COMPILE_WALL_S = 8.0  # and the longest that it is waited for, on a machine that is busy with other things
+COMPILER_PROCESSES = 4  # grammars that are compiled at the same time, each of another tenant
+MOST_WAITING_REQUESTS = 8  # requests of one tenant that wait for its grammars
+WAIT_S = 8.0  # longest to wait for others' grammars to be compiled first
+MOST_CACHED_GRAMMARS = 32  # compiled grammars that are cached
 SLOW_MASK_S = 0.005
 """Processor time of a token's mask that is slow. How slow it can be, the library's own limits say."""
 SLOW_MASKS, SLOW_SHARE = 16, 4
@@ -49,10 +41,7 @@ def parser_limits() -> LLParserLimits:
     from llguidance import LLParserLimits
 
     return LLParserLimits(
-        step_lexer_fuel=_LEXER_STEP,
-        step_max_items=_ITEMS_STEP,
-        max_lexer_states=_LEXER_STATES,
-        verbose_errors=False,
+        step_lexer_fuel=_LEXER_STEP, step_max_items=_ITEMS_STEP, max_lexer_states=_LEXER_STATES, verbose_errors=False
     )
 
 
@@ -62,19 +51,19 @@ ANNOTATING_FORMATS = frozenset(
         *("path", "file-path", "directory-path", "textarea", "markdown", "html"),
     }
 )
-"""Formats that tell what a text is for, and not which texts are right."""
+"""Formats that describe what a text is for, and not which texts are valid."""
 _COUNT_KEYWORDS = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"})
 _VALUE_KEYWORDS = frozenset({"const", "enum", "default", "examples", "example"})
 _KEYWORDS_WITH_NAMES = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 
 
 def plain_schema(schema: Any) -> Any:
-    """The same without what says nothing of which values are right, and with whole numbers written as such."""
+    """The same without keywords that do not affect which values are valid, and with whole numbers as integers."""
     if isinstance(schema, list):
         return [plain_schema(each) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
-    return {key: _plain_keyword(key, value) for key, value in schema.items() if not _says_nothing(schema, key, value)}
+    return {key: _plain_keyword(key, value) for key, value in schema.items() if not _is_irrelevant(schema, key, value)}
 
 
 def _plain_keyword(key: str, value: Any) -> Any:
@@ -87,7 +76,7 @@ def _plain_keyword(key: str, value: Any) -> Any:
     return plain_schema(value)
 
 
-def _says_nothing(schema: Mapping[str, Any], key: str, value: Any) -> bool:
+def _is_irrelevant(schema: Mapping[str, Any], key: str, value: Any) -> bool:
     if key == "format":
         return isinstance(value, str) and value in ANNOTATING_FORMATS
     most = schema.get("maxItems")
@@ -95,7 +84,7 @@ def _says_nothing(schema: Mapping[str, Any], key: str, value: Any) -> bool:
     return key == "uniqueItems" and (value is False or single)
 
 
-def place_in(schema: Any, problem: str) -> str | None:
+def problem_path(schema: Any, problem: str) -> str | None:
     """Where in a schema that stands which a problem names: a value between quotes, else a keyword."""
     words = set(re.findall(r"[$A-Za-z]+", problem))
     found = list(_stated_keywords(schema, ""))
@@ -121,7 +110,7 @@ def _stated_keywords(schema: Any, path: str) -> Iterator[tuple[str, str, Any]]:
 
 
 def check_schema(schema: Any, param: str | None) -> None:
-    """Raises BadRequest for a schema that is too large or no schema, Unsupported for what could not be kept."""
+    """Raises BadRequest for a schema that is too large or no schema, Unsupported for what cannot be enforced."""
     if not isinstance(schema, Mapping | bool):
         raise BadRequest("A JSON schema is an object, or true or false.", param=param)
     try:
@@ -130,7 +119,7 @@ def check_schema(schema: Any, param: str | None) -> None:
         raise BadRequest(f"The schema cannot be written as JSON: {error}", param=param) from None
     if size > MOST_GRAMMAR_CHARS:
         raise BadRequest(
-            f"The schema is too large: {size} characters, where at most {MOST_GRAMMAR_CHARS} are taken.", param=param
+            f"The schema is too large: {size} characters, where at most {MOST_GRAMMAR_CHARS} are allowed.", param=param
         )
     for part in _schema_parts(schema):
         if _counts_keys(part):
@@ -152,7 +141,7 @@ def _counts_keys(schema: Mapping[str, Any]) -> bool:
 
 
 def _schema_parts(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """Everything in a schema that may be one. Values that only look like schemas are looked at too, which is safe."""
+    """Everything in a schema that may be one. Values in the form of schemas are checked too, which is safe."""
     waiting = [schema]
     while waiting:
         part = waiting.pop()
@@ -165,7 +154,7 @@ def _schema_parts(schema: Any) -> Iterator[Mapping[str, Any]]:
 
 LONGEST_PROBLEM: Final = 400
 _GRAMMAR_SOURCE: Final = re.compile(r"\s*\d+ \| ")
-_GRAMMAR_PLACE: Final = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*)", re.DOTALL)
+_GRAMMAR_POSITION: Final = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*)", re.DOTALL)
 _FOUND_AT: Final = re.compile(r" \(at .*\)$")
 _REGEX_PROBLEM: Final = re.compile(
     r"(?:invalid regex \".*\" \(in regex\): )?regex parse error: (.*) error: (.*)", re.DOTALL
@@ -183,7 +172,7 @@ def _unsupported_keys(found: re.Match[str]) -> str:
 ProblemWords = str | Callable[[re.Match[str]], str]
 PROBLEM_WORDS: Final[tuple[tuple[str, ProblemWords], ...]] = (
     (r"Unimplemented keys: \[(.*)\]", _unsupported_keys),
-    (r"Unknown format: (.*)", r"the format '\1' is not known here; leave it out or write it as a pattern"),
+    (r"Unknown format: (.*)", r"the format '\1' is not supported; leave it out or write it as a pattern"),
     (r"Invalid type: (.*)", r"'\1' is no type of JSON"),
     (r"Resource '(.*)' is not present .*", r"$ref names '\1', which is not in the schema; nothing is fetched"),
     (r"Pointer '(.*)' does not exist", r"$ref names '#\1', which is not in the schema"),
@@ -199,9 +188,9 @@ PROBLEM_WORDS: Final[tuple[tuple[str, ProblemWords], ...]] = (
     (r"duplicate rule: \"(.*)\"", r"there are two rules '\1'"),
     (r"circular reference in token \"(.*)\" definition", r"the terminal '\1' is defined by itself"),
     (r"Unknown common regex: ([^;]*);.*", r"there is no '\1' to import"),
-    (r"lexer error", r"a text or a regular expression is not closed, or a character has no place here"),
+    (r"lexer error", r"a text or a regular expression is not closed, or a character is not allowed here"),
     (r"expecting rule, token or statement", r"a rule, a terminal or a directive has to stand here"),
-    (r"Expected token '_', found '(.*)'", r"'\1' has no place here; a rule is written `name: what it stands for`"),
+    (r"Expected token '_', found '(.*)'", r"'\1' is not allowed here; a rule is written `name: what it stands for`"),
     (r"Expected token '(.*)', found '(.*)'", r"'\1' has to stand here, not '\2'"),
 )
 
@@ -212,26 +201,26 @@ def describe_problem(problem: str) -> str:
         problem = problem.partition(sign)[0]
     lines = (line.strip() for line in problem.splitlines() if not _GRAMMAR_SOURCE.match(line))
     problem = " ".join(line for line in lines if line.strip("^ "))
-    told = _describe_regex_problem(problem) or _describe_place(problem)
-    return told if len(told) <= LONGEST_PROBLEM else told[:LONGEST_PROBLEM] + "…"
+    text = _describe_regex_problem(problem) or _describe_position(problem)
+    return text if len(text) <= LONGEST_PROBLEM else text[:LONGEST_PROBLEM] + "…"
 
 
 def _describe_regex_problem(problem: str) -> str | None:
-    """Where it is an expression that is to blame, it tells more than a place in a grammar that may be ours."""
-    placed = _GRAMMAR_PLACE.fullmatch(problem)
-    problem = placed[3] if placed else problem
+    """The regular expression to blame, which is more useful than a position in a grammar that may be ours."""
+    located = _GRAMMAR_POSITION.fullmatch(problem)
+    problem = located[3] if located else problem
     if found := _REGEX_PROBLEM.fullmatch(problem):
         return f"the regular expression {found[1][:100]} cannot be read: {found[2]}"
     if found := _LOOKAROUND_PROBLEM.fullmatch(problem):
-        return f"the regular expression {found[1][:100]} looks around (at the edge of a word, say): unsupported"
+        return f"the regular expression {found[1][:100]} uses a lookaround or a word boundary, which is not supported"
     return None
 
 
-def _describe_place(problem: str) -> str:
-    placed = _GRAMMAR_PLACE.fullmatch(problem)
-    if placed is None:
+def _describe_position(problem: str) -> str:
+    located = _GRAMMAR_POSITION.fullmatch(problem)
+    if located is None:
         return _translate_problem(problem)
-    return f"line {placed[1]}, column {placed[2]}: {_translate_problem(_FOUND_AT.sub('', placed[3]))}"
+    return f"line {located[1]}, column {located[2]}: {_translate_problem(_FOUND_AT.sub('', located[3]))}"
 
 
 def _translate_problem(problem: str) -> str:

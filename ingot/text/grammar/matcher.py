@@ -1,12 +1,14 @@
 """What the engine knows of constrained answers: which tokens may come next, and when the answer is complete.
 
-Plain values, no mlx. A `CompiledGrammar` is shared and never changes; a `GrammarMatcher` is one sequence's, made by it,
-and belongs to the engine thread.
+A `CompiledGrammar` is shared and never changes; a `GrammarMatcher` is one sequence's, made by it, and belongs to the
+engine thread. No mlx.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ingot.errors import BadRequest, IngotError
@@ -20,82 +22,141 @@ TokenMask: TypeAlias = "NDArray[np.uint32]"
 
 
 class GrammarViolated(IngotError):
-    """The answer left what it was held to, which is a fault of ours. It must end: never is the rest free text."""
+    """The answer left its grammar, which is a fault of ours. It must end: no free text may follow."""
 
     code = "guide_broken"
 
 
 class GrammarTooComplex(BadRequest):
-    """To go on by this grammar takes more work than one request may cost."""
+    """Following this grammar takes more work than one request may cost."""
 
     code = "grammar_too_complex"
 
 
-class GrammarMatcher(Protocol):
-    """One sequence's. Tokens are accepted in order, each exactly once, also across preemption."""
+class GrammarMatcher(ABC):
+    """One sequence's. Tokens are accepted in order, each exactly once, also across preemption.
+
+    `mask`, `accept` and `admits` raise GrammarTooComplex or GrammarViolated, after which the sequence must end. Looking
+    ahead, for speculation, accepts tokens and rolls back: a copy would cost more the longer the answer is.
+    """
 
     @property
+    @abstractmethod
     def free(self) -> bool:
-        """Whatever the next token is, it and the one after it are not constrained: nobody need wait to read it."""
-        ...
+        """Whether neither the next token nor the one after it is constrained: nobody need wait to read it."""
 
     @property
+    @abstractmethod
     def done(self) -> bool:
-        """The answer is complete: nothing can follow but a stop token, and nothing need."""
-        ...
+        """Whether the answer is complete: nothing can follow but a stop token, and nothing need."""
 
+    @abstractmethod
     def mask(self) -> TokenMask | None:
-        """The tokens that may come next; None where all may. Asking twice gives the same.
+        """The tokens that may come next; None where all may. The caller may read it until the next call."""
 
-        Raises GrammarTooComplex or GuideBroken, after which the sequence must end. The array is the caller's to read
-        until the next call, not to keep.
-        """
-        ...
-
+    @abstractmethod
     def accept(self, token: int) -> None:
-        """The token that was drawn. Raises GrammarTooComplex or GuideBroken."""
-        ...
+        """The token that was sampled."""
 
     def admits(self, token: int) -> bool:
-        """Whether the mask allows the token, for less work than the whole mask takes. Raises as `mask` does."""
-        ...
+        """Whether the mask allows the token, where possible for less work than the whole mask takes."""
+        mask = self.mask()
+        return mask is None or allows_token(mask, token)
 
     @property
     def narrow(self) -> bool:
-        """Whether there may be but one token that can come next. Cheap, where it takes work to say which."""
-        ...
+        """Whether only one token may be allowed next. Cheap, unlike finding out which."""
+        return True
 
     def agreed(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens, from the first on, may come next in this order and leave the answer incomplete: a
-        guide is never done by a token that others are to follow.
+        """How many of these tokens, from the first on, may come next in this order and leave the answer incomplete.
 
-        Leaves the guide as it was. Never raises: a guide that fails says so when it is asked for a mask.
+        Never raises: a matcher that fails does so when its mask is computed.
         """
-        ...
+        count = 0
+        with self._restoring():
+            for token in tokens:
+                if not self._goes_on(token):
+                    break
+                count += 1
+        return count
 
     def masks(self, tokens: Sequence[int]) -> list[TokenMask | None]:
-        """What `mask` says now, and would say after each of these tokens, which it agreed to: one mask more than there
-        are tokens. They are the caller's to keep. Leaves the guide as it was, and raises as `mask` does.
-        """
-        ...
+        """The mask now and after each of these tokens, which it agreed to. They are the caller's to keep."""
+        found = []
+        with self._restoring():
+            for token in tokens:
+                found.append(_copy_mask(self.mask()))
+                self.accept(token)
+            found.append(_copy_mask(self.mask()))
+        return found
 
     def forced(self, most: int) -> tuple[int, ...]:
-        """Tokens, so many at most, that come next whatever is drawn, as each mask allows but one, and that it would
-        agree to. Leaves the guide as it was, and never raises."""
-        ...
+        """The tokens, so many at most, that come next whatever is sampled, as each mask allows only one. Never
+        raises."""
+        found: list[int] = []
+        with self._restoring():
+            while len(found) < most and (token := self._only_token()) is not None and self._goes_on(token):
+                found.append(token)
+        return tuple(found)
+
+    def inner(self) -> Iterable[GrammarMatcher]:
+        """The matchers that this one is made of, whose state is part of its own."""
+        return ()
 
     def standing(self) -> Any:
-        """Where the guide is, to `rollback` to."""
-        ...
+        """The state, to `rollback` to. What an attribute holds must be replaced, not changed, when it changes."""
+        return dict(vars(self)), [(matcher, matcher.standing()) for matcher in self.inner()]
 
     def rollback(self, standing: Any) -> None:
-        """Be as it was there: earlier on its way here, with nothing gone back to in between that was earlier still."""
-        ...
+        """Return to an earlier state, with no rollback to one still earlier in between."""
+        own, inner = standing
+        vars(self).update(own)
+        for matcher, state in inner:
+            matcher.rollback(state)
+
+    @contextmanager
+    def _restoring(self) -> Iterator[None]:
+        state = self.standing()
+        try:
+            yield
+        finally:
+            self.rollback(state)
+
+    def _goes_on(self, token: int) -> bool:
+        """Whether the token may come next and leaves more to come; it then has been accepted."""
+        try:
+            if not self.admits(token):
+                return False
+            self.accept(token)
+        except IngotError:
+            return False
+        return not self.done
+
+    def _only_token(self) -> int | None:
+        """The one token that may come next, if there is only one."""
+        try:
+            mask = self.mask() if self.narrow else None
+        except IngotError:
+            return None
+        if mask is None:
+            return None
+        words = mask.nonzero()[0]
+        bits = int(mask[words[0]]) if len(words) == 1 else 0
+        return 32 * int(words[0]) + bits.bit_length() - 1 if bits.bit_count() == 1 else None
+
+
+def _copy_mask(mask: TokenMask | None) -> TokenMask | None:
+    return None if mask is None else mask.copy()
+
+
+def allows_token(mask: TokenMask, id: int) -> bool:
+    return bool(int(mask[id >> 5]) >> (id & 31) & 1)
 
 
 class CompiledGrammar(Protocol):
-    """What a request's answers are held to. Any thread may hold it."""
+    """What a request's answers are constrained to. Any thread may hold it."""
 
     def begin(self) -> GrammarMatcher:
-        """A guide for a new sequence. Cheap: whatever takes long was done when the plan was made."""
+        """A matcher for a new sequence. Cheap: whatever takes long was done when the grammar was compiled."""
         ...

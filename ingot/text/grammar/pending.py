@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ingot.text.grammar.compiled import LlguidanceGrammar
 
 prepared_grammars: ContextVar[dict[bytes, LlguidanceGrammar | str] | None] = ContextVar("prepared", default=None)
-"""Where it is set, nothing is compiled in place: what is not known yet and not found here raises Uncompiled."""
+"""Where it is set, nothing is compiled in place: what is neither cached nor found here raises GrammarPending."""
 
 
 class GrammarPending(Exception):

@@ -20,8 +20,8 @@ SPACE_BYTES = b" \t\r\n"
 
 FORMAT_MARKERS = frozenset(
     marker
-    for known in FORMATS
-    for literal in known.markers
+    for table in FORMATS
+    for literal in table.markers
     for marker in re.findall(r"\]<\]\w+\[>\[|<[^<>\s=]+>|\[/?[A-Z_]+\]", literal)
 )
 """What families may have tokens for, special or not."""
@@ -38,14 +38,14 @@ class GrammarVocabulary:
     def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
         self._tokenizer = tokenizer
         self.vocab = vocab
-        known = min(vocab, tokenizer.vocab_size)
-        self.tokens = [tokenizer.token_bytes(id) for id in range(known)] + [b""] * (vocab - known)
+        count = min(vocab, tokenizer.vocab_size)
+        self.tokens = [tokenizer.token_bytes(id) for id in range(count)] + [b""] * (vocab - count)
         self.stops = frozenset(id for id in tokenizer.eos_ids if id < vocab)
         self._markers = {id for text in FORMAT_MARKERS if (id := self._alone(text)) is not None}
         # A token that ends answers must never count as text, nor one that sets calls or thinking apart from it,
         # whatever the tokenizer's files call it: a grammar would have the model spell it out.
         self.special = frozenset(id for id in tokenizer.special_ids if id < vocab) | self.stops | self._markers
-        # Asked for few texts, the tags of thinking and their ends, but at each token.
+        # Called for few texts, the thinking tags and their ends, but at each token.
         self.beginning, self.leading_to, self.holding = map(
             lru_cache, (self._beginning, self._leading_to, self._holding)
         )
@@ -65,7 +65,7 @@ class GrammarVocabulary:
         return LLTokenizer(_LlguidanceTokens(self), eos_token=sorted(self.stops) or [self.vocab])  # type: ignore[arg-type]
 
     def encode(self, text: str) -> list[int]:
-        """The tokens that write `text`, special ones included, at a place within an answer."""
+        """The tokens that write `text`, special ones included, in the middle of an answer."""
         for before in ("", _ANCHOR):
             ids = self._behind(before, self._tokenizer.encode(before + text, add_special=False))
             if self._text(ids) == text.encode():
@@ -80,9 +80,9 @@ class GrammarVocabulary:
     def _behind(self, before: str, ids: list[int]) -> list[int]:
         wanted = before.encode()
         passed = b""
-        for place, id in enumerate(ids):
+        for index, id in enumerate(ids):
             if passed.lstrip() == wanted:
-                return ids[place:]
+                return ids[index:]
             passed += self._text([id])
         return []
 
@@ -114,7 +114,7 @@ class GrammarVocabulary:
         return mask
 
     def expect(self, *texts: bytes) -> None:
-        """Look now for what guides will ask about these texts: they are asked on the engine's time."""
+        """Compute now what matchers need of these texts: they run on the engine's time."""
         for text in texts:
             self.leading_to(text)
             self.holding(text)
@@ -127,8 +127,8 @@ class GrammarVocabulary:
     def _beginning(self, text: bytes) -> tuple[int, ...]:
         """Tokens whose bytes begin with `text`."""
         found = []
-        for place in range(bisect_left(self._sorted, (text, -1)), len(self._sorted)):
-            token, id = self._sorted[place]
+        for index in range(bisect_left(self._sorted, (text, -1)), len(self._sorted)):
+            token, id = self._sorted[index]
             if not token.startswith(text):
                 break
             found.append(id)
@@ -149,8 +149,8 @@ class GrammarVocabulary:
 
     def overshooting(self, text: bytes, size: int) -> list[int]:
         """Tokens that write all of `text` behind its first `size` bytes, and go on."""
-        rest = text[size:]
-        return [id for id in self.beginning(rest) if len(self.tokens[id]) > len(rest)]
+        remaining = text[size:]
+        return [id for id in self.beginning(remaining) if len(self.tokens[id]) > len(remaining)]
 
     def _leading_up_to(self, text: bytes) -> frozenset[int]:
         """How many bytes of `text` are written where one more token may end it, or lead to where one may overshoot."""
@@ -165,12 +165,7 @@ class GrammarVocabulary:
         return frozenset(found | ({0} if within else set()))
 
     def _exactly(self, text: bytes) -> list[int]:
-        place = bisect_left(self._sorted, (text, -1))
-        found = []
-        while place < len(self._sorted) and self._sorted[place][0] == text:
-            found.append(self._sorted[place][1])
-            place += 1
-        return found
+        return [id for id in self._beginning(text) if len(self.tokens[id]) == len(text)]
 
 
 class _LlguidanceTokens:
@@ -179,7 +174,7 @@ class _LlguidanceTokens:
     is_tokenizer_wrapper = True
 
     def __init__(self, vocabulary: GrammarVocabulary) -> None:
-        # A model that has no token to end answers with gets one behind its vocabulary, which is never drawn.
+        # A model that has no token to end answers with gets one after its vocabulary, which is never sampled.
         ending = [] if vocabulary.stops else [b"<|nothing follows|>"]
         self.tokens = [*vocabulary.tokens, *ending]
         self.eos_token_id = min(vocabulary.stops, default=vocabulary.vocab)
@@ -197,7 +192,3 @@ def allow_token(mask: TokenMask, id: int) -> None:
 
 def forbid_token(mask: TokenMask, id: int) -> None:
     mask[id >> 5] &= np.uint32(0xFFFFFFFF ^ (1 << (id & 31)))
-
-
-def allows_token(mask: TokenMask, id: int) -> bool:
-    return bool(mask[id >> 5] >> np.uint32(id & 31) & np.uint32(1))

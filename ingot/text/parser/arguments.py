@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
 
 UNPARSED_KEY: Final = "_unparsed"
-DEEPEST_ARGUMENTS: Final = 64
-"""Objects that nest deeper are left as text: templates and their filters follow them down."""
+DEEPEST_ARGUMENTS: Final = 64  # objects that nest deeper are left as text: templates and their filters follow them down
 
 
 def arguments_as_object(arguments: Any) -> dict[str, Any]:
@@ -38,12 +37,12 @@ def arguments_as_text(arguments: Any) -> str:
 
 
 def are_unparsed_arguments(arguments: Any) -> bool:
-    """Whether the arguments are no object, so that only the text tells what they are."""
+    """Whether the arguments are no object, so that only their text is meaningful."""
     return isinstance(_parse_arguments(arguments), str)
 
 
 def answer_arguments(text: str, *, complete: bool) -> dict[str, Any]:
-    """The arguments that a model wrote, for wires that have no place for text. Nothing is made up to end them."""
+    """The arguments that a model wrote, for protocols that cannot send text. Nothing is made up to close them."""
     value: dict[str, Any] = json.loads(text or "{}") if complete else {UNPARSED_KEY: text}
     return value
 
@@ -95,7 +94,7 @@ _TYPE_BY_KEYWORD: tuple[tuple[str, JsonType], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class ValueSchema:
-    """What a tool's schema says of one value: all of `schemas`, any of which may be about it; nothing without one."""
+    """What a tool's schema states about one value: any of `schemas` may apply to it; nothing without one."""
 
     root: Mapping[str, Any]  # the document that references point into
     schemas: tuple[Any, ...]
@@ -115,7 +114,7 @@ class ValueSchema:
         return self._within(lambda schema: _property_schemas(schema, name))
 
     def item(self, index: int) -> ValueSchema:
-        """Of the value at this place, where this is an array."""
+        """The schema of the item at this index, where this is an array."""
         return self._within(lambda schema: _item_schemas(schema, index))
 
     def _within(self, parts: Callable[[Mapping[str, Any]], Iterable[Any]]) -> ValueSchema:
@@ -156,7 +155,7 @@ def _schema_branches(schema: Any, root: Mapping[str, Any]) -> Iterable[Mapping[s
         seen.add(id(branch))
         yield branch
         if "$ref" in branch:
-            waiting.append(_resolve_reference(branch["$ref"], root))
+            waiting.append(resolve_reference(branch["$ref"], root))
         for keyword in ("allOf", "anyOf", "oneOf"):
             waiting += _as_list(branch.get(keyword))
 
@@ -180,7 +179,7 @@ def _keyword_types(schema: Mapping[str, Any], root: Mapping[str, Any], depth: in
     if values := _as_list(schema.get("enum")):
         yield frozenset(map(json_type_of, values))
     if "$ref" in schema:
-        yield _schema_types(_resolve_reference(schema["$ref"], root), root, depth + 1)
+        yield _schema_types(resolve_reference(schema["$ref"], root), root, depth + 1)
     for keyword in ("anyOf", "oneOf"):
         if branches := _as_list(schema.get(keyword)):
             yield frozenset[JsonType]().union(*(_schema_types(branch, root, depth + 1) for branch in branches))
@@ -193,8 +192,8 @@ def _keyword_types(schema: Mapping[str, Any], root: Mapping[str, Any], depth: in
 
 def _stated_types(types: Any) -> JsonTypes:
     names = [types] if isinstance(types, str) else _as_list(types)
-    known = frozenset(cast(JsonType, name) for name in names if isinstance(name, str) and name in ANY_TYPE)
-    return known or ANY_TYPE
+    valid = frozenset(cast(JsonType, name) for name in names if isinstance(name, str) and name in ANY_TYPE)
+    return valid or ANY_TYPE
 
 
 def json_type_of(value: Any) -> JsonType:
@@ -215,7 +214,7 @@ def json_type_of(value: Any) -> JsonType:
     return "object"
 
 
-def _resolve_reference(reference: Any, root: Mapping[str, Any]) -> Any:
+def resolve_reference(reference: Any, root: Mapping[str, Any]) -> Any:
     """The schema that a reference within the same document points to; None, which allows all, if there is none."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None

@@ -1,10 +1,10 @@
 """Reads calls out of an answer, by the tables of `tool_formats`.
 
-A call is held back until it is certain: its name is known and its arguments have begun. From then on it streams, and
-what follows can no longer take it back. Before, anything that does not fit raises `FormMismatch`, and what was read is
-in the reader's record, to be given out as the text that it is.
+A call is held back until it is certain: until its name is complete and its arguments begin. From then on it streams and
+cannot be retracted. Before, anything that does not fit raises `FormMismatch`, and what was read is in the reader's
+record, to be emitted as text.
 
-An answer that may have one call ends with its arguments; `unwritten_parts` says what is then left to write of the call.
+An answer that may have one call ends with its arguments; `unwritten_parts` is what is then left to write of the call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 
 from ingot.text.parser.events import CallDraft, CallEventEmitter, FormMismatch, ToolSchema
 from ingot.text.parser.reader import Steps, TextReader, make_markers
-from ingot.text.parser.tagged_arguments import ElementArgumentReader, TaggedArgumentReader
+from ingot.text.parser.tagged_arguments import TaggedArgumentReader
 from ingot.text.parser.unclosed_tags import call_heads
 from ingot.text.parser.values import JsonTranscriber, feed_transcriber, transcribe_object
 from ingot.text.tool_formats.format import (
@@ -47,37 +47,36 @@ _USUAL_KEYS = ("name", "tool_name", "type", "id", "tool_call_id", *_ARGUMENT_KEY
 
 
 class CallReader:
-    """Tells the `teller` of what it reads."""
+    """Reports what it reads to the `emitter`."""
 
     def __init__(
         self,
         reader: TextReader,
         tools: Mapping[str, ToolSchema],
-        teller: CallEventEmitter,
+        emitter: CallEventEmitter,
         forms: tuple[CallForm, ...] = (),
         ends: tuple[str, ...] = (),
     ) -> None:
         """`ends` end a message that calls stand in."""
         self._reader = reader
         self._tools = tools
-        self._teller = teller
-        self._tagged = TaggedArgumentReader(reader, tools, teller, call_heads(forms, ends))
-        self._elements = ElementArgumentReader(reader, tools, teller, call_heads(forms, ends))
-        self._awaited: tuple[Part, ...] = ()  # from where the record began, once a call's arguments are complete
+        self._emitter = emitter
+        self._tagged = TaggedArgumentReader(reader, tools, emitter, call_heads(forms, ends))
+        self._expected: tuple[Part, ...] = ()  # from where the record began, once a call's arguments are complete
 
     @property
-    def begun(self) -> int:
+    def call_count(self) -> int:
         """How many calls were announced."""
-        return self._teller.begun
+        return self._emitter.call_count
 
     @property
     def missing(self) -> str:
         """What is left to write of the last call and what closes it, once its arguments are complete."""
-        return unwritten_parts(self._awaited, self._reader.unsettled_text)
+        return unwritten_parts(self._expected, self._reader.unsettled_text)
 
     def section(self, forms: tuple[CallForm, ...], *, opened: bool, only_known: bool = False) -> Steps[None]:
-        """Calls in one of the forms. The reader records, and stands behind the forms' common marker if `opened`, else
-        where the first call begins. Raises Mismatch. Either way, what is in the record afterwards is text."""
+        """Calls in one of the forms. The reader records, and is after the forms' common marker if `opened`, else at the
+        first call. Raises FormMismatch. Either way, what is in the record afterwards is text."""
         form = yield from self._chosen(forms, opened)
         for part in form.opening[1:] if opened else ():
             yield from self._plain(part)
@@ -88,16 +87,16 @@ class CallReader:
         yield from self._closing(form)
 
     def named(self, name: str) -> Steps[None]:
-        """The arguments, in JSON, of a call whose name was said elsewhere. Raises Mismatch."""
+        """The arguments, in JSON, of a call whose name is in a header. Raises FormMismatch."""
         draft = CallDraft(only_known=False, name=name)
         try:
             yield from self._arguments(JSON, draft)
         except FormMismatch:
-            self._teller.cut_off(draft)
+            self._emitter.cut_off(draft)
             raise
 
     def _chosen(self, forms: tuple[CallForm, ...], opened: bool) -> Steps[CallForm]:
-        """Forms may share a marker; what follows it tells them apart, and a name is what remains."""
+        """Forms may share a marker; what follows it distinguishes them, and one that begins with a name comes last."""
         if len(forms) == 1:
             return forms[0]
         yield from self._reader.gap()
@@ -107,9 +106,9 @@ class CallReader:
         raise FormMismatch
 
     def _another(self, form: CallForm) -> Steps[bool]:
-        """Whether one more call follows. From here on a record is kept again."""
+        """Whether one more call follows. Recording starts again here."""
         self._reader.record()
-        self._awaited = form.closing
+        self._expected = form.closing
         yield from self._reader.gap()
         if form.joint is None and not form.repeats:
             return False
@@ -127,40 +126,40 @@ class CallReader:
 
     def _closing(self, form: CallForm) -> Steps[None]:
         reader = self._reader
-        for place, part in enumerate(form.closing, start=1):
+        for index, part in enumerate(form.closing, start=1):
             if not isinstance(part, str):
                 yield from self._plain(part)
             elif (yield from reader.literal(part)):
                 reader.record()
-                self._awaited = form.closing[place:]
+                self._expected = form.closing[index:]
             else:
                 if reader.cut_short((part,)):
-                    reader.drop_rest()
+                    reader.drop_remaining()
                 return
 
     def _call(self, form: CallForm, only_known: bool) -> Steps[None]:
         draft = CallDraft(only_known, form.whole)
         tagged = False
         try:
-            for place, part in enumerate(form.call, start=1):
+            for index, part in enumerate(form.call, start=1):
                 if not draft.ended:
                     within = ("}",) if isinstance(part, JsonCall) else ()
-                    self._awaited = (*within, *form.call[place:], *form.closing)
+                    self._expected = (*within, *form.call[index:], *form.closing)
                 if tagged and isinstance(part, str):
                     if (yield from self._reader.literal(part)):
                         continue
                     if self._reader.cut_short((part,)):
-                        self._reader.drop_rest()
+                        self._reader.drop_remaining()
                     break  # it was forgotten
-                own, closing = _literal_parts(form.call[place:]), _literal_parts(form.closing)
+                own, closing = _literal_parts(form.call[index:]), _literal_parts(form.closing)
                 yield from self._part(part, draft, own, closing)
                 tagged = tagged or isinstance(part, TextParameters | Elements)
                 if isinstance(part, TagEnd) and draft.ended:
                     break
         except FormMismatch:
-            self._teller.cut_off(draft)
+            self._emitter.cut_off(draft)
             raise
-        self._teller.settle()
+        self._emitter.settle()
 
     def _part(self, part: Part, draft: CallDraft, own: tuple[str, ...], closing: tuple[str, ...]) -> Steps[None]:
         """`own` are the literals that follow in its call, and `closing` those of the form's closing."""
@@ -170,17 +169,20 @@ class CallReader:
             case TagEnd():
                 yield from self._tag_end(part, draft)
             case Ordinal():
-                yield from self._ordinal(part)
+                if (yield from self._reader.literal(part.before)):
+                    yield from self._reader.run(_CALL_ID, LONGEST_FUNCTION_NAME)
+                    yield from self._expect(part.after)
             case CallId():
-                yield from self._call_id(part, draft)
+                if (yield from self._reader.literal(part.marker)):
+                    draft.id = (yield from self._reader.run(_CALL_ID, LONGEST_FUNCTION_NAME)) or None
             case Arguments():
                 yield from self._arguments(part.notation, draft)
             case JsonCall():
                 yield from self._json_call(part, draft)
             case TextParameters():
-                yield from self._tagged.read(part, draft, own, closing)
+                yield from self._tagged.read_parameters(part, draft, own, closing)
             case Elements():
-                yield from self._elements.read(part, draft, (*own, *closing))
+                yield from self._tagged.read_elements(part, draft, (*own, *closing))
             case _:
                 yield from self._plain(part)
 
@@ -224,16 +226,6 @@ class CallReader:
             raise FormMismatch
         self._whole("{}", draft)
 
-    def _ordinal(self, part: Ordinal) -> Steps[None]:
-        if (yield from self._reader.literal(part.before)):
-            yield from self._reader.run(_CALL_ID, LONGEST_FUNCTION_NAME)
-            if not (yield from self._reader.literal(part.after)):
-                raise FormMismatch
-
-    def _call_id(self, part: CallId, draft: CallDraft) -> Steps[None]:
-        if (yield from self._reader.literal(part.marker)):
-            draft.id = (yield from self._reader.run(_CALL_ID, LONGEST_FUNCTION_NAME)) or None
-
     # Arguments as one object.
 
     def _arguments(self, notation: Notation, draft: CallDraft) -> Steps[None]:
@@ -242,9 +234,9 @@ class CallReader:
                 break
         else:
             raise FormMismatch
-        self._teller.begin(draft)
-        yield from transcribe_object(self._reader, notation, self._teller.fragment)
-        self._teller.end(draft)
+        self._emitter.begin(draft)
+        yield from transcribe_object(self._reader, notation, self._emitter.fragment)
+        self._emitter.end(draft)
 
     # A JSON object with the name and the arguments in it.
 
@@ -260,7 +252,10 @@ class CallReader:
             yield from reader.gap()
             another = another and not (yield from reader.sees("}"))
         if not draft.ended:
-            yield from self._without_arguments(draft)
+            # A call that has a name alone takes no arguments; but a bare object is none without them.
+            if draft.only_known or not draft.name or not (yield from reader.sees("}")):
+                raise FormMismatch
+            self._whole("{}", draft)
         yield from self._expect("}")
 
     def _member(self, part: JsonCall, draft: CallDraft) -> Steps[None]:
@@ -277,16 +272,10 @@ class CallReader:
         if draft.name and draft.early is not None and not draft.ended:
             self._whole(draft.early, draft)
 
-    def _without_arguments(self, draft: CallDraft) -> Steps[None]:
-        """A call that has a name alone takes no arguments; but a bare object is none without them."""
-        if draft.only_known or not draft.name or not (yield from self._reader.sees("}")):
-            raise FormMismatch
-        self._whole("{}", draft)
-
     def _whole(self, arguments: str, draft: CallDraft) -> None:
-        self._teller.begin(draft)
-        self._teller.fragment(arguments)
-        self._teller.end(draft)
+        self._emitter.begin(draft)
+        self._emitter.fragment(arguments)
+        self._emitter.end(draft)
 
     def _json_key(self, only: Iterable[str] | None) -> Steps[str]:
         key = yield from self._json_string(only)
@@ -339,7 +328,7 @@ _SPACE = " \t\r\n"
 
 
 def unwritten_parts(parts: Iterable[Part], written: str) -> str:
-    """The rest of these parts, as we write them, behind what is `written` of them: with any white space between."""
+    """What is left of these parts, as we write them, after what is `written` of them, white space aside."""
     left = "".join(part_text(part) or "" for part in parts)
     for character in written:
         if character not in _SPACE:

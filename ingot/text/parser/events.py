@@ -10,6 +10,7 @@ import secrets
 import string
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, Protocol
 
 from ingot.text.parser.reader import TextReader
@@ -83,43 +84,26 @@ def merge_events(events: Iterable[ParsedEvent]) -> list[ParsedEvent]:
 
     This is the normal form: however an answer was cut into pieces, its merged events are the same.
     """
-    joined: list[ParsedEvent] = []
-    run: list[str] = []
-    for event in events:
-        piece = _event_text(event)
-        if piece and joined and run and _event_continues(joined[-1], event):
-            run.append(piece)
-            continue
-        _join_run(joined, run)
-        joined.append(event)
-        run = [piece] if piece else []
-    _join_run(joined, run)
-    return joined
+    merged: list[ParsedEvent] = []
+    for _, group in groupby(events, _merge_key):
+        run = list(group)
+        match first := run[0]:
+            case ReasoningDelta() | ContentDelta() if len(run) > 1:
+                merged.append(
+                    replace(first, text="".join(event.text for event in run if isinstance(event, type(first))))
+                )
+            case ToolCallArguments() if len(run) > 1:
+                pieces = (event.fragment for event in run if isinstance(event, ToolCallArguments))
+                merged.append(replace(first, fragment="".join(pieces)))
+            case _:
+                merged.append(first)
+    return merged
 
 
-def _event_text(event: ParsedEvent) -> str:
-    match event:
-        case ReasoningDelta() | ContentDelta():
-            return event.text
-        case ToolCallArguments():
-            return event.fragment
-    return ""
-
-
-def _event_continues(before: ParsedEvent, event: ParsedEvent) -> bool:
-    if isinstance(before, ToolCallArguments) and isinstance(event, ToolCallArguments):
-        return before.index == event.index
-    return type(before) is type(event)
-
-
-def _join_run(joined: list[ParsedEvent], run: list[str]) -> None:
-    if len(run) < 2:
-        return
-    match last := joined[-1]:
-        case ReasoningDelta() | ContentDelta():
-            joined[-1] = replace(last, text="".join(run))
-        case ToolCallArguments():
-            joined[-1] = replace(last, fragment="".join(run))
+def _merge_key(event: ParsedEvent) -> object:
+    if isinstance(event, ToolCallArguments):
+        return event.index
+    return type(event) if isinstance(event, ReasoningDelta | ContentDelta) else event
 
 
 _ALPHABET = string.ascii_letters + string.digits
@@ -143,20 +127,19 @@ def call_id_maker(style: IdStyle, *, past_calls: int = 0, random: Callable[[int]
     return lambda name, index: "call_" + random(24)
 
 
-LONGEST_HELD_ARGUMENTS = 8192
-"""Characters of arguments that are held of a call that has to be whole."""
+LONGEST_HELD_ARGUMENTS = 8192  # most characters of arguments that are held back for a call that has to be whole
 
 
 class FormMismatch(Exception):
-    """What comes next is not what the form says."""
+    """What comes next does not fit the form."""
 
 
 @dataclass(slots=True)
 class CallDraft:
-    """A call that is being read. `only_known`: it must name a given tool to be one; `whole`: all of it must be read.
+    """A call that is being read. `only_known`: it must name one of the tools; `whole`: all of it must be read.
 
-    `strict`: a grammar holds it to its schema. `goes_on`: what broke it is not the answer's end, though that may have
-    come, but something that is to be read by itself.
+    `strict`: a grammar constrains it to its schema. `goes_on`: it was broken not by the answer's end but by something
+    that is to be read by itself.
     """
 
     only_known: bool
@@ -173,7 +156,7 @@ class CallDraft:
 class CallEventEmitter:
     """`certain` is called when a call turns out to be one, before its first event.
 
-    After `require_whole_calls`, a call is one only when it is complete, and nothing is told of any other.
+    After `require_whole_calls`, a call is one only when it is complete, and any other has no events.
     """
 
     def __init__(
@@ -181,80 +164,77 @@ class CallEventEmitter:
     ) -> None:
         self._reader, self._ids = reader, ids
         self._emit, self._certain = emit, certain
-        self.begun = 0
+        self.call_count = 0
         self._used_ids: set[str] = set()
         self._whole = False
-        self._held: list[ParsedEvent] = []  # of a call that is not whole yet
+        self._pending: list[ParsedEvent] = []  # of a call that is not whole yet
         self._length = 0  # of the arguments of the last call,
-        self._held_until_certain = False  # which is held because it has to be whole
+        self._wait_for_whole = False  # which is held back because it has to be whole
 
     def require_whole_calls(self, certain: Callable[[], None]) -> None:
         """From here on, in thinking whose text has ended."""
         self._whole, self._certain = True, certain
 
     def begin(self, draft: CallDraft) -> None:
-        index = self.begun
+        index = self.call_count
         if draft.id is None or draft.id in self._used_ids:
             draft.id = self._ids(draft.name, index)
         self._used_ids.add(draft.id)
-        self.begun += 1
+        self.call_count += 1
         draft.began = True
         read = self._reader.recorded()
         if self._whole or draft.whole:
-            self._reader.keep(read)
-        self._held_until_certain = draft.whole
+            self._reader.start_copy(read)
+        self._wait_for_whole = draft.whole
         self._length = 0
-        self._tell(ToolCallBegan(index, draft.id, draft.name, in_thinking=self._whole))
+        self._queue(ToolCallBegan(index, draft.id, draft.name, in_thinking=self._whole))
 
     def fragment(self, text: str) -> None:
         if text:
             self._length += len(text)
-            self._held_until_certain = self._held_until_certain and self._length <= LONGEST_HELD_ARGUMENTS
-            self._tell(ToolCallArguments(self.begun - 1, text))
+            self._wait_for_whole = self._wait_for_whole and self._length <= LONGEST_HELD_ARGUMENTS
+            self._queue(ToolCallArguments(self.call_count - 1, text))
 
     def end(self, draft: CallDraft) -> None:
         """The arguments are complete. What the form wants behind them is recorded, to be text if it is not that."""
         draft.ended = True
-        self._tell(ToolCallEnded(self.begun - 1))
+        self._queue(ToolCallEnded(self.call_count - 1))
         self._reader.record()
 
     def settle(self) -> None:
         """All of a call was read."""
-        self._held_until_certain = False
+        self._wait_for_whole = False
         self._release()
 
     def cut_off(self, draft: CallDraft) -> None:
-        """The form was not kept to. In a call that has begun this can be because the answer ended: what is left is
+        """The form was violated. In a call that was announced this can be because the answer ended: what is left is
         then half a marker or half a value, and no text."""
         if not draft.began:
             return
         broken_off = self._reader.cut or (self._reader.ended and draft.ended)
-        if self._held and (self._whole or not broken_off):
-            self._take_back()
+        if self._pending and (self._whole or not broken_off):
+            # The call had no events yet: all that was read of it is text.
+            self._pending.clear()
+            self.call_count -= 1
+            self._reader.record(self._reader.end_copy())
             return
-        self._held_until_certain = False
+        self._wait_for_whole = False
         if not draft.ended:
             draft.ended = True
-            self._tell(ToolCallEnded(self.begun - 1, complete=False))
+            self._queue(ToolCallEnded(self.call_count - 1, complete=False))
         self._release()
         if self._reader.ended and not draft.goes_on:
-            self._reader.drop_rest()
+            self._reader.drop_remaining()
 
-    def _tell(self, event: ParsedEvent) -> None:
-        self._held.append(event)
-        if not self._held_until_certain and not (self._whole and not isinstance(event, ToolCallEnded)):
+    def _queue(self, event: ParsedEvent) -> None:
+        self._pending.append(event)
+        if not self._wait_for_whole and not (self._whole and not isinstance(event, ToolCallEnded)):
             self._release()
 
     def _release(self) -> None:
-        if self._held and isinstance(self._held[0], ToolCallBegan):
+        if self._pending and isinstance(self._pending[0], ToolCallBegan):
             self._certain()
-        for each in self._held:
+        for each in self._pending:
             self._emit(each)
-        self._held.clear()
-        self._reader.kept()
-
-    def _take_back(self) -> None:
-        """Nothing was told of the call: all that was read of it is text."""
-        self._held.clear()
-        self.begun -= 1
-        self._reader.record(self._reader.kept())
+        self._pending.clear()
+        self._reader.end_copy()

@@ -1,26 +1,26 @@
-"""The one machine that reads a model's answer: pieces of text in, typed events out.
+"""The parser of a model's answer: pieces of text in, typed events out.
 
-What it promises, for every format:
+What it guarantees, for every format:
 
 - The events do not depend on how the text was cut into pieces (`merge_events` gives their normal form), and the work is
   linear in the text.
-- Thinking, text and calls come in the order in which they were written. A call inside a thinking part is thinking,
-  unless the answer never leaves the part or says nothing else: then a complete call of a given tool is one where it can
-  be nothing else (see `prose.ThinkingReader`), and is announced at the answer's end.
+- Thinking, text and calls come in the order in which they were written. A call within thinking is thinking, unless the
+  answer never leaves it or has nothing else: then a complete call of one of the tools is a call where it can be nothing
+  else (see `prose.ThinkingReader`), and is announced at the answer's end.
 - A call is announced once, when it is certain. Its arguments follow as fragments of one JSON object. What does not
-  parse as a call is delivered as the text it is; without tools everything is.
-- A call that the answer's end cuts off before it was certain is text, or nothing where more would have come and its
-  marker is there; after that, it ends with the arguments so far, and `ToolCallEnded` says that they are not complete.
-- White space is delivered exactly, except next to a marker, where it only sets things apart.
+  parse as a call is delivered as text; without tools everything is.
+- A call that is cut off before it was certain is text, or dropped where the limit cut it and its marker is there; after
+  that, it ends with the arguments so far, and `ToolCallEnded` marks them as incomplete.
+- White space is delivered exactly, except next to a marker, where it is only a separator.
 
-Answers are of two kinds: text in which markers set thinking and calls apart, and messages with headers that say what
-their body is (`ChannelAnswerReader`).
+Answers are of two kinds: text in which markers separate thinking and calls, and messages with headers that state the
+kind of their body (`ChannelAnswerReader`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -71,30 +71,35 @@ class Parser:
         ids: CallIdMaker,
         must_call: bool = False,
     ) -> None:
-        """`must_call`: the answer is held to be calls, so that none of it is text because it was cut."""
+        """`must_call`: the answer can only be calls, so that none of it is text because it was cut."""
         self._must_call = must_call
         self._events: list[ParsedEvent] = []
         self._reader = TextReader()
         reasoning = ProseWriter(lambda text: self._events.append(ReasoningDelta(text)))
         content = ProseWriter(lambda text: self._events.append(ContentDelta(text)))
         named = {tool.name: tool for tool in tools}
-        teller = CallEventEmitter(self._reader, ids, self._events.append, content.restart)
+        emitter = CallEventEmitter(self._reader, ids, self._events.append, content.restart)
         ends = () if format.channels is None else format.channels.ends
-        self._calls = calls = CallReader(self._reader, named, teller, format.forms, ends)
+        self._calls = calls = CallReader(self._reader, named, emitter, format.forms, ends)
         opened = thinking is ThinkingStart.OPENED
         self._answer: ChannelAnswerReader | _TaggedAnswerReader
         if format.channels is not None:
             self._answer = ChannelAnswerReader(format, self._reader, calls, reasoning, content, bool(tools))
         else:
-            # A grammar holds strict tools to their schemas, but not within thinking.
+            # A grammar constrains calls of strict tools, but not within thinking.
             names = frozenset[str]() if any(tool.strict for tool in tools) else frozenset(named)
 
-            def says_nothing() -> bool:
-                return content.silent and not teller.begun
+            def is_silent() -> bool:
+                return content.silent and not emitter.call_count
 
-            thoughts = _thinking_reader(format, names, self._reader, calls, teller, reasoning, says_nothing)
+            openings = _call_openings(format) if names else {}
+            thinking_reader = None
+            if format.thinking is not None:
+                thinking_reader = ThinkingReader(
+                    format.thinking.close, openings, names, self._reader, calls, emitter, reasoning, is_silent
+                )
             self._answer = _TaggedAnswerReader(
-                format, self._reader, calls, thoughts, reasoning, content, can_call=bool(tools), must_call=must_call
+                format, self._reader, calls, thinking_reader, reasoning, content, bool(tools), must_call
             )
         self._machine = self._answer.answer(opened)
         next(self._machine, None)
@@ -106,7 +111,7 @@ class Parser:
 
     @property
     def missing(self) -> str:
-        """What is left to write of a call that was just told to have ended."""
+        """What is left to write of a call that has just ended."""
         return self._calls.missing
 
     def push(self, text: str) -> list[ParsedEvent]:
@@ -119,11 +124,11 @@ class Parser:
         return self._resume()
 
     def flush(self, *, cut: bool = False) -> list[ParsedEvent]:
-        """The answer has ended, or was `cut`: all the rest."""
+        """The answer has ended, or was `cut`: all remaining events."""
         if self._reader.ended:
             return []
         if cut and self._must_call:
-            self._reader.drop_rest()
+            self._reader.drop_remaining()
         self._reader.end(cut=cut)
         return self._resume()
 
@@ -134,19 +139,21 @@ class Parser:
         return events
 
 
-TriggerPlace = Literal["anywhere", "no JSON string", "fresh", "line", "unfenced line", "after a call", "after thinking"]
+TriggerPosition = Literal[
+    "anywhere", "no JSON string", "fresh", "line", "unfenced line", "after a call", "after thinking"
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """What a marker sets off where it stands in the right place.
+    """What a marker triggers at the right position.
 
-    `fresh`: nothing but white space stands between it and the last marker, or the answer's beginning. `line`: it begins
-    one, or stands right behind a sentence. `after thinking`: the same, in an answer that has thought before.
+    `fresh`: only white space stands between it and the last marker, or the answer's beginning. `line`: it begins a
+    line, or directly follows a sentence. `after thinking`: the same, in an answer that has thought before.
     """
 
     marker: str
-    place: TriggerPlace
+    position: TriggerPosition
     action: Literal["think", "strip", "open", "call"]
     forms: tuple[CallForm, ...] = ()
 
@@ -159,23 +166,22 @@ class _TaggedAnswerReader:
         format: Format,
         reader: TextReader,
         calls: CallReader,
-        thoughts: ThinkingReader | None,
+        thinking_reader: ThinkingReader | None,
         reasoning: ProseWriter,
         content: ProseWriter,
-        *,
         can_call: bool,
         must_call: bool,
     ) -> None:
         self._format = format
         self._reader = reader
         self._calls = calls
-        self._thinking_reader = thoughts
+        self._thinking_reader = thinking_reader
         self._reasoning = reasoning
         self._content = content
         self._can_call, self._must_call = can_call, must_call
         self._triggers, self._markers = triggers_of(format, can_call)
         self._called = False  # a call was the last thing but text
-        self._thought = False
+        self._has_thought = False
         self._call_broke_off = False  # and it broke off, so that another may begin within a line
         self.thinking = False
 
@@ -192,13 +198,13 @@ class _TaggedAnswerReader:
         reader, content = self._reader, self._content
         while (marker := (yield from reader.scan(self._markers, content.write))) is not None:
             for trigger in self._triggers[marker]:
-                if self._in_place(trigger.place):
+                if self._is_at(trigger.position):
                     return trigger
             content.write(reader.advance(reader.at + 1))
         return None
 
-    def _in_place(self, place: TriggerPlace) -> bool:
-        match place:
+    def _is_at(self, position: TriggerPosition) -> bool:
+        match position:
             case "fresh":
                 return self._content.blank
             case "line":
@@ -207,7 +213,7 @@ class _TaggedAnswerReader:
                 return not self._content.in_json_string
             case "after thinking":
                 begins = self._content.at_line_start or self._content.attached
-                return self._thought and begins and not self._content.quotes
+                return self._has_thought and begins and not self._content.quotes
             case "unfenced line":
                 return self._content.at_line_start and not self._content.fenced
             case "after a call":
@@ -233,7 +239,7 @@ class _TaggedAnswerReader:
         """Up to the closing tag, or the end: an answer that never closes its thinking has no content."""
         reader = self._reader
         assert self._thinking_reader is not None
-        self.thinking = self._thought = True
+        self.thinking = self._has_thought = True
         self._reasoning.restart()
         yield from reader.gap()
         while (yield from reader.literal(thinking.open)):  # some models repeat the tag that the prompt ended with
@@ -247,13 +253,13 @@ class _TaggedAnswerReader:
         reader.record()
         reader.advance(reader.at + len(marker))
         self._called, self._call_broke_off = True, False
-        begun = self._calls.begun
+        call_count = self._calls.call_count
         try:
             yield from self._calls.section(forms, opened=opened)
         except FormMismatch:
-            self._call_broke_off = self._calls.begun > begun
+            self._call_broke_off = self._calls.call_count > call_count
             if reader.cut and (self._must_call or not any(form.bare for form in forms)):
-                reader.drop_rest()
+                reader.drop_remaining()
         self._content.write(reader.recorded())
 
     def _opened_in_prompt(self) -> Steps[None]:
@@ -266,28 +272,14 @@ class _TaggedAnswerReader:
             yield from self._calls.section(forms, opened=False)
         except FormMismatch:
             if self._reader.cut and self._must_call:
-                self._reader.drop_rest()
+                self._reader.drop_remaining()
         # Once, so it may be read again: it can hold a marker to strip.
         self._reader.unread(self._reader.recorded())
 
 
-def _thinking_reader(
-    format: Format,
-    names: frozenset[str],
-    reader: TextReader,
-    calls: CallReader,
-    teller: CallEventEmitter,
-    reasoning: ProseWriter,
-    says_nothing: Callable[[], bool],
-) -> ThinkingReader | None:
-    if (thinking := format.thinking) is None:
-        return None
-    return ThinkingReader(thinking.close, _call_openings(format), names, reader, calls, teller, reasoning, says_nothing)
-
-
 @lru_cache(maxsize=64)
 def _call_openings(format: Format) -> dict[str, CallOpening]:
-    """The markers that may begin a call within thinking: those that cannot be taken for anything else."""
+    """The markers that may begin a call within thinking: those that cannot be mistaken for anything else."""
     found: dict[str, CallOpening] = {}
     for trigger in _call_triggers(format.forms):
         if trigger.forms and not any(form.bare for form in trigger.forms):
@@ -308,7 +300,7 @@ def _format_triggers(format: Format, can_call: bool) -> list[Trigger]:
     found = [Trigger(text, "no JSON string", "strip") for text in format.strips]
     found += [Trigger(text, "fresh", "strip") for text in format.heads]
     if (thinking := format.thinking) is not None:
-        # A closing tag where nothing was opened and nothing said closes a thinking part that was left out.
+        # A closing tag where nothing was opened or written closes a thinking part that was left out.
         found.append(Trigger(thinking.close, "fresh", "think"))
         found.append(Trigger(thinking.open, "line" if thinking.interleaved else "fresh", "think"))
         found.append(Trigger(thinking.open, "after thinking", "think"))
@@ -316,22 +308,22 @@ def _format_triggers(format: Format, can_call: bool) -> list[Trigger]:
 
 
 def _call_triggers(forms: tuple[CallForm, ...]) -> list[Trigger]:
-    by_marker: dict[tuple[str, TriggerPlace, Literal["open", "call"]], list[CallForm]] = {}
+    by_marker: dict[tuple[str, TriggerPosition, Literal["open", "call"]], list[CallForm]] = {}
     closings: set[str] = set()
     for form in forms:
-        place: TriggerPlace = "unfenced line" if form.bare else "anywhere"
+        position: TriggerPosition = "unfenced line" if form.bare else "anywhere"
         leading = form.leading(opened=False)
         if form.opening and isinstance(form.opening[0], str):
-            by_marker.setdefault((form.opening[0], place, "open"), []).append(form)
+            by_marker.setdefault((form.opening[0], position, "open"), []).append(form)
         if (form.unopened != "never" or form.bare) and leading is not None:
-            unopened: TriggerPlace = (
+            unopened: TriggerPosition = (
                 "anywhere" if form.unopened == "anywhere" else "unfenced line" if form.bare else "line"
             )
             by_marker.setdefault((leading, unopened, "call"), []).append(form)
         if not form.bare:
             closings |= {part for part in form.closing if isinstance(part, str) and len(part) > 1}
             closings |= {part.end for part in form.call if isinstance(part, TextParameters | Elements)}
-    found = [Trigger(marker, place, action, tuple(forms)) for (marker, place, action), forms in by_marker.items()]
+    found = [Trigger(marker, position, action, tuple(forms)) for (marker, position, action), forms in by_marker.items()]
     return found + [Trigger(closing, "after a call", "strip") for closing in sorted(closings)]
 
 
@@ -368,7 +360,7 @@ class ChannelAnswerReader:
         ends = [part.end for form in format.forms for part in form.call if isinstance(part, TextParameters | Elements)]
         closings = [part for form in format.forms for part in form.closing if isinstance(part, str)]
         self._closings = (*ends, *closings)  # what means nothing behind a call
-        self._outside = self._awaited = make_markers(*breaks, *self._openings)
+        self._outside = self._active_markers = make_markers(*breaks, *self._openings)
         self._bodies = make_markers(*channels.bodies)
         kinds = [(re.compile(pattern), kind) for pattern, kind in channels.kinds]
         self._kinds = [each for each in kinds if can_call or each[1] not in ("call", "calls")]
@@ -381,13 +373,13 @@ class ChannelAnswerReader:
     def answer(self, opened: bool) -> Steps[None]:
         if opened:
             self._reasoning.restart()
-            self._prose, self._awaited = self._reasoning, self._within
+            self._prose, self._active_markers = self._reasoning, self._within
         elif (yield from self._within_header()):
             self._prose = yield from self._header()
-        while (marker := (yield from self._reader.scan(self._awaited, self._prose.write))) is not None:
+        while (marker := (yield from self._reader.scan(self._active_markers, self._prose.write))) is not None:
             if marker in self._channels.ends:
                 self._reader.advance(self._reader.at + len(marker))
-                self._prose, self._awaited = self._between(self._content), self._outside
+                self._prose, self._active_markers = self._between(self._content), self._outside
             elif marker in self._openings:
                 self._prose = yield from self._calls_in_forms()
             elif marker not in self._next_recipient or (yield from self._names_recipient(marker)):
@@ -426,11 +418,11 @@ class ChannelAnswerReader:
         found = yield from reader.until(self._bodies, LONGEST_HEADER)
         if found is None:
             if reader.cut:  # within the header
-                reader.drop_rest()
+                reader.drop_remaining()
             self._content.write(reader.recorded())
             return self._content
         reader.forget()
-        self._awaited = self._within
+        self._active_markers = self._within
         header = "".join(found)
         for pattern, kind in self._kinds:
             if (match := pattern.search(header)) is None:
@@ -463,13 +455,13 @@ class ChannelAnswerReader:
             if (yield from reader.one_of(stray_closings)) is not None:
                 reader.forget()
                 continue
-            begun, stray_closings = self._calls.begun, self._closings
+            call_count, stray_closings = self._calls.call_count, self._closings
             try:
                 goes_on = yield from self._section()
             except FormMismatch:
-                goes_on = self._calls.begun > begun and not reader.cut  # behind a broken call others may come
+                goes_on = self._calls.call_count > call_count and not reader.cut  # behind a broken call others may come
                 if reader.cut:
-                    reader.drop_rest()
+                    reader.drop_remaining()
             self._content.write(reader.recorded())
         return self._content
 

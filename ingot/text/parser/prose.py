@@ -1,14 +1,13 @@
 """Content and thinking: the text of an answer that is no call.
 
-`ProseWriter` hands text on, cleared of the white space that only sets markers apart, and knows whether it stands in
-fenced code or a JSON string.
+`ProseWriter` emits text, without the white space that only separates markers, and tracks fenced code and JSON strings.
 
-`ThinkingReader` reads a thinking part, and the calls of an answer that never leaves it, or leaves it and says nothing.
-Some models call a tool amid their thinking and end there, some after they have closed it. Others write down in thinking
-what they might call, close it, and answer. Only what comes behind tells them apart, so from the first marker on that
-may begin a call the text is held. An answer behind the closing tag makes all of it thinking. Where there is none, what
-is a complete call of a given tool and begins a line is that call; within a line it is one if its markers are
-unmistakable and nothing quotes it, in an answer that was not cut.
+`ThinkingReader` reads a thinking part, and the calls of an answer that never leaves it, or has nothing after it. Some
+models call a tool amid their thinking and end there, some right after it. Others write down in thinking what they might
+call, close it, and answer. Only what follows distinguishes these, so text is held back from the first marker on that
+may begin a call. An answer after the closing tag makes all of it thinking. Without one, a complete call of one of the
+tools that begins a line is a call; within a line it is one if its markers are unmistakable and not quoted, in an answer
+that was not cut.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class CallOpening:
 
     @property
     def unmistakable(self) -> tuple[CallForm, ...]:
-        """The forms that no example looks like: all but JSON between plain tags."""
+        """The forms that examples do not use: all but JSON between plain tags."""
         return tuple(form for form in self.forms if _is_unmistakable(form))
 
 
@@ -45,96 +44,85 @@ def _is_unmistakable(form: CallForm) -> bool:
     return special or any(isinstance(part, Name) for part in form.call)
 
 
+@dataclass
 class ThinkingReader:
-    def __init__(
-        self,
-        close: str,
-        openings: Mapping[str, CallOpening],
-        names: frozenset[str],
-        reader: TextReader,
-        calls: CallReader,
-        teller: CallEventEmitter,
-        reasoning: ProseWriter,
-        says_nothing: Callable[[], bool],
-    ) -> None:
-        """`says_nothing`: whether there is neither text nor a call outside of thinking so far."""
-        self._says_nothing = says_nothing
-        self._close = close
-        self._openings = openings if names else {}
-        self._names = names
-        self._reader, self._calls, self._teller = reader, calls, teller
-        self._reasoning = reasoning
+    close: str
+    openings: Mapping[str, CallOpening]
+    names: frozenset[str]  # of the tools
+    reader: TextReader
+    calls: CallReader
+    emitter: CallEventEmitter
+    reasoning: ProseWriter
+    is_silent: Callable[[], bool]  # whether there is neither text nor a call outside of thinking so far
 
     def read(self) -> Steps[bool]:
         """Up to the closing tag, which is passed, or to the answer's end. Whether the part was closed."""
-        reader, reasoning = self._reader, self._reasoning
-        wanted = make_markers(self._close, *self._openings)
+        reader, reasoning = self.reader, self.reasoning
+        wanted = make_markers(self.close, *self.openings)
         while (marker := (yield from reader.scan(wanted, reasoning.write))) is not None:
-            if marker == self._close:
+            if marker == self.close:
                 reader.advance(reader.at + len(marker))
                 return True
-            if self._forms(marker) and (yield from self._names_a_tool()):
-                return (yield from self._undecided())
+            if self._forms(marker):
+                ahead = yield from reader.ahead(TOOL_NAME_WITHIN)
+                if any(name in ahead for name in self.names):
+                    return (yield from self._undecided())
             reasoning.write(reader.advance(reader.at + 1))
         reasoning.finish()
         return False
 
-    def _names_a_tool(self) -> Steps[bool]:
-        ahead = yield from self._reader.ahead(TOOL_NAME_WITHIN)
-        return any(name in ahead for name in self._names)
-
     def _forms(self, marker: str) -> tuple[CallForm, ...]:
         """Those of which a call may begin with the marker where it stands."""
-        opening = self._openings[marker]
-        if self._reasoning.at_line_start:
+        opening = self.openings[marker]
+        if self.reasoning.at_line_start:
             return opening.forms
-        return () if self._reasoning.quotes or self._reader.cut else opening.unmistakable
+        return () if self.reasoning.quotes or self.reader.cut else opening.unmistakable
 
     def _undecided(self) -> Steps[bool]:
-        """The rest of a part in which a call may have begun. Whether it was closed."""
-        reader = self._reader
-        held: list[str] = []
-        closed = (yield from reader.scan(make_markers(self._close), held.append)) is not None
+        """The remainder of a part in which a call may begin. Whether it was closed."""
+        reader = self.reader
+        pending: list[str] = []
+        closed = (yield from reader.scan(make_markers(self.close), pending.append)) is not None
         if closed and (yield from self._answers()):
-            self._reasoning.write("".join(held))
-            reader.advance(reader.at + len(self._close))
+            self.reasoning.write("".join(pending))
+            reader.advance(reader.at + len(self.close))
             return True
         if closed:
-            reader.drop_rest()
-        reader.unread("".join(held))
-        self._teller.require_whole_calls(self._reasoning.restart)
+            reader.drop_remaining()
+        reader.unread("".join(pending))
+        self.emitter.require_whole_calls(self.reasoning.restart)
         yield from self._with_calls()
         if not closed:
-            self._reasoning.finish()
+            self.reasoning.finish()
         return closed
 
     def _answers(self) -> Steps[bool]:
         """Whether there is an answer behind the closing tag, which comes next, or was before, or would have come."""
-        reader = self._reader
-        if not self._says_nothing():
+        reader = self.reader
+        if not self.is_silent():
             return True
         reader.start_lookahead()
-        reader.advance(reader.at + len(self._close))
+        reader.advance(reader.at + len(self.close))
         yield from reader.gap()
         ended = reader.at == len(reader.text) and not reader.cut
         reader.undo_lookahead()
         return not ended
 
     def _with_calls(self) -> Steps[None]:
-        reader, reasoning = self._reader, self._reasoning
-        while (marker := (yield from reader.scan(make_markers(*self._openings), reasoning.write))) is not None:
+        reader, reasoning = self.reader, self.reasoning
+        while (marker := (yield from reader.scan(make_markers(*self.openings), reasoning.write))) is not None:
             if forms := self._forms(marker):
                 yield from self._section(marker, forms)
             else:
                 reasoning.write(reader.advance(reader.at + 1))
 
     def _section(self, marker: str, forms: tuple[CallForm, ...]) -> Steps[None]:
-        reader, opened = self._reader, self._openings[marker].opened
+        reader, opened = self.reader, self.openings[marker].opened
         reader.record()
         reader.advance(reader.at + (len(marker) if opened else 0))
         with suppress(FormMismatch):
-            yield from self._calls.section(forms, opened=opened, only_known=True)
-        self._reasoning.write(reader.recorded())
+            yield from self.calls.section(forms, opened=opened, only_known=True)
+        self.reasoning.write(reader.recorded())
 
 
 _SPACE = " \t\r\n"
@@ -164,18 +152,18 @@ class _JsonStringTracker:
 
 
 class ProseWriter:
-    """Hands text on as it comes, but for white space next to a marker: models are taught to write line breaks
-    around tags and calls, and templates write them again.
+    """Emits text as it comes, except for white space next to a marker: models are trained to write line breaks around
+    tags and calls, and templates write them again.
 
-    White space is held until it is known what it is. Text follows: it goes out. A marker follows (`restart`): it is
-    dropped, unless more text comes later, from which it then sets off what was said before the marker. The answer
-    ends (`finish`): it goes out, if there was text since the last marker.
+    White space is held back until it is clear what it is. If text follows, it is emitted. If a marker follows
+    (`restart`), it is dropped, unless more text comes later, which it then separates from the text before the marker.
+    If the answer ends (`finish`), it is emitted if there was text since the last marker.
     """
 
     def __init__(self, emit: Callable[[str], None]) -> None:
         self._emit = emit
         self._fences = CodeFences()
-        self._held: list[str] = []
+        self._space: list[str] = []
         self._between = ""  # white space that stood before the last markers, with text before it
         self._silent = True  # nothing has gone out yet
         self._after_marker = False
@@ -192,14 +180,14 @@ class ProseWriter:
 
     @property
     def quotes(self) -> bool:
-        """Whether what comes next is shown rather than said: as code, in quotes, or in a quoted line."""
+        """Whether what comes next is quoted: as code, in quotes, or in a quoted line."""
         return self.fenced or self._first == ">" or self._last in tuple("`'\"“‘«")
 
     @property
     def attached(self) -> bool:
         """Whether what comes next stands right behind a word or a sentence, as what is shown does not."""
-        said = self._last.isalnum() or self._last in tuple(".!?:;…。！？：；")
-        return said and not self._spaced and not self.quotes
+        ends_sentence = self._last.isalnum() or self._last in tuple(".!?:;…。！？：；")
+        return ends_sentence and not self._spaced and not self.quotes
 
     @property
     def in_json_string(self) -> bool:
@@ -207,7 +195,7 @@ class ProseWriter:
 
     @property
     def silent(self) -> bool:
-        """Whether nothing was said yet."""
+        """Whether no text was emitted yet."""
         return self._silent
 
     def write(self, text: str) -> None:
@@ -218,28 +206,28 @@ class ProseWriter:
         body = text.rstrip(_SPACE)
         if body:
             self._emit(self._leading(body) + body.lstrip(_SPACE))
-            self._held.clear()
+            self._space.clear()
             self.blank = self._silent = False
-        self._held.append(text[len(body) :])
+        self._space.append(text[len(body) :])
 
     def restart(self) -> None:
         if not self._silent and not self._between:
-            self._between = "".join(self._held)
-        self._held.clear()
+            self._between = "".join(self._space)
+        self._space.clear()
         self._fences.end_line()
         self._first = self._last = ""
         self._json = _JsonStringTracker()
         self._after_marker = self.blank = self.at_line_start = True
 
     def finish(self) -> None:
-        held = "".join(self._held)
-        if held and not (self.blank and self._after_marker):
-            self._emit(held)
-        self._held.clear()
+        pending = "".join(self._space)
+        if pending and not (self.blank and self._after_marker):
+            self._emit(pending)
+        self._space.clear()
 
     def _leading(self, body: str) -> str:
         """The white space that goes out before `body`."""
-        space = "".join(self._held) + body[: len(body) - len(body.lstrip(_SPACE))]
+        space = "".join(self._space) + body[: len(body) - len(body.lstrip(_SPACE))]
         if not (self.blank and self._after_marker):
             return space
         leading = "" if self._silent else self._between or space
@@ -252,8 +240,8 @@ class ProseWriter:
         if "\n" in text:
             self._first = self._last = ""
         self._spaced = text[-1] in _SPACE
-        if shown := line.strip(_SPACE):
-            self._first, self._last = self._first or shown[0], shown[-1]
+        if visible := line.strip(_SPACE):
+            self._first, self._last = self._first or visible[0], visible[-1]
         self.at_line_start = not line.strip(_SPACE) and (self.at_line_start or "\n" in text)
 
 

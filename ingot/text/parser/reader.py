@@ -15,8 +15,7 @@ from typing import TypeVar
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 
-MOST_SPACE = 64
-"""Characters of white space that are looked beyond."""
+MOST_SPACE = 64  # characters of white space that may stand between two literals of a sequence
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 
@@ -41,7 +40,7 @@ class Markers:
         return undecided, None
 
     def undecided(self, text: str, at: int = 0) -> int:
-        """The first place from which the rest could still become a (longer) marker."""
+        """The first offset from which the text could still become a (longer) marker."""
         start = max(at, len(text) - self._reach)
         while (match := self._firsts.search(text, start)) is not None:
             if text[match.start() :] in self._prefixes:
@@ -61,9 +60,9 @@ def make_markers(*literals: str) -> Markers:
 
 
 class TextReader:
-    """The arriving text and the place in it. While recording, what is passed is also kept, to be given back as text.
+    """The arriving text and an offset in it. While recording, what is passed is also stored, to be emitted as text.
 
-    What is kept apart (`keep`) is not touched by any recording meanwhile.
+    A copy (`start_copy`) is independent of any recording meanwhile.
     """
 
     def __init__(self) -> None:
@@ -72,7 +71,7 @@ class TextReader:
         self.ended = False
         self.cut = False
         self._record: list[str] | None = None
-        self._kept: list[str] | None = None
+        self._copy: list[str] | None = None
         self._ahead: list[str] | None = None  # while looking ahead: what was passed and may be put back,
         self._lookahead_from: int | None = None  # and from where on, unless more text has arrived since
 
@@ -98,8 +97,8 @@ class TextReader:
     def _note(self, passed: str) -> None:
         if self._record is not None:
             self._record.append(passed)
-        if self._kept is not None:
-            self._kept.append(passed)
+        if self._copy is not None:
+            self._copy.append(passed)
 
     def record(self, beginning: str = "") -> None:
         self._record = [beginning]
@@ -109,26 +108,26 @@ class TextReader:
 
     def recorded(self) -> str:
         """What was passed since `record`, and the end of recording."""
-        kept = "".join(self._record or ())
+        recorded = "".join(self._record or ())
         self._record = None
-        return kept
+        return recorded
 
     @property
     def unsettled_text(self) -> str:
         """What is recorded, and what comes next as far as it has arrived."""
         return "".join(self._record or ()) + self.text[self.at :]
 
-    def keep(self, beginning: str) -> None:
-        self._kept = [beginning]
+    def start_copy(self, beginning: str) -> None:
+        self._copy = [beginning]
 
-    def kept(self) -> str:
-        """What was passed since `keep`, and its beginning; nothing more is kept."""
-        kept = "".join(self._kept or ())
-        self._kept = None
-        return kept
+    def end_copy(self) -> str:
+        """What was passed since `start_copy`, and its beginning."""
+        copied = "".join(self._copy or ())
+        self._copy = None
+        return copied
 
     def unread(self, text: str) -> None:
-        """Put back what was passed, to be read in another way."""
+        """Put back what was passed, to be read again."""
         self.text = text + self.text[self.at :]
         self.at = 0
 
@@ -144,7 +143,7 @@ class TextReader:
         self._ahead = None
 
     def keep_lookahead(self) -> str:
-        """Passes what was looked at."""
+        """Passes what was read while looking ahead."""
         passed = "".join(self._ahead or ())
         self._ahead = None
         self._note(passed)
@@ -152,10 +151,10 @@ class TextReader:
 
     def cut_short(self, literals: tuple[str, ...]) -> bool:
         """Whether the text has ended within one of the literals, or right before it."""
-        rest = self.text[self.at : self.at + max(map(len, literals), default=0) + 1]
-        return self.ended and any(literal.startswith(rest) for literal in literals)
+        remaining = self.text[self.at : self.at + max(map(len, literals), default=0) + 1]
+        return self.ended and any(literal.startswith(remaining) for literal in literals)
 
-    def drop_rest(self) -> None:
+    def drop_remaining(self) -> None:
         self.at = len(self.text)
         self._record = None
 
@@ -168,31 +167,29 @@ class TextReader:
                 return False
             yield
 
-    def next_in_turn(self, places: tuple[tuple[str, ...], ...]) -> Steps[bool]:
-        """Whether the places come next, with a little white space between them at most; passes nothing.
+    def next_in_turn(self, alternatives: tuple[tuple[str, ...], ...]) -> Steps[bool]:
+        """Whether one of each of these alternatives comes next, in turn, with little white space between.
 
-        A place is the first of its literals that fits. An empty one always does, where no other could.
+        Passes nothing. The first literal that fits counts; an empty one always does, where no other could.
         """
-        while (seen := self._in_turn(places)) is None:
+        while (seen := self._in_turn(alternatives)) is None:
             yield
         return seen
 
-    def _in_turn(self, places: tuple[tuple[str, ...], ...]) -> bool | None:
+    def _in_turn(self, alternatives: tuple[tuple[str, ...], ...]) -> bool | None:
         """None: what has arrived does not decide."""
         at = self.at
-        for literals in places:
+        for literals in alternatives:
             ahead = self.text[at : at + MOST_SPACE]
             at += len(ahead) - len(ahead.lstrip(" \t\r\n"))
             found = next((each for each in literals if self.text.startswith(each, at)), None)
-            if not found and not self.ended and any(map(self._may_become(at), literals)):
+            partial = (each for each in literals if each and each.startswith(self.text[at : at + len(each)]))
+            if not found and not self.ended and any(partial):
                 return None
             if found is None:
                 return False
             at += len(found)
         return True
-
-    def _may_become(self, at: int) -> Callable[[str], bool]:
-        return lambda literal: literal != "" and literal.startswith(self.text[at : at + len(literal)])
 
     def ahead(self, size: int) -> Steps[str]:
         """The next `size` characters, or all that come; passes nothing."""
@@ -208,7 +205,7 @@ class TextReader:
         return True
 
     def one_of(self, literals: tuple[str, ...]) -> Steps[str | None]:
-        """Passes the first of `literals` that comes next, and says which."""
+        """Passes and returns the first of `literals` that comes next."""
         for literal in literals:
             if (yield from self.literal(literal)):
                 return literal
@@ -238,22 +235,22 @@ class TextReader:
                 return "".join(passed)
             yield
 
-    def scan(self, wanted: Markers, write: Callable[[str], None]) -> Steps[str | None]:
+    def scan(self, markers: Markers, write: Callable[[str], None]) -> Steps[str | None]:
         """Hands on the text up to the next marker, and stops before it; None when the text has ended instead."""
         while True:
-            stop, marker = wanted.find(self.text, self.at, self.ended)
+            stop, marker = markers.find(self.text, self.at, self.ended)
             write(self.advance(stop))
             if marker is not None or self.ended:
                 return marker
             yield
 
-    def until(self, wanted: Markers, limit: int) -> Steps[tuple[str, str] | None]:
+    def until(self, markers: Markers, limit: int) -> Steps[tuple[str, str] | None]:
         """Passes text and the marker that ends it. None where none comes within `limit` or so: nothing is certain
         then of how much was passed, so be recording."""
         found: list[str] = []
         size = 0
         while True:
-            stop, marker = wanted.find(self.text, self.at, self.ended)
+            stop, marker = markers.find(self.text, self.at, self.ended)
             found.append(self.advance(stop))
             size += len(found[-1])
             if size > limit:

@@ -1,9 +1,9 @@
-"""Closing tags that a model forgot: whether a value that holds the markers of calls goes on behind them.
+"""Closing tags that a model forgot: whether a value that holds the markers of calls goes on after them.
 
-Models forget the closing tag of a value or of a call, above all between parallel calls. A value then seems to go on
-through the next call. But a value may also be a text about calls, with whole calls in it. Only what comes later tells
-the two apart: a text is closed by the tags that belong to its own call, the calls within it being balanced; where that
-never comes, a tag was forgotten at the first marker.
+Models forget the closing tag of a value or of a call, above all between parallel calls. The value then seems to go on
+through the next call. But a value may also be a text about calls, with whole calls in it. Only what follows
+distinguishes the two: a text is closed by the tags of its own call, with the calls within it balanced; if these never
+come, a tag was forgotten at the first marker.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class CallHeads:
 
     def _add(self, form: CallForm, parts: tuple[Part, ...]) -> None:
         assert isinstance(parts[0], str)
-        last = next(place for place, part in enumerate(parts) if isinstance(part, _ARGUMENTS))
+        last = next(index for index, part in enumerate(parts) if isinstance(part, _ARGUMENTS))
         closing = tuple(part for part in (*parts[last + 1 :], *form.closing) if isinstance(part, str))
         pattern = "".join(_part_pattern(part, closing) for part in parts[: last + 1])
         self._patterns.setdefault(parts[0], []).append(re.compile(pattern))
@@ -115,12 +115,12 @@ class ValueMarkers:
         self, heads: CallHeads, value_close: str, end: str, closing: tuple[str, ...], key_open: str = ""
     ) -> None:
         self.heads = heads
-        self._value_close, self._end, self._closing, self._key_open = value_close, end, closing, key_open
+        self.value_close, self._end, self._closing, self._key_open = value_close, end, closing, key_open
         self.following = (*((key_open,) if key_open else ()), end, *closing, *heads.ends)
         self.all = self.also(value_close)
 
     def also(self, *others: str) -> Markers:
-        return make_markers(*others, self._value_close, *self.following, *self.heads.literals)
+        return make_markers(*others, self.value_close, *self.following, *self.heads.literals)
 
     def head(self, reader: TextReader) -> Steps[int]:
         """The length of the head of a call that comes next; 0 where none does. Passes nothing."""
@@ -154,10 +154,10 @@ class ValueMarkers:
         """Passes a text up to `close`, its own closing tag, if that comes: where no call in the text is open, and with
         what may follow it. `is_own`: whether a parameter of the value's own tool begins."""
         frames: list[Literal["call", "value"]] = []
-        wanted = self.also(close)
-        while (marker := (yield from reader.scan(wanted, _ignore_text))) is not None:
+        markers = self.also(close)
+        while (marker := (yield from reader.scan(markers, _discard))) is not None:
             size = len(marker)
-            if marker in (close, self._value_close):
+            if marker in (close, self.value_close):
                 if frames[-1:] == ["value"]:
                     frames.pop()
                 elif not frames and marker == close and (yield from self.follows(reader, close)):
@@ -191,7 +191,7 @@ class UnclosedValues:
         self._reader = reader
         self._left = MOST_UNCLOSED_VALUES
 
-    def goes_on(self, closes: Steps[bool], value: TextValue, wanted: Markers, tag: str = "") -> Steps[bool]:
+    def goes_on(self, closes: Steps[bool], value: TextValue, markers: Markers, tag: str = "") -> Steps[bool]:
         """Whether the value goes on up to a closing tag that `closes` finds. It is then written up to there, with the
         `tag` that was passed before. Raises Mismatch where the answer was cut before it could be found."""
         reader = self._reader
@@ -203,12 +203,12 @@ class UnclosedValues:
             return True
         if reader.cut:
             text = tag + reader.keep_lookahead()
-            value.write(text[: wanted.undecided(text)])
+            value.write(text[: markers.undecided(text)])
             raise FormMismatch
         reader.undo_lookahead()
         self._left -= 1
         return False
 
 
-def _ignore_text(text: str) -> None:
-    """What is looked at on the way is written later, if it belongs to the value."""
+def _discard(text: str) -> None:
+    """Text that is looked ahead at is written later, if it belongs to the value."""

@@ -32,14 +32,10 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 # A whole escape, and one that more text could complete.
 _ESCAPES: dict[Escapes, tuple[re.Pattern[str], re.Pattern[str]]] = {
-    "json": (
-        re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})'),
-        re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z"),
-    ),
+    "json": (re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})'), re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")),
     "python": (
         re.compile(
-            r"\\(?:[0-7]{3}|[0-7]{1,2}(?=[^0-7])|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[^0-7xuUN])",
-            re.DOTALL,
+            r"\\(?:[0-7]{3}|[0-7]{1,2}(?=[^0-7])|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[^0-7xuUN])", re.DOTALL
         ),
         re.compile(r"\\(?:[0-7]{0,2}|x[0-9a-fA-F]?|u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,7})\Z"),
     ),
@@ -64,8 +60,8 @@ class _OpenContainer(NamedTuple):
 class JsonTranscriber:
     """Reads one value, writes JSON.
 
-    `feed` takes the text from a place on and returns the place up to which it was read: what it leaves must be
-    given again, with more behind it. It stops where the value ends (`done`) or cannot go on (`failed`).
+    `feed` reads the text from an offset on and returns the offset it read up to: what it leaves must be fed again, with
+    more text. It stops where the value ends (`done`) or cannot go on (`failed`).
     """
 
     def __init__(self, notation: Notation, step: str) -> None:
@@ -106,7 +102,7 @@ class JsonTranscriber:
             self._finish_token()
 
     def take(self) -> str:
-        """The JSON written since it was last taken."""
+        """The JSON written since the last call."""
         written = "".join(self._written)
         self._written.clear()
         return written
@@ -120,7 +116,7 @@ class JsonTranscriber:
         """What was read and not written, being half a word."""
         return "".join(self._token)
 
-    # The steps. Each returns the place it read up to; the place it began at means that it needs more, or failed.
+    # The steps. Each returns the offset it read up to; the one it began at means that it needs more text, or failed.
 
     def _arguments(self, text: str, at: int) -> int:
         notation = self._notation
@@ -367,7 +363,7 @@ def escape_json_text(text: str) -> str:
 
 
 def _python_escape(sequence: str) -> str:
-    """The meaning of a Python escape, given without its backslash."""
+    """The character of a Python escape, without its backslash."""
     if sequence[0] in "01234567":
         return chr(int(sequence, 8))
     if sequence[0] in "xuU":
@@ -383,9 +379,9 @@ _TYPE_BY_FIRST: dict[str, JsonType] = {"{": "object", "[": "array", "t": "boolea
 class TextValue:
     """One value, as it arrives.
 
-    A string goes out at once, character by character as it was written. Where other types are allowed, the text is
-    held for as long as it may be a value of one of them; if it turns out to be none, it is a string after all. A
-    value that is never closed has written what was certain of it.
+    A string is emitted at once, character by character. Where other types are allowed, the text is held back for as
+    long as it may be a value of one of them; otherwise it is a string after all. A value that is never closed has
+    emitted what was certain of it.
     """
 
     def __init__(self, kinds: JsonTypes, frame: str, emit: Callable[[str], None]) -> None:
@@ -394,9 +390,9 @@ class TextValue:
         self._emit = emit
         self._at_start = True
         self._framed = False  # the frame stands before the value, and so it may stand behind it
-        self._line_end = ""  # a line break, held until the value goes on or ends
-        self._text: list[str] = []  # held until the type is known
-        # A string that is allowed to be one and looks like Python's spelling of something is just that string.
+        self._line_end = ""  # a line break, held back until the value goes on or ends
+        self._text: list[str] = []  # held back until the type is certain
+        # Where a string is allowed, text in Python's spelling of something else is just a string.
         notations = (JSON,) if "string" in kinds else (JSON, PYTHON)
         self._readings = (
             [] if kinds == {"string"} else [_NotationReading(JsonTranscriber.of_value(each)) for each in notations]
@@ -429,7 +425,7 @@ class TextValue:
         return "string" in self._kinds
 
     def copy(self) -> TextValue:
-        """Of a value that may not be a string and is held as a whole: to read on for a while, and to no effect."""
+        """A copy without effects, for looking ahead, of a value that may not be a string."""
         copy = TextValue(self._kinds, "", lambda text: None)
         copy.write("".join(self._text) + self._line_end)
         return copy
@@ -468,7 +464,7 @@ class _NotationReading:
         self._transcriber = transcriber
         self._unread = ""
         self._written: list[str] = []
-        self._kind_known = False
+        self._kind_checked = False
 
     def takes(self, text: str, kinds: JsonTypes) -> bool:
         """Whether the text so far may be a value of one of the kinds, other than a string."""
@@ -478,7 +474,7 @@ class _NotationReading:
         if progress == "failed" or (progress == "done" and self._unread.strip()):
             return False
         self._written.append(self._transcriber.take())
-        return self._kind_known or self._allowed(self._written[-1], kinds)
+        return self._kind_checked or self._allowed(self._written[-1], kinds)
 
     @property
     def in_string(self) -> bool:
@@ -502,7 +498,7 @@ class _NotationReading:
         beginning = written.lstrip()[:1]
         if not beginning:
             return True
-        self._kind_known = True
+        self._kind_checked = True
         if _is_number(beginning):
             return bool(kinds & {"number", "integer"})
         return _TYPE_BY_FIRST.get(beginning) in kinds
@@ -512,13 +508,13 @@ def _is_number(written: str) -> bool:
     return written != "" and written[0] in "-0123456789"
 
 
-def transcribe_object(reader: TextReader, notation: Notation, tell: Callable[[str], None]) -> Steps[None]:
+def transcribe_object(reader: TextReader, notation: Notation, emit: Callable[[str], None]) -> Steps[None]:
     """Passes the object. Raises Mismatch where it breaks off; what is then in the record is text."""
     transcriber = JsonTranscriber.of_arguments(notation)
     while feed_transcriber(reader, transcriber):
-        tell(transcriber.take())
+        emit(transcriber.take())
         yield
-    tell(transcriber.take())
+    emit(transcriber.take())
     if transcriber.progress != "done":
         reader.record(transcriber.unwritten if transcriber.progress == "failed" else "")
         raise FormMismatch

@@ -1,13 +1,13 @@
 """Generated answers, cached as the tokens they were generated in, also across restarts.
 
-A client sends an answer back as text. Encoded again, that text need not give the tokens that were computed, and often
-enough it is not even whole: the thinking is missing, and the calls have been written anew. So each answer is kept under
-the conversation that it ends, and put into the next turn's prompt as it was.
+A client sends an answer back as text. Encoded again, that text need not give the tokens that were computed, and it is
+often incomplete: the thinking is missing, and the calls were serialized anew. So each answer is cached under the
+conversation that it ends, and inserted into the next turn's prompt as it was.
 
-`AnswerFile` keeps them in an SQLite file for each model, written by a thread of its own: whoever caches an answer waits
-for nothing. Each row is authenticated with the server's secret, as records on disk are: who can write to the folder
-alone can put no words into a conversation. A file that is damaged, or cannot be written, is a cache that lasts as long
-as the server. Several servers may share one; each reads it when it starts.
+`AnswerFile` stores them in an SQLite file for each model, written by a thread of its own, so that nobody waits for it.
+Each row is authenticated with the server's secret, as records on disk are: write access to the folder is not enough to
+forge an answer. Where the file is damaged or cannot be written, the cache lasts as long as the server. Several servers
+may share a file; each reads it when it starts.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import threading
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from hmac import compare_digest
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from ingot.text.tokenizer.tokenizer import Tokenizer
 
@@ -51,69 +51,52 @@ class CachedAnswer:
         return len(self.tokens) + len(self.opening) + len(self.reasoning) // 4 + _ANSWER_OVERHEAD
 
 
-class AnswerLog(Protocol):
-    """Where answers outlast the server."""
-
-    def read(self) -> Iterable[tuple[bytes, CachedAnswer]]:
-        """Those of before, oldest first."""
-        ...
-
-    def add(self, thread: bytes, answer: CachedAnswer) -> None:
-        """Never waits."""
-        ...
-
-
 class AnswerCache:
-    """Bounded; those that were not asked for longest go first. Any thread may ask."""
+    """Bounded; evicts the least recently used. Any thread may use it."""
 
-    def __init__(self, most_tokens: int = MOST_ANSWER_TOKENS, journal: AnswerLog | None = None) -> None:
-        self._most, self._journal = most_tokens, journal
-        self._kept: OrderedDict[bytes, tuple[CachedAnswer, ...]] = OrderedDict()
+    def __init__(self, most_tokens: int = MOST_ANSWER_TOKENS, journal: AnswerFile | None = None) -> None:
+        self._most, self._file = most_tokens, journal
+        self._entries: OrderedDict[bytes, tuple[CachedAnswer, ...]] = OrderedDict()
         self._cost = 0
         self._lock = threading.Lock()
         for thread, answer in journal.read() if journal is not None else ():
             self._remember(thread, answer)
 
     def keep(self, thread: bytes, opening: str, tokens: Sequence[int], reasoning: str = "", missing: str = "") -> None:
-        """Remember the answer after which a conversation is named `thread`."""
+        """Cache the answer after which a conversation has the key `thread`."""
         answer = CachedAnswer(opening, array("I", tokens), _without_white_space(reasoning), missing)
         self._remember(thread, answer)
-        if self._journal is not None:
-            self._journal.add(thread, answer)
+        if self._file is not None:
+            self._file.add(thread, answer)
 
     def _remember(self, thread: bytes, answer: CachedAnswer) -> None:
         with self._lock:
-            others = [each for each in self._kept.pop(thread, ()) if self._forget(each) and each != answer]
-            self._put(thread, (answer, *others[: MOST_ANSWER_VARIANTS - 1]))
+            before = self._entries.pop(thread, ())
+            self._cost -= sum(each.cost for each in before)
+            others = [each for each in before if each != answer]
+            self._entries[thread] = answers = (answer, *others[: MOST_ANSWER_VARIANTS - 1])
+            self._cost += sum(each.cost for each in answers)
+            while self._cost > self._most and self._entries:
+                _, oldest = self._entries.popitem(last=False)
+                self._cost -= sum(each.cost for each in oldest)
 
     def recall(self, thread: bytes, reasoning: str | None = None) -> CachedAnswer | None:
-        """The newest answer that ends this conversation; one with this reasoning, where the client tells of it."""
+        """The newest answer that ends this conversation, with this reasoning if the client sent any."""
         with self._lock:
-            found = self._kept.get(thread)
+            found = self._entries.get(thread)
             if found is None:
                 return None
-            self._kept.move_to_end(thread)
-            told = None if reasoning is None else _without_white_space(reasoning)
-            return next((each for each in found if told in (None, each.reasoning)), None)
+            self._entries.move_to_end(thread)
+            wanted = None if reasoning is None else _without_white_space(reasoning)
+            return next((each for each in found if wanted in (None, each.reasoning)), None)
 
     def clear(self) -> None:
         with self._lock:
-            self._kept.clear()
+            self._entries.clear()
             self._cost = 0
 
     def __len__(self) -> int:
-        return len(self._kept)
-
-    def _put(self, thread: bytes, answers: tuple[CachedAnswer, ...]) -> None:
-        self._kept[thread] = answers
-        self._cost += sum(each.cost for each in answers)
-        while self._cost > self._most and self._kept:
-            _, oldest = self._kept.popitem(last=False)
-            self._cost -= sum(each.cost for each in oldest)
-
-    def _forget(self, answer: CachedAnswer) -> bool:
-        self._cost -= answer.cost
-        return True
+        return len(self._entries)
 
 
 def _without_white_space(text: str) -> str:
@@ -123,8 +106,7 @@ def _without_white_space(text: str) -> str:
 log = logging.getLogger("ingot.cache")
 
 ANSWER_FILE_VERSION: Final = 2
-MOST_WAITING_ANSWERS: Final = 1024
-"""Answers that may wait to be written; one more is not."""
+MOST_WAITING_ANSWERS: Final = 1024  # answers that may wait to be written; further ones are not
 ANSWER_FILE_PATIENCE_S: Final = 5.0  # for another process that writes
 TRIM_ANSWERS_EVERY: Final = 256
 _SCHEMA: Final = """
@@ -148,7 +130,7 @@ class AnswerFile:
         self._thread.start()
 
     def read(self) -> Iterator[tuple[bytes, CachedAnswer]]:
-        """What it holds, oldest first; nothing of what makes no sense, or was not sealed with the secret."""
+        """The stored answers, oldest first, without those that are malformed or were not sealed with the secret."""
         query = "SELECT thread, opening, tokens, reasoning, missing, mac FROM answers ORDER BY at, rowid"
         try:
             with closing(self._connected()) as connection:
@@ -165,19 +147,19 @@ class AnswerFile:
                     yield bytes(thread), answer
 
     def add(self, thread: bytes, answer: CachedAnswer) -> None:
-        """Have it written, unless too many wait for that."""
+        """Queue it to be written, unless too many wait already."""
         with suppress(queue.Full):
             self._waiting.put_nowait((thread, answer))
 
     def close(self) -> None:
-        """Once what waits is written."""
+        """Returns once everything queued is written."""
         self._waiting.put(None)
         self._thread.join()
 
     def _live(self) -> None:
         written = 0
-        while (given := self._waiting.get()) is not None:
-            batch = [given]
+        while (item := self._waiting.get()) is not None:
+            batch = [item]
             last = False
             with suppress(queue.Empty):
                 while not last:
@@ -215,7 +197,7 @@ class AnswerFile:
         return mac.digest()
 
     def _connected(self) -> sqlite3.Connection:
-        """Opened for each turn, of which there are few a second: so a file that was deleted comes back."""
+        """Opened for each batch, of which there are few a second, so that a deleted file comes back."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600))
         connection = sqlite3.connect(self._path, ANSWER_FILE_PATIENCE_S)
@@ -231,16 +213,16 @@ class AnswerFile:
         return connection
 
     def _give_up_file(self, error: Exception) -> None:
-        """One that is no database is begun anew; whatever else is wrong may pass."""
-        log.warning("remembered answers in %s cannot be used: %s", self._path, error)
+        """A file that is no database is deleted; any other problem may pass."""
+        log.warning("cached answers in %s cannot be used: %s", self._path, error)
         if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
             with suppress(OSError):
                 self._path.unlink(missing_ok=True)
 
 
 def answers_path(folder: Path, tokenizer: Tokenizer, model: str) -> Path:
-    """Where the answers of a model are kept, in its vocabulary's tokens. Others may have the same vocabulary: what they
-    thought, and how their templates open an answer, is no part of its conversations."""
+    """The file of a model's answers, which are in its vocabulary's tokens. Models that share a vocabulary have files of
+    their own, as their thinking and the openings of their templates differ."""
     digest = blake2b(model.encode(), digest_size=8)
     for token in range(tokenizer.vocab_size):
         raw = tokenizer.token_bytes(token) or b""

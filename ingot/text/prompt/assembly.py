@@ -45,7 +45,7 @@ class MessageSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptPlace:
+class PromptPosition:
     """Where in a conversation a token stands: `character` counts in the message's own text, without what the template
     puts around it; where it is the template's, in that; in a plain text, in all of it."""
 
@@ -58,8 +58,8 @@ class PromptPlace:
 class Prompt:
     """`spans` follow one another without gaps over all tokens; the last is the opening.
 
-    `opening` is the text after the last message, with which the answer begins. The next turn may have another in its
-    place, unless the answer is remembered together with it.
+    `opening` is the text after the last message, with which the answer begins. The next turn may have another one
+    there, unless the answer is cached together with it.
     """
 
     tokens: tuple[int, ...]
@@ -72,40 +72,41 @@ class Prompt:
     thread: bytes = b""  # names the conversation, for remembering its answer; nothing where that is not wanted
     call_ids: bool = False  # the ids of calls are part of the name
     begun: str = ""  # what of the answer's content the client wrote itself
-    media: tuple[MediaItem, ...] = ()  # pictures and clips, in the order of their tokens
-    said: tuple[tuple[str, ...], ...] = ()  # the texts of each message, by their numbers in the client's list
+    media: tuple[MediaItem, ...] = ()  # images and videos, in the order of their tokens
+    message_texts: tuple[tuple[str, ...], ...] = ()  # the texts of each message, by their numbers in the client's list
 
     @property
     def marks(self) -> tuple[int, ...]:
         """Numbers of tokens after which a message ends: the next turn can differ only after one of them."""
         return tuple(span.end for span in self.spans[:-1])
 
-    def place(self, token: int, decode: Callable[[Sequence[int]], str]) -> PromptPlace:
+    def place(self, token: int, decode: Callable[[Sequence[int]], str]) -> PromptPosition:
         """Where the token of this number stands; one past the last is at the end."""
         if not self.spans:
-            return PromptPlace(None, "", len(decode(self.tokens[:token])))
+            return PromptPosition(None, "", len(decode(self.tokens[:token])))
         begins = [span.begin for span in self.spans]
         span = self.spans[max(0, bisect_right(begins, token) - 1)]
         before = len(decode(self.tokens[span.begin : token]))
-        if span.message is not None and span.message < len(self.said):
-            before = _place_within_texts(decode(self.tokens[span.begin : span.end]), before, self.said[span.message])
-        return PromptPlace(span.message, span.role, before)
+        if span.message is not None and span.message < len(self.message_texts):
+            rendered = decode(self.tokens[span.begin : span.end])
+            before = _offset_in_texts(rendered, before, self.message_texts[span.message])
+        return PromptPosition(span.message, span.role, before)
 
 
-def _place_within_texts(rendered: str, place: int, texts: Sequence[str]) -> int:
-    """The place in the texts, one after another, that a place in what was made of them stands for."""
+def _offset_in_texts(rendered: str, offset: int, texts: Sequence[str]) -> int:
+    """The offset in the texts, one after another, that a offset in what was made of them stands for."""
     passed, at, found_any = 0, 0, False
     for text in texts:
         bare = text.strip()
         found = rendered.find(bare, at)
         if found >= 0:
             found_any, at = True, found + len(bare)
-            if place <= found:
+            if offset <= found:
                 return passed
-            if place < at:
-                return passed + text.index(bare) + place - found
+            if offset < at:
+                return passed + text.index(bare) + offset - found
         passed += len(text)
-    return passed if found_any else min(place, passed)
+    return passed if found_any else min(offset, passed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ class _PromptSegment:
     owner: TokenOwner
     text: str
     tokens: Sequence[int] | None = None  # None: the text is still to be encoded
-    quoted: tuple[int, ...] = ()  # where it only looks as if a control token began
+    quoted: tuple[int, ...] = ()  # where it only seems that a control token begins
 
 
 class PromptAssembler:
@@ -144,7 +145,7 @@ class PromptAssembler:
         return "".join(segment.text for segment in self._segments)
 
     def add_text(self, owner: TokenOwner, text: str) -> None:
-        if self._placeholders is not None:  # before quoted text looks like a token again
+        if self._placeholders is not None:  # before quoted text becomes the text of a token again
             text = self._placeholders.write(text)
         meant, quoted = self._quoting.read(text)
         self._segments.append(_PromptSegment(owner, meant, None, quoted))
@@ -154,11 +155,11 @@ class PromptAssembler:
 
     def check_length(self, most: int) -> None:
         """Raises ContextOverflow where there are more tokens than so many, whatever the texts are encoded to."""
-        known = sum(len(segment.tokens) for segment in self._segments if segment.tokens is not None)
-        known += 0 if self._placeholders is None else self._placeholders.further
+        count = sum(len(segment.tokens) for segment in self._segments if segment.tokens is not None)
+        count += 0 if self._placeholders is None else self._placeholders.further
         text = "".join(segment.text for segment in self._segments if segment.tokens is None)
-        # No token is less than a byte, so that most texts need not be looked at.
-        least = known + (self._tokenizer.least_tokens(text) if known + 4 * len(text) > most else 0)
+        # No token is less than a byte, so that most texts need not be counted.
+        least = count + (self._tokenizer.least_tokens(text) if count + 4 * len(text) > most else 0)
         if least > most:
             raise ContextOverflow(needed=least, limit=most, counted=False)
 
@@ -168,8 +169,9 @@ class PromptAssembler:
         spans: list[MessageSpan] = []
         for run in self._runs():
             checkpoint()
-            encoded = self._encoded(run, add_special=add_special and not tokens)
-            ids, ends = self._expanded(encoded, run, len(tokens))
+            ids, ends = self._encoded(run, add_special=add_special and not tokens)
+            if self._placeholders is not None and run[0].tokens is None:  # cached tokens have no images
+                ids, ends = self._placeholders.expand((ids, ends), len(tokens))
             for segment, end in zip(run, ends, strict=True):
                 _extend_spans(spans, segment.owner, len(tokens) + end)
             tokens.extend(ids)
@@ -179,7 +181,8 @@ class PromptAssembler:
         """Strands that have to be encoded together; those of tokens stand alone."""
         run: list[_PromptSegment] = []
         for segment in self._segments:
-            if run and (segment.tokens is not None or self._set_apart(segment)):
+            set_apart = 0 not in segment.quoted and self._tokenizer.sets_apart(segment.text)
+            if run and (segment.tokens is not None or set_apart):
                 yield run
                 run = []
             run.append(segment)
@@ -189,34 +192,21 @@ class PromptAssembler:
         if run:
             yield run
 
-    def _set_apart(self, segment: _PromptSegment) -> bool:
-        return 0 not in segment.quoted and self._tokenizer.sets_apart(segment.text)
-
     def _encoded(self, run: list[_PromptSegment], *, add_special: bool) -> EncodedText:
         if run[0].tokens is not None:
             return run[0].tokens, [len(run[0].tokens)]
         text = "".join(segment.text for segment in run)
-        places = list(accumulate(len(segment.text) for segment in run))
-        quoted = None if self._quoting.trusting else tuple(_quoted_places_in_run(run, places))
-        made: EncodedText
+        offsets = list(accumulate(len(segment.text) for segment in run))
+        begins = zip(run, (0, *offsets), strict=False)
+        in_run = tuple(begin + offset for segment, begin in begins for offset in segment.quoted)
+        quoted = None if self._quoting.trusting else in_run
+        encoded: EncodedText
         if add_special:
-            made = self._tokenizer.encode_with_places(text, places, add_special=True, quoted=quoted)
+            encoded = self._tokenizer.encode_with_places(text, offsets, add_special=True, quoted=quoted)
         else:
-            made = self._encodings.encode(self._tokenizer, text, places, salt=self._salt, quoted=quoted)
-        ids, ends = made
+            encoded = self._encodings.encode(self._tokenizer, text, offsets, salt=self._salt, quoted=quoted)
+        ids, ends = encoded
         return ids, [*ends[:-1], len(ids)]
-
-    def _expanded(self, encoded: EncodedText, run: list[_PromptSegment], begin: int) -> EncodedText:
-        """Remembered tokens hold no pictures, whatever the model wrote."""
-        if self._placeholders is None or run[0].tokens is not None:
-            return encoded
-        return self._placeholders.expand(encoded, begin)
-
-
-def _quoted_places_in_run(run: list[_PromptSegment], ends: list[int]) -> Iterator[int]:
-    """The places that are quoted in each strand, counted from the beginning of the run."""
-    for segment, end in zip(run, ends, strict=True):
-        yield from (end - len(segment.text) + place for place in segment.quoted)
 
 
 def _extend_spans(spans: list[MessageSpan], owner: TokenOwner, end: int) -> None:
@@ -236,11 +226,11 @@ _EncodingKey = tuple[str, str, tuple[int, ...], tuple[int, ...] | None]
 
 
 class EncodingCache:
-    """Of one tokenizer. Bounded; what was not asked for longest goes first. Any thread may ask."""
+    """Of one tokenizer. Bounded; evicts the least recently used. Any thread may use it."""
 
     def __init__(self, most_bytes: int = MOST_ENCODING_BYTES) -> None:
         self._most = most_bytes
-        self._kept: OrderedDict[_EncodingKey, tuple[array[int], tuple[int, ...]]] = OrderedDict()
+        self._entries: OrderedDict[_EncodingKey, tuple[array[int], tuple[int, ...]]] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
 
@@ -248,50 +238,43 @@ class EncodingCache:
         self,
         tokenizer: Tokenizer,
         text: str,
-        places: Sequence[int],
+        offsets: Sequence[int],
         *,
         salt: str,
         quoted: tuple[int, ...] | None = None,
     ) -> EncodedText:
-        """The ids of a text, and how many of them end at or before each place in it; `quoted` as for a tokenizer.
+        """The ids of a text, and how many of them end at or before each of the offsets; `quoted` as for a tokenizer.
 
-        Texts of different salts do not help each other: how long it takes must not tell what others have sent.
+        Texts of different salts do not share entries: timing must not reveal what others have sent.
         """
-        key = (salt, text, tuple(places), quoted)
+        key = (salt, text, tuple(offsets), quoted)
         with self._lock:
-            if (found := self._kept.get(key)) is not None:
-                self._kept.move_to_end(key)
+            if (found := self._entries.get(key)) is not None:
+                self._entries.move_to_end(key)
                 return found
-        ids, ends = self._encoded(tokenizer, text, places, quoted)
-        made = (array("I", ids), tuple(ends))
-        with self._lock:
-            self._keep(key, made)
-        return made
-
-    def _encoded(
-        self, tokenizer: Tokenizer, text: str, places: Sequence[int], quoted: tuple[int, ...] | None
-    ) -> EncodedText:
-        if list(places) == [len(text)]:  # nothing within it is asked for, which takes less time
+        ids: Sequence[int]
+        if list(offsets) == [len(text)]:  # no offset within it is needed, which takes less time
             ids = tokenizer.encode(text, add_special=False, quoted=quoted)
-            return ids, [len(ids)]
-        return tokenizer.encode_with_places(text, places, add_special=False, quoted=quoted)
+            ends = [len(ids)]
+        else:
+            ids, ends = tokenizer.encode_with_places(text, offsets, add_special=False, quoted=quoted)
+        encoded = (array("I", ids), tuple(ends))
+        with self._lock:
+            if key not in self._entries:
+                self._entries[key] = encoded
+                self._bytes += _encoding_cost(key, encoded)
+                while self._bytes > self._most:
+                    self._bytes -= _encoding_cost(*self._entries.popitem(last=False))
+        return encoded
 
-    def _keep(self, key: _EncodingKey, made: tuple[array[int], tuple[int, ...]]) -> None:
-        if key in self._kept:
-            return
-        self._kept[key] = made
-        self._bytes += _encoding_cost(key, made)
-        while self._bytes > self._most:
-            self._bytes -= _encoding_cost(*self._kept.popitem(last=False))
 
-
-def _encoding_cost(key: _EncodingKey, made: tuple[array[int], tuple[int, ...]]) -> int:
+def _encoding_cost(key: _EncodingKey, encoded: tuple[array[int], tuple[int, ...]]) -> int:
     # A character takes one to four bytes.
-    return 2 * len(key[1]) + len(made[0]) * made[0].itemsize + _ENCODING_OVERHEAD
+    return 2 * len(key[1]) + len(encoded[0]) * encoded[0].itemsize + _ENCODING_OVERHEAD
 
 
 MISPLACED_PLACEHOLDERS = (
-    "The messages hold the text of tokens that stand for pictures, which only the server may write. Leave it out."
+    "The messages contain the text of tokens that stand for images, which only the server may write. Remove it."
 )
 
 
@@ -320,28 +303,28 @@ class MediaPlaceholders:
     def expand(self, encoded: EncodedText, begin: int) -> EncodedText:
         """The tokens of what was written next, `begin` of the prompt's before them, with runs at their length."""
         ids, ends = encoded
-        made: list[int] = []
+        expanded: list[int] = []
         moved: list[int] = []
-        known = set(self._tokens.values())
+        count = set(self._tokens.values())
         for at, token in enumerate(ids):
             while len(moved) < len(ends) and ends[len(moved)] <= at:
-                moved.append(len(made))
-            if token not in known:
-                made.append(token)
+                moved.append(len(expanded))
+            if token not in count:
+                expanded.append(token)
                 continue
             if not self._runs:
                 raise BadRequest(MISPLACED_PLACEHOLDERS, param="messages")
             number, length = self._runs.popleft()
-            self._found[number].append((begin + len(made), begin + len(made) + length))
-            made += [token] * length
-        return made, [*moved, *[len(made)] * (len(ends) - len(moved))]
+            self._found[number].append((begin + len(expanded), begin + len(expanded) + length))
+            expanded += [token] * length
+        return expanded, [*moved, *[len(expanded)] * (len(ends) - len(moved))]
 
     def items(self) -> tuple[MediaItem, ...]:
         """Raises Unsupported where the template has not shown all of them."""
         if self._waiting:
             shown = len(self._shown) - len(self._waiting)
             raise Unsupported(
-                f"The served model's chat template shows {shown} of the {len(self._shown)} pictures and clips in the "
+                f"The served model's chat template shows {shown} of the {len(self._shown)} images and videos in the "
                 "messages. Send them in messages of the user's.",
                 param="messages",
             )
@@ -363,5 +346,5 @@ class MediaPlaceholders:
 def _placeholder_id(token: str, tokenizer: Tokenizer) -> int:
     ids = tokenizer.encode(token, add_special=False)
     if len(ids) != 1:
-        raise ModelError(f"The model's tokenizer has no token {token}, which stands for pictures.")
+        raise ModelError(f"The model's tokenizer has no token {token}, which stands for images.")
     return ids[0]

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+from ingot.text.chat_template.traits import REASONING_KEYS
 from ingot.text.parser.arguments import are_unparsed_arguments, arguments_as_object, arguments_as_text
 
 Message = Mapping[str, Any]
 
-REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _INLINE_THINKING = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
 
 
@@ -40,19 +40,19 @@ VOLATILE_BLOCKS: tuple[VolatileBlock, ...] = (
 
 
 def canonical_messages(messages: Sequence[Message]) -> tuple[list[Message], tuple[str, ...]]:
-    """The messages without volatile blocks, and the names of those that were taken out.
+    """The messages without volatile blocks, and the names of those that were removed.
 
-    Only the front of the first message is looked at, and only where it is the system's. Each message keeps its place
-    in the list, also where nothing is left of it.
+    Only the front of the first message is checked, and only if it is the system's. Each message keeps its index, also
+    where nothing is left of it.
     """
-    kept, names = list(messages), []
-    if kept and kept[0].get("role") in ("system", "developer"):
+    canonical, names = list(messages), []
+    if canonical and canonical[0].get("role") in ("system", "developer"):
         for volatile in VOLATILE_BLOCKS:
-            content = _without_pattern(kept[0].get("content"), volatile.pattern)
+            content = _without_pattern(canonical[0].get("content"), volatile.pattern)
             if content is not None:
-                kept[0] = {**kept[0], "content": content}
+                canonical[0] = {**canonical[0], "content": content}
                 names.append(volatile.name)
-    return kept, tuple(names)
+    return canonical, tuple(names)
 
 
 def _without_pattern(content: Any, pattern: re.Pattern[str]) -> Any:
@@ -66,8 +66,8 @@ def _without_pattern(content: Any, pattern: re.Pattern[str]) -> Any:
     found = pattern.match(text) if isinstance(text, str) else None
     if found is None or text is None:
         return None
-    rest = text[found.end() :]
-    return [{**content[0], "text": rest}, *content[1:]] if rest else content[1:] or ""
+    remaining = text[found.end() :]
+    return [{**content[0], "text": remaining}, *content[1:]] if remaining else content[1:] or ""
 
 
 _TOOL_KEYS = ("type", "function")
@@ -81,7 +81,7 @@ _ONE_SCHEMA = frozenset(
 
 
 def ordered_tools(tools: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The tools in the order given, the keys of each in one order whatever order they came in.
+    """The tools in their order, with the keys of each in one order, however they came.
 
     A function's arguments come in the order in which its schema requires them, then the optional ones by name.
     """
@@ -147,7 +147,7 @@ def conversation_keys(messages: Sequence[Message], salt: str, *, ids: bool) -> l
 
 
 def key_with_answer(thread: bytes, content: str, calls: Sequence[tuple[str, str, str]], *, ids: bool) -> bytes:
-    """What names the conversation `thread` after an answer; its calls are given as id, name and arguments."""
+    """The key of the conversation `thread` after an answer, whose calls are tuples of id, name and arguments."""
     made = [{"id": id, "function": {"name": name, "arguments": arguments}} for id, name, arguments in calls]
     return extend_conversation_key(
         thread, _message_essence({"role": "assistant", "content": content, "tool_calls": made}, ids=ids)
@@ -160,10 +160,9 @@ def extend_conversation_key(thread: bytes, essence: Any) -> bytes:
 
 
 def reasoning_of(message: Message) -> str | None:
-    """What an assistant's message says it thought, without white space around it.
+    """The thinking of an assistant's message, without white space around it.
 
-    None where it says nothing of it, as most clients leave it out. Nothing (an empty text in the key for it) is what
-    somebody says who wants no thinking there.
+    None where there is none, as most clients leave it out. An empty text in its key means that none is wanted.
     """
     for key in REASONING_KEYS:
         if isinstance(message.get(key), str):
@@ -173,10 +172,10 @@ def reasoning_of(message: Message) -> str | None:
 
 
 def visible_text(message: Message) -> str:
-    """What an assistant's message says, without thinking in front of it and white space around it."""
-    said = _text_of_content(message.get("content"))
-    thought = _INLINE_THINKING.match(said)
-    return said[thought.end() if thought else 0 :].strip()
+    """The text of an assistant's message, without thinking in front of it and white space around it."""
+    text = _text_of_content(message.get("content"))
+    thinking = _INLINE_THINKING.match(text)
+    return text[thinking.end() if thinking else 0 :].strip()
 
 
 def _message_essence(message: Message, *, ids: bool) -> list[Any]:

@@ -1,9 +1,8 @@
 """From a conversation to its prompt: messages made canonical and put in order, rendered, and assembled into tokens.
 
-In the stable history, the same conversation and one more turn give the same tokens and a tail: an answer that is cached
-stands there as it was generated, between the opening that it was given and what the template puts after an answer;
-every other message is rendered the same whatever follows it. The official history is the template's own, encoded as one
-text.
+In the stable history, the same conversation and one more turn give the same tokens and a tail: a cached answer stands
+there as it was generated, between the opening it had and what the template puts after an answer; every other message is
+rendered the same whatever follows it. The official history is the template's own, encoded as one text.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ class Conversation:
     """What is to be rendered.
 
     - `opened`: the prompt ends where an answer begins; else after the last message.
-    - `continued`: it ends within the last message, an assistant's, which the answer goes on with.
-    - `appended`, given the whole text, says what is to follow it: the beginning of the answer.
+    - `continued`: it ends within the last message, an assistant's, which the answer continues.
+    - `appended` returns what is to follow the whole text: the beginning of the answer.
     """
 
     messages: Messages
@@ -49,7 +48,7 @@ class Conversation:
     continued: bool = False
     appended: Callable[[str], str] = field(default=lambda text: "")
     history: TemplateHistory = "stable"
-    remembers: bool = True  # past answers are recalled, and this one's may be kept
+    remembers: bool = True  # past answers are recalled, and this one's may be cached
     salt: str = ""  # conversations with different salts share no answers
     most: int | None = None  # tokens that a prompt may have; one that is longer for certain is not encoded
     trusted: bool = False  # the text of a control token is that token, whoever wrote it
@@ -59,44 +58,40 @@ class PromptBuilder:
     """Makes conversations into prompts for one model. Any thread may ask."""
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        template: ChatTemplate,
-        answers: AnswerCache,
-        encodings: EncodingCache | None = None,
+        self, tokenizer: Tokenizer, template: ChatTemplate, answers: AnswerCache, encodings: EncodingCache | None = None
     ) -> None:
         self._tokenizer, self._template, self._answers = tokenizer, template, answers
         self._encodings = EncodingCache() if encodings is None else encodings
         ends = (tokenizer.decode([token], skip_special=False) for token in sorted(tokenizer.eos_ids))
         self._ends = tuple(end for end in ends if end)
 
-    def compose(self, wanted: Conversation, format: Format, *, add_special: bool = False) -> Prompt:
+    def compose(self, conversation: Conversation, format: Format, *, add_special: bool = False) -> Prompt:
         """`add_special` adds what the tokenizer puts around a bare text.
 
         Raises BadRequest or Unsupported where the template refuses the messages or cannot show them, and
         ContextOverflow where it is certain, before anything is encoded, that the prompt is too long.
         """
-        traits = self._template.traits_for(bool(wanted.tools))
-        messages, removed = canonical_messages(wanted.messages)
-        named = conversation_keys(messages, wanted.salt, ids=traits.call_ids)
-        quoting = self._quoting(wanted, format)
-        known = self._known_answers(wanted, messages, named)
-        self._check_length(wanted, messages, traits, format, known, quoting)
-        lines, pieces, done = self._drafted(wanted, messages, traits, format, quoting, known)
-        recalled = _recalled_answers(lines, pieces, known)
+        traits = self._template.traits_for(bool(conversation.tools))
+        messages, removed = canonical_messages(conversation.messages)
+        keys = conversation_keys(messages, conversation.salt, ids=traits.call_ids)
+        quoting = self._quoting(conversation, format)
+        cached = self._cached_answers(conversation, messages, keys)
+        self._check_length(conversation, messages, traits, format, cached, quoting)
+        lines, pieces, done = self._render_messages(conversation, messages, traits, format, quoting, cached)
+        recalled = _recalled_answers(lines, pieces, cached)
         left_out = check_calls_shown(lines, pieces, recalled)
         media = media_in_messages(messages)
         placeholders = MediaPlaceholders(media, self._tokenizer) if media else None
-        assembler = PromptAssembler(self._tokenizer, self._encodings, wanted.salt, quoting, placeholders)
+        assembler = PromptAssembler(self._tokenizer, self._encodings, conversation.salt, quoting, placeholders)
         self._assemble(assembler, lines, pieces, recalled)
-        if begun := wanted.appended(assembler.text):
-            assembler.add_text(TokenOwner(), begun)
-        if wanted.most is not None:
-            assembler.check_length(wanted.most)
+        if beginning := conversation.appended(assembler.text):
+            assembler.add_text(TokenOwner(), beginning)
+        if conversation.most is not None:
+            assembler.check_length(conversation.most)
         tokens, spans = assembler.assemble(add_special=add_special)
-        opening, quoted = quoting.read(pieces[-1].text + begun)
-        # What of an opening is a client's own text could not be told from a control token later on.
-        remembers = wanted.remembers and len(pieces) > 1 and not quoted
+        opening, quoted = quoting.read(pieces[-1].text + beginning)
+        # A client's own text in an opening could not be distinguished from a control token later on.
+        remembers = conversation.remembers and len(pieces) > 1 and not quoted
         if not tokens:
             raise BadRequest(
                 "The chat template makes nothing of these messages: the prompt is empty.", param="messages"
@@ -106,71 +101,78 @@ class PromptBuilder:
             text=assembler.text,
             spans=spans,
             opening=opening,
-            history=wanted.history,
+            history=conversation.history,
             recalled=len(recalled),
             adapted=removed + done + left_out,
-            thread=named[-2 if wanted.continued else -1] if remembers else b"",
+            thread=keys[-2 if conversation.continued else -1] if remembers else b"",
             call_ids=traits.call_ids,
-            begun=content_as_text(wanted.messages[-1].get("content")) if wanted.continued else "",
+            begun=content_as_text(conversation.messages[-1].get("content")) if conversation.continued else "",
             media=() if placeholders is None else placeholders.items(),
-            said=tuple(map(_message_texts, messages)),
+            message_texts=tuple(map(_message_texts, messages)),
         )
 
     def _check_length(
         self,
-        wanted: Conversation,
+        conversation: Conversation,
         messages: list[Mapping[str, Any]],
         traits: TemplateTraits,
         format: Format,
-        known: Mapping[int, CachedAnswer],
+        cached: Mapping[int, CachedAnswer],
         quoting: ControlTokenQuoting,
     ) -> None:
-        """Raises ContextOverflow where there is too much to be quoted, which takes far longer than to render it does.
-        What was said tells whether that is worth looking at; what the template shows of it, whether it is so."""
-        if wanted.most is None or quoting.trusting:
+        """Raises ContextOverflow where there is too much to be quoted, which takes far longer than rendering.
+
+        The length of the client's input shows whether to check; what the template shows of it, whether it is too long.
+        """
+        if conversation.most is None or quoting.trusting:
             return
-        said = "".join(quoting.strings())
-        if 4 * len(said) <= wanted.most or self._tokenizer.least_tokens(said) <= wanted.most:
+        text = "".join(quoting.strings())
+        if 4 * len(text) <= conversation.most or self._tokenizer.least_tokens(text) <= conversation.most:
             return
         unquoted = ControlTokenQuoting()
-        lines, pieces, _ = self._drafted(wanted, messages, traits, format, unquoted, known)
-        assembler = PromptAssembler(self._tokenizer, self._encodings, wanted.salt, unquoted)
-        self._assemble(assembler, lines, pieces, _recalled_answers(lines, pieces, known))
-        assembler.check_length(wanted.most)
+        lines, pieces, _ = self._render_messages(conversation, messages, traits, format, unquoted, cached)
+        assembler = PromptAssembler(self._tokenizer, self._encodings, conversation.salt, unquoted)
+        self._assemble(assembler, lines, pieces, _recalled_answers(lines, pieces, cached))
+        assembler.check_length(conversation.most)
 
-    def _quoting(self, wanted: Conversation, format: Format) -> ControlTokenQuoting:
-        controls = ControlTokens() if wanted.trusted else self._tokenizer.controls
-        said = (wanted.messages, wanted.tools, wanted.variables)
+    def _quoting(self, conversation: Conversation, format: Format) -> ControlTokenQuoting:
+        controls = ControlTokens() if conversation.trusted else self._tokenizer.controls
+        client_input = (conversation.messages, conversation.tools, conversation.variables)
         thinking = format.thinking
-        return ControlTokenQuoting(controls, said, exempt=() if thinking is None else (thinking.open, thinking.close))
+        exempt = () if thinking is None else (thinking.open, thinking.close)
+        return ControlTokenQuoting(controls, client_input, exempt)
 
-    def _drafted(
+    def _render_messages(
         self,
-        wanted: Conversation,
+        conversation: Conversation,
         messages: list[Mapping[str, Any]],
         traits: TemplateTraits,
         format: Format,
         quoting: ControlTokenQuoting,
-        known: Mapping[int, CachedAnswer],
+        cached: Mapping[int, CachedAnswer],
     ) -> tuple[list[TemplateMessage], list[TextRun], tuple[str, ...]]:
         """The lines that the template got, what it made of them, and what had to be done to them before."""
-        tools = ordered_tools(wanted.tools) if wanted.history == "stable" else [dict(tool) for tool in wanted.tools]
-        messages, tools = quoting.messages(messages), quoting.told(tools)
+        tools = (
+            ordered_tools(conversation.tools)
+            if conversation.history == "stable"
+            else [dict(tool) for tool in conversation.tools]
+        )
+        messages, tools = quoting.messages(messages), quoting.quote(tools)
         mark = secrets.token_hex(16)
-        told = _with_mark(messages, mark) if wanted.continued else messages
-        lines, done = _template_messages(told, tools, traits, format, wanted.history, known)
-        tags = self._tags_to_write(traits, format) if wanted.history == "stable" else None
+        marked = _with_mark(messages, mark) if conversation.continued else messages
+        lines, done = _template_messages(marked, tools, traits, format, conversation.history, cached)
+        tags = self._tags_to_write(traits, format) if conversation.history == "stable" else None
         if tags is not None:
             lines = [_with_thinking(line, tags) for line in lines]
-            if not traits.calls_beside_text:
+            if not traits.calls_with_text:
                 lines = [
                     part
                     for line in lines
-                    for part in (split_text_from_calls(line) if _hides_calls(line, known) else [line])
+                    for part in (split_text_from_calls(line) if _hides_calls(line, cached) else [line])
                 ]
-        variables = quoting.told(wanted.variables)
-        pieces = self._rendered(lines, tools if traits.tools else None, replace(wanted, variables=variables))
-        if wanted.continued:
+        variables = quoting.quote(conversation.variables)
+        pieces = self._render_pieces(lines, tools if traits.tools else None, replace(conversation, variables=variables))
+        if conversation.continued:
             pieces = _cut_at_mark(pieces, mark)
         if tags is not None:
             pieces = [_without_empty_thinking(piece, lines, tags) for piece in pieces]
@@ -183,20 +185,22 @@ class PromptBuilder:
             return None
         return tags
 
-    def _rendered(self, lines: list[TemplateMessage], tools: list[Any] | None, wanted: Conversation) -> list[TextRun]:
+    def _render_pieces(
+        self, lines: list[TemplateMessage], tools: list[Any] | None, conversation: Conversation
+    ) -> list[TextRun]:
         """The pieces of the text; the last is the opening."""
 
         def pieces(opened: bool) -> list[TextRun]:
             rendered = self._template.rendered(
                 [line.message for line in lines],
-                history=wanted.history,
+                history=conversation.history,
                 tools=tools,
                 add_generation_prompt=opened,
-                extra=wanted.variables,
+                extra=conversation.variables,
             )
             return [*rendered.pieces]
 
-        made = pieces(wanted.opened and not wanted.continued)
+        made = pieces(conversation.opened and not conversation.continued)
         if len(made) > 1:
             return made
         # A template may take all messages of a first turn before its loop begins.
@@ -205,15 +209,17 @@ class PromptBuilder:
             return [whole]
         return [TextRun(None, base), TextRun(None, whole.text[len(base) :])]
 
-    def _known_answers(self, wanted: Conversation, messages: Messages, named: list[bytes]) -> dict[int, CachedAnswer]:
+    def _cached_answers(
+        self, conversation: Conversation, messages: Messages, keys: list[bytes]
+    ) -> dict[int, CachedAnswer]:
         """The answers that are remembered, by the number of their message."""
-        if not wanted.remembers or wanted.history != "stable":
+        if not conversation.remembers or conversation.history != "stable":
             return {}
         found: dict[int, CachedAnswer] = {}
         for at, message in enumerate(messages):
             if message.get("role") != "assistant":
                 continue
-            answer = self._answers.recall(named[at + 1], reasoning_of(message))
+            answer = self._answers.recall(keys[at + 1], reasoning_of(message))
             if answer is not None:
                 found[at] = answer
         return found
@@ -242,24 +248,24 @@ class PromptBuilder:
         if at < len(text):
             return text[at:]
         content = "" if message.get("tool_calls") else content_as_text(message.get("content"))
-        for said in (content, content.strip()):
-            if said and said in text:
-                return text[text.rindex(said) + len(said) :]
+        for shown in (content, content.strip()):
+            if shown and shown in text:
+                return text[text.rindex(shown) + len(shown) :]
         return ""
 
 
 def _recalled_answers(
-    lines: list[TemplateMessage], pieces: list[TextRun], known: Mapping[int, CachedAnswer]
+    lines: list[TemplateMessage], pieces: list[TextRun], cached: Mapping[int, CachedAnswer]
 ) -> dict[int, CachedAnswer]:
-    """The answers that are remembered, by the number of their line, where a message is one line, and that has one place
-    in the text."""
-    shown = count_message_places(pieces[:-1])
+    """The cached answers by the index of their line, where a message is one line, and that is shown once in the
+    text."""
+    shown = count_message_pieces(pieces[:-1])
     made = Counter(source for line in lines for source in line.sources)
     return {
-        at: known[line.sources[0]]
+        at: cached[line.sources[0]]
         for at, line in enumerate(lines)
         if line.role == "assistant" and len(line.sources) == 1 and shown[at] == 1 == made[line.sources[0]]
-        if line.sources[0] in known
+        if line.sources[0] in cached
     }
 
 
@@ -269,30 +275,30 @@ def _template_messages(
     traits: TemplateTraits,
     format: Format,
     history: TemplateHistory,
-    known: Mapping[int, CachedAnswer],
+    cached: Mapping[int, CachedAnswer],
 ) -> tuple[list[TemplateMessage], tuple[str, ...]]:
     lines = [TemplateMessage(dict(message), (at,)) for at, message in enumerate(messages)]
     if lines and lines[0].role in ("system", "developer") and not lines[0].message.get("content"):
         del lines[0]  # nothing was in it, or nothing but what is no message to the model
-    lines, told = teach_tools(lines, tools, traits, format, known)
+    lines, taught = teach_tools(lines, tools, traits, format, cached)
     lines, placed = order_messages(lines, traits, history)
-    return lines, told + placed
+    return lines, taught + placed
 
 
 def _with_thinking(line: TemplateMessage, tags: ThinkingFormat) -> TemplateMessage:
-    """What an assistant thought, where it is told, in front of what it said."""
-    if line.role != "assistant" or not (thought := reasoning_of(line.message)):
+    """An assistant's thinking, where the client sent it, in front of its text."""
+    if line.role != "assistant" or not (reasoning := reasoning_of(line.message)):
         return line
-    said = visible_text(line.message)
+    text = visible_text(line.message)
     return replace(
-        line, message={**line.message, "content": ThinkingContent(f"{tags.open}\n{thought}\n{tags.close}\n\n{said}")}
+        line, message={**line.message, "content": ThinkingContent(f"{tags.open}\n{reasoning}\n{tags.close}\n\n{text}")}
     )
 
 
-def _hides_calls(line: TemplateMessage, known: Mapping[int, CachedAnswer]) -> bool:
-    """Where thinking was put into a message whose calls are shown only if it says nothing."""
-    told = isinstance(line.message.get("content"), ThinkingContent) and line.message.get("tool_calls")
-    return bool(told) and not any(source in known for source in line.sources)
+def _hides_calls(line: TemplateMessage, cached: Mapping[int, CachedAnswer]) -> bool:
+    """Whether thinking was put into a message whose calls are shown only if it has no text."""
+    calls = isinstance(line.message.get("content"), ThinkingContent) and line.message.get("tool_calls")
+    return bool(calls) and not any(source in cached for source in line.sources)
 
 
 def _without_empty_thinking(piece: TextRun, lines: list[TemplateMessage], tags: ThinkingFormat) -> TextRun:
@@ -322,7 +328,7 @@ def _with_mark(messages: list[Mapping[str, Any]], mark: str) -> list[Mapping[str
 
 
 def _cut_at_mark(pieces: list[TextRun], mark: str) -> list[TextRun]:
-    """The pieces up to the mark; the one that held it is the opening now."""
+    """The pieces up to the mark; the one with the mark becomes the opening."""
     for at, piece in enumerate(pieces):
         if mark in piece.text:
             return [*pieces[:at], TextRun(piece.message, piece.text[: piece.text.index(mark)])]
@@ -336,7 +342,7 @@ def _message_texts(message: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _piece_owners(lines: list[TemplateMessage], pieces: list[TextRun]) -> list[TokenOwner]:
-    """Whose each piece is. A system message that has no place of its own is in what comes before all messages."""
+    """Whose each piece is. A system message that has no piece of its own is in what comes before all messages."""
     owners = [TokenOwner() if piece.message is None else _message_owner(lines[piece.message]) for piece in pieces]
     first = next((at for at, piece in enumerate(pieces) if piece.message is not None and piece.text), 0)
     unplaced = all(piece.message != 0 or not piece.text for piece in pieces)
@@ -349,8 +355,8 @@ def _message_owner(line: TemplateMessage) -> TokenOwner:
     return TokenOwner(line.sources[0] if line.sources else None, line.role)
 
 
-def count_message_places(pieces: Sequence[TextRun]) -> Counter[int | None]:
-    """In how many places of the text each message is shown."""
+def count_message_pieces(pieces: Sequence[TextRun]) -> Counter[int | None]:
+    """In how many pieces of the text each message is shown."""
     return Counter(piece.message for piece in pieces if piece.text)
 
 
@@ -366,7 +372,7 @@ def check_calls_shown(
     whole = "".join(piece.text for piece in pieces)
 
     def shows(at: int, text: str) -> bool:
-        # In its own place, where it has one: a name may stand among the tools.
+        # In its own piece, where it has one: a name may be among the tools.
         place = own.get(at) or whole
         return any(each in place for each in (text, dump_arguments(text)[1:-1]))
 

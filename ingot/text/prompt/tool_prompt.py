@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from ingot.errors import Unsupported
 from ingot.text.chat_template.messages import TemplateMessage, content_as_text, media_in_messages
-from ingot.text.chat_template.traits import TemplateTraits
+from ingot.text.chat_template.traits import REASONING_KEYS, TemplateTraits
 from ingot.text.parser.arguments import arguments_as_object
 from ingot.text.parser.events import PastCall
-from ingot.text.prompt.canonical import REASONING_KEYS, reasoning_of, visible_text
+from ingot.text.prompt.canonical import reasoning_of, visible_text
 from ingot.text.tool_formats.format import Format
 from ingot.text.tool_formats.rendering import render_calls
 
@@ -40,36 +40,38 @@ def teach_tools(
     tools: Sequence[Mapping[str, Any]],
     traits: TemplateTraits,
     format: Format,
-    kept: Collection[int] = (),
+    cached: Collection[int] = (),
 ) -> tuple[list[TemplateMessage], tuple[str, ...]]:
-    """The lines with whatever the template would not show of tools written into them, and the names of what was.
-    Messages that are `kept` stand in the prompt as they were generated, whatever the template makes of them.
+    """The lines with whatever the template would not show of tools written into them, and the names of these changes.
+    `cached` messages are in the prompt as they were generated, whatever the template makes of them.
 
     Raises Unsupported for tools where the model's format has no calls.
     """
     done: list[str] = []
-    told = list(lines)
+    changed = list(lines)
     if tools and not traits.tools:
-        told = _with_lesson(told, _write_tool_lesson(tools, format))
+        changed = _with_lesson(changed, _write_tool_lesson(tools, format))
         done.append("tools-taught")
-    if not traits.text_beside and any(map(_says_and_thinks, told)):
-        told = [_move_text_into_thinking(line) if _says_and_thinks(line) else line for line in told]
+    if not traits.text_with_reasoning and any(map(_has_text_and_thinking, changed)):
+        changed = [_move_text_into_thinking(line) if _has_text_and_thinking(line) else line for line in changed]
         done.append("text-joined-to-thinking")
-    if not traits.calls_beside_text and any(_says_and_calls(line, kept) for line in told):
-        told = [
-            part for line in told for part in (split_text_from_calls(line) if _says_and_calls(line, kept) else [line])
+    if not traits.calls_with_text and any(_has_text_and_calls(line, cached) for line in changed):
+        changed = [
+            part
+            for line in changed
+            for part in (split_text_from_calls(line) if _has_text_and_calls(line, cached) else [line])
         ]
         done.append("text-separated-from-calls")
-    if not traits.several_calls and any(len(line.message.get("tool_calls") or ()) > 1 for line in told):
-        told = _split_calls(told)
+    if not traits.several_calls and any(len(line.message.get("tool_calls") or ()) > 1 for line in changed):
+        changed = _split_calls(changed)
         done.append("calls-separated")
-    if not traits.calls and any(line.message.get("tool_calls") for line in told):
-        told = [_write_calls_as_text(line, format) for line in told]
+    if not traits.calls and any(line.message.get("tool_calls") for line in changed):
+        changed = [_write_calls_as_text(line, format) for line in changed]
         done.append("calls-written")
-    if not traits.results and any(line.role == "tool" for line in told):
-        told = _write_results_as_text(told)
+    if not traits.results and any(line.role == "tool" for line in changed):
+        changed = _write_results_as_text(changed)
         done.append("results-told")
-    return told, tuple(done)
+    return changed, tuple(done)
 
 
 def _write_tool_lesson(tools: Sequence[Mapping[str, Any]], format: Format) -> str:
@@ -91,25 +93,25 @@ def _with_lesson(lines: list[TemplateMessage], lesson: str) -> list[TemplateMess
     return [TemplateMessage({"role": "system", "content": lesson}, ()), *lines]
 
 
-def _says_and_thinks(line: TemplateMessage) -> bool:
+def _has_text_and_thinking(line: TemplateMessage) -> bool:
     message = line.message
     return bool(message.get("tool_calls") and reasoning_of(message) and visible_text(message))
 
 
 def _move_text_into_thinking(line: TemplateMessage) -> TemplateMessage:
-    """Text beside a call, at the end of the thinking, for a template that takes either of them only."""
-    thought = f"{reasoning_of(line.message)}\n\n{visible_text(line.message)}"
-    kept = {key: value for key, value in line.message.items() if key not in REASONING_KEYS}
-    return replace(line, message={**kept, "content": None, "reasoning_content": thought})
+    """Text next to a call, at the end of the thinking, for a template that shows only one of them."""
+    reasoning = f"{reasoning_of(line.message)}\n\n{visible_text(line.message)}"
+    others = {key: value for key, value in line.message.items() if key not in REASONING_KEYS}
+    return replace(line, message={**others, "content": None, "reasoning_content": reasoning})
 
 
-def _says_and_calls(line: TemplateMessage, kept: Collection[int]) -> bool:
-    known = any(source in kept for source in line.sources)
-    return bool(not known and line.message.get("tool_calls") and visible_text(line.message))
+def _has_text_and_calls(line: TemplateMessage, cached: Collection[int]) -> bool:
+    is_cached = any(source in cached for source in line.sources)
+    return bool(not is_cached and line.message.get("tool_calls") and visible_text(line.message))
 
 
 def split_text_from_calls(line: TemplateMessage) -> list[TemplateMessage]:
-    """Text and calls in two messages, for a template that leaves out calls beside text."""
+    """Text and calls in two messages, for a template that leaves out calls next to text."""
     calls = {"role": line.role, "content": None, "tool_calls": line.message["tool_calls"]}
     text = {key: value for key, value in line.message.items() if key != "tool_calls"}
     return [replace(line, message=text), replace(line, message=calls)]
@@ -129,7 +131,7 @@ def _split_calls(lines: Sequence[TemplateMessage]) -> list[TemplateMessage]:
         at += len(results)
         for call in calls:
             apart.append(replace(line, message={**line.message, "tool_calls": [call]}))
-            line = replace(line, message={"role": line.role, "content": None})  # what was said stands with the first
+            line = replace(line, message={"role": line.role, "content": None})  # the text stays with the first
             apart += [each for each in results if each.message.get("tool_call_id") == call.get("id")]
         ids = {call.get("id") for call in calls}
         apart += [each for each in results if each.message.get("tool_call_id") not in ids]
@@ -141,12 +143,14 @@ def _write_calls_as_text(line: TemplateMessage, format: Format) -> TemplateMessa
     if not calls:
         return line
     made = [_past_call(call) for call in calls]
-    written = render_calls(format, made) if format.can_call else "\n".join(map(_describe_call, made))
+    # A model whose format has no calls may go on after one that had.
+    plain = (json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False) for call in made)
+    written = render_calls(format, made) if format.can_call else "\n".join(plain)
     content = line.message.get("content") or ""
-    kept = {key: value for key, value in line.message.items() if key != "tool_calls"}
+    others = {key: value for key, value in line.message.items() if key != "tool_calls"}
     if isinstance(content, str):
-        return TemplateMessage({**kept, "content": f"{content}\n{written}" if content else written}, line.sources)
-    return TemplateMessage({**kept, "content": [*content, {"type": "text", "text": f"\n{written}"}]}, line.sources)
+        return TemplateMessage({**others, "content": f"{content}\n{written}" if content else written}, line.sources)
+    return TemplateMessage({**others, "content": [*content, {"type": "text", "text": f"\n{written}"}]}, line.sources)
 
 
 def _past_call(call: Mapping[str, Any]) -> PastCall:
@@ -154,18 +158,13 @@ def _past_call(call: Mapping[str, Any]) -> PastCall:
     return PastCall(str(function.get("name")), arguments_as_object(function.get("arguments")), call.get("id"))
 
 
-def _describe_call(call: PastCall) -> str:
-    """A call that was made before this model, which has no form for one, was asked."""
-    return json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
-
-
 def _write_results_as_text(lines: list[TemplateMessage]) -> list[TemplateMessage]:
     """Results that follow one another make one message, as the calls they answer did."""
-    told: list[TemplateMessage] = []
+    changed: list[TemplateMessage] = []
     for results, group in groupby(lines, lambda line: line.role == "tool"):
-        spoken = list(group)
-        told += [_results_message(spoken)] if results else spoken
-    return told
+        messages = list(group)
+        changed += [_results_message(messages)] if results else messages
+    return changed
 
 
 def _results_message(results: list[TemplateMessage]) -> TemplateMessage:
@@ -178,7 +177,7 @@ def _results_message(results: list[TemplateMessage]) -> TemplateMessage:
 
 
 def _result_parts(content: Any) -> list[Any]:
-    """A result with pictures in it, which stay where they are."""
-    held = content if isinstance(content, list) else [{"type": "text", "text": content_as_text(content)}]
+    """A result with images in it, which stay where they are."""
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content_as_text(content)}]
     before, after = ({"type": "text", "text": text} for text in ("<tool_response>\n", "\n</tool_response>\n"))
-    return [before, *held, after]
+    return [before, *parts, after]

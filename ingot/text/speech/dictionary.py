@@ -1,7 +1,7 @@
-"""How words are pronounced: by a dictionary, by the words beside them for those in -s, -ed and -ing, else by letters.
+"""How words are pronounced: by a dictionary, by the stem for words in -s, -ed and -ing, else by their letters.
 
-The dictionaries lie in `data`. One is read once, which takes a few tenths of a second; `preload_dictionaries` reads it
-before anybody asks.
+The dictionaries lie in `data`. Each is read once, which takes a few tenths of a second; `preload_dictionaries` does it
+ahead of time.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ Accent = Literal["us", "gb"]
 
 PRIMARY, SECONDARY = "ˈ", "ˌ"
 VOWELS = frozenset("AIOQWYaiuæɑɒɔəɛɜɪʊʌᵻ")
-SOUNDS_BEFORE_FLAP = frozenset("AIOWYiuæɑəɛɪɹʊʌ")
-"""After these an American t is a flap before a vowel."""
+SOUNDS_BEFORE_FLAP = frozenset("AIOWYiuæɑəɛɪɹʊʌ")  # after these an American t is a flap before a vowel
 _dictionary_lock = threading.Lock()
 DOUBLED_CONSONANT = re.compile(r"([bcdgklmnprstvxz])\1ing$|cking$")
 
@@ -34,18 +33,18 @@ class DictionaryEntry:
     @classmethod
     def read(cls, line: str) -> DictionaryEntry:
         usual, *further = line.split("\t")
-        told = dict(each.split(":", 1) for each in further)
-        return cls(usual, told.get("verb"), told.get("last"))
+        marked = dict(each.split(":", 1) for each in further)
+        return cls(usual, marked.get("verb"), marked.get("last"))
 
 
 def load_dictionary(accent: Accent) -> PronunciationDictionary:
-    """Read once, which takes a few tenths of a second; whoever comes meanwhile waits for it."""
+    """Read once; whoever asks meanwhile waits for it."""
     with _dictionary_lock:
         return _read_dictionary(accent)
 
 
 def preload_dictionaries(accents: Iterable[Accent]) -> threading.Thread:
-    """Read dictionaries in a thread, before anybody asks for them."""
+    """Read dictionaries in a thread, ahead of time."""
 
     def read() -> None:
         for accent in accents:
@@ -64,14 +63,14 @@ def _read_dictionary(accent: Accent) -> PronunciationDictionary:
 
 
 class PronunciationDictionary:
-    """`entries` are read when they are asked for: there are near 200,000."""
+    """`entries` are parsed when they are looked up: there are almost 200,000."""
 
     def __init__(self, entries: dict[str, str], accent: Accent) -> None:
         self._entries, self.accent = entries, accent
         self._unstressed = "ɪ" if accent == "gb" else "ᵻ"
 
     def entry(self, word: str) -> DictionaryEntry | None:
-        """As it is written, else in small letters, else with a capital."""
+        """Looked up as written, else in lower case, else capitalized."""
         for spelled in dict.fromkeys((word, word.lower(), word.capitalize())):
             if spelled in self._entries:
                 return DictionaryEntry.read(self._entries[spelled])
@@ -86,10 +85,10 @@ class PronunciationDictionary:
         return f"{head}{PRIMARY if mark else ''}{tail}"
 
     def inflected(self, word: str) -> str | None:
-        """A word that is another with an ending."""
+        """The phonemes of a word that is in the dictionary without its ending."""
         for endings in (self._plural, self._past, self._ing):
-            if (said := endings(word)) is not None:
-                return said
+            if (phonemes := endings(word)) is not None:
+                return phonemes
         return None
 
     def _stem(self, *spelled: str) -> str | None:
@@ -141,7 +140,7 @@ class PronunciationDictionary:
 
 
 def with_stress(phonemes: str, mark: str = PRIMARY) -> str:
-    """With a stress on the first vowel, where there is none."""
+    """Phonemes with a stress on the first vowel, if there is none yet."""
     if PRIMARY in phonemes or SECONDARY in phonemes:
         return phonemes
     at = next((at for at, sign in enumerate(phonemes) if sign in VOWELS), None)
@@ -173,31 +172,24 @@ LETTER_RULES = (
     *zip("abcdefghijlmnopqrstuvwyz", "æbkdɛfɡhɪʤlmnɑpkɹstʌvwɪz", strict=True), ("k", "k"), ("x", "ks"),
 )  # fmt: skip
 COMPILED_LETTER_RULES = [
-    (re.compile(pattern.removeprefix("^")), pattern.startswith("^"), said) for pattern, said in LETTER_RULES
+    (re.compile(pattern.removeprefix("^")), pattern.startswith("^"), sounds) for pattern, sounds in LETTER_RULES
 ]
 BRITISH_SOUNDS = (
-    ("ɜɹ", "ɜː"),
-    ("ɑɹ", "ɑː"),
-    ("ɔɹ", "ɔː"),
-    ("ɛɹ", "ɛː"),
-    ("əɹ", "ə"),
-    ("O", "Q"),
-    ("i", "iː"),
-    ("u", "uː"),
+    *(("ɜɹ", "ɜː"), ("ɑɹ", "ɑː"), ("ɔɹ", "ɔː"), ("ɛɹ", "ɛː"), ("əɹ", "ə"), ("O", "Q"), ("i", "iː"), ("u", "uː")),
     ("ɔ(?!ː)", "ɔː"),
 )
 
 
 def phonemes_by_letters(word: str, accent: Accent) -> str:
-    """`word` has small letters from a to z alone."""
-    said, at = "", 0
+    """`word` has lower-case letters from a to z only."""
+    phonemes, at = "", 0
     while at < len(word):
-        for pattern, begins, phonemes in COMPILED_LETTER_RULES:
+        for pattern, begins, sounds in COMPILED_LETTER_RULES:
             found = None if begins and at else pattern.match(word, at)
             if found is not None and found.end() > at:
-                said, at = said + phonemes, found.end()
+                phonemes, at = phonemes + sounds, found.end()
                 break
     if accent == "gb":
         for american, british in BRITISH_SOUNDS:
-            said = re.sub(american, british, said)
-    return with_stress(said)
+            phonemes = re.sub(american, british, phonemes)
+    return with_stress(phonemes)

@@ -1,7 +1,7 @@
-"""From English text to phonemes, in pieces that are spoken at once: sentences, or clauses of long ones.
+"""From English text to phonemes, in pieces that are synthesized at once: sentences, or clauses of long ones.
 
-Other languages would need dictionaries of their own; their voices are refused by name, and so are letters of other
-alphabets. Numbers become words first. What is neither a letter, a digit nor a sign that is read out is not spoken.
+Other languages would need dictionaries of their own: their voices and alphabets are refused. Numbers become words
+first. Whatever is neither a letter, a digit nor a sign that is read out is skipped.
 """
 
 from __future__ import annotations
@@ -23,25 +23,13 @@ from ingot.text.speech.dictionary import (
     with_stress,
 )
 
-ACCENT_BY_VOICE: dict[str, Accent] = {"a": "us", "b": "gb"}
-"""By the first letter of a voice."""
+ACCENT_BY_VOICE: dict[str, Accent] = {"a": "us", "b": "gb"}  # by the first letter of a voice
 UNSUPPORTED_LANGUAGES = {
-    "e": "Spanish",
-    "f": "French",
-    "h": "Hindi",
-    "i": "Italian",
-    "j": "Japanese",
-    "p": "Portuguese",
+    **{"e": "Spanish", "f": "French", "h": "Hindi", "i": "Italian", "j": "Japanese", "p": "Portuguese"},
     "z": "Chinese",
 }
 SPOKEN_SIGNS = {
-    "%": "percent",
-    "&": "and",
-    "+": "plus",
-    "=": "equals",
-    "@": "at",
-    "°": "degrees",
-    "×": "times",
+    **{"%": "percent", "&": "and", "+": "plus", "=": "equals", "@": "at", "°": "degrees", "×": "times"},
     "÷": "divided by",
 }
 SIGN_SUBSTITUTES = str.maketrans(
@@ -55,43 +43,29 @@ INNER_DOT = re.compile(r"(?<=[A-Za-z])\.(?=[A-Za-z])")
 CAMEL_CASE = re.compile(r"(?<=[a-z])(?=[A-Z])")
 SPEECH_TOKEN = re.compile(r"[A-Za-z]+(?:'[A-Za-z]+)*'?|\.\.\.|[;:,.!?—…\"“”()]|--|\n+")
 WORDS_BEFORE_VERBS = frozenset(
-    [
-        "to",
-        "will",
-        "would",
-        "can",
-        "could",
-        "shall",
-        "should",
-        "may",
-        "might",
-        "must",
-        "i",
-        "you",
-        "we",
-        "they",
-        "not",
-        "don't",
-        "didn't",
-        "can't",
-    ]
+    {
+        *("to", "will", "would", "can", "could", "shall", "should", "may", "might", "must"),
+        *("i", "you", "we", "they", "not", "don't", "didn't", "can't"),
+    }
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Phonemizer:
-    """`signs` are the phonemes that the model knows, `most` how many of them it speaks at once."""
+    """`signs` are the phonemes of the model's vocabulary, `most` is how many it takes at once."""
 
     signs: Collection[str]
     most: int
 
     def pieces(self, text: str, voice: str, speed: float = 1.0) -> tuple[str, ...]:
-        """What is spoken of `text`, in order. Raises BadRequest or Unsupported."""
+        """The phonemes of `text`, piece by piece. Raises BadRequest or Unsupported."""
         words = load_dictionary(accent_of(voice))
-        said = list(_speak_tokens(SPEECH_TOKEN.findall(_normalise_text(text)), words))
-        found = gather_pieces(("".join(sign for sign in each if sign in self.signs) for each in said), self.most, speed)
+        phonemes = list(_speak_tokens(SPEECH_TOKEN.findall(_normalise_text(text)), words))
+        found = gather_pieces(
+            ("".join(sign for sign in each if sign in self.signs) for each in phonemes), self.most, speed
+        )
         if not any(any(sign not in SPEECH_MARKS for sign in piece) for piece in found):
-            raise BadRequest("input has no word or number in it that could be spoken.", param="input")
+            raise BadRequest("input has no word or number that can be spoken.", param="input")
         return found
 
 
@@ -100,19 +74,19 @@ def accent_of(voice: str) -> Accent:
     if voice[:1] in ACCENT_BY_VOICE:
         return ACCENT_BY_VOICE[voice[:1]]
     language = UNSUPPORTED_LANGUAGES.get(voice[:1], "another language")
-    raise Unsupported(f"The voice {voice} speaks {language}; what is pronounced here is English.", param="voice")
+    raise Unsupported(f"The voice {voice} is for {language}; only English is supported.", param="voice")
 
 
 def _normalise_text(text: str) -> str:
-    """With letters from a to z alone, and words for what is written otherwise."""
+    """Only letters from a to z, with words for numbers, signs and abbreviations."""
     text = unicodedata.normalize("NFKC", text).translate(SIGN_SUBSTITUTES)
     text = "".join(sign for sign in unicodedata.normalize("NFD", text) if not unicodedata.combining(sign))
     text = text.replace("ß", "ss").replace("æ", "ae").replace("œ", "oe").replace("ø", "o").replace("ł", "l")
     foreign = next((sign for sign in text if sign.isalpha() and not sign.isascii()), None)
     if foreign is not None:
         raise Unsupported(
-            f"input holds {foreign!r} ({unicodedata.name(foreign, 'a letter').lower()}), a letter that no English is "
-            "written in; what is pronounced here is English.",
+            f"input holds {foreign!r} ({unicodedata.name(foreign, 'a letter').lower()}), which is not a letter of "
+            "English; only English is supported.",
             param="input",
         )
     text = ABBREVIATED.sub(lambda found: ABBREVIATIONS.get(found[1], found[1]), text)
@@ -121,20 +95,20 @@ def _normalise_text(text: str) -> str:
 
 
 def _speak_tokens(tokens: list[str], words: PronunciationDictionary) -> Iterator[str]:
-    """Phonemes of words, and marks between them. How some are said depends on what follows."""
-    said: list[str] = []
+    """Phonemes of words, and marks between them. Some words depend on what follows."""
+    phonemes: list[str] = []
     following: bool | None = None  # whether a vowel does; None: the clause ends
     for at in reversed(range(len(tokens))):
         token = tokens[at]
         if not token[0].isalpha():
             mark = {"...": "…", "--": "—"}.get(token, "." if token.isspace() else token)
-            said.append(mark)
+            phonemes.append(mark)
             following = None if mark not in '“”"()' else following
             continue
         before, after = (tokens[near].lower() if 0 <= near < len(tokens) else "" for near in (at - 1, at + 1))
-        said.append(_word_phonemes(token, words, following, before, after).replace("ɾ", "T").replace("ʔ", "t"))
-        following = next((sign in VOWELS for sign in said[-1] if sign not in PRIMARY + SECONDARY), None)
-    return reversed(said)
+        phonemes.append(_word_phonemes(token, words, following, before, after).replace("ɾ", "T").replace("ʔ", "t"))
+        following = next((sign in VOWELS for sign in phonemes[-1] if sign not in PRIMARY + SECONDARY), None)
+    return reversed(phonemes)
 
 
 def _word_phonemes(word: str, words: PronunciationDictionary, following: bool | None, before: str, after: str) -> str:
@@ -159,12 +133,12 @@ def _word_phonemes(word: str, words: PronunciationDictionary, following: bool | 
     entry = words.entry(word)
     if entry is not None:
         usual = entry.verb if entry.verb and before in WORDS_BEFORE_VERBS else entry.usual
-        said = entry.last if entry.last and following is None else usual
+        phonemes = entry.last if entry.last and following is None else usual
     else:
-        said = words.inflected(small.strip("'")) or _unknown_word_phonemes(word, words)
+        phonemes = words.inflected(small.strip("'")) or _unknown_word_phonemes(word, words)
     if len(word) > 1 and word.isupper():
-        return with_stress(said)
-    return with_stress(said, SECONDARY) if word[0].isupper() else said
+        return with_stress(phonemes)
+    return with_stress(phonemes, SECONDARY) if word[0].isupper() else phonemes
 
 
 def _unknown_word_phonemes(word: str, words: PronunciationDictionary) -> str:
@@ -174,14 +148,14 @@ def _unknown_word_phonemes(word: str, words: PronunciationDictionary) -> str:
         plain = plain[:-1]
     vowels = sum(letter in "aeiouy" for letter in plain.lower())
     if (plain.isupper() and len(plain) <= 5) or not vowels:
-        said = words.letters(plain)
+        phonemes = words.letters(plain)
     else:
-        said = _compound_phonemes(plain.lower(), words) or phonemes_by_letters(plain.lower(), words.accent)
-    return words.plural(said) if owned else said
+        phonemes = _compound_phonemes(plain.lower(), words) or phonemes_by_letters(plain.lower(), words.accent)
+    return words.plural(phonemes) if owned else phonemes
 
 
 def _compound_phonemes(word: str, words: PronunciationDictionary) -> str | None:
-    """Of two words that are written as one."""
+    """The phonemes of two words that are written as one."""
     for cut in range(len(word) - 3, 2, -1):
         first, second = words.entry(word[:cut]), words.entry(word[cut:])
         if first is not None and second is not None:
@@ -194,18 +168,17 @@ PAUSE_MARKS = frozenset(",;:—")
 SPEECH_MARKS = SENTENCE_ENDS | PAUSE_MARKS | frozenset('"“”() ')
 
 PIECE_PHONEMES = 120
-"""Phonemes that are spoken at once at most: some ten seconds. More sound no better, and take memory."""
-LEAST_PHONEMES = 30
-"""Fewer are spoken together with what follows: a word by itself sounds clipped."""
+"""Most phonemes of a piece: some ten seconds. More sound no better, and take memory."""
+LEAST_PHONEMES = 30  # shorter pieces are joined with what follows: a single word sounds clipped
 
 
-def gather_pieces(said: Iterable[str], most: int, speed: float) -> tuple[str, ...]:
-    """Pieces of the phonemes of words, and of marks. Slow speech has shorter ones: sound is what takes memory."""
+def gather_pieces(phonemes: Iterable[str], most: int, speed: float) -> tuple[str, ...]:
+    """Join the phonemes of words, and marks, into pieces. Slow speech has shorter ones, as audio takes the memory."""
     most = max(1, min(most, int(PIECE_PHONEMES * min(1.0, speed))))
     pieces: list[str] = []
     piece = ""
     pause = 0  # where the piece could be cut last
-    for each in said:
+    for each in phonemes:
         for part in (each[at : at + most] for at in range(0, len(each), most)):
             while len(join_to_piece(piece, part)) > most:
                 cut = pause or len(piece)
@@ -214,7 +187,7 @@ def gather_pieces(said: Iterable[str], most: int, speed: float) -> tuple[str, ..
             piece = join_to_piece(piece, part)
             if part in PAUSE_MARKS:
                 pause = len(piece)
-                if not pieces and len(piece) >= LEAST_PHONEMES:  # so that there is sound before the sentence ends
+                if not pieces and len(piece) >= LEAST_PHONEMES:  # so that audio begins before the sentence ends
                     pieces.append(piece)
                     piece, pause = "", 0
             elif part in SENTENCE_ENDS and len(piece) >= LEAST_PHONEMES:
@@ -230,26 +203,8 @@ def join_to_piece(piece: str, part: str) -> str:
 
 
 SMALL_NUMBERS = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
 ]
 TENS = ["_", "_", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 NUMBER_GROUPS = ("", " thousand", " million", " billion", " trillion", " quadrillion")
@@ -259,7 +214,7 @@ ORDINALS = {
 }
 MONEY = {"$": ("dollar", "cent"), "£": ("pound", "penny"), "€": ("euro", "cent"), "¥": ("yen", "sen")}
 PLURALS = {"penny": "pence", "yen": "yen", "sen": "sen"}
-SCALES = ("thousand", "million", "billion", "trillion")
+
 
 DIGITS = r"\d{1,3}(?:,\d{3})+|\d+"
 MONEY_AMOUNT = re.compile(rf"([$£€¥])\s?({DIGITS})(\.\d+)?(?:\s(thousand|million|billion|trillion))?(?![\d.]*\d)")
@@ -272,7 +227,7 @@ READ_AS_YEARS = range(1100, 2100)
 
 
 def spell_out_numbers(text: str) -> str:
-    """`text` with words in place of all that is written in digits."""
+    """`text` with words in place of digits."""
     text = MONEY_AMOUNT.sub(lambda found: f" {_money_words(*found.groups())} ", text)
     text = TIME_OF_DAY.sub(lambda found: f" {_time_words(int(found[1]), int(found[2]))} ", text)
     text = ORDINAL.sub(lambda found: f" {ordinal_words(_whole_number(found[1]))} ", text)
@@ -309,7 +264,7 @@ def ordinal_words(number: int) -> str:
 
 
 def year_words(number: int) -> str:
-    """As years are read: in pairs, but for the first of a century and those of 2000."""
+    """Years are read in pairs, except the first of a century and those from 2000 to 2009."""
     high, low = divmod(number, 100)
     if number % 1000 < 10:
         return cardinal_words(number)
@@ -319,7 +274,7 @@ def year_words(number: int) -> str:
 
 
 def _whole_number(digits: str) -> int:
-    """Numbers that nobody says are cut, so that their length costs nothing."""
+    """Very long numbers are cut, so that their length costs nothing."""
     return int(digits.replace(",", "")[:40])
 
 
@@ -334,29 +289,29 @@ def _plural_unit(word: str) -> str:
 
 
 def _number_words(sign: str | None, whole: str, fraction: str | None) -> str:
-    said = "minus " if sign else ""
+    words = "minus " if sign else ""
     parts = (fraction or "")[1:].split(".") if fraction else []
     if len(parts) > 1:  # a version, or an address
-        return said + " dot ".join(
+        return words + " dot ".join(
             cardinal_words(_whole_number(part)) if len(part) < 4 else _digit_words(part) for part in (whole, *parts)
         )
     if "," not in whole and (len(whole) > 12 or (whole.startswith("0") and len(whole) > 1)):
-        said += _digit_words(whole)
+        words += _digit_words(whole)
     elif "," not in whole and len(whole) == 4 and not parts and not sign and int(whole) in READ_AS_YEARS:
-        said += year_words(int(whole))
+        words += year_words(int(whole))
     else:
-        said += cardinal_words(_whole_number(whole))
-    return f"{said} point {_digit_words(parts[0])}" if parts else said
+        words += cardinal_words(_whole_number(whole))
+    return f"{words} point {_digit_words(parts[0])}" if parts else words
 
 
 def _money_words(sign: str, whole: str, fraction: str | None, scale: str | None) -> str:
     unit, cent = MONEY[sign]
     amount, cents = _whole_number(whole), (fraction or "")[1:]
     if scale or len(cents) not in (0, 2):
-        said = (
+        words = (
             cardinal_words(amount) + (f" point {_digit_words(cents)}" if cents else "") + (f" {scale}" if scale else "")
         )
-        return f"{said} {_plural_unit(unit)}"
+        return f"{words} {_plural_unit(unit)}"
     parts = [(amount, unit)] if amount or not int(cents or 0) else []
     parts += [(int(cents), cent)] if int(cents or 0) else []
     return " and ".join(

@@ -6,7 +6,7 @@ texts around them.
 
 Stop strings are found however the text is cut into pieces. An Aho-Corasick automaton reads each character once, so the
 cost is linear in the text whatever the strings are. Its state is the longest suffix of the text that could still become
-a stop string: exactly what must be held back.
+a stop string: exactly what must be buffered.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Detokenizer(Protocol):
         """The text that is now certain; empty while a character is incomplete."""
 
     def flush(self) -> str:
-        """The sequence has ended: the rest, with U+FFFD for what was never completed."""
+        """The sequence has ended: the remaining text, with U+FFFD for what was never completed."""
 
 
 class ByteDetokenizer:
@@ -54,11 +54,11 @@ class ByteDetokenizer:
 
 
 class PieceDetokenizer:
-    """For every other vocabulary: asks the library to decode a few tokens at a time.
+    """For every other vocabulary: has the library decode a few tokens at a time.
 
-    Such decoders treat a text's first token in its own way (a leading space is dropped) and a run of byte tokens as
-    one. So nothing is decided inside a run of byte tokens, and once the text has begun, later tokens are decoded
-    behind an anchor, a plain token whose own text is known and is taken off again.
+    Such decoders treat a text's first token specially (a leading space is dropped) and a run of byte tokens as one. So
+    nothing is decided inside a run of byte tokens, and once there is text, later tokens are decoded after an anchor, a
+    plain token whose own text is removed again.
     """
 
     # A Python tokenizer may leave a character open without a byte token; no character takes more tokens than this.
@@ -70,13 +70,13 @@ class PieceDetokenizer:
         self._anchor = anchor
         self._anchor_size = len(vocabulary.decode([anchor], skip_special=True))
         self._waiting: list[int] = []
-        self._begun = False
+        self._started = False
 
     def push(self, token: int) -> str:
         piece = self._vocabulary.piece(token)
         if piece and token in self._shown_ids:
             before = self.flush()
-            self._begun = True
+            self._started = True
             return before + piece
         if not piece or token in self._vocabulary.special_ids:
             return ""
@@ -92,15 +92,15 @@ class PieceDetokenizer:
         return self._emit(self._decoded()) if self._waiting else ""
 
     def _decoded(self) -> str:
-        if not self._begun:
+        if not self._started:
             return self._vocabulary.decode(self._waiting, skip_special=True)
         behind = self._vocabulary.decode([self._anchor, *self._waiting], skip_special=True)
         return behind[self._anchor_size :]
 
     def _emit(self, text: str) -> str:
         # Until there is text, the rule for its start has not been spent.
-        self._begun = self._begun or text != ""
-        if self._begun:
+        self._started = self._started or text != ""
+        if self._started:
             self._waiting.clear()
         return text
 
@@ -158,8 +158,8 @@ class StopMatcher:
     """Ends a stream of text at the first stop string that is complete in it.
 
     The match that ends earliest wins, as a reader of the stream would see it; of several that end at the same
-    character, the longest. With `keep` the matched string stays in the text, else the text ends before it. What
-    comes out, all pushes taken together, does not depend on how the text was cut. Nothing follows a stop.
+    character, the longest. With `keep` the matched string stays in the text, else the text ends before it. All pushes
+    together give the same text however it was cut. Nothing follows a stop.
     """
 
     def __init__(self, strings: tuple[str, ...], keep: bool) -> None:
@@ -168,30 +168,30 @@ class StopMatcher:
         self._nodes = _stop_automaton(strings)
         self._keep = keep
         self._at = 0
-        self._held: deque[str] = deque()
-        self._held_size = 0
+        self._buffer: deque[str] = deque()
+        self._buffered = 0
         self._stopped_by: str | None = None
 
     def push(self, text: str) -> ReleasedText:
         if self._stopped_by is not None or not text:
             return ReleasedText("", self._stopped_by)
-        before = self._held_size
-        self._held.append(text)
-        self._held_size += len(text)
+        before = self._buffered
+        self._buffer.append(text)
+        self._buffered += len(text)
         read = self._read(text)
         if self._stopped_by is None:
-            # Kept text is sent whether or not it becomes a match, so there is nothing to wait for.
+            # With `keep`, text is sent whether or not it becomes a match, so there is nothing to wait for.
             waiting = 0 if self._keep else self._nodes[self._at].depth
-            return ReleasedText(self._take(self._held_size - waiting), None)
+            return ReleasedText(self._take(self._buffered - waiting), None)
         end = before + read
         released = self._take(end if self._keep else end - len(self._stopped_by))
-        self._held.clear()
-        self._held_size = 0
+        self._buffer.clear()
+        self._buffered = 0
         return ReleasedText(released, self._stopped_by)
 
     def flush(self) -> str:
-        """The text has ended: what was held back for a match that never came."""
-        return self._take(self._held_size)
+        """The text has ended: what was buffered for a match that never came."""
+        return self._take(self._buffered)
 
     def _read(self, text: str) -> int:
         """Advance over `text`, up to the end of a match if there is one; the number of characters read."""
@@ -207,17 +207,17 @@ class StopMatcher:
         return len(text)
 
     def _take(self, size: int) -> str:
-        """The first `size` held characters. Pieces, not one string: held text is never copied again and again."""
-        taken = []
-        self._held_size -= size
+        """The first `size` buffered characters. Pieces, not one string: text is never copied again and again."""
+        pieces = []
+        self._buffered -= size
         while size > 0:
-            piece = self._held.popleft()
+            piece = self._buffer.popleft()
             if len(piece) > size:
-                self._held.appendleft(piece[size:])
+                self._buffer.appendleft(piece[size:])
                 piece = piece[:size]
-            taken.append(piece)
+            pieces.append(piece)
             size -= len(piece)
-        return "".join(taken)
+        return "".join(pieces)
 
 
 def spell_token_bytes(vocabulary: Vocabulary, token: int) -> bytes:

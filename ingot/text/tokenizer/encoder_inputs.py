@@ -1,6 +1,6 @@
-"""What embedding models and rerankers read: texts, and pairs of a query and a document, as tokens within their length.
+"""Inputs of embedding models and rerankers: texts, and pairs of a query and a document, as tokens within their length.
 
-Like a tokenizer, these inputs never change once they are made, and any thread may use them.
+Like a tokenizer, these classes never change once they are made, and any thread may use them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ JUDGE_INSTRUCTION = "Given a web search query, retrieve relevant passages that a
 
 @dataclass(frozen=True, slots=True)
 class EncoderInput:
-    """One input of an encoder. `types` says which text of a pair each token belongs to; empty: there is one text."""
+    """One input of an encoder. `types` is the text of a pair that each token belongs to; empty: there is one text."""
 
     tokens: tuple[int, ...]
     types: tuple[int, ...] = ()
@@ -40,10 +40,10 @@ class EncoderInput:
 
 
 def load_encoder_vocabulary(folder: Path) -> Vocabulary:
-    """The vocabulary of an encoder, whose inputs end as its tokenizer.json says.
+    """The vocabulary of an encoder, whose inputs end as in its tokenizer.json.
 
     Decoders that make embeddings rely on the end token that their tokenizer.json adds, while their
-    tokenizer_config.json still holds what their ancestor, which generates, was told: that nothing is added.
+    tokenizer_config.json still has the setting of their base model, which adds none.
     """
     config = read_json_object(folder / "tokenizer_config.json")
     if not (config.get("add_bos_token") or config.get("add_eos_token")):
@@ -66,9 +66,9 @@ class TextInputs:
         self._vocabulary, self.length, self._lower_case = vocabulary, length, lower_case
         self.prompts, self._default_prompt = prompts or {}, default_prompt
         self._begin, self._end = _around_one(vocabulary)
-        self._lengths = _LengthCheck(vocabulary)
+        self._floor = _token_floor(vocabulary)
         if length <= len(self._begin) + len(self._end):
-            raise ModelError(f"The model reads {length} tokens, which its own marks around a text fill")
+            raise ModelError(f"The model reads {length} tokens, which the tokens that it adds around a text fill")
 
     def read(self, text: str, *, prompt: str | None = None, truncate: bool = False) -> EncoderInput:
         """The input for `text` behind the prompt of that name (None: the model's default one).
@@ -78,7 +78,7 @@ class TextInputs:
         name = self._default_prompt if prompt is None else prompt
         whole = (self.prompts[name] if name is not None else "") + text
         if not truncate:
-            self._lengths.check(whole, self.length)
+            _check_length(self._floor, whole, self.length)
         tokens = _encode_text(self._vocabulary, whole.lower() if self._lower_case else whole)
         room = self.length - len(self._begin) - len(self._end)
         if len(tokens) > room and not truncate:
@@ -106,7 +106,7 @@ class RerankInputs(ABC):
 
     def __init__(self, vocabulary: Vocabulary, *, length: int) -> None:
         self._vocabulary, self.length = vocabulary, length
-        self._text, self._lengths = _PlainTextEncoder(vocabulary), _LengthCheck(vocabulary)
+        self._encode, self._floor = _plain_text_encoder(vocabulary), _token_floor(vocabulary)
 
     def read(
         self,
@@ -119,23 +119,23 @@ class RerankInputs(ABC):
     ) -> list[EncoderInput]:
         """One input a document, whose end is cut to `most` tokens, or where it must be and `truncate` allows it.
 
-        `instruction` says what makes a document a good one, where `takes_instruction`. Raises InputTooLong where
+        `instruction` describes what makes a document a good one, where `takes_instruction`. Raises InputTooLong where
         nothing may be cut, and always where the query alone leaves no room.
         """
-        written = self._asked(query, instruction)
+        encode_document = self._prepare(query, instruction)
         pieces = []
         for number, document in enumerate(documents):
             param = f"documents.{number}"
             if most is None and not truncate:
-                self._lengths.check(document, self.length, param=param)
-            piece, needed = written(document, most)
+                _check_length(self._floor, document, self.length, param=param)
+            piece, needed = encode_document(document, most)
             if needed > self.length and not truncate:
                 raise InputTooLong(needed=needed, limit=self.length, remedy=TOO_LONG_REMEDY, param=param)
             pieces.append(piece)
         return pieces
 
     @abstractmethod
-    def _asked(self, query: str, instruction: str | None) -> EncodeDocument: ...
+    def _prepare(self, query: str, instruction: str | None) -> EncodeDocument: ...
 
 
 class PairInputs(RerankInputs):
@@ -147,15 +147,15 @@ class PairInputs(RerankInputs):
         super().__init__(vocabulary, length=length)
         self._frame = _around_two(vocabulary)
 
-    def _asked(self, query: str, instruction: str | None) -> EncodeDocument:
+    def _prepare(self, query: str, instruction: str | None) -> EncodeDocument:
         assert instruction is None, "a cross-encoder takes no instruction"
         frame = self._frame
-        self._lengths.check(query, self.length, param="query")
-        before = (*frame.begin, *self._text.encode(query))
+        _check_length(self._floor, query, self.length, param="query")
+        before = (*frame.begin, *self._encode(query))
         room = _room_for_document(self.length, len(before) + len(frame.middle) + len(frame.end))
 
-        def written(document: str, most: int | None) -> tuple[EncoderInput, int]:
-            tokens = self._text.encode(document)
+        def encode_document(document: str, most: int | None) -> tuple[EncoderInput, int]:
+            tokens = self._encode(document)
             allowed = len(tokens) if most is None else min(most, len(tokens))
             behind = (*tokens[: min(allowed, room)], *frame.end)
             parts = (before, frame.middle, behind)
@@ -163,7 +163,7 @@ class PairInputs(RerankInputs):
             piece = EncoderInput((*before, *frame.middle, *behind), types, min(allowed, room) < len(tokens))
             return piece, self.length - room + allowed
 
-        return written
+        return encode_document
 
 
 class JudgeInputs(RerankInputs):
@@ -176,55 +176,54 @@ class JudgeInputs(RerankInputs):
         self._opening = tuple(_encode_text(vocabulary, JUDGE_OPENING))
         self._closing = tuple(_encode_text(vocabulary, JUDGE_CLOSING))
 
-    def _asked(self, query: str, instruction: str | None) -> EncodeDocument:
-        asked = f"<Instruct>: {instruction or JUDGE_INSTRUCTION}\n<Query>: {query}\n<Document>: "
+    def _prepare(self, query: str, instruction: str | None) -> EncodeDocument:
+        prefix = f"<Instruct>: {instruction or JUDGE_INSTRUCTION}\n<Query>: {query}\n<Document>: "
         room = self.length - len(self._opening) - len(self._closing)
-        self._lengths.check(asked, self.length, param="query")
-        _room_for_document(room, len(self._text.encode(asked)))
+        _check_length(self._floor, prefix, self.length, param="query")
+        _room_for_document(room, len(self._encode(prefix)))
 
-        def written(document: str, most: int | None) -> tuple[EncoderInput, int]:
-            told = document if most is None else self._shortened(document, most)
+        def encode_document(document: str, most: int | None) -> tuple[EncoderInput, int]:
+            shortened = document if most is None else self._shortened(document, most)
             # As one text: how a document's first word is written depends on what stands before it.
-            tokens = self._text.encode(asked + told)
-            cut = len(tokens) > room or told != document
+            tokens = self._encode(prefix + shortened)
+            cut = len(tokens) > room or shortened != document
             piece = EncoderInput((*self._opening, *tokens[:room], *self._closing), cut=cut)
             return piece, self.length - room + len(tokens)
 
-        return written
+        return encode_document
 
     def _shortened(self, document: str, most: int) -> str:
-        tokens = self._text.encode(document)
+        tokens = self._encode(document)
         return document if len(tokens) <= most else self._vocabulary.decode(tokens[:most], skip_special=False)
 
 
-class _LengthCheck:
-    """Which texts are too long for certain, before anything of them is encoded."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._gauge = LazyTokenFloor(lambda: vocabulary.floor(lambda token: spell_token_bytes(vocabulary, token)))
-
-    def check(self, text: str, most: int, *, param: str | None = None) -> None:
-        if len(text) > most // 4 and (least := self._gauge.least(text)) > most:
-            raise InputTooLong(needed=least, limit=most, remedy=TOO_LONG_REMEDY, param=param, counted=False)
+def _token_floor(vocabulary: Vocabulary) -> LazyTokenFloor:
+    return LazyTokenFloor(lambda: vocabulary.floor(lambda token: spell_token_bytes(vocabulary, token)))
 
 
-class _PlainTextEncoder:
-    """Encodes what is text throughout, such as a document that may hold what would end it and answer for the model."""
+def _check_length(floor: LazyTokenFloor, text: str, most: int, *, param: str | None = None) -> None:
+    """Raises InputTooLong for a text that is too long for certain, before any of it is encoded."""
+    if len(text) > most // 4 and (least := floor.least(text)) > most:
+        raise InputTooLong(needed=least, limit=most, remedy=TOO_LONG_REMEDY, param=param, counted=False)
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        controls = ControlTokens.of(vocabulary.added, source="").all
-        self._vocabulary, self._finder = vocabulary, token_finder(controls)
-        self._framed = vocabulary.framed(controls) if controls else None
 
-    def encode(self, text: str) -> list[int]:
-        quoted = self._finder.places(text)
-        if self._framed is None or not (quoted or self._framed.always):
-            return _encode_text(self._vocabulary, text)
-        return self._framed.encode(text, (), quoted)[0]
+def _plain_text_encoder(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
+    """Encodes without control tokens: a document may hold the text of one that would end it."""
+    controls = ControlTokens.of(vocabulary.added, source="").all
+    finder = token_finder(controls)
+    framed = vocabulary.framed(controls) if controls else None
+
+    def encode(text: str) -> list[int]:
+        quoted = finder.offsets(text)
+        if framed is None or not (quoted or framed.always):
+            return _encode_text(vocabulary, text)
+        return framed.encode(text, (), quoted)[0]
+
+    return encode
 
 
 def answer_tokens(vocabulary: Vocabulary) -> tuple[int, int]:
-    """The tokens for yes and no. Raises ModelError where the vocabulary lacks what a judge is asked with."""
+    """The tokens for yes and no. Raises ModelError where the vocabulary lacks a token of a judge's prompt."""
     found = [(piece, vocabulary.id_of(piece)) for piece in ("yes", "no", "<|im_start|>", "<|im_end|>")]
     for piece, token in found:
         if token is None:
@@ -244,12 +243,12 @@ class PairFrame:
     types: tuple[int, int, int]  # of the first text and what is before it, of the middle, of the second text
 
 
-def _room_for_document(length: int, taken: int) -> int:
+def _room_for_document(length: int, used: int) -> int:
     """Tokens that are left for a document. Raises InputTooLong where there are none."""
-    if taken >= length:
+    if used >= length:
         remedy = "Shorten the query: it leaves no room for a document."
-        raise InputTooLong(needed=taken + 1, limit=length, remedy=remedy, param="query")
-    return length - taken
+        raise InputTooLong(needed=used + 1, limit=length, remedy=remedy, param="query")
+    return length - used
 
 
 def _encode_text(vocabulary: Vocabulary, text: str) -> list[int]:
@@ -260,21 +259,21 @@ def _encode_text(vocabulary: Vocabulary, text: str) -> list[int]:
 def _around_one(vocabulary: Vocabulary) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What the tokenizer puts before and behind a single text."""
     inner, whole = vocabulary.encode("a", add_special=False), vocabulary.encode("a", add_special=True)
-    at = _place_within(inner, whole, 0)
+    at = _index_within(inner, whole, 0)
     return tuple(whole[:at]), tuple(whole[at + len(inner) :])
 
 
 def _around_two(vocabulary: Vocabulary) -> PairFrame:
     first, second = (vocabulary.encode(text, add_special=False) for text in ("a", "b"))
     whole, types = vocabulary.encode_pair("a", "b")
-    one = _place_within(first, whole, 0)
-    two = _place_within(second, whole, one + len(first))
+    one = _index_within(first, whole, 0)
+    two = _index_within(second, whole, one + len(first))
     behind = one + len(first)
     kinds = (types[one], types[behind], types[two])
     return PairFrame(tuple(whole[:one]), tuple(whole[behind:two]), tuple(whole[two + len(second) :]), kinds)
 
 
-def _place_within(inner: list[int], whole: list[int], since: int) -> int:
+def _index_within(inner: list[int], whole: list[int], since: int) -> int:
     for at in range(since, len(whole) - len(inner) + 1):
         if inner and whole[at : at + len(inner)] == inner:
             return at

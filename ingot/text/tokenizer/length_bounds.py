@@ -1,12 +1,12 @@
-"""Bounds that are known without encoding: the least tokens that a text can have, and how much a tokenizer lengthens it.
+"""Bounds without encoding: the least tokens that a text can have, and how much a tokenizer lengthens it.
 
 A token covers no more letters, digits, spaces and so on than the one with the most of them in the whole vocabulary. So
 a text with a million letters has at least a million divided by that many tokens, and a prompt that is too long is
-refused before it is encoded. Where the encoder may leave out or shorten what it reads (a normalizer that strips
-accents, words it does not know), nothing can be said.
+refused before it is encoded. Where the encoder may drop or shorten its input (a normalizer that strips accents, unknown
+words), there is no bound.
 
 `check_growth` refuses a tokenizer.json that would make a text much longer before it is tokenized, or after: a model's
-files are foreign.
+files are untrusted.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ _KEEPING_BEHAVIOURS: Final = ("Isolated", "MergedWithPrevious", "MergedWithNext"
 
 
 class LazyTokenFloor:
-    """The floor of one vocabulary, found out when it is first asked for. For any thread."""
+    """The floor of one vocabulary, computed when it is first needed. For any thread."""
 
     def __init__(self, find: Callable[[], TokenFloor | None]) -> None:
         self._find = find
         self._lock = threading.Lock()
         self._floor: TokenFloor | None = None
-        self._known = False
+        self._computed = False
 
     def least(self, text: str) -> int:
-        """No encoding of `text` has fewer tokens than this; 0 where nothing is known."""
+        """No encoding of `text` has fewer tokens than this; 0 where there is no bound."""
         with self._lock:
-            if not self._known:
-                self._floor, self._known = self._find(), True
+            if not self._computed:
+                self._floor, self._computed = self._find(), True
         return 0 if self._floor is None else self._floor.least(text)
 
 
@@ -100,14 +100,14 @@ def _count_classes(data: bytes) -> list[int]:
 
 def _most_per_class(tokens: Iterable[bytes]) -> list[int]:
     """The most of each class in any one of them, of which there may be hundreds of thousands."""
-    held = [token for token in tokens if token]
-    data = np.frombuffer(b"".join(held), np.uint8)
-    begins = np.cumsum([0, *map(len, held)])[:-1]
+    present = [token for token in tokens if token]
+    data = np.frombuffer(b"".join(present), np.uint8)
+    begins = np.cumsum([0, *map(len, present)])[:-1]
     most = []
     for chars in (*_CLASSES, _BYTES_BEYOND_ASCII, _ASCII + _BYTES_BEYOND_ASCII):
         counted = np.zeros(256, np.int32)
         counted[list(chars)] = 1
-        most.append(int(np.add.reduceat(counted[data], begins).max()) if held else 0)
+        most.append(int(np.add.reduceat(counted[data], begins).max()) if present else 0)
     return most
 
 
@@ -131,8 +131,8 @@ def _step_composes(step: Mapping[str, Any]) -> bool | None:
 
 def _keeps_all(pre_tokenizer: Any) -> bool:
     for step in _component_steps(pre_tokenizer, "pretokenizers"):
-        kept = step["type"] in ("ByteLevel", "Metaspace", "Digits")
-        if not kept and not (step["type"] == "Split" and step["behavior"] in _KEEPING_BEHAVIOURS):
+        keeps = step["type"] in ("ByteLevel", "Metaspace", "Digits")
+        if not keeps and not (step["type"] == "Split" and step["behavior"] in _KEEPING_BEHAVIOURS):
             return False
     return True
 
@@ -142,17 +142,14 @@ def _bytes_without_token(library: Library) -> frozenset[int] | None:
     model = library.model
     if not isinstance(model, BPE) or model.continuing_subword_prefix or model.end_of_word_suffix:
         return None
-    if not model.byte_fallback and "ByteLevel" not in _component_kinds(library.pre_tokenizer, "pretokenizers"):
+    kinds = [step["type"] for step in _component_steps(library.pre_tokenizer, "pretokenizers")]
+    if not model.byte_fallback and "ByteLevel" not in kinds:
         return None
     names = {byte: f"<0x{byte:02X}>" for byte in range(256)}
     if not model.byte_fallback:
         names = {byte: char for char, byte in BYTE_ALPHABET.items()}
     lost = frozenset(byte for byte, name in names.items() if library.token_to_id(name) is None) - _BYTES_OUTSIDE_UTF8
     return None if lost and model.unk_token is not None else lost
-
-
-def _component_kinds(component: Any, within: str) -> list[str]:
-    return [step["type"] for step in _component_steps(component, within)]
 
 
 def _component_steps(component: Any, within: str) -> list[dict[str, Any]]:
@@ -189,47 +186,27 @@ def check_growth(path: Path) -> None:
 
 
 def step_growth(step: Any) -> float:
-    """The most times by which `step` makes a text longer, nearly."""
-    if not isinstance(step, Mapping):
-        return 1.0
-    match step.get("type"):
-        case "Sequence":
-            return growth_of_steps(step.get("normalizers") or step.get("decoders"))
-        case "Replace":
-            return growth_of_replacing(step.get("pattern"), step.get("content"))
-        case "Prepend":
-            return 1.0 + text_length(step.get("prepend"))
-        case "Precompiled":
-            return growth_of_table(step.get("precompiled_charsmap"))
+    """The most times by which a step makes a text longer, nearly."""
+    match step:
+        case {"type": "Sequence"}:
+            steps = step.get("normalizers") or step.get("decoders")
+            product = 1.0
+            for each in steps if isinstance(steps, list) else ():
+                product = min(product * step_growth(each), 2 * MOST_GROWTH)
+            return product
+        case {"type": "Replace", "content": str(content), "pattern": {"String": str(literal)}} if literal:
+            return max(1.0, len(content) / len(literal))
+        case {"type": "Replace", "content": str(text)} | {"type": "Prepend", "prepend": str(text)}:
+            return 1.0 + len(text)  # a regular expression may match nothing at all, everywhere
+        case {"type": "Precompiled"}:
+            try:
+                raw = base64.b64decode(step.get("precompiled_charsmap") or "", validate=True)
+            except (binascii.Error, ValueError, TypeError):
+                return 1.0  # the library refuses it
+            # The size of an index, the index, then what replaces each character, ended by zeros.
+            begin = 4 + int.from_bytes(raw[:4], "little")
+            return float(max(1, *map(len, raw[begin:].split(b"\0"))))
     return 1.0
-
-
-def growth_of_steps(steps: Any) -> float:
-    product = 1.0
-    for step in steps if isinstance(steps, list) else ():
-        product = min(product * step_growth(step), 2 * MOST_GROWTH)
-    return product
-
-
-def growth_of_replacing(pattern: Any, content: Any) -> float:
-    literal = pattern.get("String") if isinstance(pattern, Mapping) else None
-    if isinstance(literal, str) and literal:
-        return max(1.0, text_length(content) / len(literal))
-    return 1.0 + text_length(content)  # an expression may match nothing at all, everywhere
-
-
-def growth_of_table(encoded: Any) -> float:
-    """A table of characters: the size of an index, the index, then what stands for each, ended by zeros."""
-    try:
-        raw = base64.b64decode(encoded or "", validate=True)
-    except (binascii.Error, ValueError, TypeError):
-        return 1.0  # the library refuses it
-    begin = 4 + int.from_bytes(raw[:4], "little")
-    return float(max(1, *map(len, raw[begin:].split(b"\0"))))
-
-
-def text_length(text: Any) -> int:
-    return len(text) if isinstance(text, str) else 0
 
 
 def make_byte_alphabet() -> dict[str, int]:

@@ -1,17 +1,16 @@
 """Special tokens: the control tokens that frame a prompt, and those for filling in the middle (FIM).
 
 A web page or a tool's output may hold the text of a token that ends a turn and opens another. Only the template may
-write such tokens. So before it renders, what clients wrote is quoted (`ControlTokenQuoting`): the first character of
-each control token in it is replaced by a private character that occurs nowhere else. In the rendered text these
-stand-ins say where there is text that only looks like a token; there they become the characters that they stand for
-again.
+write such tokens. So client input is quoted before it is rendered (`ControlTokenQuoting`): the first character of each
+control token in it is replaced by a private character that occurs nowhere else. In the rendered text these stand-ins
+mark text that only looks like a token; they are then replaced by the original characters.
 
-The libraries find tokens by their text alone. So such text is encoded by a copy of the encoder that shares the model
-and all else, but knows control tokens by a spelling that nobody can guess (`ControlTokenEncoder`); where a token is
-meant, that is what is encoded.
+The libraries find tokens by their text alone. So such text is encoded by a copy of the encoder that shares everything
+but has a secret spelling for each control token (`ControlTokenEncoder`); where a token is meant, that spelling is what
+is encoded.
 
-A family that fills in the middle is known by its tokens (`Infill`). Most want the prefix first (PSM), some the suffix
-(SPM). What clients wrote is encoded as nothing but text there.
+Families that fill in the middle are recognised by their tokens (`Infill`). Most want the prefix first (PSM), some the
+suffix (SPM). Client input is encoded as plain text there.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ _STAND_IN_CHARACTERS: Final = range(0xE100, 0xF8FF)  # code points that no stand
 _FRAMED_TOKEN: Final = re.compile(r"<[|｜].*>|<.*[|｜]>", re.DOTALL)
 _PRIVATE_USE: Final = re.compile(r"[\ue000-\uf8ff]|\\u[ef][0-9a-f]{3}")
 _BRACKET: Final = re.compile(r"[<>\[\]{}|｜]")
-_SWITCH_TOKEN: Final = re.compile(r"/\w+")  # such as /nothink, which users are told to write
+_SWITCH_TOKEN: Final = re.compile(r"/\w+")  # such as /nothink, which users may write
 
 
 @dataclass(frozen=True, slots=True)
 class ControlTokens:
     """A vocabulary's control tokens.
 
-    - `framing`: those that begin and end turns and texts. Nobody but the template may write them.
+    - `framing`: those that begin and end turns and texts. Only the template may write them.
     - `tags`: those that a template sets around thoughts, calls and results, where the vocabulary does not call them
-      special. Users and models may speak of them; tools may not, or a result could end before its end.
+      special. Users and models may mention them; tools may not, or a result could end too early.
     """
 
     framing: frozenset[str] = frozenset()
@@ -74,36 +73,36 @@ class ControlTokens:
 
 
 class TokenFinder:
-    """Where any of some tokens begin in a text, also within one another."""
+    """Finds where any of some tokens begin in a text, also within one another."""
 
     def __init__(self, tokens: Collection[str]) -> None:
         self.firsts = frozenset(token[0] for token in tokens)
-        self._begun = frozenset(token[:size] for token in tokens for size in range(1, len(token)))
+        self._prefixes = frozenset(token[:size] for token in tokens for size in range(1, len(token)))
         self._longest = max(map(len, tokens), default=0)
         self.pattern = re.compile(any_word_pattern(tokens)) if tokens else None
         firsts = "".join(map(re.escape, sorted(self.firsts)))
         self._beginning = re.compile(f"(?={any_word_pattern(tokens)})[{firsts}]") if tokens else None
 
-    def places(self, text: str) -> list[int]:
+    def offsets(self, text: str) -> list[int]:
         if self._beginning is None or not any(first in text for first in self.firsts):
             return []
         return [found.start() for found in self._beginning.finditer(text)]
 
     def within(self, text: str) -> bool:
-        """Whether any of them is there."""
+        """Whether the text has any of them."""
         return self.pattern is not None and self.pattern.search(text) is not None
 
     def replace_firsts(self, text: str, stand_in: Callable[[str], str]) -> str:
-        """The text with another character in place of each at which one of them begins."""
+        """The text with the first character of each of them replaced."""
         if self._beginning is None or not any(first in text for first in self.firsts):
             return text
         return self._beginning.sub(lambda found: stand_in(found[0]), text)
 
-    def begun(self, text: str) -> list[int]:
-        """Where a token may begin whose rest comes with another text that a template puts behind this one."""
+    def partial_at_end(self, text: str) -> list[int]:
+        """Where a token may begin that continues in another text, which a template appends."""
         end = len(text.rstrip())
         since = max(0, end - self._longest)
-        return [at for at in range(since, end) if text[at] in self.firsts and text[at:end] in self._begun]
+        return [at for at in range(since, end) if text[at] in self.firsts and text[at:end] in self._prefixes]
 
 
 @lru_cache(maxsize=64)
@@ -124,78 +123,80 @@ def any_word_pattern(words: Collection[str]) -> str:
 
 
 class ControlTokenQuoting:
-    """Of one conversation, of which `said` is everything that clients wrote, of whatever form.
+    """Of one conversation, of which `client_input` is everything that the client sent, in any structure.
 
-    `exempt` are the tags of thinking, which an assistant's message may hold: templates look for them there.
+    `exempt` are the thinking tags, which an assistant's message may hold: templates expect them there.
     """
 
-    def __init__(self, controls: ControlTokens = ControlTokens(), said: Any = (), exempt: Collection[str] = ()) -> None:
+    def __init__(
+        self, controls: ControlTokens = ControlTokens(), client_input: Any = (), exempt: Collection[str] = ()
+    ) -> None:
         self.trusting = not controls.all  # nothing is quoted: every control token is one, whoever wrote it
-        self._spoken = token_finder(controls.framing)
-        self._answered = token_finder(controls.framing - frozenset(exempt))
-        self._told = token_finder(controls.all)
-        self._said = said
+        self._user_tokens = token_finder(controls.framing)
+        self._assistant_tokens = token_finder(controls.framing - frozenset(exempt))
+        self._all_tokens = token_finder(controls.all)
+        self._client_input = client_input
         self._stand_ins: dict[str, str] = {}
 
     def strings(self) -> Iterator[str]:
-        """All that clients wrote."""
-        return _every_string(self._said)
+        """Every string of the client's input."""
+        return _every_string(self._client_input)
 
     def messages(self, messages: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         return [self._message(message) for message in messages]
 
-    def told(self, value: Any) -> Any:
-        """What describes tools or documents, with everything in it."""
-        return self._value(value, self._told)
+    def quote(self, value: Any) -> Any:
+        """A description of tools or documents, quoted throughout."""
+        return self._value(value, self._all_tokens)
 
     def read(self, text: str) -> tuple[str, tuple[int, ...]]:
-        """The text as it was meant, and the places in it where nothing but text begins."""
+        """The text without stand-ins, and the offsets in it at which control tokens are only text."""
         if not self._stand_ins:
             return text, ()
         meant = {stand_in: char for char, stand_in in self._stand_ins.items()}
         # JSON without other than ASCII characters has them escaped.
         written = meant | {_json_escape(stand_in): char for stand_in, char in meant.items()}
-        places: list[int] = []
-        longer = 0  # by how much all before was longer than it was meant
+        offsets: list[int] = []
+        longer = 0  # by how much the text before was longer with stand-ins
 
         def char(found: re.Match[str]) -> str:
             nonlocal longer
-            places.append(found.start() - longer)
+            offsets.append(found.start() - longer)
             longer += len(found[0]) - 1
             return written[found[0]]
 
-        return re.sub(any_word_pattern(written), char, text), tuple(places)
+        return re.sub(any_word_pattern(written), char, text), tuple(offsets)
 
     def _message(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         role = str(message.get("role"))
-        words = self._spoken if role in ("system", "developer", "user") else self._told
-        words = self._answered if role == "assistant" else words
-        return {
-            key: value if key == "role" else self._calls(value) if key == "tool_calls" else self._value(value, words)
-            for key, value in message.items()
-        }
+        words = self._user_tokens if role in ("system", "developer", "user") else self._all_tokens
+        words = self._assistant_tokens if role == "assistant" else words
 
-    def _calls(self, calls: Any) -> Any:
-        return [self._call(call) for call in calls] if isinstance(calls, list) else calls
+        def quoted(key: str, value: Any) -> Any:
+            if key == "tool_calls" and isinstance(value, list):
+                return [self._call(call) for call in value]
+            return value if key == "role" else self._value(value, words)
+
+        return {key: quoted(key, value) for key, value in message.items()}
 
     def _call(self, call: Any) -> Any:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
-            return self.told(call)
+            return self.quote(call)
         arguments = self._arguments(function.get("arguments")) if "arguments" in function else None
-        kept = {key: arguments if key == "arguments" else self.told(value) for key, value in function.items()}
-        return {key: kept if key == "function" else self.told(value) for key, value in call.items()}
+        quoted = {key: arguments if key == "arguments" else self.quote(value) for key, value in function.items()}
+        return {key: quoted if key == "function" else self.quote(value) for key, value in call.items()}
 
     def _arguments(self, arguments: Any) -> Any:
-        """Arguments as JSON text may hide in escapes what shows once they are read."""
+        """JSON text may hide a token in escapes, which shows once it is parsed."""
         if not isinstance(arguments, str):
-            return self.told(arguments)
+            return self.quote(arguments)
         try:
             read = json.loads(arguments)
         except (ValueError, RecursionError):
-            return self.told(arguments)
-        if any(self._told.within(text) for text in _every_string(read)):
-            return json.dumps(self.told(read), ensure_ascii=False)
+            return self.quote(arguments)
+        if any(self._all_tokens.within(text) for text in _every_string(read)):
+            return json.dumps(self.quote(read), ensure_ascii=False)
         return arguments
 
     def _value(self, value: Any, words: TokenFinder) -> Any:
@@ -207,17 +208,17 @@ class ControlTokenQuoting:
 
     def _text(self, text: str, words: TokenFinder) -> str:
         quoted = words.replace_firsts(text, self._stand_in)
-        for place in words.begun(text):
-            quoted = quoted[:place] + self._stand_in(text[place]) + quoted[place + 1 :]
+        for offset in words.partial_at_end(text):
+            quoted = quoted[:offset] + self._stand_in(text[offset]) + quoted[offset + 1 :]
         return quoted
 
     def _stand_in(self, char: str) -> str:
         if not self._stand_ins:
-            used = {each for text in _every_string(self._said) for each in _PRIVATE_USE.findall(text)}
+            used = {each for text in _every_string(self._client_input) for each in _PRIVATE_USE.findall(text)}
             free = (chr(code) for code in _STAND_IN_CHARACTERS if not used & {chr(code), _json_escape(chr(code))})
-            self._stand_ins = dict(zip(sorted(self._told.firsts), free, strict=False))
-            if len(self._stand_ins) < len(self._told.firsts):
-                raise BadRequest("The messages hold every private character of Unicode; some have to be left over.")
+            self._stand_ins = dict(zip(sorted(self._all_tokens.firsts), free, strict=False))
+            if len(self._stand_ins) < len(self._all_tokens.firsts):
+                raise BadRequest("The messages use every private character of Unicode; some must be left unused.")
         return self._stand_ins[char]
 
 
@@ -226,24 +227,24 @@ def _json_escape(char: str) -> str:
 
 
 def _every_string(value: Any) -> Iterator[str]:
-    rest = [value]
-    while rest:
-        each = rest.pop()
+    pending = [value]
+    while pending:
+        each = pending.pop()
         if isinstance(each, str):
             yield each
         elif isinstance(each, Mapping):
-            rest += [*each.keys(), *each.values()]
+            pending += [*each.keys(), *each.values()]
         elif isinstance(each, (list, tuple)):
-            rest += each
+            pending += each
 
 
 class ControlTokenEncoder(Protocol):
     always: bool  # the plain encoder may find control tokens where their text does not stand
 
-    def encode(self, text: str, places: Sequence[int], quoted: Collection[int]) -> tuple[list[int], list[int]]:
-        """The ids, and how many of them end before or at each of the places.
+    def encode(self, text: str, offsets: Sequence[int], quoted: Collection[int]) -> tuple[list[int], list[int]]:
+        """The ids, and how many of them end before or at each of the offsets.
 
-        A control token whose text begins at a place that is `quoted` is encoded as text.
+        A control token whose text begins at an offset that is `quoted` is encoded as text.
         """
 
 
@@ -264,21 +265,21 @@ class FastControlTokenEncoder:
         self.always = _has_normalizer(library) and any(
             t.normalized for t in added.values() if t.content in self._spelled
         )
-        # A model may know the text of a control token as a piece of its own, and find it in a text.
-        known = {library.token_to_id(token) for token in controls}
+        # A model may have the text of a control token as a piece of its own, and find it in a text.
+        control_ids = {library.token_to_id(token) for token in controls}
         found = {id for token in controls for id in self._encoded(token).ids}
-        self._cuts = bool(known & {self._ids.get(id, id) for id in found})
+        self._cuts = bool(control_ids & {self._ids.get(id, id) for id in found})
 
-    def encode(self, text: str, places: Sequence[int], quoted: Collection[int]) -> tuple[list[int], list[int]]:
+    def encode(self, text: str, offsets: Sequence[int], quoted: Collection[int]) -> tuple[list[int], list[int]]:
         spelled, moved = self._spell(text, quoted)
         encoding = self._encoded(spelled)
         ends = [end for _, end in encoding.offsets]
-        counts = [bisect_right(ends, moved(place)) for place in places]
+        counts = [bisect_right(ends, moved(offset)) for offset in offsets]
         ids = [self._ids.get(id, id) for id in encoding.ids]
         if not self._cuts:
             return ids, counts
-        kept = [at for at, id in enumerate(encoding.ids) if id != self._dropped]
-        return [ids[at] for at in kept], [bisect_left(kept, count) for count in counts]
+        remaining = [at for at, id in enumerate(encoding.ids) if id != self._dropped]
+        return [ids[at] for at in remaining], [bisect_left(remaining, count) for count in counts]
 
     def _encoded(self, text: str) -> Encoding:
         with whole_characters():
@@ -286,7 +287,7 @@ class FastControlTokenEncoder:
         return encoding
 
     def _spell(self, text: str, quoted: Collection[int]) -> tuple[str, Callable[[int], int]]:
-        """The text with its control tokens in their secret spelling, and where each place in it is then."""
+        """The text with its control tokens in their secret spelling, and what maps offsets to those in it."""
         pieces: list[str] = []
         begins, shifts, since, shift = [0], [0], 0, 0
         for begin, end in self._changes(text, quoted):
@@ -296,11 +297,11 @@ class FastControlTokenEncoder:
             begins.append(end)
             shifts.append(shift)
         moved = "".join((*pieces, text[since:]))
-        return moved, lambda place: place + shifts[bisect_right(begins, place) - 1]
+        return moved, lambda offset: offset + shifts[bisect_right(begins, offset) - 1]
 
     def _changes(self, text: str, quoted: Collection[int]) -> Iterator[tuple[int, int]]:
-        """Where control tokens stand that are meant, and where those that are not are to be cut, if need be."""
-        for begin, end, meant in control_token_places(text, self._controls, quoted):
+        """The spans of control tokens that are meant, and where those that are not must be cut, if need be."""
+        for begin, end, meant in control_token_spans(text, self._controls, quoted):
             if meant:
                 yield begin, end
             elif self._cuts:
@@ -326,11 +327,11 @@ class SlowControlTokenEncoder:
     def __init__(self, slow: PreTrainedTokenizer, controls: Collection[str]) -> None:
         self._slow, self._controls = slow, frozenset(controls)
 
-    def encode(self, text: str, places: Sequence[int], quoted: Collection[int]) -> tuple[list[int], list[int]]:
+    def encode(self, text: str, offsets: Sequence[int], quoted: Collection[int]) -> tuple[list[int], list[int]]:
         ids: list[int] = []
         ends: list[int] = []
         since = 0
-        for begin, end, meant in (*control_token_places(text, self._controls, quoted), (len(text), len(text), True)):
+        for begin, end, meant in (*control_token_spans(text, self._controls, quoted), (len(text), len(text), True)):
             if not meant:
                 continue
             between = self._plain(text[since:begin])
@@ -340,17 +341,17 @@ class SlowControlTokenEncoder:
                 ids.append(cast(int, self._slow.convert_tokens_to_ids(text[begin:end])))
                 ends.append(end)
             since = end
-        return ids, [bisect_right(ends, place) for place in places]
+        return ids, [bisect_right(ends, offset) for offset in offsets]
 
     def _plain(self, text: str) -> list[int]:
         options: Any = {"add_special_tokens": False, "split_special_tokens": True}
         return self._slow.encode(text, **options) if text else []
 
 
-def control_token_places(
+def control_token_spans(
     text: str, controls: frozenset[str], quoted: Collection[int]
 ) -> Iterator[tuple[int, int, bool]]:
-    """Where control tokens stand in a text, one after another, and whether each is meant."""
+    """Begin and end of each control token in a text, and whether it is meant as one."""
     pattern, at, unmeant = token_finder(controls).pattern, 0, frozenset(quoted)
     while pattern is not None and (found := pattern.search(text, at)) is not None:
         meant = found.start() not in unmeant
@@ -377,11 +378,11 @@ def _has_normalizer(library: Library) -> bool:
 
 @contextmanager
 def whole_characters() -> Iterator[None]:
-    """What a tokenizer says to half a character, in words for clients."""
+    """Turns a tokenizer's error about half a character into one for clients."""
     try:
         yield
     except (UnicodeEncodeError, TypeError):
-        raise BadRequest("The text holds half of a surrogate pair, which no tokenizer can read.") from None
+        raise BadRequest("The text contains half of a surrogate pair, which no tokenizer can encode.") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,6 +396,11 @@ class InfillFamily:
     repo: str = ""  # begins a repository's files, with its name
     file: str = ""  # begins each of them, with its path
     separator: str = ""  # stands between files instead, in families that have no token for a repository
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        names = (self.prefix, self.suffix, self.middle, self.repo, self.file, self.separator)
+        return tuple(name for name in names if name)
 
 
 BAR_TOKENS: Final = InfillFamily(
@@ -415,18 +421,13 @@ INFILL_FAMILIES: Final = (
     InfillFamily("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
     InfillFamily("<|prefix|>", "<|suffix|>", "<|middle|>"),  # Falcon-H1-Coder
 )
-# What such an answer ends with, besides the tokens above and the model's end tokens, which may be those of chats.
+# Tokens that end such an answer, besides those above and the model's end tokens, which may be those of chats.
 INFILL_ENDS: Final = (
     *("<|fim_pad|>", "<fim_pad>", "<fim-pad>", "▁<EOT>", "<EOT>", "<|EOT|>", "<|endoftext|>", "<｜end▁of▁sentence｜>"),
     *("<reponame>", "<filename>", "<|reponame|>", "<|filename|>"),
 )
-INFILL_TOKENS: Final = frozenset(
-    name
-    for family in INFILL_FAMILIES
-    for name in (family.prefix, family.suffix, family.middle, family.repo, family.file, family.separator)
-    if name
-)
-# Names for what a client does not tell: those that llama.cpp's server gives.
+INFILL_TOKENS: Final = frozenset(name for family in INFILL_FAMILIES for name in family.tokens)
+# Names for what a client leaves out, as llama.cpp's server has them.
 DEFAULT_REPOSITORY, DEFAULT_FILE = "myproject", "filename"
 
 EncodeText = Callable[[str], Sequence[int]]
@@ -447,39 +448,38 @@ class Infill:
 
     @classmethod
     def of(cls, id_of: Callable[[str], int | None]) -> Infill | None:
-        """None for a vocabulary that names no such tokens."""
+        """None for a vocabulary that has no such tokens."""
         for family in INFILL_FAMILIES:
-            prefix, suffix = id_of(family.prefix), id_of(family.suffix)
-            middle = None if family.middle is None else id_of(family.middle)
-            if prefix is None or suffix is None or (middle is None and family.middle is not None):
+            ids = {name: id for name in family.tokens if (id := id_of(name)) is not None}
+            if not ids.keys() >= {name for name in (family.prefix, family.suffix, family.middle) if name is not None}:
                 continue
-            repo, file, separator = (
-                id_of(name) if name else None for name in (family.repo, family.file, family.separator)
+            middle, repo, file, separator = map(
+                ids.get, (family.middle or "", family.repo, family.file, family.separator)
             )
-            ends = (*map(id_of, INFILL_ENDS), prefix, suffix, middle, repo, file, separator)
-            known = frozenset(id for id in ends if id is not None)
-            return cls(prefix, suffix, middle, family.suffix_first, repo, file, separator, known)
+            ends = frozenset(id for id in (*map(id_of, INFILL_ENDS), *ids.values()) if id is not None)
+            first = ids[family.prefix], ids[family.suffix], middle, family.suffix_first
+            return cls(*first, repo, file, separator, ends)
         return None
 
     def prompt(self, before: Sequence[int], after: Sequence[int]) -> list[int]:
-        """What is to be filled in stands between the two."""
+        """The prompt for what is to be filled in between the two."""
         front, back = [self.prefix, *before], [self.suffix, *after]
         parts = back + front if self.suffix_first else front + back
         return parts if self.middle is None else [*parts, self.middle]
 
     def context(self, files: Iterable[tuple[str, str]], encode: EncodeText) -> list[int]:
         """Other files, by name and text, to stand before the prompt."""
-        given = list(files)
-        if not given:
+        files = list(files)
+        if not files:
             return []
-        made: list[int] = []
+        tokens: list[int] = []
         if self.repo is not None and self.file is not None:
-            made += [self.repo, *encode(f"{DEFAULT_REPOSITORY}\n")]
-            for name, text in given:
-                made += [self.file, *encode(f"{name}\n{text}\n")]
-            return [*made, self.file, *encode(f"{DEFAULT_FILE}\n")]
+            tokens += [self.repo, *encode(f"{DEFAULT_REPOSITORY}\n")]
+            for name, text in files:
+                tokens += [self.file, *encode(f"{name}\n{text}\n")]
+            return [*tokens, self.file, *encode(f"{DEFAULT_FILE}\n")]
         if self.separator is not None:
-            for name, text in given:
-                made += [*encode(f"{name}\n{text}"), self.separator]
-            return made
-        return list(encode("".join(f"#{name}\n{text}\n" if name else f"{text}\n" for name, text in given)))
+            for name, text in files:
+                tokens += [*encode(f"{name}\n{text}"), self.separator]
+            return tokens
+        return list(encode("".join(f"#{name}\n{text}\n" if name else f"{text}\n" for name, text in files)))

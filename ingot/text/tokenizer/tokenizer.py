@@ -49,9 +49,11 @@ class Tokenizer:
     ) -> None:
         self._vocabulary = vocabulary
         self._bytes: dict[int, bytes] = {}
-        self._within: dict[frozenset[str], frozenset[int]] = {}  # special tokens; as many entries as formats are named
+        self._special_within: dict[
+            frozenset[str], frozenset[int]
+        ] = {}  # special tokens; as many entries as formats are named
         self.template = template
-        self.response_template = response_template  # as the checkpoint states it
+        self.response_template = response_template  # as in the checkpoint
         self.bos_id = vocabulary.id_of(named["bos_token"]) if "bos_token" in named else None
         eos = vocabulary.id_of(named["eos_token"]) if "eos_token" in named else None
         self.eos_ids = frozenset(eos_ids) | (frozenset() if eos is None else {eos})
@@ -60,7 +62,7 @@ class Tokenizer:
         self.controls = ControlTokens.of(vocabulary.added, template.source if template is not None else "")
         self.infill = Infill.of(vocabulary.id_of)
         self._framed = vocabulary.framed(self.controls.all)
-        self._gauge = LazyTokenFloor(lambda: vocabulary.floor(self.token_bytes))
+        self._floor = LazyTokenFloor(lambda: vocabulary.floor(self.token_bytes))
         self._anchor = None if vocabulary.spelling == "bytes" else _find_anchor_token(vocabulary)
 
     @classmethod
@@ -84,21 +86,21 @@ class Tokenizer:
         """The ids of `text`, in which the text of a special token becomes that token.
 
         - `add_special` adds what the model wants around a bare prompt, such as its first token; a rendered chat
-          already holds it.
-        - `quoted`: a control token that begins at one of these places is text. None: every one is a token.
+          already has it.
+        - `quoted`: a control token that begins at one of these offsets is text. None: every one is a token.
         """
         if self._controls_are_meant(quoted):
             return self._vocabulary.encode(text, add_special=add_special)
         return self.encode_with_places(text, (), add_special=add_special, quoted=quoted)[0]
 
     def encode_with_places(
-        self, text: str, places: Sequence[int], *, add_special: bool, quoted: Collection[int] | None = None
+        self, text: str, offsets: Sequence[int], *, add_special: bool, quoted: Collection[int] | None = None
     ) -> tuple[list[int], list[int]]:
-        """The ids of `text`, and how many of them end before or at each of the `places` in it."""
+        """The ids of `text`, and how many of them end before or at each of the `offsets`."""
         if self._controls_are_meant(quoted):
             ids, ends = self._vocabulary.encode_with_ends(text, add_special=add_special)
-            return ids, [bisect_right(ends, place) for place in places]
-        ids, counts = self._framed.encode(text, places, quoted or ())
+            return ids, [bisect_right(ends, offset) for offset in offsets]
+        ids, counts = self._framed.encode(text, offsets, quoted or ())
         if not add_special:
             return ids, counts
         begin, end = self._around(text)
@@ -108,7 +110,7 @@ class Tokenizer:
         """The ids of `text`, in which nothing is a control token. One that does not lead gets no space put before it,
         as sentencepiece models do to the first word of a text."""
         if leads or self._vocabulary.spelling != "sentencepiece":
-            return self.encode(text, add_special=False, quoted=token_finder(self.controls.all).places(text))
+            return self.encode(text, add_special=False, quoted=token_finder(self.controls.all).offsets(text))
         first = self.encode_plain(_LEADING_TEXT)
         whole = self.encode_plain(_LEADING_TEXT + text)
         return whole[len(first) :] if whole[: len(first)] == first else self.encode_plain(text)
@@ -128,8 +130,8 @@ class Tokenizer:
         return whole[:at], whole[at + len(inner) :]
 
     def least_tokens(self, text: str) -> int:
-        """A number of tokens that no encoding of `text` goes below; known at once, also for a text of any length."""
-        return self._gauge.least(text)
+        """No encoding of `text` has fewer tokens than this. Fast, also for a text of any length."""
+        return self._floor.least(text)
 
     def sets_apart(self, text: str) -> bool:
         """Whether `text` begins with a token that is encoded as such whatever stands before it."""
@@ -141,10 +143,10 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """The token's own bytes, which may be part of a character. A special token's are its name's."""
-        known = self._bytes.get(token)
-        if known is None:
-            known = self._bytes[token] = spell_token_bytes(self._vocabulary, token)
-        return known
+        spelled = self._bytes.get(token)
+        if spelled is None:
+            spelled = self._bytes[token] = spell_token_bytes(self._vocabulary, token)
+        return spelled
 
     def token_text(self, token: int) -> str:
         """The token alone, with U+FFFD where its bytes are not whole characters."""
@@ -157,12 +159,12 @@ class Tokenizer:
         return PieceDetokenizer(self._vocabulary, self._anchor, shown_ids)
 
     def special_within(self, markers: frozenset[str]) -> frozenset[int]:
-        """The special tokens whose text stands in one of the markers: looked for once, as each sequence asks."""
-        found = self._within.get(markers)
+        """The special tokens whose text stands in one of the markers. Cached, as each sequence needs them."""
+        found = self._special_within.get(markers)
         if found is None:
             texts = {token: self.token_text(token) for token in self.special_ids}
             found = frozenset(id for id, text in texts.items() if any(text in marker for marker in markers))
-            self._within[markers] = found
+            self._special_within[markers] = found
         return found
 
 
@@ -179,7 +181,7 @@ def _find_anchor_token(vocabulary: Vocabulary) -> int:
 
 
 def _named_tokens(*configs: Mapping[str, Any]) -> dict[str, str]:
-    """Special tokens by role; the first file that states one wins. A token is a string, or an object with its text."""
+    """Special tokens by role; the first file that has one wins. A token is a string, or an object with its text."""
     found: dict[str, str] = {}
     for config in configs:
         for name in _NAMED_TOKEN_ROLES:
@@ -238,14 +240,14 @@ TokenNumbers = np.ndarray[Any, np.dtype[np.float32]]
 
 @dataclass(frozen=True, slots=True)
 class PromptTranslation:
-    """`tokens` are another tokenizer's; `ends` says of each own token how many of them end where it does or before."""
+    """`tokens` are another tokenizer's; `ends` is, for each own token, how many of them end where it does or before."""
 
     tokens: tuple[int, ...]
     ends: tuple[int, ...]
 
     @classmethod
     def of(cls, prompt: Sequence[int], ours: Tokenizer, theirs: Tokenizer) -> PromptTranslation:
-        """Special tokens are told by their names."""
+        """Special tokens are translated by their names."""
         text, ends = _prompt_text(prompt, ours)
         tokens, counts = theirs.encode_with_places(text, ends, add_special=True)
         return cls(tuple(tokens), tuple(counts))
@@ -266,7 +268,7 @@ TranslatePrompt = Callable[[tuple[int, ...]], PromptTranslation]
 
 
 def _prompt_text(prompt: Sequence[int], tokenizer: Tokenizer) -> tuple[str, list[int]]:
-    """The text of a prompt, and how many characters of it are whole when each token is told: one may take several."""
+    """The text of a prompt, and how many characters of it are complete after each token: one may take several."""
     decoder, pieces, ends, length = getincrementaldecoder("utf-8")("replace"), [], [], 0
     for token in prompt:
         piece = decoder.decode(tokenizer.token_bytes(token))

@@ -1,7 +1,7 @@
 """The library behind a tokenizer: `tokenizers` for nearly every model, transformers for the few that have no such form.
 
-Both kinds answer the same few questions, and may be asked by any thread once they are built. transformers is imported
-only for a model that needs it.
+Both kinds have the same interface, and any thread may use them once they are built. transformers is imported only for a
+model that needs it.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class Vocabulary(Protocol):
     def id_of(self, piece: str) -> int | None: ...
 
     def framed(self, controls: Collection[str]) -> ControlTokenEncoder:
-        """An encoder to which these tokens, of the added ones, are tokens only where it is told so."""
+        """An encoder for which these added tokens are text where they are quoted."""
 
     def floor(self, spell: Callable[[int], bytes]) -> TokenFloor | None:
-        """How few tokens a text can have, where that can be known; `spell` says which bytes a token stands for."""
+        """How few tokens a text can have, if there is a bound; `spell` gives the bytes of a token."""
 
 
 class FastVocabulary:
@@ -74,7 +74,7 @@ class FastVocabulary:
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
         self.added: Mapping[str, bool] = {token.content: token.special for token in added.values() if token.content}
         self.size = max(library.get_vocab_size(), *(id + 1 for id in added), 0)
-        # Not those that take white space before them along, look at what stands there, or are found only after the
+        # Not those that consume white space before them, depend on what stands there, or are found only after the
         # text was normalized.
         self.set_apart = tuple(
             token.content
@@ -137,7 +137,7 @@ class SlowVocabulary:
         return self._slow.encode(text, add_special_tokens=add_special)
 
     def encode_with_ends(self, text: str, *, add_special: bool) -> tuple[list[int], list[int]]:
-        # This kind tells no offsets. Its pieces say how long they are, but for what is normalized away before.
+        # This kind has no offsets. Its pieces show how long they are, except for what is normalized away before.
         ids = self.encode(text, add_special=add_special)
         return ids, list(accumulate(_piece_characters(self.piece(id) or "") for id in ids))
 
@@ -146,8 +146,8 @@ class SlowVocabulary:
         return encoding["input_ids"], encoding["token_type_ids"]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
-        known = [id for id in ids if 0 <= id < self.size]
-        text = self._slow.decode(known, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
+        valid = [id for id in ids if 0 <= id < self.size]
+        text = self._slow.decode(valid, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
         return cast(str, text)
 
     def piece(self, token: int) -> str | None:
@@ -190,18 +190,18 @@ def load_vocabulary(folder: Path, config: Mapping[str, Any], named: Mapping[str,
 def _disable_word_cache(library: Library) -> None:
     """Each thread that encodes remembers a model's words and how they are cut, megabytes of them, for as long as the
     thread lives: also when the model is gone. That saves a tenth to a quarter of the time where a text comes again."""
-    resize = getattr(library.model, "_resize_cache", None)  # models that look words up whole remember none
+    resize = getattr(library.model, "_resize_cache", None)  # models of whole words cache none
     if resize is not None:
         resize(0)
 
 
 def _declare_added_tokens(library: Library, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
-    """What tokenizer_config.json says of added tokens overrules or completes tokenizer.json."""
-    known = library.get_added_tokens_decoder()
+    """Added tokens of tokenizer_config.json override or complete those of tokenizer.json."""
+    valid = library.get_added_tokens_decoder()
     declared = {int(id): dict(token) for id, token in (config.get("added_tokens_decoder") or {}).items()}
     for id, fields in sorted(declared.items()):
         token = AddedToken(**{k: v for k, v in fields.items() if k != "__type"})
-        if id in known and known[id].content == token.content and known[id].special == token.special:
+        if id in valid and valid[id].content == token.content and valid[id].special == token.special:
             continue
         library.add_tokens([token])
         if library.token_to_id(token.content) != id:
@@ -214,7 +214,7 @@ def _declare_added_tokens(library: Library, config: Mapping[str, Any], named: Ma
 
 
 def _set_prompt_ends(library: Library, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
-    """`add_bos_token` and `add_eos_token`, where the model states them, replace the file's own post-processor."""
+    """`add_bos_token` and `add_eos_token`, where the model has them, replace the file's own post-processor."""
     if config.get("add_bos_token") is None and config.get("add_eos_token") is None:
         return
     bos = named.get("bos_token") if config.get("add_bos_token") else None
@@ -222,10 +222,9 @@ def _set_prompt_ends(library: Library, config: Mapping[str, Any], named: Mapping
     ends = {text: library.token_to_id(text) for text in (bos, eos) if text is not None}
     if None in ends.values():
         missing = next(text for text, id in ends.items() if id is None)
-        raise ModelError(f"The tokenizer is told to add {missing!r} to prompts, but has no such token.")
+        raise ModelError(f"tokenizer_config.json adds {missing!r} to prompts, but the vocabulary has no such token.")
     library.post_processor = processors.TemplateProcessing(
-        single=[text for text in (bos, "$A", eos) if text is not None],
-        special_tokens=list(ends.items()),
+        single=[text for text in (bos, "$A", eos) if text is not None], special_tokens=list(ends.items())
     )
 
 
@@ -235,7 +234,7 @@ def _load_through_transformers(folder: Path) -> Vocabulary:
 
     try:
         loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # each kind of tokenizer fails in its own way; all mean the same to the user
+    except Exception as error:  # each kind of tokenizer fails differently; all mean the same to the user
         reason = str(error).replace(str(folder), folder.name).partition("\n")[0]
         raise ModelError(f"There is no tokenizer in {folder.name} that can be loaded: {reason}") from error
     if isinstance(loaded, PreTrainedTokenizerFast):

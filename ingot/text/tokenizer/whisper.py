@@ -12,10 +12,9 @@ from ingot.text.tokenizer.detokenizer import spell_token_bytes
 from ingot.text.tokenizer.encoder_inputs import load_encoder_vocabulary
 from ingot.text.tokenizer.vocabulary import Vocabulary
 
-SECONDS_PER_TIMESTAMP = 0.02
-"""Between two tokens of time."""
+SECONDS_PER_TIMESTAMP = 0.02  # between two tokens of time
 ENGLISH_ONLY_VOCAB = 51864
-"""Tokens of a model that hears no other language: it has tokens for languages, and was never shown one."""
+"""Vocabulary of a model for English alone: it has tokens for languages, but was not trained with them."""
 UNSPACED_LANGUAGES = ("zh", "ja", "th", "lo", "my", "yue")
 """Languages that are written without spaces: each character is a word."""
 MUSIC_NOTES = "♩♪♫♬♭♮♯"
@@ -72,14 +71,14 @@ class WhisperVocabulary:
         return spell_token_bytes(self._vocabulary, token)
 
     def unwanted(self) -> list[int]:
-        """Tokens that are never written: signs that nobody speaks, and what says what is to be done."""
+        """Tokens that are suppressed: signs that are not transcribed, and control tokens."""
         found = {self.encode(" -")[0], self.encode(" '")[0]}
         for sign in (*SUPPRESSED_SIGNS, *MUSIC_NOTES):
             for tokens in (self.encode(sign), self.encode(f" {sign}")):
                 if len(tokens) == 1 or sign in MUSIC_NOTES:
                     found.add(tokens[0])
-        told = (self.transcribe, self.translate, self.start, self.before, self.silent, self.untimed)
-        return sorted(found | set(told) | set(self.languages.values()) | {self._id("startoflm")})
+        control = (self.transcribe, self.translate, self.start, self.before, self.silent, self.untimed)
+        return sorted(found | set(control) | set(self.languages.values()) | {self._id("startoflm")})
 
     def words(self, tokens: Sequence[int], language: str) -> list[tuple[str, list[int]]]:
         """Tokens of text by words, each with the space before it."""
@@ -99,15 +98,15 @@ class WhisperVocabulary:
     def _characters(self, tokens: Sequence[int]) -> list[tuple[str, list[int]]]:
         """Tokens in groups that end where a character does."""
         found: list[tuple[str, list[int]]] = []
-        held: list[int] = []
+        pending: list[int] = []
         for token in tokens:
-            held.append(token)
+            pending.append(token)
             try:
-                text = b"".join(map(self.bytes_of, held)).decode()
+                text = b"".join(map(self.bytes_of, pending)).decode()
             except UnicodeDecodeError:
                 continue
-            found.append((text, held))
-            held = []
-        if held:
-            found.append((self.decode(held), held))
+            found.append((text, pending))
+            pending = []
+        if pending:
+            found.append((self.decode(pending), pending))
         return found

@@ -1,4 +1,4 @@
-"""Answers that are messages with headers, which tell thinking, the answer and calls apart: gpt-oss, Muse, Inkling."""
+"""Answers that are messages with headers, which separate thinking, the answer and calls: gpt-oss, Muse, Inkling."""
 
 from __future__ import annotations
 
@@ -8,19 +8,14 @@ from ingot.text.tool_formats.shapes import element_form, named_tags
 # gpt-oss (harmony): a channel's name, and behind it or before it the function that is called.
 
 HARMONY = Format(
-    name="harmony",
+    "harmony",
     channels=Channels(
         start="<|start|>",
         role="assistant",
         bodies=("<|message|>",),
         kinds=((r"to=functions\.([^\s<]+)", "call"), (r"<\|channel\|>\s*analysis\b", "thinking")),
         ends=("<|end|>", "<|return|>", "<|call|>"),
-        call=(
-            "<|channel|>commentary to=functions.",
-            Name(),
-            " <|constrain|>json<|message|>",
-            Arguments(JSON),
-        ),
+        call=("<|channel|>commentary to=functions.", Name(), " <|constrain|>json<|message|>", Arguments(JSON)),
         call_end="<|call|>",
         asides=("<|channel|>analysis<|message|>", "<|channel|>commentary<|message|>"),
         answer="<|channel|>final<|message|>",
@@ -37,17 +32,13 @@ _MUSE_INVOCATIONS = element_form(
     "atem:function_calls", *named_tags("atem:invoke", "atem:parameter"), joint="\n", unopened="anywhere"
 )
 MUSE = Format(
-    name="muse",
-    forms=(_MUSE_INVOCATIONS,),
+    "muse",
+    (_MUSE_INVOCATIONS,),
     channels=Channels(
         start="<|start|>",
         role="assistant",
         bodies=("<|message|>",),
-        kinds=(
-            (r"to=(self|developer)<", "thinking"),
-            (r"to=(user|commentary)<", "text"),
-            (r"to=", "calls"),
-        ),
+        kinds=((r"to=(self|developer)<", "thinking"), (r"to=(user|commentary)<", "text"), (r"to=", "calls")),
         ends=("<|eom|>", "<|eot|>"),
         call=(
             " to=",
@@ -67,12 +58,12 @@ MUSE = Format(
     model_types=("muse_glimmer", "muse_spark"),
 )
 
-# Inkling: the marker that ends a header tells the kind of its message; before it an author may be named.
+# Inkling: the marker that ends a header is the kind of its message; before it an author may be named.
 
 _INKLING_TOOL = "<|content_invoke_tool_json|>"
 INKLING = Format(
-    name="inkling",
-    forms=(CallForm(call=(JsonCall("args"),)),),
+    "inkling",
+    (CallForm(call=(JsonCall("args"),)),),
     channels=Channels(
         start="<|message_model|>",
         role="",

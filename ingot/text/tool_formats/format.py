@@ -1,8 +1,7 @@
-"""The vocabulary of the tables: what a model family writes when it thinks and when it calls a tool, as data.
+"""What tables are made of: what a model family writes when it thinks and when it calls a tool, as data.
 
 One table drives the parser, the rendering of past calls, and the grammar of forced ones. A form is a sequence of parts;
-a plain string stands for itself. A `Notation` says how values are written: JSON, or a way of writing that differs from
-it.
+a plain string stands for itself. A `Notation` defines how values are written: JSON, or something that differs from it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Maybe:
-    """Text that some models write and some do not; we write it only where `written` says so."""
+    """Text that some models write and some do not; we write it only if `written`."""
 
     text: str
     written: bool = False
@@ -99,9 +98,9 @@ class TextParameters:
     """Parameters as text between tags, up to `end`.
 
     A `value_close` counts only where the next parameter, the end or the form's closing follows, so a value may
-    hold the tag itself. `frame`, a line break, is written around each value and taken off again, once on each side;
-    behind a value that does not begin with it, it belongs to the value. One JSON object in the place of them all is
-    understood too, and so is a key without a value, which says nothing.
+    hold the tag itself. `frame`, a line break, is written around each value and removed again, once at each end; after
+    a value that does not begin with it, it belongs to the value. One JSON object instead of them all is understood
+    too, and so is a key without a value, which is ignored.
     """
 
     key_open: str
@@ -113,8 +112,8 @@ class TextParameters:
     type_tags: tuple[str, str] | None = None  # around a type that may stand before the value; the schema's counts first
     wrappers: tuple[str, ...] = ()  # names under which some models put all arguments as one object
     quote: tuple[str, str] | None = None  # around values that some models write so, as a whole; not part of them
-    object_tags: tuple[str, str] | None = None  # around one JSON object in the place of all parameters
-    # Models forget it so often before the next parameter that the tool has, or the end, that it is taken for forgotten
+    object_tags: tuple[str, str] | None = None  # around one JSON object instead of all parameters
+    # Models forget it so often before the next parameter that the tool has, or the end, that it is assumed forgotten
     # at once. In other families a value may be text that goes on behind them: see `parser/unclosed_tags.py`.
     close_optional: bool = False
 
@@ -149,16 +148,16 @@ Part = str | Gap | Maybe | UpTo | Name | TagEnd | Ordinal | CallId | Arguments |
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """One way to write calls: an opening, calls with `joint` between them, a closing.
+    """One form of calls: an opening, calls with `joint` between them, a closing.
 
     - `joint` None: one call to an opening. Else its text, white space aside, must stand between two calls.
     - A closing that is missing costs nothing: by then the call is complete.
-    - A call without its opening (`unopened`, or an opening that is no marker: `bare`) must name a tool that was given;
-      `bare` ones must also begin a line outside of fenced code, others one where only that tells them from prose.
+    - A call without its opening (`unopened`, or an opening that is no marker: `bare`) must name one of the tools;
+      `bare` ones must also begin a line outside of fenced code, others one where only that separates them from prose.
     - `repeats`: some models write several calls under an opening that we write for each.
     - `opening_in_prompt`: the answer may begin right after the opening.
-    - `whole`: a call only once all of it is read, and text as it stands if it turns out otherwise: such calls look like
-      examples of them. What a limit cuts off is one all the same, and so is what grows too long to be held.
+    - `whole`: a call only once all of it is read, and text if it turns out otherwise, as examples have the same form.
+      A call that a limit cuts off, or that grows too long to be held back, is one all the same.
     """
 
     call: tuple[Part, ...]
@@ -176,8 +175,8 @@ class CallForm:
         return next((text for text, *others in self.leads(opened=opened) if not others), None)
 
     def leads(self, *, opened: bool) -> tuple[tuple[str, ...], ...]:
-        """The literals before a name or anything else that differs from call to call: what each place may hold, which
-        is also nothing where it may."""
+        """The literals before a name or anything else that differs from call to call: the alternatives of each part,
+        which include the empty text where it is optional."""
         found: list[tuple[str, ...]] = []
         for part in (self.opening[1:] if opened else ()) + self.call:
             match part:
@@ -271,12 +270,12 @@ MessageKind = Literal["thinking", "text", "call", "calls"]
 class Channels:
     """Messages with headers: `start` and role, a header up to one of `bodies`, a body, an end.
 
-    - `kinds`: what the body behind a header is, by the first pattern that is found in the header and the marker behind
-      it; else text. Of a `call` the pattern has the function's name as its group, and the body is its arguments in
-      JSON; `calls` are written in the format's forms, which are read nowhere else.
+    - `kinds`: the kind of the body after a header, by the first pattern that is found in the header and the marker
+      after it; else text. Of a `call` the pattern has the function's name as its group, and the body is its arguments
+      in JSON; `calls` are written in the format's forms, which are read nowhere else.
     - `begins`: what else begins a header within a message. The prompt ends with the role, so an answer begins with the
-      rest of a header: `recipient` and a name, or the name alone.
-    - `unended`: some models forget to end a message, and write the next one's recipient and marker right behind it.
+      remaining header: `recipient` and a name, or the name alone.
+    - `unended`: some models forget to end a message, and write the next one's recipient and marker right after it.
     """
 
     start: str
@@ -294,7 +293,7 @@ class Channels:
 
     @property
     def names_calls(self) -> bool:
-        """Whether a header alone tells that its message is a call."""
+        """Whether a header alone shows that its message is a call."""
         return any(kind == "call" for _, kind in self.kinds)
 
 
@@ -310,9 +309,9 @@ class Format:
     heads: tuple[str, ...] = ()  # the same, of text that means nothing only where the answer or a message begins
     ids: IdStyle = "openai"
     signs: tuple[tuple[str, ...], ...] = ()  # a chat template is this family's if it holds all of one group
-    refines: str = ""  # a family with the same signs, which this one's model types tell apart
-    model_types: tuple[str, ...] = ()  # of config.json, asked only where the template says nothing
-    fitted: Callable[[Format, str], Format] | None = None  # makes the table of a chat template that says more
+    refines: str = ""  # a family with the same signs, distinguished by this one's model types
+    model_types: tuple[str, ...] = ()  # of config.json, used only where the template shows nothing
+    fitted: Callable[[Format, str], Format] | None = None  # makes the table for a chat template that shows more
 
     @property
     def can_call(self) -> bool:
@@ -340,7 +339,7 @@ _PYTHON_WORDS = (("True", "true"), ("False", "false"), ("None", "null"))
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    """Arrays, numbers and nested objects are JSON's everywhere; the rest is said here."""
+    """Arrays, numbers and nested objects are JSON's everywhere; the differences are defined here."""
 
     opens: str = "{"  # the outermost object, the arguments
     assigns: str = ":"

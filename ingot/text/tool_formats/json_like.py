@@ -32,39 +32,25 @@ TAGGED_JSON = element_form("tool_call", JsonCall())
 # The same tags around an array, as small models like to write.
 TAGGED_JSON_ARRAY = array_form("<tool_call>", Gap("\n"), after=(Gap("\n"), "</tool_call>"))
 
-HERMES = Format(
-    name="hermes",
-    forms=(TAGGED_JSON, TAGGED_JSON_ARRAY, *UNMARKED_FORMS),
-    thinking=THINK,
-    signs=(("<tool_call>",),),
-)
+HERMES = Format("hermes", (TAGGED_JSON, TAGGED_JSON_ARRAY, *UNMARKED_FORMS), THINK, signs=(("<tool_call>",),))
 ERNIE = Format(
-    name="ernie4.5",
-    forms=HERMES.forms,
-    thinking=THINK,
+    "ernie4.5",
+    HERMES.forms,
+    THINK,
     strips=("<response>", "</response>"),
     signs=(("<response>", "<tool_call>"),),
     model_types=("ernie4_5", "ernie4_5_moe", "ernie4_5_moe_vl"),
 )
-KIMI_VL = Format(
-    name="kimi-vl",
-    forms=HERMES.forms,
-    thinking=KIMI_VL_THINK,
-    signs=((KIMI_VL_THINK.open,),),
-    model_types=("kimi_vl",),
-)
+KIMI_VL = Format("kimi-vl", HERMES.forms, KIMI_VL_THINK, signs=((KIMI_VL_THINK.open,),), model_types=("kimi_vl",))
 
 
 LLAMA_BARE = CallForm(call=(JsonCall("parameters"),), joint="; ", bare=True)
 LLAMA_PYTHON_TAG = CallForm(opening=("<|python_tag|>", Gap()), call=(JsonCall("parameters"),), joint="; ")
-FUNCTION_TAG = CallForm(
-    call=("<function=", Name(), ">", Gap(), Arguments(JSON), Gap(), "</function>"),
-    unopened="line",
-)
+FUNCTION_TAG = CallForm(call=("<function=", Name(), ">", Gap(), Arguments(JSON), Gap(), "</function>"), unopened="line")
 
 LLAMA = Format(
-    name="llama",
-    forms=(LLAMA_BARE, LLAMA_PYTHON_TAG, FUNCTION_TAG, FENCED_JSON, FENCED_JSON_ARRAY),
+    "llama",
+    (LLAMA_BARE, LLAMA_PYTHON_TAG, FUNCTION_TAG, FENCED_JSON, FENCED_JSON_ARRAY),
     strips=("<|eom_id|>",),
     signs=(("<|python_tag|>",), ('"parameters": dictionary',)),
     model_types=("llama", "llama4", "mllama"),
@@ -78,17 +64,17 @@ MISTRAL_NAMED_CALL = CallForm(
 )
 
 MISTRAL = Format(
-    name="mistral",
-    forms=(MISTRAL_ARRAY, MISTRAL_NAMED_CALL),
-    thinking=MISTRAL_THINK,
+    "mistral",
+    (MISTRAL_ARRAY, MISTRAL_NAMED_CALL),
+    MISTRAL_THINK,
     ids="mistral",
     signs=(("[TOOL_CALLS]",),),
     model_types=("mistral", "mixtral", "mistral3", "pixtral"),
 )
 MISTRAL_NAMED = Format(
-    name="mistral-args",
-    forms=(MISTRAL_NAMED_CALL, MISTRAL_ARRAY),
-    thinking=MISTRAL_THINK,
+    "mistral-args",
+    (MISTRAL_NAMED_CALL, MISTRAL_ARRAY),
+    MISTRAL_THINK,
     ids="mistral",
     signs=(("[TOOL_CALLS]", "[ARGS]"),),
     model_types=("ministral3", "mistral4"),
@@ -98,15 +84,15 @@ MISTRAL_NAMED = Format(
 # Granite 3: a marker and an array. Granite 20B for function calling: a tag and one call.
 
 GRANITE = Format(
-    name="granite",
-    forms=(array_form("<|tool_call|>", Gap()), TAGGED_JSON_ARRAY, TAGGED_JSON),
-    thinking=THINK,
+    "granite",
+    (array_form("<|tool_call|>", Gap()), TAGGED_JSON_ARRAY, TAGGED_JSON),
+    THINK,
     signs=(("<|tool_call|>",),),
     model_types=("granite", "granitemoe", "granitemoeshared"),
 )
 GRANITE_20B = Format(
-    name="granite-20b",
-    forms=(CallForm(opening=("<function_call>", Gap(" ")), call=(JsonCall(),), repeats=True),),
+    "granite-20b",
+    (CallForm(opening=("<function_call>", Gap(" ")), call=(JsonCall(),), repeats=True),),
     signs=(("<function_call>",),),
 )
 
@@ -114,40 +100,33 @@ GRANITE_20B = Format(
 
 _FUNCTOOLS = array_form("functools", bare=True)
 
-FIREFUNCTION = Format(
-    name="firefunction",
-    forms=(_FUNCTOOLS,),
-    signs=(("functools[",),),
-)
+FIREFUNCTION = Format("firefunction", (_FUNCTOOLS,), signs=(("functools[",),))
 PHI4_MINI = Format(
-    name="phi4-mini",
-    forms=(
+    "phi4-mini",
+    (
         array_form("<|tool_call|>", Gap(), after=(Gap(), "<|/tool_call|>")),
         CallForm(opening=("<|tool_call|>", Gap()), call=(JsonCall(),), closing=(Gap(), "<|/tool_call|>")),
         _FUNCTOOLS,
     ),
-    thinking=THINK,
+    THINK,
     signs=(("<|tool|>", "<|/tool|>"),),
 )
 
 # xLAM: an array, bare or fenced.
 
 XLAM = Format(
-    name="xlam",
-    forms=(
-        array_form(bare=True),
-        array_form("```", Maybe("json"), Gap("\n"), after=(Gap("\n"), "```"), bare=True),
-    ),
-    thinking=THINK,
+    "xlam",
+    (array_form(bare=True), array_form("```", Maybe("json"), Gap("\n"), after=(Gap("\n"), "```"), bare=True)),
+    THINK,
     signs=(("single JSON array", "tool_call_name"),),
 )
 
 # Nemotron Nano 2: an array between tags in capitals.
 
 NEMOTRON_NANO = Format(
-    name="nemotron-nano-v2",
-    forms=(array_form("<TOOLCALL>", Gap(), after=(Gap(), "</TOOLCALL>")),),
-    thinking=THINK,
+    "nemotron-nano-v2",
+    (array_form("<TOOLCALL>", Gap(), after=(Gap(), "</TOOLCALL>")),),
+    THINK,
     signs=(("<TOOLCALL>",),),
 )
 
@@ -157,48 +136,44 @@ _TOOL_CALLS_ARRAY = array_form("<tool_calls>", Gap(), after=(Gap(), "</tool_call
 _TOOL_CALLS_LINES = element_form("tool_calls", JsonCall(), joint="\n")
 
 HUNYUAN_A13B = Format(
-    name="hunyuan-a13b",
-    forms=(_TOOL_CALLS_ARRAY, _TOOL_CALLS_LINES),
-    thinking=THINK,
+    "hunyuan-a13b",
+    (_TOOL_CALLS_ARRAY, _TOOL_CALLS_LINES),
+    THINK,
     strips=("<answer>", "</answer>"),
     signs=(("<tool_calls>", "<answer>"),),
     model_types=("hunyuan_v1_moe", "hunyuan_v1_dense", "hunyuan"),
 )
 APRIEL = Format(
-    name="apriel",
-    forms=(_TOOL_CALLS_ARRAY, _TOOL_CALLS_LINES),
-    thinking=APRIEL_THINK,
+    "apriel",
+    (_TOOL_CALLS_ARRAY, _TOOL_CALLS_LINES),
+    APRIEL_THINK,
     strips=("[END FINAL RESPONSE]",),
     signs=(("<tool_calls>", "[BEGIN FINAL RESPONSE]"),),
     model_types=("apriel",),
 )
 MINIMAX_M1 = Format(
-    name="minimax-m1",
-    forms=(_TOOL_CALLS_LINES, _TOOL_CALLS_ARRAY),
-    thinking=THINK,
+    "minimax-m1",
+    (_TOOL_CALLS_LINES, _TOOL_CALLS_ARRAY),
+    THINK,
     signs=(("<tool_calls>", "<beginning_of_sentence>"),),
     model_types=("minimax_m1", "minimax_text_01"),
 )
 JAMBA = Format(
-    name="jamba",
-    forms=(_TOOL_CALLS_ARRAY, _TOOL_CALLS_LINES),
-    thinking=THINK,
-    signs=(("<tool_calls>",),),
-    model_types=("jamba",),
+    "jamba", (_TOOL_CALLS_ARRAY, _TOOL_CALLS_LINES), THINK, signs=(("<tool_calls>",),), model_types=("jamba",)
 )
 
 # Apertus: an array of objects, each of which has the name of its function as its only key.
 
 APERTUS = Format(
-    name="apertus",
-    forms=(
+    "apertus",
+    (
         array_form(
             *("<|tools_prefix|>", Gap()),
             call=('{"', Name(), '":', Gap(" "), Arguments(JSON), Gap(), "}"),
             after=(Gap(), "<|tools_suffix|>"),
         ),
     ),
-    thinking=APERTUS_THINK,
+    APERTUS_THINK,
     signs=(("<|tools_prefix|>",),),
     model_types=("apertus",),
 )
@@ -206,15 +181,15 @@ APERTUS = Format(
 # InternLM 2 and later: a plugin as the action.
 
 INTERNLM2 = Format(
-    name="internlm2",
-    forms=(
+    "internlm2",
+    (
         CallForm(
             opening=("<|action_start|>", Gap(), "<|plugin|>", Gap("\n")),
             call=(JsonCall("parameters"),),
             closing=(Gap(), "<|action_end|>"),
         ),
     ),
-    thinking=THINK,
+    THINK,
     signs=(("<|action_start|>",), ("<|plugin|>",)),
     model_types=("internlm2", "internlm3"),
 )
@@ -225,42 +200,32 @@ _GIGACHAT_MESSAGE = CallForm(opening=("function call<|role_sep|>", Gap("\n")), c
 _GIGACHAT_MARKED = CallForm(opening=("<|function_call|>", Gap()), call=(JsonCall(),))
 
 GIGACHAT3 = Format(
-    name="gigachat3",
-    forms=(_GIGACHAT_MESSAGE, _GIGACHAT_MARKED),
+    "gigachat3",
+    (_GIGACHAT_MESSAGE, _GIGACHAT_MARKED),
     strips=("<|message_sep|>",),
     signs=(("function call", "<|role_sep|>"),),
 )
 GIGACHAT31 = Format(
-    name="gigachat3.1",
-    forms=(_GIGACHAT_MARKED, _GIGACHAT_MESSAGE),
-    strips=("<|message_sep|>",),
-    signs=(("<|function_call|>",),),
+    "gigachat3.1", (_GIGACHAT_MARKED, _GIGACHAT_MESSAGE), strips=("<|message_sep|>",), signs=(("<|function_call|>",),)
 )
 
 # Solar Open: each call under an id, its name and arguments behind markers of their own.
 
 SOLAR_OPEN = Format(
-    name="solar-open",
-    forms=(
+    "solar-open",
+    (
         CallForm(
             opening=("<|tool_calls|>", Gap()),
             call=(
-                "<|tool_call:begin|>",
-                CallId(""),
-                "<|tool_call:name|>",
-                Name(),
-                "<|tool_call:args|>",
-                Gap(),
-                Arguments(JSON),
-                Gap(),
-                "<|tool_call:end|>",
+                *("<|tool_call:begin|>", CallId(""), "<|tool_call:name|>", Name(), "<|tool_call:args|>", Gap()),
+                *(Arguments(JSON), Gap(), "<|tool_call:end|>"),
             ),
             joint="",
             closing=(Gap(), "<|calls|>"),
             unopened="anywhere",
         ),
     ),
-    thinking=SOLAR_THINK,
+    SOLAR_THINK,
     strips=("<|begin|>assistant", "<|content|>", "<|end|>", "<|flush|>"),
     signs=(("<|tool_call:begin|>",),),
     model_types=("solar_open",),
@@ -269,8 +234,8 @@ SOLAR_OPEN = Format(
 # PLaMo 3: likewise, between markers that all end alike.
 
 PLAMO3 = Format(
-    name="plamo3",
-    forms=(
+    "plamo3",
+    (
         CallForm(
             opening=("<|plamo:begin_tool_requests:plamo|>", Gap()),
             call=(
@@ -285,22 +250,20 @@ PLAMO3 = Format(
             unopened="anywhere",
         ),
     ),
-    thinking=PLAMO_THINK,
+    PLAMO_THINK,
     signs=(("<|plamo:begin_",),),
     model_types=("plamo3",),
 )
 
 
 COHERE = Format(
-    name="cohere",
-    forms=(
+    "cohere",
+    (
         array_form(
-            *("<|START_ACTION|>", Gap()),
-            call=(JsonCall("parameters", "tool_name"),),
-            after=(Gap(), "<|END_ACTION|>"),
+            *("<|START_ACTION|>", Gap()), call=(JsonCall("parameters", "tool_name"),), after=(Gap(), "<|END_ACTION|>")
         ),
     ),
-    thinking=COHERE_THINK,
+    COHERE_THINK,
     strips=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     signs=(("<|START_ACTION|>",),),
     model_types=("cohere2", "cohere2_moe", "cohere2_vision"),
@@ -315,21 +278,18 @@ FUNCTIONARY_RECIPIENT = CallForm(
 
 # 3.2 has one short marker, which the prompt ends with.
 FUNCTIONARY_ARROWS = CallForm(
-    opening=(">>>",),
-    call=(Name(), "\n", Gap(), Arguments(JSON)),
-    opening_in_prompt=True,
-    bare=True,
+    opening=(">>>",), call=(Name(), "\n", Gap(), Arguments(JSON)), opening_in_prompt=True, bare=True
 )
 
 FUNCTIONARY32 = Format(
-    name="functionary-3.2",
-    forms=(FUNCTIONARY_ARROWS, FUNCTION_TAG),
+    "functionary-3.2",
+    (FUNCTIONARY_ARROWS, FUNCTION_TAG),
     heads=(">>>all\n", "all\n"),
     signs=((">>>all",), (">>>", "recipient")),
 )
 FUNCTIONARY = Format(
-    name="functionary",
-    forms=(FUNCTIONARY_RECIPIENT, FUNCTION_TAG),
+    "functionary",
+    (FUNCTIONARY_RECIPIENT, FUNCTION_TAG),
     strips=("<|recipient|>all\n<|content|>", "all\n<|content|>", "<|from|>assistant\n", "<|stop|>"),
     signs=(("<|recipient|>", "<|content|>"),),
 )

@@ -31,19 +31,17 @@ BARE_PYTHON = array_form(call=_PYTHON_CALL, bare=True)
 FENCED_PYTHON = array_form("```", Maybe("python"), Gap("\n"), call=_PYTHON_CALL, after=(Gap("\n"), "```"), bare=True)
 
 LFM2 = Format(
-    name="lfm2",
-    forms=(LFM2_PYTHON, LFM2_JSON_ARRAY, LFM2_JSON, BARE_PYTHON, FENCED_PYTHON),
-    thinking=THINK,
+    "lfm2",
+    (LFM2_PYTHON, LFM2_JSON_ARRAY, LFM2_JSON, BARE_PYTHON, FENCED_PYTHON),
+    THINK,
     signs=(("<|tool_call_start|>",), ("<|tool_list_start|>",)),
     model_types=("lfm2", "lfm2_moe", "lfm2_vl"),
 )
-PYTHONIC = Format(
-    name="pythonic", forms=(BARE_PYTHON, LFM2_PYTHON, FENCED_PYTHON), thinking=THINK, signs=(("[func_name1(",),)
-)
+PYTHONIC = Format("pythonic", (BARE_PYTHON, LFM2_PYTHON, FENCED_PYTHON), THINK, signs=(("[func_name1(",),))
 
 OLMO3 = Format(
-    name="olmo3",
-    forms=(
+    "olmo3",
+    (
         CallForm(
             opening=("<function_calls>", Gap("\n")),
             call=_PYTHON_CALL,
@@ -51,15 +49,15 @@ OLMO3 = Format(
             closing=(Gap("\n"), "</function_calls>"),
         ),
     ),
-    thinking=THINK,
+    THINK,
     signs=(("<function_calls>",),),
     model_types=("olmo3", "olmo_hybrid"),
 )
 
 # What it thinks before an action is part of its answer: clients read both.
 UI_TARS = Format(
-    name="ui-tars",
-    forms=(CallForm(opening=("Action:", Gap(" ")), call=_PYTHON_CALL, joint="\n\n", bare=True),),
+    "ui-tars",
+    (CallForm(opening=("Action:", Gap(" ")), call=_PYTHON_CALL, joint="\n\n", bare=True),),
     signs=(("Thought: ...", "Action: ..."),),
 )
 
@@ -75,14 +73,14 @@ def _gemma_form(opening: str, quote: str, closing: str) -> CallForm:
 
 
 GEMMA4 = Format(
-    name="gemma4",
-    forms=(_gemma_form("<|tool_call>", '<|"|>', "<tool_call|>"), TOOL_CODE),
-    thinking=GEMMA_THINK,
+    "gemma4",
+    (_gemma_form("<|tool_call>", '<|"|>', "<tool_call|>"), TOOL_CODE),
+    GEMMA_THINK,
     signs=(("<|tool_call>", "<tool_call|>"),),
     model_types=("gemma4", "gemma4_text"),
 )
 FUNCTION_GEMMA = Format(
-    name="function-gemma",
-    forms=(_gemma_form("<start_function_call>", "<escape>", "<end_function_call>"), TOOL_CODE),
+    "function-gemma",
+    (_gemma_form("<start_function_call>", "<escape>", "<end_function_call>"), TOOL_CODE),
     signs=(("<start_function_call>",),),
 )

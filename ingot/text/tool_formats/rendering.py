@@ -1,4 +1,4 @@
-"""Past calls, rendered the way their model family writes them: for prompts whose chat template knows no tools."""
+"""Past calls, rendered as their model family writes them: for prompts whose chat template does not support tools."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def _render_part(part: Part, call: PastCall, index: int) -> str:
 
 
 def _numbered_name(call: PastCall, index: int) -> str:
-    known = call.id is not None and re.fullmatch(rf"(?:functions\.)?{re.escape(call.name)}:[0-9]+", call.id)
-    return call.id if known and call.id is not None else f"functions.{call.name}:{index}"
+    numbered = call.id is not None and re.fullmatch(rf"(?:functions\.)?{re.escape(call.name)}:[0-9]+", call.id)
+    return call.id if numbered and call.id is not None else f"functions.{call.name}:{index}"
 
 
 def _render_messages(channels: Channels, calls: Sequence[PastCall]) -> str:
@@ -127,7 +127,8 @@ def _render_object(notation: Notation, members: Mapping[str, Any], *, outermost:
     bare = notation.bare_keys == "always" or (outermost and notation.bare_keys == "outermost")
     space = " " if notation.escapes == "json" else ""
     written = [
-        f"{_render_key(notation, key, bare)}{assigns}{space}{_render_value(notation, each)}"
+        (key if bare and is_bare_key(key) else _render_string(notation, key))
+        + f"{assigns}{space}{_render_value(notation, each)}"
         for key, each in members.items()
     ]
     return opens + _notation_comma(notation).join(written) + closes
@@ -135,10 +136,6 @@ def _render_object(notation: Notation, members: Mapping[str, Any], *, outermost:
 
 def _notation_comma(notation: Notation) -> str:
     return "," if notation.escapes == "none" else ", "
-
-
-def _render_key(notation: Notation, key: str, bare: bool) -> str:
-    return key if bare and is_bare_key(key) else _render_string(notation, key)
 
 
 def _render_string(notation: Notation, text: str) -> str:

@@ -1,8 +1,8 @@
-"""A checkpoint's own `response_template` as a table: families without one of ours are known on the day they appear.
+"""A checkpoint's own `response_template` as a table, for families that have none of ours yet.
 
 transformers reads such templates: fields (`thinking`, `content`, `tool_calls`) between delimiters, which are literals
 or regular expressions, and for calls what stands between them and where in it the name and the arguments are. What a
-table can say is made one; anything else is refused in words.
+table cannot express is refused with a reason.
 """
 
 from __future__ import annotations
@@ -33,18 +33,20 @@ from ingot.text.tool_formats.format import (
 from ingot.text.tool_formats.shapes import array_form
 
 RESPONSE_TEMPLATE_NAME: Final = "response_template"
-MOST_WAYS: Final = 16
-"""Ways to match a delimiter that are looked at."""
+MOST_BRANCHES: Final = 16  # most alternatives of a delimiter
 
 _THINKING_FIELDS: Final = ("thinking", "reasoning_content", "reasoning")
-_SPACE_ESCAPES: Final = "strn"
-_REPEATS: Final = ("*?", "+?", "??", "*", "+", "?")
+_ATOM: Final = re.compile(
+    r"(?P<group>\((?:\?P<(?P<name>\w+)>|(?P<look>\?<?[=!])|\?:)?)|\[(?P<class>\^?\]?(?:\\.|[^\]\\])*)\]|\\?.", re.DOTALL
+)
+_REPEAT: Final = re.compile(r"[*+?]\??|\{\d*,?\d*\}")
+_SPACES: Final = {r"\s": "", r"\t": "\t", r"\r": "\n", r"\n": "\n"}  # and how they are written
 _TAG: Final = re.compile(r"<([^\s<>=/\"]+)")
 _PLACEHOLDER: Final = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 
 
 class UnsupportedResponseTemplate(Exception):
-    """The template says what no table can."""
+    """The template has what no table can express."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class _AnswerStart:
 
 
 _Node = str | Gap | Maybe | _NamedGroup | _Anything | _AnswerStart
-_Way = tuple[_Node, ...]
+_Branch = tuple[_Node, ...]
 
 
 def compile_response_template(spec: Any) -> Format:
@@ -94,7 +96,7 @@ def _compile_spec(spec: Any) -> Format:
         )
     return Format(
         name=RESPONSE_TEMPLATE_NAME,
-        forms=() if calls is None else (_call_form(calls, _delimiter_ways(calls, "open")[0]),),
+        forms=() if calls is None else (_call_form(calls, _delimiter_branches(calls, "open")[0]),),
         thinking=None if thinking is None else _tags(thinking),
         strips=tuple(dict.fromkeys(strips)),
     )
@@ -104,19 +106,24 @@ def _tags(field: Mapping[str, Any]) -> ThinkingFormat:
     closes = _delimiter_texts(field, "close")
     if not closes:
         raise UnsupportedResponseTemplate("thinking has no end that is a text")
-    ways = _delimiter_ways(field, "open") if _has_delimiter(field, "open") else []
-    opens = [text for way in ways if (text := _way_text(way))] or [closes[0].replace("</", "<", 1)]
-    implied = any(way and all(isinstance(node, _AnswerStart | Gap) for node in way) for way in ways)
+    branches = _delimiter_branches(field, "open") if _has_delimiter(field, "open") else []
+    opens = [text for branch in branches if (text := _branch_text(branch))] or [closes[0].replace("</", "<", 1)]
+    implied = any(branch and all(isinstance(node, _AnswerStart | Gap) for node in branch) for branch in branches)
     return ThinkingFormat(RESPONSE_TEMPLATE_NAME, opens[0], closes[0], implied=implied)
 
 
 def _channels(thinking: Any, content: Mapping[str, Any], calls: Any) -> Format | None:
     """Where each field begins with a header, in which an author may be named: `start`, a name, the field's marker."""
     fields: list[tuple[MessageKind, Any]] = [("thinking", thinking), ("text", content), ("calls", calls)]
-    ways = [_delimiter_ways(field, "open")[0] if field and _has_delimiter(field, "open") else () for _, field in fields]
-    if any(len(way) != 3 or not isinstance(way[0], Maybe) or not isinstance(way[1], _Anything) for way in ways):
+    branches = [
+        _delimiter_branches(field, "open")[0] if field and _has_delimiter(field, "open") else () for _, field in fields
+    ]
+    if any(
+        len(branch) != 3 or not isinstance(branch[0], Maybe) or not isinstance(branch[1], _Anything)
+        for branch in branches
+    ):
         return None
-    (start, *others), markers = ({way[0] for way in ways}), [str(way[2]) for way in ways]
+    (start, *others), markers = ({branch[0] for branch in branches}), [str(branch[2]) for branch in branches]
     if others or not isinstance(start, Maybe):
         return None
     form = _call_form(calls, (markers[2],))
@@ -141,23 +148,23 @@ def _channels(thinking: Any, content: Mapping[str, Any], calls: Any) -> Format |
 # Calls.
 
 
-def _call_form(field: Mapping[str, Any], way: _Way) -> CallForm:
+def _call_form(field: Mapping[str, Any], branch: _Branch) -> CallForm:
     name, arguments = _name_and_arguments(field.get("transform"))
-    before, between = _around_name(way)
+    before, between = _around_name(branch)
     closing = _closing(field)
     bare = not re.match(r"\W*[<\[|｜◁]", before[0]) if isinstance(before[0], str) else True
     content = field.get("content", "text")
-    said: dict[str, Any] = {"bare": True} if bare else {}
+    options: dict[str, Any] = {"bare": True} if bare else {}
     if field.get("transform_each"):
         if content != "json" or between is not None or "." in name + arguments:
             raise UnsupportedResponseTemplate(
                 "tool_calls are a list of something else than objects with a name and arguments"
             )
-        return array_form(*before, Gap(), call=(JsonCall(arguments, name),), after=closing, **said)
+        return array_form(*before, Gap(), call=(JsonCall(arguments, name),), after=closing, **options)
     if between is None:
         if content != "json":
             raise UnsupportedResponseTemplate(f"tool_calls without a name are {content!r}")
-        return CallForm(opening=(*before, Gap()), call=(_json_call(name, arguments), Gap()), closing=closing, **said)
+        return CallForm(opening=(*before, Gap()), call=(_json_call(name, arguments), Gap()), closing=closing, **options)
     if arguments != "content":
         raise UnsupportedResponseTemplate(
             "the arguments of tool_calls are only a part of what stands between their delimiters"
@@ -167,22 +174,22 @@ def _call_form(field: Mapping[str, Any], way: _Way) -> CallForm:
     inside = (*before[2 if spaced else 1 :], Name(), *between)
     if content == "json":
         call = (*inside, Gap(), Arguments(_notation(field)), Gap())
-        return CallForm(opening=opening, call=call, closing=closing, **said)
+        return CallForm(opening=opening, call=call, closing=closing, **options)
     if content != "xml-inline":
         raise UnsupportedResponseTemplate(f"the arguments of tool_calls are {content!r}")
-    parameters, closing = _parameters(field, way, closing)
-    return CallForm(opening=opening, call=(*inside, Gap("\n"), parameters), closing=closing, **said)
+    parameters, closing = _parameters(field, branch, closing)
+    return CallForm(opening=opening, call=(*inside, Gap("\n"), parameters), closing=closing, **options)
 
 
 def _name_and_arguments(transform: Any) -> tuple[str, str]:
-    """The places of the name and the arguments: names of groups, or keys of the object that the content is."""
-    made = transform.get("function", transform) if isinstance(transform, Mapping) else transform
-    if made is None or made == "{content}":
+    """Where the name and the arguments are: names of groups, or keys of the object that the content is."""
+    parts = transform.get("function", transform) if isinstance(transform, Mapping) else transform
+    if parts is None or parts == "{content}":
         return "content.name", "content.arguments"
-    places = (made.get("name"), made.get("arguments")) if isinstance(made, Mapping) else (None, None)
+    places = (parts.get("name"), parts.get("arguments")) if isinstance(parts, Mapping) else (None, None)
     found = [_PLACEHOLDER.fullmatch(place) if isinstance(place, str) else None for place in places]
     if found[0] is None or found[1] is None:
-        raise UnsupportedResponseTemplate("nothing says where tool_calls have their name and their arguments")
+        raise UnsupportedResponseTemplate("nothing shows where tool_calls have their name and their arguments")
     return found[0][1], found[1][1]
 
 
@@ -193,46 +200,46 @@ def _json_call(name: str, arguments: str) -> JsonCall:
     return JsonCall(keys[1], keys[0])
 
 
-def _around_name(way: _Way) -> tuple[tuple[Part, ...], tuple[Part, ...] | None]:
+def _around_name(branch: _Branch) -> tuple[tuple[Part, ...], tuple[Part, ...] | None]:
     """What stands before the name, and between it and the arguments; None where no group is the name."""
-    while way and isinstance(way[0], Gap | Maybe | _Anything):
-        way = way[1:]
-    at = next((at for at, node in enumerate(way) if isinstance(node, _NamedGroup)), len(way))
-    before = _form_parts(_join_literals(way[:at]))
+    while branch and isinstance(branch[0], Gap | Maybe | _Anything):
+        branch = branch[1:]
+    at = next((at for at, node in enumerate(branch) if isinstance(node, _NamedGroup)), len(branch))
+    before = _form_parts(_join_literals(branch[:at]))
     if not before or not isinstance(before[0], str):
         raise UnsupportedResponseTemplate("tool_calls have no beginning that is a text")
-    return before, _form_parts(way[at + 1 :]) if at < len(way) else None
+    return before, _form_parts(branch[at + 1 :]) if at < len(branch) else None
 
 
 def _form_parts(nodes: Sequence[_Node]) -> tuple[Part, ...]:
-    made: list[Part] = []
+    parts: list[Part] = []
     skipping = False
     for node in nodes:
         match node:
             case _Anything():
                 skipping = True
             case str():
-                made.append(UpTo(node) if skipping else node)
+                parts.append(UpTo(node) if skipping else node)
                 skipping = False
             case Gap() | Maybe():
-                made.append(node)
+                parts.append(node)
             case _:
                 raise UnsupportedResponseTemplate("a delimiter of tool_calls holds more than a name")
-    return tuple(made)
+    return tuple(parts)
 
 
 def _join_literals(nodes: Sequence[_Node]) -> list[_Node]:
     """Literals with anything between them as one, with as little between them as can be: a space, between words."""
-    made: list[_Node] = []
+    parts: list[_Node] = []
     for node in nodes:
-        if isinstance(node, str) and len(made) > 1 and isinstance(made[-1], _Anything) and isinstance(made[-2], str):
-            words = made[-2][-1:].isalnum() and node[:1].isalnum()
-            made[-2:] = [f"{made[-2]}{' ' if words else ''}{node}"]
-        elif isinstance(node, str) and made and isinstance(made[-1], str):
-            made[-1] += node
+        if isinstance(node, str) and len(parts) > 1 and isinstance(parts[-1], _Anything) and isinstance(parts[-2], str):
+            words = parts[-2][-1:].isalnum() and node[:1].isalnum()
+            parts[-2:] = [f"{parts[-2]}{' ' if words else ''}{node}"]
+        elif isinstance(node, str) and parts and isinstance(parts[-1], str):
+            parts[-1] += node
         else:
-            made.append(node)
-    return made
+            parts.append(node)
+    return parts
 
 
 def _closing(field: Mapping[str, Any]) -> tuple[Part, ...]:
@@ -241,7 +248,7 @@ def _closing(field: Mapping[str, Any]) -> tuple[Part, ...]:
         return ()
     parts: list[Part] = []
     for node in _join_literals(
-        [node for node in _delimiter_ways(field, "close")[0] if not isinstance(node, _AnswerStart)]
+        [node for node in _delimiter_branches(field, "close")[0] if not isinstance(node, _AnswerStart)]
     ):
         if isinstance(node, str):
             parts += [piece for piece in re.split(r"(?<=.)(?=<\|)", node.strip()) if piece]
@@ -265,7 +272,7 @@ def _notation(field: Mapping[str, Any]) -> Any:
 
 
 def _parameters(
-    field: Mapping[str, Any], way: _Way, closing: tuple[Part, ...]
+    field: Mapping[str, Any], branch: _Branch, closing: tuple[Part, ...]
 ) -> tuple[TextParameters, tuple[Part, ...]]:
     """The arguments as tags, and what is left of the closing behind them."""
     pattern = (field.get("content_args") or {}).get("tag_pattern")
@@ -278,7 +285,7 @@ def _parameters(
     literals = [[node for node in some if isinstance(node, str)] for some in (opening, middle, end)]
     if not (len(literals[0]) == len(literals[2]) == 1 and 1 <= len(literals[1]) <= 2):
         raise UnsupportedResponseTemplate("the tag_pattern of tool_calls is no row of tags")
-    ends = _unsaid_ends(way, closing) + [part for part in closing if isinstance(part, str)]
+    ends = _implied_ends(branch, closing) + [part for part in closing if isinstance(part, str)]
     if not ends:
         raise UnsupportedResponseTemplate("tool_calls have no end")
     parameters = TextParameters(
@@ -292,9 +299,9 @@ def _parameters(
     return parameters, tuple(part for text in ends[1:] for part in (Gap("\n"), text))
 
 
-def _unsaid_ends(way: _Way, closing: tuple[Part, ...]) -> list[str]:
-    """The ends of tags that the delimiter opens and does not close: what stands between parameters is not said."""
-    opened = [tag for node in way if isinstance(node, str) for tag in _TAG.findall(node)]
+def _implied_ends(branch: _Branch, closing: tuple[Part, ...]) -> list[str]:
+    """The ends of tags that the delimiter opens and does not close: what stands between parameters is not stated."""
+    opened = [tag for node in branch if isinstance(node, str) for tag in _TAG.findall(node)]
     ends = [f"</{tag}>" for tag in reversed(opened)]
     return ends[: ends.index(closing[0])] if closing and closing[0] in ends else []
 
@@ -309,142 +316,112 @@ def _has_delimiter(field: Mapping[str, Any], key: str) -> bool:
 def _delimiter_texts(field: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """The literals that a delimiter may be, without the white space around them."""
     return tuple(
-        text for way in (_delimiter_ways(field, key) if _has_delimiter(field, key) else ()) if (text := _way_text(way))
+        text
+        for branch in (_delimiter_branches(field, key) if _has_delimiter(field, key) else ())
+        if (text := _branch_text(branch))
     )
 
 
-def _way_text(way: _Way) -> str:
-    plain = all(isinstance(node, str | Gap | Maybe | _AnswerStart) for node in way)
-    return "".join(node for node in way if isinstance(node, str)).strip() if plain else ""
+def _branch_text(branch: _Branch) -> str:
+    plain = all(isinstance(node, str | Gap | Maybe | _AnswerStart) for node in branch)
+    return "".join(node for node in branch if isinstance(node, str)).strip() if plain else ""
 
 
-def _delimiter_ways(field: Mapping[str, Any], key: str) -> list[_Way]:
+def _delimiter_branches(field: Mapping[str, Any], key: str) -> list[_Branch]:
     if key not in field:
         return _read_pattern(field[f"{key}_pattern"])
     stated = [field[key]] if isinstance(field[key], str) else field[key]
     return [(str(text),) for text in stated]
 
 
-def _read_pattern(pattern: str) -> list[_Way]:
-    """The ways to match a regular expression."""
+def _read_pattern(pattern: str) -> list[_Branch]:
+    """The alternatives of a regular expression. Lookarounds and boundaries are passed over."""
     try:
         re.compile(pattern)
     except re.error as error:
         raise UnsupportedResponseTemplate(f"{_shorten_pattern(pattern)} is no regular expression: {error}") from None
     reader = _PatternReader(pattern)
-    ways = [tuple(way) for way in reader.ways() if way] or [()]
+    branches = [tuple(branch) for branch in reader.branches() if branch] or [()]
     if reader.at < len(pattern):
-        raise UnsupportedResponseTemplate(
-            f"{_shorten_pattern(pattern)} cannot be read beyond its character {reader.at}"
-        )
-    return ways
+        raise reader.refuse(f"cannot be read beyond its character {reader.at}")
+    return branches
 
 
 class _PatternReader:
-    """Reads the regular expressions that delimiters are made of; what only looks around a match is passed over."""
-
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
         self.at = 0
 
-    def ways(self) -> list[list[_Node]]:
+    def refuse(self, why: str) -> UnsupportedResponseTemplate:
+        return UnsupportedResponseTemplate(f"{_shorten_pattern(self._pattern)} {why}")
+
+    def branches(self) -> list[list[_Node]]:
         found = self._sequence()
-        while self._takes("|"):
+        while self._pattern.startswith("|", self.at):
+            self.at += 1
             found += self._sequence()
-        if len(found) > MOST_WAYS:
-            raise UnsupportedResponseTemplate(f"{_shorten_pattern(self._pattern)} can be matched in too many ways")
+        if len(found) > MOST_BRANCHES:
+            raise self.refuse("has too many alternatives")
         return found
 
     def _sequence(self) -> list[list[_Node]]:
         found: list[list[_Node]] = [[]]
         while self.at < len(self._pattern) and self._pattern[self.at] not in "|)":
-            ways = self._repeated(self._atom())
-            found = [[*before, *way] for before in found for way in ways]
-            if len(found) > MOST_WAYS:
-                raise UnsupportedResponseTemplate(f"{_shorten_pattern(self._pattern)} can be matched in too many ways")
-        return [_merge_neighbours(way) for way in found]
+            branches = self._repeated(self._atom())
+            found = [[*before, *branch] for before in found for branch in branches]
+            if len(found) > MOST_BRANCHES:
+                raise self.refuse("has too many alternatives")
+        return [_merge_neighbours(branch) for branch in found]
 
     def _atom(self) -> list[list[_Node]]:
-        if self._takes("(?P<"):
-            name = self._pattern[self.at : self._pattern.index(">", self.at)]
-            self.at += len(name) + 1
-            self._group()
-            return [[_NamedGroup(name)]]
-        if any(map(self._takes, ("(?=", "(?!", "(?<=", "(?<!"))):
-            self._group()
+        atom = _ATOM.match(self._pattern, self.at)
+        assert atom is not None, "any character is one"
+        self.at = atom.end()
+        if atom["group"]:
+            branches = self.branches()
+            if not self._pattern.startswith(")", self.at):
+                raise self.refuse(f"cannot be read beyond its character {self.at}")
+            self.at += 1
+            if atom["name"]:
+                return [[_NamedGroup(atom["name"])]]
+            return [[]] if atom["look"] else branches
+        if atom["class"]:
+            return [[Gap() if re.fullmatch(r"(\\[strn]| )+", atom["class"]) else _Anything()]]
+        text = atom[0]
+        if text in _SPACES:
+            return [[Gap(_SPACES[text])]]
+        if text in (r"\A", "^"):
+            return [[_AnswerStart()]]
+        if text in (r"\b", r"\B", r"\Z", "$"):
             return [[]]
-        if self._takes("(?:") or self._takes("("):
-            return self._group()
-        if self._takes("["):
-            return [[self._class()]]
-        character = self._pattern[self.at]
-        self.at += 1
-        if character == "\\":
-            return [self._escape()]
-        return [
-            [_Anything()]
-            if character == "."
-            else [_AnswerStart()]
-            if character == "^"
-            else []
-            if character == "$"
-            else [character]
-        ]
+        return [[_Anything() if text in (".", r"\w", r"\W", r"\S", r"\d", r"\D") else text[-1]]]
 
-    def _group(self) -> list[list[_Node]]:
-        ways = self.ways()
-        if not self._takes(")"):
-            raise UnsupportedResponseTemplate(
-                f"{_shorten_pattern(self._pattern)} cannot be read beyond its character {self.at}"
-            )
-        return ways
-
-    def _escape(self) -> list[_Node]:
-        character = self._pattern[self.at]
-        self.at += 1
-        if character in _SPACE_ESCAPES:
-            return [Gap("" if character == "s" else {"n": "\n", "r": "\n", "t": "\t"}[character])]
-        if character in "bBAZ":
-            return [_AnswerStart()] if character == "A" else []
-        return [_Anything()] if character in "wWSdD" else [character]
-
-    def _class(self) -> _Node:
-        end = self.at + 1
-        while self._pattern[end] != "]" or end == self.at:
-            end += 2 if self._pattern[end] == "\\" else 1
-        inside, self.at = self._pattern[self.at : end], end + 1
-        return Gap() if re.fullmatch(r"(\\[strn]| )+", inside) else _Anything()
-
-    def _repeated(self, ways: list[list[_Node]]) -> list[list[_Node]]:
-        repeat = next((each for each in _REPEATS if self._takes(each)), "")
-        if self._pattern.startswith("{", self.at) and re.match(r"\{\d*,?\d*\}", self._pattern[self.at :]):
-            raise UnsupportedResponseTemplate(f"{_shorten_pattern(self._pattern)} counts")
-        if not repeat:
-            return ways
-        [[*only], *others] = ways
-        if not others and len(only) == 1 and isinstance(only[0], Gap | _Anything | _NamedGroup):
-            return [[Gap(" " if repeat[0] == "+" else "") if isinstance(only[0], Gap) else only[0]]]
-        if "?" in repeat[:1]:
-            if not others and len(only) == 1 and isinstance(only[0], str):
-                return [[Maybe(only[0])]]
-            return [*ways, []]
-        raise UnsupportedResponseTemplate(f"{_shorten_pattern(self._pattern)} repeats a text")
-
-    def _takes(self, literal: str) -> bool:
-        if not self._pattern.startswith(literal, self.at):
-            return False
-        self.at += len(literal)
-        return True
+    def _repeated(self, branches: list[list[_Node]]) -> list[list[_Node]]:
+        repeat = _REPEAT.match(self._pattern, self.at)
+        if repeat is None:
+            return branches
+        if repeat[0][0] == "{":
+            raise self.refuse("counts")
+        self.at = repeat.end()
+        [[*only], *others] = branches
+        single = only[0] if len(only) == 1 and not others else None
+        if isinstance(single, Gap):
+            return [[Gap(" " if repeat[0][0] == "+" else "")]]
+        if isinstance(single, _Anything | _NamedGroup):
+            return branches
+        if repeat[0][0] == "?":
+            return [[Maybe(single)]] if isinstance(single, str) else [*branches, []]
+        raise self.refuse("repeats a text")
 
 
-def _merge_neighbours(way: Sequence[_Node]) -> list[_Node]:
-    made: list[_Node] = []
-    for node in way:
-        if isinstance(node, str) and made and isinstance(made[-1], str):
-            made[-1] += node
-        elif not (isinstance(node, Gap) and made and isinstance(made[-1], Gap)):
-            made.append(node)
-    return made
+def _merge_neighbours(branch: Sequence[_Node]) -> list[_Node]:
+    parts: list[_Node] = []
+    for node in branch:
+        if isinstance(node, str) and parts and isinstance(parts[-1], str):
+            parts[-1] += node
+        elif not (isinstance(node, Gap) and parts and isinstance(parts[-1], Gap)):
+            parts.append(node)
+    return parts
 
 
 def _shorten_pattern(pattern: str) -> str:

@@ -1,9 +1,9 @@
-"""What the tables of several families share: shapes of calls, the tags of thinking, and calls without markers.
+"""What the tables of several families share: shapes of calls, thinking tags, and calls without markers.
 
-Models that were shown tools more than they were taught to call them write calls without their family's markers: JSON,
+Models that were shown tools more than they were trained to call them write calls without their family's markers: JSON,
 bare, in a fence, or between the tags around the tools in the prompt, and Python in a fence of `tool_code`, as Gemma was
-shown it. Qwen2.5-Coder does nothing else. All of it also stands in examples, so such a call is one only when it is
-whole, names a given tool and begins a line.
+shown it. Qwen2.5-Coder does nothing else. Examples have the same form, so such a call is one only when it is whole,
+names one of the tools and begins a line.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from ingot.text.tool_formats.format import (
 
 
 def array_form(
-    *before: Part, call: tuple[Part, ...] = (JsonCall(),), after: tuple[Part, ...] = (), **said: Any
+    *before: Part, call: tuple[Part, ...] = (JsonCall(),), after: tuple[Part, ...] = (), **options: Any
 ) -> CallForm:
     """An array of calls, with what stands before and after it."""
-    return CallForm(opening=(*before, "[", Gap()), call=call, joint=", ", closing=(Gap(), "]", *after), **said)
+    return CallForm(opening=(*before, "[", Gap()), call=call, joint=", ", closing=(Gap(), "]", *after), **options)
 
 
-def element_form(tag: str, *call: Part, **said: Any) -> CallForm:
+def element_form(tag: str, *call: Part, **options: Any) -> CallForm:
     """Calls between an opening and a closing tag, on lines of their own."""
-    return CallForm(opening=(f"<{tag}>", Gap("\n")), call=call, closing=(Gap("\n"), f"</{tag}>"), **said)
+    return CallForm(opening=(f"<{tag}>", Gap("\n")), call=call, closing=(Gap("\n"), f"</{tag}>"), **options)
 
 
 def named_tags(
-    function: str, parameter: str, gap: str = "\n", key_closes: tuple[KeyClose, ...] = (KeyClose('">'),), **said: Any
+    function: str, parameter: str, gap: str = "\n", key_closes: tuple[KeyClose, ...] = (KeyClose('">'),), **options: Any
 ) -> tuple[Part, ...]:
     """Tags with a name: `<invoke name="f">`, and in it `<parameter name="x">` for each argument."""
-    parameters = TextParameters(f'<{parameter} name="', key_closes, f"</{parameter}>", f"</{function}>", **said)
+    parameters = TextParameters(f'<{parameter} name="', key_closes, f"</{parameter}>", f"</{function}>", **options)
     return f'<{function} name="', Name(), TagEnd('">', alone=('"/>', '" />')), Gap(gap), parameters
 
 
@@ -59,17 +59,17 @@ def typed_tags(mark: str, section: str, prefix: str = "") -> CallForm:
     return element_form(f"{mark}{section}", *call, joint="\n", unopened="anywhere")
 
 
-def assigned_tags(**said: Any) -> tuple[Part, ...]:
+def assigned_tags(**options: Any) -> tuple[Part, ...]:
     """Tags that a name is assigned to: `<function=f>`, and in it `<parameter=x>` for each argument."""
-    parameters = TextParameters("<parameter=", (KeyClose(">"),), "</parameter>", "</function>", **said)
+    parameters = TextParameters("<parameter=", (KeyClose(">"),), "</parameter>", "</function>", **options)
     return "<function=", Name(), TagEnd(">"), Gap("\n"), parameters
 
 
-def keys_and_values(end: str, before: str = "", behind: str = "", **said: Any) -> TextParameters:
+def keys_and_values(end: str, before: str = "", behind: str = "", **options: Any) -> TextParameters:
     """Each key and each value between tags of its own, in the manner of GLM."""
     key, value = f"{before}arg_key{behind}", f"{before}arg_value{behind}"
     closes = (KeyClose(f"</{key}>"),)
-    return TextParameters(f"<{key}>", closes, f"</{value}>", f"</{end}{behind}>", f"<{value}>", **said)
+    return TextParameters(f"<{key}>", closes, f"</{value}>", f"</{end}{behind}>", f"<{value}>", **options)
 
 
 THINK = ThinkingFormat("think", "<think>", "</think>")
@@ -95,24 +95,9 @@ _IFM_FASTER = ThinkingFormat("k2-horizon-faster", "<ifm|think_faster>", "</ifm|t
 IFM_THINK = ThinkingFormat("k2-horizon", "<ifm|think>", "</ifm|think>", variants=(_IFM_FAST, _IFM_FASTER))
 
 THINKING_FORMATS: tuple[ThinkingFormat, ...] = (
-    SEED_THINK,
-    MINIMAX_M3_THINK,
-    MISTRAL_THINK,
-    GEMMA_THINK,
-    LONGCAT_THINK,
-    KIMI_K3_THINK,
-    APERTUS_THINK,
-    COHERE_THINK,
-    SOLAR_THINK,
-    HUNYUAN_THINK,
-    APRIEL_THINK,
-    KIMI_VL_THINK,
-    PLAMO_THINK,
-    MARKED_THINK,
-    IFM_THINK,
-    *IFM_THINK.variants,
-    THINK,
-    INTERLEAVED_THINK,
+    *(SEED_THINK, MINIMAX_M3_THINK, MISTRAL_THINK, GEMMA_THINK, LONGCAT_THINK, KIMI_K3_THINK, APERTUS_THINK),
+    *(COHERE_THINK, SOLAR_THINK, HUNYUAN_THINK, APRIEL_THINK, KIMI_VL_THINK, PLAMO_THINK, MARKED_THINK),
+    *(IFM_THINK, *IFM_THINK.variants, THINK, INTERLEAVED_THINK),
 )
 
 
@@ -144,12 +129,6 @@ TOOL_CODE = replace(
 )
 
 UNMARKED_FORMS = (
-    BARE_JSON,
-    BARE_JSON_ARRAY,
-    FENCED_JSON,
-    FENCED_JSON_ARRAY,
-    FENCED_TAGS,
-    TOOLS_TAGS,
-    TOOLS_ARRAY,
+    *(BARE_JSON, BARE_JSON_ARRAY, FENCED_JSON, FENCED_JSON_ARRAY, FENCED_TAGS, TOOLS_TAGS, TOOLS_ARRAY),
     TOOL_CODE,
 )

@@ -59,23 +59,23 @@ QWEN_BRACKET = CallForm(opening=("[Calling tool:", Gap(" ")), call=(Name(), "(",
 MIMO_VERBATIM = element_form("tool_call", *assigned_tags(close_optional=True), unopened="line")
 
 QWEN = Format(
-    name="qwen",
-    forms=(TAGGED_JSON, TAGGED_JSON_ARRAY, QWEN_XML, QWEN_BRACKET, *UNMARKED_FORMS),
-    thinking=THINK,
+    "qwen",
+    (TAGGED_JSON, TAGGED_JSON_ARRAY, QWEN_XML, QWEN_BRACKET, *UNMARKED_FORMS),
+    THINK,
     signs=(("<tool_call>", "<|im_start|>"),),
     model_types=("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl"),
 )
 QWEN3_CODER = Format(
-    name="qwen3-coder",
-    forms=(QWEN_XML, TAGGED_JSON, TAGGED_JSON_ARRAY, QWEN_BRACKET),
-    thinking=THINK,
+    "qwen3-coder",
+    (QWEN_XML, TAGGED_JSON, TAGGED_JSON_ARRAY, QWEN_BRACKET),
+    THINK,
     signs=(("<function=", "<parameter="),),
     model_types=("qwen3_5", "qwen3_5_moe", "step3p5", "nemotron_h"),
 )
 MIMO_V2 = Format(
-    name="mimo-v2",
-    forms=(MIMO_VERBATIM, TAGGED_JSON, TAGGED_JSON_ARRAY),
-    thinking=THINK,
+    "mimo-v2",
+    (MIMO_VERBATIM, TAGGED_JSON, TAGGED_JSON_ARRAY),
+    THINK,
     signs=(("<function=", "<parameter=", ">value_1</parameter>"),),
     refines="qwen3-coder",
     model_types=("mimo_v2", "mimo_v2_flash"),
@@ -83,61 +83,51 @@ MIMO_V2 = Format(
 
 
 SEED_OSS = Format(
-    name="seed-oss",
-    forms=(element_form("seed:tool_call", *assigned_tags(), joint="\n", unopened="line"),),
-    thinking=SEED_THINK,
+    "seed-oss",
+    (element_form("seed:tool_call", *assigned_tags(), joint="\n", unopened="line"),),
+    SEED_THINK,
     signs=(("<seed:tool_call>",),),
     model_types=("seed_oss",),
 )
 
 
 GLM = Format(
-    name="glm",
-    forms=(
-        CallForm(
-            opening=("<tool_call>", Gap()),
-            call=(Name(), Gap("\n"), keys_and_values("tool_call")),
-        ),
-    ),
-    thinking=THINK,
+    "glm",
+    (CallForm(opening=("<tool_call>", Gap()), call=(Name(), Gap("\n"), keys_and_values("tool_call"))),),
+    THINK,
     strips=("<|begin_of_box|>", "<|end_of_box|>"),
     signs=(("<arg_key>",),),
     model_types=("glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa", "laguna", "bailing_moe_v3", "spark2_5"),
 )
 LONGCAT = Format(
-    name="longcat",
-    forms=(
+    "longcat",
+    (
         CallForm(
             opening=("<longcat_tool_call>", Gap()),
             call=(Name(), Gap("\n"), keys_and_values("longcat_tool_call", before="longcat_")),
         ),
         element_form("longcat_tool_call", JsonCall()),
     ),
-    thinking=LONGCAT_THINK,
+    LONGCAT_THINK,
     signs=(("<longcat_tool_call>",),),
     model_types=("longcat_flash", "longcat_flash_ngram"),
 )
 
 
 IQUEST = Format(
-    name="iquest-q1",
-    forms=(
-        CallForm(
-            opening=("<iquest_tool_call>", Gap()),
-            call=(Name(), Gap("\n"), keys_and_values("iquest_tool_call")),
-        ),
-    ),
-    thinking=THINK,
+    "iquest-q1",
+    (CallForm(opening=("<iquest_tool_call>", Gap()), call=(Name(), Gap("\n"), keys_and_values("iquest_tool_call"))),),
+    THINK,
     signs=(("<iquest_tool_call>",), ("<|iquest_assistant|>",)),
 )
 
-# K2 Horizon: a section of calls, whose arguments may say their types; also JSON in their place.
+# K2 Horizon: a section of calls, whose arguments may state their types; also JSON instead.
 
 _IFM = ("<ifm|tool_call>", Gap())
 _IFM_TYPES = ("<ifm|arg_type>", "</ifm|arg_type>")
 K2_HORIZON = Format(
-    name="k2-horizon",
-    forms=(
+    "k2-horizon",
+    (
         element_form(
             "ifm|tool_calls",
             *(*_IFM, Name(), Gap("\n"), keys_and_values("ifm|tool_call", before="ifm|", type_tags=_IFM_TYPES)),
@@ -146,7 +136,7 @@ K2_HORIZON = Format(
         ),
         element_form("ifm|tool_calls", *_IFM, JsonCall(), Gap("\n"), "</ifm|tool_call>", joint="\n", unopened="line"),
     ),
-    thinking=IFM_THINK,
+    IFM_THINK,
     signs=(("<ifm|tool_call",), ("<ifm|think>",)),
     model_types=("k2_horizon",),
 )
@@ -159,51 +149,51 @@ def _hunyuan_form(suffix: str, *, separated: bool) -> CallForm:
     return element_form(f"tool_calls{suffix}", *call, joint="\n", unopened="line")
 
 
-def _hunyuan_with_suffix(known: Format, template: str) -> Format:
+def _hunyuan_with_suffix(base: Format, template: str) -> Format:
     """The same with the suffix that a checkpoint gives to every tag."""
     found = re.search(r"<think(:[^\s>'\"{}]+)>", template) or re.search(r"HYTK = '(:[^\s']+)'", template)
     if found is None:
-        return known
+        return base
     suffix = found[1]
-    form = _hunyuan_form(suffix, separated=known is HUNYUAN_V3)
+    form = _hunyuan_form(suffix, separated=base is HUNYUAN_V3)
     return replace(
-        known, forms=(form, *known.forms), thinking=ThinkingFormat("hunyuan", f"<think{suffix}>", f"</think{suffix}>")
+        base, forms=(form, *base.forms), thinking=ThinkingFormat("hunyuan", f"<think{suffix}>", f"</think{suffix}>")
     )
 
 
 HUNYUAN_V3 = Format(
-    name="hunyuan-v3",
-    forms=(_hunyuan_form("", separated=True), _hunyuan_form(":opensource", separated=True)),
-    thinking=THINK,
+    "hunyuan-v3",
+    (_hunyuan_form("", separated=True), _hunyuan_form(":opensource", separated=True)),
+    THINK,
     signs=(("tool_sep", "arg_key"),),
     model_types=("hy_v3",),
     fitted=_hunyuan_with_suffix,
 )
 HUNYUAN_V3_SUFFIXED = Format(
-    name="hunyuan-v3-opensource",
-    forms=(_hunyuan_form(":opensource", separated=True), _hunyuan_form("", separated=True)),
-    thinking=HUNYUAN_THINK,
+    "hunyuan-v3-opensource",
+    (_hunyuan_form(":opensource", separated=True), _hunyuan_form("", separated=True)),
+    HUNYUAN_THINK,
     signs=(("tool_sep:opensource",), ("tool_sep", "arg_key", ":opensource")),
 )
 HUNYUAN_V4 = Format(
-    name="hunyuan-v4",
-    forms=(_hunyuan_form("", separated=False),),
-    thinking=THINK,
+    "hunyuan-v4",
+    (_hunyuan_form("", separated=False),),
+    THINK,
     signs=(("<tool_calls", "<arg_key", "<arg_value"),),
     model_types=("hy_v4",),
     fitted=_hunyuan_with_suffix,
 )
 
 
-# dots: a section, each value between lines of its own; also JSON in their place.
+# dots: a section, each value between lines of its own; also JSON instead.
 
 DOTS = Format(
-    name="dots",
-    forms=(
+    "dots",
+    (
         element_form("dots_function_call", *named_tags("invoke", "parameter", frame="\n"), joint="\n"),
         element_form("dots_function_call", JsonCall(), repeats=True),
     ),
-    thinking=THINK,
+    THINK,
     signs=(("<dots_function_call>",),),
     model_types=("dots1", "dots3_note"),
 )
@@ -211,9 +201,9 @@ DOTS = Format(
 # MiniCPM 5: functions with no tags around them.
 
 MINICPM5 = Format(
-    name="minicpm5",
-    forms=(CallForm(call=named_tags("function", "param", gap="", quote=("<![CDATA[", "]]>")), unopened="line"),),
-    thinking=THINK,
+    "minicpm5",
+    (CallForm(call=named_tags("function", "param", gap="", quote=("<![CDATA[", "]]>")), unopened="line"),),
+    THINK,
     signs=(("<function name=", "<param name="),),
     model_types=("minicpm5",),
 )
@@ -221,19 +211,15 @@ MINICPM5 = Format(
 # GigaChat 3.5: in the manner of DeepSeek V4.
 
 GIGACHAT35 = Format(
-    name="gigachat3.5",
-    forms=(typed_tags("｜GCML｜", "tool_calls"),),
-    thinking=THINK,
-    strips=("<|message_sep|>",),
-    signs=(("｜GCML｜",),),
+    "gigachat3.5", (typed_tags("｜GCML｜", "tool_calls"),), THINK, strips=("<|message_sep|>",), signs=(("｜GCML｜",),)
 )
 
 # Step 3: each invocation between markers of its own, some of which it may leave out, and its name before it.
 
 _STEP3_CALL = named_tags("steptml:invoke", "steptml:parameter", gap="")
 STEP3 = Format(
-    name="step3",
-    forms=(
+    "step3",
+    (
         CallForm(
             opening=("<｜tool_calls_begin｜>", Gap("\n")),
             call=(
@@ -246,16 +232,16 @@ STEP3 = Format(
             unopened="anywhere",
         ),
     ),
-    thinking=THINK,
+    THINK,
     signs=(("<steptml:invoke",), ("<｜tool_calls_begin｜>",)),
     model_types=("step3", "step3_text", "step3_vl"),
 )
 
 
 MINIMAX_M2 = Format(
-    name="minimax-m2",
-    forms=(element_form("minimax:tool_call", *named_tags("invoke", "parameter"), joint="\n", unopened="line"),),
-    thinking=INTERLEAVED_THINK,
+    "minimax-m2",
+    (element_form("minimax:tool_call", *named_tags("invoke", "parameter"), joint="\n", unopened="line"),),
+    INTERLEAVED_THINK,
     signs=(("<minimax:tool_call>",),),
     model_types=("minimax", "minimax_m2"),
 )
@@ -263,9 +249,7 @@ _M3_MARK = "]<]minimax[>["
 _M3_FORM = CallForm(
     opening=(f"{_M3_MARK}<tool_call>", Gap("\n")),
     call=(
-        f'{_M3_MARK}<invoke name="',
-        Name(),
-        TagEnd('">', alone=('"/>', '" />')),
+        *(f'{_M3_MARK}<invoke name="', Name(), TagEnd('">', alone=('"/>', '" />'))),
         Elements(mark=_M3_MARK, end=f"{_M3_MARK}</invoke>", open_optional=True),
     ),
     joint="\n",
@@ -273,10 +257,10 @@ _M3_FORM = CallForm(
     unopened="anywhere",
 )
 MINIMAX_M3 = Format(
-    name="minimax-m3",
+    "minimax-m3",
     # The second is what some answers begin with, whose other tags all have the mark.
-    forms=(_M3_FORM, replace(_M3_FORM, opening=("<tool_call>", Gap("\n")), unopened="never")),
-    thinking=MINIMAX_M3_THINK,
+    (_M3_FORM, replace(_M3_FORM, opening=("<tool_call>", Gap("\n")), unopened="never")),
+    MINIMAX_M3_THINK,
     signs=((_M3_MARK,),),
     model_types=("minimax_m3",),
 )
@@ -291,17 +275,8 @@ _DEEPSEEK_CALL_END = "<｜tool▁call▁end｜>"
 _DEEPSEEK_FENCED = CallForm(
     opening=(_DEEPSEEK_SECTION, Gap()),
     call=(
-        _DEEPSEEK_CALL,
-        f"function{_DEEPSEEK_SEPARATOR}",
-        Name(),
-        Gap("\n"),
-        "```json",
-        Gap("\n"),
-        Arguments(JSON),
-        Gap("\n"),
-        "```",
-        Gap(),
-        _DEEPSEEK_CALL_END,
+        *(_DEEPSEEK_CALL, f"function{_DEEPSEEK_SEPARATOR}", Name(), Gap("\n")),
+        *("```json", Gap("\n"), Arguments(JSON), Gap("\n"), "```", Gap(), _DEEPSEEK_CALL_END),
     ),
     joint="\n",
     closing=(Gap(), _DEEPSEEK_SECTION_END),
@@ -327,58 +302,45 @@ _DSML_V4 = typed_tags(_DSML, "tool_calls")
 _DSML_V41 = typed_tags(_DSML, " calls", " ")
 
 DEEPSEEK_V3 = Format(
-    name="deepseek-v3",
-    forms=(_DEEPSEEK_FENCED,),
-    thinking=THINK,
+    "deepseek-v3",
+    (_DEEPSEEK_FENCED,),
+    THINK,
     signs=((_DEEPSEEK_SECTION, "```json"),),
     model_types=("deepseek_v2", "deepseek_v3"),
 )
-DEEPSEEK_V31 = Format(name="deepseek-v3.1", forms=(_DEEPSEEK_PLAIN,), thinking=THINK, signs=((_DEEPSEEK_SECTION,),))
-DEEPSEEK_V32 = Format(
-    name="deepseek-v3.2",
-    forms=(_DSML_V32, _DSML_V4),
-    thinking=THINK,
-    signs=((_DSML,),),
-    model_types=("deepseek_v32",),
-)
+DEEPSEEK_V31 = Format("deepseek-v3.1", (_DEEPSEEK_PLAIN,), THINK, signs=((_DEEPSEEK_SECTION,),))
+DEEPSEEK_V32 = Format("deepseek-v3.2", (_DSML_V32, _DSML_V4), THINK, signs=((_DSML,),), model_types=("deepseek_v32",))
 DEEPSEEK_V4 = Format(
-    name="deepseek-v4",
-    forms=(_DSML_V4, _DSML_V32, *_DSML_MISSPELLED),
-    thinking=THINK,
+    "deepseek-v4",
+    (_DSML_V4, _DSML_V32, *_DSML_MISSPELLED),
+    THINK,
     signs=((_DSML, "tool_calls>"),),
     model_types=("deepseek_v4",),
 )
 DEEPSEEK_V41 = Format(
-    name="deepseek-v4.1",
-    forms=(_DSML_V41, _DSML_V4),
-    thinking=THINK,
+    "deepseek-v4.1",
+    (_DSML_V41, _DSML_V4),
+    THINK,
     signs=((f"{_DSML} calls",), (_DSML, "' calls>")),
     model_types=("deepseek_v41",),
 )
 
 
 KIMI_K2 = Format(
-    name="kimi-k2",
-    forms=(
+    "kimi-k2",
+    (
         CallForm(
             opening=("<|tool_calls_section_begin|>", Gap()),
             call=(
-                "<|tool_call_begin|>",
-                Gap(),
-                Name(numbered=True),
-                Gap(),
-                "<|tool_call_argument_begin|>",
-                Gap(),
-                Arguments(JSON),
-                Gap(),
-                "<|tool_call_end|>",
+                *("<|tool_call_begin|>", Gap(), Name(numbered=True), Gap(), "<|tool_call_argument_begin|>", Gap()),
+                *(Arguments(JSON), Gap(), "<|tool_call_end|>"),
             ),
             joint="",
             closing=(Gap(), "<|tool_calls_section_end|>"),
             unopened="anywhere",
         ),
     ),
-    thinking=THINK,
+    THINK,
     ids="kimi",
     signs=(("<|tool_calls_section_begin|>",), ("<|tool_call_begin|>",)),
     model_types=("kimi_k2", "kimi_k25"),
@@ -390,17 +352,12 @@ def _kimi_json_close(type: str, *kinds: JsonType) -> KeyClose:
 
 
 KIMI_K3 = Format(
-    name="kimi-k3",
-    forms=(
+    "kimi-k3",
+    (
         CallForm(
             opening=("<|open|>tools<|sep|>", Gap()),
             call=(
-                '<|open|>call tool="',
-                Name(),
-                '"',
-                Ordinal(' index="', '"'),
-                "<|sep|>",
-                Gap(),
+                *('<|open|>call tool="', Name(), '"', Ordinal(' index="', '"'), "<|sep|>", Gap()),
                 TextParameters(
                     key_open='<|open|>argument key="',
                     key_closes=(
@@ -422,7 +379,7 @@ KIMI_K3 = Format(
             unopened="anywhere",
         ),
     ),
-    thinking=KIMI_K3_THINK,
+    KIMI_K3_THINK,
     strips=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
     signs=(("<|open|>", "<|sep|>"),),
     model_types=("kimi_k3",),

@@ -164,13 +164,13 @@ STRICT = TemplateTraits(late_system="lost", repeats=frozenset())
 ROLES = {"s": "system", "u": "user", "a": "assistant", "t": "tool", "d": "developer"}
 
 
-def lines(spoken: str) -> list[TemplateMessage]:
+def lines(roles: str) -> list[TemplateMessage]:
     """`su`: the system speaks, then the user; everyone says their letter and its number."""
-    return [TemplateMessage({"role": ROLES[role], "content": f"{role}{at}"}, (at,)) for at, role in enumerate(spoken)]
+    return [TemplateMessage({"role": ROLES[role], "content": f"{role}{at}"}, (at,)) for at, role in enumerate(roles)]
 
 
-def placed(spoken: str, traits: TemplateTraits, history: Any = "stable") -> list[tuple[str, str]]:
-    done, _ = order_messages(lines(spoken), traits, history)
+def placed(roles: str, traits: TemplateTraits, history: Any = "stable") -> list[tuple[str, str]]:
+    done, _ = order_messages(lines(roles), traits, history)
     return [(line.role, line.message["content"]) for line in done]
 
 
@@ -229,15 +229,15 @@ def test_merged_messages_keep_their_parts_calls_and_thinking() -> None:
 
 
 @pytest.mark.parametrize("traits", [STRICT, replace(STRICT, system=False)])
-@given(spoken=st.text("suat", min_size=1, max_size=12), more=st.text("suat", max_size=6))
+@given(roles=st.text("suat", min_size=1, max_size=12), more=st.text("suat", max_size=6))
 def test_every_word_is_kept_in_order_and_what_follows_changes_nothing_before(
-    traits: TemplateTraits, spoken: str, more: str
+    traits: TemplateTraits, roles: str, more: str
 ) -> None:
-    whole, _ = order_messages(lines(spoken + "a" + more), traits, "stable")
-    words = [f"{role}{at}" for at, role in enumerate(spoken + "a" + more)]
+    whole, _ = order_messages(lines(roles + "a" + more), traits, "stable")
+    words = [f"{role}{at}" for at, role in enumerate(roles + "a" + more)]
     text = "\n".join(content_as_text(line.message["content"]) for line in whole)
     assert [word for word in text.replace("<system>", "").replace("</system>", "").split() if word] == words
     assert [source for line in whole for source in line.sources] == list(range(len(words)))
-    short, _ = order_messages(lines(spoken), traits, "stable")
+    short, _ = order_messages(lines(roles), traits, "stable")
     settled = short[:-1] if short[-1].role == "assistant" else short
     assert whole[: len(settled)] == settled

@@ -1,4 +1,4 @@
-"""JSON schemas to be held to: of every kind that is supported, in all combinations."""
+"""JSON schemas of every kind that is supported, in all combinations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls whose arguments are elements in elements are held to their schemas, and read back as what they were held to."""
+"""Arguments that are elements within elements follow their schemas, and are read back as they were written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ingot.text.tool_formats.format import Elements
 from ingot.text.tool_formats.registry import format_by_name
 from ingot.text.tool_formats.rendering import render_calls
 from tests.text.grammar.walks import Walker, allowed, byte_tokenizer
-from tests.text.parser.answers import parsed, told
+from tests.text.parser.answers import parsed, summary
 
 M3 = format_by_name("minimax-m3")
 [PART] = [part for part in M3.forms[0].call if isinstance(part, Elements)]
@@ -53,31 +53,31 @@ def parameters(schema: Any, **more: Any) -> dict[str, Any]:
     return {"type": "object", "properties": {"v": schema}, "required": ["v"], "additionalProperties": False, **more}
 
 
-def plan_of(grammars: Grammars, root: dict[str, Any], *, strict: bool = True) -> CompiledGrammar:
-    plan = grammars.tools(M3, [GrammarTool("f", root, strict=strict)], "required", parallel=False)
-    assert plan is not None
-    return plan
+def grammar_of(grammars: Grammars, root: dict[str, Any], *, strict: bool = True) -> CompiledGrammar:
+    grammar = grammars.tools(M3, [GrammarTool("f", root, strict=strict)], "required", parallel=False)
+    assert grammar is not None
+    return grammar
 
 
 def read(text: str, root: dict[str, Any]) -> Any:
-    [(said, name, arguments)] = told(parsed(M3, [text], [ToolSchema("f", root)]))
+    [(said, name, arguments)] = summary(parsed(M3, [text], [ToolSchema("f", root)]))
     assert (said, name) == ("calls", "f"), text
     return arguments
 
 
-def written(plan: CompiledGrammar, seed: int) -> str:
+def written(grammar: CompiledGrammar, seed: int) -> str:
     walker = Walker(TOKENIZER, random.Random(seed), soft=60, closers=[PART.mark, "</"])
-    return b"".join(map(TOKENIZER.token_bytes, walker.answer(plan))).decode(errors="replace")
+    return b"".join(map(TOKENIZER.token_bytes, walker.answer(grammar))).decode(errors="replace")
 
 
-def allows(plan: CompiledGrammar, text: str) -> bool:
-    guide = plan.begin()
+def allows(grammar: CompiledGrammar, text: str) -> bool:
+    matcher = grammar.begin()
     for token in TOKENIZER.encode(text, add_special=False):
-        mask = guide.mask()
+        mask = matcher.mask()
         if mask is None or token not in allowed(mask, TOKENIZER.vocab_size):
             return False
-        guide.accept(token)
-    return guide.done
+        matcher.accept(token)
+    return matcher.done
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,9 @@ def allows(plan: CompiledGrammar, text: str) -> bool:
     ids=lambda root: json.dumps(root)[:60],
 )
 def test_what_a_strict_schema_allows_is_read_back_as_valid(grammars: Grammars, root: dict[str, Any]) -> None:
-    plan = plan_of(grammars, root)
+    grammar = grammar_of(grammars, root)
     for seed in range(8):
-        jsonschema.validate(read(written(plan, seed), root), root)
+        jsonschema.validate(read(written(grammar, seed), root), root)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_what_a_strict_schema_allows_is_read_back_as_valid(grammars: Grammars, r
 )
 def test_a_grammar_allows_what_the_family_writes(grammars: Grammars, root: dict[str, Any], value: Any) -> None:
     text = render_calls(M3, [PastCall("f", {"v": value})])
-    assert allows(plan_of(grammars, root), text)
+    assert allows(grammar_of(grammars, root), text)
     assert read(text, root) == {"v": value}
 
 
@@ -137,14 +137,14 @@ def test_a_grammar_allows_what_the_family_writes(grammars: Grammars, root: dict[
     ],
 )
 def test_a_grammar_forbids_elements_that_the_schema_does(grammars: Grammars, root: dict[str, Any], value: Any) -> None:
-    assert not allows(plan_of(grammars, root), render_calls(M3, [PastCall("f", {"v": value})]))
+    assert not allows(grammar_of(grammars, root), render_calls(M3, [PastCall("f", {"v": value})]))
 
 
-def test_a_string_or_a_list_may_be_either_and_is_refused_where_the_list_must_be_held_to(grammars: Grammars) -> None:
+def test_a_string_or_a_list_may_be_either_and_is_refused_where_the_list_must_be_enforced(grammars: Grammars) -> None:
     root = parameters({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
-    plan = plan_of(grammars, root, strict=False)
+    grammar = grammar_of(grammars, root, strict=False)
     for value in ("a", ["a"], ["a", "b"]):
         text = render_calls(M3, [PastCall("f", {"v": value})])
-        assert allows(plan, text) and read(text, root) == {"v": value}
+        assert allows(grammar, text) and read(text, root) == {"v": value}
     with pytest.raises(Unsupported, match="items"):
-        plan_of(grammars, root)
+        grammar_of(grammars, root)

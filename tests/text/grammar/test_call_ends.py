@@ -9,14 +9,13 @@ import pytest
 
 from ingot.text.grammar.calls import MOST_GAP, CallChoice, ForcedCall, GrammarTool
 from ingot.text.grammar.grammars import Grammars
-from ingot.text.grammar.matcher import GrammarMatcher
-from ingot.text.grammar.vocabulary import allows_token
+from ingot.text.grammar.matcher import GrammarMatcher, allows_token
 from ingot.text.parser.events import PastCall
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from ingot.text.tool_formats.format import CallForm
 from ingot.text.tool_formats.registry import format_by_name
 from ingot.text.tool_formats.rendering import render_calls
-from tests.text.grammar.test_calls import CALLING, calls, parsed, said, vocabulary
+from tests.text.grammar.test_calls import CALLING, calls, content_text, parsed, vocabulary
 
 pytestmark = pytest.mark.sampled(5)
 PING = GrammarTool("ping", {"type": "object", "properties": {}, "additionalProperties": False}, strict=True)
@@ -41,24 +40,24 @@ class Vocabulary:
     tokenizer: Tokenizer
     grammars: Grammars
 
-    def guide(self, name: str, choice: CallChoice = "required", *, parallel: bool = True) -> GrammarMatcher:
-        plan = self.grammars.tools(format_by_name(name), [PING], choice, parallel=parallel)
-        assert plan is not None
-        return plan.begin()
+    def matcher(self, name: str, choice: CallChoice = "required", *, parallel: bool = True) -> GrammarMatcher:
+        grammar = self.grammars.tools(format_by_name(name), [PING], choice, parallel=parallel)
+        assert grammar is not None
+        return grammar.begin()
 
-    def follows(self, guide: GrammarMatcher, text: str) -> bool:
-        """Whether the guide lets the text through, all of which it has then accepted."""
+    def follows(self, matcher: GrammarMatcher, text: str) -> bool:
+        """Whether the matcher accepts all of the text."""
         for token in self.tokenizer.encode(text, add_special=False):
-            mask = guide.mask()
-            if guide.done or mask is None or not allows_token(mask, token):
+            mask = matcher.mask()
+            if matcher.done or mask is None or not allows_token(mask, token):
                 return False
-            guide.accept(token)
+            matcher.accept(token)
         return True
 
-    def may_end(self, guide: GrammarMatcher) -> bool:
-        mask = guide.mask()
+    def may_end(self, matcher: GrammarMatcher) -> bool:
+        mask = matcher.mask()
         assert mask is not None
-        return guide.done or any(allows_token(mask, token) for token in self.tokenizer.eos_ids)
+        return matcher.done or any(allows_token(mask, token) for token in self.tokenizer.eos_ids)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["text", "special"])
@@ -77,20 +76,20 @@ def written(name: str, count: int) -> str:
 @pytest.mark.parametrize("name", MARKED)
 def test_behind_any_number_of_calls_the_answer_may_end(words: Vocabulary, name: str) -> None:
     for count in (1, 2, 3):
-        guide = words.guide(name)
-        assert words.follows(guide, written(name, count))
-        assert words.may_end(guide)
+        matcher = words.matcher(name)
+        assert words.follows(matcher, written(name, count))
+        assert words.may_end(matcher)
 
 
 @pytest.mark.parametrize("name", OPEN)
 @pytest.mark.parametrize("space", ["\n", " ", "\n\n", "\r\n  "])
 def test_white_space_behind_a_call_may_end_the_answer_and_may_not(words: Vocabulary, name: str, space: str) -> None:
-    guide = words.guide(name)
-    assert words.follows(guide, written(name, 1) + space)
-    assert words.may_end(guide)
+    matcher = words.matcher(name)
+    assert words.follows(matcher, written(name, 1) + space)
+    assert words.may_end(matcher)
     if first_form(name).joint is None:
-        assert words.follows(guide, written(name, 1))
-        assert words.may_end(guide)
+        assert words.follows(matcher, written(name, 1))
+        assert words.may_end(matcher)
 
 
 @pytest.mark.parametrize("name", SECTIONS)
@@ -99,20 +98,20 @@ def test_white_space_within_a_section_may_end_it_and_may_not(words: Vocabulary, 
     one = written(name, 1)
     called = one[: one.rindex(closing)].rstrip()
     for behind in ("", "\n", "\n\n"):
-        ending = words.guide(name)
+        ending = words.matcher(name)
         assert words.follows(ending, called + behind + closing)
         assert words.may_end(ending)
-    going_on = words.guide(name)
+    going_on = words.matcher(name)
     assert words.follows(going_on, called + "\n\n")
     assert words.follows(going_on, written(name, 2)[len(called) :].lstrip())
 
 
 @pytest.mark.parametrize("name", OPEN)
 def test_white_space_behind_a_call_comes_to_an_end(words: Vocabulary, name: str) -> None:
-    guide = words.guide(name)
-    assert words.follows(guide, written(name, 1) + "\n" * MOST_GAP)
-    assert not words.follows(guide, "\n")
-    assert words.may_end(guide)
+    matcher = words.matcher(name)
+    assert words.follows(matcher, written(name, 1) + "\n" * MOST_GAP)
+    assert not words.follows(matcher, "\n")
+    assert words.may_end(matcher)
 
 
 @pytest.mark.parametrize("name", CALLING)
@@ -122,12 +121,12 @@ def test_white_space_behind_a_call_comes_to_an_end(words: Vocabulary, name: str)
 def test_where_one_call_is_allowed_it_is_the_end(
     words: Vocabulary, name: str, choice: CallChoice, parallel: bool
 ) -> None:
-    guide = words.guide(name, choice, parallel=parallel)
+    matcher = words.matcher(name, choice, parallel=parallel)
     call = written(name, 1)
     if (channels := format_by_name(name).channels) is not None:
         call = call.removesuffix(channels.call_end)
-    assert words.follows(guide, call)
-    assert guide.done
+    assert words.follows(matcher, call)
+    assert matcher.done
 
 
 @pytest.mark.parametrize("name", MARKED)
@@ -135,4 +134,4 @@ def test_where_one_call_is_allowed_it_is_the_end(
 def test_the_space_behind_calls_is_no_content(name: str, space: str) -> None:
     text = written(name, 2) + space
     events = parsed(format_by_name(name), text)
-    assert [called for called, _ in calls(events)] == ["ping", "ping"] and not said(events)
+    assert [called for called, _ in calls(events)] == ["ping", "ping"] and not content_text(events)

@@ -35,7 +35,7 @@ from ingot.text.tool_formats.rendering import render_calls
 from tests.text.grammar.walks import Walker, byte_tokenizer
 
 pytestmark = pytest.mark.sampled(3)
-CALLING = [known.name for known in FORMATS if known.can_call]
+CALLING = [table.name for table in FORMATS if table.can_call]
 WEATHER: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -86,9 +86,9 @@ Make = Callable[[bool], Grammars]
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[Make]:
-    known = {special: Grammars(vocabulary(special), vocabulary(special).vocab_size) for special in (False, True)}
-    yield known.__getitem__
-    for grammars in known.values():
+    made = {special: Grammars(vocabulary(special), vocabulary(special).vocab_size) for special in (False, True)}
+    yield made.__getitem__
+    for grammars in made.values():
         grammars.close()
 
 
@@ -143,17 +143,17 @@ def complete_calls(events: list[ParsedEvent]) -> list[tuple[str, Any]]:
     return [(names[index], json.loads(fragments[index])) for index in ended]
 
 
-def said(events: list[ParsedEvent]) -> str:
+def content_text(events: list[ParsedEvent]) -> str:
     return "".join(event.text for event in events if isinstance(event, ContentDelta | ReasoningDelta))
 
 
 def answers(made: Make, name: str, special: bool, choice: CallChoice, *, parallel: bool, count: int) -> Iterator[str]:
     format, tokenizer = format_by_name(name), vocabulary(special)
-    plan: CompiledGrammar | None = made(special).tools(format, TOOLS, choice, parallel=parallel)
-    assert plan is not None
+    grammar: CompiledGrammar | None = made(special).tools(format, TOOLS, choice, parallel=parallel)
+    assert grammar is not None
     walker = Walker(tokenizer, random.Random(name), soft=45, closers=closers(format))
     for _ in range(count):
-        yield written(format, tokenizer, walker.answer(plan))
+        yield written(format, tokenizer, walker.answer(grammar))
 
 
 @pytest.mark.sampled(5)
@@ -164,7 +164,7 @@ def test_required_calls_parse_back_as_calls_of_valid_arguments_and_nothing_else(
 ) -> None:
     for text in answers(made, name, special, "required", parallel=True, count=6):
         events = parsed(format_by_name(name), text)
-        assert calls(events) and not said(events), text
+        assert calls(events) and not content_text(events), text
 
 
 @pytest.mark.parametrize("name", CALLING)
@@ -201,9 +201,9 @@ def test_a_free_answer_may_call_and_may_not(made: Make, name: str) -> None:
     opening = format.channels.answer if format.channels else ""
     text = tokenizer.encode(opening + 'It is {"warm"} in [Paris], <b>really</b>.\n{"a": [1]}', add_special=False)
     for tokens in (call, text):
-        guide = free.begin()
+        matcher = free.begin()
         for token in tokens:
-            guide.accept(token)
+            matcher.accept(token)
 
 
 @pytest.mark.parametrize("name", CALLING)
@@ -212,19 +212,19 @@ def test_any_other_form_of_a_call_is_out_of_reach_of_a_free_answer(made: Make, n
     from tests.text.tool_formats.cases import CASES
 
     format, tokenizer = format_by_name(name), vocabulary(False)
-    plan = made(False).tools(format, TOOLS, "auto", parallel=True)
+    grammar = made(False).tools(format, TOOLS, "auto", parallel=True)
     for case in CASES:
         if case.format != name:
             continue
-        guide = plan.begin()
-        kept: list[int] = []
+        matcher = grammar.begin()
+        accepted: list[int] = []
         for token in tokenizer.encode(case.text, add_special=False):
-            mask = guide.mask()
+            mask = matcher.mask()
             if not mask[token >> 5] >> (token & 31) & 1:
                 break
-            guide.accept(token)
-            kept.append(token)
-        for name, arguments in complete_calls(parsed(format, written(format, tokenizer, kept))):
+            matcher.accept(token)
+            accepted.append(token)
+        for name, arguments in complete_calls(parsed(format, written(format, tokenizer, accepted))):
             jsonschema.validate(arguments, dict(BY_NAME[name].parameters))
 
 
@@ -233,27 +233,27 @@ def test_a_letter_is_not_begun_as_an_escape_that_could_only_end_as_a_control_cha
 
     def goes(schema: dict[str, Any], text: str) -> bool:
         tool = GrammarTool("note", {"type": "object", "properties": {"t": schema}})
-        guide = made(False).tools(format_by_name("hermes"), [tool], "required", parallel=False).begin()
+        matcher = made(False).tools(format_by_name("hermes"), [tool], "required", parallel=False).begin()
         for token in tokenizer.encode('<tool_call>\n{"name": "note", "arguments": ' + text, add_special=False):
-            mask = guide.mask()
+            mask = matcher.mask()
             if mask is not None and not mask[token >> 5] >> (token & 31) & 1:
                 return False
-            guide.accept(token)
+            matcher.accept(token)
         return True
 
     assert goes({"type": "string"}, '{"t": "ü\\n\\""}') and not goes({"type": "string"}, r'{"t": "\u')
     assert goes({"enum": ["\x1b[0m"]}, r'{"t": "\u001b[0m"}')
 
 
-def test_nothing_is_guided_where_no_tool_is_strict(made: Make) -> None:
+def test_nothing_is_constrained_where_no_tool_is_strict(made: Make) -> None:
     lax = [GrammarTool("ping", {})]
     assert made(False).tools(format_by_name("hermes"), lax, "auto", parallel=True) is None
 
 
 def test_a_call_may_begin_behind_a_marker_that_the_prompt_ended_with(made: Make) -> None:
     format, tokenizer = format_by_name("functionary"), vocabulary(False)
-    plan = made(False).tools(format, TOOLS, ForcedCall("ping"), parallel=False, opened=True)
-    text = written(format, tokenizer, Walker(tokenizer, random.Random(1), soft=20).answer(plan))
+    grammar = made(False).tools(format, TOOLS, ForcedCall("ping"), parallel=False, opened=True)
+    text = written(format, tokenizer, Walker(tokenizer, random.Random(1), soft=20).answer(grammar))
     assert text.startswith("ping\n<|content|>{")
 
 
@@ -276,7 +276,7 @@ def test_a_format_without_calls_cannot_be_forced_to_one(made: Make) -> None:
         ({"type": "object", "propertyNames": {"pattern": "a"}}, "propertyNames"),
     ],
 )
-def test_a_strict_schema_that_cannot_be_held_to_is_refused_and_another_held_to_what_can_be(
+def test_a_strict_schema_that_cannot_be_enforced_is_refused_and_another_is_enforced_as_far_as_it_can_be(
     made: Make, name: str, schema: dict[str, Any], named: str
 ) -> None:
     grammars: Grammars = made(False)
@@ -290,13 +290,13 @@ def test_text_parameters_keep_any_text_but_their_closing_tag(made: Make, name: s
     """The random answers hold angle brackets, quotes, newlines and half tags, and come back as they were written."""
     format, tokenizer = format_by_name(name), vocabulary(False)
     tool = GrammarTool("note", {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]})
-    plan = made(False).tools(format, [tool], "required", parallel=False)
+    grammar = made(False).tools(format, [tool], "required", parallel=False)
     value = ' <b> "quoted" </para \n\n{"a": 1}</parame & é☃ '
     text = render_calls(format, [PastCall("note", {"text": value})])
-    guide = plan.begin()
+    matcher = grammar.begin()
     for token in tokenizer.encode(text, add_special=False):
-        guide.accept(token)
-    assert guide.done
+        matcher.accept(token)
+    assert matcher.done
     parser = Parser(
         format,
         tools=[ToolSchema("note", tool.parameters)],
@@ -315,10 +315,10 @@ def test_parameters_may_have_any_name_where_keys_are_bare(made: Make, name: str)
     schema = {"properties": {key: {"type": "integer"} for key in arguments}, "required": [*arguments]}
     tool = GrammarTool("note", {"type": "object", "additionalProperties": False, **schema}, strict=True)
     text = render_calls(format, [PastCall("note", arguments)])
-    guide = made(False).tools(format, [tool], "required", parallel=False).begin()
+    matcher = made(False).tools(format, [tool], "required", parallel=False).begin()
     for token in tokenizer.encode(text, add_special=False):
-        guide.accept(token)
-    assert guide.done
+        matcher.accept(token)
+    assert matcher.done
     parser = Parser(
         format,
         tools=[ToolSchema("note", tool.parameters)],

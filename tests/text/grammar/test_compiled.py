@@ -1,4 +1,4 @@
-"""Guides that look ahead: what they would say after tokens that have not been drawn."""
+"""Matchers that look ahead: their masks after tokens that have not been sampled."""
 
 from __future__ import annotations
 
@@ -102,35 +102,35 @@ PLANS: list[tuple[Make, Tokenizer]] = [
 @cache
 def planned(number: int) -> tuple[CompiledGrammar, Tokenizer]:
     make, tokenizer = PLANS[number]
-    plan = make(grammars(tokenizer))
-    assert plan is not None
-    return plan, tokenizer
+    grammar = make(grammars(tokenizer))
+    assert grammar is not None
+    return grammar, tokenizer
 
 
-def begun(plan: CompiledGrammar, tokens: Sequence[int]) -> GrammarMatcher:
-    """A guide that was never asked to look ahead."""
-    guide = plan.begin()
+def advanced(grammar: CompiledGrammar, tokens: Sequence[int]) -> GrammarMatcher:
+    """A matcher that never looked ahead."""
+    matcher = grammar.begin()
     for token in tokens:
-        guide.accept(token)
-    return guide
+        matcher.accept(token)
+    return matcher
 
 
-def choices(guide: GrammarMatcher, tokenizer: Tokenizer) -> list[int]:
-    mask = guide.mask()
+def choices(matcher: GrammarMatcher, tokenizer: Tokenizer) -> list[int]:
+    mask = matcher.mask()
     return list(range(tokenizer.vocab_size)) if mask is None else allowed(mask, tokenizer.vocab_size)
 
 
 def walked(
-    plan: CompiledGrammar, tokenizer: Tokenizer, chance: random.Random, before: Sequence[int], most: int
+    grammar: CompiledGrammar, tokenizer: Tokenizer, chance: random.Random, before: Sequence[int], most: int
 ) -> list[int]:
-    """Random tokens that may follow those before, until the guide is done."""
-    guide, found = begun(plan, before), list[int]()
-    while not guide.done and len(found) < most:
+    """Random tokens that may follow those before, until the matcher is done."""
+    matcher, found = advanced(grammar, before), list[int]()
+    while not matcher.done and len(found) < most:
         # Few tokens close anything, and a walk that takes them all alike never gets anywhere.
-        free = choices(guide, tokenizer)
+        free = choices(matcher, tokenizer)
         closing = [id for id in free if tokenizer.token_bytes(id).strip() in CLOSERS]
         found.append(chance.choice(closing if closing and chance.random() < 0.5 else free))
-        guide.accept(found[-1])
+        matcher.accept(found[-1])
     return found
 
 
@@ -147,35 +147,37 @@ walks = st.tuples(st.integers(0, len(PLANS) - 1), st.randoms(use_true_random=Fal
 
 
 @given(walks)
-def test_masks_are_those_of_a_guide_that_accepts_the_tokens_one_by_one(
+def test_masks_are_those_of_a_matcher_that_accepts_the_tokens_one_by_one(
     walk: tuple[int, random.Random, int],
 ) -> None:
     number, chance, length = walk
-    plan, tokenizer = planned(number)
-    before = walked(plan, tokenizer, chance, (), length)
-    draft = walked(plan, tokenizer, chance, before, 12)
-    looking, plain = begun(plan, before), begun(plan, before)
+    grammar, tokenizer = planned(number)
+    before = walked(grammar, tokenizer, chance, (), length)
+    draft = walked(grammar, tokenizer, chance, before, 12)
+    looking, plain = advanced(grammar, before), advanced(grammar, before)
     if looking.done:
         return
     count = looking.agreed(draft)
-    assert count == len(draft) - begun(plan, [*before, *draft]).done
+    assert count == len(draft) - advanced(grammar, [*before, *draft]).done
     masks = looking.masks(draft[:count])
     assert len(masks) == count + 1
-    for place, mask in enumerate(masks):
+    for index, mask in enumerate(masks):
         assert same(mask, plain.mask(), tokenizer.vocab_size)
-        if place < count:
-            plain.accept(draft[place])
+        if index < count:
+            plain.accept(draft[index])
 
 
 @given(walks, st.lists(st.integers(0, 8), max_size=3))
-def test_a_guide_goes_on_as_one_that_never_looked_ahead(walk: tuple[int, random.Random, int], looks: list[int]) -> None:
+def test_a_matcher_goes_on_as_one_that_never_looked_ahead(
+    walk: tuple[int, random.Random, int], looks: list[int]
+) -> None:
     number, chance, length = walk
-    plan, tokenizer = planned(number)
-    written = walked(plan, tokenizer, chance, (), length + 12)
-    looking, plain = plan.begin(), plan.begin()
-    for place, token in enumerate(written):
+    grammar, tokenizer = planned(number)
+    written = walked(grammar, tokenizer, chance, (), length + 12)
+    looking, plain = grammar.begin(), grammar.begin()
+    for index, token in enumerate(written):
         for most in looks:
-            draft = walked(plan, tokenizer, chance, written[:place], most)
+            draft = walked(grammar, tokenizer, chance, written[:index], most)
             noise = [chance.randrange(tokenizer.vocab_size) for _ in range(2)]
             looking.masks(draft[: looking.agreed([*draft, *noise])])
             looking.forced(most)
@@ -187,22 +189,22 @@ def test_a_guide_goes_on_as_one_that_never_looked_ahead(walk: tuple[int, random.
 
 
 @given(walks, st.lists(st.integers(0, 255), max_size=3))
-def test_a_guide_agrees_up_to_what_its_masks_forbid_or_what_completes_it(
+def test_a_matcher_agrees_up_to_what_its_masks_forbid_or_what_completes_it(
     walk: tuple[int, random.Random, int], noise: list[int]
 ) -> None:
     number, chance, length = walk
-    plan, tokenizer = planned(number)
-    before = walked(plan, tokenizer, chance, (), length)
-    draft = [*walked(plan, tokenizer, chance, before, chance.randrange(6)), *noise]
-    guide, expected = begun(plan, before), 0
-    if guide.done:
+    grammar, tokenizer = planned(number)
+    before = walked(grammar, tokenizer, chance, (), length)
+    draft = [*walked(grammar, tokenizer, chance, before, chance.randrange(6)), *noise]
+    matcher, expected = advanced(grammar, before), 0
+    if matcher.done:
         return
-    agreed = begun(plan, before).agreed(draft)
+    agreed = advanced(grammar, before).agreed(draft)
     for token in draft:
-        if token not in choices(guide, tokenizer):
+        if token not in choices(matcher, tokenizer):
             break
-        guide.accept(token)
-        if guide.done:
+        matcher.accept(token)
+        if matcher.done:
             break
         expected += 1
     assert agreed == expected
@@ -211,80 +213,80 @@ def test_a_guide_agrees_up_to_what_its_masks_forbid_or_what_completes_it(
 @given(walks, st.integers(0, 20))
 def test_a_token_is_forced_where_the_mask_leaves_but_one(walk: tuple[int, random.Random, int], most: int) -> None:
     number, chance, length = walk
-    plan, tokenizer = planned(number)
-    before = walked(plan, tokenizer, chance, (), length)
-    guide = begun(plan, before)
-    if guide.done:
+    grammar, tokenizer = planned(number)
+    before = walked(grammar, tokenizer, chance, (), length)
+    matcher = advanced(grammar, before)
+    if matcher.done:
         return
-    forced = begun(plan, before).forced(most)
+    forced = advanced(grammar, before).forced(most)
     assert len(forced) <= most
     for token in forced:
-        assert choices(guide, tokenizer) == [token]
-        guide.accept(token)
-        assert not guide.done
+        assert choices(matcher, tokenizer) == [token]
+        matcher.accept(token)
+        assert not matcher.done
 
 
 def test_what_a_schema_leaves_no_choice_about_is_forced_up_to_where_there_is_one() -> None:
-    plan = grammars(SPELLED).json_schema(SCHEMA)
-    guide = begun(plan, SPELLED.encode('{"n', add_special=False))
-    assert "".join(map(SPELLED.token_text, guide.forced(99))) == "umber"
-    assert "".join(map(SPELLED.token_text, guide.forced(3))) == "umb"
-    assert guide.forced(0) == ()
-    assert begun(plan, SPELLED.encode('{"number": ', add_special=False)).forced(99) == ()
+    grammar = grammars(SPELLED).json_schema(SCHEMA)
+    matcher = advanced(grammar, SPELLED.encode('{"n', add_special=False))
+    assert "".join(map(SPELLED.token_text, matcher.forced(99))) == "umber"
+    assert "".join(map(SPELLED.token_text, matcher.forced(3))) == "umb"
+    assert matcher.forced(0) == ()
+    assert advanced(grammar, SPELLED.encode('{"number": ', add_special=False)).forced(99) == ()
 
 
 def test_the_token_that_completes_an_answer_is_neither_forced_nor_agreed_to() -> None:
-    guide = grammars(SPELLED).choice(["zqx"]).begin()
+    matcher = grammars(SPELLED).choice(["zqx"]).begin()
     tokens = SPELLED.encode("zqx", add_special=False)
-    assert guide.forced(9) == tuple(tokens[:2])
-    assert guide.agreed(tokens) == 2
-    assert guide.agreed([*tokens, *SPELLED.eos_ids]) == 2
+    assert matcher.forced(9) == tuple(tokens[:2])
+    assert matcher.agreed(tokens) == 2
+    assert matcher.agreed([*tokens, *SPELLED.eos_ids]) == 2
 
 
 def test_a_spent_budget_forces_the_end_of_the_thinking() -> None:
-    plan = grammars(MARKED).answer(None, HERMES, OPENED, budget=2)
-    assert plan is not None
-    guide = begun(plan, MARKED.encode("ab", add_special=False))
-    assert "".join(map(MARKED.token_text, guide.forced(99))) == "\n</think>\n\n"
-    assert guide.mask() is not None
+    grammar = grammars(MARKED).answer(None, HERMES, OPENED, budget=2)
+    assert grammar is not None
+    matcher = advanced(grammar, MARKED.encode("ab", add_special=False))
+    assert "".join(map(MARKED.token_text, matcher.forced(99))) == "\n</think>\n\n"
+    assert matcher.mask() is not None
 
 
 def test_masks_may_be_kept() -> None:
-    guide = grammars(SPELLED).regex("[a-c]{3}x").begin()
+    matcher = grammars(SPELLED).regex("[a-c]{3}x").begin()
     draft = SPELLED.encode("abc", add_special=False)
-    masks = guide.masks(draft)
-    kept = [None if mask is None else mask.copy() for mask in masks]
+    masks = matcher.masks(draft)
+    copies = [None if mask is None else mask.copy() for mask in masks]
     for token in draft:
-        guide.mask()
-        guide.accept(token)
-    guide.masks([])
-    assert all(same(one, other, SPELLED.vocab_size) for one, other in zip(masks, kept, strict=True))
+        matcher.mask()
+        matcher.accept(token)
+    matcher.masks([])
+    assert all(same(one, other, SPELLED.vocab_size) for one, other in zip(masks, copies, strict=True))
 
 
 def test_a_grammar_that_is_given_up_says_so_where_masks_are_asked_for_and_only_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plan = grammars(SPELLED).regex("(ab){9}[a-z]{2}")
-    guide = plan.begin()
+    grammar = grammars(SPELLED).regex("(ab){9}[a-z]{2}")
+    matcher = grammar.begin()
     draft = SPELLED.encode("abab", add_special=False)
 
     def give_up(grammar: LlguidanceGrammar, seconds: float) -> None:
         raise grammar.failed("too complex")
 
     monkeypatch.setattr(LlguidanceGrammar, "took", give_up)
-    assert guide.forced(4) == ()
-    assert guide.agreed(draft) == 4
+    assert matcher.forced(4) == ()
+    assert matcher.agreed(draft) == 4
     with pytest.raises(GrammarTooComplex):
-        guide.masks(draft)
+        matcher.masks(draft)
     monkeypatch.undo()
-    assert begun_again(guide, draft) is None
+    assert advanced_again(matcher, draft) is None
 
 
-def begun_again(guide: GrammarMatcher, tokens: Sequence[int]) -> IngotError | None:
+def advanced_again(matcher: GrammarMatcher, tokens: Sequence[int]) -> IngotError | None:
     """What goes wrong when these tokens are accepted, if anything does."""
     try:
         for token in tokens:
-            guide.accept(token)
+            matcher.accept(token)
     except IngotError as error:
         return error
     return None
@@ -292,10 +294,10 @@ def begun_again(guide: GrammarMatcher, tokens: Sequence[int]) -> IngotError | No
 
 def test_a_token_is_admitted_just_where_the_mask_allows_it() -> None:
     for number in range(len(PLANS)):
-        plan, tokenizer = planned(number)
+        grammar, tokenizer = planned(number)
         chance = random.Random(number)
         for length in (0, 3, 9, 20):
-            before = walked(plan, tokenizer, chance, (), length)
-            guide = begun(plan, before)
-            admitted = [id for id in range(tokenizer.vocab_size) if begun(plan, before).admits(id)]
-            assert guide.done or np.array_equal(admitted, choices(guide, tokenizer))
+            before = walked(grammar, tokenizer, chance, (), length)
+            matcher = advanced(grammar, before)
+            admitted = [id for id in range(tokenizer.vocab_size) if advanced(grammar, before).admits(id)]
+            assert matcher.done or np.array_equal(admitted, choices(matcher, tokenizer))

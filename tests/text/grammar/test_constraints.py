@@ -1,4 +1,4 @@
-"""Calls in the ways of writing that are not JSON are held to what their schemas say of values, strict or not."""
+"""Calls that are not written as JSON follow their schemas, strict or not."""
 
 from __future__ import annotations
 
@@ -92,11 +92,11 @@ VALUES: list[Any] = [
 def arguments(made: Make, name: str, special: bool, one: GrammarTool, count: int = 2) -> Iterator[Any]:
     """Of random calls that the grammar allows."""
     format, tokenizer = format_by_name(name), vocabulary(special)
-    plan = made(special).tools(format, [one], "required", parallel=False)
-    assert plan is not None
+    grammar = made(special).tools(format, [one], "required", parallel=False)
+    assert grammar is not None
     walker = Walker(tokenizer, random.Random(name), soft=30, closers=closers(format))
     for _ in range(count):
-        yield read(format, one, written(format, tokenizer, walker.answer(plan)))
+        yield read(format, one, written(format, tokenizer, walker.answer(grammar)))
 
 
 def read(format: Format, one: GrammarTool, text: str) -> Any:
@@ -165,16 +165,16 @@ def test_so_can_members_that_the_schema_does_not_name(made: Make, name: str) -> 
 def follow(made: Make, name: str, value: Any, good: Any) -> None:
     format, tokenizer, one = format_by_name(name), vocabulary(False), tool(value, strict=True)
     text = render_calls(format, [PastCall("f", {"v": good})])
-    guide = made(False).tools(format, [one], "required", parallel=False).begin()  # type: ignore[union-attr]
+    matcher = made(False).tools(format, [one], "required", parallel=False).begin()  # type: ignore[union-attr]
     for token in tokenizer.encode(text, add_special=False):
-        guide.accept(token)
-    assert guide.done
+        matcher.accept(token)
+    assert matcher.done
     assert read(format, one, text) == {"v": good}
 
 
 @pytest.mark.parametrize("name", OWN_NOTATION)
 @pytest.mark.parametrize("pattern", ["(?=a)b", r"\bword\b", "(a)\\1", "a^b", "[a", "x{", "a*?"])
-def test_a_pattern_that_cannot_be_held_to_is_refused_in_a_strict_schema_alone(
+def test_a_pattern_that_cannot_be_enforced_is_refused_in_a_strict_schema_alone(
     made: Make, name: str, pattern: str
 ) -> None:
     value = {"type": "string", "pattern": pattern}

@@ -30,36 +30,36 @@ def grammars() -> Iterator[Grammars]:
     made.close()
 
 
-def answers(plan: CompiledGrammar, count: int = 20) -> list[str]:
+def answers(grammar: CompiledGrammar, count: int = 20) -> list[str]:
     walker = Walker(TOKENIZER, random.Random(7))
-    return [TOKENIZER.decode(walker.answer(plan)) for _ in range(count)]
+    return [TOKENIZER.decode(walker.answer(grammar)) for _ in range(count)]
 
 
-def takes(plan: CompiledGrammar, text: str) -> bool:
+def takes(grammar: CompiledGrammar, text: str) -> bool:
     """Whether the whole text is an answer by the plan, token by token, and complete."""
-    guide = plan.begin()
+    matcher = grammar.begin()
     for token in TOKENIZER.encode(text, add_special=False):
-        mask = guide.mask()
+        mask = matcher.mask()
         assert mask is not None
         if token not in allowed(mask, TOKENIZER.vocab_size):
             return False
-        guide.accept(token)
-    last = guide.mask()
+        matcher.accept(token)
+    last = matcher.mask()
     assert last is not None
-    return guide.done or bool(TOKENIZER.eos_ids & set(allowed(last, TOKENIZER.vocab_size)))
+    return matcher.done or bool(TOKENIZER.eos_ids & set(allowed(last, TOKENIZER.vocab_size)))
 
 
 def test_a_schema_gives_values_of_it_and_nothing_else(grammars: Grammars) -> None:
     properties = {"n": {"type": "integer", "minimum": 3, "maximum": 12}, "w": {"enum": ["a", "b"]}}
-    plan = grammars.json_schema({"type": "object", "properties": properties, "required": ["n"]})
-    for answer in answers(plan):
+    grammar = grammars.json_schema({"type": "object", "properties": properties, "required": ["n"]})
+    for answer in answers(grammar):
         value = json.loads(answer)
         assert 3 <= value["n"] <= 12 and value.get("w", "a") in ("a", "b")
-    assert takes(plan, '{"n": 5, "w": "b"}')
-    assert takes(plan, '{\n  "n": 5\n}')
-    assert not takes(plan, '{"n": 13}')
-    assert not takes(plan, '{"n": 5')
-    assert not takes(plan, '{"n": 5} and more')
+    assert takes(grammar, '{"n": 5, "w": "b"}')
+    assert takes(grammar, '{\n  "n": 5\n}')
+    assert not takes(grammar, '{"n": 13}')
+    assert not takes(grammar, '{"n": 5')
+    assert not takes(grammar, '{"n": 5} and more')
 
 
 def test_json_object_gives_objects(grammars: Grammars) -> None:
@@ -72,40 +72,44 @@ def test_white_space_cannot_go_on_for_ever(grammars: Grammars) -> None:
 
 
 def test_a_regular_expression_must_match_all_of_the_answer(grammars: Grammars) -> None:
-    plan = grammars.regex("[a-c]{2,4}(-[0-9]+)?")
-    assert all(re.fullmatch("[a-c]{2,4}(-[0-9]+)?", answer) for answer in answers(plan))
-    assert not takes(plan, "abcabc")
+    grammar = grammars.regex("[a-c]{2,4}(-[0-9]+)?")
+    assert all(re.fullmatch("[a-c]{2,4}(-[0-9]+)?", answer) for answer in answers(grammar))
+    assert not takes(grammar, "abcabc")
 
 
 def test_a_choice_is_one_of_its_options(grammars: Grammars) -> None:
     options = ["yes", "no", 'a "quoted\\ one\n', "naïve ☃", "no way"]
-    plan = grammars.choice(options)
-    assert set(answers(plan, 60)) == set(options)
+    grammar = grammars.choice(options)
+    assert set(answers(grammar, 60)) == set(options)
 
 
 def test_a_lark_grammar_is_followed(grammars: Grammars) -> None:
-    plan = grammars.lark('start: "(" start ")" | NAME\nNAME: /[a-z]+/')
-    for answer in answers(plan):
+    grammar = grammars.lark('start: "(" start ")" | NAME\nNAME: /[a-z]+/')
+    for answer in answers(grammar):
         assert re.fullmatch(r"\(*[a-z]+\)*", answer) and answer.count("(") == answer.count(")")
 
 
 def test_text_is_free_up_to_a_trigger_and_what_that_begins_is_one_of_its_tags(grammars: Grammars) -> None:
     number = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     tags = [StructuralTag("<f=a>", number, "</f>"), StructuralTag("<f=b>", {"type": "array"}, "</f>")]
-    plan = grammars.structural_tags([*tags, StructuralTag("<|mark|>x", {"const": 1}, "!")], ["<f=", "<|mark|>", "<f=a"])
-    for answer in answers(plan):
+    grammar = grammars.structural_tags(
+        [*tags, StructuralTag("<|mark|>x", {"const": 1}, "!")], ["<f=", "<|mark|>", "<f=a"]
+    )
+    for answer in answers(grammar):
         for begun in answer.split("<f=")[1:]:
             name, _, rest = begun.partition(">")
-            held = json.loads(rest.partition("</f>")[0])
-            assert isinstance(held["n"], int) if name == "a" else isinstance(held, list)
-    assert takes(plan, 'I see <f> and <f=a>{"n": 3}</f>, then <f=b>[1, "x"]</f> and <|mark|>x1!.')
-    assert takes(plan, "Only text, 3 < 4.") and takes(plan, "<f=b>[]</f>")
-    assert not takes(plan, '<f=a>{"n": "three"}</f>') and not takes(plan, "<f=c>") and not takes(plan, "<f=b>[1]")
+            value = json.loads(rest.partition("</f>")[0])
+            assert isinstance(value["n"], int) if name == "a" else isinstance(value, list)
+    assert takes(grammar, 'I see <f> and <f=a>{"n": 3}</f>, then <f=b>[1, "x"]</f> and <|mark|>x1!.')
+    assert takes(grammar, "Only text, 3 < 4.") and takes(grammar, "<f=b>[]</f>")
+    assert (
+        not takes(grammar, '<f=a>{"n": "three"}</f>') and not takes(grammar, "<f=c>") and not takes(grammar, "<f=b>[1]")
+    )
 
 
 def test_lark_may_name_special_tokens(grammars: Grammars) -> None:
-    plan = grammars.lark('start: <|mark|> "a"')
-    assert takes(plan, "<|mark|>a")
+    grammar = grammars.lark('start: <|mark|> "a"')
+    assert takes(grammar, "<|mark|>a")
 
 
 def test_the_name_of_a_special_token_in_a_text_is_not_that_token(grammars: Grammars) -> None:
@@ -114,9 +118,9 @@ def test_the_name_of_a_special_token_in_a_text_is_not_that_token(grammars: Gramm
 
 
 def test_a_token_that_ends_answers_never_comes_before_the_end(grammars: Grammars) -> None:
-    guide = grammars.json_schema({"type": "string", "maxLength": 3}).begin()
-    guide.accept(TOKENIZER.encode('"', add_special=False)[0])
-    mask = guide.mask()
+    matcher = grammars.json_schema({"type": "string", "maxLength": 3}).begin()
+    matcher.accept(TOKENIZER.encode('"', add_special=False)[0])
+    mask = matcher.mask()
     assert mask is not None and not TOKENIZER.eos_ids & set(allowed(mask, TOKENIZER.vocab_size))
 
 
@@ -127,28 +131,28 @@ def test_rows_of_the_model_that_are_no_tokens_are_never_allowed(grammars: Gramma
 
 
 def test_a_finished_grammar_allows_stop_tokens_alone_and_says_that_it_is_done(grammars: Grammars) -> None:
-    guide = grammars.choice(["a"]).begin()
-    assert not guide.done
-    guide.accept(TOKENIZER.encode("a", add_special=False)[0])
-    mask = guide.mask()
-    assert guide.done and mask is not None
+    matcher = grammars.choice(["a"]).begin()
+    assert not matcher.done
+    matcher.accept(TOKENIZER.encode("a", add_special=False)[0])
+    mask = matcher.mask()
+    assert matcher.done and mask is not None
     assert (
         set(allowed(mask, TOKENIZER.vocab_size)) == TOKENIZER.eos_ids == set(TOKENIZER.encode(END, add_special=False))
     )
 
 
-def test_a_token_that_is_not_allowed_breaks_the_guide_for_good(grammars: Grammars) -> None:
-    guide = grammars.choice(["a"]).begin()
+def test_a_token_that_is_not_allowed_breaks_the_matcher_for_good(grammars: Grammars) -> None:
+    matcher = grammars.choice(["a"]).begin()
     with pytest.raises(GrammarViolated):
-        guide.accept(TOKENIZER.encode("b", add_special=False)[0])
-    assert not guide.done
+        matcher.accept(TOKENIZER.encode("b", add_special=False)[0])
+    assert not matcher.done
     with pytest.raises(GrammarViolated):
-        guide.mask()
+        matcher.mask()
 
 
-def test_guides_of_one_plan_know_nothing_of_each_other(grammars: Grammars) -> None:
-    plan = grammars.choice(["ab", "cd"])
-    first, second = plan.begin(), plan.begin()
+def test_matchers_of_one_grammar_know_nothing_of_each_other(grammars: Grammars) -> None:
+    grammar = grammars.choice(["ab", "cd"])
+    first, second = grammar.begin(), grammar.begin()
     first.accept(TOKENIZER.encode("a", add_special=False)[0])
     mask = second.mask()
     assert mask is not None
@@ -198,7 +202,7 @@ def test_an_invalid_regular_expression_is_refused(grammars: Grammars, pattern: s
         ('start: "a', "not closed"),
         ("{}", "line 1, column 1: a rule"),
         ('{"grammars": []}', "line 1, column 1: a rule"),
-        ("start ::= x", "'=' has no place here"),
+        ("start ::= x", "'=' is not allowed here"),
         ('start: "a"\nstart: "b"', "line 2, column 8: there are two rules 'start'"),
         ("start: B\nB: A\nA: B", "defined by itself"),
     ],
@@ -284,59 +288,59 @@ def test_other_threads_go_on_while_a_bomb_is_tried(grammars: Grammars) -> None:
     "pattern", ["(a?){500}a{500}", ".*a.{400}.*b.{400}", "(.{0,100}b){0,100}c", r"(\w{1,50}\W{1,50}){1,50}"]
 )
 def test_a_token_costs_little_or_the_request_fails(grammars: Grammars, pattern: str) -> None:
-    """Each mask has a bound of its own; past it the grammar is given up, never the bound."""
+    """Each mask has a bound of its own; past it the grammar is abandoned, never the bound."""
     chance = random.Random(3)
     slow = 0
     try:
-        guide = grammars.regex(pattern).begin()
+        matcher = grammars.regex(pattern).begin()
         for _ in range(60):
             began = time.thread_time()
-            mask = guide.mask()
+            mask = matcher.mask()
             slow += time.thread_time() - began > 0.2
             assert mask is not None
             choices = [token for token in allowed(mask, TOKENIZER.vocab_size) if token not in TOKENIZER.eos_ids]
             if not choices:
                 break
-            guide.accept(chance.choice(choices))
+            matcher.accept(chance.choice(choices))
     except BadRequest:
         pass  # while compiling, or later: either way it is refused, and nobody waited
     assert slow < 3  # a machine may stall, once or twice
 
 
 def test_a_machine_that_stalls_makes_no_grammar_too_complex(grammars: Grammars) -> None:
-    plan = grammars.regex("[a-z]+ this one is kept")
-    assert isinstance(plan, LlguidanceGrammar)
+    grammar = grammars.regex("[a-z]+ this one is kept")
+    assert isinstance(grammar, LlguidanceGrammar)
     for _ in range(limits.SLOW_MASKS):
-        plan.took(60.0)
+        grammar.took(60.0)
     for _ in range(200):
-        plan.took(60.0)
+        grammar.took(60.0)
         for _ in range(limits.SLOW_SHARE):
-            plan.took(limits.SLOW_MASK_S)
-    assert not plan.given_up
+            grammar.took(limits.SLOW_MASK_S)
+    assert not grammar.abandoned
     with pytest.raises(GrammarTooComplex):
         for _ in range(400):
-            plan.took(2 * limits.SLOW_MASK_S)
-    assert plan.given_up
+            grammar.took(2 * limits.SLOW_MASK_S)
+    assert grammar.abandoned
 
 
 def test_a_grammar_that_costs_too_much_per_token_is_given_up_in_all_its_answers(
     grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = grammars.regex("[a-z]+ this one is given up")
-    guide, other = plan.begin(), plan.begin()
+    grammar = grammars.regex("[a-z]+ this one is given up")
+    matcher, other = grammar.begin(), grammar.begin()
     monkeypatch.setattr(limits, "SLOW_MASK_S", -1.0)
     monkeypatch.setattr(limits, "SLOW_MASKS", 0)
     monkeypatch.setattr(limits, "SLOW_SHARE", 1000)
-    for held in (guide, other):
+    for each in (matcher, other):
         with pytest.raises(GrammarTooComplex):
-            held.mask()
-    for again in (plan.begin, lambda: grammars.regex("[a-z]+ this one is given up")):
+            each.mask()
+    for again in (grammar.begin, lambda: grammars.regex("[a-z]+ this one is given up")):
         with pytest.raises(GrammarTooComplex):
             again()
 
 
 def test_grammars_are_compiled_once_and_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MOST_KEPT_GRAMMARS", 2)
+    monkeypatch.setattr(limits, "MOST_CACHED_GRAMMARS", 2)
     grammars = Grammars(TOKENIZER, TOKENIZER.vocab_size)
     try:
         first = grammars.choice(["a"])
@@ -348,17 +352,17 @@ def test_grammars_are_compiled_once_and_the_oldest_are_forgotten(monkeypatch: py
         grammars.close()
 
 
-def test_a_model_without_a_stop_token_can_still_be_held_to_a_grammar() -> None:
+def test_a_model_without_a_stop_token_can_still_follow_a_grammar() -> None:
     from ingot.text.tokenizer.tokenizer import Tokenizer
 
     endless = Tokenizer(TOKENIZER._vocabulary, named={})
     assert not endless.eos_ids
     grammars = Grammars(endless, endless.vocab_size)
     try:
-        guide = grammars.choice(["ab"]).begin()
+        matcher = grammars.choice(["ab"]).begin()
         for token in endless.encode("ab", add_special=False):
-            assert not guide.done
-            guide.accept(token)
-        assert guide.done
+            assert not matcher.done
+            matcher.accept(token)
+        assert matcher.done
     finally:
         grammars.close()

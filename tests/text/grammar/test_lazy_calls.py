@@ -1,4 +1,4 @@
-"""Calls that are held once they have begun, and text that is free before and behind them."""
+"""Calls that follow their schema once they have begun, and text that is free around them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ingot.text.parser.parser import ThinkingStart
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from ingot.text.tool_formats.format import Format, Gap, Maybe, Name
 from ingot.text.tool_formats.registry import format_by_name
-from tests.text.grammar.test_calls import CALLING, MARKED, PLAIN, TOOLS, calls, closers, parsed, said, written
+from tests.text.grammar.test_calls import CALLING, MARKED, PLAIN, TOOLS, calls, closers, content_text, parsed, written
 from tests.text.grammar.walks import Walker, allowed
 
 OPENED, UNOPENED = ThinkingStart.OPENED, ThinkingStart.UNOPENED
@@ -36,7 +36,7 @@ def made() -> Iterator[Make]:
         grammars.close()
 
 
-def plan(
+def grammar(
     made: Make, name: str, tokenizer: Tokenizer, *, start: ThinkingStart = UNOPENED, parallel: bool = True
 ) -> CompiledGrammar:
     found, unheld = made(tokenizer).begun_calls(format_by_name(name), LAX, start, parallel=parallel)
@@ -44,33 +44,33 @@ def plan(
     return found
 
 
-def write(guide: GrammarMatcher, tokenizer: Tokenizer, text: str) -> list[int]:
+def write(matcher: GrammarMatcher, tokenizer: Tokenizer, text: str) -> list[int]:
     """Tokens that nothing may forbid."""
     tokens = tokenizer.encode(text, add_special=False)
     for token in tokens:
-        assert guide.admits(token), (text, tokenizer.token_text(token))
-        guide.accept(token)
+        assert matcher.admits(token), (text, tokenizer.token_text(token))
+        matcher.accept(token)
     return tokens
 
 
-def is_held(guide: GrammarMatcher) -> bool:
-    assert isinstance(guide, LazyCallMatcher)
-    return guide._place.held is not None
+def is_constrained(matcher: GrammarMatcher) -> bool:
+    assert isinstance(matcher, LazyCallMatcher)
+    return matcher._position.call_matcher is not None
 
 
-def finished(guide: GrammarMatcher, tokenizer: Tokenizer, chance: random.Random, closings: list[str]) -> list[int]:
-    """Random tokens that the guide allows, until nothing is held."""
+def finished(matcher: GrammarMatcher, tokenizer: Tokenizer, chance: random.Random, closings: list[str]) -> list[int]:
+    """Random tokens that the matcher allows, until nothing is constrained."""
     walker = Walker(tokenizer, chance, soft=25, closers=closings)
     tokens: list[int] = []
     text = b""
-    while is_held(guide):
+    while is_constrained(matcher):
         assert len(tokens) < 3000, text
-        mask = guide.mask()
+        mask = matcher.mask()
         assert mask is not None
         choices = [id for id in allowed(mask, tokenizer.vocab_size) if id not in tokenizer.eos_ids]
         assert choices, text
         token = walker._chosen(choices, text, len(tokens))
-        guide.accept(token)
+        matcher.accept(token)
         tokens.append(token)
         text += tokenizer.token_bytes(token)
     return tokens
@@ -83,11 +83,11 @@ def all_closers(format: Format) -> list[str]:
 
 
 def beginnings(name: str) -> list[str]:
-    """Each of the ways in which calls of a family begin, as far as they have to be written to be held."""
+    """How calls of a family may begin, as far as they have to be written to be constrained."""
     format = format_by_name(name)
     if (channels := format.channels) is not None:
         if not channels.names_calls:
-            return []  # calls in such messages are not held
+            return []  # calls in such messages are not constrained
         return [f"<|channel|>commentary {channels.recipient}", f" {channels.recipient}"]
     found = []
     for form in format.forms:
@@ -115,38 +115,38 @@ def test_whatever_follows_the_beginning_of_a_call_it_parses_back_as_complete_cal
     made: Make, name: str, begun: str, special: bool
 ) -> None:
     format, tokenizer = format_by_name(name), MARKED if special else PLAIN
-    guides = plan(made, name, tokenizer)
+    matchers = grammar(made, name, tokenizer)
     for seed in range(3):
-        guide = guides.begin()
-        tokens = write(guide, tokenizer, begun)
-        assert is_held(guide), begun
-        tokens += finished(guide, tokenizer, random.Random(seed), all_closers(format))
+        matcher = matchers.begin()
+        tokens = write(matcher, tokenizer, begun)
+        assert is_constrained(matcher), begun
+        tokens += finished(matcher, tokenizer, random.Random(seed), all_closers(format))
         text = written(format, tokenizer, tokens)
         events = parsed(format, text)
-        assert calls(events) and not said(events), text
+        assert calls(events) and not content_text(events), text
 
 
 @pytest.mark.parametrize("tokenizer", [PLAIN, MARKED], ids=["text", "special"])
 def test_text_before_and_behind_a_call_is_free(made: Make, tokenizer: Tokenizer) -> None:
-    guide = plan(made, "hermes", tokenizer).begin()
-    write(guide, tokenizer, 'I look: {"name": "pin')
-    assert not is_held(guide) and guide.mask() is None and not guide.done
-    write(guide, tokenizer, '\n<tool_call>{"name": "ping", "arguments": {}}</tool_call>')
-    assert not is_held(guide) and guide.mask() is None
-    write(guide, tokenizer, "\nThat was it. <tool_")
-    assert not is_held(guide)
-    write(guide, tokenizer, "box> no")
-    assert guide.mask() is None
+    matcher = grammar(made, "hermes", tokenizer).begin()
+    write(matcher, tokenizer, 'I look: {"name": "pin')
+    assert not is_constrained(matcher) and matcher.mask() is None and not matcher.done
+    write(matcher, tokenizer, '\n<tool_call>{"name": "ping", "arguments": {}}</tool_call>')
+    assert not is_constrained(matcher) and matcher.mask() is None
+    write(matcher, tokenizer, "\nThat was it. <tool_")
+    assert not is_constrained(matcher)
+    write(matcher, tokenizer, "box> no")
+    assert matcher.mask() is None
 
 
 def test_a_call_in_a_row_is_held_again(made: Make) -> None:
-    guide = plan(made, "hermes", PLAIN).begin()
+    matcher = grammar(made, "hermes", PLAIN).begin()
     for _ in range(3):
-        write(guide, PLAIN, '<tool_call>\n{"name": "ping", "arguments": {')
-        assert is_held(guide)
-        write(guide, PLAIN, "}}\n</tool_call>")
-        assert not is_held(guide)
-        write(guide, PLAIN, "\n")
+        write(matcher, PLAIN, '<tool_call>\n{"name": "ping", "arguments": {')
+        assert is_constrained(matcher)
+        write(matcher, PLAIN, "}}\n</tool_call>")
+        assert not is_constrained(matcher)
+        write(matcher, PLAIN, "\n")
 
 
 @pytest.mark.parametrize(
@@ -160,17 +160,17 @@ def test_a_call_in_a_row_is_held_again(made: Make) -> None:
     ],
 )
 def test_what_the_parser_takes_for_no_call_is_not_held(made: Make, text: str) -> None:
-    guide = plan(made, "hermes", PLAIN).begin()
-    write(guide, PLAIN, text)
-    assert not is_held(guide) and guide.mask() is None
+    matcher = grammar(made, "hermes", PLAIN).begin()
+    write(matcher, PLAIN, text)
+    assert not is_constrained(matcher) and matcher.mask() is None
 
 
 def test_thinking_is_free_and_the_call_behind_it_is_held(made: Make) -> None:
-    guide = plan(made, "hermes", MARKED, start=OPENED).begin()
-    write(guide, MARKED, "Maybe <tool_call> and so")
-    assert guide.free and not is_held(guide)
-    write(guide, MARKED, "</think>\n\n<tool_call>")
-    assert is_held(guide)
+    matcher = grammar(made, "hermes", MARKED, start=OPENED).begin()
+    write(matcher, MARKED, "Maybe <tool_call> and so")
+    assert matcher.free and not is_constrained(matcher)
+    write(matcher, MARKED, "</think>\n\n<tool_call>")
+    assert is_constrained(matcher)
 
 
 def test_beside_a_budget_of_thinking_both_hold(made: Make) -> None:
@@ -178,37 +178,37 @@ def test_beside_a_budget_of_thinking_both_hold(made: Make) -> None:
     begun, _ = grammars.begun_calls(format, LAX, OPENED, parallel=True)
     both = grammars.answer(None, format, OPENED, begun=begun, budget=3)
     assert both is not None
-    guide = both.begin()
-    write(guide, MARKED, "abc")
-    assert guide.mask() is not None
+    matcher = both.begin()
+    write(matcher, MARKED, "abc")
+    assert matcher.mask() is not None
     for _ in range(10):
-        if guide.mask() is None:
+        if matcher.mask() is None:
             break
-        [token] = allowed(guide.mask(), MARKED.vocab_size)
-        guide.accept(token)
-    write(guide, MARKED, '<tool_call>{"name": "p')
-    mask = guide.mask()
+        [token] = allowed(matcher.mask(), MARKED.vocab_size)
+        matcher.accept(token)
+    write(matcher, MARKED, '<tool_call>{"name": "p')
+    mask = matcher.mask()
     assert mask is not None
     assert {MARKED.token_text(id) for id in allowed(mask, MARKED.vocab_size)} <= {"i", "in", "ing", 'ing"'}
 
 
 def test_a_token_may_end_a_marker_only_where_a_call_goes_on_so(made: Make) -> None:
     """The vocabulary has a token `>x`, and `>` with a line break."""
-    guide = plan(made, "hermes", PLAIN).begin()
-    write(guide, PLAIN, "Well, <tool_call")
+    matcher = grammar(made, "hermes", PLAIN).begin()
+    write(matcher, PLAIN, "Well, <tool_call")
     tokens = {PLAIN.token_text(id): id for id in range(PLAIN.vocab_size)}
-    assert not guide.admits(tokens[">x"]) and guide.admits(tokens[">\n"]) and guide.admits(tokens[">"])
-    guide.accept(tokens[">\n"])
-    assert is_held(guide)
+    assert not matcher.admits(tokens[">x"]) and matcher.admits(tokens[">\n"]) and matcher.admits(tokens[">"])
+    matcher.accept(tokens[">\n"])
+    assert is_constrained(matcher)
 
 
 def test_nobody_waits_for_tokens_that_cannot_begin_a_call(made: Make) -> None:
-    spelled = plan(made, "hermes", PLAIN).begin()
+    spelled = grammar(made, "hermes", PLAIN).begin()
     write(spelled, PLAIN, "Some text <")
     assert spelled.free
     write(spelled, PLAIN, "tool_call")
     assert not spelled.free
-    marked = plan(made, "hermes", MARKED).begin()
+    marked = grammar(made, "hermes", MARKED).begin()
     write(marked, MARKED, "Some text")
     assert not marked.free  # any token may be the marker
 
@@ -217,39 +217,39 @@ def test_looking_ahead_leaves_it_as_it_was(made: Make) -> None:
     text = 'Hm.\n<tool_call>{"name": "ping", "arguments": {}}</tool_call> and <tool_call>{"name": "ping", "arg'
     tokens = PLAIN.encode(text, add_special=False)
     for cut in range(len(tokens)):
-        guide = plan(made, "hermes", PLAIN).begin()
+        matcher = grammar(made, "hermes", PLAIN).begin()
         for token in tokens[:cut]:
-            guide.accept(token)
-        assert guide.agreed(tokens[cut:]) == len(tokens) - cut
-        masks = guide.masks(tokens[cut:])
+            matcher.accept(token)
+        assert matcher.agreed(tokens[cut:]) == len(tokens) - cut
+        masks = matcher.masks(tokens[cut:])
         for token, mask in zip(tokens[cut:], masks, strict=False):
-            now = guide.mask()
+            now = matcher.mask()
             assert (now is None) == (mask is None) and (now is None or (now == mask).all())
-            guide.accept(token)
+            matcher.accept(token)
 
 
-def test_a_schema_that_cannot_be_held_to_costs_that_tool_alone(made: Make) -> None:
+def test_a_schema_that_cannot_be_enforced_costs_that_tool_alone(made: Make) -> None:
     wrong = {"type": "object", "properties": {"a": {"$ref": "#/$defs/nowhere"}}}
     found, unheld = made(PLAIN).begun_calls(
         format_by_name("hermes"), [*LAX, GrammarTool("odd", wrong)], UNOPENED, parallel=True
     )
     assert found is not None and unheld == ("odd",)
-    guide = found.begin()
-    write(guide, PLAIN, '<tool_call>{"name": "odd", "arguments": {"a": [1')
-    assert is_held(guide)
-    write(guide, PLAIN, "]}}</tool_call>")
+    matcher = found.begin()
+    write(matcher, PLAIN, '<tool_call>{"name": "odd", "arguments": {"a": [1')
+    assert is_constrained(matcher)
+    write(matcher, PLAIN, "]}}</tool_call>")
 
 
 def test_a_grammar_that_fails_on_the_way_leaves_the_answer_free(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    guide = plan(made, "hermes", PLAIN).begin()
-    write(guide, PLAIN, "<tool_call>")
+    matcher = grammar(made, "hermes", PLAIN).begin()
+    write(matcher, PLAIN, "<tool_call>")
 
     def fail(self: LlguidanceMatcher) -> None:
         raise GrammarTooComplex("too complex")
 
     monkeypatch.setattr(LlguidanceMatcher, "mask", fail)
-    assert guide.mask() is None and not is_held(guide)
-    write(guide, PLAIN, "whatever")
+    assert matcher.mask() is None and not is_constrained(matcher)
+    write(matcher, PLAIN, "whatever")
 
 
 def test_while_others_compile_an_answer_is_not_held_and_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:

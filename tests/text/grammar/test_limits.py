@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ingot.errors import BadRequest
 from ingot.text.grammar.grammars import Grammars
-from ingot.text.grammar.limits import place_in, plain_schema
+from ingot.text.grammar.limits import plain_schema, problem_path
 from tests.text.grammar.schemas import Schema, schemas
 from tests.text.grammar.walks import Walker, allowed, byte_tokenizer
 
@@ -38,13 +38,13 @@ def check(text: str, schema: Schema) -> None:
 @given(schema=schemas(), seed=st.integers(0, 1000))
 def test_every_answer_that_a_schemas_grammar_allows_is_valid(grammars: Grammars, schema: Schema, seed: int) -> None:
     try:
-        plan = grammars.json_schema(schema)
+        grammar = grammars.json_schema(schema)
     except BadRequest as error:
         assert "no value can satisfy it" in error.message or "oneOf" in error.message, (error.message, schema)
         return
     walker = Walker(TOKENIZER, random.Random(seed), soft=60, closers=AWAITED)
     for _ in range(2):
-        check(TOKENIZER.decode(walker.answer(plan)), schema)
+        check(TOKENIZER.decode(walker.answer(grammar)), schema)
 
 
 PERSON = {
@@ -73,12 +73,12 @@ PEOPLE = st.fixed_dictionaries(
 @given(value=PEOPLE)
 def test_valid_values_are_allowed_where_their_keys_come_in_order(grammars: Grammars, value: dict[str, Any]) -> None:
     ordered = {key: value[key] for key in PERSON["properties"] if key in value}  # type: ignore[attr-defined]
-    guide = grammars.json_schema(PERSON).begin()
+    matcher = grammars.json_schema(PERSON).begin()
     for token in TOKENIZER.encode(json.dumps(ordered, ensure_ascii=False), add_special=False):
-        mask = guide.mask()
+        mask = matcher.mask()
         assert mask is not None and token in allowed(mask, TOKENIZER.vocab_size), ordered
-        guide.accept(token)
-    assert guide.done
+        matcher.accept(token)
+    assert matcher.done
 
 
 NAMES = st.sampled_from(["p", "q", "pq", "x", ""])
@@ -122,13 +122,13 @@ TREE = st.builds(
 
 
 @given(schema=TREE, seed=st.integers(0, 1000))
-def test_any_schema_at_all_is_held_to_or_refused(grammars: Grammars, schema: Schema, seed: int) -> None:
+def test_any_schema_at_all_is_enforced_or_refused(grammars: Grammars, schema: Schema, seed: int) -> None:
     """Schemas that no person would write; many are refused."""
     try:
-        plan = grammars.json_schema(schema)
+        grammar = grammars.json_schema(schema)
     except BadRequest:
         return
-    text = TOKENIZER.decode(Walker(TOKENIZER, random.Random(seed), soft=40, closers=AWAITED).answer(plan))
+    text = TOKENIZER.decode(Walker(TOKENIZER, random.Random(seed), soft=40, closers=AWAITED).answer(grammar))
     jsonschema.Draft7Validator(schema).validate(json.loads(text))
 
 
@@ -152,6 +152,6 @@ def test_what_only_annotates_is_left_out_of_a_schema(schema: dict[str, Any], pla
 def test_a_problem_is_found_in_the_schema_by_its_keyword_or_by_the_value_that_it_quotes() -> None:
     item = {"format": "uuid4", "uniqueItems": True}
     schema = {"properties": {"a": {"format": "date"}, "uniqueItems": {"items": item}}}
-    assert place_in(schema, "it uses uniqueItems, which") == "properties.uniqueItems.items.uniqueItems"
-    assert place_in(schema, "the format 'uuid4' is not known") == "properties.uniqueItems.items.format"
-    assert place_in(schema, "something else") is None
+    assert problem_path(schema, "it uses uniqueItems, which") == "properties.uniqueItems.items.uniqueItems"
+    assert problem_path(schema, "the format 'uuid4' is not known") == "properties.uniqueItems.items.format"
+    assert problem_path(schema, "something else") is None

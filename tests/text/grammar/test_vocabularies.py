@@ -31,16 +31,16 @@ def grammars_of(tokenizer: Tokenizer, more_rows: int = 0) -> Iterator[Grammars]:
         made.close()
 
 
-def follow(plan: CompiledGrammar | None, tokenizer: Tokenizer, text: str) -> bool:
+def follow(grammar: CompiledGrammar | None, tokenizer: Tokenizer, text: str) -> bool:
     """Whether the tokens that the model itself would write the text with are allowed, and make a complete answer."""
-    assert plan is not None
-    guide = plan.begin()
+    assert grammar is not None
+    matcher = grammar.begin()
     for token in tokenizer.encode(text, add_special=False):
-        mask = guide.mask()
+        mask = matcher.mask()
         assert mask is not None and mask[token >> 5] >> (token & 31) & 1, tokenizer.token_text(token)
-        guide.accept(token)
-    last = guide.mask()
-    return guide.done or (last is not None and bool(set(allowed(last, tokenizer.vocab_size)) & tokenizer.eos_ids))
+        matcher.accept(token)
+    last = matcher.mask()
+    return matcher.done or (last is not None and bool(set(allowed(last, tokenizer.vocab_size)) & tokenizer.eos_ids))
 
 
 @pytest.mark.parametrize("name", ["llama-like", "gemma-like"])
@@ -49,8 +49,8 @@ def test_sentencepiece_vocabularies_write_what_a_grammar_says(made: Load, name: 
     options = ["the a the", "abcé", "x the  the", "new\nline", "a☃"]
     with grammars_of(tokenizer, more_rows=9) as grammars:
         walker = Walker(tokenizer, random.Random(1))
-        plan = grammars.choice(options)
-        written = {b"".join(map(tokenizer.token_bytes, walker.answer(plan))).decode() for _ in range(60)}
+        grammar = grammars.choice(options)
+        written = {b"".join(map(tokenizer.token_bytes, walker.answer(grammar))).decode() for _ in range(60)}
         assert written == set(options)
         assert all(ord(character) < 128 for character in tokenizer.decode(walker.answer(grammars.regex("[a-z ]{9}"))))
 
@@ -84,12 +84,12 @@ def test_real_models_write_calls_with_their_own_tokens(real: Load, name: str, fo
     tokenizer = real(name)
     tool = GrammarTool("get_weather", SCHEMA, strict=True)
     with grammars_of(tokenizer, more_rows=128) as grammars:
-        for known in map(format_by_name, formats):
-            call = render_calls(known, [PastCall("get_weather", {"city": 'Paris, "près"', "days": 3})])
-            free = grammars.tools(known, [tool], "auto", parallel=True)
-            assert follow(grammars.tools(known, [tool], "required", parallel=True), tokenizer, call)
+        for table in map(format_by_name, formats):
+            call = render_calls(table, [PastCall("get_weather", {"city": 'Paris, "près"', "days": 3})])
+            free = grammars.tools(table, [tool], "auto", parallel=True)
+            assert follow(grammars.tools(table, [tool], "required", parallel=True), tokenizer, call)
             assert follow(free, tokenizer, call)
             assert follow(free, tokenizer, "No call: <b>{1}</b>.")
-            thinking = grammars.answer(grammars.json_schema(SCHEMA), known, ThinkingStart.OPENED)
-            assert known.thinking is not None
-            assert follow(thinking, tokenizer, f'Hm.\n{known.thinking.close}\n\n{{"city": "Oslo", "days": 1}}')
+            thinking = grammars.answer(grammars.json_schema(SCHEMA), table, ThinkingStart.OPENED)
+            assert table.thinking is not None
+            assert follow(thinking, tokenizer, f'Hm.\n{table.thinking.close}\n\n{{"city": "Oslo", "days": 1}}')

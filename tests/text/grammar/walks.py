@@ -61,21 +61,21 @@ class Walker:
         self._soft = soft
         self._closers = [closer.encode() for closer in (*closers, '"', "}", "]", ")", ",", "0")]
 
-    def answer(self, plan: CompiledGrammar) -> list[int]:
+    def answer(self, grammar: CompiledGrammar) -> list[int]:
         """The tokens of a complete answer, without a stop token."""
-        guide = plan.begin()
+        matcher = grammar.begin()
         tokens: list[int] = []
         written = b""
-        while not guide.done:
+        while not matcher.done:
             assert len(tokens) < MOST, f"no end: {written!r}"
-            mask = guide.mask()
+            mask = matcher.mask()
             assert mask is not None, "a grammar leaves nothing free"
             choices = allowed(mask, self._tokenizer.vocab_size)
             assert choices, f"nothing may follow {written!r}"
             token = self._chosen(choices, written, len(tokens))
             if token in self._tokenizer.eos_ids:
                 return tokens
-            guide.accept(token)
+            matcher.accept(token)
             tokens.append(token)
             written += self._tokenizer.token_bytes(token)
         return tokens

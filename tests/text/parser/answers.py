@@ -65,12 +65,12 @@ def parsed(
     return merge_events(events + parser.flush())
 
 
-def cut(text: str, places: Iterable[int]) -> list[str]:
-    bounds = [0, *sorted({place for place in places if 0 < place < len(text)}), len(text)]
+def cut(text: str, offsets: Iterable[int]) -> list[str]:
+    bounds = [0, *sorted({offset for offset in offsets if 0 < offset < len(text)}), len(text)]
     return [text[start:stop] for start, stop in itertools.pairwise(bounds)]
 
 
-def told(events: Iterable[ParsedEvent]) -> list[tuple[Any, ...]]:
+def summary(events: Iterable[ParsedEvent]) -> list[tuple[Any, ...]]:
     """("thinks", text), ("says", text), ("calls", name, arguments), ("breaks", name, arguments as text)."""
     story: list[tuple[Any, ...]] = []
     name, fragments = "", []

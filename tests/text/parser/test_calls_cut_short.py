@@ -18,10 +18,10 @@ from ingot.text.parser.parser import Parser, ThinkingStart
 from ingot.text.tool_formats.format import CallForm, Format, Gap, JsonCall, Maybe
 from ingot.text.tool_formats.registry import FORMATS, format_by_name
 from ingot.text.tool_formats.rendering import render_calls
-from tests.text.parser.answers import TOOLS, new_parser, told
+from tests.text.parser.answers import TOOLS, new_parser, summary
 
-CALLING = [known for known in FORMATS if known.can_call]
-WITH_FORMS = [known for known in FORMATS if known.forms]
+CALLING = [table for table in FORMATS if table.can_call]
+WITH_FORMS = [table for table in FORMATS if table.forms]
 every_calling_format = pytest.mark.parametrize("format", CALLING, ids=lambda format: format.name)
 WEATHER = PastCall("get_weather", {"city": "x"}, "functions.get_weather:0")
 QWEN = format_by_name("qwen")
@@ -90,13 +90,13 @@ def test_a_marker_that_more_would_have_followed_is_no_content(cut: bool) -> None
     for text in ("Look. <tool_call>", 'Look. <tool_call>\n{"na', 'Look. <tool_call>\n{"name": "get_weather", "arg'):
         parser = new_parser(QWEN)
         events = [*parser.push(text), *parser.flush(cut=cut)]
-        assert "".join(each for _, each in told(events)).rstrip() == ("Look." if cut else text)
+        assert "".join(each for _, each in summary(events)).rstrip() == ("Look." if cut else text)
 
 
 @pytest.mark.parametrize("text", ["1 <", "Look. <tool", '{"na', '```json\n{"name": "pi', "[", "Look."])
 def test_what_need_be_no_call_is_kept_where_it_is_cut(text: str) -> None:
     parser = new_parser(QWEN)
-    assert "".join(each for _, each in told([*parser.push(text), *parser.flush(cut=True)])) == text
+    assert "".join(each for _, each in summary([*parser.push(text), *parser.flush(cut=True)])) == text
 
 
 def test_half_a_header_is_no_content() -> None:
@@ -115,7 +115,7 @@ def test_an_unmarked_call_is_one_as_far_as_it_goes_only_where_more_would_have_co
                 [*(event for piece in pieces for event in parser.push(piece)), *parser.flush(cut=cut)]
             )
             if cut:
-                said = [("says", "Look.")] if opening == "Look.\n" else []
-                assert told(events) == [*said, ("breaks", "write_file", '{"path": "x')]
+                before = [("says", "Look.")] if opening == "Look.\n" else []
+                assert summary(events) == [*before, ("breaks", "write_file", '{"path": "x')]
             else:
-                assert told(events) == [("says", text)]
+                assert summary(events) == [("says", text)]

@@ -23,12 +23,12 @@ from ingot.text.tool_formats.format import Format
 from ingot.text.tool_formats.registry import FORMATS, format_by_name
 from ingot.text.tool_formats.rendering import render_calls
 from ingot.text.tool_formats.shapes import THINK
-from tests.text.parser.answers import TOOLS, check_order, cut, new_parser, parsed, told
+from tests.text.parser.answers import TOOLS, check_order, cut, new_parser, parsed, summary
 from tests.text.work import work
 
-CALLING = [known for known in FORMATS if known.can_call]
-TAGGED = [known for known in FORMATS if known.thinking is not None]
-MARKED = [known for known in TAGGED if known.can_call and not known.forms[0].bare]
+CALLING = [table for table in FORMATS if table.can_call]
+TAGGED = [table for table in FORMATS if table.thinking is not None]
+MARKED = [table for table in TAGGED if table.can_call and not table.forms[0].bare]
 PARIS = PastCall("get_weather", {"city": "Paris", "days": 3, "tags": ["a", "b"], "where": {"x": None}})
 FILE = PastCall("write_file", {"path": "a.txt", "content": 'one\n"two" <three> \\ four'})
 
@@ -56,7 +56,7 @@ def test_text_may_stand_before_and_after_several_calls(format: Format) -> None:
     text = joined(format, "Let me see.", render_calls(format, [PARIS, FILE])) + "\nDone."
     events = parsed(format, [text])
     check_order(events)
-    story = told(events)
+    story = summary(events)
     assert story[:-1] == [("says", "Let me see."), *called(PARIS, FILE)]
     assert story[-1][0] == "says" and story[-1][1].strip() == "Done."
 
@@ -65,9 +65,9 @@ def test_text_may_stand_before_and_after_several_calls(format: Format) -> None:
 def test_without_tools_a_call_is_text(format: Format) -> None:
     text = render_calls(format, [FILE])
     events = parsed(format, [text], tools=())
-    said = "".join(event.text for event in events if isinstance(event, ContentDelta))
+    content = "".join(event.text for event in events if isinstance(event, ContentDelta))
     assert len(events) == 1
-    assert said == text if format.channels is None and not format.strips else said in text
+    assert content == text if format.channels is None and not format.strips else content in text
 
 
 @every_tagged_format
@@ -77,7 +77,7 @@ def test_a_call_inside_a_thinking_part_that_is_closed_is_no_call(format: Format)
     for before in ("I could ", "I could:\n", ""):
         text = f"{format.thinking.open}\n{before}{call}\n{format.thinking.close}\n\nNo."
         for pieces in ([text], text):
-            assert told(parsed(format, pieces)) == [("thinks", f"{before}{call}".strip()), ("says", "No.")]
+            assert summary(parsed(format, pieces)) == [("thinks", f"{before}{call}".strip()), ("says", "No.")]
 
 
 @every_marked_format
@@ -88,7 +88,7 @@ def test_a_call_that_begins_a_line_of_a_thinking_part_that_is_never_closed_is_a_
         for size in (1, 3, len(text)):
             events = parsed(format, cut(text, range(0, len(text), size)), thinking=ThinkingStart.OPENED)
             check_order(events)
-            assert told(events) == [*before, *called(PARIS, FILE)]
+            assert summary(events) == [*before, *called(PARIS, FILE)]
 
 
 @every_marked_format
@@ -100,11 +100,11 @@ def test_so_is_one_in_a_thinking_part_that_is_closed_with_nothing_behind_it(form
         pieces = cut(text, range(0, len(text), size))
         events = parsed(format, pieces, thinking=ThinkingStart.OPENED)
         check_order(events)
-        assert told(events) == [("thinks", "I must look."), *called(PARIS, FILE)]
+        assert summary(events) == [("thinks", "I must look."), *called(PARIS, FILE)]
         assert all(event.in_thinking for event in events if isinstance(event, ToolCallBegan))
         parser = new_parser(format, thinking=ThinkingStart.OPENED)
         cut_off = [event for piece in pieces for event in parser.push(piece)] + parser.flush(cut=True)
-        assert told(merge_events(cut_off)) == [("thinks", f"I must look.\n{call}")]
+        assert summary(merge_events(cut_off)) == [("thinks", f"I must look.\n{call}")]
 
 
 @every_marked_format
@@ -113,7 +113,7 @@ def test_within_a_line_or_of_another_tool_or_cut_off_it_stays_thinking(format: F
     quoted = "\n".join(f"> {line}" for line in whole.splitlines())
     for text in (quoted, render_calls(format, [PastCall("fly", {"to": "ping"})]), whole[: len(whole) // 2]):
         for pieces in ([text], text):
-            assert told(parsed(format, pieces, thinking=ThinkingStart.OPENED)) == [("thinks", text)]
+            assert summary(parsed(format, pieces, thinking=ThinkingStart.OPENED)) == [("thinks", text)]
 
 
 @every_marked_format
@@ -121,7 +121,7 @@ def test_thinking_goes_on_behind_a_call_within_it(format: Format) -> None:
     call = render_calls(format, [PARIS])
     text = f"One.\n{call}\nTwo.\n{call}\nThree."
     for pieces in ([text], text):
-        story = told(parsed(format, pieces, thinking=ThinkingStart.OPENED))
+        story = summary(parsed(format, pieces, thinking=ThinkingStart.OPENED))
         assert [each for each in story if each[0] == "calls"] == called(PARIS, PARIS)
         assert [each[1].strip() for each in story if each[0] == "thinks"] == ["One.", "Two.", "Three."]
 
@@ -129,7 +129,7 @@ def test_thinking_goes_on_behind_a_call_within_it(format: Format) -> None:
 def test_a_call_around_a_strict_schema_is_none_within_thinking() -> None:
     format, strict = format_by_name("hermes"), [replace(tool, strict=True) for tool in TOOLS]
     call = render_calls(format, [PARIS])
-    assert told(parsed(format, [call], strict, ThinkingStart.OPENED)) == [("thinks", call)]
+    assert summary(parsed(format, [call], strict, ThinkingStart.OPENED)) == [("thinks", call)]
 
 
 @every_marked_format
@@ -190,7 +190,7 @@ def test_arguments_stream_while_they_are_written(format: Format) -> None:
 def test_a_name_is_announced_before_the_arguments_are_complete(format: Format) -> None:
     text = render_calls(format, [FILE])
     parser = new_parser(format)
-    began = next(place for place, piece in enumerate(text) if any(map(_begins, parser.push(piece))))
+    began = next(index for index, piece in enumerate(text) if any(map(_begins, parser.push(piece))))
     assert began < len(text) - len(json.dumps(FILE.arguments["content"]))
 
 
@@ -214,12 +214,12 @@ def soup(format: Format) -> st.SearchStrategy[str]:
 def test_any_soup_of_markers_gives_the_same_events_in_any_pieces(format: Format, data: st.DataObject) -> None:
     text = data.draw(soup(format))
     thinking = data.draw(st.sampled_from(ThinkingStart))
-    places = data.draw(st.lists(st.integers(0, len(text)), max_size=10))
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=10))
     whole = parsed(format, [text], thinking=thinking)
     check_order(whole)
-    told(whole)  # every complete call's arguments are valid JSON
+    summary(whole)  # every complete call's arguments are valid JSON
     assert parsed(format, text, thinking=thinking) == whole
-    assert parsed(format, cut(text, places), thinking=thinking) == whole
+    assert parsed(format, cut(text, cuts), thinking=thinking) == whole
 
 
 def reading(format: Format, text: str, thinking: ThinkingStart) -> int:
@@ -304,7 +304,7 @@ def test_deep_nesting_breaks_a_call_and_not_the_server(opening: str) -> None:
     text = '<tool_call>{"name": "ping", "arguments": {"a": ' + opening * 50_000
     events = parsed(format_by_name("hermes"), [text])
     check_order(events)
-    assert told(events)[0][0] == "breaks"
+    assert summary(events)[0][0] == "breaks"
 
 
 @pytest.mark.parametrize(
@@ -322,8 +322,8 @@ def test_deep_nesting_breaks_a_call_and_not_the_server(opening: str) -> None:
 )
 def test_what_can_no_longer_be_a_call_is_let_go_at_once(name: str, pieces: list[str]) -> None:
     parser = new_parser(format_by_name(name))
-    said = [event for piece in pieces for event in parser.push(piece)]
-    assert merge_events(said) == [ContentDelta("".join(pieces))]
+    content = [event for piece in pieces for event in parser.push(piece)]
+    assert merge_events(content) == [ContentDelta("".join(pieces))]
 
 
 def test_white_space_between_two_texts_with_a_call_between_them_is_kept_once() -> None:

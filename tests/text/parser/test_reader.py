@@ -42,14 +42,14 @@ def found(wanted: Markers, pieces: list[str]) -> list[tuple[str, str | None]]:
     st.lists(st.integers(0, 30)),
 )
 def test_the_leftmost_longest_marker_is_found_in_any_pieces(
-    literals: frozenset[str], text: str, places: list[int]
+    literals: frozenset[str], text: str, cuts: list[int]
 ) -> None:
     wanted = Markers(literals)
-    story = found(wanted, cut(text, places))
+    story = found(wanted, cut(text, cuts))
     assert story == found(wanted, [text])
     at = 0
     for passed, marker in story:
-        starts = [place for place in range(at, len(text)) if any(text.startswith(each, place) for each in literals)]
+        starts = [offset for offset in range(at, len(text)) if any(text.startswith(each, offset) for each in literals)]
         first = starts[0] if starts else len(text)
         assert passed == text[at:first]
         here = [each for each in literals if text.startswith(each, first)]

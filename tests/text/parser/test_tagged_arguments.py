@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ingot.text.parser.events import ToolSchema
 from ingot.text.parser.tagged_arguments import DEEPEST_ELEMENT, LONGEST_ELEMENT_NAME, LONGEST_UNOPENED_ELEMENT
 from ingot.text.tool_formats.registry import format_by_name
-from tests.text.parser.answers import check_order, cut, parsed, told
+from tests.text.parser.answers import check_order, cut, parsed, summary
 
 M3 = format_by_name("minimax-m3")
 MARK = "]<]minimax[>["
@@ -62,20 +62,20 @@ def item(*inside: str) -> str:
 )
 def test_a_value_is_what_its_schema_says(schema: dict[str, Any], inside: str, value: Any) -> None:
     tool = ToolSchema("f", {"type": "object", "properties": {"v": schema}, "$defs": {"node": NODE}})
-    assert told(parsed(M3, [call(element("v", inside))], [tool])) == [("calls", "f", {"v": value})]
+    assert summary(parsed(M3, [call(element("v", inside))], [tool])) == [("calls", "f", {"v": value})]
 
 
 def test_elements_are_told_as_they_come() -> None:
     text = call(element("v", item("one"), item(element("a", "so"))))
-    assert told(parsed(M3, [text[: text.index("so") + 1]])) == [("breaks", "f", '{"v": ["one", {"a": "s')]
+    assert summary(parsed(M3, [text[: text.index("so") + 1]])) == [("breaks", "f", '{"v": ["one", {"a": "s')]
 
 
 def test_only_so_many_elements_stand_within_one_another() -> None:
     inside = "x"
     for _ in range(DEEPEST_ELEMENT):
         inside = item(inside)
-    assert told(parsed(M3, [call(element("v", inside))]))[0][0] == "calls"
-    [(said, *_), _] = told(parsed(M3, [call(element("v", item(inside)))]))
+    assert summary(parsed(M3, [call(element("v", inside))]))[0][0] == "calls"
+    [(said, *_), _] = summary(parsed(M3, [call(element("v", item(inside)))]))
     assert said == "breaks"
 
 
@@ -88,7 +88,7 @@ def test_only_so_many_elements_stand_within_one_another() -> None:
     ],
 )
 def test_what_makes_no_element_is_text(bad: str) -> None:
-    story = told(parsed(M3, [call(element("a", "1"), bad)]))
+    story = summary(parsed(M3, [call(element("a", "1"), bad)]))
     assert story[0] == ("breaks", "f", '{"a": 1')
     assert story[1][0] == "says" and story[1][1].startswith(bad)
 
@@ -110,5 +110,5 @@ def test_whatever_elements_are_made_of_is_read_the_same_in_any_pieces(pieces: li
     text = f'{MARK}<tool_call>{MARK}<invoke name="f">' + "".join(pieces)
     whole = parsed(M3, [text], tools)
     check_order(whole)
-    told(whole)
+    summary(whole)
     assert parsed(M3, cut(text, places), tools) == whole == parsed(M3, text, tools)

@@ -13,7 +13,7 @@ from ingot.text.parser.events import ContentDelta, ParsedEvent, PastCall, ToolCa
 from ingot.text.tool_formats.format import Elements, Format, TextParameters
 from ingot.text.tool_formats.registry import FORMATS, format_by_name
 from ingot.text.tool_formats.rendering import render_calls
-from tests.text.parser.answers import TOOLS, check_order, cut, new_parser, parsed, told
+from tests.text.parser.answers import TOOLS, check_order, cut, new_parser, parsed, summary
 from tests.text.parser.test_parser import grows_linearly
 
 PARIS = PastCall("get_weather", {"city": "Paris"})
@@ -26,7 +26,7 @@ def arguments_part(format: Format) -> TextParameters | Elements | None:
     return next((part for part in parts if isinstance(part, TextParameters | Elements)), None)
 
 
-TAGGED = [known for known in FORMATS if arguments_part(known) is not None]
+TAGGED = [table for table in FORMATS if arguments_part(table) is not None]
 every_tagged_format = pytest.mark.parametrize("format", TAGGED, ids=lambda format: format.name)
 
 
@@ -64,14 +64,14 @@ def test_a_forgotten_closer_leaves_parallel_calls_apart(format: Format) -> None:
     for size in range(1, len(tags) + 1):
         for forgotten in itertools.combinations(tags, size):
             events = however_it_is_cut(format, without(text, forgotten))
-            assert told(events) == called(PARIS, OSLO, PING), forgotten
+            assert summary(events) == called(PARIS, OSLO, PING), forgotten
 
 
 @every_tagged_format
 def test_a_forgotten_closer_of_the_last_call_is_no_harm_either(format: Format) -> None:
     tags = closers(format)
     for forgotten in ((tags[0],), tuple(tags[:1] + tags[2:])):
-        assert told(however_it_is_cut(format, without(render_calls(format, [PARIS]), forgotten))) == called(PARIS)
+        assert summary(however_it_is_cut(format, without(render_calls(format, [PARIS]), forgotten))) == called(PARIS)
 
 
 @every_tagged_format
@@ -85,7 +85,7 @@ def test_a_text_about_calls_is_one_value_of_a_call_that_is_well_formed(format: F
         for arguments in ({"content": content, "path": "a.md"}, {"path": "a.md", "content": content}):
             file = PastCall("write_file", arguments)
             events = however_it_is_cut(format, "Look.\n" + render_calls(format, [file, PING]))
-            assert told(events) == [("says", "Look."), *called(file, PING)]
+            assert summary(events) == [("says", "Look."), *called(file, PING)]
 
 
 @every_tagged_format
@@ -96,7 +96,7 @@ def test_a_text_about_calls_that_a_limit_cuts_off_is_half_a_call_and_no_other(fo
     for pieces in ([cut_off], cut_off):
         parser = new_parser(format)
         events = merge_events([*(event for piece in pieces for event in parser.push(piece)), *parser.flush(cut=True)])
-        assert [(kind, name) for kind, name, *_ in told(events)] == [("breaks", "write_file")]
+        assert [(kind, name) for kind, name, *_ in summary(events)] == [("breaks", "write_file")]
 
 
 @every_tagged_format
@@ -109,7 +109,7 @@ def test_the_values_of_a_strict_tool_are_taken_as_a_grammar_writes_them(format: 
     if isinstance(part, TextParameters) and part.close_optional:
         content = content.replace("city", "other")
     file = PastCall("write_file", {"path": "a", "content": content})
-    assert told(parsed(format, [render_calls(format, [file])], strict)) == called(file)
+    assert summary(parsed(format, [render_calls(format, [file])], strict)) == called(file)
 
 
 @every_tagged_format
@@ -122,8 +122,8 @@ def test_no_complete_call_holds_the_markers_of_another(format: Format, data: st.
         marker = data.draw(st.sampled_from(tags))
         before, *rest = text.split(marker)
         if rest:
-            place = data.draw(st.integers(0, len(rest) - 1))
-            text = marker.join([before, *rest[:place]]) + marker.join(rest[place:])
+            offset = data.draw(st.integers(0, len(rest) - 1))
+            text = marker.join([before, *rest[:offset]]) + marker.join(rest[offset:])
     whole = parsed(format, [text])
     check_order(whole)
     assert parsed(format, text) == whole
@@ -131,7 +131,7 @@ def test_no_complete_call_holds_the_markers_of_another(format: Format, data: st.
     part = arguments_part(format)
     heads = ['<invoke name="', "<function", "<tool_call", "<|open|>call", *tags[1:]]
     assert part is not None
-    for kind, *_, arguments in told(whole):
+    for kind, *_, arguments in summary(whole):
         if kind == "calls":
             assert not any(head in str(value) for value in arguments.values() for head in heads), text
 
@@ -158,7 +158,7 @@ def test_behind_a_malformed_call_the_next_one_is_read(name: str, line: str) -> N
         text = f"{opening}{line}{BROKEN[name]}{line}{whole[len(opening) + 1 :]}"
     else:
         text = f"{opening}{line}{BROKEN[name]}{line}{whole}"
-    story = told(however_it_is_cut(format, text))
+    story = summary(however_it_is_cut(format, text))
     assert [each for each in story if each[0] == "calls"] == called(PARIS, PING), story
     assert [each[1] for each in story if each[0] == "breaks"] == ["get_weather"]
     assert closing == "" or story[0][0] == "breaks"
@@ -168,7 +168,7 @@ def test_a_string_in_json_that_is_never_closed_ends_with_its_value() -> None:
     format = format_by_name("qwen3-coder")
     broken = '<tool_call>\n<function=get_weather>\n<parameter=tags>\n["a\n</parameter>\n</function>\n</tool_call>\n'
     events = however_it_is_cut(format, broken + render_calls(format, [PING]))
-    assert told(events) == [("calls", "get_weather", {"tags": '["a'}), *called(PING)]
+    assert summary(events) == [("calls", "get_weather", {"tags": '["a'}), *called(PING)]
 
 
 def test_a_value_that_cannot_be_text_is_told_at_once() -> None:
@@ -178,7 +178,7 @@ def test_a_value_that_cannot_be_text_is_told_at_once() -> None:
     )
     parser = new_parser(format)
     events = [event for piece in text + "</invoke>" + "\n" * 400 for event in parser.push(piece)]
-    assert told(merge_events(events)) == [("calls", "get_weather", {"days": 3}), *called(PING)]
+    assert summary(merge_events(events)) == [("calls", "get_weather", {"days": 3}), *called(PING)]
 
 
 def test_prose_that_names_a_marker_is_text_like_any_other() -> None:
@@ -187,7 +187,7 @@ def test_prose_that_names_a_marker_is_text_like_any_other() -> None:
         'Write <invoke name="ping"> and </invoke>, <parameter name="x"> and </parameter>; see <minimax:tool_call>.'
     )
     file = PastCall("write_file", {"content": content})
-    assert told(however_it_is_cut(format, render_calls(format, [file, PING]))) == called(file, PING)
+    assert summary(however_it_is_cut(format, render_calls(format, [file, PING]))) == called(file, PING)
 
 
 def test_text_streams_up_to_the_first_marker() -> None:

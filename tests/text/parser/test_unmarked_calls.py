@@ -19,9 +19,9 @@ from ingot.text.parser.events import (
 )
 from ingot.text.tool_formats.format import Format
 from ingot.text.tool_formats.registry import FORMATS, format_by_name
-from tests.text.parser.answers import check_order, cut, new_parser, parsed, told
+from tests.text.parser.answers import check_order, cut, new_parser, parsed, summary
 
-DOUBTED = [known for known in FORMATS if any(form.whole for form in known.forms)]
+DOUBTED = [table for table in FORMATS if any(form.whole for form in table.forms)]
 every_doubted_format = pytest.mark.parametrize("format", DOUBTED, ids=lambda format: format.name)
 QWEN = format_by_name("qwen")
 CALL = '{"name": "write_file", "arguments": {"path": "a.txt", "content": "one\\ntwo"}}'
@@ -48,10 +48,10 @@ def text_of(events: list[ParsedEvent]) -> str:
 
 
 @every_doubted_format
-@given(pieces=st.lists(scraps, max_size=25), places=st.lists(st.integers(0, 400), max_size=8))
-def test_what_calls_no_given_tool_is_unchanged_text(format: Format, pieces: list[str], places: list[int]) -> None:
+@given(pieces=st.lists(scraps, max_size=25), cuts=st.lists(st.integers(0, 400), max_size=8))
+def test_what_calls_no_given_tool_is_unchanged_text(format: Format, pieces: list[str], cuts: list[int]) -> None:
     text = "".join(pieces)
-    for way in ([text], text, cut(text, places)):
+    for way in ([text], text, cut(text, cuts)):
         events = parsed(format, way)
         assert events == ([ContentDelta(text)] if text else [])
 
@@ -72,9 +72,9 @@ def test_a_call_with_something_amiss_is_whole_or_unchanged_text(
     check_order(whole)
     if not any(isinstance(event, ToolCallBegan) for event in whole):
         assert text_of(whole) == text
-    places = data.draw(st.lists(st.integers(0, len(text)), max_size=8))
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8))
     assert parsed(QWEN, text) == whole
-    assert parsed(QWEN, cut(text, places)) == whole
+    assert parsed(QWEN, cut(text, cuts)) == whole
 
 
 @pytest.mark.parametrize("written", [CALL, f"```json\n{CALL}\n```", f"<tools>\n{CALL}\n</tools>"])
@@ -83,7 +83,7 @@ def test_nothing_of_a_call_or_its_fence_is_ever_told_as_content(written: str) ->
     events = [event for character in f"Look:\n{written}\n" for event in parser.push(character)]
     events += parser.flush()
     assert text_of(events) == "Look:"
-    assert told(events) == [*(("says", letter) for letter in "Look:"), *WRITTEN]
+    assert summary(events) == [*(("says", letter) for letter in "Look:"), *WRITTEN]
 
 
 @pytest.mark.parametrize("opening", ["", "```json\n", "<tools>\n"])
@@ -92,10 +92,10 @@ def test_arguments_that_grow_too_long_to_be_held_stream(opening: str) -> None:
     content = "word " * LONGEST_HELD_ARGUMENTS
     text = opening + json.dumps({"name": "write_file", "arguments": {"content": content}})
     events = [event for piece in cut(text, range(0, len(text), 50)) for event in parser.push(piece)]
-    held = next(event for event in events if isinstance(event, ToolCallArguments))
-    assert LONGEST_HELD_ARGUMENTS < len(held.fragment) < LONGEST_HELD_ARGUMENTS + 100
+    fragment = next(event for event in events if isinstance(event, ToolCallArguments))
+    assert LONGEST_HELD_ARGUMENTS < len(fragment.fragment) < LONGEST_HELD_ARGUMENTS + 100
     assert sum(isinstance(event, ToolCallArguments) for event in events) > 100
-    assert told(merge_events([*events, *parser.flush()])) == [("calls", "write_file", {"content": content})]
+    assert summary(merge_events([*events, *parser.flush()])) == [("calls", "write_file", {"content": content})]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_arguments_that_grow_too_long_to_be_held_stream(opening: str) -> None:
 def test_what_was_held_is_text_and_what_was_told_is_a_broken_call(length: int, told_as: str) -> None:
     text = '{"name": "write_file", "arguments": {"content": "' + "x" * length + '", oops}}'
     whole = parsed(QWEN, [text])
-    assert told(whole)[0][0] == told_as
+    assert summary(whole)[0][0] == told_as
     for size in (1, 7, 1000):
         assert parsed(QWEN, cut(text, range(0, len(text), size))) == whole
 
@@ -120,13 +120,13 @@ def test_without_tools_it_is_text() -> None:
 )
 def test_what_can_no_longer_be_a_call_is_let_go_at_once(pieces: list[str]) -> None:
     parser = new_parser(QWEN)
-    said = [event for piece in pieces for event in parser.push(piece)]
-    assert text_of(said) == "".join(pieces).rstrip()
+    events_read = [event for piece in pieces for event in parser.push(piece)]
+    assert text_of(events_read) == "".join(pieces).rstrip()
 
 
 def test_a_call_that_was_taken_back_leaves_no_number_behind() -> None:
     broken = '{"name": "ping", "arguments": {"a": oops}}'
     events = parsed(QWEN, [f"{broken}\n{CALL}"])
     check_order(events)
-    assert told(events) == [("says", broken), *WRITTEN]
+    assert summary(events) == [("says", broken), *WRITTEN]
     assert [event for event in events if isinstance(event, ToolCallEnded)] == [ToolCallEnded(0)]

@@ -165,9 +165,9 @@ def test_no_more_is_kept_than_there_is_memory_for(tmp_path: Path) -> None:
 
 
 def _made(number: int) -> list[object]:
-    kept = AnswerCache()
-    kept.keep(b"x", "", [number])
-    return [kept.recall(b"x")]
+    cache = AnswerCache()
+    cache.keep(b"x", "", [number])
+    return [cache.recall(b"x")]
 
 
 def test_a_place_that_cannot_be_written_is_a_memory_in_memory(tmp_path: Path) -> None:

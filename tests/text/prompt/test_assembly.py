@@ -23,16 +23,16 @@ class Counting:
     """A tokenizer that says what it had to encode."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.encoded_texts: list[str] = []
 
     def encode(self, text: str, *, add_special: bool, quoted: Any = None) -> list[int]:
-        self.asked.append(text)
+        self.encoded_texts.append(text)
         return list(text.encode())
 
     def encode_with_places(
-        self, text: str, places: Sequence[int], *, add_special: bool, quoted: Any = None
+        self, text: str, offsets: Sequence[int], *, add_special: bool, quoted: Any = None
     ) -> tuple[list[int], list[int]]:
-        return self.encode(text, add_special=add_special), list(places)
+        return self.encode(text, add_special=add_special), list(offsets)
 
 
 def encoded(encodings: EncodingCache, counting: Any, text: str, salt: str = "") -> list[int]:
@@ -42,14 +42,14 @@ def encoded(encodings: EncodingCache, counting: Any, text: str, salt: str = "") 
 def test_a_text_is_encoded_once() -> None:
     encodings, counting = EncodingCache(), Counting()
     assert [encoded(encodings, counting, "Hi") for _ in range(3)] == [[72, 105]] * 3
-    assert counting.asked == ["Hi"]
+    assert counting.encoded_texts == ["Hi"]
 
 
 def test_salts_do_not_help_each_other() -> None:
     encodings, counting = EncodingCache(), Counting()
     encoded(encodings, counting, "Hi", "mine")
     encoded(encodings, counting, "Hi", "yours")
-    assert counting.asked == ["Hi", "Hi"]
+    assert counting.encoded_texts == ["Hi", "Hi"]
 
 
 def test_places_are_part_of_what_was_asked() -> None:
@@ -63,7 +63,7 @@ def test_what_was_not_asked_for_longest_is_forgotten() -> None:
     encodings, counting = EncodingCache(most_bytes=2000), Counting()
     for text in ("a" * 100, "b" * 100, "a" * 100, "c" * 100, "a" * 100, "b" * 100):
         encoded(encodings, counting, text)
-    assert [text[0] for text in counting.asked] == ["a", "b", "c", "b"]
+    assert [text[0] for text in counting.encoded_texts] == ["a", "b", "c", "b"]
 
 
 def test_many_threads_may_ask_at_once() -> None:
@@ -100,6 +100,6 @@ def test_tokens_are_counted_up_to_each_place(real: Load, name: str) -> None:
     ids, counts = tokenizer.encode_with_places(text, range(len(text) + 1), add_special=False)
     assert ids == tokenizer.encode(text, add_special=False)
     assert counts == sorted(counts) and counts[-1] == len(ids)
-    for place, count in enumerate(counts):
+    for offset, count in enumerate(counts):
         assert text.startswith(tokenizer.decode(ids[:count]).rstrip("\ufffd"))
-        assert len(tokenizer.decode(ids[:count]).rstrip("\ufffd")) <= place
+        assert len(tokenizer.decode(ids[:count]).rstrip("\ufffd")) <= offset

@@ -57,14 +57,14 @@ class World:
         self.answers.keep(thread, prompt.opening, list(raw.encode()), thought)
 
 
-def said(content: str | None, **more: Any) -> dict[str, Any]:
+def assistant(content: str | None, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": content, **more}
 
 
 def test_an_answer_stands_in_the_next_prompt_as_it_was_generated() -> None:
     world = World()
     world.answer(world.prompt(USER), "hm... Yes", "Yes", "hm...")
-    prompt = world.prompt(USER, said("Yes"), USER)
+    prompt = world.prompt(USER, assistant("Yes"), USER)
     assert prompt.text == "<user>Hi</><assistant>hm... Yes</><user>Hi</><assistant>"
     assert prompt.recalled == 1 and prompt.history == "stable"
     assert bytes(prompt.tokens).decode() == prompt.text
@@ -81,18 +81,18 @@ def test_an_answer_stands_in_the_next_prompt_as_it_was_generated() -> None:
 def test_an_answer_is_not_recalled_where_it_must_not_be(changed: dict[str, Any]) -> None:
     world = World()
     world.answer(world.prompt(USER), "hm... Yes", "Yes", "hm...")
-    assert world.prompt(USER, said("Yes"), USER, **changed).recalled == 0
+    assert world.prompt(USER, assistant("Yes"), USER, **changed).recalled == 0
 
 
 @pytest.mark.parametrize(
     "messages",
     [
-        [USER, said("No"), USER],
-        [USER, said("Yes", reasoning_content="Something else"), USER],
-        [USER, said("Yes", reasoning_content=""), USER],
-        [{"role": "user", "content": "Ho"}, said("Yes"), USER],
-        [{"role": "system", "content": "Be."}, USER, said("Yes"), USER],
-        [USER, said("Yes", tool_calls=[{"id": "1", "function": {"name": "f", "arguments": "{}"}}]), USER],
+        [USER, assistant("No"), USER],
+        [USER, assistant("Yes", reasoning_content="Something else"), USER],
+        [USER, assistant("Yes", reasoning_content=""), USER],
+        [{"role": "user", "content": "Ho"}, assistant("Yes"), USER],
+        [{"role": "system", "content": "Be."}, USER, assistant("Yes"), USER],
+        [USER, assistant("Yes", tool_calls=[{"id": "1", "function": {"name": "f", "arguments": "{}"}}]), USER],
     ],
 )
 def test_an_answer_that_the_client_changed_or_moved_is_the_client_s_own(messages: list[Any]) -> None:
@@ -106,7 +106,7 @@ def test_the_opening_that_an_answer_was_given_stays_with_it() -> None:
     first = world.prompt(USER, variables={"quiet": True})
     assert first.opening == "<assistant>()"
     world.answer(first, "Yes", "Yes")
-    second = world.prompt(USER, said("Yes"), USER)
+    second = world.prompt(USER, assistant("Yes"), USER)
     assert second.text == "<user>Hi</><assistant>()Yes</><user>Hi</><assistant>"
 
 
@@ -115,7 +115,7 @@ def test_what_is_appended_is_part_of_the_opening() -> None:
     first = world.prompt(USER, appended=lambda text: "{" if text.endswith("<assistant>") else "")
     assert first.opening == "<assistant>{" and first.text.endswith("<assistant>{")
     world.answer(first, "}", "{}")
-    assert world.prompt(USER, said("{}"), USER).text.startswith("<user>Hi</><assistant>{}</>")
+    assert world.prompt(USER, assistant("{}"), USER).text.startswith("<user>Hi</><assistant>{}</>")
 
 
 def test_an_answer_that_lacks_its_end_is_given_it() -> None:
@@ -123,23 +123,23 @@ def test_an_answer_that_lacks_its_end_is_given_it() -> None:
     prompt = world.prompt(USER)
     thread = key_with_answer(prompt.thread, "Yes", [], ids=False)
     world.answers.keep(thread, prompt.opening, list(b"Yes"), missing="!")
-    assert world.prompt(USER, said("Yes"), USER).text.startswith("<user>Hi</><assistant>Yes!</><user>")
+    assert world.prompt(USER, assistant("Yes"), USER).text.startswith("<user>Hi</><assistant>Yes!</><user>")
 
 
 def test_an_answer_goes_on_where_the_client_began_it() -> None:
     world = World()
-    first = world.prompt(USER, said("Once "), continued=True)
+    first = world.prompt(USER, assistant("Once "), continued=True)
     assert first.text == "<user>Hi</><assistant>Once "
     assert (first.begun, first.opening) == ("Once ", "<assistant>Once ")
     world.answer(first, "upon a time", "upon a time")
-    second = world.prompt(USER, said("Once upon a time"), USER)
+    second = world.prompt(USER, assistant("Once upon a time"), USER)
     assert second.recalled == 1
     assert second.text == "<user>Hi</><assistant>Once upon a time</><user>Hi</><assistant>"
     parts = [{"type": "text", "text": "Once "}]
-    assert world.prompt(USER, said(parts), continued=True).text == first.text  # type: ignore[arg-type]
+    assert world.prompt(USER, assistant(parts), continued=True).text == first.text  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("last", [USER, said(None), said("x", tool_calls=[{"function": {"name": "f"}}])])
+@pytest.mark.parametrize("last", [USER, assistant(None), assistant("x", tool_calls=[{"function": {"name": "f"}}])])
 def test_only_an_assistant_s_text_can_be_continued(last: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match="continue_final_message"):
         World().prompt(USER, last, continued=True)
@@ -148,7 +148,7 @@ def test_only_an_assistant_s_text_can_be_continued(last: dict[str, Any]) -> None
 def test_a_template_that_hides_the_last_message_cannot_continue_it() -> None:
     source = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
     with pytest.raises(Unsupported):
-        World(source).prompt(USER, said("Once "), continued=True)
+        World(source).prompt(USER, assistant("Once "), continued=True)
 
 
 def test_the_prompt_may_end_after_the_last_message() -> None:
@@ -164,7 +164,7 @@ def test_what_follows_an_answer_is_found_without_a_token_that_ends_it() -> None:
     world = World(lines, end="<never>")
     world.answer(world.prompt(USER), "hm.. Yes", "Yes", "hm..")
     assert (
-        world.prompt(USER, said("Yes"), USER).text
+        world.prompt(USER, assistant("Yes"), USER).text
         == "user: Hi\n---\nassistant: hm.. Yes\n---\nuser: Hi\n---\nassistant: "
     )
 
@@ -174,7 +174,9 @@ def test_calls_written_anew_by_the_client_are_those_that_were_generated() -> Non
     first = world.prompt(USER, tools=[{"type": "function", "function": {"name": "look"}}])
     world.answer(first, "<<look!>>", "", calls=[("a", "look", '{"b": 1.0, "a": [2]}')])
     call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": '{\n"a": [ 2 ],\n"b": 1}'}}
-    second = world.prompt(USER, said(None, tool_calls=[call]), {"role": "tool", "tool_call_id": "a", "content": "x"})
+    second = world.prompt(
+        USER, assistant(None, tool_calls=[call]), {"role": "tool", "tool_call_id": "a", "content": "x"}
+    )
     assert "<assistant><<look!>></>" in second.text
 
 
@@ -182,7 +184,7 @@ def test_calls_that_a_template_leaves_out_are_refused() -> None:
     source = CHATML.replace("m.tool_calls or [] %}", "m.tool_calls or [] if c.function.name != 'two' %}")
     calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in ("one", "two")]
     with pytest.raises(Unsupported, match=r"messages\.1\.tool_calls"):
-        World(source).prompt(USER, said(None, tool_calls=calls), USER)
+        World(source).prompt(USER, assistant(None, tool_calls=calls), USER)
 
 
 def test_calls_of_which_a_template_shows_the_first_come_one_by_one_with_their_results() -> None:
@@ -257,9 +259,9 @@ def test_what_follows_a_message_decides_nothing_about_it_in_a_stable_history() -
         "{% if later.role == 'assistant' %}{% set ns.done = true %}{% endif %}{% endfor %}"
         "<{{ m.role }}>{% if not ns.done %}({{ m.thinking }}){% endif %}{{ m.content }}</>{% endfor %}"
     )
-    thought = said("Yes", thinking="hm")
-    assert "(hm)Yes" in World(source).prompt(USER, thought, USER, said("No"), USER).text
-    assert "(hm)Yes" not in World(source).prompt(USER, thought, USER, said("No"), USER, history="official").text
+    thought = assistant("Yes", thinking="hm")
+    assert "(hm)Yes" in World(source).prompt(USER, thought, USER, assistant("No"), USER).text
+    assert "(hm)Yes" not in World(source).prompt(USER, thought, USER, assistant("No"), USER, history="official").text
 
 
 def test_a_volatile_block_is_no_part_of_prompt_or_name() -> None:
@@ -299,7 +301,7 @@ def test_a_first_turn_that_a_template_takes_outside_its_loop_is_remembered_all_t
     first = world.prompt(USER)
     assert first.opening == "<assistant>"
     world.answer(first, "hm. Yes", "Yes", "hm.")
-    assert world.prompt(USER, said("Yes"), USER).text == "<user>Hi</><assistant>hm. Yes</><user>Hi</><assistant>"
+    assert world.prompt(USER, assistant("Yes"), USER).text == "<user>Hi</><assistant>hm. Yes</><user>Hi</><assistant>"
 
 
 def test_a_template_whose_messages_cannot_be_told_apart_is_rendered_without_memory() -> None:
@@ -354,7 +356,7 @@ def test_what_is_too_long_for_certain_is_refused_before_its_control_tokens_are_q
 
 def test_what_the_template_does_not_show_makes_no_prompt_too_long(framed: tuple[World, list[str]]) -> None:
     world, quoted = framed
-    thought = said("Yes", reasoning_content="<|end|>" * 1000)
+    thought = assistant("Yes", reasoning_content="<|end|>" * 1000)
     prompt = world.prompt(USER, thought, {"role": "user", "content": "<|end|>"}, most=500, history="official")
     assert prompt.text == "<user>Hi</><assistant>Yes</><user><|end|></><assistant>" and quoted
 
@@ -375,7 +377,7 @@ def calling(*words: str, **more: Any) -> list[dict[str, Any]]:
     return [{"role": "assistant", "content": TEXT, "reasoning_content": THOUGHT, "tool_calls": calls, **more}, *results]
 
 
-def told(template: ChatTemplate, messages: Sequence[Any], **options: Any) -> Prompt:
+def composed(template: ChatTemplate, messages: Sequence[Any], **options: Any) -> Prompt:
     tokenizer: Any = Bytes("")
     composer = PromptBuilder(tokenizer, template, AnswerCache())
     wanted = Conversation(messages, tools=[TOOL], remembers=False, **options)
@@ -390,9 +392,9 @@ def test_nothing_that_is_sent_with_calls_is_dropped_without_a_word(name: str) ->
     for history in ("stable", "official"):
         for words in ((FIRST,), (FIRST, SECOND)):
             called = calling(*words)
-            for messages in ([USER, *called], [USER, *called, said("Done."), USER]):
+            for messages in ([USER, *called], [USER, *called, assistant("Done."), USER]):
                 try:
-                    prompt = told(template, messages, history=history)
+                    prompt = composed(template, messages, history=history)
                 except IngotError:
                     assert name in ONLY_WITH_TOOLS
                     continue
@@ -408,10 +410,10 @@ def test_thinking_beside_calls_stays_between_calls_and_afterwards(name: str) -> 
     if name not in llama_cpp_templates():
         pytest.skip("the template is not here; tools/fetch-templates fetches it")
     template = ChatTemplate(llama_cpp_templates()[name])
-    first = told(template, [USER, *calling(FIRST)])
+    first = composed(template, [USER, *calling(FIRST)])
     assert (
         TEXT in first.text and THOUGHT in first.text and not {"text-left-out", "thinking-left-out"} & {*first.adapted}
     )
-    later = told(template, [USER, *calling(FIRST), *calling(SECOND, reasoning_content="Other-Thought")])
+    later = composed(template, [USER, *calling(FIRST), *calling(SECOND, reasoning_content="Other-Thought")])
     assert THOUGHT in later.text and "Other-Thought" in later.text
-    assert THOUGHT in told(template, [USER, *calling(FIRST), said("Done."), USER]).text
+    assert THOUGHT in composed(template, [USER, *calling(FIRST), assistant("Done."), USER]).text

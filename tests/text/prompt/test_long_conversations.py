@@ -10,7 +10,7 @@ import pytest
 from ingot.text.chat_template.messages import TemplateMessage, order_messages
 from ingot.text.chat_template.sandbox import TextRun
 from ingot.text.chat_template.traits import TemplateTraits
-from ingot.text.prompt.conversation import check_calls_shown, count_message_places
+from ingot.text.prompt.conversation import check_calls_shown, count_message_pieces
 from ingot.text.prompt.tool_prompt import teach_tools
 from ingot.text.tool_formats.registry import format_by_name
 from tests.text.work import spent
@@ -20,7 +20,7 @@ MOST = 3 * TIMES  # work in proportion to the square would be 8 times 8
 STRICT = TemplateTraits(late_system="lost", repeats=frozenset(), results=False)
 
 
-def spoken(role: str, count: int) -> list[TemplateMessage]:
+def messages_of(role: str, count: int) -> list[TemplateMessage]:
     return [TemplateMessage({"role": role, "content": "a" * 50}, (at,)) for at in range(count)]
 
 
@@ -32,17 +32,17 @@ def calling(count: int) -> tuple[list[TemplateMessage], list[TextRun]]:
 
 
 def merged(count: int) -> Callable[[], Any]:
-    lines = spoken("user", count)
+    lines = messages_of("user", count)
     return lambda: order_messages(lines, STRICT, "stable")
 
 
 def instructed(count: int) -> Callable[[], Any]:
-    lines = spoken("system", count)
+    lines = messages_of("system", count)
     return lambda: order_messages(lines, TemplateTraits(late_system="lost"), "stable")
 
 
-def told(count: int) -> Callable[[], Any]:
-    lines, format = spoken("tool", count), format_by_name("hermes")
+def taught(count: int) -> Callable[[], Any]:
+    lines, format = messages_of("tool", count), format_by_name("hermes")
     return lambda: teach_tools(lines, (), STRICT, format)
 
 
@@ -53,10 +53,10 @@ def shown(count: int) -> Callable[[], Any]:
 
 def placed(count: int) -> Callable[[], Any]:
     pieces: Sequence[TextRun] = [TextRun(at, "a") for at in range(count)]
-    return lambda: count_message_places(pieces)
+    return lambda: count_message_pieces(pieces)
 
 
-@pytest.mark.parametrize("made", [merged, instructed, told, shown, placed])
+@pytest.mark.parametrize("made", [merged, instructed, taught, shown, placed])
 def test_work_grows_no_faster_than_messages_do(made: Callable[[int], Callable[[], Any]]) -> None:
     few, many = made(FEW), made(FEW * TIMES)
     assert spent(many) < MOST * spent(few)

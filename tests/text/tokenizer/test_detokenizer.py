@@ -158,16 +158,16 @@ def search(text: str, strings: tuple[str, ...], keep: bool) -> tuple[str, str | 
     return text, None
 
 
-def cut(text: str, places: list[int]) -> list[str]:
-    edges = sorted({min(place, len(text)) for place in places} | {0, len(text)})
+def cut(text: str, offsets: list[int]) -> list[str]:
+    edges = sorted({min(offset, len(text)) for offset in offsets} | {0, len(text)})
     return [text[a:b] for a, b in itertools.pairwise(edges)]
 
 
 @given(texts, stop_sets, st.lists(st.integers(0, 60)), st.booleans())
 def test_any_split_gives_what_a_plain_search_of_the_whole_text_gives(
-    text: str, strings: tuple[str, ...], places: list[int], keep: bool
+    text: str, strings: tuple[str, ...], offsets: list[int], keep: bool
 ) -> None:
-    assert run(cut(text, places), strings, keep) == search(text, strings, keep)
+    assert run(cut(text, offsets), strings, keep) == search(text, strings, keep)
 
 
 @given(texts, stop_sets)
@@ -187,8 +187,8 @@ def test_no_more_is_held_back_than_could_still_become_a_stop_string(text: str, s
         sent += released.text
         if released.stopped_by is not None:
             return
-        held = text[len(sent) : index + 1]
-        assert held == "" or any(s.startswith(held) and s != held for s in strings)
+        buffered = text[len(sent) : index + 1]
+        assert buffered == "" or any(s.startswith(buffered) and s != buffered for s in strings)
 
 
 def test_a_stop_string_split_over_tokens_never_leaks() -> None:

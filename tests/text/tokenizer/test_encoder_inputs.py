@@ -82,9 +82,11 @@ def test_a_pair_that_may_be_cut_always_fits_and_loses_only_the_documents_end(que
     for document, piece in zip(documents, PAIRS.read(query, documents, truncate=True), strict=True):
         assert len(piece.tokens) <= PAIRS.length and len(piece.types) == len(piece.tokens)
         before = (CLS, *raw(query), SEP)
-        kept = piece.tokens[len(before) : -1]
+        tokens_left = piece.tokens[len(before) : -1]
         assert piece.tokens[: len(before)] == before and piece.tokens[-1] == SEP
-        assert list(kept) == raw(document)[: len(kept)] and piece.cut == (len(kept) < len(raw(document)))
+        assert list(tokens_left) == raw(document)[: len(tokens_left)] and piece.cut == (
+            len(tokens_left) < len(raw(document))
+        )
 
 
 def test_a_pair_too_long_names_the_document_and_both_numbers() -> None:

@@ -101,8 +101,8 @@ def test_sentencepiece_puts_no_space_before_the_suffix(make_folder: MakeFolder) 
     library.add_special_tokens([AddedToken(name, normalized=False) for name in ("▁<PRE>", "▁<SUF>", "▁<MID>")])
     folder = make_folder(library, tokenizer_config={"bos_token": "<s>", "add_bos_token": True})
     tokenizer = Tokenizer.load(folder)
-    told = [tokenizer._vocabulary.piece(id) for id in prompt(tokenizer, "the", "the a")]
-    assert told == ["<s>", "▁<PRE>", "▁the", "▁<SUF>", "the", "▁a", "▁<MID>"]
+    pieces = [tokenizer._vocabulary.piece(id) for id in prompt(tokenizer, "the", "the a")]
+    assert pieces == ["<s>", "▁<PRE>", "▁the", "▁<SUF>", "the", "▁a", "▁<MID>"]
 
 
 def test_other_files_stand_before_the_prompt_as_a_repository(real: Callable[[str], Tokenizer]) -> None:
@@ -156,10 +156,10 @@ def user(text: Any) -> dict[str, Any]:
 
 
 def read_back(
-    said: list[dict[str, Any]], controls: ControlTokens = TURNS, **options: Any
+    messages: list[dict[str, Any]], controls: ControlTokens = TURNS, **options: Any
 ) -> tuple[str, tuple[int, ...]]:
-    quoting = ControlTokenQuoting(controls, said, **options)
-    return quoting.read("".join(message["content"] for message in quoting.messages(said)))
+    quoting = ControlTokenQuoting(controls, messages, **options)
+    return quoting.read("".join(message["content"] for message in quoting.messages(messages)))
 
 
 def test_tokens_that_are_special_or_look_like_frames_are_control_tokens() -> None:
@@ -187,21 +187,21 @@ def test_what_was_quoted_reads_as_it_was_and_every_control_token_in_it_is_named(
         ends |= {at for at in range(len(whole)) if whole.startswith(token, at)}
     # A text's white space is at its end only where a template leaves it there.
     assert ends <= set(quoted)
-    assert all(whole[place] in "<[" for place in quoted)
+    assert all(whole[offset] in "<[" for offset in quoted)
 
 
 @given(PIECES)
 def test_stand_ins_survive_json_whatever_its_characters(text: str) -> None:
     for ascii_only in (True, False):
-        quoting = ControlTokenQuoting(TURNS, said := [user(text)])
-        [message] = quoting.messages(said)
+        quoting = ControlTokenQuoting(TURNS, messages := [user(text)])
+        [message] = quoting.messages(messages)
         read, _ = quoting.read(json.dumps(message["content"], ensure_ascii=ascii_only))
         assert json.loads(read) == text
 
 
 def test_messages_in_which_there_is_nothing_to_quote_are_left_alone() -> None:
-    said = [user("a < b [1]"), {"role": "tool", "content": [{"type": "text", "text": "x"}]}]
-    assert ControlTokenQuoting(TURNS, said).messages(said) == said
+    messages = [user("a < b [1]"), {"role": "tool", "content": [{"type": "text", "text": "x"}]}]
+    assert ControlTokenQuoting(TURNS, messages).messages(messages) == messages
 
 
 def test_tags_are_text_to_tools_and_thinking_is_an_assistant_s_own() -> None:
@@ -215,23 +215,23 @@ def test_tags_are_text_to_tools_and_thinking_is_an_assistant_s_own() -> None:
 
 def test_keys_and_values_of_tools_are_quoted() -> None:
     tools = [{"function": {"name": "f", "parameters": {"properties": {"</s>": {"enum": ["[INST]", 1, None]}}}}}]
-    quoted = json.dumps(ControlTokenQuoting(TURNS, tools).told(tools))
+    quoted = json.dumps(ControlTokenQuoting(TURNS, tools).quote(tools))
     assert "</s>" not in quoted and "[INST]" not in quoted
 
 
 def test_a_client_that_uses_every_private_character_is_refused() -> None:
-    said = [user("</s>" + "".join(map(chr, range(0xE000, 0xF900))))]
+    messages = [user("</s>" + "".join(map(chr, range(0xE000, 0xF900))))]
     with pytest.raises(BadRequest, match="private character"):
-        ControlTokenQuoting(TURNS, said).messages(said)
+        ControlTokenQuoting(TURNS, messages).messages(messages)
 
 
 @given(st.lists(st.text("ab<|", min_size=1, max_size=4), min_size=1), st.text("ab<|", max_size=12))
 def test_a_finder_finds_the_longest_word_wherever_one_begins(words: list[str], text: str) -> None:
-    places = [at for at in range(len(text)) if any(text.startswith(word, at) for word in words)]
-    assert TokenFinder(words).places(text) == places
+    offsets = [at for at in range(len(text)) if any(text.startswith(word, at) for word in words)]
+    assert TokenFinder(words).offsets(text) == offsets
     pattern = TokenFinder(words).pattern
     assert pattern is not None
-    for at in places:
+    for at in offsets:
         found = pattern.match(text, at)
         assert found is not None and found[0] == max((w for w in words if text.startswith(w, at)), key=len)
     assert any_word_pattern([]) == ""
@@ -249,9 +249,9 @@ def test_a_control_token_is_text_where_it_is_quoted_and_a_token_elsewhere(made: 
         front, middle, back = "".join(before), "</s>" + "".join(between), "".join(after)
         text = front + middle + back
         every = TokenFinder(tokenizer.controls.all)
-        quoted = [at for at in every.places(text) if len(front) <= at < len(front + middle)]
+        quoted = [at for at in every.offsets(text) if len(front) <= at < len(front + middle)]
         ids, counts = tokenizer.encode_with_places(text, [len(text)], add_special=False, quoted=quoted)
-        meant = [at for at in every.places(text) if at not in quoted]
+        meant = [at for at in every.offsets(text) if at not in quoted]
         assert sum(token in tokenizer.special_ids for token in ids) == len(meant)
         assert counts == [len(ids)]
         # A vocabulary may begin whatever follows a token with a space.
@@ -268,8 +268,10 @@ def test_the_framed_encoder_agrees_with_the_plain_one_where_nothing_is_quoted(ma
     @given(WORDS, st.data())
     def holds(words: list[str], data: st.DataObject) -> None:
         text = "".join(words)
-        places = data.draw(st.lists(st.integers(0, len(text)), max_size=3))
-        edges = [place for place in places if not any(text[:place].endswith(w[:-1]) for w in ("<s>", "</s>", "<tool>"))]
+        offsets = data.draw(st.lists(st.integers(0, len(text)), max_size=3))
+        edges = [
+            offset for offset in offsets if not any(text[:offset].endswith(w[:-1]) for w in ("<s>", "</s>", "<tool>"))
+        ]
         plain = tokenizer.encode_with_places(text, edges, add_special=False)
         assert framed.encode(text, edges, ()) == plain
 

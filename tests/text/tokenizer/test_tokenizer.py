@@ -150,7 +150,7 @@ def test_special_tokens_are_looked_through_for_markers_once(make_folder: MakeFol
     """Each sequence asks, on the engine's thread, and a vocabulary may have hundreds of them."""
     size = sentencepiece_library(strip=True).get_vocab_size()
     texts = ["<tool_call>", *(f"<|reserved_{number}|>" for number in range(255))]
-    declared = {str(size + place): {"content": text, "special": True} for place, text in enumerate(texts)}
+    declared = {str(size + index): {"content": text, "special": True} for index, text in enumerate(texts)}
     tokenizer = Tokenizer.load(make_folder(tokenizer_config={"added_tokens_decoder": declared}))
     format = format_by_name("qwen")
     assert tokenizer.special_within(format.markers) == {size}
@@ -344,24 +344,26 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def test_the_text_is_the_same_in_both(ours: Tokenizer, theirs: Tokenizer) -> None:
     prompt = ours.encode(TEXT, add_special=False)
-    told = PromptTranslation.of(prompt, ours, theirs)
-    assert theirs.decode(told.tokens, skip_special=False) == ours.decode(prompt, skip_special=False)
-    assert len(told.tokens) > len(prompt) == len(told.ends) and told.ends[-1] == len(told.tokens)
+    translation = PromptTranslation.of(prompt, ours, theirs)
+    assert theirs.decode(translation.tokens, skip_special=False) == ours.decode(prompt, skip_special=False)
+    assert len(translation.tokens) > len(prompt) == len(translation.ends) and translation.ends[-1] == len(
+        translation.tokens
+    )
 
 
 @pytest.mark.parametrize("way", ["to shorter tokens", "to longer ones"])
 def test_what_is_said_of_a_word_counts_for_the_same_word(ours: Tokenizer, theirs: Tokenizer, way: str) -> None:
     mine, other = (ours, theirs) if way == "to shorter tokens" else (theirs, ours)
     prompt = mine.encode(TEXT, add_special=False)
-    told = PromptTranslation.of(prompt, mine, other)
+    translation = PromptTranslation.of(prompt, mine, other)
     before, upto = TEXT.index("ferry"), TEXT.index("ferry") + len("ferry")
 
     def within(tokenizer: Tokenizer, tokens: list[int]) -> list[bool]:
         counts = [len(tokenizer.decode(tokens[: at + 1], skip_special=False)) for at in range(len(tokens))]
         return [before < end <= upto for end in counts]
 
-    numbers = np.array(within(other, list(told.tokens)), np.float32)
-    back = told.back(numbers)
+    numbers = np.array(within(other, list(translation.tokens)), np.float32)
+    back = translation.back(numbers)
     assert back.shape == (len(prompt),)
     wanted = within(mine, prompt)
     assert all(back[at] > 0 for at, inside in enumerate(wanted) if inside)
@@ -369,13 +371,13 @@ def test_what_is_said_of_a_word_counts_for_the_same_word(ours: Tokenizer, theirs
 
 
 def test_a_token_that_is_part_of_theirs_has_its_number() -> None:
-    told = PromptTranslation((7, 8), (0, 0, 1, 2))
-    np.testing.assert_allclose(told.back(np.array([1.0, 3.0], np.float32)), [1, 1, 1, 3])
+    translation = PromptTranslation((7, 8), (0, 0, 1, 2))
+    np.testing.assert_allclose(translation.back(np.array([1.0, 3.0], np.float32)), [1, 1, 1, 3])
 
 
 def test_a_token_that_holds_several_of_theirs_has_their_mean() -> None:
-    told = PromptTranslation((7, 8, 9), (2, 3))
-    np.testing.assert_allclose(told.back(np.array([1.0, 3.0, 5.0], np.float32)), [2, 5])
+    translation = PromptTranslation((7, 8, 9), (2, 3))
+    np.testing.assert_allclose(translation.back(np.array([1.0, 3.0, 5.0], np.float32)), [2, 5])
 
 
 def test_lengths_are_told_in_theirs() -> None:
@@ -384,5 +386,5 @@ def test_lengths_are_told_in_theirs() -> None:
 
 def test_what_is_no_text_at_its_end_is_told_as_such(ours: Tokenizer, theirs: Tokenizer) -> None:
     cut = ours.encode("東", add_special=False)[:-1] or [next(t for t in range(300) if ours.token_bytes(t) == b"\xe6")]
-    told = PromptTranslation.of(cut, ours, theirs)
-    assert told.back(np.ones(len(told.tokens), np.float32)).tolist() == [1.0] * len(cut)
+    translation = PromptTranslation.of(cut, ours, theirs)
+    assert translation.back(np.ones(len(translation.tokens), np.float32)).tolist() == [1.0] * len(cut)

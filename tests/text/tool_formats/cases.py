@@ -1,4 +1,4 @@
-"""All answers that are known."""
+"""All example answers."""
 
 from __future__ import annotations
 

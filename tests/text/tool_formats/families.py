@@ -1,4 +1,4 @@
-"""Answers of families that few models speak, and what they mean."""
+"""Answers of less common families, and what they mean."""
 
 from __future__ import annotations
 

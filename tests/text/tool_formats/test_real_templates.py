@@ -1,4 +1,4 @@
-"""The families' own templates write past calls and thinking in the way that our tables read."""
+"""The families' own templates write past calls and thinking as our tables read them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from ingot.text.chat_template.chat_template import ChatTemplate
 from ingot.text.parser.parser import ThinkingStart
 from ingot.text.tool_formats.registry import detect_format
-from tests.text.parser.answers import TOOLS, parsed, told
+from tests.text.parser.answers import TOOLS, parsed, summary
 from tests.text.tool_formats.test_registry import real_template
 
 QUESTION = "What now?"
@@ -45,15 +45,15 @@ def call(name: str, arguments: dict[str, object]) -> dict[str, object]:
 def test_calls_that_a_real_template_writes_are_read_back(model: str) -> None:
     source = real_template(model)
     weather = WITHOUT_NULL if model == "minimax-m3" else WEATHER  # its template has no way to write one
-    asked = {"role": "user", "content": QUESTION}
+    question = {"role": "user", "content": QUESTION}
     calling = {
         "role": "assistant",
         "content": "Let me see.",
         "tool_calls": [call("get_weather", weather), call("write_file", {"path": "", "content": " x\n"})],
     }
-    prompt = ChatTemplate(source).render([asked, calling], tools=SHOWN, add_generation_prompt=False)
+    prompt = ChatTemplate(source).render([question, calling], tools=SHOWN, add_generation_prompt=False)
     answer = prompt[prompt.rindex(QUESTION) + len(QUESTION) :]
-    story = told(parsed(detect_format(source, ""), answer))
+    story = summary(parsed(detect_format(source, ""), answer))
     assert [each for each in story if each[0] not in ("says", "thinks")] == [
         ("calls", "get_weather", weather),
         ("calls", "write_file", {"path": "", "content": " x\n"}),

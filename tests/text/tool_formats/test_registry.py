@@ -1,4 +1,4 @@
-"""Which format a model speaks: from its chat template, its type, or a name that was given."""
+"""Which format a model uses: from its chat template, its type, or a setting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from ingot.text.tool_formats.registry import (
     FORMAT_NAMES,
     FORMATS,
     THINKING_NAMES,
-    detect_format,
     find_format,
     format_by_name,
     thinking_by_name,
@@ -23,7 +22,7 @@ from ingot.text.tool_formats.registry import (
 )
 from ingot.text.tool_formats.rendering import render_calls
 from ingot.text.tool_formats.shapes import MISTRAL_THINK, THINK
-from tests.text.parser.answers import parsed, told
+from tests.text.parser.answers import parsed, summary
 
 
 def real_template(model: str) -> str:
@@ -61,24 +60,24 @@ def real_template(model: str) -> str:
     ],
 )
 def test_a_real_template_shows_its_family(model: str, model_type: str, name: str, thinking: str) -> None:
-    found = detect_format(real_template(model), model_type)
+    found = find_format(real_template(model), model_type).format
     assert found.name == name
     assert found.thinking is not None and found.thinking.name == thinking
     # The template is what tells: the type may be unheard of.
-    assert detect_format(real_template(model), "unheard_of").name == name
+    assert find_format(real_template(model), "unheard_of").format.name == name
 
 
-@pytest.mark.parametrize("known", [known for known in FORMATS if known.signs], ids=lambda known: known.name)
-def test_each_familys_signs_are_its_own(known: Format) -> None:
-    for group in known.signs:
-        assert detect_format(" ".join(group), "unheard_of").name == known.name
+@pytest.mark.parametrize("table", [table for table in FORMATS if table.signs], ids=lambda table: table.name)
+def test_each_familys_signs_are_its_own(table: Format) -> None:
+    for group in table.signs:
+        assert find_format(" ".join(group), "unheard_of").format.name == table.name
 
 
-@pytest.mark.parametrize("known", [known for known in FORMATS if known.model_types], ids=lambda known: known.name)
-def test_without_a_telling_template_the_models_type_decides(known: Format) -> None:
-    for model_type in known.model_types:
-        assert detect_format(None, model_type).name == known.name
-        assert detect_format("{{ messages[0].content }}", model_type).name == known.name
+@pytest.mark.parametrize("table", [table for table in FORMATS if table.model_types], ids=lambda table: table.name)
+def test_without_a_telling_template_the_models_type_decides(table: Format) -> None:
+    for model_type in table.model_types:
+        assert find_format(None, model_type).format.name == table.name
+        assert find_format("{{ messages[0].content }}", model_type).format.name == table.name
 
 
 @pytest.mark.parametrize(
@@ -130,11 +129,11 @@ def test_a_suffix_that_a_checkpoint_gives_to_every_tag_is_found_in_its_template(
     shown = "{%- set HYTK = ':6124c78e' %} '<think{}>' '<tool_calls{}>' '<arg_key{}>' '<arg_value{}>'"
     spelled = "<think:6124c78e> <tool_calls:6124c78e> <arg_key:6124c78e> <arg_value:6124c78e>"
     for template, separator in ((shown, ""), (spelled, ""), (f"{shown} '<tool_sep{{}}>'", "<tool_sep:6124c78e>")):
-        found = detect_format(template, "unheard_of")
+        found = find_format(template, "unheard_of").format
         assert found.thinking is not None and found.thinking.close == "</think:6124c78e>"
         text = render_calls(found, [PastCall("ping", {})])
         assert text.startswith(f"<tool_calls:6124c78e>\n<tool_call:6124c78e>ping{separator}")
-        assert told(parsed(found, text)) == [("calls", "ping", {})]
+        assert summary(parsed(found, text)) == [("calls", "ping", {})]
 
 
 @pytest.mark.parametrize("effort", ["", "_fast", "_faster"])
@@ -148,26 +147,26 @@ def test_of_several_tags_of_thinking_those_count_that_the_prompt_ends_with(effor
 
 
 def test_no_model_type_belongs_to_two_families() -> None:
-    types = [model_type for known in FORMATS for model_type in known.model_types]
+    types = [model_type for table in FORMATS for model_type in table.model_types]
     assert len(set(types)) == len(types)
 
 
 def test_an_unknown_model_gets_the_format_that_can_be_taught() -> None:
-    assert detect_format(None, "unheard_of").name == "hermes"
-    assert detect_format("{{ messages[0].content }}", "").name == "hermes"
+    assert find_format(None, "unheard_of").format.name == "hermes"
+    assert find_format("{{ messages[0].content }}", "").format.name == "hermes"
 
 
 def test_tags_of_thinking_are_found_in_a_template_of_any_family() -> None:
-    assert detect_format("<|python_tag|> <think>", "llama").thinking == THINK
-    assert detect_format("<|python_tag|>", "llama").thinking is None
-    assert detect_format("[TOOL_CALLS] <think>", "mistral").thinking == THINK
-    assert detect_format("[TOOL_CALLS] [THINK] [ARGS]", "mistral").thinking == MISTRAL_THINK
-    assert detect_format("<|channel|> <|message|> <think>", "gpt_oss").thinking is None
+    assert find_format("<|python_tag|> <think>", "llama").format.thinking == THINK
+    assert find_format("<|python_tag|>", "llama").format.thinking is None
+    assert find_format("[TOOL_CALLS] <think>", "mistral").format.thinking == THINK
+    assert find_format("[TOOL_CALLS] [THINK] [ARGS]", "mistral").format.thinking == MISTRAL_THINK
+    assert find_format("<|channel|> <|message|> <think>", "gpt_oss").format.thinking is None
 
 
 def test_the_end_of_a_turn_is_no_sign_of_thinking() -> None:
-    assert detect_format("<|user|> <|end|> <|assistant|>", "phi3").thinking == THINK
-    assert detect_format("[TOOL_CALLS] <|end|>", "mistral").thinking == MISTRAL_THINK
+    assert find_format("<|user|> <|end|> <|assistant|>", "phi3").format.thinking == THINK
+    assert find_format("[TOOL_CALLS] <|end|>", "mistral").format.thinking == MISTRAL_THINK
 
 
 def test_a_name_finds_its_format_and_an_unknown_one_lists_the_known() -> None:
@@ -190,16 +189,16 @@ def test_a_thinking_format_is_named_in_the_same_way() -> None:
     assert all(name in raised.value.message for name in THINKING_NAMES)
 
 
-def shown(known: Format, token: str) -> bool:
+def shown(table: Format, token: str) -> bool:
     """Whether a special token of this text reaches the parser."""
-    return any(token in marker for marker in known.markers)
+    return any(token in marker for marker in table.markers)
 
 
-@pytest.mark.parametrize("known", FORMATS, ids=lambda known: known.name)
-def test_a_familys_special_tokens_reach_the_parser_and_an_end_of_turn_does_not(known: Format) -> None:
-    markers = [marker for marker in known.markers if marker.startswith(("<|", "["))]
-    assert all(shown(known, marker) for marker in markers)
-    assert not any(shown(known, token) for token in ("<|im_end|>", "<|eot_id|>", "</s>", "<|endoftext|>", "<eos>"))
+@pytest.mark.parametrize("table", FORMATS, ids=lambda table: table.name)
+def test_a_familys_special_tokens_reach_the_parser_and_an_end_of_turn_does_not(table: Format) -> None:
+    markers = [marker for marker in table.markers if marker.startswith(("<|", "["))]
+    assert all(shown(table, marker) for marker in markers)
+    assert not any(shown(table, token) for token in ("<|im_end|>", "<|eot_id|>", "</s>", "<|endoftext|>", "<eos>"))
 
 
 def test_the_first_token_of_a_marker_is_shown_too() -> None:

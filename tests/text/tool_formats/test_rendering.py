@@ -14,7 +14,7 @@ from ingot.text.parser.events import PastCall, ToolCallBegan, ToolSchema
 from ingot.text.tool_formats.format import Arguments, Elements, Format, TextParameters
 from ingot.text.tool_formats.registry import FORMATS, format_by_name
 from ingot.text.tool_formats.rendering import render_calls
-from tests.text.parser.answers import check_order, cut, parsed, told
+from tests.text.parser.answers import check_order, cut, parsed, summary
 
 CALLING = [known for known in FORMATS if known.can_call]
 MARKERS = sorted({marker for known in CALLING for marker in known.markers})
@@ -78,14 +78,14 @@ def text_of(value: Any) -> str:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("format", CALLING, ids=lambda format: format.name)
 @settings(max_examples=10)
-@given(calls=CALLS, places=st.lists(st.integers(0, 400), max_size=20))
-def test_a_written_call_is_read_back(format: Format, calls: list[PastCall], places: list[int]) -> None:
+@given(calls=CALLS, cuts=st.lists(st.integers(0, 400), max_size=20))
+def test_a_written_call_is_read_back(format: Format, calls: list[PastCall], cuts: list[int]) -> None:
     assume(holds(format, calls))
     text = render_calls(format, calls)
-    events = parsed(format, cut(text, places), tools_for(calls))
+    events = parsed(format, cut(text, cuts), tools_for(calls))
     check_order(events)
     # As JSON, since True == 1 == 1.0 in Python.
-    assert json.dumps(told(events)) == json.dumps([("calls", call.name, call.arguments) for call in calls])
+    assert json.dumps(summary(events)) == json.dumps([("calls", call.name, call.arguments) for call in calls])
 
 
 @pytest.mark.sampled(3)
@@ -103,7 +103,7 @@ def test_kilobytes_of_hostile_text_are_read_back(format: Format) -> None:
     calls = [PastCall("write_file", {"content": text, "path": "a"})]
     written = render_calls(format, calls)
     pieces = cut(written, range(0, len(written), 7))
-    assert told(parsed(format, pieces)) == [("calls", "write_file", {"content": text, "path": "a"})]
+    assert summary(parsed(format, pieces)) == [("calls", "write_file", {"content": text, "path": "a"})]
 
 
 def test_no_calls_are_no_text() -> None:

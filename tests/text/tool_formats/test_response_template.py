@@ -1,4 +1,4 @@
-"""A checkpoint's own response template is a table like any other: answers are read, calls written and held by it."""
+"""A checkpoint's response template is a table like any other: it parses answers, renders calls and makes grammars."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ingot.text.tool_formats.registry import find_format
 from ingot.text.tool_formats.rendering import render_calls
 from ingot.text.tool_formats.response_template import UnsupportedResponseTemplate, compile_response_template
 from tests.text.grammar.walks import Walker, byte_tokenizer
-from tests.text.parser.answers import TOOLS, cut, parsed, told
+from tests.text.parser.answers import TOOLS, cut, parsed, summary
 from tests.text.tool_formats.wire import ARGUMENTS, OSLO, PARIS, PING, calls, says, thinks
 
 
@@ -167,15 +167,15 @@ def test_an_answer_is_read_by_it_whole_and_by_character(
 ) -> None:
     format = compile_response_template(template)
     whole = parsed(format, [text])
-    assert told(whole) == means
+    assert summary(whole) == means
     assert parsed(format, text) == whole
 
 
 @given(case=st.sampled_from(CASES), data=st.data())
 def test_and_in_any_pieces(case: tuple[dict[str, Any], str, Any], data: st.DataObject) -> None:
     template, text, _ = case
-    places = data.draw(st.lists(st.integers(0, len(text))))
-    assert parsed(compile_response_template(template), cut(text, places)) == parsed(
+    cuts = data.draw(st.lists(st.integers(0, len(text))))
+    assert parsed(compile_response_template(template), cut(text, cuts)) == parsed(
         compile_response_template(template), [text]
     )
 
@@ -183,15 +183,17 @@ def test_and_in_any_pieces(case: tuple[dict[str, Any], str, Any], data: st.DataO
 @pytest.mark.parametrize("template", SPECS)
 def test_past_calls_are_written_by_it_as_it_reads_them(template: dict[str, Any]) -> None:
     past = [PastCall("get_weather", {"city": 'a "b"\nc', "days": 3, "tags": ["x"]}), PastCall("ping", {})]
-    story = told(parsed(compile_response_template(template), render_calls(compile_response_template(template), past)))
+    story = summary(
+        parsed(compile_response_template(template), render_calls(compile_response_template(template), past))
+    )
     assert story == [("calls", call.name, call.arguments) for call in past]
 
 
 @pytest.fixture(scope="module")
 def grammars() -> Iterator[Grammars]:
-    made = Grammars(byte_tokenizer(), byte_tokenizer().vocab_size)
-    yield made
-    made.close()
+    parts = Grammars(byte_tokenizer(), byte_tokenizer().vocab_size)
+    yield parts
+    parts.close()
 
 
 @pytest.mark.parametrize("template", SPECS)
@@ -202,7 +204,7 @@ def test_forced_calls_are_held_to_it(grammars: Grammars, template: dict[str, Any
     assert plan is not None
     ends = ("</arg>\n", "</v>", "</x:arg>", "<q>", *(text for text in format.markers if text.startswith("</")))
     written = Walker(tokenizer, random.Random(4), soft=20, closers=ends).answer(plan)
-    story = told(parsed(format, [tokenizer.decode(written, skip_special=False)]))
+    story = summary(parsed(format, [tokenizer.decode(written, skip_special=False)]))
     assert [kind for kind, *_ in story] == ["calls"], story
 
 
