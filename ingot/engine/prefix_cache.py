@@ -29,7 +29,7 @@ from ingot.cache.prefix_index import CacheTier as Where
 from ingot.cache.prefix_tree import CacheOwner, PrefixNode, common_prefix_length
 from ingot.cache.record_encoding import LossyEncoding, RecordEncoding
 from ingot.cache.records import Record, RecordForm, UnpagedRecord, restore_row, take_record
-from ingot.engine.memory_budget import HeldPages, MemoryBudget
+from ingot.engine.memory_budget import MemoryBudget, PagesByForm
 from ingot.engine.offload import DiskTier, NoOffloadTier, OffloadTier
 from ingot.engine.request import CacheReason, CacheReport, Request
 from ingot.engine.sequence import GAP_KEY, TokenSequence
@@ -220,12 +220,12 @@ class PrefixCache:
         ahead = (place for place in sequence.marks | sequence.stops if place > sequence.computed)
         return min(ahead, default=sequence.total)
 
-    def reusable_pages(self, sequence: TokenSequence) -> list[HeldPages]:
+    def reusable_pages(self, sequence: TokenSequence) -> list[PagesByForm]:
         """By group, the pages that a sequence would take over if it were admitted now. Leaves no trace."""
         if not self._uses(sequence.request):
             return []
         found = self._peek(sequence)
-        pages: list[HeldPages] = []
+        pages: list[PagesByForm] = []
         for group in self.rows.groups:
             oldest = 0 if group.window is None else max(0, found.length - group.window + 1)
             tables = [record.parts[group.number].table for record in found.records]

@@ -50,7 +50,7 @@ class TokenSequence:
     preemptions: int = 0
     admitted_at: float | None = None
     first_token_at: float | None = None
-    drawn_at: float | None = None  # when its newest token was known
+    last_token_at: float | None = None  # when its newest token was read
     scored: int = 0  # prompt tokens whose logprobs are computed or on their way; each is told once
     sight: PromptMedia | None = None  # what its prompt shows besides tokens
     thinned: ThinnedPrompt | None = None  # its prompt as it was sent, where only some of it is computed
@@ -75,6 +75,12 @@ class TokenSequence:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
+
+    @property
+    def live_row(self) -> Row:
+        """The row of a running sequence."""
+        assert self.row is not None
+        return self.row
 
     @property
     def sampling(self) -> Sampling:

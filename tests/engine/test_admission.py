@@ -127,5 +127,5 @@ def test_an_engine_without_a_vision_tower_lets_no_picture_in() -> None:
     gif = b"GIF89a" + bytes([1, 0, 1, 0, 0, 0, 0, 0x2C, 0, 0, 0, 0, 1, 0, 1, 0, 0, 2, 0, 0x3B])
     layout = Layout(Size(1, 1), Grid(1, 1, 1), "<image>", "<image>", (1,))
     item = MediaItem("image", b"digest", ((1, 2),), layout, ImageFile.of(gif))
-    with pytest.raises(Unsupported, match="no vision tower"):
+    with pytest.raises(Unsupported, match="without a vision encoder"):
         door(8).enter(Request("a", ((1, 2, 3),), media=((item,),)), BlockingStream())

@@ -44,7 +44,7 @@ def test_a_long_prompt_is_told_of_every_ten_seconds(caplog: pytest.LogCaptureFix
     journal.began(status(), "/v1/messages", 100.0)
     caplog.clear()
     for second in range(1, 31):
-        journal.look(100.0 + second, lambda done=200 + 10 * second: [status(prefilled_tokens=done)])
+        journal.log_progress(100.0 + second, lambda done=200 + 10 * second: [status(prefilled_tokens=done)])
     assert PROGRESS_S == 10.0
     assert caplog.messages == [
         "msg_1 prompt: 300 of 1000 tokens, 10.0 tokens/s, about 70 s left",
@@ -56,8 +56,8 @@ def test_a_long_prompt_is_told_of_every_ten_seconds(caplog: pytest.LogCaptureFix
 def test_a_prompt_that_was_set_back_gets_no_estimate(caplog: pytest.LogCaptureFixture) -> None:
     journal = RequestLog("toy")
     journal.began(status(), "", 0.0)
-    journal.look(10.0, lambda: [status(prefilled_tokens=0)])
-    assert caplog.messages[-1] == "msg_1 prompt: 0 of 1000 tokens, 0.0 tokens/s, no telling how long"
+    journal.log_progress(10.0, lambda: [status(prefilled_tokens=0)])
+    assert caplog.messages[-1] == "msg_1 prompt: 0 of 1000 tokens, 0.0 tokens/s, time left unknown"
 
 
 def test_nobody_is_asked_how_far_requests_are_while_no_line_is_due() -> None:
@@ -67,9 +67,9 @@ def test_nobody_is_asked_how_far_requests_are_while_no_line_is_due() -> None:
     def asked() -> list[RequestStatus]:
         raise AssertionError("nothing is due")
 
-    journal.look(9.9, asked)
-    journal.look(10.0, lambda: [status(phase="decode")])
-    journal.look(1000.0, asked)  # an answer in the making tells of itself
+    journal.log_progress(9.9, asked)
+    journal.log_progress(10.0, lambda: [status(phase="decode")])
+    journal.log_progress(1000.0, asked)  # an answer in the making tells of itself
 
 
 def test_the_end_tells_what_it_took(caplog: pytest.LogCaptureFixture) -> None:
@@ -107,4 +107,4 @@ def test_a_request_that_ended_is_forgotten() -> None:
     journal = RequestLog("toy")
     journal.began(status(), "", 0.0)
     journal.ended(status(), "stop")
-    journal.look(1000.0, lambda: pytest.fail("nothing runs"))
+    journal.log_progress(1000.0, lambda: pytest.fail("nothing runs"))

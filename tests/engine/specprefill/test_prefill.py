@@ -156,7 +156,7 @@ def test_a_grammar_holds_the_answer_behind_a_thinned_prompt(starting: Starting) 
 def test_decoding_goes_on_at_the_full_length_and_memory_holds_what_is_kept(starting: Starting) -> None:
     prompt, engine, seen = some(700), starting(), list[tuple[int, int, int]]()
     for _ in engine.generate(ask(prompt, max_tokens=40)):
-        rows = engines.runner_of(engine).seated
+        rows = engines.runner_of(engine).batch
         seen += [(row.row.length, row.row.position, row.reserved) for row in rows if row.row is not None]
     left = 700 - len(kept_of(prompt))
     behind = [each for each in seen if each[1] > 700]
