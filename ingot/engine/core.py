@@ -181,7 +181,7 @@ class GenerationWorkload:
         self._admission = Admission(
             loaded.card, loaded.tokenizer, limits, self._free_sequences, loaded.vision_encoder, loaded.loras, translate
         )
-        self._vision = None if loaded.vision_encoder is None else VisionEncoderRunner(loaded.vision_encoder)
+        self._looks = None if loaded.vision_encoder is None else VisionEncoderRunner(loaded.vision_encoder)
         self._metrics = MetricsRecorder(loaded.card, loaded.budget, has_disk=loaded.disk is not None)
         self.speculation = SpeculationMetrics()
         self._kv_events = None if loaded.teller is None else KVEventTracker(loaded.teller)
@@ -264,8 +264,8 @@ class GenerationWorkload:
         self._admission.check()
         jobs = list(self._admission.jobs.values())
         self._books.check({sequence for job in jobs for sequence in job.sequences if not sequence.ended})
-        if self._vision is not None:
-            self._vision.check()
+        if self._looks is not None:
+            self._looks.check()
 
     def abandon(self, error: IngotError) -> None:
         for request_id in list(self._admission.jobs):
@@ -290,8 +290,8 @@ class GenerationWorkload:
             self._flush()
 
     def close(self) -> None:
-        if self._vision is not None:
-            self._vision.close()
+        if self._looks is not None:
+            self._looks.close()
         self.reuse.close()
         self._loaded.adapter.close()
         if self._kv_events is not None:
@@ -316,9 +316,7 @@ class GenerationWorkload:
 
     def _has_features(self, sequence: TokenSequence) -> bool:
         """Whether the image features are there that a sequence needs behind its cached prefix."""
-        return (
-            self._vision is None or sequence.sight is None or self._vision.ready(sequence, self.reuse.known(sequence))
-        )
+        return self._looks is None or sequence.sight is None or self._looks.ready(sequence, self.reuse.known(sequence))
 
     def _free_sequences(self) -> int:
         return self._limits.max_sequences - len(self._books.scheduler.running)
@@ -487,11 +485,11 @@ class GenerationWorkload:
         return self._limits.target_itl_ms / 1000 - (time.monotonic() - began)
 
     def _run_vision_encoder(self, began: float) -> None:
-        if self._vision is None:
+        if self._looks is None:
             return
         try:
-            if not self._vision.advance(self._time_left(began)) and not self._books.scheduler.running:
-                self._vision.pause()
+            if not self._looks.advance(self._time_left(began)) and not self._books.scheduler.running:
+                self._looks.pause()
         except VisionEncodingFailed as failed:
             for request_id in failed.requests:
                 self._end_early(request_id, failed.error)
@@ -508,8 +506,8 @@ class GenerationWorkload:
         reserved = runner.room.needed([(sequence, sequence.reserved) for sequence in self._books.scheduler.running])
         cached, active = self.reuse.index.shares.held, mx.get_active_memory()
         self._metrics.record_memory(now, reserved, *self.memory, cached=cached, active=active)
-        if self._vision is not None:
-            self.figures.media_asked, self.figures.media_found = self._vision.asked, self._vision.found
+        if self._looks is not None:
+            self.figures.media_asked, self.figures.media_found = self._looks.asked, self._looks.found
 
     def _measure_if_idle(self) -> None:
         if not self._admission.jobs:

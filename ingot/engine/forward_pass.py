@@ -18,7 +18,6 @@ from ingot.engine.memory_budget import MemoryBudget, PassPart
 from ingot.engine.sampling import DraftPosition, SampledTokens
 from ingot.engine.scheduler import PromptChunk
 from ingot.engine.sequence import TokenSequence
-from ingot.media.items import TokenSpan
 from ingot.models.adapter import ModelAdapter
 
 DraftTokens = tuple[int, ...]
@@ -39,25 +38,15 @@ class BatchPart:
 
     @property
     def part(self) -> ForwardPart:
-        rows = tuple(sequence.live_row for sequence in self.sequences)
-        stated, following = self._positions()
-        return ForwardPart(rows, self.width, stated, following, self.draft_tokens, self._mutual)
-
-    @property
-    def _mutual(self) -> tuple[TokenSpan, ...]:
-        first = self.sequences[0]
-        if first.sight is None or self.decoding:
-            return ()
-        return first.sight.mutual_within(first.computed, first.computed + self.width)
-
-    def _positions(self) -> tuple[mx.array | None, int | None]:
-        """The RoPE positions of its tokens and of the next one, where they are not consecutive."""
-        first = self.sequences[0]
+        rows, first = tuple(sequence.live_row for sequence in self.sequences), self.sequences[0]
         if self.decoding:
-            return None, None
-        end = first.computed + self.width
-        stated = first.stated(first.computed, end)
-        return (None, None) if stated is None else (mx.array(stated), first.position(end))
+            return ForwardPart(rows, self.width, None, None, self.draft_tokens)
+        begin, end = first.computed, first.computed + self.width
+        positions = first.explicit_positions(begin, end)
+        mutual = () if first.sight is None else first.sight.mutual_within(begin, end)
+        if positions is None:
+            return ForwardPart(rows, self.width, None, None, self.draft_tokens, mutual)
+        return ForwardPart(rows, self.width, mx.array(positions), first.position(end), self.draft_tokens, mutual)
 
     @property
     def tokens(self) -> int:

@@ -108,6 +108,7 @@ PROGRESS_S: Final = 10.0
 SLOW_STEP_S: Final = 2.0
 """Steps that take longer are logged."""
 NAMED_REQUESTS: Final = 4  # that such a line names
+LOGGED_COUNTS: Final = ("prompt_tokens", "cached_tokens", "prefilled_tokens", "completion_tokens", "preemptions")
 
 log = logging.getLogger("ingot.requests")
 
@@ -194,18 +195,9 @@ def _log_progress(status: RequestStatus, watched: LoggedProgress, now: float) ->
 
 def _status_facts(status: RequestStatus, event: str, **more: object) -> dict[str, Any]:
     """The facts of a log line in JSON."""
-    return log_facts(
-        status.id,
-        event=event,
-        prompt_tokens=status.prompt_tokens,
-        cached_tokens=status.cached_tokens,
-        prefilled_tokens=status.prefilled_tokens,
-        completion_tokens=status.completion_tokens,
-        preemptions=status.preemptions,
-        age_s=round(status.age_s, 3),
-        first_token_s=None if status.first_token_s is None else round(status.first_token_s, 4),
-        **more,
-    )
+    counts = {name: getattr(status, name) for name in LOGGED_COUNTS}
+    first = None if status.first_token_s is None else round(status.first_token_s, 4)
+    return log_facts(status.id, event=event, **counts, age_s=round(status.age_s, 3), first_token_s=first, **more)
 
 
 def _summary_parts(status: RequestStatus) -> Iterable[str]:

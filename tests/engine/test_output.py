@@ -132,8 +132,8 @@ def told(events: list[AnswerEvent]) -> dict[str, str]:
 
 @given(st.sets(st.integers(1, len(TEXT) - 1)))
 def test_however_the_text_is_cut_the_parts_are_the_same(cuts: set[int]) -> None:
-    places = [0, *sorted(cuts), len(TEXT)]
-    pieces = [TEXT[a:b] for a, b in itertools.pairwise(places)]
+    positions = [0, *sorted(cuts), len(TEXT)]
+    pieces = [TEXT[a:b] for a, b in itertools.pairwise(positions)]
     answer, events = read(pieces, AnswerParsing(QWEN, TOOLS))
     assert told(events) == {
         "thinking": "Is this the END?",
@@ -146,8 +146,8 @@ def test_however_the_text_is_cut_the_parts_are_the_same(cuts: set[int]) -> None:
 
 @given(st.sets(st.integers(1, len(TEXT) - 1)))
 def test_neither_thinking_nor_arguments_hold_a_stop_string(cuts: set[int]) -> None:
-    places = [0, *sorted(cuts), len(TEXT)]
-    pieces = [TEXT[a:b] for a, b in itertools.pairwise(places)]
+    positions = [0, *sorted(cuts), len(TEXT)]
+    pieces = [TEXT[a:b] for a, b in itertools.pairwise(positions)]
     answer, events = read(pieces, AnswerParsing(QWEN, TOOLS), Stop(strings=("END",)))
     assert answer.stopped_by is None
     assert "END" in told(events)["thinking"] and "END" in told(events)["calls"]

@@ -69,8 +69,8 @@ def reference(logits: np.ndarray, row: Row) -> set[int]:
     p /= p.sum()
     order = np.argsort(-p)
     order = order[: row.sampling.top_k or VOCAB]
-    kept = p[order] / p[order].sum()
-    before = np.cumsum(kept) - kept
+    cached = p[order] / p[order].sum()
+    before = np.cumsum(cached) - cached
     order = order[(before < row.sampling.top_p - 1e-6) | (np.arange(len(order)) == 0)]
     order = order[p[order] >= row.sampling.min_p * p[order[0]] * (1 - 1e-6)]
     return {int(token) for token in order if p[token] > 0}
@@ -179,10 +179,10 @@ def test_penalties_leave_the_logprobs_that_are_told_alone() -> None:
     logits = logits_of(5, 1)
     plain = Row(Sampling(temperature=0.0, logprobs=3), prompt=(1, 2), generated=(3, 3))
     for penalties in ({"repetition_penalty": 1.8}, {"presence_penalty": 1.0}, {"frequency_penalty": 0.5}):
-        told = draw(mx.array(logits), [Row(Sampling(temperature=0.0, logprobs=3, **penalties), generated=(3, 3))])
+        result = draw(mx.array(logits), [Row(Sampling(temperature=0.0, logprobs=3, **penalties), generated=(3, 3))])
         expected = draw(mx.array(logits), [plain])
-        assert told.top_logprobs is not None and expected.top_logprobs is not None
-        assert mx.array_equal(told.top_logprobs, expected.top_logprobs).item()
+        assert result.top_logprobs is not None and expected.top_logprobs is not None
+        assert mx.array_equal(result.top_logprobs, expected.top_logprobs).item()
 
 
 @pytest.mark.parametrize("temperature", [1e-40, 1e-38, 1e-20, 1e-6])
