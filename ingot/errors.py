@@ -1,7 +1,7 @@
-"""What can go wrong, said once: each error knows its HTTP status, its code, and what the user can do.
+"""All errors: each has its HTTP status, its code, and a message that says what the user can do.
 
-Every room raises these; the HTTP edge alone turns them into bodies. A message may be shown to a client as it
-stands, so it never holds a secret, a path of the host or another tenant's text.
+Every package raises these; the HTTP edge alone turns them into bodies. A message may be shown to a client, so it never
+holds a secret, a path of the host or another tenant's text.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Unsupported(BadRequest):
 
 
 class BadMedia(BadRequest):
-    """A picture or a clip that cannot be read, or is larger than is taken."""
+    """An image, video or audio file that cannot be read, or is too large."""
 
     code = "invalid_media"
 
 
 class AdapterError(BadRequest):
-    """A LoRA adapter that cannot be read, or not be honoured by the model that it is for."""
+    """A LoRA adapter that cannot be read, or does not fit the model."""
 
     code = "invalid_adapter"
 
@@ -52,10 +52,10 @@ class ContextOverflow(BadRequest):
     code = "context_length_exceeded"
 
     def __init__(self, *, needed: int, limit: int, counted: bool = True) -> None:
-        """`counted`: exactly so many are needed; else at least so many, as nobody has counted them."""
-        told = f"{needed}" if counted else f"at least {needed}"
+        """`counted`: exactly so many are needed; else at least so many."""
+        tokens = f"{needed}" if counted else f"at least {needed}"
         super().__init__(
-            f"This request needs {told} tokens of context (prompt and at least one new token), but the model's "
+            f"This request needs {tokens} tokens of context (prompt and at least one new token), but the model's "
             f"context is {limit} tokens. Shorten the prompt, or serve with a longer context if the model has one.",
             param="messages",
         )
@@ -63,14 +63,13 @@ class ContextOverflow(BadRequest):
 
 
 class InputTooLong(BadRequest):
-    """A text that an encoder would have to cut, which was not asked for."""
+    """A text that is too long for an encoder, where the request did not ask to truncate it."""
 
     code = "context_length_exceeded"
 
     def __init__(self, *, needed: int, limit: int, remedy: str, param: str | None = None, counted: bool = True) -> None:
-        told = f"{needed}" if counted else f"at least {needed}"
-        words = f"This input has {told} tokens, and the model reads {limit} at most. {remedy}"
-        super().__init__(words, param=param)
+        tokens = f"{needed}" if counted else f"at least {needed}"
+        super().__init__(f"This input has {tokens} tokens, and the model reads {limit} at most. {remedy}", param=param)
         self.needed, self.limit = needed, limit
 
 
@@ -119,7 +118,7 @@ class Overloaded(IngotError):
 
 
 class RateLimited(IngotError):
-    """The key has used up what it may in a minute."""
+    """The key has reached its limit for a minute."""
 
     status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
 
@@ -129,7 +128,7 @@ class Cancelled(IngotError):
 
 
 class ClientLeft(Cancelled):
-    """Whoever asked does not read on."""
+    """The client has disconnected."""
 
 
 class Unavailable(IngotError):
@@ -137,7 +136,7 @@ class Unavailable(IngotError):
 
 
 class DeviceLost(Unavailable):
-    """The device computes nothing more for this process, which has to end."""
+    """The device is unusable for this process, which has to end."""
 
     code = "device_lost"
     exit_code = 75  # EX_TEMPFAIL: the same command may succeed when it is run again
@@ -147,7 +146,7 @@ class DeviceLost(Unavailable):
 
 
 class Stopping(Unavailable):
-    """The server is told to stop, and takes on nothing more, or ends what has not come to its end by then."""
+    """The server is stopping: it accepts no requests, or ends those that have not finished in time."""
 
 
 class DeadlineExceeded(IngotError):
@@ -165,6 +164,6 @@ class ConfigError(IngotError):
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
-    """The known name that `name` most likely meant, or None."""
+    """The known name that `name` is most likely a typo of, or None."""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
     return found[0] if found else None

@@ -1,12 +1,12 @@
-"""The one place that imports mlx-lm, and leaves the process as it found it.
+"""The one place that imports mlx-lm, without side effects on the process.
 
-Of mlx-lm a server needs the model definitions. The package itself also imports transformers and the hub, which takes as
-long as the rest of a start. So its `__init__` runs only when somebody asks for a name that is no module of it, and
-models are found and loaded here. Formats of other projects (AWQ, GPTQ, FP8) are left to mlx-lm's own loader, which is
-imported for those.
+A server needs mlx-lm's model definitions. The package itself also imports transformers and the hub, which doubles the
+time of a start. So its `__init__` runs only when a name is used that is not one of its modules, and models are found
+and loaded here. Formats of other projects (AWQ, GPTQ, FP8) are left to mlx-lm's own loader, which is imported for
+those.
 
-mlx-lm lowers RLIMIT_NOFILE while it is imported, the hard limit included, which an ordinary user cannot raise
-again. So that import sees a `resource` module whose `setrlimit` does nothing; the real one is untouched.
+mlx-lm lowers RLIMIT_NOFILE when it is imported, including the hard limit, which an ordinary user cannot raise again. So
+that import sees a `resource` module whose `setrlimit` does nothing; the real one is untouched.
 """
 
 from __future__ import annotations
@@ -48,20 +48,22 @@ def _process_unchanged() -> Iterator[None]:
 
 
 class _DeferredPackage(types.ModuleType):
-    """A package whose modules can be imported, and whose own code runs when a name is asked for that is none of them:
-    `importlib.util.LazyLoader` would run it for its `__path__`, which each import of a module asks for."""
+    """A package whose modules can be imported, and whose own code runs when any other name is used:
+    `importlib.util.LazyLoader` would run it for its `__path__`, which each import of a module reads."""
 
-    _begun = False
+    _executed = False
 
     def __getattr__(self, name: str) -> Any:
-        """Only called for what is not there."""
+        """Only called for missing names."""
         if name.startswith("__") and name not in ("__all__", "__version__"):
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")  # many look at all modules
+            raise AttributeError(
+                f"module {self.__name__!r} has no attribute {name!r}"
+            )  # many packages probe all modules
         spec = self.__spec__
         assert spec is not None and spec.loader is not None
         with _DEFERRED:
-            if not self._begun:
-                self._begun = True
+            if not self._executed:
+                self._executed = True
                 with _process_unchanged():
                     spec.loader.exec_module(self)
         return types.ModuleType.__getattribute__(self, name)
@@ -71,7 +73,7 @@ _DEFERRED = threading.RLock()
 
 
 def _defer(name: str) -> None:
-    """Put the package where imports find it. One that is imported already stays."""
+    """Put the package into sys.modules, if it is not imported already."""
     if name in sys.modules:
         return
     spec = importlib.util.find_spec(name)
@@ -88,7 +90,7 @@ def import_upstream(name: str) -> types.ModuleType:
     if name in sys.modules:
         return importlib.import_module(name)
     with _process_unchanged():
-        if name.partition(".")[0] != PACKAGE:  # it may import these later, inside of its functions
+        if name.partition(".")[0] != PACKAGE:  # it may import these later, inside its functions
             importlib.import_module(f"{PACKAGE}.utils")
         return importlib.import_module(name)
 
@@ -102,7 +104,7 @@ from mlx_lm.models.base import create_attention_mask  # noqa: E402
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwiGLU, SwitchGLU, SwitchLinear  # noqa: E402
 
 ArraysCache: Any = caches.ArraysCache
-"""Typed loosely: what mlx-lm declares of it is less than what its models use."""
+"""Typed loosely: mlx-lm declares less of it than its models use."""
 
 Classes = Callable[..., tuple[Any, Any]]
 """From `config` to the class of a model and that of its arguments."""
@@ -113,22 +115,22 @@ RENAMED: Final = {
     **{"deepseek_v41_text": "deepseek_v41", "qwen2_5_vl": "qwen2_vl", "minimax_m2": "minimax"},
     **{"gemma4_unified": "gemma4"},
 }
-"""Model types that run another type's code, as mlx-lm has them."""
+"""Model types that run another type's code, as in mlx-lm."""
 RENAMED_BY_CLASS: Final = {("bailing_hybrid", "BailingMoeV3ForCausalLM"): "bailing_moe_v3"}
-"""The same where the class that a config names decides, too."""
+"""The same by the class that a config names, too."""
 
 _TAGGED: Final = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
 _MODES: Final = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
-"""Which of MLX's modes packs weights so, by bits and group, where scales are bytes."""
+"""MLX's quantization modes with scales of bytes, by bits and group size."""
 
 
 def load_config(folder: Path) -> dict[str, Any]:
-    """The config.json of a folder, with the ends of text that its generation_config.json states."""
+    """The config.json of a folder, with the EOS tokens of its generation_config.json."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_bytes(), object_hook=_untagged)
     generation = folder / "generation_config.json"
     try:
         ends = json.loads(generation.read_bytes()).get("eos_token_id") if generation.exists() else None
-    except ValueError:  # it is no JSON
+    except ValueError:  # not JSON
         ends = None
     return {**config, "eos_token_id": ends} if ends else config
 
@@ -139,15 +141,15 @@ def _untagged(found: dict[str, Any]) -> Any:
 
 
 def model_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
-    """mlx-lm's classes of a model and of its arguments. Raises ValueError where it has none."""
-    named, stated = config["model_type"], config.get("architectures") or ()
-    architectures = (stated,) if isinstance(stated, str) else stated
+    """mlx-lm's classes for a model and its arguments. Raises ValueError where it has none."""
+    named, architectures = config["model_type"], config.get("architectures") or ()
+    architectures = (architectures,) if isinstance(architectures, str) else architectures
     by_class = [RENAMED_BY_CLASS[named, each] for each in architectures if (named, each) in RENAMED_BY_CLASS]
     try:
         family = importlib.import_module(f"{PACKAGE}.models.{[*by_class, RENAMED.get(named, named)][0]}")
-    except ImportError:  # a newer mlx-lm may know it by a name that is not known here
-        asked = inspect.signature(import_upstream(f"{PACKAGE}.utils").load_model).parameters["get_model_classes"]
-        found: tuple[Any, Any] = asked.default(config=config)
+    except ImportError:  # a newer mlx-lm may have further names
+        parameter = inspect.signature(import_upstream(f"{PACKAGE}.utils").load_model).parameters["get_model_classes"]
+        found: tuple[Any, Any] = parameter.default(config=config)
         return found
     return family.Model, family.ModelArgs
 
@@ -155,8 +157,8 @@ def model_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
 def load_model(
     folder: Path, *, model_config: Mapping[str, Any] | None = None, get_model_classes: Classes = model_classes
 ) -> tuple[Any, dict[str, Any]]:
-    """The model in a folder, whose weights are read when they are asked for, and its config with `model_config` over
-    it. Raises whatever the model's own code does for a folder that it cannot make sense of."""
+    """The model in a folder, with lazily read weights, and its config updated by `model_config`. Raises whatever the
+    model's own code raises for a folder that it cannot read."""
     config = {**load_config(folder), **(model_config or {})}
     if _is_packed_by_others(folder, config):
         loaded: tuple[Any, dict[str, Any]] = import_upstream(f"{PACKAGE}.utils").load_model(
@@ -164,7 +166,7 @@ def load_model(
         )
         return loaded
     if config.get("model_file") is not None:
-        raise ValueError(f"it brings code of its own, {config['model_file']!r}, which is not run")
+        raise ValueError(f"it has code of its own, {config['model_file']!r}, which is not run")
     files = sorted(folder.glob("model*.safetensors"))
     if not files:
         raise FileNotFoundError(f"no weights (model*.safetensors) in {folder}")
@@ -181,10 +183,10 @@ def load_model(
 
 
 def _is_packed_by_others(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Whether weights are in a format that mlx-lm translates, or activations are packed with them."""
+    """Whether weights are in a format that mlx-lm converts, or activations are quantised, too."""
     inside = (config.get("text_config") or {}).get("quantization_config")
-    stated = config.get("quantization_config") or inside or (folder / "hf_quant_config.json").exists()
-    return bool(config.get("quantization") is None and stated) or bool(config.get("quantize_activations"))
+    quantization = config.get("quantization_config") or inside or (folder / "hf_quant_config.json").exists()
+    return bool(config.get("quantization") is None and quantization) or bool(config.get("quantize_activations"))
 
 
 def _arrays(file: Path) -> dict[str, mx.array]:
@@ -193,12 +195,12 @@ def _arrays(file: Path) -> dict[str, mx.array]:
     return arrays
 
 
-def _pack(model: Any, stated: Mapping[str, Any], weights: Mapping[str, mx.array]) -> None:
-    """Give the model packed layers where its weights are packed: as the config states of a layer, or as they are."""
+def _pack(model: Any, quantization: Mapping[str, Any], weights: Mapping[str, mx.array]) -> None:
+    """Give the model quantised layers where its weights are quantised: by the config, or as they are."""
 
-    def described(path: str, module: Any) -> bool | dict[str, Any]:
-        if path in stated:
-            own: bool | dict[str, Any] = stated[path]
+    def layer_quantization(path: str, module: Any) -> bool | dict[str, Any]:
+        if path in quantization:
+            own: bool | dict[str, Any] = quantization[path]
             return own
         if not hasattr(module, "to_quantized") or f"{path}.scales" not in weights:
             return False
@@ -206,17 +208,17 @@ def _pack(model: Any, stated: Mapping[str, Any], weights: Mapping[str, mx.array]
         takes_scale = "global_scale" in inspect.signature(module.to_quantized).parameters
         return {**found, "global_scale": True} if takes_scale and f"{path}.global_scale" in weights else found
 
-    mode = stated.get("mode", "affine")
-    nn.quantize(model, stated["group_size"], stated["bits"], mode=mode, class_predicate=described)
+    mode = quantization.get("mode", "affine")
+    nn.quantize(model, quantization["group_size"], quantization["bits"], mode=mode, class_predicate=layer_quantization)
 
 
 def packing_of(path: str, module: Any, weights: Mapping[str, mx.array]) -> dict[str, Any]:
-    """How the weights of a layer that is not packed yet are packed. Raises ValueError where MLX has no such mode."""
+    """The quantization of a layer's weights in the files. Raises ValueError where MLX has no such mode."""
     scales, columns = weights[f"{path}.scales"], module.weight.shape[-1]
     group, bits = columns // scales.shape[-1], weights[f"{path}.weight"].shape[-1] * 32 // columns
     mode = _MODES.get((bits, group)) if scales.dtype == mx.uint8 else "affine"
     if mode is None:
-        raise ValueError(f"{path} is packed in no mode that MLX has: {bits} bits in groups of {group}, scales of bytes")
+        raise ValueError(f"{path} has no quantization mode of MLX: {bits} bits in groups of {group}, scales of bytes")
     return {"group_size": group, "bits": bits, "mode": mode}
 
 

@@ -92,8 +92,8 @@ def test_who_is_started_to_ignore_signals_heeds_none_of_them() -> None:
 def test_what_tests_start_does_not_ignore_what_they_were_started_to_ignore(
     number: signal.Signals, tmp_path: Path
 ) -> None:
-    told = [sys.executable, "-c", f"import os, signal; os.kill(os.getpid(), {number.value}); print('alive')"]
-    assert b"alive" in subprocess.run(told, capture_output=True, check=False, cwd=tmp_path).stdout
+    command = [sys.executable, "-c", f"import os, signal; os.kill(os.getpid(), {number.value}); print('alive')"]
+    assert b"alive" in subprocess.run(command, capture_output=True, check=False, cwd=tmp_path).stdout
     conftest.ignore_signals_alone()
-    assert b"alive" not in subprocess.run(told, capture_output=True, check=False, cwd=tmp_path).stdout
+    assert b"alive" not in subprocess.run(command, capture_output=True, check=False, cwd=tmp_path).stdout
     signal.raise_signal(number)  # which the tests themselves still ignore

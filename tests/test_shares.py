@@ -112,9 +112,9 @@ async def turns_before(turns: FairTurns) -> int:
 
     greedy = [asyncio.create_task(greedily()) for _ in range(300)]
     await asyncio.sleep(0)
-    begun = len(gone)
+    started = len(gone)
     await go(POLITE)
-    before = gone[begun:].index(POLITE)
+    before = gone[started:].index(POLITE)
     await asyncio.gather(*greedy)
     return before
 
@@ -157,8 +157,8 @@ async def speech(folder: Path) -> int:
     ask(POLITE, POLITE, "p")
     world.finish()
     pieces = [piece for piece, _, _ in world.mouth.spoken[before:]]
-    nth = [place for place, piece in enumerate(pieces) if piece == "p"]
-    return max(place - 2 * number for number, place in enumerate(nth))
+    nth = [position for position, piece in enumerate(pieces) if piece == "p"]
+    return max(position - 2 * number for number, position in enumerate(nth))
 
 
 async def encodings(folder: Path) -> int:
@@ -202,19 +202,19 @@ async def prefix_cache(folder: Path) -> int:
 
 
 async def disk_cache(folder: Path) -> int:
-    kept = records.opened(folder, DiskLimits(4_000_000, sync=False))
-    mine = kept.write(*records.record([1] * 100, owner=RecordOwner.of(POLITE, "")))
+    store = records.opened(folder, DiskLimits(4_000_000, sync=False))
+    mine = store.write(*records.record([1] * 100, owner=RecordOwner.of(POLITE, "")))
     for number in range(30):
-        kept.write(*records.record([number] * 100, owner=RecordOwner.of(GREEDY, "")))
+        store.write(*records.record([number] * 100, owner=RecordOwner.of(GREEDY, "")))
     return int(mine.lost) << 30
 
 
 async def stored_responses(folder: Path) -> int:
-    kept = ResponseStore(folder / "responses.db", StoreLimits(rows=4, size=1 << 20, age_s=3600.0))
+    store = ResponseStore(folder / "responses.db", StoreLimits(rows=4, size=1 << 20, age_s=3600.0))
     for number, tenant in enumerate([POLITE, *[GREEDY] * 20]):
-        kept.keep(tenant, response(f"resp_{number}"), ITEMS)
-    found = kept.find(POLITE, "resp_0")
-    kept.close()
+        store.keep(tenant, response(f"resp_{number}"), ITEMS)
+    found = store.find(POLITE, "resp_0")
+    store.close()
     return 0 if found else 1 << 30
 
 
@@ -260,8 +260,8 @@ def rows_of(page: Path) -> Iterable[str]:
 
 
 def test_the_documents_table_has_every_entry() -> None:
-    told = set(rows_of(Path(__file__).parent.parent / "docs" / "operations.md"))
-    assert set(LEDGER) <= told, set(LEDGER) - told
+    result = set(rows_of(Path(__file__).parent.parent / "docs" / "operations.md"))
+    assert set(LEDGER) <= result, set(LEDGER) - result
 
 
 def test_what_is_not_in_the_ledger_is_not_shared() -> None:

@@ -78,22 +78,22 @@ def test_a_server_starts_without_transformers_and_the_hub(tmp_path: Path) -> Non
             ready = any(line.startswith("ready: ") for line in server.stdout)
             server.kill()
         imports.seek(0)
-        said = imports.read().splitlines()
-    assert ready, said[-5:]
-    imported = {line.rpartition("|")[2].strip() for line in said if line.startswith("import time:")}
+        lines = imports.read().splitlines()
+    assert ready, lines[-5:]
+    imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
     assert "mlx_lm.models.base" in imported, "imports are listed"
     assert not {name for name in imported if name.partition(".")[0] in HEAVY}
 
 
 def test_no_family_of_mlx_lm_needs_transformers() -> None:
-    asked = (
+    request = (
         "import importlib, pkgutil, sys, ingot.upstream, mlx_lm.models\n"
         "for module in pkgutil.iter_modules(mlx_lm.models.__path__):\n"
         "    try: importlib.import_module(f'mlx_lm.models.{module.name}')\n"
         "    except (ImportError, SystemExit): pass  # one asks Python to exit where a package is missing\n"
         "assert 'transformers' not in sys.modules and 'mlx_lm.utils' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", asked], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", request], check=True, timeout=120)
 
 
 def test_types_that_run_another_types_code_are_those_of_mlx_lm() -> None:

@@ -1,8 +1,8 @@
-"""The control channel: what rank 0 tells the others, in one order, and what it hears from them.
+"""The control channel: the events that rank 0 sends to its followers, in order, and their answers.
 
-Everything that happens to live states, and every forward pass. Rank 0 alone decides. It tells results, not reasons:
-which pages a row has, not who held or freed them; so that those who follow keep no accounts that could differ from its
-own. What happens between two passes travels with the second. Only the engine thread may call `ControlChannel`.
+Every change of live KV, and every forward pass. Rank 0 alone decides. It sends results, not reasons: which pages a row
+has, not who holds them, so that followers have no bookkeeping that could differ from its own. Events between two passes
+travel with the second. Only the engine thread may call `ControlChannel`.
 """
 
 from __future__ import annotations
@@ -19,44 +19,44 @@ from ingot.distributed.wire import Link, LinkFrame, LinkLate, LinkLost, broadcas
 from ingot.errors import Unavailable
 
 Window = int | None
-"""By which layers that forget alike are known: their window, or None where they keep every token."""
+"""Identifies a group of layers: its window, or None where layers attend to every token."""
 
 
 class FrameKind(IntEnum):
     """Of frames on the link."""
 
-    SHARE = 1  # a follower has loaded its share, and says what it takes
-    TOLD = 2  # a list of what happened, mostly with a pass at its end
-    FAILED = 3  # a follower's last words
-    END = 4  # rank 0 needs nobody any more
-    ANSWER = 5  # a follower has read or written its part of a record, or cannot
+    SHARE = 1  # a follower has loaded its share, and reports what that takes
+    EVENTS = 2  # mostly with a forward pass at the end
+    FAILED = 3  # why a follower ends
+    END = 4  # followers are no longer needed
+    ANSWER = 5  # a follower has read or written its part of a record, or failed to
 
 
 class StateEvent(msgspec.Struct, frozen=True, array_like=True):
-    """Something that happened to live states."""
+    """A change of live KV."""
 
 
-class StatesBegun(StateEvent, frozen=True, array_like=True, tag=1):
-    """There are new, empty ones, with groups for these windows. What a group has pools for, raw pages and those in
-    fewer bits, is known to everybody."""
+class BatchStateCreated(StateEvent, frozen=True, array_like=True, tag=1):
+    """A new, empty batch state, with groups for these windows. All ranks know which pools a group has, for raw and for
+    quantised pages."""
 
     windows: list[Window]
     mixed: bool
 
 
 class SlotsResized(StateEvent, frozen=True, array_like=True, tag=2):
-    """So many slots for recurrent states."""
+    """There are so many slots for recurrent states."""
 
     slots: int
 
 
-class RowLeft(StateEvent, frozen=True, array_like=True, tag=3):
-    """The row of a slot is no more."""
+class RowRemoved(StateEvent, frozen=True, array_like=True, tag=3):
+    """The row of a slot is gone."""
 
     slot: int
 
 
-class CheckpointTaken(StateEvent, frozen=True, array_like=True, tag=4):
+class CheckpointMade(StateEvent, frozen=True, array_like=True, tag=4):
     """A checkpoint of a slot's recurrent states."""
 
     number: int
@@ -64,41 +64,41 @@ class CheckpointTaken(StateEvent, frozen=True, array_like=True, tag=4):
 
 
 class CheckpointResumed(StateEvent, frozen=True, array_like=True, tag=5):
-    """A slot has the states of a checkpoint."""
+    """A slot resumes from a checkpoint."""
 
     number: int
     slot: int
 
 
 class CheckpointDropped(StateEvent, frozen=True, array_like=True, tag=6):
-    """A checkpoint is nobody's any more."""
+    """A checkpoint is no longer used."""
 
     number: int
 
 
 class RowRewound(StateEvent, frozen=True, array_like=True, tag=7):
-    """A row was taken back to this length."""
+    """A row was rewound to this length."""
 
     slot: int
     length: int
 
 
 class PoolsTrimmed(StateEvent, frozen=True, array_like=True, tag=8):
-    """Nothing runs. Of each pool, how many slabs are left, and the slots that nobody holds, as int32."""
+    """By pool, how many slabs are left, and the free slots, as int32."""
 
     pools: list[tuple[int, bytes]]
 
 
 class PagesMoved(StateEvent, frozen=True, array_like=True, tag=10):
-    """Pages have other places than before. `slabs`: by pool that has other ones, pages of each. `copies`: by group,
-    (source, target, tokens, whether the source is in fewer bits) of slots."""
+    """`slabs`: by pool that has changed, the pages of each. `copies`: by group, (source slot, target slot, tokens,
+    whether the source is quantised)."""
 
     slabs: list[tuple[int, list[int]]]
     copies: list[tuple[int, list[tuple[int, int, int, bool]]]]
 
 
 class PagesEncoded(StateEvent, frozen=True, array_like=True, tag=11):
-    """What lies in some slots of a group, as int32, was put into fewer bits, into others."""
+    """Pages in some slots of a group, as int32, were quantised into others."""
 
     group: int
     raw: bytes
@@ -106,19 +106,19 @@ class PagesEncoded(StateEvent, frozen=True, array_like=True, tag=11):
 
 
 class PieceEvent(StateEvent, frozen=True, array_like=True):
-    """Something that happened to states outside of pages, which are known by numbers."""
+    """A change of KV outside of pages, in pieces that are known by numbers."""
 
 
 class PieceMade(PieceEvent, frozen=True, array_like=True, tag=12):
-    """A piece is what lies in some pages, in fewer bits where there is a codec for it. By group: tokens [begin, end),
-    and where their pages are, as int32."""
+    """A piece is a copy of some pages, quantised where there is a codec. By group: tokens [begin, end), and the slots
+    of their pages, as int32."""
 
     number: int
     extents: list[tuple[int, int, bytes]]
 
 
 class PieceCut(PieceEvent, frozen=True, array_like=True, tag=13):
-    """`made` is what a piece of a record that begins at `whole` has from token `begin` on, or before `end`."""
+    """`made` is a slice from token `begin`, or up to `end`, of a piece of a record that begins at `whole`."""
 
     number: int
     made: int
@@ -128,14 +128,14 @@ class PieceCut(PieceEvent, frozen=True, array_like=True, tag=13):
 
 
 class PieceReleased(PieceEvent, frozen=True, array_like=True, tag=14):
-    """A piece is nobody's any more."""
+    """A piece is no longer used."""
 
     number: int
 
 
 class PiecePlaced(PieceEvent, frozen=True, array_like=True, tag=15):
-    """What a piece has in a group lies in pages, too: whole ones in fewer bits in these slots, as int32, and the tokens
-    from `held` on where the runs say."""
+    """A piece was copied into pages of a group: whole quantised pages into these slots, as int32, and the tokens from
+    `held` on as the runs say."""
 
     number: int
     group: int
@@ -145,8 +145,8 @@ class PiecePlaced(PieceEvent, frozen=True, array_like=True, tag=15):
 
 
 class FileRef(msgspec.Struct, frozen=True, array_like=True):
-    """Which record's file is meant, whoever's part of it: that of `tokens` up to a digest of them, of an owner, by
-    digests; and what its name ends with."""
+    """Identifies a record's file on any rank: its owner and the path of its tokens, by digests, where it begins, and
+    what its name ends with."""
 
     tenant: str
     salt: str
@@ -155,11 +155,11 @@ class FileRef(msgspec.Struct, frozen=True, array_like=True):
     variant: str
 
 
-class PieceFiled(PieceEvent, frozen=True, array_like=True, tag=16):
-    """A piece, and a checkpoint if there is one, is being written to a file. To be answered under `asked`, when it is.
-    The rest is what the file's header says (`Header`)."""
+class PieceOffloaded(PieceEvent, frozen=True, array_like=True, tag=16):
+    """A piece, and a checkpoint if there is one, is being written to a file; answered under `question`. The other
+    fields are those of the file's header (`RecordHeader`)."""
 
-    asked: int
+    question: int
     number: int
     checkpoint: int | None
     file: FileRef
@@ -169,36 +169,36 @@ class PieceFiled(PieceEvent, frozen=True, array_like=True, tag=16):
     landmark: bool
 
 
-class PieceFetched(PieceEvent, frozen=True, array_like=True, tag=17):
-    """A piece is to be read from a file, which has a checkpoint or not. To be answered under its number, when it is."""
+class PieceOnloaded(PieceEvent, frozen=True, array_like=True, tag=17):
+    """A piece is being read from a file, which may have a checkpoint; answered under its number."""
 
     number: int
     file: FileRef
     checkpoint: bool
 
 
-class CheckpointRecalled(PieceEvent, frozen=True, array_like=True, tag=18):
-    """A checkpoint is the one that was read with a piece."""
+class CheckpointOnloaded(PieceEvent, frozen=True, array_like=True, tag=18):
+    """A checkpoint is that which was read with a piece."""
 
     number: int
     checkpoint: int
 
 
 class FilesUsed(PieceEvent, frozen=True, array_like=True, tag=19):
-    """Files' records were used just now."""
+    """The records of these files were used just now."""
 
     files: list[FileRef]
 
 
 class TenantForgotten(PieceEvent, frozen=True, array_like=True, tag=20):
-    """All files of a tenant are to be removed, by its digest."""
+    """All files of a tenant, by its digest, are to be removed."""
 
     tenant: str
 
 
 class RowPlan(msgspec.Struct, frozen=True, array_like=True):
-    """A row of a pass: its length and its position before that. Of each group whose table has changed, by number: the
-    table's first page, where all of its pages lie, as int32, and how many of the first it sees in fewer bits."""
+    """A row of a pass: its length and position before the pass. Of each group whose table has changed, by number: the
+    table's first page, the slots of all its pages, as int32, and how many of the first are quantised."""
 
     slot: int
     length: int
@@ -207,7 +207,7 @@ class RowPlan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PartPlan(msgspec.Struct, frozen=True, array_like=True):
-    """`stated` are the positions of its tokens, where they do not go on from the rows' own."""
+    """`stated` are the positions of its tokens, where they do not continue those of the rows."""
 
     rows: list[RowPlan]
     width: int
@@ -217,7 +217,7 @@ class PartPlan(msgspec.Struct, frozen=True, array_like=True):
 
 class ForwardPass(StateEvent, frozen=True, array_like=True, tag=9):
     """A forward pass over so many tokens, which come by a collective. `earlier`: for how many of the last tokens
-    recurrent layers give the states before them."""
+    recurrent layers return the states before them."""
 
     parts: list[PartPlan]
     tokens: int
@@ -226,10 +226,10 @@ class ForwardPass(StateEvent, frozen=True, array_like=True, tag=9):
 
 
 Events = list[
-    StatesBegun
+    BatchStateCreated
     | SlotsResized
-    | RowLeft
-    | CheckpointTaken
+    | RowRemoved
+    | CheckpointMade
     | CheckpointResumed
     | CheckpointDropped
     | RowRewound
@@ -240,26 +240,25 @@ Events = list[
     | PieceCut
     | PieceReleased
     | PiecePlaced
-    | PieceFiled
-    | PieceFetched
-    | CheckpointRecalled
+    | PieceOffloaded
+    | PieceOnloaded
+    | CheckpointOnloaded
     | FilesUsed
     | TenantForgotten
     | ForwardPass
 ]
 
-encode_events: Final = msgspec.msgpack.Encoder().encode
-decode_events: Final = msgspec.msgpack.Decoder(Events).decode
-
 
 class FollowerAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """Of a follower, to what it was asked under a number."""
+    """A follower's answer to the question of a number."""
 
     number: int
     good: bool
 
 
-encode_answer: Final = msgspec.msgpack.Encoder().encode
+encode_events: Final = msgspec.msgpack.Encoder().encode
+encode_answer: Final = encode_events
+decode_events: Final = msgspec.msgpack.Decoder(Events).decode
 decode_answer: Final = msgspec.msgpack.Decoder(FollowerAnswer).decode
 
 
@@ -267,66 +266,64 @@ GROUP_LOST = "The ranks of this model lost each other; they are started again"
 
 
 class FollowerQuestion:
-    """What everybody is to answer, each once."""
+    """What each follower is to answer once."""
 
     __slots__ = ("good", "left")
 
     def __init__(self, left: int) -> None:
         self.left, self.good = left, True
 
-    def hear(self, *, good: bool) -> None:
+    def add_answer(self, *, good: bool) -> None:
         self.left, self.good = self.left - 1, self.good and good
 
     @property
     def settled(self) -> bool:
-        """All have answered, or one has that it cannot be."""
+        """All have answered, or one has failed."""
         return self.left == 0 or not self.good
 
 
 class ControlChannel:
-    """Tells the followers, in order. Only the engine thread may call it."""
-
     def __init__(self, links: Sequence[Link]) -> None:
         self._links = links
         self._events: list[StateEvent] = []
         self._numbers = count()
         self._questions: dict[int, FollowerQuestion] = {}
         self.note_pages: Callable[[], None] = lambda: None
-        """Have noted what is not yet of where pages lie: whatever is told of them comes then."""
-        self.step = 0  # passes told
-        self.trouble = ""  # why nothing can be told any more
+        """Queues where pages are now; to be called before any event about them."""
+        self.step = 0  # forward passes sent
+        self.trouble = ""  # why nothing can be sent any more
 
     def number(self) -> int:
-        """One that no checkpoint, piece or question had before."""
+        """A number that no checkpoint, piece or question had before."""
         return next(self._numbers)
 
     def ask(self, number: int) -> FollowerQuestion:
-        """Expect an answer of everybody to what is told under a number."""
+        """Expect an answer of each follower to the event of a number."""
         question = self._questions[number] = FollowerQuestion(len(self._links))
         return question
 
     def forget_question(self, number: int) -> None:
         self._questions.pop(number, None)
 
-    def listen(self, within: float = 0.0) -> None:
-        """Hear what has been answered; where nothing has, wait for so long. Raises Unavailable where somebody is
+    def receive_answers(self, within: float = 0.0) -> None:
+        """Take the answers that have come; where none has, wait for so long. Raises Unavailable where a follower is
         gone."""
-        heard = [self._hear(link, 0.0) for link in self._links]
-        if within and not any(heard):
-            self._hear(self._links[0], within)
+        received = [self._receive(link, 0.0) for link in self._links]
+        if within and not any(received):
+            self._receive(self._links[0], within)
 
-    def _hear(self, link: Link, within: float) -> bool:
-        """Whether there was something."""
-        heard = False
+    def _receive(self, link: Link, within: float) -> bool:
+        """Whether there was an answer."""
+        received = False
         with suppress(LinkLate):
             while True:
                 try:
-                    self._take(link.receive(0.0 if heard else within))
+                    self._take(link.receive(0.0 if received else within))
                 except LinkLost as error:
                     self.trouble = self.trouble or str(error)
                     raise
-                heard = True
-        return heard
+                received = True
+        return received
 
     def _take(self, frame: LinkFrame) -> None:
         if frame.kind == FrameKind.FAILED:
@@ -335,22 +332,22 @@ class ControlChannel:
         answer = decode_answer(frame.body)
         question = self._questions.get(answer.number)
         if question is not None:
-            question.hear(good=answer.good)
+            question.add_answer(good=answer.good)
             if question.settled:
                 del self._questions[answer.number]
 
-    def note(self, event: StateEvent) -> None:
-        """Have it told with the next pass."""
+    def queue(self, event: StateEvent) -> None:
+        """Send it with the next event that is sent."""
         self._events.append(event)
 
-    def tell(self, event: StateEvent) -> None:
-        """Have it told now, and what was noted before it. Raises Unavailable where somebody is gone."""
+    def send(self, event: StateEvent) -> None:
+        """Send it after those in the queue. Raises Unavailable where a follower is gone."""
         self._events.append(event)
         self._refuse_if_failed()
         self.step += isinstance(event, ForwardPass)
         events, self._events = self._events, []
         try:
-            broadcast_frame(self._links, FrameKind.TOLD, encode_events(events), self.step)
+            broadcast_frame(self._links, FrameKind.EVENTS, encode_events(events), self.step)
         except (LinkLost, LinkLate) as error:
             reason = self._reason() or error
             self.trouble = str(reason)
@@ -358,7 +355,7 @@ class ControlChannel:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """What fails here after it was told leaves the others waiting for it: there is no going on."""
+        """A pass that fails here after it was sent leaves the followers waiting: the group cannot go on."""
         self._refuse_if_failed()
         try:
             yield
@@ -367,7 +364,7 @@ class ControlChannel:
             raise
 
     def end(self) -> None:
-        """Nobody is needed any more."""
+        """Followers are no longer needed."""
         for link in self._links:
             with suppress(LinkLost, LinkLate):
                 link.send(FrameKind.END)
@@ -378,7 +375,7 @@ class ControlChannel:
             raise Unavailable(GROUP_LOST, retry_after=1)
 
     def _reason(self) -> Unavailable | None:
-        """The last words of whoever is gone."""
+        """Why a follower ended, if one said so."""
         for link in self._links:
             frame = _last_frame(link)
             if frame is not None and frame.kind == FrameKind.FAILED:

@@ -1,5 +1,5 @@
-"""From a place in a group of ranks to this one's share of a model, on every rank alike; what a rank found out about its
-share, and what all of them come to.
+"""Joining a group of ranks and loading this rank's share of a model, on every rank alike; a rank's facts about its
+share, and what holds for all of them.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,20 +32,20 @@ from ingot.models.kv_codec import record_form_of, with_kv_codec
 from ingot.models.parallelism import ModelSharding
 
 JOIN_TIMEOUT_S: Final = 120.0
-"""How long ranks wait for each other to start."""
+"""How long ranks wait for each other at the start."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedGroup:
-    """A group that is there: every rank has started, and nothing is loaded yet."""
+    """A group of which every rank has started, and nothing is loaded yet."""
 
     sharing: ModelSharding
     links: Sequence[Link]  # to the followers, or to rank 0
     neighbours: int  # ranks on this machine, this one among them
 
-    def memory_budget(self, here: Device, asked: str | None) -> int:
-        """Bytes for this rank, of a machine that it may share with others."""
-        total = device.memory_budget(here, asked)
+    def memory_budget(self, here: Device, requested: str | None) -> int:
+        """Bytes for this rank, on a machine that it may share with others."""
+        total = device.memory_budget(here, requested)
         return total if here.kind == "cuda" else total // self.neighbours
 
     def load(self, folder: Path, here: Device, settings: Settings) -> ModelAdapter:
@@ -54,19 +54,19 @@ class JoinedGroup:
             folder, here, dtype=settings.dtype, widest=settings.prefill_chunk, sharing=self.sharing
         )
         if adapter.selection is None:
-            raise ModelError("The output head of this family is not known; it cannot be run by several ranks.")
+            raise ModelError("The output head of this family is not known; several ranks cannot run it.")
         return with_kv_codec(adapter, PairCodec(CodecName.parse(settings.kv_codec)), is_share=True)
 
     def kept_form(self, adapter: ModelAdapter, settings: Settings) -> RankRecordForm | None:
-        """None where records never leave their pages. All ranks have to call it at once. Raises ConfigError where this
-        rank's layers cannot be put into the codec."""
+        """None where records never leave their pages. All ranks have to call it at once. Raises ConfigError where the
+        codec does not fit this rank's layers."""
         codec = RecordCodec(CodecName.parse(settings.cache_codec))
         return RankRecordForm.of(adapter, codec) if codec.lossy or settings.cache_dir is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class RankRecordForm:
-    """What this rank's part of a record is outside of pages."""
+    """The form of this rank's part of a record outside of pages."""
 
     form: RecordForm  # as it is written to files
     codec: DeltaCodec | None = None
@@ -78,44 +78,49 @@ class RankRecordForm:
         raw = record_form_of(adapter, rows)
         if not codec.lossy:
             return cls(raw)
-        met = DeltaCodec(codec, raw.sample.deltas)
-        check_codec_fits(codec, met)
-        return cls(encode_form(met, raw), met, met.sizes(rows.states))
+        delta_codec = DeltaCodec(codec, raw.sample.deltas)
+        check_codec_fits(codec, delta_codec)
+        return cls(encode_form(delta_codec, raw), delta_codec, delta_codec.sizes(rows.states))
 
 
 def place_from_settings(settings: Settings, environment: Mapping[str, str] = os.environ) -> RankPlace | None:
-    """None for a process that is alone. Raises ConfigError where settings and environment say different things."""
+    """None for a process without a group. Raises ConfigError where settings and environment disagree."""
     found = read_rank_place(environment)
     size = 1 if found is None else found.size
     if size != settings.ranks:
         raise ConfigError(
-            f"tensor_parallel_size and pipeline_parallel_size ask for {settings.ranks} ranks, and this process is "
+            f"tensor_parallel_size and pipeline_parallel_size ask for {settings.ranks} ranks, but this process was "
             f"started as one of {size}."
         )
     return found
 
 
 def join_group(settings: Settings, where: RankPlace) -> JoinedGroup:
-    """Meet the others. Runs on the thread that uses mlx. Raises LinkLate, LinkLost, or RuntimeError of mlx's."""
+    """Connect to the other ranks. Runs on the thread that uses mlx. Raises LinkLate, LinkLost, or mlx's
+    RuntimeError."""
     links = where.links(JOIN_TIMEOUT_S)
     group: Any = mx.distributed.init(strict=True)
     if (group.rank(), group.size()) != (where.rank, where.size):
-        raise ConfigError(f"mlx says rank {group.rank()} of {group.size()}, not {where.rank} of {where.size}.")
+        raise ConfigError(f"mlx has rank {group.rank()} of {group.size()}, not {where.rank} of {where.size}.")
     sharing = ModelSharding("tensor" if settings.tensor_parallel_size > 1 else "pipeline", group)
     return JoinedGroup(sharing, links, _ranks_on_this_host(where, os.environ.get(HOSTFILE_VARIABLE)))
 
 
 def _ranks_on_this_host(where: RankPlace, hostfile: str | None) -> int:
-    """Ranks that are reached at the same address as this one."""
+    """Ranks with the same address as this one."""
     if not hostfile:
         return 1
     hosts = [entry[0].rpartition(":")[0] for entry in json.loads(Path(hostfile).read_text())]
     return hosts.count(hosts[where.rank])
 
 
+SIZES: Final = ("recurrent", "activation", "score", "logits", "scratch", "coded")
+"""Fields of a footprint of which the largest holds for all ranks."""
+
+
 class RankShare(msgspec.Struct, frozen=True):
-    """Bytes, as in `Footprint`; `spare` are those that its weights leave, `encoded` what kept records take in fewer
-    bits (`DeltaCodec.sizes`), where they are put into some."""
+    """Bytes, as in `Footprint`; `spare` is what its weights leave, `encoded` the sizes of compressed records
+    (`DeltaCodec.sizes`), where there is a codec."""
 
     groups: list[tuple[int | None, int]]
     recurrent: int
@@ -134,65 +139,51 @@ class RankShare(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, adapter: ModelAdapter, total: int, encoded: Mapping[int | None, EncodedSize]) -> RankShare:
-        shape = adapter.footprint
         return cls(
-            list(shape.groups),
-            shape.recurrent,
-            shape.activation,
-            shape.score,
-            shape.logits,
-            shape.scratch,
-            shape.tile,
-            shape.gathered,
-            shape.coded,
-            adapter.ragged,
-            adapter.mixed,
-            adapter.vocab,
-            total - adapter.weight_bytes,
-            [(window, *size) for window, size in encoded.items()],
+            **{each.name: getattr(adapter.footprint, each.name) for each in fields(Footprint)},
+            ragged=adapter.ragged,
+            mixed=adapter.mixed,
+            vocab=adapter.vocab,
+            spare=total - adapter.weight_bytes,
+            encoded=[(window, *size) for window, size in encoded.items()],
         )
 
 
 @dataclass(frozen=True, slots=True)
 class GroupTotals:
-    """What holds for all ranks: whatever fits into it fits on each of them."""
+    """What holds for all ranks: what fits into it fits on each of them."""
 
     footprint: Footprint
     ragged: bool
     mixed: bool
     spare: int
     rewinds: bool
-    """Whether rank 0 sees how far a row goes back: it has recurrent layers if any rank has."""
+    """Whether rank 0 knows how far a row can be rewound: it has recurrent layers if any rank has."""
     forgets: bool
-    """Whether rank 0 has layers of every window that any rank has: it knows then what all have of a record."""
+    """Whether rank 0 has layers of every window that any rank has, and so knows what all have of a record."""
     encoded: Mapping[int | None, EncodedSize]
     heavier: float
-    """How many times as much as on rank 0 a record takes where it takes most."""
+    """How many times larger than on rank 0 a record is on the rank where it is largest."""
 
     @classmethod
     def of(cls, shares: Sequence[RankShare]) -> GroupTotals:
+        groups, leader = _largest_groups(shares), shares[0]
+        tiles = [share.tile for share in shares]
+        sizes = {name: max(getattr(share, name) for share in shares) for name in SIZES}
         return cls(
             Footprint(
-                groups=_largest_groups(shares),
-                recurrent=max(share.recurrent for share in shares),
-                activation=max(share.activation for share in shares),
-                score=max(share.score for share in shares),
-                logits=max(share.logits for share in shares),
-                scratch=max(share.scratch for share in shares),
-                tile=_widest_tile(share.tile for share in shares),
+                groups=groups,
+                tile=None if None in tiles else max(tile for tile in tiles if tile is not None),
                 gathered=GatherCost(*map(max, *(share.gathered for share in shares))),
-                coded=max(share.coded for share in shares),
+                **sizes,
             ),
-            all(share.ragged for share in shares),
-            all(share.mixed for share in shares),
-            min(share.spare for share in shares),
-            shares[0].recurrent > 0 or not any(share.recurrent for share in shares),
-            {window for window, _ in shares[0].groups} == {window for share in shares for window, _ in share.groups},
-            _largest_encoded(shares),
-            max(
-                1.0,
-                sum(size for _, size in _largest_groups(shares)) / max(1, sum(size for _, size in shares[0].groups)),
-            ),
+            ragged=all(share.ragged for share in shares),
+            mixed=all(share.mixed for share in shares),
+            spare=min(share.spare for share in shares),
+            rewinds=leader.recurrent > 0 or not any(share.recurrent for share in shares),
+            forgets={window for window, _ in leader.groups} == {window for window, _ in groups},
+            encoded=_largest_encoded(shares),
+            heavier=max(1.0, sum(size for _, size in groups) / max(1, sum(size for _, size in leader.groups))),
         )
 
 
@@ -211,9 +202,3 @@ def _largest_encoded(shares: Iterable[RankShare]) -> dict[int | None, EncodedSiz
             most = sizes.get(window, (0, 0))
             sizes[window] = max(most[0], any_tokens), max(most[1], each)
     return sizes
-
-
-def _widest_tile(tiles: Iterable[int | None]) -> int | None:
-    """None is all tokens at once."""
-    known = list(tiles)
-    return None if None in known else max(tile for tile in known if tile is not None)

@@ -1,9 +1,8 @@
-"""Which machines run a model together, what MLX has to be told on each, and a rank's process there.
+"""The machines that run a model together, MLX's environment on each, and a rank's process there.
 
-Hostfiles are as `mlx.launch` reads them. A rank is started here or over ssh, told who it is over its standard input,
-and killed with all it started. What a rank is told never stands on a command line. Its standard input stays open for as
-long as the parent lives: its end is how a rank notices, wherever it runs, that nobody would stop it any more. Never
-imports mlx.
+Hostfiles are as `mlx.launch` reads them. A rank is started here or over ssh, gets its assignment over standard input,
+never on a command line, and is killed with all that it started. Its standard input stays open for as long as the parent
+lives: by its end a rank notices, wherever it runs, that the parent is gone. Never imports mlx.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ THREADS_VARIABLE: Final = "INGOT_THREADS"
 
 
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`ssh` is what it is called there, `ips` are its addresses for the others, `rdma` the device to each of them;
-    `python` is the interpreter that has ingot, where it lies elsewhere than here."""
+    """`ssh` is its name for ssh, `ips` are its addresses for the other hosts, `rdma` the device to each of them;
+    `python` is the interpreter that has ingot, if it is elsewhere than here."""
 
     ssh: str
     ips: tuple[str, ...] = ()
@@ -57,7 +56,7 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Hosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The ranks' hosts, in their order. A host may have several."""
+    """The hosts of all ranks, in order. A host may have several ranks."""
 
     hosts: tuple[Host, ...]
     backend: str = ""
@@ -69,7 +68,7 @@ class Hosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def address(self) -> str:
-        """Where the others reach the first one."""
+        """Where the others reach the first host."""
         return LOOPBACK if self.are_here else self.hosts[0].ips[0]
 
     @property
@@ -79,14 +78,14 @@ class Hosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RankEnvironment(msgspec.Struct, frozen=True):
-    """What MLX is told on a rank: variables, and files whose paths are to be put in variables."""
+    """Variables for MLX on a rank, and files whose paths are put in variables."""
 
     variables: Mapping[str, str]
     files: Mapping[str, str] = {}
 
 
 def parse_hosts(text: str) -> Hosts:
-    """Of a number of ranks on this machine, or the path of a hostfile. Raises ConfigError."""
+    """From a number of ranks on this machine, or the path of a hostfile. Raises ConfigError."""
     return local_hosts(int(text)) if text.isdecimal() else read_hosts(Path(text).expanduser())
 
 
@@ -97,10 +96,10 @@ def local_hosts(count: int) -> Hosts:
 
 
 def read_hosts(path: Path) -> Hosts:
-    """Raises ConfigError, also where the first host is another machine: this one serves."""
+    """Raises ConfigError, also where the first host is not this machine, which serves."""
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        found = msgspec.convert({"hosts": said} if isinstance(said, list) else said, Hosts)
+        content = json.loads(path.read_text(encoding="utf-8"))
+        found = msgspec.convert({"hosts": content} if isinstance(content, list) else content, Hosts)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", param="hosts") from error
     except (ValueError, msgspec.ValidationError) as error:
@@ -135,7 +134,7 @@ def _hosts_problem(hosts: Hosts) -> str | None:
 
 
 def rank_environments(hosts: Hosts) -> list[RankEnvironment]:
-    """For each rank what its backend reads, as `mlx.launch` would say it."""
+    """For each rank what its backend reads, as `mlx.launch` would set it."""
     backend = hosts.backend or default_backend()
     size = len(hosts.hosts)
     shared: dict[str, str] = {SIZE_VARIABLE: str(size)}
@@ -149,19 +148,19 @@ def rank_environments(hosts: Hosts) -> list[RankEnvironment]:
         shared["MLX_JACCL_COORDINATOR"] = f"{hosts.hosts[0].ips[0]}:{RING_PORT}"
         if backend == "jaccl-ring":
             shared["MLX_JACCL_RING"] = "1"
-    told = []
+    environments = []
     before: Counter[str] = Counter()
     for rank, host in enumerate(hosts.hosts):
         own = {RANK_VARIABLE: str(rank)}
         if backend == "nccl":
             own["CUDA_VISIBLE_DEVICES"] = str(before[host.ssh])
         before[host.ssh] += 1
-        told.append(RankEnvironment(_thread_variables(hosts) | hosts.variables | shared | own, files))
-    return told
+        environments.append(RankEnvironment(_thread_variables(hosts) | hosts.variables | shared | own, files))
+    return environments
 
 
 def _thread_variables(hosts: Hosts) -> dict[str, str]:
-    """Ranks on one machine share its cores, where nobody says otherwise: threads that wait for a core hold up all."""
+    """Ranks on one machine share its cores by default: threads that wait for a core delay all ranks."""
     if not hosts.are_here or THREADS_VARIABLE in os.environ:
         return {}
     return {THREADS_VARIABLE: str(max(1, usable_cores() // len(hosts.hosts)))}
@@ -173,21 +172,21 @@ def usable_cores() -> int:
 
 
 def _ring_addresses(hosts: Hosts) -> list[list[str]]:
-    """Where each rank listens. On one machine ports are taken that are free now; others cannot be asked."""
+    """Where each rank listens: on this machine at free ports, on others at fixed ones, as they cannot be asked."""
     ips = [ip for host in hosts.hosts for ip in host.ips]
     ports = iter(free_ports(len(ips)) if hosts.are_here else range(RING_PORT, RING_PORT + len(ips)))
     return [[f"{ip}:{next(ports)}" for ip in host.ips] for host in hosts.hosts]
 
 
 def free_ports(count: int, host: str = LOOPBACK) -> Sequence[int]:
-    """That nobody listens at, at the moment."""
+    """Ports that are free at the moment."""
     with contextlib.ExitStack() as taken:
         listening = [taken.enter_context(socket.create_server((host, 0))) for _ in range(count)]
         return [each.getsockname()[1] for each in listening]
 
 
 def default_backend() -> str:
-    """What `mlx.launch` takes where nobody says: nccl where MLX is built for NVIDIA's GPUs."""
+    """As for `mlx.launch`: nccl where MLX is built for NVIDIA GPUs, else ring."""
     for package in ("mlx-cuda-13", "mlx-cuda-12"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             importlib.metadata.distribution(package)
@@ -224,12 +223,12 @@ SSH_COMMAND: Final = (
     *("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
     *("-o", "ServerAliveInterval=3", "-o", "ServerAliveCountMax=3"),
 )
-PASSED_ON: Final = ("INGOT_", "MLX_", "HF_")  # what variables' names begin with that other machines are told, too
+PASSED_ON: Final = ("INGOT_", "MLX_", "HF_")  # prefixes of variables that are passed to other machines, too
 KILL_S: Final = 5.0
 
 
 class RankAssignment(msgspec.Struct, frozen=True):
-    """What a rank is told: the words behind `ingot serve`, variables, and files whose paths are put in variables."""
+    """The arguments of `ingot serve`, variables, and files whose paths are put in variables."""
 
     arguments: Sequence[str]
     variables: Mapping[str, str]
@@ -237,15 +236,17 @@ class RankAssignment(msgspec.Struct, frozen=True):
 
 
 class RankProcess:
-    """Owns the process. To be made by a thread that lives as long as the parent does."""
+    """Owns the process. To be made by a thread that lives as long as the parent."""
 
-    def __init__(self, host: Host, letter: RankAssignment, inherited: Sequence[int], command: Sequence[str]) -> None:
-        """`inherited` are open files that a rank on this machine is given, under their numbers."""
+    def __init__(
+        self, host: Host, assignment: RankAssignment, inherited: Sequence[int], command: Sequence[str]
+    ) -> None:
+        """`inherited` are open files that a rank on this machine gets, under their numbers."""
         self.host = host
         self.is_here = host.is_here
         if not self.is_here:
             passed = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
-            letter = msgspec.structs.replace(letter, variables=passed | dict(letter.variables))
+            assignment = msgspec.structs.replace(assignment, variables=passed | dict(assignment.variables))
         self._process = subprocess.Popen(
             [sys.executable, *command] if self.is_here else ssh_command_line(host, command),
             stdin=subprocess.PIPE,
@@ -254,7 +255,7 @@ class RankProcess:
         )
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it ended at once, which is noticed elsewhere
-            self._process.stdin.write(msgspec.json.encode(letter) + b"\n")
+            self._process.stdin.write(msgspec.json.encode(assignment) + b"\n")
             self._process.stdin.flush()
 
     def wait(self, within: float | None = None) -> int:
@@ -269,7 +270,7 @@ class RankProcess:
             self._process.send_signal(number)
 
     def kill(self, remote_pid: int = 0) -> None:
-        """At once, with whatever it started; on another machine, too, where its number there is known."""
+        """With all that it started; on another machine, too, where its pid there is known."""
         with contextlib.suppress(ProcessLookupError, PermissionError):  # it is gone, or about to be
             os.killpg(self._process.pid, signal.SIGKILL)
         if self._process.stdin is not None:
@@ -280,7 +281,7 @@ class RankProcess:
 
 
 def ssh_command_line(host: Host, command: Sequence[str]) -> list[str]:
-    """In the folder that the parent is in, where it is there: models may be named by paths from it."""
+    """In the parent's working directory, if it exists there: models may be named by relative paths."""
     python = host.python or sys.executable
     folder = shlex.quote(str(Path.cwd()))
     return [*SSH_COMMAND, host.ssh, f"cd {folder} 2>/dev/null; exec {shlex.join((python, *command))}"]
@@ -302,22 +303,22 @@ PR_SET_PDEATHSIG: Final = 1
 
 
 def read_rank_assignment() -> RankAssignment:
-    """What the parent says, with its variables set and its files written. To be called first, by the main thread."""
+    """From the parent, with its variables set and its files written. To be called first, by the main thread."""
     if sys.platform == "linux":  # elsewhere the end of the parent's pipe has to do
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     line = sys.stdin.buffer.readline()
     if not line:
         sys.exit(ORPHANED)
-    letter = msgspec.json.decode(line, type=RankAssignment)
-    os.environ.update(letter.variables)
-    for name, content in letter.files.items():
+    assignment = msgspec.json.decode(line, type=RankAssignment)
+    os.environ.update(assignment.variables)
+    for name, content in assignment.files.items():
         os.environ[name] = _write_private_file(content)
     threading.Thread(target=_end_with_parent, name="ingot-parent", daemon=True).start()
-    return letter
+    return assignment
 
 
 def _write_private_file(content: str) -> str:
-    """The path of a file for this process alone; on Linux one that is gone with it, however it ends."""
+    """The path of a file for this process alone; on Linux it vanishes with the process."""
     if sys.platform == "linux":
         descriptor = os.memfd_create("ingot-rank")
         path = f"/proc/self/fd/{descriptor}"

@@ -1,13 +1,12 @@
-"""Rank 0: an engine like any other, whose live states and forward passes are told to all ranks as they come.
+"""Rank 0: an engine like any other, which sends changes of its KV and its forward passes to the followers.
 
-Nothing above the adapter knows of it. What is told goes out before the pass is computed here, and whoever follows is
-then as far as rank 0 is: at collectives, which make them wait for each other.
+Nothing above the adapter knows of it. Events are sent before the pass is computed here; from there on, collectives keep
+the ranks in step.
 
-Cached records: rank 0 says what becomes of them, and each rank has its part. On disk, each rank has its own part of
-each in a file of its own. A record is there where every rank has its part whole. Rank 0 knows its own files; whether
-the others have theirs turns out when they are read, by everybody at once: one that lacks its part, or finds it damaged,
-makes it a miss for all. An answer that does not come is no answer: whoever reads gives up after a while, and what was
-not written everywhere is not there.
+Cached records: rank 0 decides what becomes of them, and each rank has its part, on disk in a file of its own. A record
+is there if every rank has its part. Rank 0 knows its own files; whether the followers have theirs turns out when all
+ranks read at once: one that lacks its part, or finds it damaged, makes it a miss for all. Missing answers count as
+failures: a read is given up after a while, and what was not written everywhere is not there.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ from ingot.models.forward import kv_states_for
 
 @dataclass(frozen=True)
 class LeaderAdapter(ModelAdapter):
-    """The share of rank 0, which is asked as if it were all of the model. A head beside it is rank 0's alone: every
-    rank has the hidden states that the last layer gives."""
+    """The share of rank 0, used as if it were the whole model. A draft head runs on rank 0 alone: every rank has the
+    last layer's hidden states."""
 
     whole: GroupTotals = field(kw_only=True)
-    voice: ControlChannel = field(kw_only=True)
+    channel: ControlChannel = field(kw_only=True)
     group: Any = field(kw_only=True)
 
     @property
@@ -57,30 +56,30 @@ class LeaderAdapter(ModelAdapter):
 
     @property
     def last_step(self) -> int:
-        return self.voice.step
+        return self.channel.step
 
     @property
     def ranks_trouble(self) -> str:
-        return self.voice.trouble
+        return self.channel.trouble
 
     def close(self) -> None:
-        self.voice.end()
+        self.channel.end()
 
     def new_batch_state(self, most: int | None = None, earlier: int = 0) -> BatchState:
         layers = kv_states_for(self.model, self.margin, self.kept, self.kernels)
-        beside = [] if self.head is None else kv_states_for(self.head, 0, self.kept, self.kernels)
-        return LeaderBatchState(layers, beside, self.footprint, self.voice, most, earlier, self.live, mixed=self.mixed)
+        head = [] if self.head is None else kv_states_for(self.head, 0, self.kept, self.kernels)
+        return LeaderBatchState(layers, head, self.footprint, self.channel, most, earlier, self.live, mixed=self.mixed)
 
     def encoding(self, rows: BatchState, codec: PairCodec, form: RecordForm | None) -> RecordEncoding:
         assert isinstance(rows, LeaderBatchState)
         if not codec.lossy:
-            return LeaderRawEncoding(rows, self.voice)
+            return LeaderRawEncoding(rows, self.channel)
         assert form is not None
-        return LeaderLossyEncoding(rows, codec, form, self.voice, self.whole.encoded)
+        return LeaderLossyEncoding(rows, codec, form, self.channel, self.whole.encoded)
 
     def leader_disk(self, own: DiskBackend) -> LeaderDiskBackend:
-        """Rank 0's part of records on disk, and with it everybody's."""
-        return LeaderDiskBackend(own.store, own.writer, own.reader, own.counts, self.voice, self.whole.heavier)
+        """The records on disk of all ranks, by rank 0's part of them."""
+        return LeaderDiskBackend(own.store, own.writer, own.reader, own.counts, self.channel, self.whole.heavier)
 
     def run(
         self,
@@ -88,32 +87,31 @@ class LeaderAdapter(ModelAdapter):
         tokens: mx.array,
         parts: Sequence[ForwardPart],
         at: Sequence[int] | None = None,
-        **asked: Any,
+        **options: Any,
     ) -> Any:
         assert isinstance(rows, LeaderBatchState)
         shared = broadcast_tokens(tokens, self.group)
         with rows.passing(shared, at):
-            return super().run(rows, shared, parts, at, **asked)
+            return super().run(rows, shared, parts, at, **options)
 
 
 def broadcast_tokens(tokens: mx.array, group: Any) -> mx.array:
-    """Those of rank 0, on every rank; the others bring zeros. The first collective of a pass, and to be evaluated as
-    such, whatever else of it depends on them."""
+    """Rank 0's tokens, on every rank; the followers pass zeros. The first collective of a pass."""
     return mx.distributed.all_sum(tokens.astype(mx.uint32), group=group)
 
 
 def lead_group(
     own: RankShare, adapter: ModelAdapter, links: Sequence[Link], group: Any, within: float
 ) -> LeaderAdapter:
-    """Hear what the others have loaded, and lead them; `own` is what this one has. Raises ModelError where they cannot
-    be led, Unavailable where somebody is gone or does not say anything `within` so many seconds."""
+    """Receive what the followers have loaded, and lead them; `own` is this rank's share. Raises ModelError where the
+    shares do not match, Unavailable where a follower is gone or silent for `within` seconds."""
     shares = [own, *(_receive_share(link, within) for link in links)]
     if len({share.vocab for share in shares}) > 1:
         raise ModelError("The ranks have loaded models with different vocabularies: the same files must be on each.")
     whole = GroupTotals.of(shares)
-    known = {each.name: getattr(adapter, each.name) for each in fields(ModelAdapter)}
-    settled = {"footprint": whole.footprint, "ragged": whole.ragged, "mixed": whole.mixed}
-    return LeaderAdapter(**known | settled, whole=whole, voice=ControlChannel(links), group=group)
+    own_fields = {each.name: getattr(adapter, each.name) for each in fields(ModelAdapter)}
+    common = {"footprint": whole.footprint, "ragged": whole.ragged, "mixed": whole.mixed}
+    return LeaderAdapter(**own_fields | common, whole=whole, channel=ControlChannel(links), group=group)
 
 
 def _receive_share(link: Link, within: float) -> RankShare:
@@ -125,36 +123,36 @@ def _receive_share(link: Link, within: float) -> RankShare:
 
 @dataclass(frozen=True, slots=True)
 class SharedStoredData(StoredData):
-    """Rank 0's part of what every rank has read of a record."""
+    """Rank 0's part of a record that every rank has read."""
 
     piece: SharedPiece
 
 
 class LeaderRawEncoding(RecordEncoding):
-    """What leaves its pages for files does so on every rank, and comes back so."""
+    """Records leave and enter pages on every rank at once."""
 
-    def __init__(self, rows: LeaderBatchState, voice: ControlChannel) -> None:
+    def __init__(self, rows: LeaderBatchState, channel: ControlChannel) -> None:
         super().__init__(rows)
-        self._leading, self._control_channel = rows, voice
+        self._leading, self._channel = rows, channel
 
     def loose(self, record: Record) -> UnpagedRecord:
-        piece, loose = unpage_everywhere(self._control_channel, record), super().loose(record)
+        piece, loose = unpage_everywhere(self._channel, record), super().loose(record)
         return replace(loose, deltas=SharedDeltas.of(loose.deltas, piece, None))
 
     def opened(self, found: StoredData, form: RecordForm) -> UnpagedRecord:
-        return _share_record(self._leading, self._control_channel, found, super().opened(found, form), None)
+        return _share_record(self._leading, self._channel, found, super().opened(found, form), None)
 
 
 class LeaderLossyEncoding(LossyEncoding):
-    """What is encoded, cut or put back into pages here is so on every rank. A record takes what it takes where that is
-    most."""
+    """Records are encoded, cut and put back into pages on every rank at once. A record's size is that on the rank where
+    it is largest."""
 
     def __init__(
         self,
         rows: LeaderBatchState,
         codec: PairCodec,
         form: RecordForm,
-        voice: ControlChannel,
+        channel: ControlChannel,
         sizes: Mapping[int | None, EncodedSize],
     ) -> None:
         """`sizes` are those of all ranks, by window."""
@@ -162,13 +160,13 @@ class LeaderLossyEncoding(LossyEncoding):
         others = (sizes.get(group.window, (0, 0)) for group in rows.groups)
         both = zip(self._sizes, others, strict=True)
         self._sizes = tuple((max(own[0], most[0]), max(own[1], most[1])) for own, most in both)
-        self._leading, self._control_channel, self._sizing = rows, voice, EncodedSizing.of(rows, self._sizes)
+        self._leading, self._channel, self._sizing = rows, channel, EncodedSizing.of(rows, self._sizes)
 
     def opened(self, found: StoredData, form: RecordForm) -> UnpagedRecord:
-        return _share_record(self._leading, self._control_channel, found, super().opened(found, form), self._sizing)
+        return _share_record(self._leading, self._channel, found, super().opened(found, form), self._sizing)
 
     def _encoded(self, record: Record) -> LayerDeltas:
-        piece = unpage_everywhere(self._control_channel, record)
+        piece = unpage_everywhere(self._channel, record)
         return SharedDeltas.of(super()._encoded(record), piece, self._sizing)
 
     def _decoded(self, deltas: LayerDeltas, group: PageGroup) -> LayerDeltas:
@@ -176,42 +174,46 @@ class LeaderLossyEncoding(LossyEncoding):
         return SharedDeltas.of(super()._decoded(deltas, group), deltas.piece, self._sizing)
 
 
-def unpage_everywhere(voice: ControlChannel, record: Record) -> SharedPiece:
-    """What a record that has its pages is outside of them, everywhere."""
-    piece = SharedPiece(voice)
+def unpage_everywhere(channel: ControlChannel, record: Record) -> SharedPiece:
+    """Copy a record out of its pages on every rank."""
+    piece = SharedPiece(channel)
     places = [(extent.begin, extent.end, array("i", extent.places).tobytes()) for extent in record_extents(record)]
-    voice.note_pages()
-    voice.note(control_channel.PieceMade(piece.number, places))
+    channel.note_pages()
+    channel.queue(control_channel.PieceMade(piece.number, places))
     return piece
 
 
 def _share_record(
-    rows: LeaderBatchState, voice: ControlChannel, found: StoredData, loose: UnpagedRecord, sizing: EncodedSizing | None
+    rows: LeaderBatchState,
+    channel: ControlChannel,
+    found: StoredData,
+    loose: UnpagedRecord,
+    sizing: EncodedSizing | None,
 ) -> UnpagedRecord:
-    """What was read here, as everybody's."""
-    assert isinstance(found, SharedStoredData), "a file that the other ranks have not read"
+    """A record that was read here, as one of all ranks."""
+    assert isinstance(found, SharedStoredData), "a file that the followers have not read"
     deltas, checkpoint = SharedDeltas.of(loose.deltas, found.piece, sizing), loose.checkpoint
     if checkpoint is not None:
-        told = checkpoint = rows.shared_checkpoint(checkpoint)
-        voice.note(control_channel.CheckpointRecalled(found.piece.number, told.number))
+        shared = checkpoint = rows.shared_checkpoint(checkpoint)
+        channel.queue(control_channel.CheckpointOnloaded(found.piece.number, shared.number))
     return replace(loose, deltas=deltas, checkpoint=checkpoint)
 
 
 log = logging.getLogger("ingot.cache")
 
-LOOK_S: Final = 0.01
+POLL_S: Final = 0.01
 
 
 class SharedRead(PendingRead):
-    """Of everybody's parts of a record. For the engine's thread."""
+    """A read of all ranks' parts of a record. For the engine thread."""
 
-    __slots__ = ("_control_channel", "_own", "_piece", "_question")
+    __slots__ = ("_channel", "_own", "_piece", "_question")
 
-    def __init__(self, own: PendingRead, voice: ControlChannel) -> None:
+    def __init__(self, own: PendingRead, channel: ControlChannel) -> None:
         super().__init__(own.entry)
-        self._own, self._control_channel, self._piece = own, voice, SharedPiece(voice)
-        self._question = voice.ask(self._piece.number)
-        voice.tell(control_channel.PieceFetched(self._piece.number, file_ref(own.entry), own.entry.checkpoint))
+        self._own, self._channel, self._piece = own, channel, SharedPiece(channel)
+        self._question = channel.ask(self._piece.number)
+        channel.send(control_channel.PieceOnloaded(self._piece.number, file_ref(own.entry), own.entry.checkpoint))
 
     @property
     def done(self) -> bool:
@@ -221,22 +223,22 @@ class SharedRead(PendingRead):
 
     def cancel(self) -> None:
         self._own.cancel()
-        self._control_channel.forget_question(self._piece.number)
+        self._channel.forget_question(self._piece.number)
 
     def wait(self, within_s: float) -> bool:
         if self._own.wait(within_s) and not self._question.settled:
-            self._control_channel.listen(within_s)
+            self._channel.receive_answers(within_s)
         return self.done
 
     def _look(self) -> None:
         if not self._question.settled:
-            self._control_channel.listen()
+            self._channel.receive_answers()
         if not self._own.done or not self._question.settled:
             return
         self.seconds = self._own.seconds
         self.gone = self._own.gone
         if not self._question.good:
-            log.warning("%s cannot be read back: another rank lacks its part, or found it damaged", self.entry.name)
+            log.warning("%s cannot be read: another rank lacks its part, or found it damaged", self.entry.name)
             self.entry.lost = True
         self.finish(self._as_shared(self._own.found) if self._question.good else None)
 
@@ -245,41 +247,41 @@ class SharedRead(PendingRead):
 
 
 class PendingGroupWrites:
-    """Records that not everybody has said to have written. What a rank could not write is lost, and nobody is asked for
-    more for a while: its drive may be full, or gone."""
+    """Records that not all ranks have written yet. What a rank could not write is lost, and there are no further writes
+    for a while: its drive may be full, or gone."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._paused_until = clock, 0.0
-        self._asked: list[tuple[DiskEntry, FollowerQuestion]] = []
+        self._writes: list[tuple[DiskEntry, FollowerQuestion]] = []
 
     def add(self, entry: DiskEntry, question: FollowerQuestion) -> None:
-        self._asked.append((entry, question))
+        self._writes.append((entry, question))
 
     @property
     def entries(self) -> list[DiskEntry]:
-        return [entry for entry, _ in self._asked]
+        return [entry for entry, _ in self._writes]
 
     @property
     def is_paused(self) -> bool:
         return self._clock() < self._paused_until
 
-    def look(self) -> None:
-        """Once answers were heard."""
-        settled = [(entry, question) for entry, question in self._asked if question.settled]
-        self._asked = [(entry, question) for entry, question in self._asked if not question.settled]
-        for entry in (entry for entry, question in settled if not question.good):
+    def settle(self) -> None:
+        """Take the answers that were received."""
+        failed = [entry for entry, question in self._writes if question.settled and not question.good]
+        self._writes = [(entry, question) for entry, question in self._writes if not question.settled]
+        for entry in failed:
             entry.lost = True
             self._paused_until = self._clock() + PAUSE_S
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderDiskBackend(DiskBackend):
-    """Rank 0's files. What the others have not said to have written counts as waiting, so that no rank is asked for
-    more than it can write."""
+    """Rank 0's files. What followers have not written yet counts as waiting, so that no rank gets more than it can
+    write."""
 
-    voice: ControlChannel
+    channel: ControlChannel
     heavier: float
-    """How many times as much as here a record takes on the rank where it takes most."""
+    """How many times larger than here a record is on the rank where it is largest."""
     writing: PendingGroupWrites = field(default_factory=PendingGroupWrites)
 
     def has_room(self) -> bool:
@@ -288,11 +290,11 @@ class LeaderDiskBackend(DiskBackend):
         return waiting < MOST_WAITING and not self.writing.is_paused and DiskBackend.has_room(self)
 
     def stored(self, name: str) -> DiskEntry | None:
-        """None: whether other ranks still have their parts turns out when these are read."""
+        """None: whether followers still have their parts turns out when they are read."""
         return None
 
     def doubt(self, entries: Sequence[DiskEntry]) -> None:
-        """A rank that lacks one part may lack these too. They are written again once they were computed again."""
+        """A rank that lacks one part may lack these too. They are written again once they are computed again."""
         for entry in entries:
             entry.lost = True
 
@@ -301,13 +303,13 @@ class LeaderDiskBackend(DiskBackend):
         if entry is None:
             return None
         deltas, checkpoint = record.deltas, record.checkpoint
-        assert isinstance(deltas, SharedDeltas), "states that the other ranks do not know"
+        assert isinstance(deltas, SharedDeltas), "KV that the followers do not have"
         assert checkpoint is None or isinstance(checkpoint, SharedCheckpoint)
-        asked = self.voice.number()
-        self.writing.add(entry, self.voice.ask(asked))
-        self.voice.tell(
-            control_channel.PieceFiled(
-                asked,
+        question = self.channel.number()
+        self.writing.add(entry, self.channel.ask(question))
+        self.channel.send(
+            control_channel.PieceOffloaded(
+                question,
                 deltas.piece.number,
                 None if checkpoint is None else checkpoint.number,
                 file_ref(entry),
@@ -320,26 +322,26 @@ class LeaderDiskBackend(DiskBackend):
         return entry
 
     def ask(self, entry: DiskEntry) -> PendingRead:
-        return SharedRead(DiskBackend.ask(self, entry), self.voice)
+        return SharedRead(DiskBackend.ask(self, entry), self.channel)
 
     def touch(self, entries: Sequence[DiskEntry]) -> None:
         DiskBackend.touch(self, entries)
         if entries:
-            self.voice.note(control_channel.FilesUsed([file_ref(entry) for entry in entries]))
+            self.channel.queue(control_channel.FilesUsed([file_ref(entry) for entry in entries]))
 
     def memory_of(self, entry: DiskEntry) -> int:
         return int(self.heavier * entry.size)
 
     def forget_on_followers(self, tenant: str) -> None:
-        self.voice.tell(control_channel.TenantForgotten(tenant))
+        self.channel.send(control_channel.TenantForgotten(tenant))
 
     def drain(self, within_s: float) -> bool:
-        """Everywhere."""
+        """On all ranks."""
         until = time.monotonic() + within_s
         own = DiskBackend.drain(self, within_s)
         self._look()
         while self.writing.entries and time.monotonic() < until:
-            self.voice.listen(LOOK_S)
+            self.channel.receive_answers(POLL_S)
             self._look()
         return own and not self.writing.entries
 
@@ -351,8 +353,8 @@ class LeaderDiskBackend(DiskBackend):
 
     def _look(self) -> None:
         if self.writing.entries:
-            self.voice.listen()
-            self.writing.look()
+            self.channel.receive_answers()
+            self.writing.settle()
 
 
 def file_ref(entry: DiskEntry) -> control_channel.FileRef:

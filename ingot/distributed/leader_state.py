@@ -1,5 +1,5 @@
-"""Rank 0's live states, whose every change is told; and the states outside of live ones that every rank has its part
-of, which rank 0 knows by numbers. Only the engine thread may call anything here.
+"""Rank 0's batch state, which sends every change to the followers; and the checkpoints and pieces of records of which
+every rank has its part, known by numbers. For the engine thread alone.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ from ingot.distributed.control_channel import ControlChannel
 
 
 class SharedCheckpoint(StateCheckpoint):
-    """One that every rank has its part of, for as long as somebody here holds it."""
+    """A checkpoint of which every rank has its part, for as long as this object lives."""
 
     number: int
     size: int
-    voice: ControlChannel
+    channel: ControlChannel
 
     @property
     def nbytes(self) -> int:
-        """On the rank where it takes most."""
+        """On the rank where it is largest."""
         return self.size
 
     def __del__(self) -> None:
-        self.voice.note(control_channel.CheckpointDropped(self.number))
+        self.channel.queue(control_channel.CheckpointDropped(self.number))
 
 
 class SharedPiece:
-    """What the others have of some record's keys and values, for as long as somebody here holds this."""
+    """The followers' parts of a record's KV, for as long as this object lives."""
 
-    __slots__ = ("number", "voice")
+    __slots__ = ("channel", "number")
 
-    def __init__(self, voice: ControlChannel) -> None:
-        self.number, self.voice = voice.number(), voice
+    def __init__(self, channel: ControlChannel) -> None:
+        self.number, self.channel = channel.number(), channel
 
     def __del__(self) -> None:
-        self.voice.note(control_channel.PieceReleased(self.number))
+        self.channel.queue(control_channel.PieceReleased(self.number))
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedSizing:
-    """What keys and values in fewer bits take on the rank where they take most: by group, the number of one of its
-    layers here, and bytes."""
+    """What quantised KV takes on the rank where it is largest: by group, the number of one of its layers here, and
+    bytes."""
 
     groups: Sequence[tuple[int, EncodedSize]]
 
@@ -73,16 +73,16 @@ class EncodedSizing:
 
 
 class SharedDeltas(LayerDeltas):
-    """Rank 0's part of a piece, in whatever form. What is cut here is cut everywhere."""
+    """Rank 0's part of a piece, in any form. A cut is made on all ranks."""
 
     piece: SharedPiece
-    sizing: EncodedSizing | None  # None: what it takes does not matter, as it goes into pages
+    sizing: EncodedSizing | None  # None: its size does not matter, as it goes into pages
 
     @classmethod
     def of(cls, deltas: LayerDeltas, piece: SharedPiece, sizing: EncodedSizing | None) -> SharedDeltas:
-        told = cls(deltas)
-        told.piece, told.sizing = piece, sizing
-        return told
+        shared = cls(deltas)
+        shared.piece, shared.sizing = piece, sizing
+        return shared
 
     @property
     def nbytes(self) -> int:
@@ -95,46 +95,44 @@ class SharedDeltas(LayerDeltas):
         return self._cut(super().before(end, whole), None, end, whole)
 
     def copied(self) -> SharedDeltas:
-        """The others' parts are always in memory of their own."""
+        """The followers' parts are copies already."""
         return SharedDeltas.of(super().copied(), self.piece, self.sizing)
 
     def _cut(self, deltas: LayerDeltas, begin: int | None, end: int | None, whole: int) -> SharedDeltas:
-        made = SharedPiece(self.piece.voice)
-        made.voice.note(control_channel.PieceCut(self.piece.number, made.number, begin, end, whole))
+        made = SharedPiece(self.piece.channel)
+        made.channel.queue(control_channel.PieceCut(self.piece.number, made.number, begin, end, whole))
         return SharedDeltas.of(deltas, made, self.sizing)
 
 
 TablePlan = tuple[int, bytes, int]
-"""Its first page, the slots of all, how many of the first are in fewer bits."""
+"""Its first page, the slots of all, and how many of the first are quantised."""
 
 
 class LeaderBatchState(BatchState):
-    """Live states whose every change is told."""
-
     def __init__(
         self,
         layers: list[LayerState],
         beside: Sequence[LayerState],
         footprint: Footprint,
-        voice: ControlChannel,
+        channel: ControlChannel,
         most: int | None,
         earlier: int,
         codec: PairCodec | None,
         *,
         mixed: bool,
     ) -> None:
-        """See `BatchState`. The `footprint` is that of all ranks."""
+        """See `BatchState`; `beside` are a draft head's layers, `footprint` is that of all ranks."""
         windows, sizes = [window for window, _ in footprint.groups], [size for _, size in footprint.groups]
         super().__init__(layers, most, sizes, beside, earlier, codec, footprint.coded, windows)
-        self._recurrent_bytes, self._control_channel = footprint.recurrent, voice
-        self._tables: dict[int, list[TablePlan]] = {}  # by slot, as they were told last
+        self._recurrent_bytes, self._channel = footprint.recurrent, channel
+        self._tables: dict[int, list[TablePlan]] = {}  # by slot, as last sent
         self._pools = numbered_pools(self.groups)
         self._slabs: list[list[int]] = [[] for _ in self._pools]
         self._copies: list[tuple[int, list[tuple[int, int, int, bool]]]] = []
-        self._asked: tuple[mx.array, Sequence[int] | None] = (mx.zeros(0), None)
-        self._wanted = 0
-        voice.tell(control_channel.StatesBegun(windows, mixed))
-        voice.note_pages = self.note_pages
+        self._pass: tuple[mx.array, Sequence[int] | None] = (mx.zeros(0), None)  # its tokens, and where logits are
+        self._earlier_states = 0
+        channel.send(control_channel.BatchStateCreated(windows, mixed))
+        channel.note_pages = self.note_pages
 
     @property
     def kinds(self) -> set[LayerKind]:
@@ -144,76 +142,72 @@ class LeaderBatchState(BatchState):
     def leave(self, row: Row) -> None:
         super().leave(row)
         self._tables.pop(row.slot, None)
-        self._control_channel.note(control_channel.RowLeft(row.slot))
+        self._channel.queue(control_channel.RowRemoved(row.slot))
 
     def trim(self) -> bool:
-        self.note_pages()  # what goes on from kept prefixes may lie where something was copied last
+        self.note_pages()  # before slots are freed that the last copies used
         trimmed = super().trim()
         if trimmed:
             self._slabs = [list(pool.slabs) for pool in self._pools]
             free = [(len(pool.slabs), array("i", pool.slots.free).tobytes()) for pool in self._pools]
-            self._control_channel.tell(control_channel.PoolsTrimmed(free))
+            self._channel.send(control_channel.PoolsTrimmed(free))
         return trimmed
 
     def rewind(self, row: Row, length: int) -> int:
         now = super().rewind(row, length)
-        self._control_channel.note(control_channel.RowRewound(row.slot, length))
+        self._channel.queue(control_channel.RowRewound(row.slot, length))
         return now
 
     def checkpoint(self, row: Row) -> StateCheckpoint | None:
         copies = super().checkpoint(row)
         if copies is None:
             return None
-        told = self.shared_checkpoint(copies)
-        self._control_channel.note(control_channel.CheckpointTaken(told.number, row.slot))
-        return told
+        shared = self.shared_checkpoint(copies)
+        self._channel.queue(control_channel.CheckpointMade(shared.number, row.slot))
+        return shared
 
     def shared_checkpoint(self, copies: StateCheckpoint) -> SharedCheckpoint:
-        """With a number that the caller has told."""
-        told = SharedCheckpoint(copies)
-        told.number, told.size, told.voice = (
-            self._control_channel.number(),
-            self._recurrent_bytes,
-            self._control_channel,
-        )
-        return told
+        """With a new number, which the caller has to send."""
+        shared = SharedCheckpoint(copies)
+        shared.number, shared.size, shared.channel = self._channel.number(), self._recurrent_bytes, self._channel
+        return shared
 
     def resume(self, row: Row, checkpoint: StateCheckpoint) -> None:
-        assert isinstance(checkpoint, SharedCheckpoint), "a checkpoint that the other ranks do not know"
+        assert isinstance(checkpoint, SharedCheckpoint), "a checkpoint that the followers do not have"
         super().resume(row, checkpoint)
-        self._control_channel.note(control_channel.CheckpointResumed(checkpoint.number, row.slot))
+        self._channel.queue(control_channel.CheckpointResumed(checkpoint.number, row.slot))
 
     @contextmanager
     def passing(self, tokens: mx.array, at: Sequence[int] | None) -> Iterator[None]:
-        """While this is open, a launch is told as a forward pass over these tokens, which come by a collective."""
-        self._asked = tokens, at
-        with self._control_channel.computing():
+        """While this is open, forward batches are sent as a pass over these tokens, which come by a collective."""
+        self._pass = tokens, at
+        with self._channel.computing():
             yield
 
     def _resize(self, slots: int) -> None:
         super()._resize(slots)
-        self._control_channel.note(control_channel.SlotsResized(slots))
+        self._channel.queue(control_channel.SlotsResized(slots))
 
     def _earlier(self, parts: Sequence[ForwardPart]) -> int:
-        self._wanted = super()._earlier(parts)
-        return self._wanted
+        self._earlier_states = super()._earlier(parts)
+        return self._earlier_states
 
     def _make_room(self, launches: Sequence[ForwardBatch]) -> None:
         super()._make_room(launches)
         self.note_pages()
-        tokens, at = self._asked
-        parts = [self._part(launch) for launch in launches]
+        tokens, at = self._pass
+        parts = [self._part(batch) for batch in launches]
         chosen = None if at is None else list(at)
-        self._control_channel.tell(control_channel.ForwardPass(parts, tokens.size, chosen, self._wanted))
-        # No sooner: whatever is computed here behind a collective that nobody else knows of would wait for ever.
+        self._channel.send(control_channel.ForwardPass(parts, tokens.size, chosen, self._earlier_states))
+        # No sooner: a collective that the followers do not know of would wait for ever.
         mx.async_eval(tokens)
 
     def note_pages(self) -> None:
-        """Have it told where there is memory for pages, and what was copied: whatever is told of them comes then."""
+        """Queue where there is memory for pages, and which were copied; to be called before any event about them."""
         grown, copies = self._grown(), self._copies
         if grown or copies:
             self._copies = []
-            self._control_channel.note(control_channel.PagesMoved(grown, copies))
+            self._channel.queue(control_channel.PagesMoved(grown, copies))
 
     def copy(self, group: PageGroup, copies: Sequence[PageCopy]) -> None:
         super().copy(group, copies)
@@ -223,24 +217,22 @@ class LeaderBatchState(BatchState):
     def _encode_pages(self, group: PageGroup, pages: Sequence[int]) -> None:
         self.note_pages()
         raw, coded = (array("i", slots).tobytes() for slots in group.both_slots(pages))
-        self._control_channel.note(control_channel.PagesEncoded(group.number, raw, coded))
+        self._channel.queue(control_channel.PagesEncoded(group.number, raw, coded))
         super()._encode_pages(group, pages)
 
     def lay(self, group: PageGroup, deltas: LayerDeltas, placement: KVPlacement) -> None:
-        assert isinstance(deltas, SharedDeltas), "states that the other ranks do not know"
+        assert isinstance(deltas, SharedDeltas), "KV that the followers do not have"
         super().lay(group, deltas, placement)
         self.note_pages()
         coded, runs = array("i", placement.coded).tobytes(), list(placement.runs)
-        self._control_channel.note(
-            control_channel.PiecePlaced(deltas.piece.number, group.number, coded, placement.held, runs)
-        )
+        self._channel.queue(control_channel.PiecePlaced(deltas.piece.number, group.number, coded, placement.held, runs))
 
-    def _part(self, launch: ForwardBatch) -> control_channel.PartPlan:
-        assert not launch.bidirectional, "ranks are shown no pictures"
-        stated: Any = None if launch.stated is None else launch.stated.tolist()
-        rows = zip(launch.rows, launch.starts, launch.positions, strict=True)
-        told = [control_channel.RowPlan(row.slot, start, position, self._changed(row)) for row, start, position in rows]
-        return control_channel.PartPlan(told, launch.width, launch.tentative, stated)
+    def _part(self, batch: ForwardBatch) -> control_channel.PartPlan:
+        assert not batch.bidirectional, "a group of ranks takes no images"
+        stated: Any = None if batch.stated is None else batch.stated.tolist()
+        rows = zip(batch.rows, batch.starts, batch.positions, strict=True)
+        plans = [control_channel.RowPlan(row.slot, start, at, self._changed(row)) for row, start, at in rows]
+        return control_channel.PartPlan(plans, batch.width, batch.tentative, stated)
 
     def _changed(self, row: Row) -> list[tuple[int, int, bytes, int]]:
         before = self._tables.get(row.slot)
@@ -259,5 +251,5 @@ class LeaderBatchState(BatchState):
 
 
 def numbered_pools(groups: Sequence[PageGroup]) -> list[PagePool[Any]]:
-    """In the order by which all ranks number them."""
+    """In the order by which all ranks number pools."""
     return [pool for group in groups for pool in group.pools]

@@ -1,8 +1,8 @@
-"""Where a process stands in a group of several that run one model: what its environment says.
+"""A process's rank in a group that runs one model, by its environment.
 
-`mlx.launch` and our own parent process (`supervisor`) say it in MLX's variables. Ours adds where rank 0 listens for
-plans (`INGOT_CONTROL`), where the parent listens for signs of life (`INGOT_WATCH`), what proves that one belongs to
-the group (`INGOT_GROUP_TOKEN`), and at which sockets of the parent's rank 0 takes connections (`INGOT_LISTEN`).
+`mlx.launch` and our own parent process (`supervisor`) set MLX's variables. Ours adds the address of rank 0's control
+channel (`INGOT_CONTROL`), that of the parent's heartbeat listener (`INGOT_WATCH`), the token that proves membership of
+the group (`INGOT_GROUP_TOKEN`), and the inherited sockets on which rank 0 accepts connections (`INGOT_LISTEN`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ DEVICES_VARIABLE: Final = "MLX_IBV_DEVICES"
 CONTROL_VARIABLE: Final = "INGOT_CONTROL"
 WATCH_VARIABLE: Final = "INGOT_WATCH"
 TOKEN_VARIABLE: Final = "INGOT_GROUP_TOKEN"
-LISTEN_VARIABLE: Final = "INGOT_LISTEN"  # numbers of open files: the sockets to take connections from
+LISTEN_VARIABLE: Final = "INGOT_LISTEN"  # file descriptors of listening sockets
 SHORTEST_TOKEN: Final = 16
-CONTROL_PORT: Final = 32322  # the ring's follow it
+CONTROL_PORT: Final = 32322  # the ring's ports follow it
 
 PerRankList = Annotated[list[Annotated[list[Any], msgspec.Meta(min_length=1)]], msgspec.Meta(min_length=1)]
-"""What belongs to each rank: addresses, or devices."""
+"""The addresses or devices of each rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class RankPlace:
     token: str
 
     def links(self, within: float) -> list[Link]:
-        """For rank 0, to the followers in their order; for the others, the one to rank 0. Raises LinkLate, LinkLost."""
+        """For rank 0, to the followers in order; for a follower, the one to rank 0. Raises LinkLate, LinkLost."""
         if self.rank:
             return [connect_to_host(self.control.host, self.control.port, self.token, self.rank, "rank 0", within)]
         with listen_at(self.control.host, self.control.port) as listener:
@@ -58,7 +58,7 @@ class RankPlace:
 
 
 def read_rank_place(environment: Mapping[str, str]) -> RankPlace | None:
-    """None for a process that is alone. Raises ConfigError where its variables contradict each other."""
+    """None for a process without a group. Raises ConfigError where its variables contradict each other."""
     if RANK_VARIABLE not in environment:
         return None
     size = _group_size(environment)
@@ -70,16 +70,15 @@ def read_rank_place(environment: Mapping[str, str]) -> RankPlace | None:
     token = environment.get(TOKEN_VARIABLE, "")
     if len(token) < SHORTEST_TOKEN:
         raise ConfigError(
-            f"Ranks know each other by {TOKEN_VARIABLE}, the same for all and at least {SHORTEST_TOKEN} "
-            f"characters long: "
-            f"give it to `mlx.launch` by --env, or use `ingot serve --hosts`, which makes one."
+            f"Ranks authenticate each other by {TOKEN_VARIABLE}, the same for all and at least {SHORTEST_TOKEN} "
+            f"characters long: pass it to `mlx.launch` by --env, or use `ingot serve --hosts`, which makes one."
         )
     control = _address_variable(environment, CONTROL_VARIABLE) or _default_control(environment)
     return RankPlace(rank, size, control, _address_variable(environment, WATCH_VARIABLE), token)
 
 
 def parse_address(text: str) -> HostAddress:
-    """Of `host:port`. Raises ValueError."""
+    """From `host:port`. Raises ValueError."""
     host, _, port = text.rpartition(":")
     if not host or not 0 < int(port) < 65536:
         raise ValueError(text)
@@ -91,11 +90,11 @@ def _address_variable(environment: Mapping[str, str], name: str) -> HostAddress 
     try:
         return None if text is None else parse_address(text)
     except ValueError:
-        raise ConfigError(f"{name} is {text!r}, which is no host:port.") from None
+        raise ConfigError(f"{name} is {text!r}, not host:port.") from None
 
 
 def _default_control(environment: Mapping[str, str]) -> HostAddress:
-    """At the address of rank 0 that its backend is told, where nobody says."""
+    """By default, at the address that rank 0's backend uses."""
     if environment.get(HOSTFILE_VARIABLE):
         (first, *_), *_ = _read_per_rank_list(environment, HOSTFILE_VARIABLE)
         return HostAddress(parse_address(first).host, CONTROL_PORT)
@@ -103,12 +102,12 @@ def _default_control(environment: Mapping[str, str]) -> HostAddress:
         return HostAddress(environment["NCCL_HOST_IP"], CONTROL_PORT)
     coordinator = _address_variable(environment, "MLX_JACCL_COORDINATOR")
     if coordinator is None:
-        raise ConfigError(f"Nothing says where rank 0 is: set {CONTROL_VARIABLE} to its host:port.")
+        raise ConfigError(f"The address of rank 0 is unknown: set {CONTROL_VARIABLE} to its host:port.")
     return HostAddress(coordinator.host, CONTROL_PORT)
 
 
 def _group_size(environment: Mapping[str, str]) -> int:
-    """As each of MLX's backends is told it: a number, or a list of what belongs to each rank."""
+    """By the variables of MLX's backends: a number, or a list with an entry for each rank."""
     if SIZE_VARIABLE in environment:
         return _integer_variable(environment, SIZE_VARIABLE)
     for name in (HOSTFILE_VARIABLE, DEVICES_VARIABLE):
@@ -128,4 +127,4 @@ def _integer_variable(environment: Mapping[str, str], name: str) -> int:
     try:
         return int(environment[name])
     except ValueError:
-        raise ConfigError(f"{name} is {environment[name]!r}, which is no number.") from None
+        raise ConfigError(f"{name} is {environment[name]!r}, not a number.") from None

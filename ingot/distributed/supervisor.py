@@ -1,10 +1,10 @@
-"""The parent of a group: it starts every rank, watches that all of them advance, and begins anew when one does not.
+"""The parent of a group: it starts every rank, watches that all make progress, and restarts them when one does not.
 
-It never imports mlx, so nothing that can hang a rank can hang it. The port that clients know is its own: rank 0 is
-handed it and takes connections from it, and while no rank 0 does, the parent itself answers there that it will be back.
+It never imports mlx, so nothing that can hang a rank can hang it. It owns the port that clients connect to: rank 0
+inherits it, and while there is no rank 0, the parent itself answers that the server will be back.
 
-`GroupProcesses` are the processes of one start, until all of them are gone. A process that has ended, a line that is
-lost and every heartbeat become events in the parent's mailbox.
+`GroupProcesses` are the processes of one start. A process that has ended, a lost link and every heartbeat become events
+in the parent's mailbox.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from ingot.process import ControllingTerminal, signals_not_ignored
 
 log = logging.getLogger("ingot.distributed")
 
-LAST_WORDS_S: Final = 1.5  # what rank 0 has to end its requests with an error that clients can read
-SAME_CAUSE_S: Final = 0.2  # who ends within this of another may have been the cause of it
-SAVING_S: Final = 20.0  # what rank 0 has to have written what is kept, where there is a folder for it
-FOLLOWERS_S: Final = 5.0  # what the others have to end once rank 0 has
+LAST_WORDS_S: Final = 1.5  # for rank 0 to end its requests with an error that clients can read
+SAME_CAUSE_S: Final = 0.2  # ranks that end within this time may have the same cause
+SAVING_S: Final = 20.0  # for rank 0 to write cached prefixes, where there is a folder for them
+FOLLOWERS_S: Final = 5.0  # for the followers to end after rank 0
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 30.0
 MOST_RESTARTS: Final = 8  # in a row
@@ -60,17 +60,17 @@ class FallbackServer(Protocol):
         """From now on, or with a new reason."""
 
     def close(self) -> None:
-        """Returns when nobody is answered any more."""
+        """Returns when no client is being answered any more."""
 
 
 @dataclass(slots=True)
 class RestartBackoff:
-    """How long to wait before the group is started again, and when not to any more."""
+    """How long to wait before the group is restarted, and when to give up."""
 
     failures: int = 0
 
     def pause_after(self, *, was_ready: bool) -> float | None:
-        """`was_ready`: the group that failed had served. None: too many in a row never did."""
+        """`was_ready`: the failed group had served. None: too many in a row never did."""
         self.failures = 1 if was_ready else self.failures + 1
         if self.failures > MOST_RESTARTS:
             return None
@@ -79,7 +79,7 @@ class RestartBackoff:
 
 @dataclass(frozen=True, slots=True)
 class GroupFault:
-    """`final`: it would be the same again."""
+    """`final`: a restart would not help."""
 
     reason: str
     final: bool = False
@@ -87,8 +87,6 @@ class GroupFault:
 
 @dataclass(slots=True)
 class SignalCounts:
-    """What signals asked for."""
-
     stops: int = 0
     reloads: int = 0
 
@@ -98,36 +96,36 @@ class Supervisor:
     hosts: Hosts
     arguments: Sequence[str]
     listening: Sequence[socket.socket]
-    door: FallbackServer
+    fallback: FallbackServer
     stall_s: float
     drain_s: float
     command: Sequence[str] = RANK_COMMAND
-    asked: SignalCounts = field(default_factory=SignalCounts)
+    signals: SignalCounts = field(default_factory=SignalCounts)
     _served: bool = False
     _ready: bool = False
 
     def run(self) -> int:
-        """Until a signal ends it; the process's exit code. From the main thread."""
+        """Runs until a signal ends it; returns the exit code. For the main thread."""
         self._take_signals()
-        patience = RestartBackoff()
+        backoff = RestartBackoff()
         reason = "the ranks are being started"
         while True:
-            self.door.open(reason)
-            life = GroupProcesses(self.hosts, self.arguments, self.listening, self.command)
+            self.fallback.open(reason)
+            group = GroupProcesses(self.hosts, self.arguments, self.listening, self.command)
             try:
-                fault = self._attend(life)
+                fault = self._attend(group)
                 if fault is None:
-                    return self._stop(life)
-                log.error("%s; all ranks are ended", fault.reason)
-                self.door.open(fault.reason)
-                life.send_farewell(fault.reason, LAST_WORDS_S)
+                    return self._stop(group)
+                log.error("%s; all ranks are stopped", fault.reason)
+                self.fallback.open(fault.reason)
+                group.send_farewell(fault.reason, LAST_WORDS_S)
             finally:
-                life.end()
-            pause = None if fault.final else patience.pause_after(was_ready=self._ready)
+                group.end()
+            pause = None if fault.final else backoff.pause_after(was_ready=self._ready)
             if pause is None:
                 log.critical("given up: %s", fault.reason)
                 return EXIT_FAILED
-            log.warning("started again in %.1f s", pause)
+            log.warning("restarting in %.1f s", pause)
             if not self._rest(pause):
                 return 0
             reason = f"{fault.reason}; the ranks are being started again"
@@ -136,53 +134,53 @@ class Supervisor:
         terminal = ControllingTerminal()
 
         def stop(number: int, frame: FrameType | None) -> None:
-            self.asked.stops += 1
+            self.signals.stops += 1
 
         def reload(number: int, frame: FrameType | None) -> None:
             if terminal.is_gone:
-                self.asked.stops += 1
+                self.signals.stops += 1
             else:
-                self.asked.reloads += 1
+                self.signals.reloads += 1
 
         for number in (signal.SIGTERM, *signals_not_ignored(signal.SIGINT)):
             signal.signal(number, stop)
         signal.signal(signal.SIGHUP, reload)
 
-    def _attend(self, life: GroupProcesses) -> GroupFault | None:
-        """What went wrong, once something has; None: it is asked to stop."""
+    def _attend(self, group: GroupProcesses) -> GroupFault | None:
+        """Watch the group until something goes wrong; None: a signal asks to stop."""
         self._ready = False
-        while not self.asked.stops:
-            if self.asked.reloads:
-                self.asked.reloads = 0
-                life.reload()
+        while not self.signals.stops:
+            if self.signals.reloads:
+                self.signals.reloads = 0
+                group.signal_leader(signal.SIGHUP)
             try:
-                event = life.mail.get(timeout=HEARTBEAT_S)
+                event = group.mail.get(timeout=HEARTBEAT_S)
                 while True:
-                    if isinstance(event, RankGone) or event.sign.trouble:
-                        return self._cause(life, event)
-                    life.watch.hear(event.rank, event.sign, time.monotonic())
-                    event = life.mail.get_nowait()
+                    if isinstance(event, RankGone) or event.heartbeat.trouble:
+                        return self._cause(group, event)
+                    group.watch.receive(event.rank, event.heartbeat, time.monotonic())
+                    event = group.mail.get_nowait()
             except queue.Empty:
                 pass
-            standings = life.watch.standings(time.monotonic())
-            problem = first_rank_problem(standings, self.stall_s)
+            statuses = group.watch.statuses(time.monotonic())
+            problem = first_rank_problem(statuses, self.stall_s)
             if problem is not None:
                 return GroupFault(problem)
-            if not self._ready and life.watch.ready:
+            if not self._ready and group.watch.ready:
                 self._ready = self._served = True
-                self.door.close()
-            if self._ready:  # not before: rank 0 is healthy once it alone takes connections
-                life.tell(standings)
+                self.fallback.close()
+            if self._ready:  # not before: rank 0 is healthy once it alone accepts connections
+                group.send_statuses(statuses)
         return None
 
-    def _cause(self, life: GroupProcesses, first: RankGone | HeartbeatReceived) -> GroupFault:
-        """Of what went wrong at about the same time: who was killed is more likely the cause than who gave up, and
-        that more likely than that somebody cannot go on."""
+    def _cause(self, group: GroupProcesses, first: RankGone | HeartbeatReceived) -> GroupFault:
+        """Of several faults at about the same time: a killed rank is more likely the cause than one that ended, and
+        that more likely than one that reports trouble."""
         gone = [first] if isinstance(first, RankGone) else []
         deadline = time.monotonic() + SAME_CAUSE_S
         while (left := deadline - time.monotonic()) > 0:
             try:
-                event = life.mail.get(timeout=left)
+                event = group.mail.get(timeout=left)
             except queue.Empty:
                 break
             if not isinstance(event, HeartbeatReceived):
@@ -190,25 +188,25 @@ class Supervisor:
         ended = [each for each in gone if each.code is not None]
         killed = [each for each in ended if each.code is not None and each.code < 0]
         cause = next(iter(killed or ended or gone), None)
-        reason = first.sign.trouble if cause is None and isinstance(first, HeartbeatReceived) else str(cause)
+        reason = first.heartbeat.trouble if cause is None and isinstance(first, HeartbeatReceived) else str(cause)
         lost = any(each.code == DeviceLost.exit_code for each in ended)
         return GroupFault(reason, final=not self._served and not killed and not lost and bool(ended))
 
     def _rest(self, pause: float) -> bool:
-        """False: it is asked to stop meanwhile."""
+        """False: a signal asks to stop meanwhile."""
         deadline = time.monotonic() + pause
-        while not self.asked.stops and (left := deadline - time.monotonic()) > 0:
+        while not self.signals.stops and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(left, HEARTBEAT_S))
-        return not self.asked.stops
+        return not self.signals.stops
 
-    def _stop(self, life: GroupProcesses) -> int:
-        """Let requests finish as one server would; asked once more, leave at once."""
-        life.stop_leader()
+    def _stop(self, group: GroupProcesses) -> int:
+        """Let requests finish as a single server would; at a second signal, leave at once."""
+        group.signal_leader(signal.SIGTERM)
         deadline = time.monotonic() + self.drain_s + LAST_WORDS_S + FOLLOWERS_S
         while time.monotonic() < deadline:
-            if life.wait(HEARTBEAT_S):
+            if group.wait(HEARTBEAT_S):
                 return 0
-            if self.asked.stops > 1:
+            if self.signals.stops > 1:
                 return EXIT_INTERRUPTED
         return 0
 
@@ -223,12 +221,12 @@ _decode_heartbeat = msgspec.msgpack.Decoder(Heartbeat).decode
 @dataclass(frozen=True, slots=True)
 class HeartbeatReceived:
     rank: int
-    sign: Heartbeat
+    heartbeat: Heartbeat
 
 
 @dataclass(frozen=True, slots=True)
 class RankGone:
-    """`code` is the process's exit code; None where only its line is lost."""
+    """`code` is the process's exit code; None where only its link is lost."""
 
     rank: int
     code: int | None
@@ -236,7 +234,7 @@ class RankGone:
     def __str__(self) -> str:
         match self.code:
             case None:
-                return f"rank {self.rank} is not reached any more"
+                return f"rank {self.rank} cannot be reached any more"
             case code if code < 0:
                 return f"rank {self.rank} was killed by signal {-code}"
             case DeviceLost.exit_code:
@@ -249,7 +247,7 @@ GroupEvent = HeartbeatReceived | RankGone
 
 
 class GroupProcesses:
-    """To be made and ended by the parent's main thread, and used by it alone."""
+    """For the parent's main thread alone."""
 
     def __init__(
         self,
@@ -258,7 +256,7 @@ class GroupProcesses:
         listening: Sequence[socket.socket],
         command: Sequence[str] = RANK_COMMAND,
     ) -> None:
-        """Starts them. `listening` is handed down to rank 0; `command` is what Python is given to run a rank."""
+        """Starts them. Rank 0 inherits `listening`; `command` are Python's arguments to run a rank."""
         self.mail: queue.SimpleQueue[GroupEvent] = queue.SimpleQueue()
         self.watch = GroupWatch(len(hosts.hosts), time.monotonic())
         self._token = secrets.token_hex(32)
@@ -267,37 +265,36 @@ class GroupProcesses:
         self._listener = listen_at(hosts.address)
         address = HostAddress(hosts.address, self._listener.getsockname()[1])
         control = HostAddress(hosts.address, free_ports(1, hosts.address)[0])
-        ours = {TOKEN_VARIABLE: self._token, CONTROL_VARIABLE: str(control), WATCH_VARIABLE: str(address)}
+        group_variables = {TOKEN_VARIABLE: self._token, CONTROL_VARIABLE: str(control), WATCH_VARIABLE: str(address)}
         self._processes: list[RankProcess] = []
         self._threads = [threading.Thread(target=self._accept_ranks, daemon=True)]
-        for rank, (host, told) in enumerate(zip(hosts.hosts, rank_environments(hosts), strict=True)):
-            given = [one.fileno() for one in listening] if rank == 0 else []
-            inherited = {LISTEN_VARIABLE: ",".join(map(str, given))} if given else {}
-            letter = RankAssignment(arguments, {**told.variables, **ours, **inherited}, told.files)
-            process = RankProcess(host, letter, given, command)
+        for rank, (host, environment) in enumerate(zip(hosts.hosts, rank_environments(hosts), strict=True)):
+            descriptors = [one.fileno() for one in listening] if rank == 0 else []
+            inherited = {LISTEN_VARIABLE: ",".join(map(str, descriptors))} if descriptors else {}
+            assignment = RankAssignment(
+                arguments, {**environment.variables, **group_variables, **inherited}, environment.files
+            )
+            process = RankProcess(host, assignment, descriptors, command)
             self._processes.append(process)
             self._threads.append(threading.Thread(target=self._await_end, args=(rank, process), daemon=True))
         for thread in self._threads:
             thread.start()
 
-    def tell(self, standings: Sequence[RankStatus]) -> None:
-        """Rank 0 how all of them stand. It may be gone, which is noticed elsewhere."""
-        self._say(STATUS_FRAME, _encode_statuses(standings))
+    def send_statuses(self, statuses: Sequence[RankStatus]) -> None:
+        """To rank 0. It may be gone, which is noticed elsewhere."""
+        self._send_to_leader(STATUS_FRAME, _encode_statuses(statuses))
 
     def send_farewell(self, reason: str, within: float) -> None:
-        """Let rank 0 end its requests with that reason, and wait for it for so long."""
+        """Let rank 0 end its requests with that reason, and wait so long for it."""
         if 0 in self._links:
-            self._say(FAREWELL_FRAME, reason.encode())
+            self._send_to_leader(FAREWELL_FRAME, reason.encode())
             with contextlib.suppress(TimeoutError):
                 self._processes[0].wait(within)
 
-    def stop_leader(self) -> None:
-        """Rank 0 ends its requests as a server that is stopped does, and the others' work with it."""
-        self._processes[0].send(signal.SIGTERM)
-
-    def reload(self) -> None:
-        """Rank 0 reads its settings again."""
-        self._processes[0].send(signal.SIGHUP)
+    def signal_leader(self, number: signal.Signals) -> None:
+        """SIGTERM: rank 0 drains its requests as a server does, and ends the followers. SIGHUP: it reads its
+        settings."""
+        self._processes[0].send(number)
 
     def wait(self, within: float) -> bool:
         """Whether all have ended by themselves in that time."""
@@ -309,7 +306,7 @@ class GroupProcesses:
         return False
 
     def end(self) -> None:
-        """Kill all that still run, at once. Nothing of it is left when this returns."""
+        """Kill all that still run, at once. Nothing is left when this returns."""
         self._over = True
         for rank, process in enumerate(self._processes):
             process.kill(self.watch.pid(rank))
@@ -321,7 +318,7 @@ class GroupProcesses:
             thread.join()
         self._listener.close()
 
-    def _say(self, kind: int, body: bytes) -> None:
+    def _send_to_leader(self, kind: int, body: bytes) -> None:
         with contextlib.suppress(Unavailable):
             if 0 in self._links:
                 self._links[0].send(kind, body, within=STATUS_SEND_S)
@@ -339,9 +336,9 @@ class GroupProcesses:
                     connection.close()
                     continue
                 link = self._links[rank] = Link(connection, f"rank {rank}")
-                threading.Thread(target=self._hear, args=(rank, link), daemon=True).start()
+                threading.Thread(target=self._receive_heartbeats, args=(rank, link), daemon=True).start()
 
-    def _hear(self, rank: int, link: Link) -> None:
+    def _receive_heartbeats(self, rank: int, link: Link) -> None:
         try:
             while True:
                 frame = link.receive()

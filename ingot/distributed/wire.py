@@ -1,14 +1,13 @@
-"""Links between the processes of a group: frames on a TCP connection, each way in order, none of them unbounded; and
-the handshake by which both ends prove that they know the group's token.
+"""Links between the processes of a group: ordered frames of bounded size on a TCP connection; and the handshake by
+which both ends prove that they know the group's token.
 
-A frame is a header of a fixed size (magic, version, kind, length of the body, number of the step that it belongs to)
-and a body: msgpack of whatever the two ends agreed on for that kind, or nothing. Nothing here waits without a deadline
-but for the beginning of the next message, and a peer that is cut off ends even that (TCP's keep-alive). Whatever else
-comes than a frame is as good as a lost connection. No mlx here, and no pickle.
+A frame is a header of fixed size (magic, version, kind, length of the body, step number) and a body: msgpack, by kind,
+or nothing. Nothing waits without a deadline but for the beginning of the next frame, and TCP keep-alive ends even that
+when a peer is cut off. Anything but a frame counts as a lost connection. No mlx here, and no pickle.
 
-In the handshake one listens, the others come. Before either has proved that it knows the token, the other reads nothing
-but a fixed number of bytes, within a second. The token itself never travels: each answers the other's random challenge
-with it.
+In the handshake one end listens and the others connect. Before either has proved that it knows the token, the other
+reads only a fixed number of bytes, within a second. The token itself is never sent: each end answers the other's random
+challenge with it.
 """
 
 from __future__ import annotations
@@ -27,21 +26,19 @@ from ingot.errors import Unavailable
 
 MAGIC: Final = b"ingt"
 WIRE_VERSION: Final = 1
-LARGEST_BODY: Final = (
-    16 << 20
-)  # bytes of a body: a step's plan has thousands; the longest prompt's tokens, a few million
+LARGEST_BODY: Final = 16 << 20  # bytes: a step's plan takes thousands, the longest prompt's tokens a few million
 SEND_S: Final = 5.0
-REST_S: Final = 10.0  # what has begun to come has to be there by then
-SILENT_S: Final = 5  # then the kernel asks whether the other end is still there,
-ASK_AGAIN_S: Final = 2
-ASK_TIMES: Final = 3  # and after so many questions without an answer it is not
-SENT_BYTES: Final = 4 << 20  # that the kernel takes for a peer that reads late, before a sender has to wait for it
+REST_S: Final = 10.0  # in which a frame that has begun has to be complete
+SILENT_S: Final = 5  # of silence before the first keep-alive probe
+ASK_AGAIN_S: Final = 2  # between probes
+ASK_TIMES: Final = 3  # probes without an answer after which the peer is gone
+SENT_BYTES: Final = 4 << 20  # that the kernel buffers for a late peer, before a sender has to wait
 
 FRAME_HEADER: Final = struct.Struct("!4sBBxxIQ")
 
 
 class LinkLost(Unavailable):
-    """The other end is gone, or says what is no message. The group cannot go on with it."""
+    """The other end is gone, or sent something else than a frame. The group cannot go on with it."""
 
 
 class LinkLate(Unavailable):
@@ -55,16 +52,16 @@ class LinkFrame(NamedTuple):
 
 
 def encode_frame(kind: int, body: bytes = b"", step: int = 0) -> bytes:
-    """A frame's bytes. Raises ValueError where a body is larger than any may be."""
+    """Raises ValueError where the body is too large."""
     if len(body) > LARGEST_BODY:
         raise ValueError(f"a message of {len(body)} bytes is larger than the {LARGEST_BODY} that a link carries")
     return FRAME_HEADER.pack(MAGIC, WIRE_VERSION, kind, len(body), step) + body
 
 
 class Link:
-    """One end of a connection whose other end is known (`meeting`). One thread sends, and one receives.
+    """One end of an authenticated connection, which it owns. One thread sends, and one receives.
 
-    Owns the connection. `peer` is what errors call the other end; clients may read it.
+    `peer` is the other end's name in errors, which clients may read.
     """
 
     def __init__(self, connection: socket.socket, peer: str) -> None:
@@ -77,13 +74,13 @@ class Link:
         self._incoming.register(connection, select.POLLIN)
 
     def send(self, kind: int, body: bytes = b"", step: int = 0, within: float = SEND_S) -> None:
-        """Raises LinkLost, or LinkLate when the other end does not read, and is closed: it may have half a frame."""
+        """Raises LinkLost, or LinkLate where the other end does not read; then the link is closed, amid a frame."""
         broadcast_frame((self,), kind, body, step, within)
 
     def receive(self, within: float | None = None) -> LinkFrame:
-        """The next frame. `within` so many seconds, or whenever it begins to come, and then soon.
+        """The next frame, `within` so many seconds, or whenever it begins.
 
-        Raises LinkLost and LinkLate. After the latter it may be called again: nothing that came is forgotten.
+        Raises LinkLost and LinkLate. After the latter it may be called again: nothing that was received is lost.
         """
         deadline = None if within is None else time.monotonic() + within
         self._fill(self._header, FRAME_HEADER.size, deadline)
@@ -96,13 +93,13 @@ class Link:
         return frame
 
     def close(self) -> None:
-        """Whoever waits for a message meanwhile is told that the link is lost."""
+        """A thread that waits in `receive` gets LinkLost."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
     def send_some(self, data: memoryview) -> int:
-        """What the kernel takes at once. Raises LinkLost."""
+        """Send what the kernel takes at once; returns how much. Raises LinkLost."""
         try:
             return self._connection.send(data)
         except BlockingIOError:
@@ -120,7 +117,7 @@ class Link:
         magic, version, kind, length, step = FRAME_HEADER.unpack(self._header)
         if (magic, version) != (MAGIC, WIRE_VERSION) or length > LARGEST_BODY:
             self.close()
-            raise LinkLost(f"{self.peer} sent what is no message of this version of ingot", retry_after=1)
+            raise LinkLost(f"{self.peer} sent something else than a frame of this version of ingot", retry_after=1)
         return kind, length, step
 
     def _fill(self, buffer: bytearray, size: int, deadline: float | None) -> None:
@@ -143,14 +140,14 @@ class Link:
             buffer += data
 
     def _lost(self, error: OSError | None) -> LinkLost:
-        why = "ended its connection" if error is None else f"is not reached any more ({error.strerror or error})"
+        why = "ended its connection" if error is None else f"cannot be reached any more ({error.strerror or error})"
         return LinkLost(f"{self.peer} {why}", retry_after=1)
 
 
 def broadcast_frame(links: Sequence[Link], kind: int, body: bytes = b"", step: int = 0, within: float = SEND_S) -> None:
-    """The same frame to each. Who does not read at once keeps none of the others waiting for theirs.
+    """Send the same frame to each. A late peer does not delay the others.
 
-    Raises LinkLost or LinkLate for the first that fails, once the others have the frame; a late one is closed.
+    Raises LinkLost or LinkLate for the first that fails, once the others have the frame; late links are closed.
     """
     data = memoryview(encode_frame(kind, body, step))
     lost: LinkLost | None = None
@@ -197,7 +194,7 @@ def _send_rest(left: dict[int, tuple[Link, int]], data: memoryview, within: floa
 
 
 def configure_socket(connection: socket.socket) -> None:
-    """Small messages leave at once, nothing waits inside of the kernel, and a peer that is cut off is noticed."""
+    """Send small frames at once, never block, and notice a peer that is cut off."""
     connection.setblocking(False)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENT_BYTES)
@@ -215,8 +212,8 @@ def configure_socket(connection: socket.socket) -> None:
 
 
 CHALLENGE: Final = 32
-GREETING: Final = struct.Struct(f"!4sB3x{CHALLENGE}s")  # from who listens
-ANSWER: Final = struct.Struct(f"!4sB3xI{CHALLENGE}s32s")  # from who comes: its rank, a challenge of its own, its proof
+GREETING: Final = struct.Struct(f"!4sB3x{CHALLENGE}s")  # from the listening end
+ANSWER: Final = struct.Struct(f"!4sB3xI{CHALLENGE}s32s")  # from the connecting end: rank, challenge, proof
 PROOF: Final = 32
 GREETING_S: Final = 1.0
 TRY_AGAIN_S: Final = 0.05
@@ -225,7 +222,7 @@ Role = Literal["host", "guest"]
 
 
 class UnknownPeer(Exception):
-    """Who came knows no token, or speaks something else. It is not told more than that the connection ends."""
+    """The connecting end does not know the token, or the protocol. It learns only that the connection ends."""
 
 
 def listen_at(host: str, port: int = 0) -> socket.socket:
@@ -235,7 +232,7 @@ def listen_at(host: str, port: int = 0) -> socket.socket:
 
 
 def accept_ranks(listener: socket.socket, token: str, ranks: Iterable[int], within: float) -> list[Link]:
-    """A link to each of the ranks, in their order, once all have come. Raises LinkLate, which names who did not."""
+    """A link to each of the ranks, in order, once all have connected. Raises LinkLate, which names the missing ones."""
     wanted = list(ranks)
     found: dict[int, Link] = {}
     deadline = time.monotonic() + within
@@ -249,7 +246,7 @@ def accept_ranks(listener: socket.socket, token: str, ranks: Iterable[int], with
             for link in found.values():
                 link.close()
             names = ", ".join(map(str, missing))
-            raise LinkLate(f"rank {names} did not come within {within:.0f} seconds", retry_after=1) from None
+            raise LinkLate(f"rank {names} did not connect within {within:.0f} seconds", retry_after=1) from None
         if rank in missing:
             found[rank] = Link(connection, f"rank {rank}")
         else:
@@ -266,14 +263,15 @@ def _accept_connection(listener: socket.socket, deadline: float) -> socket.socke
 
 
 def authenticate_guest(connection: socket.socket, token: str) -> int:
-    """The rank of who came. Raises Stranger, and the connection is closed, where it does not know the token."""
+    """The rank of the connecting end. Raises UnknownPeer, and closes the connection, where it does not know the
+    token."""
     try:
         connection.settimeout(GREETING_S)
         own = secrets.token_bytes(CHALLENGE)
         connection.sendall(GREETING.pack(MAGIC, WIRE_VERSION, own))
         magic, version, rank, theirs, proof = ANSWER.unpack(_receive_exactly(connection, ANSWER.size))
-        known = hmac.compare_digest(proof, handshake_proof(token, "guest", own, theirs, rank))
-        if not known or (magic, version) != (MAGIC, WIRE_VERSION):
+        is_proven = hmac.compare_digest(proof, handshake_proof(token, "guest", own, theirs, rank))
+        if not is_proven or (magic, version) != (MAGIC, WIRE_VERSION):
             raise UnknownPeer
         connection.sendall(handshake_proof(token, "host", own, theirs, rank))
         return int(rank)
@@ -286,7 +284,7 @@ def authenticate_guest(connection: socket.socket, token: str) -> int:
 
 
 def connect_to_host(host: str, port: int, token: str, rank: int, peer: str, within: float) -> Link:
-    """The link to who listens there, maybe not yet. Raises LinkLate, and LinkLost where it is somebody else."""
+    """The link to the host, which may not listen yet. Raises LinkLate, and LinkLost where it is not the right host."""
     deadline = time.monotonic() + within
     reason: Exception | None = None
     while (left := deadline - time.monotonic()) > 0:
@@ -314,10 +312,11 @@ def _authenticate_to_host(connection: socket.socket, token: str, rank: int, peer
     connection.settimeout(left)
     magic, version, theirs = GREETING.unpack(_receive_exactly(connection, GREETING.size))
     if magic != MAGIC:
-        raise LinkLost(f"{peer} is not where it is said to be: something else listens there")
+        raise LinkLost(f"{peer} is not at this address: something else listens there")
     if version != WIRE_VERSION:
         raise LinkLost(
-            f"{peer} speaks version {version} between ranks, this one {WIRE_VERSION}: install the same ingot"
+            f"{peer} uses version {version} of the protocol between ranks, this one {WIRE_VERSION}: install the same "
+            "ingot"
         )
     own = secrets.token_bytes(CHALLENGE)
     connection.sendall(ANSWER.pack(MAGIC, WIRE_VERSION, rank, own, handshake_proof(token, "guest", theirs, own, rank)))
@@ -326,13 +325,13 @@ def _authenticate_to_host(connection: socket.socket, token: str, rank: int, peer
 
 
 def handshake_proof(token: str, role: Role, hosts: bytes, guests: bytes, rank: int) -> bytes:
-    """What only who knows the token can say to these two challenges."""
-    said = role.encode() + hosts + guests + rank.to_bytes(4, "big")
-    return hmac.digest(token.encode(), said, "sha256")
+    """The answer to both challenges that takes the token."""
+    message = role.encode() + hosts + guests + rank.to_bytes(4, "big")
+    return hmac.digest(token.encode(), message, "sha256")
 
 
 def _receive_exactly(connection: socket.socket, size: int) -> bytes:
-    """Raises EOFError where the connection ends before, TimeoutError where that takes too long in all."""
+    """Raises EOFError where the connection ends before, TimeoutError where it takes too long in all."""
     deadline = time.monotonic() + (connection.gettimeout() or GREETING_S)
     data = bytearray()
     while len(data) < size:

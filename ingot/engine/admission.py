@@ -1,12 +1,11 @@
-"""Admission: refuses what can be refused at once, counts who waits, and makes active requests of requests.
+"""Admission: refuses what can be refused at once, limits the queue, and turns requests into active requests.
 
-Any thread may call it. It raises BadRequest, ContextOverflow, Unsupported, ModelNotFound or Overloaded. What takes
-long for long prompts or many answers is done outside of the lock. Each tenant has an equal share of the queue.
-What others leave of theirs is lent, so that one alone has all of it; who has less than its share waiting is let in
-also where the others have taken everything.
+Any thread may call it. It raises BadRequest, ContextOverflow, Unsupported, ModelNotFound or Overloaded. What takes long
+for long prompts or many answers is done outside of the lock. Each tenant has an equal share of the queue; unused shares
+are lent to others. A tenant below its share is admitted even where the others fill the queue.
 
-`ServedLoras` are the LoRA adapters that requests may name. Any thread may read `named`; loading and unloading are
-the engine thread's, between two steps. An adapter whose name is gone stays for those that run with it.
+`ServedLoras` are the LoRA adapters that requests may name. Any thread may read `named`; the engine thread loads and
+unloads them, between two steps. An unloaded adapter stays in memory for the requests that run with it.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ import itertools
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -33,8 +31,10 @@ from ingot.models.lora.loading import load_lora
 from ingot.shares import Shares
 from ingot.text.tokenizer.tokenizer import Tokenizer, TranslatePrompt
 
+log = logging.getLogger("ingot.engine")
+
 FIRST_MARKS, LAST_MARKS = 2, 8
-"""Messages' ends at which checkpoints are taken: behind the system prompt and the first message, and the newest."""
+"""Message ends at which checkpoints are taken: after the system prompt and the first message, and the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,13 @@ class Admission:
         loras: ServedLoras | None = None,
         translate: TranslatePrompt | None = None,
     ) -> None:
-        """`free_sequences` says how many sequences could run that do not: those do not have to wait. `vision_encoder`
-        are what the model sees with, `loras` the adapters beside it; `translate` tells prompts to a scorer that has
-        other tokens."""
+        """`free_sequences` gives the free slots of the batch, whose sequences need not queue. `translate` retokenizes
+        prompts for a SpecPrefill scorer with another tokenizer."""
         self._vision_encoder, self._loras, self._translate = vision_encoder, loras, translate
         self._card, self._tokenizer, self._limits, self._free_sequences = card, tokenizer, limits, free_sequences
         self.jobs: dict[str, ActiveRequest] = {}
-        self._queued = Shares("queue", limits.max_queue)  # sequences let in and not yet running for the first time
-        self._entering = 0  # of those, the ones whose jobs are being made
+        self._queued = Shares("queue", limits.max_queue)  # sequences that have not run yet
+        self._entering = 0  # of those, the ones whose `ActiveRequest` is being made
         self._tickets = itertools.count()
         self._mean_request_s = 1.0
         self.refused = 0  # requests that found the queue full
@@ -94,31 +93,31 @@ class Admission:
             raise BadRequest(f"A request with the id {request.id} is already running")
         return job
 
-    def began(self, sequences: Many[TokenSequence]) -> None:
-        """They run, each for the first time."""
+    def began(self, sequences: Sequence[TokenSequence]) -> None:
+        """Sequences run for the first time."""
         with self._lock:
             for sequence in sequences:
                 self._queued.add(sequence.request.tenant, -1)
 
     def left(self, sequence: TokenSequence) -> None:
-        """It ended, wherever it was."""
+        """A sequence ended, waiting or running."""
         if sequence.admitted_at is None:
             with self._lock:
                 self._queued.add(sequence.request.tenant, -1)
 
     def close(self, request_id: str) -> ActiveRequest | None:
-        """Its job is no longer known; None where it was not."""
+        """Remove a request; None where it was not there."""
         with self._lock:
             return self.jobs.pop(request_id, None)
 
     def took(self, seconds: float) -> None:
-        """How long a request took that came to its end."""
+        """How long a finished request took."""
         self._mean_request_s += 0.1 * (seconds - self._mean_request_s)
 
     def check(self) -> None:
         with self._lock:
             if not self.jobs:
-                assert self._queued.total == self._entering, "the queue's count is off"
+                assert self._queued.total == self._entering, "the queue's count is wrong"
 
     def _refuse_if_full(self, request: Request, count: int) -> None:
         most = self._limits.max_queue
@@ -128,11 +127,11 @@ class Admission:
                 "at once",
                 param="n" if request.n > 1 else "prompt",
             )
-        here = (job.request.tenant for job in self.jobs.values())
-        if not self._queued.fits(request.tenant, count, spare=self._free_sequences(), sharing=here):
+        tenants = (job.request.tenant for job in self.jobs.values())
+        if not self._queued.fits(request.tenant, count, spare=self._free_sequences(), sharing=tenants):
             self.refused += 1
-            told = f"The queue is full: {self._queued.total} sequences wait, at most {most} may"
-            raise Overloaded(told, retry_after=self._retry_after())
+            message = f"The queue is full: {self._queued.total} sequences wait, at most {most} may"
+            raise Overloaded(message, retry_after=self._retry_after())
 
     def _retry_after(self) -> float:
         return min(60.0, max(1.0, self._mean_request_s * self._queued.total / self._limits.max_sequences))
@@ -146,7 +145,9 @@ class Admission:
         if request.sparse is not None:
             self._refuse_specprefill(request)
         if any(request.media) and self._vision_encoder is None:
-            raise Unsupported(f"{self._card.name} is run on text alone: it has no vision tower here", param="messages")
+            raise Unsupported(
+                f"{self._card.name} takes text alone: it is served without a vision encoder", param="messages"
+            )
         if self._vision_encoder is not None:
             self._vision_encoder.refuse(request.media)
             if (
@@ -155,7 +156,7 @@ class Admission:
                 and request.sampling.prompt_logprobs is not None
             ):
                 raise Unsupported(
-                    f"{self._card.name} reads a picture's tokens all at once: there are no prompt_logprobs beside one",
+                    f"prompt_logprobs is not available with images: {self._card.name} attends to both sides",
                     param="prompt_logprobs",
                 )
         for prompt in request.prompts:
@@ -170,18 +171,18 @@ class Admission:
     def _refuse_specprefill(self, request: Request) -> None:
         if not self._card.scorer:
             raise Unsupported(
-                "This server computes prompts whole: it has nobody to score them. Start it with --specprefill.",
+                "This server has no SpecPrefill scorer. Start it with --specprefill.",
                 param="specprefill",
             )
         if request.exact:
             raise BadRequest(
-                "cache is exact, and specprefill computes a part of the prompt: choose one", param="specprefill"
+                "cache is exact, but specprefill computes only a part of the prompt: choose one", param="specprefill"
             )
 
     def _sequences(self, request: Request) -> list[TokenSequence]:
         stop_tokens = request.stop.token_ids | (frozenset() if request.stop.ignore_eos else self._tokenizer.eos_ids)
         seed = request.sampling.seed if request.sampling.seed is not None else random.getrandbits(63)
-        made = []
+        sequences = []
         for number, prompt in enumerate(request.prompts):
             room = self._card.context_of(exact=request.exact) - len(prompt)
             limit = room if request.max_tokens is None else min(request.max_tokens, room)
@@ -189,42 +190,37 @@ class Admission:
             items = request.media[number] if request.media else ()
             translated = self._translate(prompt) if request.sparse is not None and self._translate is not None else None
             for choice in range(request.n):
-                # Answers of one request differ, and the first one is what a request for a single one gives.
+                # Answers of one request differ; the first is what a request for one answer would get.
                 own_seed = seed + choice * 0x9E3779B9
                 index = number * request.n + choice
                 sequence = TokenSequence(request, index, next(self._tickets), prompt, limit, own_seed, stop_tokens)
                 sequence.marks, sequence.translated = marks, translated
                 if items and self._vision_encoder is not None:
                     sequence.sight = PromptMedia.of(prompt, items, self._vision_encoder.tower)
-                made.append(sequence)
-        return made
+                sequences.append(sequence)
+        return sequences
 
     def _message_ends(self, request: Request, number: int) -> frozenset[int]:
-        """As the request says. Else, templates end messages with a token that also ends answers; the next turn differs
-        only after one."""
-        ends: Many[int] = request.marks[number] if request.marks else self._ends(request.prompts[number])
+        """By default after EOS tokens, with which templates end messages: the next turn differs only after one."""
+        ends: Sequence[int] = request.marks[number] if request.marks else ()
+        if not request.marks:
+            eos_ids, prompt = self._tokenizer.eos_ids, request.prompts[number]
+            ends = [length for length, token in enumerate(prompt, start=1) if token in eos_ids]
         return frozenset([*ends[:FIRST_MARKS], *ends[-LAST_MARKS:]])
-
-    def _ends(self, prompt: Many[int]) -> list[int]:
-        ending = self._tokenizer.eos_ids
-        return [place for place, token in enumerate(prompt, start=1) if token in ending]
-
-
-log = logging.getLogger("ingot.engine")
 
 
 class ServedLoras:
     def __init__(self, model: ModelAdapter, *, most: int, most_rank: int, room: int | None = None) -> None:
-        """At most so many adapters at once, each of at most that rank. `room`: bytes that they may take in all."""
+        """At most `most` adapters of at most rank `most_rank`, which take at most `room` bytes in all."""
         self._model, self._room = model, room
         self.most, self.most_rank = most, most_rank
         self.named: Mapping[str, LoraRef] = MappingProxyType({})
-        self._leaving: set[str] = set()  # digests that nobody can ask for any more
+        self._unloading: set[str] = set()  # digests of adapters that have no name any more
 
     # For any thread
 
     def refuse(self, request: Request) -> None:
-        """Raises ModelNotFound where a request is for an adapter that is gone."""
+        """Raises ModelNotFound where a request names an adapter that is not loaded."""
         lora = request.lora
         if lora is not None and self.named.get(lora.name) != lora:
             raise lora_gone_error(lora)
@@ -241,43 +237,43 @@ class ServedLoras:
             raise AdapterError(f"There is an adapter {name!r} already: unload it first.", param="lora_name")
         if len(self.named) >= self.most:
             raise AdapterError(f"There are {self.most} adapters already, which is the most (--max-loras).")
-        known = set(self._digests)
+        loaded = self._digests
         weights = load_lora(self._model, folder, most_rank=self.most_rank)
         if self._room is not None and self.nbytes > self._room:
-            if weights.digest not in known:
+            if weights.digest not in loaded:
                 self._model.loras.drop(weights.digest)
-            raise AdapterError("What is set aside for adapters does not hold it: raise --max-loras or --max-lora-rank.")
-        self._leaving.discard(weights.digest)
-        made = LoraRef(name, weights.digest, weights.rank)
-        self.named = MappingProxyType({**self.named, name: made})
+            raise AdapterError("It does not fit into the memory for adapters: raise --max-loras or --max-lora-rank.")
+        self._unloading.discard(weights.digest)
+        lora = LoraRef(name, weights.digest, weights.rank)
+        self.named = MappingProxyType({**self.named, name: lora})
         log.info("adapter %s is loaded: rank %d, for %d layers", name, weights.rank, len(weights.pairs))
-        return made
+        return lora
 
     def unload(self, name: str) -> None:
-        """Nobody can ask for it any more; `drop_unused` lets it go. Raises ModelNotFound."""
+        """Requests can no longer name it; `drop_unused` frees its memory. Raises ModelNotFound."""
         if name not in self.named:
             listed = ", ".join(f"'{each}'" for each in self.named) or "none"
             raise ModelNotFound(f"There is no adapter '{name[:200]}' here. Loaded: {listed}.", param="lora_name")
         digest = self.named[name].digest
         self.named = MappingProxyType({each: lora for each, lora in self.named.items() if each != name})
-        if digest not in set(self._digests):
-            self._leaving.add(digest)
+        if digest not in self._digests:
+            self._unloading.add(digest)
         log.info("adapter %s is unloaded", name)
 
     def drop_unused(self, jobs: Iterable[ActiveRequest]) -> None:
-        if self._leaving:
+        if self._unloading:
             used = {job.request.lora.digest for job in jobs if job.request.lora is not None}
-            for digest in self._leaving - used:
+            for digest in self._unloading - used:
                 self._model.loras.drop(digest)
-            self._leaving &= used
+            self._unloading &= used
 
     def holds(self, request: Request) -> bool:
         """Whether a request's adapter, if it has one, is in memory."""
         return request.lora is None or request.lora.digest in self._model.loras
 
     @property
-    def _digests(self) -> Iterable[str]:
-        return (lora.digest for lora in self.named.values())
+    def _digests(self) -> set[str]:
+        return {lora.digest for lora in self.named.values()}
 
 
 def lora_gone_error(lora: LoraRef) -> ModelNotFound:

@@ -1,10 +1,8 @@
-"""The prefix cache as other threads may ask about it: status, explanations, clearing, export to a file and import
-from one.
+"""The prefix cache for other threads: status, explanations, clearing, export to a file and import from one.
 
-What needs the engine thread runs there between two steps, and is short however much is cached. A caller names the
-tenant it speaks for, and is told about that one alone. Files are written and read a record at a time, so that no
-step waits longer than for one of them: arrays are made, read and let go on the engine thread alone; files are read
-and written by whoever called.
+What needs the engine thread runs there between two steps, and is short however much is cached. A caller names a tenant
+and learns of that one alone. Archives are written and read a record at a time, so that no step waits longer than for
+one of them: arrays belong to the engine thread alone, files to the caller.
 """
 
 from __future__ import annotations
@@ -13,9 +11,10 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ingot.cache import archive
 from ingot.cache.archive import Archive, ArchivedRecord, ArchiveSeal, check_still_wanted
@@ -34,15 +33,11 @@ from ingot.models.adapter import ModelAdapter
 from ingot.models.cache_key import kv_key
 from ingot.models.kv_codec import record_form_of
 
-if TYPE_CHECKING:
-    from ingot.models.adapter import ModelAdapter
-
-
 log = logging.getLogger("ingot.cache")
 
-SHOWN_BRANCHES: Final = 64  # branches, of however many there are
+SHOWN_BRANCHES: Final = 64
 StillWanted = Callable[[], bool]
-"""Whether somebody still waits for the work."""
+"""Whether the caller still waits for the work."""
 
 
 def is_always_wanted() -> bool:
@@ -58,60 +53,76 @@ class PrefixCacheAdmin:
         disk: DiskBackend | None,
         codec: PairCodec,
     ) -> None:
-        """`folder` has the model's files; without any, what is kept cannot be moved."""
+        """`folder` has the model's files; without any, there is no export or import."""
         self._run, self._adapter, self._folder, self._disk, self._codec = run, adapter, folder, disk, codec
 
     def status(self, tenant: str) -> CacheStatus:
-        known, tallies = self._run(lambda reuse: (_tenant_status(reuse, tenant), reuse.index.tallies(tenant)))
-        known = replace(known, salts=_salt_statuses(tallies))  # here: there may be many, and the engine has more to do
+        status, tallies = self._run(lambda cache: (_tenant_status(cache, tenant), cache.index.tallies(tenant)))
         live = RAW if self._adapter.live is None else str(self._adapter.live.name)
-        known = replace(known, codec=str(self._codec.name), live_codec=live)
+        # Salts are summed up here, not on the engine thread: there may be many.
+        status = replace(status, salts=_salt_statuses(tallies), codec=str(self._codec.name), live_codec=live)
         if self._disk is None:
-            return known
-        totals = replace(known.totals, disk=_disk_totals(self._disk))
-        return replace(known, totals=totals, disk=DiskStatus(*self._disk.store.held(tenant_digest(tenant))))
+            return status
+        totals = replace(status.totals, disk=_disk_totals(self._disk))
+        return replace(status, totals=totals, disk=DiskStatus(*self._disk.store.held(tenant_digest(tenant))))
 
     def tree(self, tenant: str) -> tuple[CacheBranch, ...]:
-        """How what is kept of a tenant's branches, or the part of it that was used most."""
+        """A tenant's cached prefixes as a tree, or the part of it that was used most."""
         return self._run(
-            lambda reuse: tuple(_cache_branch(*found) for found in reuse.index.outline(tenant, SHOWN_BRANCHES))
+            lambda cache: tuple(_cache_branch(*found) for found in cache.index.outline(tenant, SHOWN_BRANCHES))
         )
 
     def explain(self, request: Request, number: int) -> CacheReport:
-        """What one of the request's prompts would take over if it came now. Leaves no trace."""
+        """What one of the request's prompts would reuse if it came now. Changes nothing."""
         prompt, items = request.prompts[number], request.media[number] if request.media else ()
         keys = PromptMedia(items).keyed(prompt) if items else prompt
-        return self._run(lambda reuse: reuse.explain(request, keys))
+        return self._run(lambda cache: cache.explain(request, keys))
 
     def clear(self, tenant: str) -> int:
-        """Forget all that is kept for a tenant, pinned or not; returns the bytes that this frees, in memory and on
-        disk. Raises Unavailable where files cannot be removed."""
-        freed = self._run(lambda reuse: reuse.forget(tenant))
+        """Drop all of a tenant's cached prefixes, pinned or not; returns the bytes freed in memory and on disk. Raises
+        Unavailable where files cannot be removed."""
+        freed = self._run(lambda cache: cache.forget(tenant))
         if self._disk is None:
             return freed
         try:
             return freed + self._disk.forget(tenant_digest(tenant))
         except OSError as error:
-            log.error("what is kept in %s cannot be removed: %s", self._disk.store.folder, error)
-            raise Unavailable("What is kept on disk cannot be removed; the server's log says why.") from error
+            log.error("records in %s cannot be removed: %s", self._disk.store.folder, error)
+            raise Unavailable("The cache on disk cannot be removed; the server's log says why.") from error
 
-    def export(self, tenant: str, path: Path, secret: bytes, going: StillWanted = is_always_wanted) -> int:
-        """Write all that is kept for a tenant to a file, sealed with `secret`; returns the number of tokens. Raises
-        Cancelled soon after `going` says no."""
-        return export_prefixes(self._run, tenant, self._seal(secret), path, going)
+    def export(self, tenant: str, path: Path, secret: bytes, still_wanted: StillWanted = is_always_wanted) -> int:
+        """Write a tenant's cached prefixes to a file, sealed with `secret`; returns the number of tokens. Raises
+        Cancelled soon after `still_wanted` is false."""
+        return export_prefixes(self._run, tenant, self._seal(secret), path, still_wanted)
 
-    def adopt(self, tenant: str, path: Path, secret: bytes, going: StillWanted = is_always_wanted) -> int:
-        """Keep for a tenant what is in a file that was sealed with `secret`; returns the tokens that were new. Raises
-        ArchiveError; and Cancelled soon after `going` says no."""
-        return import_prefixes(self._run, tenant, self._seal(secret), path, self._adapter, going)
+    def adopt(self, tenant: str, path: Path, secret: bytes, still_wanted: StillWanted = is_always_wanted) -> int:
+        """Cache for a tenant what is in a file that was sealed with `secret`; returns the tokens that were new.
+
+        Raises ArchiveError before anything is changed, unless a record does not fit this model; and Cancelled soon
+        after `still_wanted` is false, with what was imported until then.
+        """
+        archive_file = Archive.open(path, self._seal(secret), still_wanted)
+        form = [self._run(lambda cache: cache.encoding.form(record_form_of(self._adapter, cache.rows)))]
+        paths: list[tuple[int, ...]] = []
+        added = 0
+        try:
+            for record, data in zip(archive_file.pieces, archive_file.data(), strict=True):
+                check_still_wanted(still_wanted)
+                before = paths[record.parent] if record.parent >= 0 else ()
+                paths.append((*before, *record.tokens))
+                owner = CacheOwner(tenant, record.salt, lora=record.lora)
+                added += self._run(partial(_import_record, owner, paths[-1], record, data, form))
+        finally:
+            self._run(lambda cache: form.clear())  # its arrays are the engine thread's
+        return added
 
     def _seal(self, secret: bytes) -> ArchiveSeal:
-        """Names everything that kept states depend on."""
+        """By everything that cached KV depends on."""
         if self._folder is None:
-            raise Unsupported("What is kept cannot be moved: this model has no files to know it by.")
+            raise Unsupported("The cache cannot be exported or imported: this model has no files to identify it by.")
         if not self._adapter.is_whole:
             raise Unsupported(
-                "What is kept cannot be moved: several processes run this model, and each has a part of it."
+                "The cache cannot be exported or imported: several ranks run this model, and each has a part of it."
             )
         return ArchiveSeal(kv_key(self._adapter, self._folder, self._codec), secret)
 
@@ -121,10 +132,10 @@ def _disk_totals(disk: DiskBackend) -> DiskTotals:
     return DiskTotals(records, used, disk.store.limits.most, disk.store.folder_bytes(), **asdict(disk.counts))
 
 
-def _tenant_status(reuse: PrefixCache, tenant: str) -> CacheStatus:
-    index, counts = reuse.index, reuse.counts[tenant]
+def _tenant_status(cache: PrefixCache, tenant: str) -> CacheStatus:
+    index, counts = cache.index, cache.counts[tenant]
     return CacheStatus(
-        limit_bytes=reuse.limit,
+        limit_bytes=cache.limit,
         used_bytes=index.shares.held[tenant],
         evictions=index.shares.evictions[tenant],
         totals=CacheTotals(len(index.shares.held), index.nbytes, index.shares.evictions.total()),
@@ -136,7 +147,7 @@ def _tenant_status(reuse: PrefixCache, tenant: str) -> CacheStatus:
 
 
 def _salt_statuses(tallies: Iterable[tuple[CacheOwner, MemoryTally]]) -> tuple[SaltStatus, ...]:
-    """What is kept under each salt, exact or not, through whichever adapter."""
+    """What is cached under each salt, exact or not, with any adapter."""
     salts: dict[str, MemoryTally] = {}
     for owner, tally in tallies:
         salts[owner.salt] = salts[owner.salt].plus(tally) if owner.salt in salts else tally
@@ -161,43 +172,41 @@ def _cache_branch(node: PrefixNode, parent: int | None, more: int) -> CacheBranc
 
 
 SKIPPED_AT_ONCE: Final = 256
-"""Nodes without anything in memory that are passed over at once."""
-
-
+"""Nodes without a record in memory that are passed over in one call."""
 ExportedRecord = tuple[ArchivedRecord, list[bytes]]
 
 
 def export_prefixes(
-    run: RunOnEngineThread, tenant: str, seal: ArchiveSeal, path: Path, going: Callable[[], bool]
+    run: RunOnEngineThread, tenant: str, seal: ArchiveSeal, path: Path, still_wanted: Callable[[], bool]
 ) -> int:
-    """Write what is kept of a tenant's, each piece as it is when it is its turn; returns the number of tokens. Raises
-    Cancelled once `going` says no."""
-    with closing(_exported_records(run, tenant, going)) as pieces:
-        written = archive.write_archive(path, seal, pieces, going)
-    return sum(len(piece.tokens) for piece in written)
+    """Write a tenant's cached prefixes, each record as it is at its turn; returns the number of tokens. Raises
+    Cancelled once `still_wanted` is false."""
+    with closing(_exported_records(run, tenant, still_wanted)) as records:
+        written = archive.write_archive(path, seal, records, still_wanted)
+    return sum(len(record.tokens) for record in written)
 
 
 def _exported_records(
-    run: RunOnEngineThread, tenant: str, going: Callable[[], bool]
+    run: RunOnEngineThread, tenant: str, still_wanted: Callable[[], bool]
 ) -> Generator[ExportedRecord, None, None]:
-    walk = run(lambda reuse: _ExportWalk(reuse, tenant))
+    walk = run(lambda cache: _ExportWalk(cache, tenant))
     try:
         while not walk.ended:
-            check_still_wanted(going)
-            piece = run(walk.advance)
-            if piece is not None:
-                yield piece
+            check_still_wanted(still_wanted)
+            record = run(walk.advance)
+            if record is not None:
+                yield record
     finally:
-        run(lambda reuse: walk.end())
+        run(lambda cache: walk.end())
 
 
 class _ExportWalk:
-    """Goes through what is in memory of a tenant's, a piece at a time, while it changes: what leaves before it is its
-    turn is left out, and what comes may be. Holds on to no record. The engine thread's alone, but for `ended`."""
+    """Walks a tenant's records in memory, one at a time, while the index changes: what is evicted before its turn is
+    left out, and what is added may be. Holds no record. For the engine thread alone, but for `ended`."""
 
-    def __init__(self, reuse: PrefixCache, tenant: str) -> None:
-        self._index = index = reuse.index
-        # Files hold what went through the codec, where there is one, and nothing else.
+    def __init__(self, cache: PrefixCache, tenant: str) -> None:
+        self._index = index = cache.index
+        # Files hold only records that went through the codec, where there is one.
         owners = [owner for owner in index.owners(tenant) if not owner.exact]
         self._ahead: Iterator[PrefixNode] = chain.from_iterable(map(index.nodes, owners))
         self._target: PrefixNode | None = None
@@ -208,25 +217,25 @@ class _ExportWalk:
         self._ahead, self._target, self.ended = iter(()), None, True
         self._numbers.clear()
 
-    def advance(self, reuse: PrefixCache) -> ExportedRecord | None:
-        """The next piece, behind what it goes on from; None where none was found among the next few nodes, or this is
-        the end. Raises Unavailable where all that was kept was lost meanwhile."""
-        if reuse.index is not self._index:
-            raise Unavailable("What was kept was lost while it was written to a file.")
+    def advance(self, cache: PrefixCache) -> ExportedRecord | None:
+        """The next record, after its parent; None where the next few nodes have none, or at the end. Raises Unavailable
+        where the cache was lost meanwhile."""
+        if cache.index is not self._index:
+            raise Unavailable("The cache was lost while it was exported.")
         if self._target is None or self._target.record is None:
             self._target = self._next_target()
         if self._target is None:
             return None
-        # A node that was cut in two since has somebody before it that was not met.
+        # A node that was split since has a new parent, which comes first.
         node = next(each for each in self._target.path if each not in self._numbers)
         if node is self._target:
             self._target = None
         assert node.record is not None and node.parent is not None
         owner, parent = node.root_owner, self._numbers.get(node.parent, -1)
         self._numbers[node] = len(self._numbers)
-        loose = reuse.encoding.loose(node.record)
-        stored = describe_record(loose, node.tokens, landmark=node.landmark)
-        return ArchivedRecord.of(stored, salt=owner.salt, parent=parent, lora=owner.lora), serialise_record(loose)
+        unpaged = cache.encoding.loose(node.record)
+        stored = describe_record(unpaged, node.tokens, landmark=node.landmark)
+        return ArchivedRecord.of(stored, salt=owner.salt, parent=parent, lora=owner.lora), serialise_record(unpaged)
 
     def _next_target(self) -> PrefixNode | None:
         for _ in range(SKIPPED_AT_ONCE):
@@ -239,37 +248,13 @@ class _ExportWalk:
         return None
 
 
-def import_prefixes(
-    run: RunOnEngineThread, tenant: str, seal: ArchiveSeal, path: Path, adapter: ModelAdapter, going: Callable[[], bool]
-) -> int:
-    """Keep what an archive holds; returns the tokens that were new.
-
-    Raises ArchiveError before anything is changed, unless it is a state that is none of this model's; and Cancelled
-    soon after `going` says no, with what was kept until then.
-    """
-    opened = Archive.open(path, seal, going)
-    form = [run(lambda reuse: reuse.encoding.form(record_form_of(adapter, reuse.rows)))]
-    paths: list[tuple[int, ...]] = []
-    added = 0
-    try:
-        for piece, data in zip(opened.pieces, opened.data(), strict=True):
-            check_still_wanted(going)
-            before = paths[piece.parent] if piece.parent >= 0 else ()
-            paths.append((*before, *piece.tokens))
-            owner, tokens = CacheOwner(tenant, piece.salt, lora=piece.lora), paths[-1]
-            added += run(lambda reuse: _import_record(reuse, owner, tokens, piece, data, form[0]))  # noqa: B023  (run at once)
-    finally:
-        run(lambda reuse: form.clear())
-    return added
-
-
 def _import_record(
-    reuse: PrefixCache,
     owner: CacheOwner,
     tokens: tuple[int, ...],
-    piece: ArchivedRecord,
+    record: ArchivedRecord,
     data: list[bytes],
-    form: RecordForm,
+    form: list[RecordForm],
+    cache: PrefixCache,
 ) -> int:
-    record = fit_record(deserialise_record(piece, data), form)
-    return reuse.adopt(owner, tokens, record, landmark=piece.landmark)
+    unpaged = fit_record(deserialise_record(record, data), form[0])
+    return cache.adopt(owner, tokens, unpaged, landmark=record.landmark)

@@ -1,11 +1,11 @@
-"""Generation, step by step: requests become sequences, and sequences are answered by plan, launch and collect.
+"""Generation, step by step: requests become sequences, and a step is plan, launch and collect.
 
-`GenerationWorkload` is what the loop runs. The tokens of the step before are read while the new one runs. A fault
-belongs to its request; one of which nobody can say whose it is goes up to the loop. `EngineCore` is what is known
-of the sequences that run (scheduler, runner, speculation, SpecPrefill); one that is found wrong is thrown away
-whole, and a new one is made. `LoadedModel` is what the engine thread starts with.
+`GenerationWorkload` is what the engine loop runs. The tokens of a step are read while the next one runs. An error
+that belongs to one request ends that request alone; any other goes up to the loop. `EngineCore` is the state of the
+running sequences (scheduler, runner, speculation, SpecPrefill); if it is found inconsistent, it is replaced by a new
+one. `LoadedModel` is what the engine thread starts with.
 
-Any thread may call `enter`, `cancel` and `status`; the rest is the engine thread's.
+Any thread may call `enter`, `cancel` and `status`; everything else belongs to the engine thread.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+
+import mlx.core as mx
 
 from ingot.cache.codecs.pair import RAW_CODEC, PairCodec
 from ingot.cache.disk.backend import DiskBackend
@@ -52,8 +54,99 @@ from ingot.text.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger("ingot.engine")
 
+SCORED_TOKENS = 128
+"""Prompt tokens whose logprobs are computed in one forward pass: each takes a row of logits."""
 LONGEST_IDLE_SLICE_S = 0.5
-"""How long the vision tower may run in one turn, or prompts may be scored, while nobody waits for his next token."""
+"""How long the vision encoder or prompt scoring may run in one turn while no sequence is decoding."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    adapter: ModelAdapter
+    tokenizer: Tokenizer
+    card: ModelCard
+    budget: MemoryBudget
+    cache_bytes: int = 0  # most that cached prefixes may take
+    folder: Path | None = None  # the model's files
+    proposers: Sequence[Proposer] = ()  # of draft tokens, in order of preference
+    fixed_draft_tokens: int | None = None  # how many they propose; None: as many as pays
+    processor: MediaProcessor | None = None  # lays out images and video for the model; None: it has no vision encoder
+    vision_encoder: VisionEncoder | None = None
+    sparse: SpecPrefillSetup | None = None
+    disk: DiskBackend | None = None  # where cached prefixes are offloaded to
+    codec: PairCodec = RAW_CODEC  # of cached prefixes
+    teller: KVEventSink | None = None  # publishes which blocks are cached
+    loras: ServedLoras | None = None
+
+
+class EngineCore:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        limits: EngineLimits,
+        counts: SpeculationMetrics,
+        has_features: Callable[[TokenSequence], bool],
+    ) -> None:
+        """`has_features` says whether the image features are there that a sequence needs."""
+        coded = loaded.adapter.live is not None
+
+        def pass_end(sequence: TokenSequence) -> float:
+            """The length at which its next forward pass has to end at the latest."""
+            return batch_end_limit(sequence.computed) if coded and not sequence.request.exact else inf
+
+        def max_chunk(sequence: TokenSequence) -> int:
+            width = loaded.budget.widest_pass(sequence.computed)
+            width = min(width, SCORED_TOKENS) if sequence.scoring else width
+            return int(min(width, pass_end(sequence) - sequence.computed))
+
+        costs = StepCosts(mixes=loaded.adapter.mixed)
+        self.runner = Runner(loaded.adapter, loaded.budget, costs, loaded.cache_bytes, loaded.disk, loaded.codec)
+        proposers = [*loaded.proposers]
+        if loaded.adapter.head is not None:
+            self.runner.heads = DraftHeadProposer(loaded.adapter.head, self.runner.rows)
+            proposers.append(self.runner.heads)
+        controller = SpeculationController(fixed=loaded.fixed_draft_tokens, widest=loaded.adapter.graph_tokens)
+        self.speculation = Speculation(proposers, controller, counts, limits.max_sequences, pass_end)
+        window = max((group.window or 0 for group in self.runner.rows.groups), default=0)
+        self.sparse = None if loaded.sparse is None else SpecPrefill(loaded.sparse, costs, self.runner.reuse, window)
+
+        def is_ready(sequence: TokenSequence) -> bool:
+            # SpecPrefill first: what it leaves out of a prompt needs no features.
+            return (self.sparse is None or self.sparse.ready(sequence)) and has_features(sequence)
+
+        self.scheduler = Scheduler(
+            self.runner.room.fits,
+            max_chunk,
+            self.runner.reuse,
+            costs,
+            limits.max_sequences,
+            limits.target_itl_ms,
+            is_ready,
+        )
+
+    def leave(self, sequence: TokenSequence) -> None:
+        """Give back everything that a sequence holds."""
+        self.scheduler.remove(sequence)
+        self.runner.release(sequence)
+        self.speculation.forget(sequence)
+        if self.sparse is not None:
+            self.sparse.forget(sequence)
+
+    def rest(self) -> None:
+        """Nothing runs: give back the memory of speculation and scoring."""
+        self.speculation.rest()
+        if self.sparse is not None:
+            self.sparse.rest()
+
+    def check(self, active: set[TokenSequence]) -> None:
+        """Raises AssertionError if something was lost, or is held by a sequence that is not `active`."""
+        self.scheduler.check()
+        self.runner.check()
+        assert set(self.scheduler.running) | set(self.scheduler.waiting) <= active, "an unknown sequence runs"
+        assert set(self.runner.batch) <= active, "a batch row belongs to no active sequence"
+        self.speculation.check(active)
+        if self.sparse is not None:
+            self.sparse.check()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +162,21 @@ class GenerationWorkload:
     name = "generation"
 
     def __init__(self, loaded: LoadedModel, limits: EngineLimits, post: PostMessage) -> None:
-        """`post` puts something into the engine thread's mailbox. Called on that thread."""
+        """`post` puts a message into the engine thread's mailbox. Called on that thread."""
         self._loaded, self._limits, self._post = loaded, limits, post
         self._pending: _PendingStep | None = None
-        self._read_at = 0.0  # when the tokens of the newest step that was read were known, and told
-        self._graphs = loaded.adapter.graphs  # made until then
-        self._learned: list[list[list[SequenceResult]]] | None = (
-            None  # of the pending step, where its rows know them already
-        )
+        self._read_at = 0.0  # when the tokens of the last step were read
+        self._graphs = loaded.adapter.graphs  # captured until then
+        # Results of the pending step whose tokens had to be read before it was collected.
+        self._early_results: list[list[list[SequenceResult]]] | None = None
         self._outbox = Outbox()
-        self._journal = RequestLog(loaded.card.name)
+        self._request_log = RequestLog(loaded.card.name)
         translate = None if loaded.sparse is None else loaded.sparse.translate
         self._admission = Admission(
             loaded.card, loaded.tokenizer, limits, self._free_sequences, loaded.vision_encoder, loaded.loras, translate
         )
         self._looks = None if loaded.vision_encoder is None else VisionEncoderRunner(loaded.vision_encoder)
-        self._meter = MetricsRecorder(loaded.card, loaded.budget, has_disk=loaded.disk is not None)
+        self._metrics = MetricsRecorder(loaded.card, loaded.budget, has_disk=loaded.disk is not None)
         self.speculation = SpeculationMetrics()
         self._kv_events = None if loaded.teller is None else KVEventTracker(loaded.teller)
         self._make_core()
@@ -108,7 +200,7 @@ class GenerationWorkload:
 
     @property
     def figures(self) -> EngineMetrics:
-        return self._meter.figures
+        return self._metrics.metrics
 
     @property
     def refused(self) -> int:
@@ -119,13 +211,12 @@ class GenerationWorkload:
 
     @property
     def memory(self) -> tuple[int, int]:
-        """Bytes that exist for states, and those of them that somebody holds."""
+        """Bytes of KV that are allocated, and those of them that are in use."""
         return self._books.runner.rows.nbytes, self._books.runner.rows.held_bytes
 
     @property
     def reuse(self) -> PrefixCache:
-        """The prefixes that are kept."""
-        return self._books.reuse
+        return self._books.runner.reuse
 
     @property
     def busy(self) -> bool:
@@ -138,16 +229,16 @@ class GenerationWorkload:
             self._end_early(request_id, DeadlineExceeded("The request took longer than its deadline allows"))
 
     def advance(self, spent_s: float, shared: Callable[[], bool]) -> None:
-        """One step, however much of the turn is spent: the scheduler minds the time."""
+        """Run one step, however much of the turn is spent: the scheduler accounts for the time."""
         self._flush()
         self._drop_unused()
         now = time.monotonic()
-        self._journal.look(now, lambda: self.status(now))
+        self._request_log.log_progress(now, lambda: self.status(now))
         self._step(shared)
-        self._look(now)
-        self._score(now)
+        self._run_vision_encoder(now)
+        self._score_prompts(now)
         if self._kv_events is not None:
-            self._kv_events.look()
+            self._kv_events.publish_changes()
 
     def rest(self) -> None:
         self._drop_pending_step()
@@ -156,12 +247,12 @@ class GenerationWorkload:
             self.check()
             self._books.rest()
         except AssertionError:
-            log.exception("the idle engine found its books wrong; it starts new ones")
+            log.exception("the idle engine found its state inconsistent; it starts with a new one")
             self._renew_core()
         self._books.runner.rest()
         if self._kv_events is not None:
-            self._kv_events.look(now=True)
-        self._measure(time.monotonic())  # kept prefixes may have been given up since the last request
+            self._kv_events.publish_changes(now=True)
+        self._measure(time.monotonic())  # prefixes may have been evicted since the last request
 
     def check(self) -> None:
         self._admission.check()
@@ -185,30 +276,30 @@ class GenerationWorkload:
         for request_id in list(self._admission.jobs):
             job = self._admission.close(request_id)
             if job is not None:
-                self._outbox.send_off(job, Failed(error))
+                self._outbox.send_last(job, Failed(error))
                 with suppress(Exception):
-                    self._meter.count_failure(error)
-                    self._journal.ended(job.status(time.monotonic()), error_outcome(error))
+                    self._metrics.count_failure(error)
+                    self._request_log.ended(job.status(time.monotonic()), error_outcome(error))
         with suppress(Exception):
             self._flush()
 
     def close(self) -> None:
         if self._looks is not None:
             self._looks.close()
-        self._books.runner.close()
+        self.reuse.close()
         self._loaded.adapter.close()
         if self._kv_events is not None:
             self._kv_events.close()
 
-    # Books
+    # State
 
     def _make_core(self) -> None:
         self._books = EngineCore(self._loaded, self._limits, self.speculation, self._has_features)
         if self._kv_events is not None:
-            self._kv_events.of(self.reuse.index, self.reuse.needs)
+            self._kv_events.track(self.reuse.index, self.reuse.needs)
 
     def _renew_core(self) -> None:
-        """Begin with empty ones. The memory of all that the old ones hold is free before the new ones take any."""
+        """Start with an empty core. The old one's memory is freed before the new one takes any."""
         self._books.runner.free()
         self._make_core()
         self._measure(time.monotonic())
@@ -218,28 +309,27 @@ class GenerationWorkload:
             self._loaded.loras.drop_unused(self._admission.jobs.values())
 
     def _has_features(self, sequence: TokenSequence) -> bool:
-        """Whether the features are there that a sequence needs besides what it takes over."""
+        """Whether the image features are there that a sequence needs behind its cached prefix."""
         return self._looks is None or sequence.sight is None or self._looks.ready(sequence, self.reuse.known(sequence))
 
     def _free_sequences(self) -> int:
         return self._limits.max_sequences - len(self._books.scheduler.running)
 
     def _drop_pending_step(self) -> None:
-        self._pending = self._learned = None
+        self._pending = self._early_results = None
 
-    # Jobs begin and end
+    # Requests begin and end
 
     @contextmanager
     def _blamed_on(self, request_id: str) -> Iterator[None]:
-        """What fails in here is this request's fault, and it alone ends with it."""
+        """What fails in here ends this request alone."""
         try:
             yield
         except Exception as error:
             if is_device_lost(error):
                 raise
-            log.exception(
-                "request %s failed; the others go on", request_id, extra=log_facts(request_id, event="failed")
-            )
+            facts = log_facts(request_id, event="failed")
+            log.exception("request %s failed; the others go on", request_id, extra=facts)
             self._end_early(request_id, IngotError(REQUEST_FAILED))
 
     def _begin(self, job: ActiveRequest) -> None:
@@ -247,7 +337,7 @@ class GenerationWorkload:
             return
         loras, lora = self._loaded.loras, job.request.lora
         if lora is not None and (loras is None or not loras.holds(job.request)):
-            self._end_early(job.request.id, lora_gone_error(lora))  # it went while the request came in
+            self._end_early(job.request.id, lora_gone_error(lora))  # unloaded while the request came in
             return
         with self._blamed_on(job.request.id):
             for sequence in job.sequences:
@@ -263,7 +353,7 @@ class GenerationWorkload:
             self._close_if_done(job)
 
     def _leave(self, sequence: TokenSequence) -> None:
-        """Everything that a sequence holds goes back."""
+        """Give back everything that a sequence holds."""
         sequence.ended = True
         self._admission.left(sequence)
         self._books.leave(sequence)
@@ -271,20 +361,20 @@ class GenerationWorkload:
     def _close_if_done(self, job: ActiveRequest) -> None:
         if all(sequence.ended for sequence in job.sequences) and self._admission.close(job.request.id) is not None:
             now = time.monotonic()
-            self._meter.finished(job, now)
+            self._metrics.count_finished(job, now)
             self._measure_if_idle()
             self._admission.took(now - job.request.arrived)
-            self._journal.ended(job.status(now), job.outcome())
+            self._request_log.ended(job.status(now), job.outcome())
             self._outbox.put(job, [job.ended(now)])
 
     def _end_early(self, request_id: str, error: IngotError) -> None:
         job = self._admission.close(request_id)
         if job is None:
             return
-        stood = job.status(time.monotonic())
-        self._meter.count_failure(error)
-        self._outbox.put(job, [Failed(error, job.usage(), stood)])  # first: whatever comes then, its stream ends
-        self._journal.ended(stood, error_outcome(error))
+        status = job.status(time.monotonic())
+        self._metrics.count_failure(error)
+        self._outbox.put(job, [Failed(error, job.usage(), status)])  # first: whatever fails below, its stream ends
+        self._request_log.ended(status, error_outcome(error))
         for sequence in job.sequences:
             if not sequence.ended:
                 self._leave(sequence)
@@ -294,94 +384,62 @@ class GenerationWorkload:
 
     def _step(self, shared: Callable[[], bool]) -> None:
         began = time.monotonic()
-        if self._pending is not None and self._books.speculation.seems_worthwhile(self._books.scheduler.running):
-            self._read(None)  # who guesses must know what came before
-        plan = self._books.scheduler.plan(began)
+        core = self._books
+        if self._pending is not None and core.speculation.seems_worthwhile(core.scheduler.running):
+            self._postprocess(None)  # proposers need to know the tokens before
+        plan = core.scheduler.plan(began)
         newcomers = [sequence for sequence in plan.admitted if sequence.preemptions == 0]
         self._admission.began(newcomers)
-        self._meter.planned(plan)
-        if newcomers or self._meter.due(began):
+        self._metrics.count_step(plan)
+        if newcomers or self._metrics.is_memory_due(began):
             self._measure(began)
         for sequence in newcomers:
             request = sequence.request
-            self._journal.began(self._admission.jobs[request.id].status(began), request.via, began)
+            self._request_log.began(self._admission.jobs[request.id].status(began), request.via, began)
         works_ahead = self._loaded.adapter.device.kind != "cpu"
-        drafts = self._books.speculation.guess(plan, waited=works_ahead and self._pending is None)
-        step = self._books.runner.launch(plan, self._catch_up, drafts.by_row)
-        self._read(_PendingStep(step, drafts, began) if step.launched else None)
-        if not step.launched:
+        drafts = core.speculation.guess(plan, waited=works_ahead and self._pending is None)
+        step = core.runner.launch(plan, self._read_early, drafts.by_row)
+        self._postprocess(_PendingStep(step, drafts, began) if step.passes else None)
+        if not step.passes:
             self.reuse.pause()
         if not works_ahead or step.verifies or shared():
-            # There the launch has already waited for the work: nothing is gained by reading late. And no token waits
-            # for another workload that comes between two steps.
-            self._read(None)
+            # On a CPU the launch has already waited for the work: nothing is gained by reading late. And no token
+            # waits for another workload that comes between two steps.
+            self._postprocess(None)
         if not plan.empty:
             seconds = time.monotonic() - began
             self.figures.step_s.add(seconds)
-            self._journal.stepped(plan, seconds)
+            self._request_log.stepped(plan, seconds)
 
-    def _measure(self, now: float) -> None:
-        reserved = [(sequence, sequence.reserved) for sequence in self._books.scheduler.running]
-        kept, active = self.reuse.index.shares.held, self._books.runner.active_bytes
-        self._meter.measured(now, self._books.runner.room.needed(reserved), *self.memory, kept=kept, active=active)
-        if self._looks is not None:
-            self.figures.media_asked, self.figures.media_found = self._looks.asked, self._looks.found
+    def _read_early(self) -> None:
+        """Let the sequences of the pending step know their tokens now."""
+        if self._pending is not None and self._early_results is None:
+            self._early_results = [list(waves) for waves in self._collect(self._pending.step)]
 
-    def _measure_if_idle(self) -> None:
-        if not self._admission.jobs:
-            self._measure(time.monotonic())
-
-    def _left(self, began: float) -> float:
-        """Seconds that a turn has left of the latency target, or more while nobody waits for his next token."""
-        if not any(sequence.decoding for sequence in self._books.scheduler.running):
-            return LONGEST_IDLE_SLICE_S
-        return self._limits.target_itl_ms / 1000 - (time.monotonic() - began)
-
-    def _score(self, began: float) -> None:
-        """Score prompts of which not all is to be computed for what a turn has left."""
-        sparse = self._books.sparse
-        if sparse is not None and (sequence := sparse.next) is not None:
-            with self._blamed_on(sequence.request.id):
-                sparse.advance(sequence, self._left(began))
-
-    def _look(self, began: float) -> None:
-        """Run the vision tower for what a turn has left."""
-        if self._looks is None:
-            return
-        try:
-            if not self._looks.advance(self._left(began)) and not self._books.scheduler.running:
-                self._looks.pause()
-        except VisionEncodingFailed as failed:
-            for request_id in failed.requests:
-                self._end_early(request_id, failed.error)
-
-    def _catch_up(self) -> None:
-        """Let the rows of the step before know their tokens now."""
-        if self._pending is not None and self._learned is None:
-            self._learned = [list(waves) for waves in self._collected(self._pending.step)]
-
-    def _read(self, following: _PendingStep | None) -> None:
-        """Read the tokens of the step before; `following` is the one that now runs."""
+    def _postprocess(self, following: _PendingStep | None) -> None:
+        """Read the tokens of the pending step and deliver them; `following` is the step that now runs."""
         previous, self._pending = self._pending, following
-        learned, self._learned = self._learned, None
+        early, self._early_results = self._early_results, None
         if previous is None:
             return
-        for waves in learned if learned is not None else self._collected(previous.step):
-            for results in waves:
-                self._deliver(results)
+        for waves in early if early is not None else self._collect(previous.step):
+            for result in (result for results in waves for result in results):
+                if not result.sequence.ended:
+                    with self._blamed_on(result.sequence.request.id):
+                        self._deliver(result)
             self._flush()
         since, self._read_at = max(self._read_at, previous.began), time.monotonic()
         before, self._graphs = self._graphs, self._loaded.adapter.graphs
         self._books.speculation.learn(previous.drafts, self._read_at - since, made_graph=self._graphs != before)
 
-    def _collected(self, step: LaunchedStep) -> Iterator[Iterable[list[SequenceResult]]]:
-        """A step's results, by launches. Each is known to its sequence when it is come to: those behind it may be of
-        one that has ended by then."""
+    def _collect(self, step: LaunchedStep) -> Iterator[Iterable[list[SequenceResult]]]:
+        """A step's results, by forward pass and by wave. Tokens are appended to their sequences as a wave is reached:
+        a sequence may have ended before its later ones are."""
         for waves in self._books.runner.collect(step):
-            yield (self._known(results, first=not number) for number, results in enumerate(waves))
+            yield (self._append_tokens(results, first=not wave) for wave, results in enumerate(waves))
 
-    def _known(self, results: list[SequenceResult], *, first: bool) -> list[SequenceResult]:
-        """`first` where they hold each sequence's first token of a step."""
+    def _append_tokens(self, results: list[SequenceResult], *, first: bool) -> list[SequenceResult]:
+        """`first`: the results hold each sequence's first token of a step."""
         now = time.monotonic()
         for result in results:
             sequence = result.sequence
@@ -389,20 +447,13 @@ class GenerationWorkload:
                 continue
             sequence.tokens.append(result.token)
             del sequence.unread[:1]
-            self._meter.count_token(sequence, now, first=first)
+            self._metrics.count_token(sequence, now, first=first)
             sequence.first_token_at = sequence.first_token_at or now
             sampling.accept_token(sequence, result.token)
         return results
 
-    # Answers go out
-
-    def _deliver(self, results: Iterable[SequenceResult]) -> None:
-        for result in results:
-            if not result.sequence.ended:
-                with self._blamed_on(result.sequence.request.id):
-                    self._write(result)
-
-    def _write(self, result: SequenceResult) -> None:
+    def _deliver(self, result: SequenceResult) -> None:
+        """Write a result's events, and end its sequence if they do."""
         sequence = result.sequence
         job = self._admission.jobs[sequence.request.id]
         if sequence.failure is not None:
@@ -419,101 +470,39 @@ class GenerationWorkload:
     def _flush(self) -> None:
         self._outbox.flush(lambda job: self._end_early(job.request.id, Cancelled("The request was cancelled")))
 
+    # What a turn has time for besides a step
 
-SCORED_TOKENS = 128
-"""Prompt tokens whose logprobs are computed in one launch: each takes a row of logits."""
+    def _time_left(self, began: float) -> float:
+        """Seconds left of the latency target in this turn, or more while no sequence is decoding."""
+        if not any(sequence.decoding for sequence in self._books.scheduler.running):
+            return LONGEST_IDLE_SLICE_S
+        return self._limits.target_itl_ms / 1000 - (time.monotonic() - began)
 
+    def _run_vision_encoder(self, began: float) -> None:
+        if self._looks is None:
+            return
+        try:
+            if not self._looks.advance(self._time_left(began)) and not self._books.scheduler.running:
+                self._looks.pause()
+        except VisionEncodingFailed as failed:
+            for request_id in failed.requests:
+                self._end_early(request_id, failed.error)
 
-class EngineCore:
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        limits: EngineLimits,
-        counts: SpeculationMetrics,
-        seen: Callable[[TokenSequence], bool],
-    ) -> None:
-        """`seen` says whether all is there that a sequence has to see."""
-        coded = loaded.adapter.live is not None
+    def _score_prompts(self, began: float) -> None:
+        """Score prompts for SpecPrefill."""
+        sparse = self._books.sparse
+        if sparse is not None and (sequence := sparse.next) is not None:
+            with self._blamed_on(sequence.request.id):
+                sparse.advance(sequence, self._time_left(began))
 
-        def end(sequence: TokenSequence) -> float:
-            """The place at which a launch of it has to end."""
-            return batch_end_limit(sequence.computed) if coded and not sequence.request.exact else inf
+    def _measure(self, now: float) -> None:
+        runner = self._books.runner
+        reserved = runner.room.needed([(sequence, sequence.reserved) for sequence in self._books.scheduler.running])
+        cached, active = self.reuse.index.shares.held, mx.get_active_memory()
+        self._metrics.record_memory(now, reserved, *self.memory, cached=cached, active=active)
+        if self._looks is not None:
+            self.figures.media_asked, self.figures.media_found = self._looks.asked, self._looks.found
 
-        def widest(sequence: TokenSequence) -> int:
-            width = loaded.budget.widest_pass(sequence.computed)
-            width = min(width, SCORED_TOKENS) if sequence.scoring else width
-            return int(min(width, end(sequence) - sequence.computed))
-
-        costs = StepCosts(mixes=loaded.adapter.mixed)
-        self.runner = Runner(loaded.adapter, loaded.budget, costs, loaded.cache_bytes, loaded.disk, loaded.codec)
-        proposers = [*loaded.proposers]
-        if loaded.adapter.head is not None:
-            self.runner.heads = DraftHeadProposer(loaded.adapter.head, self.runner.rows)
-            proposers.append(self.runner.heads)
-        controller = SpeculationController(fixed=loaded.fixed_draft_tokens, widest=loaded.adapter.graph_tokens)
-        self.speculation = Speculation(proposers, controller, counts, limits.max_sequences, end)
-        sparse = self.sparse = self._make_specprefill(loaded, costs)
-        self.scheduler = Scheduler(
-            self.runner.room.fits,
-            widest,
-            self.reuse,
-            costs,
-            limits.max_sequences,
-            limits.target_itl_ms,
-            # What is left out of a prompt is not looked at.
-            lambda sequence: (sparse is None or sparse.ready(sequence)) and seen(sequence),
-        )
-
-    def _make_specprefill(self, loaded: LoadedModel, costs: StepCosts) -> SpecPrefill | None:
-        if loaded.sparse is None:
-            return None
-        window = max((group.window or 0 for group in self.runner.rows.groups), default=0)
-        return SpecPrefill(loaded.sparse, costs, self.reuse, window)
-
-    @property
-    def reuse(self) -> PrefixCache:
-        """The prefixes that are kept."""
-        return self.runner.reuse
-
-    def leave(self, sequence: TokenSequence) -> None:
-        """Everything that a sequence holds goes back."""
-        self.scheduler.remove(sequence)
-        self.runner.release(sequence)
-        self.speculation.forget(sequence)
-        if self.sparse is not None:
-            self.sparse.forget(sequence)
-
-    def rest(self) -> None:
-        """Nothing runs: give back what guesses and scores took."""
-        self.speculation.rest()
-        if self.sparse is not None:
-            self.sparse.rest()
-
-    def check(self, held: set[TokenSequence]) -> None:
-        """Raises AssertionError if anything was lost, or is held by none of those that have not ended."""
-        self.scheduler.check()
-        self.runner.check()
-        assert set(self.scheduler.running) | set(self.scheduler.waiting) <= held, "an unknown sequence runs"
-        assert set(self.runner.seated) <= held, "a row is held by nobody"
-        self.speculation.check(held)
-        if self.sparse is not None:
-            self.sparse.check()
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    adapter: ModelAdapter
-    tokenizer: Tokenizer
-    card: ModelCard
-    budget: MemoryBudget
-    cache_bytes: int = 0  # most that computed prefixes may take
-    folder: Path | None = None  # the model's files
-    proposers: Sequence[Proposer] = ()  # who guess tokens ahead, in the order in which they are preferred
-    fixed_draft_tokens: int | None = None  # how many they are to guess; None: as many as pays
-    processor: MediaProcessor | None = None  # how the model is shown pictures and clips; None: it has no vision tower
-    vision_encoder: VisionEncoder | None = None  # what it sees them with
-    sparse: SpecPrefillSetup | None = None  # who scores long prompts of which not all is to be computed
-    disk: DiskBackend | None = None  # where computed prefixes are kept beside memory
-    codec: PairCodec = RAW_CODEC  # what they are put into
-    teller: KVEventSink | None = None  # who tells routers of them
-    loras: ServedLoras | None = None  # adapters beside the model, where some may be
+    def _measure_if_idle(self) -> None:
+        if not self._admission.jobs:
+            self._measure(time.monotonic())

@@ -1,64 +1,52 @@
-"""Forward passes: which of a step's work shares one, and what each gives.
+"""Forward passes: how a step's work is split into them, and the results of each.
 
-All of a step's work shares a pass, as far as memory allows. Only a prompt whose logprobs are asked for takes a
-pass of its own, and every part does where the model's code cannot mix them. Results are tokens and logprobs, by
-sequences; `read_results` waits for the device.
+All of a step's work shares one pass, as far as memory allows. A prompt whose logprobs were requested takes a pass of
+its own, and so does every part where the model's code cannot mix prefill and decode. Results are tokens and logprobs,
+by sequence; `read_results` waits for the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
 
-from ingot.cache.forward_batch import ForwardPart, Row
+from ingot.cache.forward_batch import ForwardPart
 from ingot.engine.memory_budget import MemoryBudget, PassPart
 from ingot.engine.sampling import DraftPosition, SampledTokens
 from ingot.engine.scheduler import PromptChunk
 from ingot.engine.sequence import TokenSequence
-from ingot.media.items import TokenSpan
 from ingot.models.adapter import ModelAdapter
 
 DraftTokens = tuple[int, ...]
-"""Tokens that a sequence may draw next."""
+"""Proposed as a sequence's next tokens."""
 NO_DRAFT_TOKENS: Mapping[TokenSequence, DraftTokens] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPart:
-    """The next `width` tokens of each sequence, the last of them `guessed`. If it `draws`, it does so after each of the
-    guessed ones and after the one before them."""
+    """The next `width` tokens of each sequence, of which the last are draft tokens. If it `draws`, a token is sampled
+    after each draft token and after the one before them."""
 
     sequences: tuple[TokenSequence, ...]
     width: int
     draws: bool
-    scoring: bool = False  # a prompt alone, whose logprobs are asked for
-    guessed: int = 0
+    scoring: bool = False  # a prompt whose logprobs were requested
+    draft_tokens: int = 0
 
     @property
     def part(self) -> ForwardPart:
-        rows = tuple(_row_of(sequence) for sequence in self.sequences)
-        stated, following = self._positions()
-        return ForwardPart(rows, self.width, stated, following, self.guessed, self._mutual)
-
-    @property
-    def _mutual(self) -> tuple[TokenSpan, ...]:
-        first = self.sequences[0]
-        if first.sight is None or self.decoding:
-            return ()
-        return first.sight.mutual_within(first.computed, first.computed + self.width)
-
-    def _positions(self) -> tuple[mx.array | None, int | None]:
-        """Where its tokens stand, and where the next does, where they do not follow each other as text does."""
-        first = self.sequences[0]
+        rows, first = tuple(sequence.live_row for sequence in self.sequences), self.sequences[0]
         if self.decoding:
-            return None, None
-        end = first.computed + self.width
-        stated = first.stated(first.computed, end)
-        return (None, None) if stated is None else (mx.array(stated), first.position(end))
+            return ForwardPart(rows, self.width, None, None, self.draft_tokens)
+        begin, end = first.computed, first.computed + self.width
+        positions = first.explicit_positions(begin, end)
+        mutual = () if first.sight is None else first.sight.mutual_within(begin, end)
+        if positions is None:
+            return ForwardPart(rows, self.width, None, None, self.draft_tokens, mutual)
+        return ForwardPart(rows, self.width, mx.array(positions), first.position(end), self.draft_tokens, mutual)
 
     @property
     def tokens(self) -> int:
@@ -66,7 +54,7 @@ class BatchPart:
 
     @property
     def context(self) -> int:
-        """The length of its longest sequence when it is done."""
+        """The length of its longest sequence after the pass."""
         return max(sequence.computed for sequence in self.sequences) + self.width
 
     @property
@@ -78,23 +66,18 @@ class BatchPart:
         return self.sequences[0].decoding
 
 
-def _row_of(sequence: TokenSequence) -> Row:
-    assert sequence.row is not None
-    return sequence.row
-
-
 def _has_adapter(sequence: TokenSequence) -> bool:
     return sequence.request.lora is not None
 
 
 def _group_alike(
-    rows: Many[TokenSequence], drafts: Mapping[TokenSequence, DraftTokens]
+    rows: Sequence[TokenSequence], drafts: Mapping[TokenSequence, DraftTokens]
 ) -> list[tuple[list[TokenSequence], int, int]]:
-    """Rows with as many tokens to compute, and as many of them guessed; the fewest first."""
-    found: dict[tuple[int, int], list[TokenSequence]] = {}
+    """Rows with as many tokens to compute, and as many of them draft tokens; the fewest first."""
+    groups: dict[tuple[int, int], list[TokenSequence]] = {}
     for row in rows:
-        found.setdefault((row.remaining, len(drafts.get(row, ()))), []).append(row)
-    return [(alike, *key) for key, alike in sorted(found.items(), key=lambda item: item[0])]
+        groups.setdefault((row.remaining, len(drafts.get(row, ()))), []).append(row)
+    return [(alike, *key) for key, alike in sorted(groups.items(), key=lambda item: item[0])]
 
 
 class PassPlanner:
@@ -103,26 +86,29 @@ class PassPlanner:
 
     def of(
         self,
-        decoding: Many[TokenSequence],
-        chunks: Many[PromptChunk],
+        decoding: Sequence[TokenSequence],
+        chunks: Sequence[PromptChunk],
         drafts: Mapping[TokenSequence, DraftTokens] = NO_DRAFT_TOKENS,
     ) -> list[list[BatchPart]]:
         """The parts of each forward pass, decoding ones first."""
         rows = (*decoding, *(chunk.sequence for chunk in chunks))
         if not any(map(_has_adapter, rows)) or not self._adapter.separates_lora_rows:
-            return self._of_any(decoding, chunks, drafts)
+            return self._plan(decoding, chunks, drafts)
         return [
             parts
             for adapted in (False, True)
-            for parts in self._of_any(
+            for parts in self._plan(
                 [row for row in decoding if _has_adapter(row) == adapted],
                 [chunk for chunk in chunks if _has_adapter(chunk.sequence) == adapted],
                 drafts,
             )
         ]
 
-    def _of_any(
-        self, decoding: Many[TokenSequence], chunks: Many[PromptChunk], drafts: Mapping[TokenSequence, DraftTokens]
+    def _plan(
+        self,
+        decoding: Sequence[TokenSequence],
+        chunks: Sequence[PromptChunk],
+        drafts: Mapping[TokenSequence, DraftTokens],
     ) -> list[list[BatchPart]]:
         decode = [part for alike in _group_alike(decoding, drafts) for part in self._together(*alike)]
         prompts = [BatchPart((chunk.sequence,), chunk.count, chunk.final, chunk.sequence.scoring) for chunk in chunks]
@@ -131,15 +117,15 @@ class PassPlanner:
         scored = [[part] for part in prompts if part.scoring]
         return [*self._packed([*decode, *(part for part in prompts if not part.scoring)]), *scored]
 
-    def _together(self, rows: Many[TokenSequence], remaining: int, guessed: int) -> list[BatchPart]:
-        """Decoding rows that are one part: all of them, where the model's code takes rows of different lengths and
-        memory allows."""
-        whole = BatchPart(tuple(rows), remaining + guessed, draws=True, guessed=guessed)
+    def _together(self, rows: Sequence[TokenSequence], remaining: int, draft_tokens: int) -> list[BatchPart]:
+        """Parts of decoding rows: a single one, where the model's code takes rows of different lengths and memory
+        allows."""
+        whole = BatchPart(tuple(rows), remaining + draft_tokens, draws=True, draft_tokens=draft_tokens)
         if len(rows) == 1 or (self._adapter.ragged and self._budget.runs([whole.size])):
             return [whole]
         middle = len(rows) // 2
         halves = rows[:middle], rows[middle:]
-        return [part for half in halves for part in self._together(half, remaining, guessed)]
+        return [part for half in halves for part in self._together(half, remaining, draft_tokens)]
 
     def _packed(self, parts: Iterable[BatchPart]) -> list[list[BatchPart]]:
         """As few forward passes as memory allows."""
@@ -155,7 +141,7 @@ class PassPlanner:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Of one token: (token, logprob) of itself and of the likeliest ones."""
+    """(token, logprob) of one token and of the likeliest ones in its position."""
 
     chosen: tuple[int, float]
     top: tuple[tuple[int, float], ...]
@@ -173,46 +159,46 @@ class SequenceResult:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedPass:
-    """A forward pass on its way. At each of `places` a token is drawn; `scored` is a prompt and its logprobs."""
+    """A running forward pass. At each of `positions` a token is sampled; `scored` is a prompt and its logprobs."""
 
-    places: tuple[DraftPosition, ...]
-    drawn: SampledTokens | None
-    witness: mx.array | None  # where nothing is drawn: something small that exists when the pass is done
+    positions: tuple[DraftPosition, ...]
+    sampled: SampledTokens | None
+    marker: mx.array | None  # where nothing is sampled: something small that exists when the pass is done
     tokens: int
     prefill: bool
-    began: float  # when its graph was begun, on the clock of time.perf_counter()
+    began: float  # by time.perf_counter(), when its graph was begun
     scored: tuple[TokenSequence, SampledTokens] | None = None
 
     @property
     def rows(self) -> list[TokenSequence]:
-        """Those that draw."""
-        return [place.sequence for place in self.places if not place.guessed]
+        """Those for which tokens are sampled."""
+        return [position.sequence for position in self.positions if not position.draft]
 
     @property
     def drafts(self) -> dict[TokenSequence, DraftTokens]:
-        """What is verified."""
-        return {place.sequence: place.guessed for place in self.places if place.guessed}
+        """The draft tokens that are verified."""
+        return {position.sequence: position.draft for position in self.positions if position.draft}
 
     def arrays(self) -> list[mx.array]:
-        drawn = self.drawn.arrays() if self.drawn else []
+        sampled = self.sampled.arrays() if self.sampled else []
         scored = self.scored[1].arrays() if self.scored else []
-        return [*drawn, *scored, *([] if self.witness is None else [self.witness])]
+        return [*sampled, *scored, *([] if self.marker is None else [self.marker])]
 
 
 def read_results(launched: LaunchedPass) -> dict[TokenSequence, list[SequenceResult]]:
-    """What was drawn for each sequence, place by place. Waits for it."""
-    tokens = _to_list(launched.drawn.tokens) if launched.drawn is not None else []
-    found: list[Logprobs | None] = [None] * len(tokens)
-    if launched.drawn is not None and launched.drawn.logprobs is not None:
-        found = [*_read_logprobs(launched.drawn, tokens)]
-    drawn: dict[TokenSequence, list[SequenceResult]] = {}
-    for place, token, logprobs in zip(launched.places, tokens, found, strict=True):
-        drawn.setdefault(place.sequence, []).append(SequenceResult(place.sequence, token, logprobs))
+    """The sampled tokens of each sequence, position by position. Waits for them."""
+    tokens = _to_list(launched.sampled.tokens) if launched.sampled is not None else []
+    by_token: list[Logprobs | None] = [None] * len(tokens)
+    if launched.sampled is not None and launched.sampled.logprobs is not None:
+        by_token = [*_read_logprobs(launched.sampled, tokens)]
+    sampled: dict[TokenSequence, list[SequenceResult]] = {}
+    for position, token, logprobs in zip(launched.positions, tokens, by_token, strict=True):
+        sampled.setdefault(position.sequence, []).append(SequenceResult(position.sequence, token, logprobs))
     if launched.scored is not None:
         row, scores = launched.scored
-        [last] = drawn.get(row, [SequenceResult(row, None)])
-        drawn[row] = [replace(last, prompt=tuple(_read_logprobs(scores, _to_list(scores.tokens))))]
-    return drawn
+        [last] = sampled.get(row, [SequenceResult(row, None)])
+        sampled[row] = [replace(last, prompt=tuple(_read_logprobs(scores, _to_list(scores.tokens))))]
+    return sampled
 
 
 def _to_list(array: mx.array) -> list[Any]:
@@ -220,12 +206,12 @@ def _to_list(array: mx.array) -> list[Any]:
     return list(values)
 
 
-def _read_logprobs(drawn: SampledTokens, tokens: list[int]) -> list[Logprobs]:
-    assert drawn.logprobs is not None
-    values = _to_list(drawn.logprobs)
-    if drawn.top_tokens is None or drawn.top_logprobs is None:
+def _read_logprobs(sampled: SampledTokens, tokens: list[int]) -> list[Logprobs]:
+    assert sampled.logprobs is not None
+    values = _to_list(sampled.logprobs)
+    if sampled.top_tokens is None or sampled.top_logprobs is None:
         return [Logprobs((token, value), ()) for token, value in zip(tokens, values, strict=True)]
-    likeliest = zip(_to_list(drawn.top_tokens), _to_list(drawn.top_logprobs), strict=True)
+    likeliest = zip(_to_list(sampled.top_tokens), _to_list(sampled.top_logprobs), strict=True)
     return [
         Logprobs((token, value), tuple(zip(ids, logs, strict=True)))
         for token, value, (ids, logs) in zip(tokens, values, likeliest, strict=True)

@@ -1,12 +1,12 @@
-"""KV events, told to routers as vLLM tells them: which blocks of tokens came to the prefix cache and which went.
+"""KV events for routers, in vLLM's format: which blocks of tokens were added to the prefix cache, and which removed.
 
-The cache's blocks are listed anew when it has changed, between two steps, and what differs from what was told last
-is told: so that whoever listens is right by construction, and nothing in the cache has to know of it. How often
-that is done is bounded by the share of the engine's time that it takes.
+When the cache has changed, its blocks are listed anew between two steps, and the differences to what was published
+before are published. So subscribers are right by construction, and the cache knows nothing of events. The listing is
+bounded to a share of the engine's time.
 
-Messages are arrays [time, events, rank], each event a map with its type, on ZeroMQ sockets: PUB sends [topic,
-number, batch]; who missed some asks ROUTER, by the number of the first, and gets what is left of them, [number,
-batch] each, and -1 at the end. A thread of the publisher's own owns both sockets.
+Messages are arrays [time, events, rank], each event a map with its type, on ZeroMQ sockets. PUB sends [topic, number,
+batch]. A subscriber that missed some asks ROUTER by the number of the first, and gets those that are still stored,
+[number, batch] each, and -1 at the end. The publisher's own thread owns both sockets.
 """
 
 from __future__ import annotations
@@ -29,51 +29,50 @@ from ingot.errors import ConfigError
 from ingot.extras import require_extra
 
 LISTING_PAUSE_S = 0.1
-"""Between two counts, at least."""
+"""At least, between two listings."""
 LISTING_SHARE = 0.01
-"""Of the engine's time, that counting may take."""
+"""Of the engine's time, that listing may take."""
 
 
 class KVEventSink(Protocol):
-    def tell(self, events: list[BlockEvent]) -> bool:
-        """False where they cannot be taken now: they are to be told later."""
-        ...
+    def publish(self, events: list[BlockEvent]) -> bool:
+        """False where the events cannot be taken now: they are published later."""
 
     def close(self) -> None: ...
 
 
 class KVEventTracker:
-    def __init__(self, teller: KVEventSink, clock: Callable[[], float] = time.monotonic) -> None:
-        self._teller, self._clock = teller, clock
-        self._census: BlockListing | None = None
+    def __init__(self, sink: KVEventSink, clock: Callable[[], float] = time.monotonic) -> None:
+        self._sink, self._clock = sink, clock
+        self._listing: BlockListing | None = None
         self._index: PrefixIndex | None = None
-        self._told: dict[int, PrefixBlock] = {}
+        self._published: dict[int, PrefixBlock] = {}
         self._changes, self._next = -1, 0.0
 
-    def of(self, index: PrefixIndex, needs: ResumeNeeds) -> None:
-        """What is kept is there from now on; what was told of another index is gone."""
-        self._index, self._census, self._changes = index, BlockListing(needs), -1
+    def track(self, index: PrefixIndex, needs: ResumeNeeds) -> None:
+        """Follow this index from now on; the blocks of another are gone."""
+        self._index, self._listing, self._changes = index, BlockListing(needs), -1
 
-    def look(self, *, now: bool = False) -> None:
-        """Tell what changed, unless that was done just before; `now` tells it all the same."""
+    def publish_changes(self, *, now: bool = False) -> None:
+        """Publish what changed, unless that was done just before; `now` does so all the same."""
         began = self._clock()
-        if self._index is None or self._census is None or self._index.changes == self._changes:
+        if self._index is None or self._listing is None or self._index.changes == self._changes:
             return
         if not now and began < self._next:
             return
-        changes, found = self._index.changes, self._census.take(self._index)
-        events = block_differences(self._told, found)
-        if not events or self._teller.tell(events):
-            self._told, self._changes = found, changes
+        changes, found = self._index.changes, self._listing.take(self._index)
+        events = block_differences(self._published, found)
+        if not events or self._sink.publish(events):
+            self._published, self._changes = found, changes
         took = self._clock() - began
         self._next = began + max(LISTING_PAUSE_S, took / LISTING_SHARE)
 
     def close(self) -> None:
-        """Nothing is kept any more, and nothing told."""
-        if self._told:
-            self._teller.tell([AllBlocksCleared()])
-        self._told = {}
-        self._teller.close()
+        """Nothing is cached any more."""
+        if self._published:
+            self._sink.publish([AllBlocksCleared()])
+        self._published = {}
+        self._sink.close()
 
 
 MOST_EVENT_BLOCKS: Final = 512
@@ -109,14 +108,14 @@ class KVEventBatch(msgspec.Struct, array_like=True):
 
 
 def block_differences(before: Mapping[int, PrefixBlock], after: Mapping[int, PrefixBlock]) -> list[BlockEvent]:
-    """What makes the one of the other. What is gone comes first: whoever follows never counts too much for long."""
-    gone = [block for block in before.values() if after.get(block.id) != block]
-    come = [block for block in after.values() if before.get(block.id) != block]
-    return [*_removed_events(gone), *_stored_events(come)]
+    """The events between two listings. Removals come first, so that subscribers never count too many blocks."""
+    removed = [block for block in before.values() if after.get(block.id) != block]
+    stored = [block for block in after.values() if before.get(block.id) != block]
+    return [*_removed_events(removed), *_stored_events(stored)]
 
 
 def _removed_events(blocks: list[PrefixBlock]) -> Iterator[BlockRemoved]:
-    """Those that go on from others before those that they go on from."""
+    """Blocks before their parents."""
     for medium, group in groupby(reversed(blocks), key=lambda block: block.medium):
         ids = [block.id for block in group]
         for begin in range(0, len(ids), MOST_EVENT_BLOCKS):
@@ -124,7 +123,7 @@ def _removed_events(blocks: list[PrefixBlock]) -> Iterator[BlockRemoved]:
 
 
 def _stored_events(blocks: Iterable[PrefixBlock]) -> Iterator[BlockStored]:
-    """One event for blocks that follow one another."""
+    """One event for consecutive blocks."""
     run: list[PrefixBlock] = []
     for block in blocks:
         if run and (block.parent != run[-1].id or block.medium != run[-1].medium or len(run) == MOST_EVENT_BLOCKS):
@@ -150,13 +149,13 @@ def _stored_event(run: list[PrefixBlock]) -> BlockStored:
 log = logging.getLogger("ingot.engine")
 
 QUEUED_BATCHES: Final = 1_000
-"""Batches that wait to be sent; one more is told later."""
+"""Batches that may wait to be sent."""
 REPLAYED_BATCHES: Final = 10_000
-"""Batches that can be asked for again."""
+"""Batches that are stored for replay."""
 UNREAD_MESSAGES: Final = 100_000
-"""Messages that a subscriber may leave unread before it misses some."""
+"""Messages that a subscriber may leave unread before some are dropped."""
 LONGEST_MESSAGE: Final = 4096
-"""Bytes that a peer may send in one piece: a number, or a topic that it subscribes to. Anybody may connect."""
+"""Bytes of a peer's message: a number, or a topic. Anybody may connect."""
 POLL_MS: Final = 50
 END_OF_REPLAY: Final = (-1).to_bytes(8, "big", signed=True)
 
@@ -195,10 +194,12 @@ class KVEventPublisher:
             socket.bind(endpoint)
         except self._zmq.ZMQError as error:
             self._context.destroy(linger=0)
-            raise ConfigError(f"kv_events cannot be told at {endpoint}: {error.strerror}", param="kv_events") from error
+            raise ConfigError(
+                f"kv_events cannot be published at {endpoint}: {error.strerror}", param="kv_events"
+            ) from error
         return socket
 
-    def tell(self, events: list[BlockEvent]) -> bool:
+    def publish(self, events: list[BlockEvent]) -> bool:
         """From any thread; never waits."""
         try:
             self._batches.put_nowait(KVEventBatch(time.time(), events))
@@ -207,7 +208,7 @@ class KVEventPublisher:
         return True
 
     def close(self) -> None:
-        """Once what was told is sent."""
+        """Once everything is sent."""
         self._batches.put(None)
         self._thread.join()
 
@@ -228,17 +229,17 @@ class KVEventPublisher:
                 self._pub.send_multipart((self._topic, *message))
                 self._replay()
         except Exception:
-            log.exception("events of what is kept are not told any more")
+            log.exception("KV events are no longer published")
         finally:
             self._context.destroy(linger=1000)
 
     def _replay(self) -> None:
-        """Answer who asks for what was sent before."""
+        """Answer requests for earlier batches."""
         while self._router is not None and self._router.poll(0):
-            who, *_, asked = self._router.recv_multipart()
-            if len(asked) != 8:
+            peer, *_, first_number = self._router.recv_multipart()
+            if len(first_number) != 8:
                 continue
             for number, batch in self._sent:
-                if number >= asked:
-                    self._router.send_multipart((who, b"", number, batch))
-            self._router.send_multipart((who, b"", END_OF_REPLAY, b""))
+                if number >= first_number:
+                    self._router.send_multipart((peer, b"", number, batch))
+            self._router.send_multipart((peer, b"", END_OF_REPLAY, b""))

@@ -1,16 +1,14 @@
-"""The engine thread: one thread that runs workloads by turns, and a mailbox for all other threads.
+"""The engine thread: one thread that runs workloads in turns, and a mailbox for all other threads.
 
 Any thread may call `post`, `wake`, `run`, `add`, `check`, `pulse`, `refuse_if_stopped` and `close`. Workloads are
-called from the loop's thread alone, each call guarded; they may come and go while it runs. A workload ends the
-request that is at fault by itself; a fault that it lets through is the workload's own, which gives up its requests
-and begins anew, and the others go on. If even that fails the thread ends, everybody who waits is told, and the
-pulse says so.
+called on the loop's thread alone, and may be added and removed while it runs. A workload ends a request that is at
+fault by itself. An error that it lets through ends all its requests, and it starts anew, while the other workloads go
+on. If even that fails, the thread ends, every waiting request fails, and `pulse` reports it.
 
-A device that is lost is the end of all of them: nothing is computed, saved or given back any more, since each of
-these would fail or crash. Everybody who waits is told, and so is who asked for it (`on_device_lost`), who ends the
-process.
+A lost device ends all workloads: nothing is computed, saved or freed any more, since each of these would fail or crash.
+Every waiting request fails, and `on_device_lost` is called, which ends the process.
 
-The loop knows nothing of what it runs. `engine_loop` makes the one whose thread may touch mlx.
+The loop knows nothing of what it runs. `engine_loop` makes the one whose thread may use mlx.
 """
 
 from __future__ import annotations
@@ -38,9 +36,9 @@ LoopMessage = Callable[[], None]
 PostMessage = Callable[[LoopMessage], None]
 
 BEAT_S = 1.0
-"""An idle loop shows that it lives this often."""
+"""How often an idle loop beats."""
 REST_S = 1.0
-"""Who has nothing to do rests this often while others are busy."""
+"""How often an idle workload rests while others are busy."""
 STALLED_S = 60.0
 """No beat for this long means that the loop is stuck."""
 DEVICE_IS_LOST = "the device was lost; the server is being started again"
@@ -48,59 +46,58 @@ REQUEST_FAILED = "The engine failed while computing this request; the server's l
 
 
 class Workload(Protocol):
-    """What a loop runs, a bounded piece at a time. A request of it ends exactly once."""
+    """What a loop runs, in bounded pieces. Each of its requests ends exactly once."""
 
     @property
     def name(self) -> str:
-        """What the log calls it."""
+        """Its name in the log."""
 
     @property
     def busy(self) -> bool:
-        """Whether anybody waits for it."""
+        """Whether it has requests."""
 
     def expire(self, now: float) -> None:
-        """End the requests that had to be done before `now`."""
+        """End the requests whose deadline is before `now`."""
 
     def advance(self, spent_s: float, shared: Callable[[], bool]) -> None:
-        """Do a piece of the work. `spent_s` is what those before it took of this turn; `shared` says whether others
-        have something to do as well."""
+        """Do a piece of the work. `spent_s` is what the workloads before it took of this turn; `shared` tells whether
+        others are busy too."""
 
     def rest(self) -> None:
-        """Nothing of it runs, though others may have something to do: see that nothing was lost, give back what running
-        took, and save some of what is to be saved. Takes little time."""
+        """It is idle, though others may be busy: check its state, free memory, and save a little of what is unsaved.
+        Takes little time."""
 
     def check(self) -> None:
-        """Raises AssertionError if anything was lost or is held by nobody."""
+        """Raises AssertionError if its state is inconsistent."""
 
     def abandon(self, error: IngotError) -> None:
         """End every request with `error`."""
 
     def reset_after_fault(self, error: IngotError) -> None:
-        """The same after a fault: nothing that it holds is to be trusted."""
+        """The same after a fault: start with new state, as none of the old is to be trusted."""
 
     def farewell(self, error: IngotError) -> None:
-        """End with `error` whatever still waits, whatever became of the books. Raises nothing. Once the loop's thread
-        has ended, any may call it."""
+        """End every request with `error`, however inconsistent the state is. Raises nothing. Once the loop's thread has
+        ended, any thread may call it."""
 
     def close(self) -> None:
-        """Save what is to be saved. The last call."""
+        """Save what is unsaved. The last call."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopHealth:
     alive: bool
-    ready: bool  # and takes what comes
+    ready: bool  # and accepts requests
     detail: str
     beat_ago_s: float
 
 
-def do_nothing() -> None:
-    """What is done where there is nothing to do."""
+def do_nothing() -> None: ...
 
 
 class Loop:
-    """Runs the workloads that `prepare` makes, in their order, and those that are added. `prepare` is called on the
-    thread, first; `leave` is, too, last. `is_lost` says whether an error means that the device is lost."""
+    """Runs the workloads that `prepare` makes, in their order, and those added later. `prepare` is called first on the
+    thread, `leave` last. `is_lost` tells whether an error means that the device is lost."""
 
     def __init__(
         self,
@@ -114,18 +111,18 @@ class Loop:
         self._mailbox: queue.SimpleQueue[LoopMessage] = queue.SimpleQueue()
         self._beat = self._rested = time.monotonic()
         self._closing = False
-        self._over = False  # no turn comes any more
+        self._over = False  # there are no further turns
         self._failure: BaseException | None = None
-        self._lost = False  # the device is
+        self._lost = False  # the device
         self._on_device_lost: Callable[[], None] = do_nothing
         self._ready = threading.Event()
-        self._left = threading.Event()  # whoever lost the device may end
-        self._thread = threading.Thread(target=self._live, name=name, daemon=True)
+        self._device_released = threading.Event()  # after a lost device, the thread may end
+        self._thread = threading.Thread(target=self._run_thread, name=name, daemon=True)
 
     # For any thread
 
     def start(self) -> None:
-        """Returns when the workloads are there, or raises what went wrong."""
+        """Returns when the workloads are made, or raises what went wrong."""
         # A process that ends while this thread has mlx's streams open is aborted by them.
         atexit.register(self.close)
         self._thread.start()
@@ -136,35 +133,35 @@ class Loop:
             raise self._failure
 
     def close(self) -> None:
-        """Give up what runs and end the thread. A process that leaves without it does it on its way out."""
+        """Abandon all requests and end the thread. Registered with atexit, too."""
         atexit.unregister(self.close)
         self._closing = True
-        self._left.set()
+        self._device_released.set()
         self._mailbox.put(lambda: None)
         self._thread.join()
 
     def on_device_lost(self, call: Callable[[], None]) -> None:
-        """Have `call` made once the device is lost and everybody who waited was told; at once where it is. From then on
-        the process is to end without `close` and whatever else would reach the device."""
+        """Have `call` called once the device is lost and all requests have failed; at once where that has happened. The
+        process then has to end without `close` or anything else that would reach the device."""
         self._on_device_lost = call
         if self._lost:
             call()
 
-    def post(self, owner: Workload, letter: LoopMessage) -> None:
-        """Have a letter read between two turns. What fails in it is its owner's fault."""
-        self._mailbox.put(partial(self._guarded, owner, letter))
+    def post(self, owner: Workload, message: LoopMessage) -> None:
+        """Run a message between two turns. If it fails, that is its owner's fault."""
+        self._mailbox.put(partial(self._guarded, owner, message))
         if self._over and threading.current_thread() is not self._thread:
-            # Whoever came just now may have missed the farewell.
+            # A request that came just now may have missed the farewell.
             if not self._lost:
                 self._thread.join()
             self._farewell(self._refusal())
 
     def wake(self) -> None:
-        """Let an idle loop look about now."""
+        """Make an idle loop take a turn now."""
         self._mailbox.put(lambda: None)
 
     def run(self, work: Callable[[], T]) -> T:
-        """Have the thread do something and wait for it; raises what it raises."""
+        """Run `work` on the thread and wait for it; raises what it raises."""
         self.refuse_if_stopped()
         done: Future[T] = Future()
 
@@ -183,9 +180,9 @@ class Loop:
         return done.result()
 
     def add(self, make: Callable[[], Sequence[Workload]], *, first: bool = False) -> tuple[Workload, ...]:
-        """Have the thread make further workloads, wait for it, and run them from then on; raises what `make` raises.
-        Others get no turn meanwhile but when `make` calls `run_other_workloads`. `first`: their turn comes before that
-        of those which are there."""
+        """Make further workloads on the thread, wait for them, and run them from then on; raises what `make` raises.
+        Meanwhile others get turns only when `make` calls `run_other_workloads`. With `first` the new workloads have
+        their turn before the others."""
 
         def added() -> tuple[Workload, ...]:
             made = tuple(make())
@@ -195,21 +192,21 @@ class Loop:
         return self.run(added)
 
     def remove(self, workloads: Sequence[Workload], error: IngotError) -> None:
-        """Give up workloads, whose requests end with `error`. For the loop's own thread, so that whatever they hold can
-        be let go of there."""
+        """Close workloads, whose requests end with `error`. For the loop's own thread, so that the caller can free
+        their memory there."""
         self._workloads = tuple(each for each in self._workloads if each not in workloads)
         for workload in workloads:
-            self._part(workload, error)
+            self._close_workload(workload, error)
 
     def run_other_workloads(self) -> None:
-        """Give the workloads a turn. For work of the loop's own thread that takes long, and nobody else. Raises
-        Unavailable where the loop is to end."""
+        """Give the workloads a turn. Only for long work on the loop's own thread. Raises Unavailable where the loop is
+        closing."""
         if self._closing:
             raise self._refusal()
         self._turn()
 
     def check(self) -> None:
-        """Let every workload look for what was lost, and wait for it; raises what is found."""
+        """Let every workload check its state, and wait for it; raises what is found."""
         self.run(self._check)
 
     def refuse_if_stopped(self) -> None:
@@ -227,7 +224,7 @@ class Loop:
 
     # The loop's thread
 
-    def _live(self) -> None:
+    def _run_thread(self) -> None:
         try:
             self._workloads = tuple(self._prepare())
         except BaseException as error:  # handed to `start`, which raises it
@@ -259,25 +256,25 @@ class Loop:
         self._leave()
 
     def _lose(self, error: BaseException) -> None:
-        """The device is lost. This thread stays as it is until the process ends, as what ends with it reaches for the
+        """The device is lost. This thread waits until the process ends, as ending the thread would reach for the
         device."""
         log.critical("the device is lost, and with it every answer", exc_info=error)
         self._lost = self._over = True
         self._farewell(DeviceLost())
         self._ready.set()
         self._on_device_lost()
-        self._left.wait()
+        self._device_released.wait()
         with suppress(Exception):
             self._leave()
 
-    def _part(self, workload: Workload, error: IngotError) -> None:
+    def _close_workload(self, workload: Workload, error: IngotError) -> None:
         for last in (workload.abandon, workload.farewell):
             with suppress(Exception):
                 last(error)
         try:
             workload.close()
         except Exception:
-            log.exception("%s could not be closed as it should be", workload.name)
+            log.exception("%s could not be closed cleanly", workload.name)
 
     def _turn(self, *, waits: bool = False) -> None:
         self._beat = time.monotonic()
@@ -290,15 +287,15 @@ class Loop:
             self._guarded(workload, workload.advance, spent, shared)
 
     def _read_mailbox(self, *, waits: bool) -> None:
-        """Run what other threads sent; with nothing else to do, wait for it if that is allowed."""
+        """Run other threads' messages; with nothing else to do, wait for one if `waits`."""
         busy = any(workload.busy for workload in self._workloads) or not waits
         if not busy or (waits and time.monotonic() - self._rested > REST_S):
             self._rest()
         try:
-            letter = self._mailbox.get(block=not busy, timeout=None if busy else BEAT_S)
+            message = self._mailbox.get(block=not busy, timeout=None if busy else BEAT_S)
             while True:
-                letter()
-                letter = self._mailbox.get_nowait()
+                message()
+                message = self._mailbox.get_nowait()
         except queue.Empty:
             pass
 
@@ -315,23 +312,22 @@ class Loop:
     def _others_busy(self, workload: Workload) -> bool:
         return any(other.busy for other in self._workloads if other is not workload)
 
-    def _guarded(self, workload: Workload, work: Callable[..., None], *given: object) -> None:
-        """A model or a device may fail in ways nobody foresaw; the requests at hand fail, the server goes on, unless
-        the device is lost."""
+    def _guarded(self, workload: Workload, work: Callable[..., None], *arguments: object) -> None:
+        """Whatever fails ends the workload's requests, and the server goes on, unless the device is lost."""
         try:
-            work(*given)
+            work(*arguments)
             return
         except Exception as error:
             if self._is_lost(error):
                 raise DeviceLost from error
             if isinstance(error, Unavailable):
                 log.error("%s cannot go on: %s", workload.name, error)
-                told: IngotError = error
+                failure: IngotError = error
             else:
-                log.exception("%s failed; the requests that were running are given up", workload.name)
-                told = IngotError(REQUEST_FAILED)
+                log.exception("%s failed; its running requests fail with it", workload.name)
+                failure = IngotError(REQUEST_FAILED)
             _clear_frames(error)
-        workload.reset_after_fault(told)  # here, where nobody refers to what failed
+        workload.reset_after_fault(failure)  # here, where nothing refers to the failed call
 
     def _farewell(self, error: IngotError) -> None:
         for workload in self._workloads:
@@ -343,8 +339,7 @@ class Loop:
 
 
 def _clear_frames(error: BaseException) -> None:
-    """Let go of what was at hand where something failed: arrays would live for as long as a log's handler has the
-    error."""
+    """Free the local variables of what failed: their arrays would live for as long as a log handler has the error."""
     cause: BaseException | None = error
     while cause is not None:
         traceback.clear_frames(cause.__traceback__)
@@ -352,5 +347,5 @@ def _clear_frames(error: BaseException) -> None:
 
 
 def engine_loop(prepare: Callable[[], Sequence[Workload]] = tuple) -> Loop:
-    """A loop on that thread; to be started."""
+    """A loop whose thread may use mlx; to be started."""
     return Loop("ingot-engine", prepare, leave_device, is_device_lost)

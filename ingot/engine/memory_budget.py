@@ -1,14 +1,12 @@
 """The memory model: what the KV of running sequences takes, from the model's own shapes, before it exists.
 
-`MemoryBudget` is pure arithmetic: a sequence takes the pages that its tokens lie in, in each group of layers that
-forget alike, and a slot of the recurrent states. `KVReservations` counts what several sequences hold together
-once.
+`MemoryBudget` is pure arithmetic: a sequence takes the pages of its tokens, in each group of layers with the same
+window, and a slot for recurrent state. `KVReservations` counts pages that several sequences share once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from collections.abc import Sequence as Many
 from typing import NamedTuple
 
 from ingot.cache.footprint import (
@@ -24,19 +22,18 @@ from ingot.cache.pages import PAGE
 from ingot.engine.sequence import TokenSequence
 
 TRANSIENT_SHARE = 0.25
-"""At most this share of what the weights leave is set aside for what a forward pass holds while it runs."""
+"""Of the memory that the weights leave, at most this share is reserved for what a forward pass holds while it runs."""
 
 REWIND_SHARE = 1 / 16
-"""And this share at most for recurrent states that rows may go back to, where tokens were guessed wrongly."""
+"""And at most this share for recurrent states to rewind to, where draft tokens are rejected."""
 DEEPEST_REWIND = 16
-"""Tokens that a row may go back, as far as memory is set aside for it."""
+"""Tokens that a row can be rewound by, as far as that memory lasts."""
 GATHERED_COPIES, GATHERED_COPIES_OF_SEVERAL = 2, 4
-"""How often gathered pages exist at a time: as they are read, and one behind another; of several rows one beside
-another, too, and without what lies behind their ends."""
+"""Copies of gathered pages that exist at a time: as read and concatenated, for several rows also padded and trimmed."""
 
 
 class PassPart(NamedTuple):
-    """Tokens of some rows that are computed in a forward pass, of which the longest is `context` tokens long then."""
+    """Tokens of some rows in a forward pass; the longest row has `context` tokens after it."""
 
     tokens: int
     context: int
@@ -44,13 +41,13 @@ class PassPart(NamedTuple):
 
 
 class MemoryBudget:
-    """Says whether a set of sequences fits, and how wide a launch may be."""
+    """Decides whether sequences fit together, and how wide a forward pass may be."""
 
     def __init__(self, total: int, weights: int, footprint: Footprint, *, context: int, widest: int, rows: int) -> None:
         self.total, self.weights, self.footprint = total, weights, footprint
         self.widest, self._rows = widest, rows
         free = max(0, total - weights - footprint.scratch)
-        # Rows whose pages are gathered are parted where they do not fit at once: one of them has to.
+        # Rows whose pages are gathered are split over passes where they do not fit at once: one of them has to fit.
         wanted = self.pass_bytes([PassPart(widest, context), PassPart(rows, context)]) + rows * 4 * footprint.logits
         self.transient = min(wanted, int(free * TRANSIENT_SHARE))
         self.earlier = min(DEEPEST_REWIND * rows * footprint.recurrent, REWIND_STATE_BYTES, int(free * REWIND_SHARE))
@@ -72,7 +69,7 @@ class MemoryBudget:
         return each * part.rows * self._seen(part.context)
 
     def _seen(self, context: int) -> int:
-        """Tokens of such a context that a layer sees at most."""
+        """Tokens of such a context that a layer attends to at most."""
         windows = [window for window, _ in self.footprint.groups if window is not None]
         return context if len(windows) < len(self.footprint.groups) else min(context, max(windows) + self.widest)
 
@@ -85,34 +82,32 @@ class MemoryBudget:
         return PAGE * (pages.raw * self.footprint.groups[group][1] + pages.coded * self.footprint.coded)
 
     def pages(self, group: int, tokens: int, *, exact: bool = False) -> PageCount:
-        """Pages of a group that a sequence with room for so many tokens may hold. One that is `exact` has none in fewer
-        bits."""
+        """Pages of a group that a sequence of so many tokens may hold; an `exact` one has no quantised pages."""
         window = self.footprint.groups[group][0]
         if window is None and self.footprint.coded and not exact:
             return PageCount(raw_page_limit(tokens), coded_page_count(tokens))
         return PageCount(pages_held_by_row(tokens, window, self.widest), 0)
 
     def slot_bytes(self, rows: int) -> int:
-        """What the recurrent states of so many sequences take: slots are made in powers of two."""
+        """What the recurrent states of so many sequences take: slots come in powers of two."""
         return self.footprint.recurrent * (1 << (rows - 1).bit_length()) if rows else 0
 
     def row_bytes(self, tokens: int, *, exact: bool = False) -> int:
-        """What a sequence with room for so many tokens takes in pages, if it shares none of them."""
+        """What the pages of a sequence of so many tokens take, if it shares none."""
         groups = range(len(self.footprint.groups))
         return sum(self.pages_bytes(group, self.pages(group, tokens, exact=exact)) for group in groups)
 
     def fits(self, reserved: Sequence[tuple[int, bool]]) -> bool:
-        """Whether sequences with these reservations, in tokens, and exact or not, can run together, though they share
-        nothing."""
-        taken = sum(self.row_bytes(round_up_capacity(tokens), exact=exact) for tokens, exact in reserved)
-        return taken + self.slot_bytes(len(reserved)) <= self.states
+        """Whether sequences with these reservations (tokens, exact or not) can run together without sharing pages."""
+        needed = sum(self.row_bytes(round_up_capacity(tokens), exact=exact) for tokens, exact in reserved)
+        return needed + self.slot_bytes(len(reserved)) <= self.states
 
     def longest(self, limit: int, *, exact: bool = False) -> int:
         """The longest single sequence that fits, at most `limit` tokens."""
         return _largest_fitting(limit, lambda tokens: self.fits([(tokens, exact)]))
 
     def widest_pass(self, context: int) -> int:
-        """Tokens that one launch may compute behind `context` earlier ones, with room for some that decode."""
+        """Prompt tokens that a forward pass may compute after `context` earlier ones, with room for decoding rows."""
 
         def fits(width: int) -> bool:
             return self.runs([PassPart(width + min(self._rows, width), context + width)])
@@ -121,7 +116,7 @@ class MemoryBudget:
 
 
 def _largest_fitting(limit: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to `limit` that fits, where all that are smaller do; 0 where none does."""
+    """The largest number up to `limit` that fits, where all smaller ones do; 0 where none does."""
     if fits(limit):
         return limit
     low, high = 0, limit - 1
@@ -131,31 +126,31 @@ def _largest_fitting(limit: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-HeldPages = tuple[Many[int], Many[int]]
-"""Raw ones, and those in fewer bits."""
-KnownPages = Callable[[TokenSequence], Many[HeldPages]]
-"""By group, the pages that a sequence which does not run yet would take over."""
+PagesByForm = tuple[Sequence[int], Sequence[int]]
+"""Raw pages, and quantised ones."""
+CachedPages = Callable[[TokenSequence], Sequence[PagesByForm]]
+"""By group, the cached pages that a waiting sequence would reuse."""
 
 
 class KVReservations:
-    def __init__(self, budget: MemoryBudget, known: KnownPages) -> None:
-        self._budget, self._known = budget, known
+    def __init__(self, budget: MemoryBudget, cached_pages: CachedPages) -> None:
+        self._budget, self._cached_pages = budget, cached_pages
 
-    def fits(self, reserved: Many[tuple[TokenSequence, int]]) -> bool:
+    def fits(self, reserved: Sequence[tuple[TokenSequence, int]]) -> bool:
         """Whether sequences with these reservations, in tokens, can run together."""
         if self._budget.fits([(tokens, sequence.request.exact) for sequence, tokens in reserved]):
             return True  # even if they share nothing
         return self.needed(reserved) <= self._budget.states
 
-    def needed(self, reserved: Many[tuple[TokenSequence, int]]) -> int:
-        """Bytes that their states take once they are as long as what is reserved for them."""
-        held = [(self._held(sequence), tokens, sequence.request.exact) for sequence, tokens in reserved]
+    def needed(self, reserved: Sequence[tuple[TokenSequence, int]]) -> int:
+        """Bytes of their KV once they have grown to their reservations."""
+        pages_in_use = [(self._pages_of(sequence), tokens, sequence.request.exact) for sequence, tokens in reserved]
         total = self._budget.slot_bytes(len(reserved))
         for group in range(len(self._budget.footprint.groups)):
             counts = [0, 0]
             for form in (0, 1):
                 pages: set[int] = set()
-                for tables, tokens, exact in held:
+                for tables, tokens, exact in pages_in_use:
                     own = tables[group][form] if tables else ()
                     pages.update(own)
                     counts[form] += max(0, self._budget.pages(group, tokens, exact=exact)[form] - len(own))
@@ -163,8 +158,8 @@ class KVReservations:
             total += self._budget.pages_bytes(group, PageCount(*counts))
         return total
 
-    def _held(self, sequence: TokenSequence) -> Many[HeldPages]:
+    def _pages_of(self, sequence: TokenSequence) -> Sequence[PagesByForm]:
         if sequence.row is not None:
             tables = sequence.row.tables
             return [(table.numbers[table.coded :], table.numbers[: table.coded]) for table in tables]
-        return self._known(sequence)
+        return self._cached_pages(sequence)

@@ -1,9 +1,8 @@
 """Output: from a sequence's tokens to the events that a request's reader gets.
 
-`SequenceOutput` detokenizes, watches for stop strings, reads thinking and tool calls out of the text where the
-model's family writes them, and says why an answer ended. `ActiveRequest` is a request while it runs: its
-sequences, their output, and what its reader may ask about it. `Outbox` hands out a step's events, so that each
-reader is woken once a step. The engine thread's alone.
+`SequenceOutput` detokenizes, matches stop strings, parses thinking and tool calls where the model's family writes them,
+and decides why an answer ended. `ActiveRequest` is a request while it runs: its sequences, their output and its status.
+`Outbox` delivers a step's events, so that each reader is woken once a step. For the engine thread alone.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from ingot.engine.request import (
     Request,
     RequestStatus,
     SequenceEnded,
-    SpecPrefillReport,
     SpeculationReport,
     Stop,
     TextDelta,
@@ -55,76 +53,76 @@ from ingot.text.parser.parser import Parser
 from ingot.text.tokenizer.detokenizer import StopMatcher
 from ingot.text.tokenizer.tokenizer import Tokenizer
 
+log = logging.getLogger("ingot.engine")
+
 
 class SequenceOutput:
-    """Turns results of one sequence into events. When `ended` is set, its `SequenceEnded` has been written."""
+    """Turns the results of one sequence into events. When `ended` is set, its `SequenceEnded` has been written."""
 
     def __init__(self, sequence: TokenSequence, tokenizer: Tokenizer) -> None:
         self._sequence, self._tokenizer = sequence, tokenizer
-        self._text = _make_text(sequence, tokenizer)
+        reading = sequence.request.reading
+        self._text = _PlainText(sequence, tokenizer) if reading is None else _ParsedText(sequence, tokenizer, reading)
         self._prompt: list[TokenInfo | None] = [None]
-        self._awaits_prompt = sequence.sampling.prompt_logprobs is not None
+        self._scores_prompt = sequence.sampling.prompt_logprobs is not None
         self._logprob_sum = 0.0
         self.thinking_tokens = 0
         self.ended: SequenceEnded | None = None
 
     @property
     def calls_in_thinking(self) -> int:
-        return self._text.in_thinking
+        return self._text.calls_in_thinking
 
     def write(self, result: SequenceResult) -> list[Event]:
-        """The events that follow from a result; the token in it is the sequence's newest."""
-        events = self._score(result.prompt) if self._awaits_prompt else []
+        """The events that follow from a result, whose token is the sequence's newest."""
+        events = self._add_prompt_logprobs(result.prompt) if self._scores_prompt else []
         if self._sequence.limit == 0:
-            return events if self._awaits_prompt else events + self.finish("length")
+            return events if self._scores_prompt else events + self.finish("length")
         if result.token is not None:
-            events += self._token(result.token, result.logprobs)
+            events += self._add_token(result.token, result.logprobs)
         return events
 
     def finish(self, reason: FinishReason, stopped_by: str | int | None = None) -> list[Event]:
-        """Write out what is held back, and the end."""
-        events = self._text.flush(cut=reason == "length")
+        """Write what was held back, and the end."""
+        events = self._text.finish(cut=reason == "length")
         if self._text.stopped_by is not None:
             return self._end(events, "stop", self._text.stopped_by)
         return self._end(events, reason, stopped_by)
 
-    def _score(self, scored: tuple[Logprobs, ...]) -> list[Event]:
-        self._prompt += [self._info(logprobs, top=self._sequence.sampling.prompt_logprobs or 0) for logprobs in scored]
+    def _add_prompt_logprobs(self, scored: tuple[Logprobs, ...]) -> list[Event]:
+        top = self._sequence.sampling.prompt_logprobs or 0
+        self._prompt += [self._info(logprobs, top) for logprobs in scored]
         if len(self._prompt) < len(self._sequence.prompt):
             return []
-        self._awaits_prompt = False
+        self._scores_prompt = False
         return [PromptScored(self._sequence.index, tuple(self._prompt))]
 
-    def _token(self, token: int, logprobs: Logprobs | None) -> list[Event]:
-        count = self._sequence.produced
-        info = self._logprobs(logprobs)
+    def _add_token(self, token: int, logprobs: Logprobs | None) -> list[Event]:
+        count, top = self._sequence.produced, self._sequence.sampling.logprobs
+        info = None
+        if top is not None and logprobs is not None:
+            self._logprob_sum += logprobs.chosen[1]
+            info = self._info(logprobs, top)
         if token in self._sequence.stop_tokens and count > self._sequence.request.stop.min_tokens:
             return self.finish("stop", token)
-        events = self._text.push(token, info)
+        events = self._text.add_token(token, info)
         self.thinking_tokens += self._text.thinking
         if self._text.stopped_by is not None or self._text.done:
             return self._end(events, "stop", self._text.stopped_by)
         return [*events, *self.finish("length")] if count >= self._sequence.limit else list(events)
 
-    def _logprobs(self, logprobs: Logprobs | None) -> TokenInfo | None:
-        wanted = self._sequence.sampling.logprobs
-        if wanted is None or logprobs is None:
-            return None
-        self._logprob_sum += logprobs.chosen[1]
-        return self._info(logprobs, top=wanted)
-
     def _end(self, events: list[AnswerEvent], reason: FinishReason, stopped_by: str | int | None) -> list[Event]:
         if reason == "stop" and self._text.called and not isinstance(stopped_by, str):
             reason = "tool_calls"
-        total = self._logprob_sum if self._sequence.sampling.logprobs is not None else None
+        sequence = self._sequence
         self.ended = SequenceEnded(
-            self._sequence.index,
+            sequence.index,
             reason,
             stopped_by,
-            self._sequence.produced,
-            total,
+            sequence.produced,
+            self._logprob_sum if sequence.sampling.logprobs is not None else None,
             self.thinking_tokens,
-            tuple(self._sequence.generated),
+            tuple(sequence.generated),
             self._text.missing,
         )
         return [*events, self.ended]
@@ -137,110 +135,51 @@ class SequenceOutput:
         return TokenLogprob(token, raw.decode("utf-8", errors="replace"), raw, logprob)
 
 
-class _UnparsedText:
-    """Text as it stands, up to a stop string. A token's logprobs come with the text in which it begins."""
+class _PlainText:
+    """Unparsed text, up to a stop string. A token's logprobs come with the text in which it begins."""
 
     called = done = thinking = False
-    in_thinking = 0
+    calls_in_thinking = 0
     missing = ""
 
     def __init__(self, sequence: TokenSequence, tokenizer: Tokenizer) -> None:
         self._index = sequence.index
         self._detokenizer = tokenizer.detokenizer()
         self._stops = StopMatcher(sequence.request.stop.strings, sequence.request.stop.keep)
-        self._held: list[tuple[int, TokenInfo]] = []  # where its text begins, and the token
+        self._waiting: list[tuple[int, TokenInfo]] = []  # where a token's text begins, and the token
         self._decoded = self._released = 0  # characters
         self.stopped_by: str | None = None
 
-    def push(self, token: int, info: TokenInfo | None) -> list[AnswerEvent]:
+    def add_token(self, token: int, info: TokenInfo | None) -> list[AnswerEvent]:
         if info is not None:
-            self._held.append((self._decoded, info))
-        return self._release(self._found(self._detokenizer.push(token)))
+            self._waiting.append((self._decoded, info))
+        return self._release(self._match_stops(self._detokenizer.push(token)))
 
-    def flush(self, *, cut: bool) -> list[AnswerEvent]:
-        """Whether it was `cut` or not, it is text."""
-        text = self._found(self._detokenizer.flush())
+    def finish(self, *, cut: bool) -> list[AnswerEvent]:
+        text = self._match_stops(self._detokenizer.flush())
         if self.stopped_by is not None:
             return self._release(text)
         events = self._release(text + self._stops.flush())
-        rest = tuple(info for _, info in self._held)
-        return [*events, TextDelta(self._index, "", rest)] if rest else events
+        infos = tuple(info for _, info in self._waiting)
+        return [*events, TextDelta(self._index, "", infos)] if infos else events
 
-    def _found(self, text: str) -> str:
+    def _match_stops(self, text: str) -> str:
         self._decoded += len(text)
-        found = self._stops.push(text)
-        self.stopped_by = found.stopped_by
-        return found.text
+        content = self._stops.push(text)
+        self.stopped_by = content.stopped_by
+        return content.text
 
     def _release(self, text: str) -> list[AnswerEvent]:
         self._released += len(text)
-        ready = [info for begins, info in self._held if begins < self._released]
-        self._held = self._held[len(ready) :]
+        ready = [info for begins, info in self._waiting if begins < self._released]
+        self._waiting = self._waiting[len(ready) :]
         return [TextDelta(self._index, text, tuple(ready))] if text or ready else []
 
 
-class _ParsedText:
-    """Text that is read for thinking and calls. Tokens' logprobs come with the first event after them."""
-
-    def __init__(self, sequence: TokenSequence, tokenizer: Tokenizer) -> None:
-        reading = sequence.request.reading
-        assert reading is not None
-        self._index = sequence.index
-        self._detokenizer = tokenizer.detokenizer(tokenizer.special_within(reading.format.markers))
-        self._answer = AnswerParser(sequence.index, reading, sequence.request.stop)
-        self._held: list[TokenInfo] = []
-
-    @property
-    def called(self) -> bool:
-        return self._answer.called
-
-    @property
-    def done(self) -> bool:
-        return self._answer.done
-
-    @property
-    def missing(self) -> str:
-        return self._answer.missing
-
-    @property
-    def in_thinking(self) -> int:
-        return self._answer.in_thinking
-
-    @property
-    def thinking(self) -> bool:
-        return self._answer.thinking
-
-    @property
-    def stopped_by(self) -> str | None:
-        return self._answer.stopped_by
-
-    def push(self, token: int, info: TokenInfo | None) -> list[AnswerEvent]:
-        if info is not None:
-            self._held.append(info)
-        text = self._detokenizer.push(token)
-        events = self._answer.push(text) if text else []
-        return [*self._release(), *events] if events else []
-
-    def flush(self, *, cut: bool) -> list[AnswerEvent]:
-        rest = self._detokenizer.flush()
-        events = self._answer.push(rest) if rest else []
-        if self.stopped_by is None and not self.done:
-            events += self._answer.flush(cut=cut)
-        return [*self._release(), *events]
-
-    def _release(self) -> list[AnswerEvent]:
-        ready, self._held = tuple(self._held), []
-        return [TextDelta(self._index, "", ready)] if ready else []
-
-
-def _make_text(sequence: TokenSequence, tokenizer: Tokenizer) -> _UnparsedText | _ParsedText:
-    return (_UnparsedText if sequence.request.reading is None else _ParsedText)(sequence, tokenizer)
-
-
 class AnswerParser:
-    """One sequence's. Text goes in as it is decoded; after `stopped_by` or `done` is set, nothing follows.
+    """Parses one sequence's text for thinking and tool calls. After `stopped_by` or `done` is set, nothing follows.
 
-    Stop strings are looked for in the content alone: neither thinking nor the arguments of a call end an answer.
+    Stop strings are matched in the content alone: neither thinking nor the arguments of a call end an answer.
     """
 
     def __init__(self, index: int, reading: AnswerParsing, stop: Stop) -> None:
@@ -251,17 +190,17 @@ class AnswerParser:
         )
         self._stops = StopMatcher(stop.strings, stop.keep)
         self.called = False  # at least one call is complete
-        self.in_thinking = 0  # calls that were read out of thinking
+        self.calls_in_thinking = 0
         self.done = False  # the one call that was allowed is complete
         self.stopped_by: str | None = None
 
     def push(self, text: str) -> list[AnswerEvent]:
-        return self._told(self._parser.push(text))
+        return self._translate(self._parser.push(text))
 
     def flush(self, *, cut: bool) -> list[AnswerEvent]:
-        """The text has ended, or was `cut`."""
-        told = self._told(self._parser.flush(cut=cut))
-        return told if self._over else [*told, *self._between()]
+        """The text has ended, or was `cut` off."""
+        events = self._translate(self._parser.flush(cut=cut))
+        return events if self._over else [*events, *self._flush_content()]
 
     @property
     def missing(self) -> str:
@@ -276,24 +215,26 @@ class AnswerParser:
     def _over(self) -> bool:
         return self.done or self.stopped_by is not None
 
-    def _told(self, parsed: list[ParsedEvent]) -> list[AnswerEvent]:
-        told: list[AnswerEvent] = []
+    def _translate(self, parsed: list[ParsedEvent]) -> list[AnswerEvent]:
+        events: list[AnswerEvent] = []
         for event in parsed:
             if self._over:
                 break
-            told += self._tell(event)
-        return told
+            events += self._answer_events(event)
+        return events
 
-    def _tell(self, event: ParsedEvent) -> list[AnswerEvent]:
+    def _answer_events(self, event: ParsedEvent) -> list[AnswerEvent]:
         index = self._index
         match event:
             case ContentDelta():
-                return self._content(event.text)
+                content = self._stops.push(event.text)
+                self.stopped_by = content.stopped_by
+                return [TextDelta(index, content.text)] if content.text else []
             case ReasoningDelta():
-                return [*self._between(), ThinkingDelta(index, event.text)]
+                return [*self._flush_content(), ThinkingDelta(index, event.text)]
             case ToolCallBegan():
-                self.in_thinking += event.in_thinking
-                return [*self._between(), CallBegan(index, event.index, event.id, event.name)]
+                self.calls_in_thinking += event.in_thinking
+                return [*self._flush_content(), CallBegan(index, event.index, event.id, event.name)]
             case ToolCallArguments():
                 return [CallArguments(index, event.index, event.fragment)]
             case ToolCallEnded():
@@ -301,21 +242,43 @@ class AnswerParser:
                 self.done = self._reading.one_call and event.complete
                 return [CallEnded(index, event.index, event.complete)]
 
-    def _content(self, text: str) -> list[AnswerEvent]:
-        found = self._stops.push(text)
-        self.stopped_by = found.stopped_by
-        return [TextDelta(self._index, found.text)] if found.text else []
-
-    def _between(self) -> list[AnswerEvent]:
+    def _flush_content(self) -> list[AnswerEvent]:
         """Something else follows the content: what was held back for a stop string is content after all."""
-        rest = self._stops.flush()
+        text = self._stops.flush()
         self._stops = StopMatcher(self._stop.strings, self._stop.keep)
-        return [TextDelta(self._index, rest)] if rest else []
+        return [TextDelta(self._index, text)] if text else []
+
+
+class _ParsedText(AnswerParser):
+    """The same by tokens. Their logprobs come with the first event after them."""
+
+    def __init__(self, sequence: TokenSequence, tokenizer: Tokenizer, reading: AnswerParsing) -> None:
+        super().__init__(sequence.index, reading, sequence.request.stop)
+        self._detokenizer = tokenizer.detokenizer(tokenizer.special_within(reading.format.markers))
+        self._waiting: list[TokenInfo] = []
+
+    def add_token(self, token: int, info: TokenInfo | None) -> list[AnswerEvent]:
+        if info is not None:
+            self._waiting.append(info)
+        text = self._detokenizer.push(token)
+        events = self.push(text) if text else []
+        return [*self._release(), *events] if events else []
+
+    def finish(self, *, cut: bool) -> list[AnswerEvent]:
+        text = self._detokenizer.flush()
+        events = self.push(text) if text else []
+        if not self._over:
+            events += self.flush(cut=cut)
+        return [*self._release(), *events]
+
+    def _release(self) -> list[AnswerEvent]:
+        infos, self._waiting = tuple(self._waiting), []
+        return [TextDelta(self._index, "", infos)] if infos else []
 
 
 PHASES: tuple[Phase, ...] = ("queued", "prefill", "decode")
 NOT_SEARCHED: frozenset[CacheReason] = frozenset({"off", "scored", "disabled"})
-"""Why no prefix was looked for."""
+"""Reasons for which no prefix was looked up."""
 
 
 class ActiveRequest:
@@ -327,43 +290,40 @@ class ActiveRequest:
 
     @property
     def phase(self) -> Phase:
-        """The phase of the sequence that is furthest on."""
+        """The phase of the most advanced sequence."""
         phases = [sequence.phase for sequence in self.sequences if not sequence.ended]
         return max(phases, key=PHASES.index, default="decode")
+
+    @property
+    def _by_prompt(self) -> list[TokenSequence]:
+        """The first sequence of each prompt."""
+        return self.sequences[:: self.request.n]
 
     def usage(self) -> Usage:
         return Usage(
             prompt_tokens=sum(len(prompt) for prompt in self.request.prompts),
             completion_tokens=sum(sequence.produced for sequence in self.sequences),
-            cached_tokens=sum(sequence.cached for sequence in self.sequences[:: self.request.n]),
+            cached_tokens=sum(sequence.cached for sequence in self._by_prompt),
             thinking_tokens=sum(writer.thinking_tokens for writer in self.writers.values()),
         )
 
     def ended(self, now: float) -> Ended:
-        in_thinking = sum(writer.calls_in_thinking for writer in self.writers.values())
-        return Ended(
-            self.usage(),
-            self.timing(now),
-            self._reports(),
-            self.speculation(),
-            self._specprefill_reports(),
-            in_thinking,
-        )
-
-    def speculation(self) -> SpeculationReport:
-        return SpeculationReport(
+        speculation = SpeculationReport(
             proposed=sum(sequence.proposed for sequence in self.sequences),
             accepted=sum(sequence.accepted for sequence in self.sequences),
             passes=sum(sequence.passes for sequence in self.sequences),
         )
+        return Ended(
+            self.usage(),
+            self.timing(now),
+            self._cache_reports(),
+            speculation,
+            tuple(sequence.sparse for sequence in self._by_prompt if sequence.sparse is not None),
+            sum(writer.calls_in_thinking for writer in self.writers.values()),
+        )
 
-    def _reports(self) -> tuple[CacheReport, ...]:
-        firsts = self.sequences[:: self.request.n]
-        return tuple(sequence.report for sequence in firsts if sequence.report is not None)
-
-    def _specprefill_reports(self) -> tuple[SpecPrefillReport, ...]:
-        firsts = self.sequences[:: self.request.n]
-        return tuple(sequence.sparse for sequence in firsts if sequence.sparse is not None)
+    def _cache_reports(self) -> tuple[CacheReport, ...]:
+        return tuple(sequence.report for sequence in self._by_prompt if sequence.report is not None)
 
     def timing(self, now: float) -> Timing:
         arrived = self.request.arrived
@@ -386,14 +346,14 @@ class ActiveRequest:
             tokens_per_second=usage.completion_tokens / since if since > 0 else 0.0,
             preemptions=sum(sequence.preemptions for sequence in self.sequences),
             tenant=self.request.tenant,
-            cache=self._reports(),
+            cache=self._cache_reports(),
             first_token_s=None if first is None else first - self.request.arrived,
             queued_s=self.timing(now).queue,
             adapter="" if self.request.lora is None else self.request.lora.name,
         )
 
     def _prefilled(self) -> Iterator[int]:
-        """How much of each prompt is computed, for the answer that is furthest on."""
+        """How much of each prompt is computed, for its most advanced answer."""
         for first in range(0, len(self.sequences), self.request.n):
             answers = self.sequences[first : first + self.request.n]
             yield max(answer.position(min(answer.computed, len(answer.prompt))) for answer in answers)
@@ -404,12 +364,7 @@ class ActiveRequest:
         return ", ".join(sorted(reasons))
 
 
-log = logging.getLogger("ingot.engine")
-
-
 class Outbox:
-    """The engine thread's alone."""
-
     def __init__(self) -> None:
         self._events: dict[ActiveRequest, list[Event]] = {}
 
@@ -418,18 +373,19 @@ class Outbox:
             self._events.setdefault(job, []).extend(events)
 
     def flush(self, gone: Callable[[ActiveRequest], None]) -> None:
-        """Hand out what is here. `gone` ends the job of a reader who takes nothing; nobody is told of that end."""
-        events, self._events = self._events, {}
-        for job, told in events.items():
+        """Deliver the events. `gone` ends a request whose reader fails; the events of that end are dropped."""
+        pending, self._events = self._events, {}
+        for job, events in pending.items():
             try:
-                job.reader.post(told)
+                job.reader.post(events)
             except Exception:
                 id = job.request.id
-                log.exception("nobody takes the events of request %s; it ends", id, extra=log_facts(id, event="failed"))
+                facts = log_facts(id, event="failed")
+                log.exception("the reader of request %s takes no events; the request ends", id, extra=facts)
                 gone(job)
                 self._events.pop(job, None)
 
-    def send_off(self, job: ActiveRequest, last: Event) -> None:
-        """Hand out a job's events and the last one, whatever its reader makes of it."""
+    def send_last(self, job: ActiveRequest, last: Event) -> None:
+        """Deliver a request's events and the last one, even if its reader fails."""
         with suppress(Exception):
             job.reader.post([*self._events.pop(job, ()), last])

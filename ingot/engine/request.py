@@ -1,11 +1,11 @@
-"""The nouns that cross the engine's boundary: a request goes in, a stream of events comes out.
+"""The types at the engine's boundary: a request goes in, a stream of events comes out.
 
-Requests for generation and what they may ask for (sampling, stops, grammar, prefix cache, SpecPrefill), the events
-that answer them, requests for pooling models (embeddings and rerank scores), and the cards that describe loaded
-models. All of them are plain, frozen values that any thread may hold; none refers to mlx. Protocols and the HTTP
-edge may import this module, `speech_request` and `status`, and nothing else of the engine.
+Requests for generation and their options (sampling, stops, grammar, prefix cache, SpecPrefill), the events that answer
+them, requests for pooling models (embeddings and rerank scores), and the cards that describe loaded models. All are
+plain, frozen values for any thread; none refers to mlx. Protocols and the HTTP edge may import this module,
+`speech_request` and `status`, and nothing else of the engine.
 
-A stream ends in exactly one terminal event, `Ended` or `Failed`, after which nothing follows.
+A stream ends in exactly one terminal event, `Ended` or `Failed`.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 Phase = Literal["queued", "prefill", "decode"]
 CacheReason = Literal[
     "complete",  # all but the token that always stays to be computed
-    "new_turn",  # nothing that goes on from there was kept
-    "unseen",  # nothing that begins like the prompt was kept
-    "diverged",  # what was kept goes on otherwise
-    "evicted",  # it was kept, and had to go
-    "checkpoint",  # more is known, but this model can be resumed only at the ends of messages and chunks
-    "salt",  # it is kept under another salt of the same tenant
-    "adapter",  # it is kept of another adapter, or of the model without one
-    "off",  # the request asked for no cache
-    "scored",  # the prompt's logprobs are asked for, so it is computed whole
-    "disabled",  # the server keeps nothing
+    "new_turn",  # nothing longer was cached
+    "unseen",  # nothing that begins like the prompt was cached
+    "diverged",  # what was cached continues differently
+    "evicted",  # more was cached before
+    "checkpoint",  # more is cached, but this model can resume only at the ends of messages and chunks
+    "salt",  # it is cached under another salt of the same tenant
+    "adapter",  # it is cached for another adapter, or for the model without one
+    "off",  # the request turned the cache off
+    "scored",  # prompt logprobs were requested, so the whole prompt is computed
+    "disabled",  # the server has no prefix cache
 ]
-"""Why no more of a prompt was taken over from what was computed before."""
+"""Why no more of a prompt was reused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +77,19 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class AnswerParsing:
-    """How an answer's text is to be read: what is thinking, what calls a tool, what is the answer itself."""
+    """How an answer's text is parsed into thinking, tool calls and content."""
 
     format: Format
-    tools: tuple[ToolSchema, ...] = ()  # without any, no call is read out of the text
+    tools: tuple[ToolSchema, ...] = ()  # without any, no tool calls are parsed
     thinking: ThinkingStart = ThinkingStart.UNOPENED
     one_call: bool = False  # the answer ends with its first call
-    must_call: bool = False  # a guide sees to it that nothing but calls is written
+    must_call: bool = False  # the grammar allows nothing but calls
     past_calls: int = 0  # in the conversation so far, for families that number them
 
 
 @dataclass(frozen=True, slots=True)
 class LoraRef:
-    """An adapter: what it is called, and what its files are, by which all that depends on it is known."""
+    """A LoRA adapter, by its name and the digest of its files."""
 
     name: str
     digest: str
@@ -109,27 +109,27 @@ class Request:
     n: int = 1
     sampling: Sampling = field(default_factory=Sampling)
     stop: Stop = field(default_factory=Stop)
-    reading: AnswerParsing | None = None  # None: the text is delivered as it stands
-    guide: CompiledGrammar | None = None  # what each answer is held to
-    cache: bool = True  # may take over computed prefixes and leave its own
-    exact: bool = False  # takes over only what is the very same as if it were computed anew
+    reading: AnswerParsing | None = None  # None: the text is not parsed
+    guide: CompiledGrammar | None = None  # that each answer must match
+    cache: bool = True  # may reuse cached prefixes and add its own
+    exact: bool = False  # reuses only KV that is the same as if it were computed anew
     salt: str = ""  # requests with different salts share nothing
-    tenant: str = ""  # whose request it is; tenants share nothing and see nothing of each other
-    priority: int = 0  # who has more goes first, for a while
-    pin: bool = False  # what is computed of its prompts is kept while anything else can go
-    background: bool = False  # runs only while nothing else does
-    marks: tuple[tuple[int, ...], ...] = ()  # where each prompt's messages end; none: after tokens that end answers
-    media: tuple[tuple[MediaItem, ...], ...] = ()  # each prompt's pictures and clips; none: there are none at all
-    lora: LoraRef | None = None  # the adapter that it goes through
-    speculate: tuple[str, ...] | None = None  # which proposers may guess for it; None: all that there are
-    sparse: SpecPrefillRequest | None = None  # only what matters of its prompts is to be computed
+    tenant: str = ""  # tenants share nothing and see nothing of each other
+    priority: int = 0  # higher goes first, for a while
+    pin: bool = False  # its cached prompts are evicted last
+    background: bool = False  # runs only while no other request does
+    marks: tuple[tuple[int, ...], ...] = ()  # where each prompt's messages end; none: after EOS tokens
+    media: tuple[tuple[MediaItem, ...], ...] = ()  # each prompt's images and videos; none: there are none at all
+    lora: LoraRef | None = None
+    speculate: tuple[str, ...] | None = None  # proposers that may draft for it; None: all
+    sparse: SpecPrefillRequest | None = None  # only the tokens that matter of its prompts are computed
     deadline: float | None = None  # on the clock of time.monotonic()
     arrived: float = field(default_factory=time.monotonic)
-    via: str = ""  # the address that it came to, for the log
+    via: str = ""  # the URL path that it came to, for the log
 
     @property
     def lora_digest(self) -> str:
-        """Of the adapter that it goes through; empty where it goes through none."""
+        """Of its adapter; empty without one."""
         return "" if self.lora is None else self.lora.digest
 
 
@@ -168,10 +168,10 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """How much of a prompt was taken over, and why no more. `known` of its tokens are those of something kept.
+    """How much of a prompt was reused, and why no more. Its first `known` tokens equal those of something cached.
 
-    `ours` are the prompt's next tokens behind those, `theirs` the ones of what is kept where it goes on otherwise; a
-    few of each, and of the same tenant's alone.
+    `ours` are a few tokens of the prompt after those, `theirs` those of what is cached where it continues differently,
+    of the same tenant alone.
     """
 
     prompt_tokens: int
@@ -181,7 +181,7 @@ class CacheReport:
     ours: tuple[int, ...] = ()
     theirs: tuple[int, ...] = ()
     read: int = 0  # of the matched tokens, those that were read from disk
-    codec: str = "raw"  # what they went through, or some of them
+    codec: str = "raw"  # of the reused KV, or some of it
 
     @property
     def lossy(self) -> bool:
@@ -189,7 +189,7 @@ class CacheReport:
 
     @property
     def tier(self) -> Literal["ram", "disk"] | None:
-        """Where what was taken over lay, or some of it."""
+        """Where the reused KV came from, or some of it."""
         if not self.matched:
             return None
         return "disk" if self.read else "ram"
@@ -197,8 +197,8 @@ class CacheReport:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationReport:
-    """What guessing ahead did for a request: tokens that were proposed and accepted, and the forward passes that its
-    answers took behind their prompts; each pass gives a token of its own besides the accepted ones."""
+    """Draft tokens that were proposed and accepted for a request, and the forward passes that decoded it; each pass
+    gives a token of its own besides the accepted ones."""
 
     proposed: int = 0
     accepted: int = 0
@@ -207,7 +207,7 @@ class SpeculationReport:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """Comes before a sequence's text when `prompt_logprobs` was asked for. The first token has no entry."""
+    """Comes before a sequence's text if `prompt_logprobs` was requested. The first token has no entry."""
 
     index: int
     tokens: tuple[TokenInfo | None, ...]
@@ -215,10 +215,9 @@ class PromptScored:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """New text of one sequence. `tokens` is filled only when logprobs were asked for.
+    """New text of one sequence. `tokens` is filled only if logprobs were requested.
 
-    Where the answer is read for thinking and calls, `tokens` are those of all its parts, in order, and may come
-    with an empty text.
+    Where the answer is parsed, `tokens` are those of all its parts, in order, and may come with an empty text.
     """
 
     index: int
@@ -236,7 +235,7 @@ class ThinkingDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallBegan:
-    """A tool call, announced once. A sequence's calls are numbered from 0 and follow one another."""
+    """A tool call, announced once. A sequence's calls are numbered from 0 and do not overlap."""
 
     index: int
     call: int
@@ -270,7 +269,7 @@ class SequenceEnded:
     reason: FinishReason
     stopped_by: str | int | None  # the stop string or the stop token
     completion_tokens: int
-    logprob_sum: float | None = None  # over the generated tokens, when logprobs were asked for
+    logprob_sum: float | None = None  # over the generated tokens, if logprobs were requested
     thinking_tokens: int = 0  # of the completion's
     tokens: tuple[int, ...] = ()  # the generated ones, with the stop token that ended them
     missing: str = ""  # what is left to write of the one call that ended it
@@ -284,13 +283,13 @@ class Ended:
     timing: Timing
     cache: tuple[CacheReport, ...] = ()  # one for each prompt
     speculation: SpeculationReport = field(default_factory=SpeculationReport)
-    sparse: tuple[SpecPrefillReport, ...] = ()  # one for each prompt, where less than all was asked for
-    calls_in_thinking: int = 0  # that were read out of thinking, the answer having none
+    sparse: tuple[SpecPrefillReport, ...] = ()  # one for each prompt, if it was requested
+    calls_in_thinking: int = 0  # parsed from thinking, the content having none
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Terminal: the request was refused, cancelled, timed out or broke; `stood` says how far it was."""
+    """Terminal: the request was refused, was cancelled, timed out or failed; `stood` is its status at the end."""
 
     error: IngotError
     usage: Usage = field(default_factory=Usage)
@@ -318,7 +317,7 @@ class RequestStatus:
     cache: tuple[CacheReport, ...] = ()  # one for each prompt that has begun to run
     first_token_s: float | None = None  # from its arrival
     queued_s: float = 0.0  # until its first prompt began to be computed, or now
-    adapter: str = ""  # the one that it goes through, if any
+    adapter: str = ""  # its name, if any
 
     @property
     def cached_tokens(self) -> int:
@@ -328,19 +327,19 @@ class RequestStatus:
 TokenRange = tuple[int, int]
 """Tokens [begin, end) of a prompt."""
 SpecPrefillSkipped = Literal[
-    "below_threshold",  # the prompt is too short for it
-    "cached",  # too little of it was left to compute
-    "unsupported",  # of such a prompt, all is computed
-    "does_not_pay",  # scoring it would take longer than what it saves, as measured
+    "below_threshold",  # the prompt is too short
+    "cached",  # too little was left to compute
+    "unsupported",  # for such a prompt
+    "does_not_pay",  # scoring would take longer than it saves, as measured
 ]
-"""Why all of a prompt was computed, though less was asked for."""
+"""Why the whole prompt was computed, though SpecPrefill was requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpecPrefillRequest:
-    """Asks for an answer to what matters of a prompt. `keep` is the share of the rest that is computed, or the
-    server's; `whole` says for each prompt what is computed in any case. `forced` asks for it also where the prompt, or
-    what is new of it, is shorter than the server's threshold."""
+    """Asks to compute only the tokens that matter of a prompt. `keep` is the share that is computed, None for the
+    server's default; `whole` are the ranges of each prompt that are computed in any case. `forced` ignores the server's
+    threshold for the length."""
 
     keep: float | None = None
     whole: tuple[tuple[TokenRange, ...], ...] = ()
@@ -349,9 +348,8 @@ class SpecPrefillRequest:
 
 @dataclass(frozen=True, slots=True)
 class SpecPrefillReport:
-    """Of one prompt: how many of its tokens were `scored`, those that were not taken over, and `kept` of them; how long
-    scoring took; how many of its first tokens were thinned out by an earlier request, and are `reused` as they are
-    left; or why all of them were computed."""
+    """Of one prompt: how many of its tokens were `scored`, and `kept` of those; how long scoring took; how many of its
+    first tokens an earlier request thinned out, and were `reused` so; or why all of them were computed."""
 
     scorer: str
     scored: int = 0
@@ -366,12 +364,12 @@ PoolingTask = Literal["embedding", "rerank"]
 
 @dataclass(frozen=True, slots=True)
 class PoolingRequest:
-    """Inputs for the encoder of one role, under one id."""
+    """Inputs for the pooling model of one role, under one id."""
 
     id: str
     role: PoolingTask
     inputs: tuple[EncoderInput, ...]
-    tenant: str = ""  # whose it is
+    tenant: str = ""
     deadline: float | None = None  # on the clock of time.monotonic()
     arrived: float = field(default_factory=time.monotonic)
 
@@ -382,7 +380,7 @@ class PoolingRequest:
 
 @dataclass(frozen=True, slots=True)
 class PoolingOutput:
-    """The answer: for each input, in order, its vector, or its one score before any squashing."""
+    """For each input, in order, its embedding, or its score before any activation."""
 
     rows: tuple[array[float], ...]
     tokens: int  # that were computed
@@ -392,7 +390,7 @@ class PoolingOutput:
 
 @dataclass(frozen=True, slots=True)
 class PoolingModelCard:
-    """What the rest of the program may know of a loaded encoder without touching mlx."""
+    """What the other packages may know of a loaded pooling model without mlx."""
 
     role: PoolingTask
     name: str
@@ -406,7 +404,7 @@ class PoolingModelCard:
     weight_bytes: int
     batch_tokens: int  # most that are computed together
     created: int  # unix time of loading
-    notes: tuple[str, ...] = ()  # what is guessed, or slower than it could be
+    notes: tuple[str, ...] = ()  # what is assumed, or slower than it could be
 
     @property
     def kind(self) -> str:
@@ -418,14 +416,14 @@ class PoolingModelCard:
 
     @property
     def at_ready(self) -> str:
-        """What it is for, as the server says it when it is ready."""
+        """Its purpose, for the ready line."""
         purpose = f"vectors of {self.dimension} numbers" if self.role == "embedding" else "reranking"
         return f"{purpose} | inputs of {self.length} tokens"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What the rest of the program may know of the loaded model without touching mlx."""
+    """What the other packages may know of the loaded model without mlx."""
 
     kind: ClassVar[str] = "chat"
     name: str
@@ -440,14 +438,14 @@ class ModelCard:
     max_sequences: int
     created: int  # unix time of loading
     notes: tuple[str, ...] = ()  # what is slower or different here than it could be
-    recommended: Mapping[str, Any] = field(default_factory=dict, hash=False)  # how to generate, as its makers say
-    quantization: str = ""  # what the weights are in the model's files, as people call it
-    formats: str = ""  # that, and what activations and states are
-    proposers: tuple[str, ...] = ()  # by whom tokens are guessed ahead, in the order in which they are asked
-    kernels: str = ""  # what was compiled for the device, where that is ours to do
-    sees: tuple[MediaKind, ...] = ()  # what it is shown besides text
-    scorer: str = ""  # who scores long prompts, of which only what matters is computed when a request asks for it
-    exact_context: int | None = None  # of requests for exact states, where others' are in fewer bits: memory holds less
+    recommended: Mapping[str, Any] = field(default_factory=dict, hash=False)  # sampling parameters
+    quantization: str = ""  # of the weights in the model's files
+    formats: str = ""  # that, and those of activations and KV
+    proposers: tuple[str, ...] = ()  # of draft tokens, in order of preference
+    kernels: str = ""  # compiled for the device
+    sees: tuple[MediaKind, ...] = ()  # its inputs besides text
+    scorer: str = ""  # of prompts for SpecPrefill; empty without it
+    exact_context: int | None = None  # for exact requests, where others' KV is quantised: memory holds less
 
     def context_of(self, *, exact: bool) -> int:
         return self.context if self.exact_context is None or not exact else self.exact_context

@@ -1,29 +1,29 @@
-"""Who runs in the next step. Pure Python: no mlx, no clock of its own, no threads.
+"""The scheduler: which sequences run in the next step, and how many tokens of each. Pure Python: no mlx, no clock of
+its own, no threads.
 
-There is no prefill phase: a sequence has tokens whose states are still to be computed. A step takes every decoding
-row, then prompt tokens, up to what the latency target leaves, and so many that its fixed cost is at most a quarter of
-it. Of these tokens
+There is no prefill phase: a sequence has tokens whose KV is still to be computed. A step takes every decoding row,
+then prompt tokens up to what the latency target leaves, and at least so many that a step's fixed cost is at most a
+quarter of it. Of the prompt tokens
 
-- half go to prompts with at most LITTLE_TOKENS left, in order of arrival, whatever the age of the others: such a prompt
-  is computed within three steps, unless others like it fill that half;
-- the rest goes to the other prompts, in one step to the shortest first, in the next to the oldest first: so short ones
-  need not wait for a long one, and none waits for those that come after it.
+- half go to prompts with at most LITTLE_TOKENS left, in order of arrival: such a prompt is computed within three
+  steps, unless others like it fill that half;
+- the other half goes to longer prompts, in one step shortest first, in the next oldest first: so short prompts need
+  not wait for a long one, and no prompt waits for those that came later.
 
-Tenants take turns, with prompts and with seats, of which each has an equal share; what one leaves of its share is lent,
-and taken back when it asks. The contract:
+Tenants take turns for prefill and for slots in the batch, of which each has an equal share. Unused shares are lent and
+taken back when their tenant asks. The contract:
 
-- `add` queues a sequence; `remove` takes it out at any time; both are the only ways in and out.
-- `plan` says what to run now, and moves sequences between waiting and running as memory allows. A sequence that it
-  preempts loses its row and its states, keeps its tokens, and is computed again later.
-- `check` raises if anything was lost or counted twice.
+- `add` queues a sequence and `remove` takes it out at any time; there is no other way in or out.
+- `plan` decides what runs now, and moves sequences between waiting and running as memory allows. A preempted sequence
+  loses its batch row and its KV, keeps its tokens, and is computed again later.
+- `check` raises if a sequence was lost or counted twice.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -33,31 +33,30 @@ from ingot.engine.sequence import TokenSequence
 from ingot.engine.step_costs import StepCosts
 
 LONGEST_STEP_MS = 1000.0
-"""Most prefill in one step: how long a cancel, a newcomer or, on slow devices, a running stream may have to wait."""
+"""Most prefill in one step: how long a cancel, a new request or, on slow devices, a running stream may have to wait."""
 ENOUGH_TOKENS = 2048
-"""Passes over more prompt tokens than these gain nothing, but whoever comes meanwhile waits for them."""
+"""Forward passes over more prompt tokens than this gain no speed, but new requests wait longer for them."""
 SMALLEST_CHUNK = 8
 LITTLE_TOKENS = 3 * SMALLEST_CHUNK
-"""Prompts with no more left than this have half of a step's prompt tokens, and at least the smallest chunk, for
-themselves: any of them is computed within three steps, unless those before it fill that share."""
+"""Prompts with at most this many tokens left have half of a step's prompt tokens, and at least the smallest chunk."""
 LEAST_PREFILL_SHARE = 3.0
-"""Prefill gets at least so many times the time that a step costs before its first prompt token. So beside one stream it
-keeps three quarters of its speed, less what it takes to learn what steps cost."""
+"""Prefill gets at least this many times the time that a step costs before its first prompt token: alongside one stream
+it keeps three quarters of its speed, less what learning the costs takes."""
 UNMEASURED_CHUNK = 64
 SLOW_SHARE = 8.0
-"""Where decode steps alone take more than half of the latency target, smooth streams are not to be had, and prefill
-gets up to this many times the time of a decode step: short steps would only make everything slower."""
+"""Where decode steps alone take more than half of the latency target, streams cannot be smooth, and prefill gets up to
+this many times the time of a decode step: short steps would only make everything slower."""
 STEEPNESS = 4.0
-"""How soon it gets all of that, beyond half of the target."""
+"""How fast that share grows beyond half of the target."""
 OVERTAKEN_FOR_S = 10.0
-"""How old a sequence that does not fit may get before nobody overtakes it any more, so that it fits in the end."""
+"""How long a sequence that does not fit may be overtaken by others. Then they wait, so that it fits in the end."""
 PRIORITY_STEP_S = 5.0
-"""Waiting for so long is worth a step of priority, so that nobody waits for ever."""
+"""Waiting this long counts as one step of priority, so that no sequence starves."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """The next `count` tokens of a sequence; `final` when they are its last, so that a token is drawn."""
+    """The next `count` tokens of a sequence; `final` when they are its last, so that a token is sampled."""
 
     sequence: TokenSequence
     count: int
@@ -67,7 +66,7 @@ class PromptChunk:
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     preempted: tuple[TokenSequence, ...] = ()
-    retired: tuple[TokenSequence, ...] = ()  # all their tokens are drawn: their states are free
+    retired: tuple[TokenSequence, ...] = ()  # all their tokens are sampled: their KV is free
     admitted: tuple[TokenSequence, ...] = ()
     decode: tuple[TokenSequence, ...] = ()
     chunks: tuple[PromptChunk, ...] = ()
@@ -78,41 +77,35 @@ class StepPlan:
 
 
 class PrefixLookup(Protocol):
-    """What is known of a sequence before it runs."""
+    """What the scheduler asks the prefix cache."""
 
-    def expect(self, waiting: Many[TokenSequence]) -> None:
-        """Get ready what those that wait will take over."""
-        ...
+    def expect(self, waiting: Sequence[TokenSequence]) -> None:
+        """Start to onload the prefixes of waiting sequences."""
 
     def waits(self, sequence: TokenSequence, running: Iterable[TokenSequence]) -> bool:
-        """Whether it should wait, as one that runs is computing its prefix, or it is being read."""
-        ...
+        """Whether it should wait, as its prefix is being computed by a running sequence or read from disk."""
 
     def admit(self, sequence: TokenSequence) -> None:
-        """Sets `computed` to what it can take over; the runner does so when it seats the sequence."""
-        ...
+        """Set `computed` to the length of its cached prefix, which the runner restores when it adds the row."""
 
     def next_stop(self, sequence: TokenSequence) -> int:
         """The length at which its next chunk ends at the latest."""
-        ...
 
 
 @dataclass
 class Scheduler:
-    fits: Callable[[Many[tuple[TokenSequence, int]]], bool]  # can sequences with these reservations run together?
+    fits: Callable[[Sequence[tuple[TokenSequence, int]]], bool]  # can sequences with these reservations run together?
     widest: Callable[[TokenSequence], int]  # most tokens of its next chunk
     prefixes: PrefixLookup
     costs: StepCosts
     max_sequences: int
     target_ms: float
-    ready: Callable[[TokenSequence], bool] = lambda sequence: (
-        True
-    )  # has it all that it is computed from, besides tokens?
+    ready: Callable[[TokenSequence], bool] = lambda _: True  # is everything there that it is computed from?
     waiting: list[TokenSequence] = field(default_factory=list)
     running: list[TokenSequence] = field(default_factory=list)
-    _turns_taken: Counter[str] = field(default_factory=Counter)  # by tenant: when it was last given a seat
+    _last_turns: Counter[str] = field(default_factory=Counter)  # by tenant: when it last got a slot
     _turn: int = 0
-    # By tenant: when a prompt of it last went first, of those with little left and of the others.
+    # By tenant: when a prompt of its went first, among those with little left and among the others.
     _little_turns: Counter[str] = field(default_factory=Counter)
     _other_turns: Counter[str] = field(default_factory=Counter)
     _oldest_first: bool = True  # in the last step in which several long prompts waited
@@ -122,33 +115,32 @@ class Scheduler:
         insort(self.waiting, sequence, key=lambda queued: queued.ticket)
 
     def remove(self, sequence: TokenSequence) -> None:
-        for place in (self.waiting, self.running):
-            if sequence in place:
-                place.remove(sequence)
+        for queue in (self.waiting, self.running):
+            if sequence in queue:
+                queue.remove(sequence)
         _release(sequence)
 
     def plan(self, now: float) -> StepPlan:
         retired = self._retire()
         self.prefixes.expect(self.waiting)
         preempted = [*self._clear_the_way(), *self._grow()]
-        admitted, made_way = self._admit(now)
-        preempted += made_way
+        admitted, displaced = self._admit(now)
+        preempted += displaced
         decode = tuple(sequence for sequence in self.running if sequence.decoding)
-        return StepPlan(
-            tuple(preempted), tuple(retired), tuple(admitted), decode, tuple(self._chunks(now, len(decode)))
-        )
+        chunks = tuple(self._chunks(now, len(decode)))
+        return StepPlan(tuple(preempted), tuple(retired), tuple(admitted), decode, chunks)
 
     def check(self) -> None:
         everyone = self.waiting + self.running
         assert len({id(sequence) for sequence in everyone}) == len(everyone), "a sequence is queued twice"
         assert len(self.running) <= self.max_sequences, "more sequences run than may"
         assert all(not sequence.ended for sequence in everyone), "an ended sequence is still queued"
-        assert all(s.reserved == 0 and s.computed == 0 for s in self.waiting), "a waiting sequence holds states"
+        assert all(s.reserved == 0 and s.computed == 0 for s in self.waiting), "a waiting sequence holds KV"
         assert all(s.reserved >= s.computed for s in self.running), "a sequence outgrew its reservation"
         assert self.fits(_reservations(self.running)), "more memory is reserved than there is"
 
     def _retire(self) -> list[TokenSequence]:
-        """Rows that need no further computing give up their states while their last token is still on its way."""
+        """Sequences with nothing left to compute give up their KV while their last token is still to be read."""
         done = [sequence for sequence in self.running if sequence.exhausted]
         for sequence in done:
             self.running.remove(sequence)
@@ -156,7 +148,7 @@ class Scheduler:
         return done
 
     def _grow(self) -> list[TokenSequence]:
-        """See that every running row has room for its next tokens; the newest go back to the queue if need be."""
+        """Reserve room for every running sequence's next tokens; the newest are preempted where there is none."""
         preempted = []
         for sequence in sorted(self.running, key=lambda running: running.ticket):
             while sequence in self.running and sequence.total > sequence.reserved:
@@ -165,14 +157,14 @@ class Scheduler:
                 if self.fits([*_reservations(others), (sequence, wanted)]):
                     sequence.reserved = wanted
                 else:
-                    preempted.append(self._preempt(_least_entitled(self.running, self._seats())))
+                    preempted.append(self._preempt(_least_entitled(self.running, self._slots_by_tenant())))
         return preempted
 
-    def _seats(self) -> Counter[str]:
+    def _slots_by_tenant(self) -> Counter[str]:
         return Counter(sequence.tenant for sequence in self.running)
 
     def _share(self) -> int:
-        """Seats that each tenant who wants some may have."""
+        """Slots that each tenant with sequences may have."""
         return self.max_sequences // max(1, len({row.tenant for row in (*self.waiting, *self.running)}))
 
     def _preempt(self, sequence: TokenSequence) -> TokenSequence:
@@ -183,19 +175,16 @@ class Scheduler:
         return sequence
 
     def _admit(self, now: float) -> tuple[list[TokenSequence], list[TokenSequence]]:
-        """Who joins, and who is preempted for them.
-
-        First come, first served among a tenant's own. Overtaken is who waits for another's prefix, and for a while who
-        does not fit, so nobody starves.
-        """
+        """The sequences that join, and those preempted for them. First come, first served within a tenant, except that
+        sequences which wait for another's prefix may be overtaken, and for a while those that do not fit."""
         admitted: list[TokenSequence] = []
         preempted: list[TokenSequence] = []
         for head in self._in_turn(now):
-            if not head.known:  # preempted a moment ago; its last token is read before the next step
+            if not head.known:  # just preempted; its last token is read before the next step
                 break
-            if len(self.running) >= self.max_sequences and self._seats()[head.tenant] >= self._share():
+            if len(self.running) >= self.max_sequences and self._slots_by_tenant()[head.tenant] >= self._share():
                 break
-            if self._gives_way(head) or self.prefixes.waits(head, self.running) or not self.ready(head):
+            if self._yields(head) or self.prefixes.waits(head, self.running) or not self.ready(head):
                 continue
             wanted = round_up_capacity(min(head.peak, head.total + CAPACITY_STEP))
             if not self._has_room(self.running, head, wanted):
@@ -206,26 +195,26 @@ class Scheduler:
                     break
                 else:
                     continue
-            self._seat(head, wanted, now)
+            self._start(head, wanted, now)
             admitted.append(head)
         return admitted, preempted
 
-    def _has_room(self, rows: Many[TokenSequence], head: TokenSequence, wanted: int) -> bool:
+    def _has_room(self, rows: Sequence[TokenSequence], head: TokenSequence, wanted: int) -> bool:
         return len(rows) < self.max_sequences and self.fits([*_reservations(rows), (head, wanted)])
 
-    def _seat(self, head: TokenSequence, wanted: int, now: float) -> None:
+    def _start(self, head: TokenSequence, wanted: int, now: float) -> None:
         head.reserved = wanted
         head.admitted_at = head.admitted_at or now
         self.waiting.remove(head)
         self.running.append(head)
         self._turn += 1
-        self._turns_taken[head.tenant] = self._turn
+        self._last_turns[head.tenant] = self._turn
         self.prefixes.admit(head)
 
     def _in_turn(self, now: float) -> Iterator[TokenSequence]:
-        """Who is next: of the tenants with the highest priority the one with the fewest that run, of several such the
-        one whose turn was longest ago, and of its own the sequence with the highest priority, of several such the one
-        that has waited longest. May be asked while those that it named are seated."""
+        """Waiting sequences in the order in which they get slots. Of the tenants with the highest priority, next is the
+        one with the fewest running sequences, then the one whose turn was longest ago; of its sequences the one with
+        the highest priority, then the one that has waited longest. The caller may start what was yielded."""
         queues: dict[str, deque[TokenSequence]] = {}
         for sequence in self.waiting:
             queues.setdefault(sequence.tenant, deque()).append(sequence)
@@ -233,7 +222,7 @@ class Scheduler:
             most = max(sequence.priority for sequence in queue)
             queues[tenant] = deque(sorted(queue, key=partial(_priority_behind, most, now)))
         while queues:
-            runs = self._seats() if len(queues) > 1 else Counter()
+            runs = self._slots_by_tenant() if len(queues) > 1 else Counter()
             heads = [queue[0] for queue in queues.values()]
             highest = max(head.priority for head in heads)
             head = min(heads, key=partial(self._rank, runs, highest, now))
@@ -243,18 +232,20 @@ class Scheduler:
                 del queues[tenant]
 
     def _rank(self, runs: Counter[str], highest: int, now: float, head: TokenSequence) -> tuple[int, ...]:
-        """A tenant's place in the order, by the sequence that would be next of it."""
-        return _priority_behind(highest, now, head), runs[head.tenant], self._turns_taken[head.tenant], head.ticket
+        """A tenant's rank in the order, by the sequence that would be its next."""
+        return _priority_behind(highest, now, head), runs[head.tenant], self._last_turns[head.tenant], head.ticket
 
-    def _borrowers_of_share(self, head: TokenSequence, wanted: int, joined: Many[TokenSequence]) -> list[TokenSequence]:
-        """Whom to preempt so that a tenant gets a seat of its own share: nobody, where that would not help."""
-        share, runs = self._share(), self._seats()
+    def _borrowers_of_share(
+        self, head: TokenSequence, wanted: int, joined: Sequence[TokenSequence]
+    ) -> list[TokenSequence]:
+        """Sequences to preempt so that a tenant gets a slot of its own share; none where that would not help."""
+        share, runs = self._share(), self._slots_by_tenant()
         if runs[head.tenant] >= share:
             return []
         leaving: list[TokenSequence] = []
         staying = list(self.running)
-        while lent := [row for row in staying if runs[row.tenant] > share and row not in joined]:
-            leaving.append(_least_entitled(lent, runs))
+        while borrowers := [row for row in staying if runs[row.tenant] > share and row not in joined]:
+            leaving.append(_least_entitled(borrowers, runs))
             staying.remove(leaving[-1])
             runs[leaving[-1].tenant] -= 1
             if self._has_room(staying, head, wanted):
@@ -262,10 +253,10 @@ class Scheduler:
         return []
 
     def _clear_the_way(self) -> list[TokenSequence]:
-        """Those in no hurry go back to the queue when others come, with their memory."""
-        return [self._preempt(sequence) for sequence in list(self.running) if self._gives_way(sequence)]
+        """Preempt background sequences when others come."""
+        return [self._preempt(sequence) for sequence in list(self.running) if self._yields(sequence)]
 
-    def _gives_way(self, sequence: TokenSequence) -> bool:
+    def _yields(self, sequence: TokenSequence) -> bool:
         if not sequence.request.background:
             return False
         return any(not other.request.background for other in (*self.waiting, *self.running))
@@ -277,7 +268,7 @@ class Scheduler:
         budget, least = self._prefill_budget(decoding), self._least_chunk(decoding)
         little = [row for row in pending if row.remaining <= LITTLE_TOKENS]
         others = [row for row in pending if row.remaining > LITTLE_TOKENS]
-        # A step whose size costs nobody a token: there is more to do than it holds, and nobody is about to be answered.
+        # Its size may be varied to learn costs: there is more to do than it holds, and no prompt is about to end.
         if not little and budget < sum(row.remaining for row in others) and (decoding or budget < ENOUGH_TOKENS):
             budget = self.costs.varied(budget, decoding)
         little, others = self._taking_turns(little, self._little_turns, now), self._others(others, now)
@@ -288,9 +279,11 @@ class Scheduler:
         for sequence, count in counts.items():
             yield PromptChunk(sequence, count, final=count == sequence.remaining)
 
-    def _hand_out(self, tokens: int, rows: Many[TokenSequence], least: int, counts: dict[TokenSequence, int]) -> int:
-        """Give rows tokens of a step, in their order, on top of the `counts` that they have. Returns what that costs,
-        which may be a little more."""
+    def _hand_out(
+        self, tokens: int, rows: Sequence[TokenSequence], least: int, counts: dict[TokenSequence, int]
+    ) -> int:
+        """Give sequences tokens of a step, in their order, on top of their `counts`. Returns what that costs, which may
+        be slightly more than `tokens`."""
         spent = 0
         for sequence in rows:
             if tokens - spent < (least if spent and sequence.remaining > LITTLE_TOKENS else 1):
@@ -303,16 +296,16 @@ class Scheduler:
         return spent
 
     def _cut(self, sequence: TokenSequence, count: int, least: int) -> int:
-        """How many of its next tokens to compute where there is room for so many."""
+        """How many of its next tokens to compute where the step has room for `count`."""
         room = min(self.prefixes.next_stop(sequence) - sequence.computed, sequence.remaining)
-        if room - count < least:  # what would be left is not worth a launch of its own
+        if room - count < least:  # what would be left is not worth a pass of its own
             count = room
         count = min(count, self.widest(sequence))
         return count if sequence.sight is None else sequence.sight.uncut(sequence.computed, count)
 
     def _taking_turns(self, rows: Iterable[TokenSequence], turns: Counter[str], now: float) -> list[TokenSequence]:
-        """One of each tenant's, then another of each, in order of arrival: first of the tenant whose turn was longest
-        ago, of those with the highest priority."""
+        """One sequence of each tenant, then another of each, in order of arrival; the highest priority first, then the
+        tenant whose turn was longest ago."""
         rows = sorted(rows, key=lambda row: row.ticket)
         highest = max((row.priority for row in rows), default=0)
         before: Counter[tuple[int, str]] = Counter()
@@ -326,9 +319,8 @@ class Scheduler:
             turns[rows[0].tenant] = max(turns.values(), default=0) + 1
         return rows
 
-    def _others(self, rows: Many[TokenSequence], now: float) -> list[TokenSequence]:
-        """In one step the shortest first, in the next the oldest: so short ones need not wait for long ones, and none
-        waits for those that come after it."""
+    def _others(self, rows: Sequence[TokenSequence], now: float) -> list[TokenSequence]:
+        """Shortest first in one step, oldest first in the next."""
         if len(rows) > 1:
             self._oldest_first = not self._oldest_first
         if self._oldest_first:
@@ -336,7 +328,7 @@ class Scheduler:
         return sorted(rows, key=lambda row: (self._work(row), row.remaining, row.ticket))
 
     def _work(self, sequence: TokenSequence) -> float:
-        """Milliseconds that it still takes, less those that its priority is worth."""
+        """Milliseconds of prefill left, less what its priority counts for."""
         return self.costs.prefill_ms(sequence.remaining) - 1000 * PRIORITY_STEP_S * sequence.priority
 
     def _least_chunk(self, decoding: int) -> int:
@@ -351,8 +343,8 @@ class Scheduler:
         return max(self._least_chunk(decoding), most, self._worthwhile_tokens(decoding))
 
     def _worthwhile_tokens(self, decoding: int) -> int:
-        """So many that the fixed cost of a step takes no more than its share, as far as that cost is known. What a
-        step costs that is much longer than those before is not known."""
+        """So many that the fixed cost of a step takes no more than its share, as far as that cost is known: not for
+        steps much longer than those before."""
         longest = (1 + LEAST_PREFILL_SHARE) * self.costs.fixed_ms(decoding)
         return min(self._tokens_within(longest, decoding), 2 * self.costs.largest_tokens)
 
@@ -360,15 +352,15 @@ class Scheduler:
         return self.costs.tokens_within(milliseconds, decoding, UNMEASURED_CHUNK)
 
     def _prefill_ms(self, step: float) -> float:
-        """How much longer a step may take than one of decoding alone, which takes `step`."""
-        # Up to half the target, prefill gets what is left of it, which is at least as much as decoding takes. Beyond,
-        # what it gets rises again, as there is less and less to be saved.
+        """How much longer a step may take than decoding alone, which takes `step`."""
+        # Up to half of the target, prefill gets what decoding leaves of it. Beyond, its share grows again, as there is
+        # less and less smoothness to save.
         beyond = SLOW_SHARE * min(step, STEEPNESS * (2 * step - self.target_ms))
         return min(max(self.target_ms - step, beyond), max(LONGEST_STEP_MS, self.target_ms))
 
 
 def _priority_behind(highest: int, now: float, sequence: TokenSequence) -> int:
-    """Steps of priority that a sequence is behind the highest, less those that its waiting is worth."""
+    """Steps of priority that a sequence is behind the highest, less those that its waiting counts for."""
     return max(0, highest - sequence.priority - int((now - sequence.arrived) / PRIORITY_STEP_S))
 
 
@@ -377,7 +369,7 @@ def _reservations(rows: Iterable[TokenSequence]) -> list[tuple[TokenSequence, in
 
 
 def _least_entitled(rows: Iterable[TokenSequence], runs: Counter[str]) -> TokenSequence:
-    """The newest of the tenant that runs most."""
+    """The newest sequence of the tenant with the most."""
     return max(rows, key=lambda row: (runs[row.tenant], row.ticket))
 
 

@@ -1,15 +1,14 @@
-"""A sequence: one answer in the making, and where the tokens of its prompt stand.
+"""A sequence: one answer in the making, and the layout of its prompt.
 
-A few integers say all that scheduling needs to know of it. `PromptMedia` says which images and videos stand where
-in the prompt, `ThinnedPrompt` which tokens SpecPrefill left out: both give RoPE positions and the keys under which
-tokens are known to the prefix cache. Everything here belongs to the engine thread once a sequence runs.
+A few integers are all that scheduling needs of it. `PromptMedia` knows which images and videos are where in the prompt,
+`ThinnedPrompt` which tokens SpecPrefill left out: both give RoPE positions, and the keys by which the prefix cache
+knows tokens. Everything here belongs to the engine thread once a sequence runs.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from sys import maxsize
 
@@ -18,7 +17,7 @@ import numpy as np
 from ingot.cache.codecs.names import RAW
 from ingot.cache.forward_batch import Row
 from ingot.engine.request import CacheReport, Phase, Request, Sampling, SpecPrefillReport
-from ingot.engine.specprefill.selection import KeptPlaces
+from ingot.engine.specprefill.selection import KeptPositions
 from ingot.errors import IngotError
 from ingot.media.items import MediaItem, TokenSpan
 from ingot.models.vision.tower import PositionArray, VisionFeatures, VisionTower
@@ -28,9 +27,9 @@ from ingot.text.tokenizer.tokenizer import PromptTranslation
 
 @dataclass(eq=False, slots=True)
 class TokenSequence:
-    """`tokens` are known, `computed` of them have their states in a row, `sampled` new ones were drawn.
+    """`tokens` are those that were read, `computed` of them have their KV in a row, `sampled` new ones were sampled.
 
-    A drawn token may not be known yet: the engine reads a step's tokens while the next step runs.
+    A sampled token may not be read yet: the engine reads a step's tokens while the next step runs.
     """
 
     request: Request
@@ -50,31 +49,37 @@ class TokenSequence:
     preemptions: int = 0
     admitted_at: float | None = None
     first_token_at: float | None = None
-    drawn_at: float | None = None  # when its newest token was known
-    scored: int = 0  # prompt tokens whose logprobs are computed or on their way; each is told once
-    sight: PromptMedia | None = None  # what its prompt shows besides tokens
-    thinned: ThinnedPrompt | None = None  # its prompt as it was sent, where only some of it is computed
-    sparse: SpecPrefillReport | None = None  # what came of asking for that, once that is settled
-    translated: PromptTranslation | None = None  # its prompt as who scores it has it, where that is in other tokens
-    scoring_at: float | None = None  # when it began to be scored
+    last_token_at: float | None = None  # when its newest token was read
+    scored: int = 0  # prompt tokens whose logprobs are computed, or being computed
+    sight: PromptMedia | None = None  # the images and videos of its prompt
+    thinned: ThinnedPrompt | None = None  # where SpecPrefill left out a part of its prompt
+    sparse: SpecPrefillReport | None = None  # once it is decided how much of its prompt is computed
+    translated: PromptTranslation | None = None  # its prompt in the tokens of the SpecPrefill scorer
+    scoring_at: float | None = None  # when SpecPrefill began to score it
     marks: frozenset[int] = frozenset()  # lengths at which a message of the prompt ends
-    stops: frozenset[int] = frozenset()  # further lengths at which it is worth keeping what it computed
-    agreed: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    stops: frozenset[int] = frozenset()  # further lengths at which its KV is worth caching
+    common_prefixes: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     """By another's ticket: its own length, the other's, and how many tokens they have in common."""
-    cached: int = 0  # tokens that were taken over when it first ran
+    cached: int = 0  # tokens that were reused when it first ran
     report: CacheReport | None = None  # the same, explained
-    kept: int = 0  # tokens that the prefix index holds of it
-    codec: str = RAW  # what its states went through that were taken over
-    proposed: int = 0  # tokens that were guessed ahead for it
-    accepted: int = 0  # those of them that it would have drawn anyway
-    passes: int = 0  # forward passes that drew for it, behind its prompt's
-    unread: list[int] = field(default_factory=list)  # drawn and verified, but not yet among its known tokens
-    guide: GrammarMatcher | None = None  # what it is held to; has accepted the known tokens, each once
-    mask_error: IngotError | None = None  # why its guide could not say what may come next: that draw will not count
-    failure: IngotError | None = None  # of its guide: it must end, and its newest token is not to be shown
+    kept: int = 0  # tokens of it that the prefix index holds
+    codec: str = RAW  # of the KV that was reused
+    proposed: int = 0  # draft tokens
+    accepted: int = 0  # of those
+    passes: int = 0  # forward passes that decoded it
+    unread: list[int] = field(default_factory=list)  # verified, but not yet in `tokens`
+    guide: GrammarMatcher | None = None  # has accepted `tokens`, each once
+    mask_error: IngotError | None = None  # why there was no mask for its next token, which is not used
+    failure: IngotError | None = None  # of its grammar: it must end without its newest token
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
+
+    @property
+    def live_row(self) -> Row:
+        """The row of a running sequence."""
+        assert self.row is not None
+        return self.row
 
     @property
     def sampling(self) -> Sampling:
@@ -93,98 +98,101 @@ class TokenSequence:
         return self.request.arrived
 
     @property
-    def stored(self) -> Many[int]:
-        """The tokens whose states its row has, and perhaps more."""
+    def stored(self) -> Sequence[int]:
+        """The tokens whose KV its row has, and perhaps more."""
         return [*self.tokens, *self.unread] if self.unread else self.tokens
 
     @property
-    def keys(self) -> Many[int]:
-        """Its known tokens as the prefix index knows them."""
+    def keys(self) -> Sequence[int]:
+        """Its tokens as the prefix index knows them."""
         return self.keyed(self.tokens)
 
-    def keyed(self, tokens: Many[int]) -> Many[int]:
-        placed = self._placed
-        return tokens if placed is None else placed.keyed(tokens)
+    def keyed(self, tokens: Sequence[int]) -> Sequence[int]:
+        layout = self._layout
+        return tokens if layout is None else layout.keyed(tokens)
 
     @property
-    def _placed(self) -> ThinnedPrompt | PromptMedia | None:
-        """Who knows where its tokens stand, where they do not stand one behind another."""
+    def _layout(self) -> ThinnedPrompt | PromptMedia | None:
+        """The layout of its prompt, where its positions are not consecutive."""
         return self.thinned or self.sight
 
-    def position(self, place: int) -> int:
-        """What RoPE is told of the token that is stored at `place`."""
-        placed = self._placed
-        return place if placed is None else placed.position(place)
+    def position(self, index: int) -> int:
+        """The RoPE position of the token at `index`."""
+        layout = self._layout
+        return index if layout is None else layout.position(index)
 
-    def stated(self, begin: int, end: int) -> PositionArray | None:
-        """Positions of the tokens at places [begin, end), where they do not follow each other."""
-        placed = self._placed
-        return None if placed is None else placed.stated(begin, end)
+    def explicit_positions(self, begin: int, end: int) -> PositionArray | None:
+        """Positions of the tokens [begin, end), where they are not consecutive."""
+        layout = self._layout
+        return None if layout is None else layout.explicit_positions(begin, end)
 
-    def thin(self, kept: KeptPlaces) -> None:
-        """Go on with so much of its prompt, before any of it is computed. From now on it is what is left that counts
-        wherever tokens are stored."""
+    def thin(self, selection: KeptPositions) -> None:
+        """Shorten its prompt to a selection, before any of it is computed."""
         assert self.row is None and not self.sampled
-        self.sight = None if self.sight is None else self.sight.thinned(kept)
-        self.thinned = ThinnedPrompt(self.prompt, kept, self.sight)
+        self.sight = None if self.sight is None else self.sight.thinned(selection)
+        self.thinned = ThinnedPrompt(self.prompt, selection, self.sight)
         self.prompt = self.thinned.tokens
         self.tokens = list(self.prompt)
-        self.marks = self.thinned.places(self.marks)
-        self.agreed.clear()
+        self.marks = self.thinned.shortened(self.marks)
+        self.common_prefixes.clear()
+
+    def with_prompt(self, prompt: tuple[int, ...]) -> TokenSequence:
+        """Another sequence of its request, of which nothing is computed yet."""
+        return TokenSequence(self.request, self.index, self.ticket, prompt, self.limit, self.seed)
 
     @property
     def whole_prompt(self) -> tuple[int, ...]:
-        """As it was sent."""
+        """Its prompt as it was sent."""
         return self.prompt if self.thinned is None else self.thinned.whole
 
     @property
     def most_reusable(self) -> int:
-        """Of its tokens, those that it may take over: one always stays to be computed, and no medium is cut."""
+        """Tokens that it may reuse: one always stays to be computed, and no image is cut."""
         most = len(self.tokens) - 1
         item = None if self.sight is None else self.sight.inside(most)
         return most if item is None else item.begin
 
     @property
-    def generated(self) -> Many[int]:
+    def generated(self) -> Sequence[int]:
         return self.tokens[len(self.prompt) :]
 
     @property
     def produced(self) -> int:
-        """New tokens that are known."""
+        """New tokens that were read."""
         return len(self.tokens) - len(self.prompt)
 
     @property
     def total(self) -> int:
-        """Tokens that exist, known or not."""
+        """Its length, with tokens that are not read yet."""
         return len(self.prompt) + self.sampled
 
     @property
     def known(self) -> bool:
-        """Every drawn token has been read back."""
+        """Whether every sampled token has been read back."""
         return len(self.tokens) == self.total
 
     @property
     def remaining(self) -> int:
-        """Tokens whose states are still to be computed."""
+        """Tokens whose KV is still to be computed."""
         return self.total - self.computed
 
     @property
     def peak(self) -> int:
-        """Tokens that its row holds when it is longest: the last one drawn is never computed."""
+        """Tokens of its row when it is longest: the KV of the last token is never computed."""
         return len(self.prompt) + max(0, self.limit - 1)
 
     @property
     def exhausted(self) -> bool:
-        """All its tokens are drawn; what is left is to read them."""
+        """Whether all its tokens are sampled, though some may be unread."""
         return self.sampled >= max(1, self.limit)  # a prompt that is only scored still runs to its end
 
-    def banned_at(self, sampled: int) -> Many[int]:
-        """Tokens that may not come next when so many are drawn."""
+    def banned_at(self, sampled: int) -> Sequence[int]:
+        """Tokens that may not come next after so many are sampled."""
         return sorted(self.stop_tokens) if sampled < self.request.stop.min_tokens else ()
 
     @property
     def scoring(self) -> bool:
-        """Its prompt's logprobs are asked for and not all on their way yet."""
+        """Whether logprobs of its prompt are still to be computed."""
         return self.sampling.prompt_logprobs is not None and self.scored < len(self.prompt) - 1
 
     @property
@@ -195,67 +203,68 @@ class TokenSequence:
 
 
 DIGEST_WORDS = 4
-"""Words that a digest is told in, one for each of a medium's first tokens."""
+"""Words of a digest that become keys, one for each of an item's first tokens."""
 
 
 @dataclass(eq=False, slots=True)
 class PromptMedia:
     items: tuple[MediaItem, ...]
     positions: PositionArray | None = None  # [3, tokens of the prompt], where the model has three axes
-    bidirectional: bool = False  # whether the tokens of a run all see each other
+    bidirectional: bool = False  # whether the tokens of a run all attend to each other
     features: dict[bytes, VisionFeatures] = field(default_factory=dict)
-    """By digest, those of items that are still to be computed, while the sequence waits for them or computes them."""
+    """By digest, of the items that are still to be prefilled."""
 
     @classmethod
-    def of(cls, prompt: Many[int], items: tuple[MediaItem, ...], tower: VisionTower) -> PromptMedia:
+    def of(cls, prompt: Sequence[int], items: tuple[MediaItem, ...], tower: VisionTower) -> PromptMedia:
         return cls(items, tower.positions(len(prompt), items), tower.bidirectional)
 
-    def keyed(self, tokens: Many[int]) -> list[int]:
-        """Tokens as the prefix index knows them: two prompts are the same up to the first medium in which they differ,
-        whatever tokens stand for it. What stands for its content is no token: it is negative."""
+    def keyed(self, tokens: Sequence[int]) -> list[int]:
+        """Tokens as the prefix index knows them: the first placeholder tokens of an item are replaced by its digest, as
+        negative numbers, so that prompts are equal up to the first item in which they differ."""
         keys = list(tokens)
         for item in self.items:
-            for place, word in zip(range(item.begin, item.end), _digest_words(item.digest), strict=False):
-                if place < len(keys):
-                    keys[place] = word
+            # Words of 64 bits, as record files hold them.
+            words = struct.iter_unpack("<Q", item.digest[: 8 * DIGEST_WORDS])
+            for index, (word,) in zip(range(item.begin, min(item.end, len(keys))), words, strict=False):
+                keys[index] = -1 - (word >> 1)
         return keys
 
-    def thinned(self, kept: PositionArray) -> PromptMedia:
-        """The same where only the tokens at these places are left: of each medium all of them, or none."""
-        left = set(kept.tolist())
+    def thinned(self, selection: PositionArray) -> PromptMedia:
+        """The same for a selection of the tokens: of each item all of them, or none."""
+        remaining = set(selection.tolist())
         items = []
         for item in self.items:
-            if item.begin in left:
-                moved = int(np.searchsorted(kept, item.begin)) - item.begin
+            if item.begin in remaining:
+                moved = int(np.searchsorted(selection, item.begin)) - item.begin
                 items.append(replace(item, runs=tuple((begin + moved, end + moved) for begin, end in item.runs)))
-        positions = None if self.positions is None else self.positions[:, kept]
+        positions = None if self.positions is None else self.positions[:, selection]
         return PromptMedia(tuple(items), positions, self.bidirectional, self.features)
 
     @property
     def spans(self) -> list[TokenSpan]:
-        """What is kept or left out together: each medium with a token on each side, which mark where it begins and
-        ends, unless that is another one's."""
+        """Tokens that are kept or left out together: each item with its begin and end markers, a token on each side
+        unless that belongs to another item."""
         ends = [0, *(item.end for item in self.items)]
         begins = [item.begin for item in self.items]
         return [
-            (max(before, begin - 1), min(behind, end + 1))
-            for before, begin, end, behind in zip(ends, begins, ends[1:], [*begins[1:], maxsize], strict=False)
+            (max(previous, begin - 1), min(following, end + 1))
+            for previous, begin, end, following in zip(ends, begins, ends[1:], [*begins[1:], maxsize], strict=False)
         ]
 
-    def inside(self, place: int) -> MediaItem | None:
-        """The medium in the middle of which a sequence of so many tokens would end."""
-        return next((item for item in self.items if item.begin < place < item.end), None)
+    def inside(self, index: int) -> MediaItem | None:
+        """The item that the first `index` tokens would cut."""
+        return next((item for item in self.items if item.begin < index < item.end), None)
 
     def uncut(self, begin: int, count: int) -> int:
-        """How many tokens from `begin` on can be computed at once: `count`, or fewer, so that no run is cut whose
-        tokens see each other; all of it where that is the first."""
+        """How many tokens from `begin` on can be computed at once: `count`, or as many as it takes to cut no run whose
+        tokens attend to each other."""
         for start, stop in self._mutual_runs:
             if start < begin + count < stop:
                 return (start if start > begin else stop) - begin
         return count
 
     def mutual_within(self, begin: int, end: int) -> tuple[TokenSpan, ...]:
-        """Runs among tokens [begin, end) whose tokens see each other, counted from `begin`."""
+        """Runs in tokens [begin, end) whose tokens attend to each other, relative to `begin`."""
         return tuple((start - begin, stop - begin) for start, stop in self._mutual_runs if begin <= start < end)
 
     @property
@@ -263,26 +272,26 @@ class PromptMedia:
         return (run for item in self.items if self.bidirectional for run in item.runs)
 
     def ahead(self, computed: int) -> list[MediaItem]:
-        """Those whose features are needed by a sequence that has so many tokens computed, each content once."""
+        """Items whose features a sequence needs after so many computed tokens, each content once."""
         return list({item.digest: item for item in self.items if item.end > computed}.values())
 
-    def position(self, place: int) -> int:
-        """That of the token at `place`, where that is text, or of what begins there."""
+    def position(self, index: int) -> int:
+        """The position of a text token at `index`, or of the item that begins there."""
         if self.positions is None:
-            return place
+            return index
         prompt = self.positions.shape[1]
-        if place < prompt:
-            return int(self.positions[:, place].min())
-        return int(self.positions.max()) + 1 + place - prompt
+        if index < prompt:
+            return int(self.positions[:, index].min())
+        return int(self.positions.max()) + 1 + index - prompt
 
-    def stated(self, begin: int, end: int) -> PositionArray | None:
-        """[3, end - begin]: where those tokens stand; None where all of them are text, or there are no axes."""
+    def explicit_positions(self, begin: int, end: int) -> PositionArray | None:
+        """[3, end - begin], or None where all of the tokens are text, or positions have one axis."""
         if self.positions is None or not any(True for _ in self.seen(begin, end)):
             return None
         return self.axes(self.positions, begin, end)
 
     def axes(self, positions: PositionArray, begin: int, end: int) -> PositionArray:
-        """[3, end - begin]: where those tokens stand, the prompt's at `positions`, and text behind it."""
+        """[3, end - begin]: the prompt's tokens at `positions`, and text after it."""
         own, behind = positions[:, begin:end], end - max(begin, positions.shape[1])
         if behind <= 0:
             return own
@@ -290,8 +299,8 @@ class PromptMedia:
         return np.concatenate([own, np.broadcast_to(text, (3, behind))], axis=1)
 
     def seen(self, begin: int, end: int) -> Iterator[tuple[bytes, range, range]]:
-        """For each run that stands in tokens [begin, end), or the part of it that does: whose digest's features, which
-        of them, and at which places."""
+        """For each run, or its part, in tokens [begin, end): the item's digest, which of its features, and for which
+        tokens."""
         for item in self.items:
             first = 0
             for start, stop in item.runs:
@@ -301,54 +310,47 @@ class PromptMedia:
                 first += stop - start
 
 
-def _digest_words(digest: bytes) -> Iterator[int]:
-    """Negative numbers of 64 bits, as files of records hold them."""
-    for (word,) in struct.iter_unpack("<Q", digest[: 8 * DIGEST_WORDS]):
-        yield -1 - (word >> 1)
-
-
 GAP_KEY = 1 << 32
-"""What the key of a token is raised by for each token that was left out before it: then it is no token's number."""
+"""Added to a token's key for each token that was left out before it, so that it equals no token."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ThinnedPrompt:
     whole: tuple[int, ...]  # all of the prompt
-    kept: KeptPlaces  # where in it the tokens stand that are left, in order; the prompt's last is among them
-    sight: PromptMedia | None = None  # what is left of what it shows
+    selection: KeptPositions  # of the tokens that are left, in order; the prompt's last is among them
+    sight: PromptMedia | None = None  # what is left of it
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        return tuple(self.whole[place] for place in self.kept.tolist())
+        return tuple(self.whole[index] for index in self.selection.tolist())
 
-    def keyed(self, tokens: Many[int]) -> list[int]:
-        """Tokens as the prefix index knows them. All that their states depend on is told: which tokens stand before
-        them, and where. So what stands behind a gap is found by nobody who has not left out the same."""
-        left = len(self.kept)
-        shown = tokens if self.sight is None else self.sight.keyed(tokens)
-        before = np.diff(self.kept, prepend=-1).astype(np.int64) - 1
-        own = np.asarray(shown[:left], dtype=np.int64) + GAP_KEY * before[: len(shown)]
-        keys: list[int] = own.tolist()
-        return [*keys, *shown[left:]]
+    def keyed(self, tokens: Sequence[int]) -> list[int]:
+        """Tokens as the prefix index knows them. KV depends on which tokens came before, and where: what follows a gap
+        is reused only by prompts that left out the same."""
+        count = len(self.selection)
+        keys = tokens if self.sight is None else self.sight.keyed(tokens)
+        gaps = np.diff(self.selection, prepend=-1).astype(np.int64) - 1
+        prompt = np.asarray(keys[:count], dtype=np.int64) + GAP_KEY * gaps[: len(keys)]
+        return [*prompt.tolist(), *keys[count:]]
 
-    def position(self, place: int) -> int:
-        """Of what is stored at `place`: behind the prompt one follows another again."""
+    def position(self, index: int) -> int:
+        """After the prompt, positions are consecutive again."""
         if self.sight is not None and self.sight.positions is not None:
-            return self.sight.position(place)
-        left = len(self.kept)
-        return int(self.kept[place]) if place < left else len(self.whole) + place - left
+            return self.sight.position(index)
+        count = len(self.selection)
+        return int(self.selection[index]) if index < count else len(self.whole) + index - count
 
-    def stated(self, begin: int, end: int) -> PositionArray | None:
-        """Where the tokens at places [begin, end) stand; None where one follows another, the one behind them too."""
-        sight, follow = self.sight, self.position(end) - self.position(begin) == end - begin
+    def explicit_positions(self, begin: int, end: int) -> PositionArray | None:
+        """Of tokens [begin, end); None where they and the next one are consecutive."""
+        sight, consecutive = self.sight, self.position(end) - self.position(begin) == end - begin
         if sight is not None and sight.positions is not None:
-            seen = sight.stated(begin, end)
-            return seen if seen is not None or follow else sight.axes(sight.positions, begin, end)
-        if follow:
+            seen = sight.explicit_positions(begin, end)
+            return seen if seen is not None or consecutive else sight.axes(sight.positions, begin, end)
+        if consecutive:
             return None
-        behind = np.arange(len(self.whole), len(self.whole) + end - len(self.kept), dtype=np.int32)
-        return np.concatenate([self.kept[begin:end], behind])
+        after = np.arange(len(self.whole), len(self.whole) + end - len(self.selection), dtype=np.int32)
+        return np.concatenate([self.selection[begin:end], after])
 
-    def places(self, lengths: frozenset[int]) -> frozenset[int]:
-        """How much is stored when so much of the whole prompt has passed."""
-        return frozenset(int(np.searchsorted(self.kept, length)) for length in lengths)
+    def shortened(self, lengths: frozenset[int]) -> frozenset[int]:
+        """Lengths of the whole prompt as lengths of the selection."""
+        return frozenset(int(np.searchsorted(self.selection, length)) for length in lengths)

@@ -9,24 +9,23 @@ from dataclasses import dataclass
 from statistics import median
 
 LEAST_SLOPE = 0.25
-"""However the measurements lie, this part of the mean cost grows with size, so that no size seems free."""
+"""Whatever the measurements, this share of the mean cost grows with size, so that no size seems free."""
 LARGEST_EFFICIENT = 128
 """No fixed cost makes chunks of more tokens than this necessary."""
 REMEMBERED_COSTS = 32
-"""Measurements that a line is fitted to: the last ones."""
+"""The last measurements, to which a line is fitted."""
 SURE_COSTS = 3
-"""Small ones and large ones that it takes to know the fixed part: the median of three bears one that is wrong."""
+"""Small and large measurements that it takes to know the fixed part: the median of three tolerates an outlier."""
 TELLING_RATIO = 2.0
-"""How many times as large sizes must be to say something of the slope. Of sizes that lie closer together the noise
-says more than they do."""
+"""How many times larger sizes must be to determine the slope. Between closer sizes, noise dominates."""
 VARIED_BY = 4
-"""How many times as small a step is made to learn the fixed part."""
+"""How many times smaller a step is made to learn the fixed part."""
 FAR_BELOW = 1 / 3
-"""A measurement that is less than this part of what was expected shows that something else was in those before, such as
-kernels that were compiled when they were first met: they are forgotten."""
+"""A measurement below this share of the expected cost shows that those before included something else, such as the
+compilation of kernels: they are forgotten."""
 
 RECENT_COSTS = 4
-"""Times that the least is taken of."""
+"""Measurements of which the least is taken."""
 
 
 class CostLine:
@@ -34,7 +33,7 @@ class CostLine:
 
     def __init__(self) -> None:
         self._recent: deque[tuple[float, float]] = deque(maxlen=REMEMBERED_COSTS)
-        self._fit: _Fit | None = None  # to these, once it was asked for
+        self._fit: _Fit | None = None  # computed on demand
 
     def observe(self, size: float, cost: float) -> None:
         if self.known and cost < FAR_BELOW * self.cost(size):
@@ -48,7 +47,7 @@ class CostLine:
 
     @property
     def sure(self) -> bool:
-        """Whether the fixed part is known, and not only what work of the usual size costs."""
+        """Whether the fixed part is known, and not only the cost of the usual size."""
         return self.known and self._fitted().sure
 
     def fit(self) -> tuple[float, float]:
@@ -67,11 +66,11 @@ class CostLine:
 
     @property
     def largest(self) -> float:
-        """Of the sizes that were measured lately."""
+        """Of the recent sizes."""
         return max((size for size, _ in self._recent), default=0.0)
 
     def lacks_smaller(self, size: float) -> bool:
-        """Whether work of a much smaller size than this should be measured next. Never twice in a row."""
+        """Whether a much smaller size than this should be measured next. Never twice in a row."""
         smaller = [TELLING_RATIO * measured <= size for measured, _ in self._recent]
         return self.known and sum(smaller) <= SURE_COSTS and not smaller[-1]
 
@@ -89,7 +88,7 @@ class _Fit:
 
 
 def _fit_line(measured: Iterable[tuple[float, float]]) -> _Fit:
-    """A line through the middle of the small ones and that of the large ones."""
+    """A line through the medians of the small and of the large sizes."""
     by_size = sorted(measured)
     if by_size[-1][0] < TELLING_RATIO * by_size[0][0]:
         return _fit_proportional(by_size)
@@ -98,7 +97,7 @@ def _fit_line(measured: Iterable[tuple[float, float]]) -> _Fit:
     if size < TELLING_RATIO * below:
         return _fit_proportional(by_size)
     proportional = cost / size
-    # Noise may say that more costs less.
+    # With noise, more may seem to cost less.
     slope = min(max((cost - cheaper) / (size - below), LEAST_SLOPE * proportional), proportional)
     smaller = sum(TELLING_RATIO * each <= size for each, _ in small)
     return _Fit(max(0.0, cost - slope * size), slope, sure=min(smaller, len(large)) >= SURE_COSTS)
@@ -110,7 +109,7 @@ def _fit_proportional(measured: Iterable[tuple[float, float]]) -> _Fit:
 
 
 def _split_by_size(by_size: list[tuple[float, float]]) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """Small ones and large ones: parted where sizes lie far apart and there are many on both sides."""
+    """Small and large sizes: split where the gap is wide and there are many on both sides."""
     count = len(by_size)
     least = min(SURE_COSTS, count // 2)
 
@@ -128,29 +127,29 @@ def _median_point(measured: Iterable[tuple[float, float]]) -> tuple[float, float
 
 
 class LeastCost:
-    """What work of about a size costs that is done seldom: the least, by size, of the last few times. The first time
-    does not count: something was made then that others find."""
+    """The cost of infrequent work: the least of the last few measurements, by size. The first does not count, as it
+    includes one-time work."""
 
     def __init__(self) -> None:
-        self._lately: dict[int, deque[float]] = {}  # cost over size, by the size's power of two
+        self._recent: dict[int, deque[float]] = {}  # cost over size, by the size's power of two
 
     def observe(self, size: int, cost: float) -> None:
-        known = self._lately.get(size.bit_length())
-        if known is None:
-            self._lately[size.bit_length()] = deque(maxlen=RECENT_COSTS)
+        recent = self._recent.get(size.bit_length())
+        if recent is None:
+            self._recent[size.bit_length()] = deque(maxlen=RECENT_COSTS)
         else:
-            known.append(cost / max(size, 1))
+            recent.append(cost / max(size, 1))
 
     def cost(self, size: int) -> float:
-        """0 where it is not known: what was measured once may have been anything."""
-        known = self._lately.get(size.bit_length(), ())
-        return min(known) * size if len(known) > 1 else 0.0
+        """0 where it is not known: a single measurement proves nothing."""
+        recent = self._recent.get(size.bit_length(), ())
+        return min(recent) * size if len(recent) > 1 else 0.0
 
 
 class StepCosts:
     """Milliseconds of decoding rows and of prefilling tokens.
 
-    Where a model `mixes`, both share forward passes, whose price is that of as many tokens; else their prices add up.
+    Where a model `mixes`, both share forward passes, which cost as much as so many tokens; else their costs add up.
     """
 
     def __init__(self, *, mixes: bool = False) -> None:
@@ -161,36 +160,35 @@ class StepCosts:
         self._decode.observe(rows, milliseconds)
 
     def observe_prefill(self, tokens: int, milliseconds: float) -> None:
-        """A forward pass over prompt tokens; those of rows that decoded in it are counted like any other."""
+        """A forward pass over prompt tokens; the tokens of rows that decode in it are counted too."""
         self._prefill.observe(tokens, milliseconds)
 
     def decode_ms(self, rows: int) -> float:
-        """Of a step in which rows decode and nothing else happens."""
+        """Of a step in which rows only decode."""
         if not self._mixes or not self._prefill.known:
             return self._decode.cost(rows) if rows and self._decode.known else 0.0
-        # There may have been no such step yet, or none of nearly as many rows; but they cost no more than a prompt.
+        # There may have been no such step yet, or none of nearly as many rows; but it costs no more than a prompt.
         return min(self._decode.cost(rows), self.prefill_ms(rows)) if self._decode.known else self.prefill_ms(rows)
 
     def prefill_ms(self, tokens: int) -> float:
         return self._prefill.cost(tokens) if tokens and self._prefill.known else 0.0
 
     def fixed_ms(self, rows: int) -> float:
-        """What a step costs before its first prompt token in which at most one row decodes: 0 where that is not known
-        for sure."""
+        """What a step with at most one decoding row costs before its first prompt token; 0 where that is not sure."""
         if not self._prefill.sure:
             return 0.0
         fixed, _ = self._prefill.fit()
         return fixed if self._mixes else fixed + self.decode_ms(min(rows, 1))
 
     def varied(self, tokens: int, rows: int) -> int:
-        """So many prompt tokens, or far fewer where none of the last steps were so small: of steps that are all of one
-        size nobody can tell which part of their cost is fixed."""
-        fewer, beside = max(1, tokens // VARIED_BY), rows if self._mixes else 0
-        tells = TELLING_RATIO * (fewer + beside) <= tokens + beside
-        return fewer if tells and self._prefill.lacks_smaller(tokens + beside) else tokens
+        """So many prompt tokens, or far fewer where no recent step was so small: steps of one size do not show which
+        part of their cost is fixed."""
+        fewer, decoding = max(1, tokens // VARIED_BY), rows if self._mixes else 0
+        is_telling = TELLING_RATIO * (fewer + decoding) <= tokens + decoding
+        return fewer if is_telling and self._prefill.lacks_smaller(tokens + decoding) else tokens
 
     def further_tokens(self) -> int:
-        """How many tokens another prompt's costs besides its own, where each takes a forward pass of its own."""
+        """How many tokens a further prompt costs besides its own, where each takes a forward pass of its own."""
         if self._mixes or not self._prefill.known:
             return 0
         fixed, slope = self._prefill.fit()
@@ -198,24 +196,20 @@ class StepCosts:
 
     @property
     def largest_tokens(self) -> int:
-        """Of forward passes over prompts that were measured lately."""
+        """Of recent forward passes over prompts."""
         return int(self._prefill.largest)
 
     def efficient_tokens(self, rows: int) -> int:
-        """The fewest tokens of which the fixed cost of computing any takes no more than a fifth.
-
-        Beside rows that decode in the same forward pass there is no such cost.
-        """
+        """The fewest prompt tokens for which the fixed cost of a pass takes at most a fifth. Alongside rows that decode
+        in the same pass there is no such cost."""
         if self._mixes and rows:
             return 1
         fixed, slope = self._prefill.fit() if self._prefill.known else (0.0, 1.0)
         return int(min(4 * fixed / slope, LARGEST_EFFICIENT)) if slope > 0 else LARGEST_EFFICIENT
 
     def tokens_within(self, milliseconds: float, rows: int, default: int) -> int:
-        """How many tokens can be prefilled in a step that takes so long and in which so many rows decode.
-
-        `default` as long as nothing was measured.
-        """
+        """How many tokens can be prefilled in a step of that time in which so many rows decode; `default` as long as
+        nothing was measured."""
         if not self._prefill.known:
             return default
         if self._mixes:

@@ -1,8 +1,8 @@
 """The reader's end of a request: streams of events, the last of which is terminal.
 
-`EventStream` is for coroutines that read an answer, `BlockingStream` for threads without an event loop,
-`PieceStream` for work that comes piece by piece (transcripts, speech). The engine thread posts; whoever reads
-closes the stream in the end, which cancels a request that has not ended.
+`EventStream` is for coroutines that read an answer, `BlockingStream` for threads without an event loop, `PieceStream`
+for work that comes in pieces (transcripts, speech). The engine thread posts. The reader closes the stream in the end,
+which cancels a request that has not ended.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ingot.errors import Cancelled, ClientLeft, IngotError
 
 EventBatch = list[Event]
 
-MOST_WAITING_BYTES: Final = 16 << 20  # bytes, roughly, that may wait for one reader; no answer's text is so long
-TOKEN_INFO_BYTES: Final = 160  # what a token with its logprob takes
+MOST_WAITING_BYTES: Final = 16 << 20  # roughly, that may wait for one reader; no answer's text is so long
+TOKEN_INFO_BYTES: Final = 160  # of a token with its logprob
 EVENT_BYTES: Final = 64
-MERGED_AFTER: Final = 1024  # events that wait before they are joined
+MERGED_AFTER: Final = 1024  # waiting events, after which neighbouring deltas are merged
 
 
 def ends_stream(batch: EventBatch) -> bool:
@@ -35,32 +35,32 @@ class EventSink(Protocol):
 
 
 class EventStream:
-    """For a coroutine. `close` cancels the request if it has not ended; always call it in the end. `cancel` is told
-    why.
+    """For a coroutine. Always call `close` in the end: it cancels the request if it has not ended. `cancel` gets the
+    reason.
 
-    A reader that is late gets all that waits as one batch, in which neighbouring pieces of a text may be one. One that
-    is too far behind gets what waits, and a failure that says so in place of the rest.
+    A late reader gets all waiting events as one batch, in which neighbouring deltas may be merged. One that is too far
+    behind gets what waits, and then a failure in place of the rest.
     """
 
     def __init__(self, cancel: Callable[[IngotError], object]) -> None:
         self._loop = asyncio.get_running_loop()
         self._waiting: EventBatch = []
         self._size = 0
-        self._join_at = MERGED_AFTER
+        self._merge_at = MERGED_AFTER
         self._arrived = asyncio.Event()
         self._cancel = cancel
         self._complete = False  # the last event has arrived
         self._ended = False  # and was read
-        self._heard: Callable[[Ended | Failed], None] | None = None
+        self._on_end: Callable[[Ended | Failed], None] | None = None
 
     def __len__(self) -> int:
-        """How many events wait."""
+        """Events that wait."""
         return len(self._waiting)
 
     def post(self, batch: EventBatch) -> None:
         try:
             self._loop.call_soon_threadsafe(self._take, batch)
-        except RuntimeError:  # the loop is closed: nobody reads any more
+        except RuntimeError:  # the loop is closed: there is no reader any more
             self._cancel(_client_left())
 
     async def __aiter__(self) -> AsyncIterator[EventBatch]:
@@ -68,26 +68,26 @@ class EventStream:
             await self._arrived.wait()
             self._arrived.clear()
             batch, self._waiting = self._waiting, []
-            self._size, self._join_at = 0, MERGED_AFTER
+            self._size, self._merge_at = 0, MERGED_AFTER
             self._ended = ends_stream(batch)
             yield batch
 
-    def close(self, heard: Callable[[Ended | Failed], None] | None = None, cause: IngotError | None = None) -> None:
-        """`heard` gets the last event, where it was not read, once there is one. `cause` says why the rest is not read,
-        where it is not that the client left."""
+    def close(self, on_end: Callable[[Ended | Failed], None] | None = None, cause: IngotError | None = None) -> None:
+        """`on_end` gets the last event, once it arrives, where it was not read. `cause` is why the reader stops, where
+        the client has not left."""
         if self._ended:
             return
-        self._ended, self._heard = True, heard
+        self._ended, self._on_end = True, on_end
         self._cancel(cause or _client_left())
         if self._complete:
-            self._hear(self._waiting[-1])
+            self._report_end(self._waiting[-1])
 
     def _take(self, batch: EventBatch) -> None:
         if self._complete:
             return
         if self._ended:
             self._complete = ends_stream(batch)
-            self._hear(batch[-1])
+            self._report_end(batch[-1])
             return
         self._waiting += batch
         self._size += sum(map(event_bytes, batch))
@@ -97,14 +97,14 @@ class EventStream:
             behind = Cancelled(f"The request was cancelled: its reader is {MOST_WAITING_BYTES >> 20} MiB behind.")
             self._waiting.append(Failed(behind))
             self._cancel(behind)
-        if len(self._waiting) > self._join_at:
+        if len(self._waiting) > self._merge_at:
             self._waiting = merge_deltas(self._waiting)
-            self._join_at = max(MERGED_AFTER, 2 * len(self._waiting))
+            self._merge_at = max(MERGED_AFTER, 2 * len(self._waiting))
         self._arrived.set()
 
-    def _hear(self, event: Event) -> None:
-        if self._heard is not None and isinstance(event, Ended | Failed):
-            self._heard(event)
+    def _report_end(self, event: Event) -> None:
+        if self._on_end is not None and isinstance(event, Ended | Failed):
+            self._on_end(event)
 
 
 def _client_left() -> ClientLeft:
@@ -121,7 +121,7 @@ def event_bytes(event: Event) -> int:
 
 
 def merge_deltas(events: Sequence[Event]) -> EventBatch:
-    """The same events with each sequence's together, and neighbouring pieces of a text as one. The last stays last."""
+    """The same events grouped by sequence, with neighbouring deltas merged. The last stays last."""
     own: dict[int | None, EventBatch] = {}
     for event in events:
         own.setdefault(getattr(event, "index", None), []).append(event)
@@ -135,12 +135,12 @@ def event_kind(event: Event) -> tuple[type[Event], int | None]:
 
 
 def merge_run(run: EventBatch) -> Iterable[Event]:
-    """A run of events of one kind and one sequence."""
+    """Merge events of one kind and one sequence."""
     match run[0]:
         case TextDelta(index):
-            told = [event for event in run if isinstance(event, TextDelta)]
-            tokens = tuple(token for event in told for token in event.tokens)
-            return [TextDelta(index, "".join(event.text for event in told), tokens)]
+            texts = [event for event in run if isinstance(event, TextDelta)]
+            tokens = tuple(token for event in texts for token in event.tokens)
+            return [TextDelta(index, "".join(event.text for event in texts), tokens)]
         case ThinkingDelta(index):
             return [ThinkingDelta(index, "".join(event.text for event in run if isinstance(event, ThinkingDelta)))]
         case CallArguments(index, call):
@@ -171,9 +171,9 @@ Last = TypeVar("Last")
 
 
 class PieceStream(Generic[Piece, Last]):
-    """For a coroutine. `close` cancels the request if it has not ended; always call it in the end."""
+    """For a coroutine. Always call `close` in the end: it cancels the request if it has not ended."""
 
-    piece: ClassVar[type]  # what all events but the last are
+    piece: ClassVar[type]  # the type of all events but the last
 
     def __init__(self, cancel: Callable[[], object]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -184,11 +184,11 @@ class PieceStream(Generic[Piece, Last]):
         """From the engine thread."""
         try:
             self._loop.call_soon_threadsafe(self._take, events)
-        except RuntimeError:  # the loop is closed: nobody reads any more
+        except RuntimeError:  # the loop is closed: there is no reader any more
             self._cancel()
 
     async def __aiter__(self) -> AsyncIterator[Piece | Last]:
-        """Raises the error that the work ends in."""
+        """Raises the error that the work ended with."""
         while not self._ended:
             event = await self._events.get()
             self._ended = not isinstance(event, self.piece)

@@ -1,7 +1,7 @@
-"""What the engine reports as it goes: its metrics, and the log's lines on each request.
+"""What the engine reports: its metrics, and log lines for each request.
 
-Log lines say that a request began, how far its prompt is, and how it ended. They hold numbers and ids alone:
-nothing of what was asked or answered, nor whose key it was. For the engine thread, which says what time it is.
+Log lines report that a request began, how far its prefill is, and how it ended. They hold numbers and ids alone:
+nothing of prompts or answers, nor the key. For the engine thread, which passes the time.
 """
 
 from __future__ import annotations
@@ -10,137 +10,124 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import Any, Final, get_args
 
 from ingot.cache.pages import PAGE
 from ingot.engine.memory_budget import MemoryBudget
 from ingot.engine.output import NOT_SEARCHED, ActiveRequest
-from ingot.engine.request import CacheReason, CacheReport, ModelCard, SequenceEnded
+from ingot.engine.request import CacheReason, CacheReport, ModelCard, RequestStatus
 from ingot.engine.scheduler import StepPlan
 from ingot.engine.sequence import TokenSequence
 from ingot.errors import Cancelled, ClientLeft, IngotError, Stopping
 from ingot.observe.logs import log_facts
 from ingot.observe.metrics import EngineMetrics
 
-if TYPE_CHECKING:
-    from ingot.engine.request import RequestStatus
-    from ingot.engine.scheduler import StepPlan
-
-
 REQUEST_ENDINGS: Final = ("stop", "length", "abort", "error")
-"""How requests end, as vLLM calls it: a tool's call is a stop."""
+"""How requests end, by vLLM's names: a tool call is a stop."""
 MEASURED_EVERY_S: Final = 0.2
-"""How often it is measured how full the memory is, besides when somebody joins."""
-MOST_TOKENS: Final = 1 << 30  # that a server is said to hold at once: some models' states do not grow
+"""How often the use of memory is measured, besides when a sequence joins."""
+MOST_TOKENS: Final = 1 << 30  # most that is reported as fitting into memory: some models' KV does not grow
 
 
 class MetricsRecorder:
     def __init__(self, card: ModelCard, budget: MemoryBudget, *, has_disk: bool) -> None:
-        self.figures = EngineMetrics(card.context, REQUEST_ENDINGS, get_args(CacheReason))
-        self.figures.page_tokens, self.figures.most_tokens = PAGE, budget.longest(MOST_TOKENS)
-        self._states, self._has_disk = budget.states, has_disk
+        self.metrics = EngineMetrics(card.context, REQUEST_ENDINGS, get_args(CacheReason))
+        self.metrics.page_tokens, self.metrics.most_tokens = PAGE, budget.longest(MOST_TOKENS)
+        self._kv_budget, self._has_disk = budget.states, has_disk
         self._measured_at = 0.0
 
-    def due(self, now: float) -> bool:
-        """Whether the memory was measured a while ago."""
+    def is_memory_due(self, now: float) -> bool:
         return now - self._measured_at > MEASURED_EVERY_S
 
-    def measured(
-        self, now: float, reserved: int, existing: int, held: int, *, kept: Mapping[str, int], active: int
+    def record_memory(
+        self, now: float, reserved: int, allocated: int, used: int, *, cached: Mapping[str, int], active: int
     ) -> None:
-        """Bytes of states: what running sequences have reserved, what exists, what somebody holds of it, and what is
-        kept, by tenant. `active` are those that mlx has for everything."""
+        """Bytes of KV: reserved by running sequences, allocated, used of those, and cached, by tenant. `active` is all
+        that mlx has allocated."""
         self._measured_at = now
-        self.figures.occupied = reserved / self._states
-        self.figures.state_bytes, self.figures.held_bytes = existing, held
-        self.figures.kept_bytes, self.figures.active_bytes = dict(kept), active
+        metrics = self.metrics
+        metrics.occupied = reserved / self._kv_budget
+        metrics.state_bytes, metrics.held_bytes = allocated, used
+        metrics.kept_bytes, metrics.active_bytes = dict(cached), active
 
-    def planned(self, plan: StepPlan) -> None:
-        """Who joins a step, and what is computed in it."""
-        figures = self.figures
-        figures.preemptions += len(plan.preempted)
+    def count_step(self, plan: StepPlan) -> None:
+        self.metrics.preemptions += len(plan.preempted)
         for sequence in plan.admitted:
             if sequence.preemptions == 0 and sequence.index % sequence.request.n == 0 and sequence.report is not None:
-                self._began(sequence.report)
+                self._count_prompt(sequence.report)
         if not plan.empty:
-            figures.step_tokens.add(len(plan.decode) + sum(chunk.count for chunk in plan.chunks))
+            self.metrics.step_tokens.add(len(plan.decode) + sum(chunk.count for chunk in plan.chunks))
 
-    def _began(self, report: CacheReport) -> None:
-        figures = self.figures
-        figures.prompt_tokens += report.prompt_tokens
-        figures.reasons[report.reason] += 1
+    def _count_prompt(self, report: CacheReport) -> None:
+        metrics = self.metrics
+        metrics.prompt_tokens += report.prompt_tokens
+        metrics.reasons[report.reason] += 1
         if report.reason not in NOT_SEARCHED:
-            figures.asked_tokens += report.prompt_tokens
-            figures.matched_tokens += report.matched
-            figures.read_tokens += report.read
+            metrics.asked_tokens += report.prompt_tokens
+            metrics.matched_tokens += report.matched
+            metrics.read_tokens += report.read
             if self._has_disk:
-                figures.filed_asked_tokens += report.prompt_tokens - report.matched + report.read
+                metrics.filed_asked_tokens += report.prompt_tokens - report.matched + report.read
 
     def count_token(self, sequence: TokenSequence, now: float, *, first: bool) -> None:
-        """A new token is known. `first` of those that a step gave the sequence: what comes with it took no time of its
-        own."""
-        figures = self.figures
-        figures.generated_tokens += 1
-        if sequence.drawn_at is None:
-            figures.first_token_s.add(now - sequence.arrived)
+        """`first` of a step's tokens for the sequence: accepted draft tokens after it took no time of their own."""
+        self.metrics.generated_tokens += 1
+        if sequence.last_token_at is None:
+            self.metrics.first_token_s.add(now - sequence.arrived)
         elif first:
-            figures.between_tokens_s.add(now - sequence.drawn_at)
-        sequence.drawn_at = now
+            self.metrics.between_tokens_s.add(now - sequence.last_token_at)
+        sequence.last_token_at = now
 
-    def finished(self, job: ActiveRequest, now: float) -> None:
-        """All its answers came to their ends."""
-        figures, request, usage, timing = self.figures, job.request, job.usage(), job.timing(now)
-        figures.endings[_finish_kind(writer.ended for writer in job.writers.values())] += 1
-        figures.request_s.add(now - request.arrived)
-        figures.queue_s.add(timing.queue)
-        figures.prefill_s.add(timing.prefill)
-        figures.decode_s.add(timing.decode)
-        figures.inference_s.add(timing.prefill + timing.decode)
-        figures.prompt_lengths.add(usage.prompt_tokens)
-        figures.answer_lengths.add(usage.completion_tokens)
-        figures.answers.add(request.n)
+    def count_finished(self, job: ActiveRequest, now: float) -> None:
+        """A request whose answers all came to their ends."""
+        metrics, request, usage, timing = self.metrics, job.request, job.usage(), job.timing(now)
+        cut = any(writer.ended is not None and writer.ended.reason == "length" for writer in job.writers.values())
+        metrics.endings["length" if cut else "stop"] += 1
+        metrics.request_s.add(now - request.arrived)
+        metrics.queue_s.add(timing.queue)
+        metrics.prefill_s.add(timing.prefill)
+        metrics.decode_s.add(timing.decode)
+        metrics.inference_s.add(timing.prefill + timing.decode)
+        metrics.prompt_lengths.add(usage.prompt_tokens)
+        metrics.answer_lengths.add(usage.completion_tokens)
+        metrics.answers.add(request.n)
         if request.max_tokens is not None:
-            figures.answer_limits.add(request.max_tokens)
+            metrics.answer_limits.add(request.max_tokens)
         longest = max(sequence.produced for sequence in job.sequences)
-        figures.longest_answers.add(longest)
+        metrics.longest_answers.add(longest)
         if longest > 1:
-            figures.token_s.add(timing.decode / (longest - 1))
+            metrics.token_s.add(timing.decode / (longest - 1))
 
     def count_failure(self, error: IngotError) -> None:
         """A request ended before its answers did."""
-        self.figures.endings["abort" if isinstance(error, Cancelled | Stopping) else "error"] += 1
-
-
-def _finish_kind(answers: Iterable[SequenceEnded | None]) -> str:
-    return "length" if any(answer is not None and answer.reason == "length" for answer in answers) else "stop"
+        self.metrics.endings["abort" if isinstance(error, Cancelled | Stopping) else "error"] += 1
 
 
 PROGRESS_S: Final = 10.0
-"""How often a prompt that takes long is told of."""
+"""How often the progress of a long prefill is logged."""
 SLOW_STEP_S: Final = 2.0
-"""A step that takes longer than this is worth a line in the log."""
-NAMED_REQUESTS: Final = 4  # requests of such a step
+"""Steps that take longer are logged."""
+NAMED_REQUESTS: Final = 4  # that such a line names
+LOGGED_COUNTS: Final = ("prompt_tokens", "cached_tokens", "prefilled_tokens", "completion_tokens", "preemptions")
 
 log = logging.getLogger("ingot.requests")
 
 
 @dataclass(slots=True)
 class LoggedProgress:
-    """What was last told of a request, and when."""
+    """What was last logged of a request, and when."""
 
     at: float
     prefilled: int
 
 
 class RequestLog:
-    """For one thread, which says what time it is."""
-
     def __init__(self, model: str, every_s: float = PROGRESS_S) -> None:
         self._model, self._every_s = model, every_s
         self._watched: dict[str, LoggedProgress] = {}
 
     def began(self, status: RequestStatus, via: str, now: float) -> None:
-        """It runs for the first time; said once. `via` is the address that it came to."""
+        """It runs for the first time; logged once. `via` is the URL path that it came to."""
         if status.id in self._watched:
             return
         self._watched[status.id] = LoggedProgress(now, status.cached_tokens)
@@ -150,8 +137,8 @@ class RequestLog:
             extra=_status_facts(status, "began", path=via, model=self._model),
         )
 
-    def look(self, now: float, statuses: Callable[[], Iterable[RequestStatus]]) -> None:
-        """Tells of the prompts that are due. Cheap where none is, as it is called between all steps."""
+    def log_progress(self, now: float, statuses: Callable[[], Iterable[RequestStatus]]) -> None:
+        """Log the prompts that are due. Cheap where none is, as it is called between all steps."""
         if not any(now - watched.at >= self._every_s for watched in self._watched.values()):
             return
         for status in statuses():
@@ -166,7 +153,7 @@ class RequestLog:
             watched.at, watched.prefilled = now, status.prefilled_tokens
 
     def stepped(self, plan: StepPlan, seconds: float) -> None:
-        """A step took so long. Said where that was too long, with whose it was."""
+        """Log a step that took too long, and its requests."""
         if seconds <= SLOW_STEP_S:
             return
         prompt = sum(chunk.count for chunk in plan.chunks)
@@ -182,12 +169,12 @@ class RequestLog:
 
     def ended(self, status: RequestStatus, outcome: str) -> None:
         self._watched.pop(status.id, None)
-        told = _status_facts(status, "ended", outcome=outcome)
-        log.info("%s ended, %s: %s", status.id, outcome, ", ".join(_summary_parts(status)), extra=told)
+        facts = _status_facts(status, "ended", outcome=outcome)
+        log.info("%s ended, %s: %s", status.id, outcome, ", ".join(_summary_parts(status)), extra=facts)
 
 
 def error_outcome(error: IngotError) -> str:
-    """How a request ended that did not come to its end."""
+    """How a request ended that failed or was cancelled."""
     if isinstance(error, ClientLeft):
         return f"the client left ({error.status})"
     if isinstance(error, Stopping):
@@ -198,7 +185,7 @@ def error_outcome(error: IngotError) -> str:
 def _log_progress(status: RequestStatus, watched: LoggedProgress, now: float) -> None:
     speed = (status.prefilled_tokens - watched.prefilled) / (now - watched.at)
     left = status.prompt_tokens - status.prefilled_tokens
-    estimate = f"about {left / speed:.0f} s left" if speed > 0 else "no telling how long"
+    estimate = f"about {left / speed:.0f} s left" if speed > 0 else "time left unknown"
     log.info(
         "%s prompt: %d of %d tokens, %.1f tokens/s, %s",
         *(status.id, status.prefilled_tokens, status.prompt_tokens, max(speed, 0.0), estimate),
@@ -207,19 +194,10 @@ def _log_progress(status: RequestStatus, watched: LoggedProgress, now: float) ->
 
 
 def _status_facts(status: RequestStatus, event: str, **more: object) -> dict[str, Any]:
-    """What a line says of a request, for machines."""
-    return log_facts(
-        status.id,
-        event=event,
-        prompt_tokens=status.prompt_tokens,
-        cached_tokens=status.cached_tokens,
-        prefilled_tokens=status.prefilled_tokens,
-        completion_tokens=status.completion_tokens,
-        preemptions=status.preemptions,
-        age_s=round(status.age_s, 3),
-        first_token_s=None if status.first_token_s is None else round(status.first_token_s, 4),
-        **more,
-    )
+    """The facts of a log line in JSON."""
+    counts = {name: getattr(status, name) for name in LOGGED_COUNTS}
+    first = None if status.first_token_s is None else round(status.first_token_s, 4)
+    return log_facts(status.id, event=event, **counts, age_s=round(status.age_s, 3), first_token_s=first, **more)
 
 
 def _summary_parts(status: RequestStatus) -> Iterable[str]:

@@ -1,6 +1,6 @@
-"""What the engine has done since it started, and how full it is.
+"""The engine's metrics since its start, and its use of memory.
 
-One thread writes; any thread may read, without a lock: counts only grow, each is read at once, and no table
+One thread writes; any thread may read, without a lock: counts only grow, each is read at once, and no dictionary
 changes its size.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Final
 
-# vLLM's bounds, so that its dashboards' heat maps fit; tokens may come faster here than its first bound tells apart.
+# vLLM's bounds, so that its dashboards' heat maps fit, with lower ones for faster tokens.
 FIRST_TOKEN_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -30,19 +30,16 @@ ANSWER_COUNTS = (1, 2, 5, 10, 20)
 
 
 class EngineMetrics:
-    """The engine thread writes; any thread may read, without a lock. Counts only grow, each is read at once, and no
-    table changes its size."""
-
     def __init__(self, context: int, endings: Iterable[str], reasons: Iterable[str]) -> None:
         """`context` is the longest sequence, `endings` are how requests end, `reasons` why no more of a prompt was
-        taken over."""
+        reused."""
         self.prompt_tokens = 0  # of prompts that began to run;
-        self.asked_tokens = 0  # of those, the ones that the prefix cache was asked about,
+        self.asked_tokens = 0  # of those, the ones looked up in the prefix cache,
         self.matched_tokens = 0  # those it had,
         self.read_tokens = 0  # and those of the latter that were read from disk
-        self.filed_asked_tokens = 0  # what memory lacked and the disk was asked for
-        self.media_asked = 0  # pictures and clips of prompts that are to be computed,
-        self.media_found = 0  # and those of them whose features were there, or on their way
+        self.filed_asked_tokens = 0  # looked up on disk, as memory lacked them
+        self.media_asked = 0  # images and videos of prompts to compute,
+        self.media_found = 0  # and those of them whose features were there, or being computed
         self.generated_tokens = 0
         self.preemptions = 0
         self.endings = dict.fromkeys(endings, 0)
@@ -58,13 +55,13 @@ class EngineMetrics:
         self.answers = Histogram(ANSWER_COUNTS)
         self.step_s = Histogram(STEP_S)
         self.step_tokens = Histogram(STEP_TOKENS)
-        self.occupied = 0.0  # the part of the memory for states that running sequences have reserved
-        self.most_tokens = 0  # that fit into all of it
-        self.page_tokens = 0  # that it is given out by
-        self.state_bytes = 0  # that exist
-        self.held_bytes = 0  # of those, what running sequences and kept prefixes hold
-        self.kept_bytes: Mapping[str, int] = {}  # of kept prefixes, by tenant; never changed, but replaced
-        self.active_bytes = 0  # that mlx has for everything: weights, states, what is being computed
+        self.occupied = 0.0  # the share of the memory for KV that running sequences have reserved
+        self.most_tokens = 0  # that fit into it
+        self.page_tokens = 0  # of a page
+        self.state_bytes = 0  # allocated for KV
+        self.held_bytes = 0  # of those, used by running sequences and cached prefixes
+        self.kept_bytes: Mapping[str, int] = {}  # of cached prefixes, by tenant; replaced, never changed
+        self.active_bytes = 0  # that mlx has allocated: weights, KV, what is being computed
 
 
 TASK_ENDINGS: Final = ("stop", "abort", "error")
@@ -82,25 +79,23 @@ class TaskMetrics:
 
 
 class SpeculationMetrics:
-    """One thread adds; any thread may read, without a lock: numbers only grow, and a place in the list stays."""
-
     def __init__(self) -> None:
         self.drafts = 0
         self.draft_tokens = 0
         self.accepted_tokens = 0
         self.accepted_per_position: list[int] = []
         self.rounds: dict[tuple[int, int], tuple[int, float]] = {}
-        """By rows and tokens: how many ran, and their seconds. Without those that computed prompts as well, and plain
-        ones that nobody looked at."""
+        """By rows and tokens: how many decoding rounds were measured, and their seconds. Without those that computed
+        prompts as well."""
         self.made = 0
-        """Rounds that had to make something for themselves and their like, and so say nothing of what these take."""
+        """Rounds that captured a graph, and so were not measured."""
 
     def ran(self, rows: int, tokens: int, seconds: float) -> None:
         count, spent = self.rounds.get((rows, tokens), (0, 0.0))
         self.rounds[rows, tokens] = (count + 1, spent + seconds)
 
     def add(self, proposed: int, accepted: int) -> None:
-        """A guess of so many tokens, of which the first so many were right."""
+        """A draft of so many tokens, of which the first so many were accepted."""
         self.drafts += 1
         self.draft_tokens += proposed
         self.accepted_tokens += accepted
@@ -110,11 +105,10 @@ class SpeculationMetrics:
 
 
 class Histogram:
-    """One thread adds; any thread may read, without a lock. A value counts at the first bound that it does not exceed,
-    or at none."""
+    """A value counts at the first bound that it does not exceed, or at none."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        assert list(bounds) == sorted(set(bounds)), "bounds rise"
+        assert list(bounds) == sorted(set(bounds)), "bounds must rise"
         self.bounds = tuple(bounds)
         self.sum = 0.0
         self._counts = [0] * (len(bounds) + 1)
@@ -124,7 +118,7 @@ class Histogram:
         self.sum += value
 
     def cumulative(self) -> tuple[int, ...]:
-        """Values up to each bound, and all of them."""
+        """The number of values up to each bound, and of all."""
         return tuple(accumulate(tuple(self._counts)))
 
 

@@ -25,8 +25,8 @@ class MetricSample:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A figure, once for each set of labels. A counter only grows, and its name ends in `_total`; a gauge is as it is
-    now; a histogram has a sample for each of its bounds."""
+    """A metric with a sample for each set of labels. A counter only grows, and its name ends in `_total`; a histogram
+    has a sample for each of its bounds."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -35,9 +35,9 @@ class Metric:
 
     def __post_init__(self) -> None:
         labels = frozenset(label for sample in self.samples for label in sample.labels)
-        assert _is_valid_metric(self.name, labels), f"{self.name} cannot be told"
+        assert _is_valid_metric(self.name, labels), f"{self.name} or a label of it is not a valid name"
         fitting = {"counter": (True,), "gauge": (False,), "histogram": (False, True)}[self.kind]
-        assert self.name.endswith("_total") in fitting, f"{self.name} is no name for a {self.kind}"
+        assert self.name.endswith("_total") in fitting, f"{self.name} is not a name for a {self.kind}"
 
     @classmethod
     def of(cls, name: str, help: str, histogram: Histogram, labels: Mapping[str, str]) -> Metric:
@@ -72,12 +72,12 @@ def _escape_text(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n")
 
 
-@lru_cache(4096)  # a server tells the same labels at each scrape
+@lru_cache(4096)  # each scrape has the same labels
 def _label_text(name: str, value: str) -> str:
     quoted = _escape_text(value).replace('"', '\\"')
     return f'{name}="{quoted}"'
 
 
 def _number_text(value: int | float) -> str:
-    """The format has words of its own for what is no number."""
+    """With the format's own words for infinities and NaN."""
     return {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}.get(repr(value), repr(value))

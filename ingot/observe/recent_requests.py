@@ -1,5 +1,5 @@
-"""The newest requests that ended: how long each of their phases took, and how they went, by tenant and id. For one
-thread.
+"""The most recent requests that ended: how long each of their phases took, and their outcomes, by tenant and id. For
+one thread.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ REMEMBERED_SPANS: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class RequestSpan:
-    """Seconds that a request waited, that its prompt took and its answers did; `ended` is on time.monotonic()'s clock.
-    Nothing of what was asked or answered."""
+    """Seconds that a request waited, and that its prefill and decode took; `ended` is of time.monotonic(). Holds
+    nothing of its prompt or answer."""
 
     id: str
     tenant: str
@@ -35,8 +35,6 @@ class RequestSpan:
 
 
 class RequestTimeline:
-    """For one thread."""
-
     def __init__(self, most: int = REMEMBERED_SPANS) -> None:
         self._spans: deque[RequestSpan] = deque(maxlen=most)
 
@@ -44,7 +42,7 @@ class RequestTimeline:
         self._spans.append(span)
 
     def since(self, then: float) -> Iterator[RequestSpan]:
-        """Those that ended after `then`, the newest first."""
+        """Those that ended after `then`, newest first."""
         for span in reversed(self._spans):
             if span.ended < then:
                 return
@@ -56,18 +54,18 @@ REMEMBERED_BY_TENANT: Final = 512
 
 
 class RecentByTenant(Generic[T]):
-    """Each tenant has room of its own, so that a busy one makes nobody else's be forgotten. For one thread."""
+    """Each tenant has room of its own, so that a busy one does not displace others'."""
 
     def __init__(self, most: int = REMEMBERED_BY_TENANT) -> None:
         self._most = most
-        self._kept: dict[str, OrderedDict[str, T]] = {}
+        self._by_tenant: dict[str, OrderedDict[str, T]] = {}
 
     def add(self, tenant: str, id: str, value: T) -> None:
-        own = self._kept.setdefault(tenant, OrderedDict())
+        own = self._by_tenant.setdefault(tenant, OrderedDict())
         own[id] = value
         own.move_to_end(id)
         if len(own) > self._most:
             own.popitem(last=False)
 
     def get(self, tenant: str, id: str) -> T | None:
-        return self._kept.get(tenant, OrderedDict()).get(id)
+        return self._by_tenant.get(tenant, OrderedDict()).get(id)

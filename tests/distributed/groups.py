@@ -36,8 +36,8 @@ def write_model(folder: Path, config: dict[str, Any]) -> None:
 
 def environments(size: int, folder: Path) -> list[dict[str, str]]:
     """Of each rank: a ring on loopback."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(size + 1)]
+    with ExitStack() as entries:
+        sockets = [entries.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(size + 1)]
         *ports, control = [each.getsockname()[1] for each in sockets]
     hosts = folder / "hosts.json"
     hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in ports]))
@@ -54,13 +54,13 @@ def environments(size: int, folder: Path) -> list[dict[str, str]]:
 def run(module: str, arguments: list[str], size: int, folder: Path) -> str:
     """What rank 0 writes. Every rank has to end by itself, and well."""
     command = [sys.executable, "-m", module, *arguments]
-    said = [folder / f"rank-{rank}.out" for rank in range(size)]  # files: a full pipe would keep a rank waiting
+    message = [folder / f"rank-{rank}.out" for rank in range(size)]  # files: a full pipe would keep a rank waiting
     errors = [folder / f"rank-{rank}.err" for rank in range(size)]
     deadline = time.monotonic() + DEADLINE_S
     ranks: list[subprocess.Popen[bytes]] = []
     try:
         for rank, variables in enumerate(environments(size, folder)):
-            with said[rank].open("wb") as out, errors[rank].open("wb") as err:
+            with message[rank].open("wb") as out, errors[rank].open("wb") as err:
                 ranks.append(subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=err))
         codes = [rank.wait(max(deadline - time.monotonic(), 0.0)) for rank in ranks]
     except subprocess.TimeoutExpired:
@@ -70,7 +70,7 @@ def run(module: str, arguments: list[str], size: int, folder: Path) -> str:
             each.kill()
             each.wait(KILLED_S)
     assert not any(codes), f"ranks ended with {codes}:\n" + _ends_of(errors)
-    return said[0].read_text()
+    return message[0].read_text()
 
 
 def _ends_of(files: list[Path]) -> str:

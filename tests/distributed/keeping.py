@@ -36,16 +36,16 @@ def play(engine: Engine) -> Kept:
     """Four prompts; then the same again, whole, and parting inside of a page."""
     prompts = [prompt(each, 300) for each in range(4)]
     parting = [(*tokens[:200], *prompt(70, 30)) for tokens in prompts]
-    kept = Kept([], [])
+    cached = Kept([], [])
     for number, tokens in enumerate([*prompts, *prompts, *parting]):
         events = answer(engine, Request(f"{number}", (tokens,), 4, sampling=GREEDY, stop=ON))
         ended = events[-1]
         assert isinstance(ended, Ended)
         [report] = ended.cache
-        kept.texts.append(text_of(events))
-        kept.taken.append((report.codec, report.matched, report.read))
+        cached.texts.append(text_of(events))
+        cached.taken.append((report.codec, report.matched, report.read))
     engine.check()
-    return kept
+    return cached
 
 
 def played(folder: Path, settings: Settings) -> Kept:

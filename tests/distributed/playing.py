@@ -47,7 +47,7 @@ class Played:
 
 
 def prompt(number: int, length: int) -> tuple[int, ...]:
-    return tuple((7 * number + 13 * place + place * place) % 90 + 1 for place in range(length))
+    return tuple((7 * number + 13 * position + position * position) % 90 + 1 for position in range(length))
 
 
 def play(engine: Engine, grammars: Grammars, *, crowd: bool) -> Played:
@@ -128,8 +128,8 @@ def played(folder: Path, settings: Settings, *, crowd: bool) -> Played:
 def main(games: list[tuple[str, dict[str, Any], bool]]) -> None:
     """One after another, by the same processes: to start them takes longer than all that they play."""
     where = read_rank_place(os.environ)
-    for folder, asked, crowd in games:
-        settings = Settings(**asked)
+    for folder, wanted, crowd in games:
+        settings = Settings(**wanted)
         if where is not None and where.rank:
             run_follower(settings, Path(folder), where, lambda step: None)
         else:

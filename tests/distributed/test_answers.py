@@ -98,11 +98,11 @@ def alone(folders: dict[str, Path]) -> Alone:
 
 
 def together(folders: dict[str, Path], size: int, games: tuple[tuple[str, str], ...], where: Path) -> Games:
-    asked = [
+    request = [
         (str(folders[kind]), {**asked_of(kind), f"{way}_parallel_size": size}, games is not TWO) for kind, way in games
     ]
-    said = groups.run("tests.distributed.playing", [json.dumps(asked)], size, where)
-    return dict(zip(games, map(json.loads, said.splitlines()), strict=True))
+    message = groups.run("tests.distributed.playing", [json.dumps(request)], size, where)
+    return dict(zip(games, map(json.loads, message.splitlines()), strict=True))
 
 
 @pytest.fixture(scope="module")

@@ -65,10 +65,10 @@ def test_a_cut_cable_ends_requests_and_the_group_is_back_when_it_is_mended(
     with started(command, path) as group, ThreadPoolExecutor() as clients:
         assert is_whole(group.ask())
         before = group.ranks
-        asked = clients.submit(group.ask, 4000)
+        request = clients.submit(group.ask, 4000)
         wait_until(lambda: group.health().get("running") == 1)
         ip("link", "set", NEAR, "down")
-        answer = asked.result(PATIENCE_S)
+        answer = request.result(PATIENCE_S)
         assert "rank " in answer[1]
         assert not is_whole(answer)
         wait_until(lambda: all(map(is_gone, before)))

@@ -112,7 +112,7 @@ def test_prompts_of_which_some_tokens_are_left_out_are_computed_alike(
 ) -> None:
     groups.write_model(tmp_path, CONFIGS["llama"])
     settings = Settings(**ASKED, specprefill=True, specprefill_scorer="statistics", specprefill_threshold=512)
-    asked = Request(
+    wanted = Request(
         "a",
         (playing.prompt(1, 1500),),
         4,
@@ -121,6 +121,6 @@ def test_prompts_of_which_some_tokens_are_left_out_are_computed_alike(
         sparse=SpecPrefillRequest(keep=0.3),
     )
     with leading(tmp_path, settings, monkeypatch) as (engine, echo):
-        ended = answer(engine, asked)[-1]
+        ended = answer(engine, wanted)[-1]
     assert isinstance(ended, Ended) and 0 < ended.sparse[0].kept < 1500
     echo.check()

@@ -18,11 +18,11 @@ def sign(step: int, stuck_s: float = 0.0) -> Heartbeat:
 
 def heard(watch: GroupWatch, now: float, *steps: int) -> None:
     for rank, step in enumerate(steps):
-        watch.hear(rank, sign(step), now)
+        watch.receive(rank, sign(step), now)
 
 
 def problem(watch: GroupWatch, now: float) -> str | None:
-    return first_rank_problem(watch.standings(now), LIMIT_S)
+    return first_rank_problem(watch.statuses(now), LIMIT_S)
 
 
 def test_ranks_that_are_as_far_as_each_other_may_rest_for_as_long_as_they_like() -> None:
@@ -51,27 +51,27 @@ def test_a_rank_that_moves_is_not_late_however_far_ahead_others_are() -> None:
 def test_a_rank_that_is_inside_of_one_step_for_too_long_is_late_though_nobody_is_ahead() -> None:
     watch = GroupWatch(2, 0.0)
     heard(watch, 1.0, 3, 3)
-    watch.hear(0, sign(3, stuck_s=5.5), 6.0)
-    watch.hear(1, sign(3), 6.0)
+    watch.receive(0, sign(3, stuck_s=5.5), 6.0)
+    watch.receive(1, sign(3), 6.0)
     assert problem(watch, 6.0) == "rank 0 has been at step 4 for 6 s"
 
 
 def test_silence_counts_from_the_last_sign_and_is_forgiven_while_a_rank_starts() -> None:
     watch = GroupWatch(2, 0.0)
-    watch.hear(0, sign(0), FIRST_HEARTBEAT_S + 4.0)
+    watch.receive(0, sign(0), FIRST_HEARTBEAT_S + 4.0)
     assert problem(watch, FIRST_HEARTBEAT_S + 4.0) is None
-    assert problem(watch, FIRST_HEARTBEAT_S + 5.2) == "rank 1 has given no sign of life for 5 s"
+    assert problem(watch, FIRST_HEARTBEAT_S + 5.2) == "rank 1 has sent no heartbeat for 5 s"
 
 
 def test_a_group_is_ready_once_every_rank_is() -> None:
     watch = GroupWatch(2, 0.0)
-    watch.hear(0, sign(0), 1.0)
-    watch.hear(1, Heartbeat(False, 0, 0.0, 1), 1.0)
+    watch.receive(0, sign(0), 1.0)
+    watch.receive(1, Heartbeat(False, 0, 0.0, 1), 1.0)
     assert not watch.ready
-    assert rank_not_ready(watch.standings(1.0)) == "rank 1 is being started"
-    watch.hear(1, sign(0), 2.0)
+    assert rank_not_ready(watch.statuses(1.0)) == "rank 1 is being started"
+    watch.receive(1, sign(0), 2.0)
     assert watch.ready
-    assert rank_not_ready(watch.standings(2.0)) is None
+    assert rank_not_ready(watch.statuses(2.0)) is None
 
 
 def test_nobody_is_no_problem() -> None:

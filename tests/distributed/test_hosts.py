@@ -67,11 +67,11 @@ def test_a_hostfile_that_is_not_there_and_numbers_that_are_too_large_are_refused
 
 
 def test_each_rank_of_a_ring_is_told_where_all_listen(tmp_path: Path) -> None:
-    for rank, told in enumerate(rank_environments(parse_hosts("3"))):
-        (ring,) = told.files.values()
+    for rank, environment in enumerate(rank_environments(parse_hosts("3"))):
+        (ring,) = environment.files.values()
         assert len({address for (address,) in json.loads(ring)}) == 3
         found = read_rank_place(
-            {**told.variables, "INGOT_GROUP_TOKEN": "0123456789abcdef", "MLX_HOSTFILE": written(tmp_path, ring)}
+            {**environment.variables, "INGOT_GROUP_TOKEN": "0123456789abcdef", "MLX_HOSTFILE": written(tmp_path, ring)}
         )
         assert found is not None
         assert (found.rank, found.size) == (rank, 3)
@@ -81,13 +81,13 @@ def test_ranks_on_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(hosts, "usable_cores", lambda: 8)
     monkeypatch.delenv("INGOT_THREADS", raising=False)
     threads = [
-        {told.variables.get("INGOT_THREADS") for told in rank_environments(parse_hosts(count))} for count in ("3", "16")
+        {each.variables.get("INGOT_THREADS") for each in rank_environments(parse_hosts(count))} for count in ("3", "16")
     ]
     assert threads == [{"2"}, {"1"}]
     over_machines = Hosts((Host("localhost", ("127.0.0.1",)), Host("other", ("192.0.2.7",))))
-    assert all("INGOT_THREADS" not in told.variables for told in rank_environments(over_machines))
+    assert all("INGOT_THREADS" not in environment.variables for environment in rank_environments(over_machines))
     monkeypatch.setenv("INGOT_THREADS", "5")
-    assert all("INGOT_THREADS" not in told.variables for told in rank_environments(parse_hosts("3")))
+    assert all("INGOT_THREADS" not in environment.variables for environment in rank_environments(parse_hosts("3")))
 
 
 def test_a_ring_over_machines_has_the_ports_of_mlx_launch() -> None:
@@ -100,16 +100,16 @@ def test_a_ring_over_machines_has_the_ports_of_mlx_launch() -> None:
 
 def test_ranks_of_one_machine_with_nccl_have_a_gpu_each() -> None:
     one, other = Host("localhost", ("127.0.0.1",)), Host("other", ("192.0.2.7",))
-    told = rank_environments(Hosts((one, one, other, other), "nccl", ("NCCL_DEBUG=INFO",)))
-    assert [each.variables["CUDA_VISIBLE_DEVICES"] for each in told] == ["0", "1", "0", "1"]
-    assert all(each.variables["NCCL_HOST_IP"] == "127.0.0.1" for each in told)
-    assert all(each.variables["NCCL_DEBUG"] == "INFO" for each in told)
-    assert not told[0].files
+    environment = rank_environments(Hosts((one, one, other, other), "nccl", ("NCCL_DEBUG=INFO",)))
+    assert [each.variables["CUDA_VISIBLE_DEVICES"] for each in environment] == ["0", "1", "0", "1"]
+    assert all(each.variables["NCCL_HOST_IP"] == "127.0.0.1" for each in environment)
+    assert all(each.variables["NCCL_DEBUG"] == "INFO" for each in environment)
+    assert not environment[0].files
 
 
 def test_jaccl_is_told_its_devices() -> None:
     machines = Hosts((Host("a", ("127.0.0.1",), (None, "en2")), Host("b", ("192.0.2.7",), ("en2", None))), "jaccl-ring")
-    told = rank_environments(machines)[1]
-    assert json.loads(told.files["MLX_IBV_DEVICES"]) == [[None, "en2"], ["en2", None]]
-    assert told.variables["MLX_JACCL_COORDINATOR"] == "127.0.0.1:32323"
-    assert told.variables["MLX_JACCL_RING"] == "1"
+    environment = rank_environments(machines)[1]
+    assert json.loads(environment.files["MLX_IBV_DEVICES"]) == [[None, "en2"], ["en2", None]]
+    assert environment.variables["MLX_JACCL_COORDINATOR"] == "127.0.0.1:32323"
+    assert environment.variables["MLX_JACCL_RING"] == "1"

@@ -23,19 +23,19 @@ WORDS = "one two three four five six seven eight nine ten eleven twelve "
 
 
 def command(folder: Path) -> list[str]:
-    asked = {"--cache-dir": folder / "kept", "--cache-disk-free-gb": 0}
-    return [*engines(folder, 2), *(str(word) for pair in asked.items() for word in pair)]
+    request = {"--cache-dir": folder / "kept", "--cache-disk-free-gb": 0}
+    return [*engines(folder, 2), *(str(word) for pair in request.items() for word in pair)]
 
 
 def ask(group: Group, number: int) -> tuple[str, int] | None:
     """What is answered to a long prompt, and how many of its tokens were taken over; None where the group is gone."""
     messages = [{"role": "user", "content": f"{number}: " + WORDS * 8}]
     body = {"model": "default", "messages": messages, "max_tokens": 6, "temperature": 0, "ignore_eos": True}
-    status, said = group._ask("POST", "/v1/chat/completions", json.dumps(body))
+    status, message = group._ask("POST", "/v1/chat/completions", json.dumps(body))
     if status in (0, 503):
         return None
-    assert status == 200, said
-    answer = json.loads(said)
+    assert status == 200, message
+    answer = json.loads(message)
     return answer["choices"][0]["message"]["content"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
@@ -47,8 +47,8 @@ def test_a_server_that_is_stopped_and_started_again_goes_on_where_it_was(tmp_pat
             answers.append(ask(group, 0))
             group.parent.send_signal(signal.SIGTERM)
             assert group.parent.wait(LOADED_S) == 0
-    (first, nothing), (again, taken) = (answer or ("", -1) for answer in answers)
-    assert first == again and nothing == 0 < 64 < taken
+    (first, nothing), (again, used) = (answer or ("", -1) for answer in answers)
+    assert first == again and nothing == 0 < 64 < used
     survey = FolderSurvey.of(tmp_path / "kept")
     assert len(survey.scopes) == 2 and len({len(scope.files) for scope in survey.scopes}) == 1
     assert {scope.about["part"] for scope in survey.scopes} == {"tensor, rank 0 of 2", "tensor, rank 1 of 2"}

@@ -45,9 +45,9 @@ class Client(threading.Thread):
     def run(self) -> None:
         while not self.over:
             began = time.monotonic()
-            status, said = self.group.ask()
-            whole = is_whole((status, said))
-            assert whole or status in (0, 503) or '"error"' in said
+            status, message = self.group.ask()
+            whole = is_whole((status, message))
+            assert whole or status in (0, 503) or '"error"' in message
             self.ended.append((began, time.monotonic(), whole))
             if not whole:
                 time.sleep(0.1)

@@ -38,9 +38,9 @@ CODED = {**ASKED, "cache_codec": "affine8", "cache_memory": "1MB"}
 def group(kind: str, way: str, games: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
     """What two ranks give, of one model, asked for different things one after another."""
     groups.write_model(folder, CONFIGS[kind])
-    asked = [(str(folder), {**game, f"{way}_parallel_size": 2}) for game in games]
-    said = groups.run("tests.distributed.keeping", [json.dumps(asked)], 2, folder)
-    return [json.loads(line) for line in said.splitlines()]
+    request = [(str(folder), {**game, f"{way}_parallel_size": 2}) for game in games]
+    message = groups.run("tests.distributed.keeping", [json.dumps(request)], 2, folder)
+    return [json.loads(line) for line in message.splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ class Others:
 
     def __init__(self, count: int = 2) -> None:
         pairs = [socket.socketpair() for _ in range(count)]
-        self.voice = ControlChannel([Link(ours, f"rank {number}") for number, (ours, _) in enumerate(pairs, 1)])
+        self.channel = ControlChannel([Link(ours, f"rank {number}") for number, (ours, _) in enumerate(pairs, 1)])
         self.links = [Link(theirs, "rank 0") for _, theirs in pairs]
 
     def heard(self, link: Link) -> list[control_channel.StateEvent]:
@@ -98,12 +98,12 @@ def others() -> Others:
 @pytest.fixture
 def disk(tmp_path: Path, others: Others) -> LeaderDiskBackend:
     own = DiskBackend.of(RecordStore(tmp_path, KEY, LIMITS, SECRET))
-    return LeaderDiskBackend(own.store, own.writer, own.reader, own.counts, others.voice, 1.5)
+    return LeaderDiskBackend(own.store, own.writer, own.reader, own.counts, others.channel, 1.5)
 
 
 def offered(disk: LeaderDiskBackend) -> DiskEntry:
     header, data = record(range(10))
-    deltas = SharedDeltas.of(LayerDeltas(()), SharedPiece(disk.voice), None)
+    deltas = SharedDeltas.of(LayerDeltas(()), SharedPiece(disk.channel), None)
     entry = disk.offer(header, tuple(data), UnpagedRecord(0, 10, deltas, None))
     assert entry is not None
     return entry
@@ -113,14 +113,16 @@ def test_a_record_is_read_when_everybody_has_read_its_part(disk: LeaderDiskBacke
     entry = disk.store.write(*record(range(10)))
     reading = disk.ask(entry)
     for link in others.links:
-        [told] = others.heard(link)
-        assert isinstance(told, control_channel.PieceFetched) and told.file.path == entry.path and not told.checkpoint
+        [event] = others.heard(link)
+        assert (
+            isinstance(event, control_channel.PieceOnloaded) and event.file.path == entry.path and not event.checkpoint
+        )
     assert reading._own.wait(SOON_S)  # type: ignore[attr-defined]
     assert not reading.done
-    others.answer(told.number, True)
+    others.answer(event.number, True)
     assert not reading.done
     others.links[1].send(
-        FrameKind.ANSWER, control_channel.encode_answer(control_channel.FollowerAnswer(told.number, good=True))
+        FrameKind.ANSWER, control_channel.encode_answer(control_channel.FollowerAnswer(event.number, good=True))
     )
     assert reading.wait(SOON_S) and isinstance(reading.found, SharedStoredData) and not entry.lost
 
@@ -128,9 +130,9 @@ def test_a_record_is_read_when_everybody_has_read_its_part(disk: LeaderDiskBacke
 def test_one_that_lacks_its_part_makes_it_lost(disk: LeaderDiskBackend, others: Others) -> None:
     entry = disk.store.write(*record(range(10)))
     reading = disk.ask(entry)
-    [told] = others.heard(others.links[0])
-    assert isinstance(told, control_channel.PieceFetched)
-    others.answer(told.number, False, True)
+    [event] = others.heard(others.links[0])
+    assert isinstance(event, control_channel.PieceOnloaded)
+    others.answer(event.number, False, True)
     assert reading.wait(SOON_S)
     assert reading.done and reading.found is None and entry.lost
 
@@ -139,14 +141,17 @@ def test_what_nobody_waits_for_any_more_is_released_and_answers_to_it_change_not
     disk: LeaderDiskBackend, others: Others
 ) -> None:
     reading = disk.ask(disk.store.write(*record(range(10))))
-    [told] = others.heard(others.links[0])
-    assert isinstance(told, control_channel.PieceFetched)
+    [event] = others.heard(others.links[0])
+    assert isinstance(event, control_channel.PieceOnloaded)
     reading.cancel()
     del reading
-    others.answer(told.number, True, False)
-    others.voice.listen()
-    others.voice.tell(control_channel.RowLeft(0))
-    assert others.heard(others.links[0]) == [control_channel.PieceReleased(told.number), control_channel.RowLeft(0)]
+    others.answer(event.number, True, False)
+    others.channel.receive_answers()
+    others.channel.send(control_channel.RowRemoved(0))
+    assert others.heard(others.links[0]) == [
+        control_channel.PieceReleased(event.number),
+        control_channel.RowRemoved(0),
+    ]
 
 
 def test_a_rank_that_is_gone_is_noticed_while_its_answer_is_waited_for(disk: LeaderDiskBackend, others: Others) -> None:
@@ -155,15 +160,15 @@ def test_a_rank_that_is_gone_is_noticed_while_its_answer_is_waited_for(disk: Lea
     assert reading._own.wait(SOON_S)  # type: ignore[attr-defined]
     with pytest.raises(Unavailable, match="rank 2"):
         reading.wait(0.01)
-    assert others.voice.trouble
+    assert others.channel.trouble
 
 
 def test_a_record_that_somebody_could_not_write_is_lost(disk: LeaderDiskBackend, others: Others) -> None:
     entry = offered(disk)
-    *_, told = others.heard(others.links[0])
-    assert isinstance(told, control_channel.PieceFiled) and told.tokens == [*range(10)]
+    *_, event = others.heard(others.links[0])
+    assert isinstance(event, control_channel.PieceOffloaded) and event.tokens == [*range(10)]
     assert not disk.drain(0.0) and disk.writing.entries == [entry]
-    others.answer(told.asked, True, False)
+    others.answer(event.question, True, False)
     assert disk.drain(SOON_S)
     assert entry.lost and disk.writer.has_room() and not disk.has_room(), "its drive is asked for more"
 
@@ -175,7 +180,7 @@ def test_what_others_have_not_written_yet_counts_as_waiting(
     assert disk.writer.drain(SOON_S) and disk.has_room()
     monkeypatch.setattr("ingot.distributed.leader.MOST_WAITING", entry.size)  # it takes more on another rank
     assert not disk.has_room()
-    *_, told = others.heard(others.links[0])
-    assert isinstance(told, control_channel.PieceFiled)
-    others.answer(told.asked, True, True)
+    *_, event = others.heard(others.links[0])
+    assert isinstance(event, control_channel.PieceOffloaded)
+    others.answer(event.question, True, True)
     assert disk.drain(SOON_S) and disk.has_room() and not entry.lost

@@ -50,9 +50,9 @@ class World:
 
     def life(self) -> keeping.Kept:
         """What is answered, and that who follows computes what rank 0 does."""
-        with self._patches.context() as patched, leading(self._model, self.settings, patched) as (engine, heard):
+        with self._patches.context() as patched, leading(self._model, self.settings, patched) as (engine, received):
             kept = self._lived(engine)
-        heard.check()
+        received.check()
         return kept
 
     def _lived(self, engine: Engine) -> keeping.Kept:
@@ -163,7 +163,7 @@ def test_an_answer_that_does_not_come_is_waited_for_no_longer_than_a_slow_disk_i
     world = World(tmp_path, "wide", monkeypatch)
     first = world.life()
     monkeypatch.setattr("ingot.engine.offload.ONLOAD_PATIENCE_S", 0.05)
-    monkeypatch.setattr("ingot.distributed.follower.FollowerFiles.read", lambda files: iter(()))
+    monkeypatch.setattr("ingot.distributed.follower.FollowerFiles.finished_reads", lambda files: iter(()))
     second = world.life()
     assert first.texts == second.texts and reads(second) == [0] * 4
 

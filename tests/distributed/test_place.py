@@ -41,7 +41,7 @@ def test_our_own_variables_say_where_others_listen() -> None:
         ({"MLX_WORLD_SIZE": "two"}, "MLX_WORLD_SIZE is 'two'"),
         ({"INGOT_CONTROL": "4000"}, "INGOT_CONTROL is '4000'"),
         ({"INGOT_WATCH": "host:0"}, "INGOT_WATCH is 'host:0'"),
-        ({"INGOT_GROUP_TOKEN": ""}, "know each other by INGOT_GROUP_TOKEN"),
+        ({"INGOT_GROUP_TOKEN": ""}, "authenticate each other by INGOT_GROUP_TOKEN"),
     ],
 )
 def test_what_contradicts_itself_is_refused(told: dict[str, str], said: str) -> None:
@@ -69,7 +69,7 @@ def test_under_mlx_launch_rank_0_listens_where_its_backend_is_told_it_is(tmp_pat
         found = read_rank_place({"MLX_RANK": "1", "INGOT_GROUP_TOKEN": "0123456789abcdef", **told})
         assert found is not None
         assert (found.control, found.watch) == (HostAddress("10.0.0.1", 32322), None)
-    with pytest.raises(ConfigError, match="Nothing says where rank 0 is"):
+    with pytest.raises(ConfigError, match="The address of rank 0 is unknown"):
         read_rank_place({"MLX_RANK": "1", "INGOT_GROUP_TOKEN": "0123456789abcdef", **world})
 
 

@@ -75,9 +75,9 @@ def test_a_process_that_was_started_alone_is_no_rank() -> None:
 
 def test_what_is_kept_in_several_processes_cannot_be_moved_by_one(tmp_path: Path) -> None:
     leading = create_autospec(LeaderAdapter, instance=True, is_whole=False)
-    kept = PrefixCacheAdmin(
+    cached = PrefixCacheAdmin(
         lambda work: pytest.fail("nothing is asked"), leading, tmp_path, None, PairCodec(CodecName.parse("raw"))
     )
-    for move in (kept.export, kept.adopt):
+    for move in (cached.export, cached.adopt):
         with pytest.raises(Unsupported, match="each has a part of it"):
             move("somebody", tmp_path / "kept", b"secret")

@@ -35,9 +35,9 @@ def ready(group: Group) -> Group:
 
 
 def test_a_group_serves_and_says_how_each_rank_stands(ready: Group) -> None:
-    status, said = ready.ask()
+    status, message = ready.ask()
     assert status == 200
-    assert "39 " in said
+    assert "39 " in message
     wait_until(lambda: len(steps := {rank["step"] for rank in ready.ranks_told()}) == 1 and min(steps) >= 40)
     step = ready.ranks_told()[0]["step"]
     assert f'ingot_rank_step{{model_name="org/toy",rank="2"}} {step}' in ready.get("/metrics")[1]
@@ -51,13 +51,13 @@ def test_after_the_death_of_a_rank_clients_hear_of_it_and_all_ranks_are_new(read
         wait_until(lambda: ready.health().get("running") == 3)
         os.kill(before[rank], signal.SIGKILL)
         ended = [client.result(PATIENCE_S) for client in asked]
-    for status, said in ended:
-        assert "39 " not in said
+    for status, message in ended:
+        assert "39 " not in message
         # The answers had begun; where the first rank is dead its connections just end.
-        assert rank == 0 or (status == 200 and f"rank {rank} was killed by signal 9" in said)
+        assert rank == 0 or (status == 200 and f"rank {rank} was killed by signal 9" in message)
     wait_until(lambda: all(map(is_gone, before)))
-    status, said = ready.ask()  # whoever answers: the new ranks, or the parent until they are there
-    assert "39 " in said if status == 200 else (status == 503 and "unavailable" in said)
+    status, message = ready.ask()  # whoever answers: the new ranks, or the parent until they are there
+    assert "39 " in message if status == 200 else (status == 503 and "unavailable" in message)
     ready.await_ready()
     assert ready.ask()[0] == 200
 
@@ -68,9 +68,9 @@ def test_a_stopped_parent_lets_requests_finish_and_leaves_nobody() -> None:
         asked = clients.submit(group.ask)
         wait_until(lambda: group.health()["running"] == 1)
         group.parent.terminate()
-        status, said = asked.result(PATIENCE_S)
+        status, message = asked.result(PATIENCE_S)
         assert status == 200
-        assert "39 " in said
+        assert "39 " in message
         assert group.parent.wait(PATIENCE_S) == 0
         assert all(map(is_gone, ranks))
 
@@ -121,7 +121,7 @@ def test_a_group_that_was_started_to_ignore_interrupts_ignores_them() -> None:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    made = Supervisor(hosts=None, arguments=(), listening=(), door=None, stall_s=1, drain_s=1)  # type: ignore[arg-type]
+    made = Supervisor(hosts=None, arguments=(), listening=(), fallback=None, stall_s=1, drain_s=1)  # type: ignore[arg-type]
     try:
         made._take_signals()
         for number in numbers:
@@ -129,4 +129,4 @@ def test_a_group_that_was_started_to_ignore_interrupts_ignores_them() -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    assert (made.asked.stops, made.asked.reloads) == (1, 1)
+    assert (made.signals.stops, made.signals.reloads) == (1, 1)

@@ -27,10 +27,10 @@ def ends() -> tuple[Link, Link]:
 def test_every_event_is_read_as_it_was_written() -> None:
     row = control_channel.RowPlan(3, 130, 130, [(0, 0, b"\x01\x00\x00\x00", 1)])
     events = [
-        control_channel.StatesBegun([None, 12], mixed=True),
+        control_channel.BatchStateCreated([None, 12], mixed=True),
         control_channel.SlotsResized(4),
-        control_channel.RowLeft(2),
-        control_channel.CheckpointTaken(7, 1),
+        control_channel.RowRemoved(2),
+        control_channel.CheckpointMade(7, 1),
         control_channel.CheckpointResumed(7, 2),
         control_channel.CheckpointDropped(7),
         control_channel.RowRewound(3, 129),
@@ -49,63 +49,63 @@ def test_every_event_is_read_as_it_was_written() -> None:
 
 
 def test_what_was_noted_goes_out_with_what_is_told_next_in_order(ends: tuple[Link, Link]) -> None:
-    voice = ControlChannel([ends[0]])
-    voice.note(control_channel.RowLeft(1))
-    voice.tell(control_channel.ForwardPass([], 1, None, 0))
+    channel = ControlChannel([ends[0]])
+    channel.queue(control_channel.RowRemoved(1))
+    channel.send(control_channel.ForwardPass([], 1, None, 0))
     frame = ends[1].receive(1.0)
-    assert (frame.kind, frame.step) == (FrameKind.TOLD, 1)
+    assert (frame.kind, frame.step) == (FrameKind.EVENTS, 1)
     assert [type(event) for event in control_channel.decode_events(frame.body)] == [
-        control_channel.RowLeft,
+        control_channel.RowRemoved,
         control_channel.ForwardPass,
     ]
 
 
 def test_a_checkpoint_that_nobody_holds_is_dropped_everywhere(ends: tuple[Link, Link]) -> None:
-    voice = ControlChannel([ends[0]])
-    told = SharedCheckpoint(StateCheckpoint([(mx.zeros(3),)]))
-    told.number, told.size, told.voice = voice.number(), 100, voice
-    assert told.nbytes == 100
-    del told
-    voice.tell(control_channel.RowLeft(0))
+    channel = ControlChannel([ends[0]])
+    checkpoint = SharedCheckpoint(StateCheckpoint([(mx.zeros(3),)]))
+    checkpoint.number, checkpoint.size, checkpoint.channel = channel.number(), 100, channel
+    assert checkpoint.nbytes == 100
+    del checkpoint
+    channel.send(control_channel.RowRemoved(0))
     assert control_channel.decode_events(ends[1].receive(1.0).body)[0] == control_channel.CheckpointDropped(0)
 
 
 def test_what_is_cut_here_is_cut_everywhere_and_let_go_of_with_the_last_who_holds_it(ends: tuple[Link, Link]) -> None:
-    voice = ControlChannel([ends[0]])
+    channel = ControlChannel([ends[0]])
     keys = mx.zeros((1, 2, 10, 4))
     sizing = EncodedSizing([(0, (100, 7))])
-    whole = SharedDeltas.of(LayerDeltas([KVDelta(0, 10, (keys, keys)), None]), SharedPiece(voice), sizing)
+    whole = SharedDeltas.of(LayerDeltas([KVDelta(0, 10, (keys, keys)), None]), SharedPiece(channel), sizing)
     first, second = whole.split(4, 0)
     assert (whole.nbytes, first.nbytes, second.nbytes) == (170, 128, 142)
-    held = first.copied()
+    copy = first.copied()
     del whole, first, second
-    voice.tell(control_channel.RowLeft(0))
-    told = control_channel.decode_events(ends[1].receive(1.0).body)
-    assert told[:2] == [control_channel.PieceCut(0, 1, None, 4, 0), control_channel.PieceCut(0, 2, 4, None, 0)]
-    assert {event.number for event in told if isinstance(event, control_channel.PieceReleased)} == {0, 2}
-    del held
-    voice.tell(control_channel.RowLeft(0))
+    channel.send(control_channel.RowRemoved(0))
+    events = control_channel.decode_events(ends[1].receive(1.0).body)
+    assert events[:2] == [control_channel.PieceCut(0, 1, None, 4, 0), control_channel.PieceCut(0, 2, 4, None, 0)]
+    assert {event.number for event in events if isinstance(event, control_channel.PieceReleased)} == {0, 2}
+    del copy
+    channel.send(control_channel.RowRemoved(0))
     assert control_channel.decode_events(ends[1].receive(1.0).body)[0] == control_channel.PieceReleased(1)
 
 
 def test_the_last_words_of_a_follower_are_what_requests_end_with(ends: tuple[Link, Link]) -> None:
-    voice = ControlChannel([ends[0]])
+    channel = ControlChannel([ends[0]])
     ends[1].send(FrameKind.FAILED, b"rank 1: no memory")
     ends[1].close()
     with pytest.raises(Unavailable, match="rank 1: no memory"):
         for _ in range(100):  # the first may still find room in the socket
-            voice.tell(control_channel.RowLeft(0))
-    assert "no memory" in voice.trouble
+            channel.send(control_channel.RowRemoved(0))
+    assert "no memory" in channel.trouble
     with pytest.raises(Unavailable, match="lost each other"):
-        voice.tell(control_channel.RowLeft(0))
+        channel.send(control_channel.RowRemoved(0))
 
 
 def test_a_pass_that_fails_after_it_was_told_is_the_end(ends: tuple[Link, Link]) -> None:
-    voice = ControlChannel([ends[0]])
-    with pytest.raises(ValueError, match="broken"), voice.computing():
+    channel = ControlChannel([ends[0]])
+    with pytest.raises(ValueError, match="broken"), channel.computing():
         raise ValueError("broken")
     with pytest.raises(Unavailable):
-        voice.tell(control_channel.RowLeft(0))
+        channel.send(control_channel.RowRemoved(0))
 
 
 def test_what_fits_into_the_whole_fits_on_every_rank() -> None:

@@ -109,23 +109,23 @@ def test_an_id_that_is_taken_is_refused_and_counted_nowhere() -> None:
 
 
 def test_a_long_prompt_is_looked_at_once_however_many_answers_are_wanted() -> None:
-    looks = 0
+    encoder_runs = 0
 
     class Prompt(tuple):  # type: ignore[type-arg]
         def __iter__(self):  # type: ignore[no-untyped-def]
-            nonlocal looks
-            looks += 1
+            nonlocal encoder_runs
+            encoder_runs += 1
             return super().__iter__()
 
     request = Request("many", (Prompt((1, 2, 3)),), n=8)
     door(8).enter(request, BlockingStream())
     # The largest, the smallest, where messages end, and each answer's own tokens.
-    assert looks <= 3 + 8
+    assert encoder_runs <= 3 + 8
 
 
 def test_an_engine_without_a_vision_tower_lets_no_picture_in() -> None:
     gif = b"GIF89a" + bytes([1, 0, 1, 0, 0, 0, 0, 0x2C, 0, 0, 0, 0, 1, 0, 1, 0, 0, 2, 0, 0x3B])
     layout = Layout(Size(1, 1), Grid(1, 1, 1), "<image>", "<image>", (1,))
     item = MediaItem("image", b"digest", ((1, 2),), layout, ImageFile.of(gif))
-    with pytest.raises(Unsupported, match="no vision tower"):
+    with pytest.raises(Unsupported, match="without a vision encoder"):
         door(8).enter(Request("a", ((1, 2, 3),), media=((item,),)), BlockingStream())

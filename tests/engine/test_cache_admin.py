@@ -151,8 +151,8 @@ def test_each_call_of_an_export_takes_one_record_however_many_there_are(tmp_path
     engine = start("hybrid", tmp_path / "model")
     for number, prompt in enumerate(prompts()):
         ask(engine, f"mine{number}", prompt, salt=f"s{number}")
-    reuse = engine._generation.reuse
-    loose, counts = reuse.encoding.loose, [0]
+    prefix_cache = engine._generation.reuse
+    loose, counts = prefix_cache.encoding.loose, [0]
 
     def counted(record: Record) -> UnpagedRecord:
         counts[-1] += 1
@@ -160,24 +160,24 @@ def test_each_call_of_an_export_takes_one_record_however_many_there_are(tmp_path
 
     def run(work: Callable[[PrefixCache], Any]) -> Any:
         counts.append(0)
-        return engine._loop.run(lambda: work(reuse))
+        return engine._loop.run(lambda: work(prefix_cache))
 
-    reuse.encoding.loose = counted  # type: ignore[method-assign]
+    prefix_cache.encoding.loose = counted  # type: ignore[method-assign]
     seal = engine.kept._seal(SECRET)
     tokens = export_prefixes(run, "", seal, tmp_path / "kept", lambda: True)
-    assert max(counts) == 1 and sum(counts) == engine._loop.run(lambda: len(list(reuse.index.nodes())))
+    assert max(counts) == 1 and sum(counts) == engine._loop.run(lambda: len(list(prefix_cache.index.nodes())))
     assert tokens == sum(salt.tokens for salt in engine.kept.status("").salts)
     engine.close()
 
 
 def test_nodes_that_have_nothing_in_memory_are_passed_over_a_few_at_a_time() -> None:
-    held = PrefixIndex(APPEND, float, spill=lambda node: True)
+    prefix_index = PrefixIndex(APPEND, float, spill=lambda node: True)
     for first in range(3 * SKIPPED_AT_ONCE):
-        store(held, [first, 1], APPEND)
-    held.shrink(0)
-    walk, calls = _ExportWalk(cast(Any, SimpleNamespace(index=held)), ""), 0
+        store(prefix_index, [first, 1], APPEND)
+    prefix_index.shrink(0)
+    walk, calls = _ExportWalk(cast(Any, SimpleNamespace(index=prefix_index)), ""), 0
     while not walk.ended:
-        assert walk.advance(cast(Any, SimpleNamespace(index=held))) is None
+        assert walk.advance(cast(Any, SimpleNamespace(index=prefix_index))) is None
         calls += 1
     assert calls >= 3
 
@@ -188,18 +188,18 @@ def test_what_changes_while_it_is_exported_leaves_a_file_that_fits(kind: str, tm
     here, there = start(kind, tmp_path / "a"), start(kind, tmp_path / "b")
     for number, prompt in enumerate(prompts()):
         ask(here, f"mine{number}", prompt)
-    reuse, calls = here._generation.reuse, [0]
+    prefix_cache, calls = here._generation.reuse, [0]
 
     def disturb(number: int) -> None:
         if number in (2, 3):
             ask(here, f"parts{number}", [*prompts()[0][: 100 - 60 * (number - 2)], 1, 2, 3])
         elif number == 5:
-            here._loop.run(lambda: reuse.index.shrink(reuse.index.nbytes // 2))
+            here._loop.run(lambda: prefix_cache.index.shrink(prefix_cache.index.nbytes // 2))
 
     def run(work: Callable[[PrefixCache], Any]) -> Any:
         calls[0] += 1
         disturb(calls[0])
-        return here._loop.run(lambda: work(reuse))
+        return here._loop.run(lambda: work(prefix_cache))
 
     path = tmp_path / "kept"
     assert export_prefixes(run, "", here.kept._seal(SECRET), path, lambda: True) > 0
@@ -227,25 +227,25 @@ SALTS = 200
 def test_no_record_is_looked_at_on_the_engine_thread_however_many_salts_there_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    held, looks = index(HYBRID), [0]
+    prefix_index, encoder_runs = index(HYBRID), [0]
     for number in range(SALTS):
-        store(held, [1, 2, 3], HYBRID, CacheOwner("me", f"s{number}"))
-        store(held, [1, 2, 3, 4, 5], HYBRID, CacheOwner("me", f"s{number}", exact=True))
-    store(held, [7] * 9, HYBRID, CacheOwner("you"))
-    held.pin(CacheOwner("me", "s3"), [1, 2])
+        store(prefix_index, [1, 2, 3], HYBRID, CacheOwner("me", f"s{number}"))
+        store(prefix_index, [1, 2, 3, 4, 5], HYBRID, CacheOwner("me", f"s{number}", exact=True))
+    store(prefix_index, [7] * 9, HYBRID, CacheOwner("you"))
+    prefix_index.pin(CacheOwner("me", "s3"), [1, 2])
     nbytes = Paper.nbytes
 
     def counted(paper: Paper) -> int:
-        looks[0] += 1
+        encoder_runs[0] += 1
         return cast(Any, nbytes).fget(paper)
 
     def run(work: Callable[[Any], Any]) -> Any:
-        return work(SimpleNamespace(index=held, limit=1 << 20, counts=defaultdict(PrefixCacheCounts)))
+        return work(SimpleNamespace(index=prefix_index, limit=1 << 20, counts=defaultdict(PrefixCacheCounts)))
 
     monkeypatch.setattr(Paper, "nbytes", property(counted))
     kept = PrefixCacheAdmin(run, cast(Any, SimpleNamespace(live=None)), None, None, RAW_CODEC)
     status = kept.status("me")
-    assert looks[0] == 0
+    assert encoder_runs[0] == 0
     assert len(status.salts) == SALTS and sum(salt.bytes for salt in status.salts) == status.used_bytes
     assert status.salts[0] == SaltStatus("s0", records=2, tokens=8, checkpoints=2, pinned_tokens=0, bytes=280)
     assert [salt.pinned_tokens for salt in status.salts[2:5]] == [0, 2, 0]

@@ -35,8 +35,8 @@ def test_a_client_with_another_salt_each_time_makes_nothing_grow(tmp_path: Path)
         for number in range(ROUND):
             prompt = tuple(rng.randrange(95) for _ in range(100))
             sampling, salt = Sampling(temperature=0.0), f"salt-{turn}-{number}"
-            asked = Request(salt, (prompt,), max_tokens=2, sampling=sampling, salt=salt)
-            assert isinstance(engines.answer(engine, asked)[-1], Ended)
+            wanted = Request(salt, (prompt,), max_tokens=2, sampling=sampling, salt=salt)
+            assert isinstance(engines.answer(engine, wanted)[-1], Ended)
         seen.append(owners())
     engine.check()
     engine.close()

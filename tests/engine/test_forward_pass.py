@@ -32,16 +32,16 @@ def passes(*, widest: int = 256, **can: bool) -> PassPlanner:
     return PassPlanner(replace(tiny.adapter("llama"), **{"mixed": True, "ragged": True, **can}), budget)
 
 
-def slots(found: list[list[BatchPart]]) -> list[list[list[int]]]:
-    return [[[each.slot for each in part.part.rows] for part in parts] for parts in found]
+def slots(logprobs_found: list[list[BatchPart]]) -> list[list[list[int]]]:
+    return [[[each.slot for each in part.part.rows] for part in parts] for parts in logprobs_found]
 
 
 def test_decoding_rows_and_chunks_of_any_width_share_one_pass() -> None:
     decoding = [row(0, 40, decoding=True), row(1, 7, decoding=True)]
     chunks = [PromptChunk(row(3, 0), 100, False), PromptChunk(row(2, 9), 5, True)]
-    found = passes().of(decoding, chunks)
-    assert slots(found) == [[[0, 1], [3], [2]]]
-    assert [part.draws for part in found[0]] == [True, False, True]
+    logprobs_found = passes().of(decoding, chunks)
+    assert slots(logprobs_found) == [[[0, 1], [3], [2]]]
+    assert [part.draws for part in logprobs_found[0]] == [True, False, True]
 
 
 def test_rows_that_cannot_decode_together_are_parts_of_one_pass() -> None:
@@ -60,8 +60,8 @@ def test_rows_whose_pages_are_gathered_are_parted_where_memory_does_not_hold_the
     for gathered, wanted in ((GatherCost(), [[0, 1, 2, 3, 4, 5]]), (GatherCost(9, 9, 16), [[0, 1, 2], [3, 4, 5]])):
         shape = replace(SHAPE, gathered=gathered)
         budget = MemoryBudget(10_000_000, 0, shape, context=2 * CONTEXT, widest=256, rows=8)
-        found = PassPlanner(replace(tiny.adapter("llama"), mixed=True, ragged=True), budget).of(decoding, [])
-        assert slots(found) == [[part] for part in wanted]
+        logprobs_found = PassPlanner(replace(tiny.adapter("llama"), mixed=True, ragged=True), budget).of(decoding, [])
+        assert slots(logprobs_found) == [[part] for part in wanted]
 
 
 def test_a_prompt_that_is_scored_has_a_pass_to_itself() -> None:
@@ -84,7 +84,7 @@ def test_rows_with_as_many_guessed_tokens_are_one_part() -> None:
     behind = row(5, 90, decoding=True)
     behind.computed -= 3
     drafts = {decoding[1]: (1, 2), decoding[3]: (3, 4), decoding[4]: (5,), behind: (6, 7)}
-    found = passes().of([*decoding, behind], [PromptChunk(row(6, 0), 100, False)], drafts)
-    assert slots(found) == [[[0, 2], [4], [1, 3], [5], [6]]]
-    widths = [(part.width, part.guessed, part.part.tentative) for part in found[0]]
+    logprobs_found = passes().of([*decoding, behind], [PromptChunk(row(6, 0), 100, False)], drafts)
+    assert slots(logprobs_found) == [[[0, 2], [4], [1, 3], [5], [6]]]
+    widths = [(part.width, part.draft_tokens, part.part.tentative) for part in logprobs_found[0]]
     assert widths == [(1, 0, 0), (2, 1, 1), (3, 2, 2), (6, 2, 2), (100, 0, 0)]

@@ -40,12 +40,12 @@ WORDS = list(range(200))
 
 class Teller:
     def __init__(self) -> None:
-        self.listener, self.told, self.full, self.closed = EventsListener(), 0, False, False
+        self.listener, self.batches, self.full, self.closed = EventsListener(), 0, False, False
 
-    def tell(self, events: list[BlockEvent]) -> bool:
+    def publish(self, events: list[BlockEvent]) -> bool:
         if self.full:
             return False
-        self.told += 1
+        self.batches += 1
         if events == [AllBlocksCleared()]:
             self.listener.known.clear()
         self.listener.follow(events)
@@ -56,54 +56,54 @@ class Teller:
 
 
 def test_what_is_kept_is_told_once_and_what_changes_after_a_pause() -> None:
-    teller, held, now = Teller(), index(APPEND), [0.0]
+    teller, prefix_index, now = Teller(), index(APPEND), [0.0]
     news = KVEventTracker(teller, lambda: now[0])
-    news.of(held, APPEND)
-    store(held, WORDS, APPEND)
-    news.look()
-    news.look()
-    assert teller.told == 1 and len(teller.listener.known) == 3
-    store(held, [5, *WORDS], APPEND)
-    news.look()
-    assert teller.told == 1
+    news.track(prefix_index, APPEND)
+    store(prefix_index, WORDS, APPEND)
+    news.publish_changes()
+    news.publish_changes()
+    assert teller.batches == 1 and len(teller.listener.known) == 3
+    store(prefix_index, [5, *WORDS], APPEND)
+    news.publish_changes()
+    assert teller.batches == 1
     now[0] += LISTING_PAUSE_S
-    news.look()
-    assert teller.told == 2 and len(teller.listener.known) == 6
+    news.publish_changes()
+    assert teller.batches == 2 and len(teller.listener.known) == 6
 
 
 def test_an_idle_engine_tells_at_once() -> None:
-    teller, held = Teller(), index(APPEND)
+    teller, prefix_index = Teller(), index(APPEND)
     news = KVEventTracker(teller, lambda: 0.0)
-    news.of(held, APPEND)
+    news.track(prefix_index, APPEND)
     for words in (WORDS, [5, *WORDS]):
-        store(held, words, APPEND)
-        news.look(now=True)
+        store(prefix_index, words, APPEND)
+        news.publish_changes(now=True)
     assert len(teller.listener.known) == 6
 
 
 def test_what_nobody_could_take_is_told_later() -> None:
-    teller, held = Teller(), index(APPEND)
+    teller, prefix_index = Teller(), index(APPEND)
     news = KVEventTracker(teller, lambda: 0.0)
-    news.of(held, APPEND)
-    store(held, WORDS, APPEND)
+    news.track(prefix_index, APPEND)
+    store(prefix_index, WORDS, APPEND)
     teller.full = True
-    news.look(now=True)
+    news.publish_changes(now=True)
     teller.full = False
-    news.look(now=True)
-    assert set(teller.listener.known) == set(BlockListing(APPEND).take(held))
+    news.publish_changes(now=True)
+    assert set(teller.listener.known) == set(BlockListing(APPEND).take(prefix_index))
 
 
 def test_new_books_and_the_end_take_back_what_was_told() -> None:
-    teller, held = Teller(), index(APPEND)
+    teller, prefix_index = Teller(), index(APPEND)
     news = KVEventTracker(teller, lambda: 0.0)
-    news.of(held, APPEND)
-    store(held, WORDS, APPEND)
-    news.look(now=True)
-    news.of(index(APPEND), APPEND)
-    news.look(now=True)
+    news.track(prefix_index, APPEND)
+    store(prefix_index, WORDS, APPEND)
+    news.publish_changes(now=True)
+    news.track(index(APPEND), APPEND)
+    news.publish_changes(now=True)
     assert not teller.listener.known
-    news.of(held, APPEND)
-    news.look(now=True)
+    news.track(prefix_index, APPEND)
+    news.publish_changes(now=True)
     news.close()
     assert not teller.listener.known and teller.closed
 
@@ -153,15 +153,15 @@ class EventsListener:
 @pytest.mark.parametrize("needs", [APPEND, WINDOW, HYBRID])
 @given(course=st.lists(st.tuples(TOKENS, st.integers(0, 900)), max_size=8))
 def test_who_follows_the_events_knows_what_is_kept(needs: ResumeNeeds, course: list[tuple[list[int], int]]) -> None:
-    held, census, listener = index(needs), BlockListing(needs, 2), EventsListener()
-    told: dict[int, PrefixBlock] = {}
+    prefix_index, listing, listener = index(needs), BlockListing(needs, 2), EventsListener()
+    batches: dict[int, PrefixBlock] = {}
     for tokens, most in course:
-        store(held, tokens, needs)
-        held.shrink(most)
-        found = census.take(held)
-        listener.follow(block_differences(told, found))
-        told = found
-        assert listener.known == {block.id: block.medium for block in told.values()}
+        store(prefix_index, tokens, needs)
+        prefix_index.shrink(most)
+        found = listing.take(prefix_index)
+        listener.follow(block_differences(batches, found))
+        batches = found
+        assert listener.known == {block.id: block.medium for block in batches.values()}
 
 
 def test_blocks_that_follow_one_another_are_one_event() -> None:
@@ -185,9 +185,9 @@ def test_a_block_that_moves_to_disk_is_removed_here_and_stored_there() -> None:
 
 def test_a_batch_is_an_array_of_a_time_maps_with_a_type_and_a_rank() -> None:
     batch = KVEventBatch(12.5, block_differences({}, {1: PrefixBlock(1, None, (7, 8), CacheOwner())}))
-    said = msgspec.msgpack.decode(msgspec.msgpack.encode(batch))
-    assert said[0] == 12.5 and said[2] == 0
-    assert said[1] == [
+    message = msgspec.msgpack.decode(msgspec.msgpack.encode(batch))
+    assert message[0] == 12.5 and message[2] == 0
+    assert message[1] == [
         {
             "type": "BlockStored",
             "block_hashes": [1],
@@ -214,21 +214,21 @@ def test_batches_come_numbered_under_their_topic(publisher: KVEventPublisher) ->
         subscriber.connect(publisher.endpoint)
         subscriber.subscribe(b"kv@")
         while not subscriber.poll(20):  # until it is heard: what was told before is missed
-            publisher.tell([AllBlocksCleared()])
+            publisher.publish([AllBlocksCleared()])
         _, first, _ = subscriber.recv_multipart()
-        publisher.tell([BlockRemoved([5], "GPU")])
-        number, said = int.from_bytes(first, "big"), [{"type": "AllBlocksCleared"}]
-        while said == [{"type": "AllBlocksCleared"}]:
+        publisher.publish([BlockRemoved([5], "GPU")])
+        number, message = int.from_bytes(first, "big"), [{"type": "AllBlocksCleared"}]
+        while message == [{"type": "AllBlocksCleared"}]:
             assert subscriber.poll(5000)
             topic, raw, batch = subscriber.recv_multipart()
             assert topic == b"kv@here@tiny" and int.from_bytes(raw, "big") == number + 1
-            number, said = number + 1, msgspec.msgpack.decode(batch)[1]
-        assert said == [{"type": "BlockRemoved", "block_hashes": [5], "medium": "GPU"}]
+            number, message = number + 1, msgspec.msgpack.decode(batch)[1]
+        assert message == [{"type": "BlockRemoved", "block_hashes": [5], "medium": "GPU"}]
 
 
 def test_what_was_missed_can_be_asked_for(publisher: KVEventPublisher) -> None:
     for id in range(3):
-        publisher.tell([BlockRemoved([id], "GPU")])
+        publisher.publish([BlockRemoved([id], "GPU")])
     with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
         asking.connect(publisher.replay)
         asking.send_multipart((b"", (1).to_bytes(8, "big")))
@@ -243,12 +243,12 @@ def test_what_was_missed_can_be_asked_for(publisher: KVEventPublisher) -> None:
 
 
 def test_an_endpoint_that_is_taken_is_an_error_that_names_it(publisher: KVEventPublisher) -> None:
-    with pytest.raises(ConfigError, match=r"kv_events cannot be told at tcp://127\.0\.0\.1"):
+    with pytest.raises(ConfigError, match=r"kv_events cannot be published at tcp://127\.0\.0\.1"):
         KVEventPublisher(KVEventsAddress(publisher.endpoint))
 
 
 def test_what_was_told_is_sent_before_it_closes() -> None:
     made = KVEventPublisher(KVEventsAddress("tcp://127.0.0.1:*"))
-    assert made.tell([AllBlocksCleared()])
+    assert made.publish([AllBlocksCleared()])
     made.close()
     assert len(made._sent) == 1

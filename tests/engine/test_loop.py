@@ -371,9 +371,9 @@ def test_a_lost_device_is_the_end_of_all_workloads_and_nothing_reaches_for_it(lo
         world.loop.post(world.second, lambda: None)
         assert late.is_set() and isinstance(world.second.ended["late"], DeviceLost)
         assert not world.calls("begin anew", "abandon", "close", "left the device")
-        told = threading.Event()
-        world.loop.on_device_lost(told.set)
-        assert told.is_set(), "whoever asks late is told at once"
+        lost = threading.Event()
+        world.loop.on_device_lost(lost.set)
+        assert lost.is_set(), "whoever asks late is told at once"
     assert world.calls("close", "left the device") == ["loop: left the device"], "where the process lives on after all"
 
 

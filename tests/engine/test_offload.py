@@ -50,29 +50,29 @@ class Copying(Offloader):
 
 
 def test_copying_takes_a_small_share_of_the_time_and_what_would_take_more_is_dropped() -> None:
-    spiller, steps = Copying(), 2000
+    offloader, steps = Copying(), 2000
     for _ in range(steps):
-        spiller.now += STEP_S
+        offloader.now += STEP_S
         for _ in range(3):
-            spiller.spill(NODE)
-    taken = spiller.copied * RECORD_S
-    assert OFFLOAD_SHARE * steps * STEP_S <= taken <= OFFLOAD_BURST_S + OFFLOAD_SHARE * spiller.now + RECORD_S
-    assert spiller.copied + spiller.disk.counts.dropped == 3 * steps
+            offloader.offload(NODE)
+    used = offloader.copied * RECORD_S
+    assert OFFLOAD_SHARE * steps * STEP_S <= used <= OFFLOAD_BURST_S + OFFLOAD_SHARE * offloader.now + RECORD_S
+    assert offloader.copied + offloader.disk.counts.dropped == 3 * steps
 
 
 @pytest.mark.parametrize("idle_s", [0.0, 3600.0])
 def test_between_two_steps_it_takes_no_longer_than_one_of_them_may(idle_s: float) -> None:
-    spiller = Copying()
-    spiller.now += idle_s
-    begun = spiller.now
-    kept = [spiller.spill(NODE) for _ in range(100)]
-    assert 0 < spiller.now - begun <= OFFLOAD_BURST_S + RECORD_S < Settings().target_itl_ms / 1000
-    assert kept == [True] * spiller.copied + [False] * (100 - spiller.copied)
+    offloader = Copying()
+    offloader.now += idle_s
+    started = offloader.now
+    kept = [offloader.offload(NODE) for _ in range(100)]
+    assert 0 < offloader.now - started <= OFFLOAD_BURST_S + RECORD_S < Settings().target_itl_ms / 1000
+    assert kept == [True] * offloader.copied + [False] * (100 - offloader.copied)
 
 
 def test_what_finds_the_writers_queue_full_is_dropped_before_it_is_copied() -> None:
-    spiller = Copying(has_room=False)
-    assert not spiller.spill(NODE) and spiller.copied == 0 and spiller.disk.counts.dropped == 1
+    offloader = Copying(has_room=False)
+    assert not offloader.offload(NODE) and offloader.copied == 0 and offloader.disk.counts.dropped == 1
 
 
 def chain(*pieces: int) -> list[PrefixNode]:
@@ -299,9 +299,9 @@ def test_each_record_that_cannot_be_read_is_named_in_the_log_with_the_reason(
     gates.fault = lambda call: errno.EIO if call == "get" else None
     for number in (1, 2):
         run(engine, ask(f"a{number}", [*prompt(number), 7]))
-    told = [line.getMessage() for line in caplog.records if "cannot be read back" in line.getMessage()]
-    assert len(told) == totals(engine).promotion_failures >= 2
-    assert all("injected" in line and ".safetensors" in line for line in told)
+    result = [line.getMessage() for line in caplog.records if "cannot be read back" in line.getMessage()]
+    assert len(result) == totals(engine).promotion_failures >= 2
+    assert all("injected" in line and ".safetensors" in line for line in result)
     engine.close()
 
 
@@ -320,7 +320,7 @@ def test_what_memory_has_no_room_for_is_said_and_is_no_failure(
     engine = restarted("llama", tmp_path, gates, prompt(1, 1200), cache_bytes=60_000)
     run(engine, ask("large", [*prompt(1, 1200), 7]))
     assert totals(engine).promotion_failures == 0
-    assert any("no room in memory" in line.getMessage() for line in caplog.records)
+    assert any("memory has no room" in line.getMessage() for line in caplog.records)
     engine.close()
 
 

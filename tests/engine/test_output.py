@@ -84,7 +84,7 @@ def test_whoever_takes_nothing_is_ended_and_hears_no_more_and_the_others_do(capl
         outbox.flush(end)
     outbox.flush(nobody)
     assert ended == [deaf] and here.batches == [[last]]
-    assert "nobody takes the events of request deaf" in caplog.text
+    assert "the reader of request deaf takes no events" in caplog.text
 
 
 def test_a_job_is_sent_off_with_what_was_still_here_for_it() -> None:
@@ -92,8 +92,8 @@ def test_a_job_is_sent_off_with_what_was_still_here_for_it() -> None:
     leaving = job("leaving", reader)
     earlier, last = said("earlier"), said("last")
     outbox.put(leaving, [earlier])
-    outbox.send_off(leaving, last)
-    outbox.send_off(job("deaf", Reader(gone=True)), last)
+    outbox.send_last(leaving, last)
+    outbox.send_last(job("deaf", Reader(gone=True)), last)
     outbox.flush(nobody)
     assert reader.batches == [[earlier, last]]
 
@@ -132,8 +132,8 @@ def told(events: list[AnswerEvent]) -> dict[str, str]:
 
 @given(st.sets(st.integers(1, len(TEXT) - 1)))
 def test_however_the_text_is_cut_the_parts_are_the_same(cuts: set[int]) -> None:
-    places = [0, *sorted(cuts), len(TEXT)]
-    pieces = [TEXT[a:b] for a, b in itertools.pairwise(places)]
+    positions = [0, *sorted(cuts), len(TEXT)]
+    pieces = [TEXT[a:b] for a, b in itertools.pairwise(positions)]
     answer, events = read(pieces, AnswerParsing(QWEN, TOOLS))
     assert told(events) == {
         "thinking": "Is this the END?",
@@ -146,8 +146,8 @@ def test_however_the_text_is_cut_the_parts_are_the_same(cuts: set[int]) -> None:
 
 @given(st.sets(st.integers(1, len(TEXT) - 1)))
 def test_neither_thinking_nor_arguments_hold_a_stop_string(cuts: set[int]) -> None:
-    places = [0, *sorted(cuts), len(TEXT)]
-    pieces = [TEXT[a:b] for a, b in itertools.pairwise(places)]
+    positions = [0, *sorted(cuts), len(TEXT)]
+    pieces = [TEXT[a:b] for a, b in itertools.pairwise(positions)]
     answer, events = read(pieces, AnswerParsing(QWEN, TOOLS), Stop(strings=("END",)))
     assert answer.stopped_by is None
     assert "END" in told(events)["thinking"] and "END" in told(events)["calls"]
@@ -205,5 +205,5 @@ def test_calls_that_were_read_out_of_thinking_are_counted() -> None:
     for text, count in ((f"Hm.\n{CALL}\n{CALL}\n</think>\n", 2), (f"Hm.\n{CALL}", 1), (f"Hm.\n</think>\n{CALL}", 0)):
         for pieces in ([text], list(text)):
             answer, events = read(pieces, reading)
-            assert answer.in_thinking == count
+            assert answer.calls_in_thinking == count
             assert sum(isinstance(event, CallBegan) for event in events) == max(1, count)

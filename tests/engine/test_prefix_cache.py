@@ -399,7 +399,7 @@ class KeptStates(RuleBasedStateMachine):
                 self.leave(sequence)
 
     def leave(self, sequence: TokenSequence) -> None:
-        self.reuse._found.pop(sequence, None)
+        self.reuse._matches.pop(sequence, None)
         if sequence.row is not None:
             self.rows.leave(sequence.row)
             sequence.row = None
@@ -444,9 +444,10 @@ class KeptStates(RuleBasedStateMachine):
         self.reuse.make_room_for_running(needed)
         reserved, index = self.reuse._tier.reserved, self.reuse.index
         assert index.nbytes <= max(0, self.reuse.limit - reserved)
-        if self.reuse._held + reserved > self.reuse.limit:
+        cached, unshared = self.reuse._cached_bytes()
+        if cached + reserved > self.reuse.limit:
             needed = self.budget.states  # as much has to go as can
-        if needed + self.reuse._alone + reserved > self.budget.states:
+        if needed + unshared + reserved > self.budget.states:
             idle = [node for node in index.nodes() if is_removable(node) and node.record and node.record.idle_bytes]
             assert not idle, "something could have gone"
 
@@ -509,7 +510,7 @@ class KeptStates(RuleBasedStateMachine):
         """Each page is held as often as rows and records say, and paid for once."""
         kept = [node.record for node in self.reuse.index.nodes() if node.record is not None]
         found: dict[int, Record] = {id(record): record for record in kept}
-        for match in self.reuse._found.values():
+        for match in self.reuse._matches.values():
             found.update((id(record), record) for record in match.records)
         for group in self.rows.groups:
             rows = [each.row.tables[group.number] for each in self.running if each.row is not None]
@@ -522,8 +523,8 @@ class KeptStates(RuleBasedStateMachine):
             if len(found) == len(kept):
                 # What windows see of earlier tokens may be held by several, of whom the one that paid for it is gone.
                 assert group.window is not None or not pages.uncharged
-                paid, held = sum(part.nbytes for part in records), pages.kept * group.page_bytes
-                assert paid + group.uncharged_bytes == held, (paid, held)
+                paid, entries = sum(part.nbytes for part in records), pages.kept * group.page_bytes
+                assert paid + group.uncharged_bytes == entries, (paid, entries)
 
 
 TestKeptStates = KeptStates.TestCase

@@ -84,15 +84,15 @@ def fill(engine: Engine, count: int = 12) -> None:
 @RULES
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_is_kept_in_the_same_memory(kind: str, rules: Device | None) -> None:
-    held = {}
+    entries = {}
     for name in ("raw", "turbo4"):
         engine = start(kind, name, rules)
         fill(engine)
-        held[name], nbytes = kept(engine)
+        entries[name], nbytes = kept(engine)
         assert nbytes <= TIGHT
         engine.close()
     # Heads are so small here that lengths count, the newest is raw, and a checkpoint takes as much as it did.
-    assert held["turbo4"] > (1.2 if kind == "hybrid" else 1.5) * held["raw"]
+    assert entries["turbo4"] > (1.2 if kind == "hybrid" else 1.5) * entries["raw"]
 
 
 @RULES
@@ -113,10 +113,10 @@ def test_what_was_out_of_its_pages_is_gone_on_from_as_if_it_had_stayed(kind: str
 def let_go_of_pages(engine: Engine) -> None:
     """As if memory were short: everything that can be encoded is."""
 
-    def encode(reuse: Any) -> None:
-        for node in reuse.index.nodes():
+    def encode(cache: Any) -> None:
+        for node in cache.index.nodes():
             if node.record is not None and not node.root_owner.exact:
-                reuse.index.hold(node, reuse.encoding.shrunk(node.record))
+                cache.index.hold(node, cache.encoding.shrunk(node.record))
 
     engine._loop.run(lambda: encode(engine._generation.reuse))
     engine.check()
@@ -232,8 +232,8 @@ def test_what_takes_too_long_to_encode_has_to_go(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(prefix_cache, "COMPRESSION_SLICE_S", -1.0)
     engine = start("llama", "turbo4")
     fill(engine, 8)
-    reuse = engine._generation.reuse
-    assert engine._loop.run(lambda: all(node.record.encoded is None for node in reuse.index.nodes()))
+    cache = engine._generation.reuse
+    assert engine._loop.run(lambda: all(node.record.encoded is None for node in cache.index.nodes()))
     assert kept(engine)[1] <= TIGHT
     engine.close()
 
@@ -284,8 +284,8 @@ def test_files_that_are_taken_elsewhere_hold_what_the_codec_made(kind: str, tmp_
     here, there = (start(kind, "lossless", cache_bytes=1 << 24, folder=tmp_path) for _ in range(2))
     fill(here, 2)
     run(here, ask("exact", prompt(5), exact=True))
-    taken = here.kept.export("", tmp_path / "kept", SECRET)
-    assert there.kept.adopt("", tmp_path / "kept", SECRET) == taken > 400
+    used = here.kept.export("", tmp_path / "kept", SECRET)
+    assert there.kept.adopt("", tmp_path / "kept", SECRET) == used > 400
     tokens = [*prompt(1), 7, 8]
     warm, report = run(there, ask("warm", tokens))
     assert report.matched >= 200 and warm == run(there, ask("cold", tokens, cache=False))[0]

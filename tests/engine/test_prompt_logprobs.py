@@ -41,9 +41,9 @@ def test_a_scored_prompt_leaves_its_neighbours_alone(engine: Engine, place: int)
     ]
     alone = [engines.text_of(engines.answer(engine, request)) for request in neighbours]
     sampling = Sampling(temperature=0.0, prompt_logprobs=1)
-    asked = Request("scored", (PROMPT,), max_tokens=24, sampling=sampling, stop=LONG)
-    expected = engines.answer(engine, asked)
-    streams = [engine.generate(request) for request in (*neighbours[:place], asked, *neighbours[place:])]
+    wanted = Request("scored", (PROMPT,), max_tokens=24, sampling=sampling, stop=LONG)
+    expected = engines.answer(engine, wanted)
+    streams = [engine.generate(request) for request in (*neighbours[:place], wanted, *neighbours[place:])]
     found = [read(stream) for stream in streams]
     beside = found.pop(place)
     assert [engines.text_of(events) for events in found] == alone

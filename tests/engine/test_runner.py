@@ -96,8 +96,8 @@ PENALTIES = [Sampling(seed=3, frequency_penalty=0.8), Sampling(temperature=0.0, 
 @pytest.mark.parametrize("sampling", PENALTIES, ids=["frequency", "repetition"])
 def test_penalties_see_tokens_that_nobody_has_read_yet(device: Device | None, sampling: Sampling) -> None:
     late, soon = Steps(device), Steps(device)
-    asked = Request("p", (PROMPT[:9],), sampling=sampling)
-    ahead, behind = late.add(asked, 30), soon.add(asked, 30)
+    wanted = Request("p", (PROMPT[:9],), sampling=sampling)
+    ahead, behind = late.add(wanted, 30), soon.add(wanted, 30)
     late.run(ahead)
     while behind.produced < 30:
         soon.step()

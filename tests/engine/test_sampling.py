@@ -69,8 +69,8 @@ def reference(logits: np.ndarray, row: Row) -> set[int]:
     p /= p.sum()
     order = np.argsort(-p)
     order = order[: row.sampling.top_k or VOCAB]
-    kept = p[order] / p[order].sum()
-    before = np.cumsum(kept) - kept
+    cached = p[order] / p[order].sum()
+    before = np.cumsum(cached) - cached
     order = order[(before < row.sampling.top_p - 1e-6) | (np.arange(len(order)) == 0)]
     order = order[p[order] >= row.sampling.min_p * p[order[0]] * (1 - 1e-6)]
     return {int(token) for token in order if p[token] > 0}
@@ -159,13 +159,13 @@ def test_uniform_numbers_are_spread_evenly_over_seeds_and_positions() -> None:
 def test_logprobs_are_the_models_own_and_sorted() -> None:
     logits = logits_of(3, 2)
     rows = [Row(Sampling(temperature=0.0, logprobs=4, logit_bias=((5, 90.0),))), Row(Sampling(logprobs=2))]
-    drawn = draw(mx.array(logits), rows)
+    sampled = draw(mx.array(logits), rows)
     exact = logits - np.log(np.exp(logits.astype(np.float64)).sum(-1, keepdims=True))
-    assert drawn.tokens[0].item() == 5
-    assert drawn.logprobs is not None and drawn.top_tokens is not None and drawn.top_logprobs is not None
-    assert drawn.logprobs[0].item() == pytest.approx(exact[0, 5], abs=1e-4)
-    assert drawn.top_tokens[0].tolist() == np.argsort(-exact[0])[:4].tolist()
-    assert drawn.top_logprobs[0].tolist() == pytest.approx(np.sort(exact[0])[::-1][:4].tolist(), abs=1e-4)
+    assert sampled.tokens[0].item() == 5
+    assert sampled.logprobs is not None and sampled.top_tokens is not None and sampled.top_logprobs is not None
+    assert sampled.logprobs[0].item() == pytest.approx(exact[0, 5], abs=1e-4)
+    assert sampled.top_tokens[0].tolist() == np.argsort(-exact[0])[:4].tolist()
+    assert sampled.top_logprobs[0].tolist() == pytest.approx(np.sort(exact[0])[::-1][:4].tolist(), abs=1e-4)
 
 
 def test_a_draw_at_the_very_end_still_finds_a_token() -> None:
@@ -179,10 +179,10 @@ def test_penalties_leave_the_logprobs_that_are_told_alone() -> None:
     logits = logits_of(5, 1)
     plain = Row(Sampling(temperature=0.0, logprobs=3), prompt=(1, 2), generated=(3, 3))
     for penalties in ({"repetition_penalty": 1.8}, {"presence_penalty": 1.0}, {"frequency_penalty": 0.5}):
-        told = draw(mx.array(logits), [Row(Sampling(temperature=0.0, logprobs=3, **penalties), generated=(3, 3))])
+        result = draw(mx.array(logits), [Row(Sampling(temperature=0.0, logprobs=3, **penalties), generated=(3, 3))])
         expected = draw(mx.array(logits), [plain])
-        assert told.top_logprobs is not None and expected.top_logprobs is not None
-        assert mx.array_equal(told.top_logprobs, expected.top_logprobs).item()
+        assert result.top_logprobs is not None and expected.top_logprobs is not None
+        assert mx.array_equal(result.top_logprobs, expected.top_logprobs).item()
 
 
 @pytest.mark.parametrize("temperature", [1e-40, 1e-38, 1e-20, 1e-6])
@@ -199,8 +199,8 @@ def test_min_p_alone_keeps_all_that_weigh_enough(monkeypatch: pytest.MonkeyPatch
     logits = mx.array([[0.0, -1.0, 0.5, -9.0]])
     rows = [Row(Sampling(temperature=1.0, min_p=0.1), seed=seed) for seed in range(60)]
     for beside in ([], [Row(Sampling(temperature=1.0, top_k=2))]):
-        drawn = draw(mx.repeat(logits, len(rows) + len(beside), axis=0), [*rows, *beside]).tokens.tolist()
-        assert {*drawn[: len(rows)]} == {0, 1, 2}  # type: ignore[index]
+        sampled = draw(mx.repeat(logits, len(rows) + len(beside), axis=0), [*rows, *beside]).tokens.tolist()
+        assert {*sampled[: len(rows)]} == {0, 1, 2}  # type: ignore[index]
 
 
 @emulated
@@ -217,19 +217,19 @@ def test_a_kernel_draws_the_same_tokens(natively: bool, monkeypatch: pytest.Monk
         ]
         rows = [*some, Row(Sampling(temperature=0.0))]
         logits = mx.array(logits_of(seed, len(rows)))
-        assert draw_with(logits, rows, drawing=drawing).tokens.tolist() == draw(logits, rows).tokens.tolist()
+        assert draw_with(logits, rows, kernel=drawing).tokens.tolist() == draw(logits, rows).tokens.tolist()
 
 
 VOCAB_PENALTIES = 24
 TOKENS = st.lists(st.integers(0, VOCAB_PENALTIES - 1), max_size=12)
 
 
-@given(prompt=TOKENS, drawn=TOKENS)
-def test_a_token_that_is_learned_counts_like_one_that_was_known(prompt: list[int], drawn: list[int]) -> None:
+@given(prompt=TOKENS, sampled=TOKENS)
+def test_a_token_that_is_learned_counts_like_one_that_was_known(prompt: list[int], sampled: list[int]) -> None:
     learned = TokenHistory(VOCAB_PENALTIES, prompt)
-    for token in drawn:
+    for token in sampled:
         learned.learn(mx.array(token, dtype=mx.uint32))
-    known = TokenHistory(VOCAB_PENALTIES, prompt, drawn)
+    known = TokenHistory(VOCAB_PENALTIES, prompt, sampled)
     assert mx.array_equal(learned.counts, known.counts).item()
 
 

@@ -77,8 +77,8 @@ def test_a_mask_takes_exactly_the_forbidden_tokens_out(vocab: int, dtype: mx.Dty
     chance = np.random.default_rng(vocab)
     allowed = chance.random((3, vocab)) < 0.4
     logits = mx.array(chance.normal(size=(4, vocab)).astype(np.float32)).astype(dtype)
-    given: list[TokenMask | None] = [*packed(allowed), None]
-    result = np.array(apply_masks(logits.astype(mx.float32), given))
+    inputs: list[TokenMask | None] = [*packed(allowed), None]
+    result = np.array(apply_masks(logits.astype(mx.float32), inputs))
     before = np.array(logits.astype(mx.float32))
     assert np.array_equal(result[3], before[3])
     assert np.array_equal(np.isneginf(result[:3]), ~allowed)
@@ -159,17 +159,17 @@ def test_every_answer_of_a_request_is_held_by_a_guide_of_its_own(engine: Engine,
 def test_a_preempted_answer_goes_on_where_it_was(grammars: Grammars) -> None:
     plan = grammars.regex("[a-z]{90}")
     prompts = [tuple((7 * place + number) % 95 for place in range(44 + 10 * number)) for number in range(3)]
-    asked = [
+    wanted = [
         Request(f"p{number}", (prompt,), sampling=Sampling(seed=number), guide=plan)
         for number, prompt in enumerate(prompts)
     ]
     roomy = engines.start("llama", context=160)
-    alone = [engines.text_of(engines.answer(roomy, request)) for request in asked]
+    alone = [engines.text_of(engines.answer(roomy, request)) for request in wanted]
     roomy.close()
     # Room for three sequences of up to 128 tokens, so that growing beyond pushes the newest out.
     tight_bytes = engines.tight_memory(roomy, rows=3, tokens=128)
     tight = engines.start("llama", context=160, memory=tight_bytes, limits=EngineLimits(max_sequences=4))
-    texts, preempted = engines.preempted(tight, asked)
+    texts, preempted = engines.preempted(tight, wanted)
     tight.check()
     tight.close()
     assert preempted > 0
@@ -300,17 +300,17 @@ def test_the_other_answers_of_a_request_end_with_the_one_whose_guide_failed(engi
 
 
 def test_each_token_is_accepted_once_and_in_order(engine: Engine) -> None:
-    kept: list[_Trapped] = []
+    cached: list[_Trapped] = []
 
     @dataclass(frozen=True)
     class Recording:
         free: bool
 
         def begin(self) -> _Trapped:
-            kept.append(_Trapped(Trap("nowhere"), free=self.free))
-            return kept[-1]
+            cached.append(_Trapped(Trap("nowhere"), free=self.free))
+            return cached[-1]
 
     for free in (False, True):
         request = Request(f"rec{free}", (PROMPT,), max_tokens=25, stop=Stop(ignore_eos=True), guide=Recording(free))
         events = engines.answer(engine, request)
-        assert tuple(kept[-1].accepted) == end(events).tokens
+        assert tuple(cached[-1].accepted) == end(events).tokens

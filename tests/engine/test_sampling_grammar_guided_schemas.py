@@ -133,15 +133,15 @@ def test_whatever_a_model_without_sense_says_by_a_schema_is_valid(
     # It would never come to an end by itself: what closes strings and objects is made likelier.
     closing = [tokenizer.encode(text, add_special=False) for text in ('"', '",', '"}', "}", "]", '"]', "},", ",", "0")]
     sampling = Sampling(seed=seed, logit_bias=tuple((ids[0], 10.5) for ids in closing if len(ids) == 1))
-    held: list[tuple[Schema, CompiledGrammar]] = []
+    entries: list[tuple[Schema, CompiledGrammar]] = []
     for schema in drawn:
         try:
-            held.append((schema, grammars.json_schema(schema)))
+            entries.append((schema, grammars.json_schema(schema)))
         except BadRequest as error:
             assert "no value can satisfy it" in error.message
-    count = len(held)
-    answers = together(senseless, ["Now:"] * count, [plan for _, plan in held], [sampling] * count, 80)
-    for (schema, _), (text, reason) in zip(held, answers, strict=True):
+    count = len(entries)
+    answers = together(senseless, ["Now:"] * count, [plan for _, plan in entries], [sampling] * count, 80)
+    for (schema, _), (text, reason) in zip(entries, answers, strict=True):
         if reason == "stop":
             check(text, schema)
     assert sum(reason == "stop" for _, reason in answers) >= len(answers) // 4
@@ -198,10 +198,10 @@ CHOICES: list[CallChoice] = ["required", "required", ForcedCall("get_weather"), 
 
 def test_smollm2_calls_the_tools_that_it_must(smollm: Engine, grammars: Grammars) -> None:
     plans = [grammars.tools(HERMES, TOOLS, choice, parallel=False) for choice in CHOICES]
-    held = [plan for plan in plans if plan is not None]
+    entries = [plan for plan in plans if plan is not None]
     question = "What is the weather in Oslo for the next three days?"
-    samplings = [Sampling(seed=number) for number in range(len(held))]
-    answers = together(smollm, [_chat(smollm, question)] * len(held), held, samplings, 100)
+    samplings = [Sampling(seed=number) for number in range(len(entries))]
+    answers = together(smollm, [_chat(smollm, question)] * len(entries), entries, samplings, 100)
     for choice, (text, _) in zip(CHOICES, answers, strict=True):
         parser = Parser(
             HERMES,

@@ -123,11 +123,11 @@ def test_running_streams_do_not_starve_a_prompt_even_where_they_alone_exceed_the
     for _ in range(20):
         world.step()
     late = world.arrive(1000, 1)
-    asked = world.now
+    began_at = world.now
     while late in world.alive:
         world.step()
     # Alone it would take half a second; a quarter of each step and more as it ages bounds the wait.
-    assert world.now - asked < 2.5
+    assert world.now - began_at < 2.5
 
 
 @either_way
@@ -345,10 +345,10 @@ def prompt_speed(fixed_ms: float, token_ms: float, *, mixes: bool, streams: int,
     for _ in range(10):
         world.step()
     prompts = [world.arrive(max(1500, int(15_000 / token_ms)), 1) for _ in range(2)]
-    asked = world.now
+    began_at = world.now
     while any(prompt in world.alive for prompt in prompts):
         world.step()
-    return sum(len(prompt.prompt) for prompt in prompts) / (world.now - asked)
+    return sum(len(prompt.prompt) for prompt in prompts) / (world.now - began_at)
 
 
 @pytest.mark.parametrize("seeds", [(None,), (1, 2, 3, 4)], ids=["steady", "jittery"])
@@ -430,14 +430,14 @@ def test_short_sequences_overtake_one_that_does_not_fit_but_not_for_ever() -> No
         world.arrive(100, 400)
     world.step()
     long = world.arrive(2500, 1)
-    asked = world.now
+    began_at = world.now
     overtook = 0
     while long in world.alive:
         short = world.arrive(50, 20)
         for _ in range(25):
             world.step()
         overtook += short not in world.alive and long in world.alive
-        assert world.now < asked + 30.0
+        assert world.now < began_at + 30.0
     assert overtook > 3
 
 

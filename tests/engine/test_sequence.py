@@ -50,9 +50,9 @@ def test_a_sequence_that_ends_in_a_picture_is_told_which() -> None:
 def test_text_behind_a_picture_goes_on_behind_its_longer_side_also_beyond_the_prompt() -> None:
     item = picture(4, b"1" * 32)  # three columns, two rows
     sight = PromptMedia((item,), mrope_positions(14, [item], 2))
-    assert [sight.position(place) for place in (0, 4, 10, 13, 14, 20)] == [0, 4, 7, 10, 11, 17]
-    assert sight.stated(0, 4) is sight.stated(10, 20) is None
-    stated = sight.stated(3, 16)
+    assert [sight.position(offset) for offset in (0, 4, 10, 13, 14, 20)] == [0, 4, 7, 10, 11, 17]
+    assert sight.explicit_positions(0, 4) is sight.explicit_positions(10, 20) is None
+    stated = sight.explicit_positions(3, 16)
     assert stated is not None and stated.shape == (3, 13)
     assert (stated[:, -6:] == np.arange(7, 13)).all()
 
@@ -66,11 +66,11 @@ def test_pieces_of_a_prompt_see_together_what_the_whole_sees(
     cuts = sorted(data.draw(some.lists(some.integers(0, len(tokens)), max_size=4)))
     seen: dict[bytes, list[tuple[int, int]]] = {}
     for begin, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
-        for digest, numbers, places in sight.seen(begin, end):
-            seen.setdefault(digest, []).extend(zip(numbers, places, strict=True))
+        for digest, numbers, positions in sight.seen(begin, end):
+            seen.setdefault(digest, []).extend(zip(numbers, positions, strict=True))
     for item in items:
-        places = [place for begin, end in item.runs for place in range(begin, end)]
-        assert seen[item.digest] == list(enumerate(places))
+        positions = [offset for begin, end in item.runs for offset in range(begin, end)]
+        assert seen[item.digest] == list(enumerate(positions))
 
 
 WHOLE = tuple(range(100, 120))
@@ -86,18 +86,18 @@ def sequence() -> TokenSequence:
 def test_tokens_stand_where_they_stood_and_those_behind_the_prompt_behind_all_of_it() -> None:
     thinned = ThinnedPrompt(WHOLE, LEFT)
     assert thinned.tokens == (100, 101, 102, 105, 106, 112, 119)
-    assert [thinned.position(place) for place in range(10)] == [0, 1, 2, 5, 6, 12, 19, 20, 21, 22]
+    assert [thinned.position(offset) for offset in range(10)] == [0, 1, 2, 5, 6, 12, 19, 20, 21, 22]
 
 
 def test_positions_are_stated_only_where_one_does_not_follow_another() -> None:
     thinned = ThinnedPrompt(WHOLE, LEFT)
-    assert thinned.stated(0, 2) is None
-    assert thinned.stated(7, 9) is None
-    assert thinned.stated(6, 9) is None
+    assert thinned.explicit_positions(0, 2) is None
+    assert thinned.explicit_positions(7, 9) is None
+    assert thinned.explicit_positions(6, 9) is None
     for begin, end in ((0, 3), (2, 4), (3, 7), (0, 9)):
-        stated = thinned.stated(begin, end)
+        stated = thinned.explicit_positions(begin, end)
         assert stated is not None and stated.dtype == np.int32
-        assert stated.tolist() == [thinned.position(place) for place in range(begin, end)]
+        assert stated.tolist() == [thinned.position(offset) for offset in range(begin, end)]
 
 
 def test_what_stands_behind_a_gap_is_known_by_nothing_that_a_whole_prompt_could_hold() -> None:
@@ -129,4 +129,4 @@ def test_a_sequence_goes_on_with_what_is_left_and_knows_what_was_sent() -> None:
 def test_nothing_left_out_is_nothing_changed() -> None:
     thin = sequence()
     thin.thin(np.arange(20, dtype=np.int32))
-    assert thin.keys == list(WHOLE) and thin.stated(0, 20) is None and thin.position(25) == 25
+    assert thin.keys == list(WHOLE) and thin.explicit_positions(0, 20) is None and thin.position(25) == 25

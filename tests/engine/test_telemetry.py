@@ -19,21 +19,21 @@ def answered(engine: scripted.Engine, request: Request) -> list[Event]:
 def test_tokens_count_while_they_come_and_stay_when_the_request_is_cancelled() -> None:
     engine = scripted.start(lambda prompt: "x" * 100_000)
     try:
-        prompt, told = asked(engine), engine.figures
-        assert (told.prompt_tokens, told.generated_tokens, told.occupied) == (0, 0, 0.0)
+        prompt, metrics = asked(engine), engine.figures
+        assert (metrics.prompt_tokens, metrics.generated_tokens, metrics.occupied) == (0, 0, 0.0)
         stream = iter(engine.generate(Request("one", (prompt,), sampling=GREEDY)))
         next(stream)
-        assert told.prompt_tokens == told.asked_tokens == len(prompt)
-        assert (generated := told.generated_tokens) >= 1
-        assert 0 < told.occupied <= 1
+        assert metrics.prompt_tokens == metrics.asked_tokens == len(prompt)
+        assert (generated := metrics.generated_tokens) >= 1
+        assert 0 < metrics.occupied <= 1
         engine.cancel("one")
         *_, last = (event for batch in stream for event in batch)
         engine.check()  # the engine has done all that ends a request
         assert isinstance(last, Failed)
-        assert told.generated_tokens == last.usage.completion_tokens >= generated
-        assert (told.prompt_tokens, told.occupied) == (len(prompt), 0.0)
-        assert told.endings == {"stop": 0, "length": 0, "abort": 1, "error": 0}
-        assert told.request_s.cumulative()[-1] == 0
+        assert metrics.generated_tokens == last.usage.completion_tokens >= generated
+        assert (metrics.prompt_tokens, metrics.occupied) == (len(prompt), 0.0)
+        assert metrics.endings == {"stop": 0, "length": 0, "abort": 1, "error": 0}
+        assert metrics.request_s.cumulative()[-1] == 0
     finally:
         engine.close()
 
@@ -41,23 +41,30 @@ def test_tokens_count_while_they_come_and_stay_when_the_request_is_cancelled() -
 def test_every_request_that_ends_leaves_its_durations_and_lengths() -> None:
     engine = scripted.start(lambda prompt: "Hello")
     try:
-        prompt, told = asked(engine), engine.figures
+        prompt, metrics = asked(engine), engine.figures
         answered(engine, Request("one", (prompt,), sampling=GREEDY))
         answered(engine, Request("two", (prompt,), max_tokens=3, n=2, sampling=GREEDY))
     finally:
         engine.close()
-    assert told.endings == {"stop": 1, "length": 1, "abort": 0, "error": 0}
-    assert told.generated_tokens == 6 + 2 * 3
-    for times in (told.request_s, told.queue_s, told.prefill_s, told.decode_s, told.inference_s, told.token_s):
+    assert metrics.endings == {"stop": 1, "length": 1, "abort": 0, "error": 0}
+    assert metrics.generated_tokens == 6 + 2 * 3
+    for times in (
+        metrics.request_s,
+        metrics.queue_s,
+        metrics.prefill_s,
+        metrics.decode_s,
+        metrics.inference_s,
+        metrics.token_s,
+    ):
         assert times.cumulative()[-1] == 2
-    assert told.first_token_s.cumulative()[-1] == 3  # one an answer
-    assert told.between_tokens_s.cumulative()[-1] == told.generated_tokens - 3
-    assert (told.prompt_lengths.sum, told.answer_lengths.sum) == (2 * len(prompt), 12)
-    assert (told.answers.sum, told.answer_limits.sum) == (3, 3)
-    assert told.longest_answers.sum == 6 + 3
-    assert told.request_s.sum >= told.inference_s.sum + told.queue_s.sum - 1e-6
-    assert told.reasons["unseen"] == told.reasons["complete"] == 1
-    assert told.step_s.cumulative()[-1] == told.step_tokens.cumulative()[-1] > 0
+    assert metrics.first_token_s.cumulative()[-1] == 3  # one an answer
+    assert metrics.between_tokens_s.cumulative()[-1] == metrics.generated_tokens - 3
+    assert (metrics.prompt_lengths.sum, metrics.answer_lengths.sum) == (2 * len(prompt), 12)
+    assert (metrics.answers.sum, metrics.answer_limits.sum) == (3, 3)
+    assert metrics.longest_answers.sum == 6 + 3
+    assert metrics.request_s.sum >= metrics.inference_s.sum + metrics.queue_s.sum - 1e-6
+    assert metrics.reasons["unseen"] == metrics.reasons["complete"] == 1
+    assert metrics.step_s.cumulative()[-1] == metrics.step_tokens.cumulative()[-1] > 0
 
 
 def test_memory_that_is_given_back_while_nothing_runs_is_counted_no_more() -> None:

@@ -33,18 +33,18 @@ def status(**changes: Any) -> RequestStatus:
 
 
 def test_a_request_is_told_of_once_when_it_begins(caplog: pytest.LogCaptureFixture) -> None:
-    journal = RequestLog("toy")
-    journal.began(status(), "/v1/messages", 0.0)
-    journal.began(status(), "/v1/messages", 1.0)  # a second answer of the same request
+    request_log = RequestLog("toy")
+    request_log.began(status(), "/v1/messages", 0.0)
+    request_log.began(status(), "/v1/messages", 1.0)  # a second answer of the same request
     assert caplog.messages == ["msg_1 began: /v1/messages, model toy, 1000 prompt tokens, 200 of them cached"]
 
 
 def test_a_long_prompt_is_told_of_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
-    journal = RequestLog("toy")
-    journal.began(status(), "/v1/messages", 100.0)
+    request_log = RequestLog("toy")
+    request_log.began(status(), "/v1/messages", 100.0)
     caplog.clear()
     for second in range(1, 31):
-        journal.look(100.0 + second, lambda done=200 + 10 * second: [status(prefilled_tokens=done)])
+        request_log.log_progress(100.0 + second, lambda done=200 + 10 * second: [status(prefilled_tokens=done)])
     assert PROGRESS_S == 10.0
     assert caplog.messages == [
         "msg_1 prompt: 300 of 1000 tokens, 10.0 tokens/s, about 70 s left",
@@ -54,27 +54,27 @@ def test_a_long_prompt_is_told_of_every_ten_seconds(caplog: pytest.LogCaptureFix
 
 
 def test_a_prompt_that_was_set_back_gets_no_estimate(caplog: pytest.LogCaptureFixture) -> None:
-    journal = RequestLog("toy")
-    journal.began(status(), "", 0.0)
-    journal.look(10.0, lambda: [status(prefilled_tokens=0)])
-    assert caplog.messages[-1] == "msg_1 prompt: 0 of 1000 tokens, 0.0 tokens/s, no telling how long"
+    request_log = RequestLog("toy")
+    request_log.began(status(), "", 0.0)
+    request_log.log_progress(10.0, lambda: [status(prefilled_tokens=0)])
+    assert caplog.messages[-1] == "msg_1 prompt: 0 of 1000 tokens, 0.0 tokens/s, time left unknown"
 
 
 def test_nobody_is_asked_how_far_requests_are_while_no_line_is_due() -> None:
-    journal = RequestLog("toy")
-    journal.began(status(), "", 0.0)
+    request_log = RequestLog("toy")
+    request_log.began(status(), "", 0.0)
 
     def asked() -> list[RequestStatus]:
         raise AssertionError("nothing is due")
 
-    journal.look(9.9, asked)
-    journal.look(10.0, lambda: [status(phase="decode")])
-    journal.look(1000.0, asked)  # an answer in the making tells of itself
+    request_log.log_progress(9.9, asked)
+    request_log.log_progress(10.0, lambda: [status(phase="decode")])
+    request_log.log_progress(1000.0, asked)  # an answer in the making tells of itself
 
 
 def test_the_end_tells_what_it_took(caplog: pytest.LogCaptureFixture) -> None:
-    journal = RequestLog("toy")
-    journal.ended(status(completion_tokens=41, age_s=12.5, first_token_s=2.5, phase="decode"), "tool_calls")
+    request_log = RequestLog("toy")
+    request_log.ended(status(completion_tokens=41, age_s=12.5, first_token_s=2.5, phase="decode"), "tool_calls")
     assert caplog.messages == [
         "msg_1 ended, tool_calls: 1000 prompt tokens (20% cached), first token after 2.50 s, 41 answer tokens, "
         "4.0 tokens/s"
@@ -82,8 +82,8 @@ def test_the_end_tells_what_it_took(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_an_end_before_the_first_token_tells_how_far_it_was(caplog: pytest.LogCaptureFixture) -> None:
-    journal = RequestLog("toy")
-    journal.ended(status(prefilled_tokens=640, age_s=300.0), error_outcome(ClientLeft("gone")))
+    request_log = RequestLog("toy")
+    request_log.ended(status(prefilled_tokens=640, age_s=300.0), error_outcome(ClientLeft("gone")))
     assert caplog.messages == [
         "msg_1 ended, the client left (499): 1000 prompt tokens (20% cached), 640 of them computed or cached, "
         "no token after 300.00 s"
@@ -104,7 +104,7 @@ def test_an_outcome_names_the_status_and_never_the_message(error: IngotError, ou
 
 
 def test_a_request_that_ended_is_forgotten() -> None:
-    journal = RequestLog("toy")
-    journal.began(status(), "", 0.0)
-    journal.ended(status(), "stop")
-    journal.look(1000.0, lambda: pytest.fail("nothing runs"))
+    request_log = RequestLog("toy")
+    request_log.began(status(), "", 0.0)
+    request_log.ended(status(), "stop")
+    request_log.log_progress(1000.0, lambda: pytest.fail("nothing runs"))

@@ -17,13 +17,13 @@ BOUNDS = st.lists(st.floats(0, 1e6), min_size=1, max_size=8, unique=True).map(so
 
 @given(BOUNDS, st.lists(st.floats(0, 1e7), max_size=20))
 def test_a_value_counts_at_every_bound_that_it_does_not_exceed(bounds: list[float], values: list[float]) -> None:
-    told = Histogram(bounds)
+    result = Histogram(bounds)
     for value in values:
-        told.add(value)
+        result.add(value)
     below = [sum(value <= bound for value in values) for bound in bounds]
-    assert told.cumulative() == (*below, len(values))
-    assert told.sum == pytest.approx(sum(values))
-    assert bisect_left(told.cumulative(), len(values)) <= len(bounds)
+    assert result.cumulative() == (*below, len(values))
+    assert result.sum == pytest.approx(sum(values))
+    assert bisect_left(result.cumulative(), len(values)) <= len(bounds)
 
 
 def test_bounds_rise() -> None:
@@ -32,15 +32,15 @@ def test_bounds_rise() -> None:
 
 
 def test_whoever_looks_on_sees_counts_that_only_grow() -> None:
-    told = Histogram((0.5,))
-    writer = threading.Thread(target=lambda: [told.add(number % 2) for number in range(20_000)])
+    result = Histogram((0.5,))
+    writer = threading.Thread(target=lambda: [result.add(number % 2) for number in range(20_000)])
     writer.start()
     seen = []
     while writer.is_alive():
-        seen.append(told.cumulative())
+        seen.append(result.cumulative())
     writer.join()
     assert all(one[0] <= other[0] and one[1] <= other[1] for one, other in pairwise(seen))
-    assert told.cumulative() == (10_000, 20_000)
+    assert result.cumulative() == (10_000, 20_000)
 
 
 def test_bounds_of_lengths_end_at_the_context() -> None:

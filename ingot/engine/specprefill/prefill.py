@@ -1,14 +1,12 @@
 """SpecPrefill in the step loop: a sequence that asks for it is scored while it waits, a piece between two steps, and
-is thinned out before it runs, if scoring and computing a part takes less than computing all, as far as is
-measured.
+thinned out before it runs, if scoring and computing a part is faster than computing everything, as far as is measured.
 
-Only the engine thread may call anything here.
+For the engine thread alone.
 """
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
@@ -19,11 +17,11 @@ from ingot.engine.request import SpecPrefillReport, SpecPrefillRequest, SpecPref
 from ingot.engine.sequence import TokenSequence
 from ingot.engine.specprefill.scorers import PromptScorer, ScoringWork
 from ingot.engine.specprefill.selection import (
-    KeptPlaces,
+    KeptPositions,
     PromptScores,
     SelectionMemory,
     TokenFlags,
-    count_kept,
+    count_selected,
     required_tokens,
     select_tokens,
 )
@@ -33,8 +31,8 @@ from ingot.text.tokenizer.tokenizer import TranslatePrompt
 
 @dataclass(frozen=True, slots=True)
 class SpecPrefillSetup:
-    """What a server offers: who scores prompts of which at least `threshold` tokens are new, and the share that is kept
-    of them where a request does not say; `translate` where the scorer reads them in other tokens."""
+    """The scorer of prompts with at least `threshold` new tokens, and the default share that is kept of them;
+    `translate` where the scorer has another tokenizer."""
 
     scorer: PromptScorer
     threshold: int
@@ -44,75 +42,77 @@ class SpecPrefillSetup:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _ReusedPrefix:
-    """What is taken over of a prompt: its first `length` tokens, of which those at `kept` have states."""
+    """The first `length` tokens of a prompt, of which those in `selection` have KV."""
 
     length: int
-    kept: KeptPlaces
+    selection: KeptPositions
 
     @property
     def reused(self) -> int:
-        """Its length, if an earlier request thinned it out."""
-        return self.length if len(self.kept) < self.length else 0
+        """Its length, if an earlier request thinned it out, else 0."""
+        return self.length if len(self.selection) < self.length else 0
 
 
 @dataclass(eq=False, slots=True)
 class _ScoringJob:
     terms: Hashable  # what a selection depends on besides the prompt
     keep: float
-    begun: _ReusedPrefix
-    flags: TokenFlags  # what is computed in any case
-    media: list[TokenRange]  # what is kept or left out together
+    prefix: _ReusedPrefix
+    flags: TokenFlags  # tokens that are computed in any case
+    media: list[TokenRange]  # tokens that are kept or left out together
     unread: int  # tokens that the scorer has to read
     scoring: ScoringWork | None = None
     spent_s: float = 0.0
 
     @property
     def new(self) -> TokenFlags:
-        """Of what is not taken over, what is computed in any case."""
-        return self.flags[self.begun.length :]
+        """The flags of the tokens that are not reused."""
+        return self.flags[self.prefix.length :]
 
-    def chosen(self, scores: PromptScores) -> KeptPlaces:
-        """What is kept of the prompt: the same as if nothing were taken over, where that begins with what is, so that a
-        prompt that is asked again is thinned out alike and finds what was computed of it; else of what is new alone."""
-        begun, kept = self.begun, select_tokens(scores, self.flags, self.keep, self.media)
-        if np.array_equal(kept[: len(begun.kept)], begun.kept):
-            return kept
-        media = [(max(0, begin - begun.length), end - begun.length) for begin, end in self.media if end > begun.length]
-        new = select_tokens(scores[begun.length :], self.new, self.keep, media)
-        return np.concatenate([begun.kept, begun.length + new]).astype(np.int32)
+    def select(self, scores: PromptScores) -> KeptPositions:
+        """The selection of the whole prompt, where that begins with the reused prefix, so that a repeated prompt is
+        thinned out alike and finds its KV; else of the new tokens alone."""
+        prefix, selection = self.prefix, select_tokens(scores, self.flags, self.keep, self.media)
+        if np.array_equal(selection[: len(prefix.selection)], prefix.selection):
+            return selection
+        media = [
+            (max(0, begin - prefix.length), end - prefix.length) for begin, end in self.media if end > prefix.length
+        ]
+        new = select_tokens(scores[prefix.length :], self.new, self.keep, media)
+        return np.concatenate([prefix.selection, prefix.length + new]).astype(np.int32)
 
 
 class SpecPrefill:
     def __init__(
         self,
-        offer: SpecPrefillSetup,
+        setup: SpecPrefillSetup,
         costs: StepCosts,
-        reuse: PrefixCache,
+        prefix_cache: PrefixCache,
         window: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`costs` are the target's and so is `reuse`; `window` is its widest, or 0."""
-        self._offer, self._scorer = offer, offer.scorer
-        self._reuse, self._window, self._clock = reuse, window, clock
-        self._jobs: OrderedDict[TokenSequence, _ScoringJob] = OrderedDict()
+        """`costs` and `prefix_cache` are the target's; `window` is its widest, or 0."""
+        self._setup, self._scorer = setup, setup.scorer
+        self._prefix_cache, self._window, self._clock = prefix_cache, window, clock
+        self._jobs: dict[TokenSequence, _ScoringJob] = {}
         self._selections = SelectionMemory()
-        self._worth = ScoringPayoff(costs)
+        self._payoff = ScoringPayoff(costs)
 
     def ready(self, sequence: TokenSequence) -> bool:
-        """Whether it is settled how much of a waiting sequence is computed. If not, it will be scored; or it is known
-        by other keys from now on, and may have to wait for what it can take over."""
-        ask = sequence.request.sparse
-        if ask is None or sequence.sparse is not None:
+        """Whether it is decided how much of a waiting sequence is computed. If not, it will be scored; or it was just
+        thinned out, and may have to wait for another cached prefix."""
+        options = sequence.request.sparse
+        if options is None or sequence.sparse is not None:
             return True
         if sequence in self._jobs:
             return False
-        if (refused := self._refused(sequence, ask)) is not None:
-            sequence.sparse = SpecPrefillReport(self._scorer.name, unused=refused)
+        if (reason := self._unsupported_reason(sequence, options)) is not None:
+            sequence.sparse = SpecPrefillReport(self._scorer.name, unused=reason)
             return True
-        job = self._job(sequence, ask)
-        unused = self._unused(sequence, ask, job)
-        if job.begun.reused and (unused is not None or job.begun.length == len(sequence.prompt)):
-            self._go_on(sequence, job)
+        job = self._new_job(sequence, options)
+        unused = self._skip_reason(sequence, options, job)
+        if job.prefix.reused and (unused is not None or job.prefix.length == len(sequence.prompt)):
+            self._extend_prefix(sequence, job)
         elif unused is not None:
             sequence.sparse = SpecPrefillReport(self._scorer.name, unused=unused)
         else:
@@ -125,20 +125,20 @@ class SpecPrefill:
         return next(iter(self._jobs), None)
 
     def advance(self, sequence: TokenSequence, seconds: float) -> None:
-        """Score a sequence's prompt for about so long, at least by a piece. Raises what goes wrong."""
+        """Score a sequence's prompt for about so long, but at least one piece. Raises what the scorer raises."""
         job, began = self._jobs[sequence], self._clock()
         if job.scoring is None:
-            if self._recalled(sequence, job):  # another of its answers was scored meanwhile
+            if self._reuse_selection(sequence, job):  # another answer to the same prompt was scored meanwhile
                 del self._jobs[sequence]
                 return
             sequence.scoring_at = began
             job.scoring = self._scorer.score(sequence)
-        scores = self._advanced(job.scoring, began + seconds)
+        scores = self._score_until(job.scoring, began + seconds)
         job.spent_s += self._clock() - began
         if scores is not None:
-            self._worth.observe(job.unread, job.spent_s)
+            self._payoff.observe(job.unread, job.spent_s)
             del self._jobs[sequence]
-            self._settle(sequence, job, job.chosen(scores))
+            self._settle(sequence, job, job.select(scores))
 
     def forget(self, sequence: TokenSequence) -> None:
         """It ended."""
@@ -154,57 +154,61 @@ class SpecPrefill:
 
     # Whether to
 
-    def _job(self, sequence: TokenSequence, ask: SpecPrefillRequest) -> _ScoringJob:
-        keep, media = self._offer.keep if ask.keep is None else ask.keep, _media_spans(sequence)
-        terms = self._reuse.owner(sequence.request), keep
-        flags = self._flags(sequence, ask, media)
-        begun = self._beginning(sequence, terms, flags)
-        return _ScoringJob(terms, keep, begun, flags, media, self._scorer.unread(sequence))
+    def _new_job(self, sequence: TokenSequence, options: SpecPrefillRequest) -> _ScoringJob:
+        keep, media = self._setup.keep if options.keep is None else options.keep, _media_spans(sequence)
+        terms = self._prefix_cache.owner(sequence.request), keep
+        flags = self._flags(sequence, options, media)
+        prefix = self._reusable_prefix(sequence, terms, flags)
+        return _ScoringJob(terms, keep, prefix, flags, media, self._scorer.unread(sequence))
 
-    def _flags(self, sequence: TokenSequence, ask: SpecPrefillRequest, media: list[TokenRange]) -> TokenFlags:
+    def _flags(self, sequence: TokenSequence, options: SpecPrefillRequest, media: list[TokenRange]) -> TokenFlags:
         request, number = sequence.request, sequence.index // sequence.request.n
-        whole = ask.whole[number] if ask.whole else ()
+        whole = options.whole[number] if options.whole else ()
         ends = request.marks[number] if request.marks else ()
         return required_tokens(len(sequence.prompt), whole, ends, window=self._window, media=media)
 
-    def _beginning(self, sequence: TokenSequence, terms: Hashable, flags: TokenFlags) -> _ReusedPrefix:
-        """As much as can be taken over whole, or more of it as an earlier request by the same terms has left it, unless
-        that lacks what is computed in any case."""
-        exact = self._reuse.known(sequence)
+    def _reusable_prefix(self, sequence: TokenSequence, terms: Hashable, flags: TokenFlags) -> _ReusedPrefix:
+        """The cached prefix, or a longer one that an earlier request with the same terms thinned out, unless that lacks
+        tokens that are computed in any case."""
+        exact = self._prefix_cache.known(sequence)
         whole = _ReusedPrefix(exact, np.arange(exact, dtype=np.int32))
         earlier = self._selections.longest(terms, sequence.keys) if sequence.request.cache else None
         if earlier is None:
             return whole
-        length, kept = earlier.length, earlier.kept
+        length, selection = earlier.length, earlier.positions
         if length < len(sequence.prompt):
-            like = _thinned_copy(
-                sequence, np.concatenate([kept, np.arange(length, len(sequence.prompt), dtype=np.int32)])
-            )
-            stored = self._reuse.reusable_tokens(like)
+            like = sequence.with_prompt(sequence.prompt)
+            like.sight = sequence.sight
+            like.thin(np.concatenate([selection, np.arange(length, len(sequence.prompt), dtype=np.int32)]))
+            stored = self._prefix_cache.reusable_tokens(like)
             assert like.thinned is not None
-            kept = like.thinned.kept[:stored]
-            length = int(kept[-1]) + 1 if stored else 0
-        lacking = np.setdiff1d(np.flatnonzero(flags[:length]), kept, assume_unique=True)
-        # An exact state of all but the last token is all that there is to take over.
-        return whole if lacking.size or min(length, len(sequence.prompt) - 1) <= exact else _ReusedPrefix(length, kept)
+            selection = like.thinned.selection[:stored]
+            length = int(selection[-1]) + 1 if stored else 0
+        lacking = np.setdiff1d(np.flatnonzero(flags[:length]), selection, assume_unique=True)
+        # A whole prefix of all but the last token is the best that there is.
+        if lacking.size or min(length, len(sequence.prompt) - 1) <= exact:
+            return whole
+        return _ReusedPrefix(length, selection)
 
-    def _refused(self, sequence: TokenSequence, ask: SpecPrefillRequest) -> SpecPrefillSkipped | None:
-        """Why all of a prompt is computed, whatever was left of it before, if so."""
+    def _unsupported_reason(self, sequence: TokenSequence, options: SpecPrefillRequest) -> SpecPrefillSkipped | None:
+        """Why the whole prompt is computed, whatever is cached of it, if so."""
         if sequence.sampling.prompt_logprobs is not None:
             return "unsupported"
-        return "below_threshold" if not ask.forced and len(sequence.prompt) < self._offer.threshold else None
+        return "below_threshold" if not options.forced and len(sequence.prompt) < self._setup.threshold else None
 
-    def _unused(self, sequence: TokenSequence, ask: SpecPrefillRequest, job: _ScoringJob) -> SpecPrefillSkipped | None:
-        """Why all of what is new of a prompt is computed, if so."""
-        if job.begun.length and (job.new.all() or (not ask.forced and job.new.size < self._offer.threshold)):
+    def _skip_reason(
+        self, sequence: TokenSequence, options: SpecPrefillRequest, job: _ScoringJob
+    ) -> SpecPrefillSkipped | None:
+        """Why all new tokens of a prompt are computed, if so."""
+        if job.prefix.length and (job.new.all() or (not options.forced and job.new.size < self._setup.threshold)):
             return "cached"
         if not self._scorer.able(sequence):
             return "unsupported"
-        pays = self._worth.pays(job.new.size, count_kept(job.new, job.keep), job.unread)
+        pays = self._payoff.pays(job.new.size, count_selected(job.new, job.keep), job.unread)
         return None if pays else "does_not_pay"
 
-    def _advanced(self, scoring: ScoringWork, end: float) -> PromptScores | None:
-        """The scores, if they are there in time."""
+    def _score_until(self, scoring: ScoringWork, end: float) -> PromptScores | None:
+        """The scores, if they are complete in time."""
         try:
             while True:
                 next(scoring)
@@ -216,70 +220,61 @@ class SpecPrefill:
 
     # What comes of it
 
-    def _recalled(self, sequence: TokenSequence, job: _ScoringJob) -> bool:
-        """Take the selection that was made of the same prompt before, if there is one."""
+    def _reuse_selection(self, sequence: TokenSequence, job: _ScoringJob) -> bool:
+        """Reuse the selection of the same prompt, if there is one."""
         found = self._selections.longest(job.terms, sequence.keys) if sequence.request.cache else None
         if found is None or found.length < len(sequence.prompt):
             return False
-        self._settle(sequence, job, found.kept)
+        self._settle(sequence, job, found.positions)
         return True
 
-    def _go_on(self, sequence: TokenSequence, job: _ScoringJob) -> None:
-        """From where an earlier request was thinned out, with all that is new."""
-        begun, prompt = job.begun, len(sequence.prompt)
-        kept = np.concatenate([begun.kept, np.arange(begun.length, prompt, dtype=np.int32)])
-        self._thin(sequence, job, kept)
-        sequence.sparse = SpecPrefillReport(self._scorer.name, reused=begun.reused)
+    def _extend_prefix(self, sequence: TokenSequence, job: _ScoringJob) -> None:
+        """Continue a thinned-out prefix with all new tokens."""
+        prefix, prompt = job.prefix, len(sequence.prompt)
+        selection = np.concatenate([prefix.selection, np.arange(prefix.length, prompt, dtype=np.int32)])
+        self._thin(sequence, job, selection)
+        sequence.sparse = SpecPrefillReport(self._scorer.name, reused=prefix.reused)
 
-    def _settle(self, sequence: TokenSequence, job: _ScoringJob, kept: KeptPlaces) -> None:
-        begun = job.begun
-        new = int((kept >= begun.length).sum())
-        sequence.sparse = SpecPrefillReport(self._scorer.name, job.new.size, new, job.spent_s, begun.reused)
-        if len(kept) < len(sequence.prompt):
-            self._thin(sequence, job, kept)
+    def _settle(self, sequence: TokenSequence, job: _ScoringJob, selection: KeptPositions) -> None:
+        prefix = job.prefix
+        new = int((selection >= prefix.length).sum())
+        sequence.sparse = SpecPrefillReport(self._scorer.name, job.new.size, new, job.spent_s, prefix.reused)
+        if len(selection) < len(sequence.prompt):
+            self._thin(sequence, job, selection)
 
-    def _thin(self, sequence: TokenSequence, job: _ScoringJob, kept: KeptPlaces) -> None:
+    def _thin(self, sequence: TokenSequence, job: _ScoringJob, selection: KeptPositions) -> None:
         if sequence.request.cache:
-            self._selections.remember(job.terms, sequence.keys, kept)
-        sequence.thin(kept)
-        self._reuse.keys_changed(sequence)
+            self._selections.remember(job.terms, sequence.keys, selection)
+        sequence.thin(selection)
+        self._prefix_cache.keys_changed(sequence)
 
 
 def _media_spans(sequence: TokenSequence) -> list[TokenRange]:
     return [] if sequence.sight is None else sequence.sight.spans
 
 
-def _thinned_copy(sequence: TokenSequence, kept: KeptPlaces) -> TokenSequence:
-    """Another of the same prompt, of which so much is left."""
-    request, prompt = sequence.request, sequence.prompt
-    made = TokenSequence(request, sequence.index, sequence.ticket, prompt, sequence.limit, sequence.seed)
-    made.sight = sequence.sight
-    made.thin(kept)
-    return made
-
-
 TRIED_AGAIN_AFTER = 8
-"""Of so many prompts in a row that would not have paid, the last is scored: what is measured may change."""
+"""Of so many prompts in a row that would not have paid, the last is scored: the costs may have changed."""
 
 
 class ScoringPayoff:
     def __init__(self, costs: StepCosts) -> None:
-        """`costs` are those of whoever computes prompts."""
+        """`costs` are the target's."""
         self._costs = costs
-        self._scoring_ms = LeastCost()  # by tokens that were read
+        self._scoring_ms = LeastCost()  # by tokens read
         self._declined = 0  # prompts in a row that would not have paid
 
     def observe(self, read: int, seconds: float) -> None:
-        """So many tokens were read to score a prompt, and so long it took."""
+        """Scoring a prompt took so long, for which the scorer read so many tokens."""
         self._scoring_ms.observe(read, 1000 * seconds)
 
-    def pays(self, new: int, kept: int, unread: int) -> bool:
-        """Whether to score a prompt of which so many tokens are new, and so many of them would be kept, when the scorer
-        has to read so many."""
-        if kept >= new:
+    def pays(self, new: int, selected: int, unread: int) -> bool:
+        """Whether to score a prompt of `new` tokens, of which so many would be selected, when the scorer has to read
+        `unread`."""
+        if selected >= new:
             return False
         whole = self._costs.prefill_ms(new)
-        if not whole or self._scoring_ms.cost(unread) + self._costs.prefill_ms(kept) < whole:
+        if not whole or self._scoring_ms.cost(unread) + self._costs.prefill_ms(selected) < whole:
             self._declined = 0
             return True
         self._declined += 1

@@ -1,13 +1,12 @@
-"""Which tokens of a prompt are computed: those that always are, and the best chunks of the rest. Pure functions.
+"""Which tokens of a prompt are computed: required ones, and the best chunks of the others. Pure functions.
 
-`SelectionMemory` remembers what was selected, for who sends a prompt again and for who goes on from there: a next
-turn keeps what the one before kept, and finds the KV of that.
+`SelectionMemory` remembers selections, for repeated prompts and for next turns, which keep what the turn before kept
+and find its KV.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
-from collections.abc import Sequence as Many
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -18,18 +17,18 @@ from ingot.engine.request import TokenRange
 
 TokenFlags = np.ndarray[Any, np.dtype[np.bool_]]
 PromptScores = np.ndarray[Any, np.dtype[np.float32]]
-KeptPlaces = np.ndarray[Any, np.dtype[np.int32]]
+KeptPositions = np.ndarray[Any, np.dtype[np.int32]]
 TokenKeys = np.ndarray[Any, np.dtype[np.int64]]
 ChunkMeans = np.ndarray[Any, np.dtype[np.float64]]
 
 CHUNK_TOKENS = 32
 """Tokens that are kept or left out together."""
 FIRST_TOKENS = LAST_TOKENS = 64
-"""Tokens at both ends of a prompt that are always computed: the first are what attention rests on."""
+"""Tokens at both ends of a prompt that are always computed: the first are attention sinks."""
 TOKENS_AROUND_ENDS = 4
-"""Tokens on each side of a message's end: what marks it, and says whose the next one is."""
+"""Tokens on each side of a message's end that are computed: end markers, and the next role."""
 NEIGHBOURS_BY_LENGTH = ((8192, 0), (32768, 1), (65536, 2))
-"""(length, chunks): up to so long a prompt, so many chunks on each side of a good one are kept with it."""
+"""(length, chunks): up to that prompt length, so many chunks on each side of a good one are kept with it."""
 MOST_NEIGHBOURS = 4
 
 
@@ -41,9 +40,9 @@ def required_tokens(
     window: int = 0,
     media: Iterable[TokenRange] = (),
 ) -> TokenFlags:
-    """The tokens that are computed whatever they score: the first and the last, those of `whole` spans and around the
-    `ends` of messages; of a model with windows, all that the widest still sees behind the prompt. A medium of which
-    that is a part is computed with all its tokens."""
+    """The tokens that are computed whatever their scores: the first and the last, `whole` spans, those around the
+    `ends` of messages, and those that the widest `window` still covers after the prompt. An item of `media` is computed
+    with all its tokens, or none."""
     flags = np.zeros(length, np.bool_)
     flags[:FIRST_TOKENS] = True
     flags[max(0, length - max(LAST_TOKENS, window)) :] = True
@@ -54,34 +53,35 @@ def required_tokens(
     return flags
 
 
-def count_kept(flags: TokenFlags, keep: float) -> int:
-    """How many tokens will be kept, give or take a chunk or a medium, whatever they score."""
-    sure = int(flags.sum())
-    return sure + ceil(min(1.0, keep) * (flags.size - sure))
+def count_selected(flags: TokenFlags, keep: float) -> int:
+    """About how many tokens will be selected, whatever their scores."""
+    required = int(flags.sum())
+    return required + ceil(min(1.0, keep) * (flags.size - required))
 
 
-def select_tokens(scores: PromptScores, flags: TokenFlags, keep: float, media: Many[TokenRange] = ()) -> KeptPlaces:
-    """The places of what is computed, in order: all that is flagged, and of the chunks that hold anything else the
-    share `keep` that scores best, with their neighbours. A medium is a chunk, whatever its size: it is kept with all
-    its tokens, or with none."""
+def select_tokens(
+    scores: PromptScores, flags: TokenFlags, keep: float, media: Sequence[TokenRange] = ()
+) -> KeptPositions:
+    """The positions of the tokens to compute: all that are flagged, and of the chunks with other tokens the share
+    `keep` with the best scores, with their neighbours. An item of `media` is one chunk, whatever its size."""
     begins = _chunk_begins(flags.size, media)
     sizes = np.diff([*begins, flags.size])
     means = np.add.reduceat(scores, begins, dtype=np.float64) / sizes
-    rest = ~np.logical_and.reduceat(flags, begins)
+    optional = ~np.logical_and.reduceat(flags, begins)
     alone = np.isin(begins, [begin for begin, _ in media])
     weights = np.where(alone, sizes / CHUNK_TOKENS, 1.0)
-    most = ceil(min(1.0, keep) * float(weights[rest].sum()))
-    taken = _with_neighbours(means, rest, alone, weights, most, neighbour_chunks(flags.size))
-    return np.flatnonzero(flags | np.repeat(taken, sizes)).astype(np.int32)
+    most = ceil(min(1.0, keep) * float(weights[optional].sum()))
+    chosen = _with_neighbours(means, optional, alone, weights, most, neighbour_chunks(flags.size))
+    return np.flatnonzero(flags | np.repeat(chosen, sizes)).astype(np.int32)
 
 
 def neighbour_chunks(length: int) -> int:
-    """Chunks on each side of a good one that are kept with it: the longer a prompt is, the less its scores can tell."""
+    """Chunks on each side of a good one that are kept with it: scores are less precise in longer prompts."""
     return next((chunks for most, chunks in NEIGHBOURS_BY_LENGTH if length <= most), MOST_NEIGHBOURS)
 
 
-def _chunk_begins(length: int, media: Many[TokenRange]) -> TokenKeys:
-    """Where chunks begin: at each medium and behind it, and elsewhere every so many tokens."""
+def _chunk_begins(length: int, media: Sequence[TokenRange]) -> TokenKeys:
+    """Where chunks begin: at the begin and end of each item, and elsewhere at fixed steps."""
     begins = np.arange(0, length, CHUNK_TOKENS)
     for begin, end in media:
         begins = begins[(begins <= begin) | (begins >= end)]
@@ -90,37 +90,36 @@ def _chunk_begins(length: int, media: Many[TokenRange]) -> TokenKeys:
 
 
 def _with_neighbours(
-    means: ChunkMeans, rest: TokenFlags, alone: TokenFlags, weights: ChunkMeans, most: int, radius: int
+    means: ChunkMeans, optional: TokenFlags, alone: TokenFlags, weights: ChunkMeans, most: int, radius: int
 ) -> TokenFlags:
-    """Chunks of the `rest`, the best first, each with its neighbours unless those stand `alone`, as long as they weigh
-    less than `most`: the last may weigh more than is left."""
-    taken = np.zeros(means.size, np.bool_)
+    """The best `optional` chunks, each with its neighbours unless those stand `alone`, until they weigh `most`: the
+    last may exceed it."""
+    chosen = np.zeros(means.size, np.bool_)
     left = float(most)
     for best in np.argsort(-means, kind="stable"):
         if left <= 0:
             break
-        if not rest[best]:
+        if not optional[best]:
             continue
-        # Its own first, then by distance.
+        # Itself first, then by distance.
         near = sorted(range(max(0, best - radius), min(means.size, best + radius + 1)), key=lambda at: abs(at - best))
         for at in near:
-            if left > 0 and rest[at] and not taken[at] and (at == best or not alone[at]):
-                taken[at] = True
+            if left > 0 and optional[at] and not chosen[at] and (at == best or not alone[at]):
+                chosen[at] = True
                 left -= weights[at]
-    return taken
+    return chosen
 
 
 REMEMBERED_SELECTIONS = 64
-"""Prompts."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RememberedSelection:
-    """Of a prompt, by its `keys` in the prefix index, so much was `kept` by the `terms` that a request asked by."""
+    """The selected `positions` of a prompt, by its `keys` in the prefix index and the `terms` of the request."""
 
     terms: Hashable
     keys: TokenKeys
-    kept: KeptPlaces
+    positions: KeptPositions
 
     @property
     def length(self) -> int:
@@ -132,20 +131,20 @@ class RememberedSelection:
 
 class SelectionMemory:
     def __init__(self) -> None:
-        self._held: list[RememberedSelection] = []  # the one that was used last is the last
+        self._remembered: list[RememberedSelection] = []  # the most recently used last
 
-    def remember(self, terms: Hashable, keys: Many[int], kept: KeptPlaces) -> None:
-        self._use(RememberedSelection(terms, np.asarray(keys, np.int64), kept))
+    def remember(self, terms: Hashable, keys: Sequence[int], positions: KeptPositions) -> None:
+        self._use(RememberedSelection(terms, np.asarray(keys, np.int64), positions))
 
-    def longest(self, terms: Hashable, keys: Many[int]) -> RememberedSelection | None:
-        """That of the longest prompt that one of these keys begins with, which may be all of it."""
-        told = np.asarray(keys, np.int64)
-        begun = [each for each in self._held if each.begins(terms, told)]
-        found = max(begun, key=lambda each: each.length, default=None)
+    def longest(self, terms: Hashable, keys: Sequence[int]) -> RememberedSelection | None:
+        """The selection of the longest prompt that is a prefix of these keys, or equal to them."""
+        key_array = np.asarray(keys, np.int64)
+        prefixes = [each for each in self._remembered if each.begins(terms, key_array)]
+        found = max(prefixes, key=lambda each: each.length, default=None)
         if found is not None:
             self._use(found)
         return found
 
     def _use(self, selection: RememberedSelection) -> None:
-        others = [each for each in self._held if each is not selection]
-        self._held = [*others, selection][-REMEMBERED_SELECTIONS:]
+        others = [each for each in self._remembered if each is not selection]
+        self._remembered = [*others, selection][-REMEMBERED_SELECTIONS:]

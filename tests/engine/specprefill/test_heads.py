@@ -52,9 +52,9 @@ def test_guesses_behind_a_thinned_prompt_change_no_token_cold_and_taken_over(pai
     plain, guessing = pair
     for temperature in (0.0, 0.0, 0.8):
         sampling = Sampling(temperature=temperature, seed=3)
-        told = answer(plain, ask(some(LENGTH), max_tokens=30, sampling=sampling))
+        result = answer(plain, ask(some(LENGTH), max_tokens=30, sampling=sampling))
         found = answer(guessing, ask(some(LENGTH), max_tokens=30, sampling=sampling))
-        assert text_of(found) == text_of(told)
+        assert text_of(found) == text_of(result)
         assert report(found).unused is None and ended(found).speculation.proposed > 10
 
 
@@ -98,5 +98,5 @@ def test_a_trained_head_guesses_well_behind_what_is_left_of_a_prompt() -> None:
             engine.check()
             engine.close()
     assert texts[0] == texts[1]
-    told = reports[1].speculation
-    assert told.proposed and told.accepted > 0.5 * told.proposed
+    result = reports[1].speculation
+    assert result.proposed and result.accepted > 0.5 * result.proposed

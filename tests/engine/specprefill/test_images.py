@@ -47,10 +47,10 @@ def judged(items: list[MediaItem], best: int) -> Callable[[tuple[int, ...]], Pro
     """One of the pictures matters most, then text, and the other pictures not at all."""
 
     def judge(prompt: tuple[int, ...]) -> PromptScores:
-        told = np.random.default_rng(0).random(len(prompt), dtype=np.float32)
+        result = np.random.default_rng(0).random(len(prompt), dtype=np.float32)
         for number, item in enumerate(items):
-            told[item.begin : item.end] = 2.0 if number == best else 0.0
-        return told
+            result[item.begin : item.end] = 2.0 if number == best else 0.0
+        return result
 
     return judge
 
@@ -78,8 +78,8 @@ def thin(name: str, tokens: list[int], items: list[MediaItem], **options: Any) -
 def kept_of(tokens: list[int], items: list[MediaItem], best: int, window: int = 0) -> list[int]:
     spans = PromptMedia(tuple(items)).spans
     flags = required_tokens(len(tokens), media=spans, window=window)
-    places: list[int] = select_tokens(judged(items, best)(tuple(tokens)), flags, 0.3, spans).tolist()
-    return places
+    offsets: list[int] = select_tokens(judged(items, best)(tuple(tokens)), flags, 0.3, spans).tolist()
+    return offsets
 
 
 def by_stock_layers(folder: Path, tokens: list[int], items: list[MediaItem], kept: list[int], count: int) -> list[int]:
@@ -91,7 +91,7 @@ def by_stock_layers(folder: Path, tokens: list[int], items: list[MediaItem], kep
     for item in items:
         if item.begin in kept:
             own, further = model.vision_tower(mx.array(tower.pixels(item)), mx.array([list(item.grid)]))
-            at = [place for begin, end in item.runs for place in range(begin, end)]
+            at = [offset for begin, end in item.runs for offset in range(begin, end)]
             embeds[0, mx.array(at)] = own
             visible[at] = True
             deep.append(list(further))
@@ -99,7 +99,7 @@ def by_stock_layers(folder: Path, tokens: list[int], items: list[MediaItem], kep
     embeds, positions, visible, behind = embeds[:, mx.array(kept)], positions[:, kept], visible[kept], list[int]()
     while len(behind) < count:
         logits = model.language_model(
-            mx.array([[*(tokens[place] for place in kept), *behind]]),
+            mx.array([[*(tokens[offset] for offset in kept), *behind]]),
             inputs_embeds=embeds,
             position_ids=mx.array(positions)[:, None],
             visual_pos_masks=mx.array(visible[None]),
@@ -129,14 +129,14 @@ def test_pieces_of_any_size_give_the_same_answer_and_what_is_left_out_is_not_loo
     starting: Starting, folder: Path
 ) -> None:
     tokens, items = prompt_of(folder)
-    told = []
+    result = []
     for widest in (64, 1024):
         engine, _ = starting(folder, judged(items, 1), widest=widest)
         events = answer(engine, thin("one", tokens, items))
         assert report(events).kept < len(tokens) == ended(events).usage.prompt_tokens
-        told.append(written(events))
+        result.append(written(events))
         assert looks_of(engine).runs == 1
-    assert told[0] == told[1]
+    assert result[0] == result[1]
 
 
 def test_another_picture_that_is_kept_shares_nothing_behind_it_and_one_that_is_left_out_all(
@@ -153,8 +153,8 @@ def test_another_picture_that_is_kept_shares_nothing_behind_it_and_one_that_is_l
     assert written(unseen) == written(first)
     assert ended(unseen).usage.cached_tokens == ended(again).usage.cached_tokens
     seen = answer(engine, thin("seen", tokens, [items[0], others[1], items[2]]))
-    place = kept_of(tokens, items, 1, window_of(engine)).index(items[1].begin)
-    assert ended(seen).usage.cached_tokens <= place
+    offset = kept_of(tokens, items, 1, window_of(engine)).index(items[1].begin)
+    assert ended(seen).usage.cached_tokens <= offset
 
 
 def window_of(engine: Engine) -> int:
@@ -188,7 +188,7 @@ def test_what_is_left_stands_where_it_stood_on_all_axes(tmp_path: Path) -> None:
     assert sight.positions is not None
     thinned = ThinnedPrompt(tuple(tokens), kept, sight.thinned(kept))
     for begin, end in ((0, len(kept)), (3, 60), (len(kept) - 2, len(kept) + 3)):
-        stated = thinned.stated(begin, end)
+        stated = thinned.explicit_positions(begin, end)
         wanted = sight.positions[:, kept[begin:end]]
         if stated is not None:
             np.testing.assert_array_equal(stated[:, : wanted.shape[1]], wanted)

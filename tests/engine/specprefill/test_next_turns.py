@@ -43,8 +43,8 @@ def tokens_of(engine: Engine, request: Request) -> tuple[int, ...]:
 
 
 def kept_of(prompt: tuple[int, ...]) -> list[int]:
-    places: list[int] = select_tokens(evenly(prompt), required_tokens(len(prompt)), 0.3).tolist()
-    return places
+    offsets: list[int] = select_tokens(evenly(prompt), required_tokens(len(prompt)), 0.3).tolist()
+    return offsets
 
 
 def first_turn(engine: Engine, **options: Any) -> tuple[int, ...]:
@@ -58,9 +58,9 @@ def test_a_short_next_turn_is_computed_whole_behind_what_was_kept(starting: Star
     engine, scorer = starting(kind)
     turn = (*first_turn(engine), *some(90, 1))
     events = answer(engine, ask(turn, max_tokens=3))
-    told = report(events)
+    result = report(events)
     assert len(scorer.asked) == 1, "it is not scored again"
-    assert (told.scored, told.kept, told.unused) == (0, 0, None) and LENGTH <= told.reused < len(turn)
+    assert (result.scored, result.kept, result.unused) == (0, 0, None) and LENGTH <= result.reused < len(turn)
     cached = ended(events).usage.cached_tokens
     assert cached >= len(kept_of(some(LENGTH))) - 1 if kind != "hybrid" else cached > 0
     if kind == "llama":
@@ -72,11 +72,11 @@ def test_of_a_long_next_turn_only_what_is_new_is_scored_and_thinned_out(starting
     engine, scorer = starting()
     turn = (*first_turn(engine), *some(600, 1))
     events = answer(engine, ask(turn))
-    told = report(events)
+    result = report(events)
     assert len(scorer.asked) == 2
-    assert LENGTH <= told.reused <= LENGTH + 12 and told.scored == len(turn) - told.reused
-    assert 0 < told.kept < 450
-    assert ended(events).usage.cached_tokens == len(kept_of(some(LENGTH))) + told.reused - LENGTH
+    assert LENGTH <= result.reused <= LENGTH + 12 and result.scored == len(turn) - result.reused
+    assert 0 < result.kept < 450
+    assert ended(events).usage.cached_tokens == len(kept_of(some(LENGTH))) + result.reused - LENGTH
     again = report(answer(engine, ask(turn)))
     assert again.reused == len(turn) and len(scorer.asked) == 2, "and it is what a third turn goes on from"
 
@@ -89,8 +89,8 @@ def test_of_a_long_next_turn_only_what_is_new_is_scored_and_thinned_out(starting
 def test_whoever_asks_for_something_else_is_scored_anew(starting: Starting, other: dict[str, Any]) -> None:
     engine, scorer = starting()
     turn = (*first_turn(engine), *some(90, 1))
-    told = report(answer(engine, ask(turn, **other)))
-    assert len(scorer.asked) == 2 and told.reused == 0 and told.kept < told.scored
+    result = report(answer(engine, ask(turn, **other)))
+    assert len(scorer.asked) == 2 and result.reused == 0 and result.kept < result.scored
 
 
 def test_who_does_not_ask_is_answered_like_on_the_first_day(starting: Starting) -> None:
@@ -107,16 +107,16 @@ def test_exact_states_that_reach_further_are_taken_instead(starting: Starting) -
     engine, scorer = starting()
     turn = (*first_turn(engine), *some(600, 1))
     answer(engine, ask(turn[:-200], None))
-    told = report(answer(engine, ask(turn)))
-    assert told.unused == "cached" and len(scorer.asked) == 1
+    result = report(answer(engine, ask(turn)))
+    assert result.unused == "cached" and len(scorer.asked) == 1
 
 
 def test_what_must_be_whole_and_was_left_out_is_not_gone_on_from(starting: Starting) -> None:
     engine, scorer = starting()
     turn = (*first_turn(engine), *some(90, 1))
-    gap = next(place for place in range(LENGTH) if place not in set(kept_of(some(LENGTH))))
-    told = report(answer(engine, ask(turn, SpecPrefillRequest(whole=(((gap, gap + 5),),)))))
-    assert told.reused == 0 and len(scorer.asked) == 2
+    gap = next(position for position in range(LENGTH) if position not in set(kept_of(some(LENGTH))))
+    result = report(answer(engine, ask(turn, SpecPrefillRequest(whole=(((gap, gap + 5),),)))))
+    assert result.reused == 0 and len(scorer.asked) == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -132,7 +132,7 @@ def test_what_is_on_disk_is_found_by_who_asks_for_the_same_and_by_nobody_else(
     assert next(event.tokens for event in events if isinstance(event, SequenceEnded)) == first
     assert ended(events).cache[0].read == ended(events).usage.cached_tokens > 100, "the receipt says so"
     another, _ = starting(kind, disk=tmp_path)
-    gap = next(place for place, token in enumerate(kept_of(prompt)) if token > place)
+    gap = next(position for position, token in enumerate(kept_of(prompt)) if token > position)
     exact = answer(another, ask(prompt, None))
     assert ended(exact).usage.cached_tokens <= gap
     fresh, _ = starting(kind)
@@ -140,40 +140,40 @@ def test_what_is_on_disk_is_found_by_who_asks_for_the_same_and_by_nobody_else(
 
 
 def test_the_longest_prompt_that_another_begins_with_is_remembered_by_its_terms() -> None:
-    held, kept = SelectionMemory(), [np.arange(count, dtype=np.int32) for count in range(4)]
-    held.remember("a", [1, 2], kept[1])
-    held.remember("a", [1, 2, 3], kept[2])
-    held.remember("b", [1, 2, 3, 4], kept[3])
-    found = held.longest("a", [1, 2, 3, 4])
-    assert found is not None and (found.length, found.kept is kept[2]) == (3, True)
-    shorter = held.longest("a", [1, 2, 9])
+    entries, kept = SelectionMemory(), [np.arange(count, dtype=np.int32) for count in range(4)]
+    entries.remember("a", [1, 2], kept[1])
+    entries.remember("a", [1, 2, 3], kept[2])
+    entries.remember("b", [1, 2, 3, 4], kept[3])
+    found = entries.longest("a", [1, 2, 3, 4])
+    assert found is not None and (found.length, found.positions is kept[2]) == (3, True)
+    shorter = entries.longest("a", [1, 2, 9])
     assert shorter is not None and shorter.length == 2
-    assert held.longest("a", [1]) is None and held.longest("c", [1, 2]) is None
+    assert entries.longest("a", [1]) is None and entries.longest("c", [1, 2]) is None
 
 
 def test_the_prompts_that_were_asked_for_longest_ago_are_forgotten() -> None:
-    held, none = SelectionMemory(), np.arange(0, dtype=np.int32)
+    entries, none = SelectionMemory(), np.arange(0, dtype=np.int32)
     for number in range(REMEMBERED_SELECTIONS):
-        held.remember("a", [number], none)
-    assert held.longest("a", [0]) is not None
-    held.remember("a", [1000], none)
-    assert held.longest("a", [1]) is None and held.longest("a", [0]) is not None
+        entries.remember("a", [number], none)
+    assert entries.longest("a", [0]) is not None
+    entries.remember("a", [1000], none)
+    assert entries.longest("a", [1]) is None and entries.longest("a", [0]) is not None
 
 
 def test_a_prompt_that_was_forced_is_whole_where_the_threshold_is_to_decide(starting: Starting) -> None:
     engine, _ = starting()
     prompt = some(280)
     assert report(answer(engine, ask(prompt, SpecPrefillRequest(forced=True)))).kept < 280
-    told = answer(engine, ask(prompt))
-    assert report(told).unused == "below_threshold"
+    result = answer(engine, ask(prompt))
+    assert report(result).unused == "below_threshold"
     fresh, _ = starting()
-    assert next(e.tokens for e in told if isinstance(e, SequenceEnded)) == tokens_of(fresh, ask(prompt, None))
+    assert next(e.tokens for e in result if isinstance(e, SequenceEnded)) == tokens_of(fresh, ask(prompt, None))
 
 
 def test_a_prompt_whose_logprobs_are_asked_for_is_whole_though_it_was_thinned_out_before(starting: Starting) -> None:
     engine, _ = starting()
     tokens_of(engine, ask(some(LENGTH)))
-    told = answer(engine, ask(some(LENGTH), sampling=Sampling(temperature=0.0, prompt_logprobs=0)))
-    assert report(told).unused == "unsupported"
-    [scored] = [event for event in told if isinstance(event, PromptScored)]
+    result = answer(engine, ask(some(LENGTH), sampling=Sampling(temperature=0.0, prompt_logprobs=0)))
+    assert report(result).unused == "unsupported"
+    [scored] = [event for event in result if isinstance(event, PromptScored)]
     assert len(scored.tokens) == LENGTH

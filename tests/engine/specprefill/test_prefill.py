@@ -61,12 +61,12 @@ def states_of(engine: Engine) -> dict[tuple[int, ...], list[bytes]]:
 
 
 def kept_of(prompt: tuple[int, ...], keep: float = 0.3, scores: Callable[..., PromptScores] = evenly) -> list[int]:
-    places: list[int] = select_tokens(scores(prompt), required_tokens(len(prompt)), keep).tolist()
-    return places
+    positions: list[int] = select_tokens(scores(prompt), required_tokens(len(prompt)), keep).tolist()
+    return positions
 
 
 def first_gap(prompt: tuple[int, ...]) -> int:
-    return next(place for place, token in enumerate(kept_of(prompt)) if token > place)
+    return next(offset for offset, token in enumerate(kept_of(prompt)) if token > offset)
 
 
 def test_the_answer_is_what_stock_layers_write_where_the_rest_is_hidden(starting: Starting) -> None:
@@ -156,7 +156,7 @@ def test_a_grammar_holds_the_answer_behind_a_thinned_prompt(starting: Starting) 
 def test_decoding_goes_on_at_the_full_length_and_memory_holds_what_is_kept(starting: Starting) -> None:
     prompt, engine, seen = some(700), starting(), list[tuple[int, int, int]]()
     for _ in engine.generate(ask(prompt, max_tokens=40)):
-        rows = engines.runner_of(engine).seated
+        rows = engines.runner_of(engine).batch
         seen += [(row.row.length, row.row.position, row.reserved) for row in rows if row.row is not None]
     left = 700 - len(kept_of(prompt))
     behind = [each for each in seen if each[1] > 700]
@@ -273,10 +273,10 @@ def test_a_cache_report_counts_in_tokens_of_what_was_sent(starting: Starting) ->
 def test_guesses_behind_a_thinned_prompt_change_nothing(starting: Starting) -> None:
     prompt = some(60) * 8
     plain = answer(starting(), ask(prompt, max_tokens=40))
-    guessed = answer(starting(proposers=[LookupProposer()], fixed_draft_tokens=4), ask(prompt, max_tokens=40))
-    assert text_of(guessed) == text_of(plain)
-    assert ended(guessed).speculation.proposed > 0 == ended(plain).speculation.proposed
-    assert report(guessed).kept == report(plain).kept < 480
+    drafts = answer(starting(proposers=[LookupProposer()], fixed_draft_tokens=4), ask(prompt, max_tokens=40))
+    assert text_of(drafts) == text_of(plain)
+    assert ended(drafts).speculation.proposed > 0 == ended(plain).speculation.proposed
+    assert report(drafts).kept == report(plain).kept < 480
 
 
 def test_thinned_prompts_run_beside_whole_ones_as_they_would_alone(starting: Starting) -> None:
@@ -311,10 +311,10 @@ def measured(*scoring_s: float) -> ScoringPayoff:
     """A millisecond a token to compute, and so long to score 1,000."""
     costs = StepCosts()
     costs.observe_prefill(1000, 1000.0)
-    worth = ScoringPayoff(costs)
+    payoff = ScoringPayoff(costs)
     for seconds in scoring_s:
-        worth.observe(1000, seconds)
-    return worth
+        payoff.observe(1000, seconds)
+    return payoff
 
 
 def test_nothing_pays_where_nothing_could_be_left_out() -> None:
@@ -333,13 +333,13 @@ def test_the_first_prompt_does_not_count_and_of_the_next_the_quickest() -> None:
 
 
 def test_a_scorer_that_has_read_most_of_it_before_pays() -> None:
-    worth = measured(1.0, 1.0, 1.0)
-    assert not worth.pays(1000, 300, 1000) and worth.pays(1000, 300, 600)
+    payoff = measured(1.0, 1.0, 1.0)
+    assert not payoff.pays(1000, 300, 1000) and payoff.pays(1000, 300, 600)
 
 
 def test_of_many_that_would_not_pay_one_is_scored_since_that_may_change() -> None:
-    worth = measured(1.0, 1.0, 1.0)
-    told = [worth.pays(1000, 300, 1000) for _ in range(2 * TRIED_AGAIN_AFTER)]
+    payoff = measured(1.0, 1.0, 1.0)
+    told = [payoff.pays(1000, 300, 1000) for _ in range(2 * TRIED_AGAIN_AFTER)]
     assert told == 2 * [*[False] * (TRIED_AGAIN_AFTER - 1), True]
-    worth.observe(1000, 0.1)
-    assert worth.pays(1000, 300, 1000)
+    payoff.observe(1000, 0.1)
+    assert payoff.pays(1000, 300, 1000)

@@ -247,8 +247,8 @@ def by_stock_layers_of_draft_scorer(kind: str, prompt: tuple[int, ...], ahead: i
 
 def test_scores_are_what_the_newest_tokens_attend_to_most_in_any_layer_and_head() -> None:
     prompt = some(200)
-    told, _ = scored(DraftScorer(draft_model()), sequence(prompt))
-    np.testing.assert_allclose(told, by_stock_layers_of_draft_scorer("llama", prompt), rtol=0.02, atol=1e-5)
+    result, _ = scored(DraftScorer(draft_model()), sequence(prompt))
+    np.testing.assert_allclose(result, by_stock_layers_of_draft_scorer("llama", prompt), rtol=0.02, atol=1e-5)
 
 
 @pretended
@@ -304,8 +304,8 @@ def test_pieces_are_longer_where_they_take_next_to_nothing_and_shorter_where_oth
 def test_every_family_whose_attention_is_known_can_score_and_leaves_nothing_behind(kind: str, device: Any) -> None:
     model, prompt = draft_model(kind, device), some(700)
     scorer = DraftScorer(model)
-    told, pieces = scored(scorer, sequence(prompt))
-    assert told.shape == (700,) and np.isfinite(told).all() and 0 < told.max() <= 1 + NAMED_WEIGHT and pieces >= 3
+    result, pieces = scored(scorer, sequence(prompt))
+    assert result.shape == (700,) and np.isfinite(result).all() and 0 < result.max() <= 1 + NAMED_WEIGHT and pieces >= 3
     scorer.check()
     assert model.rows.count == 0
 
@@ -323,10 +323,10 @@ def test_a_next_turn_is_read_from_where_the_last_one_ended(monkeypatch: pytest.M
     seen.clear()
     again = sequence(prompt)
     assert scorer.unread(again) == 100
-    told, _ = scored(scorer, again)
+    result, _ = scored(scorer, again)
     assert sum(seen) == 100 + 2 * LOOKAHEAD_TOKENS
     anew, _ = scored(DraftScorer(draft_model()), sequence(prompt))
-    np.testing.assert_allclose(told, anew, rtol=0.02, atol=1e-5)
+    np.testing.assert_allclose(result, anew, rtol=0.02, atol=1e-5)
 
 
 def test_scoring_that_is_given_up_leaves_no_row_and_what_was_read() -> None:
@@ -348,8 +348,8 @@ def test_who_guesses_gives_way_to_who_scores() -> None:
     row = sequence(some(900))
     assert guessed(draft, row)
     assert model.rows.count == 1
-    told, _ = scored(scorer, sequence(some(1400)))
-    assert told.shape == (1400,) and model.rows.count == 0
+    result, _ = scored(scorer, sequence(some(1400)))
+    assert result.shape == (1400,) and model.rows.count == 0
     assert guessed(draft, row)
 
 
@@ -391,9 +391,9 @@ def test_a_model_whose_layers_tell_nothing_is_refused(monkeypatch: pytest.Monkey
 
 def test_a_chunk_is_named_by_the_rarest_of_its_tokens_that_stand_at_the_end() -> None:
     prompt = (*([1] * 40), 7, *([2] * 60), 8, *([1] * 98), *([3] * 62), 7, 2)
-    told = named_scores(prompt)
-    assert set(told[32:64]) == {0.5} and set(told[64:96]) == {np.float32(1 / 61)}
-    assert set(told[:32]) == set(told[128:160]) == {0.0}
+    result = named_scores(prompt)
+    assert set(result[32:64]) == {0.5} and set(result[64:96]) == {np.float32(1 / 61)}
+    assert set(result[:32]) == set(result[128:160]) == {0.0}
 
 
 @pytest.mark.parametrize("tokens", [20, 64, 150])
@@ -481,8 +481,8 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 
 def test_prompts_are_thinned_out_by_a_draft_of_another_tokenizer(engine: Engine) -> None:
-    told = report(answer(engine, ask(some(600))))
-    assert told.unused is None and told.scored == 600 and told.kept < 400
+    result = report(answer(engine, ask(some(600))))
+    assert result.unused is None and result.scored == 600 and result.kept < 400
     assert report(answer(engine, ask(some(600)))).reused == 600
 
 

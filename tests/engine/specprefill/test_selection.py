@@ -10,7 +10,7 @@ from ingot.engine.specprefill.selection import (
     FIRST_TOKENS,
     LAST_TOKENS,
     TOKENS_AROUND_ENDS,
-    count_kept,
+    count_selected,
     neighbour_chunks,
     required_tokens,
     select_tokens,
@@ -27,10 +27,10 @@ def scores(length: int, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("keep", [0.01, 0.1, 0.3, 0.99, 1.0])
 def test_what_is_flagged_is_kept_and_of_the_rest_about_the_share(length: int, keep: float) -> None:
     flags = required_tokens(length, [(length // 3, length // 3 + 7)], [length // 2])
-    kept = select_tokens(scores(length), flags, keep)
-    assert set(np.flatnonzero(flags)) <= set(kept.tolist())
-    assert kept.tolist() == sorted(set(kept.tolist())) and kept[0] >= 0 and kept[-1] == length - 1
-    assert abs(len(kept) - count_kept(flags, keep)) <= 2 * CHUNK_TOKENS
+    selection = select_tokens(scores(length), flags, keep)
+    assert set(np.flatnonzero(flags)) <= set(selection.tolist())
+    assert selection.tolist() == sorted(set(selection.tolist())) and selection[0] >= 0 and selection[-1] == length - 1
+    assert abs(len(selection) - count_selected(flags, keep)) <= 2 * CHUNK_TOKENS
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -40,21 +40,21 @@ def test_all_of_it_is_all_of_it(length: int) -> None:
 
 def test_the_best_chunks_are_the_ones_that_are_kept() -> None:
     length, good = 4096, [700, 2111, 3333]
-    told = 0.01 * scores(length)
-    told[good] = 5.0
-    kept = set(select_tokens(told, required_tokens(length), 0.05).tolist())
-    for place in good:
-        begin = place // CHUNK_TOKENS * CHUNK_TOKENS
-        assert set(range(begin, begin + CHUNK_TOKENS)) <= kept
+    result = 0.01 * scores(length)
+    result[good] = 5.0
+    selection = set(select_tokens(result, required_tokens(length), 0.05).tolist())
+    for position in good:
+        begin = position // CHUNK_TOKENS * CHUNK_TOKENS
+        assert set(range(begin, begin + CHUNK_TOKENS)) <= selection
 
 
 def test_a_share_is_never_less_of_what_a_smaller_one_keeps() -> None:
-    told, flags = scores(3000), required_tokens(3000)
+    result, flags = scores(3000), required_tokens(3000)
     smaller: set[int] = set()
     for keep in (0.05, 0.1, 0.3, 0.7, 1.0):
-        kept = set(select_tokens(told, flags, keep).tolist())
-        assert smaller <= kept
-        smaller = kept
+        selection = set(select_tokens(result, flags, keep).tolist())
+        assert smaller <= selection
+        smaller = selection
 
 
 def test_the_ends_the_spans_the_borders_and_the_window_are_flagged() -> None:
@@ -80,12 +80,12 @@ def test_spans_beyond_the_prompt_flag_nothing_else() -> None:
 def test_neighbourhoods_widen_with_length_and_come_out_of_the_same_share() -> None:
     assert [neighbour_chunks(length) for length in (4096, 20_000, 50_000, 100_000)] == [0, 1, 2, 4]
     length, best = 20_000, 10_000
-    told = 0.001 * scores(length)
-    told[best] = 1.0
-    kept = set(select_tokens(told, required_tokens(length), 0.01).tolist())
+    result = 0.001 * scores(length)
+    result[best] = 1.0
+    selection = set(select_tokens(result, required_tokens(length), 0.01).tolist())
     chunk = best // CHUNK_TOKENS
-    assert set(range((chunk - 1) * CHUNK_TOKENS, (chunk + 2) * CHUNK_TOKENS)) <= kept
-    assert abs(len(kept) - count_kept(required_tokens(length), 0.01)) <= 2 * CHUNK_TOKENS
+    assert set(range((chunk - 1) * CHUNK_TOKENS, (chunk + 2) * CHUNK_TOKENS)) <= selection
+    assert abs(len(selection) - count_selected(required_tokens(length), 0.01)) <= 2 * CHUNK_TOKENS
 
 
 def test_equal_scores_are_taken_from_the_front_so_that_the_same_is_always_chosen() -> None:
@@ -104,27 +104,27 @@ def test_equal_scores_are_taken_from_the_front_so_that_the_same_is_always_chosen
 def test_a_medium_is_kept_with_all_its_tokens_or_with_none(keep: float, seed: int) -> None:
     length, media = 3000, [(70, 75), (200, 700), (700, 731), (1500, 1601), (2890, 2960)]
     flags = required_tokens(length, [(220, 230)], media=media)
-    kept = set(select_tokens(scores(length, seed), flags, keep, media).tolist())
-    shares = [len(kept & set(range(begin, end))) for begin, end in media]
+    selection = set(select_tokens(scores(length, seed), flags, keep, media).tolist())
+    shares = [len(selection & set(range(begin, end))) for begin, end in media]
     assert all(share in (0, end - begin) for share, (begin, end) in zip(shares, media, strict=True))
     assert shares[1] == 500 and shares[4] == 70, "what is always computed is a part of them"
-    assert len(kept) <= count_kept(flags, keep) + 101 + 2 * CHUNK_TOKENS
-    assert keep < 1 or len(kept) == length
+    assert len(selection) <= count_selected(flags, keep) + 101 + 2 * CHUNK_TOKENS
+    assert keep < 1 or len(selection) == length
 
 
 def test_a_medium_that_scores_best_is_kept_and_one_that_does_not_is_left() -> None:
     length, media = 4096, [(1000, 1300), (2000, 2300)]
-    told = 0.5 * scores(length)
-    told[1000:1300], told[2000:2300] = 2.0, 0.0
-    kept = set(select_tokens(told, required_tokens(length, media=media), 0.2, media).tolist())
-    assert set(range(1000, 1300)) <= kept and not kept & set(range(2000, 2300))
+    result = 0.5 * scores(length)
+    result[1000:1300], result[2000:2300] = 2.0, 0.0
+    selection = set(select_tokens(result, required_tokens(length, media=media), 0.2, media).tolist())
+    assert set(range(1000, 1300)) <= selection and not selection & set(range(2000, 2300))
 
 
 def test_a_smaller_share_is_part_of_a_larger_one_also_with_media() -> None:
-    told, media = scores(3000), [(400, 900), (1000, 1100)]
+    result, media = scores(3000), [(400, 900), (1000, 1100)]
     flags = required_tokens(3000, media=media)
     smaller: set[int] = set()
     for keep in (0.05, 0.1, 0.3, 0.7, 1.0):
-        kept = set(select_tokens(told, flags, keep, media).tolist())
-        assert smaller <= kept
-        smaller = kept
+        selection = set(select_tokens(result, flags, keep, media).tolist())
+        assert smaller <= selection
+        smaller = selection

@@ -93,8 +93,8 @@ def start(kind: str = "llama", scorer: Callable[[], PromptScorer] | None = None,
 
 
 def ask(prompt: Sequence[int], sparse: SpecPrefillRequest | None = SpecPrefillRequest(), **options: Any) -> Request:  # noqa: B008  (frozen)
-    said = {"max_tokens": 12, "sampling": Sampling(temperature=0.0), "stop": Stop(ignore_eos=True), **options}
-    return Request(f"s{next(NUMBERS)}", (tuple(prompt),), sparse=sparse, **said)
+    message = {"max_tokens": 12, "sampling": Sampling(temperature=0.0), "stop": Stop(ignore_eos=True), **options}
+    return Request(f"s{next(NUMBERS)}", (tuple(prompt),), sparse=sparse, **message)
 
 
 def ended(events: list[Event]) -> Ended:
@@ -110,8 +110,8 @@ def report(events: list[Event]) -> SpecPrefillReport:
 def written_by_stock(kind: str, prompt: Sequence[int], kept: Sequence[int], most: int) -> list[int]:
     """What mlx-lm's own layers would write behind a prompt of which some tokens are hidden from all others."""
     model, tokens, shown = tiny.build(kind), list(prompt), [True] * len(prompt)
-    for place in set(range(len(prompt))) - set(kept):
-        shown[place] = False
+    for position in set(range(len(prompt))) - set(kept):
+        shown[position] = False
     for _ in range(most):
         count = len(tokens)
         mask = mx.tril(mx.ones((count, count), mx.bool_)) & mx.array(shown)
