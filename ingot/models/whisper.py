@@ -178,15 +178,25 @@ def attend_whisper(queries: mx.array, keys: mx.array, values: mx.array, mask: mx
     return mx.fast.scaled_dot_product_attention(*by_head, scale=scale, mask=mask)[0].swapaxes(0, 1)
 
 
-class WhisperEncoderLayer(nn.Module):
-    def __init__(self, config: WhisperConfig) -> None:
+class WhisperLayer(nn.Module):
+    """What layers of the encoder and of the decoder share."""
+
+    def __init__(self, width: int, heads: int, inner: int) -> None:
         super().__init__()
-        self.self_attn_layer_norm = nn.LayerNorm(config.width)
-        self.self_attn = WhisperAttention(config.width, config.encoder_heads)
-        self.final_layer_norm = nn.LayerNorm(config.width)
-        self.fc1 = nn.Linear(config.width, config.encoder_inner)
-        self.fc2 = nn.Linear(config.encoder_inner, config.width)
+        self.self_attn_layer_norm = nn.LayerNorm(width)
+        self.self_attn = WhisperAttention(width, heads)
+        self.final_layer_norm = nn.LayerNorm(width)
+        self.fc1 = nn.Linear(width, inner)
+        self.fc2 = nn.Linear(inner, width)
         self.activation = nn.GELU()
+
+    def mlp(self, x: mx.array) -> mx.array:
+        return x + self.fc2(self.activation(self.fc1(self.final_layer_norm(x))))
+
+
+class WhisperEncoderLayer(WhisperLayer):
+    def __init__(self, config: WhisperConfig) -> None:
+        super().__init__(config.width, config.encoder_heads, config.encoder_inner)
 
     def run(self, x: mx.array, rows: int) -> WhisperWork:
         """Computes `rows` positions at a time."""
@@ -198,7 +208,7 @@ class WhisperEncoderLayer(nn.Module):
         for begin in range(0, x.shape[0], rows):
             part = slice(begin, begin + rows)
             attended = x[part] + self.self_attn.attend(self.self_attn.queries(normed[part]), keys, values)
-            done.append(attended + self.fc2(self.activation(self.fc1(self.final_layer_norm(attended)))))
+            done.append(self.mlp(attended))
             mx.eval(done[-1])
             yield
         return mx.concatenate(done)
@@ -235,25 +245,16 @@ def part_rows(config: WhisperConfig) -> int:
     return max(16, min(config.positions, int(WHISPER_PART_FLOPS / (products + attention))))
 
 
-class WhisperDecoderLayer(nn.Module):
+class WhisperDecoderLayer(WhisperLayer):
     def __init__(self, config: WhisperConfig) -> None:
-        super().__init__()
-        self.self_attn_layer_norm = nn.LayerNorm(config.width)
-        self.self_attn = WhisperAttention(config.width, config.decoder_heads)
+        super().__init__(config.width, config.decoder_heads, config.decoder_inner)
         self.encoder_attn_layer_norm = nn.LayerNorm(config.width)
         self.encoder_attn = WhisperAttention(config.width, config.decoder_heads)
-        self.final_layer_norm = nn.LayerNorm(config.width)
-        self.fc1 = nn.Linear(config.width, config.decoder_inner)
-        self.fc2 = nn.Linear(config.decoder_inner, config.width)
-        self.activation = nn.GELU()
 
     def attend_to_tokens(self, x: mx.array, cache: WhisperDecoderCache, mask: mx.array | None) -> mx.array:
         normed = self.self_attn_layer_norm(x)
         keys, values = cache.extend(*self.self_attn.keys_and_values(normed))
         return x + self.self_attn.attend(self.self_attn.queries(normed), keys, values, mask)
-
-    def mlp(self, x: mx.array) -> mx.array:
-        return x + self.fc2(self.activation(self.fc1(self.final_layer_norm(x))))
 
 
 class WhisperDecoderCache:

@@ -33,6 +33,9 @@ from ingot.models.files.model_store import (
 from ingot.models.files.progress import Progress
 
 EDGE_BYTES = 1 << 20  # how much of a file's beginning and end goes into its fingerprint
+CHAT_KIND: Final = "chat"
+HEADLESS_SUFFIXES: Final = ("Model", "ForMaskedLM")
+"""Of architectures without a head that generates or classifies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +137,8 @@ def _converted_gguf(path: Path, settings: Settings, progress: Progress, in_place
 
 def _gguf_stem(path: Path) -> str:
     """What a file is called, whichever part of a model it is."""
-    said = gguf_part_name(path.name)
-    return said.stem if said else path.stem
+    part = gguf_part_name(path.name)
+    return part.stem if part else path.stem
 
 
 def _fingerprint(parts: list[Path]) -> dict[str, Any]:
@@ -156,19 +159,14 @@ def _fingerprint(parts: list[Path]) -> dict[str, Any]:
 
 
 def _unknown_model_message(name: str, settings: Settings) -> str:
-    shelf = [kept.name for kept in list_stored_models(settings.models_dir)]
-    known = list(dict.fromkeys([*packaged.packaged_model_names(), *shelf]))
-    near = nearest_name(name.lower(), known)
+    stored = [model.name for model in list_stored_models(settings.models_dir)]
+    names = list(dict.fromkeys([*packaged.packaged_model_names(), *stored]))
+    near = nearest_name(name.lower(), names)
     hint = f" Did you mean {near!r}?" if near else ""
     return (
-        f"there is no model {name!r}.{hint} Known by name: {', '.join(known)}. Otherwise give a model folder, "
+        f"there is no model {name!r}.{hint} Known by name: {', '.join(names)}. Otherwise give a model folder, "
         "a .gguf file, or a hub id such as org/name."
     )
-
-
-CHAT_KIND: Final = "chat"
-HEADLESS_SUFFIXES: Final = ("Model", "ForMaskedLM")
-"""Of architectures without a head that generates or classifies."""
 
 
 def model_kind(name: str, settings: Settings) -> str:

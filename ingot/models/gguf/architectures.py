@@ -88,7 +88,7 @@ def _decoder_blueprint(spec: DecoderSpec, hyper: Hyperparameters) -> Blueprint:
     sizes = rotary_decoder_sizes(hyper)
     if not spec.has_windows:
         refuse_sliding_window(hyper)
-    config = common_config(hyper, sizes, spec.model_type, spec.class_name) | spec.config
+    config = {**common_config(hyper, sizes, spec.model_type, spec.class_name), **spec.config}
     if spec.head_dim:
         config["head_dim"] = sizes.head
     elif sizes.head * sizes.heads != sizes.hidden:

@@ -61,9 +61,9 @@ class GGUFModel(AbstractContextManager["GGUFModel"]):
                     f"{file.path.name} is one of {count} parts by its split.count, and there are {len(self._files)} by "
                     f"its name; name them as they were published, as in NAME-00001-of-{_padded_count(count)}.gguf"
                 )
-            if count > 1 and file.metadata.get("split.no") != number:
-                number = file.metadata.get("split.no")
-                raise ModelError(f"{file.path.name} holds another part than its name says: its split.no is {number!r}")
+            stated = file.metadata.get("split.no")
+            if count > 1 and stated != number:
+                raise ModelError(f"{file.path.name} holds another part than its name says: its split.no is {stated!r}")
 
     def _join(self) -> None:
         self.tensors: dict[str, TensorEntry] = {}

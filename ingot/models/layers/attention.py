@@ -329,8 +329,10 @@ def mixed_attention_of(
         replacement._prepared_ragged = _make_ragged_attention(replacement, ragged, prepares=False)
     replacement.paged_attention = None if kernels is None else _make_paged_attention(replacement, kernels)
     replacement.kernel_rope = None if kernel_ropes is None else _make_kernel_rope(replacement, kernel_ropes)
-    replacement.joined_qkv = None if replacement.kernel_rope is None else _joint_projection(replacement)
-    replacement.joined_out = None if replacement.kernel_rope is None else _output_projection(replacement)
+    replacement.joined_qkv = replacement.joined_out = None
+    if replacement.kernel_rope is not None:
+        replacement.joined_qkv = _joint_projection(replacement)
+        replacement.joined_out = join_linears(module[spec.out], names=[spec.out])
     return replacement
 
 
@@ -373,10 +375,6 @@ def _joint_projection(module: MixedAttention) -> JoinedLinear | None:
     layers = [module[name] for name in names]
     keys, values = (layer.weight.shape[0] for layer in layers[1:])
     return join_linears(*layers, names=names) if keys == values else None
-
-
-def _output_projection(module: MixedAttention) -> JoinedLinear | None:
-    return join_linears(module[module._spec.out], names=[module._spec.out])
 
 
 def _make_paged_attention(module: MixedAttention, kernels: CheckedKernels) -> PagedKernelAttention:

@@ -27,7 +27,22 @@ from ingot.models.layers.modules import extend, native_weights_of, swap_each
 from ingot.models.lora.layers import LoraMapping
 
 
-class NativeRecurrence(nn.Module):
+class _StatefulMixer(nn.Module):
+    """Runs `_run` where a recurrent state is among the arguments, else the module that it extends."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
+        values = (*args, *kwargs.values())
+        state = next((value for value in values if isinstance(value, RecurrentState)), None)
+        if state is None:
+            own: mx.array = super().__call__(*args, **kwargs)
+            return own
+        return self._run(values[0], state)
+
+    def _run(self, x: mx.array, state: RecurrentState) -> mx.array:
+        raise NotImplementedError
+
+
+class NativeRecurrence(_StatefulMixer):
     """Computes what the recurrent mixer that it extends computes, natively."""
 
     _operation: Any
@@ -36,13 +51,7 @@ class NativeRecurrence(nn.Module):
     _weights: tuple[list[Any], Any] | None  # of the input and output projections, where the operation does them too
     _lora_mapping: LoraMapping | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
-        values = (*args, *kwargs.values())
-        state = next((value for value in values if isinstance(value, RecurrentState)), None)
-        if state is None:
-            own: mx.array = super().__call__(*args, **kwargs)
-            return own
-        x: mx.array = values[0]
+    def _run(self, x: mx.array, state: RecurrentState) -> mx.array:
         state.gives_earlier_states = True
         y, *parts = self._advance(x, state.lend(*self._state_shapes), state.pieces, state.wanted)
         state.take_back_parts(parts)
@@ -184,19 +193,13 @@ def _conv_tail_shape(convolution: Any) -> tuple[int, int]:
 DeltaProjections = tuple[mx.array, mx.array, mx.array, mx.array]
 
 
-class KernelGatedDelta(nn.Module):
+class KernelGatedDelta(_StatefulMixer):
     """Computes what the gated delta net that it extends computes, by kernels of a GPU."""
 
     _kernels: DeltaKernels
     _joint: bool
 
-    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
-        values = (*args, *kwargs.values())
-        state = next((value for value in values if isinstance(value, RecurrentState)), None)
-        if state is None:
-            own: mx.array = super().__call__(*args, **kwargs)
-            return own
-        x: mx.array = values[0]
+    def _run(self, x: mx.array, state: RecurrentState) -> mx.array:
         heads, size, _ = self._kernels.shape.state
         channels, z, strengths, decays = (self._project_jointly if self._joint else self._project)(x)
         read = self._advance(channels, strengths, decays, state)

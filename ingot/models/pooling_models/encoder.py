@@ -192,11 +192,8 @@ def _score_mask(
         allowed = near[None, None] if allowed is None else mx.logical_and(allowed, near)
     if allowed is None:
         return None
-    return mx.where(allowed, mx.array(0.0, dtype=dtype), mx.array(_lowest_score(dtype), dtype=dtype))
-
-
-def _lowest_score(dtype: mx.Dtype) -> float:
-    return UNSEEN_SCORE if dtype != mx.float16 else -6e4
+    lowest = UNSEEN_SCORE if dtype != mx.float16 else -6e4
+    return mx.where(allowed, mx.array(0.0, dtype=dtype), mx.array(lowest, dtype=dtype))
 
 
 def split_heads(x: mx.array, heads: int) -> mx.array:

@@ -126,23 +126,23 @@ class DeepStack:
     """Features that a forward pass adds behind its layers while `adding` is open."""
 
     def __init__(self) -> None:
-        self._places: mx.array | None = None
+        self._indices: mx.array | None = None
         self._features: tuple[mx.array, ...] = ()
 
     @contextmanager
     def adding(self, places: mx.array, features: tuple[mx.array, ...]) -> Iterator[None]:
         """Behind layer i, features[i] [places, size] at those of the pass's tokens."""
-        self._places, self._features = places, features
+        self._indices, self._features = places, features
         try:
             yield
         finally:
-            self._places, self._features = None, ()
+            self._indices, self._features = None, ()
 
     def add_to(self, states: mx.array, layer: int) -> mx.array:
-        if self._places is None:
+        if self._indices is None:
             return states
         flat = states.reshape(-1, states.shape[-1])
-        return flat.at[self._places].add(self._features[layer].astype(states.dtype)).reshape(states.shape)
+        return flat.at[self._indices].add(self._features[layer].astype(states.dtype)).reshape(states.shape)
 
 
 class _AddsFeatures:
