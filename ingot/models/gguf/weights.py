@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -223,13 +224,14 @@ def with_gguf_tensors(classes: Callable[..., tuple[type, type]], folder: Path) -
     references = references_in(folder)
     if references is None:
         return classes
+    read_tensors = partial(read_referenced_tensors, references)
 
     def find_classes(config: dict[str, Any]) -> tuple[type, type]:
         model_class, args_class = classes(config=config)
 
         class InPlace(model_class):  # type: ignore[misc, valid-type]
             def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-                whole = weights | read_referenced_tensors(references)
+                whole = weights | read_tensors()
                 return super().sanitize(whole) if hasattr(model_class, "sanitize") else whole
 
         return InPlace, args_class
