@@ -1,10 +1,10 @@
 """A loaded model behind one interface: tokens and the KV of running sequences in, logits out.
 
-Everything that mlx-lm can load comes in here (`load`). The model's own code runs unchanged; its RoPE modules and its
-output head are swapped for ours at load, and its caches are our per-layer KV states. A probe at load runs the model
-once each way it will be used, so that what cannot work is said then and not in the middle of somebody's answer.
+`load_model_adapter` loads everything that mlx-lm can load. The model's own code runs; modules that ingot computes
+otherwise are swapped at load, and its caches are our per-layer KV states. A probe at load runs the model in every kind
+of batch that it will see, so that what cannot work is reported then and not in the middle of an answer.
 
-An `Adapter` is immutable. Only the engine thread may call `run`. `load` and `adapt` raise ModelError.
+A `ModelAdapter` is immutable. Only the engine thread may call `run`. Loading raises ModelError.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ingot.models.families import registry
 from ingot.models.files.folder_checks import stated_context
 from ingot.models.files.model_config import moved_weight_notes, older_config_names, weight_format
 from ingot.models.forward import CompiledSteps, attends_natively, can_compile_steps, new_batch_state, run_forward
-from ingot.models.layers.decode_graph import decode_graphs_of
+from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of
 from ingot.models.layers.gpu_linear import reserve_scratch
 from ingot.models.layers.lm_head import LogitsSelection, nudged_embeddings, select_at_lm_head
 from ingot.models.layers.mlp import fixed_experts
@@ -53,14 +53,14 @@ from ingot.upstream import caches, load_config, load_model
 
 @dataclass(frozen=True, slots=True)
 class NumberFormats:
-    """What numbers are, by the names that people know."""
+    """Number formats, by the names that people know."""
 
     weights: str  # in the model's files
-    activations: str  # where they meet weights
-    states: str  # keys and values
+    activations: str  # where they are multiplied by weights
+    kv: str  # keys and values
 
     def __str__(self) -> str:
-        return f"weights {self.weights}, activations {self.activations}, states {self.states}"
+        return f"weights {self.weights}, activations {self.activations}, KV {self.kv}"
 
 
 @dataclass(frozen=True)
@@ -74,17 +74,17 @@ class ModelAdapter:
     kept: mx.Dtype | None  # what keys and values are rounded to; None: they stay as they are computed
     footprint: Footprint
     ragged: bool  # rows of different lengths may decode together
-    mixed: bool  # launches of any kind may share one forward pass
+    mixed: bool  # parts of any kind may share one forward pass
     vocab: int
     notes: tuple[str, ...]
-    rounded: bool = False  # activations are rounded to 8 bits where they meet packed weights
+    rounded: bool = False  # activations are rounded to 8 bits where they are multiplied by quantised weights
     kernels: CheckedKernels | None = None  # of a GPU
-    steps: CompiledSteps | None = None  # what runs the model, where its steps can be compiled
-    live: PairCodec | None = None  # what keys and values of running sequences are put into behind their tails, if so
-    tower: VisionTower | None = None  # what it sees with
-    deep: DeepStack | None = None  # where features of it are added behind layers
-    loras: LoadedLoras = field(kw_only=True)  # what stands beside it
-    head: Any = None  # what it guesses ahead with, where it was loaded with a head (`models/heads`)
+    steps: CompiledSteps | None = None  # runs the model, where its steps can be compiled
+    live: PairCodec | None = None  # the codec of running sequences' keys and values before their tails, if any
+    tower: VisionTower | None = None
+    deepstack: DeepStack | None = None  # the layers behind which features of the tower are added
+    loras: LoadedLoras = field(kw_only=True)
+    head: Any = None  # its draft head, where it was loaded with one (`models/draft_heads`)
 
     @property
     def family(self) -> str:
@@ -96,8 +96,8 @@ class ModelAdapter:
 
     @property
     def weight_bytes(self) -> int:
-        beside = () if self.tower is None else self.tower.modules
-        own = sum(array.nbytes for module in (self.model, *beside) for _, array in named_parameters(module))
+        modules = (self.model,) if self.tower is None else (self.model, *self.tower.modules)
+        own = sum(array.nbytes for module in modules for _, array in named_parameters(module))
         return own + (self.head.weight_bytes if self.head else 0)
 
     @property
@@ -106,63 +106,57 @@ class ModelAdapter:
 
     @property
     def graphs(self) -> int:
-        """Made so far: a step that has to make one takes longer than those like it that follow."""
-        return sum(each.made for each in (decode_graphs_of(self.model), self.steps) if each is not None)
+        """How many were captured so far: a step that has to capture one takes longer than the next ones like it."""
+        return sum(each.graph_count for each in (decode_graphs_of(self.model), self.steps) if each is not None)
 
     @property
     def graph_tokens(self) -> float:
-        """How many a step may have that is one graph: one with more takes far longer. Infinite where none is."""
-        stack = decode_graphs_of(self.model)
-        return inf if stack is None or stack.refused is not None else stack.most
+        """The most tokens of a step that is one graph: a larger step takes far longer. Infinite without graphs."""
+        stack = _captured_graphs(self.model)
+        return inf if stack is None else stack.most_tokens
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of the model and its states are in this process."""
+        """Whether all of the model and its KV are in this process."""
         return True
 
     @property
     def last_step(self) -> int:
-        """The number of the last pass that other ranks were told of; 0 where the model is all here."""
+        """The number of the last pass that was sent to other ranks; 0 where the model is all here."""
         return 0
 
     @property
     def ranks_trouble(self) -> str:
-        """Why they cannot be told anything any more; empty while they can."""
+        """Why the other ranks cannot be reached any more; empty while they can."""
         return ""
 
     def close(self) -> None:
-        """The last call: nobody else has to wait for passes any more."""
+        """The last call: other ranks need not wait for passes any more."""
 
     @property
     def separates_lora_rows(self) -> bool:
-        """Whether rows with and without adapters take passes of their own: what computes the latter at once, all layers
-        or a mixer with what is around it, does not know of adapters."""
-        stack = decode_graphs_of(self.model)
-        if stack is None or stack.refused is not None:
-            return self.device.kind == "cpu"
-        return not stack.adapted.are_possible
+        """Whether rows with and without adapters take separate passes: the native operations for several modules at
+        once, and the graphs that cannot have adapters, do not support them."""
+        stack = _captured_graphs(self.model)
+        return self.device.kind == "cpu" if stack is None else not stack.loras.are_possible
 
     @property
     def has_sinks(self) -> bool:
-        """Whether attention weighs keys against learned numbers, whatever its class calls them."""
+        """Whether attention has learned sinks, whatever its class calls them."""
         return any("sink" in name.rsplit(".", 1)[-1] for name, _ in named_parameters(self.model))
 
     @property
     def formats(self) -> NumberFormats:
+        kv = self.dtype if self.kept is None else str(self.kept).rsplit(".", 1)[-1]
         return NumberFormats(
             weights=weight_format(self.config, self.dtype),
             activations="8-bit" if self.rounded else self.dtype,
-            states=self._states,
+            kv=kv if self.live is None else f"{self.live.name} behind the newest in {kv}",
         )
 
-    @property
-    def _states(self) -> str:
-        raw = self.dtype if self.kept is None else str(self.kept).rsplit(".", 1)[-1]
-        return raw if self.live is None else f"{self.live.name} behind the newest in {raw}"
-
     def new_batch_state(self, most: int | None = None, earlier: int = REWIND_STATE_BYTES) -> BatchState:
-        """Live states for this model, which take no more than `most` bytes ahead of what they need, and `earlier` ones
-        for recurrent states that rows may go back to."""
+        """KV states for this model, which allocate no more than `most` bytes ahead of need, and `earlier` bytes for
+        recurrent states that rows may rewind to."""
         token_bytes = [size for _, size in self.footprint.groups]
         coding = (self.live, self.footprint.coded)
         return new_batch_state(
@@ -170,13 +164,13 @@ class ModelAdapter:
         )
 
     def encoding(self, rows: BatchState, codec: PairCodec, form: RecordForm | None) -> RecordEncoding:
-        """What records of these rows are put into when they leave their pages; `form` is that of raw ones, which a
-        lossy codec has to know. Raises ConfigError where they cannot be."""
+        """How records of these rows are encoded when they leave their pages; `form` is that of raw ones, which a lossy
+        codec needs. Raises ConfigError where they cannot be."""
         return record_encoding_for(rows, codec, form)
 
     def allow_separate_layers(self) -> None:
-        """From now on somebody may look on at what layers ask of the states (`AppendState.onlooker`, `choice`), also
-        where they are one operation otherwise."""
+        """From now on the layers' queries can be observed and their pages chosen (`AppendState.query_observer`,
+        `choice`), also where layers are one operation otherwise."""
         allow_separate_layers(self.model, self.device)
 
     @overload
@@ -215,20 +209,20 @@ class ModelAdapter:
     ) -> mx.array | tuple[mx.array, mx.array]:
         """One forward pass over the parts' tokens [tokens], part by part, row by row: logits [n, vocab] after each of
         the tokens `at`, or after all of them; with `hidden`, also the hidden states [tokens, size] of all of them, as
-        the model's head wants them. Where it is shown something `visual`, features stand for embeddings of tokens.
+        the draft head takes them. With `visual` inputs, image features replace the embeddings of their tokens.
         Afterwards the rows are longer.
 
         Unless the adapter is `mixed`, there may be one part only; unless it is `ragged`, of one row.
         """
-        shown = None if visual is None else (visual, self.deep)
-        compute = partial(run_forward, mixed=self.mixed, shown=shown, blend=self.loras.blend)
+        vision = None if visual is None else (visual, self.deepstack)
+        compute = partial(run_forward, mixed=self.mixed, vision=vision, lora_mapping=self.loras.mapping)
         if not hidden:
             return compute(self.steps or self.model, self.selection, rows, tokens, parts, at)
-        assert self.selection is not None, "a model whose output head is not known hands over no hidden states"
+        assert self.selection is not None, "a model without a known output head gives no hidden states"
         with self.selection.capturing_hidden():
             logits = compute(self.model, self.selection, rows, tokens, parts, at)
             states = self.selection.hidden
-        assert states is not None, "no hidden states came by"
+        assert states is not None, "no hidden states were captured"
         return logits, states.reshape(-1, states.shape[-1])
 
 
@@ -244,7 +238,7 @@ def load_model_adapter(
 ) -> ModelAdapter:
     """Load the model in `folder`. Raises ModelError with what is wrong with it.
 
-    `apart`: no layers become one operation, so that hidden states between them can be handed over. `sees`: its vision
+    `apart`: no layers become one operation, so that hidden states between them can be captured. `sees`: its vision
     tower, which it must have, is loaded as well. With `sharing`, only this rank's share of it is loaded, and all ranks
     have to do the same at once.
     """
@@ -260,7 +254,7 @@ def load_model_adapter(
         raise ModelError(f"The model in {folder.name} cannot be loaded: {_error_text(error)}") from error
     if sharing is not None:
         shard_model(model, config, sharing)
-        apart = True  # what ranks add up, or hand on, comes between layers
+        apart = True  # ranks communicate between layers
     try:
         notes = [*moved_weight_notes(config), *settle_precision(model, device, dtype)]
         evaluate_in_pieces(array for _, array in named_parameters(model))
@@ -287,19 +281,18 @@ def adapt_model(
 ) -> ModelAdapter:
     """Swap the modules of a model that is in memory, probe it, and describe it.
 
-    `exact`: keys and values are kept in what they are computed in, also where the kernels can do with less.
-    `apart`: see `load_model_adapter`. `tower` is what it sees with.
-    Raises ModelError if it cannot be run here.
+    `exact`: keys and values are stored in the format that they are computed in, also where kernels support a smaller
+    one. `apart`: see `load_model_adapter`. Raises ModelError if it cannot be run here.
     """
     family, rounded = registry.family_of_type(str(config.get("model_type"))), rounds_activations(model)
     if family.refused is not None:
         raise ModelError(f"Models of type {family.name} cannot be served: {family.refused}")
     kernels = None if device.kind == "cpu" else CheckedKernels(device)
-    axes, deep = (None, None) if tower is None else (tower.axes, swap_deepstack_layers(model, tower.deep))
-    # Native layers that are one operation turn by one axis, nothing can be added between them, and all tokens see what
-    # is before them alone.
+    axes, deepstack = (None, None) if tower is None else (tower.axes, swap_deepstack_layers(model, tower.deep))
+    # Native layers that are one operation have positions of one axis and causal attention, and nothing can be added
+    # between them.
     bidirectional = tower is not None and tower.bidirectional
-    apart = apart or (device.kind == "cpu" and (axes is not None or deep is not None or bidirectional))
+    apart = apart or (device.kind == "cpu" and (axes is not None or deepstack is not None or bidirectional))
     fused = swap_modules(model, device, kernels, apart=apart, axes=axes)
     if kernels is not None:
         reserve_scratch(model, kernels.packed)
@@ -318,9 +311,10 @@ def adapt_model(
         fused = False
         kept, found, margin = probed()
     if bidirectional and not found.mixed:
-        raise ModelError("Its pictures' tokens see each other, which this model's attention cannot be told here.")
+        raise ModelError("Its image tokens see each other, which this model's attention does not support here.")
     if (stack := decode_graphs_of(model)) is not None:
         stack.capture_ahead()
+    compiles = found.mixed and can_compile_steps(device) and _captured_graphs(model) is None
     return ModelAdapter(
         model,
         config,
@@ -336,17 +330,17 @@ def adapt_model(
         (*notes, *model_notes(model, selection, found, kernels, stack)),
         rounded,
         kernels,
-        CompiledSteps(model) if found.mixed and can_compile_steps(device) and not _is_captured(model) else None,
+        CompiledSteps(model) if compiles else None,
         tower=tower,
-        deep=deep,
+        deepstack=deepstack,
         loras=LoadedLoras(model, device, main_dtype(model)),
     )
 
 
-def _is_captured(model: Any) -> bool:
-    """Whether its steps are graphs, of which MLX has nothing to compile."""
+def _captured_graphs(model: Any) -> DecodeGraphs | None:
+    """The decode graphs of a model whose steps are graphs."""
     stack = decode_graphs_of(model)
-    return stack is not None and stack.refused is None
+    return None if stack is None or stack.refusal is not None else stack
 
 
 def _probe_model(
@@ -358,14 +352,14 @@ def _probe_model(
     *,
     unlike: bool,
 ) -> tuple[ProbeFindings, int]:
-    """What was found out, and the margin that the model's windows need."""
-    doubts = ProbeVariants(
+    """The findings, and the margin that the model's windows need."""
+    variants = ProbeVariants(
         lambda: nudged_embeddings(model, dtype), lambda: fixed_experts(model), partial(_mlx_lm_logits, model)
     )
 
     def findings(margin: int) -> ProbeFindings:
         rows = partial(new_batch_state, model, margin, kept, kernels)
-        return Probe(partial(run_forward, model, selection), rows, dtype, unlike=unlike, doubts=doubts).run()
+        return Probe(partial(run_forward, model, selection), rows, dtype, unlike=unlike, variants=variants).run()
 
     found = findings(0)
     windows = [state for state in found.rows.states if isinstance(state, WindowState)]

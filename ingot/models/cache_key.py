@@ -1,8 +1,8 @@
 """What computed KV depends on, as a key, and the disk cache that is opened under that key.
 
-Whoever has another model, tokenizer, number format, codec or device can do nothing with stored KV: so all of them are
-part of the key. Which model this is, is told by the bytes of its files; digests of large files are remembered in a
-sealed file and computed again only when a file has changed.
+Stored KV is of no use with another model, tokenizer, number format, codec or device, so all of them are part of the
+key. The model is identified by the bytes of its files; digests of large files are stored in an authenticated file and
+computed again only when a file has changed.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from ingot.models.files.gguf_files import weight_files
 from ingot.models.forward import kv_states_for
 
 GB: Final = 1_000_000_000
+READ_BYTES: Final = 1 << 22
 
 
 def open_disk_cache(
     settings: Settings, adapter: ModelAdapter, folder: Path, codec: PairCodec, part: str = ""
 ) -> DiskBackend | None:
-    """None where no folder is named. `part` says which of a model's states are this process's, where it has some alone.
+    """None where no folder is named. `part` names this process's part of the model's KV, where others have the rest.
     Raises ConfigError where the folder cannot be used."""
     where = settings.cache_dir
     if where is None:
@@ -52,8 +53,12 @@ def open_disk_cache(
 
 
 def kv_key(adapter: ModelAdapter, folder: Path, codec: PairCodec) -> dict[str, str]:
+    return _key_with_model(model_digest(folder), adapter, folder, codec)
+
+
+def _key_with_model(digest: str, adapter: ModelAdapter, folder: Path, codec: PairCodec) -> dict[str, str]:
     return {
-        "model": model_digest(folder),
+        "model": digest,
         "tokenizer": tokenizer_digest(folder),
         "number format": adapter.dtype,
         "codec": codec.described,
@@ -71,16 +76,11 @@ def exact_kv_key(
     deterministic: bool,
     part: str = "",
 ) -> dict[str, str]:
-    """The same, for states that are to be the very ones that this server would compute. `digests` is a file that
-    remembers what models' files were found to be, sealed with `secret`; `part` says which of the states these are, of
-    several ranks'."""
-    return {
-        "model": remembered_digest(folder, digests, secret),
-        "tokenizer": tokenizer_digest(folder),
-        "number format": adapter.dtype,
-        "codec": codec.described,
-        **_live_codec_key(adapter),
-        "states": str(adapter.formats),
+    """The same, for KV that must be exactly what this server would compute. `digests` is a file with the digests of
+    models' files, authenticated with `secret`; `part` names the part of one of several ranks."""
+    formats = adapter.formats
+    return _key_with_model(remembered_digest(folder, digests, secret), adapter, folder, codec) | {
+        "states": f"weights {formats.weights}, activations {formats.activations}, states {formats.kv}",
         "layout": _layer_kinds(adapter),
         "head": "none" if adapter.head is None else f"{adapter.head.name}, {adapter.head.weight_bytes} bytes",
         "device": adapter.device.kind,
@@ -90,26 +90,21 @@ def exact_kv_key(
 
 
 def _live_codec_key(adapter: ModelAdapter) -> dict[str, str]:
-    """What states were computed from, and may lie in, where that is not the very ones before them."""
-    return (
-        {}
-        if adapter.live is None
-        else {"live codec": f"{adapter.live.described}, pages {PAGE_LAYOUT_VERSION} of {PAGE}"}
-    )
+    """The codec of the KV that later KV was computed from, and may be stored in."""
+    if adapter.live is None:
+        return {}
+    return {"live codec": f"{adapter.live.described}, pages {PAGE_LAYOUT_VERSION} of {PAGE}"}
 
 
 def _layer_kinds(adapter: ModelAdapter) -> str:
     """The layers' kinds, in order."""
     layers = kv_states_for(adapter.model, adapter.margin, adapter.kept, adapter.kernels)
-    beside = [] if adapter.head is None else kv_states_for(adapter.head, 0, adapter.kept, adapter.kernels)
+    head_layers = [] if adapter.head is None else kv_states_for(adapter.head, 0, adapter.kept, adapter.kernels)
     kinds = (
         f"{state.kind}({state.window})" if isinstance(state, AppendState) and state.window else state.kind
-        for state in flatten_states((*layers, *beside))
+        for state in flatten_states((*layers, *head_layers))
     )
     return " ".join(f"{kind}*{len(list(run))}" for kind, run in groupby(kinds))
-
-
-_READ_BYTES = 1 << 22
 
 
 @lru_cache(maxsize=8)
@@ -119,41 +114,39 @@ def model_digest(folder: Path) -> str:
 
 
 def remembered_digest(folder: Path, memory: Path, secret: bytes) -> str:
-    """The same, read again only when a file has changed since: weights are large. `memory` is a file of digests, which
-    may be missing or hold anything, and cannot be relied on to be written. What is not sealed with `secret` is not
-    believed."""
+    """The same, computed again only when a file has changed since: weights are large. `memory` is a file of digests,
+    which may be missing or hold anything, and may fail to be written. Entries without a valid MAC are ignored."""
     name, signature = str(folder.resolve()), _signature(folder)
     try:
-        known = json.loads(memory.read_text())
-        said, digest, mac = known[name]
-        if said == signature and compare_digest(str(mac), _seal(secret, name, signature, str(digest))):
+        entries = json.loads(memory.read_text())
+        stored_signature, digest, mac = entries[name]
+        if stored_signature == signature and compare_digest(str(mac), _mac(secret, name, signature, str(digest))):
             return str(digest)
     except (OSError, ValueError, KeyError, TypeError, IndexError):
-        known = {}
+        entries = {}
     found = model_digest(folder)
     part = memory.with_name(f".{memory.name}.{os.getpid()}.part")
     try:
         os.close(os.open(part, os.O_CREAT | os.O_WRONLY, 0o600))
-        entry = [signature, found, _seal(secret, name, signature, found)]
-        part.write_text(json.dumps((known if isinstance(known, dict) else {}) | {name: entry}))
+        entry = [signature, found, _mac(secret, name, signature, found)]
+        part.write_text(json.dumps((entries if isinstance(entries, dict) else {}) | {name: entry}))
         part.replace(memory)
     except OSError:
         part.unlink(missing_ok=True)
     return found
 
 
-def _seal(secret: bytes, *said: object) -> str:
-    return blake2b(json.dumps(said).encode(), key=secret, digest_size=32).hexdigest()
+def _mac(secret: bytes, *values: object) -> str:
+    return blake2b(json.dumps(values).encode(), key=secret, digest_size=32).hexdigest()
 
 
 def _digested_files(folder: Path) -> list[Path]:
-    beside = [file for file in weight_files(folder) if file.parent != folder]
-    return [folder / "config.json", *sorted(folder.glob("*.safetensors")), *beside]
+    elsewhere = [file for file in weight_files(folder) if file.parent != folder]
+    return [folder / "config.json", *sorted(folder.glob("*.safetensors")), *elsewhere]
 
 
 def _signature(folder: Path) -> list[list[int | str]]:
-    files = _digested_files(folder)
-    stats = [(file.name, file.stat()) for file in files]
+    stats = [(file.name, file.stat()) for file in _digested_files(folder)]
     return [[name, stat.st_size, stat.st_mtime_ns, stat.st_ino] for name, stat in stats]
 
 
@@ -167,7 +160,7 @@ def _digest_of_files(files: Iterable[Path]) -> str:
     whole = blake2b(digest_size=16)
     for file in files:
         whole.update(file.name.encode() + b"\0" + file.stat().st_size.to_bytes(8, "little"))
-        with file.open("rb") as held:
-            while piece := held.read(_READ_BYTES):
+        with file.open("rb") as stream:
+            while piece := stream.read(READ_BYTES):
                 whole.update(piece)
     return whole.hexdigest()

@@ -1,15 +1,13 @@
-"""Loading weights: typed reading of a config, tensors given to a module by name, and pauses between pieces.
+"""Loading checkpoints: typed reading of config.json, tensors by name, and pauses between pieces.
 
-`read_checkpoint_tensors` reads a checkpoint's tensors by their Hugging Face names, lazily; `load_tensors` gives them to
-a module that must want exactly those and raises ModelError that names what is missing, unknown or of another shape.
-`CheckpointConfig` reads config.json with types. Weights are evaluated in pieces (`evaluate_in_pieces`), so that the
-thread that loads a model can serve other models' requests in between (`loading_with_pauses`).
+Weights are evaluated in pieces (`evaluate_in_pieces`), so that the thread that loads a model can serve other models'
+requests in between (`loading_with_pauses`). What does not fit raises ModelError that names it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -24,17 +22,15 @@ from ingot.models.layers.modules import named_parameters
 
 PIECE_BYTES: Final = 256 << 20
 """Bytes of weights that are read at a time."""
-
-
-def _no_pause() -> None: ...
-
-
-_between_pieces: ContextVar[Callable[[], None]] = ContextVar("between", default=_no_pause)
+MOST_TENSORS_NAMED: Final = 5
+"""Tensors that an error names; of the others it says how many they are."""
+OLD_TENSOR_NAMES: Final = ((re.compile(r"\.gamma$"), ".weight"), (re.compile(r"\.beta$"), ".bias"))
+_between_pieces: ContextVar[Callable[[], None]] = ContextVar("between", default=lambda: None)
 
 
 @contextmanager
 def loading_with_pauses(between: Callable[[], None]) -> Iterator[None]:
-    """What is loaded in the block calls `between` after each piece. It may raise, which ends the load."""
+    """Loading within the block calls `between` after each piece. It may raise, which ends the load."""
     token = _between_pieces.set(between)
     try:
         yield
@@ -43,12 +39,12 @@ def loading_with_pauses(between: Callable[[], None]) -> Iterator[None]:
 
 
 def pause_loading() -> None:
-    """A piece is done."""
+    """Called after each piece."""
     _between_pieces.get()()
 
 
 def evaluate_in_pieces(arrays: Iterable[mx.array]) -> None:
-    """Read or compute arrays that are not there yet, a piece at a time."""
+    """Evaluate lazy arrays, a piece at a time."""
     piece: list[mx.array] = []
     for array in arrays:
         piece.append(array)
@@ -60,13 +56,8 @@ def evaluate_in_pieces(arrays: Iterable[mx.array]) -> None:
     pause_loading()
 
 
-MOST_TENSORS_NAMED = 5
-"""Tensors that an error names; of the others it says how many they are."""
-OLD_TENSOR_NAMES = ((re.compile(r"\.gamma$"), ".weight"), (re.compile(r"\.beta$"), ".bias"))
-
-
 def checkpoint_files(folder: Path) -> list[Path]:
-    """Kokoro's have a name of their own, and so have Whisper's that MLX's converters wrote."""
+    """Kokoro's have names of their own, and so have Whisper's that MLX's converters wrote."""
     patterns = ("model*.safetensors", "kokoro*.safetensors", "weights*.safetensors")
     return next((found for pattern in patterns if (found := sorted(folder.glob(pattern)))), [])
 
@@ -86,11 +77,13 @@ def read_checkpoint_tensors(folder: Path) -> dict[str, mx.array]:
     return found
 
 
-def with_current_names(tensors: Mapping[str, mx.array], *, drop: str = "") -> dict[str, mx.array]:
-    """The tensors under the names of today, without the prefix `drop` where they carry it."""
+def with_current_names(
+    tensors: Mapping[str, mx.array], *, drop: str = "", renamed: Sequence[tuple[re.Pattern[str], str]] = ()
+) -> dict[str, mx.array]:
+    """The tensors under their current names, without the prefix `drop` where they have it."""
     result = {}
     for name, tensor in tensors.items():
-        for pattern, now in OLD_TENSOR_NAMES:
+        for pattern, now in (*OLD_TENSOR_NAMES, *renamed):
             name = pattern.sub(now, name)
         result[name.removeprefix(drop)] = tensor
     return result
@@ -99,7 +92,7 @@ def with_current_names(tensors: Mapping[str, mx.array], *, drop: str = "") -> di
 def load_tensors(module: nn.Module, tensors: Mapping[str, mx.array], *, unneeded: Iterable[str], whose: str) -> None:
     """Load `tensors` into `module`. Raises ModelError that names what is missing, unknown or of another shape.
 
-    `unneeded` are patterns of tensors that are known and play no part here, such as the head of a training task.
+    `unneeded` are patterns of tensors that are known and not used here, such as the head of a training task.
     """
     skipped = [re.compile(pattern) for pattern in unneeded]
     wanted = dict(named_parameters(module))
@@ -133,41 +126,32 @@ class CheckpointConfig:
     config: dict[str, Any]
 
     def number(self, key: str, default: int | None = None) -> int:
-        value = self._value(key, default)
-        if type(value) is not int:
-            raise self._wrong(key, value, "a whole number")
-        return value
+        return int(self._typed(key, default, (int,), "a whole number"))
 
     def real(self, key: str, default: float) -> float:
-        value = self._value(key, default)
-        if type(value) not in (int, float):
-            raise self._wrong(key, value, "a number")
-        return float(value)
+        return float(self._typed(key, default, (int, float), "a number"))
 
     def text(self, key: str, default: str) -> str:
-        value = self._value(key, default)
-        if not isinstance(value, str):
-            raise self._wrong(key, value, "a text")
-        return value
+        return str(self._typed(key, default, (str,), "a string"))
 
     def flag(self, key: str, default: bool) -> bool:
-        value = self._value(key, default)
-        if not isinstance(value, bool):
-            raise self._wrong(key, value, "true or false")
-        return value
+        return bool(self._typed(key, default, (bool,), "true or false"))
 
-    def packing(self) -> dict[str, Any]:
-        """Bits and groups of packed weights, as MLX's converters state them; empty where there are none."""
-        told = self.config.get("quantization") or self.config.get("quantization_config") or {}
-        if not isinstance(told, dict) or (told and type(told.get("bits")) is not int):
-            raise self._wrong("quantization", told, "a form that ingot knows")
-        return told
+    def quantization(self) -> dict[str, Any]:
+        """Bits and groups of quantised weights, as MLX's converters state them; empty where there are none."""
+        stated = self.config.get("quantization") or self.config.get("quantization_config") or {}
+        if not isinstance(stated, dict) or (stated and type(stated.get("bits")) is not int):
+            raise self._wrong("quantization", stated, "a form that ingot supports")
+        return stated
 
-    def _value(self, key: str, default: Any) -> Any:
+    def _typed(self, key: str, default: Any, types: tuple[type, ...], wanted: str) -> Any:
         value = self.config.get(key)
         if value is None and default is None:
             raise ModelError(f"The model's config.json does not state {key}")
-        return default if value is None else value
+        value = default if value is None else value
+        if type(value) not in types:
+            raise self._wrong(key, value, wanted)
+        return value
 
     def _wrong(self, key: str, value: Any, wanted: str) -> ModelError:
         return ModelError(f"The model's config.json states {key} as {value!r}, which is not {wanted}")

@@ -1,9 +1,8 @@
-"""Converting a model folder into another one: quantised, with its draft head beside it as it was.
+"""Converting a model folder into another one: quantised, with its draft head as it was.
 
-The new folder is whole or not there at all. The weights are quantised by mlx-lm's own code, or are quantised already
-and reused. A draft head is never quantised: rounded to a few bits, it predicts much less than it costs.
-`find_head_elsewhere` takes a head out of another checkpoint; of one on the hub, only the files that hold it are
-fetched.
+The new folder is complete or not there at all. The weights are quantised by mlx-lm's own code, or are quantised already
+and reused. A draft head is never quantised: in a few bits, it predicts much less than it costs. `find_head_elsewhere`
+finds a head in another checkpoint; of one on the hub, only the files that hold it are fetched.
 """
 
 from __future__ import annotations
@@ -42,100 +41,106 @@ from ingot.models.files.progress import Progress, format_bytes
 from ingot.models.gguf.quant_types import BLOCKS_KEY
 from ingot.upstream import import_upstream, load_config, load_model
 
-_MADE_ANEW = ("config.json", "model.safetensors.index.json", "ingot.json")
+AFFINE_BITS: Final = (2, 3, 4, 5, 6, 8)
+AFFINE_GROUPS: Final = (32, 64, 128)
+FIXED_MODES: Final = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}
+"""Modes with one form: bits, and weights that share a scale."""
+QUANTIZATION_MODES: Final = ("affine", *FIXED_MODES)
+_REWRITTEN = ("config.json", "model.safetensors.index.json", "ingot.json")
+_SMALL_FILES = ("config.json", INDEX_FILE, "mtp.safetensors", "mtp/*.safetensors", "model-mtp.safetensors")
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What is to be made: of the model in `folder`, packed unless it is already, with `head` beside it."""
+    """A conversion of the model in `folder`, quantised unless it is already, with `head`."""
 
     folder: Path
-    source: str  # what people call it
-    packing: WeightQuantization | None
+    source: str  # its name for people
+    quantization: WeightQuantization | None
     head: HeadSource | None
 
     @property
     def origin(self) -> dict[str, Any]:
-        """All that the result depends on."""
+        """All that the result depends on, as the model store records it."""
         head = [] if self.head is None else [_file_fingerprint(file) for file in self.head.files]
         files = [_file_fingerprint(file) for file in sorted(self.folder.glob("model*.safetensors"))]
-        return {"source": self.source, "packing": str(self.packing), "files": files, "head": head}
+        return {"source": self.source, "packing": str(self.quantization), "files": files, "head": head}
 
     def run(self, target: Path, progress: Progress) -> None:
-        """Make `target`, or leave it as it is if just this was made there before. Killed at any moment, it leaves
-        nothing there. Raises ModelError, before anything is written where the head does not fit."""
+        """Make `target`, unless just this was made there before. Killed at any moment, it leaves nothing there. Raises
+        ModelError, before anything is written where the head does not fit."""
         if target.exists() and not is_stored(target, self.origin):
             raise ModelError(f"{target.name} is there already; remove it first, or choose another folder")
         if self.head is not None:
             build_mtp_head(self.head, _full_config(self.folder))
-        store_model(target, self.origin, lambda made: self._fill(made, progress), progress)
+        store_model(target, self.origin, lambda folder: self._fill(folder, progress), progress)
 
-    def _fill(self, made: Path, progress: Progress) -> None:
-        if self.packing is None:
-            _reuse_weights(self.folder, made, progress)
+    def _fill(self, target: Path, progress: Progress) -> None:
+        if self.quantization is None:
+            _reuse_weights(self.folder, target, progress)
         else:
-            progress(f"packing {self.source} in {self.packing}")
-            _quantize_model(self.folder, made, self.packing)
+            progress(f"quantising {self.source} to {self.quantization}")
+            _quantize_model(self.folder, target, self.quantization)
         if self.head is not None:
-            progress(f"writing its head: {format_bytes(self.head.nbytes)}")
-            write_head(self.head, made / HEAD_FILE)
+            progress(f"writing its draft head: {format_bytes(self.head.nbytes)}")
+            write_head(self.head, target / HEAD_FILE)
         for file in sorted(self.folder.iterdir()):
             if (
                 file.is_file()
                 and file.suffix in READ_SUFFIXES
                 and file.suffix != ".safetensors"
-                and file.name not in _MADE_ANEW
+                and file.name not in _REWRITTEN
             ):
-                shutil.copyfile(file, made / file.name)
+                shutil.copyfile(file, target / file.name)
 
 
 def is_quantized_config(config: Mapping[str, Any]) -> bool:
     """Whether its weights stay in fewer bits when it is loaded. Published ones of 8 bits, in blocks, mostly do not."""
     if any(config.get(key) for key in ("quantization", BLOCKS_KEY)):
         return True
-    said = config.get("quantization_config") or {}
-    return bool(said) and (said.get("quant_method") != "fp8" or said.get("scale_fmt") == "ue8m0")
+    form = config.get("quantization_config") or {}
+    return bool(form) and (form.get("quant_method") != "fp8" or form.get("scale_fmt") == "ue8m0")
 
 
 def write_head(source: HeadSource, file: Path) -> None:
-    """A head by itself, by the names that its tensors had, in bfloat16."""
+    """A draft head alone, by its tensors' original names, in bfloat16."""
     tensors = stored_head_tensors(source)
     written = {source.tensors[name].name: _narrowed_head_tensor(name, array) for name, array in tensors.items()}
     mx.save_safetensors(str(file), written, {"format": "mlx"})
 
 
 def _narrowed_head_tensor(name: str, array: mx.array) -> mx.array:
-    """What else has one dimension is small, and may be wide for a reason: the bias that a router chooses by is."""
-    factors = name.endswith(("scales", "biases", "scale_inv"))  # which stay, with the weights that they unpack
+    """Other tensors of one dimension are small, and may be wide for a reason, as the bias of a router is."""
+    factors = name.endswith(("scales", "biases", "scale_inv"))  # which stay, with their quantised weights
     wanted = mx.issubdtype(array.dtype, mx.floating) and not factors and (array.ndim > 1 or is_norm_weight(name))
     return array.astype(mx.bfloat16) if wanted else array
 
 
-def _quantize_model(folder: Path, made: Path, packing: WeightQuantization) -> None:
+def _quantize_model(folder: Path, target: Path, form: WeightQuantization) -> None:
     stated, upstream = load_config(folder), import_upstream("mlx_lm.utils")
     classes = model_classes_for(folder, stated)
     try:
         model, config = load_model(folder, model_config=older_config_names(stated), get_model_classes=classes)
         with redirect_stdout(io.StringIO()):  # which it reports to
-            model, config = upstream.quantize_model(model, config, packing.group_size, packing.bits, mode=packing.mode)
-        upstream.save_model(made, model, donate_model=True)
-    # The code of a hundred families reads this folder and may trip over anything; one asks Python to exit.
+            model, config = upstream.quantize_model(model, config, form.group_size, form.bits, mode=form.mode)
+        upstream.save_model(target, model, donate_model=True)
+    # The code of a hundred families reads this folder and may fail in any way; one exits.
     except (Exception, SystemExit) as error:
-        raise ModelError(f"{folder.name} cannot be packed: {error}") from error
-    upstream.save_config(config, made / "config.json")
+        raise ModelError(f"{folder.name} cannot be quantised: {error}") from error
+    upstream.save_config(config, target / "config.json")
 
 
-def _reuse_weights(folder: Path, made: Path, progress: Progress) -> None:
+def _reuse_weights(folder: Path, target: Path, progress: Progress) -> None:
     """The model's own files, without a copy where the disk is the same."""
-    left = {folder / place for place in HEAD_PLACES}
-    for file in (*sorted(folder.glob("model*.safetensors")), *(folder / name for name in _MADE_ANEW[:2])):
-        if file in left or not file.is_file():
+    head_files = {folder / path for path in HEAD_PLACES}
+    for file in (*sorted(folder.glob("model*.safetensors")), *(folder / name for name in _REWRITTEN[:2])):
+        if file in head_files or not file.is_file():
             continue
-        progress(f"taking over {file.name}")
+        progress(f"reusing {file.name}")
         try:
-            os.link(file.resolve(), made / file.name)
+            os.link(file.resolve(), target / file.name)
         except OSError:
-            shutil.copyfile(file, made / file.name)
+            shutil.copyfile(file, target / file.name)
 
 
 def _full_config(folder: Path) -> dict[str, Any]:
@@ -146,13 +151,6 @@ def _full_config(folder: Path) -> dict[str, Any]:
 def _file_fingerprint(file: Path) -> list[Any]:
     status = file.stat()
     return [file.name, status.st_size, status.st_mtime_ns]
-
-
-AFFINE_BITS: Final = (2, 3, 4, 5, 6, 8)
-AFFINE_GROUPS: Final = (32, 64, 128)
-FIXED_MODES: Final = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}
-"""Modes of one form: bits, and weights that share a scale."""
-QUANTIZATION_MODES: Final = ("affine", *FIXED_MODES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,38 +166,36 @@ class WeightQuantization:
 def choose_quantization(
     mode: str = "affine", bits: int | None = None, group_size: int | None = None
 ) -> WeightQuantization:
-    """What was asked for, with what was not said as it is usually. Raises ConfigError for what MLX does not have."""
+    """The requested form, with MLX's usual defaults. Raises ConfigError for what MLX does not support."""
     if mode not in QUANTIZATION_MODES:
         raise ConfigError(f"--mode must be one of {', '.join(QUANTIZATION_MODES)}, not {mode!r}")
     if mode in FIXED_MODES:
         if (bits or FIXED_MODES[mode][0], group_size or FIXED_MODES[mode][1]) != FIXED_MODES[mode]:
-            has = f"{FIXED_MODES[mode][0]} bits in groups of {FIXED_MODES[mode][1]}"
-            raise ConfigError(f"--mode {mode} has {has}; leave out --bits and --group-size")
+            form = f"{FIXED_MODES[mode][0]} bits in groups of {FIXED_MODES[mode][1]}"
+            raise ConfigError(f"--mode {mode} has {form}; leave out --bits and --group-size")
         return WeightQuantization(mode, *FIXED_MODES[mode])
-    made = WeightQuantization(mode, 4 if bits is None else bits, 64 if group_size is None else group_size)
-    if made.bits not in AFFINE_BITS:
-        raise ConfigError(f"--bits must be one of {_comma_list(AFFINE_BITS)}, not {made.bits}")
-    if made.group_size not in AFFINE_GROUPS:
-        raise ConfigError(f"--group-size must be one of {_comma_list(AFFINE_GROUPS)}, not {made.group_size}")
-    return made
+    chosen = WeightQuantization(mode, 4 if bits is None else bits, 64 if group_size is None else group_size)
+    if chosen.bits not in AFFINE_BITS:
+        raise ConfigError(f"--bits must be one of {_comma_list(AFFINE_BITS)}, not {chosen.bits}")
+    if chosen.group_size not in AFFINE_GROUPS:
+        raise ConfigError(f"--group-size must be one of {_comma_list(AFFINE_GROUPS)}, not {chosen.group_size}")
+    return chosen
 
 
 def _comma_list(numbers: tuple[int, ...]) -> str:
     return ", ".join(map(str, numbers))
 
 
-_SMALL_FILES = ("config.json", INDEX_FILE, "mtp.safetensors", "mtp/*.safetensors", "model-mtp.safetensors")
-
-
 def find_head_elsewhere(name: str, config: Mapping[str, Any], settings: Settings, progress: Progress) -> HeadSource:
-    """The head in a folder, in a file or on the hub, for a model with this config. Raises ModelError if it has none."""
-    place = Path(name).expanduser()
-    if not place.exists():
+    """The draft head in a folder, in a file or on the hub, for a model with this config. Raises ModelError if there is
+    none."""
+    path = Path(name).expanduser()
+    if not path.exists():
         if not hub.is_hub_id(name):
-            raise ModelError(f"there is no file or folder {name!r} to take a head from")
-        place = _fetch_head_files(name, config, settings, progress)
-    found = find_head(place, config) if place.is_dir() else None
-    found = found or find_head_in(place, config)
+            raise ModelError(f"there is no file or folder {name!r} with a draft head")
+        path = _fetch_head_files(name, config, settings, progress)
+    found = find_head(path, config) if path.is_dir() else None
+    found = found or find_head_in(path, config)
     if found is None:
         raise ModelError(f"{name} holds no head that is known for models of type {config.get('model_type')}")
     return found

@@ -1,14 +1,14 @@
 """A forward pass: tokens and KV states in, logits of the selected tokens out, and decode steps compiled as one graph.
 
-`run_forward` is the pass. `new_batch_state` makes the KV states that a model, and a draft head beside it, ask for.
+`run_forward` is the pass. `new_batch_state` makes the KV states of a model and of its draft head.
 
-`CompiledSteps`: what Python asks MLX for layer by layer is the same at every decode step. Lengths, block tables and
-positions of rows are data, so that a step over as many rows is the same graph again; `mx.compile` keeps it, and
-Python's part of a step is gone. This is done only where kernels find all keys and values by their addresses: then
-nothing else of a step is bound to where things lie. A graph that has kept something of the step that it was made of
-would be wrong at the next one. So it is compared with what the model says by itself, at two steps, before the first is
-used; what is not known here is never compiled. Numbers are compared, not bits: what is compiled rounds elsewhere, and
-how far that moves a model it tells itself.
+`CompiledSteps`: Python asks MLX for the same operations at every decode step. Lengths, block tables and positions of
+rows are data, so that a step over as many rows is the same graph again; `mx.compile` keeps it, which saves Python's
+part of a step. This is done only where kernels find all keys and values by their addresses: then a graph depends on
+nothing else of a step. A graph that captured some of the data of its first step would be wrong at the next one, so it
+is compared with the model's own result at two steps before it is used, and models that read unknown data of a step are
+never compiled. The comparison allows for rounding, as compiled operations round elsewhere; how far that may move a
+model's logits is measured on the model.
 """
 
 from __future__ import annotations
@@ -45,7 +45,12 @@ from ingot.models.vision.tower import DeepStack, VisualInputs
 from ingot.upstream import caches
 
 VisualContext = tuple[VisualInputs, DeepStack | None]
-"""What a pass is shown, and the layers behind which some of it is added."""
+"""The image features of a pass, and the layers behind which some of them are added."""
+log = logging.getLogger("ingot.models")
+MOST_COMPILED_STEPS = 256
+"""Graphs that are kept, for as many numbers of rows and lengths of their tables."""
+STEP_TRIALS = 2
+_Arrays = list[mx.array]
 
 
 def run_forward(
@@ -57,39 +62,28 @@ def run_forward(
     at: Sequence[int] | None,
     *,
     mixed: bool,
-    shown: VisualContext | None = None,
-    blend: LoraMapping | None = None,
+    vision: VisualContext | None = None,
+    lora_mapping: LoraMapping | None = None,
 ) -> mx.array:
-    """See `Adapter.run`. `model` may be its compiled steps, which give logits after all tokens, of no adapter's, alone.
-    `blend` is told which adapters the rows go through."""
+    """See `ModelAdapter.run`. `model` may be its compiled steps, which support only passes that give logits after all
+    tokens, without adapters."""
     count = 1 if mixed else len(parts[0].rows)
     chosen = None if at is None or len(at) == tokens.size else mx.array(list(at), dtype=mx.int32)[None]
     slots = [row.lora for part in parts for row in part.rows for _ in range(part.width)]
-    if (chosen is not None or shown is not None or any(slots)) and isinstance(model, CompiledSteps):
+    if (chosen is not None or vision is not None or any(slots)) and isinstance(model, CompiledSteps):
         model = model.model
-    asked = tokens.reshape(count, -1)
-    with rows.launch(parts, mixed=mixed) as layers, nullcontext() if blend is None else blend.over(slots):
-        if shown is None:
-            logits = _run_with_selection(model, selection, asked, layers, chosen)
+    tokens = tokens.reshape(count, -1)
+    with rows.launch(parts, mixed=mixed) as layers, nullcontext() if lora_mapping is None else lora_mapping.over(slots):
+        if vision is None:
+            logits = _run_with_selection(model, selection, tokens, layers, chosen)
         else:
-            logits = _run_with_features(model, selection, asked, layers, chosen, *shown)
+            visual, deepstack = vision
+            embed: Any = token_embedding_of(model)
+            assert embed is not None, "a vision model's token embedding is known"
+            with visual.behind(deepstack):
+                with_features = partial(model, input_embeddings=visual.over(embed(tokens)))
+                logits = _run_with_selection(with_features, selection, tokens, layers, chosen)
     return logits.reshape(-1, logits.shape[-1])
-
-
-def _run_with_features(
-    model: Any,
-    selection: LogitsSelection | None,
-    tokens: mx.array,
-    layers: Any,
-    at: mx.array | None,
-    visual: VisualInputs,
-    deep: DeepStack | None,
-) -> mx.array:
-    embed: Any = token_embedding_of(model)
-    assert embed is not None, "a model that sees looks tokens up by a module that is known"
-    with visual.behind(deep):
-        seeing = partial(model, input_embeddings=visual.over(embed(tokens)))
-        return _run_with_selection(seeing, selection, tokens, layers, at)
 
 
 def _run_with_selection(
@@ -112,16 +106,9 @@ def _logits_at(logits: mx.array, positions: mx.array | None) -> mx.array:
     return mx.take_along_axis(logits, positions[..., None], axis=1)
 
 
-log = logging.getLogger("ingot.models")
-MOST_COMPILED_STEPS = 256
-"""Graphs: for as many numbers of rows and lengths of their tables."""
-STEP_TRIALS = 2
-_Arrays = list[mx.array]
-
-
 @dataclass(frozen=True)
 class _OpenStep:
-    """What is open while a step is asked for."""
+    """The open forward batch of a decode step."""
 
     layers: Sequence[LayerState]
     mixed: MixedBatch
@@ -133,14 +120,14 @@ class _OpenStep:
         assert isinstance(state.storage, KernelStorage)
         return state.kernel_rows(state.storage, self.mixed, (0,))
 
-    def places(self, group: int) -> mx.array:
+    def slots(self, group: int) -> mx.array:
         state = self.groups[group]
         assert isinstance(state.storage, KernelStorage)
         return state.places(state.storage)
 
 
 def can_compile_steps(device: Device) -> bool:
-    """Whether steps can be asked for without being run: the emulator runs kernels when they are asked for."""
+    """Whether kernels are launched when a graph runs: the emulator runs them while it is traced."""
     return isinstance(kernel_launcher(device), CudaLauncher | MlxLauncher)
 
 
@@ -149,137 +136,137 @@ class CompiledSteps:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self._angles: tuple[RopeAngles, ...] | None = None  # which the model asks for; None: it was not seen yet
-        self._cuts: dict[int, tuple[tuple[int, int], ...]] = {}  # and how it cuts rows of each group
+        self._angles: tuple[RopeAngles, ...] | None = None  # which the model reads; None: it did not run yet
+        self._cuts: dict[int, tuple[tuple[int, int], ...]] = {}  # how it cuts rows of each group
         self._steps: OrderedDict[object, Callable[..., tuple[mx.array, _Arrays]]] = OrderedDict()
         self._open: _OpenStep | None = None
-        self._agreed = 0
-        self.made = 0
-        """Graphs, so far."""
-        self.refused: str | None = None
+        self._trials = 0
+        self.graph_count = 0
+        """Graphs compiled so far."""
+        self.refusal: str | None = None
         """Why steps are not compiled."""
 
     def __call__(self, tokens: mx.array, cache: Sequence[LayerState]) -> mx.array:
         """The model's logits of tokens [1, tokens]."""
-        opened = None if self.refused is not None else _open_decode_step(cache)
+        opened = None if self.refusal is not None else _open_decode_step(cache)
         if opened is None:
-            return self._plain(tokens, cache)
+            return self._run_model(tokens, cache)
         if self._angles is None:
-            logits = self._plain(tokens, cache)
+            logits = self._run_model(tokens, cache)
             self._learn(opened)
             return logits
-        if self._agreed < STEP_TRIALS:
-            return self._compared(tokens, opened)
-        return self._compiled(tokens, opened)
+        if self._trials < STEP_TRIALS:
+            return self._run_and_compare(tokens, opened)
+        return self._run_compiled(tokens, opened)
 
-    def _plain(self, tokens: mx.array, layers: Sequence[LayerState]) -> mx.array:
+    def _run_model(self, tokens: mx.array, layers: Sequence[LayerState]) -> mx.array:
         logits: mx.array = self.model(tokens, cache=layers)
         return logits
 
     def _learn(self, opened: _OpenStep) -> None:
-        """What the model asked of a step: all of it must be known, or it would be kept from this step for all."""
+        """Which data of a step the model reads: all of it must be known, or a graph would keep this step's."""
         memo = opened.mixed.memo
         unknown = [key for key in memo if not _is_known_key(key)]
         if unknown or any(("rows", group, (0,)) not in memo for group in opened.groups):
-            self._refuse(f"{self.model.model_type} looks at its rows in a way that cannot be compiled")
+            self._refuse(f"{self.model.model_type} reads data of its rows that cannot be compiled")
             return
         self._cuts = {group: opened.rows(group).asked for group in opened.groups}
         self._angles = tuple(key for key in memo if isinstance(key, RopeAngles))
 
-    def _compared(self, tokens: mx.array, opened: _OpenStep) -> mx.array:
-        """What the model says by itself. The compiled step writes the same to the same places once more."""
-        known = len(self._steps)
-        logits = self._plain(tokens, opened.layers)
-        again = self._compiled(tokens, opened)
-        gap, dtype = logits_gap(again, logits), logits.dtype
-        off = self.refused is None and not is_close_gap(gap, 0, dtype)
-        if off and not is_close_gap(gap, self._moved(tokens, opened, logits), dtype):
+    def _run_and_compare(self, tokens: mx.array, opened: _OpenStep) -> mx.array:
+        """The model's own result. The compiled step writes the same KV to the same slots once more."""
+        graphs = len(self._steps)
+        logits = self._run_model(tokens, opened.layers)
+        compiled = self._run_compiled(tokens, opened)
+        gap, dtype = logits_gap(compiled, logits), logits.dtype
+        differs = self.refusal is None and not is_close_gap(gap, 0, dtype)
+        if differs and not is_close_gap(gap, self._rounding_gap(tokens, opened, logits), dtype):
             self._refuse(f"compiled steps differ by {gap:.2g} of the logits' range")
-        if len(self._steps) == known:  # it was made of another step
-            self._agreed += 1
+        if len(self._steps) == graphs:  # it was compiled at another step
+            self._trials += 1
         return logits
 
-    def _moved(self, tokens: mx.array, opened: _OpenStep, logits: mx.array) -> float:
-        """How far rounding alone moves what the model says by itself. Then it says that once more, as what it left in
-        the states was moved, too."""
-        moving = nudged_embeddings(self.model, logits.dtype)
-        if moving is None:
+    def _rounding_gap(self, tokens: mx.array, opened: _OpenStep, logits: mx.array) -> float:
+        """How far rounding alone moves the model's own logits. Then the model runs once more, as the KV that it wrote
+        was moved, too."""
+        nudged = nudged_embeddings(self.model, logits.dtype)
+        if nudged is None:
             return 0.0
-        with moving:
-            moved = logits_gap(self._plain(tokens, opened.layers), logits)
-        mx.eval(self._plain(tokens, opened.layers), [storage.token for storage in opened.storages])
-        return moved
+        with nudged:
+            gap = logits_gap(self._run_model(tokens, opened.layers), logits)
+        mx.eval(self._run_model(tokens, opened.layers), [storage.token for storage in opened.storages])
+        return gap
 
     def _refuse(self, reason: str) -> None:
-        self.refused = reason
+        self.refusal = reason
         log.warning("decode steps are not compiled, which is slower: %s", reason)
 
-    def _compiled(self, tokens: mx.array, opened: _OpenStep) -> mx.array:
-        given, key = self._given(tokens, opened)
+    def _run_compiled(self, tokens: mx.array, opened: _OpenStep) -> mx.array:
+        inputs, key = self._inputs(tokens, opened)
         step = self._steps.get(key)
         if step is None:
-            self.made += 1
-            step = self._steps[key] = mx.compile(self._traced)
+            self.graph_count += 1
+            step = self._steps[key] = mx.compile(self._trace)
             if len(self._steps) > MOST_COMPILED_STEPS:
                 self._steps.popitem(last=False)
         self._steps.move_to_end(key)
         self._open = opened
         try:
-            logits, after = step(*given)
+            logits, after = step(*inputs)
         except (ValueError, RuntimeError) as error:
             self._refuse(" ".join(str(error).split())[:300])
-            return self._plain(tokens, opened.layers)
+            return self._run_model(tokens, opened.layers)
         finally:
             self._open = None
         for storage, token in zip(opened.storages, after, strict=True):
             storage.go_on(token)
         return logits
 
-    def _given(self, tokens: mx.array, opened: _OpenStep) -> tuple[tuple[mx.array | _Arrays, ...], object]:
-        """The data of a step, and all that its graph is bound to."""
+    def _inputs(self, tokens: mx.array, opened: _OpenStep) -> tuple[tuple[mx.array | _Arrays, ...], object]:
+        """The data of a step, and the key of its graph: all sizes that it depends on."""
         assert self._angles is not None
         rows = [opened.rows(group) for group in opened.groups]
-        given = (
+        inputs = (
             tokens,
-            [opened.places(group) for group in opened.groups],
+            [opened.slots(group) for group in opened.groups],
             [each.table for each in rows],
             [each.rows for each in rows],
-            [angles.of(opened.mixed) for angles in self._angles],
+            [angles.of_batch(opened.mixed) for angles in self._angles],
             [storage.token for storage in opened.storages],
             [storage.addresses for storage in opened.storages],
         )
         rooms = [each.rooms(self._cuts[group]) for group, each in zip(opened.groups, rows, strict=True)]
-        sizes = [array.size for each in given[1:] for array in each]
-        return given, (tokens.size, *rooms, *sizes)
+        sizes = [array.size for each in inputs[1:] for array in each]
+        return inputs, (tokens.size, *rooms, *sizes)
 
-    def _traced(
+    def _trace(
         self,
         tokens: mx.array,
-        places: _Arrays,
+        slots: _Arrays,
         tables: _Arrays,
         rows: _Arrays,
         angles: _Arrays,
         after: _Arrays,
         addresses: _Arrays,
     ) -> tuple[mx.array, _Arrays]:
-        """Runs once a graph, on what stands for the data of any step."""
-        opened, known = self._open, self._angles
-        assert opened is not None and known is not None
+        """Runs once a graph, on placeholders for the data of any step."""
+        opened, angle_keys = self._open, self._angles
+        assert opened is not None and angle_keys is not None
         memo = opened.mixed.memo
         before = dict(memo)
         for number, group in enumerate(opened.groups):
             own = opened.rows(group)
             memo["rows", group, (0,)] = own.standing_for(tables[number], rows[number])
-            memo["places", group] = places[number]
-        memo.update(zip(known, angles, strict=True))
+            memo["places", group] = slots[number]
+        memo.update(zip(angle_keys, angles, strict=True))
         try:
             with ExitStack() as stack:
                 for storage, token, address in zip(opened.storages, after, addresses, strict=True):
                     stack.enter_context(storage.standing_for(token, address))
-                logits = self._plain(tokens, opened.layers)
+                logits = self._run_model(tokens, opened.layers)
                 done = [storage.token for storage in opened.storages]
             if not all(map(_is_static_key, memo.keys() - before.keys())):
-                raise ValueError("something was asked of a step that had not been asked before")
+                raise ValueError("the model read data of a step that it had not read before")
             return logits, done
         finally:
             memo.clear()
@@ -287,9 +274,9 @@ class CompiledSteps:
 
 
 def _open_decode_step(layers: Sequence[LayerState]) -> _OpenStep | None:
-    """None where something else is open than one token of each of some rows, all of it in the kernels' pages; and for
-    so many rows that packed weights are unpacked for them, into memory that layers have in turn: who had it before is
-    no data of a step."""
+    """None where the open batch is not one token a row with all KV in the kernels' pages; and for so many rows that
+    quantised weights are dequantised for them, into scratch memory that layers share: its contents are no data of a
+    step."""
     states = [layer for layer in layers if isinstance(layer, AppendState)]
     mixed = layers[0].whole
     if len(states) != len(layers) or mixed is None or len(mixed.parts) != 1 or mixed.has_stated_positions:
@@ -303,17 +290,17 @@ def _open_decode_step(layers: Sequence[LayerState]) -> _OpenStep | None:
 
 
 def _is_known_key(key: object) -> bool:
-    named = isinstance(key, tuple) and key[0] in ("places", "rows")
-    return named or isinstance(key, RopeAngles) or _is_static_key(key)
+    is_input = isinstance(key, tuple) and key[0] in ("places", "rows")
+    return is_input or isinstance(key, RopeAngles) or _is_static_key(key)
 
 
 def _is_static_key(key: object) -> bool:
-    """It is numbers of Python's, which places or the number of rows follow from."""
+    """Whether the memo holds Python numbers there, which follow from the graph's key."""
     return key == "calls" or (isinstance(key, tuple) and key[0] == "runs")
 
 
 def attends_natively(model: Any) -> bool:
-    """Whether the native kernels read all keys and values that the model keeps."""
+    """Whether the native kernels read all keys and values of the model."""
     covered = sum(isinstance(module, MixedAttention) and module.native for _, module in model.named_modules())
     return 0 < covered == sum(isinstance(state, AppendState) for state in new_batch_state(model, 0, None, None).states)
 
@@ -330,20 +317,21 @@ def new_batch_state(
     live: PairCodec | None = None,
     coded_bytes: int = 0,
 ) -> BatchState:
-    """Live states of the kinds that the model, and a head beside it, ask for. Keys and values are rounded to `kept`, if
-    that is given, and put into `live` behind the tail of a row."""
+    """The KV states of a model and its draft head. Keys and values are rounded to `kept`, if there is such a dtype, and
+    encoded by `live` before the tail of a row."""
     layers = kv_states_for(model, margin, kept, kernels)
-    beside = [] if head is None else kv_states_for(head, 0, kept, kernels)
-    return BatchState(layers, most, token_bytes, beside, earlier, live, coded_bytes)
+    head_layers = [] if head is None else kv_states_for(head, 0, kept, kernels)
+    return BatchState(layers, most, token_bytes, head_layers, earlier, live, coded_bytes)
 
 
 def kv_states_for(model: Any, margin: int, kept: mx.Dtype | None, kernels: CheckedKernels | None) -> list[LayerState]:
-    """One for each cache that a model, or a head, asks for. Keys and values are rounded to `kept`, if that is given."""
+    """One for each cache of a model, or a draft head. Keys and values are rounded to `kept`, if there is such a
+    dtype."""
     try:
         layers = [make_layer_state(cache, margin) for cache in caches.make_prompt_cache(model)]
     except KeyError as error:
         kind = error.args[0].__name__
-        raise ModelError(f"This model keeps state in a {kind}, which ingot does not know yet") from error
+        raise ModelError(f"This model keeps its state in a {kind}, which is not supported yet") from error
     for state in flatten_states(layers):
         if isinstance(state, AppendState):
             state.kept, state.kernels = kept, kernels

@@ -50,7 +50,7 @@ def load_kokoro(folder: Path) -> Kokoro:
     """The model in `folder` and its voices, in float32: phases take no less. Raises ModelError."""
     config = KokoroConfig.read(folder)
     model = KokoroModel(config)
-    load_kokoro_weights(model, folder, config.packing)
+    load_kokoro_weights(model, folder, config.quantization)
     voices = {
         file.stem: load_kokoro_voice(file, 2 * config.style)
         for file in sorted((folder / "voices").glob("*.safetensors"))
@@ -74,46 +74,44 @@ class Kokoro:
 
     @property
     def phonemes(self) -> frozenset[str]:
-        """What it can be given."""
+        """All that it supports."""
         return frozenset(self.config.phonemes)
 
     @property
     def context(self) -> int:
-        """Most phonemes of one piece."""
+        """The most phonemes of one piece."""
         return self.config.bert.positions - 2
 
     def speak(self, phonemes: str, voice: str, speed: float) -> SpeechWork:
-        """Samples of one piece of text, from -1 to 1. The same phonemes are always spoken the same way."""
-        known = self.config.phonemes
-        tokens = mx.array([0, *(known[sign] for sign in phonemes), 0])
+        """Samples of one piece of text, from -1 to 1. The same phonemes always give the same samples."""
+        tokens = mx.array([0, *(self.config.phonemes[phoneme] for phoneme in phonemes), 0])
         styles = self._voices[voice]
         style = styles[min(max(len(phonemes) - 1, 0), styles.shape[0] - 1)]
-        sounding, speaking = mx.split(style, 2)
+        decoder_style, prosody_style = mx.split(style, 2)
         model = self._model
         states = yield from model.bert.run(tokens)
-        states = yield from model.predictor.text_encoder.run(model.bert_encoder(states), speaking)
+        states = yield from model.predictor.text_encoder.run(model.bert_encoder(states), prosody_style)
         durations = yield from model.predictor.durations(states, speed)
-        which = self._spread(durations)
-        pitch, loudness = yield from model.predictor.curves(states[which], speaking)
+        which = self._frame_phonemes(durations)
+        pitch, loudness = yield from model.predictor.curves(states[which], prosody_style)
         text = yield from model.text_encoder.run(tokens)
         noise = mx.random.normal((which.shape[0] * self.config.frame, HARMONICS), key=mx.random.key(0))
-        samples = yield from model.decoder.run(text[which], pitch, loudness, sounding, noise)
+        samples = yield from model.decoder.run(text[which], pitch, loudness, decoder_style, noise)
         return np.clip(np.array(samples), -1.0, 1.0)
 
-    def _spread(self, durations: mx.array) -> mx.array:
+    def _frame_phonemes(self, durations: mx.array) -> mx.array:
         """Which phoneme each frame is of."""
         counts = np.array(durations)
         if counts.sum() > MOST_FRAMES:
             raise BadRequest(
-                f"A part of the text would be spoken for {counts.sum() * self.config.frame / KOKORO_RATE:.0f} seconds "
-                f"without "
-                "a pause, which is too long for one. Send shorter sentences, or a higher speed.",
+                f"A part of the text would take {counts.sum() * self.config.frame / KOKORO_RATE:.0f} seconds of speech "
+                "without a pause, which is too long. Send shorter sentences, or a higher speed.",
                 param="input",
             )
         return mx.array(np.repeat(np.arange(len(counts)), counts))
 
     def rest(self) -> None:
-        """Nothing runs: give back the memory that mlx keeps for the next piece."""
+        """Frees the memory that MLX caches for the next piece."""
         mx.clear_cache()
 
     @property
@@ -122,6 +120,9 @@ class Kokoro:
 
 
 KOKORO_RENAMED = (
+    (re.compile(r"^bert\.encoder\.embedding_hidden_mapping_in\."), "bert.embedding_projection."),
+    (re.compile(r"^bert\.encoder\.albert_layer_groups\.0\.albert_layers\.0\."), "bert.layer."),
+    (re.compile(r"\.duration_proj\.linear_layer\."), ".duration_proj."),
     (re.compile(r"\.module\."), "."),
     (re.compile(r"\.gamma$"), ".weight"),
     (re.compile(r"\.beta$"), ".bias"),
@@ -138,11 +139,13 @@ KOKORO_UNNEEDED = (
 )
 
 
-def load_kokoro_weights(model: nn.Module, folder: Path, packing: Mapping[str, Any]) -> None:
+def load_kokoro_weights(model: nn.Module, folder: Path, quantization: Mapping[str, Any]) -> None:
     """Raises ModelError that names what is missing, unknown or of another shape."""
     found = {
         _current_tensor_name(name): tensor
-        for name, tensor in _dequantized_tensors(checkpoint.read_checkpoint_tensors(folder), packing, folder).items()
+        for name, tensor in _dequantized_tensors(
+            checkpoint.read_checkpoint_tensors(folder), quantization, folder
+        ).items()
     }
     filters = {
         name: module
@@ -157,7 +160,7 @@ def load_kokoro_weights(model: nn.Module, folder: Path, packing: Mapping[str, An
     for name, module in filters.items():
         key = f"{name}.weight"
         if key in found and found[key].ndim == 3:
-            found[key] = mx.contiguous(module.arranged(found[key]))
+            found[key] = mx.contiguous(module.from_checkpoint(found[key]))
     for key in [name for name in found if name.endswith(".conv1x1.weight")]:
         found[key] = found[key].reshape(found[key].shape[0], -1)
     checkpoint.load_tensors(model, found, unneeded=KOKORO_UNNEEDED, whose=folder.name)
@@ -166,13 +169,13 @@ def load_kokoro_weights(model: nn.Module, folder: Path, packing: Mapping[str, An
 def load_kokoro_voice(file: Path, width: int) -> mx.array:
     """Styles by the number of phonemes, [lengths, width]. Raises ModelError."""
     try:
-        read = mx.load(str(file))
+        tensors = mx.load(str(file))
     except RuntimeError as error:
         raise ModelError(f"The voice {file.name} cannot be read: it is damaged or no safetensors file") from error
-    assert isinstance(read, dict)
-    if len(read) != 1:
-        raise ModelError(f"The voice {file.name} holds {len(read)} tensors instead of one")
-    (styles,) = read.values()
+    assert isinstance(tensors, dict)
+    if len(tensors) != 1:
+        raise ModelError(f"The voice {file.name} holds {len(tensors)} tensors instead of one")
+    (styles,) = tensors.values()
     if styles.size == 0 or styles.size % width or styles.shape[-1] != width:
         raise ModelError(f"The voice {file.name} is of shape {tuple(styles.shape)}; its last axis has to be {width}")
     return styles.reshape(-1, width).astype(mx.float32)
@@ -185,26 +188,26 @@ def _current_tensor_name(name: str) -> str:
 
 
 def _dequantized_tensors(
-    found: Mapping[str, mx.array], packing: Mapping[str, Any], folder: Path
+    found: Mapping[str, mx.array], quantization: Mapping[str, Any], folder: Path
 ) -> dict[str, mx.array]:
-    """All in float32, what mlx-audio packed in few bits too."""
+    """All in float32, those that mlx-audio quantised too."""
     result = {}
     for name, tensor in found.items():
         stem = name.removesuffix(".weight")
         if f"{stem}.scales" in found and name != stem:
             try:
-                how = {**packing, **packing.get(stem, {})}
+                form = {**quantization, **quantization.get(stem, {})}
                 tensor = mx.dequantize(
                     tensor,
                     found[f"{stem}.scales"],
                     found.get(f"{stem}.biases"),
-                    how["group_size"],
-                    how["bits"],
-                    how.get("mode", "affine"),
+                    form["group_size"],
+                    form["bits"],
+                    form.get("mode", "affine"),
                 )
             except (KeyError, TypeError, ValueError) as error:
                 raise ModelError(
-                    f"{name} of {folder.name} is packed in a way that MLX does not know: {error}"
+                    f"{name} of {folder.name} is quantised in a form that MLX does not support: {error}"
                 ) from error
         if not name.endswith((".scales", ".biases")):
             result[name] = tensor.astype(mx.float32)
@@ -212,7 +215,7 @@ def _dequantized_tensors(
 
 
 def _with_weight_norm(found: Mapping[str, mx.array]) -> dict[str, mx.array]:
-    """With weights in place of their directions and lengths, which training keeps apart."""
+    """With weights instead of their directions and lengths, which weight normalisation stores."""
     result = {}
     for name, tensor in found.items():
         if name.endswith(".weight_v"):
@@ -230,7 +233,7 @@ def _with_weight_norm(found: Mapping[str, mx.array]) -> dict[str, mx.array]:
 def _with_taps_last(
     weight: mx.array, module: KokoroConvolution | UpsamplingConvolution | DoublingConvolution
 ) -> mx.array:
-    """As PyTorch has it; mlx-audio writes the last two axes the other way round."""
-    if weight.ndim != 3 or module.arranged(weight).shape == module.weight.shape:
+    """As PyTorch has it; mlx-audio swaps the last two axes."""
+    if weight.ndim != 3 or module.from_checkpoint(weight).shape == module.weight.shape:
         return weight
     return mx.contiguous(weight.swapaxes(1, 2))

@@ -1,15 +1,16 @@
 """Kokoro's acoustic model: from phonemes to frames of text, pitch and loudness, in a voice's style.
 
-Holds the config, an ALBERT and a text encoder, the LSTMs between them, and the prosody predictor (how long each phoneme
-is spoken, how high and how loud). Convolutions over time are computed as matrix products, in parts that bound the time
-between two yields to the engine. States are [time, channels]; one piece of text is spoken at a time, so nothing has a
-batch axis.
+Holds the config, an ALBERT and a text encoder, the LSTMs between them, and the prosody predictor (duration, pitch and
+loudness of each phoneme). Convolutions over time are computed as matrix products, in parts that bound the time between
+two yields to the engine. States are [time, channels]; one piece of text is computed at a time, so nothing has a batch
+axis.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,13 +23,26 @@ from ingot.models.checkpoint import CheckpointConfig
 from ingot.models.pooling_models.loading import read_model_config
 
 KokoroWork: TypeAlias = "Generator[None, None, mx.array]"
-"""Done part by part; the end's value is what it comes to."""
+"""Computes part by part and returns the result."""
 KOKORO_PART_FLOPS = 7e8
-"""About what is computed between two looks at the clock: some 20 ms of one core."""
+"""About what is computed between two yields: some 20 ms of one core."""
+KOKORO_RATE = 24_000
+"""Samples a second, as every Kokoro model is trained with."""
+HARMONICS = 9
+"""Of a voice's pitch, itself among them."""
+MOST_FRAMES = 1000
+"""Of one piece of text: 25 seconds."""
+MOST_TAPS = 11
+"""Of a convolution of the last stage."""
+ARRAYS_ALIVE = 13
+"""Arrays as long as the last stage's that exist at once."""
+LSTM_STEPS = 32
+"""Steps of an LSTM between two yields."""
+EPSILON = 1e-5
 
 
 class KokoroConvolution(nn.Module):
-    """As wide as what it is given: it pads with zeros. `weight` is [taps, inputs, outputs]."""
+    """Pads with zeros to the length of its input. `weight` is [taps, inputs, outputs]."""
 
     def __init__(
         self, inputs: int, outputs: int, taps: int, *, stride: int = 1, dilation: int = 1, pad: int | None = None
@@ -40,12 +54,12 @@ class KokoroConvolution(nn.Module):
         self._pad = dilation * (taps - 1) // 2 if pad is None else pad
 
     @staticmethod
-    def arranged(weight: mx.array) -> mx.array:
-        """From [outputs, inputs, taps], as checkpoints have it."""
+    def from_checkpoint(weight: mx.array) -> mx.array:
+        """From [outputs, inputs, taps]."""
         return weight.transpose(2, 1, 0)
 
     def run(self, x: mx.array, prepare: Callable[[mx.array], mx.array] | None = None) -> KokoroWork:
-        """`prepare` is done to what is convolved, and to nothing of the padding."""
+        """`prepare` is applied to the input, but not to its padding."""
         taps, inputs, outputs = self.weight.shape
         reach = self._dilation * (taps - 1) + 1
         length = (x.shape[0] + 2 * self._pad - reach) // self._stride + 1
@@ -53,27 +67,27 @@ class KokoroConvolution(nn.Module):
         for begin in range(0, length, rows):
             end = min(begin + rows, length)
             first, last = begin * self._stride - self._pad, (end - 1) * self._stride - self._pad + reach
-            held = x[max(0, first) : min(last, x.shape[0])]
-            held = held if prepare is None else prepare(held)
-            done.append(self._filtered(held, max(0, -first), end - begin))
+            window = x[max(0, first) : min(last, x.shape[0])]
+            window = window if prepare is None else prepare(window)
+            done.append(self._convolve(window, max(0, -first), end - begin))
             mx.eval(done[-1])
             yield
         return mx.concatenate(done)
 
-    def _filtered(self, held: mx.array, front: int, count: int) -> mx.array:
-        """`count` rows of what is seen in `held`, behind `front` zeros."""
+    def _convolve(self, x: mx.array, front: int, count: int) -> mx.array:
+        """`count` rows of output, of `x` after `front` zeros."""
         if self._stride == 1 and native.can_convolve():
-            return native.convolve_rows(held, self.weight, self.bias, dilation=self._dilation, front=front, count=count)
+            return native.convolve_rows(x, self.weight, self.bias, dilation=self._dilation, front=front, count=count)
         taps, _, outputs = self.weight.shape
         steps = (count - 1) * self._stride + 1
-        behind = steps + self._dilation * (taps - 1) - front - held.shape[0]
-        held = mx.pad(held, [(front, behind), (0, 0)])
-        seen = [held[at * self._dilation : at * self._dilation + steps : self._stride] for at in range(taps)]
-        return mx.addmm(self.bias, mx.concatenate(seen, axis=-1), self.weight.reshape(-1, outputs))
+        back = steps + self._dilation * (taps - 1) - front - x.shape[0]
+        x = mx.pad(x, [(front, back), (0, 0)])
+        shifted = [x[at * self._dilation : at * self._dilation + steps : self._stride] for at in range(taps)]
+        return mx.addmm(self.bias, mx.concatenate(shifted, axis=-1), self.weight.reshape(-1, outputs))
 
 
 class UpsamplingConvolution(nn.Module):
-    """A transposed convolution that makes `rate` times as many. `weight` is [taps, inputs, outputs]."""
+    """A transposed convolution with `rate` times as many outputs in time. `weight` is [taps, inputs, outputs]."""
 
     def __init__(self, inputs: int, outputs: int, taps: int, rate: int) -> None:
         super().__init__()
@@ -82,8 +96,8 @@ class UpsamplingConvolution(nn.Module):
         self._rate = rate
 
     @staticmethod
-    def arranged(weight: mx.array) -> mx.array:
-        """From [inputs, outputs, taps], as checkpoints have it."""
+    def from_checkpoint(weight: mx.array) -> mx.array:
+        """From [inputs, outputs, taps]."""
         return weight.transpose(2, 0, 1)
 
     def run(self, x: mx.array) -> KokoroWork:
@@ -102,7 +116,7 @@ class UpsamplingConvolution(nn.Module):
 
 
 class DoublingConvolution(nn.Module):
-    """A transposed convolution over three neighbours that makes twice as many, each channel by itself."""
+    """A depthwise transposed convolution of three taps with twice as many outputs in time."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -110,13 +124,13 @@ class DoublingConvolution(nn.Module):
         self.bias = mx.zeros((channels,))
 
     @staticmethod
-    def arranged(weight: mx.array) -> mx.array:
-        """From [channels, 1, 3], as checkpoints have it."""
+    def from_checkpoint(weight: mx.array) -> mx.array:
+        """From [channels, 1, 3]."""
         return weight[:, 0, :].transpose(1, 0)
 
     def __call__(self, x: mx.array) -> mx.array:
-        behind = mx.concatenate([x[1:], mx.zeros_like(x[:1])])
-        even, odd = x * self.weight[1], x * self.weight[2] + behind * self.weight[0]
+        following = mx.concatenate([x[1:], mx.zeros_like(x[:1])])
+        even, odd = x * self.weight[1], x * self.weight[2] + following * self.weight[0]
         return mx.stack([even, odd], axis=1).reshape(-1, x.shape[1]) + self.bias
 
 
@@ -128,18 +142,6 @@ def overlap_add(frames: mx.array, hop: int) -> mx.array:
     total = sum(mx.pad(blocks[:, at], [(at, later - at), (0, 0), (0, 0)]) for at in range(later + 1))
     assert isinstance(total, mx.array)
     return total.reshape(-1, channels)
-
-
-KOKORO_RATE = 24_000
-"""Samples a second, as every Kokoro model is trained with."""
-HARMONICS = 9
-"""Of a voice's pitch, itself among them."""
-MOST_FRAMES = 1000
-"""Of one piece of text: 25 seconds."""
-MOST_TAPS = 11
-"""Of a convolution of the last stage."""
-ARRAYS_HELD = 13
-"""Arrays as long as the last stage's that are held at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +159,10 @@ class AlbertConfig:
 
 @dataclass(frozen=True, slots=True)
 class VocoderConfig:
-    """Of what makes sound from frames; each of the lists has an item for a stage or for a kernel."""
+    """Each of the tuples has an item for a stage or for a kernel."""
 
-    rates: tuple[int, ...]  # by which stages lengthen
-    kernels: tuple[int, ...]  # that they lengthen with
+    rates: tuple[int, ...]  # by which stages upsample
+    kernels: tuple[int, ...]  # with which they do
     channels: int  # before the first
     block_kernels: tuple[int, ...]
     block_dilations: tuple[tuple[int, ...], ...]
@@ -176,28 +178,25 @@ class KokoroConfig:
     kernel: int  # of the text encoder
     longest: int  # frames of a phoneme, before its speed is chosen
     inner: int  # channels of the decoder
-    seen: int  # channels of the text that its later blocks see again
+    residual: int  # channels of the text that its later blocks take again
     phonemes: dict[str, int]
     bert: AlbertConfig
     vocoder: VocoderConfig
-    packing: dict[str, Any]  # bits and groups of packed weights
+    quantization: dict[str, Any]  # of quantised weights
 
     @property
     def frame(self) -> int:
-        """Samples of a frame; pitch and loudness are told twice in it."""
-        product = 2 * self.vocoder.hop
-        for rate in self.vocoder.rates:
-            product *= rate
-        return product
+        """Samples of a frame, which has two values of pitch and loudness."""
+        return 2 * self.vocoder.hop * prod(self.vocoder.rates)
 
     @property
     def piece_bytes(self) -> int:
-        """Most memory that a piece takes while it is spoken."""
+        """The most memory that a piece takes while it is computed."""
         channels = self.vocoder.channels // 2 ** len(self.vocoder.rates)
         samples = MOST_FRAMES * self.frame
-        # What a convolution sees of its part at once, each of its neighbours by itself.
+        # The shifted inputs of one part of a convolution.
         seen = min(KOKORO_PART_FLOPS / 2 / channels, MOST_TAPS * channels * samples / self.vocoder.hop)
-        return 4 * (samples * (ARRAYS_HELD * channels // self.vocoder.hop + 4 * HARMONICS) + int(seen))
+        return 4 * (samples * (ARRAYS_ALIVE * channels // self.vocoder.hop + 4 * HARMONICS) + int(seen))
 
     @classmethod
     def read(cls, folder: Path) -> KokoroConfig:
@@ -205,7 +204,7 @@ class KokoroConfig:
         config = read_model_config(folder)
         if not all(isinstance(config.get(part), dict) for part in ("istftnet", "plbert", "vocab")):
             raise ModelError(
-                f"{folder.name} is no Kokoro model, which is what speaks here: config.json has no istftnet"
+                f"{folder.name} is no Kokoro model, the supported text-to-speech model: config.json has no istftnet"
             )
         own, bert = CheckpointConfig(config), CheckpointConfig(config["plbert"])
         read = cls(
@@ -215,7 +214,7 @@ class KokoroConfig:
             kernel=own.number("text_encoder_kernel_size"),
             longest=own.number("max_dur"),
             inner=own.number("decoder_dim", 1024),
-            seen=own.number("decoder_text_dim", 64),
+            residual=own.number("decoder_text_dim", 64),
             phonemes=_phoneme_tokens(config["vocab"], own.number("n_token"), folder),
             bert=AlbertConfig(
                 vocab=own.number("n_token"),
@@ -227,21 +226,21 @@ class KokoroConfig:
                 positions=bert.number("max_position_embeddings"),
             ),
             vocoder=_vocoder_config(config["istftnet"]),
-            packing=own.packing(),
+            quantization=own.quantization(),
         )
         vocoder = read.vocoder
         if any(
             kernel % rate or (kernel - rate) % 2 for rate, kernel in zip(vocoder.rates, vocoder.kernels, strict=True)
         ):
             raise ModelError(
-                f"{folder.name} lengthens by {vocoder.rates} with kernels of {vocoder.kernels}: unknown here"
+                f"{folder.name} upsamples by {vocoder.rates} with kernels of {vocoder.kernels}, which is not supported"
             )
         return read
 
 
 def _phoneme_tokens(vocab: dict[str, Any], count: int, folder: Path) -> dict[str, int]:
-    if not all(type(token) is int and 0 <= token < count and len(sign) == 1 for sign, token in vocab.items()):
-        raise ModelError(f"vocab of {folder.name} does not give each sign a token below n_token")
+    if not all(type(token) is int and 0 <= token < count and len(character) == 1 for character, token in vocab.items()):
+        raise ModelError(f"vocab of {folder.name} does not map each character to a token below n_token")
     return vocab
 
 
@@ -263,10 +262,6 @@ def _vocoder_config(config: dict[str, Any]) -> VocoderConfig:
     )
 
 
-LSTM_STEPS = 32
-"""Of a recurrence, between two looks at the clock."""
-
-
 class AlbertAttention(nn.Module):
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()
@@ -279,8 +274,8 @@ class AlbertAttention(nn.Module):
             project(x).reshape(x.shape[0], self._heads, -1).swapaxes(0, 1)[None]
             for project in (self.query, self.key, self.value)
         )
-        seen = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=queries.shape[-1] ** -0.5)
-        return self.LayerNorm(x + self.dense(seen[0].swapaxes(0, 1).reshape(x.shape)))
+        attended = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=queries.shape[-1] ** -0.5)
+        return self.LayerNorm(x + self.dense(attended[0].swapaxes(0, 1).reshape(x.shape)))
 
 
 class AlbertLayer(nn.Module):
@@ -305,21 +300,8 @@ class AlbertEmbeddings(nn.Module):
         self.LayerNorm = nn.LayerNorm(config.embedding, eps=1e-12)
 
     def __call__(self, tokens: mx.array) -> mx.array:
-        where = self.position_embeddings.weight[: tokens.shape[0]]
-        return self.LayerNorm(self.word_embeddings(tokens) + where + self.token_type_embeddings.weight[0])
-
-
-class AlbertLayers(nn.Module):
-    def __init__(self, config: AlbertConfig) -> None:
-        super().__init__()
-        self.albert_layers = [AlbertLayer(config)]
-
-
-class AlbertEncoder(nn.Module):
-    def __init__(self, config: AlbertConfig) -> None:
-        super().__init__()
-        self.embedding_hidden_mapping_in = nn.Linear(config.embedding, config.width)
-        self.albert_layer_groups = [AlbertLayers(config)]
+        positions = self.position_embeddings.weight[: tokens.shape[0]]
+        return self.LayerNorm(self.word_embeddings(tokens) + positions + self.token_type_embeddings.weight[0])
 
 
 class Albert(nn.Module):
@@ -328,56 +310,56 @@ class Albert(nn.Module):
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()
         self.embeddings = AlbertEmbeddings(config)
-        self.encoder = AlbertEncoder(config)
+        self.embedding_projection = nn.Linear(config.embedding, config.width)
+        self.layer = AlbertLayer(config)
         self._layers = config.layers
 
     def run(self, tokens: mx.array) -> KokoroWork:
-        x = self.encoder.embedding_hidden_mapping_in(self.embeddings(tokens))
-        layer = self.encoder.albert_layer_groups[0].albert_layers[0]
+        x = self.embedding_projection(self.embeddings(tokens))
         for _ in range(self._layers):
-            x = layer(x)
+            x = self.layer(x)
             mx.eval(x)
             yield
         return x
 
 
 class BidirectionalLstm(nn.Module):
-    """In both directions, under the names of checkpoints. Half of the outputs are of each."""
+    """Has the parameter names of checkpoints. Half of the outputs are of each direction."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         size = outputs // 2
-        for way in ("", "_reverse"):
-            self[f"weight_ih_l0{way}"] = mx.zeros((4 * size, inputs))
-            self[f"weight_hh_l0{way}"] = mx.zeros((4 * size, size))
-            self[f"bias_ih_l0{way}"] = mx.zeros((4 * size,))
-            self[f"bias_hh_l0{way}"] = mx.zeros((4 * size,))
+        for direction in ("", "_reverse"):
+            self[f"weight_ih_l0{direction}"] = mx.zeros((4 * size, inputs))
+            self[f"weight_hh_l0{direction}"] = mx.zeros((4 * size, size))
+            self[f"bias_ih_l0{direction}"] = mx.zeros((4 * size,))
+            self[f"bias_hh_l0{direction}"] = mx.zeros((4 * size,))
 
     def run(self, x: mx.array) -> KokoroWork:
         """[length, inputs] to [length, outputs]."""
-        there, back = self._gates(x, ""), self._gates(x[::-1], "_reverse")
-        gates = mx.stack([there, back], axis=1)[:, :, None]  # [length, directions, 1, 4 * size]
+        forward, reverse = self._gates(x, ""), self._gates(x[::-1], "_reverse")
+        gates = mx.stack([forward, reverse], axis=1)[:, :, None]  # [length, directions, 1, 4 * size]
         recurrent = mx.stack([self["weight_hh_l0"].T, self["weight_hh_l0_reverse"].T])
         mx.eval(gates, recurrent)
         hidden = cell = mx.zeros((2, 1, recurrent.shape[1]))
         done = []
         for step in range(x.shape[0]):
-            enters, forgets, candidate, leaves = mx.split(gates[step] + hidden @ recurrent, 4, axis=-1)
-            cell = mx.sigmoid(forgets) * cell + mx.sigmoid(enters) * mx.tanh(candidate)
-            hidden = mx.sigmoid(leaves) * mx.tanh(cell)
+            input_gate, forget_gate, candidate, output_gate = mx.split(gates[step] + hidden @ recurrent, 4, axis=-1)
+            cell = mx.sigmoid(forget_gate) * cell + mx.sigmoid(input_gate) * mx.tanh(candidate)
+            hidden = mx.sigmoid(output_gate) * mx.tanh(cell)
             done.append(hidden)
             if step % LSTM_STEPS == LSTM_STEPS - 1:
                 mx.eval(hidden, cell)
                 yield
         both = mx.stack(done)[:, :, 0]
-        found = mx.concatenate([both[:, 0], both[::-1, 1]], axis=-1)
-        mx.eval(found)
+        outputs = mx.concatenate([both[:, 0], both[::-1, 1]], axis=-1)
+        mx.eval(outputs)
         yield
-        return found
+        return outputs
 
-    def _gates(self, x: mx.array, way: str) -> mx.array:
-        bias = self[f"bias_ih_l0{way}"] + self[f"bias_hh_l0{way}"]
-        return mx.addmm(bias, x, self[f"weight_ih_l0{way}"].T)
+    def _gates(self, x: mx.array, direction: str) -> mx.array:
+        bias = self[f"bias_ih_l0{direction}"] + self[f"bias_hh_l0{direction}"]
+        return mx.addmm(bias, x, self[f"weight_ih_l0{direction}"].T)
 
 
 class KokoroTextEncoder(nn.Module):
@@ -400,32 +382,29 @@ class KokoroTextEncoder(nn.Module):
         return x
 
 
-EPSILON = 1e-5
-
-
 class StyleAffine(nn.Module):
-    """What scales and shifts channels as a style has it."""
+    """Scales and shifts channels by a style."""
 
     def __init__(self, style: int, channels: int) -> None:
         super().__init__()
         self.fc = nn.Linear(style, 2 * channels)
 
-    def of(self, style: mx.array) -> tuple[mx.array, mx.array]:
+    def affine(self, style: mx.array) -> tuple[mx.array, mx.array]:
         scale, shift = mx.split(self.fc(style), 2, axis=-1)
         return 1 + scale, shift
 
 
 class StyledLayerNorm(StyleAffine):
     def __call__(self, x: mx.array, style: mx.array) -> mx.array:
-        return mx.fast.layer_norm(x, *self.of(style), EPSILON)
+        return mx.fast.layer_norm(x, *self.affine(style), EPSILON)
 
 
 class StyledInstanceNorm(StyleAffine):
-    """Each channel is normed over all the time there is."""
+    """Norms each channel over time."""
 
-    def fixed(self, x: mx.array, style: mx.array) -> tuple[mx.array, mx.array]:
-        """What `x`, or a part of it, is to be multiplied by, and what is added then."""
-        scale, shift = self.of(style)
+    def scale_and_shift(self, x: mx.array, style: mx.array) -> tuple[mx.array, mx.array]:
+        """The factor and the summand that norm `x`, or a part of it."""
+        scale, shift = self.affine(style)
         scale = scale * mx.rsqrt(mx.var(x, axis=0) + EPSILON)
         shift = shift - scale * mx.mean(x, axis=0)
         mx.eval(scale, shift)
@@ -433,7 +412,7 @@ class StyledInstanceNorm(StyleAffine):
 
 
 class StyledBlock(nn.Module):
-    """Two convolutions and a way around them; `doubles` makes twice as many frames."""
+    """Two convolutions with a shortcut; `doubles` gives twice as many frames."""
 
     def __init__(self, inputs: int, outputs: int, style: int, *, doubles: bool = False) -> None:
         super().__init__()
@@ -445,26 +424,26 @@ class StyledBlock(nn.Module):
             self.pool = DoublingConvolution(inputs)
 
     def run(self, x: mx.array, style: mx.array) -> KokoroWork:
-        def active(norm: tuple[mx.array, mx.array], part: mx.array) -> mx.array:
+        def activate(norm: tuple[mx.array, mx.array], part: mx.array) -> mx.array:
             return nn.leaky_relu(part * norm[0] + norm[1], 0.2)
 
-        first = self.norm1.fixed(x, style)
+        first = self.norm1.scale_and_shift(x, style)
         if "pool" in self:
-            found = yield from self.conv1.run(self.pool(active(first, x)))
+            found = yield from self.conv1.run(self.pool(activate(first, x)))
             x = mx.repeat(x, 2, axis=0)
         else:
-            found = yield from self.conv1.run(x, lambda part: active(first, part))
-        second = self.norm2.fixed(found, style)
-        found = yield from self.conv2.run(found, lambda part: active(second, part))
-        around = self.conv1x1(x) if "conv1x1" in self else x
-        x = (found + around) * 0.5**0.5
+            found = yield from self.conv1.run(x, lambda part: activate(first, part))
+        second = self.norm2.scale_and_shift(found, style)
+        found = yield from self.conv2.run(found, lambda part: activate(second, part))
+        shortcut = self.conv1x1(x) if "conv1x1" in self else x
+        x = (found + shortcut) * 0.5**0.5
         mx.eval(x)
         yield
         return x
 
 
 class DurationEncoder(nn.Module):
-    """The style is seen by each of its LSTMs again."""
+    """Each of its LSTMs takes the style again."""
 
     def __init__(self, config: KokoroConfig) -> None:
         super().__init__()
@@ -490,19 +469,13 @@ def with_style(x: mx.array, style: mx.array) -> mx.array:
     return mx.concatenate([x, mx.broadcast_to(style, (x.shape[0], style.shape[0]))], axis=-1)
 
 
-class DurationProjection(nn.Module):
-    def __init__(self, config: KokoroConfig) -> None:
-        super().__init__()
-        self.linear_layer = nn.Linear(config.width, config.longest)
-
-
 class ProsodyPredictor(nn.Module):
     def __init__(self, config: KokoroConfig) -> None:
         super().__init__()
         width, style = config.width, config.style
         self.text_encoder = DurationEncoder(config)
         self.lstm, self.shared = BidirectionalLstm(width + style, width), BidirectionalLstm(width + style, width)
-        self.duration_proj = DurationProjection(config)
+        self.duration_proj = nn.Linear(config.width, config.longest)
         self.F0, self.N = (
             [
                 StyledBlock(width, width, style),
@@ -514,13 +487,13 @@ class ProsodyPredictor(nn.Module):
         self.F0_proj, self.N_proj = KokoroConvolution(width // 2, 1, 1), KokoroConvolution(width // 2, 1, 1)
 
     def durations(self, x: mx.array, speed: float) -> KokoroWork:
-        """Frames of each phoneme, of its states."""
+        """The number of frames of each phoneme, from its states."""
         x = yield from self.lstm.run(x)
-        frames = mx.sigmoid(self.duration_proj.linear_layer(x)).sum(axis=-1) / speed
+        frames = mx.sigmoid(self.duration_proj(x)).sum(axis=-1) / speed
         return mx.maximum(mx.round(frames), 1).astype(mx.int32)
 
     def curves(self, x: mx.array, style: mx.array) -> Generator[None, None, tuple[mx.array, mx.array]]:
-        """Pitch and loudness, twice a frame, of the states of frames."""
+        """Pitch and loudness, two values a frame, from the states of frames."""
         shared = yield from self.shared.run(x)
         pitch = yield from _run_blocks(self.F0, self.F0_proj, shared, style)
         loudness = yield from _run_blocks(self.N, self.N_proj, shared, style)

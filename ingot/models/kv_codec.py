@@ -1,7 +1,7 @@
-"""Live KV in fewer bits: what is refused at start, what the log says of it, and what a token takes then.
+"""Live KV in fewer bits: what is refused at start, notes for the log, and the memory of a token.
 
-`with_kv_codec` raises ConfigError where the model, or the device, cannot do that. `record_form_of` finds out what the
-KV records of a model, and of a draft head beside it, look like, by making one.
+`with_kv_codec` raises ConfigError where the model, or the device, does not support it. `record_form_of` finds the form
+of a model's KV records, with those of its draft head, by making one.
 """
 
 from __future__ import annotations
@@ -28,32 +28,33 @@ from ingot.kernels.paged_attention.inputs import MOST_QUERIES
 from ingot.models.adapter import ModelAdapter
 from ingot.models.layers.attention import check_coded_attention
 
+SAMPLE_TOKENS = 32
+
 
 def with_kv_codec(adapter: ModelAdapter, codec: PairCodec, *, is_share: bool = False) -> ModelAdapter:
-    """The adapter, whose rows have all but their tails in fewer bits; one that has such already stays as it is. Of a
-    model that several ranks have, a share may have no layers to which that matters. Raises ConfigError where the model,
-    or the device, cannot do that."""
+    """The adapter, whose rows have all but their tails in fewer bits; one with a codec stays as it is. A rank's share
+    may have no layers to encode. Raises ConfigError where the model, or the device, does not support it."""
     if not codec.lossy or adapter.live is not None:
         return adapter
     if adapter.has_sinks:
         raise _codec_refusal(
             codec,
-            "this model's attention has sinks, which weigh keys against a fixed number, so that small errors in keys "
-            "change what it attends to",
+            "this model's attention has sinks, fixed scores besides those of keys, so small errors in keys change "
+            "what it attends to",
         )
     if adapter.tower is not None and adapter.tower.bidirectional:
         raise _codec_refusal(
             codec,
-            "the tokens of a picture see each other in this model and are computed at once, also where some of them "
-            "would be coded before others; --text-only serves it without pictures",
+            "the tokens of an image see each other in this model and are computed at once, also where some of them "
+            "would be encoded before others; --text-only serves it without images",
         )
     if isinstance(codec.keys, TurboCodec) and codec.keys.bits == 1:
-        raise _codec_refusal(codec, "with one bit, scores are off by three fifths of how far they spread over keys")
+        raise _codec_refusal(codec, "with one bit, scores are off by three fifths of their spread over keys")
     forms = _page_forms(adapter, codec)
     if not forms and is_share:
         return replace(adapter, live=codec, steps=None)
     if not forms:
-        raise _codec_refusal(codec, "this model has no layers that keep every token's keys and values")
+        raise _codec_refusal(codec, "this model has no layers that store every token's keys and values")
     for form in forms:
         if (problem := form.problem() or _why_native_cannot_read(adapter, form)) is not None:
             raise _codec_refusal(codec, problem)
@@ -68,7 +69,7 @@ def with_kv_codec(adapter: ModelAdapter, codec: PairCodec, *, is_share: bool = F
 
 
 def _page_forms(adapter: ModelAdapter, codec: PairCodec) -> list[CodedPageLayout]:
-    """Of the layers that keep every token."""
+    """Of the layers that store every token."""
     rows = adapter.new_batch_state()
     sample = record_form_of(adapter, rows).sample
     return [
@@ -79,21 +80,21 @@ def _page_forms(adapter: ModelAdapter, codec: PairCodec) -> list[CodedPageLayout
 
 
 def _why_native_cannot_read(adapter: ModelAdapter, form: CodedPageLayout) -> str | None:
-    """Why the native kernels, which read all that is stored where there are some, cannot read such pages, if so."""
+    """Why the native kernels, which read all KV where they are installed, cannot read such pages; None if they can."""
     if adapter.device.kind != "cpu" or not native.available() or form.native is not None:
         return None
-    return f"the native kernels read no heads of {form.sizes[0]} and {form.sizes[1]} in it"
+    return f"the native kernels do not support heads of {form.sizes[0]} and {form.sizes[1]} in it"
 
 
 def _with_unpacking(adapter: ModelAdapter, footprint: Footprint, forms: Sequence[CodedPageLayout]) -> Footprint:
-    """Prompts see pages unpacked, one layer's at a time, and so do single tokens where no kernel reads them. Where
-    kernels unpack, layers of a form share what comes of it, and no more is held on the way than encoding takes."""
+    """Prompts read unpacked pages, one layer's at a time, and so do single tokens where no kernel reads packed ones.
+    Where kernels unpack, layers of a form share the result, and no more scratch is needed than encoding takes."""
     few, many = footprint.gathered.few, footprint.gathered.many
     by_kernels = {form for form in forms if _kernels_unpack(adapter, form)}
-    beside = [encode_scratch_bytes(form) if form in by_kernels else unpack_scratch_bytes(form) for form in forms]
+    scratch = [encode_scratch_bytes(form) if form in by_kernels else unpack_scratch_bytes(form) for form in forms]
     return replace(
         footprint,
-        scratch=footprint.scratch + max(beside),
+        scratch=footprint.scratch + max(scratch),
         gathered=GatherCost(
             few=max([few, *(unpacked_token_bytes(form) for form in forms if not _attention_reads(adapter, form))]),
             many=max([many, *(unpacked_token_bytes(form) for form in forms if form not in by_kernels)]),
@@ -104,8 +105,8 @@ def _with_unpacking(adapter: ModelAdapter, footprint: Footprint, forms: Sequence
 
 
 def _check_coded_kernels(adapter: ModelAdapter, forms: Sequence[CodedPageLayout]) -> None:
-    """A GPU's kernels over pages in fewer bits, the model's and its head's, with plain operations: those that differ
-    read none."""
+    """Check a GPU's kernels over pages in fewer bits, for the model and its head: those that differ from plain
+    operations are not used."""
     for form in set(forms):
         if (shape := form.kernel_shape) is not None:
             sample = form.sample(shape)
@@ -115,17 +116,17 @@ def _check_coded_kernels(adapter: ModelAdapter, forms: Sequence[CodedPageLayout]
 
 
 def _codec_notes(adapter: ModelAdapter, forms: Sequence[CodedPageLayout]) -> list[str]:
-    said = []
+    notes = []
     if any(window is not None for window, _ in adapter.footprint.groups):
-        said.append("kv_codec leaves layers that see a window raw: they keep little")
+        notes.append("kv_codec leaves layers with a window raw: they store little")
     kernels = adapter.kernels
     if not all(_attention_reads(adapter, form) for form in forms):
         why = _kernel_reason({} if kernels is None else kernels.wrong_coded)
-        said.append(f"kv_codec is unpacked for every step, slower: {why}")
+        notes.append(f"kv_codec is unpacked for every step, slower: {why}")
     elif adapter.device.kind != "cpu" and not all(_kernels_unpack(adapter, form) for form in forms):
         why = _kernel_reason({} if kernels is None else kernels.wrong_unpacked)
-        said.append(f"kv_codec is unpacked by plain operations for prompts, slower: {why}")
-    return said
+        notes.append(f"kv_codec is unpacked by plain operations for prompts, slower: {why}")
+    return notes
 
 
 def _kernel_reason(wrong: Mapping[Any, str | None]) -> str:
@@ -134,7 +135,7 @@ def _kernel_reason(wrong: Mapping[Any, str | None]) -> str:
 
 
 def _attention_reads(adapter: ModelAdapter, form: CodedPageLayout) -> bool:
-    """Whether attention reads such pages as they lie."""
+    """Whether attention reads such pages without unpacking."""
     if adapter.device.kind == "cpu":
         return form.native is not None
     shape, kernels = form.kernel_shape, adapter.kernels
@@ -142,7 +143,7 @@ def _attention_reads(adapter: ModelAdapter, form: CodedPageLayout) -> bool:
 
 
 def _kernels_unpack(adapter: ModelAdapter, form: CodedPageLayout) -> bool:
-    """Whether a GPU's kernels unpack such pages for prompts, which takes that they read them."""
+    """Whether a GPU's kernels read such pages, and unpack them for prompts."""
     shape, kernels = form.kernel_shape, adapter.kernels
     return shape is not None and kernels is not None and kernels.reads(shape) and kernels.unpacks(shape)
 
@@ -151,19 +152,16 @@ def _codec_refusal(codec: PairCodec, problem: str) -> ConfigError:
     return ConfigError(f"kv_codec {codec.name} cannot be used: {problem}. Use kv_codec raw.", param="kv_codec")
 
 
-SAMPLE_TOKENS = 32
-
-
 def record_form_of(adapter: ModelAdapter, rows: BatchState) -> RecordForm:
-    """A record of this model's, to compare others with. Every state has storage afterwards."""
+    """A record of this model, to compare others with. Every state has storage afterwards."""
     row = rows.new()
     tokens = mx.array([0] * SAMPLE_TOKENS, dtype=mx.uint32)
     try:
         logits = adapter.run(rows, tokens, [ForwardPart((row,), SAMPLE_TOKENS)], [SAMPLE_TOKENS - 1])
         if adapter.head is not None:
-            nothing = mx.zeros((1, SAMPLE_TOKENS, adapter.head.size), mx.bfloat16)
-            with rows.aside([ForwardBatch((row,), SAMPLE_TOKENS, (0,), (0,))]) as beside:
-                adapter.head(nothing, tokens[None], beside[0])
+            hidden = mx.zeros((1, SAMPLE_TOKENS, adapter.head.size), mx.bfloat16)
+            with rows.aside([ForwardBatch((row,), SAMPLE_TOKENS, (0,), (0,))]) as head_states:
+                adapter.head(hidden, tokens[None], head_states[0])
         sample = unpage_record(rows, take_record(rows, row, 0))
         mx.eval(logits, sample.arrays(), rows.pending())
     finally:

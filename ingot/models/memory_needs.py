@@ -1,9 +1,9 @@
-"""What a model takes in memory, told by its files' headers before a weight of it is read.
+"""How much memory a model takes, from its files' headers, before a weight is read.
 
-A language model is built as it would be loaded, but nothing is computed: its arrays have shapes and no memory. So is a
-step of one token, after which its caches say what a token leaves in them. Embedding, rerank, speech-to-text and
-text-to-speech models are measured by their configs. `memory_needs` gives None for what cannot be told without loading;
-the others raise ModelError.
+A language model is built as it would be loaded, but lazily: its arrays have shapes and no memory. So is a step of one
+token, after which its caches have the size of a token's KV. Embedding, rerank, speech-to-text and text-to-speech models
+are measured by their configs. `memory_needs` returns None for what cannot be known without loading; the others raise
+ModelError.
 """
 
 from __future__ import annotations
@@ -43,26 +43,30 @@ from ingot.models.vision.loading import has_vision_tower, unloaded_tower_parts
 from ingot.models.whisper import read_whisper_model
 from ingot.upstream import QuantizedSwitchLinear, SwitchLinear, caches, load_config, load_model, model_classes
 
-ROW_TILE = 16  # rows, of which the native kernels keep whole numbers: so many at most
+ROW_TILE = 16  # the most rows that the native kernels pad to a multiple of
 UNIT_COLUMNS = 256  # columns of a row that share the units of their scales
+BATCH_TOKENS: Final = 4096
+"""Tokens of a batch that an encoder has memory for."""
+LONGEST_INPUT: Final = 8192
+"""Tokens of a single input that it has memory for, if its context is as long."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeeds:
-    """Bytes. States are those of one sequence; those of attention that sees everything grow with each token."""
+    """Bytes. KV is that of one sequence; without a window it grows with each token."""
 
     weights: int
     per_token: int
     at_full_context: int
     context: int
-    tower: int = 0  # of the weights, those that it sees with: `--text-only` leaves them out
+    tower: int = 0  # of the weights, those of its vision tower: `--text-only` leaves them out
 
 
 def memory_needs(path: Path, device: Device) -> MemoryNeeds | None:
-    """Of a model folder or a .gguf file; None where that cannot be told without loading it."""
+    """Of a model folder or a .gguf file; None where that cannot be known without loading it."""
     try:
         return _gguf_needs(path, device) if path.suffix == ".gguf" else _folder_needs(path, device)
-    # The code of a hundred families reads this and may trip over anything; one asks Python to exit.
+    # The code of a hundred families reads this and may fail in any way; one exits.
     except (Exception, SystemExit):
         return None
 
@@ -71,13 +75,13 @@ def _folder_needs(folder: Path, device: Device) -> MemoryNeeds:
     stated = load_config(folder)
     classes = model_classes_for(folder, stated)
     model, config = load_model(folder, model_config=older_config_names(stated), get_model_classes=classes)
-    told = _needs_of_model(model, config, settled_bytes(model, device), device)
+    needs = _needs_of_model(model, config, settled_bytes(model, device), device)
     tower = _tower_weight_bytes(folder, device)
-    return replace(told, weights=told.weights + tower, tower=tower)
+    return replace(needs, weights=needs.weights + tower, tower=tower)
 
 
 def _tower_weight_bytes(folder: Path, device: Device) -> int:
-    """0 where it has no tower, or cannot be served with it as things are."""
+    """0 where it has no tower, or cannot be served with it here."""
     config = load_config(folder)
     if not has_vision_tower(config):
         return 0
@@ -106,8 +110,8 @@ def _needs_of_model(model: Any, config: dict[str, Any], weights: int, device: De
             parts: list[Any] = cache.cache
             full += sum(part.size * max(width, 4) for part in parts if part is not None)
             continue
-        kept: list[Any] = [cache.keys, cache.values]
-        size = width * sum(math.prod(array.shape) // array.shape[2] for array in kept)
+        arrays: list[Any] = [cache.keys, cache.values]
+        size = width * sum(math.prod(array.shape) // array.shape[2] for array in arrays)
         window = cache.max_size if isinstance(cache, caches.RotatingKVCache) else None
         per_token += size if window is None else 0
         full += size * min(context, window or context)
@@ -115,12 +119,12 @@ def _needs_of_model(model: Any, config: dict[str, Any], weights: int, device: De
 
 
 def _caches_after_one_token(model: Any) -> Iterator[Any]:
-    """The model's caches after one token, none of which was computed."""
+    """The model's caches after one token, lazily."""
     blocks = [(path, plain_stand_in(module)) for path, module in model.named_modules() if is_block_layer(module)]
     model.update_modules(tree_unflatten(blocks))
-    made = caches.make_prompt_cache(model)
-    model(mx.zeros((1, 1), mx.int32), cache=made)
-    for cache in made:
+    prompt_cache = caches.make_prompt_cache(model)
+    model(mx.zeros((1, 1), mx.int32), cache=prompt_cache)
+    for cache in prompt_cache:
         yield from cache.caches if isinstance(cache, caches.CacheList) else [cache]
 
 
@@ -130,36 +134,36 @@ def _state_width(model: Any, config: dict[str, Any], device: Device) -> int:
         floats = [array.itemsize for _, array in named_parameters(model) if mx.issubdtype(array.dtype, mx.floating)]
         return 2 if config.get(BLOCKS_KEY) else max(floats)
     attention = [module for _, module in model.named_modules() if attention_spec_of(module) is not None]
-    asked = [cache for cache in caches.make_prompt_cache(model) if not isinstance(cache, caches.ArraysCache)]
-    covered = bool(fusible_layers_of(model)) or 0 < len(attention) == len(asked)
+    kv_caches = [cache for cache in caches.make_prompt_cache(model) if not isinstance(cache, caches.ArraysCache)]
+    covered = bool(fusible_layers_of(model)) or 0 < len(attention) == len(kv_caches)
     return 2 if native.available() and covered else 4
 
 
 def settled_bytes(model: Any, device: Device) -> int:
-    """What the parameters take once they are settled (see `precision`)."""
+    """Bytes of the parameters in the device's formats (see `precision`)."""
     layers = {path: module for path, module in model.named_modules() if isinstance(module, _WEIGHT_LAYERS)}
     inside = {f"{path}.{name}" for path in layers for name in ("weight", "scales", "biases")}
     narrow = device.kind != "cpu" and any(is_block_layer(module) for module in layers.values())
-    rest = 0
+    others = 0
     for path, array in named_parameters(model):
         if path not in inside:
-            rest += array.size * (4 if device.kind == "cpu" else 2 if narrow else array.itemsize)
-    return rest + sum(_layer_bytes(module, device) for module in layers.values())
+            others += array.size * (4 if device.kind == "cpu" else 2 if narrow else array.itemsize)
+    return others + sum(_layer_bytes(module, device) for module in layers.values())
 
 
 def _layer_bytes(module: Any, device: Device) -> int:
     if is_block_layer(module):
         return _block_bytes(math.prod(module.shape), module.kind, device)
-    held = sum(module[name].nbytes for name in ("weight", "scales", "biases") if module.get(name) is not None)
+    stored = sum(module[name].nbytes for name in ("weight", "scales", "biases") if module.get(name) is not None)
     if device.kind != "cpu":
-        return int(held)
+        return int(stored)
     if "scales" not in module:
-        kept = native.available() and module.weight.dtype in DTYPES_OF_16_BITS
-        return int(held if kept else 4 * module.weight.size)
+        stays = native.available() and module.weight.dtype in DTYPES_OF_16_BITS
+        return int(stored if stays else 4 * module.weight.size)
     count = module.weight.size * 32 // module.bits
     if native.covers_packing(bits=module.bits, group_size=module.group_size, mode=module.mode):
         rows = module.weight.shape[-2]
-        return int(held if module.mode == "affine" else count * 10 // 8) * -(-rows // ROW_TILE) * ROW_TILE // rows
+        return int(stored if module.mode == "affine" else count * 10 // 8) * -(-rows // ROW_TILE) * ROW_TILE // rows
     return int(count * (2 if module.mode in ("mxfp8", "nvfp4") and native.available() else 4))
 
 
@@ -173,7 +177,7 @@ def _block_bytes(count: int, kind: Kind, device: Device) -> int:
 
 
 def _entry_bytes(entry: TensorEntry, device: Device) -> int:
-    """A tensor of a GGUF file, once it is converted and settled."""
+    """A tensor of a GGUF file, once it is converted and loaded."""
     count = math.prod(entry.shape)
     if len(entry.shape) > 1 and entry.type in BLOCK_BITS:
         return _block_bytes(count, entry.type, device)
@@ -190,14 +194,8 @@ _WEIGHT_LAYERS = (
 )
 
 
-BATCH_TOKENS: Final = 4096
-"""Tokens of a batch that an encoder has memory for."""
-LONGEST_INPUT: Final = 8192
-"""Tokens of a single input that it has memory for, if it was made for so many."""
-
-
 def speech_to_text_needs(folder: Path, device: Device) -> int:
-    """Bytes of a Whisper model, of what it holds while it hears a window, and of unpacking. Raises ModelError."""
+    """Bytes of a Whisper model, of a window that it transcribes, and of decoding audio. Raises ModelError."""
     model, config = read_whisper_model(folder)
     return settled_bytes(model, device) + config.window_bytes + worker.header_pool.memory + worker.audio_pool.memory
 
@@ -205,7 +203,7 @@ def speech_to_text_needs(folder: Path, device: Device) -> int:
 def text_to_speech_needs(folder: Path, device: Device) -> int:
     """Bytes of a Kokoro model, which is float32 wherever it runs, and of a piece of speech. Raises ModelError."""
     config = KokoroConfig.read(folder)
-    weights = sum(held.size for _, held in named_parameters(KokoroModel(config)))
+    weights = sum(array.size for _, array in named_parameters(KokoroModel(config)))
     voices = [one for file in folder.glob("voices/*.safetensors") for one in read_safetensors_header(file).values()]
     return 4 * (weights + sum(math.prod(one.shape) for one in voices)) + config.piece_bytes
 
@@ -230,6 +228,6 @@ def pooling_model_needs(folder: Path, device: Device) -> int:
 
 
 def _most_weight_bytes(folder: Path, device: Device) -> int:
-    """The most that they take: a CPU may widen them."""
+    """The most that weights take: a CPU may widen them."""
     tensors = [one for file in checkpoint_files(folder) for one in read_safetensors_header(file).values()]
     return sum(max(one.nbytes, 4 * math.prod(one.shape)) if device.kind == "cpu" else one.nbytes for one in tensors)

@@ -1,4 +1,4 @@
-"""Which number format the weights take on this device, decided before a byte of them is read.
+"""The number formats of weights on this device, decided before a byte of them is read.
 
 CPUs compute float32 fast and float16 very slowly. The native kernels multiply most weights as they are in the file,
 quantised or in 16 bits, with activations in float32; MLX's own are slow at it on CPUs, so what the native ones do not
@@ -34,34 +34,34 @@ from ingot.upstream import QuantizedSwitchLinear, SwitchLinear
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 DTYPES_OF_16_BITS = (mx.bfloat16, mx.float16)
 UNPACK_SHARE = 0.5
-"""Weights are unpacked to float32 when they then take at most this share of the device's memory."""
+"""Weights are dequantised to float32 when they then take at most this share of the device's memory."""
 
 
-def settle_precision(model: nn.Module, device: Device, asked: str | None) -> list[str]:
-    """Cast and unpack the model's weights in place; returns what a user should know about it."""
-    if asked is not None and asked not in DTYPES:
-        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {asked!r}", param="dtype")
-    if asked == "float16" and device.kind == "cpu":
+def settle_precision(model: nn.Module, device: Device, dtype: str | None) -> list[str]:
+    """Cast and dequantise the model's weights in place, to `dtype` if there is one; returns notes for users."""
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}", param="dtype")
+    if dtype == "float16" and device.kind == "cpu":
         raise ConfigError("float16 is unusably slow on CPUs; use float32 or bfloat16", param="dtype")
     if device.kind != "cpu":
-        _settle_on_gpu(model, asked)
+        _settle_on_gpu(model, dtype)
         return []
-    if asked is not None:
-        _swap_one_by_one(model, weights.is_block_layer, lambda module: weights.exact_layer(module, DTYPES[asked]))
-        model.set_dtype(DTYPES[asked])
+    if dtype is not None:
+        _swap_one_by_one(model, weights.is_block_layer, lambda module: weights.exact_layer(module, DTYPES[dtype]))
+        model.set_dtype(DTYPES[dtype])
         return []
     return _settle_on_cpu(model, device)
 
 
-def _settle_on_gpu(model: nn.Module, asked: str | None) -> None:
-    """Blocks become what MLX multiplies. Its products want scales and activations in one format, or convert the scales
-    each time: all of such a model is then bfloat16, which holds what activations may come to."""
+def _settle_on_gpu(model: nn.Module, dtype: str | None) -> None:
+    """Blocks become MLX's affine form. Its products need scales and activations in one format, or convert the scales
+    each time: all of such a model is then bfloat16, in which activations do not overflow."""
     if any(weights.is_block_layer(module) for _, module in model.named_modules()):
-        asked = asked or "bfloat16"
-        dtype = DTYPES[asked]
-        _swap_one_by_one(model, weights.is_block_layer, lambda module: weights.affine_layer(module, dtype))
-    if asked is not None:
-        model.set_dtype(DTYPES[asked])
+        dtype = dtype or "bfloat16"
+        scales = DTYPES[dtype]
+        _swap_one_by_one(model, weights.is_block_layer, lambda module: weights.affine_layer(module, scales))
+    if dtype is not None:
+        model.set_dtype(DTYPES[dtype])
 
 
 def _settle_on_cpu(model: nn.Module, device: Device) -> list[str]:
@@ -75,13 +75,13 @@ def _settle_on_cpu(model: nn.Module, device: Device) -> list[str]:
     )
     use_native_quantized(model, room)
     use_native_dense(model, DTYPES_OF_16_BITS)
-    notes = _settle_rest(model, room)
+    notes = _settle_others(model, room)
     fuse_experts(model)
     return notes
 
 
-def _settle_rest(model: nn.Module, room: float) -> list[str]:
-    """What the native kernels do not multiply as it is."""
+def _settle_others(model: nn.Module, room: float) -> list[str]:
+    """Weights that the native kernels do not multiply as they are."""
     if dequantized_bytes(model) <= room:
         dequantize_layers(model)
         use_native_dense(model, DTYPES_OF_16_BITS)
@@ -90,24 +90,24 @@ def _settle_rest(model: nn.Module, room: float) -> list[str]:
         return []
     if sum(weight.nbytes for _, weight in _other_float_weights(model)) * 2 <= room:
         _cast(model, mx.float32)
-        return ["weights stay packed: unpacked they would not fit in memory (slower)"]
+        return ["weights stay quantised: as float32 they would not fit in memory (slower)"]
     _cast(model, mx.bfloat16)
     return ["weights are bfloat16: float32 would not fit in memory (slower)"]
 
 
-def kept_in_16_bits(model: nn.Module) -> set[str]:
-    """Paths of the weights and factors of 16 bits that the native kernels widen as they multiply."""
+def widened_weights(model: nn.Module) -> set[str]:
+    """Paths of the 16-bit weights and scales that the native kernels widen as they multiply."""
     return {
         f"{path}.{name}"
         for path, module in model.named_modules()
-        if isinstance(module, _KEPT)
+        if isinstance(module, _NATIVE)
         for name in ("weight", "scales", "biases")
     }
 
 
 def main_dtype(model: Any) -> mx.Dtype:
-    """What most is computed in. Weights that are widened as they are multiplied say nothing about it."""
-    widened = kept_in_16_bits(model)
+    """The dtype of most computation. Weights that are widened as they are multiplied count as float32."""
+    widened = widened_weights(model)
     sizes: dict[mx.Dtype, int] = {}
     for path, array in named_parameters(model):
         if mx.issubdtype(array.dtype, mx.floating):
@@ -117,17 +117,17 @@ def main_dtype(model: Any) -> mx.Dtype:
 
 
 def rounds_activations(model: nn.Module) -> bool:
-    """Whether the native kernels multiply packed weights, for which they round activations to 8 bits."""
+    """Whether the native kernels multiply by quantised weights, for which they round activations to 8 bits."""
     return any(isinstance(module, _ROUNDING) for _, module in model.named_modules())
 
 
 def _other_float_weights(model: nn.Module) -> list[tuple[str, mx.array]]:
     """Floating weights that no native layer multiplies as they are."""
-    kept = kept_in_16_bits(model)
+    widened = widened_weights(model)
     return [
         (path, array)
         for path, array in named_parameters(model)
-        if mx.issubdtype(array.dtype, mx.floating) and path not in kept
+        if mx.issubdtype(array.dtype, mx.floating) and path not in widened
     ]
 
 
@@ -135,11 +135,13 @@ def _cast(model: nn.Module, dtype: mx.Dtype) -> None:
     model.update(tree_unflatten([(path, array.astype(dtype)) for path, array in _other_float_weights(model)]))
 
 
-def _swap_one_by_one(model: nn.Module, wanted: Callable[[Any], bool], swapped: Callable[[Any], nn.Module]) -> None:
+def _swap_one_by_one(
+    model: nn.Module, applies: Callable[[Any], bool], replacement_for: Callable[[Any], nn.Module]
+) -> None:
     """Swap modules one after another, so that the weights of one at a time exist twice."""
-    found = [path for path, module in model.named_modules() if wanted(module)]
+    found = [path for path, module in model.named_modules() if applies(module)]
     for path in found:
-        model.update_modules(tree_unflatten([(path, swapped(_module_at(model, path)))]))
+        model.update_modules(tree_unflatten([(path, replacement_for(_module_at(model, path)))]))
         pause_loading()
 
 
@@ -150,7 +152,7 @@ def _module_at(model: Any, path: str) -> Any:
 
 
 def _is_quantized_module(module: Any) -> bool:
-    return type(module) in _UNPACKED and module.get("global_scale") is None
+    return type(module) in _DEQUANTIZED and module.get("global_scale") is None
 
 
 def _quantized_modules(model: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -158,7 +160,7 @@ def _quantized_modules(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def use_native_quantized(model: nn.Module, room: float) -> None:
-    """Swap packed layers for ones that the native kernels multiply as they are, where they then fit in `room`."""
+    """Swap quantised layers for ones that the native kernels multiply as they are, where they then fit in `room`."""
 
     def covered(module: Any) -> bool:
         return _is_quantized_module(module) and native.covers_packing(
@@ -175,7 +177,7 @@ def use_native_quantized(model: nn.Module, room: float) -> None:
 
 
 def _arranged_growth(module: Any) -> int:
-    """Bytes that a layer gains by being arranged: mxfp4 becomes bytes, with two factors for 32 of them."""
+    """Bytes that a layer grows by in the native order: mxfp4 becomes bytes, with two factors for 32 of them."""
     if module.mode != "mxfp4":
         return 0
     return module.weight.size * 8 * 10 // 8 - module.weight.nbytes
@@ -192,12 +194,12 @@ def use_native_dense(model: nn.Module, formats: tuple[mx.Dtype, ...]) -> None:
 
 
 def dequantized_bytes(model: nn.Module) -> int:
-    """Bytes of all weights with what is left to unpack as unpacked, and what is left to widen as float32."""
+    """Bytes of all weights once they are dequantised, and widened to float32 where no kernel does."""
     layers = list(_quantized_modules(model))
     inside = {f"{path}.{name}" for path, module in layers for name in module}
-    kept = kept_in_16_bits(model)
+    widened = widened_weights(model)
     loose = sum(
-        array.nbytes if path in kept else 4 * array.size
+        array.nbytes if path in widened else 4 * array.size
         for path, array in named_parameters(model)
         if path not in inside
     )
@@ -205,12 +207,12 @@ def dequantized_bytes(model: nn.Module) -> int:
 
 
 def dequantize_layers(model: nn.Module) -> None:
-    """Swap packed layers for plain ones of the same values."""
+    """Swap quantised layers for plain ones of the same values."""
     _swap_one_by_one(model, _is_quantized_module, _dequantized_layer)
 
 
 def _dequantized_dtype(module: Any) -> mx.Dtype:
-    """What a packed layer's values fit in, exactly but for the modes whose scales are any numbers."""
+    """The format of a quantised layer's values: exact but for the modes with arbitrary scales."""
     return mx.bfloat16 if module.mode in ("mxfp8", "nvfp4") and native.available() else mx.float32
 
 
@@ -224,7 +226,7 @@ def _dequantized_layer(module: Any) -> nn.Module:
         mode=module.mode,
     ).astype(_dequantized_dtype(module))
     mx.eval(weight)
-    cls: Any = _UNPACKED[type(module)]
+    cls: Any = _DEQUANTIZED[type(module)]
     plain = cls.__new__(cls)
     nn.Module.__init__(plain)
     plain.weight = weight
@@ -233,7 +235,7 @@ def _dequantized_layer(module: Any) -> nn.Module:
     return plain
 
 
-_UNPACKED: dict[type, type] = {
+_DEQUANTIZED: dict[type, type] = {
     nn.QuantizedLinear: nn.Linear,
     nn.QuantizedEmbedding: nn.Embedding,
     QuantizedSwitchLinear: SwitchLinear,
@@ -245,4 +247,4 @@ _PACKED: dict[type, type] = {
 }
 _DENSE: dict[type, type] = {nn.Linear: DenseLinear, nn.Embedding: DenseEmbedding, SwitchLinear: DenseSwitchLinear}
 _ROUNDING = tuple(_PACKED.values())
-_KEPT = (*_DENSE.values(), *_PACKED.values())
+_NATIVE = (*_DENSE.values(), *_PACKED.values())

@@ -1,15 +1,15 @@
-"""Which forward batches a model computes rightly, found out at load by running it.
+"""Which forward batches a model computes correctly, found at load by running it.
 
-Model code differs in what it makes of caches: some takes a single number for a position, some ignores that a row is
-padded. So a few tokens are computed as one plain prompt, then as rows of a batch, and the logits are compared. They are
-compared as numbers: with how far rounding alone moves the model's own answer, and where a router wavers between
-experts, with the choice of experts fixed. No model is refused for its numbers; what cannot be told is run plainly.
+Model code differs in how it uses caches: some takes a single number as a position, some ignores that a row is padded.
+So a few tokens are computed as one plain prompt, then as rows of a batch, and the logits are compared. Differences are
+judged by how far rounding alone moves the model's own logits, and where a router wavers between experts, with the
+choice of experts fixed. No model is refused for its numbers; where nothing can be concluded, sequences run separately.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -38,18 +38,18 @@ class ForwardFunction(Protocol):
 
 
 LONG, SHORT = [5, 17, 3, 29, 11, 23, 7, 19, 2], [13, 31, 8]
-"""Two prompts, unlike in tokens and far apart in length."""
-FURTHER = [*SHORT, 5]
-"""The short one and what it is continued with."""
+"""Two prompts of different tokens and lengths."""
+CONTINUED = [*SHORT, 5]
+"""The short one and its next token."""
 
 CLOSE_GAP = {mx.float32: 1e-3, mx.float16: 1e-2, mx.bfloat16: 2e-2}
-"""Logits this close, in parts of their range, differ by rounding alone."""
+"""Logits this close, as a share of their range, differ by rounding alone."""
 
 WRONG_GAP = {mx.float32: 0.1, mx.float16: 0.3, mx.bfloat16: 0.3}
 """Logits this far apart do not, unless a router wavers."""
 
 NOISE_FACTOR = 3
-"""Between the two, what counts is how far rounding alone moves a model: this many times that is close."""
+"""Between the two, logits are close if they differ by no more than this many times what rounding alone moves them."""
 
 RunContext = Callable[[], AbstractContextManager[None] | None]
 """None where a model cannot be run so."""
@@ -57,10 +57,10 @@ RunContext = Callable[[], AbstractContextManager[None] | None]
 
 @dataclass(frozen=True)
 class ProbeVariants:
-    """How else a model can be run, to tell numbers that waver from wrong ones."""
+    """Other conditions to run a model in, to tell rounding from errors."""
 
-    nudged: RunContext = lambda: None  # what tokens are looked up as is off by one unit in the last place
-    given: RunContext = lambda: None  # the choice of experts is given
+    nudged: RunContext = lambda: None  # embeddings are off by one unit in the last place
+    fixed_experts: RunContext = lambda: None  # all tokens go to the same expert
     original: Callable[[list[int]], mx.array] | None = None  # mlx-lm's own logits [1, vocab] of a prompt
 
 
@@ -69,22 +69,20 @@ NO_VARIANTS = ProbeVariants()
 
 @dataclass(frozen=True)
 class ProbeFindings:
-    """What a probe learned. `rows` have held a prompt, so that every state knows its shape."""
+    """The result of a probe. `rows` have held a prompt, so that every state has its shape."""
 
     rows: BatchState
     vocab: int
-    ragged: bool  # rows of different lengths may decode together, as one launch
-    mixed: bool  # launches of any kind may share one forward pass
-    moved: float = (
-        0.0  # how far rounding alone moves logits, in parts of their range, where nothing could be told of it
-    )
+    ragged: bool  # rows of different lengths may decode together, as one part
+    mixed: bool  # parts of any kind may share one forward pass
+    rounding: float = 0.0  # how far rounding alone moves logits, as a share of their range, if too far to conclude
     unmixed: str | None = None  # why rows of different lengths are not mixed, where that was tried
-    wrong: str | None = None  # how far they are from mlx-lm's own, where that is more than rounding
+    wrong: str | None = None  # how far logits are from mlx-lm's own, where that is more than rounding
 
 
-def is_close_gap(gap: float, moved: float, dtype: mx.Dtype) -> bool:
-    """Whether logits that are so far apart are the same but for rounding, which alone moves them so far."""
-    return gap <= CLOSE_GAP[dtype] or (gap < WRONG_GAP[dtype] and gap <= NOISE_FACTOR * moved)
+def is_close_gap(gap: float, rounding: float, dtype: mx.Dtype) -> bool:
+    """Whether logits with this gap are the same but for rounding, which alone moves them so far."""
+    return gap <= CLOSE_GAP[dtype] or (gap < WRONG_GAP[dtype] and gap <= NOISE_FACTOR * rounding)
 
 
 class Probe:
@@ -95,69 +93,74 @@ class Probe:
         dtype: mx.Dtype,
         *,
         unlike: bool,
-        doubts: ProbeVariants = NO_VARIANTS,
+        variants: ProbeVariants = NO_VARIANTS,
+        run_context: RunContext = nullcontext,
     ) -> None:
         """`unlike` is False for a model known to go wrong when rows of different lengths share a forward pass."""
         self._forward, self._new_rows, self._dtype, self._unlike = forward, new_batch_state, dtype, unlike
-        self._doubts = doubts
+        self._variants, self._run_context = variants, run_context
         self._unmixed: str | None = None
 
     def run(self) -> ProbeFindings:
         """Raises ModelError if the model does not run here."""
-        rows, expected = self._plain
-        ways = [(True, True), (False, True), (True, False)] if self._unlike else []
-        ragged, mixed = next((way for way in ways if self._agrees(*way)), (False, False))
+        rows, expected = self._separate
+        kinds = [(True, True), (False, True), (True, False)] if self._unlike else []
+        ragged, mixed = next((kind for kind in kinds if self._agrees(*kind)), (False, False))
         alone = self._unlike and not ragged and not mixed
-        moved = self._steady._rounding if alone else 0.0
+        rounding = self._steady._rounding if alone else 0.0
         return ProbeFindings(
             rows,
             expected.shape[-1],
             ragged,
             mixed,
-            moved if moved > CLOSE_GAP[self._dtype] else 0.0,
+            rounding if rounding > CLOSE_GAP[self._dtype] else 0.0,
             self._steady._unmixed or self._unmixed if self._unlike and not mixed else None,
             self._wrong(),
         )
 
     def _agrees(self, ragged: bool, mixed: bool) -> bool:
-        """Whether that way of running rows gives what each gives alone, with the choice of experts given if need be."""
+        """Whether rows in such batches give what each gives alone, with the choice of experts fixed if need be."""
         return self._is_right(ragged, mixed) or (self._steady is not self and self._steady._is_right(ragged, mixed))
 
     def _wrong(self) -> str | None:
-        """How far what is computed here is from what mlx-lm's own code computes over its own caches."""
-        if self._doubts.original is None or (gap := self._from_original()) <= WRONG_GAP[self._dtype]:
+        """How far logits here are from those of mlx-lm's own code over its own caches."""
+        if self._variants.original is None or (gap := self._original_gap()) <= WRONG_GAP[self._dtype]:
             return None
         if self._steady is not self:
             return self._steady._wrong()
         moved = max(self._rounding, self._arithmetic)
         return f"answers differ from mlx-lm's own by {gap:.2g} of their range" if gap > NOISE_FACTOR * moved else None
 
-    def _original(self) -> mx.array:
-        assert self._doubts.original is not None
-        return self._doubts.original(LONG)
-
-    def _from_original(self) -> float:
+    def _original_gap(self) -> float:
+        assert self._variants.original is not None
         try:
-            own = self._original()
+            with self._run_context() or nullcontext():
+                own = self._variants.original(LONG)
         except Exception:  # of code that cannot do without our states, in whatever way
             return 0.0
-        return logits_gap(self._plain[1][:1], own) if mx.all(mx.isfinite(own)).item() else 0.0
+        return logits_gap(self._separate[1][:1], own) if mx.all(mx.isfinite(own)).item() else 0.0
 
     @cached_property
     def _steady(self) -> Probe:
-        """One whose router cannot waver, where this one's may: itself where it does not, or has none."""
-        if self._rounding <= CLOSE_GAP[self._dtype] or self._doubts.given() is None:
+        """A probe with fixed experts where this model's router may waver; else this one."""
+        fixed = self._variants.fixed_experts
+        is_fixed = self._run_context is fixed
+        if is_fixed or self._rounding <= CLOSE_GAP[self._dtype] or fixed() is None:
             return self
-        return _FixedExpertsProbe(self._forward, self._new_rows, self._dtype, unlike=self._unlike, doubts=self._doubts)
+        return Probe(
+            *(self._forward, self._new_rows, self._dtype),
+            unlike=self._unlike,
+            variants=self._variants,
+            run_context=fixed,
+        )
 
     @cached_property
-    def _plain(self) -> tuple[BatchState, mx.array]:
-        """Each prompt in one launch of its own: the rows of the long one, and logits [3, vocab]."""
+    def _separate(self) -> tuple[BatchState, mx.array]:
+        """Each prompt in a batch of its own: the rows of the long one, and logits [3, vocab]."""
         try:
-            rows = self._new_rows()
-            made = [rows, self._new_rows(), self._new_rows()]
-            prompts = zip(made, (LONG, SHORT, FURTHER), strict=True)
-            logits = mx.concatenate([self._launch(kept, [(kept.new(), prompt)]) for kept, prompt in prompts])
+            batches = [self._new_rows() for _ in range(3)]
+            prompts = zip(batches, (LONG, SHORT, CONTINUED), strict=True)
+            logits = mx.concatenate([self._run_part(rows, [(rows.new(), prompt)]) for rows, prompt in prompts])
         except ModelError:
             raise
         # Code of any family may fail in any way, on a device it was not written for mostly.
@@ -165,33 +168,32 @@ class Probe:
             raise ModelError(f"The model cannot be run here: {error}") from error
         if mx.any(mx.isnan(logits)).item():
             raise ModelError("The model answers with logits that are not numbers")
-        return rows, logits
+        return batches[0], logits
 
     @cached_property
     def _rounding(self) -> float:
-        """How far logits move when a prompt is cut into several launches, or nudged by as little as can be."""
-        return max(self._cut(LONG, self._plain[1][:1], mixed=False), self._nudged)
+        """How far logits move when a prompt is computed in chunks, or its embeddings are nudged by the least."""
+        return max(self._chunked_gap(LONG, self._separate[1][:1], mixed=False), self._nudged_gap())
 
-    @cached_property
-    def _nudged(self) -> float:
-        nudged = self._doubts.nudged()
+    def _nudged_gap(self) -> float:
+        nudged = self._variants.nudged()
         if nudged is None:
             return 0.0
         rows = self._new_rows()
         with nudged:
-            return logits_gap(self._launch(rows, [(rows.new(), LONG)]), self._plain[1][:1])
+            return logits_gap(self._run_part(rows, [(rows.new(), LONG)]), self._separate[1][:1])
 
     @cached_property
     def _arithmetic(self) -> float:
-        """The same where attention is ours, which adds and rounds in another order: nobody is beside the prompt."""
-        prompts = enumerate((LONG, SHORT, FURTHER))
+        """The same with our attention, which adds and rounds in another order, for prompts alone in their batch."""
+        prompts = enumerate((LONG, SHORT, CONTINUED))
         try:
-            moved = max(self._cut(prompt, self._plain[1][at : at + 1], mixed=True) for at, prompt in prompts)
-        except Exception:  # of a model that takes no mixed launches, in whatever way
+            gap = max(self._chunked_gap(prompt, self._separate[1][at : at + 1], mixed=True) for at, prompt in prompts)
+        except Exception:  # of a model that takes no mixed batches, in whatever way
             return 0.0
-        return moved if moved < WRONG_GAP[self._dtype] / 2 else 0.0
+        return gap if gap < WRONG_GAP[self._dtype] / 2 else 0.0
 
-    def _cut(self, prompt: list[int], expected: mx.array, *, mixed: bool) -> float:
+    def _chunked_gap(self, prompt: list[int], expected: mx.array, *, mixed: bool) -> float:
         rows = self._new_rows()
         row = rows.new()
         for piece in (prompt[:2], prompt[2:-1], prompt[-1:]):
@@ -201,8 +203,8 @@ class Probe:
 
     def _is_right(self, ragged: bool, mixed: bool) -> bool:
         try:
-            gap = logits_gap(self._beside(ragged=ragged, mixed=mixed), self._plain[1])
-        # Whatever it is that a model cannot do with rows unlike each other, the answer is the same.
+            gap = logits_gap(self._batched(ragged=ragged, mixed=mixed), self._separate[1])
+        # Whatever it is that a model cannot do with rows unlike each other, the conclusion is the same.
         except Exception as error:
             self._unmixed = self._unmixed or f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
             return False
@@ -211,70 +213,49 @@ class Probe:
         self._unmixed = self._unmixed or f"logits differ by {gap:.2g} of their range"
         return gap < WRONG_GAP[self._dtype] and is_close_gap(gap, max(self._rounding, self._arithmetic), self._dtype)
 
-    def _beside(self, *, ragged: bool, mixed: bool) -> mx.array:
-        """Two prompts at once, then the short one decoding beside the long one, then both decoding: as one launch where
-        they are `ragged`, and all that runs at once in one forward pass where launches are `mixed`."""
+    def _batched(self, *, ragged: bool, mixed: bool) -> mx.array:
+        """Two prompts at once, then the short one decoding with the long one's prefill, then both decoding: as one part
+        where they are `ragged`, and all that runs at once in one forward pass where parts are `mixed`."""
         rows = self._new_rows()
         short, long = rows.new(), rows.new()
-        run = self._mixed if mixed else self._apart
-        run(rows, [[(short, SHORT[:-1])], [(long, LONG[:4])]])
-        first = run(rows, [[(short, SHORT[-1:])], [(long, LONG[4:-1])]])[0]
-        last = [(short, FURTHER[-1:]), (long, LONG[-1:])]
-        both = run(rows, [last] if ragged else [[each] for each in last])
+
+        def run(*parts: list[RowTokens]) -> mx.array:
+            if mixed:
+                return self._run(rows, parts, mixed=True)
+            return mx.concatenate([self._run_part(rows, part) for part in parts])
+
+        run([(short, SHORT[:-1])], [(long, LONG[:4])])
+        first = run([(short, SHORT[-1:])], [(long, LONG[4:-1])])[0]
+        last = [(short, CONTINUED[-1:]), (long, LONG[-1:])]
+        both = run(last) if ragged else run(*([each] for each in last))
         return mx.stack([both[1], first, both[0]])
 
-    def _apart(self, rows: BatchState, parts: list[list[RowTokens]]) -> mx.array:
-        return mx.concatenate([self._launch(rows, part) for part in parts])
-
-    def _mixed(self, rows: BatchState, parts: list[list[RowTokens]]) -> mx.array:
-        return self._run(rows, parts, mixed=True)
-
-    def _launch(self, rows: BatchState, part: list[RowTokens]) -> mx.array:
+    def _run_part(self, rows: BatchState, part: list[RowTokens]) -> mx.array:
         return self._run(rows, [part], mixed=False)
 
-    def _run(self, rows: BatchState, parts: list[list[RowTokens]], *, mixed: bool) -> mx.array:
+    def _run(self, rows: BatchState, parts: Sequence[list[RowTokens]], *, mixed: bool) -> mx.array:
         """Logits [rows, vocab] after each row's last token."""
         tokens = [token for part in parts for _, fed in part for token in fed]
         ends = list(accumulate(len(fed) for part in parts for _, fed in part))
-        asked = [ForwardPart(tuple(row for row, _ in part), len(part[0][1])) for part in parts]
-        logits = self._forward(rows, mx.array(tokens), asked, [end - 1 for end in ends], mixed=mixed)
-        mx.eval(logits, rows.pending())
+        forward_parts = [ForwardPart(tuple(row for row, _ in part), len(part[0][1])) for part in parts]
+        with self._run_context() or nullcontext():
+            logits = self._forward(rows, mx.array(tokens), forward_parts, [end - 1 for end in ends], mixed=mixed)
+            mx.eval(logits, rows.pending())
         if logits.shape[0] != len(ends):
             raise ModelError(f"The model answers with logits of shape {logits.shape}; ingot expects one row a token")
         return logits
 
 
-class _FixedExpertsProbe(Probe):
-    """The same model, whose experts are given."""
-
-    @cached_property
-    def _steady(self) -> Probe:
-        return self
-
-    def _original(self) -> mx.array:
-        with self._choice():
-            return super()._original()
-
-    def _run(self, rows: BatchState, parts: list[list[RowTokens]], *, mixed: bool) -> mx.array:
-        with self._choice():
-            return super()._run(rows, parts, mixed=mixed)
-
-    def _choice(self) -> AbstractContextManager[None]:
-        given = self._doubts.given()
-        assert given is not None
-        return given
-
-
 def logits_gap(found: mx.array, expected: mx.array) -> float:
-    """The largest difference of two sets of logits [.., vocab], in parts of the expected ones' range.
+    """The largest difference of two sets of logits [.., vocab], as a share of the expected ones' range.
 
     Tokens that a model rules out (with a logit of minus infinity) must be the same; what is not a number is infinitely
     far from anything.
     """
     found, expected = found.astype(mx.float32), expected.astype(mx.float32)
-    known = mx.isfinite(expected)
-    lowest = mx.min(mx.where(known, expected, mx.inf), axis=-1)
-    highest = mx.max(mx.where(known, expected, -mx.inf), axis=-1)
+    finite = mx.isfinite(expected)
+    lowest = mx.min(mx.where(finite, expected, mx.inf), axis=-1)
+    highest = mx.max(mx.where(finite, expected, -mx.inf), axis=-1)
     gaps = mx.where(found == expected, 0, mx.abs(found - expected))
     shares = mx.max(gaps, axis=-1) / (highest - lowest)
     worst = mx.max(mx.where(mx.isfinite(shares), shares, mx.inf)).item()

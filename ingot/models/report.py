@@ -1,7 +1,7 @@
-"""What is to be known of a loaded model: what it takes in memory, and what of it is slower than it could be.
+"""A report on a loaded model: its memory footprint, and notes on what is slower than it could be.
 
-Both are read off the model's own KV states and modules after the probe. The footprint is what the memory budget is
-computed from; the notes are shown to whoever started the server.
+Both come from the model's KV states and modules after the probe. The memory budget is computed from the footprint; the
+notes are shown to whoever started the server.
 """
 
 from __future__ import annotations
@@ -56,8 +56,7 @@ def footprint_of(
 
 
 def _gathered_pages(model: nn.Module, found: ProbeFindings) -> GatherCost:
-    """What pages take that are laid one behind another for attention; that of a window is short, where others see
-    all."""
+    """What gathering pages for attention takes; windows gather few where other layers see everything."""
     states = [state for state in found.rows.states if isinstance(state, AppendState) and state.storage is not None]
     few, many = gathers_pages(model, len(states)) if found.mixed else (True, True)
     long = [state for state in states if state.window is None] or states
@@ -72,32 +71,32 @@ def model_notes(
     kernels: CheckedKernels | None,
     stack: DecodeGraphs | None,
 ) -> list[str]:
-    """What is slower than it could be, or not sure to be right."""
-    said = [] if kernels is None else _unused_kernel_notes(kernels)
-    said += mlx_lm_attention_notes(model)
+    """What is slower than it could be, or may be incorrect."""
+    notes = [] if kernels is None else _unused_kernel_notes(kernels)
+    notes += mlx_lm_attention_notes(model)
     if found.wrong is not None:
-        said.append(f"{found.wrong}, more than rounding alone moves them: check what it says")
-    if stack is not None and stack.refused is not None:
-        said.append(f"layers launch by launch, slower: as one graph {stack.refused}")
+        notes.append(f"{found.wrong}, more than rounding alone moves them: check its answers")
+    if stack is not None and stack.refusal is not None:
+        notes.append(f"layers run kernel by kernel, slower: as one graph {stack.refusal}")
     elif stack is not None and stack.slower is not None:
-        said.append(stack.slower)
+        notes.append(stack.slower)
     if selection is None or not selection.was_used:
-        said.append("logits are computed for whole prompts: the output head of this family is not known")
+        notes.append("logits are computed for whole prompts: the output head of this family is not known")
     why = "" if found.unmixed is None else f" ({found.unmixed})"
-    if found.moved:
-        said.append(
-            f"sequences run one after another: rounding alone moves this model's answers by {found.moved:.2g} of their "
-            "range, so that whether mixing them is right cannot be told"
+    if found.rounding:
+        notes.append(
+            f"sequences run one after another: rounding alone moves this model's logits by {found.rounding:.2g} of "
+            "their range, so that it cannot be checked whether sequences can be mixed"
         )
     elif not found.mixed and not found.ragged:
-        said.append(f"sequences run one after another: this family's code cannot mix them{why}")
+        notes.append(f"sequences run one after another: this family's code cannot mix them{why}")
     elif not found.mixed:
-        said.append(f"prompts and answers are computed one after another: this family's code cannot mix them{why}")
-    return said
+        notes.append(f"prompts and answers are computed one after another: this family's code cannot mix them{why}")
+    return notes
 
 
 def mlx_lm_attention_notes(model: nn.Module) -> list[str]:
-    """That attention is mlx-lm's own, and what that costs: of a model whose modules were swapped or will be."""
+    """That attention is mlx-lm's own, and what that costs, for a model whose modules were swapped or will be."""
     classes = unknown_mixers(model)
     if not classes:
         return []
@@ -108,7 +107,7 @@ def mlx_lm_attention_notes(model: nn.Module) -> list[str]:
 
 
 def model_notes_before_loading(folder: Path) -> list[str]:
-    """What is known to be slower of the model in a folder, none of whose weights are read."""
+    """Notes on the model in a folder, without reading its weights."""
     stated = load_config(folder)
     classes = model_classes_for(folder, stated)
     return mlx_lm_attention_notes(
@@ -117,7 +116,7 @@ def model_notes_before_loading(folder: Path) -> list[str]:
 
 
 def _unused_kernel_notes(kernels: CheckedKernels) -> list[str]:
-    """What runs without kernels of ours, and why."""
+    """What runs without our kernels, and why."""
     reasons = {
         "attention over gathered pages, slower: a kernel": kernels.wrong.values(),
         "rotary positions by plain operations, slower: a kernel": [why for why in kernels.wrong_rope.values() if why],
@@ -125,4 +124,4 @@ def _unused_kernel_notes(kernels: CheckedKernels) -> list[str]:
         "plain weights by MLX's own products, in other bits among other rows:": kernels.dense.wrong.values(),
         "gated delta token by token, slower:": kernels.delta.wrong.values(),
     }
-    return [f"{what} {why}" for what, all_of_them in reasons.items() for why in sorted({*all_of_them})]
+    return [f"{what} {why}" for what, whys in reasons.items() for why in sorted({*whys})]

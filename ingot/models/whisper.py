@@ -1,15 +1,15 @@
 """Whisper, a speech-to-text model: windows of audio in, logits of tokens out.
 
-`Whisper` is the model behind one interface; only the engine thread may run one. Its work is done in parts, so that
-streams have their turn between them. The modules have the names of its checkpoints; one window is computed at a time,
-so nothing has a batch axis. Weights come under Hugging Face's names or as MLX's converters write them, plain or
-quantised. `load_whisper` raises ModelError with what is wrong with the folder.
+`Whisper` is the model behind one interface; only the engine thread may run one. It computes in parts, with time for
+other requests between them. The modules have the names of its checkpoints; one window is computed at a time, so nothing
+has a batch axis. Weights come under Hugging Face's names or as MLX's converters write them, plain or quantised.
+`load_whisper` raises ModelError with what is wrong with the folder.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -33,9 +33,17 @@ from ingot.models.whisper_convert import hugging_face_config, hugging_face_name
 
 EncodedWindow: TypeAlias = "list[tuple[mx.array, mx.array]]"
 """Keys and values of a window, layer by layer."""
+WhisperWork: TypeAlias = "Generator[None, None, mx.array]"
+"""Computes part by part and returns the result."""
 
 TOKENS_READ_AT_ONCE = 32
-"""Tokens that are read between two looks at the clock."""
+"""Tokens that are computed between two yields."""
+WHISPER_PART_FLOPS = 7e8
+"""About what the encoder computes between two yields: some 20 ms of one core."""
+WINDOW_POSITIONS = 1500
+"""Of 30 seconds, as every Whisper model is trained with."""
+WHISPER_UNNEEDED = (r"^proj_out\.",)
+ALIGNMENT_HEADS_KEY, POSITIONS_KEY = "alignment_heads", "encoder.embed_positions.weight"
 
 
 def load_whisper(folder: Path, device: Device, *, dtype: str | None = None) -> Whisper:
@@ -54,22 +62,23 @@ class Whisper:
         self.context = config.context
 
     def listen(self, frames: FloatArray) -> Generator[None, None, EncodedWindow]:
-        """Hear a window of [2 * positions, mels] frames."""
-        # What norms are kept in is what is computed in: weights may be narrower.
+        """Encode a window of [2 * positions, mels] frames."""
+        # The dtype of norms is that of activations: weights may be narrower.
         dtype = self._model.encoder.layer_norm.weight.dtype
-        sound = yield from self._model.encoder.run(mx.array(frames).astype(dtype))
-        heard = []
-        for pair in self._model.decoder.hear(sound):
+        states = yield from self._model.encoder.run(mx.array(frames).astype(dtype))
+        window = []
+        for layer in self._model.decoder.layers:
+            pair = layer.encoder_attn.keys_and_values(states)
             mx.eval(pair)
-            heard.append(pair)
+            window.append(pair)
             yield
-        return heard
+        return window
 
-    def write(self, heard: EncodedWindow) -> WhisperTranscription:
-        return WhisperTranscription(self._model, self.config, heard)
+    def write(self, window: EncodedWindow) -> WhisperTranscription:
+        return WhisperTranscription(self._model, self.config, window)
 
     def rest(self) -> None:
-        """Nothing runs: give back the memory that mlx keeps for the next window."""
+        """Frees the memory that MLX caches for the next window."""
         mx.clear_cache()
 
     @property
@@ -82,52 +91,46 @@ class Whisper:
 
     @property
     def window_bytes(self) -> int:
-        """Most memory that a window takes while it is heard and written down."""
+        """The most memory that a window takes while it is transcribed."""
         return self.config.window_bytes
 
 
 class WhisperTranscription:
-    """A transcript of one window. Setting `length` to less forgets what was written since."""
+    """A transcript of one window. Setting `length` to less drops the later tokens."""
 
-    def __init__(self, model: WhisperModel, config: WhisperConfig, heard: EncodedWindow) -> None:
-        self._decoder, self._config, self._heard = model.decoder, config, heard
-        self._states = model.decoder.states(heard[0][0].dtype)
+    def __init__(self, model: WhisperModel, config: WhisperConfig, window: EncodedWindow) -> None:
+        self._decoder, self._config, self._window = model.decoder, config, window
+        self._caches = model.decoder.new_caches(window[0][0].dtype)
 
     @property
     def length(self) -> int:
-        return self._states[0].length
+        return self._caches[0].length
 
     @length.setter
     def length(self, length: int) -> None:
-        for states in self._states:
-            states.length = length
+        for cache in self._caches:
+            cache.length = length
 
     def push(self, tokens: Sequence[int], asked: Sequence[int]) -> FloatArray:
-        """Write tokens down. What may follow those of the places `asked`, among these, [asked, vocabulary]."""
-        hidden = self._decoder.hidden(mx.array(list(tokens)), self._states, self._heard)
+        """Append tokens. Returns the logits after those at the indices `asked`, [asked, vocabulary]."""
+        hidden = self._decoder.hidden(mx.array(list(tokens)), self._caches, self._window)
         if not asked:
             mx.eval(hidden)
             return np.zeros((0, self._config.vocab), np.float32)
         return np.array(self._decoder.logits(hidden[mx.array(list(asked))]))
 
     def attention(self, tokens: Sequence[int]) -> Generator[None, None, FloatArray]:
-        """How tokens look at the sound, in the heads that follow it: [heads, tokens, positions]."""
+        """The attention scores of tokens over the audio, in the alignment heads: [heads, tokens, positions]."""
         self.length = 0
         parts: list[Any] = []
         for begin in range(0, len(tokens), TOKENS_READ_AT_ONCE):
-            looks: list[mx.array] = []
+            scores: list[mx.array] = []
             self._decoder.hidden(
-                mx.array(list(tokens[begin : begin + TOKENS_READ_AT_ONCE])), self._states, self._heard, looks
+                mx.array(list(tokens[begin : begin + TOKENS_READ_AT_ONCE])), self._caches, self._window, scores
             )
-            parts.append(np.stack([np.array(looks[layer][head]) for layer, head in self._config.alignment_heads]))
+            parts.append(np.stack([np.array(scores[layer][head]) for layer, head in self._config.alignment_heads]))
             yield
         return np.concatenate(parts, axis=1)
-
-
-WhisperWork: TypeAlias = "Generator[None, None, mx.array]"
-"""Done part by part; the end's value is what it comes to."""
-WHISPER_PART_FLOPS = 7e8
-"""About what the encoder computes between two looks at the clock: some 20 ms of one core."""
 
 
 class WhisperConvolution(nn.Module):
@@ -159,7 +162,7 @@ class WhisperAttention(nn.Module):
     def queries(self, x: mx.array) -> mx.array:
         return self.q_proj(x).reshape(x.shape[0], self._heads, -1)
 
-    def pair(self, x: mx.array) -> tuple[mx.array, mx.array]:
+    def keys_and_values(self, x: mx.array) -> tuple[mx.array, mx.array]:
         keys, values = (project(x).reshape(x.shape[0], self._heads, -1) for project in (self.k_proj, self.v_proj))
         return keys, values
 
@@ -175,27 +178,37 @@ def attend_whisper(queries: mx.array, keys: mx.array, values: mx.array, mask: mx
     return mx.fast.scaled_dot_product_attention(*by_head, scale=scale, mask=mask)[0].swapaxes(0, 1)
 
 
-class WhisperEncoderLayer(nn.Module):
-    def __init__(self, config: WhisperConfig) -> None:
+class WhisperLayer(nn.Module):
+    """What layers of the encoder and of the decoder share."""
+
+    def __init__(self, width: int, heads: int, inner: int) -> None:
         super().__init__()
-        self.self_attn_layer_norm = nn.LayerNorm(config.width)
-        self.self_attn = WhisperAttention(config.width, config.encoder_heads)
-        self.final_layer_norm = nn.LayerNorm(config.width)
-        self.fc1 = nn.Linear(config.width, config.encoder_inner)
-        self.fc2 = nn.Linear(config.encoder_inner, config.width)
+        self.self_attn_layer_norm = nn.LayerNorm(width)
+        self.self_attn = WhisperAttention(width, heads)
+        self.final_layer_norm = nn.LayerNorm(width)
+        self.fc1 = nn.Linear(width, inner)
+        self.fc2 = nn.Linear(inner, width)
         self.activation = nn.GELU()
 
+    def mlp(self, x: mx.array) -> mx.array:
+        return x + self.fc2(self.activation(self.fc1(self.final_layer_norm(x))))
+
+
+class WhisperEncoderLayer(WhisperLayer):
+    def __init__(self, config: WhisperConfig) -> None:
+        super().__init__(config.width, config.encoder_heads, config.encoder_inner)
+
     def run(self, x: mx.array, rows: int) -> WhisperWork:
-        """A part of the work is done for `rows` positions at a time."""
+        """Computes `rows` positions at a time."""
         normed = self.self_attn_layer_norm(x)
-        keys, values = self.self_attn.pair(normed)
+        keys, values = self.self_attn.keys_and_values(normed)
         mx.eval(keys, values)
         yield
         done = []
         for begin in range(0, x.shape[0], rows):
             part = slice(begin, begin + rows)
-            seen = x[part] + self.self_attn.attend(self.self_attn.queries(normed[part]), keys, values)
-            done.append(seen + self.fc2(self.activation(self.fc1(self.final_layer_norm(seen)))))
+            attended = x[part] + self.self_attn.attend(self.self_attn.queries(normed[part]), keys, values)
+            done.append(self.mlp(attended))
             mx.eval(done[-1])
             yield
         return mx.concatenate(done)
@@ -213,7 +226,7 @@ class WhisperEncoder(nn.Module):
         self._rows = part_rows(config)
 
     def run(self, mels: mx.array) -> WhisperWork:
-        """What is heard in a window [frames, mels]: [positions, width]."""
+        """The states [positions, width] of a window [frames, mels]."""
         x = self.activation(self.conv1(mels))
         mx.eval(x)
         yield
@@ -226,37 +239,26 @@ class WhisperEncoder(nn.Module):
 
 
 def part_rows(config: WhisperConfig) -> int:
-    """Positions of one layer that take about PART_FLOPS."""
+    """Positions of one layer that take about WHISPER_PART_FLOPS."""
     products = 2 * config.width * (2 * config.width + 2 * config.encoder_inner)
     attention = 4 * config.positions * config.width
     return max(16, min(config.positions, int(WHISPER_PART_FLOPS / (products + attention))))
 
 
-class WhisperDecoderLayer(nn.Module):
+class WhisperDecoderLayer(WhisperLayer):
     def __init__(self, config: WhisperConfig) -> None:
-        super().__init__()
-        self.self_attn_layer_norm = nn.LayerNorm(config.width)
-        self.self_attn = WhisperAttention(config.width, config.decoder_heads)
+        super().__init__(config.width, config.decoder_heads, config.decoder_inner)
         self.encoder_attn_layer_norm = nn.LayerNorm(config.width)
         self.encoder_attn = WhisperAttention(config.width, config.decoder_heads)
-        self.final_layer_norm = nn.LayerNorm(config.width)
-        self.fc1 = nn.Linear(config.width, config.decoder_inner)
-        self.fc2 = nn.Linear(config.decoder_inner, config.width)
-        self.activation = nn.GELU()
 
-    def read(self, x: mx.array, written: WhisperDecoderCache, mask: mx.array | None) -> mx.array:
-        """The first third: what was written is seen."""
+    def attend_to_tokens(self, x: mx.array, cache: WhisperDecoderCache, mask: mx.array | None) -> mx.array:
         normed = self.self_attn_layer_norm(x)
-        keys, values = written.extend(*self.self_attn.pair(normed))
+        keys, values = cache.extend(*self.self_attn.keys_and_values(normed))
         return x + self.self_attn.attend(self.self_attn.queries(normed), keys, values, mask)
-
-    def write(self, x: mx.array) -> mx.array:
-        """The last third, after what was heard is seen."""
-        return x + self.fc2(self.activation(self.fc1(self.final_layer_norm(x))))
 
 
 class WhisperDecoderCache:
-    """Keys and values of what one layer has written, in room for all that it may write."""
+    """Keys and values of one layer's tokens, with room for all that there may be."""
 
     def __init__(self, heads: int, size: int, room: int, dtype: mx.Dtype) -> None:
         self._keys, self._values = (mx.zeros((room, heads, size), dtype) for _ in range(2))
@@ -278,32 +280,27 @@ class WhisperDecoder(nn.Module):
         self.layer_norm = nn.LayerNorm(config.width)
         self._heads, self._size, self._room = config.decoder_heads, config.width // config.decoder_heads, config.context
 
-    def hear(self, sound: mx.array) -> Iterator[tuple[mx.array, mx.array]]:
-        """Keys and values of what was heard, layer by layer."""
-        for layer in self.layers:
-            yield layer.encoder_attn.pair(sound)
-
-    def states(self, dtype: mx.Dtype) -> list[WhisperDecoderCache]:
+    def new_caches(self, dtype: mx.Dtype) -> list[WhisperDecoderCache]:
         return [WhisperDecoderCache(self._heads, self._size, self._room, dtype) for _ in self.layers]
 
     def hidden(
         self,
         tokens: mx.array,
-        written: list[WhisperDecoderCache],
-        heard: list[tuple[mx.array, mx.array]],
-        looks: list[mx.array] | None = None,
+        caches: list[WhisperDecoderCache],
+        window: EncodedWindow,
+        scores: list[mx.array] | None = None,
     ) -> mx.array:
-        """The states of the tokens that follow what is written. `looks` gets each layer's scores of the sound,
+        """The states of tokens that follow the cached ones. `scores` gets each layer's attention scores over the audio,
         [heads, tokens, positions]."""
-        begin, count = written[0].length, tokens.shape[0]
+        begin, count = caches[0].length, tokens.shape[0]
         x = self.embed_tokens(tokens) + self.embed_positions.weight[begin : begin + count]
         mask = causal_mask(begin, count).astype(x.dtype) if count > 1 else None
-        for layer, states, sound in zip(self.layers, written, heard, strict=True):
-            x = layer.read(x, states, mask)
+        for layer, cache, (keys, values) in zip(self.layers, caches, window, strict=True):
+            x = layer.attend_to_tokens(x, cache, mask)
             queries = layer.encoder_attn.queries(layer.encoder_attn_layer_norm(x))
-            if looks is not None:
-                looks.append(queries.swapaxes(0, 1) * queries.shape[-1] ** -0.5 @ sound[0].transpose(1, 2, 0))
-            x = layer.write(x + layer.encoder_attn.attend(queries, *sound))
+            if scores is not None:
+                scores.append(queries.swapaxes(0, 1) * queries.shape[-1] ** -0.5 @ keys.transpose(1, 2, 0))
+            x = layer.mlp(x + layer.encoder_attn.attend(queries, keys, values))
         return self.layer_norm(x)
 
     def logits(self, hidden: mx.array) -> mx.array:
@@ -311,7 +308,7 @@ class WhisperDecoder(nn.Module):
 
 
 def causal_mask(begin: int, count: int) -> mx.array:
-    """What keeps each of `count` tokens behind `begin` others from seeing those after it."""
+    """A mask of `count` tokens after `begin` others."""
     later = mx.arange(begin + count)[None, :] > (begin + mx.arange(count))[:, None]
     return mx.where(later, -1e4, 0.0)
 
@@ -323,25 +320,21 @@ class WhisperModel(nn.Module):
         self.decoder = WhisperDecoder(config)
 
 
-WINDOW_POSITIONS = 1500
-"""Of 30 seconds, as every Whisper model is trained with."""
-
-
 @dataclass(frozen=True, slots=True)
 class WhisperConfig:
     mels: int
-    positions: int  # of sound: half as many as frames of a window
+    positions: int  # of a window: half as many as frames
     width: int
     vocab: int
-    context: int  # most tokens that the decoder reads and writes
+    context: int  # the most tokens of the decoder
     encoder_layers: int
     encoder_heads: int
     encoder_inner: int
     decoder_layers: int
     decoder_heads: int
     decoder_inner: int
-    alignment_heads: tuple[tuple[int, int], ...]  # [layer, head] of the attention that follows the sound in time
-    packing: dict[str, Any] = field(default_factory=dict)  # bits and groups of packed weights
+    alignment_heads: tuple[tuple[int, int], ...]  # [layer, head] of the attention that follows the audio in time
+    quantization: dict[str, Any] = field(default_factory=dict)  # of quantised weights
 
     @classmethod
     def read(cls, folder: Path) -> WhisperConfig:
@@ -349,8 +342,8 @@ class WhisperConfig:
         config = read_model_config(folder)
         if config.get("model_type") != "whisper":
             raise ModelError(
-                f"{folder.name} is a model of type {config.get('model_type')!r}; what transcribes here is a Whisper "
-                "model, such as whisper-tiny.en"
+                f"{folder.name} is a model of type {config.get('model_type')!r}; a speech-to-text model has to be a "
+                "Whisper model, such as whisper-tiny.en"
             )
         if "n_audio_state" in config:
             config |= _hugging_face_config_of(config, folder)
@@ -359,7 +352,7 @@ class WhisperConfig:
         layers, positions = number("decoder_layers"), number("max_source_positions")
         if positions != WINDOW_POSITIONS:
             raise ModelError(
-                f"{folder.name} hears {positions} positions at once; windows of sound have {WINDOW_POSITIONS} here"
+                f"{folder.name} has windows of {positions} positions; Whisper's windows have {WINDOW_POSITIONS} here"
             )
         return cls(
             mels=number("num_mel_bins"),
@@ -374,21 +367,21 @@ class WhisperConfig:
             decoder_heads=number("decoder_attention_heads"),
             decoder_inner=number("decoder_ffn_dim"),
             alignment_heads=_alignment_heads(folder, layers, number("decoder_attention_heads")),
-            packing=stated.packing(),
+            quantization=stated.quantization(),
         )
 
     @property
     def window_bytes(self) -> int:
-        """Most memory that a window takes while it is heard and written down."""
+        """The most memory that a window takes while it is transcribed."""
         states = 4 * self.positions * self.width
         encoding = 12 * states + 8 * self.positions * self.encoder_inner
         scores = 3 * 4 * self.encoder_heads * self.positions * self.positions
-        kept = 2 * self.decoder_layers * (states + 4 * self.context * self.width)
-        return encoding + scores + kept + 16 * self.vocab
+        caches = 2 * self.decoder_layers * (states + 4 * self.context * self.width)
+        return encoding + scores + caches + 16 * self.vocab
 
 
 def _hugging_face_config_of(dims: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What MLX's converters state, in Hugging Face's names."""
+    """The config of MLX's converters, in Hugging Face's names."""
     try:
         return hugging_face_config(dims)
     except (KeyError, TypeError) as error:
@@ -396,7 +389,7 @@ def _hugging_face_config_of(dims: dict[str, Any], folder: Path) -> dict[str, Any
 
 
 def _alignment_heads(folder: Path, layers: int, heads: int) -> tuple[tuple[int, int], ...]:
-    """Those that the files name; else all of the upper half, as the reference does."""
+    """Those that the files name; else all of the upper half of layers, as the reference has it."""
     named = _generation_config(folder).get("alignment_heads")
     if named is None:
         return tuple((layer, head) for layer in range(layers // 2, layers) for head in range(heads))
@@ -404,7 +397,7 @@ def _alignment_heads(folder: Path, layers: int, heads: int) -> tuple[tuple[int, 
 
 
 def alignment_head_pairs(named: Any, layers: int, heads: int, whose: str) -> tuple[tuple[int, int], ...]:
-    """Raises ModelError for what names no heads of the model."""
+    """Raises ModelError where `named` are no heads of the model."""
     try:
         found = tuple((int(layer), int(head)) for layer, head in named)
     except (TypeError, ValueError) as error:
@@ -425,12 +418,8 @@ def _generation_config(folder: Path) -> dict[str, Any]:
     return read if isinstance(read, dict) else {}
 
 
-WHISPER_UNNEEDED = (r"^proj_out\.",)
-ALIGNMENT_HEADS_KEY, POSITIONS_KEY = "alignment_heads", "encoder.embed_positions.weight"
-
-
 def read_whisper_model(folder: Path) -> tuple[WhisperModel, WhisperConfig]:
-    """The model in `folder`, of whose weights nothing is read before it is used. Raises ModelError."""
+    """The model in `folder`, with lazy weights. Raises ModelError."""
     config = WhisperConfig.read(folder)
     model = WhisperModel(config)
     found = checkpoint.with_current_names(checkpoint.read_checkpoint_tensors(folder), drop="model.")
@@ -439,14 +428,14 @@ def read_whisper_model(folder: Path) -> tuple[WhisperModel, WhisperConfig]:
         if (heads := found.pop(ALIGNMENT_HEADS_KEY, None)) is not None:
             pairs = alignment_head_pairs(heads.tolist(), config.decoder_layers, config.decoder_heads, folder.name)
             config = replace(config, alignment_heads=pairs)
-    if config.packing:
-        _quantize_whisper(model, found, config.packing, folder)
+    if config.quantization:
+        _quantize_whisper(model, found, config.quantization, folder)
     checkpoint.load_tensors(model, found, unneeded=WHISPER_UNNEEDED, whose=folder.name)
     return model, config
 
 
 def _as_hugging_face(found: Mapping[str, mx.array], config: WhisperConfig) -> dict[str, mx.array]:
-    """MLX's convolutions have their inputs last, and positions of sound are computed where they are needed."""
+    """MLX's convolutions have their inputs last, and MLX's converters leave out the encoder's positions."""
     named = {hugging_face_name(name): tensor for name, tensor in found.items()}
     for name in ("encoder.conv1.weight", "encoder.conv2.weight"):
         if name in named and named[name].ndim == 3:
@@ -455,25 +444,23 @@ def _as_hugging_face(found: Mapping[str, mx.array], config: WhisperConfig) -> di
 
 
 def sinusoids(length: int, width: int) -> mx.array:
-    """Of each position a sine and a cosine, in periods from 2 pi to 10,000 times that."""
+    """Sines and cosines of positions, in periods from 2 pi to 10,000 times that."""
     steps = mx.arange(width // 2) * (mx.log(mx.array(10_000.0)) / (width // 2 - 1))
     angles = mx.arange(length)[:, None] * mx.exp(-steps)
     return mx.concatenate([mx.sin(angles), mx.cos(angles)], axis=1)
 
 
-def _quantize_whisper(
-    model: nn.Module, found: Mapping[str, mx.array], packing: Mapping[str, Any], folder: Path
-) -> None:
-    """Make those layers packed whose weights are."""
-    own = {hugging_face_name(f"{path}."): told for path, told in packing.items() if isinstance(told, dict)}
+def _quantize_whisper(model: nn.Module, found: Mapping[str, mx.array], form: Mapping[str, Any], folder: Path) -> None:
+    """Quantise the layers whose weights are quantised."""
+    own_forms = {hugging_face_name(f"{path}."): own for path, own in form.items() if isinstance(own, dict)}
 
-    def how(path: str, module: nn.Module) -> bool | dict[str, Any]:
-        taken = isinstance(module, nn.Linear) or path.endswith("embed_tokens")
-        return own.get(f"{path}.", True) if taken and f"{path}.scales" in found else False
+    def form_of(path: str, module: nn.Module) -> bool | dict[str, Any]:
+        can_be = isinstance(module, nn.Linear) or path.endswith("embed_tokens")
+        return own_forms.get(f"{path}.", True) if can_be and f"{path}.scales" in found else False
 
     try:
-        nn.quantize(
-            model, packing["group_size"], packing["bits"], mode=packing.get("mode", "affine"), class_predicate=how
-        )
+        nn.quantize(model, form["group_size"], form["bits"], mode=form.get("mode", "affine"), class_predicate=form_of)
     except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"The weights of {folder.name} are packed in a way that MLX does not know: {error}") from error
+        raise ModelError(
+            f"The weights of {folder.name} are quantised in a form that MLX does not support: {error}"
+        ) from error

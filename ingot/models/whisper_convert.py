@@ -20,21 +20,21 @@ from ingot.models.files.progress import Progress
 from ingot.models.files.tensor_files import NamedTensor, write_safetensors
 
 ALIGNMENT_HEADS = {
-    # [layer, head] of the cross-attention that follows the sound in time, as OpenAI published them.
+    # [layer, head] of the cross-attention that follows the audio in time, as OpenAI published them.
     "tiny.en": [[1, 0], [2, 0], [2, 5], [3, 0], [3, 1], [3, 2], [3, 3], [3, 4]],
 }
 TASK_TOKENS = ("translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps")
 TIMESTAMP_STEP = 2
-"""Timestamps are so many hundredths of a second apart."""
+"""Hundredths of a second between two timestamps."""
 TIMESTAMP_COUNT = 1501
 
 
 def convert_whisper_checkpoint(weights: Path, ranks: Path, target: Path, progress: Progress) -> None:
     """Fill the folder `target` with the model in `weights`, whose tokens are those of the tiktoken file `ranks`."""
     progress(f"converting {weights.stem}")
-    held = tensor_files.read_torch_archive(weights)
+    archive = tensor_files.read_torch_archive(weights)
     try:
-        dims, tensors = held["dims"], held["model_state_dict"]
+        dims, tensors = archive["dims"], archive["model_state_dict"]
         config = hugging_face_config(dims)
     except (KeyError, TypeError) as error:
         raise ModelError(f"{weights.name} is no Whisper checkpoint of OpenAI's") from error
@@ -56,7 +56,7 @@ def read_tiktoken_ranks(file: Path) -> dict[bytes, int]:
 
 
 def whisper_tokenizer(ranks: Mapping[bytes, int], vocab: int) -> Tokenizer:
-    """The tokenizer of a model with `vocab` tokens: GPT-2's kind, and what Whisper adds to it."""
+    """The tokenizer of a model with `vocab` tokens: GPT-2's, and the special tokens of Whisper."""
     letters = _byte_letters()
     spelled = {"".join(letters[byte] for byte in token): rank for token, rank in ranks.items()}
     merges = [

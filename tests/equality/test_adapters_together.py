@@ -185,7 +185,7 @@ def test_an_adapter_sees_pictures_alone_beside_others_and_with_guesses(
 def test_a_model_whose_pictures_see_themselves_refuses_adapters_by_name(tmp_path: Path) -> None:
     folder = tiny_families.saved("gemma3", tmp_path / "gemma3")
     loras = seen_loras(folder, tmp_path / "loras")
-    with pytest.raises(AdapterError, match="see each other, which adapters are not told of"):
+    with pytest.raises(AdapterError, match="see each other, which is not supported with adapters"):
         start_seeing(folder, loras=loras)
 
 

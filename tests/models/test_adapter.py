@@ -111,7 +111,7 @@ METAL = Device("metal", "a CPU that follows Metal's rules", 1 << 34)
 def wavering(seed: int, bits: int | None = 4) -> Any:
     """Qwen3.5 MoE whose experts are nearly alike to its routers: rounding decides who answers."""
 
-    def drawn(path: str, weight: mx.array) -> mx.array:
+    def random_weights(path: str, weight: mx.array) -> mx.array:
         if path.endswith("mlp.gate.weight"):
             return mx.broadcast_to(weight[:1], weight.shape) + 0.002 * weight
         return weight
@@ -120,7 +120,7 @@ def wavering(seed: int, bits: int | None = 4) -> Any:
         return hasattr(module, "to_quantized") and not path.endswith("mlp.gate")
 
     model = random_models.build(WAVERING, seed=seed, spread=0.2)
-    model.update(tree_map_with_path(drawn, model.parameters()))
+    model.update(tree_map_with_path(random_weights, model.parameters()))
     model.set_dtype(mx.bfloat16)
     if bits is not None:
         nn.quantize(model, group_size=32, bits=bits, class_predicate=is_packed)
@@ -137,8 +137,8 @@ def test_a_mixture_whose_router_wavers_is_loaded_and_shares_launches(seed: int, 
 def test_a_mixture_that_wavers_and_that_our_attention_gets_wrong_does_without_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    computed = MixedAttention._mixed
-    monkeypatch.setattr(MixedAttention, "_mixed", lambda *given: -computed(*given))
+    computed = MixedAttention._forward_mixed
+    monkeypatch.setattr(MixedAttention, "_forward_mixed", lambda *args: -computed(*args))
     made = adapt_model(wavering(0), WAVERING, METAL)
     assert (made.ragged, made.mixed) == (True, False)
     [note] = made.notes
@@ -152,9 +152,9 @@ def test_modules_of_ours_that_compute_something_else_are_found_named_and_not_use
 ) -> None:
     own: Any = ours.__call__
 
-    def wrong(self: Any, x: mx.array, *given: Any, **named: Any) -> mx.array:
-        y: mx.array = own(self, x, *given, **named)
-        return -y if any(isinstance(each, LayerState) for each in (*given, *named.values())) else y
+    def wrong(self: Any, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        y: mx.array = own(self, x, *args, **kwargs)
+        return -y if any(isinstance(each, LayerState) for each in (*args, *kwargs.values())) else y
 
     monkeypatch.setattr(ours, "__call__", wrong)
     made = adapt_model(tiny.build(kind), tiny.CONFIGS[kind], current_device())
@@ -216,7 +216,7 @@ def test_gemma_answers_alike_alone_and_among_rows_of_unlike_length(
 ) -> None:
     monkeypatch.setitem(tiny.CONFIGS, "gemma3_text", family_configs.config("gemma3_text"))
     rng = random.Random(8)
-    asked = [
+    requests = [
         Request(
             f"r{number}",
             (tuple(rng.randrange(1, 95) for _ in range(length)),),
@@ -227,8 +227,8 @@ def test_gemma_answers_alike_alone_and_among_rows_of_unlike_length(
         for number, length in enumerate((90, 2, 37, 9, 150, 61))
     ]
     engine = engines.start("gemma3_text", device=device)
-    alone = [engines.text_of(engines.answer(engine, request)) for request in asked]
-    streams = [engine.generate(request) for request in asked]
+    alone = [engines.text_of(engines.answer(engine, request)) for request in requests]
+    streams = [engine.generate(request) for request in requests]
     together = [engines.text_of([event for batch in stream for event in batch]) for stream in streams]
     engine.check()
     engine.close()
@@ -236,11 +236,10 @@ def test_gemma_answers_alike_alone_and_among_rows_of_unlike_length(
 
 
 @pytest.mark.skipif(not native.available(), reason="needs the native kernels")
-def test_the_number_formats_are_told_as_they_are(uneven_gemma: Path) -> None:
+def test_the_number_formats_are_reported_as_they_are(uneven_gemma: Path) -> None:
     assert (
-        str(load_model_adapter(uneven_gemma, current_device()).formats)
-        == "weights Q4_K, activations 8-bit, states float16"
+        str(load_model_adapter(uneven_gemma, current_device()).formats) == "weights Q4_K, activations 8-bit, KV float16"
     )
     exact = load_model_adapter(uneven_gemma, current_device(), dtype="float32").formats
-    assert str(exact) == "weights Q4_K, activations float32, states float32"
-    assert str(adapted("llama").formats) == "weights F32, activations float32, states float16"
+    assert str(exact) == "weights Q4_K, activations float32, KV float32"
+    assert str(adapted("llama").formats) == "weights F32, activations float32, KV float16"

@@ -60,10 +60,10 @@ def test_a_digest_that_this_server_did_not_seal_is_not_believed(folder: Path, tm
         assert remembered_digest(folder, memory, secret) == model_digest(folder)
 
 
-@pytest.mark.parametrize("held", ["", "[]", "nothing", '{"x": 1}', '{"PATH": [1]}', '{"PATH": {}}'])
-def test_a_memory_of_anything_is_no_memory(folder: Path, tmp_path: Path, held: str) -> None:
+@pytest.mark.parametrize("content", ["", "[]", "nothing", '{"x": 1}', '{"PATH": [1]}', '{"PATH": {}}'])
+def test_a_memory_of_anything_is_no_memory(folder: Path, tmp_path: Path, content: str) -> None:
     memory = tmp_path / "digests.json"
-    memory.write_text(held.replace("PATH", str(folder.resolve())))
+    memory.write_text(content.replace("PATH", str(folder.resolve())))
     assert remembered_digest(folder, memory, SECRET) == model_digest(folder)
     assert remembered_digest(folder, tmp_path / "no" / "such" / "folder", SECRET) == model_digest(folder)
 
@@ -82,8 +82,8 @@ def test_a_folder_that_others_may_write_to_is_refused_in_words(tmp_path: Path) -
     folder = tmp_path / "kept"
     folder.mkdir()
     folder.chmod(0o777)
-    said = refused(folder, tmp_path / "key")
-    assert said.startswith(f"cache_dir {folder} cannot be used: other users may write to it: run chmod go-w {folder}")
+    error = refused(folder, tmp_path / "key")
+    assert error.startswith(f"cache_dir {folder} cannot be used: other users may write to it: run chmod go-w {folder}")
     assert list(folder.iterdir()) == []
 
 
@@ -91,5 +91,5 @@ def test_records_are_not_kept_without_a_key_that_can_be_relied_on(tmp_path: Path
     key = tmp_path / "key"
     key.write_text("0" * 64)
     key.chmod(0o644)
-    said = refused(tmp_path / "kept", key)
-    assert f"archive_key_file {key}: other users may read it; run chmod 600 on it" in said
+    error = refused(tmp_path / "kept", key)
+    assert f"archive_key_file {key}: other users may read it; run chmod 600 on it" in error

@@ -26,7 +26,7 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made = make("qwen3_5")
     shards = {"model-1.safetensors": made.base, "model-2.safetensors": named(made, differences(made.head))}
     there = write_shards(tmp_path / "there", made.config, shards)
-    taken: list[str] = []
+    fetched: list[str] = []
 
     def fetch(repo: str, settings: Settings, progress: Any, patterns: Sequence[str] = hub.HUB_PATTERNS) -> Path:
         here = tmp_path / "here"
@@ -34,11 +34,11 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         for file in sorted(there.iterdir()):
             if any(fnmatchcase(file.name, pattern) for pattern in patterns):
                 (here / file.name).write_bytes(file.read_bytes())
-                taken.append(file.name)
+                fetched.append(file.name)
         return here
 
     monkeypatch.setattr(hub, "fetch_from_hub", fetch)
-    return taken
+    return fetched
 
 
 def test_of_a_checkpoint_on_the_hub_only_files_that_hold_the_head_are_fetched(fetched: list[str]) -> None:

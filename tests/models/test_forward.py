@@ -80,8 +80,8 @@ class Session:
             self._run([5 + number] * length, ForwardPart((row,), length))
 
     def _run(self, tokens: list[int], part: ForwardPart) -> mx.array:
-        given = mx.array(tokens, mx.uint32)
-        logits = run_forward(self._model, self._adapter.selection, self.states, given, [part], None, mixed=True)
+        inputs = mx.array(tokens, mx.uint32)
+        logits = run_forward(self._model, self._adapter.selection, self.states, inputs, [part], None, mixed=True)
         mx.eval(logits, self.states.pending())
         return logits
 
@@ -102,7 +102,7 @@ def test_they_say_what_the_model_says_while_rows_grow_join_and_leave(adapter: Mo
     counted = Counted(adapter.model)
     steps = CompiledSteps(counted)
     compare(adapter, steps, [3, 60, 130], 60)
-    assert steps.refused is None
+    assert steps.refusal is None
     prompts, seen, graphs = 3, 1, len(steps._steps)
     assert 3 <= graphs <= 9
     # Once by itself at each trial, and once a graph: not at every step.
@@ -120,7 +120,7 @@ def test_a_model_that_keeps_something_of_a_step_is_not_compiled(
     monkeypatch.setattr(PagedAttention, "attend", keeps)
     steps = CompiledSteps(adapter.model)
     compare(adapter, steps, [3, 60], 24)
-    assert steps.refused is not None and steps.refused.startswith("compiled steps differ by")
+    assert steps.refusal is not None and steps.refusal.startswith("compiled steps differ by")
 
 
 class Shifted(CompiledSteps):
@@ -130,15 +130,15 @@ class Shifted(CompiledSteps):
         super().__init__(model)
         self._by = by
 
-    def _traced(self, *given: Any) -> tuple[mx.array, list[mx.array]]:
-        logits, after = super()._traced(*given)
+    def _trace(self, *inputs: Any) -> tuple[mx.array, list[mx.array]]:
+        logits, after = super()._trace(*inputs)
         return logits * (1 + self._by), after
 
 
 def test_steps_that_round_elsewhere_are_compiled(adapter: ModelAdapter) -> None:
     steps = Shifted(adapter.model, 1e-6)
     compare(adapter, steps, [3, 60], 24)
-    assert steps.refused is None and steps._agreed == STEP_TRIALS
+    assert steps.refusal is None and steps._trials == STEP_TRIALS
 
 
 def test_steps_that_are_off_by_more_than_the_model_rounds_are_not_compiled(adapter: ModelAdapter) -> None:
@@ -148,16 +148,16 @@ def test_steps_that_are_off_by_more_than_the_model_rounds_are_not_compiled(adapt
     for number, logits in enumerate(wanted):
         found = again.step([7, 8], again.rows)
         assert mx.array_equal(found, logits).item(), f"at step {number}: trials leave no trace in states"
-    assert steps.refused is not None and steps.refused.startswith("compiled steps differ by 0.0")
+    assert steps.refusal is not None and steps.refusal.startswith("compiled steps differ by 0.0")
 
 
 def test_how_far_a_model_rounds_is_asked_of_itself(adapter: ModelAdapter, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = Shifted(adapter.model, 0.01)
-    monkeypatch.setattr(CompiledSteps, "_moved", lambda *_: 0.02)
+    monkeypatch.setattr(CompiledSteps, "_rounding_gap", lambda *_: 0.02)
     session = Session(adapter, steps, [3, 60])
     for _ in range(6):
         session.step([7, 8], session.rows)
-    assert steps.refused is None
+    assert steps.refusal is None
 
 
 def test_what_is_asked_of_a_step_and_not_known_is_not_compiled(
@@ -166,24 +166,24 @@ def test_what_is_asked_of_a_step_and_not_known_is_not_compiled(
     steps = CompiledSteps(adapter.model)
     monkeypatch.setattr(module, "_is_known_key", lambda key: key != "calls")
     compare(adapter, steps, [3, 60], 12)
-    assert steps.refused == "qwen3 looks at its rows in a way that cannot be compiled"
+    assert steps.refusal == "qwen3 reads data of its rows that cannot be compiled"
 
 
 def test_few_graphs_are_kept(adapter: ModelAdapter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_COMPILED_STEPS", 2)
     steps = CompiledSteps(adapter.model)
     compare(adapter, steps, [3, 60, 130], 60)
-    assert len(steps._steps) == 2 and steps.refused is None
+    assert len(steps._steps) == 2 and steps.refusal is None
 
 
 def test_logits_after_some_tokens_alone_are_the_models_own(adapter: ModelAdapter) -> None:
     steps = CompiledSteps(adapter.model)
     compare(adapter, steps, [3, 60], 12)
-    assert steps.refused is None and steps._steps
+    assert steps.refusal is None and steps._steps
     session = Session(adapter, steps, [3, 60])
     for at in ([], [1], [0]):
-        given, part = mx.array([4, 5], mx.uint32), ForwardPart(tuple(session.rows), 1)
-        logits = run_forward(steps, adapter.selection, session.states, given, [part], at, mixed=True)
+        inputs, part = mx.array([4, 5], mx.uint32), ForwardPart(tuple(session.rows), 1)
+        logits = run_forward(steps, adapter.selection, session.states, inputs, [part], at, mixed=True)
         mx.eval(logits, session.states.pending())
         assert logits.shape[0] == len(at)
 

@@ -96,14 +96,14 @@ def test_a_model_that_guesses_with_a_head_goes_on_after_a_restart(tmp_path: Path
     )
     rng = random.Random(1)
     prompt = [rng.randrange(4000) for _ in range(300)]
-    told = []
+    answers = []
     for _ in range(2):
         engine = start_engine(settings, HYBRID, name="hybrid", source="the foundry")
-        told.append(ask(engine, "a", prompt))
+        answers.append(ask(engine, "a", prompt))
         engine.check()
         engine.close()
-    assert told[0][0] == told[1][0]
-    assert (told[0][1].tier, told[1][1].tier) == (None, "disk")
+    assert answers[0][0] == answers[1][0]
+    assert (answers[0][1].tier, answers[1][1].tier) == (None, "disk")
 
 
 CODEC = PairCodec(CodecName.parse("k8v4"))
@@ -188,9 +188,9 @@ def test_more_context_fits_in_the_same_memory_but_not_for_exact_requests() -> No
 
 @pretended
 @emulated
-@pytest.mark.parametrize(("new", "said"), [("* 2.0f", "differs by"), ("summ", "does not run")])
+@pytest.mark.parametrize(("new", "reason"), [("* 2.0f", "differs by"), ("summ", "does not run")])
 def test_where_a_kernel_over_coded_pages_is_wrong_they_are_unpacked_and_that_is_said(
-    new: str, said: str, monkeypatch: pytest.MonkeyPatch
+    new: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Broken(Emulator):
         def rewritten(self, text: KernelText) -> KernelText:
@@ -204,7 +204,7 @@ def test_where_a_kernel_over_coded_pages_is_wrong_they_are_unpacked_and_that_is_
     wrong = live_on_a_gpu()
     assert not any("kv_codec" in note for note in right.notes)
     [note] = [note for note in wrong.notes if "kv_codec" in note]
-    assert note.startswith("kv_codec is unpacked for every step, slower: a kernel") and said in note
+    assert note.startswith("kv_codec is unpacked for every step, slower: a kernel") and reason in note
     found = []
     for adapter, reads in ((right, True), (wrong, False)):
         rows = adapter.new_batch_state()
@@ -284,8 +284,8 @@ def test_what_prompts_over_coded_pages_take_is_predicted(monkeypatch: pytest.Mon
         predicted, short = (predicted_bytes(each, PassPart(WIDTH, row.length)) for each in (adapter.footprint, without))
         assert short < found <= predicted, "more than attention alone takes, and no more than is said"
         figures.append((found, predicted))
-    grown, told = (later - earlier for earlier, later in zip(*figures, strict=True))
-    assert grown == pytest.approx(told, rel=0.1), "pages are unpacked once, for all layers"
+    grown, predicted = (later - earlier for earlier, later in zip(*figures, strict=True))
+    assert grown == pytest.approx(predicted, rel=0.1), "pages are unpacked once, for all layers"
 
 
 @emulated

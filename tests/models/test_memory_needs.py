@@ -27,7 +27,7 @@ from tests.models.vision import tiny_families as tiled
 CPU = Device("cpu", "a CPU", 1 << 34)
 
 
-def told(path: Path, device: Device) -> MemoryNeeds:
+def needs_of(path: Path, device: Device) -> MemoryNeeds:
     found = memory_needs(path, device)
     assert found is not None
     return found
@@ -42,7 +42,7 @@ def assert_true(found: MemoryNeeds, folder: Path, device: Device) -> None:
 
 def test_it_is_true_of_the_default_model() -> None:
     folder = ensure_packaged_model(DEFAULT_MODEL, Settings(), no_progress)
-    found = told(folder, CPU)
+    found = needs_of(folder, CPU)
     assert_true(found, folder, CPU)
     assert found.at_full_context == found.per_token * found.context
 
@@ -55,14 +55,14 @@ def test_it_is_true_of_a_q4_k_m_file_before_and_after_it_is_converted(
 ) -> None:
     folder = converted(as_q4_k_m(tiny_model(architecture)), tmp_path)
     for path in (folder, tmp_path / "tiny.gguf"):
-        assert_true(told(path, device), folder, device)
+        assert_true(needs_of(path, device), folder, device)
 
 
 @pytest.mark.parametrize("kind", [Kind.Q5_0, Kind.Q8_0, Kind.BF16, Kind.F32, Kind.Q3_K], ids=lambda kind: kind.name)
 def test_it_is_true_of_other_formats(kind: Kind, tmp_path: Path) -> None:
     folder = converted(tiny_model("llama", kinds=[kind]), tmp_path)
     for path in (folder, tmp_path / "tiny.gguf"):
-        assert_true(told(path, CPU), folder, CPU)
+        assert_true(needs_of(path, CPU), folder, CPU)
 
 
 @pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
@@ -70,7 +70,7 @@ def test_it_is_true_of_other_formats(kind: Kind, tmp_path: Path) -> None:
 def test_what_a_model_sees_with_is_counted_and_told_apart(device: Device, family: str, tmp_path: Path) -> None:
     pytest.importorskip("mlx_vlm")
     folder = (qwens if family.startswith("qwen") else tiled).saved(family, tmp_path / family)
-    found = told(folder, device)
+    found = needs_of(folder, device)
     assert found.weights == pytest.approx(load_model_adapter(folder, device, sees=True).weight_bytes, rel=0.03)
     assert found.weights - found.tower == pytest.approx(load_model_adapter(folder, device).weight_bytes, rel=0.03)
     assert "--text-only leaves out" in describe_needs(found) and "--text-only" not in describe_needs(
@@ -80,14 +80,14 @@ def test_what_a_model_sees_with_is_counted_and_told_apart(device: Device, family
 
 def test_windows_grow_no_further_than_they_see(tmp_path: Path) -> None:
     converted(tiny_model("gemma3"), tmp_path)
-    found = told(tmp_path / "tiny.gguf", CPU)
+    found = needs_of(tmp_path / "tiny.gguf", CPU)
     assert found.per_token * CONTEXT < found.at_full_context < 2 * found.per_token * CONTEXT
 
 
 def test_nothing_is_read_of_the_weights(tmp_path: Path) -> None:
     folder = converted(as_q4_k_m(tiny_model("llama")), tmp_path)
     before = settled()
-    told(folder, CPU)
+    needs_of(folder, CPU)
     assert mx.get_peak_memory() - before < 1 << 14
 
 

@@ -1,4 +1,4 @@
-"""How a model is dealt out to ranks, and what is refused."""
+"""How a model is split over ranks, and what is refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Ranks:
         return 0
 
 
-def dealt_out(kind: str, way: Any, size: int, bits: int | None = None, **changed: Any) -> Any:
+def split(kind: str, way: Any, size: int, bits: int | None = None, **changed: Any) -> Any:
     config = {**tiny.CONFIGS[kind], **changed}
     model = tiny.random_models.build(config)
     if bits is not None:
@@ -36,45 +36,53 @@ def dealt_out(kind: str, way: Any, size: int, bits: int | None = None, **changed
     return model
 
 
-def test_a_class_says_how_its_models_can_be_dealt_out() -> None:
+def test_a_class_says_how_its_models_can_be_split() -> None:
     assert parallel_modes(tiny.build("llama")) == ("tensor",)
     assert parallel_modes(tiny.build("moe")) == ("tensor", "pipeline")
     assert parallel_modes(tiny.build("window")) == ()
 
 
 def test_what_a_family_cannot_do_is_refused_with_what_it_can() -> None:
-    with pytest.raises(ModelError, match=r"type llama cannot be dealt out to ranks as pipeline. It can be: tensor"):
-        dealt_out("llama", "pipeline", 2)
+    with pytest.raises(ModelError, match=r"type llama cannot be split over ranks as pipeline. It can be: tensor"):
+        split("llama", "pipeline", 2)
     with pytest.raises(ModelError, match="It runs on one rank"):
-        dealt_out("window", "tensor", 2)
+        split("window", "tensor", 2)
 
 
 def test_heads_that_cannot_be_dealt_out_evenly_are_refused() -> None:
-    with pytest.raises(ModelError, match="4 heads of attention cannot be dealt out to 3 ranks"):
-        dealt_out("llama", "tensor", 3)
-    with pytest.raises(ModelError, match="1 heads of keys cannot be dealt out to 2 ranks"):
-        dealt_out("single", "tensor", 2)
+    with pytest.raises(ModelError, match="4 attention heads cannot be split over 3 ranks"):
+        split("llama", "tensor", 3)
+    with pytest.raises(ModelError, match="1 KV heads cannot be split over 2 ranks"):
+        split("single", "tensor", 2)
 
 
 def test_more_ranks_than_layers_are_refused() -> None:
-    with pytest.raises(ModelError, match="cannot be dealt out to 4 ranks"):
-        dealt_out("moe", "pipeline", 4)
+    with pytest.raises(ModelError, match="cannot be split over 4 ranks"):
+        split("moe", "pipeline", 4)
 
 
 @pytest.mark.parametrize(
-    ("kind", "changed", "said"),
+    ("kind", "changed", "message"),
     [
-        ("llama", {"intermediate_size": 96}, "the 3 groups of 32 packed columns of model.layers.0.mlp.down_proj"),
-        ("llama", {"num_attention_heads": 2}, "the 1 groups of 32 packed columns of model.layers.0.self_attn.o_proj"),
-        ("moe", {"moe_intermediate_size": 32}, "the 1 groups of 32 packed columns of model.layers.0.mlp.switch_mlp.d"),
+        ("llama", {"intermediate_size": 96}, "the 3 groups of 32 quantised columns of model.layers.0.mlp.down_proj"),
+        (
+            "llama",
+            {"num_attention_heads": 2},
+            "the 1 groups of 32 quantised columns of model.layers.0.self_attn.o_proj",
+        ),
+        (
+            "moe",
+            {"moe_intermediate_size": 32},
+            "the 1 groups of 32 quantised columns of model.layers.0.mlp.switch_mlp.d",
+        ),
     ],
 )
 def test_groups_of_packed_columns_that_do_not_come_out_even_are_refused(
-    kind: str, changed: dict[str, int], said: str
+    kind: str, changed: dict[str, int], message: str
 ) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64, "head_dim": 16}
-    with pytest.raises(ModelError, match=f"cannot be dealt out to 2 ranks: {said}"):
-        dealt_out(kind, "tensor", 2, 4, **sizes | changed)
+    with pytest.raises(ModelError, match=f"cannot be split over 2 ranks: {message}"):
+        split(kind, "tensor", 2, 4, **sizes | changed)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -84,18 +92,14 @@ def test_groups_of_packed_columns_that_do_not_come_out_even_are_refused(
 def test_a_rank_holds_its_part_of_packed_layers_and_no_more(kind: str, way: str, part: float, bits: int) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64, "head_dim": 16}
     own, all_of_it = (
-        sum(
-            array.nbytes
-            for path, array in named_parameters(dealt_out(kind, way, ranks, bits, **sizes))
-            if "proj" in path
-        )
+        sum(array.nbytes for path, array in named_parameters(split(kind, way, ranks, bits, **sizes)) if "proj" in path)
         for ranks in (2, 1)
     )
     assert own == pytest.approx(part * all_of_it)
 
 
 def test_layers_dealt_out_by_their_outputs_are_plain_and_the_others_add_up() -> None:
-    model = dealt_out("llama", "tensor", 2)
+    model = split("llama", "tensor", 2)
     attention = model.model.layers[0].self_attn
     assert type(attention.q_proj) is nn.Linear and attention.q_proj.weight.shape == (16, 32)
     assert isinstance(attention.o_proj, AllReduceLinear) and attention.o_proj.linear.weight.shape == (32, 16)

@@ -38,12 +38,12 @@ def probed(forward: ForwardFunction, dtype: mx.Dtype = mx.float32, *, unlike: bo
     return Probe(forward, lambda: BatchState([AppendState()]), dtype, unlike=unlike).run()
 
 
-def launches(state: LayerState) -> Sequence[ForwardBatch]:
+def forward_parts(state: LayerState) -> Sequence[ForwardBatch]:
     return state.whole.parts if state.whole else [state.open_batch]
 
 
 def rows(state: LayerState) -> int:
-    return sum(launch.count for launch in launches(state))
+    return sum(part.count for part in forward_parts(state))
 
 
 def test_a_faultless_model_may_batch_and_mix_its_rows() -> None:
@@ -68,7 +68,7 @@ def test_a_model_that_fails_in_company_runs_its_rows_apart() -> None:
 
 def test_a_model_that_goes_wrong_in_the_shorter_of_two_rows_runs_them_apart() -> None:
     def shift(state: LayerState, width: int) -> float | mx.array:
-        starts = launches(state)[0].starts
+        starts = forward_parts(state)[0].starts
         return mx.array([[0.1 if start < max(starts) else 0.0] for start in starts]) if len(starts) > 1 else 0.0
 
     found = probe(shift)
@@ -80,13 +80,13 @@ def test_a_family_known_not_to_mix_is_not_tried() -> None:
     assert (found.ragged, found.mixed) == (False, False)
 
 
-def test_a_model_that_goes_wrong_in_mixed_launches_is_given_none_and_still_decodes_together() -> None:
+def test_a_model_that_goes_wrong_in_mixed_launches_has_fixed_experts_none_and_still_decodes_together() -> None:
     found = probe(lambda state, width: 0.1 if state.whole else 0.0)
     assert (found.ragged, found.mixed) == (True, False)
 
 
 def test_a_model_whose_rows_run_apart_may_still_mix() -> None:
-    found = probe(lambda state, width: 0.1 if any(launch.count > 1 for launch in launches(state)) else 0.0)
+    found = probe(lambda state, width: 0.1 if any(part.count > 1 for part in forward_parts(state)) else 0.0)
     assert (found.ragged, found.mixed) == (False, True)
 
 
@@ -101,14 +101,14 @@ def test_a_difference_that_rounding_makes_in_one_row_too_is_no_fault_of_mixing()
 
 def test_a_model_whose_answer_depends_on_how_its_prompt_is_cut_is_run_plainly_and_that_is_said() -> None:
     found = probe(lambda state, width: 1.0 if width == 1 else 0.0)
-    assert (found.ragged, found.mixed) == (False, False) and found.moved > 0.3
+    assert (found.ragged, found.mixed) == (False, False) and found.rounding > 0.3
 
 
 class Mixture:
     """A made-up model that also answers with one of two experts, by the toss of a coin: as a router that wavers."""
 
     def __init__(self, *, wrong: bool = False) -> None:
-        self.wrong, self.is_nudged, self.is_given, self.passes = wrong, False, False, 0
+        self.wrong, self.is_nudged, self.has_fixed_experts, self.passes = wrong, False, False, 0
 
     def __call__(
         self,
@@ -123,7 +123,7 @@ class Mixture:
         self.passes += 1
         with rows_.launch(parts, mixed=mixed) as layers:
             together = rows(layers[0]) > 1
-        expert = 0 if self.is_given else hash((self.is_nudged, mixed, together, len(at), tokens.size)) % 7
+        expert = 0 if self.has_fixed_experts else hash((self.is_nudged, mixed, together, len(at), tokens.size)) % 7
         off = 0.5 if self.wrong and together else 0.0
         return mx.sin((tokens[mx.array(list(at))][:, None] + 31 * expert) * mx.arange(1, 9)) + off
 
@@ -134,19 +134,19 @@ class Mixture:
         self.is_nudged = False
 
     @contextmanager
-    def given(self) -> Iterator[None]:
-        self.is_given = True
+    def fixed_experts(self) -> Iterator[None]:
+        self.has_fixed_experts = True
         yield
-        self.is_given = False
+        self.has_fixed_experts = False
 
     def found(self, original: Callable[[list[int]], mx.array] | None = None) -> ProbeFindings:
-        doubts = ProbeVariants(self.nudged, self.given, original)
-        return Probe(self, lambda: BatchState([AppendState()]), mx.bfloat16, unlike=True, doubts=doubts).run()
+        variants = ProbeVariants(self.nudged, self.fixed_experts, original)
+        return Probe(self, lambda: BatchState([AppendState()]), mx.bfloat16, unlike=True, variants=variants).run()
 
 
 def test_a_router_that_wavers_is_no_fault_of_mixing() -> None:
     found = Mixture().found()
-    assert (found.ragged, found.mixed, found.moved, found.wrong) == (True, True, 0.0, None)
+    assert (found.ragged, found.mixed, found.rounding, found.wrong) == (True, True, 0.0, None)
 
 
 def test_a_mixture_that_goes_wrong_in_company_is_found_though_its_router_wavers() -> None:
@@ -154,13 +154,13 @@ def test_a_mixture_that_goes_wrong_in_company_is_found_though_its_router_wavers(
     assert (found.ragged, found.mixed) == (False, False)
 
 
-def test_a_mixture_whose_experts_cannot_be_given_is_run_plainly_and_that_is_said() -> None:
+def test_a_mixture_whose_experts_cannot_be_fixed_is_run_plainly_and_that_is_said() -> None:
     model = Mixture()
-    doubts = ProbeVariants(model.nudged)
-    found = Probe(model, lambda: BatchState([AppendState()]), mx.bfloat16, unlike=True, doubts=doubts).run()
-    assert (found.ragged, found.mixed) == (False, False) and found.moved > 0.3
-    [said] = [said for said in model_notes(nn.Module(), None, found, None, None) if "one after another" in said]
-    assert "rounding alone moves this model's answers by" in said
+    variants = ProbeVariants(model.nudged)
+    found = Probe(model, lambda: BatchState([AppendState()]), mx.bfloat16, unlike=True, variants=variants).run()
+    assert (found.ragged, found.mixed) == (False, False) and found.rounding > 0.3
+    [note] = [note for note in model_notes(nn.Module(), None, found, None, None) if "one after another" in note]
+    assert "rounding alone moves this model's logits by" in note
 
 
 def test_what_differs_from_mlx_lms_own_answer_by_more_than_rounding_is_wrong() -> None:
@@ -169,22 +169,22 @@ def test_what_differs_from_mlx_lms_own_answer_by_more_than_rounding_is_wrong() -
 
     def found(off: float) -> ProbeFindings:
         model = Mixture()
-        model.is_given = True
+        model.has_fixed_experts = True
         return Probe(
             model,
             lambda: BatchState([AppendState()]),
             mx.float32,
             unlike=True,
-            doubts=ProbeVariants(original=partial(original, off=off)),
+            variants=ProbeVariants(original=partial(original, off=off)),
         ).run()
 
     assert found(0.0).wrong is None
     assert found(1.0).wrong is not None and "differ from mlx-lm's own by" in str(found(1.0).wrong)
 
 
-def test_a_steady_model_pays_for_no_doubts() -> None:
+def test_a_steady_model_runs_no_variants() -> None:
     model = Mixture()
-    model.is_given = True
+    model.has_fixed_experts = True
     assert model.found().mixed
     assert model.passes == 3 + 3, "three prompts alone, and three passes beside each other"
 

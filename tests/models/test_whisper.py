@@ -55,16 +55,16 @@ def value_of(work: Generator[None, None, Any]) -> Any:
         return ended.value
 
 
-def folder_of(target: Path, **told: Any) -> Path:
+def folder_of(target: Path, **changes: Any) -> Path:
     target.mkdir(exist_ok=True)
     weights = {f"model.{name}": weight for name, weight in named_parameters(random_model())}
     weights["proj_out.weight"] = weights["model.decoder.embed_tokens.weight"]
     mx.save_safetensors(str(target / "model.safetensors"), weights)
-    (target / "config.json").write_text(json.dumps(STATED | told))
+    (target / "config.json").write_text(json.dumps(STATED | changes))
     return target
 
 
-def test_a_window_is_heard_alike_however_its_rows_are_cut() -> None:
+def test_a_window_is_window_alike_however_its_rows_are_cut() -> None:
     model = random_model()
     whole = value_of(Whisper(model, CONFIG).listen(FRAMES))
     model.encoder._rows = 400
@@ -75,24 +75,24 @@ def test_a_window_is_heard_alike_however_its_rows_are_cut() -> None:
 
 def test_tokens_score_the_same_one_by_one_and_at_once_and_after_going_back() -> None:
     whisper = Whisper(random_model(), CONFIG)
-    heard = value_of(whisper.listen(FRAMES))
+    window = value_of(whisper.listen(FRAMES))
     tokens = [1, 5, 9, 2, 30]
-    at_once = whisper.write(heard).push(tokens, range(len(tokens)))
-    writing = whisper.write(heard)
+    at_once = whisper.write(window).push(tokens, range(len(tokens)))
+    writing = whisper.write(window)
     one_by_one = np.concatenate([writing.push([token], [0]) for token in tokens])
     assert np.allclose(at_once, one_by_one, atol=1e-3)
     writing.length = 2
     assert np.allclose(writing.push(tokens[2:], [2])[0], at_once[-1], atol=1e-3)
 
 
-def test_attention_is_told_for_the_heads_that_follow_the_sound() -> None:
+def test_attention_scores_are_those_of_the_alignment_heads() -> None:
     whisper = Whisper(random_model(), CONFIG)
-    heard = value_of(whisper.listen(FRAMES))
-    writing = whisper.write(heard)
+    window = value_of(whisper.listen(FRAMES))
+    writing = whisper.write(window)
     writing.push([4, 4, 4], [])
-    looks = value_of(writing.attention([1, 5, 9]))
-    assert looks.shape == (2, 3, 1500)
-    assert np.allclose(looks, value_of(whisper.write(heard).attention([1, 5, 9])))
+    scores = value_of(writing.attention([1, 5, 9]))
+    assert scores.shape == (2, 3, 1500)
+    assert np.allclose(scores, value_of(whisper.write(window).attention([1, 5, 9])))
 
 
 def test_a_folder_in_hugging_faces_form_is_loaded(tmp_path: Path) -> None:
@@ -105,24 +105,24 @@ def test_a_folder_in_hugging_faces_form_is_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "says"),
+    ("changes", "message"),
     [
         ({"model_type": "llama"}, "Whisper model"),
         ({"d_model": 32}, "do not fit its config"),
         ({"decoder_layers": 3}, "missing"),
         ({"vocab_size": None}, "vocab_size"),
-        ({"max_source_positions": 750}, "windows of sound have 1500"),
-        ({"quantization": {"mode": "gptq"}}, "a form that ingot knows"),
+        ({"max_source_positions": 750}, "windows have 1500"),
+        ({"quantization": {"mode": "gptq"}}, "a form that ingot supports"),
     ],
 )
-def test_what_does_not_fit_is_named(tmp_path: Path, told: dict[str, Any], says: str) -> None:
-    with pytest.raises(ModelError, match=says):
-        load_whisper(folder_of(tmp_path / "a", **told), current_device())
+def test_what_does_not_fit_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        load_whisper(folder_of(tmp_path / "a", **changes), current_device())
 
 
 def test_heads_that_the_model_does_not_have_are_refused(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "a")
-    for named, says in (([[7, 0]], "does not have"), (["x"], "no pairs")):
+    for named, message in (([[7, 0]], "does not have"), (["x"], "no pairs")):
         (folder / "generation_config.json").write_text(json.dumps({"alignment_heads": named}))
-        with pytest.raises(ModelError, match=says):
+        with pytest.raises(ModelError, match=message):
             WhisperConfig.read(folder)

@@ -57,7 +57,7 @@ def mlx_name(name: str) -> str:
 
 
 def random_model() -> WhisperModel:
-    """The positions of sound are those that MLX's converters leave out."""
+    """The positions of a window are those that MLX's converters leave out."""
     model, draw = WhisperModel(CONFIG), np.random.default_rng(2)
     weights = {name: mx.array(draw.normal(0, 0.2, held.shape)) for name, held in named_parameters(model)}
     weights[POSITIONS] = sinusoids(CONFIG.positions, CONFIG.width)
@@ -65,11 +65,9 @@ def random_model() -> WhisperModel:
     return model
 
 
-def packed_model(**packing: Any) -> WhisperModel:
+def packed_model(**form: Any) -> WhisperModel:
     model = random_model()
-    nn.quantize(
-        model, **packing, class_predicate=lambda path, _: path.endswith(("_proj", "fc1", "fc2", "embed_tokens"))
-    )
+    nn.quantize(model, **form, class_predicate=lambda path, _: path.endswith(("_proj", "fc1", "fc2", "embed_tokens")))
     return model
 
 
@@ -78,7 +76,7 @@ def plain_bytes(model: WhisperModel) -> int:
     return sum(4 * held.size for name, held in named_parameters(model) if "positions" in name or "conv" in name)
 
 
-def saved(folder: Path, model: WhisperModel, *, heads: list[list[int]] | None = None, **told: Any) -> Path:
+def saved(folder: Path, model: WhisperModel, *, heads: list[list[int]] | None = None, **changes: Any) -> Path:
     folder.mkdir()
     weights = {mlx_name(name): held for name, held in named_parameters(model)}
     del weights[POSITIONS]
@@ -87,7 +85,7 @@ def saved(folder: Path, model: WhisperModel, *, heads: list[list[int]] | None = 
     if heads is not None:
         weights["alignment_heads"] = mx.array(heads)
     mx.save_safetensors(str(folder / "weights.safetensors"), weights)
-    (folder / "config.json").write_text(json.dumps({"model_type": "whisper", **DIMS, **told}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "whisper", **DIMS, **changes}))
     return folder
 
 
@@ -105,9 +103,9 @@ def test_names_of_mlx_are_those_of_the_same_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_weights_in_few_bits_stay_so(tmp_path: Path, bits: int) -> None:
-    packing = {"group_size": 32, "bits": bits}
-    model = packed_model(**packing)
-    folder = saved(tmp_path / "a", model, quantization=packing)
+    form = {"group_size": 32, "bits": bits}
+    model = packed_model(**form)
+    folder = saved(tmp_path / "a", model, quantization=form)
     found = load_whisper(folder, current_device())
     theirs, held = scores(Whisper(model, CONFIG)), plain_bytes(random_model())
     assert np.abs(scores(found) - theirs).max() < 0.05 * np.abs(theirs).max()
@@ -115,24 +113,24 @@ def test_weights_in_few_bits_stay_so(tmp_path: Path, bits: int) -> None:
     # Beside the bits a group has a scale and a bias, and norms are as wide as ever.
     assert found.weight_bytes - held < (bits + 3) / 32 * (wide - held)
     unpacking = worker.header_pool.memory + worker.audio_pool.memory
-    told = speech_to_text_needs(folder, current_device()) - found.window_bytes - unpacking
-    assert found.weight_bytes <= told < 1.02 * found.weight_bytes
+    needs = speech_to_text_needs(folder, current_device()) - found.window_bytes - unpacking
+    assert found.weight_bytes <= needs < 1.02 * found.weight_bytes
 
 
 @pytest.mark.parametrize(
-    ("told", "heads", "says"),
+    ("changes", "heads", "message"),
     [
         ({"n_text_layer": None}, None, "decoder_layers"),
-        ({"quantization": {"bits": "four"}}, None, "a form that ingot knows"),
+        ({"quantization": {"bits": "four"}}, None, "a form that ingot supports"),
         ({}, [[7, 0]], "does not have"),
     ],
 )
-def test_what_does_not_fit_is_named(tmp_path: Path, told: dict[str, Any], heads: Any, says: str) -> None:
-    with pytest.raises(ModelError, match=says):
-        load_whisper(saved(tmp_path / "a", random_model(), heads=heads, **told), current_device())
+def test_what_does_not_fit_is_named(tmp_path: Path, changes: dict[str, Any], heads: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        load_whisper(saved(tmp_path / "a", random_model(), heads=heads, **changes), current_device())
 
 
 def test_a_form_that_mlx_does_not_know_is_refused(tmp_path: Path) -> None:
     folder = saved(tmp_path / "a", packed_model(group_size=32, bits=4), quantization={"group_size": 32, "bits": 7})
-    with pytest.raises(ModelError, match="MLX does not know"):
+    with pytest.raises(ModelError, match="MLX does not support"):
         load_whisper(folder, current_device())

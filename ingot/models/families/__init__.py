@@ -1,1 +1,1 @@
-"""What ingot knows of mlx-lm's model families, as data: a file a family, found by the registry."""
+"""What ingot knows of mlx-lm's model families, as data: tables that the registry looks up."""

@@ -1,6 +1,6 @@
-"""Model families of mlx-lm, A to G, as data: what each calls the parts that all decoders have.
+"""Model families of mlx-lm, A to G, as data: the names of the parts that all decoders have.
 
-A family is a module of mlx-lm's, described by the names of its classes. What is not described runs mlx-lm's own code.
+A family is a module of mlx-lm's, described by its classes' names. What is not described runs mlx-lm's own code.
 """
 
 from __future__ import annotations
@@ -34,15 +34,9 @@ FAMILIES = (
     # Bailing, as Ling and Ring are called in their configs.
     ModelFamily("bailing_hybrid", mlps={"MLP": MlpSpec()}),
     ModelFamily(
-        "bailing_moe",
-        attention={"BailingMoeAttention": _BAILING_ATTENTION},
-        mlps={"BailingMoeMLP": MlpSpec()},
+        "bailing_moe", attention={"BailingMoeAttention": _BAILING_ATTENTION}, mlps={"BailingMoeMLP": MlpSpec()}
     ),
-    ModelFamily(
-        "bailing_moe_linear",
-        attention={"Attention": _BAILING_ATTENTION},
-        mlps={"MLP": MlpSpec()},
-    ),
+    ModelFamily("bailing_moe_linear", attention={"Attention": _BAILING_ATTENTION}, mlps={"MLP": MlpSpec()}),
     ModelFamily("bailing_moe_v3", mlps={"BailingMLP": MlpSpec()}),
     # Cohere's Command models.
     ModelFamily(
@@ -52,9 +46,7 @@ FAMILIES = (
         norms={"LayerNorm2D": NormSpec("layer", of_heads=True)},
     ),
     ModelFamily(
-        "cohere2",
-        attention={"Attention": AttentionSpec(rotates="use_sliding_window")},
-        mlps={"MLP": MlpSpec()},
+        "cohere2", attention={"Attention": AttentionSpec(rotates="use_sliding_window")}, mlps={"MLP": MlpSpec()}
     ),
     # DBRX.
     ModelFamily("dbrx", mlps={"MLP": MlpSpec(gate="w1", up="v1", down="w2")}),
@@ -69,17 +61,10 @@ FAMILIES = (
     ModelFamily("deepseek_v32", mlps={"DeepseekV32MLP": MlpSpec()}),
     # dots.llm1.
     ModelFamily(
-        "dots1",
-        attention={"Dots1Attention": AttentionSpec(norms=("q_norm", "k_norm"))},
-        mlps={"Dots1MLP": MlpSpec()},
+        "dots1", attention={"Dots1Attention": AttentionSpec(norms=("q_norm", "k_norm"))}, mlps={"Dots1MLP": MlpSpec()}
     ),
     # ERNIE 4.5.
-    ModelFamily(
-        "ernie4_5",
-        attention={"Attention": AttentionSpec()},
-        mlps={"MLP": MlpSpec()},
-        fused=("DecoderLayer",),
-    ),
+    ModelFamily("ernie4_5", attention={"Attention": AttentionSpec()}, mlps={"MLP": MlpSpec()}, fused=("DecoderLayer",)),
     ModelFamily(
         "ernie4_5_moe",
         attention={"Attention": AttentionSpec()},
@@ -156,9 +141,7 @@ FAMILIES = (
         mlps={"GLMMLP": MlpSpec(gate="gate_up_proj", up=None)},
     ),
     ModelFamily(
-        "glm4",
-        attention={"Glm4Attention": AttentionSpec()},
-        mlps={"Glm4MLP": MlpSpec(gate="gate_up_proj", up=None)},
+        "glm4", attention={"Glm4Attention": AttentionSpec()}, mlps={"Glm4MLP": MlpSpec(gate="gate_up_proj", up=None)}
     ),
     ModelFamily(
         "glm4_moe",
@@ -177,11 +160,7 @@ FAMILIES = (
         },
     ),
     # IBM's Granite.
-    ModelFamily(
-        "granite",
-        attention={"Attention": AttentionSpec()},
-        mlps={"MLP": MlpSpec()},
-    ),
+    ModelFamily("granite", attention={"Attention": AttentionSpec()}, mlps={"MLP": MlpSpec()}),
     ModelFamily("granitemoe", attention={"GraniteMoeAttention": AttentionSpec()}),
     ModelFamily(
         "granitemoehybrid",

@@ -1,8 +1,7 @@
-"""The vocabulary in which a model family is described. Nothing here computes; `models/layers` does, by what these
-records say.
+"""The vocabulary in which a model family is described. Nothing here computes; `models/layers` does.
 
-Where a class of mlx-lm's has its own name for something, the description holds that name: an attribute's, or a path of
-them.
+Where a class of mlx-lm's has its own name for something, the description holds that name: an attribute, or a dotted
+path.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """What a class of attention calls the parts that all of them have, and which of the rest it has."""
+    """An attention class: the names of the parts that all have, and which optional parts it has."""
 
     heads: str = "n_heads"
     kv_heads: str = "n_kv_heads"
@@ -22,11 +21,11 @@ class AttentionSpec:
     out: str = "o_proj"
     norms: tuple[str, str] | None = None  # of queries and keys, where the module has them
     joint_head_norms: bool = False  # they norm all heads of a token as one
-    rotates: str | None = None  # says whether the module's RoPE is used; always where None, if it has one
+    rotates: str | None = None  # whether the module's RoPE is used; always where None, if it has one
     gated: bool = False  # the query projection also gives a gate for the output
     sinks: str | None = None
     joint: str | None = None  # one projection gives queries, keys and values
-    cap: str | None = None  # what scores are capped at, softly
+    cap: str | None = None  # the soft cap of scores
 
 
 @dataclass(frozen=True)
@@ -35,13 +34,13 @@ class MlpSpec:
 
     act: Literal["silu", "gelu", "gelu_tanh"] = "silu"
     gate: str = "gate_proj"
-    up: str | None = "up_proj"  # None: one projection gives the gate and, behind it, what is gated
+    up: str | None = "up_proj"  # None: one projection gives the gate and then the up part
     down: str = "down_proj"
 
 
 @dataclass(frozen=True)
 class NormSpec:
-    """A norm of the family's own class; MLX's are known anyway."""
+    """A norm of the family's own class."""
 
     kind: Literal["rms", "layer"]
     one_more: bool = False  # multiplies by one more than its weight
@@ -57,12 +56,12 @@ class GatedDeltaSpec:
 
 @dataclass(frozen=True)
 class Mamba2Spec:
-    """Mamba 2's scan behind a convolution, and what a class calls the parts of the norm behind it."""
+    """Mamba 2's scan behind a convolution, and the names of the parts of the norm behind it."""
 
-    normed: str | None = None  # says whether there is a norm; always where None
+    normed: str | None = None  # whether there is a norm; always where None
     eps: str = "norm.eps"
-    norm_size: str = "intermediate_size"  # how many neighbours are normed together
-    norm_first: str | None = None  # says whether the norm comes before the gate; never where None
+    norm_size: str = "intermediate_size"  # how many numbers are normed together
+    norm_first: str | None = None  # whether the norm comes before the gate; never where None
 
 
 @dataclass(frozen=True)
@@ -75,48 +74,48 @@ RecurrenceSpec = GatedDeltaSpec | Mamba2Spec | ShortConvSpec
 
 @dataclass(frozen=True)
 class MtpSpec:
-    """A head that guesses the token behind the next one, by a layer like the model's over pairs of a token's embedding
-    and the hidden state before that token. Where checkpoints hold it, and what they call its parts: mostly what
-    DeepSeek does.
+    """A draft head (MTP) that predicts the token after the next one, by a layer like the model's over pairs of an
+    embedding and the hidden state before that token. Where checkpoints hold it, and the names of its parts: by default
+    DeepSeek's.
 
-    In names, `{layers}` stands for how many layers the model has.
+    In names, `{layers}` is the model's number of layers.
     """
 
-    inside: str = "layers.{layers}."  # what its tensors' names begin with, behind those of modules around the model's
+    inside: str = "layers.{layers}."  # the prefix of its tensors' names, after those of modules around the model
     embedding_norm: str = "enorm"
     hidden_norm: str = "hnorm"
-    joint: str = "eh_proj"  # the projection that makes one of both
-    norm: str | None = "shared_head.norm"  # of what goes to the output head; None: nothing norms that
-    layers: tuple[str, ...] = ("",)  # what the names of its layers' tensors begin with, inside
-    stored: str = "model.layers."  # what those of the model's own layers begin with
+    joint: str = "eh_proj"  # the projection of both
+    norm: str | None = "shared_head.norm"  # before the output head; None: there is none
+    layers: tuple[str, ...] = ("",)  # the prefixes of its layers' tensors, inside
+    stored: str = "model.layers."  # the prefix of the model's own layers
     copies: tuple[str, ...] = ("embed_tokens.", "shared_head.head.")  # tensors that repeat the model's own
     alone: Mapping[str, Any] = field(
         default_factory=lambda: {"num_hidden_layers": 1, "first_k_dense_replace": 0, "moe_layer_freq": 1}
-    )  # in the config, what makes a model of nothing but the head's layers
-    eps: str = "rms_norm_eps"  # what the config calls that of the norms
-    wants: Literal["normed", "raw"] = "normed"  # hidden states behind the model's last norm, or before it
+    )  # changes to the config that make a model of the head's layers alone
+    eps: str = "rms_norm_eps"  # the config's key of the norms' epsilon
+    wants: Literal["normed", "raw"] = "normed"  # hidden states after the model's last norm, or before it
     hidden_first: bool = False  # the projection takes the hidden state first, not the embedding
     blind_first: bool = True  # the embedding in a sequence's first pair counts as zeros
-    offset_norms: bool = False  # published checkpoints store what norms multiply by as its difference from one
-    array_masks: bool = False  # its attention takes masks as arrays alone
+    offset_norms: bool = False  # published checkpoints store norms' factors as their difference from one
+    array_masks: bool = False  # its attention takes masks only as arrays
 
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """A module of mlx-lm's, and what is known of its classes by their names. What is not known runs its own code."""
+    """A module of mlx-lm's and descriptions of its classes, by their names. Other classes run their own code."""
 
     name: str  # the module's, which is the `model_type` of its configs
     attention: Mapping[str, AttentionSpec] = field(default_factory=dict)
-    mlps: Mapping[str, MlpSpec] = field(default_factory=dict)  # classes that compute that and nothing else
+    mlps: Mapping[str, MlpSpec] = field(default_factory=dict)  # classes that compute nothing else
     recurrences: Mapping[str, RecurrenceSpec] = field(default_factory=dict)
     norms: Mapping[str, NormSpec] = field(default_factory=dict)
-    fused: tuple[str, ...] = ()  # layers of Llama's arithmetic, of which a model's all become one operation
-    refused: str | None = None  # why its answers would be wrong
-    unmixed: str | None = None  # why rows of unlike lengths go wrong together where no probe gets
-    text_only: tuple[str, ...] = ()  # the `model_type`s of models saved without the vision part of this one
-    head: MtpSpec | None = None  # what its checkpoints hold besides the model
+    fused: tuple[str, ...] = ()  # layers of Llama's arithmetic, all of which may become one operation
+    refused: str | None = None  # why it cannot be served
+    unmixed: str | None = None  # why rows of different lengths cannot be mixed, where no probe finds it
+    text_only: tuple[str, ...] = ()  # the `model_type`s of models saved without the vision tower of this one
+    head: MtpSpec | None = None  # the draft head that its checkpoints may hold
 
     @property
     def classes(self) -> frozenset[str]:
-        """The names of all classes that it describes."""
+        """The names of all described classes."""
         return frozenset((*self.attention, *self.mlps, *self.recurrences, *self.norms, *self.fused))

@@ -1,6 +1,6 @@
-"""Model families of mlx-lm, H to M, as data: what each calls the parts that all decoders have.
+"""Model families of mlx-lm, H to M, as data: the names of the parts that all decoders have.
 
-A family is a module of mlx-lm's, described by the names of its classes. What is not described runs mlx-lm's own code.
+A family is a module of mlx-lm's, described by its classes' names. What is not described runs mlx-lm's own code.
 """
 
 from __future__ import annotations
@@ -28,11 +28,7 @@ FAMILIES = (
     ModelFamily("hunyuan_v1_dense", mlps={"MLP": MlpSpec()}),
     # InternLM.
     ModelFamily("internlm2", mlps={"MLP": MlpSpec(gate="w1", up="w3", down="w2")}),
-    ModelFamily(
-        "internlm3",
-        attention={"Attention": AttentionSpec()},
-        mlps={"MLP": MlpSpec()},
-    ),
+    ModelFamily("internlm3", attention={"Attention": AttentionSpec()}, mlps={"MLP": MlpSpec()}),
     # IQuest's Loop Coder, which runs its layers twice.
     ModelFamily("iquestloopcoder", mlps={"MLP": MlpSpec()}),
     # AI21's Jamba.
@@ -70,10 +66,7 @@ FAMILIES = (
     ),
     # Llama, and the many models that are saved as one.
     ModelFamily(
-        "llama",
-        attention={"Attention": AttentionSpec()},
-        mlps={"MLP": MlpSpec()},
-        fused=("TransformerBlock",),
+        "llama", attention={"Attention": AttentionSpec()}, mlps={"MLP": MlpSpec()}, fused=("TransformerBlock",)
     ),
     ModelFamily("llama4", mlps={"MLP": MlpSpec()}),
     ModelFamily("llama4_text", mlps={"MLP": MlpSpec()}),
@@ -130,9 +123,5 @@ FAMILIES = (
     ),
     ModelFamily("ministral3", mlps={"MLP": MlpSpec()}),
     # Meta's Muse.
-    ModelFamily(
-        "muse_glimmer",
-        mlps={"MLP": MlpSpec()},
-        norms={"CenteredRMSNorm": NormSpec("rms", one_more=True)},
-    ),
+    ModelFamily("muse_glimmer", mlps={"MLP": MlpSpec()}, norms={"CenteredRMSNorm": NormSpec("rms", one_more=True)}),
 )

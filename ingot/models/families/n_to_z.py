@@ -1,6 +1,6 @@
-"""Model families of mlx-lm, N to Z, as data: what each calls the parts that all decoders have.
+"""Model families of mlx-lm, N to Z, as data: the names of the parts that all decoders have.
 
-A family is a module of mlx-lm's, described by the names of its classes. What is not described runs mlx-lm's own code.
+A family is a module of mlx-lm's, described by its classes' names. What is not described runs mlx-lm's own code.
 """
 
 from __future__ import annotations
@@ -34,11 +34,7 @@ _QWEN_MTP = MtpSpec(
 
 FAMILIES = (
     # Nanbeige.
-    ModelFamily(
-        "nanbeige",
-        attention={"Attention": AttentionSpec()},
-        mlps={"MLP": MlpSpec()},
-    ),
+    ModelFamily("nanbeige", attention={"Attention": AttentionSpec()}, mlps={"MLP": MlpSpec()}),
     # NVIDIA's Nemotron.
     ModelFamily(
         "nemotron",
@@ -70,16 +66,8 @@ FAMILIES = (
         attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), joint_head_norms=True)},
         mlps={"MLP": MlpSpec()},
     ),
-    ModelFamily(
-        "olmo3",
-        attention={"Olmo3Attention": _OLMO_ATTENTION},
-        mlps={"Olmo3MLP": MlpSpec()},
-    ),
-    ModelFamily(
-        "olmo_hybrid",
-        attention={"Attention": _OLMO_ATTENTION},
-        mlps={"MLP": MlpSpec()},
-    ),
+    ModelFamily("olmo3", attention={"Olmo3Attention": _OLMO_ATTENTION}, mlps={"Olmo3MLP": MlpSpec()}),
+    ModelFamily("olmo_hybrid", attention={"Attention": _OLMO_ATTENTION}, mlps={"MLP": MlpSpec()}),
     ModelFamily("olmoe", attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), joint_head_norms=True)}),
     # Apple's OpenELM.
     ModelFamily("openelm", mlps={"MLP": MlpSpec(gate="proj_1", up=None, down="proj_2")}),
@@ -98,16 +86,9 @@ FAMILIES = (
     # Alibaba's Qwen.
     ModelFamily("qwen", mlps={"MLP": MlpSpec(gate="w2", up="w1", down="c_proj")}),
     ModelFamily(
-        "qwen2",
-        attention={"Attention": AttentionSpec()},
-        mlps={"MLP": MlpSpec()},
-        fused=("TransformerBlock",),
+        "qwen2", attention={"Attention": AttentionSpec()}, mlps={"MLP": MlpSpec()}, fused=("TransformerBlock",)
     ),
-    ModelFamily(
-        "qwen2_moe",
-        attention={"Attention": AttentionSpec()},
-        mlps={"MLP": MlpSpec()},
-    ),
+    ModelFamily("qwen2_moe", attention={"Attention": AttentionSpec()}, mlps={"MLP": MlpSpec()}),
     ModelFamily(
         "qwen3",
         attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"))},
@@ -115,9 +96,7 @@ FAMILIES = (
         fused=("TransformerBlock",),
     ),
     ModelFamily(
-        "qwen3_moe",
-        attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"))},
-        mlps={"MLP": MlpSpec()},
+        "qwen3_moe", attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"))}, mlps={"MLP": MlpSpec()}
     ),
     ModelFamily(
         "qwen3_next",
@@ -131,18 +110,12 @@ FAMILIES = (
         head=_QWEN_MTP,
     ),
     ModelFamily(
-        "qwen3_5",
-        recurrences={"GatedDeltaNet": GatedDeltaSpec()},
-        text_only=("qwen3_5_text",),
-        head=_QWEN_MTP,
+        "qwen3_5", recurrences={"GatedDeltaNet": GatedDeltaSpec()}, text_only=("qwen3_5_text",), head=_QWEN_MTP
     ),
     ModelFamily("qwen3_5_moe", text_only=("qwen3_5_moe_text",), head=_QWEN_MTP),
     # ByteDance's Seed.
     ModelFamily(
-        "seed_oss",
-        attention={"Attention": AttentionSpec()},
-        mlps={"MLP": MlpSpec()},
-        fused=("TransformerBlock",),
+        "seed_oss", attention={"Attention": AttentionSpec()}, mlps={"MLP": MlpSpec()}, fused=("TransformerBlock",)
     ),
     # iFlytek's Spark.
     ModelFamily("spark2_5", mlps={"MLP": MlpSpec(act="gelu")}),

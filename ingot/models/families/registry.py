@@ -1,4 +1,4 @@
-"""Looks up what is known of a module, a class or a model type of mlx-lm's.
+"""Looks up the description of a module, a class or a model type of mlx-lm's.
 
 The descriptions are tables in the files beside this one, by the first letter of a family's name: `a_to_g`, `h_to_m` and
 `n_to_z`. A new family is one entry there.
@@ -6,75 +6,64 @@ The descriptions are tables in the files beside this one, by the first letter of
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from collections.abc import Iterable, Iterator, Mapping
-from types import ModuleType
+from collections.abc import Iterable, Mapping
 
-from ingot.models import families
+from ingot.models.families import a_to_g, h_to_m, n_to_z
 from ingot.models.families.description import AttentionSpec, MlpSpec, ModelFamily, MtpSpec, NormSpec, RecurrenceSpec
 
 MLX_LM_MODELS = "mlx_lm.models"
-_OURS = ("description", "registry")
-
-
-def families_in_package(package: ModuleType) -> Iterator[ModelFamily]:
-    """The families that the files of a package describe."""
-    for file in pkgutil.iter_modules(package.__path__):
-        if file.name not in _OURS:
-            yield from importlib.import_module(f"{package.__name__}.{file.name}").FAMILIES
 
 
 def index_families(described: Iterable[ModelFamily]) -> Mapping[str, ModelFamily]:
     """Families by name. Raises ValueError where two describe the same models."""
-    known: dict[str, ModelFamily] = {}
+    by_name: dict[str, ModelFamily] = {}
     types: set[str] = set()
     for family in described:
         for model_type in (family.name, *family.text_only):
             if model_type in types:
-                raise ValueError(f"the family {model_type} is described twice in {families.__name__}")
+                raise ValueError(f"the family {model_type} is described twice")
             types.add(model_type)
-        known[family.name] = family
-    return known
+        by_name[family.name] = family
+    return by_name
 
 
-MODEL_FAMILIES = index_families(families_in_package(families))
+MODEL_FAMILIES = index_families((*a_to_g.FAMILIES, *h_to_m.FAMILIES, *n_to_z.FAMILIES))
 _UNKNOWN_FAMILY = ModelFamily("unknown")
 _MULTIMODAL_TYPES = {text_only: family.name for family in MODEL_FAMILIES.values() for text_only in family.text_only}
 
 
 def family_of_type(model_type: str) -> ModelFamily:
-    """What is known of models of this type: of most, nothing that a whole model is told by."""
+    """The family of models of this type; one that describes nothing where there is none."""
     return MODEL_FAMILIES.get(model_type, _UNKNOWN_FAMILY)
 
 
 def multimodal_type_of(model_type: str) -> str | None:
-    """The type whose family also reads models of `model_type`, which were saved without their vision part."""
+    """The type whose family also loads models of `model_type`, which were saved without their vision tower."""
     return _MULTIMODAL_TYPES.get(model_type)
 
 
 def mtp_spec_of(model_type: str) -> MtpSpec | None:
-    """The head that checkpoints of this type may hold."""
+    """The draft head that checkpoints of this type may hold."""
     return family_of_type(_MULTIMODAL_TYPES.get(model_type, model_type)).head
 
 
 def attention_spec_of(module: object) -> AttentionSpec | None:
-    """How its attention is wired, if it is attention of a class that is known."""
+    """Of an attention module of a known class."""
     return _family_of(module).attention.get(type(module).__name__)
 
 
 def mlp_spec_of(module: object) -> MlpSpec | None:
-    """How it is gated, if it is an MLP of a class that is known."""
+    """Of an MLP of a known class."""
     return _family_of(module).mlps.get(type(module).__name__)
 
 
 def recurrence_spec_of(module: object) -> RecurrenceSpec | None:
-    """What it computes, if it is a recurrent mixer of a class that is known."""
+    """Of a recurrent mixer of a known class."""
     return _family_of(module).recurrences.get(type(module).__name__)
 
 
 def norm_spec_of(module: object) -> NormSpec | None:
-    """What it computes, if it is a norm of a family's own class that is known."""
+    """Of a norm of a family's own class."""
     return _family_of(module).norms.get(type(module).__name__)
 
 

@@ -1,7 +1,7 @@
-"""What a model folder claims of itself, checked against its files before anything is built from it.
+"""Checks a model folder before anything is built from it.
 
-Building a model takes memory for every layer that the config names, and reading a pipe takes for ever, so both are
-looked at beforehand. What a safetensors file holds is told by its header: no tensor is read. Imports nothing heavy.
+Building a model takes memory for every layer that the config names, and reading a pipe never ends, so both are checked
+first. The contents of safetensors files are read from their headers: no tensor is read. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ CONTEXT_KEYS: Final = (
 )
 UNSTATED_CONTEXT: Final = 8192
 """Context of a model whose config does not state one (recurrent models, mostly)."""
+HEADER_BYTES: Final = 100 << 20  # the limit of the format's own library
+_METADATA: Final = "__metadata__"
 
 
 def check_model_folder(folder: Path, name: str) -> None:
@@ -31,9 +33,9 @@ def check_model_folder(folder: Path, name: str) -> None:
     for file in sorted(folder.iterdir()):
         if file.suffix in READ_SUFFIXES and not file.is_dir() and not file.is_file():
             raise ModelError(f"{name}: {file.name} is no regular file")
-    for told, most in (("config.json", CONFIG_BYTES), ("tokenizer.json", TOKENIZER_BYTES)):
-        if (folder / told).is_file() and (folder / told).stat().st_size > most:
-            raise ModelError(f"{name}: {told} is larger than any of a model is ({most >> 20} MiB)")
+    for file, most in ((folder / "config.json", CONFIG_BYTES), (folder / "tokenizer.json", TOKENIZER_BYTES)):
+        if file.is_file() and file.stat().st_size > most:
+            raise ModelError(f"{name}: {file.name} is larger than the most that is allowed ({most >> 20} MiB)")
     _check_layers(folder, name)
 
 
@@ -68,7 +70,7 @@ def _stated_layers(config: dict[str, Any]) -> list[int]:
 
 
 def stated_context(config: dict[str, Any]) -> int:
-    """How many tokens a model was made for. Raises ModelError."""
+    """The context length of a model's config. Raises ModelError."""
     for part in (config, config.get("text_config") or {}):
         for key in CONTEXT_KEYS:
             stated = part.get(key)
@@ -79,17 +81,13 @@ def stated_context(config: dict[str, Any]) -> int:
     return UNSTATED_CONTEXT
 
 
-HEADER_BYTES: Final = 100 << 20  # as the format's own library has it
-_METADATA = "__metadata__"
-
-
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor that lies in a file."""
+    """A tensor in a file."""
 
     file: Path
     name: str
-    dtype: str  # as the format calls it: BF16, U32
+    dtype: str  # by the format's names: BF16, U32
     shape: tuple[int, ...]
     nbytes: int
 
@@ -103,16 +101,16 @@ def read_safetensors_header(file: Path) -> dict[str, StoredTensor]:
                 raise ModelError(f"{file.name} is no safetensors file")
             header = json.loads(stream.read(size))
             room = file.stat().st_size - 8 - size
-        return {name: _stored_tensor(file, name, told, room) for name, told in header.items() if name != _METADATA}
+        return {name: _stored_tensor(file, name, entry, room) for name, entry in header.items() if name != _METADATA}
     except (ValueError, RecursionError, TypeError, LookupError, AttributeError):
         raise ModelError(f"{file.name} is no safetensors file, or cut short") from None
     except OSError as error:
         raise ModelError(f"{file.name} cannot be read: {error.strerror}") from error
 
 
-def _stored_tensor(file: Path, name: str, told: Any, room: int) -> StoredTensor:
-    begin, end = told["data_offsets"]
-    shape = tuple(told["shape"])
+def _stored_tensor(file: Path, name: str, entry: Any, room: int) -> StoredTensor:
+    begin, end = entry["data_offsets"]
+    shape = tuple(entry["shape"])
     if not 0 <= begin <= end <= room or not all(isinstance(size, int) and size >= 0 for size in shape):
         raise ValueError(name)
-    return StoredTensor(file, name, str(told["dtype"]), shape, end - begin)
+    return StoredTensor(file, name, str(entry["dtype"]), shape, end - begin)

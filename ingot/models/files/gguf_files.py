@@ -1,8 +1,8 @@
-"""GGUF files seen from outside: which parts a split model has, and which tensors of a model folder stay in a GGUF file.
+"""GGUF files from outside: the parts of a split model, and the tensors of a model folder that stay in a GGUF file.
 
-A folder that was made from a GGUF file may leave weights in it and say where they lie (`GgufReferences`). What a folder
-says is not trusted: whoever reads the tensors checks that the files are regular ones, GGUF files, and as they were when
-the folder was made. Nothing here opens a GGUF file, and nothing heavy is imported.
+A folder that was made from a GGUF file may leave weights in it and refer to them (`GgufReferences`). References are not
+trusted: reading them checks that the files are regular ones, GGUF files, and unchanged since the folder was made.
+Nothing here opens a GGUF file, and nothing heavy is imported.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from ingot.errors import ModelError
 
 REFERENCES_FILE: Final = "model.gguf.json"
 MOST_REFERENCES_BYTES: Final = 64 << 20
+MOST_PARTS_NAMED: Final = 8  # of missing parts
+_NUMBERED: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 
 
 class GgufSourceFile(msgspec.Struct, frozen=True):
@@ -38,13 +40,11 @@ class GgufSourceFile(msgspec.Struct, frozen=True):
         if not stat.S_ISREG(status.st_mode):
             raise ModelError(f"its weights are in {self.path}, which is no regular file")
         if (status.st_size, status.st_mtime_ns) != (self.size, self.changed_ns):
-            raise ModelError(
-                f"its weights are in {self.path}, which has changed: serve that file, and it is looked at anew"
-            )
+            raise ModelError(f"its weights are in {self.path}, which has changed: serve that file again")
 
 
 class ReferencedTensor(msgspec.Struct, frozen=True):
-    """`pieces` are numbers of files and offsets in them; of several, each has an expert's matrix."""
+    """`pieces` are numbers of files and offsets in them; several are a matrix for each expert."""
 
     kind: str  # GGUF's name of the format
     shape: tuple[int, ...]
@@ -69,13 +69,12 @@ def references_in(folder: Path) -> GgufReferences | None:
         return None
     try:
         if path.stat().st_size > MOST_REFERENCES_BYTES:
-            raise ModelError(f"{folder.name}: {REFERENCES_FILE} is larger than any is")
-        found = msgspec.json.decode(path.read_bytes(), type=GgufReferences)
+            raise ModelError(f"{folder.name}: {REFERENCES_FILE} is too large")
+        return msgspec.json.decode(path.read_bytes(), type=GgufReferences)
     except OSError as error:
         raise ModelError(f"{folder.name}: {REFERENCES_FILE} cannot be read: {error.strerror}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise ModelError(f"{folder.name}: {REFERENCES_FILE} does not say where weights are") from None
-    return found
+        raise ModelError(f"{folder.name}: {REFERENCES_FILE} is no list of references to weights") from None
 
 
 def write_references(folder: Path, references: GgufReferences) -> None:
@@ -92,17 +91,12 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def weight_bytes(folder: Path) -> int:
-    """Of all those files together."""
     return sum(file.stat().st_size for file in weight_files(folder))
-
-
-_NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
-MOST_PARTS_NAMED = 8  # of missing parts
 
 
 @dataclass(frozen=True, slots=True)
 class GgufPartName:
-    """What the name of a part says: which of how many."""
+    """Which of how many parts a file is, by its name."""
 
     stem: str
     number: int  # from 1
@@ -110,27 +104,27 @@ class GgufPartName:
 
 
 def gguf_part_name(name: str) -> GgufPartName | None:
-    """None for a name that says nothing of parts."""
-    said = _NUMBERED.fullmatch(name)
-    return said and GgufPartName(said["stem"], int(said["number"]), int(said["count"]))
+    """None for a name that is not numbered."""
+    matched = _NUMBERED.fullmatch(name)
+    return matched and GgufPartName(matched["stem"], int(matched["number"]), int(matched["count"]))
 
 
 def gguf_parts_of(path: Path) -> list[Path]:
     """The files of the model that `path` is, or is a part of, in order. Raises ModelError that names missing ones."""
-    said = gguf_part_name(path.name)
-    if said is None:
+    part = gguf_part_name(path.name)
+    if part is None:
         return [path]
-    if not 1 <= said.number <= said.count:
-        raise ModelError(f"{path.name} calls itself part {said.number} of {said.count}")
+    if not 1 <= part.number <= part.count:
+        raise ModelError(f"{path.name} calls itself part {part.number} of {part.count}")
     there = {found.name: found for found in path.parent.iterdir()}
     # The names of one split differ in their number alone, and in letters' case nowhere.
-    tail = path.name[len(said.stem) + 6 :]
-    wanted = [f"{said.stem}-{number:05}{tail}" for number in range(1, said.count + 1)]
+    tail = path.name[len(part.stem) + 6 :]
+    wanted = [f"{part.stem}-{number:05}{tail}" for number in range(1, part.count + 1)]
     missing = [name for name in wanted if name not in there]
     if missing:
         more = f" and {len(missing) - MOST_PARTS_NAMED} more" if len(missing) > MOST_PARTS_NAMED else ""
         raise ModelError(
-            f"{path.name} is one of {said.count} parts, of which these are missing beside it: "
+            f"{path.name} is one of {part.count} parts, of which these are missing in its folder: "
             f"{', '.join(missing[:MOST_PARTS_NAMED])}{more}"
         )
     return [there[name] for name in wanted]

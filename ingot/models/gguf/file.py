@@ -1,10 +1,9 @@
 """Reads GGUF files: the metadata, where each tensor lies, and the hyper-parameters of a model, in one file or several
 parts.
 
-A reader of our own, because it has to name what is wrong: the tensor whose type nobody knows, the one that lies beyond
-the end of a half-downloaded file. Every length in the file is checked against the bytes that are there before anything
-of that length is made. `Hyperparameters` remembers what was read, so that what nobody honoured can be refused. Raises
-ModelError.
+A reader of our own, because it names what is wrong: the tensor of an unknown type, or the one beyond the end of a
+half-downloaded file. Every length in the file is checked against the bytes that are there before anything of that
+length is allocated. `Hyperparameters` records what was read, so that what was not can be refused. Raises ModelError.
 """
 
 from __future__ import annotations
@@ -12,10 +11,9 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -24,16 +22,22 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from ingot.errors import ModelError
 from ingot.models.files.gguf_files import gguf_parts_of
 
+GGUF_MAGIC = b"GGUF"
+GGUF_VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
+MAX_DIMENSIONS = 4
 
-class GGUFModel:
-    """What the files of one model hold together; a context manager. Arrays from `rows` must not outlive it.
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_STRING, _ARRAY = 8, 9
+# Keys that say how a file was made, not what the model computes.
+HARMLESS = frozenset({"tensor_data_layout", "rope.scaling.finetuned", "rope.scaling.original_context_length"})
 
-    The first part has the metadata of all; each has the places of its own tensors.
-    """
+
+class GGUFModel(AbstractContextManager["GGUFModel"]):
+    """The files of one model. The first part has the metadata of all; each part lists its own tensors."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._homes: dict[str, GGUFFile] = {}
         with ExitStack() as stack:
             self._files = [stack.enter_context(GGUFFile(part)) for part in gguf_parts_of(path)]
             self._check_split()
@@ -41,28 +45,12 @@ class GGUFModel:
             self._open = stack.pop_all()
         self.metadata: dict[str, Any] = self._files[0].metadata
 
-    def __enter__(self) -> GGUFModel:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._open.close()
-
-    def rows(self, entry: TensorEntry, start: int, stop: int) -> np.ndarray:
-        """Rows [start, stop) of a tensor as raw bytes, one row a line, copied out of its file."""
-        return self._homes[entry.name].rows(entry, start, stop)
 
     @property
     def paths(self) -> list[Path]:
         return [file.path for file in self._files]
-
-    def path_of(self, entry: TensorEntry) -> Path:
-        """The file that a tensor lies in."""
-        return self._homes[entry.name].path
-
-    def check_bounds(self, entry: TensorEntry) -> None:
-        self._homes[entry.name].check_bounds(entry)
 
     def _check_split(self) -> None:
         """Each file is the part that its name says."""
@@ -73,23 +61,22 @@ class GGUFModel:
                     f"{file.path.name} is one of {count} parts by its split.count, and there are {len(self._files)} by "
                     f"its name; name them as they were published, as in NAME-00001-of-{_padded_count(count)}.gguf"
                 )
-            if count > 1 and file.metadata.get("split.no") != number:
-                said = file.metadata.get("split.no")
-                raise ModelError(f"{file.path.name} holds another part than its name says: its split.no is {said!r}")
+            stated = file.metadata.get("split.no")
+            if count > 1 and stated != number:
+                raise ModelError(f"{file.path.name} holds another part than its name says: its split.no is {stated!r}")
 
     def _join(self) -> None:
         self.tensors: dict[str, TensorEntry] = {}
         for file in self._files:
             for name, entry in file.tensors.items():
-                if name in self._homes:
-                    raise ModelError(
-                        f"{file.path.name} and {self._homes[name].path.name} both hold the tensor {name!r}"
-                    )
-                self.tensors[name], self._homes[name] = entry, file
+                if name in self.tensors:
+                    other = self.tensors[name].file.path.name
+                    raise ModelError(f"{file.path.name} and {other} both hold the tensor {name!r}")
+                self.tensors[name] = entry
         stated = self._files[0].metadata.get("split.tensors.count", len(self.tensors))
         if len(self._files) > 1 and stated != len(self.tensors):
             raise ModelError(
-                f"the parts of {self.path.name} hold {len(self.tensors)} tensors, not {stated} as they say"
+                f"the parts of {self.path.name} hold {len(self.tensors)} tensors, not {stated} as they state"
             )
 
 
@@ -97,19 +84,11 @@ def _padded_count(count: Any) -> str:
     return f"{count:05}" if isinstance(count, int) else str(count)
 
 
-GGUF_MAGIC = b"GGUF"
-GGUF_VERSIONS = (2, 3)
-DEFAULT_ALIGNMENT = 32
-MAX_DIMENSIONS = 4
-
-_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-_STRING, _ARRAY = 8, 9
-
-
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a tensor lies. `shape` has the fastest axis last, as numpy and Hugging Face have it."""
+    """A tensor's location. `shape` has the fastest axis last, as numpy and Hugging Face have it."""
 
+    file: GGUFFile
     name: str
     type_id: int
     shape: tuple[int, ...]
@@ -134,74 +113,70 @@ class TensorEntry:
     def size(self) -> int:
         return math.prod(self.shape[:-1]) * self.row_bytes
 
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """Rows [start, stop) as raw bytes, one row a line, copied out of the file."""
+        size = self.row_bytes
+        begin = self.offset + start * size
+        raw = np.frombuffer(self.file.data[begin : begin + (stop - start) * size], np.uint8)
+        return raw.reshape(stop - start, size)
 
-class GGUFFile:
-    """An open GGUF file; a context manager. Arrays from `rows` must not outlive it."""
+    def check_bounds(self) -> None:
+        if self.offset + self.size > len(self.file.data):
+            raise ModelError(
+                f"tensor {self.name!r} lies beyond the end of {self.file.path.name}: the file is cut short, fetch it "
+                "again"
+            )
+
+
+class GGUFFile(AbstractContextManager["GGUFFile"]):
+    """An open GGUF file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
             with path.open("rb") as stream:
-                self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+                self.data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError:
             raise ModelError(f"{path.name} is empty") from None
         try:
             self._read_header()
         except BaseException:
-            self._map.close()
+            self.data.close()
             raise
 
-    def __enter__(self) -> GGUFFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._map.close()
-
-    def rows(self, entry: TensorEntry, start: int, stop: int) -> np.ndarray:
-        """Rows [start, stop) of a tensor as raw bytes, one row a line, copied out of the file."""
-        size = entry.row_bytes
-        begin = entry.offset + start * size
-        raw = np.frombuffer(self._map[begin : begin + (stop - start) * size], np.uint8)
-        return raw.reshape(stop - start, size)
-
-    def check_bounds(self, entry: TensorEntry) -> None:
-        if entry.offset + entry.size > len(self._map):
-            raise ModelError(
-                f"tensor {entry.name!r} lies beyond the end of {self.path.name}: the file is cut short, fetch it again"
-            )
-
-    def header(self) -> bytes:
-        """Everything before the weights: what identifies the file without reading all of it."""
-        return self._map[: self.data_offset]
+    def __exit__(self, *_: object) -> None:
+        self.data.close()
 
     def _read_header(self) -> None:
-        cursor = _Cursor(self._map, self.path.name)
+        cursor = _Cursor(self.data, self.path.name)
         if cursor.take(4) != GGUF_MAGIC:
             raise ModelError(f"{self.path.name} is not a GGUF file")
         version = cursor.scalar("<I")
         if version not in GGUF_VERSIONS:
-            known = " and ".join(str(number) for number in GGUF_VERSIONS)
+            supported = " and ".join(str(number) for number in GGUF_VERSIONS)
             raise ModelError(
-                f"{self.path.name} is GGUF version {version} or big-endian; {known} (little-endian) are read"
+                f"{self.path.name} is GGUF version {version} or big-endian; {supported} (little-endian) are supported"
             )
         tensor_count, key_count = cursor.scalar("<Q"), cursor.scalar("<Q")
         self.metadata = _read_metadata(cursor, key_count)
-        entries = [_read_entry(cursor) for _ in cursor.countable(tensor_count, at_least=24)]
+        entries = [self._read_entry(cursor) for _ in cursor.countable(tensor_count, at_least=24)]
         alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
             raise ModelError(f"{self.path.name}: general.alignment is {alignment!r}, not a power of two")
         self.data_offset = -(-cursor.position // alignment) * alignment
-        self.tensors = self._placed(entries)
-
-    def _placed(self, entries: list[TensorEntry]) -> dict[str, TensorEntry]:
-        placed: dict[str, TensorEntry] = {}
+        self.tensors: dict[str, TensorEntry] = {}
         for entry in entries:
-            if entry.name in placed:
+            if entry.name in self.tensors:
                 raise ModelError(f"{self.path.name} holds the tensor {entry.name!r} twice")
-            placed[entry.name] = TensorEntry(entry.name, entry.type_id, entry.shape, self.data_offset + entry.offset)
-        return placed
+            self.tensors[entry.name] = replace(entry, offset=self.data_offset + entry.offset)
+
+    def _read_entry(self, cursor: _Cursor) -> TensorEntry:
+        name = cursor.text()
+        dimensions = cursor.scalar("<I")
+        if not 1 <= dimensions <= MAX_DIMENSIONS:
+            raise ModelError(f"tensor {name!r} has {dimensions} dimensions")
+        shape = tuple(reversed([cursor.scalar("<Q") for _ in range(dimensions)]))
+        return TensorEntry(self, name, cursor.scalar("<I"), shape, cursor.scalar("<Q"))
 
 
 class _Cursor:
@@ -271,21 +246,8 @@ def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
     return metadata
 
 
-def _read_entry(cursor: _Cursor) -> TensorEntry:
-    name = cursor.text()
-    dimensions = cursor.scalar("<I")
-    if not 1 <= dimensions <= MAX_DIMENSIONS:
-        raise ModelError(f"tensor {name!r} has {dimensions} dimensions")
-    shape = tuple(reversed([cursor.scalar("<Q") for _ in range(dimensions)]))
-    return TensorEntry(name, cursor.scalar("<I"), shape, cursor.scalar("<Q"))
-
-
-# What a file may say that changes nothing here: how it was made, not what it computes.
-HARMLESS = frozenset({"tensor_data_layout", "rope.scaling.finetuned", "rope.scaling.original_context_length"})
-
-
 class Hyperparameters:
-    """The hyper-parameters of one file. Remembers what was read, so that the rest can be refused."""
+    """The hyper-parameters of one file. Records which were read, so that the others can be refused."""
 
     def __init__(self, file: GGUFModel, architecture: str) -> None:
         self.file, self.architecture = file, architecture
@@ -296,7 +258,7 @@ class Hyperparameters:
         return self.file.metadata.get(f"{self.architecture}.{key}", default)
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A positive whole number; a list of one for each layer is taken where all agree."""
+        """A positive whole number; a list of one for each layer is accepted where all are the same."""
         value = self.get(key, default)
         if isinstance(value, list) and value and all(item == value[0] for item in value):
             value = value[0]
@@ -309,7 +271,7 @@ class Hyperparameters:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number, written as the decimal that its float32 stood for."""
+        """A finite number, as the shortest decimal of its float32."""
         value = self.get(key, default)
         if value is None:
             raise ModelError(f"the file lacks {self.architecture}.{key}")
@@ -318,7 +280,7 @@ class Hyperparameters:
         return float(str(np.float32(value)))
 
     def refuse_unless(self, key: str, *allowed: Any) -> None:
-        """For what is supported in one value only; an absent key stands for that value."""
+        """For keys of which only some values are supported; an absent key has the first of them."""
         value = self.get(key, allowed[0])
         if value not in allowed:
             raise ModelError(f"{self.architecture}.{key} is {value!r}, which is not supported")

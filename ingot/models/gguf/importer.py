@@ -40,14 +40,14 @@ from ingot.models.gguf.quant_types import (
 )
 from ingot.models.gguf.tokenizer import TokenizerFiles, build_tokenizer
 
-HEAD_MARK = ".nextn."  # in the names of tensors of a head that guesses further tokens
+DRAFT_HEAD_MARK = ".nextn."  # in the names of tensors of a draft head
 NUMBER_KINDS = (Kind.F32, Kind.F16, Kind.BF16)
 KINDS_THAT_STAY = frozenset({*BLOCK_BITS, *SMALL_BLOCKS, *NUMBER_KINDS})  # formats whose tensors need not be converted
 CHUNK_WEIGHTS = 1 << 24  # weights unpacked at a time; bounds the memory that a huge matrix needs
 FILE_TYPES = {
-    known.value: known.name.removeprefix("MOSTLY_").removeprefix("ALL_")
-    for known in LlamaFileType
-    if known != LlamaFileType.GUESSED
+    each.value: each.name.removeprefix("MOSTLY_").removeprefix("ALL_")
+    for each in LlamaFileType
+    if each != LlamaFileType.GUESSED
 }
 SAMPLING_KEYS = {
     "sampling.temp": "temperature",
@@ -64,17 +64,17 @@ def convert_gguf(
     """Writes the model in `source` to the existing folder `target`; nothing of it is executed.
 
     Weights keep their exact values wherever MLX has the format. `in_place`: tensors that need not be converted stay in
-    the file, and the folder says where. Raises ModelError for a file that is damaged or that cannot be run as it
-    describes itself; what `target` then holds is to be thrown away.
+    the file, which the folder refers to. Raises ModelError for a file that is damaged or that cannot be run as it
+    describes itself; `target` is then to be discarded.
     """
     with GGUFModel(source) as file:
         _refuse_other_files(file)
         plan = read_blueprint(file)
         _check_tensors(file, plan)
         tokenizer = build_tokenizer(file.metadata, plan.config["vocab_size"])
-        # A head that guesses further tokens is looked for in the folder's own weights.
-        headed = any(HEAD_MARK in item.source for item in plan.tensors)
-        staying = _tensors_that_stay(file, plan, progress) if in_place and not headed else []
+        # A draft head is loaded from the folder's own weights.
+        has_draft_head = any(DRAFT_HEAD_MARK in item.source for item in plan.tensors)
+        staying = _tensors_that_stay(file, plan, progress) if in_place and not has_draft_head else []
         moving = replace(plan, tensors=tuple(item for item in plan.tensors if item not in staying))
         _check_space(file, moving, target)
         write_safetensors(target, _converted_tensors(file, moving, progress), _tensor_names(file, moving), shard_bytes)
@@ -112,15 +112,15 @@ def _check_tensor(file: GGUFModel, name: str, shape: tuple[int, ...]) -> None:
     if entry is None:
         raise ModelError(f"the file lacks the tensor {name!r}")
     if entry.type not in KNOWN_KINDS:
-        known = ", ".join(sorted(kind.name for kind in KNOWN_KINDS))
-        raise ModelError(f"tensor {name!r} is {entry.type.name}, which is not supported; supported: {known}")
+        supported = ", ".join(sorted(kind.name for kind in KNOWN_KINDS))
+        raise ModelError(f"tensor {name!r} is {entry.type.name}, which is not supported; supported: {supported}")
     if entry.shape != shape:
         raise ModelError(f"tensor {name!r} has the shape {list(entry.shape)}, not {list(shape)}")
-    file.check_bounds(entry)
+    entry.check_bounds()
 
 
 def _tensor_entries(file: GGUFModel, item: WantedTensor) -> list[TensorEntry]:
-    """Where the tensor lies: in one piece, or an expert's matrix each."""
+    """The tensor's entries: one, or one for each expert."""
     return [file.tensors[name] for name, _ in item.sources(file.tensors)]
 
 
@@ -129,22 +129,22 @@ def _quant_kind(file: GGUFModel, item: WantedTensor) -> Kind:
 
 
 def _is_packed(file: GGUFModel, item: WantedTensor) -> bool:
-    packs = len(item.shape) > 1 and not item.plain and _quant_kind(file, item) in PACKED_BITS
-    return packs and not _is_kept_in_blocks(file, item)
+    can_pack = len(item.shape) > 1 and not item.plain and _quant_kind(file, item) in PACKED_BITS
+    return can_pack and not _stays_in_blocks(file, item)
 
 
-def _is_kept_in_blocks(file: GGUFModel, item: WantedTensor) -> bool:
+def _stays_in_blocks(file: GGUFModel, item: WantedTensor) -> bool:
     """Matrices of the K formats, those of experts too."""
     matrices = (len(item.shape) == 2 or item.experts) and not item.plain and item.join is None
     return matrices and _quant_kind(file, item) in BLOCK_BITS
 
 
 def _tensors_that_stay(file: GGUFModel, plan: Blueprint, progress: Progress) -> list[WantedTensor]:
-    """What is used as it lies in the file. Looks through it for numbers that are not finite, as converting would."""
-    asked = [item for item in plan.tensors if _may_stay(file, item)]
-    sizes = [sum(entry.size for entry in _tensor_entries(file, item)) for item in asked]
-    done, message, staying = 0, f"looking through {file.path.name}", []
-    for item, size in zip(asked, sizes, strict=True):
+    """The tensors that are used as they are in the file. Checks that their numbers are finite, as converting would."""
+    candidates = [item for item in plan.tensors if _may_stay(file, item)]
+    sizes = [sum(entry.size for entry in _tensor_entries(file, item)) for item in candidates]
+    done, message, staying = 0, f"checking {file.path.name}", []
+    for item, size in zip(candidates, sizes, strict=True):
         progress(message, done, sum(sizes))
         if all(_is_usable(raw, _quant_kind(file, item), _tensor_entries(file, item)[0]) for raw in _chunks(file, item)):
             staying.append(item)
@@ -155,13 +155,13 @@ def _tensors_that_stay(file: GGUFModel, plan: Blueprint, progress: Progress) -> 
 
 def _may_stay(file: GGUFModel, item: WantedTensor) -> bool:
     kind = _quant_kind(file, item)
-    if len(item.shape) == 1 or item.join is not None or item.held or kind not in KINDS_THAT_STAY:
+    if len(item.shape) == 1 or item.join is not None or item.target_shape or kind not in KINDS_THAT_STAY:
         return False
-    return kind in NUMBER_KINDS or _is_kept_in_blocks(file, item) or _is_packed(file, item)
+    return kind in NUMBER_KINDS or _stays_in_blocks(file, item) or _is_packed(file, item)
 
 
 def _is_usable(raw: np.ndarray, kind: Kind, entry: TensorEntry) -> bool:
-    """Raises ModelError for numbers that are not finite. False where what MLX needs beside them overflows 16 bits."""
+    """Raises ModelError for numbers that are not finite. False where the biases that MLX needs overflow 16 bits."""
     if kind in NUMBER_KINDS:
         exponents = {Kind.F32: ("<u4", 0x7F800000), Kind.F16: ("<u2", 0x7C00), Kind.BF16: ("<u2", 0x7F80)}
         dtype, mask = exponents[kind]
@@ -183,7 +183,7 @@ def _references(file: GGUFModel, staying: list[WantedTensor]) -> GgufReferences:
             item.target: ReferencedTensor(
                 kind=_quant_kind(file, item).name,
                 shape=item.shape,
-                pieces=tuple((numbers[file.path_of(entry)], entry.offset) for entry in _tensor_entries(file, item)),
+                pieces=tuple((numbers[entry.file.path], entry.offset) for entry in _tensor_entries(file, item)),
                 heads=item.heads,
             )
             for item in staying
@@ -229,12 +229,10 @@ def _converted_tensors(file: GGUFModel, plan: Blueprint, progress: Progress) -> 
             yield [_float_vector(file, item)]
         elif _is_packed(file, item):
             yield _packed_matrix(file, item)
-        elif _is_kept_in_blocks(file, item):
+        elif _stays_in_blocks(file, item):
             yield [_raw_blocks(file, item)]
         elif item.join is not None:
-            parts = [
-                _check_finite(entry, _dequantized_floats(file, [entry], item)) for entry in _tensor_entries(file, item)
-            ]
+            parts = [_check_finite(entry, _dequantized_floats([entry], item)) for entry in _tensor_entries(file, item)]
             yield [NamedTensor(item.target, item.join(parts))]
         else:
             yield [_dense_matrix(file, item)]
@@ -243,11 +241,11 @@ def _converted_tensors(file: GGUFModel, plan: Blueprint, progress: Progress) -> 
 
 
 def _float_vector(file: GGUFModel, item: WantedTensor) -> NamedTensor:
-    """Norms and biases: few numbers, on which much depends, so float32."""
+    """Norms and biases: few numbers that matter much, so float32."""
     (entry,) = _tensor_entries(file, item)
-    values = dequantize_rows(file.rows(entry, 0, 1), entry.type).astype(np.float32)[0]
+    values = dequantize_rows(entry.rows(0, 1), entry.type).astype(np.float32)[0]
     values = _check_finite(entry, values[_row_order(item, 0, len(values))])
-    return NamedTensor(item.target, (values - np.float32(item.minus)).reshape(item.held or item.shape))
+    return NamedTensor(item.target, (values - np.float32(item.minus)).reshape(item.target_shape or item.shape))
 
 
 def _packed_matrix(file: GGUFModel, item: WantedTensor) -> list[NamedTensor]:
@@ -270,12 +268,12 @@ def _packed_matrix(file: GGUFModel, item: WantedTensor) -> list[NamedTensor]:
 
 
 def _reshape_rows(item: WantedTensor, chunks: list[np.ndarray]) -> np.ndarray:
-    """Rows one below another, as the tensor's own axes."""
+    """Chunks of rows, in the tensor's own shape."""
     return np.concatenate(chunks).reshape(*item.shape[:-1], -1)
 
 
 def _raw_blocks(file: GGUFModel, item: WantedTensor) -> NamedTensor:
-    """As they lie in the file, row by row."""
+    """As they are in the file, row by row."""
     raw = _reshape_rows(item, list(_chunks(file, item)))
     _check_finite(_tensor_entries(file, item)[0], block_units(raw, _quant_kind(file, item)))
     return NamedTensor(item.target, raw)
@@ -288,18 +286,16 @@ def _dense_matrix(file: GGUFModel, item: WantedTensor) -> NamedTensor:
         if np.any(bits & 0x7F80 == 0x7F80):
             raise _not_finite(entries[0])
         return NamedTensor(item.target, bits, bfloat16=True)
-    return NamedTensor(
-        item.target, _check_finite(entries[0], _dequantized_floats(file, entries, item)).reshape(item.shape)
-    )
+    return NamedTensor(item.target, _check_finite(entries[0], _dequantized_floats(entries, item)).reshape(item.shape))
 
 
-def _dequantized_floats(file: GGUFModel, entries: list[TensorEntry], item: WantedTensor) -> np.ndarray:
-    """F16 and F32 as they are; what was quantised as float16, or as float32 where that overflows."""
+def _dequantized_floats(entries: list[TensorEntry], item: WantedTensor) -> np.ndarray:
+    """F16 and F32 as they are; quantised ones as float16, or as float32 where that overflows."""
     kind = entries[0].type
     shape = (*((len(entries),) if len(entries) > 1 else ()), *entries[0].shape)
 
     def rows() -> Iterator[np.ndarray]:
-        return (dequantize_rows(raw, kind) for entry in entries for raw in _chunks_of(file, entry, item))
+        return (dequantize_rows(raw, kind) for entry in entries for raw in _chunks_of(entry, item))
 
     if kind not in (Kind.F16, Kind.F32):
         try:
@@ -312,17 +308,17 @@ def _dequantized_floats(file: GGUFModel, entries: list[TensorEntry], item: Wante
 
 def _chunks(file: GGUFModel, item: WantedTensor) -> Iterator[np.ndarray]:
     for entry in _tensor_entries(file, item):
-        yield from _chunks_of(file, entry, item)
+        yield from _chunks_of(entry, item)
 
 
-def _chunks_of(file: GGUFModel, entry: TensorEntry, item: WantedTensor) -> Iterator[np.ndarray]:
-    """The rows of a tensor, in the order that the model wants, so many at a time as memory allows."""
+def _chunks_of(entry: TensorEntry, item: WantedTensor) -> Iterator[np.ndarray]:
+    """The rows of a tensor, in the model's order, as many at a time as memory allows."""
     rows, columns = math.prod(entry.shape[:-1]), entry.shape[-1]
     head = rows // item.heads if item.heads else 1
     step = max(1, CHUNK_WEIGHTS // (columns * head)) * head
     for start in range(0, rows, step):
         stop = min(rows, start + step)
-        yield file.rows(entry, start, stop)[_row_order(item, start, stop)]
+        yield entry.rows(start, stop)[_row_order(item, start, stop)]
 
 
 def _row_order(item: WantedTensor, start: int, stop: int) -> np.ndarray | slice:
@@ -344,12 +340,11 @@ def _not_finite(entry: TensorEntry) -> ModelError:
 
 def _write_configs(file: GGUFModel, plan: Blueprint, tokenizer: TokenizerFiles, target: Path) -> None:
     ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": list(tokenizer.eos_ids), "pad_token_id": tokenizer.pad_id}
-    known_ids = {key: value for key, value in ids.items() if value is not None}
-    told = {FILE_TYPE_KEY: _file_type(file)} | _moved_formats(file, plan)
-    _write_json(
-        target / "config.json", plan.config | known_ids | told | _quantization(file, plan) | _block_modules(file, plan)
-    )
-    _write_json(target / "generation_config.json", known_ids | _recommended_sampling(file))
+    stated_ids = {key: value for key, value in ids.items() if value is not None}
+    formats = {FILE_TYPE_KEY: _file_type(file)} | _moved_formats(file, plan)
+    modules = _quantization(file, plan) | _block_modules(file, plan)
+    _write_json(target / "config.json", plan.config | stated_ids | formats | modules)
+    _write_json(target / "generation_config.json", stated_ids | _recommended_sampling(file))
     limit = {"model_max_length": plan.config["max_position_embeddings"]}
     _write_json(target / "tokenizer_config.json", tokenizer.config | limit)
     tokenizer.tokenizer.save(str(target / "tokenizer.json"), pretty=False)
@@ -362,18 +357,18 @@ def _write_configs(file: GGUFModel, plan: Blueprint, tokenizer: TokenizerFiles, 
 def _recommended_sampling(file: GGUFModel) -> dict[str, Any]:
     """The sampling that the file recommends."""
     general = Hyperparameters(file, "general")
-    said = {name: key for key, name in SAMPLING_KEYS.items() if general.get(key) is not None}
     return {
         name: general.get(key) if isinstance(general.get(key), int) else general.number(key)
-        for name, key in said.items()
+        for key, name in SAMPLING_KEYS.items()
+        if general.get(key) is not None
     }
 
 
 def _file_type(file: GGUFModel) -> str:
     """What people call the file's mixture of formats, as Q4_K_M; else the format that most of its weights have."""
-    told = file.metadata.get("general.file_type")
-    if told in FILE_TYPES:
-        return FILE_TYPES[told]
+    file_type = file.metadata.get("general.file_type")
+    if file_type in FILE_TYPES:
+        return FILE_TYPES[file_type]
     weights: Counter[str] = Counter()
     for entry in file.tensors.values():
         weights[entry.type.name] += math.prod(entry.shape)
@@ -381,14 +376,16 @@ def _file_type(file: GGUFModel) -> str:
 
 
 def _moved_formats(file: GGUFModel, plan: Blueprint) -> dict[str, Any]:
-    """The formats of packed weights that do not keep all of their values."""
+    """The formats of packed weights that change some of their values."""
     kinds = sorted({_quant_kind(file, item) for item in plan.tensors if _is_packed(file, item)} & LATTICE_ERRORS.keys())
-    told = {kind.name: {"bits": PACKED_BITS[kind], "percent": round(100 * LATTICE_ERRORS[kind], 1)} for kind in kinds}
-    return {MOVED_KEY: told} if told else {}
+    formats = {
+        kind.name: {"bits": PACKED_BITS[kind], "percent": round(100 * LATTICE_ERRORS[kind], 1)} for kind in kinds
+    }
+    return {MOVED_KEY: formats} if formats else {}
 
 
 def _quantization(file: GGUFModel, plan: Blueprint) -> dict[str, Any]:
-    """The commonest form for all, and an entry for each module that differs: another form, or none at all."""
+    """The commonest form, and an entry for each module with another form, or with none."""
     kinds = {
         item.module: _quant_kind(file, item) if _is_packed(file, item) else None
         for item in plan.tensors
@@ -405,8 +402,8 @@ def _quantization(file: GGUFModel, plan: Blueprint) -> dict[str, Any]:
 
 def _block_modules(file: GGUFModel, plan: Blueprint) -> dict[str, Any]:
     """The modules whose weights stay in blocks, and of which kind."""
-    kept = [item for item in plan.tensors if _is_kept_in_blocks(file, item)]
-    return {BLOCKS_KEY: {item.module: _quant_kind(file, item).name for item in kept}} if kept else {}
+    modules = {item.module: _quant_kind(file, item).name for item in plan.tensors if _stays_in_blocks(file, item)}
+    return {BLOCKS_KEY: modules} if modules else {}
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

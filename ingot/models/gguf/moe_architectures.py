@@ -1,9 +1,8 @@
-"""GGUF architectures whose layers choose among experts: Mixtral, Qwen, OLMoE, Granite, gpt-oss, DeepSeek V2 and V3, GLM
-4.5.
+"""GGUF architectures with mixtures of experts: the experts that most have, and DeepSeek V2 and V3 and GLM 4.5.
 
-Each function gives the blueprint of a file, or raises ModelError for one that cannot be run as it describes itself.
-DeepSeek's attention is latent: keys and values are unfolded from one narrow vector a token. Behind GLM's last layer may
-lie a draft head (MTP).
+Each function returns the blueprint of a file, or raises ModelError for one that cannot be run as it describes itself.
+DeepSeek's attention is latent (MLA): keys and values are projected from one narrow vector a token. Behind GLM's last
+layer there may be a draft head (MTP).
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from ingot.models.gguf.blueprint import (
     layer_count,
     mlp_tensors,
     norm_tensors,
+    refuse_rope_scaling,
     refuse_sliding_window,
     rope_scaling,
     vocabulary_size,
@@ -34,12 +34,13 @@ from ingot.models.gguf.blueprint import (
 from ingot.models.gguf.file import Hyperparameters
 
 SOFTMAX, SIGMOID = 1, 2  # how files number the router's function
+NEXTN_NORMS = {"enorm": "enorm", "hnorm": "hnorm", "shared_head_norm": "shared_head.norm"}
 POST_NORMS = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
 
 
 @dataclass(frozen=True, slots=True)
 class MoeSizes:
-    """How many experts a layer has, how many of them see a token, and how wide each is."""
+    """How many experts a layer has, how many a token is routed to, and how wide each is."""
 
     experts: int
     used: int
@@ -47,7 +48,7 @@ class MoeSizes:
 
     @classmethod
     def read(cls, hyper: Hyperparameters, inner: int) -> MoeSizes:
-        """`inner` is what an expert's width is where the file does not say. Raises ModelError."""
+        """`inner` is an expert's width where the file does not state it. Raises ModelError."""
         return cls(
             experts=hyper.integer("expert_count"),
             used=hyper.integer("expert_used_count"),
@@ -69,178 +70,41 @@ class MoeSizes:
         return wanted
 
 
-def mixtral_blueprint(hyper: Hyperparameters) -> Blueprint:
-    """A llama file with experts."""
-    sizes = _moe_decoder_sizes(hyper)
-    refuse_sliding_window(hyper)
-    _refuse_other_heads(hyper, sizes)
-    _refuse_routing(hyper, norm=True)
-    mixture = MoeSizes.read(hyper, sizes.inner)
-    return Blueprint(
-        config=common_config(hyper, sizes, "mixtral", "MixtralForCausalLM")
-        | {"intermediate_size": mixture.inner, "num_local_experts": mixture.experts, "hidden_act": "silu"}
-        | {"num_experts_per_tok": mixture.used, "sliding_window": None},
-        tensors=(
-            *end_tensors(hyper, sizes),
-            *attention_tensors(sizes, interleaved=True),
-            *mixture.tensors(
-                range(sizes.layers),
-                sizes.hidden,
-                router="block_sparse_moe.gate",
-                module="block_sparse_moe.switch_mlp",
-            ),
-            *norm_tensors(sizes.layers, LLAMA_NORMS, sizes.hidden),
-        ),
-        spent=refuse_rope_scaling(hyper, sizes),
-    )
+@dataclass(frozen=True, slots=True)
+class ExpertSpec:
+    """Experts in all layers, behind a router with a softmax over all of them."""
 
+    router: str
+    module: str
+    normalised: bool  # the weights of the chosen experts are made to sum to one
+    local: bool = False  # the config has Mixtral's names, not Qwen's
+    biased: bool = False
 
-def qwen2_moe_blueprint(hyper: Hyperparameters) -> Blueprint:
-    sizes = _moe_decoder_sizes(hyper)
-    refuse_sliding_window(hyper)
-    _refuse_other_heads(hyper, sizes)
-    _refuse_routing(hyper, norm=False)
-    mixture, layers = MoeSizes.read(hyper, sizes.inner), range(sizes.layers)
-    shared = hyper.integer("expert_shared_feed_forward_length", sizes.inner)
-    gates = [
-        WantedTensor(
-            f"blk.{layer}.ffn_gate_inp_shexp.weight",
-            f"model.layers.{layer}.mlp.shared_expert_gate.weight",
-            (sizes.hidden,),
-            held=(1, sizes.hidden),
+    def read(self, hyper: Hyperparameters, sizes: DecoderSizes) -> tuple[dict[str, Any], list[WantedTensor]]:
+        """The config's part and the tensors. Raises ModelError for other kinds of routers."""
+        hyper.refuse_unless("expert_gating_func", SOFTMAX)
+        hyper.refuse_unless("expert_weights_scale", 1.0, 0.0)
+        hyper.refuse_unless("expert_weights_norm", self.normalised)
+        hyper.refuse_unless("expert_group_count", 1, 0)
+        hyper.refuse_unless("expert_group_used_count", 1, 0)
+        hyper.refuse_unless("leading_dense_block_count", 0)
+        moe = MoeSizes.read(hyper, sizes.inner)
+        config: dict[str, Any] = {"num_experts_per_tok": moe.used}
+        if self.local:
+            config |= {"intermediate_size": moe.inner, "num_local_experts": moe.experts}
+        else:
+            config |= {"moe_intermediate_size": moe.inner, "num_experts": moe.experts}
+            config |= {"decoder_sparse_step": 1, "mlp_only_layers": []}
+        return config, moe.tensors(
+            range(sizes.layers), sizes.hidden, router=self.router, module=self.module, biased=self.biased
         )
-        for layer in layers
-    ]
-    return Blueprint(
-        config=common_config(hyper, sizes, "qwen2_moe", "Qwen2MoeForCausalLM")
-        | _expert_counts(mixture)
-        | {"shared_expert_intermediate_size": shared, "norm_topk_prob": False, "tie_word_embeddings": False},
-        tensors=(
-            *end_tensors(hyper, sizes, own_head=True),
-            *attention_tensors(sizes, biased=("q", "k", "v")),
-            *mixture.tensors(layers, sizes.hidden, router="mlp.gate", module="mlp.switch_mlp"),
-            *mlp_tensors(layers, sizes.hidden, shared, module="mlp.shared_expert", suffix="_shexp"),
-            *gates,
-            *norm_tensors(sizes.layers, LLAMA_NORMS, sizes.hidden),
-        ),
-        spent=refuse_rope_scaling(hyper, sizes),
-    )
-
-
-def qwen3_moe_blueprint(hyper: Hyperparameters) -> Blueprint:
-    sizes = _moe_decoder_sizes(hyper)
-    refuse_sliding_window(hyper)
-    _refuse_routing(hyper, norm=True)
-    mixture = MoeSizes.read(hyper, sizes.inner)
-    return Blueprint(
-        config=common_config(hyper, sizes, "qwen3_moe", "Qwen3MoeForCausalLM")
-        | _expert_counts(mixture)
-        | {"head_dim": sizes.head, "norm_topk_prob": True, "attention_bias": False},
-        tensors=(
-            *end_tensors(hyper, sizes),
-            *attention_tensors(sizes),
-            *mixture.tensors(range(sizes.layers), sizes.hidden, router="mlp.gate", module="mlp.switch_mlp"),
-            *norm_tensors(sizes.layers, LLAMA_NORMS, sizes.hidden),
-            *norm_tensors(sizes.layers, HEAD_NORMS, sizes.head),
-        ),
-        spent=refuse_rope_scaling(hyper, sizes),
-    )
-
-
-def olmoe_blueprint(hyper: Hyperparameters) -> Blueprint:
-    sizes = _moe_decoder_sizes(hyper)
-    refuse_sliding_window(hyper)
-    _refuse_routing(hyper, norm=False)
-    hyper.refuse_unless("attention.clamp_kqv", 0.0)
-    mixture = MoeSizes.read(hyper, sizes.inner)
-    scaling, spent = rope_scaling(hyper, sizes.head)
-    of_queries, of_keys = ({source: target} for source, target in HEAD_NORMS.items())
-    return Blueprint(
-        config=common_config(hyper, sizes, "olmoe", "OlmoeForCausalLM")
-        | _expert_counts(mixture)
-        | {"intermediate_size": mixture.inner, "head_dim": sizes.head, "norm_topk_prob": False}
-        | scaling,
-        tensors=(
-            *end_tensors(hyper, sizes),
-            *attention_tensors(sizes),
-            *mixture.tensors(range(sizes.layers), sizes.hidden, router="mlp.gate", module="mlp.switch_mlp"),
-            *norm_tensors(sizes.layers, LLAMA_NORMS, sizes.hidden),
-            *norm_tensors(sizes.layers, of_queries, sizes.heads * sizes.head),
-            *norm_tensors(sizes.layers, of_keys, sizes.kv_heads * sizes.head),
-        ),
-        spent=spent,
-    )
-
-
-def granite_moe_blueprint(hyper: Hyperparameters) -> Blueprint:
-    sizes = _moe_decoder_sizes(hyper)
-    refuse_sliding_window(hyper)
-    _refuse_other_heads(hyper, sizes)
-    _refuse_routing(hyper, norm=True)
-    hyper.refuse_unless("expert_shared_feed_forward_length", 0)
-    mixture = MoeSizes.read(hyper, sizes.inner)
-    scaling, spent = rope_scaling(hyper, sizes.head)
-    return Blueprint(
-        config=common_config(hyper, sizes, "granitemoe", "GraniteMoeForCausalLM")
-        | {"intermediate_size": mixture.inner, "num_local_experts": mixture.experts, "hidden_act": "silu"}
-        | {"num_experts_per_tok": mixture.used, "attention_bias": False}
-        | {
-            "logits_scaling": hyper.number("logit_scale"),
-            "attention_multiplier": hyper.number("attention.scale"),
-            "embedding_multiplier": hyper.number("embedding_scale"),
-            "residual_multiplier": hyper.number("residual_scale"),
-        }
-        | scaling,
-        tensors=(
-            *end_tensors(hyper, sizes),
-            *attention_tensors(sizes, interleaved=True),
-            *mixture.tensors(
-                range(sizes.layers),
-                sizes.hidden,
-                router="block_sparse_moe.router.layer",
-                module="block_sparse_moe.switch_mlp",
-            ),
-            *norm_tensors(sizes.layers, LLAMA_NORMS, sizes.hidden),
-        ),
-        spent=spent,
-    )
-
-
-def gpt_oss_blueprint(hyper: Hyperparameters) -> Blueprint:
-    sizes = _moe_decoder_sizes(hyper)
-    _refuse_routing(hyper, norm=True)
-    hyper.refuse_unless("attention.sliding_window_pattern", 2)
-    mixture = MoeSizes.read(hyper, sizes.inner)
-    scaling, spent = rope_scaling(hyper, sizes.head)
-    sinks = [
-        WantedTensor(f"blk.{layer}.attn_sinks.weight", f"model.layers.{layer}.self_attn.sinks", (sizes.heads,))
-        for layer in range(sizes.layers)
-    ]
-    return Blueprint(
-        config=common_config(hyper, sizes, "gpt_oss", "GptOssForCausalLM")
-        | {"intermediate_size": mixture.inner, "num_local_experts": mixture.experts, "head_dim": sizes.head}
-        | {"num_experts_per_tok": mixture.used, "tie_word_embeddings": False}
-        | {
-            "sliding_window": hyper.integer("attention.sliding_window"),
-            "layer_types": [("sliding_attention", "full_attention")[layer % 2] for layer in range(sizes.layers)],
-        }
-        | scaling,
-        tensors=(
-            *end_tensors(hyper, sizes, own_head=True),
-            *attention_tensors(sizes, biased=("q", "k", "v", "o")),
-            *sinks,
-            *mixture.tensors(range(sizes.layers), sizes.hidden, router="mlp.router", module="mlp.experts", biased=True),
-            *norm_tensors(sizes.layers, POST_NORMS, sizes.hidden),
-        ),
-        spent=spent,
-    )
 
 
 def shared_expert_moe(
     hyper: Hyperparameters, gating: int, hidden: int, inner: int, layers: int
 ) -> tuple[dict[str, Any], list[WantedTensor]]:
-    """The mixtures of DeepSeek and GLM 4.5: the first layers dense, then experts for all tokens beside those that are
-    chosen, by a softmax or by a sigmoid and a bias (`gating`). The config's part and the tensors."""
+    """The experts of DeepSeek and GLM 4.5: the first layers dense, then shared experts and ones that are chosen by a
+    softmax, or by a sigmoid and a bias (`gating`). The config's part and the tensors."""
     mixture, shared = MoeSizes.read(hyper, inner), hyper.integer("expert_shared_count", 1)
     hyper.refuse_unless("expert_gating_func", gating)
     hyper.refuse_unless("expert_shared_feed_forward_length", shared * mixture.inner)
@@ -249,7 +113,7 @@ def shared_expert_moe(
         raise ModelError(f"{hyper.architecture}.leading_dense_block_count is {dense!r} of {layers} layers")
     if gating == SOFTMAX:
         hyper.refuse_unless("expert_weights_norm", False)
-    chosen = range(dense, layers)
+    moe_layers = range(dense, layers)
     config = {
         "moe_intermediate_size": mixture.inner,
         "n_routed_experts": mixture.experts,
@@ -269,63 +133,20 @@ def shared_expert_moe(
             f"model.layers.{layer}.mlp.gate.e_score_correction_bias",
             (mixture.experts,),
         )
-        for layer in chosen
+        for layer in moe_layers
         if gating == SIGMOID
     ]
     return config, [
         *mlp_tensors(range(dense), hidden, inner),
-        *mixture.tensors(chosen, hidden, router="mlp.gate", module="mlp.switch_mlp", plain=True),
-        *mlp_tensors(chosen, hidden, mixture.inner * shared, module="mlp.shared_experts", suffix="_shexp"),
+        *mixture.tensors(moe_layers, hidden, router="mlp.gate", module="mlp.switch_mlp", plain=True),
+        *mlp_tensors(moe_layers, hidden, mixture.inner * shared, module="mlp.shared_experts", suffix="_shexp"),
         *biases,
     ]
 
 
-def _moe_decoder_sizes(hyper: Hyperparameters) -> DecoderSizes:
-    sizes = DecoderSizes.read(hyper)
-    hyper.refuse_unless("rope.dimension_count", sizes.head)
-    return sizes
-
-
-def _expert_counts(mixture: MoeSizes) -> dict[str, Any]:
-    return {
-        "num_experts": mixture.experts,
-        "num_experts_per_tok": mixture.used,
-        "moe_intermediate_size": mixture.inner,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "hidden_act": "silu",
-    }
-
-
-def _refuse_routing(hyper: Hyperparameters, *, norm: bool) -> None:
-    """Routers of one kind: a softmax over all experts, whose chosen shares are made to sum to one, or (`norm`) not."""
-    hyper.refuse_unless("expert_gating_func", SOFTMAX)
-    hyper.refuse_unless("expert_weights_scale", 1.0, 0.0)
-    hyper.refuse_unless("expert_weights_norm", norm)
-    hyper.refuse_unless("expert_group_count", 1, 0)
-    hyper.refuse_unless("expert_group_used_count", 1, 0)
-    hyper.refuse_unless("leading_dense_block_count", 0)
-
-
-def _refuse_other_heads(hyper: Hyperparameters, sizes: DecoderSizes) -> None:
-    if sizes.head * sizes.heads != sizes.hidden:
-        raise ModelError(
-            f"{hyper.architecture}.attention.key_length is {sizes.head}, which is not embedding_length / head_count"
-        )
-
-
-def refuse_rope_scaling(hyper: Hyperparameters, sizes: DecoderSizes, rotated: int | None = None) -> frozenset[str]:
-    """The tensors that say how positions are scaled, of a model that cannot scale them. Raises ModelError."""
-    scaling, spent = rope_scaling(hyper, rotated or sizes.head)
-    if scaling:
-        kind = scaling["rope_scaling"]["rope_type"]
-        raise ModelError(f"the file scales rotary positions ({kind}), which is not supported for {hyper.architecture}")
-    return spent
-
-
 @dataclass(frozen=True, slots=True)
 class LatentSizes:
-    """The widths of latent attention, of a head but for the ranks."""
+    """The sizes of latent attention: of a head, but for the ranks."""
 
     queries: int | None  # the rank that queries go through; None: they do not
     rank: int
@@ -335,14 +156,14 @@ class LatentSizes:
 
     @classmethod
     def read(cls, hyper: Hyperparameters) -> LatentSizes:
-        """Files that fold the unfolding into queries say a head's own widths under names of their own."""
+        """Files with absorbed projections state a head's own sizes under other names."""
         rank, rotated = hyper.integer("attention.kv_lora_rank"), hyper.integer("rope.dimension_count")
         key, value = hyper.integer("attention.key_length"), hyper.integer("attention.value_length")
         key = hyper.integer("attention.key_length_mla", key)
         if key <= rotated:
             raise ModelError(f"{hyper.architecture}.rope.dimension_count is {rotated} of keys of {key}")
-        asked = hyper.integer("attention.q_lora_rank") if hyper.get("attention.q_lora_rank") else None
-        return cls(asked, rank, rotated, key - rotated, hyper.integer("attention.value_length_mla", value))
+        queries = hyper.integer("attention.q_lora_rank") if hyper.get("attention.q_lora_rank") else None
+        return cls(queries, rank, rotated, key - rotated, hyper.integer("attention.value_length_mla", value))
 
     @property
     def config(self) -> dict[str, Any]:
@@ -359,7 +180,7 @@ class LatentSizes:
 def deepseek2_blueprint(hyper: Hyperparameters) -> Blueprint:
     latent = LatentSizes.read(hyper)
     heads, inner = hyper.integer("attention.head_count"), hyper.integer("feed_forward_length")
-    hyper.get("attention.head_count_kv")  # one where the unfolding is folded into queries; the heads' number counts
+    hyper.get("attention.head_count_kv")  # one where projections are absorbed into queries; head_count is what counts
     sizes = DecoderSizes(
         hyper.integer("embedding_length"),
         inner,
@@ -373,7 +194,7 @@ def deepseek2_blueprint(hyper: Hyperparameters) -> Blueprint:
     routing, experts = shared_expert_moe(hyper, SIGMOID if newer else SOFTMAX, sizes.hidden, inner, sizes.layers)
     scaling, spent = rope_scaling(hyper, latent.rotated, scales_attention=True)
     if not scaling and not newer:
-        scaling = {"rope_scaling": {"type": "yarn", "factor": 1.0}}  # its model has no other way to say none
+        scaling = {"rope_scaling": {"type": "yarn", "factor": 1.0}}  # which is none: its model needs some scaling
     version = 3 if newer else 2
     return Blueprint(
         config=common_config(hyper, sizes, f"deepseek_v{version}", f"DeepseekV{version}ForCausalLM")
@@ -410,7 +231,7 @@ def _latent_attention(
         WantedTensor(
             f"{block}.attn_output.weight", f"{module}.o_proj.weight", (sizes.hidden, sizes.heads * latent.values)
         ),
-        *_latent_unfolding(hyper, latent, sizes.heads, block, module, newer=newer),
+        *_latent_projections(hyper, latent, sizes.heads, block, module, newer=newer),
     ]
     if latent.queries is None:
         return [*wanted, WantedTensor(f"{block}.attn_q.weight", f"{module}.q_proj.weight", (wide, sizes.hidden))]
@@ -422,16 +243,16 @@ def _latent_attention(
     ]
 
 
-def _latent_unfolding(
+def _latent_projections(
     hyper: Hyperparameters, latent: LatentSizes, heads: int, block: str, module: str, *, newer: bool
 ) -> list[WantedTensor]:
-    """Older files have keys and values in one matrix, newer ones apart, with that of the keys transposed; so have the
-    models: V2 one, V3 two."""
+    """Older files have keys and values in one matrix, newer ones in two, with that of the keys transposed; V2's
+    model has one, V3's two."""
     whole, keys, values = (f"{block}.attn_{part}.weight" for part in ("kv_b", "k_b", "v_b"))
     of_keys, of_values = (heads, latent.rank, latent.plain), (heads, latent.values, latent.rank)
     if whole in hyper.file.tensors:
         shape = (heads * (latent.plain + latent.values), latent.rank)
-        # Written apart, as V3's model wants them, they would have to be packed anew.
+        # Split, as V3's model wants them, they would have to be quantised anew.
         return [WantedTensor(whole, f"{module}.kv_b_proj.weight", shape, plain=newer)]
     if newer:
         return [
@@ -440,7 +261,12 @@ def _latent_unfolding(
         ]
     return [
         WantedTensor(
-            keys, f"{module}.kv_b_proj.weight", of_keys, plain=True, beside=((values, of_values),), join=_key_value_rows
+            keys,
+            f"{module}.kv_b_proj.weight",
+            of_keys,
+            plain=True,
+            further=((values, of_values),),
+            join=_key_value_rows,
         )
     ]
 
@@ -451,13 +277,10 @@ def _key_value_rows(parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([keys.swapaxes(1, 2), values], axis=1).reshape(-1, values.shape[2])
 
 
-NEXTN_NORMS = {"enorm": "enorm", "hnorm": "hnorm", "shared_head_norm": "shared_head.norm"}
-
-
 def glm4_moe_blueprint(hyper: Hyperparameters) -> Blueprint:
     whole = DecoderSizes.read(hyper)
     rotated = hyper.integer("rope.dimension_count", whole.head)
-    ahead = hyper.get("nextn_predict_layers", 0)  # layers behind the last, which propose tokens
+    ahead = hyper.get("nextn_predict_layers", 0)  # layers behind the last, of a draft head
     if not isinstance(ahead, int) or not 0 <= ahead < whole.layers:
         raise ModelError(f"{hyper.architecture}.nextn_predict_layers is {ahead!r} of {whole.layers} layers")
     sizes = replace(whole, layers=whole.layers - ahead)
@@ -473,8 +296,7 @@ def glm4_moe_blueprint(hyper: Hyperparameters) -> Blueprint:
         | {"head_dim": sizes.head, "partial_rotary_factor": rotated / sizes.head, "use_qk_norm": normed}
         | {"attention_bias": biased, "rope_scaling": None, "tie_word_embeddings": False},
         tensors=(*end_tensors(hyper, sizes, own_head=True), *layers, *head),
-        spent=refuse_rope_scaling(hyper, sizes, rotated)
-        | {name for name in tensors if name.startswith(behind)} - written,
+        spent=refuse_rope_scaling(hyper, rotated) | {name for name in tensors if name.startswith(behind)} - written,
     )
 
 
@@ -495,8 +317,8 @@ def _glm_layers(hyper: Hyperparameters, sizes: DecoderSizes) -> tuple[dict[str, 
 
 
 def _glm_head(hyper: Hyperparameters, sizes: DecoderSizes) -> list[WantedTensor]:
-    """The first layer behind the last, with the parts that make a head of it; nothing where the file has no whole one.
-    Its embedding and output head, if it has them, repeat the model's."""
+    """The draft head: the first layer behind the last, with the head's own parts; nothing where the file lacks some of
+    it. Its embedding and output head, if it has them, repeat the model's."""
     block, module = f"blk.{sizes.layers}.", f"model.layers.{sizes.layers}"
     _, layers = _glm_layers(hyper, replace(sizes, layers=sizes.layers + 1))
     parts = [

@@ -5,10 +5,10 @@ are repacked bit for bit: value = code * scale + bias. MXFP4 is the same thing i
 units, which MLX does not: matrices keep their blocks, and become what the device takes when they are loaded
 (`gguf/weights`).
 
-Formats that look values up in tables (IQ, TQ) are put onto the even steps of MLX's affine groups. Most of their tables
-are even steps already, or nearly: then each group keeps its own step and every value the nearest place on it. `EXACT`
-formats keep every value but for the rounding of a step to 16 bits; what the others add is small beside the error that
-they were made with, and `ADDED` states it.
+Formats with tables of values (IQ, TQ) are rounded to the even steps of MLX's affine groups. Most of their tables are
+even steps already, or nearly: then each group keeps its own step, and every value becomes the nearest code. Formats in
+`EXACT_LATTICES` keep every value but for the rounding of a step to 16 bits; the error of the others is small compared
+with that of quantising to them, and `LATTICE_ERRORS` states it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import IQ4_NL, dequantize
 
-LATTICE_GROUP: Final = 32
-LATTICE_SUPER: Final = 256
+QUANT_GROUP: Final = 32  # weights that share a scale
+QUANT_SUPER: Final = 256  # weights in a block of the K and IQ formats
+BLOCKS_KEY: Final = "gguf_blocks"
+"""Where config.json says which modules hold blocks, and of which kind."""
 
 LATTICE_BITS: Final[dict[Kind, int]] = {
     Kind.TQ1_0: 2,
@@ -49,27 +51,27 @@ LATTICE_ERRORS: Final[dict[Kind, float]] = {
     Kind.IQ4_NL: 0.015,
     Kind.IQ4_XS: 0.015,
 }
-"""The most that a tensor's values move by, as a share of their size (root mean squares)."""
+"""The most that a tensor's values change, as a share of their size (root mean squares)."""
 
-GroupSteps = tuple[np.ndarray, np.ndarray]  # the step and the lowest place of each group, (blocks, groups)
+DecodedBlocks = tuple[np.ndarray, np.ndarray, np.ndarray]  # codes (blocks, weights); scales, biases (blocks, groups)
+GroupSteps = tuple[np.ndarray, np.ndarray]  # the step and the lowest value of each group, (blocks, groups)
 
 
-def decode_lattice(blocks: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Blocks of bytes as codes (blocks, weights) and each group's scale and bias (blocks, groups)."""
+def decode_lattice(blocks: np.ndarray, kind: Kind) -> DecodedBlocks:
     if kind in _CROOKED:
         return _crooked(blocks, kind)
-    values = dequantize(blocks, kind).reshape(len(blocks), -1, LATTICE_GROUP)
+    values = dequantize(blocks, kind).reshape(len(blocks), -1, QUANT_GROUP)
     steps, lows = _STEPS[kind](blocks) if kind in _STEPS else _even_steps(values, LATTICE_BITS[kind])
     scales, biases = _rounded_to_half(steps), _rounded_to_half(lows)
     with np.errstate(divide="ignore", invalid="ignore"):
-        places = (values - biases[..., None]) / scales[..., None]
-    places[~np.isfinite(places)] = 0  # of a group without a step every value is the lowest
-    codes = np.clip(np.rint(places), 0, 2 ** LATTICE_BITS[kind] - 1).astype(np.uint8)
+        steps_up = (values - biases[..., None]) / scales[..., None]
+    steps_up[~np.isfinite(steps_up)] = 0  # of a group without a step every value is the lowest
+    codes = np.clip(np.rint(steps_up), 0, 2 ** LATTICE_BITS[kind] - 1).astype(np.uint8)
     return codes.reshape(len(blocks), -1), scales, biases
 
 
 def _rounded_to_half(values: np.ndarray) -> np.ndarray:
-    """Numbers that float16 holds, where it holds them with all of its digits."""
+    """Rounded to float16, except where that would be subnormal or overflow."""
     with np.errstate(over="ignore"):
         halves = values.astype(np.float16).astype(np.float32)
     fine = (np.abs(values) >= np.float32(2**-14)) & np.isfinite(halves) | (values == 0)
@@ -82,10 +84,6 @@ def _even_steps(values: np.ndarray, bits: int) -> GroupSteps:
     return (values.max(axis=-1) - lows) / np.float32(2**bits - 1), lows
 
 
-def _lattice_halves(columns: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(columns).view("<f2").astype(np.float32)
-
-
 def _words(columns: np.ndarray, kind: str) -> np.ndarray:
     return np.ascontiguousarray(columns).view(kind)
 
@@ -96,57 +94,57 @@ def _byte_nibbles(columns: np.ndarray) -> np.ndarray:
 
 
 def _ternary(blocks: np.ndarray) -> GroupSteps:
-    unit = np.repeat(_lattice_halves(blocks[:, -2:]), LATTICE_SUPER // LATTICE_GROUP, axis=1)
+    unit = np.repeat(_halves(blocks[:, -2:]), QUANT_SUPER // QUANT_GROUP, axis=1)
     return unit, -unit
 
 
 def _iq1_s(blocks: np.ndarray) -> GroupSteps:
-    """-1, 0 and 1, all shifted by an eighth one way or the other."""
-    told = _words(blocks[:, 34:50], "<u2")
-    unit = _lattice_halves(blocks[:, :2]) * (2 * (told >> 12 & 7) + 1).astype(np.float32)
-    shift = np.where(told & 0x8000, np.float32(-0.125), np.float32(0.125))
+    """-1, 0 and 1, all shifted by an eighth up or down."""
+    packed = _words(blocks[:, 34:50], "<u2")
+    unit = _halves(blocks[:, :2]) * (2 * (packed >> 12 & 7) + 1).astype(np.float32)
+    shift = np.where(packed & 0x8000, np.float32(-0.125), np.float32(0.125))
     return unit, unit * (shift - 1)
 
 
 def _iq2_xxs(blocks: np.ndarray) -> GroupSteps:
     """8, 25 and 43, with signs."""
-    told = _words(blocks[:, 2:66], "<u4")[:, 1::2]
-    return _around_zero(_lattice_halves(blocks[:, :2]) * ((told >> 28) + np.float32(0.5)) * np.float32(0.25), 17.03, 6)
+    packed = _words(blocks[:, 2:66], "<u4")[:, 1::2]
+    return _around_zero(_halves(blocks[:, :2]) * ((packed >> 28) + np.float32(0.5)) * np.float32(0.25), 17.03, 6)
 
 
 def _iq3_xxs(blocks: np.ndarray) -> GroupSteps:
     """4, 12, 20, 28, 36, 44, 52 and 62, with signs."""
-    told = _words(blocks[:, 66:98], "<u4")
-    return _around_zero(_lattice_halves(blocks[:, :2]) * ((told >> 28) + np.float32(0.5)) * np.float32(0.5), 8.088, 16)
+    packed = _words(blocks[:, 66:98], "<u4")
+    return _around_zero(_halves(blocks[:, :2]) * ((packed >> 28) + np.float32(0.5)) * np.float32(0.5), 8.088, 16)
 
 
 def _iq3_s(blocks: np.ndarray) -> GroupSteps:
     """The odd numbers to 15, with signs."""
-    unit = _lattice_halves(blocks[:, :2]) * (1 + 2 * _byte_nibbles(blocks[:, 106:110])).astype(np.float32)
+    unit = _halves(blocks[:, :2]) * (1 + 2 * _byte_nibbles(blocks[:, 106:110])).astype(np.float32)
     return _around_zero(unit, 2.0, 16)
 
 
 def _crooked(blocks: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """IQ4: sixteen numbers, closer to each other around zero, which 64 even places meet best like this."""
+    """IQ4: sixteen numbers, closer to each other around zero, which these 64 even steps fit best."""
     begin, units = _CROOKED[kind]
-    quanta = blocks[:, begin:].reshape(len(blocks), -1, 1, LATTICE_GROUP // 2)
-    codes = _PLACES[np.concatenate([quanta & np.uint8(0x0F), quanta >> np.uint8(4)], axis=2)]
+    quanta = blocks[:, begin:].reshape(len(blocks), -1, 1, QUANT_GROUP // 2)
+    codes = _IQ4_CODES[np.concatenate([quanta & np.uint8(0x0F), quanta >> np.uint8(4)], axis=2)]
     unit = units(blocks)
     return codes.reshape(len(blocks), -1), _rounded_to_half(unit * _CROOKED_STEP), _rounded_to_half(unit * _CROOKED_LOW)
 
 
 _CROOKED_STEP, _CROOKED_LOW = np.float32(3.9706), np.float32(-125.47)
-_PLACES: Final = np.rint((np.array(IQ4_NL.kvalues) - _CROOKED_LOW) / _CROOKED_STEP).astype(np.uint8)
+_IQ4_CODES: Final = np.rint((np.array(IQ4_NL.kvalues) - _CROOKED_LOW) / _CROOKED_STEP).astype(np.uint8)
 
 
 def _iq4_nl(blocks: np.ndarray) -> np.ndarray:
-    return _lattice_halves(blocks[:, :2])
+    return _halves(blocks[:, :2])
 
 
 def _iq4_xs(blocks: np.ndarray) -> np.ndarray:
     high = _words(blocks[:, 2:4], "<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
     scales = (_byte_nibbles(blocks[:, 4:8]) | high.astype(np.uint8) << np.uint8(4)).astype(np.float32) - 32
-    return _lattice_halves(blocks[:, :2]) * scales
+    return _halves(blocks[:, :2]) * scales
 
 
 # Where the quanta begin, and what gives the unit of each group.
@@ -156,9 +154,9 @@ _CROOKED: Final[dict[Kind, tuple[int, Callable[[np.ndarray], np.ndarray]]]] = {
 }
 
 
-def _around_zero(unit: np.ndarray, step: float, places: int) -> GroupSteps:
+def _around_zero(unit: np.ndarray, step: float, count: int) -> GroupSteps:
     steps = (unit * np.float32(step)).astype(np.float32)
-    return steps, steps * np.float32(-(places - 1) / 2)
+    return steps, steps * np.float32(-(count - 1) / 2)
 
 
 _STEPS: Final[dict[Kind, Callable[[np.ndarray], GroupSteps]]] = {
@@ -169,12 +167,6 @@ _STEPS: Final[dict[Kind, Callable[[np.ndarray], GroupSteps]]] = {
     Kind.IQ3_XXS: _iq3_xxs,
     Kind.IQ3_S: _iq3_s,
 }
-
-
-QUANT_GROUP = 32  # weights that share a scale
-QUANT_SUPER = 256  # weights in a block of the K formats
-
-DecodedBlocks = tuple[np.ndarray, np.ndarray, np.ndarray]  # codes (blocks, weights); scales, biases (blocks, groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,12 +195,12 @@ def pack_blocks(raw: np.ndarray, kind: Kind) -> PackedRows:
 
 
 def packed_format(kind: Kind) -> dict[str, Any]:
-    """How a model's config names the packed form of `kind`."""
+    """The quantised form of `kind`, as a model's config states it."""
     return {"group_size": QUANT_GROUP, "bits": PACKED_BITS[kind], "mode": "mxfp4" if kind == Kind.MXFP4 else "affine"}
 
 
 def _mxfp4(raw: np.ndarray) -> PackedRows:
-    """An exponent and 32 codes of 4 bits a block; MLX has the exponents apart, and the codes in their order."""
+    """Blocks have an exponent and 32 codes of 4 bits; MLX has the exponents in a separate array."""
     blocks = raw.reshape(-1, GGML_QUANT_SIZES[Kind.MXFP4][1])
     codes = _nibbles(blocks[:, 1:], 16)
     return PackedRows(_pack_codes(codes.reshape(len(raw), -1), 4), blocks[:, 0].reshape(len(raw), -1), None)
@@ -238,8 +230,8 @@ def _pack_codes(codes: np.ndarray, bits: int) -> np.ndarray:
         return (codes[:, 0::2] | codes[:, 1::2] << np.uint8(4)).view(np.uint32)
     # Eight codes fill `bits` whole bytes: the low bytes of one 64-bit word.
     words = np.zeros((codes.shape[0], codes.shape[1] // 8), "<u8")
-    for place in range(8):
-        words |= codes[:, place::8].astype("<u8") << np.uint64(place * bits)
+    for index in range(8):
+        words |= codes[:, index::8].astype("<u8") << np.uint64(index * bits)
     stream = words.view(np.uint8).reshape(*words.shape, 8)[..., :bits]
     return np.ascontiguousarray(stream).reshape(codes.shape[0], -1).view(np.uint32)
 
@@ -257,7 +249,7 @@ def _nibbles(low_then_high: np.ndarray, span: int) -> np.ndarray:
 
 
 def _fifth_bits(blocks: np.ndarray) -> np.ndarray:
-    """Q5_0 and Q5_1 keep the fifth bit of weight i in bit i of a 32-bit word."""
+    """Q5_0 and Q5_1 have the fifth bit of weight i in bit i of a 32-bit word."""
     return np.unpackbits(blocks, axis=1, bitorder="little") << np.uint8(4)
 
 
@@ -333,7 +325,7 @@ PACKED_BITS: dict[Kind, int] = {
     **LATTICE_BITS,
 }
 BLOCK_BITS: dict[Kind, int] = {Kind.Q2_K: 2, Kind.Q3_K: 3, Kind.Q4_K: 4, Kind.Q5_K: 5, Kind.Q6_K: 6}
-"""Formats with scales in two levels; a matrix of one keeps its blocks."""
+"""Formats with scales in two levels; a matrix in one of them keeps its blocks."""
 SMALL_BLOCKS: dict[Kind, bool] = {
     Kind.Q4_0: False,
     Kind.Q4_1: True,
@@ -342,9 +334,7 @@ SMALL_BLOCKS: dict[Kind, bool] = {
     Kind.Q8_0: False,
 }
 """Formats of blocks of 32 weights, which MLX packs alike, and whether a block states its minimum: else that is the
-scale, times as many as there are codes below nought."""
-BLOCKS_KEY = "gguf_blocks"
-"""Where config.json says which modules hold blocks, and of which kind."""
+scale times the number of codes below zero."""
 DENSE_KINDS = frozenset({Kind.F32, Kind.F16, Kind.BF16, Kind.Q2_K, Kind.Q3_K, Kind.Q6_K})
 KNOWN_KINDS = DENSE_KINDS | PACKED_BITS.keys()
 
@@ -355,9 +345,9 @@ _UNITS = {
 
 
 def block_units(raw: np.ndarray, kind: Kind) -> np.ndarray:
-    """The numbers of which the factors of blocks are multiples. `kind` is one of BLOCK_BITS or SMALL."""
+    """The float16 units of the scales of blocks. `kind` is one of BLOCK_BITS or SMALL_BLOCKS."""
     blocks = raw.reshape(-1, GGML_QUANT_SIZES[kind][1])
-    return np.concatenate([_halves(blocks[:, place : place + 2]) for place in _UNITS[kind]], axis=1)
+    return np.concatenate([_halves(blocks[:, offset : offset + 2]) for offset in _UNITS[kind]], axis=1)
 
 
 def rope_head_order(rows: int, head: int) -> np.ndarray:

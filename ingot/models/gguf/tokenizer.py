@@ -34,7 +34,7 @@ class TokenType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """What goes into the model's folder: tokenizer.json, tokenizer_config.json, and the ids for the other configs."""
+    """The contents of tokenizer.json and tokenizer_config.json, and the ids for the other configs."""
 
     tokenizer: Tokenizer
     config: dict[str, Any]
@@ -125,15 +125,15 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
     merges = _list_of(vocabulary.option("merges"), str)
     if merges is None:
         raise ModelError("the file lacks tokenizer.ggml.merges")
-    cutting = pretokenizer_named(vocabulary.option("pre"))
+    splitting = pretokenizer_named(vocabulary.option("pre"))
     tokenizer = Tokenizer(
-        _bpe(vocabulary, [_split_merge(merge) for merge in merges], ignore_merges=cutting.whole_words)
+        _bpe(vocabulary, [_split_merge(merge) for merge in merges], ignore_merges=splitting.whole_words)
     )
-    if cutting.nfc:
-        tokenizer.normalizer = cutting.normalizer()
-    tokenizer.pre_tokenizer = cutting.pre_tokenizer()
+    if splitting.nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = splitting.pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, cutting.begins
+    return tokenizer, splitting.begins
 
 
 def _bpe(vocabulary: _Vocabulary, merges: list[tuple[str, str]], **options: Any) -> models.BPE:
@@ -155,13 +155,13 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
     if vocabulary.flag("remove_extra_whitespaces", False) or vocabulary.option("precompiled_charsmap"):
         raise ModelError("the vocabulary normalises its text (tokenizer.ggml), which is not supported")
     prefixed = vocabulary.flag("add_space_prefix", True)
-    bytes_known = bool(vocabulary.of_type(TokenType.BYTE))
+    has_bytes = bool(vocabulary.of_type(TokenType.BYTE))
     model = _bpe(
         vocabulary,
         _merges_by_score(vocabulary),
         unk_token=vocabulary.token("unknown"),
         fuse_unk=True,
-        byte_fallback=bytes_known,
+        byte_fallback=has_bytes,
     )
     tokenizer = Tokenizer(model)
     mark = normalizers.Replace(" ", SPACE_MARK)
@@ -176,21 +176,21 @@ def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     scores = _list_of(vocabulary.option("scores"), float)
     if scores is None or len(scores) != len(vocabulary.tokens):
         raise ModelError("the file lacks tokenizer.ggml.scores, or has another number of them than tokens")
-    # A user-defined token with a space in it is met only after spaces were marked, so by merging.
+    # A user-defined token with a space in it is found only after spaces were marked, so by merging.
     spaced = [token for token in vocabulary.of_type(TokenType.USER_DEFINED) if SPACE_MARK in token]
     joined = vocabulary.of_type(TokenType.NORMAL) + spaced
-    known = frozenset(joined)
+    mergeable = frozenset(joined)
     ranked = sorted(joined, key=lambda token: -scores[vocabulary.ids[token]])
     return [
         (token[:middle], token[middle:])
         for token in ranked
         for middle in range(1, len(token))
-        if token[:middle] in known and token[middle:] in known
+        if token[:middle] in mergeable and token[middle:] in mergeable
     ]
 
 
 def _add_tokens(tokenizer: Tokenizer, vocabulary: _Vocabulary) -> None:
-    """Makes the tokens that are never the result of merging known by their text."""
+    """Adds the tokens that are never the result of merging."""
     special = {TokenType.CONTROL}
     if vocabulary.option("model") == "llama":
         special.add(TokenType.UNKNOWN)
@@ -301,7 +301,7 @@ class PretokenizerSplit:
     """`patterns` are applied in turn, each to the pieces that the ones before left."""
 
     patterns: tuple[str, ...]
-    whole_words: bool = False  # a piece that is a token by itself is taken without merging
+    whole_words: bool = False  # a piece that is a token is not merged
     begins: bool = False  # texts begin with the BOS token unless the file says otherwise
     nfc: bool = False
 
@@ -309,39 +309,22 @@ class PretokenizerSplit:
         splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
         return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
-    def normalizer(self) -> normalizers.Normalizer | None:
-        return normalizers.NFC() if self.nfc else None
-
-
-_LLAMA3_SPLIT = PretokenizerSplit((_LLAMA3,), whole_words=True, begins=True)
-_DIGITS_SPLIT = PretokenizerSplit((r"\p{N}", _GPT2))
 
 PRETOKENIZERS: dict[str, PretokenizerSplit] = {
     "default": PretokenizerSplit((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
-    "gpt-2": PretokenizerSplit((_GPT2,)),
-    "phi-2": PretokenizerSplit((_GPT2,)),
-    "trillion": PretokenizerSplit((_GPT2,)),
-    "smollm": _DIGITS_SPLIT,
-    "starcoder": _DIGITS_SPLIT,
-    "refact": _DIGITS_SPLIT,
-    "codeshell": _DIGITS_SPLIT,
-    "minerva-7b": _DIGITS_SPLIT,
-    "llama-bpe": _LLAMA3_SPLIT,
-    "llama3": _LLAMA3_SPLIT,
-    "llama-v3": _LLAMA3_SPLIT,
-    "falcon3": _LLAMA3_SPLIT,
-    "pixtral": _LLAMA3_SPLIT,
-    "midm-2.0": _LLAMA3_SPLIT,
-    "smaug-bpe": PretokenizerSplit((_LLAMA3,)),
-    "dbrx": PretokenizerSplit((_LLAMA3,)),
-    "qwen2": PretokenizerSplit((_QWEN2,), nfc=True),
-    "deepseek-r1-qwen": PretokenizerSplit((_QWEN2,), nfc=True),
+    **dict.fromkeys(("gpt-2", "phi-2", "trillion"), PretokenizerSplit((_GPT2,))),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "minerva-7b"), PretokenizerSplit((r"\p{N}", _GPT2))),
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"),
+        PretokenizerSplit((_LLAMA3,), whole_words=True, begins=True),
+    ),
+    **dict.fromkeys(("smaug-bpe", "dbrx"), PretokenizerSplit((_LLAMA3,))),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), PretokenizerSplit((_QWEN2,), nfc=True)),
     "megrez": PretokenizerSplit((_QWEN2,)),
     "tekken": PretokenizerSplit((_TEKKEN,), whole_words=True, begins=True),
     "gpt-4o": PretokenizerSplit((_GPT4O,)),
     "seed-coder": PretokenizerSplit((_SEED,)),
-    "glm4": PretokenizerSplit((_LLAMA3,), whole_words=True),
-    "chatglm-bpe": PretokenizerSplit((_LLAMA3,), whole_words=True),
+    **dict.fromkeys(("glm4", "chatglm-bpe"), PretokenizerSplit((_LLAMA3,), whole_words=True)),
     "olmo": PretokenizerSplit((_GPT2,), nfc=True),
     "deepseek-coder": PretokenizerSplit((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _IDEOGRAPHS, r"\p{N}")),
     "deepseek-llm": PretokenizerSplit(
@@ -360,7 +343,7 @@ PRETOKENIZERS: dict[str, PretokenizerSplit] = {
 
 def pretokenizer_named(name: object) -> PretokenizerSplit:
     if name is None:
-        raise ModelError("the file lacks tokenizer.ggml.pre: it is too old to say how its text is cut into tokens")
+        raise ModelError("the file lacks tokenizer.ggml.pre: it is too old to say how its text is split into tokens")
     if not isinstance(name, str) or name not in PRETOKENIZERS:
         near = nearest_name(str(name), PRETOKENIZERS)
         hint = f" (nearest: {near})" if near else ""

@@ -1,18 +1,19 @@
 """GGUF weights in a running model: layers that hold blocks of the K formats, and tensors that stay in the GGUF file.
 
-What becomes of blocks depends on the device. The native kernels multiply them in the file's own number of bits,
-exactly. MLX has no form with scales of whole numbers in units of their own: there, the two formats that have a scale
-for 32 weights keep their codes and round the scales, and the others, which have one for 16, are quantised anew with two
-bits more, whose step is then at most about a quarter of theirs.
+The form of blocks depends on the device. The native kernels multiply by them exactly, in the file's own number of bits.
+MLX has no form with integer scales in units of their own: there, the two formats with a scale for 32 weights keep their
+codes and round the scales, and the others, with one for 16, are quantised anew with two more bits, whose step is at
+most about a quarter of theirs.
 
-Tensors that stay in the file are arrays like those that converting the file would have written, read when they are
-needed. The native kernels read them; without those they are read at once, which takes more memory for a while.
+Tensors that stay in the file are arrays like those that converting the file would have written. The native kernels read
+them lazily; without those they are read at once, which takes more memory for a while.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,12 @@ from ingot.models.layers.mlp import PackedSwitchLinear
 from ingot.models.layers.modules import PackedEmbedding, PackedLinear
 from ingot.upstream import QuantizedSwitchLinear, SwitchLinear
 
-CHUNK_WEIGHTS = 1 << 24  # weights that are unpacked at a time
+CHUNK_WEIGHTS = 1 << 24  # weights that are dequantised at a time
+NUMBER_DTYPES = {Kind.F32: mx.float32, Kind.F16: mx.float16, Kind.BF16: mx.bfloat16}
 
 
 class BlockLinear(nn.Module):
-    """Stands where a layer will: `weight` uint8 [..., rows, bytes of a row], as they lie in the file."""
+    """A placeholder for a layer: `weight` is uint8 [..., rows, bytes of a row], as in the file."""
 
     def __init__(self, module: Any, kind: Kind) -> None:
         super().__init__()
@@ -58,24 +60,22 @@ class BlockLinear(nn.Module):
         self.kind, self.shape = kind, tuple(module.weight.shape)
 
 
-class BlockEmbedding(BlockLinear):
-    pass
+class BlockEmbedding(BlockLinear): ...
 
 
-class BlockSwitchLinear(BlockLinear):
-    pass
+class BlockSwitchLinear(BlockLinear): ...
 
 
 def with_gguf_blocks(
     classes: Callable[..., tuple[type, type]], others: Collection[str] = ()
 ) -> Callable[..., tuple[type, type]]:
-    """What finds a model's classes, but the model has layers of blocks where its config says so. The weights `others`
-    are not the model's."""
+    """Wraps a finder of model classes: the model has layers of blocks where its config says so. Weights in `others` are
+    not the model's."""
 
-    def found(config: dict[str, Any]) -> tuple[type, type]:
+    def find_classes(config: dict[str, Any]) -> tuple[type, type]:
         model_class, args_class = classes(config=config)
-        said: Mapping[str, str] = config.get(BLOCKS_KEY) or {}
-        kinds = {path: kind for path, kind in said.items() if f"{path}.weight" not in others}
+        blocks: Mapping[str, str] = config.get(BLOCKS_KEY) or {}
+        kinds = {path: kind for path, kind in blocks.items() if f"{path}.weight" not in others}
         if not kinds:
             return model_class, args_class
 
@@ -86,14 +86,14 @@ def with_gguf_blocks(
 
         return Blocked, args_class
 
-    return found
+    return find_classes
 
 
 def hold_blocks(model: nn.Module, kinds: Mapping[str, str]) -> None:
     """Swap the layers at these paths for ones whose weights are blocks of these kinds."""
     modules = dict(model.named_modules())
-    held = [(path, _BLOCK_LAYERS[type(modules[path])](modules[path], Kind[kind])) for path, kind in kinds.items()]
-    model.update_modules(tree_unflatten(held))
+    layers = [(path, _BLOCK_LAYERS[type(modules[path])](modules[path], Kind[kind])) for path, kind in kinds.items()]
+    model.update_modules(tree_unflatten(layers))
 
 
 def is_block_layer(module: Any) -> bool:
@@ -101,20 +101,20 @@ def is_block_layer(module: Any) -> bool:
 
 
 def plain_stand_in(module: BlockLinear) -> nn.Module:
-    """A layer of the same shape whose weights nobody reads: they take no memory while nothing is computed."""
-    made = _new_layer(_PLAIN[type(module)], module)
-    made.weight = mx.zeros(module.shape)
-    return made
+    """A layer of the same shape with lazy weights, which take no memory unless they are computed."""
+    layer = _new_layer(_PLAIN[type(module)], module)
+    layer.weight = mx.zeros(module.shape)
+    return layer
 
 
 def native_block_layer(module: BlockLinear) -> nn.Module:
-    """The same layer as the native kernels compute it."""
+    """The same layer for the native kernels."""
     bits = BLOCK_BITS[module.kind]
-    made = _new_layer(_NATIVE[type(module)], module)
-    made.native = native.block_weights(module.weight, module.get("bias"), bits)
-    made.weight, made.scales = made.native.arrays[:2]
-    made.group_size, made.bits, made.mode = QUANT_GROUP, bits, module.kind.name
-    return made
+    layer = _new_layer(_NATIVE[type(module)], module)
+    layer.native = native.block_weights(module.weight, module.get("bias"), bits)
+    layer.weight, layer.scales = layer.native.arrays[:2]
+    layer.group_size, layer.bits, layer.mode = QUANT_GROUP, bits, module.kind.name
+    return layer
 
 
 def exact_layer(module: BlockLinear, dtype: mx.Dtype) -> nn.Module:
@@ -124,24 +124,24 @@ def exact_layer(module: BlockLinear, dtype: mx.Dtype) -> nn.Module:
     """
     if module.kind in PACKED_BITS:
         return affine_layer(module, mx.float32 if dtype == mx.float16 else dtype)
-    made = _new_layer(_PLAIN[type(module)], module)
-    made.weight = _join_chunks(module, [_dequantized_chunk(raw, module.kind, dtype) for raw in _row_chunks(module)])
-    if not mx.isfinite(made.weight).all().item():
-        made.weight = _join_chunks(
-            module, [_dequantized_chunk(raw, module.kind, mx.float32) for raw in _row_chunks(module)]
-        )
-    return made
+    layer = _new_layer(_PLAIN[type(module)], module)
+    layer.weight = _dequantized(module, dtype)
+    if not mx.isfinite(layer.weight).all().item():
+        layer.weight = _dequantized(module, mx.float32)
+    return layer
 
 
 def affine_layer(module: BlockLinear, dtype: mx.Dtype) -> nn.Module:
     """The same layer in MLX's affine form, whose factors are rounded to `dtype`."""
-    made = _new_layer(_QUANTIZED[type(module)], module)
+    layer = _new_layer(_QUANTIZED[type(module)], module)
     parts = [_affine_parts(raw, module.kind, dtype) for raw in _row_chunks(module)]
-    made.weight, made.scales, made.biases = (_join_chunks(module, list(chunks)) for chunks in zip(*parts, strict=True))
-    made.group_size, made.bits, made.mode = QUANT_GROUP, affine_bits(module.kind), "affine"
-    if isinstance(made, QuantizedSwitchLinear):
-        made.global_scale = None  # which other modes have
-    return made
+    layer.weight, layer.scales, layer.biases = (
+        _join_chunks(module, list(chunks)) for chunks in zip(*parts, strict=True)
+    )
+    layer.group_size, layer.bits, layer.mode = QUANT_GROUP, affine_bits(module.kind), "affine"
+    if isinstance(layer, QuantizedSwitchLinear):
+        layer.global_scale = None  # which other modes have
+    return layer
 
 
 def affine_bits(kind: Kind) -> int:
@@ -156,28 +156,30 @@ def _affine_parts(raw: np.ndarray, kind: Kind, dtype: mx.Dtype) -> tuple[mx.arra
         weight, scales, biases = (mx.array(part) for part in (packed.weight, packed.scales, packed.biases))
     else:
         weight, scales, biases = _quantize_symmetric(mx.array(dequantize_rows(raw, kind)), affine_bits(kind))
-    made = weight, scales.astype(dtype), biases.astype(dtype)
-    mx.eval(made)
-    return made
+    parts = weight, scales.astype(dtype), biases.astype(dtype)
+    mx.eval(parts)
+    return parts
 
 
 def _quantize_symmetric(values: mx.array, bits: int) -> tuple[mx.array, mx.array, mx.array]:
-    """MLX's affine form, of as many steps for numbers below zero as above: on GPUs MLX counts zero in where a group's
-    numbers are all below it, so those are turned around."""
+    """MLX's affine form, with as many steps for numbers below zero as above: on GPUs MLX includes zero where a group's
+    numbers are all below it, so those groups are negated."""
     groups = values.reshape(len(values), -1, QUANT_GROUP)
     signs = mx.where(groups.max(axis=-1) < 0, -1.0, 1.0)
     weight, scales, biases = mx.quantize((groups * signs[..., None]).reshape(values.shape), QUANT_GROUP, bits)
     return weight, scales * signs, biases * signs
 
 
-def _dequantized_chunk(raw: np.ndarray, kind: Kind, dtype: mx.Dtype) -> mx.array:
-    numbers = mx.array(dequantize_rows(raw, kind)).astype(dtype)
-    mx.eval(numbers)
-    return numbers
+def _dequantized(module: BlockLinear, dtype: mx.Dtype) -> mx.array:
+    chunks = []
+    for raw in _row_chunks(module):
+        chunks.append(mx.array(dequantize_rows(raw, module.kind)).astype(dtype))
+        mx.eval(chunks[-1])
+    return _join_chunks(module, chunks)
 
 
 def _row_chunks(module: BlockLinear) -> Iterator[np.ndarray]:
-    """The rows of all matrices one below another, so many at a time as memory allows."""
+    """The rows of all matrices, as many at a time as memory allows."""
     rows = module.weight.reshape(-1, module.weight.shape[-1])
     block, size = GGML_QUANT_SIZES[module.kind]
     step = max(1, CHUNK_WEIGHTS // (rows.shape[1] // size * block))
@@ -190,13 +192,13 @@ def _join_chunks(module: BlockLinear, chunks: list[mx.array]) -> mx.array:
 
 
 def _new_layer(cls: type[nn.Module], module: BlockLinear) -> Any:
-    made: Any = cls.__new__(cls)
-    nn.Module.__init__(made)
+    layer: Any = cls.__new__(cls)
+    nn.Module.__init__(layer)
     if "bias" in module:
-        made.bias = module.bias
+        layer.bias = module.bias
     if isinstance(module, BlockEmbedding):
-        made.num_embeddings, made.dims = module.shape
-    return made
+        layer.num_embeddings, layer.dims = module.shape
+    return layer
 
 
 _BLOCK_LAYERS: dict[type, type[BlockLinear]] = {
@@ -217,27 +219,24 @@ _QUANTIZED: dict[type, type] = {
 }
 
 
-NUMBER_DTYPES = {Kind.F32: mx.float32, Kind.F16: mx.float16, Kind.BF16: mx.bfloat16}
-
-
 def with_gguf_tensors(classes: Callable[..., tuple[type, type]], folder: Path) -> Callable[..., tuple[type, type]]:
-    """What finds a model's classes, but the model is given the weights, too, that are not in its folder."""
+    """Wraps a finder of model classes: the model also loads the weights that are in a GGUF file, not in its folder."""
     references = references_in(folder)
     if references is None:
         return classes
-    elsewhere = references
+    read_tensors = partial(read_referenced_tensors, references)
 
-    def found(config: dict[str, Any]) -> tuple[type, type]:
+    def find_classes(config: dict[str, Any]) -> tuple[type, type]:
         model_class, args_class = classes(config=config)
 
         class InPlace(model_class):  # type: ignore[misc, valid-type]
             def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-                whole = weights | read_referenced_tensors(elsewhere)
+                whole = weights | read_tensors()
                 return super().sanitize(whole) if hasattr(model_class, "sanitize") else whole
 
         return InPlace, args_class
 
-    return found
+    return find_classes
 
 
 def read_referenced_tensors(references: GgufReferences) -> dict[str, mx.array]:
@@ -245,19 +244,19 @@ def read_referenced_tensors(references: GgufReferences) -> dict[str, mx.array]:
     was."""
     references.check()
     files = [_GgufSource(file.path, file.size, file.changed_ns) for file in references.files]
-    made: dict[str, mx.array] = {}
+    tensors: dict[str, mx.array] = {}
     for name, tensor in references.tensors.items():
         try:
             parts = _read_tensor(tensor, files)
         except (LookupError, ValueError, TypeError, ArithmeticError, OSError, RuntimeError) as error:
             raise ModelError(f"the tensor {name!r} cannot be read from its GGUF file: {error}") from error
         names = [name, *(f"{name.rpartition('.')[0]}.{part}" for part in ("scales", "biases"))]
-        made |= dict(zip(names, parts, strict=False))
-    return made
+        tensors |= dict(zip(names, parts, strict=False))
+    return tensors
 
 
 class _GgufSource:
-    """A file that tensors are read from: by the native kernels where they are there, later, or at once."""
+    """A file that tensors are read from: lazily by the native kernels, where there are any, or at once."""
 
     def __init__(self, path: str, size: int, changed_ns: int) -> None:
         self.path = path

@@ -1,8 +1,8 @@
 """Attention backends: native kernels on CPUs, and GPU kernels over the KV pages as they lie.
 
 On CPUs one operation norms and rotates queries and keys, writes keys and values to their pages and attends, for all
-parts of a mixed batch. Norms and rotations that it does not know are computed by the module's own code before it. On
-GPUs, masks that do not say what they show and prompts that no kernel is for are left to MLX.
+parts of a mixed batch. Norms and rotations that it does not support are computed before it by the module's own code. On
+GPUs, masks given as arrays and prompts that no kernel supports are left to MLX.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from ingot.kernels.paged_attention.kernels import PagedAttention
 from ingot.kernels.paged_attention.selfcheck import CodedSample
 from ingot.kernels.paged_attention.shapes import AttentionShape
 from ingot.models.families.registry import norm_spec_of
-from ingot.models.layers.modules import PositionedRope
 from ingot.models.layers.norms import is_rms_norm, norm_factor
+from ingot.models.layers.rope import PositionedRope
 
 
 def native_head_norm(norm: nn.Module, *, whole: bool) -> native.HeadNorm | None:
-    """A norm of queries or keys as the operation takes it; None where it does not know it."""
+    """A norm of queries or keys as the native operation takes it; None where it does not support it."""
     if is_rms_norm(norm):
         weight = norm_factor(norm)
         return None if weight is None else (weight, norm.eps, whole, False)
-    described = norm_spec_of(norm)
-    if described is not None and described.of_heads:
+    spec = norm_spec_of(norm)
+    if spec is not None and spec.of_heads:
         return norm.weight, norm.eps, whole, True
     return None
 
@@ -45,24 +45,26 @@ class NativeRotations:
     """The different rotations of one model, as the native kernels take them."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[object, ...], Any] = {}
+        self._rotations: dict[tuple[object, ...], Any] = {}
 
-    def of(self, rope: PositionedRope) -> Any:
-        rotation = rope._rotation
-        angles = rotation.scale / rotation.periods
-        key = (rotation.dims, rotation.traditional, rotation.gain, tuple(angles.tolist()))  # type: ignore[arg-type]
-        if key not in self._known:
-            self._known[key] = native.rope_rotation(
-                angles, dims=rotation.dims, neighbours=rotation.traditional, gain=rotation.gain
+    def rotation_for(self, rope: PositionedRope) -> Any:
+        rotation = rope.rotation
+        if rotation.key not in self._rotations:
+            self._rotations[rotation.key] = native.rope_rotation(
+                rotation.scale / rotation.periods,
+                dims=rotation.dims,
+                neighbours=rotation.traditional,
+                gain=rotation.gain,
             )
-        return self._known[key]
+        return self._rotations[rotation.key]
 
 
 def native_spans_of(state: AppendState, heads: int, choice: PageChooser | None) -> Any:
-    """Where the tokens of what is open stand, as the native kernels take it; made once for all layers of a group.
+    """The positions and pages of the open batch's tokens, as the native kernels take them; the same for all layers of a
+    group.
 
-    So many heads share keys. Tokens that may be taken back are few at a time: many would be computed in another way
-    than one is. By a `choice` each layer chooses what they see.
+    So many `heads` share keys. Tentative tokens come few at a time: many would be computed by another path than one is.
+    With a `choice` each layer chooses the pages that they see.
     """
     opened, few = state.opened, max(1, native.FEW_QUERIES // heads)
     limits = None if choice is None else choice.limits
@@ -80,7 +82,7 @@ def native_spans_of(state: AppendState, heads: int, choice: PageChooser | None) 
             for at in range(0, width, most)
         ]
         tables = [row.tables[state.group.number] for row, _, _ in rows]
-        # Those of three axes are turned before.
+        # Positions of three axes are rotated before.
         stated: Any = opened.explicit.tolist() if opened.has_stated_positions and not opened.three_axes else None
         positions = None if stated is None else array("i", stated)
         opened.memo[key] = native.attention_spans(
@@ -90,7 +92,7 @@ def native_spans_of(state: AppendState, heads: int, choice: PageChooser | None) 
 
 
 class RaggedAttention:
-    """One layer's attention. Computes float32 alone; keys and values may be kept in 16 bits."""
+    """One layer's attention, in float32 alone; keys and values may be stored in 16 bits."""
 
     def __init__(
         self,
@@ -106,18 +108,18 @@ class RaggedAttention:
         gated: bool,
         prepares: bool = True,
     ) -> None:
-        """`prepares` is False where it is to be given queries and keys that are normed and turned."""
-        turns = rope is None or isinstance(rope, PositionedRope)
-        self.prepares = prepares and turns and all(norm is not None for norm in norms)
-        """Whether it norms and turns queries and keys, and gates what comes out; else it is given them so."""
+        """`prepares` is False where its queries and keys will be normed and rotated already."""
+        supports_rope = rope is None or isinstance(rope, PositionedRope)
+        self.prepares = prepares and supports_rope and all(norm is not None for norm in norms)
+        """Whether it norms and rotates queries and keys, and gates its output."""
         self._heads, self._kv_heads, self._scale, self._cap, self._sinks = heads, kv_heads, scale, cap, sinks
         self._norms = (norms[0], norms[1]) if norms and self.prepares else (None, None)
-        self._rotation = rotations.of(rope) if isinstance(rope, PositionedRope) and self.prepares else None
+        self._rotation = rotations.rotation_for(rope) if isinstance(rope, PositionedRope) and self.prepares else None
         self._gated = gated and self.prepares
         self._operation: native.NativeAttention | None = None
 
     def covers(self, x: mx.array, masks: PerBatch | None, state: AppendState, mixed: MixedBatch) -> bool:
-        """Whether this launch is one that it computes as the module would."""
+        """Whether it computes this batch as the module would."""
         storage = state.storage
         if x.dtype != mx.float32 or not isinstance(storage, ReservedStorage | None):
             return False
@@ -136,7 +138,7 @@ class RaggedAttention:
         state: AppendState,
         mixed: MixedBatch,
     ) -> mx.array:
-        """What queries [1, tokens, heads * size] attend to; keys and values are written to the state."""
+        """The attention of queries [1, tokens, heads * size]; keys and values are written to the state."""
         size = keys.shape[-1] // self._kv_heads
         storage = state.reserve(self._kv_heads, size, mx.float32)
         assert storage is not None
@@ -170,7 +172,7 @@ class RaggedAttention:
 
 
 class PagedKernelAttention:
-    """One layer's. Masks that do not say what they show are not its own, nor are prompts that no kernel is for."""
+    """One layer's attention by kernels of a GPU. Masks that are arrays and prompts without a kernel are left to MLX."""
 
     def __init__(
         self,
@@ -184,19 +186,19 @@ class PagedKernelAttention:
     ) -> None:
         self._kernels, self._heads, self._kv_heads = kernels, heads, kv_heads
         self._scale, self._cap, self._sinks = scale, cap, sinks
-        self._made: dict[tuple[int | None, mx.Dtype], PagedAttention | None] = {}
+        self._by_window: dict[tuple[int | None, mx.Dtype], PagedAttention | None] = {}
 
     def __call__(
         self, queries: mx.array, masks: PerBatch | None, state: AppendState, mixed: MixedBatch
     ) -> dict[int, mx.array] | mx.array:
-        """What the queries [tokens, heads, size] of those launches attend to that are the kernels': by the launch's
-        number, [rows, heads, width, size]; or [tokens, heads, size] where one call is all of them. Rows that decode and
+        """The attention of the queries [tokens, heads, size] of the parts that kernels compute: by the part's number,
+        [rows, heads, width, size]; or [tokens, heads, size] where one call computes all of them. Rows that decode and
         rows that verify, whatever their widths, are one call; prompts are another.
         """
         storage = state.storage
         if not isinstance(storage, KernelStorage) or not isinstance(masks, BatchMasks | None):
             return {}
-        kernel = self._of(storage, state.window if masks is None else masks.window, queries.dtype)
+        kernel = self.kernel_for(storage, state.window if masks is None else masks.window, queries.dtype)
         if kernel is None:
             return {}
         found: dict[int, mx.array] = {}
@@ -213,28 +215,29 @@ class PagedKernelAttention:
 
     @property
     def gathers(self) -> tuple[bool, bool]:
-        """Whether pages have to be gathered for launches of few tokens a row, and of more: as it was probed."""
-        kernels = self._made.values()
+        """Whether pages have to be gathered for batches of few tokens a row, and of more: as it was probed."""
+        kernels = self._by_window.values()
         few = not kernels or None in kernels
         return few, few or not all(kernel is not None and kernel.takes_prompts for kernel in kernels)
 
     def check_coded(self, sample: CodedSample) -> None:
-        """Compare what its tokens that see all places read of pages like these: of what it was probed with."""
-        for (window, _), kernel in self._made.items():
+        """Check the kernels without a window, of those that it was probed with, on pages like these."""
+        for (window, _), kernel in self._by_window.items():
             if window is None and kernel is not None:
                 self._kernels.check_coded(kernel, sample, scale=self._scale, cap=self._cap)
 
-    def _of(self, storage: KernelStorage, window: int | None, dtype: mx.Dtype) -> PagedAttention | None:
-        if (window, dtype) not in self._made:
+    def kernel_for(self, storage: KernelStorage, window: int | None, dtype: mx.Dtype) -> PagedAttention | None:
+        """None where no kernel is correct."""
+        if (window, dtype) not in self._by_window:
             shape = AttentionShape(self._heads, self._kv_heads, *storage.sizes, PAGE)
-            self._made[window, dtype] = self._kernels.attention(
+            self._by_window[window, dtype] = self._kernels.attention(
                 shape, dtype, scale=self._scale, cap=self._cap, sinks=self._sinks, window=window
             )
-        return self._made[window, dtype]
+        return self._by_window[window, dtype]
 
 
 def _kernel_calls(mixed: MixedBatch) -> Sequence[tuple[int, ...]]:
-    """The launches whose rows have few tokens each, and the others: found once for all layers."""
+    """The parts whose rows have few tokens each, and the others: the same for all layers."""
     if "calls" not in mixed.memo:
         wide = [part.width > MOST_QUERIES for part in mixed.parts]
         each = (tuple(number for number, is_wide in enumerate(wide) if is_wide is many) for many in (False, True))
@@ -244,7 +247,7 @@ def _kernel_calls(mixed: MixedBatch) -> Sequence[tuple[int, ...]]:
 
 
 def _take_tokens(queries: mx.array, mixed: MixedBatch, numbers: Sequence[int]) -> mx.array:
-    """The tokens of some launches, one behind another."""
+    """The tokens of some parts, concatenated."""
     if len(numbers) == len(mixed.parts):
         return queries
     begins, ends = zip(*(mixed.bounds[number] for number in numbers), strict=True)
@@ -254,7 +257,7 @@ def _take_tokens(queries: mx.array, mixed: MixedBatch, numbers: Sequence[int]) -
 
 
 def _split_by_part(attended: mx.array, mixed: MixedBatch, numbers: Sequence[int]) -> dict[int, mx.array]:
-    """What tokens [tokens, heads, size] of some launches attend to, launch by launch."""
+    """The attention [tokens, heads, size] of some parts, by their numbers."""
     found, begin = {}, 0
     for number in numbers:
         part = mixed.parts[number]

@@ -1,8 +1,8 @@
-"""All layers of a model as one native operation, on CPUs: at small batches dispatching operations costs more than they
-do.
+"""All layers of a model as one native operation, on CPUs: at small batches dispatching operations costs more than
+computing them.
 
-The first layer is swapped for a module that runs all of them natively, the others for ones that hand on what they are
-given. Covers the layers of Llama and its relatives; what it does not cover keeps its own modules.
+The first layer is swapped for a module that runs all of them natively, the others for ones that pass their input on.
+This covers the layers of Llama and its relatives; other models keep their own modules.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from ingot.cache.layer_state import LayerState
 from ingot.kernels.cpu import native
 from ingot.models.families.registry import is_fusible
 from ingot.models.layers.attention_backends import native_spans_of
-from ingot.models.layers.modules import PositionedRope, extend, native_weights_of
+from ingot.models.layers.modules import extend, native_weights_of
+from ingot.models.layers.rope import PositionedRope
 from ingot.models.lora.layers import LoraMapping
 
 
 class LayerStandIn(nn.Module):
-    """Stands in for a layer, which it extends, and can still be computed like it."""
+    """Replaces a layer, which it extends, and can still compute it alone."""
 
     def by_itself(self, x: mx.array, mask: Any, state: Any) -> mx.array:
         y: mx.array = super().__call__(x, mask, state)
@@ -30,15 +31,15 @@ class LayerStandIn(nn.Module):
 
 
 def is_mlx_lm_cache(cache: Any) -> bool:
-    """Whether it is a cache of mlx-lm's: then each layer computes itself."""
+    """Whether it is a cache of mlx-lm's: then each layer is computed alone."""
     return cache is not None and not isinstance(cache, LayerState)
 
 
 class FusedLayers(LayerStandIn):
-    """Stands in for a model's first layer, which it extends, and computes all of them."""
+    """Replaces a model's first layer, which it extends, and computes all of them."""
 
     _stack: native.NativeLayerStack
-    _each: Callable[[], Sequence[LayerStandIn]]  # all of them
+    _all_layers: Callable[[], Sequence[LayerStandIn]]
     _lora_mapping: LoraMapping | None = None
     _kv_heads: int
     _sharing: int  # heads that share keys
@@ -50,7 +51,7 @@ class FusedLayers(LayerStandIn):
         if cache.query_observer is not None or (
             self._lora_mapping is not None and self._lora_mapping.opened is not None
         ):
-            for layer, state in zip(self._each(), cache.neighbours, strict=True):
+            for layer, state in zip(self._all_layers(), cache.neighbours, strict=True):
                 x = layer.by_itself(x, mask, state)
             return x
         storages = [state.reserve(self._kv_heads, self._head_size, mx.float32) for state in cache.neighbours]
@@ -63,14 +64,14 @@ class FusedLayers(LayerStandIn):
 
 
 class SkippedLayer(LayerStandIn):
-    """Stands in for a layer, which it extends, that was computed with the first."""
+    """Replaces a layer, which it extends, that is computed with the first."""
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
         return self.by_itself(x, mask, cache) if is_mlx_lm_cache(cache) else x
 
 
 def fuse_layers(model: Any) -> bool:
-    """Swap the layers of a model that is covered. Whether it was."""
+    """Swap the layers of a model if the native stack covers all of them; returns whether it does."""
     layers = fusible_layers_of(model)
     if not layers or not native.available():
         return False
@@ -79,7 +80,7 @@ def fuse_layers(model: Any) -> bool:
         return False
     attention = layers[0].self_attn
     fused: FusedLayers = run_all_in_first(model, layers, FusedLayers)
-    fused._stack, fused._each = stack, lambda: model.model.layers
+    fused._stack, fused._all_layers = stack, lambda: model.model.layers
     fused._kv_heads = attention.n_kv_heads
     fused._sharing = attention.n_heads // attention.n_kv_heads
     fused._head_size = attention.k_proj.weight.shape[0] // attention.n_kv_heads
@@ -87,7 +88,7 @@ def fuse_layers(model: Any) -> bool:
 
 
 def run_all_in_first(model: Any, layers: Sequence[nn.Module], ours: type[nn.Module]) -> Any:
-    """Let `ours`, which stands in for the first layer and is given back, run all of them."""
+    """Swap the first layer for one of the class `ours`, which runs all of them and is returned."""
     first = extend(layers[0], ours, ours.__name__)
     model.model.update_modules(
         {"layers": [first, *(extend(each, SkippedLayer, "SkippedLayer") for each in layers[1:])]}
@@ -99,8 +100,7 @@ def fusible_layers_of(model: Any) -> list[Any]:
     """The model's layers, if all of them are of one known kind."""
     inner = model.get("model")
     layers = inner.get("layers") if isinstance(inner, nn.Module) else None
-    known = isinstance(layers, list) and all(is_fusible(layer) for layer in layers)
-    return layers if known and layers is not None else []
+    return layers if isinstance(layers, list) and all(map(is_fusible, layers)) else []
 
 
 def _native_stack(layers: list[Any]) -> native.NativeLayerStack | None:
@@ -111,7 +111,7 @@ def _native_stack(layers: list[Any]) -> native.NativeLayerStack | None:
         _is_same_rotation(layer.self_attn.rope, rope) and not vars(layer).get("use_sliding") for layer in layers
     ):
         return None
-    rotation = rope._rotation
+    rotation = rope.rotation
     size = attention.k_proj.weight.shape[0] // attention.n_kv_heads
     weights = [[native_weights_of(module) for module in _layer_matrices(layer)] for layer in layers]
     if any(weight is None for own in weights for weight in own):
@@ -139,11 +139,8 @@ def _native_stack(layers: list[Any]) -> native.NativeLayerStack | None:
 
 
 def _is_same_rotation(rope: nn.Module, other: nn.Module) -> bool:
-    if not isinstance(rope, PositionedRope) or not isinstance(other, PositionedRope):
-        return False
-    one, two = rope._rotation, other._rotation
-    same = (one.dims, one.traditional, one.scale, one.gain) == (two.dims, two.traditional, two.scale, two.gain)
-    return same and bool(mx.array_equal(one.periods, two.periods).item())
+    both_known = isinstance(rope, PositionedRope) and isinstance(other, PositionedRope)
+    return both_known and rope.rotation.key == other.rotation.key
 
 
 def _layer_matrices(layer: Any) -> tuple[Any, ...]:

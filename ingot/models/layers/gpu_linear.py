@@ -1,9 +1,9 @@
-"""Linear layers on GPUs: products that are joined, and our kernels for quantised and for 16-bit weights.
+"""Linear layers on GPUs: joined products, and our kernels for quantised and for 16-bit weights.
 
-A launch costs more than a small product, so layers that see the same states are one (`Product`). Where our kernels were
-found to be right, few rows are multiplied by them: quantised weights as they are packed, and plain ones so that the
-bits of a row do not depend on how many rows there are. Many rows are multiplied by MLX, quantised ones after
-dequantising.
+A kernel launch costs more than a small product, so layers with the same input are one (`JoinedLinear`). Where our
+kernels were found to be correct, they multiply few rows: by quantised weights as they are packed, and by plain ones so
+that the bits of a row do not depend on how many rows there are. Many rows are multiplied by MLX, after dequantising
+where weights are quantised.
 """
 
 from __future__ import annotations
@@ -13,26 +13,27 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_unflatten
 
 from ingot.kernels.dense_matmul.kernels import MOST_ROWS, DenseProduct, DenseWeights
 from ingot.kernels.dense_matmul.selfcheck import CheckedDense
 from ingot.kernels.packed_matmul.kernels import PackedFormat, PackedProduct, PackedWeights
 from ingot.kernels.packed_matmul.selfcheck import CheckedPacked
-from ingot.models.layers.modules import adopt_module
+from ingot.models.layers.modules import adopt_module, swap_each
 from ingot.models.lora.layers import LoraMatrixStack
 from ingot.upstream import QuantizedSwitchLinear
 
+FEW_ROWS = 64
+"""Rows up to which weights are multiplied as they are packed."""
 _QUANTIZATION_ATTRIBUTES = ("group_size", "bits", "mode")
 
 
 class JoinedLinear:
-    """Linear layers whose outputs stand one behind another. The layers go on as before, with views of the joined
-    weights, so that nothing is in memory twice. No module of the model's: it owns no weights of its own."""
+    """Linear layers whose outputs are concatenated. The layers work as before, with views of the joined weights, so
+    that nothing is in memory twice. It is no module of the model's, as it owns no weights."""
 
     def __init__(self, layers: Sequence[Any], names: Sequence[str] = ()) -> None:
-        """Layers that are alike, or one. They are joined now: so long both exist. `names` are what the module that has
-        them calls them."""
+        """Layers that are alike, or one. While they are joined, their weights exist twice. `names` are their attribute
+        names in the module that has them."""
         self.parts, self.names = tuple(layers), tuple(names)
         self.added: LoraMatrixStack | None = None
         """What adapters add, where some are for these layers."""
@@ -40,7 +41,7 @@ class JoinedLinear:
         self._transposed = self.linear.weight.T if type(self.linear) is nn.Linear else None
         mx.eval(self._transposed)
 
-    def take(self, linear: nn.Module) -> None:
+    def replace_linear(self, linear: nn.Module) -> None:
         """Multiply by another layer of the same weights from now on."""
         self.linear, self._transposed = linear, None
 
@@ -55,7 +56,7 @@ class JoinedLinear:
 
 
 def _join_weights(layers: Sequence[Any]) -> Any:
-    """One layer, of whose weights the others are given views."""
+    """One layer, of whose weights the others get views."""
     joined = adopt_module(layers[0], type(layers[0]))
     for name in [name for name in layers[0] if isinstance(layers[0][name], mx.array)]:
         whole, begin = mx.concatenate([layer[name] for layer in layers]), 0
@@ -70,12 +71,12 @@ def _join_weights(layers: Sequence[Any]) -> Any:
 
 
 def joined_linears_of(model: nn.Module) -> list[JoinedLinear]:
-    """All that a model's modules have."""
+    """All that the modules of a model have."""
     return [value for module in model.modules() for value in vars(module).values() if isinstance(value, JoinedLinear)]
 
 
 def join_linears(*layers: nn.Module, names: Sequence[str] = ()) -> JoinedLinear | None:
-    """None where they are not alike: of other kinds, or packed in other ways. `names`: see `JoinedLinear`."""
+    """None where they are not alike: of other kinds, or quantised otherwise. `names`: see `JoinedLinear`."""
     kinds = {_linear_kind(layer) for layer in layers}
     return JoinedLinear(layers, names) if len(kinds) == 1 and None not in kinds else None
 
@@ -87,42 +88,51 @@ def _linear_kind(layer: nn.Module) -> tuple[object, ...] | None:
     return (type(layer), arrays, *(getattr(layer, name, None) for name in _QUANTIZATION_ATTRIBUTES))
 
 
-FEW_ROWS = 64
-"""Rows up to which weights are multiplied as they are packed."""
+class _KernelLinear:
+    """Multiplies by a kernel of ours where `_multiply` does, else by MLX."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y: mx.array | None = self._multiply(x)  # type: ignore[attr-defined]
+        return super().__call__(x) if y is None else y  # type: ignore[misc]
 
 
-class QuantizedKernelLinear(nn.QuantizedLinear):
-    """Multiplies few rows by a kernel of ours."""
+class _KernelHead:
+    """The same for an embedding as an output head."""
 
+    def as_linear(self, x: mx.array) -> mx.array:
+        y: mx.array | None = self._multiply(x)  # type: ignore[attr-defined]
+        return super().as_linear(x) if y is None else y  # type: ignore[misc]
+
+
+class _QuantizedKernel(nn.Module):
     _product: PackedProduct
     _packed: PackedWeights
     _kernels: CheckedPacked
 
-    def __call__(self, x: mx.array) -> mx.array:
-        y = _multiply_quantized(self, x)
-        if y is None:
-            own: mx.array = super().__call__(x)
-            return own
+    def _multiply(self, x: mx.array) -> mx.array | None:
+        """None for what MLX multiplies as fast, and for activations in another format than the weights' scales."""
+        weights, scratch = self._packed, self._kernels.scratch
+        if x.dtype != weights.scales.dtype:
+            return None
+        rows = x.reshape(-1, weights.columns)
+        if rows.shape[0] <= FEW_ROWS:
+            y = self._product(rows, weights)
+        elif scratch is not None and scratch.covers(weights):
+            y = scratch.multiply(rows, weights)
+        else:
+            return None
+        y = y.reshape(*x.shape[:-1], weights.outputs)
         return y + self.bias if "bias" in self else y
 
 
-class QuantizedKernelEmbedding(nn.QuantizedEmbedding):
-    """Looks rows up as it always did; as an output head it multiplies like a `QuantizedKernelLinear`."""
+class QuantizedKernelLinear(_KernelLinear, _QuantizedKernel, nn.QuantizedLinear): ...
 
-    _product: PackedProduct
-    _packed: PackedWeights
-    _kernels: CheckedPacked
 
-    def as_linear(self, x: mx.array) -> mx.array:
-        y = _multiply_quantized(self, x)
-        if y is None:
-            own: mx.array = super().as_linear(x)
-            return own
-        return y
+class QuantizedKernelEmbedding(_KernelHead, _QuantizedKernel, nn.QuantizedEmbedding): ...
 
 
 class QuantizedKernelSwitchLinear(QuantizedSwitchLinear):
-    """Experts: few products are one launch, each of a row with the expert that was chosen for it."""
+    """Experts: few products are one kernel launch, each of a row with the expert that was chosen for it."""
 
     _product: PackedProduct
     _packed: PackedWeights
@@ -140,21 +150,6 @@ class QuantizedKernelSwitchLinear(QuantizedSwitchLinear):
         return y + mx.expand_dims(self.bias[indices], -2) if "bias" in self else y
 
 
-def _multiply_quantized(module: QuantizedKernelLinear | QuantizedKernelEmbedding, x: mx.array) -> mx.array | None:
-    """None for what MLX multiplies as fast, and for activations in another format than the weights' scales."""
-    weights, scratch = module._packed, module._kernels.scratch
-    if x.dtype != weights.scales.dtype:
-        return None
-    rows = x.reshape(-1, weights.columns)
-    if rows.shape[0] <= FEW_ROWS:
-        y = module._product(rows, weights)
-    elif scratch is not None and scratch.covers(weights):
-        y = scratch.multiply(rows, weights)
-    else:
-        return None
-    return y.reshape(*x.shape[:-1], weights.outputs)
-
-
 QUANTIZED_KERNELS: dict[type, type] = {
     nn.QuantizedLinear: QuantizedKernelLinear,
     nn.QuantizedEmbedding: QuantizedKernelEmbedding,
@@ -163,16 +158,14 @@ QUANTIZED_KERNELS: dict[type, type] = {
 
 
 def swap_quantized_layers(model: nn.Module, kernels: CheckedPacked) -> int:
-    """Swap packed layers for ones that multiply faster, where that is right; returns how many were swapped.
-    Products that stand for several layers are swapped, and so are those layers, which launches of one kind multiply by:
-    to MLX's own products nothing is left, as it takes half a minute to compile the first of them."""
+    """Swap quantised layers for ones that multiply faster, where that is correct; returns how many were swapped.
+    Joined products are swapped, and so are their layers, which other batches multiply by: nothing is left to MLX's own
+    products, as it takes half a minute to compile the first of them."""
     products = joined_linears_of(model)
     for product in products:
-        product.linear = _swap_quantized_layer(product.linear, kernels) or product.linear
-    found = [(path, _swap_quantized_layer(module, kernels)) for path, module in model.named_modules()]
-    swapped = [(path, module) for path, module in found if module is not None]
-    model.update_modules(tree_unflatten(swapped))
-    return len(swapped) + sum(type(product.linear) is QuantizedKernelLinear for product in products)
+        product.linear = _quantized_kernel_layer(product.linear, kernels) or product.linear
+    swapped = swap_each(model, lambda module: _quantized_kernel_layer(module, kernels))
+    return swapped + sum(type(product.linear) is QuantizedKernelLinear for product in products)
 
 
 def reserve_scratch(model: nn.Module, kernels: CheckedPacked) -> None:
@@ -181,85 +174,69 @@ def reserve_scratch(model: nn.Module, kernels: CheckedPacked) -> None:
     kernels.reserve(layer._packed for layer in layers if isinstance(layer, QuantizedKernelLinear))
 
 
-def _swap_quantized_layer(module: Any, kernels: CheckedPacked) -> Any:
+def _quantized_kernel_layer(module: Any, kernels: CheckedPacked) -> Any:
     if type(module) not in QUANTIZED_KERNELS:
         return None
-    packing = PackedFormat(module.bits, module.group_size, module.mode)
-    if not kernels.supports(packing):
+    packed_format = PackedFormat(module.bits, module.group_size, module.mode)
+    if not kernels.supports(packed_format):
         return None
-    weights = PackedWeights.of(packing, module.weight, module.scales, module.biases)
+    weights = PackedWeights.of(packed_format, module.weight, module.scales, module.biases)
     product = kernels.of(weights)
     if product is None:
         return None
-    taken = adopt_module(module, QUANTIZED_KERNELS[type(module)])
-    taken._product, taken._packed, taken._kernels = product, weights, kernels
-    return taken
+    layer = adopt_module(module, QUANTIZED_KERNELS[type(module)])
+    layer._product, layer._packed, layer._kernels = product, weights, kernels
+    return layer
 
 
-class DenseKernelLinear(nn.Linear):
-    """Multiplies few rows by a kernel of ours."""
-
+class _DenseKernel(nn.Module):
     _product: DenseProduct
 
-    def __call__(self, x: mx.array) -> mx.array:
-        if not _is_few_rows(x, self.weight):
-            own: mx.array = super().__call__(x)
-            return own
-        return _multiply_dense(self._product, x, self.weight, self.get("bias"))
+    def _multiply(self, x: mx.array) -> mx.array | None:
+        """None for many rows, and for activations in another format than the weights."""
+        outputs, columns = self.weight.shape
+        if x.dtype != self.weight.dtype or not 0 < x.size <= MOST_ROWS * columns:
+            return None
+        y = self._product(x.reshape(-1, columns), self.weight, bias=self.get("bias"))
+        return y if x.ndim == 2 else y.reshape(*x.shape[:-1], outputs)
 
 
-class DenseKernelEmbedding(nn.Embedding):
-    """Looks rows up as it always did; as an output head it multiplies like a `DenseKernelLinear`."""
+class DenseKernelLinear(_KernelLinear, _DenseKernel, nn.Linear): ...
 
-    _product: DenseProduct
 
-    def as_linear(self, x: mx.array) -> mx.array:
-        if not _is_few_rows(x, self.weight):
-            own: mx.array = super().as_linear(x)
-            return own
-        return _multiply_dense(self._product, x, self.weight, None)
+class DenseKernelEmbedding(_KernelHead, _DenseKernel, nn.Embedding): ...
 
 
 DENSE_KERNELS: dict[type, type] = {nn.Linear: DenseKernelLinear, nn.Embedding: DenseKernelEmbedding}
 
 
-def _is_few_rows(x: mx.array, weight: mx.array) -> bool:
-    return x.dtype == weight.dtype and 0 < x.size <= MOST_ROWS * weight.shape[1]
-
-
-def _multiply_dense(product: DenseProduct, x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
-    y = product(x.reshape(-1, weight.shape[1]), weight, bias=bias)
-    return y if x.ndim == 2 else y.reshape(*x.shape[:-1], weight.shape[0])
-
-
 def swap_dense_layers(model: nn.Module, kernels: CheckedDense) -> int:
-    """Swap plain layers for ones whose rows keep their bits, where that is right; returns how many were swapped.
-    Where a product stands for layers, which nobody multiplies by any more, it is swapped instead."""
+    """Swap plain layers for ones whose rows keep their bits, where that is correct; returns how many were swapped.
+    Joined products are swapped instead of their layers, which nothing multiplies by any more."""
     products = joined_linears_of(model)
-    stood_for = {id(part) for product in products for part in product.parts}
-    alone = [(path, module) for path, module in model.named_modules() if id(module) not in stood_for]
-    layers = [*(product.linear for product in products), *(module for _, module in alone)]
+    joined = {id(part) for product in products for part in product.parts}
+    alone = [module for _, module in model.named_modules() if id(module) not in joined]
+    layers = [*(product.linear for product in products), *alone]
     kernels.meet(_dense_weights(layer) for layer in layers if type(layer) in DENSE_KERNELS)
-    joined = 0
+    swapped = 0
     for product in products:
-        taken = _swap_dense_layer(product.linear, kernels)
-        if taken is not None:
-            product.take(taken)
-            joined += 1
-    found = [(path, _swap_dense_layer(module, kernels)) for path, module in alone]
-    swapped = [(path, module) for path, module in found if module is not None]
-    model.update_modules(tree_unflatten(swapped))
-    return len(swapped) + joined
+        layer = _dense_kernel_layer(product.linear, kernels)
+        if layer is not None:
+            product.replace_linear(layer)
+            swapped += 1
+    return swapped + swap_each(
+        model, lambda module: None if id(module) in joined else _dense_kernel_layer(module, kernels)
+    )
 
 
 def _dense_weights(layer: nn.Module) -> DenseWeights:
     return DenseWeights(layer.weight, layer.get("bias"))
 
 
-def _swap_dense_layer(module: Any, kernels: CheckedDense) -> Any:
+def _dense_kernel_layer(module: Any, kernels: CheckedDense) -> Any:
     product = kernels.of(_dense_weights(module)) if type(module) in DENSE_KERNELS else None
     if product is None:
         return None
-    taken = adopt_module(module, DENSE_KERNELS[type(module)])
-    taken._product, taken.weight = product, mx.contiguous(module.weight)
-    return taken
+    layer = adopt_module(module, DENSE_KERNELS[type(module)])
+    layer._product, layer.weight = product, mx.contiguous(module.weight)
+    return layer

@@ -1,7 +1,4 @@
-"""The output head: logits of the selected positions alone, and hidden states for whoever asks.
-
-Output heads are swapped for ones that compute only the positions that are sampled.
-"""
+"""The output head: swapped for one that computes only the positions that are sampled, and hands over hidden states."""
 
 from __future__ import annotations
 
@@ -26,23 +23,28 @@ from ingot.models.layers.modules import (
     PackedLinear,
     adopt_module,
     extend,
-    modules_stood_in,
+    temporarily_extended,
+)
+
+LM_HEAD_NAMES = ("lm_head", "embed_out", "output")
+TIED_HEAD_NAMES = (
+    *("embed_tokens", "wte", "tok_embeddings", "embedding", "embeddings", "word_embeddings", "token_embeddings"),
 )
 
 
 class LogitsSelection:
     """Which positions [rows, n] of each row the output head computes; None computes all of them.
 
-    `was_used` says whether a head ever asked: a swapped module may turn out not to be the model's head.
+    `was_used` says whether a head ever read it: a swapped module may turn out not to be the model's head.
     """
 
     def __init__(self) -> None:
         self.at: mx.array | None = None
         self.was_used = False
         self.tapped_modules: tuple[str, ...] = ()
-        """Modules whose inputs are handed over as hidden states, instead of the output head's."""
+        """Modules whose inputs are the hidden states to capture, instead of the output head's."""
         self.captures_hidden = False
-        self._kept: dict[str, mx.array] = {}
+        self._captured: dict[str, mx.array] = {}
 
     @contextmanager
     def capturing_hidden(self) -> Iterator[None]:
@@ -51,23 +53,23 @@ class LogitsSelection:
         try:
             yield
         finally:
-            self.captures_hidden, self._kept = False, {}
+            self.captures_hidden, self._captured = False, {}
 
     @property
     def hidden(self) -> mx.array | None:
-        """[rows, width, size], one beside another where several modules are tapped; None where none came by."""
-        parts = [self._kept[name] for name in self.tapped_modules or ("",) if name in self._kept]
+        """[rows, width, size], concatenated where several modules are tapped; None where none were captured."""
+        parts = [self._captured[name] for name in self.tapped_modules or ("",) if name in self._captured]
         if len(parts) < max(1, len(self.tapped_modules)):
             return None
         return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
 
-    def keep(self, name: str, states: mx.array) -> None:
+    def capture(self, name: str, states: mx.array) -> None:
         if self.captures_hidden:
-            self._kept[name] = states
+            self._captured[name] = states
 
-    def of(self, hidden: mx.array) -> mx.array:
+    def select(self, hidden: mx.array) -> mx.array:
         if not self.tapped_modules:
-            self.keep("", hidden)
+            self.capture("", hidden)
         if self.at is None or hidden.ndim != 3:
             return hidden
         self.was_used = True
@@ -78,7 +80,7 @@ class _SelectsBeforeCall:
     selection: LogitsSelection
 
     def __call__(self, x: mx.array) -> mx.array:
-        y: mx.array = super().__call__(self.selection.of(x))  # type: ignore[misc]
+        y: mx.array = super().__call__(self.selection.select(x))  # type: ignore[misc]
         return y
 
 
@@ -86,7 +88,7 @@ class _SelectsBeforeHead:
     selection: LogitsSelection
 
     def as_linear(self, x: mx.array) -> mx.array:
-        y: mx.array = super().as_linear(self.selection.of(x))  # type: ignore[misc]
+        y: mx.array = super().as_linear(self.selection.select(x))  # type: ignore[misc]
         return y
 
 
@@ -108,31 +110,32 @@ KNOWN_HEADS = {*SELECTIVE_HEADS, *SELECTIVE_HEADS.values()}
 
 
 def token_embedding_of(model: nn.Module) -> nn.Module | None:
-    """What looks tokens up; None if the model has none that is known."""
+    """The token embedding; None if the model has none that is known."""
     found = _only_module(model, TIED_HEAD_NAMES)
     return None if found is None else found[1]
 
 
 class _NudgedEmbedding:
-    """Looks tokens up a little beside where they are."""
+    """Moves embeddings a little."""
 
     def __call__(self, ids: mx.array) -> mx.array:
         y: mx.array = super().__call__(ids)  # type: ignore[misc]
-        sides = mx.where(mx.random.bernoulli(shape=y.shape[-1:], key=mx.random.key(11)), 1, -1).astype(y.dtype)
-        return y + y * sides * self._by  # type: ignore[attr-defined]
+        signs = mx.where(mx.random.bernoulli(shape=y.shape[-1:], key=mx.random.key(11)), 1, -1).astype(y.dtype)
+        return y + y * signs * self._by  # type: ignore[attr-defined]
 
 
 def nudged_embeddings(model: nn.Module, dtype: mx.Dtype) -> AbstractContextManager[None] | None:
-    """While this is open, what tokens are looked up as is off by one unit in the last place of `dtype`: what a model
-    then answers shows how far rounding alone moves it. None where what looks tokens up is not known."""
+    """While this is open, embeddings are off by one unit in the last place of `dtype`: the model's answer then shows
+    how far rounding alone moves it. None where the embedding is not known."""
     found = _only_module(model, TIED_HEAD_NAMES)
     if found is None:
         return None
-    return modules_stood_in(model, [found], type("Nudged", (_NudgedEmbedding,), {"_by": float(mx.finfo(dtype).eps)}))
+    nudged = type("Nudged", (_NudgedEmbedding,), {"_by": float(mx.finfo(dtype).eps)})
+    return temporarily_extended(model, [found], nudged)
 
 
 def lm_head_of(model: nn.Module) -> nn.Module | None:
-    """What gives logits, which may be the embedding; None if the model has none that is known."""
+    """The module that gives logits, which may be the embedding; None if the model has none that is known."""
     found = _find_lm_head(model)
     return None if found is None else found[1]
 
@@ -141,23 +144,23 @@ def _find_lm_head(model: nn.Module) -> tuple[str, nn.Module] | None:
     return _only_module(model, LM_HEAD_NAMES) or _only_module(model, TIED_HEAD_NAMES)
 
 
-class _KeepsInput:
+class _CapturesInput:
     selection: LogitsSelection
     path: str
 
-    def __call__(self, x: mx.array, *given: Any, **named: Any) -> Any:
-        self.selection.keep(self.path, x)
-        return super().__call__(x, *given, **named)  # type: ignore[misc]
+    def __call__(self, x: mx.array, *args: Any, **kwargs: Any) -> Any:
+        self.selection.capture(self.path, x)
+        return super().__call__(x, *args, **kwargs)  # type: ignore[misc]
 
 
 def tap_hidden_states(model: nn.Module, paths: Sequence[str], selection: LogitsSelection) -> None:
-    """Swap the modules at `paths` for ones that keep what they are given when hidden states are asked for."""
+    """Swap the modules at `paths` for ones whose inputs are captured as hidden states."""
     modules = dict(model.named_modules())
     swapped = []
     for path in paths:
-        keeping = extend(modules[path], _KeepsInput, "Tapped")
-        keeping.selection, keeping.path = selection, path
-        swapped.append((path, keeping))
+        tapped = extend(modules[path], _CapturesInput, "Tapped")
+        tapped.selection, tapped.path = selection, path
+        swapped.append((path, tapped))
     model.update_modules(tree_unflatten(swapped))
     selection.tapped_modules = tuple(paths)
 
@@ -169,31 +172,17 @@ def select_at_lm_head(model: nn.Module) -> LogitsSelection | None:
         return None
     path, module = found
     selection, kind = LogitsSelection(), type(module)
-    replacement = adopt_module(
-        module, SELECTIVE_HEADS.get(kind, kind)
-    )  # a model that was swapped before keeps its kind
+    replacement = adopt_module(module, SELECTIVE_HEADS.get(kind, kind))  # one that was swapped before keeps its kind
     replacement.selection = selection
     model.update_modules(tree_unflatten([(path, replacement)]))
     return selection
 
 
 def _only_module(model: nn.Module, names: Sequence[str]) -> tuple[str, nn.Module] | None:
-    """The one module with one of these names, if it is of a kind that can stand for an output head."""
+    """The one module with one of these names, if it is of a kind that can be an output head."""
     found = [
         (path, module)
         for path, module in model.named_modules()
         if path.rsplit(".", 1)[-1] in names and type(module) in KNOWN_HEADS
     ]
     return found[0] if len(found) == 1 else None
-
-
-LM_HEAD_NAMES = ("lm_head", "embed_out", "output")
-TIED_HEAD_NAMES = (
-    "embed_tokens",
-    "wte",
-    "tok_embeddings",
-    "embedding",
-    "embeddings",
-    "word_embeddings",
-    "token_embeddings",
-)

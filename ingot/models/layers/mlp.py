@@ -1,8 +1,8 @@
 """MLPs in fewer operations, and mixtures of experts (MoE).
 
-Gated MLPs: on CPUs the gate is one native operation, or the fewest that MLX has for it; on GPUs what is gated and its
-gate are one matrix product. Experts on CPUs: each token meets only the experts chosen for it. mlx-lm sorts the tokens
-by expert where there are many; here the kernels do that, and the tokens stay as they are.
+Gated MLPs: on CPUs the gated activation is one native operation, or the fewest that MLX has for it; on GPUs the gate
+and up projections are one matrix product. Experts on CPUs: mlx-lm sorts the tokens by expert where there are many; here
+the kernels do that, and the tokens stay in their order.
 """
 
 from __future__ import annotations
@@ -15,30 +15,29 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_unflatten
 
 from ingot.kernels.cpu import native
 from ingot.models.families.description import MlpSpec
 from ingot.models.families.registry import mlp_spec_of
 from ingot.models.layers.gpu_linear import JoinedLinear, join_linears
-from ingot.models.layers.modules import adopt_module, extend, modules_stood_in
+from ingot.models.layers.modules import adopt_module, extend, swap_each, temporarily_extended
 from ingot.upstream import QuantizedSwitchLinear, SwiGLU, SwigluOAI, SwitchGLU, SwitchLinear
 
 
 class GatedMLP(nn.Module):
     """Computes what the MLP that it extends computes, float32 in fewer steps."""
 
-    _gating: MlpSpec
+    _spec: MlpSpec
     _native: bool
 
     def __call__(self, x: mx.array) -> Any:
-        gating = self._gating
+        spec = self._spec
         if x.dtype != mx.float32:
             return super().__call__(x)
-        gate = self[gating.gate](x)
-        up = None if gating.up is None else self[gating.up](x)
-        return self[gating.down](
-            native.gated_activation(gating.act, gate, up) if self._native else _silu_by_division(gate, up)
+        gate = self[spec.gate](x)
+        up = None if spec.up is None else self[spec.up](x)
+        return self[spec.down](
+            native.gated_activation(spec.act, gate, up) if self._native else _silu_by_division(gate, up)
         )
 
 
@@ -49,39 +48,35 @@ def _silu_by_division(gate: mx.array, up: mx.array | None) -> mx.array:
     return gate / (1 + mx.exp(-gate)) * up
 
 
-def swap_gated_mlps(model: nn.Module, known: Callable[[nn.Module], MlpSpec | None] = mlp_spec_of) -> int:
+def swap_gated_mlps(model: nn.Module, spec_of: Callable[[nn.Module], MlpSpec | None] = mlp_spec_of) -> int:
     """Swap every known MLP of the model that can be computed faster; returns how many were."""
-    found = [(path, module, known(module)) for path, module in model.named_modules()]
-    quick = native.available()
-    swapped = [
-        (path, _gated_mlp(module, gating, quick))
-        for path, module, gating in found
-        if gating is not None and (quick or gating.act == "silu")
-    ]
-    model.update_modules(tree_unflatten(swapped))
-    return len(swapped)
+    has_native = native.available()
 
+    def gated_mlp(module: nn.Module) -> nn.Module | None:
+        spec = spec_of(module)
+        if spec is None or not (has_native or spec.act == "silu"):
+            return None
+        replacement: Any = extend(module, GatedMLP, "Gated")
+        replacement._spec, replacement._native = spec, has_native
+        return replacement
 
-def _gated_mlp(module: nn.Module, gating: MlpSpec, quick: bool) -> nn.Module:
-    swapped: Any = extend(module, GatedMLP, "Gated")
-    swapped._gating, swapped._native = gating, quick
-    return swapped
+    return swap_each(model, gated_mlp)
 
 
 class JoinedMLP(nn.Module):
-    """Computes what the MLP that it extends computes, the products in front of its gate as one."""
+    """Computes what the MLP that it extends computes, with its gate and up projections as one product."""
 
-    _gate: Callable[[mx.array, mx.array], mx.array]
-    _into: JoinedLinear
-    _out: JoinedLinear
+    _activation: Callable[[mx.array, mx.array], mx.array]
+    joined_gate_up: JoinedLinear
+    joined_down: JoinedLinear
 
     @property
     def is_silu(self) -> bool:
-        return self._gate is _silu
+        return self._activation is _silu
 
     def __call__(self, x: mx.array) -> Any:
-        gate, up = mx.split(self._into(x.reshape(-1, x.shape[-1])), 2, axis=-1)
-        return self._out(self._gate(gate, up)).reshape(*x.shape[:-1], -1)
+        gate, up = mx.split(self.joined_gate_up(x.reshape(-1, x.shape[-1])), 2, axis=-1)
+        return self.joined_down(self._activation(gate, up)).reshape(*x.shape[:-1], -1)
 
 
 @partial(mx.compile, shapeless=True)
@@ -99,30 +94,29 @@ def _gelu_tanh(gate: mx.array, up: mx.array) -> mx.array:
     return nn.gelu_approx(gate) * up
 
 
-_GATES: dict[str, Callable[[mx.array, mx.array], mx.array]] = {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh}
+_ACTIVATIONS = {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh}
 
 
 def join_gated_mlps(model: nn.Module) -> int:
     """Swap every known MLP of the model whose products can be joined; returns how many were. One layer after another is
     in memory twice, while it is joined."""
-    tried = [(path, _joined_mlp(module, mlp_spec_of(module))) for path, module in model.named_modules()]
-    swapped = [(path, module) for path, module in tried if module is not None]
-    model.update_modules(tree_unflatten(swapped))
-    return len(swapped)
+    return swap_each(model, _joined_mlp)
 
 
-def _joined_mlp(module: nn.Module, gating: MlpSpec | None) -> nn.Module | None:
+def _joined_mlp(module: nn.Module) -> nn.Module | None:
     """None for other modules, and for those whose products are one already, or cannot be."""
-    if gating is None or gating.up is None:
+    spec = mlp_spec_of(module)
+    if spec is None or spec.up is None:
         return None
-    before = (gating.gate, gating.up)
-    into = join_linears(*(module[name] for name in before), names=before)
-    out = join_linears(module[gating.down], names=[gating.down])
-    if into is None or out is None:
+    names = (spec.gate, spec.up)
+    gate_up = join_linears(*(module[name] for name in names), names=names)
+    down = join_linears(module[spec.down], names=[spec.down])
+    if gate_up is None or down is None:
         return None
-    swapped: Any = extend(module, JoinedMLP, "Joined")
-    swapped._gate, swapped._into, swapped._out = _GATES[gating.act], into, out
-    return swapped
+    replacement: Any = extend(module, JoinedMLP, "Joined")
+    replacement._activation = _ACTIVATIONS[spec.act]
+    replacement.joined_gate_up, replacement.joined_down = gate_up, down
+    return replacement
 
 
 def gather_experts(x: mx.array, indices: mx.array, weights: Any) -> mx.array:
@@ -137,8 +131,8 @@ def gather_experts(x: mx.array, indices: mx.array, weights: Any) -> mx.array:
     return native.gather_experts(rows, chosen, weights).squeeze(-2)
 
 
-class PackedSwitchLinear(QuantizedSwitchLinear):
-    """Experts whose packed weights are multiplied as they are."""
+class _NativeExperts:
+    """Multiplies by the weights of experts as they are."""
 
     native: Any
 
@@ -146,23 +140,20 @@ class PackedSwitchLinear(QuantizedSwitchLinear):
         return gather_experts(x, indices, self.native)
 
 
-class DenseSwitchLinear(SwitchLinear):
-    """Experts whose plain weights are multiplied in the number format that they have."""
+class PackedSwitchLinear(_NativeExperts, QuantizedSwitchLinear): ...
 
-    native: Any
 
-    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
-        return gather_experts(x, indices, self.native)
+class DenseSwitchLinear(_NativeExperts, SwitchLinear): ...
 
 
 class GatedExperts(SwitchGLU):
     """Whole MLPs of experts in one operation."""
 
-    _gating: native.GateCurve
+    _gate_curve: native.GateCurve
 
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
         weights = [self[name].native for name in EXPERT_PROJECTIONS]
-        return native.gather_gated_experts(x, indices, weights, self._gating)
+        return native.gather_gated_experts(x, indices, weights, self._gate_curve)
 
 
 class UnsortedExperts(SwitchGLU):
@@ -184,44 +175,40 @@ _EXPERT_GATES: dict[type, Callable[[Any], native.GateCurve]] = {
 
 def fuse_experts(model: nn.Module) -> int:
     """Swap the MLPs of experts whose layers the kernels compute; returns how many were swapped."""
-    found = [
-        (path, _fused_experts(module))
-        for path, module in model.named_modules()
-        if type(module) is SwitchGLU
-        and all(isinstance(module[name], PackedSwitchLinear | DenseSwitchLinear) for name in EXPERT_PROJECTIONS)
-    ]
-    model.update_modules(tree_unflatten(found))
-    return len(found)
+    return swap_each(model, _fused_experts)
 
 
-def _fused_experts(module: Any) -> nn.Module:
-    gating = _EXPERT_GATES.get(type(module.activation))
-    if gating is None:
+def _fused_experts(module: Any) -> Any:
+    if type(module) is not SwitchGLU or not all(
+        isinstance(module[name], PackedSwitchLinear | DenseSwitchLinear) for name in EXPERT_PROJECTIONS
+    ):
+        return None
+    gate_curve = _EXPERT_GATES.get(type(module.activation))
+    if gate_curve is None:
         return adopt_module(module, UnsortedExperts)
     fused: GatedExperts = adopt_module(module, GatedExperts)
-    fused._gating = gating(module.activation)
+    fused._gate_curve = gate_curve(module.activation)
     return fused
 
 
 class _FirstExpert:
-    """Each token meets the first expert as often as it would have met others. What it is weighed by stays the router's:
-    that moves little where the router wavers, and in whichever order it chose."""
+    """Sends each token to the first expert, as often as it would have gone to others. The weights stay the router's:
+    they change little where the router wavers, whichever order it chose."""
 
-    def __call__(self, x: mx.array, indices: mx.array, *given: Any, **named: Any) -> mx.array:
-        y: mx.array = super().__call__(x, mx.zeros_like(indices), *given, **named)  # type: ignore[misc]
+    def __call__(self, x: mx.array, indices: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        y: mx.array = super().__call__(x, mx.zeros_like(indices), *args, **kwargs)  # type: ignore[misc]
         return y
 
 
 def fixed_experts(model: nn.Module) -> AbstractContextManager[None] | None:
-    """While this is open, the choice of experts is given, the same for all tokens: rounding that makes a router waver
-    between two of them then changes next to nothing. None where the model has no experts."""
+    """While this is open, all tokens go to the same expert: rounding that makes a router waver between two of them then
+    changes next to nothing. None where the model has no experts."""
     found = [(path, module) for path, module in model.named_modules() if _takes_expert_indices(module)]
     outermost = [
         (path, module) for path, module in found if not any(path.startswith(f"{other}.") for other, _ in found)
     ]
-    return modules_stood_in(model, outermost, _FirstExpert) if outermost else None
+    return temporarily_extended(model, outermost, _FirstExpert) if outermost else None
 
 
 def _takes_expert_indices(module: nn.Module) -> bool:
-    asked = [*inspect.signature(type(module).__call__).parameters]
-    return asked[1:3] == ["x", "indices"]
+    return [*inspect.signature(type(module).__call__).parameters][1:3] == ["x", "indices"]

@@ -6,11 +6,10 @@ from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_unflatten
 
 from ingot.kernels.cpu import native
 from ingot.models.families.registry import norm_spec_of
-from ingot.models.layers.modules import adopt_module, extend
+from ingot.models.layers.modules import adopt_module, extend, swap_each
 
 
 def norm_factor(norm: nn.Module) -> mx.array | None:
@@ -18,8 +17,8 @@ def norm_factor(norm: nn.Module) -> mx.array | None:
     if "weight" not in norm:
         return None
     weight: mx.array = norm.weight
-    described = norm_spec_of(norm)
-    return 1.0 + weight if described is not None and described.one_more else weight
+    spec = norm_spec_of(norm)
+    return 1.0 + weight if spec is not None and spec.one_more else weight
 
 
 def is_rms_norm(norm: nn.Module) -> bool:
@@ -33,8 +32,8 @@ def is_layer_norm(norm: nn.Module) -> bool:
 
 
 def _is_described_norm(norm: nn.Module, kind: str) -> bool:
-    described = norm_spec_of(norm)
-    return described is not None and described.kind == kind and not described.of_heads
+    spec = norm_spec_of(norm)
+    return spec is not None and spec.kind == kind and not spec.of_heads
 
 
 class NativeRMSNorm(nn.Module):
@@ -61,22 +60,17 @@ class NativeLayerNorm(nn.Module):
 
 def swap_norms(model: nn.Module) -> int:
     """Swap every known norm of a float32 model for a native one; returns how many were swapped."""
-    found = [(path, module) for path, module in model.named_modules() if _is_known_norm(module)]
-    model.update_modules(tree_unflatten([(path, _native_norm(module)) for path, module in found]))
-    return len(found)
+    return swap_each(model, _native_norm)
 
 
-def _is_known_norm(module: nn.Module) -> bool:
-    weight = norm_factor(module) if is_rms_norm(module) or is_layer_norm(module) else None
-    if weight is None:
-        return is_layer_norm(module)
-    return weight.dtype == mx.float32
-
-
-def _native_norm(module: nn.Module) -> nn.Module:
-    swapped: Any = extend(module, NativeRMSNorm if is_rms_norm(module) else NativeLayerNorm, "Native")
-    swapped._factor = norm_factor(module)
-    return swapped
+def _native_norm(module: nn.Module) -> nn.Module | None:
+    is_rms, is_layer = is_rms_norm(module), is_layer_norm(module)
+    factor = norm_factor(module) if is_rms or is_layer else None
+    if not is_layer if factor is None else factor.dtype != mx.float32:
+        return None
+    replacement: Any = extend(module, NativeRMSNorm if is_rms else NativeLayerNorm, "Native")
+    replacement._factor = factor
+    return replacement
 
 
 _GELU_KINDS: Final = {"none": "gelu", "precise": "gelu_tanh", "tanh": "gelu_tanh"}
@@ -97,6 +91,4 @@ class NativeGELU(nn.GELU):
 
 def swap_gelus(model: nn.Module) -> int:
     """Swap every GELU of a model for a native one; returns how many were swapped. Only where they are available."""
-    found = [(path, module) for path, module in model.named_modules() if type(module) is nn.GELU]
-    model.update_modules(tree_unflatten([(path, adopt_module(module, NativeGELU)) for path, module in found]))
-    return len(found)
+    return swap_each(model, lambda module: adopt_module(module, NativeGELU) if type(module) is nn.GELU else None)

@@ -1,47 +1,137 @@
-"""RoPE in mixed batches: the angles of a batch are computed once for all layers that share a rotation.
+"""RoPE: modules that take explicit positions, and rotations whose angles are computed once a batch for all layers.
 
-Where MLX does not fuse it (CPUs), queries and keys are rotated together. On GPUs one kernel norms queries and keys,
-rotates them and writes keys and values to the pages.
+Where MLX does not fuse RoPE (CPUs), queries and keys of a mixed batch are rotated together. On GPUs one kernel norms
+queries and keys, rotates them and writes keys and values to the pages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ingot.cache.attention_state import AppendState
-from ingot.cache.forward_batch import MixedBatch
+from ingot.cache.forward_batch import CacheOffset, MixedBatch, TokenPositions
 from ingot.cache.kv_storage import KernelStorage
 from ingot.cache.pages import PAGE
+from ingot.errors import ModelError
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.paged_attention.rope import HeadRmsNorm, RopeKernel, RopeShape, rope_angles
 from ingot.kernels.paged_attention.shapes import AttentionShape
-from ingot.models.layers.modules import PositionedRope, RopeRotation
+from ingot.models.layers.modules import adopt_module, swap_each
 from ingot.models.layers.norms import is_rms_norm, norm_factor
+from ingot.upstream import rope_utils
+
+
+@dataclass(frozen=True)
+class RopeRotation:
+    """A RoPE module as data: `x[..., :dims] * gain` is rotated by position * scale / periods."""
+
+    dims: int
+    traditional: bool
+    periods: mx.array
+    scale: float = 1.0
+    gain: float = 1.0
+    axes: mx.array | None = None  # which of three axes of positions each period rotates by, where there are three
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for modules that rotate alike by positions of one axis."""
+        return self.dims, self.traditional, self.scale, self.gain, tuple(self.periods.tolist())  # type: ignore[arg-type]
+
+    def angles(self, at: mx.array, *, three: bool) -> mx.array:
+        """The angles [..., periods] of tokens at these positions; of `three` axes where `at` is [3, ...]."""
+        positions = at.astype(mx.float32) * self.scale
+        if not three:
+            return positions[..., None] / self.periods
+        assert self.axes is not None, "this RoPE has positions of one axis"
+        return mx.moveaxis(positions[self.axes], 0, -1) / self.periods
+
+    def __call__(self, x: mx.array, at: mx.array) -> mx.array:
+        """Rotate x [rows, heads, width, size] to the positions `at` [rows, width] or [3, rows, width]."""
+        angles = self.angles(at, three=at.ndim == 3)[:, None]
+        cos, sin = mx.cos(angles), mx.sin(angles)
+        plain, unrotated = x[..., : self.dims].astype(mx.float32) * self.gain, x[..., self.dims :]
+        if self.traditional:
+            one, two = plain[..., 0::2], plain[..., 1::2]
+        else:
+            one, two = mx.split(plain, 2, axis=-1)
+        pair = [one * cos - two * sin, one * sin + two * cos]
+        if self.traditional:
+            rotated = mx.stack(pair, axis=-1).reshape(plain.shape)
+        else:
+            rotated = mx.concatenate(pair, axis=-1)
+        return mx.concatenate([rotated.astype(x.dtype), unrotated], axis=-1)
+
+
+class PositionedRope(nn.Module):
+    """Takes the offsets that the RoPE that it extends takes, and explicit positions too."""
+
+    rotation: RopeRotation
+
+    def __call__(self, x: mx.array, offset: CacheOffset = 0, **options: Any) -> mx.array:
+        if isinstance(offset, TokenPositions):
+            assert not options, "explicit positions with options that this RoPE does not know"
+            return self.rotation(x, offset.at)
+        return super().__call__(x, offset=offset, **options)
+
+
+def _plain_rotation(rope: Any) -> RopeRotation:
+    periods = rope.base ** (mx.arange(0, rope.dims, 2, dtype=mx.float32) / rope.dims)
+    return RopeRotation(rope.dims, rope.traditional, periods, scale=rope.scale)
+
+
+_ROTATIONS: dict[type, Any] = {
+    nn.RoPE: _plain_rotation,
+    rope_utils.Llama3RoPE: lambda rope: RopeRotation(rope.dims, rope.traditional, rope._freqs),
+    rope_utils.ProportionalRoPE: lambda rope: RopeRotation(rope.dims, rope.traditional, rope._freqs),
+    rope_utils.YarnRoPE: lambda rope: RopeRotation(rope.dims, rope.traditional, rope._freqs, gain=rope.mscale),
+    rope_utils.SuScaledRoPE: lambda rope: RopeRotation(rope.dim, False, rope._freqs, gain=rope._scale),
+}
+_POSITIONED = {kind: type(f"Positioned{kind.__name__}", (PositionedRope, kind), {}) for kind in _ROTATIONS}
+
+
+def positioned_rope(rope: nn.Module, axes: Sequence[int] | None = None) -> PositionedRope:
+    """The same RoPE for explicit positions too; with `axes`, which say which of three axes each period rotates by, also
+    for positions of three axes. KeyError for RoPE modules that are not known."""
+    replacement: PositionedRope = adopt_module(rope, _POSITIONED[type(rope)])
+    rotation: RopeRotation = _ROTATIONS[type(rope)](rope)
+    if axes is not None:
+        if len(axes) != rotation.periods.size:
+            raise ModelError(f"mrope_section has {len(axes)} frequencies, but the model's RoPE {rotation.periods.size}")
+        rotation = replace(rotation, axes=mx.array(list(axes), dtype=mx.int32))
+    replacement.rotation = rotation
+    return replacement
+
+
+def swap_ropes(model: nn.Module, axes: Sequence[int] | None = None) -> int:
+    """Swap every known RoPE module of the model; returns how many were swapped."""
+    return swap_each(model, lambda module: positioned_rope(module, axes) if type(module) in _ROTATIONS else None)
 
 
 class SharedRope:
-    """A rotation that layers share. Turns float32 alone."""
+    """A rotation that layers share, of float32 alone."""
 
     def __init__(self, rotation: RopeRotation) -> None:
         self._rotation = rotation
-        self._launch: MixedBatch | None = None
+        self._batch: MixedBatch | None = None
         self._cos = self._sin = mx.array(0.0)
 
     def __call__(self, queries: mx.array, keys: mx.array, mixed: MixedBatch) -> tuple[mx.array, mx.array]:
-        """Queries and keys [tokens, heads, 1, size] of a mixed launch, turned to its positions."""
-        if mixed is not self._launch:
+        """Queries and keys [tokens, heads, 1, size] of a mixed batch, rotated to its positions."""
+        if mixed is not self._batch:
             self._prepare(mixed)
         dims, heads = self._rotation.dims, queries.shape[1]
         both = mx.concatenate([queries, keys], axis=1)
-        turned = self._turned(both[..., :dims])
+        rotated = self._rotate(both[..., :dims])
         if dims < both.shape[-1]:
-            turned = mx.concatenate([turned, both[..., dims:]], axis=-1)
-        return turned[:, :heads], turned[:, heads:]
+            rotated = mx.concatenate([rotated, both[..., dims:]], axis=-1)
+        return rotated[:, :heads], rotated[:, heads:]
 
-    def _turned(self, x: mx.array) -> mx.array:
+    def _rotate(self, x: mx.array) -> mx.array:
         half = self._rotation.dims // 2
         if self._rotation.traditional:
             pairs = x.reshape(*x.shape[:2], half, 2)
@@ -58,27 +148,24 @@ class SharedRope:
         axis = -1 if rotation.traditional else -2
         self._cos = mx.stack([cos, cos], axis=axis)[:, None]
         self._sin = mx.stack([-sin, sin], axis=axis)[:, None]
-        self._launch = mixed
+        self._batch = mixed
 
 
 class SharedRopes:
     """The different rotations of one model."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[object, ...], SharedRope] = {}
+        self._ropes: dict[tuple[object, ...], SharedRope] = {}
 
-    def of(self, rope: nn.Module | None) -> SharedRope | None:
-        """The rotation that does what this module does; None where that is not known."""
+    def rope_for(self, rope: nn.Module | None) -> SharedRope | None:
+        """The rotation of this module; None where it is not known."""
         if not isinstance(rope, PositionedRope):
             return None
-        rotation = rope._rotation
-        periods = tuple(rotation.periods.tolist())  # type: ignore[arg-type]
-        key = (rotation.dims, rotation.traditional, rotation.scale, rotation.gain, periods)
-        return self._known.setdefault(key, SharedRope(rotation))
+        return self._ropes.setdefault(rope.rotation.key, SharedRope(rope.rotation))
 
 
 class RopeAngles:
-    """A rotation that layers share: how it turns the tokens of a launch is found once for all of them."""
+    """A rotation that layers share: the angles of a batch are computed once for all of them."""
 
     def __init__(self, rotation: RopeRotation | None) -> None:
         self.dims = 0 if rotation is None else rotation.dims
@@ -87,11 +174,11 @@ class RopeAngles:
         self._speeds = mx.zeros(0) if rotation is None else rotation.scale / rotation.periods
         self._axes = None if rotation is None else rotation.axes
 
-    def turns(self, mixed: MixedBatch) -> bool:
-        """Whether it is known how the tokens of a launch turn."""
+    def supports(self, mixed: MixedBatch) -> bool:
+        """Whether the batch's positions have as many axes as this rotation."""
         return not mixed.three_axes or self._axes is not None or not self.dims
 
-    def of(self, mixed: MixedBatch) -> mx.array:
+    def of_batch(self, mixed: MixedBatch) -> mx.array:
         if self not in mixed.memo:
             positions = mixed.positions
             if mixed.three_axes and self._axes is not None:
@@ -102,32 +189,26 @@ class RopeAngles:
 
 
 class KernelRopes:
-    """What turns queries and keys of a model's layers, where kernels do."""
+    """The RoPE of a model's layers, by kernels of a GPU."""
 
     def __init__(self, kernels: CheckedKernels) -> None:
         self._kernels = kernels
-        self._known: dict[tuple[object, ...], RopeAngles] = {}
+        self._angles: dict[tuple[object, ...], RopeAngles] = {}
 
-    def of(
+    def rope_for(
         self, *, heads: int, kv_heads: int, rope: nn.Module | None, norms: Sequence[nn.Module], gated: bool
     ) -> KernelRope | None:
         """None for rotations and norms that the kernel does not know."""
         if not (rope is None or isinstance(rope, PositionedRope)) or not all(map(is_rms_norm, norms)):
             return None
-        known = [(norm_factor(norm), float(norm.eps)) for norm in norms]
-        return KernelRope(self._kernels, heads, kv_heads, known, self._angles(rope), gated=gated)
-
-    def _angles(self, rope: PositionedRope | None) -> RopeAngles:
-        rotation = None if rope is None else rope._rotation
-        if rotation is None:
-            return self._known.setdefault((), RopeAngles(None))
-        periods = tuple(rotation.periods.tolist())  # type: ignore[arg-type]
-        key = (rotation.dims, rotation.traditional, rotation.scale, rotation.gain, periods)
-        return self._known.setdefault(key, RopeAngles(rotation))
+        factors = [(norm_factor(norm), float(norm.eps)) for norm in norms]
+        rotation = None if rope is None else rope.rotation
+        angles = self._angles.setdefault(() if rotation is None else rotation.key, RopeAngles(rotation))
+        return KernelRope(self._kernels, heads, kv_heads, factors, angles, gated=gated)
 
 
 class KernelRope:
-    """One layer's."""
+    """One layer's norms of queries and keys, RoPE and KV writes, as one kernel."""
 
     def __init__(
         self,
@@ -140,29 +221,29 @@ class KernelRope:
         gated: bool,
     ) -> None:
         self._kernels, self._heads, self._kv_heads, self._norms = kernels, heads, kv_heads, norms
-        self._angles, self._gated = angles, gated
-        self._made: dict[tuple[tuple[int, int], mx.Dtype], RopeKernel | None] = {}
+        self.angles, self._gated = angles, gated
+        self._by_shape: dict[tuple[tuple[int, int], mx.Dtype], RopeKernel | None] = {}
 
-    def of(self, sizes: tuple[int, int], dtype: mx.Dtype) -> RopeKernel | None:
-        """The kernel for heads of keys and values of these sizes; None where there is none that is right."""
-        if (sizes, dtype) not in self._made:
+    def kernel_for(self, sizes: tuple[int, int], dtype: mx.Dtype) -> RopeKernel | None:
+        """The kernel for heads of keys and values of these sizes; None where none is correct."""
+        if (sizes, dtype) not in self._by_shape:
             shape = RopeShape(
                 AttentionShape(self._heads, self._kv_heads, *sizes, PAGE),
-                self._angles.dims,
-                self._angles.neighbours,
+                self.angles.dims,
+                self.angles.neighbours,
                 bool(self._norms),
                 self._gated,
             )
-            self._made[sizes, dtype] = self._kernels.turning(shape, dtype, self._norms)
-        return self._made[sizes, dtype]
+            self._by_shape[sizes, dtype] = self._kernels.turning(shape, dtype, self._norms)
+        return self._by_shape[sizes, dtype]
 
     def __call__(
         self, projected: mx.array, sizes: tuple[int, int], state: AppendState, mixed: MixedBatch
     ) -> mx.array | None:
-        """The queries [tokens, heads, size] of what was projected [tokens, ...]; keys and values are written. None, and
-        nothing is, where that is not the kernel's."""
-        kernel = self.of(sizes, projected.dtype) if self._angles.turns(mixed) else None
+        """The queries [tokens, heads, size] of joint projections [tokens, ...]; keys and values are written. None where
+        the kernel does not support the batch: then nothing is written."""
+        kernel = self.kernel_for(sizes, projected.dtype) if self.angles.supports(mixed) else None
         storage = None if kernel is None else state.provided(self._kv_heads, sizes, projected.dtype)
         if kernel is None or not isinstance(storage, KernelStorage) or storage.dtype != projected.dtype:
             return None
-        return storage.turn(kernel, projected, self._angles.of(mixed), state.places(storage))
+        return storage.turn(kernel, projected, self.angles.of_batch(mixed), state.places(storage))

@@ -1,7 +1,7 @@
-"""Linear layers with LoRA adapters: what those add to a product is chosen for each token.
+"""Linear layers with LoRA adapters, chosen for each token.
 
-A layer that some adapter is for is swapped for one that knows the adapters' matrices for it, stacked. While a forward
-pass is open in which no token has an adapter, it computes what it always did.
+A layer that some adapter is for is swapped for one with the stacked matrices of all adapters. In a forward pass in
+which no token has an adapter, it computes what it did before.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TokenLoras:
     """The tokens of a forward pass: which slot's adapter each of them goes through; 0 is none."""
 
     slots: tuple[int, ...]
-    _placed: dict[tuple[int, ...], mx.array] = field(default_factory=dict)
+    _numbers: dict[tuple[int, ...], mx.array] = field(default_factory=dict)
 
     @cached_property
     def used(self) -> frozenset[int]:
@@ -41,7 +41,7 @@ class TokenLoras:
 
     @cached_property
     def runs(self) -> tuple[tuple[int, int, int], ...]:
-        """Tokens [begin, end) of a slot."""
+        """Tokens [begin, end) of one slot each."""
         found, begin = [], 0
         for slot, run in groupby(self.slots):
             end = begin + len(list(run))
@@ -49,12 +49,12 @@ class TokenLoras:
             begin = end
         return tuple(found)
 
-    def placed(self, order: tuple[int, ...]) -> mx.array:
-        """[tokens]: one more than each token's slot's place in `order`, and 0 for those that are not in it."""
-        if order not in self._placed:
-            places = {slot: place for place, slot in enumerate(order, start=1)}
-            self._placed[order] = mx.array([places.get(slot, 0) for slot in self.slots], dtype=mx.uint32)
-        return self._placed[order]
+    def numbers_in(self, order: tuple[int, ...]) -> mx.array:
+        """[tokens]: the number of each token's slot in `order`, from 1, and 0 for those that are not in it."""
+        if order not in self._numbers:
+            numbers = {slot: number for number, slot in enumerate(order, start=1)}
+            self._numbers[order] = mx.array([numbers.get(slot, 0) for slot in self.slots], dtype=mx.uint32)
+        return self._numbers[order]
 
 
 class LoraMapping:
@@ -65,7 +65,7 @@ class LoraMapping:
         self.order: tuple[int, ...] = ()
         """Slots of all adapters, in the order in which their matrices lie."""
         self.version = 0
-        """Another one whenever matrices are others."""
+        """Changes whenever the matrices do."""
 
     @contextmanager
     def over(self, slots: Sequence[int]) -> Iterator[None]:
@@ -79,17 +79,17 @@ class LoraMapping:
 
     @contextmanager
     def within(self, begin: int, end: int) -> Iterator[None]:
-        """What is computed of the open pass's tokens [begin, end) alone."""
+        """Computing the open pass's tokens [begin, end) alone."""
         with self.over(() if self.opened is None else self.opened.slots[begin:end]):
             yield
 
 
 class LoraMatrixStack:
-    """Where adapters meet layers that see the same states: one, or those that are one product."""
+    """The adapters' matrices of layers with the same input: one layer, or those of a joined product."""
 
     def __init__(
         self,
-        blend: LoraMapping,
+        mapping: LoraMapping,
         paths: Sequence[str],
         inputs: int,
         outputs: Sequence[int],
@@ -97,16 +97,16 @@ class LoraMatrixStack:
         *,
         quick: bool,
     ) -> None:
-        """`quick`: the native kernels multiply, of a single layer."""
+        """`quick`: the native kernels multiply, if this is a single layer."""
         self.paths, self.inputs, self.ends = tuple(paths), inputs, tuple(accumulate(outputs))
-        self._lora_mapping, self._dtype, self._quick = blend, dtype, quick and len(paths) == 1
+        self._lora_mapping, self._dtype, self._quick = mapping, dtype, quick and len(paths) == 1
         self._pairs: list[dict[int, LoraPair]] = [{} for _ in paths]  # by slot
         self._order: tuple[int, ...] = ()
         self._native: tuple[Any, Any] | None = None
         self.matrices: LoraMatrices | None = None
-        """Of the adapters in their order, behind one that adds nothing."""
-        self.met: set[str] = set()
-        """Paths of layers that were asked while a pass with adapters was open."""
+        """Of the adapters in their order, after one that adds nothing."""
+        self.used_paths: set[str] = set()
+        """Paths of layers that were called in a pass with adapters."""
 
     @property
     def nbytes(self) -> int:
@@ -117,7 +117,7 @@ class LoraMatrixStack:
         return frozenset(slot for pairs in self._pairs for slot in pairs)
 
     def hold(self, path: str, slot: int, pair: LoraPair) -> None:
-        """From the next `stack` on."""
+        """Takes effect at the next `stack`."""
         self._pairs[self.paths.index(path)][slot] = pair
 
     def drop(self, slot: int) -> None:
@@ -125,7 +125,7 @@ class LoraMatrixStack:
             pairs.pop(slot, None)
 
     def stack(self, order: tuple[int, ...]) -> None:
-        """Have the matrices of all adapters, which are in this order, in one piece."""
+        """Stack the matrices of all adapters, in this order."""
         self._order, self._native = order, None
         if not self.slots:
             self.matrices = None
@@ -134,10 +134,10 @@ class LoraMatrixStack:
         into, out = (mx.stack([self._halves(slot, half, rank) for slot in (0, *order)]) for half in (0, 1))
         self.matrices = LoraMatrices(into, out, self.ends)
         mx.eval(into, out)
-        for place, slot in enumerate(order, start=1):
+        for position, slot in enumerate(order, start=1):
             for number, pairs in enumerate(self._pairs):
                 if slot in pairs:
-                    pairs[slot] = self._cut(place, number, pairs[slot].rank)
+                    pairs[slot] = self._view(position, number, pairs[slot].rank)
         if self._quick:
             self._native = native.plain_weights(into, None), native.plain_weights(out, None)
 
@@ -156,10 +156,10 @@ class LoraMatrixStack:
         wider = (0, rank - pair.rank)
         return mx.pad(matrix, [(0, 0), wider] if half else [wider, (0, 0)])
 
-    def _cut(self, place: int, number: int, rank: int) -> LoraPair:
-        """One adapter's beside one layer, out of all."""
+    def _view(self, position: int, number: int, rank: int) -> LoraPair:
+        """The matrices of one adapter for one layer, out of the stack."""
         assert self.matrices is not None
-        into, out = self.matrices.into[place], self.matrices.out[place]
+        into, out = self.matrices.into[position], self.matrices.out[position]
         begin = number * out.shape[-1]
         return LoraPair(into[begin : begin + rank].T, out[self._begin(number) : self.ends[number], :rank].T)
 
@@ -167,34 +167,36 @@ class LoraMatrixStack:
         return self.ends[number - 1] if number else 0
 
     def __call__(self, x: mx.array, y: mx.array) -> mx.array:
-        """`y`, the products of x with all layers, one behind another, with what adapters add to them."""
-        return self.beside(range(len(self.paths)), x, y)
+        """`y`, the concatenated products of x with all layers, plus what adapters add to them."""
+        return self.add_to(y, x, range(len(self.paths)))
 
-    def beside(self, numbers: Sequence[int], x: mx.array, y: mx.array) -> mx.array:
-        """The same of some of the layers."""
-        added = self._added(numbers, x.reshape(-1, x.shape[-1]))
+    def add_to(self, y: mx.array, x: mx.array, numbers: Sequence[int]) -> mx.array:
+        """The same for some of the layers."""
+        added = self._multiply(numbers, x.reshape(-1, x.shape[-1]))
         return y if added is None else y + added.reshape(y.shape).astype(y.dtype)
 
-    def _added(self, numbers: Sequence[int], x: mx.array) -> mx.array | None:
+    def _multiply(self, numbers: Sequence[int], x: mx.array) -> mx.array | None:
         """What adapters add to products of x [tokens, inputs]; None where they add nothing."""
         tokens = self._lora_mapping.opened
         if tokens is None:
             return None
-        self.met.update(self.paths[number] for number in numbers)
+        self.used_paths.update(self.paths[number] for number in numbers)
         if x.shape[0] != len(tokens.slots):
-            raise ValueError(f"{self.paths[0]} is given {x.shape[0]} of {len(tokens.slots)} tokens")
+            raise ValueError(f"{self.paths[0]} gets {x.shape[0]} of {len(tokens.slots)} tokens")
         if self.matrices is None or not tokens.used & self.slots:
             return None
         x = x.astype(self._dtype)
-        chosen = tokens.placed(self._order)
+        chosen = tokens.numbers_in(self._order)
         if self._native is not None:
             inner = native.gather_experts(x, chosen[:, None], self._native[0])[:, 0]
             return native.gather_experts(inner, chosen[:, None], self._native[1])[:, 0]
         if len(tokens.slots) > FEW_LORA_TOKENS or not _can_gather(self._dtype):
-            return mx.concatenate([self._of_run(numbers, x[begin:end], slot) for begin, end, slot in tokens.runs])
-        return self._gathered(numbers, x, chosen, self.matrices)
+            return mx.concatenate([self._multiply_run(numbers, x[begin:end], slot) for begin, end, slot in tokens.runs])
+        return self._multiply_gathered(numbers, x, chosen, self.matrices)
 
-    def _gathered(self, numbers: Sequence[int], x: mx.array, chosen: mx.array, matrices: LoraMatrices) -> mx.array:
+    def _multiply_gathered(
+        self, numbers: Sequence[int], x: mx.array, chosen: mx.array, matrices: LoraMatrices
+    ) -> mx.array:
         """Each token by its own adapter's matrices."""
         rank = matrices.out.shape[2]
         inner = mx.gather_mm(x[:, None], matrices.into.swapaxes(1, 2), rhs_indices=chosen)
@@ -205,7 +207,7 @@ class LoraMatrixStack:
             parts.append(mx.gather_mm(own, out, rhs_indices=chosen)[:, 0])
         return _join_columns(parts)
 
-    def _of_run(self, numbers: Sequence[int], x: mx.array, slot: int) -> mx.array:
+    def _multiply_run(self, numbers: Sequence[int], x: mx.array, slot: int) -> mx.array:
         """Tokens that all have the same adapter."""
         parts = []
         for number in numbers:
@@ -234,17 +236,17 @@ def _join_columns(parts: Sequence[mx.array]) -> mx.array:
 
 
 class LoraLinear(nn.Module):
-    """Stands in for a linear layer, which it extends."""
+    """Adds what adapters add to the product of the linear layer that it extends."""
 
-    _sites: LoraMatrixStack
-    _number: int  # among the layers of these
+    _matrices: LoraMatrixStack
+    _number: int  # among their layers
 
     def __call__(self, x: mx.array) -> mx.array:
-        return self._sites.beside((self._number,), x, super().__call__(x))
+        return self._matrices.add_to(super().__call__(x), x, (self._number,))
 
 
-def with_lora(layer: nn.Module, sites: LoraMatrixStack, number: int) -> nn.Module:
+def with_lora(layer: nn.Module, matrices: LoraMatrixStack, number: int) -> nn.Module:
     """The same layer, with what adapters add."""
     replacement: LoraLinear = extend(layer, LoraLinear, "Adapted")
-    replacement._sites, replacement._number = sites, number
+    replacement._matrices, replacement._number = matrices, number
     return replacement

@@ -1,5 +1,5 @@
-"""Loading a LoRA adapter beside a model, and trying it: a layer that some family's code multiplies by in a way of its
-own would not know of it."""
+"""Loading a LoRA adapter for a model, and trying it: some family's code may use a layer's weights without calling the
+layer, which would leave the adapter out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from ingot.models.adapter import ModelAdapter
 from ingot.models.lora.weights import LoraWeights, read_lora
 
 TRIAL_TOKENS = 3
-"""Tokens."""
 
 
 def load_lora(model: ModelAdapter, folder: Path, *, most_rank: int) -> LoraWeights:
@@ -22,7 +21,7 @@ def load_lora(model: ModelAdapter, folder: Path, *, most_rank: int) -> LoraWeigh
     if weights.rank > most_rank:
         raise AdapterError(f"Its rank is {weights.rank}, more than the {most_rank} that this server was started for.")
     if model.tower is not None and model.tower.bidirectional:
-        raise AdapterError("Pictures' tokens of this model see each other, which adapters are not told of.")
+        raise AdapterError("Image tokens of this model see each other, which is not supported with adapters.")
     if weights.digest not in model.loras:
         model.loras.add(weights)
         try:
@@ -43,8 +42,6 @@ def _try_lora(model: ModelAdapter, digest: str) -> None:
         raise AdapterError(f"This model cannot be adapted so: {error}.") from error
     finally:
         rows.leave(row)
-    unused_lora_layers = model.loras.unused_lora_layers(digest)
-    if unused_lora_layers:
-        raise AdapterError(
-            f"This model multiplies by {unused_lora_layers[0]} in a way of its own, which adapters cannot join."
-        )
+    unused_layers = model.loras.unused_lora_layers(digest)
+    if unused_layers:
+        raise AdapterError(f"This model uses the weights of {unused_layers[0]} by code that adapters cannot extend.")

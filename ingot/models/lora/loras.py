@@ -30,19 +30,19 @@ _PATH_IN_LAYERS = re.compile(r"(?:.*\.)?(layers\.\d+\..+)")
 
 class LoadedLoras:
     def __init__(self, model: nn.Module, device: Device, dtype: mx.Dtype) -> None:
-        self.blend = LoraMapping()
+        self.mapping = LoraMapping()
         self._model, self._device, self._dtype = model, device, dtype
-        self._sites: dict[str, LoraMatrixStack] = {}  # by the path of a layer
+        self._matrices: dict[str, LoraMatrixStack] = {}  # by the path of a layer
         self._slots: dict[str, int] = {}  # by digest
         self._paths: dict[int, tuple[str, ...]] = {}  # by slot, the layers that its adapter is for
 
     @property
     def nbytes(self) -> int:
-        return sum(sites.nbytes for sites in self._each)
+        return sum(matrices.nbytes for matrices in self._stacks)
 
     @property
-    def _each(self) -> list[LoraMatrixStack]:
-        return [*dict.fromkeys(self._sites.values())]
+    def _stacks(self) -> list[LoraMatrixStack]:
+        return [*dict.fromkeys(self._matrices.values())]
 
     def slot(self, digest: str) -> int:
         """Of a loaded adapter."""
@@ -58,38 +58,36 @@ class LoadedLoras:
 
     def add(self, weights: LoraWeights) -> int:
         """Give an adapter a slot, which is returned. Raises AdapterError before anything is changed."""
-        placed = self._placed(weights)
-        for path in placed:
-            self._settle(path)
+        pairs = self._pairs_by_path(weights)
+        for path in pairs:
+            self._swap_layer(path)
         slot = next(number for number in range(1, len(self._slots) + 2) if number not in self._slots.values())
-        for path, pair in placed.items():
-            self._sites[path].hold(path, slot, pair)
+        for path, pair in pairs.items():
+            self._matrices[path].hold(path, slot, pair)
         self._slots[weights.digest] = slot
-        self._paths[slot] = tuple(placed)
-        self._stack()
+        self._paths[slot] = tuple(pairs)
+        self._restack()
         return slot
 
     def drop(self, digest: str) -> None:
         slot = self._slots.pop(digest)
         for path in self._paths.pop(slot):
-            self._sites[path].drop(slot)
-        self._stack()
+            self._matrices[path].drop(slot)
+        self._restack()
 
     def unused_lora_layers(self, digest: str) -> list[str]:
-        """Layers that the adapter is for and that were not asked for what it adds. Forgets who was."""
+        """Layers that the adapter is for and that were not called in a pass with adapters since this was asked last."""
         paths = self._paths[self._slots[digest]]
-        found = [path for path in paths if path not in self._sites[path].met]
-        for sites in self._each:
-            sites.met.clear()
-        return found
+        unused = [path for path in paths if path not in self._matrices[path].used_paths]
+        for matrices in self._stacks:
+            matrices.used_paths.clear()
+        return unused
 
-    def _stack(self) -> None:
-        self.blend.order = tuple(sorted(self._slots.values()))
-        self.blend.version += 1
-        for sites in self._each:
-            sites.stack(self.blend.order)
-
-    # Placing
+    def _restack(self) -> None:
+        self.mapping.order = tuple(sorted(self._slots.values()))
+        self.mapping.version += 1
+        for matrices in self._stacks:
+            matrices.stack(self.mapping.order)
 
     def _linear(self) -> Iterable[tuple[str, nn.Module]]:
         """Every layer inside the model's layers that an adapter can be for."""
@@ -97,16 +95,16 @@ class LoadedLoras:
             if isinstance(module, nn.Linear | nn.QuantizedLinear) and _PATH_IN_LAYERS.fullmatch(path):
                 yield path, module
 
-    def _placed(self, weights: LoraWeights) -> dict[str, LoraPair]:
+    def _pairs_by_path(self, weights: LoraWeights) -> dict[str, LoraPair]:
         modules, layers = dict(self._model.named_modules()), len(self._model.layers)
-        placed: dict[str, LoraPair] = {}
+        pairs: dict[str, LoraPair] = {}
         for stated, pair in weights.pairs.items():
             path = _module_path(stated, modules)
             self._check(stated, path, modules, pair)
             if not weights.covers(stated, layers):
                 raise AdapterError(f"It holds weights for {stated[:200]}, which its configuration is not for.")
-            placed[path] = pair
-        return placed
+            pairs[path] = pair
+        return pairs
 
     def _check(self, stated: str, path: str, modules: Mapping[str, nn.Module], pair: LoraPair) -> None:
         layer: Any = modules.get(path)
@@ -121,12 +119,12 @@ class LoadedLoras:
                 f"{wanted[0]} and {wanted[1]}."
             )
 
-    def _settle(self, path: str) -> None:
-        """Have the layer at `path` know a site."""
-        if path in self._sites:
+    def _swap_layer(self, path: str) -> None:
+        """Swap the layer at `path`, and those of the same joined product, for ones with adapters."""
+        if path in self._matrices:
             return
-        if not self._sites:
-            self._open_ways()
+        if not self._matrices:
+            self._share_mapping()
         owner, _, name = path.rpartition(".")
         modules = dict(self._model.named_modules())
         products = [
@@ -137,25 +135,26 @@ class LoadedLoras:
         sizes = [_layer_sizes(modules[each]) for each in paths]
         quick = self._device.kind == "cpu" and native.available() and self._dtype == mx.float32
         outputs = [size for _, size in sizes]
-        sites = LoraMatrixStack(self.blend, paths, sizes[0][0], outputs, self._dtype, quick=quick)
+        matrices = LoraMatrixStack(self.mapping, paths, sizes[0][0], outputs, self._dtype, quick=quick)
         for number, each in enumerate(paths):
-            self._sites[each] = sites
-            self._model.update_modules(tree_unflatten([(each, with_lora(modules[each], sites, number))]))
+            self._matrices[each] = matrices
+            self._model.update_modules(tree_unflatten([(each, with_lora(modules[each], matrices, number))]))
         for product in products:
-            product.added = sites
+            product.added = matrices
 
-    def _open_ways(self) -> None:
-        """Tell all that computes several layers, or some of the tokens, what passes go through."""
+    def _share_mapping(self) -> None:
+        """Give the mapping to all modules that compute several layers, or some of the tokens."""
         allow_separate_layers(self._model, self._device)
         for module in self._model.modules():
             if isinstance(module, FusedLayers | SplitMixer | NativeRecurrence):
-                module._lora_mapping = self.blend
+                module._lora_mapping = self.mapping
         if (stack := decode_graphs_of(self._model)) is not None:
-            stack.adapted.blend = self.blend
+            stack.loras.mapping = self.mapping
 
 
 def _module_path(stated: str, modules: Mapping[str, nn.Module]) -> str:
-    """The path in this model of what an adapter's files call so: they may be of a model that wraps it otherwise."""
+    """The path in this model of a module that an adapter's files name: they may be of a model that wraps it
+    otherwise."""
     if stated in modules:
         return stated
     inside = _PATH_IN_LAYERS.fullmatch(stated)

@@ -1,8 +1,8 @@
 """A LoRA adapter's files, read: for each module that it is for, two thin matrices.
 
 The files are mlx-lm's (`adapters.safetensors`) or PEFT's (`adapter_model.safetensors`), each beside an
-`adapter_config.json` that says which modules the adapter is for and how strongly it counts. What they hold and cannot
-be honoured is refused by name with AdapterError, before any of it is used.
+`adapter_config.json` that says which modules the adapter is for and how it is scaled. What cannot be honoured is
+refused by name with AdapterError, before any of it is used.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MLX_NAME: Final = re.compile(r"(.+)\.lora_([ab])")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoraPair:
-    """What is added to a product: x @ a @ b, its weight included."""
+    """What is added to a product: x @ a @ b, with the scale included."""
 
     a: mx.array  # [inputs, rank]
     b: mx.array  # [rank, outputs]
@@ -56,15 +56,9 @@ def read_lora(folder: Path) -> LoraWeights:
     """Raises AdapterError with what is wrong with it, or cannot be honoured."""
     stated = _read_lora_config(folder)
     if (folder / MLX_WEIGHTS).is_file() and "peft_type" not in stated:
-        weights = folder / MLX_WEIGHTS
-        return _mlx_lora(
-            MlxLoraConfig.of(stated), _read_lora_tensors(weights), _files_digest(folder / LORA_CONFIG, weights)
-        )
+        return _load_lora(folder, MLX_WEIGHTS, MlxLoraConfig.of(stated))
     if (folder / PEFT_WEIGHTS).is_file():
-        weights = folder / PEFT_WEIGHTS
-        return _peft_lora(
-            PeftLoraConfig.of(stated), _read_lora_tensors(weights), _files_digest(folder / LORA_CONFIG, weights)
-        )
+        return _load_lora(folder, PEFT_WEIGHTS, PeftLoraConfig.of(stated))
     pickled = next((name for name in PICKLED_WEIGHTS if (folder / name).exists()), None)
     if pickled is not None:
         raise AdapterError(f"Its weights are in {pickled}, which may hold programs: save them as safetensors.")
@@ -100,18 +94,16 @@ def _files_digest(*files: Path) -> str:
     return whole.hexdigest()
 
 
-def _mlx_lora(config: MlxLoraConfig, tensors: Mapping[str, mx.array], digest: str) -> LoraWeights:
-    halves = _matrix_pairs(tensors, _MLX_NAME)
-    pairs = {path: _lora_pair(path, a, b, config.rank, config.scale) for path, (a, b) in halves.items()}
-    return LoraWeights(digest, pairs, config.is_for)
-
-
-def _peft_lora(config: PeftLoraConfig, tensors: Mapping[str, mx.array], digest: str) -> LoraWeights:
-    halves = _matrix_pairs(tensors, _PEFT_NAME)
+def _load_lora(folder: Path, name: str, config: MlxLoraConfig | PeftLoraConfig) -> LoraWeights:
+    is_peft = isinstance(config, PeftLoraConfig)
+    halves = _matrix_pairs(_read_lora_tensors(folder / name), _PEFT_NAME if is_peft else _MLX_NAME)
     pairs = {
-        path: _lora_pair(path, a.T, b.T, config.rank_of(path), config.scale_of(path)) for path, (a, b) in halves.items()
+        path: _lora_pair(
+            path, a.T if is_peft else a, b.T if is_peft else b, config.rank_of(path), config.scale_of(path)
+        )
+        for path, (a, b) in halves.items()
     }
-    return LoraWeights(digest, pairs, lambda path, layers: config.is_for(path))
+    return LoraWeights(_files_digest(folder / LORA_CONFIG, folder / name), pairs, config.is_for)
 
 
 def _matrix_pairs(tensors: Mapping[str, mx.array], names: re.Pattern[str]) -> dict[str, tuple[mx.array, mx.array]]:
@@ -141,7 +133,7 @@ def _lora_pair(path: str, a: mx.array, b: mx.array, rank: int, scale: float) -> 
 
 ALL_LINEAR: Final = "all-linear"
 CHANGED_BASE: Final = ("pissa", "olora", "corda", "loftq")
-"""Ways to begin training that take something off the base's weights: without that the adapter is another one."""
+"""Initialisations that take something off the base's weights: on the unchanged base the adapter is another one."""
 REFUSED_PEFT_OPTIONS: Final[Mapping[str, str]] = {
     "use_dora": "DoRA scales the base's weights by column, which is not done here",
     "lora_bias": "it adds biases of its own",
@@ -155,7 +147,7 @@ REFUSED_PEFT_OPTIONS: Final[Mapping[str, str]] = {
     "arrow_config": "it chooses among adapters by token",
     "loftq_config": "it goes with weights that LoftQ quantised",
 }
-"""What changes more than products with weights."""
+"""Options that change more than products with weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +157,7 @@ class PeftLoraConfig:
     targets: str | tuple[str, ...]  # an expression for whole paths, or ends of them
     excluded: str | tuple[str, ...] = ()
     layers: frozenset[int] | None = None
-    layer_lists: tuple[str, ...] = ()  # what the lists of layers are called
+    layer_lists: tuple[str, ...] = ()  # the names of the lists of layers
     by_root: bool = False  # rslora
     ranks: Mapping[str, int] = field(default_factory=dict)
     alphas: Mapping[str, float] = field(default_factory=dict)
@@ -192,8 +184,8 @@ class PeftLoraConfig:
         except (KeyError, TypeError, ValueError, re.error) as error:
             raise AdapterError(f"Its adapter_config.json makes no sense: {error}.") from None
 
-    def is_for(self, path: str) -> bool:
-        """Whether the module at `path` is adapted, as PEFT decides it."""
+    def is_for(self, path: str, layers: int = 0) -> bool:
+        """Whether PEFT adapts the module at `path`, however many layers the model has."""
         if _matches_names(self.excluded, path):
             return False
         if self.targets == ALL_LINEAR:
@@ -230,10 +222,11 @@ def refuse_unsupported_peft(stated: Mapping[str, Any]) -> None:
             raise AdapterError(f"{name}: {why}.")
     if stated.get("bias", "none") != "none":
         raise AdapterError("bias: it changes the base's biases.")
-    begun = stated.get("init_lora_weights", True)
-    if isinstance(begun, str) and begun.lower().startswith(CHANGED_BASE):
+    initialisation = stated.get("init_lora_weights", True)
+    if isinstance(initialisation, str) and initialisation.lower().startswith(CHANGED_BASE):
         raise AdapterError(
-            f"init_lora_weights is {begun[:40]}: it was trained on a changed base. Convert it to a plain LoRA first."
+            f"init_lora_weights is {initialisation[:40]}: it was trained on a changed base. Convert it to a plain LoRA "
+            "first."
         )
 
 
@@ -268,22 +261,28 @@ _LAYER_PATH = re.compile(r"(?:.*\.)?layers\.(\d+)\.(.+)")
 class MlxLoraConfig:
     scale: float
     rank: int
-    last: int  # so many layers, counted from the last one; 0: all of them
-    keys: frozenset[str] | None  # what is adapted in each of them; None: all that can be
+    last: int  # how many layers, counted from the last one; 0: all of them
+    keys: frozenset[str] | None  # the modules that are adapted in each of them; None: all that can be
 
     @classmethod
     def of(cls, stated: Mapping[str, Any]) -> MlxLoraConfig:
         """Raises AdapterError that names what cannot be honoured."""
         kind = stated.get("fine_tune_type", "lora")
         if kind != "lora":
-            raise AdapterError(f"fine_tune_type is {str(kind)[:40]}: only lora can be served beside its base.")
+            raise AdapterError(f"fine_tune_type is {str(kind)[:40]}: only lora can be served with its base.")
         try:
-            given = stated["lora_parameters"]
-            keys = given.get("keys")
+            lora = stated["lora_parameters"]
+            keys = lora.get("keys")
             last = max(int(stated.get("num_layers", 0)), 0)
-            return cls(float(given["scale"]), int(given["rank"]), last, None if keys is None else frozenset(keys))
+            return cls(float(lora["scale"]), int(lora["rank"]), last, None if keys is None else frozenset(keys))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise AdapterError(f"Its adapter_config.json makes no sense: {error}.") from None
+
+    def rank_of(self, path: str) -> int:
+        return self.rank
+
+    def scale_of(self, path: str) -> float:
+        return self.scale
 
     def is_for(self, path: str, layers: int) -> bool:
         """Whether mlx-lm adapts the module at `path` of a model with so many layers."""

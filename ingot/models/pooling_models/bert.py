@@ -1,13 +1,14 @@
-"""BERT and its relatives, under the names of their checkpoints.
+"""BERT and its relatives.
 
 BERT: learned positions, two kinds of segments, a layer norm after each half of a layer. XLM-RoBERTa, RoBERTa and
-CamemBERT: positions that count from behind the padding's number. MPNet: scores that grow or shrink with how far apart
-two tokens stand.
+CamemBERT: positions count from after the padding's number. MPNet: attention scores have a learned bias by the distance
+of two tokens. The modules have the names of BERT's checkpoints.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,22 @@ from ingot.models.pooling_models.encoder import (
 )
 
 BERT_UNNEEDED = (r"position_ids$", r"token_type_ids$", r"^pooler\.", r"^cls\.", r"^lm_head\.", r"^classifier\.")
-"""Of a model that makes embeddings: buffers, and the heads of training tasks."""
+"""Of an embedding model: buffers, and the heads of training tasks."""
+ROBERTA_DEFAULTS = {"pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+MPNET_PAD = 1  # positions count from after it, whatever the config pads with
+MPNET_RENAMED = tuple(
+    (re.compile(rf"\.attention\.{published}\."), f".attention.{ours}.")
+    for published, ours in (
+        ("attn.q", "self.query"),
+        ("attn.k", "self.key"),
+        ("attn.v", "self.value"),
+        ("attn.o", "output.dense"),
+        ("LayerNorm", "output.LayerNorm"),
+    )
+)
+DISTANCE_BUCKETS, FARTHEST_DISTANCE = 32, 128
+"""Distances that share a bias: half of the buckets for each direction, of these half for single tokens, the others ever
+wider up to `FARTHEST_DISTANCE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +64,9 @@ class BertShape:
         stated = CheckpointConfig(config)
         kind = config.get("position_embedding_type") or "absolute"
         if kind != "absolute":
-            raise ModelError(f"The model's config asks for {kind!r} positions; ingot knows absolute ones")
+            raise ModelError(f"The model's config states {kind!r} positions; only absolute ones are supported")
         if config.get("is_decoder"):
-            raise ModelError("The model's config says that it is a decoder, which this family is not run as")
+            raise ModelError("The model's config states that it is a decoder, which is not supported for this family")
         return cls(
             vocab=stated.number("vocab_size"),
             hidden=stated.number("hidden_size"),
@@ -85,17 +101,15 @@ class BertSelfAttention(nn.Module):
     def __init__(self, shape: BertShape) -> None:
         super().__init__()
         self._heads = shape.heads
-        self.query = nn.Linear(shape.hidden, shape.hidden)
-        self.key = nn.Linear(shape.hidden, shape.hidden)
-        self.value = nn.Linear(shape.hidden, shape.hidden)
+        self.query, self.key, self.value = (nn.Linear(shape.hidden, shape.hidden) for _ in range(3))
 
-    def __call__(self, x: mx.array, rows: PaddedTexts) -> mx.array:
+    def __call__(self, x: mx.array, rows: PaddedTexts, bias: mx.array | None) -> mx.array:
         queries, keys, values = (split_heads(part(x), self._heads) for part in (self.query, self.key, self.value))
-        return merge_heads(attend_bidirectional(queries, keys, values, seen=rows.seen))
+        return merge_heads(attend_bidirectional(queries, keys, values, seen=rows.seen, bias=bias))
 
 
 class BertResidualNorm(nn.Module):
-    """A product added to what came in before, then the norm."""
+    """A linear layer, a residual connection and a norm."""
 
     def __init__(self, wide: int, shape: BertShape) -> None:
         super().__init__()
@@ -112,8 +126,8 @@ class BertAttention(nn.Module):
         self["self"] = BertSelfAttention(shape)
         self.output = BertResidualNorm(shape.hidden, shape)
 
-    def __call__(self, x: mx.array, rows: PaddedTexts) -> mx.array:
-        return self.output(self["self"](x, rows), x)
+    def __call__(self, x: mx.array, rows: PaddedTexts, bias: mx.array | None) -> mx.array:
+        return self.output(self["self"](x, rows, bias), x)
 
 
 class BertIntermediate(nn.Module):
@@ -133,8 +147,8 @@ class BertLayer(nn.Module):
         self.intermediate = BertIntermediate(shape)
         self.output = BertResidualNorm(shape.inner, shape)
 
-    def __call__(self, x: mx.array, rows: PaddedTexts) -> mx.array:
-        attended = self.attention(x, rows)
+    def __call__(self, x: mx.array, rows: PaddedTexts, bias: mx.array | None) -> mx.array:
+        attended = self.attention(x, rows, bias)
         return self.output(self.intermediate(attended), attended)
 
 
@@ -150,59 +164,40 @@ class BertPooler(nn.Module):
         self.dense = nn.Linear(shape.hidden, shape.hidden)
 
     def __call__(self, x: mx.array) -> mx.array:
-        return mx.tanh(self.dense(x[:, 0]))
+        return mx.tanh(self.dense(x))
 
 
 class Bert(nn.Module):
     """The trunk; `stages` yields the hidden states [rows, width, hidden] after each layer."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], *, pools: bool = False) -> None:
         super().__init__()
-        shape = BertShape.of(config)
+        shape = self.shape(config)
         self.embeddings = self.embedding(shape)
         self.encoder = BertLayers(shape)
+        if pools:
+            self.pooler = BertPooler(shape)
+        self.longest = self.longest_input(shape)
 
-    def embedding(self, shape: BertShape) -> BertEmbeddings:
+    @staticmethod
+    def shape(config: dict[str, Any]) -> BertShape:
+        return BertShape.of(config)
+
+    def embedding(self, shape: BertShape) -> nn.Module:
         return BertEmbeddings(shape)
 
+    def longest_input(self, shape: BertShape) -> int:
+        return shape.positions
+
+    def attention_bias(self, width: int) -> mx.array | None:
+        """[heads, 2 * width - 1]: added to scores by the key's distance from the query, from the farthest before it."""
+        return None
+
     def stages(self, rows: PaddedTexts) -> Iterator[mx.array]:
-        x = self.embeddings(rows)
+        x, bias = self.embeddings(rows), self.attention_bias(rows.width)
         for layer in self.encoder.layer:
-            x = layer(x, rows)
+            x = layer(x, rows, bias)
             yield x
-
-
-class PooledBert(Bert):
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(config)
-        self.pooler = BertPooler(BertShape.of(config))
-
-
-class BertClassifier(nn.Module):
-    """A cross-encoder: one number for each row, from its first token."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        self.bert = PooledBert(config)
-        self.classifier = nn.Linear(BertShape.of(config).hidden, 1)
-
-    def stages(self, rows: PaddedTexts) -> Iterator[mx.array]:
-        return self.bert.stages(rows)
-
-    def score(self, x: mx.array, rows: PaddedTexts) -> mx.array:
-        return self.classifier(self.bert.pooler(x))
-
-
-def longest_bert_input(config: dict[str, Any]) -> int:
-    return BertShape.of(config).positions
-
-
-ROBERTA_DEFAULTS = {"pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
-
-
-def with_roberta_defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """The config with this family's defaults in place of BERT's."""
-    return ROBERTA_DEFAULTS | {key: value for key, value in config.items() if value is not None}
 
 
 class RobertaEmbeddings(BertEmbeddings):
@@ -215,60 +210,25 @@ class RobertaEmbeddings(BertEmbeddings):
         return super().__call__(PaddedTexts(rows.tokens, types, rows.lengths, rows.seen))
 
     def positions(self, rows: PaddedTexts) -> mx.array:
-        """A padding token has the padding's own number, also where a client put one between words."""
-        real = (rows.tokens != self._pad).astype(mx.int32)
-        return mx.cumsum(real, axis=1) * real + self._pad
+        return roberta_positions(rows, self._pad)
+
+
+def roberta_positions(rows: PaddedTexts, pad: int) -> mx.array:
+    """A padding token has the padding's own number, also where a client put one between words."""
+    real = (rows.tokens != pad).astype(mx.int32)
+    return mx.cumsum(real, axis=1) * real + pad
 
 
 class XlmRoberta(Bert):
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(with_roberta_defaults(config))
+    @staticmethod
+    def shape(config: dict[str, Any]) -> BertShape:
+        return BertShape.of(ROBERTA_DEFAULTS | {key: value for key, value in config.items() if value is not None})
 
-    def embedding(self, shape: BertShape) -> BertEmbeddings:
+    def embedding(self, shape: BertShape) -> nn.Module:
         return RobertaEmbeddings(shape)
 
-
-class RobertaHead(nn.Module):
-    def __init__(self, hidden: int) -> None:
-        super().__init__()
-        self.dense = nn.Linear(hidden, hidden)
-        self.out_proj = nn.Linear(hidden, 1)
-
-    def __call__(self, x: mx.array) -> mx.array:
-        return self.out_proj(mx.tanh(self.dense(x)))
-
-
-class XlmRobertaClassifier(nn.Module):
-    """A cross-encoder: one number for each row, from its first token."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        self.roberta = XlmRoberta(config)
-        self.classifier = RobertaHead(BertShape.of(with_roberta_defaults(config)).hidden)
-
-    def stages(self, rows: PaddedTexts) -> Iterator[mx.array]:
-        return self.roberta.stages(rows)
-
-    def score(self, x: mx.array, rows: PaddedTexts) -> mx.array:
-        return self.classifier(x[:, 0])
-
-
-def longest_roberta_input(config: dict[str, Any]) -> int:
-    shape = BertShape.of(with_roberta_defaults(config))
-    return shape.positions - shape.pad - 1
-
-
-MPNET_PAD = 1  # positions count from behind it, whatever the config pads with
-DISTANCE_BUCKETS, FARTHEST_DISTANCE = 32, 128
-"""Distances that share a number: half of the buckets for each side, of these half for single tokens, the rest ever
-wider up to `FARTHEST_DISTANCE`."""
-
-
-def mpnet_shape(config: dict[str, Any]) -> BertShape:
-    buckets = CheckpointConfig(config).number("relative_attention_num_buckets", DISTANCE_BUCKETS)
-    if buckets != DISTANCE_BUCKETS:
-        raise ModelError(f"The model's config asks for {buckets} buckets of distances; MPNet has {DISTANCE_BUCKETS}")
-    return BertShape.of({"layer_norm_eps": 1e-12, "pad_token_id": MPNET_PAD} | config)
+    def longest_input(self, shape: BertShape) -> int:
+        return shape.positions - shape.pad - 1
 
 
 class MPNetEmbeddings(nn.Module):
@@ -279,54 +239,33 @@ class MPNetEmbeddings(nn.Module):
         self.LayerNorm = nn.LayerNorm(shape.hidden, eps=shape.eps)
 
     def __call__(self, rows: PaddedTexts) -> mx.array:
-        real = (rows.tokens != MPNET_PAD).astype(mx.int32)
-        positions = mx.cumsum(real, axis=1) * real + MPNET_PAD
-        return self.LayerNorm(self.word_embeddings(rows.tokens) + self.position_embeddings(positions))
+        positions = self.position_embeddings(roberta_positions(rows, MPNET_PAD))
+        return self.LayerNorm(self.word_embeddings(rows.tokens) + positions)
 
 
-class MPNetSelfAttention(nn.Module):
-    def __init__(self, shape: BertShape) -> None:
-        super().__init__()
-        self._heads = shape.heads
-        self.q, self.k, self.v, self.o = (nn.Linear(shape.hidden, shape.hidden) for _ in range(4))
+class MPNet(Bert):
+    """Its checkpoints' names become BERT's (`MPNET_RENAMED`)."""
 
-    def __call__(self, x: mx.array, rows: PaddedTexts, bias: mx.array) -> mx.array:
-        queries, keys, values = (split_heads(part(x), self._heads) for part in (self.q, self.k, self.v))
-        return self.o(merge_heads(attend_bidirectional(queries, keys, values, seen=rows.seen, bias=bias)))
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        self.encoder.relative_attention_bias = nn.Embedding(DISTANCE_BUCKETS, self.shape(config).heads)
 
+    @staticmethod
+    def shape(config: dict[str, Any]) -> BertShape:
+        buckets = CheckpointConfig(config).number("relative_attention_num_buckets", DISTANCE_BUCKETS)
+        if buckets != DISTANCE_BUCKETS:
+            raise ModelError(f"The model's config has {buckets} buckets of distances; MPNet has {DISTANCE_BUCKETS}")
+        return BertShape.of({"layer_norm_eps": 1e-12, "pad_token_id": MPNET_PAD} | config)
 
-class MPNetAttention(nn.Module):
-    def __init__(self, shape: BertShape) -> None:
-        super().__init__()
-        self.attn = MPNetSelfAttention(shape)
-        self.LayerNorm = nn.LayerNorm(shape.hidden, eps=shape.eps)
+    def embedding(self, shape: BertShape) -> nn.Module:
+        return MPNetEmbeddings(shape)
 
-    def __call__(self, x: mx.array, rows: PaddedTexts, bias: mx.array) -> mx.array:
-        return self.LayerNorm(self.attn(x, rows, bias) + x)
+    def longest_input(self, shape: BertShape) -> int:
+        return shape.positions - MPNET_PAD - 1
 
-
-class MPNetLayer(nn.Module):
-    def __init__(self, shape: BertShape) -> None:
-        super().__init__()
-        self.attention = MPNetAttention(shape)
-        self.intermediate = BertIntermediate(shape)
-        self.output = BertResidualNorm(shape.inner, shape)
-
-    def __call__(self, x: mx.array, rows: PaddedTexts, bias: mx.array) -> mx.array:
-        attended = self.attention(x, rows, bias)
-        return self.output(self.intermediate(attended), attended)
-
-
-class MPNetLayers(nn.Module):
-    def __init__(self, shape: BertShape) -> None:
-        super().__init__()
-        self.layer = [MPNetLayer(shape) for _ in range(shape.layers)]
-        self.relative_attention_bias = nn.Embedding(DISTANCE_BUCKETS, shape.heads)
-
-    def bias(self, width: int) -> mx.array:
-        """[heads, 2 * width - 1]: what is added to a score, by the key's distance from the query, from the farthest
-        before it."""
-        return self.relative_attention_bias(mx.array(distance_buckets(width))).T
+    def attention_bias(self, width: int) -> mx.array:
+        bias: mx.array = self.encoder.relative_attention_bias(mx.array(distance_buckets(width))).T
+        return bias
 
 
 def distance_buckets(width: int) -> np.ndarray:
@@ -342,36 +281,41 @@ def distance_buckets(width: int) -> np.ndarray:
     return np.where(far < single, far, wide) + half * (distances > 0)
 
 
-class MPNet(nn.Module):
-    """The trunk; `stages` yields the hidden states [rows, width, hidden] after each layer."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
+class RobertaHead(nn.Module):
+    def __init__(self, hidden: int) -> None:
         super().__init__()
-        shape = mpnet_shape(config)
-        self.embeddings = MPNetEmbeddings(shape)
-        self.encoder = MPNetLayers(shape)
+        self.dense = nn.Linear(hidden, hidden)
+        self.out_proj = nn.Linear(hidden, 1)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.out_proj(mx.tanh(self.dense(x)))
+
+
+class SequenceClassifier(nn.Module):
+    """A cross-encoder: one number for each row, from its first token. `name` is the trunk's in checkpoints."""
+
+    def __init__(self, name: str, trunk: Bert, classifier: nn.Module) -> None:
+        super().__init__()
+        self[name] = trunk
+        self.classifier = classifier
+        self._name, self.longest = name, trunk.longest
 
     def stages(self, rows: PaddedTexts) -> Iterator[mx.array]:
-        x, bias = self.embeddings(rows), self.encoder.bias(rows.width)
-        for layer in self.encoder.layer:
-            x = layer(x, rows, bias)
-            yield x
-
-
-class MPNetClassifier(nn.Module):
-    """A cross-encoder: one number for each row, from its first token."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        self.mpnet = MPNet(config)
-        self.classifier = RobertaHead(mpnet_shape(config).hidden)
-
-    def stages(self, rows: PaddedTexts) -> Iterator[mx.array]:
-        return self.mpnet.stages(rows)
+        stages: Iterator[mx.array] = self[self._name].stages(rows)
+        return stages
 
     def score(self, x: mx.array, rows: PaddedTexts) -> mx.array:
-        return self.classifier(x[:, 0])
+        trunk, first = self[self._name], x[:, 0]
+        return self.classifier(trunk.pooler(first) if "pooler" in trunk else first)
 
 
-def longest_mpnet_input(config: dict[str, Any]) -> int:
-    return mpnet_shape(config).positions - MPNET_PAD - 1
+def bert_classifier(config: dict[str, Any]) -> SequenceClassifier:
+    return SequenceClassifier("bert", Bert(config, pools=True), nn.Linear(BertShape.of(config).hidden, 1))
+
+
+def roberta_classifier(config: dict[str, Any]) -> SequenceClassifier:
+    return SequenceClassifier("roberta", XlmRoberta(config), RobertaHead(BertShape.of(config).hidden))
+
+
+def mpnet_classifier(config: dict[str, Any]) -> SequenceClassifier:
+    return SequenceClassifier("mpnet", MPNet(config), RobertaHead(BertShape.of(config).hidden))

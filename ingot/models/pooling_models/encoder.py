@@ -1,9 +1,8 @@
 """A pooling model behind one interface: rows of tokens in, a few numbers a row out, computed stage by stage.
 
-Only the engine thread may run one. `run` is a generator so that the engine can let streams have their turn between
-stages, however long a text is. Also what BERT-type encoders share: texts padded on the right to one batch,
-bidirectional attention in tiles whose scores take bounded memory, and activation functions by the names that configs
-give them.
+Only the engine thread may run one. `run` is a generator so that the engine can serve streams between stages, however
+long a text is. Also what BERT-type encoders share: texts padded on the right to one batch, bidirectional attention in
+tiles whose scores take bounded memory, and activation functions by their names in configs.
 """
 
 from __future__ import annotations
@@ -23,16 +22,19 @@ from ingot.models.layers.modules import named_parameters
 
 FloatRows: TypeAlias = "list[array[float]]"
 PoolingWork: TypeAlias = "Generator[None, None, list[array[float]]]"
+ActivationFunction = Callable[[mx.array], mx.array]
+TILE_BYTES = 32 << 20
+"""The most that scores of one tile take; they and their softmax exist together."""
+UNSEEN_SCORE = -1e9
+"""Added to the scores of padding. Finite: a row of padding that sees nothing must not become NaN and spread."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolingTraits:
-    """What the rest of the program may know of an encoder."""
-
     family: str
     vocab: int
     length: int  # the longest input, in tokens
-    dimension: int  # numbers that a row becomes
+    dimension: int  # of a row's result
     unit: bool  # vectors have length 1
     notes: tuple[str, ...] = ()
 
@@ -42,14 +44,14 @@ class PoolingEncoder(ABC):
 
     @abstractmethod
     def run(self, tokens: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> PoolingWork:
-        """Compute a batch. Each `next` does a bounded part of the work; the end's value has one entry a row."""
+        """Compute a batch. Each `next` does a bounded part of the work; the returned value has one entry a row."""
 
     @abstractmethod
     def batch_bytes(self, tokens: int, width: int) -> int:
-        """Most memory that a batch of `tokens`, padding included, takes while it runs; `width` is its longest row."""
+        """The most memory that a batch of `tokens`, with padding, takes while it runs; `width` is its longest row."""
 
     def rest(self) -> None:
-        """Nothing runs: give back the memory that mlx keeps for the next batch."""
+        """Frees the memory that MLX caches for the next batch."""
         mx.clear_cache()
 
     @property
@@ -62,7 +64,7 @@ class PoolingEncoder(ABC):
 
 
 class TrunkEncoder(PoolingEncoder):
-    """A BERT-type model. `model` has `stages`, and `finish` makes [rows, dimension] of what the last one gave."""
+    """A BERT-type model. `model` has `stages`, and `finish` makes [rows, dimension] of the last one's states."""
 
     def __init__(
         self, model: Any, finish: Any, traits: PoolingTraits, *, pad: int, hidden: int, inner: int, heads: int
@@ -75,7 +77,7 @@ class TrunkEncoder(PoolingEncoder):
         last: mx.array | None = None
         for x in self._model.stages(rows):
             mx.async_eval(x)
-            # The stage before is waited for while this one is computed, so that a device is never idle.
+            # The stage before is evaluated while this one is computed, so that a device is never idle.
             if last is not None:
                 mx.eval(last)
                 yield
@@ -96,8 +98,8 @@ class TrunkEncoder(PoolingEncoder):
 
 
 def encoder_batch_bytes(tokens: int, width: int, *, hidden: int, inner: int, heads: int) -> int:
-    # Of a stage the states, the heads' parts, and the inner layer before and after its activation; half as much of the
-    # next one, which is begun before the first is waited for.
+    # The states of a stage, of its heads, and of its MLP before and after the activation; half as much of the next one,
+    # which starts before the first is done.
     states = 4 * tokens * (12 * hidden + 6 * inner)
     return states + min(3 * TILE_BYTES, 3 * 4 * heads * tokens * width)
 
@@ -107,7 +109,7 @@ def module_bytes(modules: Iterable[nn.Module]) -> int:
 
 
 def float_rows_of(x: mx.array) -> FloatRows:
-    """PaddedTexts of floats as plain values that any thread may hold."""
+    """Rows of floats as plain values that any thread may use."""
     values = np.asarray(x.astype(mx.float32))
     return [array("f", row.tobytes()) for row in values]
 
@@ -143,12 +145,6 @@ class PaddedTexts:
         return real[..., None].astype(mx.float32)
 
 
-TILE_BYTES = 32 << 20
-"""Scores of one tile at most; they and their softmax are alive together."""
-UNSEEN_SCORE = -1e9
-"""Added to the scores of padding. Finite: a row of padding that sees nothing must not become NaN and spread."""
-
-
 def attend_bidirectional(
     queries: mx.array,
     keys: mx.array,
@@ -160,8 +156,8 @@ def attend_bidirectional(
 ) -> mx.array:
     """Attention over [rows, heads, width, size].
 
-    `seen` [rows, width] is False at padding; None where there is none. With `reach` a token sees only tokens at most
-    that far from it. `bias` [heads, 2 * width - 1] is added to scores by the key's distance from the query, from
+    `seen` [rows, width] is False at padding; None where there is none. With `reach` a token attends only to tokens at
+    most that far from it. `bias` [heads, 2 * width - 1] is added to scores by the key's distance from the query, from
     1 - width on.
     """
     rows, heads, width, size = queries.shape
@@ -189,18 +185,15 @@ def attend_bidirectional(
 def _score_mask(
     dtype: mx.Dtype, seen: mx.array | None, at: tuple[int, int], to: tuple[int, int], reach: int | None
 ) -> mx.array | None:
-    """What is added to the scores of the queries `at` for the keys `to`; None where all of them are seen."""
+    """The mask of the scores of the queries `at` for the keys `to`; None where all of them are seen."""
     allowed = None if seen is None else seen[:, None, None, to[0] : to[1]]
     if reach is not None and max(at[1] - 1 - to[0], to[1] - 1 - at[0]) > reach:
         near = mx.abs(mx.arange(*at)[:, None] - mx.arange(*to)[None, :]) <= reach
         allowed = near[None, None] if allowed is None else mx.logical_and(allowed, near)
     if allowed is None:
         return None
-    return mx.where(allowed, mx.array(0.0, dtype=dtype), mx.array(_lowest_score(dtype), dtype=dtype))
-
-
-def _lowest_score(dtype: mx.Dtype) -> float:
-    return UNSEEN_SCORE if dtype != mx.float16 else -6e4
+    lowest = UNSEEN_SCORE if dtype != mx.float16 else -6e4
+    return mx.where(allowed, mx.array(0.0, dtype=dtype), mx.array(lowest, dtype=dtype))
 
 
 def split_heads(x: mx.array, heads: int) -> mx.array:
@@ -215,13 +208,6 @@ def merge_heads(x: mx.array) -> mx.array:
     return x.transpose(0, 2, 1, 3).reshape(rows, width, -1)
 
 
-ActivationFunction = Callable[[mx.array], mx.array]
-
-
-def _identity(x: mx.array) -> mx.array:
-    return x
-
-
 ACTIVATIONS: dict[str, ActivationFunction] = {
     "gelu": nn.gelu,
     "gelu_new": nn.gelu_approx,
@@ -232,13 +218,13 @@ ACTIVATIONS: dict[str, ActivationFunction] = {
     "swish": nn.silu,
     "tanh": mx.tanh,
     "sigmoid": mx.sigmoid,
-    "identity": _identity,
+    "identity": lambda x: x,
 }
 
 
 def activation_function(name: str) -> ActivationFunction:
     """The function of a config's name (`gelu`) or of a torch class's (`torch.nn.modules.activation.Tanh`)."""
-    known = ACTIVATIONS.get(name.rpartition(".")[2].lower())
-    if known is None:
-        raise ModelError(f"The model uses the activation function {name!r}, which ingot does not know for encoders")
-    return known
+    function = ACTIVATIONS.get(name.rpartition(".")[2].lower())
+    if function is None:
+        raise ModelError(f"The model uses the activation function {name!r}, which is not supported for encoders")
+    return function

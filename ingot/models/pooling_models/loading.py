@@ -1,9 +1,9 @@
-"""From a folder to an embedding model or a reranker, and the table of BERT-type families: a new one is one class and
-one entry."""
+"""Loading embedding models and rerankers, and the table of BERT-type families: a new one is one class and one entry."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,8 @@ from ingot.models.pooling_models.encoder import PoolingEncoder, PoolingTraits, T
 from ingot.models.pooling_models.sentence_transformers import PoolingRecipe, SentencePooling
 from ingot.models.precision import settle_precision
 
-UNNEEDED_POOLERS = (r"^roberta\.pooler\.",)
+CLASSIFIER_UNNEEDED = (r"position_ids$", r"token_type_ids$", r"^roberta\.pooler\.")
+"""Buffers, and a pooler that scores do not use."""
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:
@@ -51,9 +52,8 @@ def is_pooling_decoder(config: dict[str, Any]) -> bool:
         return False
     if not is_known_to_mlx_lm(config):
         raise ModelError(
-            f"Models of type {config.get('model_type')!r} are not known as encoders. Known are "
-            f"{', '.join(ENCODER_FAMILIES)}, "
-            "and the decoders that mlx-lm can load"
+            f"Models of type {config.get('model_type')!r} are not supported as encoders. Supported are "
+            f"{', '.join(ENCODER_FAMILIES)}, and the decoders that mlx-lm can load"
         )
     return True
 
@@ -66,14 +66,12 @@ def load_embedder(folder: Path, device: Device, recipe: PoolingRecipe, *, dtype:
     if head := _classification_head(config):
         raise ModelError(f"{folder.name} is a {head}: it scores pairs of texts. Give it with --rerank-model")
     family = ENCODER_FAMILIES[config["model_type"]]
-    model = _with_checkpoint_weights(
-        family.trunk(config), family, folder, config, drop=family.prefix, unneeded=family.unneeded
-    )
+    model = _with_checkpoint_weights(family.trunk(config), family, folder, config, family.prefix, family.unneeded)
     notes = settle_precision(model, device, dtype)
     pooling = SentencePooling(recipe, int(config["hidden_size"]))
     mx.eval(model.parameters(), pooling.parameters())
     traits = _trunk_traits(
-        config, family.longest(config), recipe.length, pooling.dimension, recipe.unit, [*recipe.notes, *notes]
+        config, model.longest, recipe.length, pooling.dimension, recipe.unit, [*recipe.notes, *notes]
     )
     return _trunk_encoder(model, pooling, traits, config, family)
 
@@ -81,12 +79,12 @@ def load_embedder(folder: Path, device: Device, recipe: PoolingRecipe, *, dtype:
 def load_reranker(
     folder: Path, device: Device, *, yes: int | None = None, no: int | None = None, dtype: str | None = None
 ) -> PoolingEncoder:
-    """The model in `folder` that scores pairs; `yes` and `no` are the tokens that a decoder answers with."""
+    """The model in `folder` that scores pairs; `yes` and `no` are the tokens of a decoder's answer."""
     config = read_model_config(folder)
     if is_pooling_decoder(config):
         if yes is None or no is None:
             raise ModelError(
-                f"The tokenizer of {folder.name} has no single tokens for yes and no, which it judges with"
+                f"The tokenizer of {folder.name} has no single tokens for yes and no, which its scores come from"
             )
         adapter = load_pooling_decoder(folder, device, dtype=dtype, headless=False)
         traits = PoolingTraits(adapter.family, adapter.vocab, adapter.context, 1, False, adapter.notes)
@@ -98,13 +96,11 @@ def load_reranker(
         )
     _refuse_several_labels(config)
     family = ENCODER_FAMILIES[config["model_type"]]
-    model: Any = _with_checkpoint_weights(
-        family.classifier(config), family, folder, config, drop="", unneeded=(*UNNEEDED_BUFFERS, *UNNEEDED_POOLERS)
-    )
+    model = _with_checkpoint_weights(family.classifier(config), family, folder, config, "", CLASSIFIER_UNNEEDED)
     notes = settle_precision(model, device, dtype)
     mx.eval(model.parameters())
     return _trunk_encoder(
-        model, model.score, _trunk_traits(config, family.longest(config), None, 1, False, notes), config, family
+        model, model.score, _trunk_traits(config, model.longest, None, 1, False, notes), config, family
     )
 
 
@@ -124,11 +120,13 @@ def _refuse_several_labels(config: dict[str, Any]) -> None:
 
 
 def _with_checkpoint_weights(
-    model: Any, family: EncoderFamily, folder: Path, config: dict[str, Any], *, drop: str, unneeded: tuple[str, ...]
+    model: Any, family: EncoderFamily, folder: Path, config: dict[str, Any], prefix: str, unneeded: tuple[str, ...]
 ) -> Any:
     if "quantization" in config or "quantization_config" in config:
-        raise ModelError(f"The weights of {folder.name} are quantised, which ingot does not know for encoders")
-    found = checkpoint.with_current_names(checkpoint.read_checkpoint_tensors(folder), drop=drop)
+        raise ModelError(f"The weights of {folder.name} are quantised, which is not supported for encoders")
+    found = checkpoint.with_current_names(
+        checkpoint.read_checkpoint_tensors(folder), drop=prefix, renamed=family.renamed
+    )
     checkpoint.load_tensors(model, found, unneeded=unneeded, whose=folder.name)
     return model
 
@@ -138,7 +136,7 @@ def _trunk_traits(
 ) -> PoolingTraits:
     length = longest if stated is None else min(longest, stated)
     if stated is not None and stated > longest:
-        notes = [*notes, f"the files ask for inputs of {stated} tokens, the model has positions for {longest}"]
+        notes = [*notes, f"the files state inputs of {stated} tokens, the model has positions for {longest}"]
     vocab = CheckpointConfig(config).number("vocab_size")
     return PoolingTraits(str(config["model_type"]), vocab, length, dimension, unit, tuple(notes))
 
@@ -175,39 +173,20 @@ class EncoderFamily:
     trunk: Callable[[dict[str, Any]], nn.Module]  # for embeddings
     classifier: Callable[[dict[str, Any]], nn.Module]  # for scores
     prefix: str  # of the trunk's tensors in a model with a head
-    longest: Callable[[dict[str, Any]], int]
-    pad: int  # where the config does not state one
-    unneeded: tuple[str, ...]  # tensors that embeddings do without
+    pad: int = 0  # where the config does not state one
+    unneeded: tuple[str, ...] = bert.BERT_UNNEEDED  # tensors that embeddings do without
+    renamed: tuple[tuple[re.Pattern[str], str], ...] = ()  # names of tensors in checkpoints, and here
 
 
-_BERT = EncoderFamily(bert.Bert, bert.BertClassifier, "bert.", bert.longest_bert_input, 0, bert.BERT_UNNEEDED)
-_ROBERTA = EncoderFamily(
-    bert.XlmRoberta,
-    bert.XlmRobertaClassifier,
-    "roberta.",
-    bert.longest_roberta_input,
-    1,
-    bert.BERT_UNNEEDED,
-)
-_MODERN = EncoderFamily(
-    modernbert.ModernBert,
-    modernbert.ModernBertClassifier,
-    "model.",
-    modernbert.longest_modernbert_input,
-    0,
-    modernbert.MODERNBERT_UNNEEDED,
-)
-_MPNET = EncoderFamily(
-    bert.MPNet, bert.MPNetClassifier, "mpnet.", bert.longest_mpnet_input, bert.MPNET_PAD, bert.BERT_UNNEEDED
-)
-
+_ROBERTA = EncoderFamily(bert.XlmRoberta, bert.roberta_classifier, "roberta.", pad=1)
 ENCODER_FAMILIES: dict[str, EncoderFamily] = {
-    "bert": _BERT,
-    "roberta": _ROBERTA,
-    "xlm-roberta": _ROBERTA,
-    "camembert": _ROBERTA,
-    "modernbert": _MODERN,
-    "mpnet": _MPNET,
+    "bert": EncoderFamily(bert.Bert, bert.bert_classifier, "bert."),
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), _ROBERTA),
+    "modernbert": EncoderFamily(
+        modernbert.ModernBert,
+        modernbert.ModernBertClassifier,
+        "model.",
+        unneeded=modernbert.MODERNBERT_UNNEEDED,
+    ),
+    "mpnet": EncoderFamily(bert.MPNet, bert.mpnet_classifier, "mpnet.", pad=bert.MPNET_PAD, renamed=bert.MPNET_RENAMED),
 }
-UNNEEDED_BUFFERS = (r"position_ids$", r"token_type_ids$")
-"""Tensors that are written into checkpoints and say nothing."""

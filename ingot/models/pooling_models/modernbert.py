@@ -1,4 +1,4 @@
-"""ModernBERT: rotary positions, gated layers, norms before, and layers that see only what is near."""
+"""ModernBERT: rotary positions, gated MLPs, pre-norms, and layers with sliding-window attention."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _rope_theta(config: dict[str, Any], kind: str) -> float:
     parameters = (config.get("rope_parameters") or {}).get(kind) or {}
     scaled = parameters.get("rope_type", "default") != "default" or config.get("rope_scaling") is not None
     if scaled:
-        raise ModelError("The model's config.json scales its rotary positions, which ingot does not know for encoders")
+        raise ModelError("The model's config.json scales its rotary positions, which is not supported for encoders")
     key, default = ROPE_THETAS[kind]
     return float(parameters.get("rope_theta") or config.get(key) or default)
 
@@ -101,13 +101,11 @@ class ModernBertAttention(nn.Module):
         queries, keys, values = (split_heads(part, self._heads) for part in mx.split(self.Wqkv(x), 3, axis=-1))
         return self.Wo(
             merge_heads(
-                attend_bidirectional(
-                    self._turned(queries), self._turned(keys), values, seen=rows.seen, reach=self._reach
-                )
+                attend_bidirectional(self._rope(queries), self._rope(keys), values, seen=rows.seen, reach=self._reach)
             )
         )
 
-    def _turned(self, x: mx.array) -> mx.array:
+    def _rope(self, x: mx.array) -> mx.array:
         return mx.fast.rope(x, x.shape[-1], traditional=False, base=self._theta, scale=1.0, offset=0)
 
 
@@ -126,7 +124,7 @@ class ModernBertMlp(nn.Module):
 class ModernBertLayer(nn.Module):
     def __init__(self, shape: ModernBertShape, number: int) -> None:
         super().__init__()
-        # What comes out of the embeddings is normed already.
+        # The embeddings are normed already.
         if number > 0:
             self.attn_norm = nn.LayerNorm(shape.hidden, eps=shape.eps, bias=shape.norm_bias)
         self.attn = ModernBertAttention(shape, shape.kinds[number])
@@ -147,6 +145,7 @@ class ModernBert(nn.Module):
         self.embeddings = ModernBertEmbeddings(shape)
         self.layers = [ModernBertLayer(shape, number) for number in range(len(shape.kinds))]
         self.final_norm = nn.LayerNorm(shape.hidden, eps=shape.eps, bias=shape.norm_bias)
+        self.longest = CheckpointConfig(config).number("max_position_embeddings", 8192)
 
     def stages(self, rows: PaddedTexts) -> Iterator[mx.array]:
         x = self.embeddings(rows)
@@ -175,11 +174,10 @@ class ModernBertClassifier(nn.Module):
         super().__init__()
         pooling = CheckpointConfig(config).text("classifier_pooling", "cls")
         if pooling not in ("cls", "mean"):
-            raise ModelError(
-                f"The model's config.json asks for the pooling {pooling!r}, which ModernBERT does not have"
-            )
+            raise ModelError(f"The model's config.json states the pooling {pooling!r}, which ModernBERT does not have")
         self._mean = pooling == "mean"
         self.model = ModernBert(config)
+        self.longest = self.model.longest
         self.head = ModernBertHead(config)
         self.classifier = nn.Linear(ModernBertShape.of(config).hidden, 1)
 
@@ -191,7 +189,3 @@ class ModernBertClassifier(nn.Module):
             return self.classifier(self.head(x[:, 0]))
         weights = rows.weights().astype(x.dtype)
         return self.classifier(self.head((x * weights).sum(axis=1) / weights.sum(axis=1)))
-
-
-def longest_modernbert_input(config: dict[str, Any]) -> int:
-    return CheckpointConfig(config).number("max_position_embeddings", 8192)

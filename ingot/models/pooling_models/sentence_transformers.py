@@ -1,14 +1,13 @@
-"""What the sentence-transformers files beside a model say about making a vector of its hidden states, and doing it.
+"""How a model's sentence-transformers files make a vector of its hidden states: reading them, and pooling.
 
-`modules.json` lists the steps; each has a folder with its own config. Only what is understood is honoured, and the rest
-is a ModelError that names it: a vector made by another recipe looks as good as the right one. Pooling is always
-computed in float32.
+`modules.json` lists the steps; each has a folder with its own config. What is not supported is a ModelError that names
+it, as a vector of another recipe looks as good as the right one. Pooling is always computed in float32.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,11 +31,12 @@ POOLING_FLAGS = {
 }
 LENGTH_FILES = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_xlm-roberta_config.json")
 INERT_MODULES = ("Dropout",)
+LEAST_NORM = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
 class DenseStep:
-    """A linear layer behind the pooling; its weights are in `folder`."""
+    """A linear layer after the pooling; its weights are in `folder`."""
 
     folder: Path
     inputs: int
@@ -60,7 +60,7 @@ class PoolingRecipe:
     length: int | None = None  # the longest input, where the files state one
     lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
-    default_prompt: str | None = None  # the name of the one that stands before every text
+    default_prompt: str | None = None  # the name of the prefix of every text
     notes: tuple[str, ...] = ()
 
     @property
@@ -70,7 +70,7 @@ class PoolingRecipe:
 
 
 def read_pooling_recipe(folder: Path, *, usual: str) -> PoolingRecipe:
-    """The recipe in `folder`; `usual` is the pooling to assume, with a note, where the files leave it open."""
+    """The recipe in `folder`; `usual` is the pooling to assume, with a note, where the files state none."""
     statement = next((found for name in LENGTH_FILES if (found := _read_object(folder / name)) is not None), {})
     library = _read_object(folder / "config_sentence_transformers.json") or {}
     prompts = _read_prompts(library)
@@ -81,7 +81,7 @@ def read_pooling_recipe(folder: Path, *, usual: str) -> PoolingRecipe:
     default = library.get("default_prompt_name")
     if default is not None and default not in prompts:
         raise ModelError(
-            f"config_sentence_transformers.json names the default prompt {default!r} and has none so called"
+            f"config_sentence_transformers.json names the default prompt {default!r}, which it does not have"
         )
     return PoolingRecipe(
         pooling, steps, length, bool(statement.get("do_lower_case", False)), prompts, default, tuple(notes)
@@ -91,7 +91,7 @@ def read_pooling_recipe(folder: Path, *, usual: str) -> PoolingRecipe:
 def _read_prompts(library: dict[str, Any]) -> dict[str, str]:
     stated = library.get("prompts") or {}
     if not isinstance(stated, dict) or not all(isinstance(text, str) for text in stated.values()):
-        raise ModelError("config_sentence_transformers.json: prompts is not an object of texts")
+        raise ModelError("config_sentence_transformers.json: prompts is not an object of strings")
     return stated
 
 
@@ -100,41 +100,41 @@ def _read_modules(
 ) -> tuple[tuple[str, ...], tuple[PoolingStep, ...], list[str]]:
     modules = _read_module_list(folder / "modules.json")
     if modules is None:
-        note = f"no modules.json: vectors are made by {usual} pooling and scaled to length 1, which is a guess"
+        note = f"no modules.json: vectors are made by {usual} pooling and scaled to length 1, which may be wrong"
         return (usual,), (NormalizeStep(),), [note]
     pooling: tuple[str, ...] = ()
     steps: list[PoolingStep] = []
     notes: list[str] = []
     for module in modules:
         kind = str(module.get("type", "")).rpartition(".")[2]
-        place = folder / str(module.get("path", ""))
+        step_folder = folder / str(module.get("path", ""))
         if kind == "Transformer":
             continue
         if kind == "Pooling":
-            pooling, said = _read_pooling(place, usual, prompted=prompted)
-            notes += said
+            pooling, pooling_notes = _read_pooling(step_folder, usual, prompted=prompted)
+            notes += pooling_notes
         elif kind == "Normalize":
             steps.append(NormalizeStep())
         elif kind == "Dense":
-            steps.append(_read_dense(place))
+            steps.append(_read_dense(step_folder))
         elif kind not in INERT_MODULES:
-            raise ModelError(f"modules.json names the module {module.get('type')!r}, which ingot does not know")
+            raise ModelError(f"modules.json names the module {module.get('type')!r}, which is not supported")
     if not pooling:
         raise ModelError("modules.json names no pooling, so it is no model that makes one vector of a text")
     return pooling, tuple(steps), notes
 
 
-def _read_pooling(place: Path, usual: str, *, prompted: bool) -> tuple[tuple[str, ...], list[str]]:
-    config = _read_object(place / "config.json")
+def _read_pooling(folder: Path, usual: str, *, prompted: bool) -> tuple[tuple[str, ...], list[str]]:
+    config = _read_object(folder / "config.json")
     if config is None:
-        return (usual,), [f"{place.name}/config.json is missing: {usual} pooling is a guess"]
+        return (usual,), [f"{folder.name}/config.json is missing: {usual} pooling may be wrong"]
     modes = _pooling_modes(config)
     if unknown := [mode for mode in modes if mode not in POOLING_MODES]:
-        raise ModelError(f"{place.name}/config.json asks for the pooling {unknown[0]!r}, which ingot does not know")
+        raise ModelError(f"{folder.name}/config.json states the pooling {unknown[0]!r}, which is not supported")
     if not modes:
-        raise ModelError(f"{place.name}/config.json asks for no pooling")
+        raise ModelError(f"{folder.name}/config.json states no pooling")
     if config.get("include_prompt") is False and prompted:
-        raise ModelError("The model's pooling leaves its prompts out, which ingot does not know how to do")
+        raise ModelError("The model's pooling leaves its prompts out, which is not supported")
     return tuple(sorted(modes, key=POOLING_MODES.index)), []
 
 
@@ -149,14 +149,14 @@ def _pooling_modes(config: dict[str, Any]) -> list[str]:
     ]
 
 
-def _read_dense(place: Path) -> DenseStep:
-    config = _read_object(place / "config.json") or {}
+def _read_dense(folder: Path) -> DenseStep:
+    config = _read_object(folder / "config.json") or {}
     try:
         inputs, outputs = int(config["in_features"]), int(config["out_features"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{place.name}/config.json does not state in_features and out_features") from error
+        raise ModelError(f"{folder.name}/config.json does not state in_features and out_features") from error
     act = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
-    return DenseStep(place, inputs, outputs, bool(config.get("bias", True)), act)
+    return DenseStep(folder, inputs, outputs, bool(config.get("bias", True)), act)
 
 
 def _read_object(path: Path) -> dict[str, Any] | None:
@@ -182,11 +182,8 @@ def _read_json(path: Path) -> Any:
         raise ModelError(f"{path.name} is not valid JSON: {error}") from error
 
 
-LEAST_NORM = 1e-12
-
-
 class SentencePooling(nn.Module):
-    """The recipe at work: `__call__` makes [rows, dimension] of the last hidden states [rows, width, hidden]."""
+    """Makes [rows, dimension] of the last hidden states [rows, width, hidden]."""
 
     def __init__(self, recipe: PoolingRecipe, hidden: int) -> None:
         super().__init__()
@@ -225,10 +222,6 @@ def _unit_length(x: mx.array) -> mx.array:
     return x / mx.maximum(mx.linalg.norm(x, axis=-1, keepdims=True), LEAST_NORM)
 
 
-def _pool_first(x: mx.array, rows: PaddedTexts) -> mx.array:
-    return x[:, 0]
-
-
 def _pool_last(x: mx.array, rows: PaddedTexts) -> mx.array:
     return mx.take_along_axis(x, (rows.lengths - 1)[:, None, None], axis=1)[:, 0]
 
@@ -237,8 +230,7 @@ def _pool_max(x: mx.array, rows: PaddedTexts) -> mx.array:
     return mx.where(rows.weights() > 0, x, -mx.inf).max(axis=1)
 
 
-def _pool_mean(x: mx.array, rows: PaddedTexts) -> mx.array:
-    weights = rows.weights()
+def _weighted_mean(x: mx.array, weights: mx.array) -> mx.array:
     return (x * weights).sum(axis=1) / weights.sum(axis=1)
 
 
@@ -247,16 +239,15 @@ def _pool_mean_sqrt_len(x: mx.array, rows: PaddedTexts) -> mx.array:
     return (x * weights).sum(axis=1) / mx.sqrt(weights.sum(axis=1))
 
 
-def _pool_weighted_mean(x: mx.array, rows: PaddedTexts) -> mx.array:
-    weights = rows.weights() * mx.arange(1, rows.width + 1, dtype=mx.float32)[None, :, None]
-    return (x * weights).sum(axis=1) / weights.sum(axis=1)
+def _later_tokens_more(rows: PaddedTexts) -> mx.array:
+    return rows.weights() * mx.arange(1, rows.width + 1, dtype=mx.float32)[None, :, None]
 
 
-_POOLING_FUNCTIONS = {
-    "cls": _pool_first,
+_POOLING_FUNCTIONS: dict[str, Callable[[mx.array, PaddedTexts], mx.array]] = {
+    "cls": lambda x, rows: x[:, 0],
     "max": _pool_max,
-    "mean": _pool_mean,
+    "mean": lambda x, rows: _weighted_mean(x, rows.weights()),
     "mean_sqrt_len_tokens": _pool_mean_sqrt_len,
-    "weightedmean": _pool_weighted_mean,
+    "weightedmean": lambda x, rows: _weighted_mean(x, _later_tokens_more(rows)),
     "lasttoken": _pool_last,
 }

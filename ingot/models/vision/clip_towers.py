@@ -8,7 +8,7 @@ end in one of their own. Pixtral: images of any shape, whose patches are rotated
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
@@ -60,14 +60,14 @@ def llava_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, devic
     def views(size: Size, layout: Layout) -> Sequence[View]:
         return single_view(size, layout) if shorter is None else ((scale_to_shorter_side(size, shorter),),)
 
-    def cut(shown: Sequence[Pixels], layout: Layout) -> list[PixelArray]:
-        return [normal(center_crop(shown[0], layout.size))]
+    def cut(frames: Sequence[Pixels], layout: Layout) -> list[PixelArray]:
+        return [normal(center_crop(frames[0], layout.size))]
 
-    return _llava_tower(model, device, views, cut, normal.resample)
+    return _llava_tower(model, device, views, cut, normal)
 
 
 def llava_next_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:
-    """Raises ModelError where features are asked for that have no place on the canvas."""
+    """Raises ModelError where the config selects features that are not of the canvas."""
     if model.config.vision_feature_select_strategy != "default":
         raise ModelError("vision_feature_select_strategy other than default is not supported: tiles have no class.")
     normal = PixelNormalization.stated(files.pictures, *CLIP_NORMALIZATION)
@@ -79,14 +79,14 @@ def llava_next_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, 
         whole = Size(side_of(layout), side_of(layout))
         return ((whole,),) if layout.covered is None else ((whole,), (fit_within(size, layout.size),))
 
-    def cut(shown: Sequence[Pixels], layout: Layout) -> Iterator[PixelArray]:
+    def cut(frames: Sequence[Pixels], layout: Layout) -> Iterator[PixelArray]:
         side = side_of(layout)
-        yield normal(shown[0])
+        yield normal(frames[0])
         if layout.covered is not None:
-            canvas = on_canvas(shown[1], layout.size, BLACK)
+            canvas = on_canvas(frames[1], layout.size, BLACK)
             yield from map(normal, cut_square_tiles(canvas, side))
 
-    def lined(features: mx.array, layout: Layout) -> mx.array:
+    def with_line_ends(features: mx.array, layout: Layout) -> mx.array:
         if layout.covered is None:
             return features
         tiles, along, numbers = layout.grid.t, layout.grid.h, features.shape[-1]
@@ -95,40 +95,38 @@ def llava_next_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, 
         lines = features[each:].reshape(-1, columns, along, along, numbers).swapaxes(1, 2)
         lines = lines.reshape(-1, columns * along, numbers)
         top, left = (lines.shape[0] - layout.covered.height) // 2, (lines.shape[1] - layout.covered.width) // 2
-        seen = lines[top : top + layout.covered.height, left : left + layout.covered.width]
-        ends = mx.broadcast_to(model[LLAVA_LINE_END].astype(features.dtype), (seen.shape[0], 1, numbers))
-        return mx.concatenate([features[:each], mx.concatenate([seen, ends], axis=1).reshape(-1, numbers)])
+        covered = lines[top : top + layout.covered.height, left : left + layout.covered.width]
+        return mx.concatenate([features[:each], _with_line_ends(covered, model[LLAVA_LINE_END])])
 
-    return replace(_llava_tower(model, device, views, cut, normal.resample), finish=lined)
+    return replace(_llava_tower(model, device, views, cut, normal), finish=with_line_ends)
 
 
-def _llava_tower(model: Any, device: Device, views: MakeViews, cut: CutTiles, resample: int) -> TiledVisionTower:
+def _llava_tower(
+    model: Any, device: Device, views: MakeViews, cut: CutTiles, normal: PixelNormalization
+) -> TiledVisionTower:
     vision, stated = model.vision_tower.vision_model, model.config.vision_config
     layers = layers_up_to(vision.encoder.layers, model.config.vision_feature_layer)
-    clip = stated.model_type == "clip_vision_model"
-    ahead = {"first": vision.embeddings.class_embedding, "opening": vision.pre_layrnorm} if clip else {}
+    is_clip = stated.model_type == "clip_vision_model"
+    ahead = {"first": vision.embeddings.class_embedding, "opening": vision.pre_layrnorm} if is_clip else {}
     vit = clip_vit(vision, layers, stated.num_attention_heads, device, **ahead)
     # "default" leaves out the first row, also where it is no class: as mlx-vlm and transformers do.
     begin = 1 if model.config.vision_feature_select_strategy == "default" else 0
-
-    def seen(states: mx.array, layout: Layout) -> mx.array:
-        return states[:, begin:]
 
     return TiledVisionTower(
         vit,
         (model.vision_tower, model.multi_modal_projector),
         stated.patch_size,
         int(model.config.text_config.hidden_size),
+        normal,
         views=views,
         cut=cut,
-        resample=resample,
-        gather=seen,
+        gather=lambda states, layout: states[:, begin:],
         project=model.multi_modal_projector,
     )
 
 
 def scale_to_shorter_side(size: Size, shorter: int) -> Size:
-    """With a shorter side of so many pixels."""
+    """With a shorter side of this many pixels."""
     width, height = size
     return Size(shorter, shorter * height // width) if width <= height else Size(shorter * width // height, shorter)
 
@@ -139,7 +137,7 @@ def center_crop(frame: Pixels, size: Size) -> Pixels:
 
 
 def fit_within(size: Size, canvas: Size) -> Size:
-    """As large as fits on a canvas."""
+    """The largest size that fits on a canvas."""
     across, down = canvas.width / size.width, canvas.height / size.height
     if across < down:
         return Size(canvas.width, min(math.ceil(size.height * across), canvas.height))
@@ -155,7 +153,7 @@ WHITE: Final = 255
 
 
 def run_phi_over_embeddings(model: Any, states: Any, cache: Any) -> Any:
-    """As mlx-lm's class runs behind its embeddings."""
+    """Runs mlx-lm's class after its embedding."""
     mask = create_attention_mask(states, cache[0])
     for layer, state in zip(model.model.layers, cache, strict=True):
         states = layer(states, mask, state)
@@ -178,15 +176,12 @@ def phi3_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device
     def views(size: Size, layout: Layout) -> Sequence[View]:
         return ((fill_canvas(size, layout.size),),)
 
-    def cut(shown: Sequence[Pixels], layout: Layout) -> Iterator[PixelArray]:
-        whole = normal(on_canvas(shown[0], layout.size, WHITE))
+    def cut(frames: Sequence[Pixels], layout: Layout) -> Iterator[PixelArray]:
+        whole = normal(on_canvas(frames[0], layout.size, WHITE))
         yield resize_bicubic(whole, Size(PHI_TILE, PHI_TILE))
         yield from cut_square_tiles(whole, PHI_TILE)
 
-    def gathered(states: mx.array, layout: Layout) -> mx.array:
-        return merge_patches(states[:, 1:], layout, PHI_MERGE)
-
-    def arranged(features: mx.array, layout: Layout) -> mx.array:
+    def arrange(features: mx.array, layout: Layout) -> mx.array:
         along = layout.grid.h // PHI_MERGE
         rows, columns = layout.size.height // PHI_TILE, layout.size.width // PHI_TILE
         numbers = features.shape[-1]
@@ -197,35 +192,34 @@ def phi3_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device
         ]
         return mx.concatenate([lines[0], vision_encoder.glb_GN.reshape(1, numbers).astype(features.dtype), lines[1]])
 
-    def projected(rows: mx.array) -> mx.array:
+    def project(rows: mx.array) -> mx.array:
         for layer in vision_encoder.img_projection:
             rows = layer(rows)
         return rows
 
-    hidden = int(config["hidden_size"])
     return TiledVisionTower(
         vit,
         (vision_encoder,),
         stated.patch_size,
-        hidden,
+        int(config["hidden_size"]),
+        replace(normal, resample=BILINEAR),
         views=views,
         cut=cut,
-        resample=BILINEAR,
-        gather=gathered,
-        project=projected,
-        arrange=arranged,
+        gather=lambda states, layout: merge_patches(states[:, 1:], layout, PHI_MERGE),
+        project=project,
+        arrange=arrange,
     )
 
 
 def _with_line_ends(features: mx.array, end: mx.array) -> mx.array:
-    """[rows, columns, numbers], with one more at the end of each row, as one list."""
+    """[rows, columns, numbers] with one more feature at the end of each row, flattened."""
     rows, _, numbers = features.shape
     ends = mx.broadcast_to(end.reshape(1, 1, numbers).astype(features.dtype), (rows, 1, numbers))
     return mx.concatenate([features, ends], axis=1).reshape(-1, numbers)
 
 
 def fill_canvas(size: Size, canvas: Size) -> Size:
-    """With a longer side that fills the canvas."""
+    """The size whose longer side fills the canvas."""
     along = max(canvas)
     across = max(1, int(along / size.aspect))
     return Size(along, across) if size.width >= size.height else Size(across, along)
@@ -244,23 +238,17 @@ def pixtral_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, dev
         WorkSlicing.on(device),
         opening=vision.ln_pre,
     )
-    normal = PixelNormalization.stated(files.pictures, *CLIP_NORMALIZATION)
     merge, project = _pixtral_merging(model.multi_modal_projector)
-
-    def gathered(states: mx.array, layout: Layout) -> mx.array:
-        return merge_patches(states, layout, merge)
 
     return TiledVisionTower(
         vit,
         (model.vision_tower, model.multi_modal_projector),
         stated.patch_size,
         int(model.config.text_config.hidden_size),
-        views=single_view,
-        cut=lambda shown, layout: [normal(shown[0])],
-        resample=normal.resample,
-        gather=gathered,
+        PixelNormalization.stated(files.pictures, *CLIP_NORMALIZATION),
+        gather=lambda states, layout: merge_patches(states, layout, merge),
         project=project,
-        turn=lambda layout: pixtral_rotation(layout.grid.h, layout.grid.w, stated.head_dim, stated.rope_theta),
+        rotation=lambda layout: pixtral_rotation(layout.grid.h, layout.grid.w, stated.head_dim, stated.rope_theta),
     )
 
 
@@ -276,10 +264,14 @@ def _pixtral_layer(layer: Any) -> VitLayer:
 
 
 def _pixtral_merging(projector: Any) -> tuple[int, RowFunction]:
-    """How many patches by as many become a feature, and how. Mistral 3 norms each of them first."""
-    after: Callable[[mx.array], mx.array] = lambda rows: projector.linear_2(projector.gelu(projector.linear_1(rows)))  # noqa: E731
+    """The side of the blocks of patches that become a feature, and the projection. Mistral 3 norms each patch first."""
+
+    def project_merged(rows: mx.array) -> mx.array:
+        projected: mx.array = projector.linear_2(projector.gelu(projector.linear_1(rows)))
+        return projected
+
     if "patch_merger" not in projector:
-        return 1, after
+        return 1, project_merged
     merger = projector.patch_merger
     along = merger.spatial_merge_size
 
@@ -287,16 +279,16 @@ def _pixtral_merging(projector: Any) -> tuple[int, RowFunction]:
         count, numbers = rows.shape
         normed = projector.norm(rows.reshape(count, along * along, -1))
         # Its weights are of torch's unfold, in which channels come first.
-        return after(merger.merging_layer(normed.swapaxes(1, 2).reshape(count, numbers)))
+        return project_merged(merger.merging_layer(normed.swapaxes(1, 2).reshape(count, numbers)))
 
     return along, project
 
 
 @lru_cache(maxsize=8)
 def pixtral_rotation(rows: int, columns: int, size: int, theta: float) -> VitRotation:
-    """Of a head's frequencies every second turns by the row, and behind them every other by the column."""
+    """Every second of a head's frequencies rotates by the row, and the others by the column."""
     speeds = 1.0 / theta ** (np.arange(0, size, 2, dtype=np.float32) / size)
     down, across = np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")
-    turns = np.concatenate([down.reshape(-1, 1) * speeds[::2], across.reshape(-1, 1) * speeds[1::2]], axis=-1)
-    turned = mx.array(turns.astype(np.float32))[:, None]
-    return mx.cos(turned), mx.sin(turned)
+    angles = np.concatenate([down.reshape(-1, 1) * speeds[::2], across.reshape(-1, 1) * speeds[1::2]], axis=-1)
+    rotated = mx.array(angles.astype(np.float32))[:, None]
+    return mx.cos(rotated), mx.sin(rotated)

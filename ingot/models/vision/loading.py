@@ -1,10 +1,9 @@
-"""Loading a vision tower: which one a checkpoint has, its weights in mlx-vlm's modules, and a first look at load.
+"""Loading a vision tower: which one a checkpoint has, its weights in mlx-vlm's modules, and a warm-up.
 
-Those weights of a checkpoint that the language model leaves are loaded. This is the one place that imports mlx-vlm,
-which comes with the extra `vision`; only models that see pay for it, as it takes seconds. On CPUs norms, GELUs and the
-gates of MLPs are swapped. What MLX compiles when a tower's operations are first met takes seconds in all;
-`warm_up_vision_tower` does that at load, so that nobody's stream waits for it. Raises ModelError with what is wrong, or
-with what to install.
+The weights of a checkpoint that the language model does not load are loaded. This is the one place that imports
+mlx-vlm, which comes with the extra `vision`, and only for vision models, as it takes seconds. On CPUs norms, GELUs and
+gated MLPs are swapped. What MLX compiles for a tower's operations takes seconds in all; `warm_up_vision_tower` does
+that at load, so that no stream waits for it. Raises ModelError with what is wrong, or with what to install.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from ingot.upstream import import_upstream
 
 
 def has_vision_tower(config: dict[str, Any]) -> bool:
-    """Whether a checkpoint is one of a model that sees, of a family that is known."""
+    """Whether a checkpoint is of a vision model of a known family."""
     stated = any(isinstance(config.get(name), dict) for name in ("vision_config", "img_processor"))
     return stated and config.get("model_type") in VISION_FAMILIES
 
@@ -50,7 +49,7 @@ def load_vision_tower(folder: Path, config: dict[str, Any], device: Device, dtyp
         model = _load_tower_weights(folder, config, family)
     except ModelError:
         raise
-    except Exception as error:  # another project's code reads this folder and may trip over anything
+    except Exception as error:  # another project's code reads this folder and may fail in any way
         raise ModelError(f"The vision tower in {folder.name} cannot be loaded: {error}") from error
     for part in _tower_parts(model, family):
         settle_precision(part, device, dtype)
@@ -61,7 +60,7 @@ def load_vision_tower(folder: Path, config: dict[str, Any], device: Device, dtyp
 
 
 def unloaded_tower_parts(folder: Path, config: dict[str, Any]) -> list[nn.Module]:
-    """The modules that hold a tower's weights, none of which is read. Raises ModelError where mlx-vlm is missing."""
+    """The modules that hold a tower's weights, lazily. Raises ModelError where mlx-vlm is missing."""
     family = VISION_FAMILIES[config["model_type"]]
     return _tower_parts(_load_tower_weights(folder, config, family), family)
 
@@ -71,7 +70,7 @@ def _tower_parts(model: Any, family: VisionFamily) -> list[nn.Module]:
 
 
 def _load_tower_weights(folder: Path, config: dict[str, Any], family: VisionFamily) -> Any:
-    """mlx-vlm's model, whose parts of the tower have their weights. Of the others nothing is ever read."""
+    """mlx-vlm's model with the weights of its tower. Those of its other parts are never read."""
     package = mlx_vlm_package(config)
     model = unloaded_mlx_vlm_model(package, config)
     stored: dict[str, mx.array] = {}
@@ -99,7 +98,7 @@ def _load_tower_weights(folder: Path, config: dict[str, Any], family: VisionFami
 
 
 def _with_inner_name(part: nn.Module, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-    """Weights by the names that they have in `part`: some writers leave out that of its only module."""
+    """Weights by their names in `part`: some checkpoints leave out the name of its only module."""
     inside = [*part.children()]
     if len(inside) != 1 or any(path.startswith(f"{inside[0]}.") for path in weights):
         return weights
@@ -107,31 +106,31 @@ def _with_inner_name(part: nn.Module, weights: dict[str, mx.array]) -> dict[str,
 
 
 def _part_named(model: Any, name: str) -> Any:
-    """By its name, which may lead through modules."""
+    """By its dotted path."""
     for step in name.split("."):
         model = model[step]
     return model
 
 
 def _as_module(part: Any) -> Any:
-    """Some parts are lists of modules, run one behind another. The list is theirs, whichever module holds it."""
+    """Some parts are lists of modules, run one after another; they become a module that shares the list."""
     if not isinstance(part, list):
         return part
-    held = nn.Sequential()
-    held.layers = part
-    return held
+    sequence = nn.Sequential()
+    sequence.layers = part
+    return sequence
 
 
 def _quantize_part(part: nn.Module, weights: dict[str, mx.array], config: dict[str, Any]) -> None:
-    """Make those layers packed whose weights are."""
-    packing = config.get("quantization") or {}
+    """Quantise the layers whose weights are quantised."""
+    form = config.get("quantization") or {}
     if not any(path.endswith(".scales") for path in weights):
         return
     nn.quantize(
         part,
-        group_size=packing["group_size"],
-        bits=packing["bits"],
-        mode=packing.get("mode", "affine"),
+        group_size=form["group_size"],
+        bits=form["bits"],
+        mode=form.get("mode", "affine"),
         class_predicate=lambda path, module: f"{path}.scales" in weights,
     )
 
@@ -143,9 +142,9 @@ MakeVisionTower = Callable[[Any, dict[str, Any], ProcessorFiles, Device], Vision
 @dataclass(frozen=True, slots=True)
 class VisionFamily:
     make: MakeVisionTower
-    parts: tuple[str, ...]  # what mlx-vlm's class of the whole model calls the modules that make the tower
+    parts: tuple[str, ...]  # paths of the tower's modules in mlx-vlm's class of the whole model
     language: LanguagePart | None = None  # where mlx-lm has no class of this type that leaves the tower out
-    arrays: tuple[str, ...] = ()  # further weights of the tower, which are no module's
+    arrays: tuple[str, ...] = ()  # further weights of the tower, which are in no module
 
 
 _QWEN = VisionFamily(qwen.QwenVisionTower, qwen.QWEN_PARTS)
@@ -179,9 +178,9 @@ _MODULE_CONFIGS: Final = ("text", "vision", "perceiver", "projector")
 
 
 def require_vision() -> None:
-    """Raises ModelError where anything is missing that a model sees with."""
+    """Raises ModelError where a package for vision is missing."""
     try:
-        require_extra("vision", "A model that sees", instead="or serve it for text alone with --text-only")
+        require_extra("vision", "A vision model", instead="or serve it for text alone with --text-only")
     except ConfigError as error:
         raise ModelError(error.message) from error
 
@@ -200,8 +199,8 @@ def mlx_vlm_package(config: dict[str, Any]) -> ModuleType:
 
 
 def unloaded_mlx_vlm_model(package: ModuleType, config: dict[str, Any]) -> Any:
-    """The model of a package as its config describes it, whose weights are still to come. Nothing is computed."""
-    language = config.get("llm_config") or {}  # as some checkpoints call it
+    """The model of a package by its config, without weights. Nothing is computed."""
+    language = config.get("llm_config") or {}  # its key in some checkpoints
     stated = {"text_config": language, "vision_config": {}, "audio_config": {}, **config}
     utils = import_upstream("mlx_vlm.utils")
     described = package.ModelConfig.from_dict(dict(stated))
@@ -209,7 +208,7 @@ def unloaded_mlx_vlm_model(package: ModuleType, config: dict[str, Any]) -> Any:
 
 
 def sanitized_vlm_weights(package: ModuleType, model: Any, weights: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint's weights by the names and in the shapes that the package's classes want."""
+    """A checkpoint's weights in the names and shapes of the package's classes."""
     utils = import_upstream("mlx_vlm.utils")
     weights = utils.sanitize_weights(model, weights)
     if hasattr(package, "VisionModel"):
@@ -221,7 +220,7 @@ _GATED_NAMES: Final = ("gate_proj", "up_proj", "down_proj")
 
 
 def swap_tower_modules(part: nn.Module) -> None:
-    """Once its weights are settled."""
+    """For CPUs, after the precision of its weights is settled."""
     swap_gated_mlps(part, _tower_mlp_spec)
     if native.available():
         swap_gelus(part)
@@ -229,14 +228,14 @@ def swap_tower_modules(part: nn.Module) -> None:
 
 
 def _tower_mlp_spec(module: nn.Module) -> MlpSpec | None:
-    """mlx-vlm's towers have gates of one kind, in classes that are all called MLP."""
+    """mlx-vlm's towers have gated MLPs of one kind, in classes that are all called MLP."""
     return MlpSpec() if type(module).__name__ == "MLP" and all(name in module for name in _GATED_NAMES) else None
 
 
 WARM_UP_SIZE: Final = Size(64, 64)
 LONGEST_WARM_UP_S: Final = 10.0
-"""Of processors, compilers not counted, which run by themselves on CPUs. A tower's layers are alike: where the smallest
-picture takes longer, the rest of it compiles little more."""
+"""Of processor time, without the compiler's processes. A tower's layers are alike: where the smallest image takes
+longer, the rest of it compiles little more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,11 +252,11 @@ class _GreyImage:
 
 
 def warm_up_vision_tower(tower: VisionTower, processor: MediaProcessor) -> None:
-    """Look at a small grey picture, or at as much of it as there is time for. For the engine's thread."""
+    """Encode a small grey image, or as much of it as there is time for. For the engine thread."""
     layout = processor.picture(WARM_UP_SIZE, ImageLayoutOptions())
     runs = ((0, layout.features),)
     end = time.process_time() + LONGEST_WARM_UP_S
-    for made in tower.look(tower.pixels(MediaItem("image", b"", runs, layout, _GreyImage())), layout):
-        mx.eval(*made)
+    for arrays in tower.look(tower.pixels(MediaItem("image", b"", runs, layout, _GreyImage())), layout):
+        mx.eval(*arrays)
         if time.process_time() > end:
             return

@@ -36,16 +36,16 @@ from ingot.models.vision.vit import (
 )
 
 QWEN_PARTS: Final = ("vision_tower",)
-"""What mlx-vlm's class of a whole model calls the parts that make the tower."""
+"""The tower's attribute of mlx-vlm's class of the whole model."""
 CLIP_NORMALIZATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-"""Mean and deviation of colours where files say none: those of Qwen 2 and 2.5."""
+"""Mean and deviation of colours where files state none: those of Qwen 2 and 2.5."""
 ROPE_PERIOD = 10000.0
 PATCHES_TOGETHER = 4096
-"""Patches of a clip's pairs that are looked at together, unless one pair has more."""
+"""Patches of a video's pairs that are encoded together, unless one pair has more."""
 
 
 class QwenVisionTower:
-    """`vision` is mlx-vlm's module of the tower, whose weights are settled for the device."""
+    """`model` is mlx-vlm's, with the weights of its vision tower in the device's formats."""
 
     bidirectional = False
 
@@ -55,15 +55,12 @@ class QwenVisionTower:
         self._merge, self._patch, self._pair = stated.spatial_merge_size, stated.patch_size, stated.temporal_patch_size
         self._heads: int = stated.num_heads
         self._width = int(getattr(stated, "embed_dim", 0) or stated.hidden_size)
-        self._sampled: list[int] = list(getattr(stated, "deepstack_visual_indexes", ()))
+        self._deepstack_layers: list[int] = list(getattr(stated, "deepstack_visual_indexes", ()))
         self._slicing = WorkSlicing.on(device)
         self._windows = _window_finder(vision, self._merge, self._patch)
-        pictures = files.pictures
         defaults = () if str(config["model_type"]).startswith("qwen3") else CLIP_NORMALIZATION
-        self._pictures, self._clips = (
-            PixelNormalization.stated(pictures, *defaults),
-            PixelNormalization.stated(files.clips or pictures, *defaults),
-        )
+        self._normalize_image = PixelNormalization.stated(files.pictures, *defaults)
+        self._normalize_video = PixelNormalization.stated(files.clips or files.pictures, *defaults)
         self.axes = _mrope_axes(config)
         self._pace = float(stated.tokens_per_second) if config["model_type"] == "qwen2_5_vl" else None
         self._out = int(config.get("text_config", config).get("hidden_size") or config["hidden_size"])
@@ -74,7 +71,7 @@ class QwenVisionTower:
 
     @property
     def deep(self) -> int:
-        return len(self._sampled)
+        return len(self._deepstack_layers)
 
     def positions(self, length: int, items: Sequence[MediaItem]) -> PositionArray:
         return mrope_positions(length, items, self._merge, self._pace)
@@ -86,21 +83,21 @@ class QwenVisionTower:
 
     def pixels(self, item: MediaItem) -> PixelArray:
         """[patches, channels * pair * patch * patch]"""
-        grid, normal = item.grid, self._pictures if item.kind == "image" else self._clips
+        grid, normal = item.grid, self._normalize_image if item.kind == "image" else self._normalize_video
         patches = np.empty((grid.t, grid.h * grid.w, 3, self._pair, self._patch**2), dtype=np.float32)
-        shown = 0
+        count = 0
         for frame in item.source.frames(*self.views(item.source.size, item.layout), resample=normal.resample):
             own = self._cut(normal(frame), grid)
             if item.kind == "image":
                 patches[0] = own[:, :, None]
             else:
-                patches[shown // self._pair, :, :, shown % self._pair] = own
-            shown += 1
-        assert shown == (1 if item.kind == "image" else grid.t * self._pair), "a layout's frames are those of its grid"
+                patches[count // self._pair, :, :, count % self._pair] = own
+            count += 1
+        assert count == (1 if item.kind == "image" else grid.t * self._pair), "a layout's frames are those of its grid"
         return patches.reshape(grid.patches, -1)
 
     def _cut(self, frame: NDArray[np.float32], grid: Grid) -> NDArray[np.float32]:
-        """[patches, 3, patch * patch], those of a block of `merge` by `merge` together."""
+        """[patches, 3, patch * patch], with those of a block of `merge` by `merge` together."""
         merge, patch = self._merge, self._patch
         blocks = frame.reshape(grid.h // merge, merge, patch, grid.w // merge, merge, patch, 3)
         return blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(grid.h * grid.w, 3, patch * patch)
@@ -114,43 +111,47 @@ class QwenVisionTower:
         found: list[VisionFeatures] = []
         for begin in range(0, grid.t, together):
             end = min(begin + together, grid.t)
-            features = yield from self._looked(pixels[begin * frame : end * frame], Grid(end - begin, grid.h, grid.w))
+            features = yield from self._encode_frames(
+                pixels[begin * frame : end * frame], Grid(end - begin, grid.h, grid.w)
+            )
             found.append(features)
         if len(found) == 1:
             return found[0]
         parts = [mx.concatenate(list(each)) for each in zip(*(features.arrays for features in found), strict=True)]
         return VisionFeatures(parts[0], tuple(parts[1:]))
 
-    def _looked(self, pixels: PixelArray, grid: Grid) -> EncodingSlices:
+    def _encode_frames(self, pixels: PixelArray, grid: Grid) -> EncodingSlices:
         vision = self._vision
-        x = yield from self._embedded(mx.array(pixels), grid)
+        x = yield from self._embed(mx.array(pixels), grid)
         angles = _patch_rotation(grid, self._merge, self._width // self._heads)
         whole = [np.arange(grid.patches, dtype=np.int32).reshape(grid.t, -1)]
         deep = []
         for number, block in enumerate(vision.blocks):
             windows = None if self._windows is None else self._windows(number, grid)
             x = yield from self._layer(block, x, angles, whole if windows is None else windows)
-            if number in self._sampled:
-                merged = yield from self._merged(vision.deepstack_merger_list[self._sampled.index(number)], x)
+            if number in self._deepstack_layers:
+                merged = yield from self._merge_patches(
+                    vision.deepstack_merger_list[self._deepstack_layers.index(number)], x
+                )
                 deep.append(merged)
-        embeddings = yield from self._merged(vision.merger, x)
+        embeddings = yield from self._merge_patches(vision.merger, x)
         yield (embeddings, *deep)
         return VisionFeatures(embeddings, tuple(deep))
 
-    def _embedded(self, pixels: mx.array, grid: Grid) -> VisionWork:
+    def _embed(self, pixels: mx.array, grid: Grid) -> VisionWork:
         """The convolution of a patch with a kernel of its own size is a product."""
         project = self._vision.patch_embed.proj
         weight = project.weight.transpose(0, 4, 1, 2, 3).reshape(project.weight.shape[0], -1)
 
-        def embedded(own: mx.array, *learned: mx.array) -> mx.array:
+        def embed(own: mx.array, *learned: mx.array) -> mx.array:
             rows = own.astype(weight.dtype) @ weight.T
             rows = rows + project.bias if "bias" in project else rows
             return rows + self._learned(*learned).astype(rows.dtype) if learned else rows
 
-        beside = self._corners(grid) if "pos_embed" in self._vision else ()
-        return (yield from run_by_rows(embedded, self._slicing.rows(weight.size), pixels, *beside))
+        corners = self._corners(grid) if "pos_embed" in self._vision else ()
+        return (yield from run_by_rows(embed, self._slicing.rows(weight.size), pixels, *corners))
 
-    def _merged(self, merger: Any, x: mx.array) -> VisionWork:
+    def _merge_patches(self, merger: Any, x: mx.array) -> VisionWork:
         each = multiplications_per_row(merger) // self._merge**2
         return (yield from run_by_rows(merger, self._slicing.rows(each), x))
 
@@ -161,23 +162,23 @@ class QwenVisionTower:
             joint = attention.qkv(block.norm1(rows)).reshape(rows.shape[0], 3, self._heads, -1)
             return rotate_heads(joint, cos, sin)
 
-        def behind(rows: RowNumbers, found: mx.array) -> mx.array:
-            states = take_rows(x, rows) + attention.proj(found)
+        def finish(rows: RowNumbers, attended: mx.array) -> mx.array:
+            states = take_rows(x, rows) + attention.proj(attended)
             after: mx.array = states + block.mlp(block.norm2(states))
             return after
 
-        ours = yield from run_by_rows(heads, self._slicing.rows(multiplications_per_row(attention.qkv)), x, *angles)
+        qkv = yield from run_by_rows(heads, self._slicing.rows(multiplications_per_row(attention.qkv)), x, *angles)
         each = multiplications_per_row(attention.proj, block.mlp)
-        return (yield from attend_in_segments(ours, segments, behind, each, self._slicing))
+        return (yield from attend_in_segments(qkv, segments, finish, each, self._slicing))
 
     def _corners(self, grid: Grid) -> tuple[mx.array, mx.array]:
-        """Of each patch the learned positions around it, [patches, 4], and how much each counts."""
+        """The learned positions around each patch, [patches, 4], and their weights."""
         both = _position_corners(grid.h, grid.w, self._vision.num_grid_per_side, self._merge)
         numbers, weights = (mx.tile(mx.array(each.T), (grid.t, 1)) for each in both)
         return numbers, weights
 
     def _learned(self, numbers: mx.array, weights: mx.array) -> mx.array:
-        """Learned positions, between those of the square that they were learned on."""
+        """Positions interpolated between the learned ones."""
         corners = self._vision.pos_embed(numbers)
         learned: mx.array = (corners * weights.astype(corners.dtype)[..., None]).sum(axis=1)
         return learned
@@ -212,8 +213,8 @@ class QwenVisionTower:
 def _mrope_axes(config: dict[str, Any]) -> tuple[int, ...]:
     text = config.get("text_config") or config
     stated = text.get("rope_scaling") or text.get("rope_parameters") or config.get("rope_scaling") or {}
-    turns = interleaved_mrope_axes if str(config["model_type"]).startswith("qwen3") else contiguous_mrope_axes
-    return turns(stated.get("mrope_section") or (11, 11, 10))
+    axes_of = interleaved_mrope_axes if str(config["model_type"]).startswith("qwen3") else contiguous_mrope_axes
+    return axes_of(stated.get("mrope_section") or (11, 11, 10))
 
 
 @lru_cache(maxsize=32)
@@ -225,7 +226,7 @@ def _coordinates(h: int, w: int, merge: int) -> NDArray[np.int64]:
 
 
 def _patch_rotation(grid: Grid, merge: int, size: int) -> tuple[mx.array, mx.array]:
-    """Cosines and sines [patches, 1, size / 2] by which heads of `size` turn: half of it by rows, half by columns."""
+    """Cosines and sines [patches, 1, size / 2] for heads of `size`: half by rows, half by columns."""
     speeds = 1.0 / ROPE_PERIOD ** (np.arange(0, size // 2, 2, dtype=np.float32) / (size // 2))
     rows, columns = _coordinates(grid.h, grid.w, merge).astype(np.float32)
     angles = np.concatenate([rows[:, None] * speeds, columns[:, None] * speeds], axis=-1)
@@ -235,24 +236,24 @@ def _patch_rotation(grid: Grid, merge: int, size: int) -> tuple[mx.array, mx.arr
 
 @lru_cache(maxsize=32)
 def _position_corners(h: int, w: int, side: int, merge: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Of each patch of a frame the four learned positions around it, [4, patches], and how much each counts."""
+    """The four learned positions around each patch of a frame, [4, patches], and their weights."""
     rows, columns = _coordinates(h, w, merge)
     down, across = (np.linspace(0, side - 1, count, dtype=np.float32) for count in (h, w))
-    sides = [[_neighbour(each, side, further) for further in (False, True)] for each in (down, across)]
-    numbers = [row[rows] * side + column[columns] for row, _ in sides[0] for column, _ in sides[1]]
-    weights = [one[rows] * other[columns] for _, one in sides[0] for _, other in sides[1]]
+    neighbours = [[_neighbour(each, side, further) for further in (False, True)] for each in (down, across)]
+    numbers = [row[rows] * side + column[columns] for row, _ in neighbours[0] for column, _ in neighbours[1]]
+    weights = [one[rows] * other[columns] for _, one in neighbours[0] for _, other in neighbours[1]]
     return np.stack(numbers).astype(np.int32), np.stack(weights).astype(np.float32)
 
 
 def _neighbour(at: NDArray[np.float32], side: int, further: bool) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """The learned position before or behind each place, and how near it is."""
+    """The learned position before or after each coordinate, and its weight."""
     before = at.astype(np.int32)
     beyond = at - before
     return (np.minimum(before + 1, side - 1), beyond) if further else (before, 1 - beyond)
 
 
 def _window_finder(vision: Any, merge: int, patch: int) -> Any:
-    """Which rows attend to each other in layer `number`, where only some layers see a whole frame."""
+    """Finds which rows attend to each other in a layer, where only some layers attend to a whole frame."""
     whole = getattr(vision, "fullatt_block_indexes", None)
     if whole is None:
         return None
@@ -280,31 +281,31 @@ def _windows(grid: Grid, merge: int, side: int) -> Segments:
 
 
 PositionBlock = tuple[TokenSpan, Grid, float]
-"""A run of tokens, what it shows, and by how much time advances with each step of it."""
+"""A run of tokens, its grid, and by how much time advances with each step of it."""
 
 
 def mrope_positions(length: int, items: Sequence[MediaItem], merge: int, pace: float | None = None) -> PositionArray:
-    """Text advances all axes together; what is seen begins where the text before it ended and spans its rows and
-    columns, and text goes on behind the longer side.
+    """Text advances all axes together; an image begins where the text before it ended and spans its rows and columns,
+    and text continues after the longer side.
 
-    `merge` patches by `merge` make a token. Time advances by one with each step of a clip, or by `pace` a second.
-    Raises ValueError where a run is not as long as its grid says.
+    `merge` by `merge` patches make a token. Time advances by one with each step of a video, or by `pace` a second.
+    Raises ValueError where a run is not as long as its grid.
     """
-    found = np.empty((3, length), dtype=np.int32)
-    at = place = 0
+    positions = np.empty((3, length), dtype=np.int32)
+    at = next_position = 0
     for (begin, end), grid, step in (block for item in items for block in _position_blocks(item, pace)):
-        found[:, at:begin] = np.arange(place, place + begin - at)
-        place += begin - at
+        positions[:, at:begin] = np.arange(next_position, next_position + begin - at)
+        next_position += begin - at
         rows, columns = grid.h // merge, grid.w // merge
         if end - begin != grid.t * rows * columns:
-            raise ValueError(f"a run of {end - begin} tokens does not show a grid of {grid}")
+            raise ValueError(f"a run of {end - begin} tokens does not fit a grid of {grid}")
         times = (np.arange(grid.t, dtype=np.float32) * np.float32(step)).astype(np.int64)
         axes = np.meshgrid(times, np.arange(rows), np.arange(columns), indexing="ij")
-        found[:, begin:end] = place + np.stack(axes).reshape(3, -1)
-        place += max(rows, columns)
+        positions[:, begin:end] = next_position + np.stack(axes).reshape(3, -1)
+        next_position += max(rows, columns)
         at = end
-    found[:, at:] = np.arange(place, place + length - at)
-    return found
+    positions[:, at:] = np.arange(next_position, next_position + length - at)
+    return positions
 
 
 def _position_blocks(item: MediaItem, pace: float | None) -> Iterator[PositionBlock]:
@@ -317,7 +318,7 @@ def _position_blocks(item: MediaItem, pace: float | None) -> Iterator[PositionBl
 
 
 def interleaved_mrope_axes(sections: Sequence[int]) -> tuple[int, ...]:
-    """Axes by turns, each as often as its section says, and what is left to the first (Qwen 3 VL and 3.5)."""
+    """Axes in alternation, each as often as its section says, and the others the first (Qwen 3 VL and 3.5)."""
     axes = [0] * sum(sections)
     for axis in (1, 2):
         for number in range(axis, 3 * sections[axis], 3):

@@ -17,7 +17,7 @@ from ingot.kernels.device import Device
 from ingot.media.image_processors import IdeficsProcessor, ProcessorFiles
 from ingot.media.images import Pixels, View
 from ingot.media.layout import Layout, Size
-from ingot.models.vision.tiles import PixelNormalization, TiledVisionTower, cut_square_tiles, single_view
+from ingot.models.vision.tiles import PixelNormalization, TiledVisionTower, cut_square_tiles
 from ingot.models.vision.tower import LANGUAGE_PREFIXES, LanguagePart, PixelArray
 from ingot.models.vision.vit import (
     RowFunction,
@@ -34,25 +34,24 @@ BILINEAR: Final = 2
 
 
 def gemma_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:
-    """Raises ModelError where the checkpoint cuts pictures, which is not done."""
+    """Raises ModelError where the checkpoint needs pan and scan."""
     if files.pictures.get("do_pan_and_scan"):
-        raise ModelError("do_pan_and_scan of preprocessor_config.json is not supported: pictures are shown whole.")
+        raise ModelError("do_pan_and_scan of preprocessor_config.json is not supported: images are encoded whole.")
     vision, projector = model.vision_tower.vision_model, model.multi_modal_projector
     stated = model.config.vision_config
     heads = stated.num_attention_heads
     vit = clip_vit(vision, vision.encoder.layers, heads, device, closing=vision.post_layernorm)
     hidden = int(model.config.text_config.hidden_size)
-    normal = PixelNormalization.stated(files.pictures, resample=BILINEAR)
 
-    def pooled(states: mx.array, layout: Layout) -> mx.array:
+    def pool(states: mx.array, layout: Layout) -> mx.array:
         tiles, _, width = states.shape
         side, step = projector.tokens_per_side, projector.kernel_size
         blocks = states.reshape(tiles, side, step, side, step, width)
         return blocks.mean(axis=(2, 4)).reshape(tiles, side * side, width)
 
-    def projected(rows: mx.array) -> mx.array:
+    def project(rows: mx.array) -> mx.array:
         weight = projector.mm_input_projection_weight
-        # The language model multiplies whatever it is given by the root of its size.
+        # The language model multiplies its input embeddings by the root of its size.
         return projector.mm_soft_emb_norm(rows) @ weight * hidden**-0.5
 
     return TiledVisionTower(
@@ -60,11 +59,9 @@ def gemma_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, devic
         (model.vision_tower, projector),
         stated.patch_size,
         hidden,
-        views=single_view,
-        cut=lambda shown, layout: [normal(shown[0])],
-        resample=normal.resample,
-        gather=pooled,
-        project=projected,
+        PixelNormalization.stated(files.pictures, resample=BILINEAR),
+        gather=pool,
+        project=project,
         bidirectional=True,
     )
 
@@ -90,30 +87,27 @@ def idefics_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, dev
     normal = PixelNormalization.stated(files.pictures, resample=LANCZOS)
 
     def views(size: Size, layout: Layout) -> Sequence[View]:
-        """Resized twice on the way to tiles, and once more to the whole, as the family's own processor does."""
-        arranged = (rules.enlarged(size), layout.size)
-        whole = (*arranged, Size(rules.tile, rules.tile))
-        return (arranged, whole) if layout.grid.t > 1 else (whole,)
+        """Resized twice for tiles, and once more for the whole, as the family's own processor does."""
+        tiled = (rules.enlarged(size), layout.size)
+        whole = (*tiled, Size(rules.tile, rules.tile))
+        return (tiled, whole) if layout.grid.t > 1 else (whole,)
 
-    def cut(shown: Sequence[Pixels], layout: Layout) -> Iterator[PixelArray]:
-        """Line by line, and the whole picture last."""
-        *arranged, whole = shown
-        for tile in arranged and cut_square_tiles(arranged[0], rules.tile):
+    def cut(frames: Sequence[Pixels], layout: Layout) -> Iterator[PixelArray]:
+        """Row by row, and the whole image last."""
+        *tiled, whole = frames
+        for tile in tiled and cut_square_tiles(tiled[0], rules.tile):
             yield normal(tile)
         yield normal(whole)
-
-    def shuffled(states: mx.array, layout: Layout) -> mx.array:
-        return merge_patches(states, layout, model.config.scale_factor)
 
     return TiledVisionTower(
         vit,
         (vision, model.connector),
         stated.patch_size,
         int(model.config.text_config.hidden_size),
+        normal,
         views=views,
         cut=cut,
-        resample=normal.resample,
-        gather=shuffled,
+        gather=lambda states, layout: merge_patches(states, layout, model.config.scale_factor),
         project=model.connector.modality_projection,
     )
 
@@ -157,30 +151,25 @@ def _internvl_tower(
 ) -> TiledVisionTower:
     stated = model.config.vision_config
     normal = PixelNormalization.stated(files.pictures, *IMAGENET_NORMALIZATION)
-    along = round(1 / model.config.downsample_ratio)
-
-    side = int(stated.image_size)
+    along, side = round(1 / model.config.downsample_ratio), int(stated.image_size)
 
     def views(size: Size, layout: Layout) -> Sequence[View]:
-        arranged, whole = (layout.size,), (Size(side, side),)
-        return (arranged, whole) if layout.grid.t > 1 else (arranged,)
+        tiled, whole = (layout.size,), (Size(side, side),)
+        return (tiled, whole) if layout.grid.t > 1 else (tiled,)
 
-    def cut(shown: Sequence[Pixels], layout: Layout) -> Iterator[PixelArray]:
-        """Line by line, and the whole picture last where there is more than one."""
-        return map(normal, (*cut_square_tiles(shown[0], side), *shown[1:]))
-
-    def shuffled(states: mx.array, layout: Layout) -> mx.array:
-        return merge_patches(states[:, 1:], layout, along)
+    def cut(frames: Sequence[Pixels], layout: Layout) -> Iterator[PixelArray]:
+        """Row by row, and the whole image last where there are several tiles."""
+        return map(normal, (*cut_square_tiles(frames[0], side), *frames[1:]))
 
     return TiledVisionTower(
         vit,
         modules,
         stated.patch_size,
         int(model.config.text_config.hidden_size),
+        normal,
         views=views,
         cut=cut,
-        resample=normal.resample,
-        gather=shuffled,
+        gather=lambda states, layout: merge_patches(states[:, 1:], layout, along),
         project=project,
     )
 
@@ -199,9 +188,9 @@ def _internvl_layer(layer: Any) -> VitLayer:
 def _internvl_chat_layer(layer: Any) -> VitLayer:
     own = layer.attn
 
-    def normed(rows: mx.array) -> mx.array:
+    def project_normed(rows: mx.array) -> mx.array:
         queries, keys, values = mx.split(own.qkv(rows), 3, axis=-1)
         return mx.concatenate([own.q_norm(queries), own.k_norm(keys), values], axis=-1)
 
-    joint = normed if own.qk_normalization else own.qkv
+    joint = project_normed if own.qk_normalization else own.qkv
     return VitLayer(layer.norm1, joint, own.proj, layer.norm2, layer.mlp, (layer.ls1, layer.ls2))

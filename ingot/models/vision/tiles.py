@@ -1,8 +1,8 @@
-"""Vision towers that look at tiles of an image, all of one size, each for itself: the image's one tile, or several and
-the whole image small.
+"""Vision towers over tiles of an image, all of one size and encoded separately: one tile, or several and the whole
+image scaled down.
 
-A family says how tiles are cut and what becomes of their states. Frames are normalised and resized as the families' own
-processors do.
+A family defines how tiles are cut and how their states become features. Frames are normalised and resized as the
+families' own processors do.
 """
 
 from __future__ import annotations
@@ -23,38 +23,76 @@ from ingot.models.vision.tower import EncodingBytes, EncodingSlices, PixelArray,
 from ingot.models.vision.vit import RowFunction, Vit, VitRotation, run_by_rows
 
 MakeViews = Callable[[Size, Layout], Sequence[View]]
-"""What a worker makes of a picture of this size, in this layout."""
+"""How a worker resizes an image of this size, in this layout."""
 CutTiles = Callable[[Sequence[Pixels], Layout], Iterable[PixelArray]]
-"""A picture's tiles [height, width, 3], normalised, out of its views."""
+"""An image's normalised tiles [height, width, 3], from its views."""
 GatherStates = Callable[[mx.array, Layout], mx.array]
-"""Of states [tiles, rows, width] what a projector takes, [tiles, features, numbers]."""
+"""From states [tiles, rows, width] to a projector's input [tiles, features, numbers]."""
 TileRotation = Callable[[Layout], VitRotation]
-"""By how much the patches of a tile turn, where their positions are rotary."""
+"""The rotation of a tile's patches, where their positions are rotary."""
 
 T = TypeVar("T", bound=np.generic)
+_HALF: Final = (0.5, 0.5, 0.5)
+_SHARPNESS: Final = -0.75
 TILE_PATCHES_TOGETHER = 4096
-"""Patches of tiles that are looked at together, unless one tile has more."""
+"""Patches of tiles that are encoded together, unless one tile has more."""
 
 
 def single_view(size: Size, layout: Layout) -> Sequence[View]:
-    """Of families that look at a picture as one tile."""
+    """For families that encode an image as one tile."""
     return ((layout.size,),)
 
 
 def cut_square_tiles(frame: NDArray[T], side: int) -> Iterator[NDArray[T]]:
-    """Of a picture that squares of this side fill, line by line."""
+    """Of an image whose sides are multiples of `side`, row by row."""
     for top in range(0, frame.shape[0], side):
         for left in range(0, frame.shape[1], side):
             yield frame[top : top + side, left : left + side]
 
 
 def on_canvas(frame: Pixels, canvas: Size, colour: int) -> Pixels:
-    """In the middle of it."""
+    """Centres the frame on a canvas."""
     height, width, _ = frame.shape
-    made = np.full((canvas.height, canvas.width, 3), colour, dtype=np.uint8)
+    filled = np.full((canvas.height, canvas.width, 3), colour, dtype=np.uint8)
     top, left = (canvas.height - height) // 2, (canvas.width - width) // 2
-    made[top : top + height, left : left + width] = frame
-    return made
+    filled[top : top + height, left : left + width] = frame
+    return filled
+
+
+@dataclass(frozen=True, slots=True)
+class PixelNormalization:
+    """(value * scale - mean) / deviation, in each channel."""
+
+    scale: float
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    resample: int = BICUBIC
+
+    @classmethod
+    def stated(
+        cls,
+        stated: StatedConfig,
+        mean: Sequence[float] = _HALF,
+        deviation: Sequence[float] = _HALF,
+        resample: int = BICUBIC,
+    ) -> PixelNormalization:
+        """As a preprocessor's config states, or else the defaults of its family's class."""
+        scale = float(stated.get("rescale_factor") or 1 / 255) if stated.get("do_rescale", True) else 1.0
+        if not stated.get("do_normalize", True):
+            return cls(scale, (0.0,) * 3, (1.0,) * 3, resample)
+        return cls(
+            scale,
+            tuple(map(float, stated.get("image_mean") or mean)),
+            tuple(map(float, stated.get("image_std") or deviation)),
+            int(stated.get("resample") or resample),
+        )
+
+    def __call__(self, frame: Pixels) -> NDArray[np.float32]:
+        """[height, width, 3]"""
+        mean, deviation = (np.array(each, dtype=np.float32) for each in (self.mean, self.deviation))
+        scaled = frame.astype(np.float32) * np.float32(self.scale)
+        normal: NDArray[np.float32] = (scaled - mean) / deviation
+        return normal
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +100,15 @@ class TiledVisionTower:
     vit: Vit
     modules: Sequence[Any]
     patch: int
-    hidden: int  # numbers of a feature
-    views: MakeViews
-    cut: CutTiles
-    resample: int  # how views are made
+    hidden: int  # size of a feature
+    normal: PixelNormalization
     gather: GatherStates
     project: RowFunction
-    arrange: GatherStates | None = (
-        None  # of all tiles' the rows that are projected, where those are not all in their order
-    )
-    turn: TileRotation | None = None
-    finish: GatherStates | None = None  # of what was projected the features, where there are others among them
+    views: MakeViews = single_view
+    cut: CutTiles | None = None  # None: the one view is the one tile
+    arrange: GatherStates | None = None  # selects and orders the rows of all tiles to project, where not all in order
+    rotation: TileRotation | None = None
+    finish: GatherStates | None = None  # from projected rows to features, where those differ
     bidirectional: bool = False
     deep: int = 0
     axes: None = None
@@ -83,21 +119,22 @@ class TiledVisionTower:
     def pixels(self, item: MediaItem) -> PixelArray:
         """[tiles, patches, patch * patch * 3]"""
         views = self.views(item.source.size, item.layout)
-        shown = list(item.source.frames(*views, resample=self.resample))
-        assert len(shown) == len(views), "a picture is one frame"
-        return np.stack([self._patches(tile, item.layout) for tile in self.cut(shown, item.layout)])
+        frames = list(item.source.frames(*views, resample=self.normal.resample))
+        assert len(frames) == len(views), "an image is one frame"
+        tiles = [self.normal(frames[0])] if self.cut is None else self.cut(frames, item.layout)
+        return np.stack([self._patches(tile, item.layout) for tile in tiles])
 
     def _patches(self, tile: PixelArray, layout: Layout) -> PixelArray:
         _, rows, columns = layout.grid
         patch = self.patch
-        tile = tile[: rows * patch, : columns * patch]  # what is left of a tile beside whole patches is not seen
+        tile = tile[: rows * patch, : columns * patch]  # what does not fill a patch is left out
         blocks = tile.reshape(rows, patch, columns, patch, 3).transpose(0, 2, 1, 3, 4)
         return blocks.reshape(rows * columns, patch * patch * 3)
 
     def look(self, pixels: PixelArray, layout: Layout) -> EncodingSlices:
         tiles, patches, _ = pixels.shape
         together = max(1, TILE_PATCHES_TOGETHER // patches)
-        angles = None if self.turn is None else self.turn(layout)
+        angles = None if self.rotation is None else self.rotation(layout)
         gathered = []
         for begin in range(0, tiles, together):
             states = yield from self.vit.states(mx.array(pixels[begin : begin + together]), angles)
@@ -133,51 +170,9 @@ class TiledVisionTower:
         )
 
 
-_HALF = (0.5, 0.5, 0.5)
-
-
-@dataclass(frozen=True, slots=True)
-class PixelNormalization:
-    """How colours become numbers: (value * scale - mean) / deviation, in each channel."""
-
-    scale: float
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
-    resample: int = BICUBIC
-
-    @classmethod
-    def stated(
-        cls,
-        stated: StatedConfig,
-        mean: Sequence[float] = _HALF,
-        deviation: Sequence[float] = _HALF,
-        resample: int = BICUBIC,
-    ) -> PixelNormalization:
-        """As a preprocessor's file says, or else as its family's class does."""
-        scale = float(stated.get("rescale_factor") or 1 / 255) if stated.get("do_rescale", True) else 1.0
-        if not stated.get("do_normalize", True):
-            return cls(scale, (0.0,) * 3, (1.0,) * 3, resample)
-        return cls(
-            scale,
-            tuple(map(float, stated.get("image_mean") or mean)),
-            tuple(map(float, stated.get("image_std") or deviation)),
-            int(stated.get("resample") or resample),
-        )
-
-    def __call__(self, frame: Pixels) -> NDArray[np.float32]:
-        """[height, width, 3]"""
-        mean, deviation = (np.array(each, dtype=np.float32) for each in (self.mean, self.deviation))
-        scaled = frame.astype(np.float32) * np.float32(self.scale)
-        normal: NDArray[np.float32] = (scaled - mean) / deviation
-        return normal
-
-
-_SHARPNESS: Final = -0.75
-
-
 def resize_bicubic(frame: PixelArray, size: Size) -> PixelArray:
-    """[height, width, channels], each new number of four by four old ones, however much smaller it becomes: as torch's
-    interpolate has it."""
+    """Resizes [height, width, channels] from four by four neighbours, without antialiasing, as torch's interpolate
+    does."""
     for axis, length in ((0, size.height), (1, size.width)):
         frame = _resize_axis(frame, axis, length)
     return frame
@@ -190,15 +185,15 @@ def _resize_axis(frame: PixelArray, axis: int, length: int) -> PixelArray:
     beyond = at - first
     shape = [1] * frame.ndim
     shape[axis] = length
-    found = np.zeros([length if each == axis else count for each, count in enumerate(frame.shape)], dtype=np.float64)
+    resized = np.zeros([length if each == axis else count for each, count in enumerate(frame.shape)], dtype=np.float64)
     for step in range(-1, 3):
-        places = np.clip(first + step, 0, old - 1)
-        found += np.take(frame, places, axis=axis) * _bicubic_weight(np.abs(beyond - step)).reshape(shape)
-    return found.astype(np.float32)
+        indices = np.clip(first + step, 0, old - 1)
+        resized += np.take(frame, indices, axis=axis) * _bicubic_weight(np.abs(beyond - step)).reshape(shape)
+    return resized.astype(np.float32)
 
 
 def _bicubic_weight(distance: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of the number that far away."""
+    """Of a neighbour at this distance."""
     a = _SHARPNESS
     near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
     far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a

@@ -1,14 +1,12 @@
-"""The interface of a vision tower (vision encoder), and of what it shares a checkpoint with: the language model that
-sees its features.
+"""The interface of a vision tower (vision encoder), and the language model of the same checkpoint.
 
-A `VisionTower` takes an image or a video of a request and gives features that stand where its placeholder tokens do. A
-family is a class with this interface and a line in `loading`. What a tower says of an item depends on the item's layout
-alone until pixels are asked for, so that memory is known from headers. `look` is for the engine thread alone.
+A `VisionTower` encodes an image or a video of a request into features that replace the embeddings of its placeholder
+tokens. A family is a class with this interface and a line in `loading`. Until pixels are needed, everything depends on
+an item's layout alone, so that memory is known from headers. `look` is for the engine thread alone.
 
-A forward pass is shown features at the places of some of its tokens (`VisualInputs`); some families add further ones to
-the hidden states behind the model's first layers (`DeepStack`). `LanguagePart` is the language model of such a
-checkpoint where mlx-lm has no class for the two together: its class for the language model alone, which is given that
-part of the config and of the weights.
+`VisualInputs` are the features of a forward pass; some families add further ones to the hidden states behind the
+model's first layers (`DeepStack`). `LanguagePart` describes the language model of a checkpoint where mlx-lm has no
+class for the two together: its class for the language model alone loads that part of the config and of the weights.
 """
 
 from __future__ import annotations
@@ -31,20 +29,20 @@ from ingot.models.layers.modules import adopt_module
 from ingot.upstream import model_classes
 
 PixelArray = NDArray[np.float32]
-"""What a tower takes: the family says in which shape. Its first axis counts patches or tiles."""
+"""A tower's input, in the family's own shape. Its first axis is of patches or tiles."""
 
 PositionArray = NDArray[np.int32]
 """[3, tokens]"""
 
 EncodingSlices = Generator[Sequence[mx.array], None, "VisionFeatures"]
-"""The work of a tower in slices: each yields what is to be evaluated before the next, and the last returns features."""
+"""Encoding in slices: each yields the arrays to evaluate before the next, and the last returns features."""
 
 
 @dataclass(frozen=True, slots=True)
 class VisionFeatures:
-    """What a model is shown of one picture or clip, in the order of its places."""
+    """The features of one image or video, in the order of its placeholder tokens."""
 
-    embeddings: mx.array  # [features, hidden size]; stand where embeddings of tokens would
+    embeddings: mx.array  # [features, hidden size]; replace the embeddings of tokens
     deep: tuple[mx.array, ...] = ()  # the same shape; each is added behind one of the model's first layers
 
     @property
@@ -58,7 +56,7 @@ class VisionFeatures:
 
 @dataclass(frozen=True, slots=True)
 class EncodingBytes:
-    """What looking at an item takes in memory, at most: while the tower runs, pixels and work; afterwards features."""
+    """The most memory that encoding an item takes: while the tower runs, pixels and work; afterwards features."""
 
     pixels: int
     work: int
@@ -70,103 +68,103 @@ class EncodingBytes:
 
 
 class VisionTower(Protocol):
-    """`views`, `pixels`, `needs` and `positions` are for any thread; `look` is for the engine's alone."""
+    """`views`, `pixels`, `needs` and `positions` are for any thread; `look` is for the engine thread alone."""
 
     @property
     def modules(self) -> Sequence[Any]:
-        """mlx modules that hold its weights."""
+        """MLX modules that hold its weights."""
 
     @property
     def deep(self) -> int:
-        """Behind how many of the model's first layers features are added."""
+        """The number of the model's first layers behind which features are added."""
 
     @property
     def axes(self) -> tuple[int, ...] | None:
-        """By which of three axes of positions each of the model's rotary frequencies turns; None: positions of the
-        model's tokens are plain numbers."""
+        """Which of three axes of positions each of the model's rotary frequencies uses; None: positions have one
+        axis."""
 
     @property
     def bidirectional(self) -> bool:
-        """Whether the tokens of a run all see each other, those behind them too."""
+        """Whether the tokens of an image all see each other, later ones too."""
 
     def positions(self, length: int, items: Sequence[MediaItem]) -> PositionArray | None:
-        """Where each of a prompt's tokens stands. None where `axes` is."""
+        """The positions of a prompt's tokens. None where `axes` is."""
 
     def views(self, size: Size, layout: Layout) -> Sequence[View]:
-        """What a worker makes of each frame, which is of this size."""
+        """How a worker resizes each frame, which is of this size."""
 
     def pixels(self, item: MediaItem) -> PixelArray:
         """Its frames resized, normalised and cut as the family's own processor does. Raises BadMedia."""
 
     def look(self, pixels: PixelArray, layout: Layout) -> EncodingSlices:
-        """Features of what `pixels` gave for an item of this layout."""
+        """The features of `pixels`, of an item of this layout."""
 
     def needs(self, layout: Layout) -> EncodingBytes: ...
 
 
 @dataclass(frozen=True, slots=True)
 class VisualInputs:
-    places: mx.array  # [n]: numbers of tokens in the pass
+    places: mx.array  # [n]: indices of tokens in the pass
     embeddings: mx.array  # [n, hidden size]
-    deep: tuple[mx.array, ...] = ()  # of the same shape; see `Features`
+    deep: tuple[mx.array, ...] = ()  # of the same shape; see `VisionFeatures`
 
     def over(self, embedded: mx.array) -> mx.array:
-        """What a model is given: embeddings of tokens [rows, width, size], but features where it is shown some."""
+        """Embeddings of tokens [rows, width, size], with features in their places."""
         flat = embedded.reshape(-1, embedded.shape[-1])
         flat[self.places] = self.embeddings.astype(embedded.dtype)
         return flat.reshape(embedded.shape)
 
     def behind(self, layers: DeepStack | None) -> AbstractContextManager[None]:
-        """While this is open, the model's first layers add what is theirs."""
+        """While this is open, the model's first layers add their features."""
         if not self.deep:
             return nullcontext()
-        assert layers is not None, "the model's layers were not swapped for what is added behind them"
+        assert layers is not None, "the model's first layers were not swapped"
         return layers.adding(self.places, self.deep)
 
 
 class DeepStack:
-    """What a forward pass adds behind its layers: nothing, but while `adding` is open."""
+    """Features that a forward pass adds behind its layers while `adding` is open."""
 
     def __init__(self) -> None:
-        self._places: mx.array | None = None
+        self._indices: mx.array | None = None
         self._features: tuple[mx.array, ...] = ()
 
     @contextmanager
     def adding(self, places: mx.array, features: tuple[mx.array, ...]) -> Iterator[None]:
         """Behind layer i, features[i] [places, size] at those of the pass's tokens."""
-        self._places, self._features = places, features
+        self._indices, self._features = places, features
         try:
             yield
         finally:
-            self._places, self._features = None, ()
+            self._indices, self._features = None, ()
 
-    def added(self, layer: int, states: mx.array) -> mx.array:
-        if self._places is None:
+    def add_to(self, states: mx.array, layer: int) -> mx.array:
+        if self._indices is None:
             return states
         flat = states.reshape(-1, states.shape[-1])
-        return flat.at[self._places].add(self._features[layer].astype(states.dtype)).reshape(states.shape)
+        return flat.at[self._indices].add(self._features[layer].astype(states.dtype)).reshape(states.shape)
 
 
 class _AddsFeatures:
-    _deep: DeepStack
+    _deepstack: DeepStack
     _number: int
 
-    def __call__(self, *given: Any, **named: Any) -> mx.array:
-        states: mx.array = super().__call__(*given, **named)  # type: ignore[misc]
-        return self._deep.added(self._number, states)
+    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
+        states: mx.array = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        return self._deepstack.add_to(states, self._number)
 
 
 @cache
 def _deepstack_class(kind: type) -> type:
-    """By the same name: what is known of the class holds as long as nothing is added."""
+    """By the same name, so that the family's description of the class applies."""
     return type(kind.__name__, (_AddsFeatures, kind), {"__module__": kind.__module__})
 
 
 def swap_deepstack_layers(model: Any, count: int) -> DeepStack | None:
-    """Swap the model's first layers for ones behind which features can be added; None where that are none."""
+    """Swap the model's first layers for ones behind which features can be added; None for no layers."""
     if not count:
         return None
-    deep = DeepStack()
+    deepstack = DeepStack()
     first = {id(layer): number for number, layer in enumerate(model.layers[:count])}
     swapped = []
     for path, module in model.named_modules():
@@ -174,29 +172,29 @@ def swap_deepstack_layers(model: Any, count: int) -> DeepStack | None:
         if number is not None:
             kind: type = type(module)
             layer = adopt_module(module, _deepstack_class(kind))
-            layer._deep, layer._number = deep, number
+            layer._deepstack, layer._number = deepstack, number
             swapped.append((path, layer))
     model.update_modules(tree_unflatten(swapped))
-    return deep
+    return deepstack
 
 
 OLDER_CONFIG_NAME = "llm_config"
-"""What some checkpoints call it instead."""
+"""The key of the language model's config in some checkpoints."""
 
 OverEmbeddings = Callable[[Any, Any, Any], Any]
-"""From the model, embeddings and the layers' states to logits."""
+"""From the model, embeddings and KV states to logits."""
 
 ClassFinder = Callable[..., tuple[type, type]]
 
 
 @dataclass(frozen=True, slots=True)
 class LanguagePart:
-    """What mlx-lm calls the class, and what checkpoints call its weights: names that begin so begin otherwise there.
-    Of several beginnings the first that fits counts, and weights with none of them are not the language model's."""
+    """The model type of mlx-lm's class, and prefixes of weights' names in checkpoints and in that class. Of several
+    prefixes the first that fits counts, and weights with none of them are not the language model's."""
 
-    type: str | None  # None: the one that the language model's own config states
+    type: str | None  # None: that of the language model's own config
     renamed: tuple[tuple[str, str], ...]
-    config: str | None = "text_config"  # where that is in the whole one; None: it is the whole one
+    config: str | None = "text_config"  # its key in the whole config; None: it is the whole one
     over: OverEmbeddings | None = None  # how the model runs over embeddings, where mlx-lm's class takes tokens alone
 
 
@@ -206,13 +204,13 @@ LANGUAGE_PREFIXES: Final = (
     ("model.language_model.", "model."),
     ("lm_head.", "lm_head."),
 )
-"""What checkpoints call a language model that stands beside its tower, older ones and newer."""
+"""In checkpoints with a tower, older ones and newer."""
 
 
 def language_classes(part: LanguagePart) -> ClassFinder:
-    """What finds the classes of such a model, from the whole config."""
+    """Finds the classes of such a model, from the whole config."""
 
-    def found(config: dict[str, Any]) -> tuple[type, type]:
+    def find_classes(config: dict[str, Any]) -> tuple[type, type]:
         model_class, args_class = model_classes(config=_language_config(config, part))
 
         class Language(model_class):  # type: ignore[misc, valid-type]
@@ -220,10 +218,10 @@ def language_classes(part: LanguagePart) -> ClassFinder:
                 own = dict(_language_weights(weights, part))
                 return super().sanitize(own) if hasattr(model_class, "sanitize") else own
 
-            def __call__(self, inputs: Any, cache: Any = None, **given: Any) -> Any:
-                embeddings = given.get("input_embeddings")
+            def __call__(self, inputs: Any, cache: Any = None, **kwargs: Any) -> Any:
+                embeddings = kwargs.get("input_embeddings")
                 if part.over is None or embeddings is None:
-                    return super().__call__(inputs, cache=cache, **given)
+                    return super().__call__(inputs, cache=cache, **kwargs)
                 return part.over(self, embeddings, cache)
 
         class LanguageArgs(args_class):  # type: ignore[misc, valid-type]
@@ -233,7 +231,7 @@ def language_classes(part: LanguagePart) -> ClassFinder:
 
         return Language, LanguageArgs
 
-    return found
+    return find_classes
 
 
 def _language_config(config: dict[str, Any], part: LanguagePart) -> dict[str, Any]:
@@ -243,7 +241,7 @@ def _language_config(config: dict[str, Any], part: LanguagePart) -> dict[str, An
 
 def _language_weights(weights: dict[str, Any], part: LanguagePart) -> Any:
     for name, weight in weights.items():
-        for begins, instead in part.renamed:
-            if name.startswith(begins):
-                yield instead + name[len(begins) :], weight
+        for prefix, renamed in part.renamed:
+            if name.startswith(prefix):
+                yield renamed + name.removeprefix(prefix), weight
                 break

@@ -1,9 +1,9 @@
-"""Vision transformers, computed in slices: whoever waits for the next token waits for no more than one of them.
+"""Vision transformers, computed in slices, so that decoding waits for no more than one of them.
 
-A slice is as much arithmetic as takes some hundredths of a second, whatever the tower and whatever it looks at. How it
-is cut follows from shapes alone, so that features depend on nothing else in the batch. `Vit` is a transformer of equal
-tiles: patches, learned positions or rotary ones, layers that norm first. Patches see those of their segment (an image,
-a pair of frames, a window), no others; segments of one size are one table of row numbers, [segments, rows].
+A slice is as much arithmetic as takes some hundredths of a second, whatever the tower and the image. How work is sliced
+follows from shapes alone, so that features depend on nothing else in the batch. `Vit` is a transformer of equal tiles:
+patches, learned or rotary positions, layers that norm first. Patches attend to those of their segment (an image, a pair
+of frames, a window), no others; segments of one size are one table of row numbers, [segments, rows].
 """
 
 from __future__ import annotations
@@ -25,35 +25,48 @@ from ingot.media.layout import Layout
 RowFunction = Callable[[mx.array], mx.array]
 VitRotation = tuple[mx.array, mx.array]
 """Cosines and sines [rows, 1, size / 2]."""
+RowNumbers = NDArray[np.int32]
+Segments = Sequence[RowNumbers]
+FUSED_SIZES = (64, 80, 128)
+"""Head sizes for which GPUs have a fused attention kernel."""
+VisionWork = Generator[Sequence[mx.array], None, mx.array]
+SLICE_WORK: Final[dict[DeviceKind, int]] = {"cpu": 1 << 30, "cuda": 1 << 38, "metal": 1 << 35}
+"""The most multiplications of a slice, unless its fewest rows take more."""
+SLICE_ROWS: Final[dict[DeviceKind, int]] = {"cpu": 512, "cuda": 8192, "metal": 4096}
+"""The most rows of a slice."""
+FEWEST_ROWS: Final = 16
+"""Slices have a multiple of this many rows: merging neighbouring patches takes several at once."""
+SCORE_BYTES: Final = 64 << 20
+"""The most that scores of one slice take where attention is not fused."""
 
 
 @dataclass(frozen=True, slots=True)
 class VitLayer:
-    """A layer by its parts, each of which treats rows [rows, width] one by one."""
+    """A layer's parts, each of which computes rows [rows, width] independently."""
 
-    before: RowFunction  # the norm in front of attention
-    joint: RowFunction  # queries, keys and values, one behind another
+    before: RowFunction  # the norm before attention
+    joint: RowFunction  # queries, keys and values, concatenated
     out: RowFunction
-    between: RowFunction  # the norm in front of the MLP
+    between: RowFunction  # the norm before the MLP
     mlp: Any  # a module
-    scales: tuple[Any, Any] = (1, 1)  # that attention and MLP are multiplied by
+    scales: tuple[Any, Any] = (1, 1)  # of attention and MLP
 
     def run(self, x: mx.array, heads: int, tiles: int, angles: VitRotation | None, slicing: WorkSlicing) -> VisionWork:
         """Rows attend within their tile."""
         count, width = x.shape
 
-        def joint(rows: mx.array, *turns: mx.array) -> mx.array:
-            made = self.joint(self.before(rows)).reshape(rows.shape[0], 3, heads, -1)
-            return rotate_heads(made, *turns) if turns else made
+        def joint(rows: mx.array, *rotation: mx.array) -> mx.array:
+            heads_of_rows = self.joint(self.before(rows)).reshape(rows.shape[0], 3, heads, -1)
+            return rotate_heads(heads_of_rows, *rotation) if rotation else heads_of_rows
 
-        def behind(rows: RowNumbers, found: mx.array) -> mx.array:
-            states = take_rows(x, rows) + self.out(found) * self.scales[0]
+        def finish(rows: RowNumbers, attended: mx.array) -> mx.array:
+            states = take_rows(x, rows) + self.out(attended) * self.scales[0]
             return states + self.mlp(self.between(states)) * self.scales[1]
 
-        ours = yield from run_by_rows(joint, slicing.rows(3 * width**2), x, *(angles or ()))
+        qkv = yield from run_by_rows(joint, slicing.rows(3 * width**2), x, *(angles or ()))
         segments = [np.arange(count, dtype=np.int32).reshape(tiles, -1)]
         return (
-            yield from attend_in_segments(ours, segments, behind, width**2 + multiplications_per_row(self.mlp), slicing)
+            yield from attend_in_segments(qkv, segments, finish, width**2 + multiplications_per_row(self.mlp), slicing)
         )
 
 
@@ -64,9 +77,9 @@ class Vit:
     heads: int
     slicing: WorkSlicing
     positions: mx.array | None = None  # learned, [rows of a tile, width]
-    first: mx.array | None = None  # a row in front of each tile's patches, [width]
-    opening: RowFunction | None = None  # a norm in front of all layers
-    closing: RowFunction | None = None  # and one behind them
+    first: mx.array | None = None  # a row before each tile's patches, [width]
+    opening: RowFunction | None = None  # a norm before all layers
+    closing: RowFunction | None = None  # and one after them
 
     @property
     def width(self) -> int:
@@ -74,11 +87,11 @@ class Vit:
         return width
 
     def states(self, pixels: mx.array, angles: VitRotation | None = None) -> VisionWork:
-        """Of patches [tiles, patches, numbers of one] the states [tiles, rows, width]."""
+        """From patches [tiles, patches, numbers] to states [tiles, rows, width]."""
         tiles, _, numbers = pixels.shape
         rows = self.slicing.rows(numbers * self.width)
-        x = yield from run_by_rows(self._embedded, rows, pixels.reshape(-1, numbers))
-        x = self._placed(x.reshape(tiles, -1, self.width))
+        x = yield from run_by_rows(self._embed, rows, pixels.reshape(-1, numbers))
+        x = self._with_positions(x.reshape(tiles, -1, self.width))
         rows = x.shape[1]
         x = x.reshape(-1, self.width)
         x = x if self.opening is None else self.opening(x)
@@ -88,13 +101,13 @@ class Vit:
         x = x if self.closing is None else self.closing(x)
         return x.reshape(tiles, rows, self.width)
 
-    def _embedded(self, pixels: mx.array) -> mx.array:
+    def _embed(self, pixels: mx.array) -> mx.array:
         """The convolution of a patch with a kernel of its own size is a product."""
         weight = self.patches.weight.reshape(self.width, -1)
         embedded = pixels.astype(weight.dtype) @ weight.T
         return embedded + self.patches.bias if "bias" in self.patches else embedded
 
-    def _placed(self, x: mx.array) -> mx.array:
+    def _with_positions(self, x: mx.array) -> mx.array:
         if self.first is not None:
             own = mx.broadcast_to(self.first.reshape(1, 1, -1).astype(x.dtype), (x.shape[0], 1, x.shape[2]))
             x = mx.concatenate([own, x], axis=1)
@@ -102,9 +115,9 @@ class Vit:
 
 
 def clip_vit(vision: Any, layers: Sequence[Any], heads: int, device: Device, **more: Any) -> Vit:
-    """Of CLIP's or SigLIP's kind, with these of its layers."""
+    """Of CLIP's or SigLIP's kind, with these layers."""
     own = vision.embeddings
-    positions = own.position_embedding(mx.arange(own.num_positions))  # also where their table is packed
+    positions = own.position_embedding(mx.arange(own.num_positions))  # also where their table is quantised
     mx.eval(positions)
     return Vit(
         own.patch_embedding, [*map(_clip_layer, layers)], heads, WorkSlicing.on(device), positions=positions, **more
@@ -112,7 +125,7 @@ def clip_vit(vision: Any, layers: Sequence[Any], heads: int, device: Device, **m
 
 
 def _clip_layer(layer: Any) -> VitLayer:
-    """As mlx-vlm calls the parts of CLIP's and SigLIP's layers."""
+    """By mlx-vlm's names of the parts of CLIP's and SigLIP's layers."""
     own = layer.self_attn
     return VitLayer(
         layer.layer_norm1,
@@ -128,10 +141,12 @@ def joint_projection_of(*products: RowFunction) -> RowFunction:
 
 
 def layers_up_to(layers: Sequence[Any], stated: Any) -> Sequence[Any]:
-    """The layers in front of the states that a checkpoint takes as features: a number from the end, or from the start,
-    where 0 is in front of all."""
+    """The layers before the states that a checkpoint uses as features: a number from the end, or from the start, where
+    0 is before all."""
     if not isinstance(stated, int):
-        raise ModelError(f"vision_feature_layer {stated} asks for several layers' features, which are not supported.")
+        raise ModelError(
+            f"vision_feature_layer {stated} selects the features of several layers, which is not supported."
+        )
     return layers[: stated if stated >= 0 else len(layers) + 1 + stated]
 
 
@@ -143,22 +158,15 @@ def merge_patches(states: mx.array, layout: Layout, along: int) -> mx.array:
     return blocks.reshape(tiles, patches // along**2, along * along * width)
 
 
-RowNumbers = NDArray[np.int32]
-Segments = Sequence[RowNumbers]
-
-FUSED_SIZES = (64, 80, 128)
-"""Sizes of heads that GPUs attend with in one kernel."""
-
-
 def attend_in_segments(
     heads: mx.array,
     segments: Segments,
-    behind: Callable[[RowNumbers, mx.array], mx.array],
+    finish: Callable[[RowNumbers, mx.array], mx.array],
     each: int,
     slicing: WorkSlicing,
 ) -> VisionWork:
-    """Queries, keys and values [rows, 3, heads, size] attend within segments; `behind(rows, found)` computes what a
-    layer makes of it for some of its rows, in `each` multiplications a row. The results come in the rows' order."""
+    """Queries, keys and values [rows, 3, heads, size] attend within segments; `finish(rows, attended)` computes the
+    rest of a layer for some of its rows, in `each` multiplications a row. The results come in the rows' order."""
     count, size = heads.shape[2:]
     done: list[mx.array] = []
     order: list[RowNumbers] = []
@@ -166,12 +174,12 @@ def attend_in_segments(
         most, before = slicing.queries(count, size, table.shape[1], each), None
         for chosen, rows in _attention_tiles(table, most):
             own = table[chosen]
-            if chosen != before:  # tiles of one long segment see the same
-                before, seen = chosen, (take_rows(heads[:, 1], own), take_rows(heads[:, 2], own))
-            asked = own if rows is None else own[:, rows]
-            found = _attend_tile(take_rows(heads[:, 0], asked), *seen, slicing)
-            numbers = asked.reshape(-1)
-            done.append(behind(numbers, found.reshape(numbers.size, count * size)))
+            if chosen != before:  # tiles of one long segment have the same keys
+                before, keys_and_values = chosen, (take_rows(heads[:, 1], own), take_rows(heads[:, 2], own))
+            query_rows = own if rows is None else own[:, rows]
+            attended = _attend_tile(take_rows(heads[:, 0], query_rows), *keys_and_values, slicing)
+            numbers = query_rows.reshape(-1)
+            done.append(finish(numbers, attended.reshape(numbers.size, count * size)))
             order.append(numbers)
             yield done[-1:]
     whole = yield from join_slices(done)
@@ -180,7 +188,7 @@ def attend_in_segments(
 
 
 def take_rows(x: mx.array, numbers: RowNumbers) -> mx.array:
-    """Rows of these numbers, in their shape: not copied where they lie one behind another."""
+    """Rows of these numbers, in their shape: not copied where they are contiguous."""
     flat = numbers.reshape(-1)
     begin, end = int(flat[0]), int(flat[-1]) + 1
     if end - begin == flat.size and np.array_equal(flat, np.arange(begin, end)):
@@ -206,15 +214,17 @@ def _attend_tile(queries: mx.array, keys: mx.array, values: mx.array, slicing: W
     size = queries.shape[-1]
     if slicing.native:
         return native.attend_segments(queries, keys, values, size**-0.5).astype(queries.dtype)
-    wanted = size if slicing.unfused else next((known for known in FUSED_SIZES if size <= known), size)
+    wanted = size if slicing.unfused else next((fused for fused in FUSED_SIZES if size <= fused), size)
     padding = [(0, 0), (0, 0), (0, 0), (0, wanted - size)]
     parts = [part if wanted == size else mx.pad(part, padding) for part in (queries, keys, values)]
-    found = mx.fast.scaled_dot_product_attention(*(part.swapaxes(1, 2) for part in parts), scale=size**-0.5, mask=None)
-    return found.swapaxes(1, 2)[..., :size]
+    attended = mx.fast.scaled_dot_product_attention(
+        *(part.swapaxes(1, 2) for part in parts), scale=size**-0.5, mask=None
+    )
+    return attended.swapaxes(1, 2)[..., :size]
 
 
 def rotate_heads(heads: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
-    """Queries, keys and values [rows, 3, heads, size], of which the first two turn, each half by angles
+    """Queries, keys and values [rows, 3, heads, size], of which the first two are rotated by angles
     [rows, 1, size / 2]."""
     cos, sin = cos[:, None], sin[:, None]
     one, two = mx.split(heads[:, :2].astype(mx.float32), 2, axis=-1)
@@ -223,7 +233,7 @@ def rotate_heads(heads: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
 
 
 def compute_dtype_of(module: Any) -> mx.Dtype:
-    """What a layer computes in: kernels of ours take what is widened as it is multiplied as float32."""
+    """A layer's activation dtype: our kernels for 16-bit weights compute in float32."""
     from ingot.models.layers.modules import DenseLinear, PackedLinear
 
     if isinstance(module, DenseLinear | PackedLinear):
@@ -232,24 +242,12 @@ def compute_dtype_of(module: Any) -> mx.Dtype:
     return dtype if mx.issubdtype(dtype, mx.floating) else module.scales.dtype
 
 
-VisionWork = Generator[Sequence[mx.array], None, mx.array]
-
-SLICE_WORK: Final[dict[DeviceKind, int]] = {"cpu": 1 << 30, "cuda": 1 << 38, "metal": 1 << 35}
-"""Multiplications of a slice, at most, unless its fewest rows take more."""
-SLICE_ROWS: Final[dict[DeviceKind, int]] = {"cpu": 512, "cuda": 8192, "metal": 4096}
-"""Rows of a slice, at most."""
-FEWEST_ROWS: Final = 16
-"""Slices are so many rows, or a multiple: what merges neighbouring patches takes several at once."""
-SCORE_BYTES: Final = 64 << 20
-"""What scores of one slice may take where attention is not fused."""
-
-
 @dataclass(frozen=True, slots=True)
 class WorkSlicing:
     most: int  # rows of a slice
     work: int  # multiplications of one
     native: bool  # whether a kernel of ours attends
-    unfused: bool  # whether scores of a slice exist in memory at once
+    unfused: bool  # whether the scores of a slice are in memory at once
 
     @classmethod
     def on(cls, device: Device) -> WorkSlicing:
@@ -257,17 +255,17 @@ class WorkSlicing:
         return cls(SLICE_ROWS[device.kind], SLICE_WORK[device.kind], ours, device.unfused_attention and not ours)
 
     def rows(self, each: int) -> int:
-        """Rows of a slice, of which each takes so many multiplications."""
+        """Rows of a slice, with `each` multiplications a row."""
         return min(self.most, max(1, self.work // (FEWEST_ROWS * max(1, each))) * FEWEST_ROWS)
 
-    def queries(self, heads: int, size: int, keys: int, behind: int = 0) -> int:
-        """Rows of a slice that attend to so many keys, with `behind` multiplications of each afterwards."""
-        rows = self.rows(2 * heads * size * keys + behind)
+    def queries(self, heads: int, size: int, keys: int, after: int = 0) -> int:
+        """Rows of a slice that attend to this many keys, with `after` multiplications a row afterwards."""
+        rows = self.rows(2 * heads * size * keys + after)
         return rows if not self.unfused else max(FEWEST_ROWS, min(rows, SCORE_BYTES // (8 * heads * keys)))
 
 
 def run_by_rows(work: Callable[..., mx.array], rows: int, *arrays: mx.array) -> VisionWork:
-    """What treats rows one by one, so many at a time, each with its own of all arrays."""
+    """Applies `work` to this many rows of all arrays at a time."""
     done = []
     for begin in range(0, arrays[0].shape[0], rows):
         done.append(work(*(array[begin : begin + rows] for array in arrays)))
@@ -276,7 +274,7 @@ def run_by_rows(work: Callable[..., mx.array], rows: int, *arrays: mx.array) -> 
 
 
 def join_slices(parts: Sequence[mx.array]) -> VisionWork:
-    """One behind another, which is a slice of its own: a picture's states are many bytes."""
+    """Concatenated, as a slice of its own: an image's states are many bytes."""
     if len(parts) == 1:
         return parts[0]
     whole = mx.concatenate(list(parts))
@@ -285,7 +283,7 @@ def join_slices(parts: Sequence[mx.array]) -> VisionWork:
 
 
 def multiplications_per_row(*modules: Any) -> int:
-    """Of one row, by all matrices of some modules."""
+    """By all matrices of these modules."""
     layers = (layer for module in modules for _, layer in module.named_modules())
     return sum(math.prod(_weight_shape(layer)) for layer in layers if "weight" in layer and layer.weight.ndim == 2)
 

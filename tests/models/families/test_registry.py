@@ -1,4 +1,4 @@
-"""The families' descriptions: all in one folder, each found by being there, none of what mlx-lm does not have."""
+"""The families' descriptions: all in one folder, and none of what mlx-lm does not have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from ingot.models import families
 from ingot.models.families import registry
 from ingot.models.families.description import AttentionSpec, GatedDeltaSpec, Mamba2Spec, MlpSpec, ModelFamily, NormSpec
-from ingot.models.families.registry import MODEL_FAMILIES, families_in_package, index_families
+from ingot.models.families.registry import MODEL_FAMILIES, index_families
 from tests.models.layers import family_configs
 
 MODELS = Path(families.__file__).parents[1]
@@ -63,29 +63,6 @@ def test_no_other_file_names_a_family_or_a_class_of_mlx_lms(path: Path) -> None:
 def test_a_familys_file_is_data_alone(path: Path) -> None:
     imported = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
     assert {getattr(node, "module", None) for node in imported} == {"__future__", "ingot.models.families.description"}
-
-
-def test_a_family_is_known_as_soon_as_its_file_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "growing_families"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "novel.py").write_text(
-        "from ingot.models.families.description import ModelFamily, AttentionSpec\n"
-        'FAMILIES = (ModelFamily("novel", attention={"Attention": AttentionSpec(out="wo")}),)\n'
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    known = index_families(families_in_package(importlib.import_module("growing_families")))
-    assert known == {"novel": ModelFamily("novel", attention={"Attention": AttentionSpec(out="wo")})}
-
-
-def test_a_file_that_describes_no_family_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "empty_families"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "novel.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(AttributeError, match="FAMILIES"):
-        list(families_in_package(importlib.import_module("empty_families")))
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ from ingot.models.files import folder_checks
 from ingot.models.files.folder_checks import check_model_folder, read_safetensors_header, stated_context
 
 
-def folder_of(place: Path, **config: Any) -> Path:
-    (place / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+def folder_of(folder: Path, **config: Any) -> Path:
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
     tensors = {f"model.layers.{number}.w": np.zeros(2, np.float32) for number in range(4)}
-    save_file(tensors, place / "model.safetensors")
-    return place
+    save_file(tensors, folder / "model.safetensors")
+    return folder
 
 
 @pytest.mark.parametrize("config", [{"num_hidden_layers": 4}, {}, {"text_config": {"num_hidden_layers": 4}}])
@@ -109,7 +109,7 @@ def entry(**changed: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "entry",
     [
         entry(data_offsets=[0, 9]),
         entry(data_offsets=[4, 0]),
@@ -118,8 +118,8 @@ def entry(**changed: Any) -> dict[str, Any]:
         entry(shape="x"),
     ],
 )
-def test_a_tensor_that_its_file_cannot_hold_is_refused(told: dict[str, Any], tmp_path: Path) -> None:
-    header = json.dumps({"weight": told}).encode()
+def test_a_tensor_that_its_file_cannot_hold_is_refused(entry: dict[str, Any], tmp_path: Path) -> None:
+    header = json.dumps({"weight": entry}).encode()
     (tmp_path / "it").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
     with pytest.raises(ModelError, match="no safetensors file, or cut short"):
         read_safetensors_header(tmp_path / "it")

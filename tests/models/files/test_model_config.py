@@ -70,7 +70,7 @@ def test_weights_are_called_what_people_call_them(config: dict[str, Any], called
 
 
 def test_weights_that_moved_are_told_and_nonsense_is_not() -> None:
-    told = {MOVED_KEY: {"IQ4_XS": {"bits": 6, "percent": 1.5}}}
-    (note,) = moved_weight_notes(told)
+    config = {MOVED_KEY: {"IQ4_XS": {"bits": 6, "percent": 1.5}}}
+    (note,) = moved_weight_notes(config)
     assert note.startswith("IQ4_XS weights are held in 6 bits, which moves them by 1.5 % at most")
     assert all(not moved_weight_notes({MOVED_KEY: given}) for given in (None, 7, [], {"x": 1}, {"x": {"bits": 1}}))

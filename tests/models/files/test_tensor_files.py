@@ -20,8 +20,8 @@ from ingot.models.files.tensor_files import NamedTensor, write_safetensors
 NUMBERS = np.arange(6, dtype=np.float16)
 
 
-def text(said: str) -> bytes:
-    return b"X" + struct.pack("<I", len(said)) + said.encode()
+def text(value: str) -> bytes:
+    return b"X" + struct.pack("<I", len(value)) + value.encode()
 
 
 def pair(*numbers: int) -> bytes:
@@ -33,8 +33,8 @@ def tensor(
 ) -> bytes:
     """How torch pickles one."""
     storage = b"(" + text("storage") + b"ctorch\nHalfStorage\n" + text(key) + text("cpu") + b"K" + bytes([size]) + b"tQ"
-    told = storage + b"K" + bytes([offset]) + pair(*shape) + pair(*strides) + b"\x89ccollections\nOrderedDict\n)R"
-    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + told + b"tR"
+    arguments = storage + b"K" + bytes([offset]) + pair(*shape) + pair(*strides) + b"\x89ccollections\nOrderedDict\n)R"
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + arguments + b"tR"
 
 
 def saved(folder: Path, value: bytes, numbers: np.ndarray = NUMBERS) -> Path:
@@ -68,7 +68,7 @@ def test_what_no_tensor_needs_is_refused_and_not_run(tmp_path: Path, name: str) 
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        (tensor((2, 4), (4, 1)), "larger than what it lies in"),
+        (tensor((2, 4), (4, 1)), "larger than its storage"),
         (tensor((2,), (3, 1)), "do not fit"),
         (tensor((6,), (1,), size=7), "not as long"),
         (tensor((6,), (1,), key="9"), "data/9"),

@@ -59,9 +59,9 @@ def random_rows(rng: np.random.Generator, kind: Kind, rows: int, columns: int, s
         return np.ascontiguousarray((wide.view(np.uint32) >> 16).astype(np.uint16)).view(np.uint8)
     block, width = GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (rows * columns // block, width), dtype=np.uint8)
-    for place in HALF_PLACES[kind]:
+    for offset in HALF_PLACES[kind]:
         halves = (rng.uniform(-1, 1, (len(blocks), 1)) * size / REACH[kind]).astype(np.float16)
-        blocks[:, place : place + 2] = halves.view(np.uint8)
+        blocks[:, offset : offset + 2] = halves.view(np.uint8)
     if kind == Kind.MXFP4:
         blocks[:, 0] = rng.integers(120, 124, len(blocks))  # the exponent, of a power of two below one
     if kind == Kind.IQ1_M:

@@ -40,14 +40,14 @@ def test_metadata_and_tensors_are_read_as_they_were_written(tmp_path: Path) -> N
             entry = file.tensors[name]
             assert (entry.type, entry.shape) == (kind, shape)
             rows = 1 if len(shape) == 1 else shape[0]
-            np.testing.assert_array_equal(file.rows(entry, 0, rows), raw.view(np.uint8).reshape(rows, -1))
+            np.testing.assert_array_equal(entry.rows(0, rows), raw.view(np.uint8).reshape(rows, -1))
 
 
 def test_rows_can_be_read_one_range_at_a_time(tmp_path: Path, sample: bytes) -> None:
     with opened(tmp_path, sample) as file:
         entry = file.tensors["blk.0.ffn_up.weight"]
-        whole = file.rows(entry, 0, entry.shape[0])
-        np.testing.assert_array_equal(file.rows(entry, 7, 11), whole[7:11])
+        whole = entry.rows(0, entry.shape[0])
+        np.testing.assert_array_equal(entry.rows(7, 11), whole[7:11])
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
@@ -63,9 +63,9 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
 
 def test_a_tensor_of_a_type_that_nobody_knows_is_named(tmp_path: Path, sample: bytes) -> None:
     name = b"blk.0.ffn_up.weight"
-    place = sample.index(name) + len(name) + 4 + 16  # behind the number of dimensions and the two of them
+    offset = sample.index(name) + len(name) + 4 + 16  # behind the number of dimensions and the two of them
     with (
-        opened(tmp_path, sample[:place] + struct.pack("<I", 4711) + sample[place + 4 :]) as file,
+        opened(tmp_path, sample[:offset] + struct.pack("<I", 4711) + sample[offset + 4 :]) as file,
         pytest.raises(ModelError, match=r"'blk\.0\.ffn_up\.weight' has the unknown type number 4711"),
     ):
         _ = file.tensors["blk.0.ffn_up.weight"].type
@@ -77,7 +77,7 @@ def test_a_tensor_beyond_the_end_of_a_half_fetched_file_is_named(tmp_path: Path,
         pytest.raises(ModelError, match=r"'blk\..*' lies beyond the end of model\.gguf"),
     ):
         for entry in file.tensors.values():
-            file.check_bounds(entry)
+            entry.check_bounds()
 
 
 @given(data=st.data())
@@ -86,7 +86,7 @@ def test_a_header_cut_anywhere_is_refused(
 ) -> None:
     folder = tmp_path_factory.mktemp("cut")
     with opened(folder, sample) as file:
-        end = len(file.header())
+        end = file.data_offset
     with pytest.raises(ModelError):
         opened(folder, sample[: data.draw(st.integers(0, end - 64))])
 
@@ -111,9 +111,9 @@ def split(model: TinyModel, folder: Path, stem: str = "tiny") -> list[Path]:
     names = list(model.tensors)
     paths = []
     for number in range(COUNT):
-        told = {"split.no": number, "split.count": COUNT, "split.tensors.count": len(names)}
+        split_metadata = {"split.no": number, "split.count": COUNT, "split.tensors.count": len(names)}
         metadata = model.metadata if number == 0 else {"general.architecture": model.metadata["general.architecture"]}
-        part = TinyModel(metadata | told, {name: model.tensors[name] for name in names[number::COUNT]})
+        part = TinyModel(metadata | split_metadata, {name: model.tensors[name] for name in names[number::COUNT]})
         paths.append(part.write(folder / f"{stem}-{number + 1:05}-of-{COUNT:05}.gguf"))
     return paths
 
@@ -136,7 +136,9 @@ def test_any_part_leads_to_the_whole_model(tmp_path: Path) -> None:
 def test_missing_parts_are_named(tmp_path: Path) -> None:
     first, second, third = split(tiny_model("llama"), tmp_path)
     second.unlink()
-    with pytest.raises(ModelError, match=r"one of 3 parts, of which these are missing beside it: tiny-00002-of-00003"):
+    with pytest.raises(
+        ModelError, match=r"one of 3 parts, of which these are missing in its folder: tiny-00002-of-00003"
+    ):
         GGUFModel(third)
     third.unlink()
     with pytest.raises(ModelError, match=r"tiny-00002-of-00003.gguf, tiny-00003-of-00003.gguf"):
@@ -156,12 +158,12 @@ def test_parts_that_were_renamed_or_mixed_up_are_refused(tmp_path: Path) -> None
     alone.write_bytes(first.read_bytes())
     with pytest.raises(ModelError, match=r"one of 3 parts by its split\.count.* as in NAME-00001-of-00003\.gguf"):
         GGUFModel(alone)
-    kept = second.read_bytes()
+    content = second.read_bytes()
     second.write_bytes(third.read_bytes())
     with pytest.raises(ModelError, match=r"tiny-00002-of-00003.gguf holds another part than its name says"):
         GGUFModel(first)
-    second.write_bytes(kept)
-    third.write_bytes(kept)
+    second.write_bytes(content)
+    third.write_bytes(content)
     with pytest.raises(ModelError, match=r"holds another part than its name says: its split.no is 1"):
         GGUFModel(first)
 
@@ -171,9 +173,9 @@ def test_parts_of_unlike_splits_are_refused(tmp_path: Path) -> None:
     other.mkdir()
     parts = split(tiny_model("llama"), tmp_path)
     turned = tiny_model("llama")
-    name, held = next(iter(turned.tensors.items()))
+    name, tensor = next(iter(turned.tensors.items()))
     del turned.tensors[name]
-    turned.tensors[name] = held
+    turned.tensors[name] = tensor
     parts[1].write_bytes(split(turned, other)[1].read_bytes())
     with pytest.raises(ModelError, match=r"both hold the tensor"):
         GGUFModel(parts[0])
@@ -182,9 +184,9 @@ def test_parts_of_unlike_splits_are_refused(tmp_path: Path) -> None:
 def test_parts_that_hold_fewer_tensors_than_they_say_are_refused(tmp_path: Path) -> None:
     model = tiny_model("llama")
     parts = split(model, tmp_path)
-    told = {"general.architecture": "llama", "split.no": 2, "split.count": COUNT}
-    TinyModel(told, dict(list(model.tensors.items())[2:3])).write(parts[2])
-    with pytest.raises(ModelError, match=f"not {len(model.tensors)} as they say"):
+    split_metadata = {"general.architecture": "llama", "split.no": 2, "split.count": COUNT}
+    TinyModel(split_metadata, dict(list(model.tensors.items())[2:3])).write(parts[2])
+    with pytest.raises(ModelError, match=f"not {len(model.tensors)} as they state"):
         GGUFModel(parts[0])
 
 
@@ -198,10 +200,10 @@ def test_a_part_that_is_cut_short_is_named(tmp_path: Path) -> None:
 
 @given(stem=st.text(min_size=1, max_size=20), number=st.integers(1, 99999), count=st.integers(1, 99999))
 def test_names_of_parts_say_which_of_how_many(stem: str, number: int, count: int) -> None:
-    said = gguf_part_name(f"{stem}-{number:05}-of-{count:05}.gguf")
+    part = gguf_part_name(f"{stem}-{number:05}-of-{count:05}.gguf")
     if "\n" not in stem:
-        assert said is not None
-        assert (said.stem, said.number, said.count) == (stem, number, count)
+        assert part is not None
+        assert (part.stem, part.number, part.count) == (stem, number, count)
     assert gguf_part_name(f"{stem}.gguf") is None or "-of-" in stem
 
 

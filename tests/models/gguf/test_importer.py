@@ -230,9 +230,9 @@ def test_transformers_loads_the_tokenizer_as_it_was_written(tmp_path: Path) -> N
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode("hello world")) == ["<s>", "▁hello", "▁world"]
 
 
-def scaled(architecture: str, **said: object) -> TinyModel:
+def scaled(architecture: str, **options: object) -> TinyModel:
     model = tiny_model(architecture)
-    model.metadata |= {f"{architecture}.rope.scaling.{key}": value for key, value in said.items()}
+    model.metadata |= {f"{architecture}.rope.scaling.{key}": value for key, value in options.items()}
     return model
 
 
@@ -275,16 +275,16 @@ def test_llama3_frequencies_become_the_rule_that_made_them(tmp_path: Path) -> No
 
 
 def test_the_config_says_what_people_call_the_files_formats(tmp_path: Path) -> None:
-    for told, called in ((15, "Q4_K_M"), (0, "F32"), (None, "Q8_0"), (1024, "Q8_0"), ("x", "Q8_0")):
+    for stated, called in ((15, "Q4_K_M"), (0, "F32"), (None, "Q8_0"), (1024, "Q8_0"), ("x", "Q8_0")):
         model = tiny_model("llama", kinds=[Kind.Q8_0])
-        model.metadata |= {"general.file_type": told} if told is not None else {}
-        folder = tmp_path / str(told)
+        model.metadata |= {"general.file_type": stated} if stated is not None else {}
+        folder = tmp_path / str(stated)
         folder.mkdir()
         assert config_of(converted(model, folder))["gguf_file_type"] == called
 
 
 def test_the_config_says_which_weights_moved(tmp_path: Path) -> None:
-    for kind, told in (
+    for kind, stated in (
         (Kind.IQ4_XS, {"IQ4_XS": {"bits": 6, "percent": 1.5}}),
         (Kind.IQ3_S, None),
         (Kind.MXFP4, None),
@@ -292,7 +292,7 @@ def test_the_config_says_which_weights_moved(tmp_path: Path) -> None:
     ):
         (tmp_path / kind.name).mkdir()
         config = config_of(converted(tiny_model("llama", kinds=[kind]), tmp_path / kind.name))
-        assert config.get("gguf_moved") == told
+        assert config.get("gguf_moved") == stated
 
 
 def test_gemma_keeps_its_window_its_two_bases_and_its_scale(tmp_path: Path) -> None:
@@ -401,7 +401,7 @@ def test_a_damaged_header_gives_a_model_or_a_model_error(
     path = folder / "tiny.gguf"
     path.write_bytes(sample)
     with GGUFFile(path) as file:
-        end = len(file.header())
+        end = file.data_offset
     damaged = bytearray(sample)
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(4, end - 1))] = data.draw(st.integers(0, 255))

@@ -146,7 +146,7 @@ def original(family: str, folder: Path, **changes: Any) -> tuple[dict[str, Any],
 def metadata_of(architecture: str, config: dict[str, Any]) -> dict[str, object]:
     """What llama.cpp's converter writes of such a config."""
     head = config.get("head_dim", HIDDEN // HEADS)
-    said: dict[str, object] = {
+    hyper: dict[str, object] = {
         "block_count": config["num_hidden_layers"],
         "context_length": CONTEXT,
         "embedding_length": config["hidden_size"],
@@ -173,25 +173,25 @@ def metadata_of(architecture: str, config: dict[str, Any]) -> dict[str, object]:
         "q_lora_rank": "attention.q_lora_rank",
         "kv_lora_rank": "attention.kv_lora_rank",
     }
-    said |= {name: config[key] for key, name in keys.items() if config.get(key) is not None}
+    hyper |= {name: config[key] for key, name in keys.items() if config.get(key) is not None}
     if "head_dim" in config:
-        said |= {"attention.key_length": head, "attention.value_length": head}
+        hyper |= {"attention.key_length": head, "attention.value_length": head}
     if config["model_type"] in ("glm4_moe", "deepseek_v3"):
-        said |= {"expert_gating_func": 2, "expert_weights_norm": True}
-        said |= {"expert_group_count": config["n_group"], "expert_group_used_count": config["topk_group"]}
+        hyper |= {"expert_gating_func": 2, "expert_weights_norm": True}
+        hyper |= {"expert_group_count": config["n_group"], "expert_group_used_count": config["topk_group"]}
     if "kv_lora_rank" in config:
         plain, rotated, value = (config[f"{name}_head_dim"] for name in ("qk_nope", "qk_rope", "v"))
-        said |= {"rope.dimension_count": rotated}
-        said |= {"attention.key_length_mla": plain + rotated, "attention.value_length_mla": value}
-        said |= {"attention.key_length": config["kv_lora_rank"] + rotated, "attention.head_count_kv": 1}
-        said |= {"attention.value_length": config["kv_lora_rank"]}
+        hyper |= {"rope.dimension_count": rotated}
+        hyper |= {"attention.key_length_mla": plain + rotated, "attention.value_length_mla": value}
+        hyper |= {"attention.key_length": config["kv_lora_rank"] + rotated, "attention.head_count_kv": 1}
+        hyper |= {"attention.value_length": config["kv_lora_rank"]}
     if config.get("rope_scaling"):
         scaling = config["rope_scaling"]
-        said |= {"rope.scaling.type": "yarn", "rope.scaling.factor": scaling["factor"]}
-        said |= {"rope.scaling.original_context_length": scaling["original_max_position_embeddings"]}
+        hyper |= {"rope.scaling.type": "yarn", "rope.scaling.factor": scaling["factor"]}
+        hyper |= {"rope.scaling.original_context_length": scaling["original_max_position_embeddings"]}
         if "mscale_all_dim" in scaling:
-            said |= {"rope.scaling.yarn_log_multiplier": 0.1 * scaling["mscale_all_dim"]}
-    return {f"{architecture}.{key}": value for key, value in said.items()}
+            hyper |= {"rope.scaling.yarn_log_multiplier": 0.1 * scaling["mscale_all_dim"]}
+    return {f"{architecture}.{key}": value for key, value in hyper.items()}
 
 
 def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -200,22 +200,22 @@ def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 def as_gguf(
-    family: str, config: dict[str, Any], weights: dict[str, np.ndarray], kind: Kind = Kind.F32, **said: object
+    family: str, config: dict[str, Any], weights: dict[str, np.ndarray], kind: Kind = Kind.F32, **hyper: object
 ) -> TinyModel:
     architecture = MODEL_ARCH_NAMES[FAMILIES[family][0]]
     metadata = {"general.architecture": architecture, **byte_level_vocabulary()}
     model = TinyModel(metadata | metadata_of(architecture, config), {})
-    model.metadata |= {f"{architecture}.{key}": value for key, value in said.items()}
+    model.metadata |= {f"{architecture}.{key}": value for key, value in hyper.items()}
     names = get_tensor_name_map(FAMILIES[family][0], config["num_hidden_layers"])
     for name, array in _as_published(family, config, weights).items():
         for ours, theirs in NAMED.items():
             name = name.replace(ours, theirs)
-        place = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert place is not None, name
+        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert gguf_name is not None, name
         values = np.ascontiguousarray(array.squeeze() if "shared_expert_gate" in name else array)
         stored = kind if "proj" in name and values.ndim > 1 and name.endswith("weight") else Kind.F32
         raw = quantize(values, stored) if stored != Kind.F32 else values
-        model.tensors[place] = (stored, values.shape, raw)
+        model.tensors[gguf_name] = (stored, values.shape, raw)
     return model
 
 
@@ -301,7 +301,9 @@ def test_an_expert_that_is_missing_or_of_another_type_is_named(tmp_path: Path) -
     kind, shape, raw = model.tensors.pop(name)
     apart = {name.replace("_exps", f".{number}"): (kind, shape[1:], raw[number]) for number in range(EXPERTS)}
     model.tensors |= apart
-    lacking = TinyModel(model.metadata, {key: held for key, held in model.tensors.items() if ".ffn_up.2." not in key})
+    lacking = TinyModel(
+        model.metadata, {key: tensor for key, tensor in model.tensors.items() if ".ffn_up.2." not in key}
+    )
     (tmp_path / "lacking").mkdir()
     with pytest.raises(ModelError, match=r"lacks the tensor 'blk\.1\.ffn_up\.2\.weight'"):
         imported(lacking, tmp_path / "lacking")
@@ -338,7 +340,7 @@ def test_layers_that_propose_tokens_are_left_out_of_glm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "said", "reason"),
+    ("family", "hyper", "reason"),
     [
         ("qwen3_moe", {"expert_gating_func": 2}, "expert_gating_func is 2"),
         ("qwen3_moe", {"expert_weights_norm": False}, "expert_weights_norm is False"),
@@ -356,11 +358,11 @@ def test_layers_that_propose_tokens_are_left_out_of_glm(tmp_path: Path) -> None:
     ],
 )
 def test_a_mixture_that_would_be_run_differently_is_refused(
-    family: str, said: dict[str, object], reason: str, tmp_path: Path
+    family: str, hyper: dict[str, object], reason: str, tmp_path: Path
 ) -> None:
     config, weights = original(family, tmp_path / "original")
     with pytest.raises(ModelError, match=reason):
-        imported(as_gguf(family, config, weights, **said), tmp_path)
+        imported(as_gguf(family, config, weights, **hyper), tmp_path)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -399,7 +401,7 @@ def test_experts_of_the_k_formats_stay_in_the_bits_of_the_file(family: str, tmp_
     in_file = sum(raw.nbytes for name, (_, _, raw) in model.tensors.items() if "_exps" in name)
     for kind, most in (("cpu", 1.1 if native.available() else 8.0), ("cuda", 1.4)):
         adapter = load_model_adapter(folder, Device(kind, "a device", 1 << 34))  # type: ignore[arg-type]
-        held = {
+        tensor = {
             path: array.nbytes
             for path, array in named_parameters(adapter.model)
             if "switch_mlp" in path or "experts" in path
@@ -407,7 +409,7 @@ def test_experts_of_the_k_formats_stay_in_the_bits_of_the_file(family: str, tmp_
         found = np.array(prompt_logits(adapter, TOKENS).astype(mx.float32))
         moved = np.sqrt(np.mean((found - expected) ** 2, axis=1) / np.mean(expected**2, axis=1))
         assert np.median(moved) < 0.04
-        assert sum(held.values()) <= most * in_file, kind
+        assert sum(tensor.values()) <= most * in_file, kind
 
 
 @pytest.fixture(scope="module", params=["qwen3_moe", "deepseek_v3", "glm4_moe"])
@@ -425,7 +427,7 @@ def test_a_damaged_header_gives_a_mixture_or_a_model_error(
     path = folder / "tiny.gguf"
     path.write_bytes(sample)
     with GGUFFile(path) as file:
-        end = len(file.header())
+        end = file.data_offset
     damaged = bytearray(sample)
     begin = sample.index(b"block_count")  # what describes the model comes behind the vocabulary
     for _ in range(data.draw(st.integers(1, 4))):

@@ -11,7 +11,6 @@ from ingot.models.gguf.quant_types import (
     EXACT_LATTICES,
     LATTICE_BITS,
     LATTICE_ERRORS,
-    LATTICE_GROUP,
     PACKED_BITS,
     QUANT_GROUP,
     decode_lattice,
@@ -101,7 +100,7 @@ def blocks_of(kind: Kind, size: float = 1.0) -> np.ndarray:
 
 
 def values_of(codes: np.ndarray, scales: np.ndarray, biases: np.ndarray) -> np.ndarray:
-    grouped = codes.reshape(*scales.shape, LATTICE_GROUP).astype(np.float32)
+    grouped = codes.reshape(*scales.shape, QUANT_GROUP).astype(np.float32)
     return (grouped * scales[..., None] + biases[..., None]).reshape(codes.shape)
 
 

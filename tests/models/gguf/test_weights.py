@@ -119,8 +119,8 @@ def test_a_model_with_a_large_vocabulary_takes_a_tenth_more_than_its_file_at_mos
     vectors = sum(raw.nbytes for _, shape, raw in model.tensors.values() if len(shape) == 1)
     assert (placed / "model.safetensors").stat().st_size <= vectors + 64 * 1024
     assert weight_bytes(placed) >= weights
-    told, stored = memory_needs(placed, CPU), memory_needs(whole, CPU)
-    assert told is not None and told == stored and adapter.weight_bytes <= told.weights
+    changed, stored = memory_needs(placed, CPU), memory_needs(whole, CPU)
+    assert changed is not None and changed == stored and adapter.weight_bytes <= changed.weights
     assert np.array_equal(prompt_logits(adapter, TOKENS), prompt_logits(load_model_adapter(whole, CPU), TOKENS))
 
 
@@ -181,22 +181,24 @@ def test_references_lead_to_gguf_files_alone(lazy: bool, tmp_path: Path, monkeyp
     file = tmp_path / "secret"
     file.write_bytes(bytes(references.files[0].size))
     status = file.stat()
-    told = msgspec.structs.replace(references, files=(GgufSourceFile(str(file), status.st_size, status.st_mtime_ns),))
+    changed = msgspec.structs.replace(
+        references, files=(GgufSourceFile(str(file), status.st_size, status.st_mtime_ns),)
+    )
     with pytest.raises(ModelError, match="no GGUF file"):
-        in_place.read_referenced_tensors(told)
-    told = msgspec.structs.replace(references, files=(GgufSourceFile(os.devnull, 0, 0),))
+        in_place.read_referenced_tensors(changed)
+    changed = msgspec.structs.replace(references, files=(GgufSourceFile(os.devnull, 0, 0),))
     with pytest.raises(ModelError, match="no regular file"):
-        in_place.read_referenced_tensors(told)
+        in_place.read_referenced_tensors(changed)
 
 
 @READERS
 @pytest.mark.parametrize(
-    "said",
+    "change",
     [{"kind": "Q9_9"}, {"pieces": ()}, {"pieces": ((7, 0),)}, {"shape": (0, 32)}, {"pieces": ((0, 1 << 40),)}],
     ids=str,
 )
 def test_references_to_what_is_not_there_are_refused(
-    said: dict[str, Any], lazy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: dict[str, Any], lazy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not lazy:
         monkeypatch.setattr(native, "gguf_file", lambda *given: None)
@@ -204,15 +206,15 @@ def test_references_to_what_is_not_there_are_refused(
     references = references_in(placed)
     assert references is not None
     name, tensor = next(iter(references.tensors.items()))
-    references.tensors[name] = msgspec.structs.replace(tensor, **said)
+    references.tensors[name] = msgspec.structs.replace(tensor, **change)
     write_references(placed, references)
     with pytest.raises(ModelError, match=r"cannot be (loaded|read)"):
         load_model_adapter(placed, CPU)
 
 
-@pytest.mark.parametrize("said", [b"{}", b"[", b'{"files": [], "tensors": {"a": 1}}'])
-def test_references_that_say_nothing_are_refused(said: bytes, tmp_path: Path) -> None:
-    (tmp_path / REFERENCES_FILE).write_bytes(said)
+@pytest.mark.parametrize("change", [b"{}", b"[", b'{"files": [], "tensors": {"a": 1}}'])
+def test_references_that_say_nothing_are_refused(change: bytes, tmp_path: Path) -> None:
+    (tmp_path / REFERENCES_FILE).write_bytes(change)
     with pytest.raises(ModelError, match=REFERENCES_FILE):
         references_in(tmp_path)
 
@@ -282,10 +284,10 @@ def layer(kind: Kind, rows: int = 40, columns: int = 512, *, cls: type = nn.Line
     """A layer of random blocks, and its weights."""
     raw = random_rows(np.random.default_rng(kind), kind, rows, columns)
     given = nn.Linear(columns, rows, bias=False) if cls is nn.Linear else nn.Embedding(rows, columns)
-    held = {nn.Linear: weights.BlockLinear, nn.Embedding: weights.BlockEmbedding}[cls](given, kind)
-    assert held.weight.shape == raw.shape
-    held.weight = mx.array(raw)
-    return held, dequantize(raw, kind)
+    block_layer = {nn.Linear: weights.BlockLinear, nn.Embedding: weights.BlockEmbedding}[cls](given, kind)
+    assert block_layer.weight.shape == raw.shape
+    block_layer.weight = mx.array(raw)
+    return block_layer, dequantize(raw, kind)
 
 
 def unpacked(module: Any) -> np.ndarray:
@@ -337,9 +339,9 @@ def test_on_gpus_a_q4_k_m_model_is_in_mlx_forms_with_factors_of_16_bits(tmp_path
 
 @KINDS
 def test_in_affine_form_weights_are_off_by_little(kind: Kind) -> None:
-    held, values = layer(kind)
+    block_layer, values = layer(kind)
     for dtype, rounding in ((mx.float16, 2.0**-11), (mx.bfloat16, 2.0**-8)):
-        found = unpacked(weights.affine_layer(held, dtype))
+        found = unpacked(weights.affine_layer(block_layer, dtype))
         groups = values.reshape(len(values), -1, 32)
         reach = np.abs(groups).max(axis=-1) + np.ptp(groups, axis=-1)
         step = 0 if kind in (Kind.Q4_K, Kind.Q5_K) else np.ptp(groups, axis=-1) / (2 ** (BLOCK_BITS[kind] + 2) - 2)
@@ -356,8 +358,8 @@ def test_no_group_that_lies_below_zero_is_left_to_mlx(monkeypatch: pytest.Monkey
         return quantize(values, group, bits)
 
     monkeypatch.setattr(mx, "quantize", watched)
-    held, values = layer(Kind.Q2_K)
-    found = unpacked(weights.affine_layer(held, mx.float16))
+    block_layer, values = layer(Kind.Q2_K)
+    found = unpacked(weights.affine_layer(block_layer, mx.float16))
     groups = values.reshape(-1, 32)
     below = groups.max(axis=1) < 0
     assert below.any() and np.concatenate(given).max(axis=1).min() >= 0
@@ -367,18 +369,18 @@ def test_no_group_that_lies_below_zero_is_left_to_mlx(monkeypatch: pytest.Monkey
 
 @KINDS
 def test_in_exact_form_weights_are_what_they_were(kind: Kind) -> None:
-    held, values = layer(kind)
-    made: Any = weights.exact_layer(held, mx.float32)
+    block_layer, values = layer(kind)
+    made: Any = weights.exact_layer(block_layer, mx.float32)
     found = unpacked(made) if "scales" in made else np.array(made.weight)
     np.testing.assert_allclose(found, values, rtol=0, atol=np.abs(values).max() * 2**-22)
 
 
 def test_plain_numbers_that_overflow_float16_are_float32() -> None:
-    held, _ = layer(Kind.Q6_K)
-    raw = np.array(held.weight)
+    block_layer, _ = layer(Kind.Q6_K)
+    raw = np.array(block_layer.weight)
     raw[0, 208:210] = np.array([1000.0], np.float16).view(np.uint8)
-    held.weight = mx.array(raw)
-    assert weights.exact_layer(held, mx.float16).weight.dtype == mx.float32  # type: ignore[attr-defined]
+    block_layer.weight = mx.array(raw)
+    assert weights.exact_layer(block_layer, mx.float16).weight.dtype == mx.float32  # type: ignore[attr-defined]
 
 
 def test_without_native_kernels_blocks_become_what_mlx_computes(

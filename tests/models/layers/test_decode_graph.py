@@ -69,14 +69,14 @@ class Session:
 def test_a_graph_says_what_the_layers_say(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = adapted(kind)
     stack, found = stacked(adapter), []
-    assert stack.refused is None and adapter.steps is None
+    assert stack.refusal is None and adapter.steps is None
     for plainly in (False, True):
         if plainly:
-            monkeypatch.setattr(stack, "refused", "for comparison")
+            monkeypatch.setattr(stack, "refusal", "for comparison")
         session = Session(adapter, [3, 70])
-        before = stack.made
+        before = stack.graph_count
         found.append([session.run([9, 8], [ForwardPart(tuple(session.rows), 1)]) for _ in range(4)])
-        assert stack.made <= before + 1, "one graph for all these steps"
+        assert stack.graph_count <= before + 1, "one graph for all these steps"
     largest = max(float(mx.abs(each).max()) for each in found[1])
     bound = 1e-4 if kind == "packed" else 2**-5
     assert all(float(mx.abs(a - b).max()) < bound * largest for a, b in zip(*found, strict=True))
@@ -91,7 +91,7 @@ def test_rows_in_fewer_bits_are_part_of_the_graph(monkeypatch: pytest.MonkeyPatc
     stack, found = stacked(adapter), []
     for plainly in (False, True):
         if plainly:
-            monkeypatch.setattr(stack, "refused", "for comparison")
+            monkeypatch.setattr(stack, "refusal", "for comparison")
         session = Session(adapter, [3, 192])
         before = len(stack._replays)
         found.append([session.run([9, 8], [ForwardPart(tuple(session.rows), 1)]) for _ in range(4)])
@@ -114,12 +114,12 @@ def test_a_row_has_the_same_bits_alone_and_among_others(kind: str) -> None:
 def test_guessed_tokens_have_the_bits_of_single_ones() -> None:
     adapter = adapted("plain")
     stack = stacked(adapter)
-    single, guessed = Session(adapter, [20, 30]), Session(adapter, [20, 30])
+    single, drafting = Session(adapter, [20, 30]), Session(adapter, [20, 30])
     one_by_one = [single.run([token, 6], [ForwardPart(tuple(single.rows), 1)])[0] for token in (9, 8, 7)]
-    before = stack.made
-    first, second = guessed.rows
-    both = guessed.run([9, 8, 7, 6], [ForwardPart((first,), 3), ForwardPart((second,), 1)])
-    assert stack.made <= before + 1, "rows of unlike widths are one graph"
+    before = stack.graph_count
+    first, second = drafting.rows
+    both = drafting.run([9, 8, 7, 6], [ForwardPart((first,), 3), ForwardPart((second,), 1)])
+    assert stack.graph_count <= before + 1, "rows of unlike widths are one graph"
     assert mx.array_equal(both[:3], mx.stack(one_by_one))
 
 
@@ -127,36 +127,36 @@ def test_steps_of_some_more_rows_or_guesses_are_the_same_graph() -> None:
     adapter = adapted("plain")
     stack, session, alone = stacked(adapter), Session(adapter, [3, 20, 30, 70, 5]), Session(adapter, [3])
     for counts, made in (((8,), True), ((5, 6, 7), False), ((1,), True)):
-        before = stack.made
+        before = stack.graph_count
         for count in counts:
             together = session.run(
                 [9] * (count + 4), [ForwardPart((session.rows[0],), count), ForwardPart(tuple(session.rows[1:]), 1)]
             )
             single = [alone.run([9], [ForwardPart(tuple(alone.rows), 1)])[0] for _ in range(count)]
             assert mx.array_equal(together[:count], mx.stack(single))
-        assert (stack.made > before) <= made
+        assert (stack.graph_count > before) <= made
 
 
 def test_graphs_outlive_the_pages_that_they_were_made_with() -> None:
     adapter = adapted("plain")
     stack, long = stacked(adapter), Session(adapter, [70])
     before = [long.run([token], [ForwardPart(tuple(long.rows), 1)]) for token in (9, 8)]
-    made = stack.made
+    made = stack.graph_count
     longer = Session(adapter, [70, 300, 300, 300])
     assert longer.states.states[0].storage.addresses.size > long.states.states[0].storage.addresses.size
     again = [longer.run([token], [ForwardPart(tuple(longer.rows[:1]), 1)]) for token in (9, 8)]
-    assert all(mx.array_equal(*each) for each in zip(before, again, strict=True)) and stack.made == made
-    assert mx.isfinite(long.run([7], [ForwardPart(tuple(long.rows), 1)])).all() and stack.made == made
+    assert all(mx.array_equal(*each) for each in zip(before, again, strict=True)) and stack.graph_count == made
+    assert mx.isfinite(long.run([7], [ForwardPart(tuple(long.rows), 1)])).all() and stack.graph_count == made
 
 
 def test_more_pages_than_graphs_have_room_to_tell_of_are_new_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = adapted("packed")
     stack, session = stacked(adapter), Session(adapter, [70])
     before = session.run([9], [ForwardPart(tuple(session.rows), 1)])
-    made, stack._addresses.places = stack.made, [mx.zeros(1, mx.int32) for _ in stack.layers]
+    made, stack._addresses.buffers = stack.graph_count, [mx.zeros(1, mx.int32) for _ in stack.layers]
     again = Session(adapter, [70])
     assert mx.array_equal(again.run([9], [ForwardPart(tuple(again.rows), 1)]), before)
-    assert stack.made == made + 1 and len(stack._replays) == 1
+    assert stack.graph_count == made + 1 and len(stack._replays) == 1
 
 
 def test_graphs_are_made_before_they_are_asked_for_where_that_takes_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,18 +166,18 @@ def test_graphs_are_made_before_they_are_asked_for_where_that_takes_time(monkeyp
     monkeypatch.setattr(capture.EmulatedReplayStage, "takes_time", True)
     adapter = adapted("packed")
     stack, session = stacked(adapter), Session(adapter, [3, 20])
-    made = stack.made
+    made = stack.graph_count
     session.run([9], [ForwardPart((session.rows[0],), 1)])
     session.run([9, 8], [ForwardPart(tuple(session.rows), 1)])
     session.run([9, 8, 7], [ForwardPart((session.rows[1],), 3)])
-    assert stack.made == made
+    assert stack.graph_count == made
 
 
 def test_it_is_known_how_many_tokens_a_graph_takes() -> None:
     adapter = adapted("plain")
     stack = stacked(adapter)
-    assert adapter.graph_tokens == stack.most
-    stack.refused = "it is not wanted"
+    assert adapter.graph_tokens == stack.most_tokens
+    stack.refusal = "it is not wanted"
     assert adapter.graph_tokens == math.inf
 
 
@@ -195,11 +195,11 @@ def test_a_graph_that_says_something_else_is_not_used(
 ) -> None:
     ready = capture.EmulatedReplayStage.ready
 
-    def wrong(self: capture.EmulatedReplayStage, score: Any) -> capture.GraphReplay:
-        replay = ready(self, score)
+    def wrong(self: capture.EmulatedReplayStage, recorded: Any) -> capture.GraphReplay:
+        replay = ready(self, recorded)
 
-        def off(given: list[mx.array], after: mx.array) -> tuple[mx.array, mx.array]:
-            y, done = replay(given, after)
+        def off(inputs: list[mx.array], after: mx.array) -> tuple[mx.array, mx.array]:
+            y, done = replay(inputs, after)
             return y * 1.2, done
 
         return off
@@ -207,21 +207,21 @@ def test_a_graph_that_says_something_else_is_not_used(
     monkeypatch.setattr(capture.EmulatedReplayStage, "ready", wrong)
     with caplog.at_level(logging.WARNING, "ingot.models"):
         adapter = adapted("packed")
-    assert "they differ by" in str(stacked(adapter).refused)
+    assert "they differ by" in str(stacked(adapter).refusal)
     assert any(
-        note.startswith("layers launch by launch, slower: as one graph they differ by") for note in adapter.notes
+        note.startswith("layers run kernel by kernel, slower: as one graph they differ by") for note in adapter.notes
     )
     assert "layers are not run as graphs, which is slower" in caplog.text
 
 
 @pretended
 def test_a_graph_that_cannot_be_made_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: capture.EmulatedReplayStage, score: Any) -> capture.GraphReplay:
+    def fails(self: capture.EmulatedReplayStage, recorded: Any) -> capture.GraphReplay:
         raise RuntimeError("no memory for it")
 
     monkeypatch.setattr(capture.EmulatedReplayStage, "ready", fails)
     adapter = adapted("packed")
-    assert stacked(adapter).refused == "no memory for it"
+    assert stacked(adapter).refusal == "no memory for it"
     session = Session(adapter, [3])
     assert mx.isfinite(session.run([4], [ForwardPart(tuple(session.rows), 1)])).all()
 
@@ -271,14 +271,14 @@ def test_adapters_are_part_of_the_graph(kind: str, tmp_path: Path, monkeypatch: 
     folders = [write_mlx(tmp_path / str(n), matrices(sizes, 4 * n, n), rank=4 * n, scale=0.02) for n in (1, 3)]
     one, two = (adapter.loras.slot(load_lora(adapter, folder, most_rank=16).digest) for folder in folders)
     assert not adapter.separates_lora_rows
-    made = stack.made
+    made = stack.graph_count
     among = adapted_rows(adapter, [one, 0, two])
-    assert stack.refused is stack.adapted.refused is None and made < stack.made <= made + 1
+    assert stack.refusal is stack.loras.refusal is None and made < stack.graph_count <= made + 1
     assert all(mx.array_equal(*each) for each in zip(among[1], bare[1], strict=True)), "who has none is as before"
     assert not mx.array_equal(among[0][0], bare[0][0])
     alone = adapted_rows(adapter, [one])
     assert all(mx.array_equal(*each) for each in zip(among[0], alone[0], strict=True)), "and others as alone"
-    monkeypatch.setattr(stack.adapted, "refused", "for comparison")
+    monkeypatch.setattr(stack.loras, "refusal", "for comparison")
     assert adapter.separates_lora_rows
     plain = adapted_rows(adapter, [one, 0, two])
     largest = max(float(mx.abs(each).max()) for each in plain[2])
@@ -292,11 +292,11 @@ def test_graphs_of_adapters_that_went_are_forgotten(tmp_path: Path) -> None:
     folders = [write_mlx(tmp_path / str(n), matrices(sizes, 4, n), rank=4, scale=0.02) for n in (1, 2)]
     first = load_lora(adapter, folders[0], most_rank=16)
     alone = adapted_rows(adapter, [1])
-    assert sum(bool(bound.adapters) for _, bound in stack._replays) > 0
+    assert sum(bool(key.lora_version) for _, key in stack._replays) > 0
     load_lora(adapter, folders[1], most_rank=16)
     adapter.loras.drop(first.digest)
     other = adapted_rows(adapter, [2])
-    assert len({bound.adapters for _, bound in stack._replays if bound.adapters}) == 1
+    assert len({key.lora_version for _, key in stack._replays if key.lora_version}) == 1
     assert not mx.array_equal(alone[0][0], other[0][0])
     load_lora(adapter, folders[0], most_rank=16)
     assert all(mx.array_equal(*each) for each in zip(adapted_rows(adapter, [1])[0], alone[0], strict=True))

@@ -30,7 +30,7 @@ TOLERANCE = 2e-4
 WIDEST = 128
 
 REFUSED = {
-    "deepseek_v41": ("keeps state in a LayerCache", "its own cache, which ours cannot stand in for"),
+    "deepseek_v41": ("keeps its state in a LayerCache", "its own cache, which ours cannot stand in for"),
     "phi3small": ("see the ones after them", "its sparse layers add a boolean mask to the scores as a number"),
 }
 NEEDS_METAL = {

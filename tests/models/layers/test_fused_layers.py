@@ -8,7 +8,8 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.kernels.cpu import native
 from ingot.models.families.registry import MODEL_FAMILIES
 from ingot.models.layers.fused_layers import fuse_layers
-from ingot.models.layers.modules import named_parameters, swap_ropes
+from ingot.models.layers.modules import named_parameters
+from ingot.models.layers.rope import swap_ropes
 from tests.models.layers import family_configs
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")

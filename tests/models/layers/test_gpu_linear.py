@@ -126,8 +126,8 @@ def test_what_they_compute_is_what_mlxs_own_products_give(
 @only_gpu_linear
 def test_a_rows_logits_are_the_same_bits_whatever_is_beside_it() -> None:
     adapter = adapt_model(built("kernel"), tiny.CONFIGS["kernel"], engines.GPU)
-    beside, alone = logits(adapter, [[5, 9], [3, 2]]), logits(adapter, [[5, 0], [3, 0]])
-    assert mx.array_equal(beside[0][:5], alone[0]) and mx.array_equal(beside[1][:3], alone[1])
+    together, alone = logits(adapter, [[5, 9], [3, 2]]), logits(adapter, [[5, 0], [3, 0]])
+    assert mx.array_equal(together[0][:5], alone[0]) and mx.array_equal(together[1][:3], alone[1])
 
 
 @only_gpu_linear
@@ -146,14 +146,14 @@ def test_many_rows_and_other_formats_are_left_to_mlx(monkeypatch: pytest.MonkeyP
     model: Any = nn.Sequential(nn.Linear(16, 24))
     model.set_dtype(mx.bfloat16)
     assert swap_dense_layers(model, CheckedDense(engines.GPU)) == 1
-    [layer], asked = model.layers, []
+    [layer], row_counts = model.layers, []
     product = layer._product
-    layer._product = lambda *given, **named: asked.append(given[0].shape[0]) or product(*given, **named)
+    layer._product = lambda *args, **kwargs: row_counts.append(args[0].shape[0]) or product(*args, **kwargs)
     for shape in ((1, 3, 16), (MOST_ROWS, 16), (MOST_ROWS + 1, 16), (0, 16)):
         x = mx.random.normal(shape).astype(mx.bfloat16)
         assert layer(x).shape == (*shape[:-1], 24)
-    assert asked == [3, MOST_ROWS]
-    assert layer(mx.zeros((2, 16))).dtype == mx.float32 and asked == [3, MOST_ROWS]
+    assert row_counts == [3, MOST_ROWS]
+    assert layer(mx.zeros((2, 16))).dtype == mx.float32 and row_counts == [3, MOST_ROWS]
 
 
 @only_gpu_linear
@@ -265,5 +265,5 @@ def test_many_rows_have_memory_for_one_layer_which_the_budget_counts() -> None:
         MemoryBudget(1 << 20, 0, shape, context=64, widest=64, rows=1)
         for shape in (adapter.footprint, replace(adapter.footprint, scratch=0))
     ]
-    taken = [budget.states + budget.transient for budget in budgets]
-    assert taken[1] - taken[0] == adapter.footprint.scratch
+    used = [budget.states + budget.transient for budget in budgets]
+    assert used[1] - used[0] == adapter.footprint.scratch

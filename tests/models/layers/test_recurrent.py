@@ -121,14 +121,14 @@ def test_tokens_are_taken_back_one_by_one_and_nothing_is_computed_again(name: st
     adapter = adapt_model(model, {}, current_device(), widest=128)
     for right in range(5):
         rows, single = adapter.new_batch_state(), adapter.new_batch_state()
-        row, beside, alone = rows.new(), rows.new(), single.new()
-        for each, own in ((rows, row), (rows, beside), (single, alone)):
+        row, other, alone = rows.new(), rows.new(), single.new()
+        for each, own in ((rows, row), (rows, other), (single, alone)):
             computed_last(adapter, each, own, PROMPTS[1])
-        guessed = [7, 9, 11, 13, 15]
-        launch = [ForwardPart((beside,), 1), ForwardPart((row,), len(guessed), tentative=4)]
-        mx.eval(adapter.run(rows, mx.array([5, *guessed]), launch), rows.pending())
+        draft = [7, 9, 11, 13, 15]
+        parts = [ForwardPart((other,), 1), ForwardPart((row,), len(draft), tentative=4)]
+        mx.eval(adapter.run(rows, mx.array([5, *draft]), parts), rows.pending())
         assert rows.rewind(row, len(PROMPTS[1]) + 1 + right) == len(PROMPTS[1]) + 1 + right
-        for token in guessed[: 1 + right]:
+        for token in draft[: 1 + right]:
             decoded(adapter, single, [alone], [token])
         ours, theirs = decoded(adapter, rows, [row], [21]), decoded(adapter, single, [alone], [21])
         assert mx.abs(ours - theirs).max().item() < 1e-4, right  # products of plain weights round by their number

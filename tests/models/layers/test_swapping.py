@@ -15,7 +15,8 @@ from ingot.kernels.cpu import native
 from ingot.models.forward import new_batch_state
 from ingot.models.layers import attention
 from ingot.models.layers.attention import MixedAttention
-from ingot.models.layers.modules import named_parameters, swap_ropes
+from ingot.models.layers.modules import named_parameters
+from ingot.models.layers.rope import swap_ropes
 from ingot.models.layers.swapping import SplitMixer, find_mixers, is_tiled, swap_mixers
 from tests import tiny
 from tests.memory import settled
@@ -62,10 +63,10 @@ def without_compiling() -> Iterator[None]:
 Fed = list[tuple[Row, list[int]]]
 
 
-def launch(model: Any, rows: BatchState, parts: Sequence[Fed]) -> mx.array:
+def run_batch(model: Any, rows: BatchState, parts: Sequence[Fed]) -> mx.array:
     """Logits [tokens, vocab] of a mixed launch; a part is its rows, each with as many tokens."""
     tokens = mx.array([[token for part in parts for _, fed in part for token in fed]])
-    with rows.launch([asked(part) for part in parts]) as layers:
+    with rows.launch([forward_part(part) for part in parts]) as layers:
         logits = model(tokens, cache=layers)
         mx.eval(logits, rows.pending())
     return logits[0]
@@ -73,13 +74,13 @@ def launch(model: Any, rows: BatchState, parts: Sequence[Fed]) -> mx.array:
 
 def apart(model: Any, rows: BatchState, part: Fed) -> mx.array:
     """The same of one launch, computed in the model's own way."""
-    with rows.launch([asked(part)], mixed=False) as layers:
+    with rows.launch([forward_part(part)], mixed=False) as layers:
         logits = model(mx.array([fed for _, fed in part]), cache=layers)
         mx.eval(logits, rows.pending())
     return logits.reshape(-1, logits.shape[-1])
 
 
-def asked(part: Fed) -> ForwardPart:
+def forward_part(part: Fed) -> ForwardPart:
     return ForwardPart(tuple(row for row, _ in part), len(part[0][1]))
 
 
@@ -104,7 +105,7 @@ def test_a_mixed_launch_gives_every_token_what_launches_apart_give(
         [{0: [42], 1: [43], 2: [44]}],
     ]
     for parts in steps:
-        mixed = launch(model, together, [[(pairs[row][0], fed) for row, fed in part.items()] for part in parts])
+        mixed = run_batch(model, together, [[(pairs[row][0], fed) for row, fed in part.items()] for part in parts])
         expected = mx.concatenate(
             [apart(model, separately, [(pairs[row][1], fed) for row, fed in part.items()]) for part in parts]
         )
@@ -139,12 +140,12 @@ def test_mixed_launches_write_in_place(kind: str) -> None:
     swap_mixers(model, unfused=True)
     rows = new_batch_state(model, 0, None)
     one, two, other = provided(rows, 32768)
-    launch(model, rows, [[(one, [1, 2])], [(two, [3])]])
+    run_batch(model, rows, [[(one, [1, 2])], [(two, [3])]])
     stored = [storage for group in rows.groups for storage in group.storages]
     largest = max(array.nbytes for storage in stored for array in (*storage.keys, *storage.values))
     before = settled()
     for _ in range(3):
-        launch(model, rows, [[(one, [1]), (two, [2])], [(other, [3, 4, 5])]])
+        run_batch(model, rows, [[(one, [1]), (two, [2])], [(other, [3, 4, 5])]])
     assert mx.get_peak_memory() - before < largest
 
 

@@ -41,7 +41,7 @@ def write_mlx(
         **config,
     }
     (folder / "adapter_config.json").write_text(json.dumps(stated))
-    tensors = {f"{path}.lora_{half}": pair[place] for path, pair in made.items() for place, half in enumerate("ab")}
+    tensors = {f"{path}.lora_{half}": pair[index] for path, pair in made.items() for index, half in enumerate("ab")}
     mx.save_safetensors(str(folder / "adapters.safetensors"), tensors)
     return folder
 
@@ -52,9 +52,9 @@ def write_peft(folder: Path, made: Mapping[str, tuple[mx.array, mx.array]], *, r
     stated = {"peft_type": "LORA", "r": rank, "lora_alpha": 0.4, "target_modules": names, "bias": "none", **config}
     (folder / "adapter_config.json").write_text(json.dumps(stated))
     tensors = {
-        f"base_model.model.{path}.lora_{half}.weight": mx.contiguous(pair[place].T)
+        f"base_model.model.{path}.lora_{half}.weight": mx.contiguous(pair[index].T)
         for path, pair in made.items()
-        for place, half in enumerate("AB")
+        for index, half in enumerate("AB")
     }
     mx.save_safetensors(str(folder / "adapter_model.safetensors"), tensors)
     return folder

@@ -44,7 +44,7 @@ def test_a_changed_configuration_is_another_adapter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "tensors, said",
+    "tensors, message",
     [
         ({f"{PATH}.lora_a": (32, 4), f"{PATH}.lora_b": (4, 32), f"{PATH}.m": (32,)}, "no part of a plain LoRA"),
         ({f"{PATH}.lora_a": (32, 4)}, "one of its two matrices is missing"),
@@ -64,11 +64,11 @@ def test_a_changed_configuration_is_another_adapter(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(
-    tensors: dict[str, tuple[int, ...]], said: str, model: ModelAdapter, tmp_path: Path
+    tensors: dict[str, tuple[int, ...]], message: str, model: ModelAdapter, tmp_path: Path
 ) -> None:
     write_mlx(tmp_path, matrices(SIZES, 4, 1), rank=4)
     mx.save_safetensors(str(tmp_path / "adapters.safetensors"), {name: mx.ones(size) for name, size in tensors.items()})
-    with pytest.raises(AdapterError, match=said):
+    with pytest.raises(AdapterError, match=message):
         load_lora(model, tmp_path, most_rank=8)
     assert model.loras.nbytes == 0
 
@@ -174,7 +174,7 @@ def test_patterns_give_some_modules_other_ranks_and_weights_and_the_first_that_m
 
 
 @pytest.mark.parametrize(
-    "stated, said",
+    "stated, message",
     [
         ({"use_dora": True}, "use_dora: DoRA"),
         ({"lora_bias": True}, "lora_bias"),
@@ -191,11 +191,11 @@ def test_patterns_give_some_modules_other_ranks_and_weights_and_the_first_that_m
         ({"target_modules": "("}, "makes no sense"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name_of_peft(stated: dict[str, Any], said: str) -> None:
-    with pytest.raises(AdapterError, match=said):
+def test_what_cannot_be_honoured_is_refused_by_name_of_peft(stated: dict[str, Any], message: str) -> None:
+    with pytest.raises(AdapterError, match=message):
         config(**stated)
 
 
 def test_ways_to_begin_that_leave_the_base_as_it_is_are_fine() -> None:
-    for begun in (True, False, "gaussian", "eva", "orthogonal"):
-        assert config(init_lora_weights=begun).rank == 8
+    for initialisation in (True, False, "gaussian", "eva", "orthogonal"):
+        assert config(init_lora_weights=initialisation).rank == 8

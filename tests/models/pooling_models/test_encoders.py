@@ -16,6 +16,7 @@ from ingot.errors import ModelError
 from ingot.kernels.device import current_device
 from ingot.models.pooling_models import bert
 from ingot.models.pooling_models import encoder as attention
+from ingot.models.pooling_models.encoder import PoolingEncoder
 from ingot.models.pooling_models.loading import load_embedder, load_reranker
 from ingot.models.pooling_models.sentence_transformers import NormalizeStep, PoolingRecipe
 from ingot.upstream import load_model
@@ -58,6 +59,29 @@ def test_mpnets_buckets_are_single_tokens_nearby_and_ever_wider_far_away() -> No
     assert list(after[1:9]) == [17, 18, 19, 20, 21, 22, 23, 24]
     assert all(before[distance] == bucket for distance, bucket in ((15, 9), (16, 10), (64, 14), (127, 15), (199, 15)))
     assert (after[1:] - before[1:] == 16).all()
+
+
+@pytest.mark.parametrize("head", [False, True])
+def test_mpnet_is_read_by_its_published_names(head: bool, tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path, "mpnet", head=head)
+
+    def load() -> PoolingEncoder:
+        return load_reranker(folder, current_device()) if head else load_embedder(folder, current_device(), MEAN)
+
+    before = finished(load(), ROWS)
+    names = {
+        ".attention.self.query.": ".attention.attn.q.",
+        ".attention.self.key.": ".attention.attn.k.",
+        ".attention.self.value.": ".attention.attn.v.",
+        ".attention.output.dense.": ".attention.attn.o.",
+        ".attention.output.LayerNorm.": ".attention.LayerNorm.",
+    }
+    tensors: Any = mx.load(str(folder / "model.safetensors"))
+    for ours, published in names.items():
+        tensors = {name.replace(ours, published): tensor for name, tensor in tensors.items()}
+    assert not any(".self." in name for name in tensors)
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors)
+    assert finished(load(), ROWS) == pytest.approx(before)
 
 
 def test_mpnet_with_another_number_of_buckets_is_refused(tmp_path: Path) -> None:
@@ -146,7 +170,7 @@ def test_a_family_that_is_not_known_is_refused_with_those_that_are(family: str |
         lambda: load_embedder(folder, current_device(), MEAN),
         lambda: load_reranker(folder, current_device()),
     ):
-        with pytest.raises(ModelError, match=r"Known are bert, roberta"):
+        with pytest.raises(ModelError, match=r"Supported are bert, roberta"):
             load()
 
 

@@ -29,9 +29,9 @@ def test_it_scores_as_the_foundrys_own_code_does_and_mostly_finds_the_right_pass
     plain = CrossEncoder(FOLDER)
     first = 0
     for seed in range(SEARCHES):
-        asked = search(seed, held_out=True)
-        pieces = inputs.read(asked.query, asked.passages, truncate=True)
+        question = search(seed, held_out=True)
+        pieces = inputs.read(question.query, question.passages, truncate=True)
         found = finished(model, [p.tokens for p in pieces], [p.types for p in pieces])[:, 0]  # type: ignore[arg-type]
-        assert found == pytest.approx(plain.scores(asked.query, list(asked.passages)), abs=1e-3)
+        assert found == pytest.approx(plain.scores(question.query, list(question.passages)), abs=1e-3)
         first += int(np.argmax(found)) == 0
     assert first >= SEARCHES * 0.6

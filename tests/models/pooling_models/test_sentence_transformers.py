@@ -23,10 +23,10 @@ def write(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value))
 
 
-def test_without_files_the_usual_is_done_and_said_to_be_a_guess(tmp_path: Path) -> None:
+def test_without_files_the_usual_pooling_is_used_with_a_note(tmp_path: Path) -> None:
     recipe = read_pooling_recipe(tmp_path, usual="lasttoken")
     assert (recipe.pooling, recipe.unit, recipe.length) == (("lasttoken",), True, None)
-    assert "guess" in recipe.notes[0]
+    assert "may be wrong" in recipe.notes[0]
 
 
 @pytest.mark.parametrize(("flag", "mode"), POOLING_FLAGS.items())
@@ -70,7 +70,7 @@ def test_length_case_and_prompts_are_read(tmp_path: Path) -> None:
     assert (recipe.prompts, recipe.default_prompt) == ({"query": "Q: ", "document": ""}, "query")
 
 
-def test_a_pooling_without_its_file_is_a_guess_that_is_said(tmp_path: Path) -> None:
+def test_a_pooling_without_its_file_is_noted(tmp_path: Path) -> None:
     write_sentence_files(tmp_path, MEAN)
     (tmp_path / "1_Pooling" / "config.json").unlink()
     recipe = read_pooling_recipe(tmp_path, usual="lasttoken")

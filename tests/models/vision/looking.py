@@ -160,8 +160,8 @@ def saved(family: str, folder: Path, seed: int = 0) -> Path:
     random = np.random.default_rng(seed)
     weights = {}
     for name, weight in tree_flatten(model.parameters()):
-        drawn = random.normal(0, 0.2 if weight.ndim > 1 else 0.05, weight.shape).astype(np.float32)
-        weights[name] = mx.array(drawn + (1 if weight.ndim == 1 and name.endswith("norm.weight") else 0))
+        values = random.normal(0, 0.2 if weight.ndim > 1 else 0.05, weight.shape).astype(np.float32)
+        weights[name] = mx.array(values + (1 if weight.ndim == 1 and name.endswith("norm.weight") else 0))
     if family == "qwen3_5":
         weights |= _head(weights, random)
     folder.mkdir(parents=True, exist_ok=True)

@@ -56,8 +56,8 @@ def phi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     random = np.random.default_rng(0)
     weights = {}
     for name, weight in tree_flatten(unloaded_mlx_vlm_model(package, CONFIG).parameters()):
-        drawn = random.normal(0, 0.02, weight.shape).astype(np.float32)
-        weights[name] = mx.array(drawn + (1 if "norm" in name and name.endswith("weight") else 0))
+        values = random.normal(0, 0.02, weight.shape).astype(np.float32)
+        weights[name] = mx.array(values + (1 if "norm" in name and name.endswith("weight") else 0))
     mx.save_safetensors(str(tmp_path / "model.safetensors"), weights, metadata={"format": "mlx"})
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"num_crops": 4}))

@@ -56,7 +56,7 @@ def embedded(model: Any, family: str, tokens: list[int], items: list[MediaItem],
         rows.append(seen)
     text = model.get_input_embeddings(ids).inputs_embeds[0]
     for item, seen in zip(items, rows, strict=True):
-        at = mx.array([place for begin, end in item.runs for place in range(begin, end)])
+        at = mx.array([position for begin, end in item.runs for position in range(begin, end)])
         text[at] = seen[at]
     return text[None]
 
@@ -68,27 +68,27 @@ def language_logits(model: Any, family: str, tokens: list[int], embeds: mx.array
         return model.language_model(mx.array([tokens]), inputs_embeds=embeds).logits[0]
     decoder = model.language_model.model
     states, stated = embeds * decoder.config.hidden_size**0.5, decoder.config
-    places = np.arange(len(tokens))
+    positions = np.arange(len(tokens))
     for number, layer in enumerate(decoder.layers):
-        seen = places[None] <= places[:, None]
+        seen = positions[None] <= positions[:, None]
         for begin, end in (run for item in items for run in item.runs):
             seen[begin:end, begin:end] = True
         if (number + 1) % stated.sliding_window_pattern:
-            seen &= places[None] > places[:, None] - stated.sliding_window
+            seen &= positions[None] > positions[:, None] - stated.sliding_window
         states = layer(states, mx.array(seen), None)
     return decoder.embed_tokens.as_linear(decoder.norm(states))[0]
 
 
 def visual(items: list[MediaItem], adapter: ModelAdapter, begin: int, end: int, ahead: int = 0) -> VisualInputs | None:
-    places: list[int] = []
+    positions: list[int] = []
     parts = []
     for item in items:
-        at = [place for first, last in item.runs for place in range(first, last)]
-        taken = [number for number, place in enumerate(at) if begin <= place < end]
-        if taken:
-            places += [at[number] - begin + ahead for number in taken]
-            parts.append(looked(adapter.tower, item).embeddings[mx.array(taken)])
-    return VisualInputs(mx.array(places), mx.concatenate(parts)) if parts else None
+        at = [position for first, last in item.runs for position in range(first, last)]
+        within = [number for number, position in enumerate(at) if begin <= position < end]
+        if within:
+            positions += [at[number] - begin + ahead for number in within]
+            parts.append(looked(adapter.tower, item).embeddings[mx.array(within)])
+    return VisualInputs(mx.array(positions), mx.concatenate(parts)) if parts else None
 
 
 def close(found: mx.array, wanted: mx.array) -> bool:
@@ -109,19 +109,19 @@ def test_pictures_give_the_logits_of_mlx_vlm_whole_in_pieces_and_beside_text(til
         for ends in ([len(tokens)], [*cuts, len(tokens)]):
             rows = adapter.new_batch_state()
             row, other, begin, found = rows.new(), rows.new(), 0, []
-            beside = [3, 7]
+            other_tokens = [3, 7]
             for end in ends:
                 runs = [
                     run for item in items for run in item.runs if begin <= run[0] < end and adapter.tower.bidirectional
                 ]
                 bidirectional = tuple((first - begin, last - begin) for first, last in runs)
                 parts = [
-                    ForwardPart((other,), len(beside)),
+                    ForwardPart((other,), len(other_tokens)),
                     ForwardPart((row,), end - begin, bidirectional=bidirectional),
                 ]
-                given = mx.array([*beside, *tokens[begin:end]])
-                logits = adapter.run(rows, given, parts, visual=visual(items, adapter, begin, end, len(beside)))
-                found.append(logits[len(beside) :])
+                inputs = mx.array([*other_tokens, *tokens[begin:end]])
+                logits = adapter.run(rows, inputs, parts, visual=visual(items, adapter, begin, end, len(other_tokens)))
+                found.append(logits[len(other_tokens) :])
                 mx.eval(found[-1], rows.pending())
                 begin = end
             assert close(mx.concatenate(found), wanted)

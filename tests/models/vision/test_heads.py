@@ -27,10 +27,10 @@ def test_features_stand_where_the_model_had_them_instead_of_tokens(checkpoint: P
     hidden = mx.random.normal((1, 5, head.size), key=mx.random.key(1))
     visual = VisualInputs(mx.array([2, 3]), token_embedding_of(adapter.model)(tokens)[0, 2:4])  # type: ignore[misc]
     found = []
-    for given, seen in ((tokens, None), (placeholders, visual), (placeholders, None)):
+    for inputs, seen in ((tokens, None), (placeholders, visual), (placeholders, None)):
         rows = draft_head_rows(head, adapter)
         with rows.launch([ForwardPart((rows.new(),), 5)], mixed=True) as layers:
-            found.append(head(hidden, given, layers[0], seen))
+            found.append(head(hidden, inputs, layers[0], seen))
         mx.eval(found[-1], rows.pending())
     assert mx.allclose(found[0], found[1], atol=1e-5).item()
     assert not mx.allclose(found[0], found[2], atol=1e-3).item()

@@ -26,17 +26,17 @@ def expected(folder: Path, tokens: list[int], items: list[MediaItem], adapter: M
     ids = mx.array([tokens])
     embeds = model.language_model.model.embed_tokens(ids)
     deep: list[list[mx.array]] = []
-    places: list[int] = []
+    indices: list[int] = []
     for item in items:
         seen = model.vision_tower(mx.array(adapter.tower.pixels(item)), mx.array([list(item.grid)]))
         own, further = seen if isinstance(seen, tuple) else (seen, [])
-        at = [place for begin, end in item.runs for place in range(begin, end)]
+        at = [index for begin, end in item.runs for index in range(begin, end)]
         embeds[0, mx.array(at)] = own
         deep.append(list(further))
-        places += at
+        indices += at
     positions = mx.array(adapter.tower.positions(len(tokens), items))[:, None]
     visible = np.zeros((1, len(tokens)), dtype=bool)
-    visible[0, places] = True
+    visible[0, indices] = True
     stacked = [mx.concatenate(list(each)) for each in zip(*deep, strict=True)] or None
     options: dict[str, Any] = {"position_ids": positions}
     if stacked:
@@ -46,17 +46,17 @@ def expected(folder: Path, tokens: list[int], items: list[MediaItem], adapter: M
 
 def shown(items: list[MediaItem], features: list[VisionFeatures], begin: int, end: int) -> VisualInputs | None:
     """What of the items stands in tokens [begin, end)."""
-    places, parts = [], []
+    indices, parts = [], []
     for item, own in zip(items, features, strict=True):
-        at = [place for first, last in item.runs for place in range(first, last)]
-        taken = [number for number, place in enumerate(at) if begin <= place < end]
-        if taken:
-            places += [at[number] - begin for number in taken]
-            parts.append([array[mx.array(taken)] for array in own.arrays])
+        at = [index for first, last in item.runs for index in range(first, last)]
+        within = [number for number, index in enumerate(at) if begin <= index < end]
+        if within:
+            indices += [at[number] - begin for number in within]
+            parts.append([array[mx.array(within)] for array in own.arrays])
     if not parts:
         return None
     joined = [mx.concatenate(list(each)) for each in zip(*parts, strict=True)]
-    return VisualInputs(mx.array(places), joined[0], tuple(joined[1:]))
+    return VisualInputs(mx.array(indices), joined[0], tuple(joined[1:]))
 
 
 def logits(adapter: ModelAdapter, tokens: list[int], items: list[MediaItem], cuts: list[int]) -> mx.array:
@@ -67,8 +67,8 @@ def logits(adapter: ModelAdapter, tokens: list[int], items: list[MediaItem], cut
     found = []
     for begin, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
         part = ForwardPart((row,), end - begin, mx.array(positions[:, begin:end]), following=0)
-        given = mx.array(tokens[begin:end])
-        found.append(adapter.run(rows, given, [part], visual=shown(items, features, begin, end)))
+        inputs = mx.array(tokens[begin:end])
+        found.append(adapter.run(rows, inputs, [part], visual=shown(items, features, begin, end)))
         mx.eval(found[-1], rows.pending())
     return mx.concatenate(found)
 

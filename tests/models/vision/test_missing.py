@@ -20,7 +20,7 @@ SETTINGS = Settings(memory="1GB", cache_dir=None)
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model that sees, where mlx-vlm is missing."""
+    """A vision model, where mlx-vlm is missing."""
     made = saved("qwen3_vl", tmp_path / "model")
     write_tokenizer(made, VOCAB)
     for name in [name for name in sys.modules if name.partition(".")[0] == "mlx_vlm"]:

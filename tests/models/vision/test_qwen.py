@@ -61,12 +61,10 @@ def test_features_are_those_of_mlx_vlms_own_tower_however_they_are_sliced(
     tower, processor = tower_of(checkpoint), read_processor(checkpoint)
     model = reference(checkpoint)
     random = np.random.default_rng(2)
-    picture = item_at(
-        0, "image", processor.picture(Size(150, 90), ImageLayoutOptions()), [drawn_frame(random, 150, 90)]
-    )
+    image = item_at(0, "image", processor.picture(Size(150, 90), ImageLayoutOptions()), [drawn_frame(random, 150, 90)])
     layout = processor.clip(VideoHeader(Size(70, 90), 6, 2.0), VideoLayoutOptions(frames=6))
-    clip = item_at(0, "video", layout, [drawn_frame(random, 70, 90) for _ in layout.frames])
-    for item in (picture, clip):
+    video = item_at(0, "video", layout, [drawn_frame(random, 70, 90) for _ in layout.frames])
+    for item in (image, video):
         found = looked(tower, item)
         seen: Any = model.vision_tower(mx.array(tower.pixels(item)), mx.array([list(item.grid)]))
         own, deep = seen if isinstance(seen, tuple) else (seen, [])
@@ -124,7 +122,7 @@ def test_a_picture_spans_rows_and_columns_and_text_goes_on_behind_the_longer_sid
 
 def test_a_run_that_is_not_as_long_as_its_grid_says_is_no_prompt() -> None:
     tokens, (item,) = prompt_with(TIMED, 1, ["image"])
-    with pytest.raises(ValueError, match="does not show a grid"):
+    with pytest.raises(ValueError, match="does not fit a grid"):
         mrope_positions(len(tokens), [item], 1)
 
 
@@ -168,5 +166,5 @@ def _walk(family: str) -> Any:
     model = getattr(module, f"{name}Model")
     vision = SimpleNamespace(spatial_merge_size=2, tokens_per_second=2)
     alone = SimpleNamespace(config=SimpleNamespace(vision_config=vision))
-    alone.get_vision_position_ids = lambda *given, **named: model.get_vision_position_ids(alone, *given, **named)
-    return lambda *given, **named: model.get_rope_index(alone, *given, **named)
+    alone.get_vision_position_ids = lambda *args, **kwargs: model.get_vision_position_ids(alone, *args, **kwargs)
+    return lambda *args, **kwargs: model.get_rope_index(alone, *args, **kwargs)

@@ -98,12 +98,12 @@ def test_no_slice_of_a_tower_multiplies_more_than_it_may(
 
 
 def test_rows_that_are_cut_are_given_back_in_their_order() -> None:
-    x, beside = mx.arange(100).reshape(50, 2), mx.arange(50)[:, None]
-    work = run_by_rows(lambda rows, more: rows + more, 16, x, beside)
+    x, others = mx.arange(100).reshape(50, 2), mx.arange(50)[:, None]
+    work = run_by_rows(lambda rows, more: rows + more, 16, x, others)
     with pytest.raises(StopIteration) as done:
         while True:
             mx.eval(*next(work))
-    assert mx.array_equal(done.value.value, x + beside)
+    assert mx.array_equal(done.value.value, x + others)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -174,8 +174,8 @@ def saved(family: str, folder: Path, seed: int = 0) -> Path:
     random = np.random.default_rng(seed)
     weights = {}
     for name, weight in tree_flatten(model.parameters()):
-        drawn = random.normal(0, 0.2 if weight.ndim > 1 else 0.05, weight.shape).astype(np.float32)
-        weights[name] = mx.array(drawn + (1 if "norm" in name and name.endswith("weight") else 0))
+        values = random.normal(0, 0.2 if weight.ndim > 1 else 0.05, weight.shape).astype(np.float32)
+        weights[name] = mx.array(values + (1 if "norm" in name and name.endswith("weight") else 0))
     if family == "gemma3":
         del weights["language_model.lm_head.weight"]  # its embeddings are its head
     folder.mkdir(parents=True, exist_ok=True)
