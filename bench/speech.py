@@ -126,7 +126,7 @@ def random_folder(folder: Path) -> Path:
             case DoublingConvolution():
                 numbers = numbers.transpose(1, 0)[:, None]
         weights[name] = numbers[..., None] if name.endswith("conv1x1.weight") else numbers
-    weights["predictor.duration_proj.linear_layer.bias"] = mx.full((SHAPE["max_dur"],), FRAMES_A_PHONEME)
+    weights["predictor.duration_proj.bias"] = mx.full((SHAPE["max_dur"],), FRAMES_A_PHONEME)
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
     styles = mx.random.normal((510, 1, 2 * SHAPE["style_dim"])) * 0.1
     mx.save_safetensors(str(folder / "voices" / f"{VOICE}.safetensors"), {"voice": styles})
