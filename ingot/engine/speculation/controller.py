@@ -104,7 +104,9 @@ class SpeculationController:
             else:
                 self._settle(round, guessed, depth)
                 self._costs.observe(round.seconds, round.rows, guessed, depth, waited=round.waited)
-        self._trials.observe((one.key, one.proposed, one.accepted) for one in round.outcomes)
+        # A plain round may still run when the next one is chosen: it is no answer to what that one tries.
+        if round.outcomes or round.waited or not self._asked:
+            self._trials.observe((one.key, one.proposed, one.accepted) for one in round.outcomes)
         if round.outcomes:
             self._acceptance.observe(self._judged(round.outcomes))
 

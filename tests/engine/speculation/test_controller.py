@@ -224,6 +224,22 @@ def test_to_be_asked_twice_before_a_round_changes_nothing() -> None:
         assert once.round() == twice.round()
 
 
+def test_what_is_to_be_explored_outlives_the_round_that_runs_when_it_is_chosen() -> None:
+    controller = trained(DraftOutcome(1, "some", 1, 0, False))
+    rows = [RowOffers(1, (DraftOffer("some", 4, free=True),))]
+    for _ in range(100):
+        if controller.choose(rows) != [PLAIN]:
+            break
+        controller.observe(plain_round())
+    assert not controller.pays
+    controller.observe(plain_round())  # it was launched before its successor was chosen
+    [chosen] = controller.choose(rows)
+    assert chosen.count
+    rejected = DraftOutcome(1, "some", chosen.count, 0, False)
+    controller.observe(DecodingRound(0.0105, 1, 1 + chosen.count, 0, True, (rejected,)))
+    assert controller.choose(rows) == [PLAIN]
+
+
 def test_a_fixed_number_is_always_guessed_where_it_is_offered() -> None:
     controller = SpeculationController(fixed=3)
     offers = (DraftOffer("first", 8), DraftOffer("second", 8))
