@@ -27,9 +27,6 @@ SEQUENCE_WEIGHT: Final = 4.0
 """A sequence's verified tokens that weigh as much as the proposer's rate."""
 REMEMBERED_OF_PROPOSER, REMEMBERED_OF_SEQUENCE = 64.0, 36.0
 """First tokens that are remembered of a proposer, and tokens of a sequence."""
-NEWEST_COUNT, UNLIKE_DEVIATIONS = 8.0, 2.5
-"""So many tokens are compared with all that are remembered; where they are so many standard deviations apart, the older
-ones are forgotten."""
 MOST_LIFT: Final = 50.0
 LEAST_RATE, MOST_RATE = 0.01, 0.99
 CALIBRATION_STEP: Final = 0.05
@@ -102,13 +99,12 @@ class AcceptanceRates:
 
 class _Tally:
     """How many draft tokens were judged and accepted, and how many the proposer's rates would have expected. Older ones
-    count less, and not at all where the newest are too unlike them."""
+    count less."""
 
-    __slots__ = ("_expected", "_new_accepted", "_new_expected", "_new_judged", "accepted", "judged", "lift")
+    __slots__ = ("_expected", "accepted", "judged", "lift")
 
     def __init__(self) -> None:
         self.judged = self.accepted = self._expected = 0.0
-        self._new_judged = self._new_accepted = self._new_expected = 0.0
         self.lift = 1.0
         """How many times the proposer's odds these have."""
 
@@ -117,16 +113,6 @@ class _Tally:
         self.judged = self.judged * decay + judged
         self.accepted = self.accepted * decay + accepted
         self._expected = self._expected * decay + expected
-        if not judged:
-            return
-        newer = 1 - judged / NEWEST_COUNT if judged < NEWEST_COUNT else 0.0
-        self._new_judged = self._new_judged * newer + judged
-        self._new_accepted = self._new_accepted * newer + accepted
-        self._new_expected = self._new_expected * newer + expected
-        rate = self.accepted / self.judged
-        variance = self._new_judged * rate * (1 - rate) + 0.5  # of half a token, at least: a few say little
-        if (self._new_accepted - self._new_judged * rate) ** 2 > UNLIKE_DEVIATIONS**2 * variance:
-            self.judged, self.accepted, self._expected = self._new_judged, self._new_accepted, self._new_expected
 
     def update_lift(self) -> None:
         expected = _clamp_rate(self._expected / self.judged)

@@ -42,14 +42,6 @@ WAKING_INTERVAL: Final = 8
 """Rounds between two explorations of rows without draft tokens, at least."""
 WAKING_DEPTHS: Final = (1, 2)
 """Draft tokens of such a row, by turns: what more of them cost is to be known, too."""
-LEAST_INTERVAL, MOST_INTERVAL, RAREST = 8, 64, 512
-"""Rounds between two explorations where draft tokens pay: at first, while nothing changes, and at any cost."""
-EXPLORING_SHARE: Final = 0.004
-"""Of all time, so much may be lost by these."""
-MORE, NONE = False, True
-"""What is explored there by turns: more draft tokens, and none."""
-EXPLORING_ROUNDS: Final = 2
-"""How long one of them lasts: what such rounds cost shows in the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +144,7 @@ class SpeculationController:
         if not round.prompt_tokens:
             computed = (one.proposed for one, offer in zip(round.outcomes, offers, strict=True) if not offer.free)
             self._account(round, max(computed, default=0))
-        self._exploration.passed(skipped + 1, drafting=self._pays)
+        self._exploration.passed(skipped + 1)
         # A plain round may still run when the next one is chosen: it is no answer to what that one explores.
         if round.outcomes or round.waited or not self._chosen_offers:
             self._exploration.observe(round.outcomes)
@@ -189,11 +181,8 @@ class SpeculationController:
     def _best(self, options: RoundOptions) -> DraftPlan:
         drafts = self._best_drafts(options)
         enough = options.plain_upper_rate * (TO_GO_ON if self._drafting else TO_BEGIN)
-        best = drafts if drafts is not None and drafts.rate > enough else options.plain
-        if best.drafts != self._drafting:
-            self._drafting = best.drafts
-            self._exploration.reset()
-        return best
+        self._drafting = drafts is not None and drafts.rate > enough
+        return drafts if drafts is not None and self._drafting else options.plain
 
     def _best_drafts(self, options: RoundOptions) -> DraftPlan | None:
         """Of the plans that have a graph, or may capture one; what is lost without the others is remembered."""
@@ -372,67 +361,36 @@ class RoundOptions:
 
 
 class _Exploration:
-    """What is tried instead of what seems best. Rows without draft tokens get some for a round, and go on while most of
-    them are accepted: with twice as many, if all were. And where draft tokens pay, so might more of them, or none.
+    """Rows without draft tokens get some for a round, and go on while most of them are accepted: with twice as many, if
+    all were.
 
     `choose` may be called several times before a round, or while another one runs: only `observe` goes on to the next.
     """
 
     def __init__(self) -> None:
-        self._since_woken = self._since_other = 0  # rounds
-        self._turns = 0  # how often rows were woken
+        self._since = 0  # rounds
+        self._turns = 0  # how often rows were explored
         self._woken: dict[Hashable, int] = {}  # draft tokens of rows that are explored in the chosen round
         self._promising: dict[Hashable, int] = {}  # draft tokens of rows that are to be explored further
-        self._interval, self._affordable = LEAST_INTERVAL, 0.0
-        self._kind = MORE  # of the next exploration where draft tokens pay, or of the one that goes on
-        self._rounds = 0  # for which it goes on
-        self._other = False  # whether the chosen round is one of it,
-        self._lost = 0.0  # and the rounds that it loses
 
     def choose(self, options: RoundOptions, best: DraftPlan) -> DraftPlan:
-        self._woken, self._other = {}, False
-        if self._rounds and (plan := _other_plan(self._kind, options, best)) is not None:
-            self._other = True
-            return plan
+        """What to do in the coming round: what seems best, or that and an exploration."""
         self._woken = self._wake(options, best)
-        if self._woken:
-            return options.plan(_with_woken(self._woken, options, best))
-        if best.drafts and self._since_other >= max(self._interval, self._affordable):
-            for kind in (self._kind, not self._kind):
-                plan = _other_plan(kind, options, best)
-                if plan is not None and (not plan.drafts or options.affords(plan)):
-                    self._other, self._kind = True, kind
-                    self._lost = EXPLORING_ROUNDS * (plan.seconds - plan.tokens / best.rate) / best.seconds
-                    return plan
-        return best
+        return options.plan(_with_woken(self._woken, options, best)) if self._woken else best
 
     def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
         """The chosen round was run."""
         if self._woken and not self._promising:
-            self._since_woken, self._turns = 0, self._turns + 1
+            self._since, self._turns = 0, self._turns + 1
         self._promising = {
             one.key: one.proposed * (1 + (one.accepted == one.proposed))
             for one in outcomes
             if one.key in self._woken and 2 * one.accepted >= one.proposed
         }
         self._woken = {}
-        if self._other and not self._rounds:
-            self._rounds, self._since_other = EXPLORING_ROUNDS - 1, 0
-            self._affordable = min(max(self._lost, 0.0) / EXPLORING_SHARE, RAREST)
-            self._interval = min(2 * self._interval, MOST_INTERVAL)
-        elif self._rounds:
-            self._rounds -= 1
-            self._kind = not self._kind
-        self._other = False
 
-    def passed(self, rounds: int, *, drafting: bool) -> None:
-        """So many rounds were run; `drafting`: as draft tokens seemed to pay."""
-        self._since_woken += rounds
-        self._since_other += rounds if drafting else 0
-
-    def reset(self) -> None:
-        """What seems best has changed: other things may have, too."""
-        self._interval, self._rounds = LEAST_INTERVAL, 0
+    def passed(self, rounds: int) -> None:
+        self._since += rounds
 
     def forget(self, key: Hashable) -> None:
         self._woken.pop(key, None)
@@ -452,7 +410,7 @@ class _Exploration:
         woken = {key: self._promising[key] for key in asleep if key in self._promising}
         while woken and not self._is_affordable(woken, options, best):
             woken = {key: depth // 2 for key, depth in woken.items() if depth > 1}
-        if woken or not asleep or self._since_woken < WAKING_INTERVAL:
+        if woken or not asleep or self._since < WAKING_INTERVAL:
             return woken
         turn = self._turns % 2
         choices = [dict.fromkeys(asleep, depth) for depth in (WAKING_DEPTHS[turn], WAKING_DEPTHS[1 - turn])]
@@ -471,14 +429,3 @@ def _with_woken(woken: Mapping[Hashable, int], options: RoundOptions, best: Draf
         count or min(woken.get(key, 0), reach)
         for key, count, reach in zip(options.keys, best.counts, options.reach, strict=True)
     )
-
-
-def _other_plan(kind: bool, options: RoundOptions, best: DraftPlan) -> DraftPlan | None:
-    """Instead of draft tokens that pay; None: that would be the same."""
-    if not best.drafts:
-        return None
-    if kind is NONE:
-        return options.plain
-    reached = zip(best.counts, options.reach, strict=True)
-    more = tuple(min(reach, (3 * count + 1) // 2) for count, reach in reached)
-    return options.plan(more) if more != best.counts else None

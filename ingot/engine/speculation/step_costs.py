@@ -23,16 +23,16 @@ import numpy.typing as npt
 
 FIRST_ROUNDS: Final = 7
 """Plain rounds whose median is the first estimate: the very first may be many times slower."""
-NOISE, MOST_NOISE, NOISE_RATE = 0.06, 0.5, 0.03
-"""The part of its cost that a round is off by, at least and at most, and how fast the estimate follows."""
-UNSETTLED_NOISE: Final = 2.0
-"""How many times more that is for a round that waits after one that does not, or the other way round."""
+NOISE: Final = 0.06
+"""The part of its cost that a round is usually off by."""
+UNSETTLED_NOISE: Final = 0.12
+"""The same for a round that waits after one that does not, or the other way round."""
 LARGEST_SURPRISE: Final = 0.5
 """However far off a round is, it counts as off by no more than this part of its cost."""
 JOINT_DRIFT, OWN_DRIFT = 0.005, 0.01
 """The part of their size by which all prices drift together in a round, and the part of its first uncertainty by which
 each drifts alone, until it is as uncertain as in the beginning."""
-PLAIN_DEVIATIONS: Final = 1.5
+PLAIN_DEVIATIONS: Final = 0.75
 """How many standard deviations cheaper plain rounds may well be than the estimate."""
 SIZE_WEIGHTS: Final = 2.0, 10.0
 """Rounds that the estimate of a size weighs as much as: before any was measured, and at most."""
@@ -55,7 +55,6 @@ class RoundCosts:
         self.graphs = GraphCache()
         self._first: list[float] = []
         self._line: _CostLine | None = None
-        self._bias, self._error = 0.0, NOISE  # by how much of their cost rounds are off, with and without sign
         self._sizes: OrderedDict[tuple[bool, int], _SizeFactors] = OrderedDict()  # by whether it waits, and rows
         self._waited_before: bool | None = None  # None: unknown
 
@@ -72,18 +71,13 @@ class RoundCosts:
             if len(self._first) == FIRST_ROUNDS:
                 self._line = _CostLine(median(self._first), rows)
             return
-        shape = (1, rows, waited, drafted, depth)
-        if before != waited:
-            self._line.observe(shape, seconds, UNSETTLED_NOISE * self._noise)
-            return
-        off = min(max(seconds / self._line.cost(shape) - 1, -MOST_NOISE), MOST_NOISE)
-        self._bias += (off - self._bias) * NOISE_RATE
-        self._error += (abs(off) - self._error) * NOISE_RATE
-        self._line.observe(shape, seconds, self._noise)
-        factors = self._sizes[waited, rows] = self._sizes.pop((waited, rows), None) or _SizeFactors()
-        factors.observe(round_size(rows + drafted), seconds / self._line.cost(shape), (NOISE / self._noise) ** 2)
-        if len(self._sizes) > REMEMBERED_KINDS:
-            self._sizes.popitem(last=False)
+        settled, shape = before == waited, (1, rows, waited, drafted, depth)
+        self._line.observe(shape, seconds, NOISE if settled else UNSETTLED_NOISE)
+        if settled:
+            factors = self._sizes[waited, rows] = self._sizes.pop((waited, rows), None) or _SizeFactors()
+            factors.observe(round_size(rows + drafted), seconds / self._line.cost(shape))
+            if len(self._sizes) > REMEMBERED_KINDS:
+                self._sizes.popitem(last=False)
 
     def interrupted(self) -> None:
         """There was a round that says nothing of costs, and the next one follows no other of its kind."""
@@ -128,11 +122,6 @@ class RoundCosts:
     def wait(self) -> float:
         """What a round that waits takes longer, as the first plain one behind others does."""
         return max(0.0, self._fitted.prices[2])
-
-    @property
-    def _noise(self) -> float:
-        """Where rounds are off in one direction, that is no noise: the cost is wrong."""
-        return max(NOISE, self._error - abs(self._bias))
 
     @property
     def _fitted(self) -> _CostLine:
@@ -193,11 +182,10 @@ class _SizeFactors:
     def __init__(self) -> None:
         self.factors, self._weights = [1.0] * SIZES, [SIZE_WEIGHTS[0]] * SIZES
 
-    def observe(self, size: int, factor: float, weight: float) -> None:
-        """`weight`: that of a measurement, 1 on a quiet machine."""
-        self._weights[size] = min(self._weights[size] + weight, SIZE_WEIGHTS[1])
+    def observe(self, size: int, factor: float) -> None:
+        self._weights[size] = min(self._weights[size] + 1, SIZE_WEIGHTS[1])
         surprise = min(max(factor / self.factors[size] - 1, -LARGEST_SURPRISE), LARGEST_SURPRISE)
-        self.factors[size] *= 1 + surprise * weight / self._weights[size]
+        self.factors[size] *= 1 + surprise / self._weights[size]
 
 
 FREE_CAPTURES: Final = 2

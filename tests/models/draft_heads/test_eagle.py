@@ -138,7 +138,7 @@ def test_a_draft_counts_in_its_models_states_and_one_that_guesses_nothing_is_ref
     head = load_eagle(written(tmp_path / "draft", random_tensors(embeds=False)), adapter)
     before, after = adapter.footprint.groups[0][1], with_draft_head(adapter, head).footprint.groups[0][1]
     assert after > before
-    with pytest.raises(ModelError, match=r"guesses \d% of 48 tokens"):
+    with pytest.raises(ModelError, match=r"predicts \d% of 48 tokens"):
         check_draft_head(head, adapter)
 
 

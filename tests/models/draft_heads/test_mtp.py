@@ -91,7 +91,7 @@ def test_a_head_that_guesses_next_to_nothing_is_refused_with_the_reason(
     assert isinstance(stored, dict)
     head = {name: array for name, array in stored.items() if name.startswith("mtp.")}
     mx.save_safetensors(str(folder / "mtp.safetensors"), changed(head))
-    with pytest.raises(ModelError, match=r"guesses 1?\d% of 48 tokens .* below \d\d% .* made from packed weights"):
+    with pytest.raises(ModelError, match=r"predicts 1?\d% of 48 tokens .* below \d\d% .* made from quantised weights"):
         checked(folder)
 
 
@@ -406,5 +406,5 @@ def test_a_head_of_a_family_whose_heads_are_not_known_is_refused_by_name(
     refuse_unknown_head(tmp_path / "without", config)
     write(tmp_path / "with", config, files={"model.safetensors": {**tensors, name: mx.ones(4)}})
     assert find_head(tmp_path / "with", config) is None
-    with pytest.raises(ModelError, match=rf"with holds a head \({name}\), but those of {family} are not known"):
+    with pytest.raises(ModelError, match=rf"with has a draft head \({name}\), but heads of {family} are not supported"):
         refuse_unknown_head(tmp_path / "with", config)
