@@ -176,13 +176,15 @@ class Speculation:
         for name in list(self._proposers):
             numbers = [number for number, row in enumerate(rows) if self._may_propose(row, name)]
             allowed = [rows[number] for number in numbers]
-            own = self._guarded(name, lambda proposer, allowed=allowed: proposer.offers(allowed))
-            for number, first in zip(numbers, own or [], strict=False):
+            for number, first in zip(numbers, self._offers_of(name, allowed), strict=False):
                 row = rows[number]
                 offer = first and first.behind(row.total - len(row.tokens))
                 if offer is not None and offer.most > 0:
                     offers[number].append(replace(offer, most=min(offer.most, self._room(row))))
         return offers
+
+    def _offers_of(self, name: str, rows: Many[TokenSequence]) -> list[DraftOffer | None]:
+        return self._guarded(name, lambda proposer: proposer.offers(rows)) or []
 
     def _limit_positions(self, choices: list[DraftChoice], prompts: int) -> list[DraftChoice]:
         """No more than a pass may sample at, besides the rows' own next tokens and those of prompts."""

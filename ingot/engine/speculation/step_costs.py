@@ -74,8 +74,10 @@ class RoundCosts:
         settled, shape = before == waited, (1, rows, waited, drafted, depth)
         self._line.observe(shape, seconds, NOISE if settled else UNSETTLED_NOISE)
         if settled:
-            factors = self._sizes[waited, rows] = self._sizes.pop((waited, rows), None) or _SizeFactors()
+            factors = self._sizes.get((waited, rows)) or _SizeFactors()
             factors.observe(round_size(rows + drafted), seconds / self._line.cost(shape))
+            self._sizes[waited, rows] = factors
+            self._sizes.move_to_end((waited, rows))
             if len(self._sizes) > REMEMBERED_KINDS:
                 self._sizes.popitem(last=False)
 

@@ -121,7 +121,7 @@ def test_a_draft_computes_what_its_layer_does_and_goes_on_from_its_own_states(
     assert logits_gap(head(wanted[:, -1:], mx.array([[4]]))[0], alone[0]) < CLOSE
 
 
-def test_guesses_are_tokens_of_the_model_and_only_such_as_the_draft_knows(tmp_path: Path) -> None:
+def test_draft_tokens_are_tokens_of_the_model_in_the_heads_own_vocabulary(tmp_path: Path) -> None:
     tensors, adapter = random_tensors(embeds=False), adapted()
     head = load_eagle(written(tmp_path / "draft", tensors), adapter)
     states = mx.random.normal((1, 5, SIZE))
@@ -133,7 +133,7 @@ def test_guesses_are_tokens_of_the_model_and_only_such_as_the_draft_knows(tmp_pa
     assert not mx.isfinite(logits[..., 0]).any().item()
 
 
-def test_a_draft_counts_in_its_models_states_and_one_that_guesses_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_head_counts_in_its_models_kv_and_one_that_predicts_nothing_is_refused(tmp_path: Path) -> None:
     adapter = adapted()
     head = load_eagle(written(tmp_path / "draft", random_tensors(embeds=False)), adapter)
     before, after = adapter.footprint.groups[0][1], with_draft_head(adapter, head).footprint.groups[0][1]

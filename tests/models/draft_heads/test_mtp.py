@@ -1,4 +1,4 @@
-"""A head that guesses nearly nothing is refused when it is loaded."""
+"""A head that predicts nearly nothing is refused when it is loaded."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def drowned(tensors: Tensors) -> Tensors:
 
 
 def blurred(tensors: Tensors) -> Tensors:
-    """It guesses a tenth, which is more than nothing and too little to pay."""
+    """It predicts a tenth, which is more than nothing and too little to pay."""
     return noisy(tensors, 1.0)
 
 
@@ -77,12 +77,12 @@ def checked(folder: Path, device: Device | None = None) -> float:
 @pytest.mark.parametrize(
     "device", [pytest.param(None, id="here"), pytest.param(GPU, id="as-on-a-gpu", marks=pytest.mark.slow)]
 )
-def test_a_trained_head_guesses_much_of_what_its_model_writes(device: Device | None) -> None:
+def test_a_trained_head_predicts_much_of_what_its_model_generates(device: Device | None) -> None:
     assert checked(HYBRID, device) > 0.4
 
 
 @pytest.mark.parametrize("changed", [drowned, blurred, mistaken])
-def test_a_head_that_guesses_next_to_nothing_is_refused_with_the_reason(
+def test_a_head_that_predicts_next_to_nothing_is_refused_with_the_reason(
     changed: Callable[[Tensors], Tensors], tmp_path: Path
 ) -> None:
     folder = tmp_path / "hybrid"
