@@ -148,9 +148,9 @@ def test_a_head_counts_in_its_models_kv_and_one_that_predicts_nothing_is_refused
         ({"norm_before_fc": True}, None, "norm_before_fc"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 9]}}, None, "the model has 3"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1]}}, None, "the model has 3"),
-        ({"model_type": "unheard-of"}, None, "no layer that is known"),
+        ({"model_type": "unheard-of"}, None, "no known layer"),
         ({}, "fc.weight", r"missing: fc\.weight"),
-        ({}, "d2t", "knows 40 of 96 tokens"),
+        ({}, "d2t", "has 40 of 96 tokens"),
     ],
 )
 def test_what_is_no_draft_of_this_model_is_refused_with_the_reason(
@@ -172,5 +172,5 @@ def test_a_table_that_names_tokens_that_do_not_exist_is_refused(tmp_path: Path) 
 )
 def test_layers_that_are_one_operation_have_no_states_between_them(tmp_path: Path) -> None:
     fused = adapt_model(tiny.build("llama"), tiny.CONFIGS["llama"], current_device())
-    with pytest.raises(ModelError, match="load it with its layers apart"):
+    with pytest.raises(ModelError, match="load it with separate layers"):
         load_eagle(written(tmp_path / "draft", random_tensors(embeds=False)), fused)

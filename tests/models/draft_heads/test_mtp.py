@@ -254,7 +254,7 @@ def test_only_shards_that_hold_the_head_are_opened(tmp_path: Path) -> None:
 def test_an_index_that_does_not_say_what_the_files_hold_is_refused(qwen: Made, tmp_path: Path) -> None:
     write_shards(tmp_path, qwen.config, {"model-1.safetensors": qwen.base, "model-2.safetensors": named(qwen)})
     mx.save_safetensors(str(tmp_path / "model-2.safetensors"), {"other": mx.zeros(1)})
-    with pytest.raises(ModelError, match=r"model-2\.safetensors does not hold mtp\."):
+    with pytest.raises(ModelError, match=r"model-2\.safetensors lacks mtp\."):
         find_head(tmp_path, qwen.config)
 
 
