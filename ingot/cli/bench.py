@@ -17,11 +17,13 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from ingot.cli.client import ServerClient, ServerError, chunk_delta
 from ingot.cli.flags import (
@@ -38,9 +40,11 @@ from ingot.errors import ConfigError, nearest_name
 from ingot.extras import require_extra
 from ingot.version import __version__
 
+T = TypeVar("T")
+
 BENCH_SUBJECTS = {
     "serve": "measure a running server under several loads",
-    "speculate": "measure what guessing ahead gains, on several kinds of work",
+    "speculate": "measure what speculation gains, on several kinds of work",
 }
 
 
@@ -72,15 +76,15 @@ ABOUT_BENCH_SERVE = (
 def run_bench_serve(arguments: list[str]) -> int:
     namespace = _bench_serve_parser().parse(arguments)
     settings = settings_from_arguments(namespace).settings
-    given = vars(namespace)
-    plan = read_load_plan(given)
-    json_to, plot_to = given.get("json"), given.get("plot")
+    flags = vars(namespace)
+    plan = read_load_plan(flags)
+    json_to, plot_to = flags.get("json"), flags.get("plot")
     for path in filter(None, (json_to, plot_to)):
         require_parent_folder(path)
     if plot_to:
         require_plotting(plot_to)
 
-    client = ServerClient(given.get("url", DEFAULT_URL), settings.api_key, timeout=timeout_flag(given))
+    client = ServerClient(flags.get("url", DEFAULT_URL), settings.api_key, timeout=timeout_flag(flags))
     target = prepare_target(client, plan)
     print(f"{target.model} at {client.url}: about {plan.prompt_tokens} tokens in, {plan.output_tokens} out")
     print(load_table_head())
@@ -97,41 +101,46 @@ def run_bench_serve(arguments: list[str]) -> int:
 
 def _bench_serve_parser() -> CommandParser:
     parser = CommandParser("bench serve", ABOUT_BENCH_SERVE)
-    usual = LoadPlan()
-    levels = ",".join(map(str, usual.concurrency))
-    parser.flag("--url", metavar="URL", help=f"the server (default: {DEFAULT_URL})")
+    defaults = LoadPlan()
+    levels = ",".join(map(str, defaults.concurrency))
+    add_bench_flags(parser, defaults.output_tokens, defaults.seed)
     parser.flag("--model", metavar="NAME", dest="name", help="the model to ask for (default: what the server lists)")
-    parser.flag("--endpoint", metavar="NAME", help=f"{' or '.join(ENDPOINT_PATHS)} (default: {usual.endpoint})")
+    parser.flag("--endpoint", metavar="NAME", help=f"{' or '.join(ENDPOINT_PATHS)} (default: {defaults.endpoint})")
     parser.flag("--concurrency", metavar="N,N", help=f"numbers of streams at once (default: {levels})")
-    parser.flag("--prompt-tokens", metavar="N", help=f"prompt length (default: {usual.prompt_tokens})")
-    parser.flag("--output-tokens", metavar="N", help=f"answer length (default: {usual.output_tokens})")
+    parser.flag("--prompt-tokens", metavar="N", help=f"prompt length (default: {defaults.prompt_tokens})")
     parser.flag("--requests", metavar="N", help=f"requests a level (default: {REQUESTS_PER_STREAM} a stream)")
-    parser.flag("--warmup", metavar="N", help=f"requests before each level (default: {usual.warmup})")
-    parser.flag("--seed", metavar="N", help=f"seed of the prompts (default: {usual.seed})")
-    parser.flag("--timeout", metavar="N", help="seconds of silence after which a request fails (default: 600)")
-    parser.flag("--json", metavar="FILE", type=Path, help="write all figures here")
-    parser.flag("--plot", metavar="FILE", type=Path, help="draw them here (.png, .svg or .pdf)")
-    parser.flag("--api-key", metavar="KEY", dest="api_key", help="the server's key (better: INGOT_API_KEY)")
+    parser.flag("--warmup", metavar="N", help=f"requests before each level (default: {defaults.warmup})")
+    parser.flag("--plot", metavar="FILE", type=Path, help="plot the figures here (.png, .svg or .pdf)")
     add_settings(parser, ("the rest",))
     return parser
 
 
-def read_load_plan(given: Mapping[str, Any]) -> LoadPlan:
+def add_bench_flags(parser: CommandParser, output_tokens: int, seed: int) -> None:
+    """Those that every benchmark of a server has."""
+    parser.flag("--url", metavar="URL", help=f"the running server (default: {DEFAULT_URL})")
+    parser.flag("--api-key", metavar="KEY", dest="api_key", help="the server's key (better: INGOT_API_KEY)")
+    parser.flag("--output-tokens", metavar="N", help=f"answer length (default: {output_tokens})")
+    parser.flag("--seed", metavar="N", help=f"seed of the prompts (default: {seed})")
+    parser.flag("--timeout", metavar="N", help="seconds of silence after which a request fails (default: 600)")
+    parser.flag("--json", metavar="FILE", type=Path, help="write all figures here")
+
+
+def read_load_plan(flags: Mapping[str, Any]) -> LoadPlan:
     """The plan that the flags describe. Raises ConfigError."""
-    usual = LoadPlan()
-    endpoint = given.get("endpoint", usual.endpoint)
+    defaults = LoadPlan()
+    endpoint = flags.get("endpoint", defaults.endpoint)
     if endpoint not in ENDPOINT_PATHS:
         raise ConfigError(f"--endpoint: {endpoint!r} is not one of {', '.join(ENDPOINT_PATHS)}")
-    levels = given["concurrency"].split(",") if "concurrency" in given else usual.concurrency
+    levels = flags["concurrency"].split(",") if "concurrency" in flags else defaults.concurrency
     return LoadPlan(
         endpoint=endpoint,
-        model=given.get("name"),
+        model=flags.get("name"),
         concurrency=tuple(parse_whole_number("--concurrency", part, 1, 4096) for part in levels),
-        prompt_tokens=number_flag(given, "prompt_tokens", usual.prompt_tokens, low=1),
-        output_tokens=number_flag(given, "output_tokens", usual.output_tokens, low=1),
-        requests=number_flag(given, "requests", 0, low=1) or None,
-        warmup=number_flag(given, "warmup", usual.warmup, low=0),
-        seed=number_flag(given, "seed", usual.seed, low=0),
+        prompt_tokens=number_flag(flags, "prompt_tokens", defaults.prompt_tokens, low=1),
+        output_tokens=number_flag(flags, "output_tokens", defaults.output_tokens, low=1),
+        requests=number_flag(flags, "requests", 0, low=1) or None,
+        warmup=number_flag(flags, "warmup", defaults.warmup, low=0),
+        seed=number_flag(flags, "seed", defaults.seed, low=0),
     )
 
 
@@ -174,7 +183,7 @@ class LoadPlan:
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
-    """A server that was looked at: what to call its model, whether it is ingot, how many words to send."""
+    """A probed server: what to call its model, whether it is ingot, how many words to send."""
 
     client: ServerClient
     model: str
@@ -207,38 +216,42 @@ def calibrate_words(wanted: int, count: Callable[[int], int]) -> int:
 
 def run_level(target: LoadTarget, plan: LoadPlan, concurrency: int) -> LoadLevel:
     """Warm up, then keep `concurrency` requests under way until the level's number is done."""
+    measure = partial(measure_request, target.client, ENDPOINT_PATHS[plan.endpoint])
     warmups = [request_body(target, plan, f"warm-up {concurrency}/{index}") for index in range(plan.warmup)]
-    _drive_streams(target, plan, warmups, concurrency)
+    run_concurrently(measure, warmups, concurrency)
     total = plan.requests_at(concurrency)
     bodies = [request_body(target, plan, f"{concurrency}/{index}") for index in range(total)]
-    return summarise_level(concurrency, _drive_streams(target, plan, bodies, concurrency))
+    return summarise_level(concurrency, run_concurrently(measure, bodies, concurrency))
 
 
-def _drive_streams(
-    target: LoadTarget, plan: LoadPlan, bodies: list[dict[str, Any]], concurrency: int
-) -> list[RequestSample]:
-    waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    for body in bodies:
-        waiting.put(body)
-    done: queue.SimpleQueue[RequestSample] = queue.SimpleQueue()
+def run_concurrently(
+    send: Callable[[dict[str, Any]], T], bodies: Sequence[dict[str, Any]], concurrency: int
+) -> list[T]:
+    """Send requests, so many at once; their results, in order. Raises the first one's ServerError."""
+    waiting: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
+    for numbered in enumerate(bodies):
+        waiting.put(numbered)
+    done: queue.SimpleQueue[tuple[int, T | ServerError]] = queue.SimpleQueue()
 
     def stream() -> None:
-        for body in _drain_queue(waiting):
-            done.put(measure_request(target.client, ENDPOINT_PATHS[plan.endpoint], body))
+        while True:
+            try:
+                number, body = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                done.put((number, send(body)))
+            except ServerError as error:
+                done.put((number, error))
 
-    # Daemons: when the user interrupts, the program must not wait for answers that nobody wants.
-    threads = [threading.Thread(target=stream, daemon=True) for _ in range(min(concurrency, len(bodies)))]
-    for thread in threads:
-        thread.start()
-    return [done.get() for _ in bodies]
-
-
-def _drain_queue(waiting: queue.SimpleQueue[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    while True:
-        try:
-            yield waiting.get_nowait()
-        except queue.Empty:
-            return
+    for _ in range(min(concurrency, len(bodies))):
+        # Daemons: when the user interrupts, the program must not wait for answers that nobody wants.
+        threading.Thread(target=stream, daemon=True).start()
+    results = [result for _, result in sorted((done.get() for _ in bodies), key=itemgetter(0))]
+    for result in results:
+        if isinstance(result, ServerError):
+            raise result
+    return cast("list[T]", results)
 
 
 def measure_request(client: ServerClient, path: str, body: Mapping[str, Any]) -> RequestSample:
@@ -267,8 +280,8 @@ def request_body(target: LoadTarget, plan: LoadPlan, name: str) -> dict[str, Any
 def _question_body(target: LoadTarget, plan: LoadPlan, name: str, words: int) -> dict[str, Any]:
     dice = random.Random(f"{plan.seed}/{name}")
     text = " ".join(dice.choices(PROMPT_WORDS, k=words))
-    asked = {"prompt": text} if plan.endpoint == "completions" else {"messages": [{"role": "user", "content": text}]}
-    return {"model": target.model, "temperature": 0, **asked}
+    prompt = {"prompt": text} if plan.endpoint == "completions" else {"messages": [{"role": "user", "content": text}]}
+    return {"model": target.model, "temperature": 0, **prompt}
 
 
 def _probe_tokens(target: LoadTarget, plan: LoadPlan, words: int) -> int:
@@ -296,7 +309,7 @@ def _first_model(client: ServerClient) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RequestSample:
-    """One request. Times are seconds on one clock; `arrivals` are those of the chunks that held text."""
+    """One request. Times are seconds on one clock; `arrivals` are those of the chunks with text."""
 
     started: float
     ended: float
@@ -307,7 +320,7 @@ class RequestSample:
 
     @property
     def problem(self) -> str | None:
-        return self.error or (None if self.arrivals else "the answer held no text")
+        return self.error or (None if self.arrivals else "the answer has no text")
 
     @property
     def tokens(self) -> int:
@@ -369,9 +382,9 @@ class LoadLevel:
 
 def quantile(values: Sequence[float], share: float) -> float:
     """The value below which `share` of the sorted `values` lie, interpolated between neighbours."""
-    place = share * (len(values) - 1)
-    low, high = math.floor(place), math.ceil(place)
-    return values[low] + (values[high] - values[low]) * (place - low)
+    rank = share * (len(values) - 1)
+    low, high = math.floor(rank), math.ceil(rank)
+    return values[low] + (values[high] - values[low]) * (rank - low)
 
 
 def spread_of(values: Sequence[float]) -> LatencySpread | None:
@@ -460,7 +473,7 @@ def write_json(path: Path, report: dict[str, Any]) -> None:
 
 
 def require_plotting(path: Path) -> None:
-    """Raise before anything is measured, rather than after, when no plot can be drawn."""
+    """Raise before anything is measured, rather than after, when nothing can be plotted."""
     if path.suffix not in PLOT_SUFFIXES:
         raise ConfigError(f"--plot: {path} must end in {', '.join(PLOT_SUFFIXES)}")
     require_extra("bench", "--plot")

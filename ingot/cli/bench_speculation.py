@@ -1,24 +1,21 @@
 """`ingot bench speculate`: what speculation gains on several kinds of work, and whether texts stay the same.
 
-Plain decoding is set against each proposer of a server, on the same questions, in turns. The texts are of our own.
-Variants differ in names and figures, so that no answer is known from the one before.
+Plain decoding is compared with each proposer of a server, on the same questions, in turns. Variants of a
+question differ in names and figures, so that no answer repeats the one before.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import queue
 import random
 import statistics
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Final
 
-from ingot.cli.bench import write_json
+from ingot.cli.bench import add_bench_flags, run_concurrently, write_json
 from ingot.cli.client import ServerClient, ServerError
 from ingot.cli.flags import (
     DEFAULT_URL,
@@ -34,7 +31,7 @@ from ingot.errors import ConfigError, nearest_name
 from ingot.version import __version__
 
 ABOUT_BENCH_SPECULATE = (
-    "Measure what guessing ahead gains: plain decoding against each proposer that the server offers, on the same "
+    "Measure what speculation gains: plain decoding against each proposer that the server offers, on the same "
     "questions, in turns. Texts are compared, too: they must be the same."
 )
 LOCAL_SECTIONS = ("the model", "the engine")
@@ -45,13 +42,13 @@ OUTCOME_HEAD = (
 
 def run_bench_speculate(arguments: list[str]) -> int:
     namespace = _bench_speculate_parser().parse(arguments)
-    given = vars(namespace)
+    flags = vars(namespace)
     settings = settings_from_arguments(namespace).settings
-    plan = read_speculation_plan(given)
-    if "json" in given:
-        require_parent_folder(given["json"])
+    plan = read_speculation_plan(flags)
+    if "json" in flags:
+        require_parent_folder(flags["json"])
     with contextlib.ExitStack() as stack:
-        client = _speculation_client(given, settings, stack)
+        client = _speculation_client(flags, settings, stack)
         proposers = offered_proposers(client)
         print(f"{client.url}: {', '.join(proposers)} against plain decoding, {plan.rounds} rounds of {plan.streams}")
         print(OUTCOME_HEAD)
@@ -59,44 +56,39 @@ def run_bench_speculate(arguments: list[str]) -> int:
         for outcome in measure_proposers(client, plan, proposers):
             outcomes.append(outcome)
             print(_outcome_row(outcome), flush=True)
-    if "json" in given:
-        made = {"ingot": __version__, "plan": asdict(plan), "outcomes": [asdict(each) for each in outcomes]}
-        write_json(given["json"], made)
+    if "json" in flags:
+        report = {"ingot": __version__, "plan": asdict(plan), "outcomes": [asdict(each) for each in outcomes]}
+        write_json(flags["json"], report)
     return _report_differences(outcomes)
 
 
 def _bench_speculate_parser() -> CommandParser:
     parser = CommandParser("bench speculate", ABOUT_BENCH_SPECULATE)
-    usual = SpeculationPlan()
+    defaults = SpeculationPlan()
     parser.add_argument("model", nargs="?", metavar="MODEL", help="a model to serve here, instead of a running server")
-    parser.flag("--url", metavar="URL", help=f"the running server (default: {DEFAULT_URL})")
+    add_bench_flags(parser, defaults.output_tokens, defaults.seed)
     parser.flag("--workloads", metavar="A,B", help=f"some of: {', '.join(WORKLOADS)} (default: all)")
-    parser.flag("--rounds", metavar="N", help=f"rounds of each workload (default: {usual.rounds})")
-    parser.flag("--streams", metavar="N", help=f"questions at once (default: {usual.streams})")
-    parser.flag("--output-tokens", metavar="N", help=f"longest answer (default: {usual.output_tokens})")
-    parser.flag("--seed", metavar="N", help=f"seed of the questions (default: {usual.seed})")
-    parser.flag("--timeout", metavar="N", help="seconds of silence after which a request fails (default: 600)")
-    parser.flag("--json", metavar="FILE", type=Path, help="write all figures here")
-    parser.flag("--api-key", metavar="KEY", dest="api_key", help="the server's key (better: INGOT_API_KEY)")
+    parser.flag("--rounds", metavar="N", help=f"rounds of each workload (default: {defaults.rounds})")
+    parser.flag("--streams", metavar="N", help=f"questions at once (default: {defaults.streams})")
     foreign = {known.section for known in FOREIGN_SETTINGS.values()}
     add_settings(parser, (*LOCAL_SECTIONS, *foreign, "the rest"))
     return parser
 
 
-def read_speculation_plan(given: Mapping[str, Any]) -> SpeculationPlan:
+def read_speculation_plan(flags: Mapping[str, Any]) -> SpeculationPlan:
     """The plan that the flags describe. Raises ConfigError."""
-    usual = SpeculationPlan()
-    named = given["workloads"].split(",") if "workloads" in given else usual.workloads
+    defaults = SpeculationPlan()
+    names = flags["workloads"].split(",") if "workloads" in flags else defaults.workloads
     return SpeculationPlan(
-        workloads=tuple(dict.fromkeys(_known_workload(name.strip()) for name in named)),
-        rounds=number_flag(given, "rounds", usual.rounds, low=1),
-        streams=number_flag(given, "streams", usual.streams, low=1, high=256),
-        output_tokens=number_flag(given, "output_tokens", usual.output_tokens, low=2),
-        seed=number_flag(given, "seed", usual.seed, low=0),
+        workloads=tuple(dict.fromkeys(_check_workload(name.strip()) for name in names)),
+        rounds=number_flag(flags, "rounds", defaults.rounds, low=1),
+        streams=number_flag(flags, "streams", defaults.streams, low=1, high=256),
+        output_tokens=number_flag(flags, "output_tokens", defaults.output_tokens, low=2),
+        seed=number_flag(flags, "seed", defaults.seed, low=0),
     )
 
 
-def _known_workload(name: str) -> str:
+def _check_workload(name: str) -> str:
     if name in WORKLOADS:
         return name
     near = nearest_name(name, WORKLOADS)
@@ -104,19 +96,19 @@ def _known_workload(name: str) -> str:
     raise ConfigError(f"--workloads: {name[:100]!r} is not one of {', '.join(WORKLOADS)}{hint}")
 
 
-def _speculation_client(given: Mapping[str, Any], settings: Settings, stack: contextlib.ExitStack) -> ServerClient:
+def _speculation_client(flags: Mapping[str, Any], settings: Settings, stack: contextlib.ExitStack) -> ServerClient:
     """A client of the running server, or of one that is started here and lives as long as `stack`."""
-    if given.get("model") is not None:
-        if "url" in given:
+    if flags.get("model") is not None:
+        if "url" in flags:
             raise ConfigError("--url names a running server and MODEL one to start: give one of them")
         from ingot.cli.serve import local_server
 
-        return ServerClient(stack.enter_context(local_server(settings)), settings.api_key, timeout=timeout_flag(given))
+        return ServerClient(stack.enter_context(local_server(settings)), settings.api_key, timeout=timeout_flag(flags))
     known = {**SETTINGS, **FOREIGN_SETTINGS}
-    for name in given:
+    for name in flags:
         if name != "model" and name in known and known[name].section not in ("the rest", "the door"):
-            raise ConfigError(f"{known[name].flag} says how to run a model here: it needs a MODEL")
-    return ServerClient(given.get("url", DEFAULT_URL), settings.api_key, timeout=timeout_flag(given))
+            raise ConfigError(f"{known[name].flag} configures a model that is served here: it needs a MODEL")
+    return ServerClient(flags.get("url", DEFAULT_URL), settings.api_key, timeout=timeout_flag(flags))
 
 
 def _outcome_row(outcome: SpeculationOutcome) -> str:
@@ -143,20 +135,7 @@ def _report_differences(outcomes: Sequence[SpeculationOutcome]) -> int:
 
 WorkloadBody = dict[str, Any]
 
-WORKLOAD_PEOPLE: Final = (
-    "Amara",
-    "Bruno",
-    "Chiyo",
-    "Dagny",
-    "Emeka",
-    "Farah",
-    "Goran",
-    "Hina",
-    "Ivo",
-    "Jonna",
-    "Kofi",
-    "Liv",
-)
+PEOPLE: Final = ("Amara", "Bruno", "Chiyo", "Dagny", "Emeka", "Farah", "Goran", "Hina", "Ivo", "Jonna", "Kofi", "Liv")
 CITIES: Final = ("Bergen", "Cusco", "Dakar", "Gdansk", "Hanoi", "Izmir", "Kigali", "Lagos", "Porto", "Quito", "Riga")
 GOODS: Final = ("bolts", "cables", "hinges", "lamps", "pumps", "ropes", "screws", "springs", "tiles", "valves")
 NOUNS: Final = ("invoice", "parcel", "reading", "recipe", "sensor", "ticket", "vehicle", "visit")
@@ -254,7 +233,7 @@ def copy_work(dice: random.Random) -> WorkloadBody:
 
 
 def chat_work(dice: random.Random) -> WorkloadBody:
-    return _user_message(f"{dice.choice(WORKLOAD_PEOPLE)} from {dice.choice(CITIES)} asks: {dice.choice(QUESTIONS)}")
+    return _user_message(f"{dice.choice(PEOPLE)} from {dice.choice(CITIES)} asks: {dice.choice(QUESTIONS)}")
 
 
 def structured_work(dice: random.Random) -> WorkloadBody:
@@ -264,9 +243,9 @@ def structured_work(dice: random.Random) -> WorkloadBody:
 
 
 def tool_call_work(dice: random.Random) -> WorkloadBody:
-    who, (start, end), seats = dice.choice(WORKLOAD_PEOPLE), dice.sample(CITIES, 2), dice.randint(1, 6)
+    who, (start, end), others = dice.choice(PEOPLE), dice.sample(CITIES, 2), dice.randint(1, 6)
     function = {"name": "book_flight", "description": "Books a flight.", "parameters": TRIP_SCHEMA, "strict": True}
-    return _user_message(f"Book a flight from {start} to {end} for {who} and {seats} others, in economy.") | {
+    return _user_message(f"Book a flight from {start} to {end} for {who} and {others} others, in economy.") | {
         "tools": [{"type": "function", "function": function}],
         "tool_choice": "required",
         "parallel_tool_calls": False,
@@ -283,7 +262,7 @@ WORKLOADS: Final[Mapping[str, Callable[[random.Random], WorkloadBody]]] = {
 
 
 def workload_body(workload: str, variant: str) -> WorkloadBody:
-    """What is asked, without how it is to be answered."""
+    """The messages and formats of a request, without its sampling fields."""
     return WORKLOADS[workload](random.Random(f"{workload}/{variant}"))
 
 
@@ -293,7 +272,7 @@ def _user_message(text: str) -> WorkloadBody:
 
 def _order_sentences(dice: random.Random, count: int) -> list[str]:
     return [
-        f"{dice.choice(WORKLOAD_PEOPLE)} from {dice.choice(CITIES)} ordered {dice.randint(2, 900)} "
+        f"{dice.choice(PEOPLE)} from {dice.choice(CITIES)} ordered {dice.randint(2, 900)} "
         f"{dice.choice(GOODS)} "
         f"and {dice.choice(('has paid', 'has not paid yet'))}."
         for _ in range(count)
@@ -304,8 +283,8 @@ PLAIN_DECODING: Final = "off"
 LEAST_MEASURED_TOKENS: Final = 2
 """An answer of fewer has no speed: the first comes with the prompt."""
 WARM_UP_ROUND: Final = -1
-"""The number of the round that is not measured: what is made at first use is made then, and the server learns what
-guessing costs."""
+"""The number of the round that is not measured: what is compiled at first use is compiled then, and the server learns
+what speculation costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,19 +323,19 @@ class SpeculationOutcome:
     same: int  # texts that are those of plain decoding
     speed: float | None  # tokens a second of one stream
     ratio: float | None  # of the speeds, the median of the rounds'
-    acceptance: float | None  # of the guessed tokens, how many were right
+    acceptance: float | None  # the share of draft tokens that were accepted
     tokens_per_pass: float | None
 
 
 def offered_proposers(client: ServerClient) -> tuple[str, ...]:
-    """What to set against plain decoding: each that the server offers, and all together. Raises ServerError."""
+    """What to compare with plain decoding: each that the server offers, and all together. Raises ServerError."""
     try:
         model = client.get("models")["data"][0]
         offered = tuple(model["proposers"])
     except (KeyError, IndexError, TypeError):
-        raise ServerError(f"{client.url} does not say who guesses ahead there: it is no ingot that can") from None
+        raise ServerError(f"{client.url} does not list its proposers: it is no ingot that has any") from None
     if not offered:
-        raise ServerError(f"nobody guesses ahead at {client.url}: start it with --speculate")
+        raise ServerError(f"{client.url} does not speculate: start it with --speculate")
     return (*offered, "auto") if len(offered) > 1 else offered
 
 
@@ -402,42 +381,24 @@ def _mean_speed(answers: Sequence[MeasuredAnswer]) -> float | None:
 def _run_round(
     client: ServerClient, plan: SpeculationPlan, workload: str, number: int, proposers: Sequence[str]
 ) -> dict[str, list[MeasuredAnswer]]:
-    """Everybody answers the same questions, one after another; another one begins each time."""
+    """Every proposer answers the same questions, one after another; another one begins each time."""
+
+    def post(body: WorkloadBody) -> MeasuredAnswer:
+        return read_measured_answer(client.post("chat/completions", body))
+
     modes = [PLAIN_DECODING, *proposers]
     first = number % len(modes)
-    asked = [workload_body(workload, f"{plan.seed}/{number}/{stream}") for stream in range(plan.streams)]
-    told = {"model": "default", "temperature": 0, "max_tokens": plan.output_tokens}
-    answered = {}
+    questions = [workload_body(workload, f"{plan.seed}/{number}/{stream}") for stream in range(plan.streams)]
+    fields = {"model": "default", "temperature": 0, "max_tokens": plan.output_tokens}
+    answers = {}
     for mode in modes[first:] + modes[:first]:
-        # Under salts of their own they share nothing: neither prompts, nor what was answered before.
+        # Under salts of their own they share neither prompts nor earlier answers.
         bodies = [
-            body | told | {"speculate": mode, "cache_salt": f"bench {plan.seed}/{workload}/{number}/{stream}/{mode}"}
-            for stream, body in enumerate(asked)
+            body | fields | {"speculate": mode, "cache_salt": f"bench {plan.seed}/{workload}/{number}/{stream}/{mode}"}
+            for stream, body in enumerate(questions)
         ]
-        answered[mode] = _post_at_once(client, bodies)
-    return answered
-
-
-def _post_at_once(client: ServerClient, bodies: Sequence[WorkloadBody]) -> list[MeasuredAnswer]:
-    done: queue.SimpleQueue[tuple[int, MeasuredAnswer | ServerError]] = queue.SimpleQueue()
-
-    def ask(number: int, body: WorkloadBody) -> None:
-        try:
-            done.put((number, read_measured_answer(client.post("chat/completions", body))))
-        except ServerError as error:
-            done.put((number, error))
-
-    for asked in enumerate(bodies):
-        # Daemons: when the user interrupts, the program must not wait for answers that nobody wants.
-        threading.Thread(target=ask, args=asked, daemon=True).start()
-    told = dict(done.get() for _ in bodies)
-    return [_raise_errors(told[number]) for number in range(len(bodies))]
-
-
-def _raise_errors(told: MeasuredAnswer | ServerError) -> MeasuredAnswer:
-    if isinstance(told, ServerError):
-        raise told
-    return told
+        answers[mode] = run_concurrently(post, bodies, len(bodies))
+    return answers
 
 
 def read_measured_answer(answer: Any) -> MeasuredAnswer:
@@ -445,12 +406,12 @@ def read_measured_answer(answer: Any) -> MeasuredAnswer:
     try:
         message, receipt = answer["choices"][0]["message"], answer["ingot"]
         calls = [call["function"] for call in message.get("tool_calls") or ()]
-        guessed = receipt.get("speculation") or {}
+        speculation = receipt.get("speculation") or {}
         return MeasuredAnswer(
             json.dumps([message.get("reasoning_content"), message.get("content"), calls]),
             answer["usage"]["completion_tokens"],
             receipt["timing"]["decode_s"],
-            *(guessed.get(name, 0) for name in ("proposed", "accepted", "passes")),
+            *(speculation.get(name, 0) for name in ("proposed", "accepted", "passes")),
         )
     except (KeyError, IndexError, TypeError):
         raise ServerError("the server's answer has no receipt: it is no ingot") from None

@@ -191,7 +191,7 @@ def test_failed_requests_are_errors_and_nothing_else() -> None:
     failed = RequestSample(started=0.0, ended=9.0, arrivals=(5.0,), error="full (HTTP 429)")
     empty = RequestSample(started=0.0, ended=1.0, completion_tokens=0)
     level = summarise_level(3, [good, failed, failed, empty])
-    assert level.errors == {"full (HTTP 429)": 2, "the answer held no text": 1}
+    assert level.errors == {"full (HTTP 429)": 2, "the answer has no text": 1}
     assert (level.failed, level.output_tokens) == (3, 2)
     assert level.ttft is not None and level.ttft.most == 1.0
 

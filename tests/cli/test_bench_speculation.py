@@ -46,7 +46,7 @@ TEXT_ONLY = ("code edit", "copy", "chat")
 
 
 def said(request: Request, text: str = "the same") -> list[list[Event]]:
-    """Eleven tokens, in a time that depends on who guesses. Guesses are half right."""
+    """Eleven tokens, in a time that depends on the proposer. Half of the draft tokens are right."""
     drafts = SpeculationReport(8, 4, 6) if request.speculate != () else SpeculationReport(passes=10)
     ended = Ended(Usage(20, 11), Timing(0.0, 0.1, SECONDS[request.speculate]), (), drafts)
     return [[TextDelta(0, text), SequenceEnded(0, "stop", None, 11), ended]]
@@ -129,7 +129,7 @@ def test_a_question_that_is_refused_ends_the_command_with_the_reason(tmp_path: P
     assert done.returncode == 1 and done.stderr == "ingot bench: full (HTTP 429)\n"
 
 
-def test_a_server_where_nobody_guesses_is_refused(tmp_path: Path) -> None:
+def test_a_server_without_proposers_is_refused(tmp_path: Path) -> None:
     with running(ScriptedEngine(), settings()) as url:
         done = bench(url, tmp_path)
     assert done.returncode == 1 and "start it with --speculate" in done.stderr
@@ -142,8 +142,8 @@ def test_a_server_where_nobody_guesses_is_refused(tmp_path: Path) -> None:
     [
         (("--workloads", "copyy"), "did you mean copy?"),
         (("--rounds", "0"), "--rounds: 0 is not between 1"),
-        (("--draft-model", "x"), "--draft-model says how to run a model here: it needs a MODEL"),
-        (("--memory", "50%"), "--memory says how to run a model here"),
+        (("--draft-model", "x"), "--draft-model configures a model that is served here: it needs a MODEL"),
+        (("--memory", "50%"), "--memory configures a model that is served here"),
         (("smollm2-135m", "--url", "http://127.0.0.1:1"), "give one of them"),
         (("--json", "no/such/x.json"), "there is no folder"),
     ],

@@ -1,45 +1,80 @@
 """Decides how many draft tokens to verify for each row, so that tokens come as fast as they can; often that is none.
 
-What a round costs and how often drafts are accepted is measured as the server runs, and belongs to the model, not
-to a request. Now and then something else is tried than what seems best (`SpeculationTrials`): what is never tried
-is never known to have become better. What speculation may lose is bounded (`ExplorationBudget`): a small share of
-all time, and what it gained, pay for what it loses.
+What a round costs and how often draft tokens are accepted is measured as the server runs, and belongs to the model, not
+to a request. The controller takes the plan that gives most tokens a second by these measurements, and explores: what
+is never tried is never known to have become better.
+
+Whatever was measured may be wrong by now. So rounds with draft tokens are compared with plain ones, and what they lost
+is taken from an exploration budget, which a small share of all time and whatever they gained refill. Nothing is tried
+that the budget could not bear to be all wrong.
+
+What each part buys on the simulated devices of the tests, as a share of the best fixed depth: without exploring rows
+that have no drafts, 0.74 instead of 0.94 where drafts become good again on a compute-bound device; without going on
+with what was accepted there, 1.01 instead of 1.13 where one row of eight copies; with all of the budget at stake at
+once, 0.85 instead of 0.94; without a budget, 0.91 instead of 0.97 of plain decoding after drafts turned bad; without
+factors by size, 0.90 instead of 0.97 on a device with a knee; without odds of each sequence, 0.93 instead of 0.98 after
+changes; without the graph cache, 0.90 instead of 0.91 on an H200; without the lower bound of plain rounds, 0.93 instead
+of 0.95 on a machine that slows down.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import accumulate, compress, pairwise
 from math import inf
+from operator import neg, not_
 from typing import Final
 
-from ingot.engine.speculation.acceptance import AcceptanceRates, DraftLengths, DraftLengthSearch, JudgedDraft
+from ingot.engine.speculation.acceptance import AcceptanceRates, JudgedDraft
 from ingot.engine.speculation.proposer import DraftOffer
 from ingot.engine.speculation.step_costs import RoundCosts
 
 TO_BEGIN, TO_GO_ON = 1.02, 0.99
-"""How much faster than plainly tokens must come by guessing: to begin with it, and to go on."""
+"""How many times as fast as plainly tokens must come with draft tokens: to begin with them, and to go on."""
+MOST_SLOWDOWN: Final = 2.0
+"""A round that takes more than so many times what was expected counts as one that takes just so long."""
+LEAST_WORTH: Final = 0.7
+"""A draft token that is needed more rarely than this part of what it costs cannot pay."""
 
-MOST_SLOWDOWN = 2.0
-"""A round that takes longer than so many times what was expected counts as one that takes just so long."""
+FIRST_BUDGET, MOST_BUDGET, LEAST_BUDGET = 1.5, 4.0, -1.0
+"""The exploration budget, in plain rounds: at first, however much was gained, and however much was lost. One long draft
+that was all wrong, in a round that was slow by chance, is not to forbid for a hundred rounds what paid before."""
+BUDGET_SHARE: Final = 0.012
+"""Of all time, so much is added to it."""
+STAKE, TRUST = 0.7, 0.5
+"""The part of the budget that a round may cost more than a plain one, and the part of the first token that is expected
+of it which may be added to that. Who stakes all of it is ruined by two unlucky rounds, and waits for a hundred."""
+WAKING_INTERVAL: Final = 8
+"""Rounds between two explorations of rows without draft tokens, at least."""
+WAKING_DEPTHS: Final = (1, 2)
+"""Draft tokens of such a row, by turns: what more of them cost is to be known, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowOffers:
+    """A decoding row of the coming round."""
+
+    key: Hashable  # the sequence
+    offers: tuple[DraftOffer, ...]  # by preference; empty: there can be no draft tokens for it
 
 
 @dataclass(frozen=True, slots=True)
 class DraftChoice:
-    source: str | None  # None: nobody guesses for this row
+    source: str | None  # the proposer; None: no draft tokens for this row
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class DraftOutcome:
-    """Of the guesses for one row."""
+    """What came of the draft tokens of one row."""
 
     key: Hashable
     source: str
     proposed: int
     accepted: int
-    cut: bool  # it ended inside of the accepted ones: those behind were never judged
+    cut: bool  # the sequence ended inside the accepted ones: those behind were never judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,444 +85,355 @@ class DecodingRound:
     rows: int
     tokens: int  # verified or decoded, without those of prompts
     prompt_tokens: int  # in the same forward pass: then its time says nothing
-    waited: bool  # the tokens of the round before were not read while it ran already: to verify guesses, or to look
+    waited: bool  # it began when the tokens before it had been read: to verify drafts, or to ask for some in vain
     outcomes: tuple[DraftOutcome, ...]
-    made_graph: bool = False  # something was made that steps like it will find: then its time says nothing, either
+    made_graph: bool = False  # a graph was captured that later steps reuse: then its time says nothing, either
 
 
-NO_DRAFT = DraftChoice(None, 0)
+NO_DRAFT: Final = DraftChoice(None, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """So many draft tokens for each row, the tokens to be expected of them, and how long the round takes."""
+
+    counts: tuple[int, ...]
+    tokens: float
+    seconds: float
+
+    @property
+    def drafts(self) -> bool:
+        return any(self.counts)
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
 
 
 class SpeculationController:
     """Only the engine thread calls it: `choose` before a round, `observe` after it, `forget` when a sequence ends."""
 
     def __init__(self, most: int = 16, fixed: int | None = None, widest: float = inf) -> None:
-        """At most so many guesses a row; `fixed`: always so many, where they are offered. No guess makes a round wider
-        than `widest` tokens, which is then computed in another way, far slower."""
+        """At most so many draft tokens a row; `fixed`: always so many, where they are offered. No draft tokens make a
+        round wider than `widest` tokens: another, far slower implementation would compute it."""
         self._most, self._fixed = most, fixed
         self._costs, self._acceptance = RoundCosts(widest), AcceptanceRates(most)
-        self._asked: dict[Hashable, DraftOffer] = {}  # what was chosen for the round that runs
-        self._guessing = self._pays = False
-        self._exploration_budget = ExplorationBudget()
-        self._trials = SpeculationTrials(self._exploration_budget)
+        self._chosen_offers: dict[Hashable, DraftOffer] = {}  # for the coming round, or the one that runs
+        self._drafting = self._pays = False
+        self._budget = FIRST_BUDGET
+        self._exploration = _Exploration()
 
     def choose(self, rows: Sequence[RowOffers], prompt_tokens: int = 0) -> list[DraftChoice]:
-        """Who guesses how many tokens for each row: never more than offered. May be asked several times before a
-        round."""
-        self._asked.clear()
+        """The proposer and the number of draft tokens of each row: never more than offered. May be called several times
+        before a round."""
+        self._chosen_offers.clear()
         self._pays = False
         if not any(row.offers for row in rows):
             return [NO_DRAFT] * len(rows)
         if self._fixed is not None:
             first = [row.offers[0] if row.offers else None for row in rows]
-            return self._chosen(rows, first, [self._fixed] * len(rows))
+            return self._choices(rows, first, [self._fixed] * len(rows))
         if not self._costs.known:
             return [NO_DRAFT] * len(rows)
-        table = RoundOffers(rows, self._acceptance, self._costs, self._exploration_budget.left, prompt_tokens)
-        best = self._best(table)
+        options = RoundOptions(rows, self._acceptance, self._costs, self._budget, prompt_tokens)
+        best = self._best(options)
         self._pays = best.drafts
-        slots = best if prompt_tokens else self._trials.instead(table, best)
-        return self._chosen(rows, table.offers, slots.counts)
+        plan = best if prompt_tokens else self._exploration.choose(options, best)
+        return self._choices(rows, options.offers, plan.counts)
 
-    def observe(self, round: DecodingRound, passed: int = 0) -> None:
-        """After every decoding step, plain ones included; `passed`: so many plain ones before it were left out."""
+    def observe(self, round: DecodingRound, skipped: int = 0) -> None:
+        """After every decoding step, plain ones included; `skipped`: so many plain ones before it were left out."""
         if self._fixed is not None:
             return
-        self._exploration_budget.fill(passed)
-        self._trials.passed(passed)
+        self._add_to_budget(skipped * BUDGET_SHARE)
         if round.prompt_tokens or round.made_graph:
             self._costs.interrupted()
+        offers = [self._offer(outcome) for outcome in round.outcomes]
         if not round.prompt_tokens:
-            guessed, depth = round.tokens - round.rows, self._depth(round.outcomes)
-            if round.made_graph:
-                self._made(round, guessed, depth)
-            else:
-                self._settle(round, guessed, depth)
-                self._costs.observe(round.seconds, round.rows, guessed, depth, waited=round.waited)
-        self._trials.observe((one.key, one.proposed, one.accepted) for one in round.outcomes)
-        if round.outcomes:
-            self._acceptance.observe(self._judged(round.outcomes))
+            computed = (one.proposed for one, offer in zip(round.outcomes, offers, strict=True) if not offer.free)
+            self._account(round, max(computed, default=0))
+        self._exploration.passed(skipped + 1)
+        # A plain round may still run when the next one is chosen: it is no answer to what that one explores.
+        if round.outcomes or round.waited or not self._chosen_offers:
+            self._exploration.observe(round.outcomes)
+        self._acceptance.observe(
+            JudgedDraft(one.key, offer, min(one.accepted + (not one.cut), one.proposed), one.accepted)
+            for one, offer in zip(round.outcomes, offers, strict=True)
+        )
 
     @property
     def pays(self) -> bool:
-        """Whether guessing seemed to, when it was last asked what to do: else what was chosen is a trial."""
+        """Whether draft tokens seemed to pay in the last choice: else what was chosen is an exploration."""
         return self._fixed is not None or self._pays
 
     def plain(self, rows: int) -> float | None:
-        """Seconds of a plain round; None where nothing depends on it, or nobody knows yet."""
+        """Seconds of a plain round; None where nothing depends on it, or it is not known yet."""
         return self._costs.plain(rows) if self._fixed is None and self._costs.known else None
 
     def hopeless(self, rows: int) -> bool:
-        """Whether guesses would not pay if all of them were right."""
+        """Whether draft tokens would not pay if all of them were accepted."""
         plain, depths = self._costs.plain(rows), [1 << power for power in range(self._most.bit_length())]
-        costs = [self._costs.guessing(rows, range(depth * rows, depth * rows + 1))[0] for depth in depths]
-        return all((1 + depth) * plain <= TO_BEGIN * cost for depth, cost in zip(depths, costs, strict=True))
-
-    def _settle(self, round: DecodingRound, guessed: int, depth: int) -> None:
-        """Hold a round against plain ones. That one was slow beyond belief is nobody's fault."""
-        if not self._costs.known:
-            return
-        plain = self._costs.plain(round.rows)
-        self._exploration_budget.fill()
-        self._costs.makings.met(round.rows, guessed, plain)
-        if round.waited:
-            given = 1 + sum(one.accepted for one in round.outcomes) / round.rows
-            believed = self._believed(round.rows, guessed, depth)
-            self._exploration_budget.settle(given - min(round.seconds, MOST_SLOWDOWN * believed) / plain)
-
-    def _made(self, round: DecodingRound, guessed: int, depth: int) -> None:
-        if self._costs.known:
-            believed = self._believed(round.rows, guessed, depth)
-            self._costs.makings.made(round.rows, guessed, round.seconds - believed)
-
-    def _believed(self, rows: int, guessed: int, depth: int) -> float:
-        """Seconds that a round with such guesses is thought to take."""
-        return self._costs.guessing(rows, range(guessed, guessed + 1))[0] + depth * self._costs.step
+        return all((1 + depth) * plain <= TO_BEGIN * self._costs.round(rows, depth * rows, 0) for depth in depths)
 
     def forget(self, key: Hashable) -> None:
         """The sequence ended, or begins anew; nothing need be known of it."""
         self._acceptance.forget(key)
-        self._asked.pop(key, None)
-        self._trials.forget(key)
+        self._chosen_offers.pop(key, None)
+        self._exploration.forget(key)
 
     @property
     def remembered(self) -> int:
         """Sequences of which anything is known."""
-        return len({*self._asked, *self._acceptance.keys, *self._trials.keys})
+        return len({*self._chosen_offers, *self._acceptance.keys, *self._exploration.keys})
 
-    def _best(self, table: RoundOffers) -> DraftLengths:
-        plain, guessed = table.choice.plain(), self._there(table.choice)
-        enough = table.choice.plain_lower_bound * (TO_GO_ON if self._guessing else TO_BEGIN)
-        best = guessed if guessed is not None and guessed.rate > enough else plain
-        if best.drafts != self._guessing:
-            self._guessing = best.drafts
-            self._trials.reset()
-        return best
+    def _best(self, options: RoundOptions) -> DraftPlan:
+        drafts = self._best_drafts(options)
+        enough = options.plain_upper_rate * (TO_GO_ON if self._drafting else TO_BEGIN)
+        self._drafting = drafts is not None and drafts.rate > enough
+        return drafts if drafts is not None and self._drafting else options.plain
 
-    def _there(self, choice: DraftLengthSearch) -> DraftLengths | None:
-        """The best way to guess, of those that need nothing that is not there; what that loses is kept in mind."""
-        wanted, makings = choice.best(), self._costs.makings
-        if wanted is None or makings.affords(len(wanted.counts), sum(wanted.counts)):
+    def _best_drafts(self, options: RoundOptions) -> DraftPlan | None:
+        """Of the plans that have a graph, or may capture one; what is lost without the others is remembered."""
+        wanted = options.best()
+        if wanted is None or options.has_graph(wanted.counts):
             return wanted
-        there = choice.best_there()
-        instead = max(choice.plain().rate, there.rate if there is not None else 0.0)
-        makings.misses(max(0.0, wanted.tokens / instead - wanted.seconds))
+        there = options.best(with_graph=True)
+        instead = max(options.plain.rate, there.rate if there is not None else 0.0)
+        self._costs.graphs.misses(max(0.0, wanted.tokens / instead - wanted.seconds))
         return there
 
-    def _chosen(
+    def _account(self, round: DecodingRound, depth: int) -> None:
+        """Compare a round with plain ones, and learn what it cost. `depth`: the most draft tokens of a row that had to
+        be computed."""
+        rows, drafted = round.rows, round.tokens - round.rows
+        if self._costs.known:
+            plain, expected = self._costs.plain(rows), self._costs.round(rows, drafted, depth)
+            if round.made_graph:
+                self._costs.graphs.captured(rows, drafted, round.seconds - expected)
+                return
+            self._costs.graphs.ran(rows, drafted, plain)
+            self._add_to_budget(BUDGET_SHARE)
+            if round.waited:
+                tokens = 1 + sum(one.accepted for one in round.outcomes) / rows
+                self._add_to_budget(tokens - min(round.seconds, MOST_SLOWDOWN * expected) / plain)
+        if not round.made_graph:
+            self._costs.observe(round.seconds, rows, drafted, depth, waited=round.waited)
+
+    def _add_to_budget(self, gained: float) -> None:
+        self._budget = max(min(self._budget + gained, MOST_BUDGET), LEAST_BUDGET)
+
+    def _choices(
         self, rows: Sequence[RowOffers], offers: Sequence[DraftOffer | None], counts: Sequence[int]
     ) -> list[DraftChoice]:
-        chosen = []
+        choices = []
         for row, offer, count in zip(rows, offers, counts, strict=True):
             if offer is None or not (count := min(count, offer.most)):
-                chosen.append(NO_DRAFT)
+                choices.append(NO_DRAFT)
             else:
-                self._asked[row.key] = offer
-                chosen.append(DraftChoice(offer.source, count))
-        return chosen
-
-    def _depth(self, outcomes: Sequence[DraftOutcome]) -> int:
-        """The longest of the guesses that took time to make."""
-        return max((one.proposed for one in outcomes if not self._offer(one).free), default=0)
-
-    def _judged(self, outcomes: Sequence[DraftOutcome]) -> list[JudgedDraft]:
-        return [
-            JudgedDraft(one.key, self._offer(one), min(one.accepted + (not one.cut), one.proposed), one.accepted)
-            for one in outcomes
-        ]
+                self._chosen_offers[row.key] = offer
+                choices.append(DraftChoice(offer.source, count))
+        return choices
 
     def _offer(self, outcome: DraftOutcome) -> DraftOffer:
-        """What the guess was chosen for; one that nobody chose is taken as it came."""
-        asked = self._asked.get(outcome.key)
-        matches = asked is not None and asked.source == outcome.source
-        return asked if asked is not None and matches else DraftOffer(outcome.source, outcome.proposed, free=True)
+        """The offer that was chosen; draft tokens that nobody chose are taken as they came."""
+        offer = self._chosen_offers.get(outcome.key)
+        if offer is not None and offer.source == outcome.source:
+            return offer
+        return DraftOffer(outcome.source, outcome.proposed, free=True)
 
 
-LEAST_WORTH = 0.7
-"""A guess that is needed more rarely than this part of what it costs is none that could pay."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowOffers:
-    """A decoding row of the coming round."""
-
-    key: Hashable  # the sequence
-    offers: tuple[DraftOffer, ...]  # by preference; empty: nothing can be guessed for it
-
-
-class RoundOffers:
-    """Takes for each row the offer that is worth most, the first of those that are worth the same."""
+class RoundOptions:
+    """How the coming round could run. Each row takes the offer that is worth most, the first of equals."""
 
     def __init__(
         self,
         rows: Sequence[RowOffers],
         acceptance: AcceptanceRates,
         costs: RoundCosts,
-        purse: float,
+        budget: float,
         prompt_tokens: int,
     ) -> None:
-        self._rows, self._acceptance, self._costs, self._exploration_budget = rows, acceptance, costs, purse
-        self._seconds = prompt_tokens * costs.token
-        plainly = len(rows) / costs.plain(len(rows))
+        self._acceptance, self._costs, self.budget = acceptance, costs, budget
+        self._rows, self._plain = len(rows), costs.plain(len(rows))
+        self._prompt_s = prompt_tokens * costs.token
         # In tokens that would come plainly in the same time.
-        self._price, self._price_of_step = costs.token * plainly, costs.step * plainly / len(rows)
-        self.offers = [self._preferred(row) for row in rows]
-        self._lay()
+        self._price, self._step_price = costs.token * self._rows / self._plain, costs.step / self._plain
+        self.keys = [row.key for row in rows]
+        preferred = [self._preferred(row) for row in rows]
+        self.offers = [offer for offer, _ in preferred]
+        self._survival = [survival for _, survival in preferred]
+        self._computed = [offer is not None and not offer.free for offer in self.offers]
+        self.reach = [0 if offer is None else acceptance.reach(offer) for offer in self.offers]
+        """How many draft tokens of each row anything is known of."""
+        self.plain = DraftPlan((0,) * self._rows, self._rows, self._plain + self._prompt_s)
 
     @property
-    def keys(self) -> list[Hashable]:
-        return [row.key for row in self._rows]
+    def plain_upper_rate(self) -> float:
+        """Tokens a second of a plain round that is as fast as it may well be."""
+        return self._rows / (self._costs.plain_lower_bound(self._rows) + self._prompt_s)
 
     @property
     def wait(self) -> float:
         """Seconds that the first plain round behind others takes longer."""
         return self._costs.wait
 
-    def turn(self) -> bool:
-        """Take for each row the offer behind the one that it has; whether that changes anything."""
-        turned = [_next_offer(row.offers, offer) for row, offer in zip(self._rows, self.offers, strict=True)]
-        if turned == self.offers:
+    def plan(self, counts: tuple[int, ...]) -> DraftPlan:
+        """A round with so many draft tokens for each row."""
+        if not any(counts):
+            return self.plain
+        tokens = self._rows + sum(sum(row[:count]) for row, count in zip(self._survival, counts, strict=True))
+        depth = max(count * computed for count, computed in zip(counts, self._computed, strict=True))
+        seconds = self._costs.round(self._rows, sum(counts), depth)
+        return DraftPlan(counts, tokens, seconds + self._prompt_s)
+
+    def affords(self, plan: DraftPlan) -> bool:
+        return self._affords(sum(plan.counts), plan.seconds, plan.tokens) and self.has_graph(plan.counts)
+
+    def has_graph(self, counts: Sequence[int]) -> bool:
+        """Whether such a round needs no new graph, or may capture one."""
+        return self._costs.graphs.affords(self._rows, sum(counts))
+
+    def best(self, *, with_graph: bool = False) -> DraftPlan | None:
+        """The affordable plan with draft tokens that gives most tokens a second; None: there is none. `with_graph`: of
+        those that need no new graph, or may capture one.
+
+        As draft tokens that are likelier to be needed are verified first, the question is only how many, and how deep
+        those may go that have to be computed.
+        """
+        if self.budget <= 0:
+            return None
+        computed = list(compress(self._survival, self._computed))
+        chances = [chance for row in compress(self._survival, map(not_, self._computed)) for chance in row]
+        seconds = self._costs.verifying(self._rows, len(chances) + sum(map(len, computed)))
+        best, least, deepest = 0.0, 0.0, 0
+        for depth in range(max(map(len, computed), default=0) + 1):
+            chances += [row[depth - 1] for row in computed if depth and len(row) >= depth]
+            if chances:
+                step_s = depth * self._costs.step + self._prompt_s
+                rate, last = self._fastest(chances, seconds, step_s, with_graph=with_graph)
+                if rate > best:
+                    best, least, deepest = rate, last, depth
+        return self.plan(self._down_to(least, deepest)) if best else None
+
+    def _fastest(
+        self, chances: list[float], seconds: list[float], more: float, *, with_graph: bool
+    ) -> tuple[float, float]:
+        """The most tokens a second that the likeliest of these tokens give, and how likely the last of them is. Sorts
+        them. Equally likely ones are taken together."""
+        chances.sort(reverse=True)
+        tokens = list(accumulate(chances, initial=float(self._rows)))
+        rates = [given / (spent + more) for given, spent in zip(tokens, seconds, strict=False)]
+        rates[0] = 0.0
+        for count, (chance, following) in enumerate(pairwise(chances), 1):
+            if chance == following:
+                rates[count] = 0.0
+
+        def allowed(count: int) -> bool:
+            return self._affords(count, seconds[count] + more, tokens[count]) and (
+                not with_graph or self._costs.graphs.affords(self._rows, count)
+            )
+
+        count = rates.index(max(rates))
+        if rates[count] and not allowed(count):
+            rates = [rate if rate and allowed(count) else 0.0 for count, rate in enumerate(rates)]
+            count = rates.index(max(rates))
+        return rates[count], chances[count - 1]
+
+    def _down_to(self, least: float, depth: int) -> tuple[int, ...]:
+        """The draft tokens that are at least so likely to be needed, of computed ones those up to a depth."""
+        return tuple(
+            bisect_right(row, -least, 0, min(depth, len(row)) if computed else len(row), key=neg)
+            for row, computed in zip(self._survival, self._computed, strict=True)
+        )
+
+    def _affords(self, drafted: int, seconds: float, tokens: float) -> bool:
+        """Whether the budget can bear that all of it is wrong."""
+        if self._rows <= self._costs.widest < self._rows + drafted:
             return False
-        self.offers = turned
-        self._lay()
-        return True
+        longer, expected = (seconds - self._prompt_s) / self._plain - 1, tokens / self._rows - 1
+        return self.budget > 0 and longer <= STAKE * self.budget + TRUST * min(expected, 1.0)
 
-    def _lay(self) -> None:
-        self.reach = [0 if offer is None else self._acceptance.reach(offer) for offer in self.offers]
-        """How many guesses of each row anything is known of."""
-        survival = [
-            () if offer is None else self._survival(row.key, offer)
-            for row, offer in zip(self._rows, self.offers, strict=True)
-        ]
-        computed = [offer is not None and not offer.free for offer in self.offers]
-        self.choice = DraftLengthSearch(survival, computed, self._costs, self._exploration_budget, self._seconds)
+    def _preferred(self, row: RowOffers) -> tuple[DraftOffer | None, list[float]]:
+        """The offer that is worth most, and how likely each token and all before it are accepted: the first, and as
+        many more as could be worth it."""
+        least = self._price * LEAST_WORTH
+        survivals = [(offer, self._acceptance.survival(row.key, offer, least)) for offer in row.offers]
+        if len(survivals) < 2:
+            return survivals[0] if survivals else (None, [])
+        return max(survivals, key=lambda each: self._worth(*each))  # of equals, the first
 
-    def _survival(self, key: Hashable, offer: DraftOffer) -> Sequence[float]:
-        """How likely each guess and all before it are right: the first, and as many more as could be worth it."""
-        return self._acceptance.survival(key, offer, self._price * LEAST_WORTH)
-
-    def _preferred(self, row: RowOffers) -> DraftOffer | None:
-        if len(row.offers) < 2:
-            return row.offers[0] if row.offers else None
-        return max(row.offers, key=lambda offer: self._worth(row, offer))  # of equals, the first
-
-    def _worth(self, row: RowOffers, offer: DraftOffer) -> float:
+    def _worth(self, offer: DraftOffer, survival: Sequence[float]) -> float:
         """Tokens that it saves, less those that would come plainly in the time that it takes."""
-        made = 0.0 if offer.free else self._price_of_step
-        return sum(max(0.0, one - self._price - made) for one in self._survival(row.key, offer))
+        price = self._price + (0.0 if offer.free else self._step_price)
+        return sum(max(0.0, chance - price) for chance in survival)
 
 
-def _next_offer(offers: tuple[DraftOffer, ...], offer: DraftOffer | None) -> DraftOffer | None:
-    return offer if offer is None else offers[(offers.index(offer) + 1) % len(offers)]
+class _Exploration:
+    """Rows without draft tokens get some for a round, and go on while most of them are accepted: with twice as many, if
+    all were.
 
-
-SOONEST_TRIAL, LATEST_TRIAL = 8, 64
-"""Rounds between two trials of a kind, while they cost next to nothing."""
-RAREST_TRIAL = 512
-"""And however much they cost."""
-TRIAL_SHARE = 0.004
-"""Of all time, so much may be lost to trials of other guesses where guessing pays."""
-TRIAL_ROUNDS = 2
-"""How long those last: in the second round it shows what such rounds cost."""
-WAKING_DEPTHS = (1, 3)
-"""How much is guessed for rows that are woken, by turns: what a round costs for more guesses is to be known, too."""
-
-DraftCounts = tuple[int, ...]
-Trial = Callable[[RoundOffers, DraftLengths], DraftCounts | None]
-"""How many guesses for each row, instead of what seems best; None: that is the same."""
-
-
-class SpeculationTrials:
-    """Of two kinds. Rows that sleep, as guessing for them seems not to pay, are woken for a round, and for further ones
-    while most of what is guessed is right: twice as much each time, if all was. And where guessing pays, so might other
-    guesses, or none.
-
-    What to try is decided once a round, however often it is asked for.
+    `choose` may be called several times before a round, or while another one runs: only `observe` goes on to the next.
     """
 
-    def __init__(self, purse: ExplorationBudget) -> None:
-        self._exploration_budget, self._others = purse, _TrialTimer(TRIAL_SHARE)
-        self._kinds: tuple[Trial, ...] = (_try_deeper, _try_another, _try_plain)
-        self._turn = 0
-        self._decided = False
-        self._trial: Trial | None = None  # of this round
-        self._rounds = 0  # for which it goes on
-        self._since = 0  # rounds since rows were woken
-        self._turns = 0  # how often that was
-        self._tried: dict[Hashable, int] = {}  # at which of these turns a row was, for the last time
-        self._woken: dict[Hashable, int] = {}  # how much is guessed for those that are awake
+    def __init__(self) -> None:
+        self._since = 0  # rounds
+        self._turns = 0  # how often rows were explored
+        self._woken: dict[Hashable, int] = {}  # draft tokens of rows that are explored in the chosen round
+        self._promising: dict[Hashable, int] = {}  # draft tokens of rows that are to be explored further
 
-    def instead(self, table: RoundOffers, best: DraftLengths) -> DraftLengths:
-        """What to do in this round: what seems best, or a trial."""
-        if not self._decided:
-            self._decided, self._trial = True, self._next(table, best)
-        counts = self._trial(table, best) if self._trial is not None else None
-        return best if counts is None else table.choice.exactly(counts)
+    def choose(self, options: RoundOptions, best: DraftPlan) -> DraftPlan:
+        """What to do in the coming round: what seems best, or that and an exploration."""
+        self._woken = self._wake(options, best)
+        return options.plan(_with_woken(self._woken, options, best)) if self._woken else best
 
-    def observe(self, guessed: Iterable[tuple[Hashable, int, int]]) -> None:
-        """A round was run: for whom it guessed, how many tokens, and how many of them were right."""
-        self._decided = False
-        woken, self._woken = self._woken, {}
-        for key, proposed, right in guessed:
-            if key in woken and 2 * right >= proposed:
-                self._woken[key] = 2 * proposed if right == proposed else proposed
+    def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
+        """The chosen round was run."""
+        if self._woken and not self._promising:
+            self._since, self._turns = 0, self._turns + 1
+        self._promising = {
+            one.key: one.proposed * (1 + (one.accepted == one.proposed))
+            for one in outcomes
+            if one.key in self._woken and 2 * one.accepted >= one.proposed
+        }
+        self._woken = {}
 
     def passed(self, rounds: int) -> None:
-        """So many were run that nobody chose anything for."""
         self._since += rounds
-        self._others.tick(rounds)
-
-    def reset(self) -> None:
-        """What seems best has changed: other things may have, too."""
-        self._others.reset()
-        self._rounds = 0
 
     def forget(self, key: Hashable) -> None:
         self._woken.pop(key, None)
-        self._tried.pop(key, None)
+        self._promising.pop(key, None)
 
     @property
-    def keys(self) -> Iterable[Hashable]:
-        """Sequences that were woken."""
-        return self._tried
+    def keys(self) -> set[Hashable]:
+        return {*self._woken, *self._promising}
 
-    def _next(self, table: RoundOffers, best: DraftLengths) -> Trial | None:
-        self._since += 1
-        self._others.tick()
-        if self._rounds:
-            self._rounds -= 1
-            return self._trial
-        return self._wake(table, best) or self._other(table, best)
-
-    def _wake(self, table: RoundOffers, best: DraftLengths) -> Trial | None:
+    def _wake(self, options: RoundOptions, best: DraftPlan) -> dict[Hashable, int]:
+        """Draft tokens for rows that have none."""
         asleep = [
-            key for key, count, reach in zip(table.keys, best.counts, table.reach, strict=True) if reach and not count
+            key
+            for key, count, reach in zip(options.keys, best.counts, options.reach, strict=True)
+            if reach and not count
         ]
-        self._woken = self._going_on({key: self._woken[key] for key in asleep if key in self._woken}, table, best)
-        if asleep and not self._woken and self._since >= SOONEST_TRIAL:
-            self._begin_with(asleep, table, best)
-        return partial(_with_woken, self._woken) if self._woken else None
-
-    def _begin_with(self, asleep: list[Hashable], table: RoundOffers, best: DraftLengths) -> None:
-        """As many as can be paid for, those first that were not woken for longest."""
-        asleep.sort(key=lambda key: self._tried.get(key, -1))
-        turn = self._turns % len(WAKING_DEPTHS)
-        depths = [*WAKING_DEPTHS[turn:], *WAKING_DEPTHS[:turn]]
-        while asleep:
-            ways = [dict.fromkeys(asleep, depth) for depth in depths]
-            woken = next((way for way in ways if table.choice.there(_with_woken(way, table, best))), ways[0])
-            if self._affordable(woken, table, best):
-                self._woken, self._since, self._turns = woken, 0, self._turns + 1
-                self._tried |= dict.fromkeys(woken, self._turns)
-                return
-            del asleep[len(asleep) // 2 :]
-
-    def _going_on(self, woken: dict[Hashable, int], table: RoundOffers, best: DraftLengths) -> dict[Hashable, int]:
-        """As much for each as can be paid for."""
-        while woken and not self._affordable(woken, table, best):
+        woken = {key: self._promising[key] for key in asleep if key in self._promising}
+        while woken and not self._is_affordable(woken, options, best):
             woken = {key: depth // 2 for key, depth in woken.items() if depth > 1}
-        return woken
+        if woken or not asleep or self._since < WAKING_INTERVAL:
+            return woken
+        turn = self._turns % 2
+        choices = [dict.fromkeys(asleep, depth) for depth in (WAKING_DEPTHS[turn], WAKING_DEPTHS[1 - turn])]
+        woken = next((each for each in choices if options.has_graph(_with_woken(each, options, best))), choices[0])
+        return woken if self._is_affordable(woken, options, best) else {}
 
-    def _affordable(self, woken: Mapping[Hashable, int], table: RoundOffers, best: DraftLengths) -> bool:
-        tried = table.choice.exactly(_with_woken(woken, table, best))
-        back = 0.0 if best.drafts else table.wait
-        lost = (tried.seconds + back - tried.tokens / best.rate) / best.seconds
-        return lost <= self._exploration_budget.left and table.choice.payable(tried)
-
-    def _other(self, table: RoundOffers, best: DraftLengths) -> Trial | None:
-        if not self._others.due or not best.drafts:
-            return None
-        for _ in self._kinds:
-            self._turn = (self._turn + 1) % len(self._kinds)
-            trial = self._kinds[self._turn]
-            counts = trial(table, best)
-            if counts is not None and (not any(counts) or _is_payable(table, counts)):
-                self._others.restart(TRIAL_ROUNDS * _rounds_lost(table, best, counts))
-                self._rounds = TRIAL_ROUNDS - 1
-                return trial
-        return None
+    def _is_affordable(self, woken: Mapping[Hashable, int], options: RoundOptions, best: DraftPlan) -> bool:
+        plan = options.plan(_with_woken(woken, options, best))
+        back = 0.0 if best.drafts else options.wait
+        lost = (plan.seconds + back - plan.tokens / best.rate) / best.seconds
+        return lost <= options.budget and options.affords(plan)
 
 
-def _with_woken(woken: Mapping[Hashable, int], table: RoundOffers, best: DraftLengths) -> DraftCounts:
+def _with_woken(woken: Mapping[Hashable, int], options: RoundOptions, best: DraftPlan) -> tuple[int, ...]:
     return tuple(
         count or min(woken.get(key, 0), reach)
-        for key, count, reach in zip(table.keys, best.counts, table.reach, strict=True)
+        for key, count, reach in zip(options.keys, best.counts, options.reach, strict=True)
     )
-
-
-def _rounds_lost(table: RoundOffers, best: DraftLengths, counts: DraftCounts) -> float:
-    """How many of the best rounds it takes to make up for one that is tried."""
-    tried = table.choice.exactly(counts)
-    return (tried.seconds - tried.tokens / best.rate) / best.seconds
-
-
-def _is_payable(table: RoundOffers, counts: DraftCounts) -> bool:
-    return table.choice.payable(table.choice.exactly(counts))
-
-
-def _try_deeper(table: RoundOffers, best: DraftLengths) -> DraftCounts | None:
-    counts = tuple(min(reach, count + (count + 1) // 2) for count, reach in zip(best.counts, table.reach, strict=True))
-    return counts if counts != best.counts else None
-
-
-def _try_another(table: RoundOffers, best: DraftLengths) -> DraftCounts | None:
-    """Of others than those that seem to guess best, where there are any."""
-    if not table.turn():
-        return None
-    return tuple(min(reach, count) for count, reach in zip(best.counts, table.reach, strict=True))
-
-
-def _try_plain(table: RoundOffers, best: DraftLengths) -> DraftCounts | None:
-    return (0,) * len(best.counts) if best.drafts else None
-
-
-class _TrialTimer:
-    """Counts rounds until trials are due. They become rarer while nothing changes, until they are LATEST rounds apart,
-    or further where they cost more than a share of all time."""
-
-    def __init__(self, share: float) -> None:
-        self._share, self._wait = share, SOONEST_TRIAL
-        self._affordable = 0.0
-        self._since = 0
-
-    def tick(self, rounds: int = 1) -> None:
-        self._since += rounds
-
-    @property
-    def due(self) -> bool:
-        return self._since >= max(self._wait, self._affordable)
-
-    def restart(self, lost: float) -> None:
-        """A trial begins. It loses as much time as so many rounds take."""
-        self._affordable = min(max(lost, 0.0) / self._share, RAREST_TRIAL)
-        self._wait = min(2 * self._wait, LATEST_TRIAL)
-        self._since = 0
-
-    def reset(self) -> None:
-        self._wait = SOONEST_TRIAL
-
-
-FIRST_BUDGET: Final = 1.5
-"""What there is to begin with, in plain rounds."""
-MOST_BUDGET: Final = 3.0
-"""However much was won, no more may be lost again."""
-BUDGET_SHARE: Final = 0.014
-"""Of all time, so much may be lost."""
-MOST_DEBT: Final = 1.0
-"""What is owed at most: one long guess that was all wrong, in a round that was slow by chance, is not to forbid for a
-hundred rounds what paid before. What may be lost at once is bounded anyway, by what there is to pay it from."""
-
-
-class ExplorationBudget:
-    """In plain rounds of as many rows."""
-
-    def __init__(self) -> None:
-        self.left = FIRST_BUDGET
-
-    def fill(self, rounds: int = 1) -> None:
-        """Time goes by."""
-        self.left = min(self.left + rounds * BUDGET_SHARE, MOST_BUDGET)
-
-    def settle(self, gained: float) -> None:
-        """A round gave so many plain rounds' tokens more than plain ones would have in its time, or fewer."""
-        self.left = max(min(self.left + gained, MOST_BUDGET), -MOST_DEBT)

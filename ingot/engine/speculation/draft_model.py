@@ -1,9 +1,9 @@
-"""A draft model: a smaller model beside the target, with rows, pages and a prefix cache of its own.
+"""A draft model: a smaller model next to the target, with rows, pages and a prefix cache of its own.
 
-`DraftModelProposer` speculates with it; SpecPrefill's scorer shares it. For each sequence that it proposes for it
-has a row, whose tokens are the sequence's known ones and, behind them, its last draft. A long prompt is read in
-pieces, a piece in each step, before the first draft. What it read is cached like the target's prefixes, so that
-the next turn of a conversation does not begin anew.
+`DraftModelProposer` speculates with it; SpecPrefill's scorer shares it. Each sequence that it proposes for has a row,
+whose tokens are the sequence's known ones and, behind them, its last draft. A long prompt is prefilled in chunks, one
+in each step, before the first draft, and cached like the target's prefixes, so that the next turn of a conversation
+does not begin anew.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from ingot.errors import ModelError
 from ingot.models.adapter import ModelAdapter
 
 LONGEST_MODEL_DRAFT = 16
-"""Most tokens that are guessed at once."""
+"""Most draft tokens at once."""
 
 
 @dataclass(eq=False, slots=True)
 class _DraftReader:
-    """What the draft knows of a sequence. `own` is the sequence as it is for the draft: its tokens are the same, but
-    its row and what is computed of it are the draft's."""
+    """The draft model's state of a sequence. `own` is the sequence as the draft model has it: with the same tokens, but
+    a row and computed tokens of its own."""
 
     own: TokenSequence
-    known: int = 0  # tokens that were known when the guess was made
-    guess: tuple[int, ...] = ()
-    sure: tuple[float, ...] = ()
+    known: int = 0  # tokens that were known when the draft was made
+    draft: tuple[int, ...] = ()
+    confidences: tuple[float, ...] = ()
 
     @property
     def row(self) -> Row:
@@ -53,24 +53,24 @@ class _DraftReader:
 
     @property
     def current(self) -> bool:
-        """Nothing came since the guess was made."""
-        return bool(self.guess) and self.known == len(self.own.tokens)
+        """No token came since the draft was made."""
+        return bool(self.draft) and self.known == len(self.own.tokens)
 
 
 class DraftModelProposer:
     name = "draft"
 
     def __init__(self, model: DraftModel, *, vocab: int) -> None:
-        """`vocab` is the target's. Raises ModelError where the model cannot be a draft."""
+        """`vocab` is the target's. Raises ModelError where the model cannot be a draft model."""
         self.model, self.rows, self.reuse = model, model.rows, model.reuse
         if "recurrent" in self.rows.kinds:
             raise ModelError(
-                f"A model of type {model.adapter.family} cannot be a draft: its recurrent layers cannot go back to "
-                "where a guess was wrong. Choose one with attention in all its layers."
+                f"A model of type {model.adapter.family} cannot be a draft: its recurrent layers cannot rewind to the "
+                "first rejected token. Choose one with attention in all its layers."
             )
         self._adapter, self._vocab = model.adapter, vocab
         self._readers: dict[TokenSequence, _DraftReader] = {}
-        model.add_holder(self._seated, self._leave_all)
+        model.add_holder(self._with_rows, self._leave_all)
 
     def offers(self, rows: Many[TokenSequence]) -> list[DraftOffer | None]:
         readers = [self._reader(row) for row in rows]
@@ -86,11 +86,11 @@ class DraftModelProposer:
             reader: count for reader, count in zip(readers, counts, strict=True) if count > 0 and not reader.current
         }
         for reader in behind:
-            self._seat(reader)
+            self._prepare_row(reader)
         self.model.make_room_for_running()
-        self._guess(behind)
+        self._make_drafts(behind)
         return [
-            Proposal(reader.guess[:count], self.name, reader.sure[:count])
+            Proposal(reader.draft[:count], self.name, reader.confidences[:count])
             for reader, count in zip(readers, counts, strict=True)
         ]
 
@@ -123,7 +123,7 @@ class DraftModelProposer:
         return reader
 
     def _fitting(self, readers: Many[_DraftReader]) -> set[_DraftReader]:
-        """Those for whom there are memory and positions, who have a row already first."""
+        """Those that fit into memory and the context, first those that have a row already."""
         able = [reader for reader in readers if reader.own.total + LONGEST_MODEL_DRAFT <= self._adapter.context]
         among = {reader.own for reader in readers}
         if self.model.fits([reader.reserved for reader in able], among):
@@ -134,73 +134,72 @@ class DraftModelProposer:
                 fitting.append(reader)
         return set(fitting)
 
-    def _seat(self, reader: _DraftReader) -> None:
-        """See that it has a row, with nothing in it that did not come true, and something left to compute."""
+    def _prepare_row(self, reader: _DraftReader) -> None:
+        """Give it a row without rejected tokens, and with something left to compute."""
         own = reader.own
         if own.row is None:
             self.reuse.admit(own)
             own.row = self.rows.new()
             self.reuse.restore(own)
-        self._take_back(reader, own.total - 1)
+        self._rewind(reader, own.total - 1)
         own.computed = reader.row.length
 
     def _leave(self, reader: _DraftReader) -> None:
-        """What it read is kept; its row is given back, if it has one."""
+        """Cache what it computed, and give back its row, if it has one."""
         own = reader.own
         if own.row is not None:
-            self._take_back(reader, len(own.tokens))
+            self._rewind(reader, len(own.tokens))
             self.reuse.keep(own, last=True)
             self.rows.leave(own.row)
             own.row, own.decoding, own.computed, own.kept = None, False, 0, 0
 
-    def _seated(self) -> list[ReservedTokens]:
+    def _with_rows(self) -> list[ReservedTokens]:
         return [reader.reserved for reader in self._readers.values() if reader.own.row is not None]
 
     def _leave_all(self) -> None:
         for reader in self._readers.values():
             self._leave(reader)
 
-    def _take_back(self, reader: _DraftReader, most: int) -> None:
-        """Let the row forget what was guessed and did not come true, and what came true behind so many tokens."""
+    def _rewind(self, reader: _DraftReader, most: int) -> None:
+        """Drop draft tokens that were not accepted from the row, and all tokens behind so many."""
         row, tokens = reader.row, reader.own.tokens
-        stored = reader.guess[: max(0, row.length - reader.known)]
-        came = tokens[reader.known : reader.known + len(stored)]
-        right = count_accepted(stored[: len(came)], came)
-        self.rows.rewind(row, min(most, row.length - len(stored) + right))
-        reader.guess = reader.sure = ()
+        stored = reader.draft[: max(0, row.length - reader.known)]
+        sampled = tokens[reader.known : reader.known + len(stored)]
+        accepted = count_accepted(stored[: len(sampled)], sampled)
+        self.rows.rewind(row, min(most, row.length - len(stored) + accepted))
+        reader.draft = reader.confidences = ()
 
     # Forward passes
 
-    def _guess(self, counts: dict[_DraftReader, int]) -> None:
+    def _make_drafts(self, counts: dict[_DraftReader, int]) -> None:
         ready, chunks = _split_due(list(counts))
         ready.sort(key=lambda reader: -counts[reader])
         if not (ready or chunks):
             return
-        logits = self._read(ready, chunks)
+        logits = self._prefill(ready, chunks)
         depths = [counts[reader] for reader in ready]
-        tokens, sure = self._chain(ready, depths, logits) if ready else ([], [])
-        mx.eval(logits, tokens, sure, self.rows.pending())
-        drafts, likely = transpose_depths(tokens, len(ready)), transpose_depths(sure, len(ready))
+        tokens, confidences = self._chain(ready, depths, logits) if ready else ([], [])
+        mx.eval(logits, tokens, confidences, self.rows.pending())
+        drafts, certainties = transpose_depths(tokens, len(ready)), transpose_depths(confidences, len(ready))
         for number, reader in enumerate(ready):
             reader.known = reader.own.total
-            reader.guess, reader.sure = tuple(map(int, drafts[number])), tuple(likely[number])
+            reader.draft, reader.confidences = tuple(map(int, drafts[number])), tuple(certainties[number])
 
-    def _read(self, ready: list[_DraftReader], chunks: dict[_DraftReader, int]) -> mx.array:
-        """Compute what is known and not yet computed; logits behind the last token of those that are ready, in their
-        order."""
+    def _prefill(self, ready: list[_DraftReader], chunks: dict[_DraftReader, int]) -> mx.array:
+        """Compute known tokens; the logits behind the last token of those that are ready, in order."""
         readers = {reader.own: reader for reader in ready}
         pieces = [PromptChunk(reader.own, count, final=False) for reader, count in chunks.items()]
-        given: list[mx.array] = []
+        outputs: list[mx.array] = []
         order: list[_DraftReader] = []
         for parts in self.model.passes.of(list(readers), pieces):
-            given.append(self._run(parts))
+            outputs.append(self._run(parts))
             order += [readers[own] for part in parts if part.draws for own in part.sequences]
-            mx.async_eval(given[-1], self.rows.pending())
-        logits = mx.concatenate(given)
+            mx.async_eval(outputs[-1], self.rows.pending())
+        logits = mx.concatenate(outputs)
         return logits[mx.array([order.index(reader) for reader in ready])] if ready else logits
 
     def _run(self, parts: list[BatchPart]) -> mx.array:
-        """A pass over known tokens; logits of those that are to guess, or of one token that stands for the work."""
+        """A pass over known tokens; the logits that drafts begin with, or of one token to evaluate the pass by."""
         rows = [(part, own) for part in parts for own in part.sequences]
         tokens = [token for part, own in rows for token in own.tokens[own.computed : own.computed + part.width]]
         ends = list(accumulate(part.width for part, _ in rows))
@@ -210,25 +209,25 @@ class DraftModelProposer:
         for part, own in rows:
             own.computed += part.width
             if not own.decoding:
-                self.reuse.keep(own, last=part.draws)  # now: what is guessed behind it may be wrong
+                self.reuse.keep(own, last=part.draws)  # now: draft tokens behind it may be rejected
                 own.decoding = part.draws
         return logits if at else logits[:0]
 
     def _chain(
         self, readers: list[_DraftReader], depths: list[int], logits: mx.array
     ) -> tuple[list[mx.array], list[mx.array]]:
-        """The likeliest tokens, and how likely they are, by depth: each for as many of the first as go that deep."""
+        """The likeliest tokens and their probabilities, by depth: each for as many of the first as go that deep."""
         tokens: list[mx.array] = []
-        sure: list[mx.array] = []
+        confidences: list[mx.array] = []
         for depth in range(depths[0]):
             going = [reader.row for reader, most in zip(readers, depths, strict=True) if most > depth]
             if depth:
                 logits = self._step(going, tokens[-1][: len(going)], depth)
             likelihoods = mx.softmax(logits[:, : self._vocab].astype(mx.float32), axis=-1)
             tokens.append(mx.argmax(likelihoods, axis=-1).astype(mx.uint32))
-            sure.append(mx.max(likelihoods, axis=-1))
-            mx.async_eval(tokens[-1], sure[-1], self.rows.pending())
-        return tokens, sure
+            confidences.append(mx.max(likelihoods, axis=-1))
+            mx.async_eval(tokens[-1], confidences[-1], self.rows.pending())
+        return tokens, confidences
 
     def _step(self, rows: list[Row], tokens: mx.array, tentative: int) -> mx.array:
         """One more token of each row."""
@@ -242,7 +241,7 @@ class DraftModelProposer:
 
 
 def _split_due(readers: list[_DraftReader]) -> tuple[list[_DraftReader], dict[_DraftReader, int]]:
-    """Who can read all that is left in this step, and who a piece of it: those with little left first."""
+    """Which can prefill all that is left in this step, and which a chunk of it: those with little left first."""
     ready: list[_DraftReader] = []
     pieces: dict[_DraftReader, int] = {}
     left = CATCH_UP_TOKENS
@@ -257,41 +256,41 @@ def _split_due(readers: list[_DraftReader]) -> tuple[list[_DraftReader], dict[_D
 
 
 CATCH_UP_TOKENS = 512
-"""Tokens that are read in one step, of all sequences together."""
+"""Tokens that are prefilled in one step, of all sequences together."""
 LONGEST_DRAFT_PASS = 2048
-"""Tokens of one prompt that are read in one pass, at most, where nobody waits for its end."""
+"""The most tokens of a prompt in one pass, where nothing waits for its end."""
 ReservedTokens = tuple[TokenSequence, int]
-"""A sequence, as the draft has it, and the tokens that there is to be room for."""
+"""A sequence, as the draft model has it, and the tokens to reserve memory for."""
 
 
 class DraftModel:
     def __init__(self, adapter: ModelAdapter, budget: MemoryBudget, *, cache_bytes: int = 0) -> None:
-        """Kept prefixes may take so many bytes of what the budget has for states."""
+        """Cached prefixes may take so many bytes of the budget for KV."""
         self.adapter, self.budget = adapter, budget
         self.rows = adapter.new_batch_state(budget.states)
         costs = StepCosts()
-        costs.observe_prefill(1, 1.0)  # what is kept is weighed against nothing but itself
+        costs.observe_prefill(1, 1.0)  # any cost will do: cached prefixes are compared only with each other
         self.reuse = PrefixCache(self.rows, budget, costs, cache_bytes)
         self.passes = PassPlanner(adapter, budget)
         self._room = KVReservations(budget, self.reuse.reusable_pages)
         self._holders: list[tuple[Callable[[], Many[ReservedTokens]], Callable[[], None]]] = []
 
     def add_holder(self, reserved: Callable[[], Many[ReservedTokens]], give_way: Callable[[], None]) -> None:
-        """Somebody whose sequences have rows: what is `reserved` for them, and how he lets go of them."""
+        """A user of rows: what is `reserved` for its sequences, and how it gives them up."""
         self._holders.append((reserved, give_way))
 
     def fits(self, reserved: Many[ReservedTokens], among: Collection[TokenSequence] = ()) -> bool:
-        """Whether there is room for these beside all that hold rows, but for those that they are chosen `among`."""
-        held = [each for each in self._reserved() if each[0] not in among]
-        return self._room.fits([*held, *reserved])
+        """Whether these fit next to all that have rows, except those that they are chosen `among`."""
+        others = [each for each in self._reserved() if each[0] not in among]
+        return self._room.fits([*others, *reserved])
 
     def release_all_rows(self) -> None:
-        """Let everybody give his rows back. What they read is kept, as far as that goes."""
+        """Take all rows back. What was computed is cached, as far as there is room."""
         for _, give_way in self._holders:
             give_way()
 
     def make_room_for_running(self) -> None:
-        """Hold no more kept prefixes than rows leave room for."""
+        """Evict cached prefixes that rows leave no room for."""
         self.reuse.make_room_for_running(self._room.needed(self._reserved()))
 
     def _reserved(self) -> list[ReservedTokens]:
@@ -300,11 +299,11 @@ class DraftModel:
     def check(self) -> None:
         self.rows.check()
         self.reuse.check()
-        assert self.rows.count == len(self._reserved()), "a row of the draft is nobody's"
+        assert self.rows.count == len(self._reserved()), "a row of the draft model was lost"
 
 
 def draft_view_of(sequence: TokenSequence) -> TokenSequence:
-    """A sequence as it is for the draft, which reads all of its prompt: row, and what is computed, are its own."""
+    """A sequence as the draft model has it, which reads the whole prompt: with a row and computed tokens of its own."""
     prompt = sequence.whole_prompt
     own = TokenSequence(sequence.request, sequence.index, sequence.ticket, prompt, sequence.limit, sequence.seed)
     if sequence.thinned is None:
@@ -313,8 +312,8 @@ def draft_view_of(sequence: TokenSequence) -> TokenSequence:
 
 
 def draft_budget(draft: ModelAdapter, target: Footprint, free: int, *, context: int, rows: int) -> MemoryBudget:
-    """The draft's part of the memory that both models' weights leave free, so that both hold as many tokens. Its
-    `total` is what the draft takes in all, weights included."""
+    """The draft model's part of the memory that both models' weights leave free, so that both hold as many tokens. Its
+    `total` is what the draft model takes in all, weights included."""
     own, theirs = _sequence_bytes(draft.footprint, context), _sequence_bytes(target, context)
     share = free * own // max(1, own + theirs)
     weights = draft.weight_bytes
@@ -324,5 +323,5 @@ def draft_budget(draft: ModelAdapter, target: Footprint, free: int, *, context: 
 
 
 def _sequence_bytes(footprint: Footprint, context: int) -> int:
-    kept = sum(size * min(context, window or context) for window, size in footprint.groups)
-    return kept + footprint.recurrent
+    kv = sum(size * min(context, window or context) for window, size in footprint.groups)
+    return kv + footprint.recurrent

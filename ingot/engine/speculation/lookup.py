@@ -1,10 +1,9 @@
-"""Prompt lookup: drafts are what followed where the newest tokens stood earlier, in the same text or in an earlier
-answer to the same owner. Owners share nothing.
+"""Prompt lookup: draft tokens are what followed the newest tokens where they occurred earlier, in the same text or in
+an earlier answer to the same owner. Owners share nothing.
 
-Places are found by an index of n-grams, for a few lengths n. Each length has a table from an n-gram's hash to
-where it last stood. Tables have no chains: who comes later takes the place, and what is found is compared with the
-text. So an entry may be lost, never wrong; a table takes as little memory as it says, and what is old makes way by
-itself.
+Matches are found by an index of n-grams, for a few lengths n. Each length has a table from an n-gram's hash to where it
+last occurred. Tables have no chains: a later n-gram overwrites an earlier one, and a match is compared with the text.
+So an entry may be lost, never wrong; a table has a fixed size, and old entries make way by themselves.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from bisect import bisect
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from ingot.engine.sequence import TokenSequence
 from ingot.engine.speculation.proposer import DraftOffer, Proposal
 
 SHORTEST_MATCH = 1
-"""Tokens that two places must have in common. One says little, but in a text that is copied, that is much."""
+"""Tokens of the shortest match. One says little, but much in a text that is copied."""
 NGRAM_LENGTHS = (24, 12, 6, 3, 2, SHORTEST_MATCH)
 """Of the n-grams that are indexed."""
 LONGEST_MATCH = 64
@@ -32,9 +31,9 @@ LONGEST_MATCH = 64
 LEAST_SLOTS, MOST_SLOTS = 1 << 12, 1 << 18
 """Of a table. One that is to hold more n-grams than that forgets old ones."""
 SLOTS_PER_NGRAM = 4
-"""Slots for each n-gram, at least, as long as there may be more: of two that share one the older is lost."""
+"""Slots for each n-gram, at least, while a table may grow: of two that share one the older is lost."""
 SLOT_BYTES = 4 * len(NGRAM_LENGTHS)
-"""What a slot takes in all tables; a token takes twice SPARE slots at most."""
+"""What a slot takes in all tables; a token takes twice SLOTS_PER_NGRAM slots at most."""
 
 _MOST_GONE = 1 << 30
 _ONE_BY_ONE_TOKENS = 16  # tokens up to which it is faster to index them one after another
@@ -42,35 +41,35 @@ _ONE_BY_ONE_TOKENS = 16  # tokens up to which it is faster to index them one aft
 
 @dataclass(frozen=True, slots=True)
 class SuffixMatch:
-    """The text's end stands somewhere else as well, `length` tokens of it, before place `at`."""
+    """The last `length` tokens of the text also occur before offset `at`."""
 
     at: int
     length: int
 
 
 class SuffixIndex:
-    """Of a list of tokens that grows at its end, and is its owner's. It may shrink at its beginning, if told so."""
+    """Of a list of tokens that grows at its end, and is its owner's. It shrinks at its beginning by `drop`."""
 
     def __init__(self, tokens: list[int]) -> None:
         self._tokens = tokens
-        self._gone = 0  # tokens that once stood before the first
-        self._next = 1  # the next place to be indexed, counted from the first token that ever was
+        self._dropped = 0  # tokens that were before the first
+        self._next = 1  # the next offset to index, dropped tokens included
         self._tables = _empty_tables(len(tokens))
 
     @property
     def unlearned(self) -> int:
         """Tokens that are not indexed yet."""
-        return max(0, self._gone + len(self._tokens) - self._next)
+        return max(0, self._dropped + len(self._tokens) - self._next)
 
     @property
     def nbytes(self) -> int:
         return sum(len(table) * table.itemsize for table in self._tables)
 
     def learn(self, most: int) -> int:
-        """Index so many more tokens at most; returns how many that were. The last one is left out until there is
-        something to follow it."""
+        """Index so many more tokens at most; returns how many that were. The last one is left out until another follows
+        it."""
         if self.unlearned and SLOTS_PER_NGRAM * len(self._tokens) > len(self._tables[0]) < MOST_SLOTS:
-            self._begin_anew(2 * len(self._tokens))
+            self._reset(2 * len(self._tokens))
         count = max(0, min(most, self.unlearned))
         begin = self._next
         self._next += count
@@ -81,54 +80,55 @@ class SuffixIndex:
         return count
 
     def drop(self, count: int) -> None:
-        """The first so many tokens go."""
+        """Remove the first so many tokens."""
         del self._tokens[:count]
-        self._gone += count
-        self._next = max(self._next, self._gone + 1)
-        if self._gone > _MOST_GONE or len(self._tables[0]) > max(4 * SLOTS_PER_NGRAM * len(self._tokens), LEAST_SLOTS):
-            self._begin_anew(len(self._tokens))
+        self._dropped += count
+        self._next = max(self._next, self._dropped + 1)
+        if self._dropped > _MOST_GONE or len(self._tables[0]) > max(
+            4 * SLOTS_PER_NGRAM * len(self._tokens), LEAST_SLOTS
+        ):
+            self._reset(len(self._tokens))
 
     def following(self, at: int, most: int) -> list[int]:
         """The tokens that follow a match, so many at most."""
         return self._tokens[at : at + most]
 
     def find(self, newest: list[int]) -> SuffixMatch | None:
-        """The longest match of a text that ends with the tokens `newest`, as far as is known: of those of a length, the
-        latest."""
+        """The longest indexed match of a text that ends with the tokens `newest`: of those of a length, the latest."""
         for length, table in zip(NGRAM_LENGTHS, self._tables, strict=True):
             ending = newest[-length:]
-            at = table[hash(tuple(ending)) & len(table) - 1] - self._gone
+            at = table[hash(tuple(ending)) & len(table) - 1] - self._dropped
             if at >= length == len(ending) and self._tokens[at - length : at] == ending:
-                return SuffixMatch(at, self._common(at, newest, length))
+                return SuffixMatch(at, self._match_length(at, newest, length))
         return None
 
-    def _begin_anew(self, tokens: int) -> None:
-        """With empty tables for so many tokens; what is there is learned again, a piece at a time as ever."""
-        self._tables, self._gone, self._next = _empty_tables(tokens), 0, 1
+    def _reset(self, tokens: int) -> None:
+        """Begin with empty tables for so many tokens; all tokens are indexed again, some at a time as ever."""
+        self._tables, self._dropped, self._next = _empty_tables(tokens), 0, 1
 
-    def _common(self, at: int, newest: list[int], known: int) -> int:
-        """How many tokens before `at` are the newest ones."""
+    def _match_length(self, at: int, newest: list[int], length: int) -> int:
+        """How many tokens before `at` are the newest ones: at least `length`."""
         most = min(at, len(newest), LONGEST_MATCH)
         if self._tokens[at - most : at] == newest[-most:]:
             return most
-        while known < most and self._tokens[at - known - 1] == newest[-known - 1]:
-            known += 1
-        return known
+        while length < most and self._tokens[at - length - 1] == newest[-length - 1]:
+            length += 1
+        return length
 
-    def _index_each(self, places: Iterable[int]) -> None:
-        for place in places:
-            at = place - self._gone
+    def _index_each(self, offsets: Iterable[int]) -> None:
+        for offset in offsets:
+            at = offset - self._dropped
             for length, table in zip(NGRAM_LENGTHS, self._tables, strict=True):
                 if at >= length:
-                    table[hash(tuple(self._tokens[at - length : at])) & len(table) - 1] = place
+                    table[hash(tuple(self._tokens[at - length : at])) & len(table) - 1] = offset
 
     def _index_all(self, begin: int, end: int) -> None:
-        """The same at once: what is done to each token, no code of ours does."""
+        """The same at once, without a loop over tokens in Python."""
         for length, table in zip(NGRAM_LENGTHS, self._tables, strict=True):
-            first = max(begin, self._gone + length)
+            first = max(begin, self._dropped + length)
             if first < end:
-                text = self._tokens[first - self._gone - length : end - self._gone - 1]
-                ngrams = zip(*(text[place:] for place in range(length)), strict=False)
+                text = self._tokens[first - self._dropped - length : end - self._dropped - 1]
+                ngrams = zip(*(text[start:] for start in range(length)), strict=False)
                 hashes = np.fromiter(map(hash, ngrams), dtype=np.int64, count=end - first)
                 np.frombuffer(table, dtype=np.int32)[hashes & len(table) - 1] = np.arange(first, end)
 
@@ -141,15 +141,15 @@ def _empty_tables(tokens: int) -> list[array[int]]:
 
 
 MOST_ANSWER_TOKENS = 1 << 18
-"""Of all answers that are remembered. Owners have an equal share of them each,"""
+"""Of all answers that are remembered, in equal shares for owners,"""
 MOST_ANSWER_OWNERS = 64
-"""of so many owners, those that came last."""
+"""the latest of them, at most so many."""
 END_OF_ANSWER = -1
-"""Behind each answer: no token, so that none seems to go on with the next."""
+"""No token, so that no answer seems to go on with the next one."""
 
 
 class _OwnerAnswers:
-    """Of one owner, one behind another."""
+    """All answers to one owner, concatenated."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -162,10 +162,10 @@ class PastAnswers:
         self._owners: OrderedDict[CacheOwner, _OwnerAnswers] = OrderedDict()
 
     def add(self, owner: CacheOwner, answer: Iterable[int]) -> None:
-        held = self._owners.setdefault(owner, _OwnerAnswers())
+        answers = self._owners.setdefault(owner, _OwnerAnswers())
         self._owners.move_to_end(owner)
-        held.tokens.extend(answer)
-        held.tokens.append(END_OF_ANSWER)
+        answers.tokens.extend(answer)
+        answers.tokens.append(END_OF_ANSWER)
         while len(self._owners) > MOST_ANSWER_OWNERS:
             self._owners.popitem(last=False)
         for each in self._owners.values():
@@ -173,17 +173,17 @@ class PastAnswers:
 
     def learn(self, owner: CacheOwner, most: int) -> int:
         """Index so many more of an owner's tokens; returns how many that were."""
-        held = self._owners.get(owner)
-        return 0 if held is None else held.index.learn(most)
+        answers = self._owners.get(owner)
+        return 0 if answers is None else answers.index.learn(most)
 
     def find(self, owner: CacheOwner, newest: list[int]) -> SuffixMatch | None:
-        held = self._owners.get(owner)
-        return None if held is None else held.index.find(newest)
+        answers = self._owners.get(owner)
+        return None if answers is None else answers.index.find(newest)
 
     def following(self, owner: CacheOwner, at: int, most: int) -> list[int]:
-        """What followed at a place that was just found."""
-        found = self._owners[owner].index.following(at, most)
-        return found[: found.index(END_OF_ANSWER)] if END_OF_ANSWER in found else found
+        """What follows a match that was just found."""
+        tokens = self._owners[owner].index.following(at, most)
+        return tokens[: tokens.index(END_OF_ANSWER)] if END_OF_ANSWER in tokens else tokens
 
     @property
     def count(self) -> int:
@@ -192,31 +192,31 @@ class PastAnswers:
 
 
 MOST_LOOKUP_TOKENS = 24
-"""Tokens of a guess. How many of them are worth it, whoever chooses knows by how sure each is."""
+"""Tokens of an offer. By its confidences the controller chooses how many to verify."""
 INDEXED_A_STEP = 2048
-"""Tokens of all sequences that are indexed in one step, which takes some milliseconds: of a long prompt, what comes
-late in it is found some steps late."""
+"""Tokens of all sequences that are indexed in one step, which takes some milliseconds: the end of a long prompt is
+found some steps late."""
 LEADING_TOKENS = NGRAM_LENGTHS[0]
 """Tokens of the prompt that are remembered with an answer, so that its beginning is found as well."""
 
 _LENGTH_STEPS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48)
-"""Lengths of matches between which guesses come true alike."""
+"""Lengths of matches between which draft tokens are accepted alike."""
 _STEP_OF_LENGTH = [bisect(_LENGTH_STEPS, length) for length in range(LONGEST_MATCH + MOST_LOOKUP_TOKENS + 1)]
 _FIRST_RATES = (0.2, 0.35, 0.45, 0.5, 0.6, 0.65, 0.75, 0.85, 0.85, 0.9, 0.95, 0.97)
-"""What to expect before anything is known: between fresh text, where a few tokens in common say little, and text that
-is edited, as measured with the default model's tokenizer."""
+"""The first estimates: between fresh text, where a few tokens in common say little, and edited text, as measured with
+the default model's tokenizer."""
 _MEMORY, _SHARED_MEMORY = 1 / 8, 1 / 64
-"""How much a guessed token says of the next one's chances: of its own sequence's, and of others'."""
+"""How much one token changes the rates: those of its own sequence, and the shared ones."""
 
 
 class MatchRates:
     """How often the next token is what followed a match, by the match's length."""
 
-    def __init__(self, known: Many[float], memory: float) -> None:
-        self._rates, self._memory = list(known), memory
+    def __init__(self, rates: Many[float], memory: float) -> None:
+        self._rates, self._memory = list(rates), memory
 
     def expected(self, length: int, count: int) -> tuple[float, ...]:
-        """For so many tokens behind a match: each that comes true makes it longer."""
+        """For so many tokens behind a match: each that is accepted makes it longer."""
         return tuple([self._rates[step] for step in _STEP_OF_LENGTH[length : length + count]])
 
     def observe(self, length: int, right: bool) -> None:
@@ -229,13 +229,13 @@ class MatchRates:
 
 @dataclass(eq=False, slots=True)
 class _FollowedSequence:
-    """A sequence that is guessed for."""
+    """A sequence and its latest draft."""
 
     index: SuffixIndex
     rates: MatchRates
-    known: int = -1  # tokens that it had when the guess was made
+    known: int = -1  # tokens that it had when the draft was made
     length: int = 0  # of the match
-    guess: tuple[int, ...] = field(default=())
+    draft: tuple[int, ...] = ()
 
 
 class LookupProposer:
@@ -270,7 +270,7 @@ class LookupProposer:
         pass
 
     def _learn(self, row: TokenSequence, most: int) -> int:
-        """Index what is new of a sequence and its owner's; returns how many tokens that were."""
+        """Index new tokens of a sequence and of its owner; returns how many that were."""
         if (followed := self._followed.get(row)) is None:
             followed = self._followed[row] = _FollowedSequence(SuffixIndex(row.tokens), self._rates.copy(_MEMORY))
         learned = followed.index.learn(most)
@@ -282,40 +282,40 @@ class LookupProposer:
         followed = self._followed[row]
         if followed.known != len(row.tokens):
             self._judge(row, followed)
-            self._guess(row, followed)
-        guess = followed.guess
-        if not guess:
+            self._find_draft(row, followed)
+        draft = followed.draft
+        if not draft:
             return None
-        return DraftOffer(self.name, len(guess), followed.rates.expected(followed.length, len(guess)), free=True)
+        return DraftOffer(self.name, len(draft), followed.rates.expected(followed.length, len(draft)), free=True)
 
     def _proposal(self, row: TokenSequence, count: int) -> Proposal:
         followed = self._followed[row]
-        guess = followed.guess[:count]
-        return Proposal(guess, self.name, followed.rates.expected(followed.length, len(guess)))
+        draft = followed.draft[:count]
+        return Proposal(draft, self.name, followed.rates.expected(followed.length, len(draft)))
 
     def _judge(self, row: TokenSequence, followed: _FollowedSequence) -> None:
-        """Learn from what came instead of the guess, or as guessed, whether or not it was used."""
-        guess, came = followed.guess, row.tokens[followed.known : followed.known + len(followed.guess)]
-        for place, (mine, own) in enumerate(zip(guess, came, strict=False)):
-            right = mine == own
-            followed.rates.observe(followed.length + place, right)
-            self._rates.observe(followed.length + place, right)
+        """Compare the draft with what came, whether or not it was verified."""
+        sampled = row.tokens[followed.known : followed.known + len(followed.draft)]
+        for depth, (token, own) in enumerate(zip(followed.draft, sampled, strict=False)):
+            right = token == own
+            followed.rates.observe(followed.length + depth, right)
+            self._rates.observe(followed.length + depth, right)
             if not right:
                 return
 
-    def _guess(self, row: TokenSequence, followed: _FollowedSequence) -> None:
+    def _find_draft(self, row: TokenSequence, followed: _FollowedSequence) -> None:
         newest, owner = row.tokens[-LONGEST_MATCH:], _owner_of(row.request)
         own = followed.index.find(newest)
         past = self._past.find(owner, newest) if _shares_answers(row.request) else None
         match = past if own is None or (past is not None and past.length > own.length) else own
-        followed.known, followed.length, followed.guess = len(row.tokens), 0, ()
+        followed.known, followed.length, followed.draft = len(row.tokens), 0, ()
         if match is None:
             return
         followed.length = match.length
         if match is own:
-            followed.guess = tuple(followed.index.following(match.at, MOST_LOOKUP_TOKENS))
+            followed.draft = tuple(followed.index.following(match.at, MOST_LOOKUP_TOKENS))
         else:
-            followed.guess = tuple(self._past.following(owner, match.at, MOST_LOOKUP_TOKENS))
+            followed.draft = tuple(self._past.following(owner, match.at, MOST_LOOKUP_TOKENS))
 
 
 def _owner_of(request: Request) -> CacheOwner:
@@ -323,5 +323,6 @@ def _owner_of(request: Request) -> CacheOwner:
 
 
 def _shares_answers(request: Request) -> bool:
-    """Whether a request has to do with what others left. A prompt that is scored has not, as with kept prefixes."""
+    """Whether a request reads earlier answers and leaves its own. A prompt that is scored does not, as with the prefix
+    cache."""
     return request.cache and request.sampling.prompt_logprobs is None

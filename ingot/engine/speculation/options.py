@@ -1,6 +1,4 @@
-"""Which proposers may speculate for a server's answers, as its settings say. Light to import: settings are checked by
-it.
-"""
+"""Which proposers a server uses, as its settings say. Light to import, as settings are checked by it."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from typing import Final
 from ingot.errors import ConfigError, nearest_name
 
 LONE_WORDS: Final = ("auto", "off")
-"""Words that say everything: what the model has, or nobody."""
+"""Words that stand alone: what the model has, or no speculation."""
 PROPOSERS: Final = ("forced", "lookup", "mtp", "draft", "eagle")
 MODEL_PROPOSERS: Final = frozenset({"draft", "eagle"})
 """Proposers that are models of their own, which have to be named."""
@@ -20,12 +18,12 @@ KNOWN_WORDS: Final = (*LONE_WORDS, *(f"{name}:MODEL" if name in MODEL_PROPOSERS 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationOptions:
-    """`names` are the proposers that were asked for, in the order in which they are to be asked; none: nobody guesses.
-    None is `auto`: whatever there is. `models` are those of proposers that are models of their own."""
+    """`names` are the proposers, by preference; empty: no speculation; None: `auto`, whatever there is. `models` are
+    those of proposers that are models of their own."""
 
     names: tuple[str, ...] | None = None
     models: Mapping[str, str] = field(default_factory=dict)
-    tokens: int | None = None  # that are guessed ahead for a row where they can be; None: as many as pay
+    tokens: int | None = None  # draft tokens of a row, where there are as many; None: as many as pay
 
     @classmethod
     def parse(cls, text: str, tokens: int | None = None) -> SpeculationOptions:
@@ -38,15 +36,15 @@ class SpeculationOptions:
             return cls(None, {}, tokens)
         if words == ["off"]:
             return cls((), {}, tokens)
-        read = [_parse_proposer(word) for word in words]
-        names = tuple(name for name, _ in read)
+        proposers = [_parse_proposer(word) for word in words]
+        names = tuple(name for name, _ in proposers)
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(f"{name!r} is named twice")
-        return cls(names, {name: model for name, model in read if model}, tokens)
+        return cls(names, {name: model for name, model in proposers if model}, tokens)
 
     def refuse_missing(self, offered: Collection[str]) -> None:
-        """Raises ConfigError where a proposer was asked for that there is none of."""
+        """Raises ConfigError where a proposer is named that the model does not have."""
         for name in self.names or ():
             if name not in offered:
                 others = ", ".join(("auto", "off", *offered))

@@ -1,5 +1,5 @@
-"""What proposers are and what they hand over; and the one that cannot be wrong, which proposes the tokens that a
-sequence's grammar leaves no choice about.
+"""What a proposer is and what it hands over; and `ForcedTokensProposer`, which cannot be wrong: it proposes the tokens
+that a sequence's grammar leaves no choice about.
 """
 
 from __future__ import annotations
@@ -21,43 +21,42 @@ class Proposal:
 
     tokens: tuple[int, ...]
     source: str  # the proposer's name
-    confidences: tuple[float, ...] = ()  # how likely each is, given those before it; empty where nobody can say
+    confidences: tuple[float, ...] = ()  # how likely each is, given those before it; empty where that is not known
 
 
 @dataclass(frozen=True, slots=True)
 class DraftOffer:
-    """What a proposer could guess for a sequence, before it is asked to."""
+    """What a proposer could propose for a sequence, before it is asked to."""
 
     source: str
     most: int  # tokens
     confidences: tuple[float, ...] = ()
     free: bool = False
-    """To make the guess costs nothing (it is there already); else proposing takes time, and more of it for more
-    tokens."""
+    """The draft tokens are there already; else proposing takes time, and more of it for more tokens."""
 
     def behind(self, unread: int) -> DraftOffer | None:
-        """What it is worth when so many tokens are drawn that its proposer does not know yet. A guess that is there
-        already has named them, and leads further only if they are what it named."""
+        """What it is worth when so many tokens are sampled that its proposer does not know yet. Draft tokens that are
+        there already have named them, and lead further only if they were right."""
         if not unread or not self.free:
             return self
         if self.most <= unread:
             return None
-        said = self.confidences + self.confidences[-1:] * (unread + 1 - len(self.confidences))
-        left = (math.prod(said[: unread + 1]), *said[unread + 1 :]) if said else ()
+        stated = self.confidences + self.confidences[-1:] * (unread + 1 - len(self.confidences))
+        left = (math.prod(stated[: unread + 1]), *stated[unread + 1 :]) if stated else ()
         return replace(self, most=self.most - unread, confidences=left)
 
 
 class Proposer(Protocol):
-    """Guesses for sequences whose tokens are all known. Only the engine thread calls it.
+    """Proposes draft tokens for sequences whose tokens are all known. Only the engine thread calls it.
 
-    Guesses need not be right, nor even sensible: what they cost is time, never a wrong token.
+    They need not be right, nor even sensible: a wrong one costs time, never a wrong token.
     """
 
     @property
     def name(self) -> str: ...
 
     def offers(self, rows: Many[TokenSequence]) -> list[DraftOffer | None]:
-        """What it could guess for each of them now; None: nothing."""
+        """What it could propose for each of them now; None: nothing."""
         ...
 
     def propose(self, rows: Many[TokenSequence], counts: Many[int]) -> list[Proposal]:
@@ -65,30 +64,28 @@ class Proposer(Protocol):
         ...
 
     def forget(self, sequence: TokenSequence) -> None:
-        """It ended, or was preempted: whatever is held for it goes. Called for sequences that it never saw, too."""
+        """It ended, or was preempted: drop its state. Also called for sequences that it never saw."""
         ...
 
     @property
     def follows(self) -> Collection[TokenSequence]:
-        """The sequences that something is held for."""
+        """The sequences that it has state of."""
         ...
 
     def rest(self) -> None:
-        """Nothing runs: give back memory that nobody needs. Raises AssertionError if something was lost."""
+        """Nothing runs: free unused memory. Raises AssertionError if something was lost."""
         ...
 
 
 MOST_FORCED_TOKENS = 64
-"""Tokens that are looked ahead for. A longer span is proposed in pieces."""
+"""A longer span is proposed in pieces."""
 
 
 class ForcedTokensProposer:
     name = "forced"
 
     def __init__(self) -> None:
-        self._found: dict[
-            TokenSequence, tuple[int, tuple[int, ...]]
-        ] = {}  # how many tokens were known, and what follows
+        self._spans: dict[TokenSequence, tuple[int, tuple[int, ...]]] = {}  # known tokens, and what must follow them
 
     def offers(self, rows: Many[TokenSequence]) -> list[DraftOffer | None]:
         return [self._offer(row) for row in rows]
@@ -98,11 +95,11 @@ class ForcedTokensProposer:
         return [Proposal(span, self.name, (1.0,) * len(span)) for span in spans]
 
     def forget(self, sequence: TokenSequence) -> None:
-        self._found.pop(sequence, None)
+        self._spans.pop(sequence, None)
 
     @property
     def follows(self) -> Collection[TokenSequence]:
-        return self._found.keys()
+        return self._spans.keys()
 
     def rest(self) -> None:
         pass
@@ -112,21 +109,21 @@ class ForcedTokensProposer:
         return DraftOffer(self.name, len(span), (1.0,) * len(span), free=True) if span else None
 
     def _span(self, row: TokenSequence) -> tuple[int, ...]:
-        """What must follow the known tokens. It takes masks to say, so it is found out once."""
+        """What must follow the known tokens. That takes token masks to compute, so it is done once."""
         if row.guide is None:
             return ()
-        known, span = self._found.get(row, (-1, ()))
+        known, span = self._spans.get(row, (-1, ()))
         if known != len(row.tokens):
             span = row.guide.forced(MOST_FORCED_TOKENS)
-            self._found[row] = len(row.tokens), span
+            self._spans[row] = len(row.tokens), span
         return span
 
 
 def transpose_depths(by_depth: Many[mx.array], rows: int) -> list[list[float]]:
-    """What each row was given, depth by depth, where the first rows go as deep as the others or deeper."""
-    found: list[list[float]] = [[] for _ in range(rows)]
-    for given in by_depth:
-        values: list[float] = given.tolist()  # type: ignore[assignment]
-        for number, value in enumerate(values):
-            found[number].append(value)
-    return found
+    """Each row's values, where the first rows go as deep as the others or deeper."""
+    by_row: list[list[float]] = [[] for _ in range(rows)]
+    for values in by_depth:
+        own: list[float] = values.tolist()  # type: ignore[assignment]
+        for number, value in enumerate(own):
+            by_row[number].append(value)
+    return by_row

@@ -21,7 +21,7 @@ from ingot.kernels.selfcheck import attempted
 SOURCE = Path(__file__).parent / "source"
 THREADS = 1024
 RowSampling = tuple[float, int, float, float, float]
-"""Of a row: a temperature (0: the likeliest token is taken), top-k (0: all), top-p, min-p, and a number in [0, 1)."""
+"""Of a row: a temperature (0: greedy), top-k (0: all), top-p, min-p, and a random number in [0, 1)."""
 
 
 @cache
@@ -37,9 +37,9 @@ def sampling_kernel() -> Kernel:
 
 
 def sample_tokens(run: Launcher, logits: mx.array, draws: Sequence[RowSampling]) -> mx.array:
-    """Of logits [rows, vocab] (float32), by a draw for each row: [rows] (uint32). Of the likeliest top-k those stay
-    that together hold top-p of their weight, of all tokens those that weigh as much as the least of them, and min-p of
-    the likeliest at least."""
+    """Of logits [rows, vocab] (float32), a token for each row: [rows] (uint32). Of the likeliest top-k those stay that
+    together have top-p of their weight, of all tokens those that weigh as much as the least of them, and at least min-p
+    of the likeliest."""
     work = LaunchConfig((), (len(draws), 1, 1), THREADS, (OutputSpec((len(draws),), mx.int32),))
     [tokens] = run(sampling_kernel(), [mx.contiguous(logits), mx.array([*draws], mx.float32)], work)
     return tokens.view(mx.uint32)
@@ -49,41 +49,42 @@ log = logging.getLogger("ingot.kernels")
 SampleTokens = Callable[[mx.array, Sequence[RowSampling]], mx.array]
 VOCAB = 5000
 CLOSE = 1e-5
-"""Of all weight: as near to an edge either side is right."""
+"""Of all weight: so near to an edge, either side is right."""
 
 
 @cache
 def checked_sampling(device: Device) -> SampleTokens | None:
-    """None where there is no kernel, or where it is wrong, which is said once. An emulated GPU draws by plain
-    operations: a thousand emulated threads a row would take longer than all the rest of a step."""
+    """None where there is no kernel, or where it is wrong, which is logged once. An emulated GPU samples by plain
+    operations: a thousand emulated threads a row would take longer than the whole step."""
     run = kernel_launcher(device) if device.kind == "cuda" else None
     if run is None or isinstance(run, Emulator):
         return None
-    drawing = partial(sample_tokens, run)
+    sample = partial(sample_tokens, run)
     compile_kernels(device, lambda run: sample_tokens(run, mx.zeros((1, 2)), [(0.0, 0, 1.0, 0.0, 0.0)]))
-    wrong = check_sampling(drawing)
+    wrong = check_sampling(sample)
     if wrong is not None:
-        log.warning("tokens are drawn by plain operations, slower: a kernel %s", wrong)
+        log.warning("tokens are sampled by plain operations, which is slower: the kernel %s", wrong)
         return None
-    return drawing
+    return sample
 
 
-def check_sampling(drawing: SampleTokens) -> str | None:
-    """What is wrong with draws; None where they are right."""
+def check_sampling(sample: SampleTokens) -> str | None:
+    """What is wrong with sampled tokens; None where they are right."""
     filters = ((0, 1.0, 0.0), (40, 1.0, 0.0), (0, 0.9, 0.0), (40, 0.9, 0.0), (0, 1.0, 0.05), (64, 0.95, 0.02))
     draws = [(0.0, 0, 1.0, 0.0, 0.5), *((0.7, *each, at) for each in filters for at in (0.01, 0.5, 0.999))]
     logits = 2 * mx.random.normal((len(draws), VOCAB), key=mx.random.key(3))
 
     def wrong() -> str | None:
-        tokens: list[int] = drawing(logits, draws).tolist()  # type: ignore[assignment]
+        tokens: list[int] = sample(logits, draws).tolist()  # type: ignore[assignment]
         each = zip(draws, logits, tokens, strict=True)
-        return next((f"draws wrongly by {how}" for how, row, token in each if not _is_right(row, how, token)), None)
+        return next((f"samples wrongly by {how}" for how, row, token in each if not _is_right(row, how, token)), None)
 
     return attempted(wrong)
 
 
 def _is_right(logits: mx.array, how: RowSampling, token: int) -> bool:
-    """Whether the running sum of what the filters keep passes the draw at this token, wherever rounding puts edges."""
+    """Whether the cumulative sum of what the filters keep passes the random number at this token, wherever rounding
+    puts edges."""
     temperature, top_k, top_p, min_p, at = how
     if temperature == 0:
         return token == mx.argmax(logits).item()

@@ -1,12 +1,12 @@
-"""Where a checkpoint holds a draft head, and the head's tensors; and the classes that load the model without it.
+"""Where a checkpoint has a draft head, and the head's tensors; and the classes that load the model without it.
 
-A head is told by the names of its tensors; flags in configs are wrong both ways. It lies among the model's own tensors,
-or in a file beside them, which somebody put there on purpose and is looked at first.
+A head is recognised by the names of its tensors; flags in configs are wrong both ways. It lies among the model's own
+tensors, or in a file alongside them, which somebody put there on purpose and which is read first.
 
-mlx-lm's code stacks experts, splits what attention fuses and unpacks formats that MLX lacks, each family in its way: it
-is asked to do the same for the head, as if that were all of a model. What norms multiply by is published by some
-families as its difference from one, and stored by conversions as it is; adding one twice gives a head that predicts
-little, and nothing else shows it.
+mlx-lm's `sanitize` stacks experts, splits fused attention and unpacks formats that MLX lacks, differently for each
+family: it is run on the head as if that were a whole model. Some families publish the factors of norms as differences
+from one, and conversions store them as they are; adding one twice gives a head that predicts little, and nothing else
+shows it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from ingot.upstream import model_classes, packing_of
 HEAD_FILE = "model-mtp.safetensors"
 """What ingot itself calls a head's file."""
 HEAD_PLACES = (HEAD_FILE, "mtp.safetensors", "mtp")
-"""Files beside a model, and a folder, that hold its head and nothing else."""
+"""Files in a model's folder, and a subfolder, that hold its head and nothing else."""
 OUTER_PREFIXES = ("", "model.", "language_model.", "language_model.model.", "model.language_model.")
-"""What checkpoints name the modules around a model's layers."""
+"""What the names of a model's layers may begin with."""
 INDEX_FILE = "model.safetensors.index.json"
-"""What says which file of a checkpoint holds a tensor."""
+"""Maps each tensor of a checkpoint to its file."""
 _CONVOLUTION = "conv1d.weight"
 _OF_A_HEAD = re.compile(r"(?:^|\.)mtp[._]|\.(?:eh_proj|enorm|hnorm)\.")
 """Names that only heads have, whatever their family calls the rest."""
@@ -50,13 +50,13 @@ _LAYER = re.compile(rf"(?:{'|'.join(map(re.escape, OUTER_PREFIXES))})layers\.(\d
 
 @dataclass(frozen=True)
 class HeadSource:
-    """A head that was found. Nothing of it but headers has been read."""
+    """A head that was found. Only headers have been read."""
 
     wiring: MtpSpec
     tensors: Mapping[str, StoredTensor]  # by their names inside the head
-    said: str  # where that is, for people
+    location: str  # for messages
     published: bool | None
-    """Whether the model's tensors around it are as they were published, not converted; None: nothing tells."""
+    """Whether the model's tensors around it are as published, not converted; None: unknown."""
 
     @property
     def nbytes(self) -> int:
@@ -75,16 +75,16 @@ def find_head(folder: Path, config: Mapping[str, Any]) -> HeadSource | None:
     wiring = mtp_spec_of(str(config.get("model_type")))
     if wiring is None:
         return None
-    beside = (find_head_in(folder / place, config) for place in HEAD_PLACES if (folder / place).exists())
-    return next((found for found in beside if found is not None), None) or _head_among_weights(folder, config, wiring)
+    separate = (find_head_in(folder / name, config) for name in HEAD_PLACES if (folder / name).exists())
+    return next((found for found in separate if found is not None), None) or _head_among_weights(folder, config, wiring)
 
 
 def refuse_unknown_head(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raises ModelError where the checkpoint of a family whose heads are not known holds what must be one."""
+    """Raises ModelError where the checkpoint of a family whose heads are unknown has what must be one."""
     family = str(config.get("model_type"))
     name = next(filter(_OF_A_HEAD.search, CheckpointIndex(folder).files), None) if mtp_spec_of(family) is None else None
     if name is not None:
-        raise ModelError(f"{folder.name} holds a head ({name}), but those of {family} are not known here")
+        raise ModelError(f"{folder.name} has a draft head ({name}), but heads of {family} are not supported")
 
 
 def _head_among_weights(folder: Path, config: Mapping[str, Any], wiring: MtpSpec) -> HeadSource | None:
@@ -98,41 +98,36 @@ def _head_among_weights(folder: Path, config: Mapping[str, Any], wiring: MtpSpec
 
 def _prefix_among(names: Iterable[str], wiring: MtpSpec, config: Mapping[str, Any]) -> str | None:
     """What the names of a head's tensors begin with among a model's own."""
-    known = list(names)
-    for around in OUTER_PREFIXES:
-        prefix = around + wiring.inside.format(layers=_layer_count(config))
-        if any(name.startswith(f"{prefix}{wiring.joint}.") for name in known):
+    all_names = list(names)
+    for outer in OUTER_PREFIXES:
+        prefix = outer + wiring.inside.format(layers=_layer_count(config))
+        if any(name.startswith(f"{prefix}{wiring.joint}.") for name in all_names):
             return prefix
     return None
 
 
-def find_head_in(place: Path, config: Mapping[str, Any]) -> HeadSource | None:
+def find_head_in(path: Path, config: Mapping[str, Any]) -> HeadSource | None:
     """The head in a file or folder that holds little else, whatever its tensors' names begin with."""
     wiring = mtp_spec_of(str(config.get("model_type")))
-    if wiring is None or not _holds_tensors(place):
+    if wiring is None or not _has_tensors(path):
         return None
-    held = CheckpointIndex(place) if place.is_dir() else SafetensorsFile(place)
-    prefixes = sorted(
-        {
-            name.removesuffix(ending)
-            for name in held.files
-            for ending in _joint_names(wiring)
-            if _ends_with_part(name, ending)
-        }
-    )
+    checkpoint = CheckpointIndex(path) if path.is_dir() else SafetensorsFile(path)
+    endings = f"{wiring.joint}.weight", f"{wiring.joint}.scales"
+    ends = ((name, ending) for name in checkpoint.files for ending in endings)
+    prefixes = sorted({name.removesuffix(ending) for name, ending in ends if _ends_with_part(name, ending)})
     if not prefixes:
         return None
-    names = [name for name in held.files if name.startswith(prefixes[0])]
-    return _head_source(wiring, held, names, prefixes[0], place.name, None)
+    names = [name for name in checkpoint.files if name.startswith(prefixes[0])]
+    return _head_source(wiring, checkpoint, names, prefixes[0], path.name, None)
 
 
-def _holds_tensors(place: Path) -> bool:
-    return any(place.glob("model*.safetensors")) if place.is_dir() else place.suffix == ".safetensors"
+def _has_tensors(path: Path) -> bool:
+    return any(path.glob("model*.safetensors")) if path.is_dir() else path.suffix == ".safetensors"
 
 
 def indexed_head_files(folder: Path, config: Mapping[str, Any]) -> list[str] | None:
-    """The files of a checkpoint that a head is read from, by its index alone: none of them need be there. None where
-    there is no index."""
+    """The files of a checkpoint that a head is read from, by its index alone: none of them need exist. None where there
+    is no index."""
     wiring = mtp_spec_of(str(config.get("model_type")))
     if wiring is None or not (folder / INDEX_FILE).is_file():
         return None
@@ -149,12 +144,12 @@ def head_tensor_names(folder: Path, config: Mapping[str, Any]) -> frozenset[str]
     names = CheckpointIndex(folder).files
     prefix = _prefix_among(names, wiring, config)
     own = (name for name in names if (prefix and name.startswith(prefix)) or _is_after_last_layer(name, wiring, config))
-    beside = read_safetensors_header(folder / HEAD_FILE) if (folder / HEAD_FILE).is_file() else {}
-    return frozenset((*own, *beside))
+    separate = read_safetensors_header(folder / HEAD_FILE) if (folder / HEAD_FILE).is_file() else {}
+    return frozenset((*own, *separate))
 
 
 class SafetensorsFile:
-    """A safetensors file, and what it holds."""
+    """A safetensors file, by its header."""
 
     def __init__(self, file: Path) -> None:
         self._header = read_safetensors_header(file)
@@ -174,10 +169,10 @@ class CheckpointIndex:
 
     @cached_property
     def published(self) -> bool | None:
-        """Whether convolutions still lie as they were published, with their channels before their width. Where only
-        some files of a checkpoint are here, none of them may tell."""
-        named = (name for name, file in self.files.items() if name.endswith(_CONVOLUTION) and file.exists())
-        name = next(named, None)
+        """Whether convolutions still have their published layout, channels before width. Where only some files of a
+        checkpoint are here, there may be none to see it by."""
+        convolutions = (name for name, file in self.files.items() if name.endswith(_CONVOLUTION) and file.exists())
+        name = next(convolutions, None)
         return None if name is None else self.stored(name).shape[-1] != 1
 
     def stored(self, name: str) -> StoredTensor:
@@ -185,7 +180,7 @@ class CheckpointIndex:
         if file not in self._headers:
             self._headers[file] = read_safetensors_header(file)
         if name not in self._headers[file]:
-            raise ModelError(f"{file.name} does not hold {name}, which the checkpoint's index says it does")
+            raise ModelError(f"{file.name} lacks {name}, which is there by the checkpoint's index")
         return self._headers[file][name]
 
     def _listed(self) -> Iterator[tuple[str, Path]]:
@@ -200,43 +195,38 @@ class CheckpointIndex:
 
 
 def _is_after_last_layer(name: str, wiring: MtpSpec, config: Mapping[str, Any]) -> bool:
-    """Whether it is of a layer behind the model's last: there may be heads for tokens still further on."""
+    """Whether it belongs to a layer behind the model's last: there may be heads for tokens still further on."""
     numbered = _LAYER.fullmatch(name) if "{layers}" in wiring.inside else None
     return numbered is not None and int(numbered[1]) >= _layer_count(config)
 
 
 def _weight_map(index: Path) -> dict[str, str]:
     try:
-        listed = json.loads(index.read_bytes())["weight_map"]
-        sound = all(isinstance(file, str) and Path(file).name == file for file in listed.values())
+        weight_map: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
+        valid = all(isinstance(file, str) and Path(file).name == file for file in weight_map.values())
     except OSError as error:
         raise ModelError(f"{index.name} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        sound = False
-    if not sound:
+        valid = False
+    if not valid:
         raise ModelError(f"{index.name} is not the index of a checkpoint")
-    weight_map: dict[str, str] = listed
     return weight_map
 
 
 def _head_source(
     wiring: MtpSpec,
-    held: SafetensorsFile | CheckpointIndex,
+    checkpoint: SafetensorsFile | CheckpointIndex,
     names: list[str],
     prefix: str,
-    said: str,
+    location: str,
     published: bool | None,
 ) -> HeadSource:
-    tensors = {name.removeprefix(prefix): held.stored(name) for name in names}
-    return HeadSource(wiring, tensors, said, published)
-
-
-def _joint_names(wiring: MtpSpec) -> tuple[str, ...]:
-    return f"{wiring.joint}.weight", f"{wiring.joint}.scales"
+    tensors = {name.removeprefix(prefix): checkpoint.stored(name) for name in names}
+    return HeadSource(wiring, tensors, location, published)
 
 
 def _ends_with_part(name: str, ending: str) -> bool:
-    """Whether a name ends so, at the beginning of a word of it."""
+    """Whether a name ends so, at the beginning of one of its parts."""
     return name == ending or name.endswith((f".{ending}", f"_{ending}"))
 
 
@@ -250,8 +240,7 @@ _QUANTIZED_PARTS = ("weight", "scales", "biases")
 
 
 def stored_head_tensors(source: HeadSource) -> dict[str, mx.array]:
-    """A head's tensors by their names in it, but copies of the model's; what norms hold is what they multiply by. Lazy,
-    but for norms.
+    """A head's tensors by their names in it, without copies of the model's; norms are factors. All but norms are lazy.
 
     Raises ModelError where they cannot be a head's.
     """
@@ -260,14 +249,14 @@ def stored_head_tensors(source: HeadSource) -> dict[str, mx.array]:
         name: array for name, array in _load_stored(source.tensors).items() if not name.startswith(wiring.copies)
     }
     norms = {name: array for name, array in tensors.items() if wiring.offset_norms and is_norm_weight(name)}
-    return tensors | (norm_factors_of(norms, published=source.published, whose=source.said) if norms else {})
+    return tensors | (norm_factors_of(norms, published=source.published, whose=source.location) if norms else {})
 
 
 def read_head_tensors(source: HeadSource, alone: nn.Module) -> dict[str, mx.array]:
     """The same by the names of the head's modules. `alone` is the model of nothing but its layers."""
     wiring = source.wiring
     named = {_head_module_name(wiring, name): array for name, array in stored_head_tensors(source).items()}
-    # What mlx-lm's code makes of a layer may shift its norms, which is done.
+    # mlx-lm's code may shift the norms of a layer, which was done above.
     done = {name for name in named if not name.startswith("layers.") or (wiring.offset_norms and is_norm_weight(name))}
     layers = {name: array for name, array in named.items() if name not in done}
     return {name: named[name] for name in done} | _sanitized_layers(layers, alone, wiring)
@@ -280,7 +269,7 @@ def _load_stored(tensors: Mapping[str, StoredTensor]) -> dict[str, mx.array]:
         try:
             loaded[file] = mx.load(str(file))
         except RuntimeError as error:
-            raise ModelError(f"{file.name} cannot be read: it is damaged or no safetensors file") from error
+            raise ModelError(f"{file.name} cannot be read: it is damaged, or no safetensors file") from error
     return {name: loaded[tensor.file][tensor.name] for name, tensor in tensors.items()}
 
 
@@ -290,7 +279,7 @@ def is_norm_weight(name: str) -> bool:
 
 
 def _head_module_name(wiring: MtpSpec, name: str) -> str:
-    """What the head's module calls a tensor."""
+    """A tensor's name in the head's module."""
     parts = {
         wiring.embedding_norm: "embedding_norm",
         wiring.hidden_norm: "hidden_norm",
@@ -311,7 +300,7 @@ def _sanitized_layers(layers: dict[str, mx.array], alone: Any, wiring: MtpSpec) 
     if hasattr(alone, "sanitize"):
         try:
             weights = alone.sanitize(weights)
-        # mlx-lm's code expects a whole checkpoint; what it misses is told by name below.
+        # mlx-lm's code expects a whole checkpoint; what it misses is named below.
         except (KeyError, ValueError) as error:
             raise ModelError(f"The head's tensors are not those of its family: {error} is missing or wrong") from error
     inside = path_of_layers(alone)
@@ -319,14 +308,14 @@ def _sanitized_layers(layers: dict[str, mx.array], alone: Any, wiring: MtpSpec) 
 
 
 def path_of_layers(model: Any) -> str:
-    """Where in a model its layers lie."""
+    """The module path of a model's layers."""
     first = model.layers[0]
     path = next(path for path, module in model.named_modules() if module is first)
     return path.removesuffix(".0")
 
 
 def _stack_experts(tensors: dict[str, mx.array]) -> dict[str, mx.array]:
-    """Experts that are still tensors of their own as one each, as mlx-lm's modules have them."""
+    """Stack experts that are still separate tensors, as mlx-lm's modules have them."""
     experts: dict[str, dict[int, mx.array]] = {}
     others: dict[str, mx.array] = {}
     for name, array in tensors.items():
@@ -342,14 +331,17 @@ def head_blocks(source: HeadSource, config: Mapping[str, Any]) -> dict[str, str]
     """The head's modules whose weights are still blocks of a GGUF file, and of which kind."""
     kinds: Mapping[str, str] = config.get(BLOCKS_KEY) or {}
     stored = {tensor.name.removesuffix(".weight"): name for name, tensor in source.tensors.items()}
-    held = {stored[path]: kind for path, kind in kinds.items() if path in stored}
-    return {_head_module_name(source.wiring, name).removesuffix(".weight"): kind for name, kind in held.items()}
+    return {
+        _head_module_name(source.wiring, stored[path]).removesuffix(".weight"): kind
+        for path, kind in kinds.items()
+        if path in stored
+    }
 
 
 def quantize_like(head: nn.Module, tensors: Mapping[str, mx.array]) -> None:
-    """Give `head` packed layers where its tensors are packed: each as it is, whatever the model's are.
+    """Give `head` quantised layers where its tensors are quantised, each in its own format.
 
-    Raises ModelError where a layer lacks part of what unpacks it.
+    Raises ModelError where a layer lacks scales or biases.
     """
     packed = {name.removesuffix(".scales") for name in tensors if name.endswith(".scales")}
     bare = [
@@ -357,7 +349,7 @@ def quantize_like(head: nn.Module, tensors: Mapping[str, mx.array]) -> None:
     ]
     lacking = [path for path in packed if not _is_complete(path, tensors)]
     if bare or lacking:
-        raise ModelError(f"The head's packed weights lack scales or biases: {', '.join(sorted([*bare, *lacking]))}")
+        raise ModelError(f"The head's quantised weights lack scales or biases: {', '.join(sorted([*bare, *lacking]))}")
 
     def described(path: str, module: Any) -> bool | dict[str, Any]:
         return packing_of(path, module, tensors) if path in packed else False
@@ -365,7 +357,7 @@ def quantize_like(head: nn.Module, tensors: Mapping[str, mx.array]) -> None:
     try:
         nn.quantize(head, class_predicate=described)
     except (ValueError, RuntimeError, ZeroDivisionError) as error:
-        raise ModelError(f"The head's packed weights are of no known form: {error}") from error
+        raise ModelError(f"The head's quantised weights have no known format: {error}") from error
 
 
 def _is_complete(path: str, tensors: Mapping[str, mx.array]) -> bool:
@@ -378,8 +370,8 @@ LOWEST_MEAN, BETWEEN_MEANS, HIGHEST_MEAN = -0.9, 0.5, 100.0
 
 
 def norm_factors_of(norms: Mapping[str, mx.array], *, published: bool | None, whose: str) -> dict[str, mx.array]:
-    """The norms' factors. `published` says whether the tensors around them are as they were published, if anything
-    does; a head that was joined to a converted model may be stored either way, so that then its own numbers tell.
+    """The norms' factors. `published`: whether the tensors around them are as published, where that is known; a head
+    that was added to a converted model may be stored either way, so that its own numbers decide.
 
     Raises ModelError where they are neither.
     """
@@ -398,12 +390,11 @@ def _norm_means(norms: Mapping[str, mx.array]) -> list[float]:
 
 
 def model_classes_for(folder: Path, config: Mapping[str, Any]) -> Callable[..., tuple[type, type]]:
-    """What finds the classes of the model in `folder`, such as load it as it is stored there: with blocks of GGUF's,
-    with what stayed in such a file, and without the tensors of a head, over which not all of mlx-lm's code gets by
-    itself."""
+    """Finds classes that load the model in `folder` as it is stored there: with GGUF blocks, with tensors that stayed
+    in a GGUF file, and without the tensors of a head, which not all of mlx-lm's code skips by itself."""
     heads = head_tensor_names(folder, config)
-    seeing = VISION_FAMILIES.get(str(config.get("model_type")))
-    plain = model_classes if seeing is None or seeing.language is None else language_classes(seeing.language)
+    vision = VISION_FAMILIES.get(str(config.get("model_type")))
+    plain = model_classes if vision is None or vision.language is None else language_classes(vision.language)
     classes = with_gguf_blocks(plain, heads)
     if not heads:
         return with_gguf_tensors(classes, folder)

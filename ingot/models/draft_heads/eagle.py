@@ -1,7 +1,7 @@
-"""EAGLE-3: a draft of one layer that reads what three layers of its model are given, from a checkpoint of its own.
+"""EAGLE-3: a draft head of one layer that reads the inputs of three layers of its model, from a checkpoint of its own.
 
-Its layer sees each token's embedding beside the hidden state before it. Draft tokens follow draft tokens by its own
-states, which are as wide as one of the three. Its output head may know fewer tokens than the model.
+Its layer sees each token's embedding and the hidden state before it. Further draft tokens follow by its own hidden
+states, which are as wide as one of the three. Its vocabulary may be a part of the model's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAPS = ("d2t", "t2d")
 
 
 class EagleLayer(nn.Module):
-    """A decoder layer whose attention takes an embedding and a hidden state, each normed, side by side."""
+    """A decoder layer whose attention takes an embedding and a hidden state, each normed and concatenated."""
 
     def __init__(self, block: Any, size: int, eps: float, *, norm_first: bool) -> None:
         """`norm_first`: the normed hidden state is what the layer's output is added to."""
@@ -54,7 +54,7 @@ class EagleLayer(nn.Module):
 
 
 class EagleHead(nn.Module):
-    """Takes the place of a `Head`: called alike, with states of the model or with its own."""
+    """Called like an `MtpHead`, with hidden states of the model or with its own."""
 
     name = "eagle"
     sees = False
@@ -63,14 +63,14 @@ class EagleHead(nn.Module):
         """`block` is a layer of mlx-lm's; `embeds`: it has an embedding of its own."""
         super().__init__()
         size, eps = int(config["hidden_size"]), float(config.get("rms_norm_eps") or 1e-6)
-        known = int(config.get("draft_vocab_size") or vocab)
+        own_vocab = int(config.get("draft_vocab_size") or vocab)
         self.size, self._vocab = 3 * target_size, vocab
         self._embedding: Callable[[mx.array], mx.array] | None = None  # the model's
-        self._ids: mx.array | None = None  # of the model, by its own
+        self._ids: mx.array | None = None  # the model's token ids, by its own
         self.fc = nn.Linear(self.size, size, bias=False)
         self.layers = [EagleLayer(block, size, eps, norm_first=bool(_config_value(config, "norm_before_residual")))]
         self.norm = nn.RMSNorm(size, eps)
-        self.lm_head = nn.Linear(size, known, bias=False)
+        self.lm_head = nn.Linear(size, own_vocab, bias=False)
         if embeds:
             self.embed_tokens = nn.Embedding(vocab, size)
 
@@ -78,16 +78,18 @@ class EagleHead(nn.Module):
         """Look tokens up in the model's embedding, without owning it."""
         self._embedding = lambda tokens: embedding(tokens)
 
-    def learn(self, offsets: mx.array | None) -> None:
-        """What its own tokens are in the model's vocabulary: each one's number and an offset. Raises ModelError."""
-        known = self.lm_head.weight.shape[0]
-        if offsets is None and known != self._vocab:
-            raise ModelError(f"The draft knows {known} of {self._vocab} tokens and does not say which (d2t is missing)")
+    def map_vocabulary(self, offsets: mx.array | None) -> None:
+        """A token id of its own and the offset there are the model's id. Raises ModelError."""
+        own_vocab = self.lm_head.weight.shape[0]
+        if offsets is None and own_vocab != self._vocab:
+            raise ModelError(
+                f"The draft head has {own_vocab} of {self._vocab} tokens and does not say which (d2t is missing)"
+            )
         if offsets is None:
             return
-        ids = mx.arange(known) + offsets.astype(mx.int32)
-        if offsets.shape != (known,) or mx.any((ids < 0) | (ids >= self._vocab)).item():
-            raise ModelError("The draft's table d2t names tokens that its model does not have")
+        ids = mx.arange(own_vocab) + offsets.astype(mx.int32)
+        if offsets.shape != (own_vocab,) or mx.any((ids < 0) | (ids >= self._vocab)).item():
+            raise ModelError("The draft head's table d2t names tokens that its model does not have")
         self._ids = ids
 
     @property
@@ -98,9 +100,8 @@ class EagleHead(nn.Module):
         return [caches.KVCache()]
 
     def __call__(self, hidden: mx.array, tokens: mx.array, cache: Any = None) -> mx.array:
-        """See `Head`. Hidden states are the model's three side by side [1, T, 3 * its size], or what this gave."""
-        look_up = self.embed_tokens if self._embedding is None else self._embedding
-        embedded = look_up(tokens)
+        """See `MtpHead`. Hidden states are three of the model's, concatenated [1, T, 3 * its size], or its own."""
+        embedded = (self.embed_tokens if self._embedding is None else self._embedding)(tokens)
         states = hidden.astype(embedded.dtype)
         if hidden.shape[-1] == self.size:
             states = self.fc(states)
@@ -109,27 +110,27 @@ class EagleHead(nn.Module):
         return out
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """Logits [..., vocab]; tokens that it does not know are never its guess."""
-        known: mx.array = self.lm_head(self.norm(hidden))
+        """Logits [..., vocab]: -inf for tokens that are not in its own vocabulary."""
+        own: mx.array = self.lm_head(self.norm(hidden))
         if self._ids is None:
-            return known
-        logits = mx.full((*known.shape[:-1], self._vocab), -mx.inf, known.dtype)
-        logits[..., self._ids] = known
+            return own
+        logits = mx.full((*own.shape[:-1], self._vocab), -mx.inf, own.dtype)
+        logits[..., self._ids] = own
         return logits
 
 
 def load_eagle(folder: Path, adapter: ModelAdapter, *, dtype: str | None = None) -> EagleHead:
-    """The draft in `folder`, beside the adapter's model, which hands over what it reads from now on.
+    """The draft head in `folder`; the adapter's model hands over the hidden states that it reads from now on.
 
-    Raises ModelError where it is no EAGLE-3 draft, or not one of this model.
+    Raises ModelError where it is no EAGLE-3 head, or not one of this model.
     """
     config = _read_eagle_config(folder)
     tensors = {_current_tensor_name(name): array for name, array in read_checkpoint_tensors(folder).items()}
     head = _build_eagle_head(config, adapter, embeds="embed_tokens.weight" in tensors)
     offsets, own = tensors.get("d2t"), {name: array for name, array in tensors.items() if name not in _MAPS}
     quantize_like(head, own)
-    load_tensors(head, own, unneeded=(), whose=f"the draft in {folder.name}")
-    head.learn(offsets)
+    load_tensors(head, own, unneeded=(), whose=f"the draft head in {folder.name}")
+    head.map_vocabulary(offsets)
     _tap_target_layers(config, adapter)
     prepare_head(head, adapter, dtype, lambda path: True)
     return head
@@ -139,16 +140,18 @@ def _read_eagle_config(folder: Path) -> dict[str, Any]:
     try:
         stated = load_config(folder)
     except (OSError, json.JSONDecodeError) as error:
-        raise ModelError(f"{folder.name} has no config.json that can be read") from error
+        raise ModelError(f"{folder.name} has no readable config.json") from error
     if _config_value(stated, "norm_before_fc"):
-        raise ModelError(f"{folder.name} norms hidden states before it joins them (norm_before_fc): not supported yet")
+        raise ModelError(
+            f"{folder.name} normalises hidden states before it concatenates them (norm_before_fc): not supported yet"
+        )
     return {**stated, **older_config_names(stated)}
 
 
 def _build_eagle_head(config: dict[str, Any], adapter: ModelAdapter, *, embeds: bool) -> EagleHead:
     embedding = token_embedding_of(adapter.model)
     if embedding is None or adapter.selection is None:
-        raise ModelError("This model cannot use a draft: where it computes embeddings or logits is not known")
+        raise ModelError("This model cannot use a draft head: where it computes embeddings or logits is not known")
     alone = {**copy.deepcopy(config), "num_hidden_layers": 1, "vocab_size": adapter.vocab}
     try:
         model_class, args_class = model_classes(config=alone)
@@ -156,7 +159,7 @@ def _build_eagle_head(config: dict[str, Any], adapter: ModelAdapter, *, embeds: 
         size = _target_size(adapter)
         head = EagleHead(config, block, vocab=adapter.vocab, target_size=size, embeds=embeds)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise ModelError(f"The draft's config describes no layer that is known: {error}") from error
+        raise ModelError(f"The draft head's config describes no known layer: {error}") from error
     if not embeds:
         head.share(embedding)
     return head
@@ -165,11 +168,11 @@ def _build_eagle_head(config: dict[str, Any], adapter: ModelAdapter, *, embeds: 
 def _tap_target_layers(config: Mapping[str, Any], adapter: ModelAdapter) -> None:
     layers, path = adapter.model.layers, path_of_layers(adapter.model)
     if any(isinstance(layer, FusedLayers | SkippedLayer) for layer in layers):
-        raise ModelError("The model's layers are one operation here: load it with its layers apart")
+        raise ModelError("The model's layers are fused into one operation: load it with separate layers")
     count = len(layers)
     numbers = _config_value(config, _TAPS) or [2, count // 2, count - 3]
     if len(numbers) != 3 or not all(isinstance(number, int) and 0 <= number < count for number in numbers):
-        raise ModelError(f"The draft reads the layers {numbers}, and the model has {count}")
+        raise ModelError(f"The draft head reads the layers {numbers}, and the model has {count}")
     assert adapter.selection is not None
     tap_hidden_states(adapter.model, [f"{path}.{number}" for number in numbers], adapter.selection)
 
@@ -180,11 +183,11 @@ def _target_size(adapter: ModelAdapter) -> int:
 
 
 def _config_value(config: Mapping[str, Any], key: str) -> Any:
-    """Some write it at the top of the config, some into a part of their own."""
+    """At the top of the config, or in a section of its own."""
     return config.get(key, (config.get("eagle_config") or {}).get(key))
 
 
 def _current_tensor_name(name: str) -> str:
-    for theirs, ours in _RENAMED.items():
-        name = name.replace(theirs, ours, 1) if name.startswith(theirs) else name
+    for old, new in _RENAMED.items():
+        name = name.replace(old, new, 1) if name.startswith(old) else name
     return name

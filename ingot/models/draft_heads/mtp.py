@@ -1,13 +1,12 @@
-"""A multi-token prediction (MTP) head: its module, loading it beside its model, and finding out whether it is worth
-running.
+"""A multi-token prediction (MTP) head: its module, how it is loaded, and whether it is worth running.
 
 From hidden states and the tokens behind them it computes the hidden states of a draft token. Its layers are mlx-lm's,
-swapped like the model's own, and it keeps keys and values of its own: those of place p are of the pair of the hidden
-state there and token p + 1. The embedding and the output head are the model's.
+swapped like the model's own, with a KV cache of its own: the entry at position p is of the hidden state there and of
+token p + 1. The embedding and the lm_head are the model's.
 
-A head that was made from quantised weights, or of another model, loads like any other and predicts nearly nothing;
-nobody would notice but by the speed. So `check_head` counts at load how many of the model's own next tokens it
-predicts. Raises ModelError.
+A head that was made from quantised weights, or for another model, loads like any other and predicts nearly nothing,
+which would show only in the speed. So `check_draft_head` counts at load how many of the model's own next tokens it
+predicts.
 """
 
 from __future__ import annotations
@@ -59,10 +58,10 @@ class SharedModules:
 
 
 class DraftHead(Protocol):
-    """What runs beside a model and guesses: a `MtpHead`, or a draft that is called alike."""
+    """Runs alongside a model and predicts draft tokens: an `MtpHead`, or an EAGLE head."""
 
     size: int  # of the model's hidden states that it takes
-    sees: bool  # whether it is shown features where the model is
+    sees: bool  # whether it takes image features where the model does
 
     @property
     def weight_bytes(self) -> int: ...
@@ -76,13 +75,12 @@ class MtpHead(nn.Module):
     sees = False
 
     def __init__(self, wiring: MtpSpec, alone: Any, shared: SharedModules | None, *, size: int, eps: float) -> None:
-        """`alone` is a model of mlx-lm's that has the head's layers and no others. Without what it shares with its own
-        model, a head can be looked at and not run."""
+        """`alone` is a model of mlx-lm's that has the head's layers and no others. Without the modules that it shares
+        with its model, a head cannot run."""
         super().__init__()
-        self._wiring, self._given, self.size = wiring, shared, size
-        assert [type(cache) for cache in caches.make_prompt_cache(alone)] == [caches.KVCache], (
-            "what it keeps is asked for"
-        )
+        self._wiring, self._model_modules, self.size = wiring, shared, size
+        kinds = [type(cache) for cache in caches.make_prompt_cache(alone)]
+        assert kinds == [caches.KVCache], "the head's layers need another cache"
         self.embedding_norm = nn.RMSNorm(size, eps)
         self.hidden_norm = nn.RMSNorm(size, eps)
         self.joint = nn.Linear(2 * size, size, bias=False)
@@ -92,8 +90,8 @@ class MtpHead(nn.Module):
 
     @property
     def _shared(self) -> SharedModules:
-        assert self._given is not None, "a head is run without its model"
-        return self._given
+        assert self._model_modules is not None, "a head is run without its model"
+        return self._model_modules
 
     @property
     def wants(self) -> Literal["normed", "raw"]:
@@ -105,17 +103,17 @@ class MtpHead(nn.Module):
         return sum(array.nbytes for _, array in named_parameters(self))
 
     def make_cache(self) -> list[Any]:
-        """What it keeps of a sequence, in the words of mlx-lm's models."""
+        """As mlx-lm's models have it."""
         return [caches.KVCache()]
 
     def __call__(
         self, hidden: mx.array, tokens: mx.array, cache: Any = None, visual: VisualInputs | None = None
     ) -> mx.array:
-        """From hidden states [1, T, size] at some places and the tokens [1, T] behind those: hidden states [1, T, size]
-        whose logits are guesses for the tokens two places on, and which stand for the model's when guesses go on from
-        guesses. Features that are `visual` stand where the model had them instead of tokens."""
+        """From hidden states [1, T, size] at some positions and the tokens [1, T] behind those: hidden states
+        [1, T, size] whose logits predict the tokens two positions on, and which replace the model's when drafts go on
+        from draft tokens. `visual`: image features where the model had them instead of tokens."""
         looked_up = self._shared.embedding(tokens)
-        embedded = self._seen(looked_up if visual is None else visual.over(looked_up), cache)
+        embedded = self._mask_first(looked_up if visual is None else visual.over(looked_up), cache)
         pair = [self.embedding_norm(embedded), self.hidden_norm(hidden.astype(embedded.dtype))]
         states: mx.array = self.joint(mx.concatenate(pair[::-1] if self._wiring.hidden_first else pair, axis=-1))
         mask = create_attention_mask(states, cache, return_array=self._wiring.array_masks)
@@ -124,11 +122,11 @@ class MtpHead(nn.Module):
         return states if self._wiring.norm is None else self.norm(states)
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """Logits [..., vocab] of what `__call__` gave."""
+        """Logits [..., vocab] of what `__call__` returned."""
         return self._shared.logits(hidden)
 
-    def _seen(self, embedded: mx.array, cache: Any) -> mx.array:
-        """Embeddings, zeros where the head was taught to see none."""
+    def _mask_first(self, embedded: mx.array, cache: Any) -> mx.array:
+        """Embeddings, with zeros at the first position where the head was trained so."""
         if not self._wiring.blind_first:
             return embedded
         offset = 0 if cache is None else cache.offset
@@ -140,7 +138,7 @@ class MtpHead(nn.Module):
 
 
 def load_mtp_head(source: HeadSource, adapter: ModelAdapter, *, dtype: str | None = None) -> MtpHead:
-    """The head, in memory and swapped for the adapter's device; the adapter hands over what it wants from now on.
+    """The head, in memory and swapped for the adapter's device; the adapter hands over its hidden states from now on.
 
     Raises ModelError where tensors are missing, of the wrong shape, or cannot be a head's of this model.
     """
@@ -175,20 +173,20 @@ def prepare_head(
 
 
 def with_draft_head(adapter: ModelAdapter, head: DraftHead) -> ModelAdapter:
-    """The adapter, with a head beside its model: live states have room for what the head keeps of each token."""
+    """The adapter, with a head: the batch state has room for the head's KV of each token."""
     rows = draft_head_rows(head, adapter)
     with rows.launch([ForwardPart((rows.new(),), 1)], mixed=adapter.mixed) as layers:
         mx.eval(head(mx.zeros((1, 1, head.size)), mx.array([[0]]), layers[0]))
-    taken = rows.groups[0].page_bytes // PAGE
+    token_bytes = rows.groups[0].page_bytes // PAGE
     groups = adapter.footprint.groups
     if all(window is not None for window, _ in groups):
         groups = (*groups, (None, 0))
-    groups = tuple((window, size + (taken if window is None else 0)) for window, size in groups)
+    groups = tuple((window, size + (token_bytes if window is None else 0)) for window, size in groups)
     return replace(adapter, head=head, footprint=replace(adapter.footprint, groups=groups))
 
 
 def draft_head_rows(head: DraftHead, adapter: ModelAdapter) -> BatchState:
-    """Live states for a head's own keys and values, of sequences of the adapter's model."""
+    """A batch state for a head's own KV, of sequences of the adapter's model."""
     kept = adapter.kept if attends_natively(head) else None
     return new_batch_state(head, 0, kept, adapter.kernels)
 
@@ -196,7 +194,7 @@ def draft_head_rows(head: DraftHead, adapter: ModelAdapter) -> BatchState:
 def build_mtp_head(
     source: HeadSource, config: Mapping[str, Any], shared: SharedModules | None = None
 ) -> tuple[MtpHead, Callable[[str], bool]]:
-    """The head of a model with this config, none of it in memory yet but norms, and which of its weights may be cast.
+    """The head of a model with this config, only its norms in memory yet, and which of its weights may be cast.
 
     Raises ModelError where it is not a head of such a model.
     """
@@ -210,7 +208,7 @@ def build_mtp_head(
     head = MtpHead(source.wiring, alone, shared, size=size, eps=eps)
     hold_blocks(head, head_blocks(source, config))
     quantize_like(head, tensors)
-    load_tensors(head, tensors, unneeded=(), whose=f"the head in {source.said}")
+    load_tensors(head, tensors, unneeded=(), whose=f"the head in {source.location}")
     return head, getattr(alone, "cast_predicate", lambda path: True)
 
 
@@ -226,34 +224,31 @@ def _shared_modules(model: Any) -> SharedModules | None:
 
 
 CHECK_TOKENS = 48
-"""The model writes so many, greedily, one forward pass each; then the head runs once over all of them."""
+"""The model generates so many, greedily, one forward pass each; then the head runs once over all of them."""
 CHECK_PROMPT = (5, 17, 3, 29, 11, 23, 7, 19, 2)
 VERIFY_COST = 0.05
-"""Of a pass's time, what it takes at the best of cases to verify one token more in it."""
+"""The part of a pass's time that verifying one more token takes at best."""
 MOST_REQUIRED = 0.2
-"""However much a head costs: what the model writes here is one text of many."""
+"""However much a head costs: the text that it is tested on is one of many."""
 
 
 def check_draft_head(head: DraftHead, adapter: ModelAdapter, prompt: Sequence[int] = CHECK_PROMPT) -> float:
-    """The share of the model's own tokens after `prompt` that the head guesses. Raises ModelError if that could not pay
-    on any device."""
-    share, least = (
-        head_acceptance(head, adapter, prompt),
-        break_even_acceptance(head.weight_bytes, adapter.weight_bytes),
-    )
+    """The share of the model's own tokens after `prompt` that the head predicts. Raises ModelError if that could not
+    pay on any device."""
+    share = head_acceptance(head, adapter, prompt)
+    least = break_even_acceptance(head.weight_bytes, adapter.weight_bytes)
     if share < least:
         raise ModelError(
-            f"The head guesses {share:.0%} of {CHECK_TOKENS} tokens that its model writes, and below {least:.0%} "
-            f"it only "
-            "costs time: it does not belong to this model, or was made from packed weights. `ingot convert "
-            "--head-from` takes one out of the original checkpoint."
+            f"The head predicts {share:.0%} of {CHECK_TOKENS} tokens that its model generates; below {least:.0%} it "
+            "only costs time: it does not belong to this model, or was made from quantised weights. `ingot convert "
+            "--head-from` takes one from the original checkpoint."
         )
     return share
 
 
 def break_even_acceptance(head_bytes: int, model_bytes: int) -> float:
-    """The share of right guesses below which a head loses time at the best of cases: where a pass takes as long as it
-    takes to read the weights, the head's are read for each guess, and what is guessed is verified."""
+    """The acceptance below which a head loses time at best: where a pass takes as long as reading the weights, the
+    head's are read for each draft token, which is then verified."""
     return min(VERIFY_COST + head_bytes / model_bytes, MOST_REQUIRED)
 
 
@@ -262,14 +257,14 @@ def head_acceptance(head: DraftHead, adapter: ModelAdapter, prompt: Sequence[int
     rows = draft_head_rows(head, adapter)
     with rows.launch([ForwardPart((rows.new(),), len(tokens) - 1)], mixed=adapter.mixed) as layers:
         states = head(hidden[None, :-1], mx.array([tokens[1:]]), layers[0])
-    # What it makes of place p is about token p + 2, and the first that the model wrote follows the prompt.
+    # At position p it predicts token p + 2, and the first that the model generated follows the prompt.
     drafts = mx.argmax(head.logits(states[:, len(prompt) - 2 : -1]), axis=-1)
     right: Any = mx.sum(drafts[0] == mx.array(tokens[len(prompt) :])).item()
     return float(right / CHECK_TOKENS)
 
 
 def _generate_greedily(adapter: ModelAdapter, tokens: list[int]) -> tuple[list[int], mx.array]:
-    """The prompt and what the model writes behind it, and the hidden states of all of them."""
+    """The prompt and what the model generates behind it, and the hidden states of all of them."""
     rows = adapter.new_batch_state()
     row, new, hidden = rows.new(), list(tokens), []
     for number in range(CHECK_TOKENS + 1):

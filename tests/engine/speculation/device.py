@@ -1,4 +1,4 @@
-"""A device, and texts to guess at, that are nothing but numbers: what a round would take, and what it would give."""
+"""A simulated device and simulated texts: what a round would take, and how many draft tokens would be accepted."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ingot.engine.speculation.proposer import DraftOffer
 from ingot.engine.speculation.step_costs import round_size
 
 Rates = Callable[[int, int], float]
-"""By row and position: how likely a guess is right that follows right ones."""
+"""By row and depth: how likely a draft token is accepted that follows accepted ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Milliseconds: of a round, of a row, of a token; of waiting for tokens, of a computed guess's each token."""
+    """Milliseconds: of a round, of a row, of a token; of waiting for tokens, of a proposer's step."""
 
     fixed: float = 10.0
     row: float = 0.1
@@ -37,13 +37,13 @@ class Device:
     making: float = 0.0  # the first round of each size takes longer by this
 
     def milliseconds(self, counts: Sequence[int], *, computed: bool) -> float:
-        rows, guessed = len(counts), sum(counts)
-        tokens = rows + guessed
+        rows, drafted = len(counts), sum(counts)
+        tokens = rows + drafted
         if self.curve:
-            return self.fixed * _between(self.curve, tokens) + (self.wait if guessed else 0.0)
+            return self.fixed * _between(self.curve, tokens) + (self.wait if drafted else 0.0)
         beyond = max(0, tokens - self.knee) if self.knee else 0
         total = self.fixed + self.row * rows + self.token * (tokens + 3 * beyond)
-        return total + (self.wait if guessed else 0.0) + (self.step * max(counts) if computed else 0.0)
+        return total + (self.wait if drafted else 0.0) + (self.step * max(counts) if computed else 0.0)
 
 
 def _between(curve: Sequence[tuple[int, float]], tokens: int) -> float:
@@ -90,17 +90,17 @@ def best_fixed(device: Device, rows: int, rates: Rates, most: int = 16, *, compu
 
 
 class Simulation:
-    """Runs a controller, which sees a noisy device and drawn texts; what its choices give is reckoned without noise."""
+    """Runs a controller, which sees a noisy device and sampled texts; its choices are rated without noise."""
 
     def __init__(self, device: Device, rows: int, rates: Rates, seed: int, *, free: bool = True) -> None:
         self.device, self.rates, self.free = device, rates, free
         self.controller = SpeculationController()
         self.dice = random.Random(seed)
         self.offers = [RowOffers(row, (DraftOffer("some", 16, free=free),)) for row in range(rows)]
-        self.given: list[tuple[float, float]] = []  # tokens and milliseconds of each round
+        self.rounds: list[tuple[float, float]] = []  # tokens and milliseconds of each round
         self.counts: list[list[int]] = []
         self.sizes: set[int] = set()  # that were met
-        self._guessed_before = False
+        self._drafted_before = False
 
     def run(self, rounds: int) -> None:
         for _ in range(rounds):
@@ -111,11 +111,11 @@ class Simulation:
         counts = [one.count for one in chosen]
         expected = self.device.milliseconds(counts, computed=not self.free)
         drafts = any(counts)
-        # Where the device works ahead, the first plain round behind others has to wait as they did.
-        waited = drafts or (self.device.ahead and self._guessed_before)
+        # Where steps are launched ahead, the first plain round behind others has to wait as they did.
+        waited = drafts or (self.device.ahead and self._drafted_before)
         expected += self.device.wait * (waited and not drafts)
-        self._guessed_before = drafts
-        self.given.append((tokens(counts, self.rates), expected))
+        self._drafted_before = drafts
+        self.rounds.append((tokens(counts, self.rates), expected))
         self.counts.append(counts)
         size = round_size(len(counts) + sum(counts))
         made_graph = bool(self.device.making) and size not in self.sizes
@@ -130,7 +130,7 @@ class Simulation:
 
     def rate(self, begin: int, end: int | None = None) -> float:
         """Tokens a millisecond from a round on."""
-        some = self.given[begin:end]
+        some = self.rounds[begin:end]
         return sum(given for given, _ in some) / sum(spent for _, spent in some)
 
     def _verified(self, row: int, chosen: DraftChoice) -> DraftOutcome:

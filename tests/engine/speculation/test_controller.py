@@ -48,7 +48,7 @@ def test_sixty_four_rounds_after_a_change_it_is_nearly_as_good_as_the_best_depth
         running = Simulation(device, rows, everywhere(0.0), seed, free=free)
         for before, rate in pairwise((0.0, 0.9, 0.5, 0.65, 0.2, 0.9)):
             running.rates = everywhere(rate)
-            changed = len(running.given)
+            changed = len(running.rounds)
             running.run(192)
             best, _ = best_fixed(device, rows, running.rates, computed=not free)
             found.setdefault((before, rate), []).append(running.rate(changed + 64) / best)
@@ -81,20 +81,23 @@ def test_it_never_loses_three_hundredths_in_256_rounds(
     floors = []
     for rate in rates:
         running.rates = everywhere(rate)
-        begin = len(running.given)
+        begin = len(running.rounds)
         running.run(288)
         plain, _ = best_fixed(device, rows, running.rates, most=0)
         floors += [running.rate(first, first + 256) / plain for first in range(begin, begin + 33, 16)]
     assert min(floors) > 0.97
 
 
-def test_where_trying_costs_most_of_a_round_it_wakes_up_later() -> None:
-    running = Simulation(COMPUTE_BOUND, 1, everywhere(0.2), seed=1)
-    running.run(256)
-    assert running.rate(0) < 1.01 * best_fixed(COMPUTE_BOUND, 1, everywhere(0.2))[0]
-    running.rates = everywhere(0.9)
-    running.run(320)
-    assert running.rate(256 + 192) > 0.95 * best_fixed(COMPUTE_BOUND, 1, everywhere(0.9))[0]
+def test_where_exploring_costs_most_of_a_round_it_begins_later() -> None:
+    near = []
+    for seed in range(8):
+        running = Simulation(COMPUTE_BOUND, 1, everywhere(0.2), seed)
+        running.run(256)
+        assert running.rate(0) < 1.01 * best_fixed(COMPUTE_BOUND, 1, everywhere(0.2))[0]
+        running.rates = everywhere(0.9)
+        running.run(320)
+        near.append(running.rate(256 + 192) / best_fixed(COMPUTE_BOUND, 1, everywhere(0.9))[0])
+    assert fmean(near) > 0.92
 
 
 @pytest.mark.sampled(3)
@@ -111,7 +114,7 @@ def test_hopeless_texts_lose_next_to_nothing(name: str, rows: int, rate: float) 
 
 
 @pytest.mark.parametrize("device", (MEMORY_BOUND, BETWEEN), ids=("memory", "between"))
-def test_a_row_that_copies_is_guessed_for_and_its_neighbours_are_not(device: Device) -> None:
+def test_a_row_that_copies_gets_drafts_and_its_neighbours_do_not(device: Device) -> None:
     def rates(row: int, position: int) -> float:
         return 0.95 if row == 3 else 0.02
 
@@ -125,7 +128,7 @@ def test_a_row_that_copies_is_guessed_for_and_its_neighbours_are_not(device: Dev
     assert running.rate(128) > 1.02 * best  # than any depth that is the same for all
 
 
-def test_a_sleeping_row_that_begins_to_copy_is_noticed() -> None:
+def test_a_row_without_drafts_that_begins_to_copy_is_noticed() -> None:
     copying = False
 
     def rates(row: int, position: int) -> float:
@@ -169,11 +172,11 @@ def test_a_machine_that_slows_down_for_everybody_changes_nothing() -> None:
     assert running.rate(64) > 0.95 * best_fixed(BETWEEN, 4, everywhere(0.65))[0]
 
 
-# What it is told, and what it does with it
+# What it learns, and what it does with it
 
 
 def trained(*outcomes: DraftOutcome, rounds: int = 40, seconds: float = 0.0101) -> SpeculationController:
-    """One that knows a device on which guesses cost next to nothing, and so many rounds with these outcomes."""
+    """One that knows a device on which draft tokens cost next to nothing, and so many rounds with these outcomes."""
     controller = SpeculationController()
     for _ in range(8):
         controller.observe(plain_round(rows=max(1, len(outcomes))))
@@ -183,20 +186,20 @@ def trained(*outcomes: DraftOutcome, rounds: int = 40, seconds: float = 0.0101) 
     return controller
 
 
-def test_nobody_is_guessed_for_who_has_no_offer() -> None:
+def test_a_row_without_an_offer_gets_no_drafts() -> None:
     controller = trained(DraftOutcome(1, "some", 4, 4, False))
     assert controller.choose([RowOffers(1, ()), RowOffers(2, ())]) == [PLAIN, PLAIN]
     chosen = controller.choose([RowOffers(1, ()), RowOffers(2, (DraftOffer("some", 4),))])
     assert chosen[0] == PLAIN and chosen[1].source == "some"
 
 
-def test_before_plain_rounds_were_measured_nothing_is_guessed() -> None:
+def test_before_plain_rounds_were_measured_there_are_no_drafts() -> None:
     controller = SpeculationController()
-    asked = [RowOffers(1, (DraftOffer("some", 4, free=True),))]
+    rows = [RowOffers(1, (DraftOffer("some", 4, free=True),))]
     for _ in range(FIRST_ROUNDS):
-        assert controller.choose(asked) == [PLAIN]
+        assert controller.choose(rows) == [PLAIN]
         controller.observe(plain_round())
-    assert controller.choose(asked) != [PLAIN]
+    assert controller.choose(rows) != [PLAIN]
 
 
 def test_rounds_with_prompts_say_nothing_of_costs() -> None:
@@ -206,25 +209,41 @@ def test_rounds_with_prompts_say_nothing_of_costs() -> None:
     assert controller.choose([RowOffers(1, (DraftOffer("some", 4, free=True),))]) == [PLAIN]
 
 
-def test_rounds_that_made_something_for_others_cost_nobody_anything() -> None:
-    controller, told = SpeculationController(), (RowOffers(1, (DraftOffer("some", 4, free=True),)),)
+def test_rounds_that_captured_a_graph_say_nothing_of_costs() -> None:
+    controller, offers = SpeculationController(), (RowOffers(1, (DraftOffer("some", 4, free=True),)),)
     for _ in range(30):
         controller.observe(plain_round())
-    plain, purse = controller.plain(1), controller._exploration_budget.left
+    plain, budget = controller.plain(1), controller._budget
     wrong = DraftOutcome(1, "some", 4, 0, cut=False)
     controller.observe(replace(plain_round(), seconds=50.0, tokens=5, waited=True, outcomes=(wrong,), made_graph=True))
-    assert controller.plain(1) == plain and controller._exploration_budget.left == purse and not controller.hopeless(1)
-    assert len(controller.choose(told)) == 1
+    assert controller.plain(1) == plain and controller._budget == budget and not controller.hopeless(1)
+    assert len(controller.choose(offers)) == 1
 
 
-def test_to_be_asked_twice_before_a_round_changes_nothing() -> None:
+def test_choosing_twice_before_a_round_changes_nothing() -> None:
     once, twice = (Simulation(BETWEEN, 4, everywhere(0.3), seed=11) for _ in range(2))
     for _ in range(300):
         twice.controller.choose(twice.offers)
         assert once.round() == twice.round()
 
 
-def test_a_fixed_number_is_always_guessed_where_it_is_offered() -> None:
+def test_what_is_to_be_explored_outlives_the_round_that_runs_when_it_is_chosen() -> None:
+    controller = trained(DraftOutcome(1, "some", 1, 0, False))
+    rows = [RowOffers(1, (DraftOffer("some", 4, free=True),))]
+    for _ in range(100):
+        if controller.choose(rows) != [PLAIN]:
+            break
+        controller.observe(plain_round())
+    assert not controller.pays
+    controller.observe(plain_round())  # it was launched before its successor was chosen
+    [chosen] = controller.choose(rows)
+    assert chosen.count
+    rejected = DraftOutcome(1, "some", chosen.count, 0, False)
+    controller.observe(DecodingRound(0.0105, 1, 1 + chosen.count, 0, True, (rejected,)))
+    assert controller.choose(rows) == [PLAIN]
+
+
+def test_a_fixed_number_is_always_chosen_where_it_is_offered() -> None:
     controller = SpeculationController(fixed=3)
     offers = (DraftOffer("first", 8), DraftOffer("second", 8))
     assert controller.choose([RowOffers(1, offers), RowOffers(2, (DraftOffer("few", 2),)), RowOffers(3, ())]) == [
@@ -237,35 +256,35 @@ def test_a_fixed_number_is_always_guessed_where_it_is_offered() -> None:
 def test_what_was_never_judged_counts_for_nothing() -> None:
     ended = trained(DraftOutcome(1, "some", 8, 1, True), seconds=0.014)
     missed = trained(DraftOutcome(1, "some", 8, 1, False), seconds=0.014)
-    asked = [RowOffers(1, (DraftOffer("some", 16, free=True),))]
-    assert ended.choose(asked)[0].count > missed.choose(asked)[0].count
+    rows = [RowOffers(1, (DraftOffer("some", 16, free=True),))]
+    assert ended.choose(rows)[0].count > missed.choose(rows)[0].count
 
 
-def test_the_source_that_guesses_better_is_asked() -> None:
+def test_the_proposer_with_better_drafts_is_chosen() -> None:
     controller = trained(DraftOutcome(1, "good", 4, 4, False), DraftOutcome(2, "bad", 4, 0, False))
     offers = (DraftOffer("bad", 8, free=True), DraftOffer("good", 8, free=True))
     chosen = [controller.choose([RowOffers(key, offers)])[0].source for key in range(3, 7)]
     assert chosen == ["good"] * 4
 
 
-def test_of_sources_that_are_as_good_the_first_is_asked() -> None:
+def test_of_equal_proposers_the_first_is_chosen() -> None:
     controller = trained(DraftOutcome(1, "this", 4, 3, False), DraftOutcome(2, "that", 4, 3, False))
     for names in (("this", "that"), ("that", "this")):
         offers = tuple(DraftOffer(name, 8, free=True) for name in names)
         assert controller.choose([RowOffers(3, offers)])[0].source == names[0]
 
 
-def test_a_source_that_is_too_sure_of_itself_is_found_out() -> None:
+def test_the_confidences_of_a_proposer_are_calibrated() -> None:
     controller, dice = trained(), random.Random(9)
     for _ in range(8):
         controller.observe(plain_round(rows=2))
     counts: dict[float, list[int]] = {0.5: [], 0.95: []}
     for _ in range(400):
         sure = dice.choice((0.5, 0.95))
-        asked = [RowOffers(key, (DraftOffer("sure", 4, (sure,) * 4, free=True),)) for key in (1, 2)]
-        chosen = controller.choose(asked)
+        rows = [RowOffers(key, (DraftOffer("sure", 4, (sure,) * 4, free=True),)) for key in (1, 2)]
+        chosen = controller.choose(rows)
         outcomes = []
-        for row, one in zip(asked, chosen, strict=True):
+        for row, one in zip(rows, chosen, strict=True):
             if one.count:
                 accepted = 0
                 while accepted < one.count and dice.random() < (0.8 if sure == 0.95 else 0.02):
@@ -298,18 +317,18 @@ ROWS = st.lists(
 @given(
     st.lists(st.tuples(ROWS, st.integers(0, 2), st.floats(1e-5, 10.0)), max_size=24), st.randoms(), st.integers(1, 16)
 )
-def test_it_never_asks_for_more_than_is_offered_and_forgets_whom_it_is_told_to(
+def test_it_never_chooses_more_than_is_offered_and_forgets_sequences_that_ended(
     rounds: list[tuple[list[tuple[DraftOffer, ...]], int, float]], dice: random.Random, most: int
 ) -> None:
     controller = SpeculationController(most)
     for _ in range(FIRST_ROUNDS):
         controller.observe(plain_round())
     for offers, prompt_tokens, seconds in rounds:
-        asked = [RowOffers(key, some) for key, some in enumerate(offers)]
-        chosen = controller.choose(asked, prompt_tokens)
-        assert len(chosen) == len(asked)
+        rows = [RowOffers(key, some) for key, some in enumerate(offers)]
+        chosen = controller.choose(rows, prompt_tokens)
+        assert len(chosen) == len(rows)
         outcomes = []
-        for row, one in zip(asked, chosen, strict=True):
+        for row, one in zip(rows, chosen, strict=True):
             limits = {offer.source: min(offer.most, most) for offer in row.offers}
             assert (one.source is None) == (one.count == 0)
             if one.source is not None:
@@ -318,8 +337,8 @@ def test_it_never_asks_for_more_than_is_offered_and_forgets_whom_it_is_told_to(
                 outcomes.append(
                     DraftOutcome(row.key, one.source, proposed, dice.randint(0, proposed), dice.random() < 0.2)
                 )
-        tokens = len(asked) + sum(one.proposed for one in outcomes)
-        controller.observe(DecodingRound(seconds, len(asked), tokens, prompt_tokens, bool(outcomes), tuple(outcomes)))
+        tokens = len(rows) + sum(one.proposed for one in outcomes)
+        controller.observe(DecodingRound(seconds, len(rows), tokens, prompt_tokens, bool(outcomes), tuple(outcomes)))
     for key in range(6):
         controller.forget(key)
     assert controller.remembered == 0

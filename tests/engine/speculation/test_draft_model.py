@@ -123,7 +123,7 @@ def asked(draft: DraftModelProposer, rows: list[TokenSequence], counts: list[int
     return draft.propose(rows, counts)
 
 
-def guess(draft: DraftModelProposer, rows: list[TokenSequence], counts: list[int]) -> list[tuple[int, ...]]:
+def draft_tokens(draft: DraftModelProposer, rows: list[TokenSequence], counts: list[int]) -> list[tuple[int, ...]]:
     return [proposal.tokens for proposal in asked(draft, rows, counts)]
 
 
@@ -134,13 +134,13 @@ def check(adapter: ModelAdapter, row: TokenSequence, proposal: Proposal, most: i
     assert proposal.confidences == pytest.approx(sure, abs=2e-3)
 
 
-def test_guesses_are_what_the_draft_would_write_and_as_sure_as_it_is(adapter: ModelAdapter) -> None:
+def test_draft_tokens_are_what_the_draft_model_would_generate_with_its_confidences(adapter: ModelAdapter) -> None:
     draft, row = drafting(adapter), sequence(some(40))
     [proposal] = asked(draft, [row], [6])
     check(adapter, row, proposal, 6)
 
 
-def test_whatever_comes_true_the_next_guess_is_as_if_it_were_the_first(adapter: ModelAdapter) -> None:
+def test_whatever_is_accepted_the_next_draft_is_as_if_it_were_the_first(adapter: ModelAdapter) -> None:
     """Rows of different lengths, of which some are accepted in part, wholly, or not at all; some end, some come."""
     chance = random.Random(5)
     draft = drafting(adapter, cache_bytes=1 << 22)
@@ -165,49 +165,49 @@ def test_whatever_comes_true_the_next_guess_is_as_if_it_were_the_first(adapter: 
 
 
 @pytest.mark.parametrize("device", [None, engines.GPU], ids=["here", "gpu"])
-def test_a_window_still_sees_what_it_saw_before_a_guess_that_was_wrong(device: Device | None) -> None:
+def test_a_window_still_sees_what_it_saw_before_a_rejected_draft(device: Device | None) -> None:
     adapter = adapter_of("window", device)
     [window] = {window for window, _ in adapter.footprint.groups if window is not None}
     draft, row = drafting(adapter), sequence(some(PAGE + window - 3))
-    guess(draft, [row], [8])  # with which the first page leaves the window
+    draft_tokens(draft, [row], [8])  # with which the first page leaves the window
     write(row, 7)
     check(adapter, row, asked(draft, [row], [3])[0], 3)
 
 
-def test_tokens_that_were_not_guessed_are_caught_up_with(llama: ModelAdapter, counted: Counted) -> None:
+def test_tokens_that_were_not_drafted_are_caught_up_with(llama: ModelAdapter, counted: Counted) -> None:
     draft, row = drafting(llama), sequence(some(20))
-    guess(draft, [row], [3])
+    draft_tokens(draft, [row], [3])
     write(row, *some(30, seed=1))
     counted.passes.clear()
-    [tokens] = guess(draft, [row], [4])
+    [tokens] = draft_tokens(draft, [row], [4])
     assert counted.passes == [30, 1, 1, 1]
     assert list(tokens) == plain(llama, row.tokens, 4)[0]
 
 
 def test_what_came_true_is_not_computed_again(llama: ModelAdapter, counted: Counted) -> None:
     draft, row = drafting(llama), sequence(some(20))
-    [tokens] = guess(draft, [row], [5])
+    [tokens] = draft_tokens(draft, [row], [5])
     write(row, *tokens, 7)
     counted.passes.clear()
-    guess(draft, [row], [1])
-    assert counted.passes == [2]  # the last guessed one, and what came behind it
+    draft_tokens(draft, [row], [1])
+    assert counted.passes == [2]  # the last draft token, and what came behind it
 
 
 def test_asking_again_before_anything_came_gives_the_same_for_nothing(llama: ModelAdapter, counted: Counted) -> None:
     draft, row = drafting(llama), sequence(some(20))
-    first = guess(draft, [row], [5])
+    first = draft_tokens(draft, [row], [5])
     counted.passes.clear()
-    assert guess(draft, [row], [5]) == first and guess(draft, [row], [3]) == [first[0][:3]]
+    assert draft_tokens(draft, [row], [5]) == first and draft_tokens(draft, [row], [3]) == [first[0][:3]]
     assert counted.passes == []
 
 
-def test_all_rows_are_guessed_for_in_one_pass_a_token(llama: ModelAdapter, counted: Counted) -> None:
+def test_all_rows_are_drafted_in_one_pass_a_token(llama: ModelAdapter, counted: Counted) -> None:
     draft, rows = drafting(llama), [sequence(some(length)) for length in (10, 20, 30, 41)]
-    assert list(map(len, guess(draft, rows, [2, 5, 1, 0]))) == [2, 5, 1, 0]
+    assert list(map(len, draft_tokens(draft, rows, [2, 5, 1, 0]))) == [2, 5, 1, 0]
     assert counted.passes == [60, 2, 1, 1, 1]
 
 
-def test_a_long_prompt_is_read_in_pieces_while_short_ones_are_guessed_for(
+def test_a_long_prompt_is_prefilled_in_chunks_while_short_ones_get_drafts(
     llama: ModelAdapter, counted: Counted
 ) -> None:
     draft = drafting(llama)
@@ -215,7 +215,7 @@ def test_a_long_prompt_is_read_in_pieces_while_short_ones_are_guessed_for(
     given = []
     for _ in range(4):
         counted.passes.clear()
-        tokens, others = guess(draft, [long, short], [3, 2])
+        tokens, others = draft_tokens(draft, [long, short], [3, 2])
         assert counted.passes[0] <= CATCH_UP_TOKENS and len(others) == 2
         write(short, 1)
         given.append(tokens)
@@ -225,27 +225,27 @@ def test_a_long_prompt_is_read_in_pieces_while_short_ones_are_guessed_for(
 def test_the_next_turn_goes_on_from_what_was_read(llama: ModelAdapter, counted: Counted) -> None:
     draft = drafting(llama, cache_bytes=1 << 22)
     first = sequence(some(300))
-    [tokens] = guess(draft, [first], [5])
+    [tokens] = draft_tokens(draft, [first], [5])
     write(first, *tokens[:2], 7, 8)
-    guess(draft, [first], [5])
+    draft_tokens(draft, [first], [5])
     first.ended = True
     draft.forget(first)
     counted.passes.clear()
     turn = sequence([*first.tokens, *some(12)])
-    [tokens] = guess(draft, [turn], [1])
+    [tokens] = draft_tokens(draft, [turn], [1])
     assert counted.passes == [12]
     assert list(tokens) == plain(llama, turn.tokens, 1)[0]
     other = sequence([*first.tokens, *some(12)], tenant="another")
     counted.passes.clear()
-    guess(draft, [other], [1])
+    draft_tokens(draft, [other], [1])
     assert counted.passes == [316]
 
 
 def test_prompts_are_shared_from_where_they_were_read(llama: ModelAdapter, counted: Counted) -> None:
     draft, prompt = drafting(llama, cache_bytes=1 << 22), some(200)
-    guess(draft, [sequence(prompt)], [4])
+    draft_tokens(draft, [sequence(prompt)], [4])
     counted.passes.clear()
-    guess(draft, [sequence([*prompt, 1, 2, 3])], [1])
+    draft_tokens(draft, [sequence([*prompt, 1, 2, 3])], [1])
     assert counted.passes == [3]
 
 
@@ -265,7 +265,7 @@ def test_a_row_that_outgrows_its_room_gives_it_back(llama: ModelAdapter) -> None
     row_bytes = 256 * llama.footprint.token
     draft = drafting(llama, states=int(2.5 * row_bytes / 0.75))
     rows = [sequence(some(length)) for length in (200, 210)]
-    guess(draft, rows, [2, 2])
+    draft_tokens(draft, rows, [2, 2])
     write(rows[0], *some(60))
     write(rows[1], *some(60))
     offers = draft.offers(rows)
@@ -274,15 +274,15 @@ def test_a_row_that_outgrows_its_room_gives_it_back(llama: ModelAdapter) -> None
     draft.check()
 
 
-def test_no_guess_reaches_beyond_the_drafts_context(llama: ModelAdapter) -> None:
+def test_no_draft_reaches_beyond_the_draft_models_context(llama: ModelAdapter) -> None:
     draft = drafting(llama, states=1 << 26)
     assert draft.offers([sequence(some(4096 - LONGEST_MODEL_DRAFT))]) != [None]
     assert draft.offers([sequence(some(4096 - LONGEST_MODEL_DRAFT + 1))]) == [None]
 
 
-def test_no_token_is_guessed_that_the_target_does_not_have(llama: ModelAdapter) -> None:
+def test_no_token_is_drafted_that_the_target_does_not_have(llama: ModelAdapter) -> None:
     draft, row = drafting(llama, vocab=10), sequence(some(20))
-    [tokens] = guess(draft, [row], [8])
+    [tokens] = draft_tokens(draft, [row], [8])
     assert len(tokens) == 8 and max(tokens) < 10
 
 
@@ -336,7 +336,7 @@ def shipped(*, drafted: bool) -> Engine:
     return Engine(load, EngineLimits(max_sequences=8))
 
 
-def test_answers_are_the_same_with_a_draft_and_many_of_its_guesses_come_true() -> None:
+def test_answers_are_the_same_with_a_draft_model_and_many_of_its_tokens_are_accepted() -> None:
     told = []
     for drafted in (False, True):
         engine = shipped(drafted=drafted)

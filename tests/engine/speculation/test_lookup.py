@@ -50,7 +50,7 @@ def end(lookup: LookupProposer, row: TokenSequence) -> None:
     lookup.forget(row)
 
 
-def guess(lookup: LookupProposer, row: TokenSequence, most: int = MOST_LOOKUP_TOKENS) -> tuple[int, ...]:
+def draft_tokens(lookup: LookupProposer, row: TokenSequence, most: int = MOST_LOOKUP_TOKENS) -> tuple[int, ...]:
     """What is proposed, after an offer that says as much."""
     [offer] = lookup.offers([row])
     if offer is None:
@@ -71,20 +71,20 @@ def offered(lookup: LookupProposer, row: TokenSequence) -> DraftOffer:
 # In the same text.
 
 
-def test_what_is_copied_from_the_prompt_is_guessed() -> None:
+def test_what_is_copied_from_the_prompt_is_drafted() -> None:
     row, lookup = sequence([*TEXT, 1, 2]), LookupProposer()
     write(row, *TEXT[100:103])
-    assert guess(lookup, row) == tuple(TEXT[103 : 103 + MOST_LOOKUP_TOKENS])
+    assert draft_tokens(lookup, row) == tuple(TEXT[103 : 103 + MOST_LOOKUP_TOKENS])
 
 
-def test_nothing_is_guessed_where_nothing_is_known_or_matches() -> None:
+def test_nothing_is_drafted_where_nothing_matches() -> None:
     lookup = LookupProposer()
-    assert guess(lookup, sequence([])) == ()
-    assert guess(lookup, sequence([1, 2])) == ()
-    assert guess(lookup, sequence(TEXT)) == ()
+    assert draft_tokens(lookup, sequence([])) == ()
+    assert draft_tokens(lookup, sequence([1, 2])) == ()
+    assert draft_tokens(lookup, sequence(TEXT)) == ()
     row = sequence([*TEXT, 1])
     write(row, 10_000)
-    assert guess(lookup, row) == ()
+    assert draft_tokens(lookup, row) == ()
 
 
 def test_one_token_in_common_is_enough_where_it_led_on_before() -> None:
@@ -96,7 +96,7 @@ def test_one_token_in_common_is_enough_where_it_led_on_before() -> None:
             write(row, following)
     for row in (copying, other):
         write(row, 30_000, TEXT[300])
-    assert guess(lookup, copying) == tuple(TEXT[301 : 301 + MOST_LOOKUP_TOKENS])
+    assert draft_tokens(lookup, copying) == tuple(TEXT[301 : 301 + MOST_LOOKUP_TOKENS])
     assert offered(lookup, copying).confidences[0] > 0.8
     assert offered(lookup, other).confidences[0] < 0.1
 
@@ -114,7 +114,7 @@ def test_it_is_surer_of_what_follows_a_longer_match() -> None:
 def test_no_more_is_proposed_than_asked_for() -> None:
     row, lookup = sequence([*TEXT, 1]), LookupProposer()
     write(row, *TEXT[10:40])
-    assert guess(lookup, row, 2) == tuple(TEXT[40:42])
+    assert draft_tokens(lookup, row, 2) == tuple(TEXT[40:42])
 
 
 def test_confidence_follows_what_comes_true_for_this_sequence() -> None:
@@ -143,14 +143,14 @@ def test_a_new_sequence_begins_with_what_came_true_for_others() -> None:
     assert offered(lookup, fresh).confidences[0] < before
 
 
-def test_guesses_are_judged_also_where_nobody_used_them() -> None:
-    """What comes is known anyway, so that it need not be tried out whether guessing would pay again."""
+def test_drafts_are_judged_also_where_they_were_not_verified() -> None:
+    """What comes is known anyway, so that it need not be explored whether drafts would pay again."""
     row, lookup = sequence([*TEXT, 1]), LookupProposer()
     for right in (False, True):
         before = _chance_of_three(lookup, row)
         for place in range(20):
             write(row, 10_000 + len(row.tokens), *TEXT[10 * place : 10 * place + 3])
-            expected = guess(lookup, row)[:1]
+            expected = draft_tokens(lookup, row)[:1]
             write(row, *(expected if right else [6]))
         assert (_chance_of_three(lookup, row) > before) == right
 
@@ -181,28 +181,28 @@ def test_long_prompts_are_indexed_a_piece_in_each_step_all_rows_together() -> No
         left.append(sum(lookup._followed[row].index.unlearned for row in rows))
         assert left[-2] - left[-1] == min(INDEXED_A_STEP, left[-2])
     write(rows[1], *rows[1].prompt[2 * INDEXED_A_STEP : 2 * INDEXED_A_STEP + 6])
-    assert guess(lookup, rows[1])[0] == rows[1].prompt[2 * INDEXED_A_STEP + 6]
+    assert draft_tokens(lookup, rows[1])[0] == rows[1].prompt[2 * INDEXED_A_STEP + 6]
 
 
 # In earlier answers.
 
 
-def test_an_answer_is_guessed_from_an_earlier_one_to_the_same_owner() -> None:
+def test_an_answer_is_drafted_from_an_earlier_one_to_the_same_owner() -> None:
     lookup = LookupProposer()
     first = sequence([1, 2, 3])
     write(first, *TEXT[:50])
     end(lookup, first)
     second = sequence([4, 5, 6])
     write(second, 8, *TEXT[20:23])
-    assert guess(lookup, second) == tuple(TEXT[23 : 23 + MOST_LOOKUP_TOKENS])
+    assert draft_tokens(lookup, second) == tuple(TEXT[23 : 23 + MOST_LOOKUP_TOKENS])
 
 
-def test_the_beginning_of_an_answer_is_guessed_from_an_answer_to_a_prompt_that_ended_alike() -> None:
+def test_the_beginning_of_an_answer_is_drafted_from_an_answer_to_a_prompt_that_ended_alike() -> None:
     lookup = LookupProposer()
     first = sequence([1, 2, 3, 4, 5])
     write(first, *TEXT[:50])
     end(lookup, first)
-    assert guess(lookup, sequence([9, 3, 4, 5])) == tuple(TEXT[:MOST_LOOKUP_TOKENS])
+    assert draft_tokens(lookup, sequence([9, 3, 4, 5])) == tuple(TEXT[:MOST_LOOKUP_TOKENS])
 
 
 def test_the_longer_match_wins_wherever_it_is() -> None:
@@ -212,13 +212,13 @@ def test_the_longer_match_wins_wherever_it_is() -> None:
     end(lookup, first)
     row = sequence([*TEXT[5:10], 88, 89, 0])
     write(row, *TEXT[7:10])
-    assert guess(lookup, row)[0] == 88
+    assert draft_tokens(lookup, row)[0] == 88
     row = sequence([*TEXT[5:10], 88, 89, 0])
     write(row, *TEXT[3:10])
-    assert guess(lookup, row)[0] == 77
+    assert draft_tokens(lookup, row)[0] == 77
 
 
-def test_no_guess_goes_on_from_one_answer_to_the_next() -> None:
+def test_no_draft_goes_on_from_one_answer_to_the_next() -> None:
     lookup = LookupProposer()
     for text in (TEXT[:6], TEXT[100:106]):
         row = sequence([1])
@@ -226,7 +226,7 @@ def test_no_guess_goes_on_from_one_answer_to_the_next() -> None:
         end(lookup, row)
     row = sequence([2])
     write(row, *TEXT[1:4])
-    assert guess(lookup, row) == tuple(TEXT[4:6])
+    assert draft_tokens(lookup, row) == tuple(TEXT[4:6])
 
 
 def test_owners_share_nothing() -> None:
@@ -237,10 +237,10 @@ def test_owners_share_nothing() -> None:
     for tenant, salt in (("b", "x"), ("a", "y"), ("", "")):
         other = sequence([1, 2, 3], tenant, salt)
         write(other, *TEXT[:20])
-        assert guess(lookup, other) == ()
+        assert draft_tokens(lookup, other) == ()
     same = sequence([1, 2, 3], "a", "x")
     write(same, *TEXT[:20])
-    assert guess(lookup, same)
+    assert draft_tokens(lookup, same)
 
 
 def test_who_keeps_nothing_leaves_nothing_and_takes_nothing() -> None:
@@ -251,22 +251,22 @@ def test_who_keeps_nothing_leaves_nothing_and_takes_nothing() -> None:
         end(lookup, row)
     other = sequence([1, 2, 3])
     write(other, *TEXT[:20])
-    assert guess(lookup, other) == ()
+    assert draft_tokens(lookup, other) == ()
     end(lookup, other)
     for asked in ({"cache": False}, {"sampling": Sampling(prompt_logprobs=1)}):
         row = sequence([1, 2, 3], **asked)
         write(row, *TEXT[:10])
-        assert guess(lookup, row) == ()
+        assert draft_tokens(lookup, row) == ()
 
 
 def test_a_preempted_sequence_goes_on_and_leaves_its_answer_once() -> None:
     past = PastAnswers()
     row, lookup = sequence([*TEXT, 1]), LookupProposer(past)
     write(row, *TEXT[100:110])
-    before = guess(lookup, row)
+    before = draft_tokens(lookup, row)
     lookup.forget(row)
     assert past.count == 0
-    assert guess(lookup, row) == before
+    assert draft_tokens(lookup, row) == before
     end(lookup, row)
     assert past.count == LEADING_TOKENS + 10 + 1
 
@@ -319,7 +319,7 @@ steps = st.lists(
 
 
 @given(steps, st.randoms(use_true_random=False))
-def test_every_guess_followed_the_same_tokens_earlier_in_the_text_or_in_an_answer_to_the_same_owner(
+def test_every_draft_followed_the_same_tokens_earlier_in_the_text_or_in_an_answer_to_the_same_owner(
     steps: list[tuple[int, str, int]], chance: random.Random
 ) -> None:
     lookup = LookupProposer(PastAnswers(200))

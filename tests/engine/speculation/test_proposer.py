@@ -96,4 +96,4 @@ def test_nothing_is_held_for_sequences_that_are_forgotten(grammars: Grammars) ->
     forced.offers([row])
     forced.forget(row)
     forced.forget(sequence(None))
-    assert not forced._found
+    assert not forced._spans

@@ -1,4 +1,4 @@
-"""What the controller is told of the rounds that an engine runs."""
+"""What the controller learns of the rounds that an engine runs, and when proposers are asked."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Silent(Rehearsed):
 
     def __init__(self, *, offering: bool) -> None:
         super().__init__({})
-        self._offering, self._asked = offering, 0
+        self._offering, self._calls = offering, 0
 
     def offers(self, rows: Many[TokenSequence]) -> list[DraftOffer | None]:
         return [DraftOffer(self.name, 2) if self._offering else None for _ in rows]
 
     def propose(self, rows: Many[TokenSequence], counts: Many[int]) -> list[Proposal]:
-        self._asked += 1
-        return [Proposal((1, 2)[: count * (self._asked % 2)], self.name) for count in counts]
+        self._calls += 1
+        return [Proposal((1, 2)[: count * (self._calls % 2)], self.name) for count in counts]
 
 
 Started = Callable[[Device | None, bool], tuple[Engine, list[DecodingRound]]]
@@ -77,13 +77,13 @@ def decode(engine: Engine) -> None:
     engine.check()  # when the step is over that ended it
 
 
-def test_where_the_device_works_ahead_a_round_that_looked_for_guesses_in_vain_has_waited(started: Started) -> None:
+def test_where_the_device_works_ahead_a_round_that_asked_for_drafts_in_vain_has_waited(started: Started) -> None:
     engine, rounds = started(engines.GPU, True)
     decode(engine)
     *before, last = rounds
     silent = [round for round in before if not round.outcomes]
     assert silent and all(round.waited for round in silent)
-    assert not last.waited  # there is no room for a guess: one more token is drawn, and that is all
+    assert not last.waited  # there is no room for a draft: one more token is sampled, and that is all
     assert all(round.waited for round in rounds if round.outcomes)
 
 
@@ -94,7 +94,7 @@ def test_a_round_for_which_nobody_offered_anything_has_not_waited(started: Start
 
 
 @pretended
-def test_where_nothing_works_ahead_only_guesses_are_waited_for(started: Started) -> None:
+def test_where_nothing_works_ahead_only_drafts_are_waited_for(started: Started) -> None:
     engine, rounds = started(None, True)
     decode(engine)
     assert {round.waited == bool(round.outcomes) for round in rounds} == {True}
@@ -104,92 +104,92 @@ def test_where_nothing_works_ahead_only_guesses_are_waited_for(started: Started)
 PLAIN = 0.01
 
 
-def looks(
-    lookout: SpeculationBackoff, rows: list[int], rounds: int, seconds: float, *, hopeless: bool = False
+def askings(
+    backoff: SpeculationBackoff, rows: list[int], rounds: int, seconds: float, *, hopeless: bool = False
 ) -> list[int]:
-    """In which of so many rounds it looks, each time in vain."""
+    """In which of so many rounds proposers are asked, each time in vain."""
     found = []
     for number in range(rounds):
-        if not lookout.rests(rows):
+        if not backoff.skips(rows):
             found.append(number)
-            lookout.looked(seconds, rows)
-            lookout.found_nothing(PLAIN, hopeless=hopeless)
-        if lookout.resting:
-            lookout.passes()
+            backoff.asked(seconds, rows)
+            backoff.found_nothing(PLAIN, hopeless=hopeless)
+        if backoff.skipping:
+            backoff.skip()
     return found
 
 
 @pytest.mark.parametrize("share", [0.01, 0.03, 0.1])
-def test_looks_in_vain_take_a_small_share_of_all_time(share: float) -> None:
+def test_asking_in_vain_takes_a_small_share_of_all_time(share: float) -> None:
     rows = list(range(16))
-    found = looks(SpeculationBackoff(), rows, 2000, share * PLAIN)
+    found = askings(SpeculationBackoff(), rows, 2000, share * PLAIN)
     assert len(found) * share <= MOST_CREDIT + 1.1 * ASKING_SHARE * 2000
     assert max(after - before for before, after in pairwise(found)) <= LONGEST_BACKOFF + 1
 
 
-def test_cheap_looks_are_taken_in_every_round() -> None:
-    assert looks(SpeculationBackoff(), [1], 500, 0.9 * ASKING_SHARE * PLAIN) == list(range(500))
+def test_where_asking_is_cheap_proposers_are_asked_in_every_round() -> None:
+    assert askings(SpeculationBackoff(), [1], 500, 0.9 * ASKING_SHARE * PLAIN) == list(range(500))
 
 
-def test_where_nothing_could_pay_rounds_go_by_at_once() -> None:
-    assert looks(SpeculationBackoff(), [1, 2], 2 * HOPELESS_BACKOFF + 3, 1e-5, hopeless=True) == [
+def test_where_nothing_could_pay_rounds_are_skipped_at_once() -> None:
+    assert askings(SpeculationBackoff(), [1, 2], 2 * HOPELESS_BACKOFF + 3, 1e-5, hopeless=True) == [
         0,
         HOPELESS_BACKOFF + 1,
         2 * HOPELESS_BACKOFF + 2,
     ]
 
 
-def test_for_a_row_that_is_new_it_looks_at_once_and_a_while() -> None:
-    lookout = SpeculationBackoff()
-    looks(lookout, [1], 1000, 0.03 * PLAIN)
-    tired = looks(lookout, [1], 5, 0.03 * PLAIN)
+def test_for_a_new_row_proposers_are_asked_at_once_and_for_a_while() -> None:
+    backoff = SpeculationBackoff()
+    askings(backoff, [1], 1000, 0.03 * PLAIN)
+    tired = askings(backoff, [1], 5, 0.03 * PLAIN)
     assert len(tired) <= 1
-    assert looks(lookout, [2], 5, 0.03 * PLAIN) == [0, 1, 2, 3, 4]
+    assert askings(backoff, [2], 5, 0.03 * PLAIN) == [0, 1, 2, 3, 4]
 
 
-def test_one_that_is_new_among_many_changes_little() -> None:
-    lookout, rows = SpeculationBackoff(), list(range(16))
-    looks(lookout, rows, 1000, 0.05 * PLAIN)
+def test_a_new_row_among_many_changes_little() -> None:
+    backoff, rows = SpeculationBackoff(), list(range(16))
+    askings(backoff, rows, 1000, 0.05 * PLAIN)
     found = []
     for newcomer in range(16, 116):  # another one every four rounds
         rows = [*rows[1:], newcomer]
-        found += looks(lookout, rows, 4, 0.05 * PLAIN)
+        found += askings(backoff, rows, 4, 0.05 * PLAIN)
     assert len(found) * 0.05 < 0.01 * 400
 
 
-def test_when_few_rows_are_left_it_looks_again() -> None:
-    lookout = SpeculationBackoff()
-    assert looks(lookout, list(range(16)), 3, 1e-5, hopeless=True) == [0]
-    assert looks(lookout, [0], 30, 1e-5, hopeless=True)
+def test_when_few_rows_are_left_proposers_are_asked_again() -> None:
+    backoff = SpeculationBackoff()
+    assert askings(backoff, list(range(16)), 3, 1e-5, hopeless=True) == [0]
+    assert askings(backoff, [0], 30, 1e-5, hopeless=True)
 
 
-def test_after_something_was_found_it_looks_in_every_round_for_a_while() -> None:
-    lookout = SpeculationBackoff()
-    looks(lookout, [1], 1000, 0.02 * PLAIN)
-    while lookout.rests([1]):
-        lookout.passes()
-    lookout.looked(0.02 * PLAIN, [1])
-    lookout.found()
-    assert looks(lookout, [1], 8, 0.02 * PLAIN) == list(range(8))
+def test_after_something_was_found_proposers_are_asked_in_every_round_for_a_while() -> None:
+    backoff = SpeculationBackoff()
+    askings(backoff, [1], 1000, 0.02 * PLAIN)
+    while backoff.skips([1]):
+        backoff.skip()
+    backoff.asked(0.02 * PLAIN, [1])
+    backoff.found()
+    assert askings(backoff, [1], 8, 0.02 * PLAIN) == list(range(8))
 
 
 @given(st.lists(st.tuples(st.sets(st.integers(0, 9), min_size=1), st.floats(0, 1), st.booleans()), max_size=60))
-def test_it_never_rests_for_longer_than_it_may(rounds: list[tuple[set[int], float, bool]]) -> None:
-    lookout, rested = SpeculationBackoff(), 0
+def test_no_more_rounds_are_skipped_than_may_be(rounds: list[tuple[set[int], float, bool]]) -> None:
+    backoff, skipped = SpeculationBackoff(), 0
     for rows, seconds, hopeless in rounds:
-        if lookout.rests(rows):
-            rested += 1
+        if backoff.skips(rows):
+            skipped += 1
         else:
-            rested = 0
-            lookout.looked(seconds, rows)
-            lookout.found_nothing(PLAIN, hopeless=hopeless)
-        if lookout.resting:
-            lookout.passes()
-        assert rested <= HOPELESS_BACKOFF
+            skipped = 0
+            backoff.asked(seconds, rows)
+            backoff.found_nothing(PLAIN, hopeless=hopeless)
+        if backoff.skipping:
+            backoff.skip()
+        assert skipped <= HOPELESS_BACKOFF
 
 
 class Sevens:
-    """Guesses seven, whatever comes."""
+    """Proposes sevens, whatever comes."""
 
     def __init__(self, name: str = "sevens", fails: str = "") -> None:
         self.name, self.fails = name, fails
@@ -229,21 +229,21 @@ def speculation(*proposers: Sevens, fixed: int = 5, places: int = 99) -> tuple[S
     return Speculation(proposers, SpeculationController(fixed=fixed), counts, places), counts
 
 
-def test_no_more_is_guessed_than_an_answer_may_still_have() -> None:
+def test_no_more_draft_tokens_are_verified_than_an_answer_may_still_have() -> None:
     made, _ = speculation(Sevens())
     few, none, tight = row(0, limit=4), row(1, limit=2), row(2, reserved=6)
     drafts = made.guess(StepPlan(decode=(few, none, tight)), waited=False).by_row
-    assert {each: len(guess) for each, guess in drafts.items()} == {few: 2, tight: 2}
+    assert {each: len(tokens) for each, tokens in drafts.items()} == {few: 2, tight: 2}
 
 
-def test_guesses_end_before_a_token_that_would_end_the_answer() -> None:
+def test_drafts_end_before_a_token_that_would_end_the_answer() -> None:
     made, _ = speculation(Sevens())
     stopping = row(0)
     stopping.stop_tokens = frozenset({7})
     assert made.guess(StepPlan(decode=(stopping,)), waited=False).by_row == {}
 
 
-def test_a_pass_draws_at_no_more_places_than_memory_is_set_aside_for() -> None:
+def test_a_pass_samples_at_no_more_positions_than_memory_is_reserved_for() -> None:
     made, _ = speculation(Sevens(), places=12)
     rows = tuple(row(number) for number in range(4))
     drafts = made.guess(StepPlan(decode=rows, chunks=(PromptChunk(row(9), 5, True),)), waited=False).by_row
@@ -251,12 +251,12 @@ def test_a_pass_draws_at_no_more_places_than_memory_is_set_aside_for() -> None:
 
 
 @pytest.mark.parametrize(("wanted", "found"), [(None, "one"), ((), None), (("two",), "two"), (("none",), None)])
-def test_a_request_says_who_may_guess_for_it(wanted: tuple[str, ...] | None, found: str | None) -> None:
+def test_a_request_names_its_proposers(wanted: tuple[str, ...] | None, found: str | None) -> None:
     made, _ = speculation(Sevens("one"), Sevens("two"))
-    asked = row(0, speculate=wanted)
-    drafts = made.guess(StepPlan(decode=(asked,)), waited=False)
-    assert (asked in drafts.by_row) == (found is not None)
-    asked.proposed, asked.accepted = 5, 3
+    sequence = row(0, speculate=wanted)
+    drafts = made.guess(StepPlan(decode=(sequence,)), waited=False)
+    assert (sequence in drafts.by_row) == (found is not None)
+    sequence.proposed, sequence.accepted = 5, 3
     made.learn(drafts, 0.1)
 
 
@@ -264,15 +264,15 @@ def test_a_request_says_who_may_guess_for_it(wanted: tuple[str, ...] | None, fou
 def test_a_proposer_that_fails_is_not_asked_again(fails: str) -> None:
     broken, other = Sevens("broken", fails=fails), Sevens("other")
     made, _ = speculation(broken, other)
-    asked = row()
-    made.guess(StepPlan(decode=(asked,)), waited=False)
+    sequence = row()
+    made.guess(StepPlan(decode=(sequence,)), waited=False)
     broken.fails = ""
-    assert made.guess(StepPlan(decode=(asked,)), waited=False).by_row[asked] == (7,) * 5
-    made.forget(asked)
-    assert asked in other.forgotten and asked not in broken.forgotten
+    assert made.guess(StepPlan(decode=(sequence,)), waited=False).by_row[sequence] == (7,) * 5
+    made.forget(sequence)
+    assert sequence in other.forgotten and sequence not in broken.forgotten
 
 
-def test_nothing_is_guessed_for_a_sequence_whose_tokens_are_on_their_way() -> None:
+def test_there_is_no_draft_for_a_sequence_whose_tokens_are_on_their_way() -> None:
     made, _ = speculation(Sevens())
     unknown = row()
     unknown.sampled += 1
@@ -281,7 +281,7 @@ def test_nothing_is_guessed_for_a_sequence_whose_tokens_are_on_their_way() -> No
 
 
 class Following(Sevens):
-    """Has its guess already: so many sevens behind what is known."""
+    """Has its draft already: so many sevens behind what is known."""
 
     def __init__(self, most: int) -> None:
         super().__init__("following")
@@ -291,33 +291,33 @@ class Following(Sevens):
         return [DraftOffer(self.name, self.most, (0.5, 0.8, 0.9), free=True) for _ in rows]
 
 
-@pytest.mark.parametrize(("most", "tempting"), [(1, False), (2, True)])
-def test_a_guess_that_a_token_on_its_way_uses_up_is_no_reason_to_wait_for_the_token(most: int, tempting: bool) -> None:
+@pytest.mark.parametrize(("most", "worthwhile"), [(1, False), (2, True)])
+def test_a_draft_that_an_unread_token_uses_up_is_no_reason_to_wait_for_the_token(most: int, worthwhile: bool) -> None:
     made, _ = speculation(Following(most))
     unknown = row()
     unknown.sampled += 1
-    assert made.seems_worthwhile([unknown]) == tempting
+    assert made.seems_worthwhile([unknown]) == worthwhile
     assert made.seems_worthwhile([row()])
 
 
-def test_a_guess_leads_further_only_if_what_is_drawn_is_what_it_named() -> None:
+def test_a_draft_leads_further_only_if_its_first_tokens_are_sampled() -> None:
     offer = DraftOffer("some", 4, (0.5, 0.8, 0.9), free=True)
     assert offer.behind(0) == offer
     assert offer.behind(1) == DraftOffer("some", 3, (0.4, 0.9), free=True)
     assert offer.behind(3) == DraftOffer("some", 1, (pytest.approx(0.5 * 0.8 * 0.9 * 0.9),), free=True)
     assert offer.behind(4) is None
-    made_when_asked = DraftOffer("some", 4, (0.5,))
-    assert made_when_asked.behind(1) == made_when_asked
+    computed = DraftOffer("some", 4, (0.5,))
+    assert computed.behind(1) == computed
 
 
-def test_what_came_of_guesses_is_counted() -> None:
+def test_proposed_and_accepted_tokens_are_counted() -> None:
     made, counts = speculation(Sevens())
-    asked = row(stop=Stop(ignore_eos=True))
-    drafts = made.guess(StepPlan(decode=(asked,)), waited=False)
-    asked.accepted = 3
+    sequence = row(stop=Stop(ignore_eos=True))
+    drafts = made.guess(StepPlan(decode=(sequence,)), waited=False)
+    sequence.accepted = 3
     made.learn(drafts, 0.1)
     assert (counts.drafts, counts.draft_tokens, counts.accepted_tokens) == (1, 5, 3)
-    made.guess(StepPlan(preempted=(asked,)), waited=False)
+    made.guess(StepPlan(preempted=(sequence,)), waited=False)
 
 
 class Thinking(Sevens):
@@ -325,16 +325,16 @@ class Thinking(Sevens):
 
     def __init__(self) -> None:
         super().__init__()
-        self.now, self.asked = 0.0, 0
+        self.now, self.calls = 0.0, 0
 
     def offers(self, rows: Many[TokenSequence]) -> list[DraftOffer | None]:
         self.now += 0.001
-        self.asked += 1
+        self.calls += 1
         return [None for _ in rows]
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_who_takes_long_to_say_nothing_is_not_asked_in_every_round(ahead: bool) -> None:
+def test_a_proposer_that_takes_long_to_offer_nothing_is_not_asked_in_every_round(ahead: bool) -> None:
     thinking = Thinking()
     made = Speculation([thinking], SpeculationController(), SpeculationMetrics(), 99, clock=lambda: thinking.now)
     rows = tuple(row(number) for number in range(16))
@@ -344,4 +344,4 @@ def test_who_takes_long_to_say_nothing_is_not_asked_in_every_round(ahead: bool) 
     for _ in range(500):
         assert not made.seems_worthwhile(rows) if ahead else True
         made.learn(made.guess(StepPlan(decode=rows), waited=False), 0.01)
-    assert 20 <= thinking.asked < 50
+    assert 20 <= thinking.calls < 50

@@ -131,18 +131,18 @@ def test_draws_that_are_right_pass() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("score > most", "score < most", "draws wrongly by (0.0, 0, 1.0, 0.0, 0.5)"),
+        ("score > most", "score < most", "samples wrongly by (0.0, 0, 1.0, 0.0, 0.5)"),
         (
             "before + of_lanes[lanes] <= goal",
             "before + of_lanes[lanes] < goal / 2",
-            "draws wrongly by (0.7, 0, 1.0, 0.0,",
+            "samples wrongly by (0.7, 0, 1.0, 0.0,",
         ),
         (
             "least = edge > least ? edge : least",
             "least = edge < least ? edge : least",
-            "draws wrongly by (0.7, 40, 1.0",
+            "samples wrongly by (0.7, 40, 1.0",
         ),
-        ("goal = share_of(whole,", "goal = whole - share_of(whole,", "draws wrongly by (0.7, 0, 0.9"),
+        ("goal = share_of(whole,", "goal = whole - share_of(whole,", "samples wrongly by (0.7, 0, 0.9"),
         ("likeliest = vocab;", "likeliest = vocabulary;", "does not run: a kernel does not compile"),
     ],
 )
@@ -154,10 +154,10 @@ def test_a_kernel_that_is_wrong_is_named(old: str, new: str, said: str) -> None:
 @emulated
 def test_only_what_is_right_is_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(sampling, "kernel_launcher", lambda device: Otherwise(Emulator()))
-    assert checked_sampling(Device("cuda", "a GPU that draws rightly", 1)) is not None and not caplog.records
+    assert checked_sampling(Device("cuda", "a GPU that samples rightly", 1)) is not None and not caplog.records
     monkeypatch.setattr(sampling, "kernel_launcher", lambda device: Otherwise(Broken("score > most", "score < most")))
-    assert checked_sampling(Device("cuda", "a GPU that draws wrongly", 1)) is None
-    assert "drawn by plain operations, slower: a kernel draws wrongly" in caplog.text
+    assert checked_sampling(Device("cuda", "a GPU that samples wrongly", 1)) is None
+    assert "sampled by plain operations, which is slower: the kernel samples wrongly" in caplog.text
 
 
 def test_others_have_no_kernel() -> None:

@@ -121,7 +121,7 @@ def test_a_draft_computes_what_its_layer_does_and_goes_on_from_its_own_states(
     assert logits_gap(head(wanted[:, -1:], mx.array([[4]]))[0], alone[0]) < CLOSE
 
 
-def test_guesses_are_tokens_of_the_model_and_only_such_as_the_draft_knows(tmp_path: Path) -> None:
+def test_draft_tokens_are_tokens_of_the_model_in_the_heads_own_vocabulary(tmp_path: Path) -> None:
     tensors, adapter = random_tensors(embeds=False), adapted()
     head = load_eagle(written(tmp_path / "draft", tensors), adapter)
     states = mx.random.normal((1, 5, SIZE))
@@ -133,12 +133,12 @@ def test_guesses_are_tokens_of_the_model_and_only_such_as_the_draft_knows(tmp_pa
     assert not mx.isfinite(logits[..., 0]).any().item()
 
 
-def test_a_draft_counts_in_its_models_states_and_one_that_guesses_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_head_counts_in_its_models_kv_and_one_that_predicts_nothing_is_refused(tmp_path: Path) -> None:
     adapter = adapted()
     head = load_eagle(written(tmp_path / "draft", random_tensors(embeds=False)), adapter)
     before, after = adapter.footprint.groups[0][1], with_draft_head(adapter, head).footprint.groups[0][1]
     assert after > before
-    with pytest.raises(ModelError, match=r"guesses \d% of 48 tokens"):
+    with pytest.raises(ModelError, match=r"predicts \d% of 48 tokens"):
         check_draft_head(head, adapter)
 
 
@@ -148,9 +148,9 @@ def test_a_draft_counts_in_its_models_states_and_one_that_guesses_nothing_is_ref
         ({"norm_before_fc": True}, None, "norm_before_fc"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 9]}}, None, "the model has 3"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1]}}, None, "the model has 3"),
-        ({"model_type": "unheard-of"}, None, "no layer that is known"),
+        ({"model_type": "unheard-of"}, None, "no known layer"),
         ({}, "fc.weight", r"missing: fc\.weight"),
-        ({}, "d2t", "knows 40 of 96 tokens"),
+        ({}, "d2t", "has 40 of 96 tokens"),
     ],
 )
 def test_what_is_no_draft_of_this_model_is_refused_with_the_reason(
@@ -172,5 +172,5 @@ def test_a_table_that_names_tokens_that_do_not_exist_is_refused(tmp_path: Path) 
 )
 def test_layers_that_are_one_operation_have_no_states_between_them(tmp_path: Path) -> None:
     fused = adapt_model(tiny.build("llama"), tiny.CONFIGS["llama"], current_device())
-    with pytest.raises(ModelError, match="load it with its layers apart"):
+    with pytest.raises(ModelError, match="load it with separate layers"):
         load_eagle(written(tmp_path / "draft", random_tensors(embeds=False)), fused)

@@ -26,10 +26,10 @@ def head_of(adapter: ModelAdapter) -> MtpHead:
     return load_mtp_head(source, adapter)
 
 
-def guessed(
+def predicted(
     adapter: ModelAdapter, head: MtpHead, tokens: Sequence[int], widths: Sequence[int]
 ) -> tuple[mx.array, mx.array]:
-    """What the model puts next at each place, and what the head had guessed, both computed in chunks."""
+    """What the model puts next at each place, and what the head had predicted, both computed in chunks."""
     rows, beside = adapter.new_batch_state(), draft_head_rows(head, adapter)
     row, place = rows.new(), beside.new()
     chosen, states = [], []
@@ -57,7 +57,7 @@ def guessed(
         pytest.param(GPU, range(8), id="as-on-a-gpu, often", marks=pytest.mark.slow),
     ],
 )
-def test_the_head_guesses_as_well_as_when_it_is_run_plainly(device: Device | None, seeds: range) -> None:
+def test_the_head_predicts_as_well_as_when_it_is_run_plainly(device: Device | None, seeds: range) -> None:
     adapter = load_model_adapter(HYBRID, device or current_device())
     head = head_of(adapter)
     agreed = count = 0
@@ -65,7 +65,7 @@ def test_the_head_guesses_as_well_as_when_it_is_run_plainly(device: Device | Non
         asked, answer = written(lesson(seed, held_out=True), "xml")
         tokens = asked + answer
         first = len(tokens) // 2
-        chosen, drafts = guessed(adapter, head, tokens, [first, len(tokens) - first])
+        chosen, drafts = predicted(adapter, head, tokens, [first, len(tokens) - first])
         same = drafts[len(asked) - 2 : -1] == chosen[len(asked) - 1 : -1]
         agreed, count = agreed + int(mx.sum(same)), count + same.size
     assert agreed / count >= 0.99

@@ -1,4 +1,4 @@
-"""A head that guesses nearly nothing is refused when it is loaded."""
+"""A head that predicts nearly nothing is refused when it is loaded."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def drowned(tensors: Tensors) -> Tensors:
 
 
 def blurred(tensors: Tensors) -> Tensors:
-    """It guesses a tenth, which is more than nothing and too little to pay."""
+    """It predicts a tenth, which is more than nothing and too little to pay."""
     return noisy(tensors, 1.0)
 
 
@@ -77,12 +77,12 @@ def checked(folder: Path, device: Device | None = None) -> float:
 @pytest.mark.parametrize(
     "device", [pytest.param(None, id="here"), pytest.param(GPU, id="as-on-a-gpu", marks=pytest.mark.slow)]
 )
-def test_a_trained_head_guesses_much_of_what_its_model_writes(device: Device | None) -> None:
+def test_a_trained_head_predicts_much_of_what_its_model_generates(device: Device | None) -> None:
     assert checked(HYBRID, device) > 0.4
 
 
 @pytest.mark.parametrize("changed", [drowned, blurred, mistaken])
-def test_a_head_that_guesses_next_to_nothing_is_refused_with_the_reason(
+def test_a_head_that_predicts_next_to_nothing_is_refused_with_the_reason(
     changed: Callable[[Tensors], Tensors], tmp_path: Path
 ) -> None:
     folder = tmp_path / "hybrid"
@@ -91,7 +91,7 @@ def test_a_head_that_guesses_next_to_nothing_is_refused_with_the_reason(
     assert isinstance(stored, dict)
     head = {name: array for name, array in stored.items() if name.startswith("mtp.")}
     mx.save_safetensors(str(folder / "mtp.safetensors"), changed(head))
-    with pytest.raises(ModelError, match=r"guesses 1?\d% of 48 tokens .* below \d\d% .* made from packed weights"):
+    with pytest.raises(ModelError, match=r"predicts 1?\d% of 48 tokens .* below \d\d% .* made from quantised weights"):
         checked(folder)
 
 
@@ -254,7 +254,7 @@ def test_only_shards_that_hold_the_head_are_opened(tmp_path: Path) -> None:
 def test_an_index_that_does_not_say_what_the_files_hold_is_refused(qwen: Made, tmp_path: Path) -> None:
     write_shards(tmp_path, qwen.config, {"model-1.safetensors": qwen.base, "model-2.safetensors": named(qwen)})
     mx.save_safetensors(str(tmp_path / "model-2.safetensors"), {"other": mx.zeros(1)})
-    with pytest.raises(ModelError, match=r"model-2\.safetensors does not hold mtp\."):
+    with pytest.raises(ModelError, match=r"model-2\.safetensors lacks mtp\."):
         find_head(tmp_path, qwen.config)
 
 
@@ -406,5 +406,5 @@ def test_a_head_of_a_family_whose_heads_are_not_known_is_refused_by_name(
     refuse_unknown_head(tmp_path / "without", config)
     write(tmp_path / "with", config, files={"model.safetensors": {**tensors, name: mx.ones(4)}})
     assert find_head(tmp_path / "with", config) is None
-    with pytest.raises(ModelError, match=rf"with holds a head \({name}\), but those of {family} are not known"):
+    with pytest.raises(ModelError, match=rf"with has a draft head \({name}\), but heads of {family} are not supported"):
         refuse_unknown_head(tmp_path / "with", config)
