@@ -169,7 +169,7 @@ class ResponseRun:
         made, composer.calls = composer.calls, []
         if not made or composer.cut_short or composer.waits_for_client:
             return None
-        job = await self._service.shared_state.prepare(self.plan.go_on, self.tenant)
+        job = await self._service.shared_state.prepare(self.plan.next_task, self.tenant)
         if job is None:
             composer.cut_short = True
             return None

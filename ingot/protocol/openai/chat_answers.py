@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -22,7 +21,16 @@ from ingot.engine.request import (
     TokenInfo,
     TokenLogprob,
 )
-from ingot.protocol.chat.answers import AnswerHead, Receipt, StreamedChoices, UsageBody, WholeAnswer, finite_logprob
+from ingot.protocol.chat.answers import (
+    AnswerHead,
+    AnswerPart,
+    Receipt,
+    SequenceAnswer,
+    StreamedChoices,
+    UsageBody,
+    WholeAnswer,
+    finite_logprob,
+)
 from ingot.protocol.chat.ask import CustomInputDecoder
 
 
@@ -62,7 +70,7 @@ class ChatToolCall(Struct):
 
 
 class ChatAnswerMessage(Struct):
-    """The content is null where the answer is nothing but calls. The thinking goes by both names in use."""
+    """The content is null where the answer only has calls. The thinking is given under both names in use."""
 
     role: Literal["assistant"]
     content: str | None
@@ -103,7 +111,7 @@ class ChatCustomDelta(Struct):
 
 
 class ChatToolCallDelta(Struct):
-    """Announces a call by its id, type and name; later ones add to its arguments, or to a custom tool's input."""
+    """The first has a call's id, type and name; later ones add to its arguments, or to a custom tool's input."""
 
     index: int
     id: str | UnsetType = UNSET
@@ -139,24 +147,8 @@ class ChatChunk(Struct, kw_only=True):
     ingot: Receipt | UnsetType = UNSET
 
 
-@dataclass(slots=True)
-class OpenToolCall:
-    """A call whose arguments are coming in."""
-
-    id: str
-    name: str
-    fragments: list[str] = field(default_factory=list)
-
-    def body(self, custom: Container[str]) -> ChatToolCall:
-        if self.name in custom:
-            argument = CustomInputDecoder()
-            text = argument.push("".join(self.fragments)) + argument.rest()
-            return ChatToolCall(self.id, "custom", custom=ChatCalledCustom(self.name, text))
-        return ChatToolCall(self.id, "function", ChatCalledFunction(self.name, "".join(self.fragments)))
-
-
 class WholeChat(WholeAnswer):
-    """One body. `metadata` and `tiered` are the request's own words, given back; `custom` tools take a text."""
+    """One body. `metadata` and `tiered` are echoed from the request; `custom` names the tools that take a text."""
 
     def __init__(
         self,
@@ -169,43 +161,16 @@ class WholeChat(WholeAnswer):
         hides_thinking: bool = False,
         custom: Container[str] = (),
     ) -> None:
-        self.head = head
-        self.custom = custom
-        self.hides_thinking = hides_thinking
-        self.logprobs = logprobs
-        self.metadata = metadata
-        self.tiered = tiered
-        self.texts: list[list[str]] = [[] for _ in range(n)]
-        self.thoughts: list[list[str]] = [[] for _ in range(n)]
-        self.calls: list[list[OpenToolCall]] = [[] for _ in range(n)]
-        self.entries: list[list[ChatTokenLogprob]] = [[] for _ in range(n)]
-        self.reasons: list[FinishReason] = ["stop"] * n
-        self.ended: Ended | None = None
-
-    def take(self, event: Event) -> None:
-        match event:
-            case TextDelta():
-                self.texts[event.index].append(event.text)
-                if self.logprobs:
-                    self.entries[event.index] += map(chat_token_logprob, event.tokens)
-            case ThinkingDelta() if not self.hides_thinking:
-                self.thoughts[event.index].append(event.text)
-            case CallBegan():
-                self.calls[event.index].append(OpenToolCall(event.id, event.name))
-            case CallArguments():
-                self.calls[event.index][event.call].fragments.append(event.fragment)
-            case SequenceEnded():
-                self.reasons[event.index] = event.reason
-            case Ended():
-                self.ended = event
+        super().__init__(head, n)
+        self.logprobs, self.metadata, self.tiered = logprobs, metadata, tiered
+        self.hides_thinking, self.custom = hides_thinking, custom
 
     def body(self) -> ChatCompletion:
-        assert self.ended is not None
         return ChatCompletion(
             id=self.head.id,
             created=self.head.created,
             model=self.head.model,
-            choices=[self._choice(index) for index in range(len(self.texts))],
+            choices=[self._choice(index, answer) for index, answer in enumerate(self.answers)],
             usage=UsageBody.of(self.ended.usage),
             system_fingerprint=self.head.fingerprint,
             service_tier="default" if self.tiered else UNSET,
@@ -213,22 +178,28 @@ class WholeChat(WholeAnswer):
             ingot=Receipt.of(self.head, self.ended),
         )
 
-    def _choice(self, index: int) -> ChatChoice:
-        text, thought = "".join(self.texts[index]), "".join(self.thoughts[index])
-        calls = [call.body(self.custom) for call in self.calls[index]]
+    def _choice(self, index: int, answer: SequenceAnswer) -> ChatChoice:
+        text, thinking = answer.text, (not self.hides_thinking and answer.thinking) or UNSET
         message = ChatAnswerMessage(
             "assistant",
-            text if text or not calls else None,
-            reasoning_content=thought or UNSET,
-            reasoning=thought or UNSET,
-            tool_calls=calls or UNSET,
+            text if text or not answer.calls else None,
+            reasoning_content=thinking,
+            reasoning=thinking,
+            tool_calls=[self._call(call) for call in answer.calls] or UNSET,
         )
-        logprobs = ChatLogprobs(self.entries[index]) if self.logprobs else None
-        return ChatChoice(index, message, logprobs, self.reasons[index])
+        logprobs = ChatLogprobs(list(map(chat_token_logprob, answer.tokens))) if self.logprobs else None
+        return ChatChoice(index, message, logprobs, answer.end.reason if answer.end else "stop")
+
+    def _call(self, call: AnswerPart) -> ChatToolCall:
+        if call.name not in self.custom:
+            return ChatToolCall(call.id, "function", ChatCalledFunction(call.name, call.content))
+        decoder = CustomInputDecoder()
+        text = decoder.push(call.content) + decoder.finish()
+        return ChatToolCall(call.id, "custom", custom=ChatCalledCustom(call.name, text))
 
 
 class StreamedChat(StreamedChoices):
-    """The role, then what is thought, said and called."""
+    """The role, then thinking, text and calls."""
 
     def __init__(
         self,
@@ -270,7 +241,7 @@ class StreamedChat(StreamedChoices):
                 function = ChatFunctionDelta(arguments=event.fragment)
                 return self._call(event.index, ChatToolCallDelta(event.call, function=function))
             case CallEnded() if (argument := self.inputs.pop((event.index, event.call), None)) is not None:
-                return self._input(event.index, event.call, argument.rest())
+                return self._input(event.index, event.call, argument.finish())
             case SequenceEnded():
                 return self.finish(event.index, ChatChunkChoice(event.index, ChatDelta(), None, event.reason))
             case Ended():

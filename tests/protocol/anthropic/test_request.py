@@ -257,8 +257,8 @@ def test_old_thinking_is_cleared_where_it_is_asked_for_and_told() -> None:
     text = prompt(**body)
     assert "Second." in text and "First." not in text
     view = read(**body).view
-    assert isinstance(view, WholeMessage) and view.telling.edits is not None
-    [applied] = view.telling.edits.applied_edits
+    assert isinstance(view, WholeMessage) and view.options.edits is not None
+    [applied] = view.options.edits.applied_edits
     assert (applied.cleared_thinking_turns, applied.cleared_input_tokens) == (1, len("First."))
 
 

@@ -393,7 +393,7 @@ def test_a_custom_tools_text_is_the_same_however_it_was_cut(text: str, data: st.
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=6)))
     argument = CustomInputDecoder()
     pieces = [argument.push(raw[begin:end]) for begin, end in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
-    assert "".join([*pieces, argument.rest()]) == text
+    assert "".join([*pieces, argument.finish()]) == text
 
 
 @pytest.mark.parametrize(
@@ -409,7 +409,7 @@ def test_a_custom_tools_text_is_the_same_however_it_was_cut(text: str, data: st.
 )
 def test_arguments_of_another_form_are_given_as_they_are(raw: str, text: str) -> None:
     argument = CustomInputDecoder()
-    assert argument.push(raw) + argument.rest() == text
+    assert argument.push(raw) + argument.finish() == text
 
 
 def test_an_answer_that_came_to_its_limit_is_incomplete() -> None:
@@ -499,7 +499,7 @@ def test_the_servers_own_calls_are_listed_made_and_gone_on_from() -> None:
     events += [*first.succeeded("text of a"), *second.failed("no such file")]
     for chunk in events:
         STREAM_EVENT.validate_python(json.loads(msgspec.json.encode(chunk)))
-    job = plan.go_on()
+    job = plan.next_task()
     assert job is not None and job.request.id == ID
     said = tokenizer().decode(job.request.prompts[0], skip_special=False)
     assert said.index("files__read") < said.index("text of a") < said.index("no such file")
@@ -518,4 +518,4 @@ def test_no_round_begins_without_tokens_left_to_spend() -> None:
     plan = read(tools=[MCP], max_output_tokens=5)
     for event in [*call(0, "files__read", "{}"), *ended("tool_calls", completion=5)]:
         plan.composer.chunks(event)
-    assert plan.go_on() is None
+    assert plan.next_task() is None
