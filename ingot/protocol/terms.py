@@ -1,7 +1,7 @@
-"""The terms that bodies are read under: what the served models and the settings add to the bounds that never change,
-and the names under which models are served.
+"""The terms under which bodies are parsed: the bounds that depend on the served models and the settings, and the names
+of the models.
 
-A name is plain, or a pattern in which `*` stands for any text. Light to import: the HTTP edge and the settings' checks
+A name is plain, or a pattern in which `*` matches any text. Light to import: the HTTP edge and the settings' checks
 need it before any model is loaded.
 """
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EncoderTerms:
-    """What an encoder that is served besides adds; the defaults hold where there is none."""
+    """The terms of an encoder; the defaults are for a server without one."""
 
     models: tuple[str, ...] = ()
     vocab: int = 1
     dimension: int = 1
-    prompts: tuple[str, ...] = ()  # the names of what may stand before a text
+    prompts: tuple[str, ...] = ()  # the names of its prompts, which may come before a text
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechToTextTerms:
-    """What a model that hears and is served besides adds; the defaults hold where there is none."""
+    """The terms of a speech-to-text model; the defaults are for a server without one."""
 
     models: tuple[str, ...] = ()
     languages: tuple[str, ...] = ()  # by code
@@ -40,7 +40,7 @@ class SpeechToTextTerms:
 
 @dataclass(frozen=True, slots=True)
 class TextToSpeechTerms:
-    """What a model that speaks and is served besides adds; the defaults hold where there is none."""
+    """The terms of a text-to-speech model; the defaults are for a server without one."""
 
     models: tuple[str, ...] = ()
     voices: tuple[str, ...] = ()
@@ -48,11 +48,11 @@ class TextToSpeechTerms:
 
 @dataclass(frozen=True, slots=True)
 class MediaTerms:
-    """What the served model may be shown beside text; the defaults hold for one that reads text alone."""
+    """The media that the served model takes; the defaults are for a text-only model."""
 
     kinds: tuple[str, ...] = ()  # "image", "video"
-    hosts: tuple[str, ...] = ()  # that files may be fetched from
-    withheld: bool = False  # it has a vision tower, which the settings leave out
+    hosts: tuple[str, ...] = ()  # from which files may be fetched
+    withheld: bool = False  # its vision encoder is disabled by the settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,30 +61,27 @@ class Terms:
     vocab: int
     timeout_s: float
     strict: bool = False
-    template_variables: tuple[str, ...] = ()  # what a request may tell the chat template
-    proposers: tuple[str, ...] = ()  # who can guess ahead, by name
+    template_variables: tuple[str, ...] = ()  # of the chat template, which a request may set
+    proposers: tuple[str, ...] = ()  # of draft tokens, by name
     media: MediaTerms = MediaTerms()
     encoders: Mapping[str, EncoderTerms] = field(default_factory=dict, hash=False)  # by role
     loras: Mapping[str, LoraRef] = field(default_factory=dict, hash=False)  # adapters, by name
-    default_lora: str | None = None  # the one of requests that name none
+    default_lora: str | None = None  # for requests that name none
     hearing: SpeechToTextTerms = SpeechToTextTerms()
     speaking: TextToSpeechTerms = TextToSpeechTerms()
-
-    unloads: bool = False  # the model may be unloaded, and requests may say when
+    unloads: bool = False  # the model may be unloaded, and requests may set when
 
     @property
     def all_model_names(self) -> tuple[str, ...]:
-        """All names, whatever the models are for."""
-        further = (name for encoder in self.encoders.values() for name in encoder.models)
-        return tuple(dict.fromkeys((*self.models, *self.loras, *further, *self.hearing.models, *self.speaking.models)))
+        """The names of all kinds of models."""
+        encoders = (name for encoder in self.encoders.values() for name in encoder.models)
+        return tuple(dict.fromkeys((*self.models, *self.loras, *encoders, *self.hearing.models, *self.speaking.models)))
 
 
 NO_TERMS: Final = Terms((), 1, 1.0)
-
-
 ANY_TEXT = "*"
 DEFAULT_NAME = "default"
-"""Stands for the model that is served, or for the first."""
+"""The name of the served model, or of the first one."""
 
 
 def matches_model_name(name: str, names: Iterable[str]) -> bool:
@@ -93,7 +90,7 @@ def matches_model_name(name: str, names: Iterable[str]) -> bool:
 
 
 def model_names_schema(names: Sequence[str]) -> dict[str, Any]:
-    """The JSON schema of what `matches_model_name` takes."""
+    """The JSON schema of the names that `matches_model_name` accepts."""
     if not any(ANY_TEXT in name for name in names):
         return {"type": "string", "enum": list(names)}
     return {"type": "string", "pattern": f"^(?:{'|'.join(_quoted_name(name) for name in names)})$"}
@@ -106,7 +103,7 @@ def with_alias_names(names: Sequence[str], aliases: Iterable[str]) -> tuple[str,
 
 
 def check_aliases(aliases: Iterable[str], names: Iterable[str]) -> None:
-    """Raises ConfigError for one that leads nowhere. An alias of an alias is none."""
+    """Raises ConfigError for an alias of an unknown model. An alias of an alias is not allowed."""
     known = tuple(dict.fromkeys(names))
     for alias in aliases:
         target = alias.partition("=")[2]

@@ -147,7 +147,7 @@ def test_where_every_connection_is_at_work_a_new_one_is_told_so_and_probes_are_a
         assert engine.opened.wait(10)
         refused = httpx.get(f"{url}/v1/models")
         assert (refused.status_code, refused.headers["connection"]) == (503, "close")
-        assert "as many connections as it takes" in refused.json()["error"]["message"]
+        assert "connections of the server are in use" in refused.json()["error"]["message"]
         assert refused.headers["retry-after"]
         probed = httpx.get(f"{url}/health/live")
         assert (probed.status_code, probed.headers["connection"]) == (200, "close")
@@ -270,7 +270,7 @@ def test_a_server_without_a_file_to_spare_says_so_once() -> None:
         url = process.stdout.readline().strip()
         with connect(url):
             said = process.stderr.readline()
-            while "cannot take a connection" not in said:
+            while "cannot accept a connection" not in said:
                 assert said
                 said = process.stderr.readline()
             process.terminate()

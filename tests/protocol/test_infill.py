@@ -94,7 +94,7 @@ def test_echo_and_a_suffix_contradict_each_other() -> None:
 
 @pytest.mark.parametrize("field", [{"system": "x"}, {"format": "json"}, {"think": True}])
 def test_what_goes_through_the_template_is_refused_beside_a_suffix(field: dict[str, Any]) -> None:
-    with pytest.raises(BadRequest, match="suffix leaves out"):
+    with pytest.raises(BadRequest, match="not used with a suffix"):
         asked(read_ollama_generate, {"prompt": "a", "suffix": "b"} | field)
 
 

@@ -61,7 +61,7 @@ def test_every_way_of_work_and_of_framing_is_known_and_used() -> None:
 @pytest.mark.parametrize("wire", WIRES)
 def test_every_protocol_has_rows_and_words_for_errors(wire: Wire) -> None:
     paths = [row.path for row in OPERATIONS if row.wire is wire]
-    assert paths and wire_at(f"{wire.under}/nowhere") is wire
+    assert paths and wire_at(f"{wire.prefix}/nowhere") is wire
     for told in (error_body, error_event):
         body = told(Unavailable("Too much to do."), paths[0], "req-1")
         assert b"Too much to do." in msgspec.json.encode(body)

@@ -111,4 +111,4 @@ def test_a_conversation_is_kept_without_pictures_that_storage_has_no_room_for(
     kept = json.loads(screen.run("return localStorage.getItem(arguments[0])", stored[0]))
     assert kept["messages"][0]["media"] == [{"kind": "image", "name": "large.bmp"}]
     screen.reload()
-    screen.until(lambda: "large.bmp (not kept in this browser)" in screen.text(".question"))
+    screen.until(lambda: "large.bmp (not stored in this browser)" in screen.text(".question"))

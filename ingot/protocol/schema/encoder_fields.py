@@ -1,5 +1,5 @@
-"""Fields whose bounds an encoder sets: its names, its token ids, its dimensions and prompts. Apart from `model_fields`,
-as it imports tokenizers."""
+"""Fields that depend on an encoder: its names, token ids, dimensions and prompts. Not in `model_fields`, as it imports
+tokenizers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ingot.engine.request import PoolingTask
 from ingot.protocol.schema.fields import BodyReading, DelegateKind, FieldKind, Int, OneOf, Schema
 from ingot.protocol.schema.model_fields import ModelNameField, TokenIdsField
-from ingot.protocol.terms import EncoderTerms, Terms, matches_model_name, model_names_schema, unknown_model_error
+from ingot.protocol.terms import EncoderTerms, Terms, model_names_schema
 from ingot.text.tokenizer.encoder_inputs import TextInputs
 
 if TYPE_CHECKING:
@@ -17,26 +17,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderNameField(FieldKind):
-    """A name of the encoder for `role`. Any other is a 404 that lists what there is."""
+class EncoderNameField(ModelNameField):
+    """A name of the encoder for `role`."""
 
-    types, words = (str,), ModelNameField.words
     role: PoolingTask
 
-    def parse(self, value: object, path: str, reading: BodyReading) -> str:
-        if not isinstance(value, str):
-            raise self.refuse(value, path, reading)
-        known = self._terms(reading.terms)
-        if not matches_model_name(value, known.models):
-            raise unknown_model_error(value, known.models)
-        return value
-
     def schema(self, terms: Terms) -> Schema:
-        names = self._terms(terms).models
+        names = self.names(terms)
         return model_names_schema(names) if names else {"type": "string"}
 
-    def _terms(self, terms: Terms) -> EncoderTerms:
-        return terms.encoders.get(self.role, EncoderTerms())
+    def names(self, terms: Terms) -> tuple[str, ...]:
+        return terms.encoders.get(self.role, EncoderTerms()).models
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +46,13 @@ class EncoderTokenIdsField(DelegateKind):
         return TokenIdsField(self.most)
 
     def _terms(self, terms: Terms) -> Terms:
-        known = terms.encoders.get("embedding", EncoderTerms())
-        return Terms(known.models, known.vocab, terms.timeout_s, terms.strict)
+        encoder = terms.encoders.get("embedding", EncoderTerms())
+        return Terms(encoder.models, encoder.vocab, terms.timeout_s, terms.strict)
 
 
 @dataclass(frozen=True, slots=True)
 class DimensionsField(DelegateKind):
-    """How many numbers of each vector are wanted: at most as many as the model gives."""
+    """The length of the embeddings, at most that of the model's."""
 
     def kind(self, terms: Terms) -> Int:
         return Int((1, terms.encoders.get("embedding", EncoderTerms()).dimension))
@@ -69,7 +60,7 @@ class DimensionsField(DelegateKind):
 
 @dataclass(frozen=True, slots=True)
 class PromptNameField(FieldKind):
-    """One of the prompts that the embedding model's files name."""
+    """One of the prompts in the embedding model's files."""
 
     types = (str,)
 
@@ -84,14 +75,14 @@ class PromptNameField(FieldKind):
 
     def wanted(self, terms: Terms) -> str:
         names = self._names(terms)
-        return OneOf(names).wanted(terms) if names else "nothing, as the model's files name no prompts"
+        return OneOf(names).wanted(terms) if names else "nothing, as the model's files have no prompts"
 
     def _names(self, terms: Terms) -> tuple[str, ...]:
         return terms.encoders.get("embedding", EncoderTerms()).prompts
 
 
-def terms_of_encoder(offered: ServedPoolingModel, names: tuple[str, ...]) -> EncoderTerms:
-    """The bounds that an encoder served under `names` sets."""
-    card, inputs = offered.card, offered.inputs
+def terms_of_encoder(model: ServedPoolingModel, names: tuple[str, ...]) -> EncoderTerms:
+    """The terms of an encoder that is served under `names`."""
+    card, inputs = model.card, model.inputs
     prompts = tuple(inputs.prompts) if isinstance(inputs, TextInputs) else ()
     return EncoderTerms(names, card.vocab, card.dimension, prompts)

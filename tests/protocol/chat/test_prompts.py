@@ -313,7 +313,7 @@ def test_a_model_started_for_text_alone_says_so_and_what_to_do() -> None:
 
 def test_pictures_of_the_systems_and_of_assistants_are_refused() -> None:
     for role in ("system", "assistant"):
-        with pytest.raises(Unsupported, match="of the user and of tools"):
+        with pytest.raises(Unsupported, match="from users and tools"):
             chat([{"role": role, "content": [text("Look:"), image_url()]}, USER][:: 1 if role == "system" else -1])
 
 

@@ -124,7 +124,7 @@ def test_null_and_what_is_for_other_programs_is_passed_over_in_silence(caplog: p
         ('{"temperature": "hot"}', "expected a number from 0 to 2"),
         ('{"temperature": NaN}', "expected a number"),
         ('{"tempreature": 1}', "did you mean temperature?"),
-        ('{"max_new_tokens": 9}', "known are temperature, top_p, top_k, min_p, repetition_penalty"),
+        ('{"max_new_tokens": 9}', "there are temperature, top_p, top_k, min_p, repetition_penalty"),
         ("[1]", "is not a JSON object"),
         ("{", "is not valid JSON"),
     ],

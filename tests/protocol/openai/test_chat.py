@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai.types.chat import completion_create_params as sdk
 
-from ingot.engine.request import CallArguments, CallBegan, CallEnded, Request, Sampling, Stop
+from ingot.engine.request import CallArguments, CallBegan, CallEnded, Ended, Request, Sampling, Stop, Timing, Usage
 from ingot.errors import BadRequest, ModelNotFound, UnknownField, Unsupported
 from ingot.protocol.chat.answers import GenerationTask
 from ingot.protocol.openai.chat import ChatBody, read_chat
@@ -323,7 +323,8 @@ def test_a_custom_tool_is_called_with_a_text(stream: bool) -> None:
     if isinstance(view, WholeChat):
         for event in events:
             view.take(event)
-        [call] = [call.body(view.custom) for call in view.calls[0]]
+        view.take(Ended(Usage(), Timing()))
+        [call] = view.body().choices[0].message.tool_calls
         assert (call.type, call.custom.name, call.custom.input) == ("custom", "run", 'a "b" c')
         return
     assert isinstance(view, StreamedChat)

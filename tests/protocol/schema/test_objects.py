@@ -168,7 +168,7 @@ rules = st.lists(conditions, min_size=1, max_size=3).map(lambda made: Never(tupl
 @example(Never((Is("a", True),), "No.", param="a"), {"a": 1})
 def test_a_rule_and_its_schema_agree_on_every_object(rule: Never, value: dict[str, Any]) -> None:
     try:
-        rule.judge(value)
+        rule.check(value)
         taken = True
     except BadRequest as error:
         assert (error.message, error.param) == ("No.", "a")
@@ -178,10 +178,10 @@ def test_a_rule_and_its_schema_agree_on_every_object(rule: Never, value: dict[st
 
 def test_a_rule_needs_all_its_conditions() -> None:
     rule = Never((IsGiven("a"), Not(Is("b", True))), "a needs b.", param="a")
-    rule.judge({"a": 1, "b": True})
-    rule.judge({"b": False})
+    rule.check({"a": 1, "b": True})
+    rule.check({"b": False})
     with pytest.raises(BadRequest, match="a needs b"):
-        rule.judge({"a": 1})
+        rule.check({"a": 1})
 
 
 NAMES = ("model", "messages", "temperature", "top_p", "top_k", "max_tokens", "n", "seed", "repetition_penalty")
