@@ -264,4 +264,4 @@ def parse_form_part(head: bytes, content: bytes) -> tuple[str, FormValue]:
 
 
 def broken_form_error() -> BadRequest:
-    return BadRequest("The form is invalid: a part of it does not begin or end at its boundary.")
+    return BadRequest("The form is broken: a part of it does not begin or end at its boundary.")

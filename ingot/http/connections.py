@@ -39,7 +39,7 @@ class ClientConnection(Protocol):
     def is_stalled(self) -> bool:
         """Whether nothing of an incomplete request arrived for a while."""
 
-    def give_way(self) -> None:
+    def evict(self) -> None:
         """Close at once."""
 
 
@@ -163,7 +163,7 @@ class OpenConnections:
 
     def _close(self, one: ClientConnection) -> None:
         self.leave(one)
-        one.give_way()
+        one.evict()
 
 
 def _bytes_received(one: ClientConnection) -> int:

@@ -146,7 +146,7 @@ class BoundedHttp(HttpToolsProtocol):
         if not self.open_connections.claim(self, tenant):
             raise too_many_connections_error(self.open_connections.most)
 
-    def give_way(self, why: IngotError | None = None) -> None:
+    def evict(self, why: IngotError | None = None) -> None:
         """Close the connection, with an error where its answer has not begun: by default that there are too many."""
         unfinished = [cycle for cycle in self._cycles if not cycle.response_complete]
         for cycle in unfinished:

@@ -47,6 +47,7 @@ LISTEN_BACKLOG: Final = 1024
 OUT_OF_RESOURCES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 log = logging.getLogger("ingot.http")
+no_file_notice = RareWarning(log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,7 @@ class HttpServer(uvicorn.Server):
         await super().startup(sockets)
         for one in self.listener.sockets:
             one.listen(LISTEN_BACKLOG)
-        asyncio.get_running_loop().set_exception_handler(LoopExceptionHandler())
+        asyncio.get_running_loop().set_exception_handler(handle_loop_exception)
         if (trim := find_malloc_trim()) is not None:
             # Memory that loading left is freed before anybody looks at the server's size.
             await asyncio.to_thread(trim)
@@ -192,7 +193,7 @@ class HttpServer(uvicorn.Server):
         """Refuse requests whose bodies are incomplete."""
         sending = [one for one in self.server_state.connections if isinstance(one, BoundedHttp) and one.is_sending]
         for one in sending:
-            one.give_way(error)
+            one.evict(error)
         if sending:
             log.warning("%d requests were refused whose bodies had not come", len(sending))
 
@@ -246,19 +247,13 @@ def _stay_in_process() -> None:
     """The default of `HttpServer.leave`: the caller owns the process."""
 
 
-class LoopExceptionHandler:
-    """Handles uncaught errors of the event loop. A lack of file descriptors is logged rarely, as it recurs at each
-    try."""
-
-    def __init__(self) -> None:
-        self._no_file_notice = RareWarning(log)
-
-    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        if isinstance(error, OSError) and error.errno in OUT_OF_RESOURCES:
-            self._no_file_notice.warn("cannot accept a connection: %s", error.strerror)
-        else:
-            loop.default_exception_handler(context)
+def handle_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Logs a lack of file descriptors rarely, as it recurs at each try."""
+    error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in OUT_OF_RESOURCES:
+        no_file_notice.warn("cannot accept a connection: %s", error.strerror)
+    else:
+        loop.default_exception_handler(context)
 
 
 def resolve_host(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:

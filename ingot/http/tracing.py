@@ -203,12 +203,8 @@ def _generation_attributes(
 
 
 def _sampling_attributes(sampling: Sampling) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "gen_ai.request.temperature": sampling.temperature,
-        "gen_ai.request.top_p": sampling.top_p,
-        "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
-        "gen_ai.request.presence_penalty": sampling.presence_penalty,
-    }
+    names = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
+    found: dict[str, Any] = {f"gen_ai.request.{name}": getattr(sampling, name) for name in names}
     if sampling.top_k:
         found["gen_ai.request.top_k"] = sampling.top_k
     if sampling.seed is not None:

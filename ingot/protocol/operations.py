@@ -124,9 +124,10 @@ def body_operation(
 
 
 def get_operation(
-    name: str, path: str, summary: str, shape: Shape, *errors: int, method: str = "GET", **more: Any
+    name: str, path: str, summary: str, shape: Shape | Reference, *errors: int, method: str = "GET", **more: Any
 ) -> Operation:
     """Without a body; of the whole server unless `kind` is set."""
+    shape = shape if isinstance(shape, Shape) else Shape(shape)
     return Operation(name, method, path, summary, shape, errors, **{"kind": "server", **more})
 
 
@@ -249,12 +250,10 @@ OPERATIONS: Final = (
         kind="speech",
         span="speech",
     ),
-    get_operation(
-        "listVoices", "/v1/audio/voices", "List the voices.", Shape("openai.speech:VoiceList"), kind="speech"
-    ),
+    get_operation("listVoices", "/v1/audio/voices", "List the voices.", "openai.speech:VoiceList", kind="speech"),
     # Models
-    get_operation("listModels", "/v1/models", "List the served models.", Shape("model_listings:ModelList")),
-    get_operation("retrieveModel", "/v1/models/{model}", "Get a served model.", Shape(MODEL_BODY), 404),
+    get_operation("listModels", "/v1/models", "List the served models.", "model_listings:ModelList"),
+    get_operation("retrieveModel", "/v1/models/{model}", "Get a served model.", MODEL_BODY, 404),
     model_change_operation(
         "loadModel", "load", "Load a model, and wait until it is loaded; for the administrator's key."
     ),
@@ -317,25 +316,23 @@ OPERATIONS: Final = (
         kind="any",
     ),
     get_operation(
-        "ollamaTags", "/api/tags", "List the served models, in Ollama's format.", Shape("model_listings:OllamaTags")
+        "ollamaTags", "/api/tags", "List the served models, in Ollama's format.", "model_listings:OllamaTags"
     ),
     get_operation(
-        "ollamaRunning", "/api/ps", "List the loaded models, in Ollama's format.", Shape("model_listings:OllamaRunning")
+        "ollamaRunning", "/api/ps", "List the loaded models, in Ollama's format.", "model_listings:OllamaRunning"
     ),
-    get_operation(
-        "ollamaVersion", "/api/version", "The version of Ollama's protocol.", Shape("model_listings:OllamaVersion")
-    ),
+    get_operation("ollamaVersion", "/api/version", "The version of Ollama's protocol.", "model_listings:OllamaVersion"),
     # Our own
     get_operation(
         "listRequests",
         "/v1/requests",
         "List the running requests and their progress.",
-        Shape("ingot_api.requests:RunningRequestList"),
+        "ingot_api.requests:RunningRequestList",
     ),
     get_operation(
         *("retrieveRequest", "/v1/requests/{id}"),
         "The progress of a running request, or the receipt of one that ended recently.",
-        Shape("ingot_api.requests:RequestStatusBody"),
+        "ingot_api.requests:RequestStatusBody",
         404,
     ),
     get_operation(
@@ -350,18 +347,18 @@ OPERATIONS: Final = (
     ),
     get_operation(
         *("showLive", "/v1/live", "The state of the engine now and recently, for the web page."),
-        Shape("ingot_api.requests:LiveBody"),
+        "ingot_api.requests:LiveBody",
     ),
     get_operation(
         *("showCacheTree", "/v1/cache/tree", "The tree of cached prefixes, and how often they were used."),
-        Shape("ingot_api.cache:CacheTreeBody"),
+        "ingot_api.cache:CacheTreeBody",
     ),
     get_operation(
-        "showCache", "/v1/cache", "The contents of the prefix cache.", Shape("ingot_api.cache:CacheBody"), kind="chat"
+        "showCache", "/v1/cache", "The contents of the prefix cache.", "ingot_api.cache:CacheBody", kind="chat"
     ),
     get_operation(
         *("clearCache", "/v1/cache", "Delete all cached prompts of the request's key."),
-        Shape("ingot_api.cache:ClearedBody"),
+        "ingot_api.cache:ClearedBody",
         method="DELETE",
         kind="chat",
     ),
@@ -376,7 +373,7 @@ OPERATIONS: Final = (
     get_operation(
         *("importCache", IMPORT_PATH),
         "Import cached prompts of a server with the same model and archive key; for the administrator's key.",
-        Shape("ingot_api.cache:ImportedBody"),
+        "ingot_api.cache:ImportedBody",
         *(400, 408, 413, 415),
         method="POST",
         takes="file",
@@ -402,9 +399,9 @@ OPERATIONS: Final = (
     ),
     get_operation(
         *("loads", "/v1/loads", "The load of the server, for routers; for the administrator's key."),
-        Shape("ingot_api.metrics:LoadsBody"),
+        "ingot_api.metrics:LoadsBody",
     ),
-    get_operation("version", "/version", "The version of the server.", Shape("ingot_api.health:VersionBody")),
+    get_operation("version", "/version", "The version of the server.", "ingot_api.health:VersionBody"),
 )
 
 _AT: Final = {operation.path: operation for operation in reversed(OPERATIONS)}

@@ -153,20 +153,20 @@ async def slowly(
         piece = left.pop(0)
         return {"type": "http.request", "body": b"x" * piece, "more_body": bool(left)}
 
-    taken: list[int] = []
+    accepted: list[int] = []
     try:
         async for piece in body_pieces(receive):
-            taken.append(len(piece))
+            accepted.append(len(piece))
     except RequestTooSlow:
-        return taken, RequestTooSlow
-    return taken, None
+        return accepted, RequestTooSlow
+    return accepted, None
 
 
 @pytest.mark.anyio
 async def test_a_body_that_trickles_in_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken, ended = await slowly(monkeypatch, [1] * 1000, 19.0)
+    accepted, ended = await slowly(monkeypatch, [1] * 1000, 19.0)
     assert ended is RequestTooSlow
-    assert len(taken) < 3
+    assert len(accepted) < 3
 
 
 @pytest.mark.anyio

@@ -66,7 +66,7 @@ def live(screen: Screen, server: ScriptedServer) -> Callable[[], Screen]:
     return opened
 
 
-def test_it_draws_requests_memory_kept_prompts_guesses_and_models(
+def test_it_draws_requests_memory_kept_prompts_draft_tokens_and_models(
     live: Callable[[], Screen], server: ScriptedServer
 ) -> None:
     server.live |= {"requests": [RUNNING], "past": [PAST], "engines": [engine()]}
@@ -162,7 +162,7 @@ def test_an_answer_that_was_stopped_is_no_failed_one(live: Callable[[], Screen],
         PAST | began | {"outcome": outcome, "answer_s": 60.0 - number} for number, outcome in enumerate(outcomes)
     ]
     screen = live()
-    drawn, legend = screen.run(
+    rendered, legend = screen.run(
         """const canvas = document.getElementById('timeline');
         const context = canvas.getContext('2d');
         const ratio = devicePixelRatio || 1;
@@ -172,7 +172,7 @@ def test_an_answer_that_was_stopped_is_no_failed_one(live: Callable[[], Screen],
         const parts = (phase) => colour(phase).backgroundColor.match(/\\d+/g).map(Number);
         return [[0, 1, 2].map(at), ['answer', 'cancelled', 'failed'].map(parts)];"""
     )
-    assert drawn == legend and len({*map(tuple, drawn)}) == 3
+    assert rendered == legend and len({*map(tuple, rendered)}) == 3
 
 
 def test_a_key_that_is_not_the_administrators_sees_its_own_requests(

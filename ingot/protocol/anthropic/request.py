@@ -33,8 +33,8 @@ from ingot.protocol.anthropic.messages import (
 from ingot.protocol.chat.answers import AnswerHead, GenerationTask, IgnoredNote
 from ingot.protocol.chat.ask import (
     ABOUT_STRICT,
-    AskFieldNames,
     ChatAsk,
+    ChatFieldNames,
     ForcedToolChoice,
     ThinkingOptions,
     ToolChoice,
@@ -48,7 +48,7 @@ from ingot.protocol.chat.generation_fields import (
     SamplingFields,
     StopFields,
 )
-from ingot.protocol.chat.preparation import PreparedChat, prepare_ask
+from ingot.protocol.chat.preparation import PreparedChat, prepare_chat
 from ingot.protocol.lora_adapters import ABOUT_ADAPTER, AdapterField
 from ingot.protocol.schema import bounds, foreign
 from ingot.protocol.schema.fields import (
@@ -149,7 +149,7 @@ AnthropicToolChoice = AnyToolChoice | OneToolChoice
 ANTHROPIC_TOOL_CHOICE = tagged("type", AnyToolChoice, OneToolChoice)
 
 
-ANTHROPIC_FIELD_NAMES = AskFieldNames(output="output_config.format", thinking="thinking")
+ANTHROPIC_FIELD_NAMES = ChatFieldNames(output="output_config.format", thinking="thinking")
 THINKING_DISPLAY = OneOf(("summarized", "omitted"))
 ABOUT_DISPLAY = "`omitted` shows only the signature, which contains the thinking."
 
@@ -412,6 +412,6 @@ def prepare_messages(
     ask, edits = body.ask(served, reading)
     if isinstance(body, MessagesBody):
         ask = body.remembering(ask)
-    prepared = prepare_ask(served, ask, names=ANTHROPIC_FIELD_NAMES)
+    prepared = prepare_chat(served, ask, names=ANTHROPIC_FIELD_NAMES)
     reading.ignored.extend(name for name in prepared.ignored if name not in reading.ignored)
     return prepared, edits

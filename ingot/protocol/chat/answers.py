@@ -176,6 +176,16 @@ class AnswerHead:
     speculate: tuple[str, ...] | None = None  # the proposers that the request names
     adapter: str | None = None  # the LoRA adapter of the answer
 
+    @property
+    def common(self) -> dict[str, Any]:
+        """The fields of OpenAI's answers and chunks."""
+        return {
+            "id": self.id,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
     @classmethod
     def of(
         cls,
@@ -289,18 +299,13 @@ class StreamedChoices(StreamedAnswer):
 
     def __init__(self, make: Callable[..., Any], head: AnswerHead, count: int, *, include_usage: bool) -> None:
         self._make, self.head, self.include_usage = make, head, include_usage
+        self._common = head.common
         self.unfinished = set(range(count))
         self._last: Any = None
 
     def chunk(self, *choices: Struct) -> Any:
-        return self._make(
-            id=self.head.id,
-            created=self.head.created,
-            model=self.head.model,
-            system_fingerprint=self.head.fingerprint,
-            choices=list(choices),
-            usage=None if self.include_usage else UNSET,
-        )
+        usage = None if self.include_usage else UNSET
+        return self._make(**self._common, choices=list(choices), usage=usage)
 
     def finish(self, index: int, choice: Struct) -> list[Struct]:
         chunk = self.chunk(choice)

@@ -1,6 +1,6 @@
 """A chat request independent of its protocol: messages, tools, thinking, the format of the answer.
 
-Every chat protocol turns its body into a `ChatAsk`; `prepare_ask` turns that into an engine request. Here too are the
+Every chat protocol turns its body into a `ChatAsk`; `prepare_chat` turns that into an engine request. Here too are the
 wire formats that several protocols share: response formats as OpenAI and vLLM describe them, thinking options, and
 custom tools, which take one text and are shown to the model as functions with one string parameter.
 """
@@ -102,7 +102,7 @@ class ChatAsk:
 
 
 @dataclass(frozen=True, slots=True)
-class AskFieldNames:
+class ChatFieldNames:
     """A protocol's names for the fields that errors name."""
 
     messages: str = "messages"

@@ -1,7 +1,7 @@
 """From a chat request to the engine's inputs: the prompt, the tools that the model is shown, how the answer is parsed,
 and the grammar that it must match.
 
-`prepare_ask` raises BadRequest, Unsupported and ContextOverflow; it may take a while and is not for an event loop.
+`prepare_chat` raises BadRequest, Unsupported and ContextOverflow; it may take a while and is not for an event loop.
 Whether a model thinks is decided here alone, from the request, the settings and the chat template, so that rendering,
 decoding and parsing agree.
 """
@@ -18,8 +18,8 @@ from ingot.errors import BadRequest, ContextOverflow, Unsupported
 from ingot.media.items import MediaItem
 from ingot.protocol.chat.answers import ConversationTurn
 from ingot.protocol.chat.ask import (
-    AskFieldNames,
     ChatAsk,
+    ChatFieldNames,
     ForcedToolChoice,
     ThinkingOptions,
     ToolDefinition,
@@ -67,7 +67,7 @@ class PreparedChat:
         return (self.prompt if self.source is None else self.source,)
 
 
-def prepare_ask(served: ServedModel, ask: ChatAsk, *, names: AskFieldNames = AskFieldNames()) -> PreparedChat:  # noqa: B008  (frozen)
+def prepare_chat(served: ServedModel, ask: ChatAsk, *, names: ChatFieldNames = ChatFieldNames()) -> PreparedChat:  # noqa: B008  (frozen)
     """Renders, tokenizes and compiles: not for an event loop. Errors name the field."""
     ask, format = switch_thinking(served, ask), _answer_format(served, ask)
     tools = shown_tools(format, ask, ask.history or served.history, names)
@@ -97,10 +97,10 @@ def render_asked_prompt(
     served: ServedModel,
     ask: ChatAsk,
     *,
-    names: AskFieldNames = AskFieldNames(),  # noqa: B008  (frozen)
+    names: ChatFieldNames = ChatFieldNames(),  # noqa: B008  (frozen)
     add_special: bool = False,
 ) -> Prompt:
-    """The prompt alone, as `prepare_ask` renders it; `add_special` adds the tokenizer's own special tokens."""
+    """The prompt alone, as `prepare_chat` renders it; `add_special` adds the tokenizer's own special tokens."""
     ask, format = switch_thinking(served, ask), _answer_format(served, ask)
     tools = shown_tools(format, ask, ask.history or served.history, names)
     thinking = resolve_thinking(served, ask.thinking)
@@ -113,7 +113,7 @@ def _render_prompt(
     format: Format,
     tools: tuple[ToolDefinition, ...],
     thinking: ThinkingOptions,
-    names: AskFieldNames,
+    names: ChatFieldNames,
     *,
     add_special: bool = False,
 ) -> Prompt:
@@ -153,7 +153,7 @@ def compile_answer_grammar(
     thinking: ThinkingOptions,
     start: ThinkingStart,
     may_think: bool,
-    names: AskFieldNames,
+    names: ChatFieldNames,
 ) -> tuple[CompiledGrammar | None, tuple[str, ...]]:
     """The answer's grammar, and the tools whose schemas should be enforced but cannot be."""
     output = None if ask.output is None else ask.output(served.grammars, param=names.output)
@@ -263,7 +263,7 @@ def thinking_budget(served: ServedModel, thinking: ThinkingOptions) -> int | Non
     return EFFORT_BUDGETS.get(thinking.effort or "")
 
 
-def ignored_thinking_fields(options: ThinkingOptions, names: AskFieldNames, *, can_think: bool) -> tuple[str, ...]:
+def ignored_thinking_fields(options: ThinkingOptions, names: ChatFieldNames, *, can_think: bool) -> tuple[str, ...]:
     """The fields without effect: on a model that does not think, or overridden by the effort `none`."""
     if options.is_set and not can_think:
         return tuple(dict.fromkeys(options.fields.values())) or (names.thinking,)
@@ -276,7 +276,7 @@ TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_.\-]+")
 
 
 def shown_tools(
-    format: Format, ask: ChatAsk, history: TemplateHistory, names: AskFieldNames
+    format: Format, ask: ChatAsk, history: TemplateHistory, names: ChatFieldNames
 ) -> tuple[ToolDefinition, ...]:
     """The tools that the model is shown and may call. Errors name the field."""
     known = _check_tools(ask.tools, names)
@@ -294,7 +294,7 @@ def shown_tools(
     return tuple(replace(tool, parameters=ordered_schema(tool.parameters)) for tool in ask.tools)
 
 
-def _check_tools(tools: tuple[ToolDefinition, ...], names: AskFieldNames) -> dict[str, ToolDefinition]:
+def _check_tools(tools: tuple[ToolDefinition, ...], names: ChatFieldNames) -> dict[str, ToolDefinition]:
     """The tools by name."""
     known: dict[str, ToolDefinition] = {}
     for at, tool in enumerate(tools):

@@ -22,8 +22,8 @@ from ingot.protocol.chat.answers import AnswerHead, GenerationTask, Receipt
 from ingot.protocol.chat.ask import (
     ABOUT_ARGUMENTS,
     ABOUT_ROLE,
-    AskFieldNames,
     ChatAsk,
+    ChatFieldNames,
     OutputGrammar,
     ThinkingOptions,
     ToolDefinition,
@@ -48,7 +48,7 @@ from ingot.protocol.chat.generation_fields import (
     StopFields,
 )
 from ingot.protocol.chat.media import ImageListKind, MessageListKind, OmittedMedia, template_content
-from ingot.protocol.chat.preparation import PreparedChat, prepare_ask
+from ingot.protocol.chat.preparation import PreparedChat, prepare_chat
 from ingot.protocol.chat.prompts import ABOUT_SUFFIX, encode_infill_prompt, encode_text_prompt, find_infill_tokens
 from ingot.protocol.chat.sampling_defaults import with_sampling_defaults
 from ingot.protocol.lora_adapters import ABOUT_ADAPTER, AdapterField
@@ -174,7 +174,7 @@ def note_unheeded_options(raw: Any, options: OllamaOptions, context: int, readin
         reading.ignore(f"options.{name}")
 
 
-OLLAMA_FIELD_NAMES = AskFieldNames(choice="tools", output="format", thinking="think")
+OLLAMA_FIELD_NAMES = ChatFieldNames(choice="tools", output="format", thinking="think")
 ABOUT_IMAGES = "Images in base64. A text-only model refuses them, and leaves out past ones."
 LATEST_TAG = ":latest"
 KEEP_ALIVE = "How long the model stays loaded after the request; the only model of a server always stays."
@@ -416,7 +416,7 @@ def read_ollama_chat(value: Any, served: ServedModel, request_id: str) -> Genera
     body: OllamaChatBody = OLLAMA_CHAT_BODY.parse(value, "", reading)
     if not body.messages:
         return load_only_answer(OllamaChatShape(AnswerHead.of(request_id, int(time.time()), served, reading)))
-    return make_ollama_task(body, value, prepare_ollama_ask(served, body), served, request_id, reading, "messages")
+    return make_ollama_task(body, value, prepare_ollama(served, body), served, request_id, reading, "messages")
 
 
 def read_ollama_generate(value: Any, served: ServedModel, request_id: str) -> GenerationTask | Struct:
@@ -431,13 +431,13 @@ def read_ollama_generate(value: Any, served: ServedModel, request_id: str) -> Ge
     elif body.raw:
         prepared = PreparedChat(encode_text_prompt(served, body.prompt, path="prompt"))
     else:
-        prepared = prepare_ollama_ask(served, body)
+        prepared = prepare_ollama(served, body)
     return make_ollama_task(body, value, prepared, served, request_id, reading, "prompt", ends)
 
 
-def prepare_ollama_ask(served: ServedModel, body: OllamaChatBody | OllamaGenerateBody) -> PreparedChat:
+def prepare_ollama(served: ServedModel, body: OllamaChatBody | OllamaGenerateBody) -> PreparedChat:
     ask = (body.options or OllamaOptions()).remembering(body.ask())
-    return prepare_ask(served, ask, names=OLLAMA_FIELD_NAMES)
+    return prepare_chat(served, ask, names=OLLAMA_FIELD_NAMES)
 
 
 def make_ollama_task(

@@ -42,9 +42,9 @@ from ingot.protocol.chat.generation_fields import (
     GenerationBody,
 )
 from ingot.protocol.chat.media import MediaOnlyKind
-from ingot.protocol.chat.preparation import prepare_ask
+from ingot.protocol.chat.preparation import prepare_chat
 from ingot.protocol.chat.prompts import PromptEnding
-from ingot.protocol.openai.chat_answers import StreamedChat, WholeChat
+from ingot.protocol.openai.chat_answers import ChatAnswerOptions, StreamedChat, WholeChat
 from ingot.protocol.openai.messages import (
     CHAT_CONVERSATION,
     FRAME_COUNT,
@@ -116,25 +116,20 @@ class ChatCustomTool:
 
 
 @dataclass(frozen=True, slots=True)
-class ChosenFunctionName:
-    name: str = requires(FUNCTION_NAME, "The function to call.")
+class ChosenToolName:
+    name: str = requires(FUNCTION_NAME, "The tool to call.")
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenFunction:
     type: str = requires(OneOf(("function",)), "A function is to be called.")
-    function: ChosenFunctionName = requires(ObjectOf(ChosenFunctionName), "Which one.")
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenCustomName:
-    name: str = requires(FUNCTION_NAME, "The tool to call.")
+    function: ChosenToolName = requires(ObjectOf(ChosenToolName), "Which one.")
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenCustom:
     type: str = requires(OneOf(("custom",)), "A custom tool is to be called.")
-    custom: ChosenCustomName = requires(ObjectOf(ChosenCustomName), "Which one.")
+    custom: ChosenToolName = requires(ObjectOf(ChosenToolName), "Which one.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +376,7 @@ def read_chat(value: Any, served: ServedModel, request_id: str) -> GenerationTas
     """The task of a decoded body. Renders and tokenizes: not for an event loop."""
     reading = served.reading()
     body: ChatBody = CHAT_BODY.parse(value, "", reading)
-    prepared = prepare_ask(served, body.remembering(body.ask()))
+    prepared = prepare_chat(served, body.remembering(body.ask()))
     request = body.request(
         request_id,
         served,
@@ -396,15 +391,13 @@ def read_chat(value: Any, served: ServedModel, request_id: str) -> GenerationTas
     reading.ignored.extend(prepared.ignored)
     reading.ignored.extend(f"tools.{name}.format" for name in body.described_only)
     head = AnswerHead.of(request_id, int(time.time()), served, reading, prepared.sources, request)
-    options: dict[str, Any] = {
-        "logprobs": body.logprobs,
-        "tiered": body.service_tier is not None,
-        "hides_thinking": body.hides_thinking,
-        "custom": body.custom,
-    }
-    view: StreamedChat | WholeChat
-    if body.stream:
-        view = StreamedChat(head, body.n, include_usage=body.include_usage, **options)
-    else:
-        view = WholeChat(head, body.n, metadata=body.metadata, **options)
+    options = ChatAnswerOptions(
+        logprobs=body.logprobs,
+        tiered=body.service_tier is not None,
+        include_usage=body.include_usage,
+        metadata=body.metadata,
+        hides_thinking=body.hides_thinking,
+        custom=body.custom,
+    )
+    view = StreamedChat(head, body.n, options) if body.stream else WholeChat(head, body.n, options)
     return GenerationTask(request, view, "messages", head, prepared.turn)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -147,39 +148,35 @@ class ChatChunk(Struct, kw_only=True):
     ingot: Receipt | UnsetType = UNSET
 
 
-class WholeChat(WholeAnswer):
-    """One body. `metadata` and `tiered` are echoed from the request; `custom` names the tools that take a text."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatAnswerOptions:
+    """The request's options for its answer."""
 
-    def __init__(
-        self,
-        head: AnswerHead,
-        n: int,
-        *,
-        logprobs: bool,
-        metadata: dict[str, str] | None,
-        tiered: bool,
-        hides_thinking: bool = False,
-        custom: Container[str] = (),
-    ) -> None:
+    logprobs: bool = False
+    tiered: bool = False  # the request names a service tier, which is returned
+    include_usage: bool = False  # in a stream
+    metadata: dict[str, str] | None = None  # returned in a whole answer
+    hides_thinking: bool = False
+    custom: Container[str] = ()  # the names of tools that take a text
+
+
+class WholeChat(WholeAnswer):
+    def __init__(self, head: AnswerHead, n: int, options: ChatAnswerOptions) -> None:
         super().__init__(head, n)
-        self.logprobs, self.metadata, self.tiered = logprobs, metadata, tiered
-        self.hides_thinking, self.custom = hides_thinking, custom
+        self.options = options
 
     def body(self) -> ChatCompletion:
         return ChatCompletion(
-            id=self.head.id,
-            created=self.head.created,
-            model=self.head.model,
+            **self.head.common,
             choices=[self._choice(index, answer) for index, answer in enumerate(self.answers)],
             usage=UsageBody.of(self.ended.usage),
-            system_fingerprint=self.head.fingerprint,
-            service_tier="default" if self.tiered else UNSET,
-            metadata=UNSET if self.metadata is None else self.metadata,
+            service_tier="default" if self.options.tiered else UNSET,
+            metadata=UNSET if self.options.metadata is None else self.options.metadata,
             ingot=Receipt.of(self.head, self.ended),
         )
 
     def _choice(self, index: int, answer: SequenceAnswer) -> ChatChoice:
-        text, thinking = answer.text, (not self.hides_thinking and answer.thinking) or UNSET
+        text, thinking = answer.text, (not self.options.hides_thinking and answer.thinking) or UNSET
         message = ChatAnswerMessage(
             "assistant",
             text if text or not answer.calls else None,
@@ -187,11 +184,11 @@ class WholeChat(WholeAnswer):
             reasoning=thinking,
             tool_calls=[self._call(call) for call in answer.calls] or UNSET,
         )
-        logprobs = ChatLogprobs(list(map(chat_token_logprob, answer.tokens))) if self.logprobs else None
+        logprobs = ChatLogprobs(list(map(chat_token_logprob, answer.tokens))) if self.options.logprobs else None
         return ChatChoice(index, message, logprobs, answer.end.reason if answer.end else "stop")
 
     def _call(self, call: AnswerPart) -> ChatToolCall:
-        if call.name not in self.custom:
+        if call.name not in self.options.custom:
             return ChatToolCall(call.id, "function", ChatCalledFunction(call.name, call.content))
         decoder = CustomInputDecoder()
         text = decoder.push(call.content) + decoder.finish()
@@ -201,21 +198,10 @@ class WholeChat(WholeAnswer):
 class StreamedChat(StreamedChoices):
     """The role, then thinking, text and calls."""
 
-    def __init__(
-        self,
-        head: AnswerHead,
-        n: int,
-        *,
-        logprobs: bool,
-        include_usage: bool,
-        tiered: bool,
-        hides_thinking: bool = False,
-        custom: Container[str] = (),
-    ) -> None:
-        make = partial(ChatChunk, service_tier="default" if tiered else UNSET)
-        super().__init__(make, head, n, include_usage=include_usage)
-        self.logprobs, self.hides_thinking = logprobs, hides_thinking
-        self.custom = custom
+    def __init__(self, head: AnswerHead, n: int, options: ChatAnswerOptions) -> None:
+        make = partial(ChatChunk, service_tier="default" if options.tiered else UNSET)
+        super().__init__(make, head, n, include_usage=options.include_usage)
+        self.options = options
         self.inputs: dict[tuple[int, int], CustomInputDecoder] = {}
 
     def opening(self) -> list[Struct]:
@@ -226,9 +212,9 @@ class StreamedChat(StreamedChoices):
         match event:
             case TextDelta():
                 return self._text(event)
-            case ThinkingDelta() if not self.hides_thinking:
+            case ThinkingDelta() if not self.options.hides_thinking:
                 return self._delta(event.index, ChatDelta(reasoning_content=event.text, reasoning=event.text))
-            case CallBegan() if event.name in self.custom:
+            case CallBegan() if event.name in self.options.custom:
                 self.inputs[event.index, event.call] = CustomInputDecoder()
                 custom = ChatCustomDelta(event.name, "")
                 return self._call(event.index, ChatToolCallDelta(event.call, event.id, "custom", custom=custom))
@@ -252,10 +238,10 @@ class StreamedChat(StreamedChoices):
         return self._delta(min(self.unfinished), ChatDelta(content="")) if self.unfinished else []
 
     def _text(self, event: TextDelta) -> list[Struct]:
-        tokens = event.tokens if self.logprobs else ()
+        tokens = event.tokens if self.options.logprobs else ()
         if not event.text and not tokens:
             return []
-        logprobs = ChatLogprobs(list(map(chat_token_logprob, tokens))) if self.logprobs else None
+        logprobs = ChatLogprobs(list(map(chat_token_logprob, tokens))) if self.options.logprobs else None
         return [self.chunk(ChatChunkChoice(event.index, ChatDelta(content=event.text), logprobs))]
 
     def _input(self, index: int, call: int, text: str) -> list[Struct]:

@@ -246,12 +246,9 @@ class WholeCompletion(WholeAnswer):
 
     def body(self) -> Completion:
         return Completion(
-            id=self.head.id,
-            created=self.head.created,
-            model=self.head.model,
+            **self.head.common,
             choices=[self._choice(at, sequence) for at, sequence in enumerate(self._best())],
             usage=UsageBody.of(self.ended.usage),
-            system_fingerprint=self.head.fingerprint,
             ingot=Receipt.of(self.head, self.ended),
         )
 

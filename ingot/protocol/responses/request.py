@@ -18,8 +18,8 @@ from ingot.errors import BadRequest, Unsupported
 from ingot.protocol.chat.answers import AnswerHead, GenerationTask, IgnoredNote, PromptSource
 from ingot.protocol.chat.ask import (
     REASONING_EFFORTS,
-    AskFieldNames,
     ChatAsk,
+    ChatFieldNames,
     JsonObjectResponseFormat,
     OutputGrammar,
     TextResponseFormat,
@@ -30,7 +30,7 @@ from ingot.protocol.chat.ask import (
     thinking_options,
 )
 from ingot.protocol.chat.generation_fields import ABOUT_HOLD_CALLS, GenerationBody
-from ingot.protocol.chat.preparation import PreparedChat, prepare_ask
+from ingot.protocol.chat.preparation import PreparedChat, prepare_chat
 from ingot.protocol.openai.chat import SERVICE_TIER_REFUSED
 from ingot.protocol.responses.answers import (
     InputItemList,
@@ -299,9 +299,13 @@ def list_input_items(items: list[dict[str, Any]], query: ItemsQuery) -> InputIte
     return InputItemList(page, first, last, begin + query.limit < len(ordered))
 
 
-RESPONSE_FIELD_NAMES: Final = AskFieldNames(messages="input", output="text.format", thinking="reasoning")
+RESPONSE_FIELD_NAMES: Final = ChatFieldNames(messages="input", output="text.format", thinking="reasoning")
 ITEMS_WITH_STATUS: Final = frozenset(
     {"message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"}
+)
+ECHOED_FIELDS: Final = (
+    *("background", "instructions", "max_output_tokens", "max_tool_calls", "parallel_tool_calls"),
+    *("previous_response_id", "prompt_cache_key", "safety_identifier", "user"),
 )
 UNMADE_RESPONSE_ID: Final = "resp_" + "0" * 24  # of a response that is not made
 ITEM_ID_PREFIXES: Final = {
@@ -357,7 +361,7 @@ class ResponsePlan:
         shown, choice = self.composer.toolbox.chosen(self.body.tool_choice)
         # A forced call has been made: forcing it again would never lead to an answer.
         tools: tuple[tuple[ToolDefinition, ...], ToolChoice] = shown, "none" if choice == "none" else "auto"
-        prepared = prepare_response_ask(self.body, self.served, tools, [*self.items, *output])
+        prepared = prepare_response(self.body, self.served, tools, [*self.items, *output])
         request = replace(
             self.first.request,
             prompts=(prepared.prompt,),
@@ -382,7 +386,7 @@ def read_response(value: Any, served: ServedModel, request_id: str, context: Res
         raise Unsupported(f"{toolbox.left_out[0]} has no effect here, and this server is strict.", param="tools")
     reading.ignored.extend(dict.fromkeys(toolbox.left_out))
     items = read_input_items(value, context, request_id)
-    prepared = prepare_response_ask(body, served, toolbox.chosen(body.tool_choice), items)
+    prepared = prepare_response(body, served, toolbox.chosen(body.tool_choice), items)
     reading.ignored.extend(prepared.ignored)
     request = body.request(
         request_id,
@@ -472,7 +476,7 @@ def complete_item(item: dict[str, Any], request_id: str, at: int) -> dict[str, A
     return made
 
 
-def prepare_response_ask(
+def prepare_response(
     body: ResponsesBody,
     served: ServedModel,
     tools: tuple[tuple[ToolDefinition, ...], ToolChoice],
@@ -498,7 +502,7 @@ def prepare_response_ask(
         output=body.output,
         variables=body.chat_template_kwargs,
     )
-    prepared = prepare_ask(served, body.remembering(ask), names=RESPONSE_FIELD_NAMES)
+    prepared = prepare_chat(served, body.remembering(ask), names=RESPONSE_FIELD_NAMES)
     return replace(prepared, ignored=(*prepared.ignored, *dict.fromkeys(conversation.left_out)))
 
 
@@ -511,17 +515,9 @@ def echo_response(
         id=head.id,
         created_at=head.created,
         status="queued" if body.background else "in_progress",
-        background=body.background,
-        instructions=body.instructions,
-        max_output_tokens=body.max_output_tokens,
-        max_tool_calls=body.max_tool_calls,
         model=head.model,
         output=[],
-        parallel_tool_calls=body.parallel_tool_calls,
-        previous_response_id=body.previous_response_id,
-        prompt_cache_key=body.prompt_cache_key,
         reasoning=ResponseReasoningEcho(None if body.reasoning is None else body.reasoning.effort, body.summary),
-        safety_identifier=body.safety_identifier,
         store=store,
         temperature=sampling.temperature,
         text=ResponseTextEcho(text.get("format") or {"type": "text"}),
@@ -529,6 +525,6 @@ def echo_response(
         tools=[dict(tool) for tool in value.get("tools") or ()],
         top_logprobs=body.top_logprobs or 0,
         top_p=sampling.top_p,
-        user=body.user,
         metadata=body.metadata or {},
+        **{name: getattr(body, name) for name in ECHOED_FIELDS},
     )

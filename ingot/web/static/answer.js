@@ -88,7 +88,7 @@ class Stopwatch {
     const seconds = (this.last - this.first) / 1000;
     return {
       completionTokens: tokens,
-      isEstimate: counted === undefined,
+      isGuess: counted === undefined,
       firstTokenMs: Math.round(this.first - this.start),
       tokensPerSecond: tokens > 1 && seconds > 0 ? (tokens - 1) / seconds : null,
     };

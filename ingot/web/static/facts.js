@@ -5,7 +5,7 @@ export function describe({ state, facts = {} }) {
   const parts = [];
   if (state === 'stopped') parts.push('stopped');
   if (facts.finish === 'length') parts.push('cut off at the token limit');
-  if (facts.completionTokens) parts.push(tokens(facts.completionTokens, facts.isEstimate));
+  if (facts.completionTokens) parts.push(tokens(facts.completionTokens, facts.isGuess));
   if (facts.tokensPerSecond) parts.push(`${speed(facts.tokensPerSecond)} tok/s`);
   if (facts.firstTokenMs !== undefined) parts.push(`first after ${(facts.firstTokenMs / 1000).toFixed(2)} s`);
   if (facts.promptTokens) parts.push(`prompt ${count(facts.promptTokens)}`);
