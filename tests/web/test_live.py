@@ -82,7 +82,7 @@ def test_it_draws_requests_memory_kept_prompts_draft_tokens_and_models(
     memory = screen.text("#memory")
     assert "Cached for anna" in memory and "300 MB" in memory and "Of 8.0 GB" in memory
     assert "900 tokens · used 7× · 5.2 MB · pinned" in screen.text("#tree > li > p")
-    assert "on disk · 4 more behind it" in screen.text("#tree li li")
+    assert "on disk · 4 more after it" in screen.text("#tree li li")
     assert "15 of 30 draft tokens accepted, 2.50 tokens a pass" in screen.text("#speculation")
     assert screen.text("#models li:nth-child(1)") == "toy loaded · 8,192 tokens"
     assert screen.text("#models li:nth-child(2)") == "other unloaded"
