@@ -27,7 +27,7 @@ SAID = (
     "set the same option",  # and differ
     "is run on text alone",  # a picture, by its place in the conversation
     "this server fetches nothing",
-    "this server keeps no files",
+    "this server stores no files",
     "a data URL",  # what a text holds
     "no base64",
     "the file is no",

@@ -149,7 +149,7 @@ class UrlPdfSource:
 
 
 FILE_SOURCES = {
-    "file": MediaPartKind("document", refusal="is not supported: no files are stored here. Send the document itself."),
+    "file": MediaPartKind("document", refusal="is not supported: this server stores no files. Send the document."),
     "base64": MediaPartKind("document", ObjectOf(Base64PdfSource)),
     "url": MediaPartKind("document", ObjectOf(UrlPdfSource)),
 }
