@@ -182,7 +182,7 @@ class ChatVideoPart(VideoOptions):
 class FileContent:
     file_data: PdfFile = requires(BASE64_PDF, "A PDF, as a data URL or in base64. Its pages become images.")
     filename: str | None = accepts(Text(NAME_CHARS), "Not shown to the model.")
-    file_id: None = refuses("is not supported: this server keeps no files. Send file_data.")
+    file_id: None = refuses("is not supported: this server stores no files. Send file_data.")
 
 
 @dataclass(frozen=True, slots=True)
