@@ -1,5 +1,5 @@
-"""A request's body: read in bounded time, and decoded only where it is JSON of bounded depth, or a form (RFC 7578) of
-bounded parts."""
+"""Request bodies: received in bounded time, and decoded as JSON of bounded depth or as a form (RFC 7578) of bounded
+parts."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ JSON_TYPE: Final = "application/json"
 FORM_TYPE: Final = "multipart/form-data"
 MEDIA_TYPE_NAMES: Final = {JSON_TYPE: "JSON", FORM_TYPE: "a form"}
 BODY_SILENCE_S: Final = 30.0  # between two pieces of a body
-SLOWEST_BYTES_A_SECOND: Final = 32 << 10  # bytes a second, on average, once a silence's worth of time has passed
-LARGEST_TENANT_SHARE: Final = 0.75  # of what bodies may take in all, to one key
-MOST_CONTAINERS: Final = 250_000  # each costs far more memory and time than the two bytes it takes to ask for it
+SLOWEST_BYTES_A_SECOND: Final = 32 << 10  # on average, after the first BODY_SILENCE_S
+LARGEST_TENANT_SHARE: Final = 0.75  # of the memory for all bodies, for one key
+MOST_CONTAINERS: Final = 250_000  # each costs far more memory and time than its two bytes
 BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
 NOT_STRUCTURE: Final = bytes(set(range(256)) - set(b'[]{}"'))
 HIGH_SURROGATE, LOW_SURROGATE = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -35,21 +35,21 @@ body_clock: Final = time.monotonic
 
 
 class HeldBody:
-    """One request's, as it was sent. Whoever has read it lets go of it; what comes after may take an hour."""
+    """One request's body. Its reader releases it at once, as the rest of the request may take an hour."""
 
     def __init__(self, raw: bytes, let_go: Callable[[], None]) -> None:
         self.raw, self._let_go = raw, let_go
 
     def let_go(self, *, kept: bool = False) -> None:
-        """`kept`: the request holds files that came in it, so that its bytes count until that has ended."""
+        """`kept`: the request still uses files of the body, so that its bytes count until the request ends."""
         self.raw = b""
         if not kept:
             self._let_go()
 
 
 class HeldBodies:
-    """The bodies of all requests that are coming in or being read, in no more bytes than `most`. What is held cannot be
-    taken back, so a tenant has no more than a part of that, but for a body that is alone."""
+    """The bodies of all requests that are being received or parsed, in at most `most` bytes. A tenant may have only a
+    share of that, unless it is one body."""
 
     def __init__(self, most: int) -> None:
         self._shares = Shares("bodies", most)
@@ -60,10 +60,10 @@ class HeldBodies:
 
     @asynccontextmanager
     async def reading(self, scope: Scope, receive: Receive, wanted: str = JSON_TYPE) -> AsyncIterator[HeldBody]:
-        """The whole body, of a request that says it is of the media type `wanted`. It is let go of with the block, if
-        not before. One that was read already, to know which model it names, is the same."""
-        if (read := scope.get("state", {}).get("body")) is not None:
-            yield read
+        """The whole body, which must be of the media type `wanted`; released at the end of the block at the latest. A
+        body that was received before, to find its model, is reused."""
+        if (received := scope.get("state", {}).get("body")) is not None:
+            yield received
             return
         check_media_type(Headers(scope=scope), wanted)
         size, answer = 0, scope.get("state", {}).get("answer")
@@ -82,41 +82,41 @@ class HeldBodies:
                 yield piece
 
         try:
-            # Nothing here may keep the bytes: they belong to whoever reads them.
+            # No reference to the bytes may stay here: their reader releases them.
             yield HeldBody(b"".join([piece async for piece in counted()]), let_go)
         finally:
             let_go()
 
     def _take(self, tenant: str, size: int, before: int) -> None:
-        """So many bytes more of a body of which there are some already."""
-        most, held = self._shares.capacity, self._shares.held[tenant]
-        beyond = tenant and held > before and held + size > most * LARGEST_TENANT_SHARE
+        """Count `size` more bytes of a body that has `before` already."""
+        most, used = self._shares.capacity, self._shares.held[tenant]
+        beyond = tenant and used > before and used + size > most * LARGEST_TENANT_SHARE
         if beyond or self.held + size > most:
-            raise Unavailable("The server is reading as much as it can at once. Try again soon.", retry_after=1)
+            raise Unavailable("The server is receiving as much as it can at once. Try again soon.", retry_after=1)
         self._shares.add(tenant, size)
 
 
 async def body_pieces(receive: Receive) -> AsyncIterator[bytes]:
-    """A body as it comes, at no less than the slowest pace."""
+    """A body as it arrives. Raises RequestTooSlow where that takes too long."""
     began, size, more = body_clock(), 0, True
     while more:
         with anyio.move_on_after(BODY_SILENCE_S) as patience:
             message = await receive()
         if patience.cancelled_caught:
-            raise RequestTooSlow(f"Nothing of the body came for {BODY_SILENCE_S:g} seconds.")
+            raise RequestTooSlow(f"No part of the body arrived for {BODY_SILENCE_S:g} seconds.")
         if message["type"] == "http.disconnect":
             raise ClientGone
         piece, more = message.get("body", b""), message.get("more_body", False)
         size += len(piece)
         if more and is_too_slow(body_clock() - began, size):
             raise RequestTooSlow(
-                f"The body comes too slowly: send at least {SLOWEST_BYTES_A_SECOND >> 10} KiB a second."
+                f"The body arrives too slowly: send at least {SLOWEST_BYTES_A_SECOND >> 10} KiB a second."
             )
         yield piece
 
 
 def is_too_slow(seconds: float, size: int) -> bool:
-    """Whether so many bytes were too few for that time, whichever way they went."""
+    """Whether `size` bytes, sent or received, are too few for that time."""
     return seconds > BODY_SILENCE_S + size / SLOWEST_BYTES_A_SECOND
 
 
@@ -129,11 +129,11 @@ def check_media_type(headers: Headers, wanted: str = JSON_TYPE) -> None:
     if wanted == JSON_TYPE and charset not in ("", "charset=utf-8"):
         raise UnsupportedMedia("JSON is sent in UTF-8.")
     if headers.get("content-encoding", "identity").lower() != "identity":
-        raise UnsupportedMedia("Compressed bodies are not taken: send it without content-encoding.")
+        raise UnsupportedMedia("Compressed bodies are not supported: send it without content-encoding.")
 
 
 def decode_json(raw: bytes, max_depth: int) -> Any:
-    """The JSON value of `raw`. Of a key that comes twice the last counts."""
+    """The JSON value of `raw`. Where a key is repeated, the last one counts."""
     brackets = structural_brackets(raw)
     if brackets.count(b"[") > MOST_CONTAINERS:
         raise too_many_error()
@@ -149,15 +149,15 @@ def decode_json(raw: bytes, max_depth: int) -> Any:
         raise BadRequest(f"The body is not valid JSON: {json_problem(raw, str(error))}.") from None
 
 
-def json_problem(raw: bytes, said: str) -> str:
-    """What is wrong with `raw`, of which the decoder says what it noticed first."""
+def json_problem(raw: bytes, message: str) -> str:
+    """What is wrong with `raw`; `message` is the decoder's."""
     if HALF_PAIR.search(raw.replace(b"\\\\", b"")):
         return "a text holds half of a surrogate pair (\\ud800 to \\udfff), which is no character"
-    if "truncated" in said:
+    if "truncated" in message:
         return "it ends too early"
-    if "out of range" in said:
-        return "a number is larger than any that is taken"
-    return said.removeprefix("JSON is malformed: ")
+    if "out of range" in message:
+        return "a number is out of range"
+    return message.removeprefix("JSON is malformed: ")
 
 
 def too_deep_error(max_depth: int) -> BadRequest:
@@ -169,11 +169,11 @@ def too_many_error() -> BadRequest:
 
 
 def structural_brackets(raw: bytes) -> bytes:
-    """The brackets of `raw` outside its strings, all of them written `[` and `]`.
+    """The brackets of `raw` outside its strings, all of them as `[` and `]`.
 
-    Works by passes over the whole buffer, as a walk over each byte would hold up every stream while it lasts: escaped
-    quotes go first, then everything but quotes and brackets. Two quotes that have come to stand side by side go too:
-    what follows them stays as much inside or outside a string as it was.
+    Works by passes over the whole buffer, as a loop over each byte would delay every stream: escaped quotes are removed
+    first, then everything but quotes and brackets, then pairs of adjacent quotes, which change nothing for what
+    follows.
     """
     unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     left = unescaped.translate(BRACKETS, NOT_STRUCTURE).replace(b'""', b"")
@@ -185,7 +185,7 @@ def structural_brackets(raw: bytes) -> bytes:
 
 
 def nesting_depth(brackets: bytes, enough: int) -> int:
-    """How deep they nest, counted no further than one past `enough`. Unmatched ones are the decoder's to refuse."""
+    """How deep they nest, counted to one past `enough`. The decoder refuses unmatched ones."""
     depth = 0
     while depth <= enough and b"[]" in brackets:
         brackets = brackets.replace(b"[]", b"")
@@ -223,7 +223,7 @@ def read_form(raw: bytes, content_type: str) -> dict[str, FormValue | list[FormV
 def form_boundary(content_type: str) -> bytes:
     found = FORM_BOUNDARY.search(content_type)
     if found is None:
-        raise BadRequest("The content-type of a form names the boundary between its parts; this one does not.")
+        raise BadRequest("The content-type of a form must have a boundary.")
     return (found[1] or found[2]).encode("latin-1", "replace")
 
 
@@ -248,12 +248,12 @@ def form_parts(raw: bytes, boundary: bytes) -> Iterator[tuple[str, FormValue]]:
 
 def parse_form_part(head: bytes, content: bytes) -> tuple[str, FormValue]:
     disposition = FORM_DISPOSITION.search(head)
-    told = dict(FORM_PARAMETER.findall(disposition[1])) if disposition is not None else {}
-    told = {key.lower(): value for key, value in told.items()}
-    if b"name" not in told:
+    found = FORM_PARAMETER.findall(disposition[1]) if disposition is not None else []
+    parameters = {key.lower(): value for key, value in found}
+    if b"name" not in parameters:
         raise BadRequest("A part of the form has no name.")
-    name = told[b"name"].decode("utf-8", "replace")
-    if b"filename" in told:
+    name = parameters[b"name"].decode("utf-8", "replace")
+    if b"filename" in parameters:
         return name, content
     if len(content) > FORM_FIELD_BYTES:
         raise BadRequest(f"{name[:100]} has more than {FORM_FIELD_BYTES} bytes.", param=name[:100])
@@ -264,4 +264,4 @@ def parse_form_part(head: bytes, content: bytes) -> tuple[str, FormValue]:
 
 
 def broken_form_error() -> BadRequest:
-    return BadRequest("The form is broken: a part of it does not begin or end as its boundary says.")
+    return BadRequest("The form is broken: a part of it does not begin or end at its boundary.")

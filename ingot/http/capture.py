@@ -1,9 +1,8 @@
-"""Requests written down as they came and went, so that each can be run again: `--capture` and `ingot replay`.
+"""Captures requests and answers in files, so that they can be replayed: `--capture` and `ingot replay`.
 
-All of them are, or only those that ask for it with the header `ingot-capture: on` (`--capture-requests asked`).
-A file holds the body without what is secret in it, the seed that was drawn where it named none, the settings that
-answers depend on, a digest of the prompt's tokens, the answers' tokens and texts, and how long everything took. Headers
-are in none, and so no keys.
+All requests are captured, or only those with the header `ingot-capture: on` (`--capture-requests asked`). A file has
+the body without secrets, the seed that was used, the settings that answers depend on, a digest of the prompt's tokens,
+the answers' tokens and texts, and timings. It has no headers, and so no keys.
 """
 
 from __future__ import annotations
@@ -43,20 +42,20 @@ from ingot.shares import heaviest_holder
 from ingot.version import __version__
 
 CAPTURE_VERSION: Final = 1
-MOST_CAPTURES: Final = 1000  # files; the oldest go first, of the tenant that has most
+MOST_CAPTURES: Final = 1000  # files; beyond that, the oldest of the tenant with most are deleted
 EARLIER_SERVERS: Final = "\0"
 SECRET_FIELDS: Final = frozenset({"authorization", "api_key", "apikey", "headers", "token", "password", "secret"})
 REMOVED_SECRET: Final = "[removed]"
 CAPTURE_HEADER: Final = "ingot-capture"
-MOST_NUMBERS: Final = 1 << 18  # of vectors and scores, in a file; the rest is left out
+MOST_NUMBERS: Final = 1 << 18  # of embeddings and scores, in one file; the rest is left out
 ANSWER_SECTIONS: Final = frozenset({"the model", "further models", "the engine"})
-"""Sections of the settings that what is answered may depend on."""
+"""Sections of the settings that answers may depend on."""
 
 log = logging.getLogger("ingot.http")
 
 
 class CaptureFolder:
-    """The folder. For the event loop; a thread of its own writes."""
+    """Used by the event loop; a thread of its own writes the files."""
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         self._folder = folder
@@ -64,12 +63,12 @@ class CaptureFolder:
         self._all = settings.capture_requests == "all"
         self._writer = ThreadPoolExecutor(1, "capture")
         self._write_failure_notice = RareWarning(log)
-        self._tenants: dict[str, str] = {}  # whose a file is, by its name, where this server wrote it
+        self._tenants: dict[str, str] = {}  # of the files that this server wrote, by name
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def wants(self, asked: str | None) -> bool:
-        """Whether a request is captured; `asked` is what its header says."""
-        return self._all or asked is not None
+    def wants(self, header: str | None) -> bool:
+        """Whether a request is captured; `header` is its `ingot-capture`."""
+        return self._all or header is not None
 
     def begin(self, body: bytes, request: Request, served: ServedModel) -> RequestCapture:
         card = served.card
@@ -82,16 +81,16 @@ class CaptureFolder:
     def encoded(
         self, body: bytes, path: str, request: PoolingRequest, card: PoolingModelCard, answer: PoolingOutput
     ) -> None:
-        """Write down a request for vectors or scores, which has its answer."""
+        """Capture a request for embeddings or scores, with its answer."""
         model = {"name": card.name, "source": card.source, "formats": card.dtype}
         fingerprint = digest_of((card.name, card.family, card.dimension, card.dtype))
-        kept = answer.rows[: max(1, MOST_NUMBERS // max(1, card.dimension))]
+        rows = answer.rows[: max(1, MOST_NUMBERS // max(1, card.dimension))]
         self.write(
             {
                 **self._record(request.id, path, body, [piece.tokens for piece in request.inputs]),
                 "model": model,
                 "fingerprint": fingerprint,
-                "answers": [{"numbers": list(row)} for row in kept],
+                "answers": [{"numbers": list(row)} for row in rows],
                 "timing_s": {"queue": answer.queue_s, "compute": answer.compute_s},
             },
             request.tenant,
@@ -127,20 +126,20 @@ class CaptureFolder:
             self._write_failure_notice.warn("a request was not captured in %s: %s", self._folder, error.strerror)
 
     def _remove_old(self) -> None:
-        """What earlier servers left is of one holder."""
+        """Delete files beyond the limit. Those of earlier servers count as one tenant's."""
         written = sorted(self._folder.glob("*.json"), key=lambda one: one.stat().st_mtime)
         self._tenants = {one.name: self._tenants.get(one.name, EARLIER_SERVERS) for one in written}
-        held = Counter(self._tenants.values())
-        while held.total() > MOST_CAPTURES:
-            giver = heaviest_holder(held)
-            oldest = next(one for one in written if self._tenants.get(one.name) == giver)
+        counts = Counter(self._tenants.values())
+        while counts.total() > MOST_CAPTURES:
+            tenant = heaviest_holder(counts)
+            oldest = next(one for one in written if self._tenants.get(one.name) == tenant)
             oldest.unlink()
             del self._tenants[oldest.name]
-            held[giver] -= 1
+            counts[tenant] -= 1
 
 
 class RequestCapture:
-    """One request. Takes all its events; the last one writes it down."""
+    """One request. Takes all its events; `end` writes the file."""
 
     def __init__(self, captures: CaptureFolder, record: dict[str, Any], tenant: str) -> None:
         self._captures, self._record, self._tenant = captures, record, tenant
@@ -155,12 +154,12 @@ class RequestCapture:
                 self._ended.append(event)
 
     def end(self, last: Ended | Failed) -> None:
-        told: dict[str, Any] = {"usage": asdict(last.usage)}
+        summary: dict[str, Any] = {"usage": asdict(last.usage)}
         if isinstance(last, Failed):
-            told["error"] = {"code": last.error.code, "message": last.error.message}
+            summary["error"] = {"code": last.error.code, "message": last.error.message}
         else:
-            told["timing_s"] = asdict(last.timing)
-            told["cached_tokens"] = sum(report.matched for report in last.cache)
+            summary["timing_s"] = asdict(last.timing)
+            summary["cached_tokens"] = sum(report.matched for report in last.cache)
         answers = [
             {
                 "reason": ended.reason,
@@ -169,21 +168,21 @@ class RequestCapture:
             }
             for ended in sorted(self._ended, key=lambda one: one.index)
         ]
-        self._captures.write({**self._record, "answers": answers, **told}, self._tenant)
+        self._captures.write({**self._record, "answers": answers, **summary}, self._tenant)
 
 
 def wants_capture(captures: CaptureFolder | None, scope: Scope) -> bool:
-    """Whether a request is to be written down. Raises BadRequest where it asks for what cannot be had."""
-    asked = Headers(scope=scope).get(CAPTURE_HEADER)
-    if asked is not None and asked.lower() != "on":
-        raise BadRequest(f"{CAPTURE_HEADER} may be 'on', and nothing else.", param=CAPTURE_HEADER)
-    if asked is not None and captures is None:
+    """Whether a request is to be captured. Raises BadRequest where its header cannot be honoured."""
+    header = Headers(scope=scope).get(CAPTURE_HEADER)
+    if header is not None and header.lower() != "on":
+        raise BadRequest(f"{CAPTURE_HEADER} may only be 'on'.", param=CAPTURE_HEADER)
+    if header is not None and captures is None:
         raise BadRequest(f"{CAPTURE_HEADER}: this server has no --capture folder to write to.", param=CAPTURE_HEADER)
-    return captures is not None and captures.wants(asked)
+    return captures is not None and captures.wants(header)
 
 
 def with_seed(request: Request) -> Request:
-    """The same request with a seed, so that it can be run again."""
+    """The same request with a seed, so that it can be replayed."""
     if request.sampling.seed is not None:
         return request
     return replace(request, sampling=replace(request.sampling, seed=random.getrandbits(53)))
@@ -202,14 +201,11 @@ def without_secrets(value: Any) -> Any:
 
 
 def settings_of_answers(settings: Settings) -> dict[str, Any]:
-    """Those that are not the defaults, as JSON."""
-    given = {
-        known.name: getattr(settings, known.name)
-        for known in SETTINGS.values()
-        if known.section in ANSWER_SECTIONS and not known.secret
-    }
-    return {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in given.items()
-        if value != (default.expanduser() if isinstance(default := SETTINGS[name].default, Path) else default)
-    }
+    """Those that differ from the defaults, as JSON."""
+    found: dict[str, Any] = {}
+    for setting in SETTINGS.values():
+        if setting.section in ANSWER_SECTIONS and not setting.secret:
+            value, default = getattr(settings, setting.name), setting.default
+            if value != (default.expanduser() if isinstance(default, Path) else default):
+                found[setting.name] = str(value) if isinstance(value, Path) else value
+    return found

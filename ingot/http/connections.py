@@ -1,5 +1,5 @@
-"""The open connections: at most so many, shared equally by keys and addresses; idle ones make room for new ones. The
-kernel is asked to look for clients that vanished and to hold little that nobody reads."""
+"""The open connections: limited in number, shared equally by keys and addresses; idle ones are closed for new ones. TCP
+keep-alive finds clients that vanished, and the kernel buffers little that nobody reads."""
 
 from __future__ import annotations
 
@@ -18,43 +18,42 @@ from ingot.shares import Shares, heaviest_holder
 
 log = logging.getLogger("ingot.http")
 
-MOST_WAITING_CONNECTIONS: Final = (
-    16  # connections above the most whose heads are read, to see whose they are or to answer probes
-)
-SPARE_FILES: Final = 32  # for stored responses, kept prompts, tools and what grammars are tried in
+MOST_WAITING_CONNECTIONS: Final = 16  # above the limit, whose headers are read to find their key or to answer probes
+SPARE_FILES: Final = 32  # for stored responses, cached prompts, tools and grammar processes
 
 
 class ClientConnection(Protocol):
     @property
     def address(self) -> str:
-        """Whence it comes: who holds it, until a key says more."""
+        """Its client's address, which owns it until the key is known."""
 
     @property
     def received(self) -> int:
-        """Bytes of its request that have come."""
+        """Bytes of its request so far."""
 
     @property
     def is_sending(self) -> bool:
-        """Whether a part of its request is still to come."""
+        """Whether its request is incomplete."""
 
     @property
     def is_stalled(self) -> bool:
-        """Whether that has been so for a while without anything coming."""
+        """Whether nothing of an incomplete request arrived for a while."""
 
-    def give_way(self) -> None:
+    def evict(self) -> None:
         """Close at once."""
 
 
 @dataclass(slots=True)
 class HolderConnections:
-    """One holder's connections, the oldest of each kind first. One is idle while no request on it is under way."""
+    """One owner's connections, the oldest first. One is idle while it has no request in progress."""
 
     idle: dict[ClientConnection, None] = field(default_factory=dict)
     working: dict[ClientConnection, None] = field(default_factory=dict)
 
 
 class OpenConnections:
-    """Belongs to one event loop. Each is held by the key of its request, or by its address until that is known."""
+    """Belongs to one event loop. A connection is owned by the key of its request, or by its address until that is
+    known."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -66,8 +65,9 @@ class OpenConnections:
         self._crowded_notice = RareWarning(log)
 
     def enter(self, one: ClientConnection) -> bool:
-        """Whether a new connection has a place. At the most an idle one is closed for it, of whoever holds most; where
-        all are at work it waits until its head says whose it is. A few may, and of more than those one is closed."""
+        """Whether a new connection is within the limit. At the limit, an idle one of the owner with most is closed for
+        it; where all are working, it waits until its headers have its key. Only a few may wait; beyond those, one is
+        closed."""
         if self._shares.total >= self.most and not self._close_idle():
             self._wait(one)
             return False
@@ -75,7 +75,7 @@ class OpenConnections:
         return True
 
     def work(self, one: ClientConnection) -> None:
-        """A request on it is under way."""
+        """A request on it has begun."""
         if (held := self._held_with(one)) is not None and one in held.idle:
             del held.idle[one]
             held.working[one] = None
@@ -87,12 +87,12 @@ class OpenConnections:
             held.idle[one] = None
 
     def claim(self, one: ClientConnection, tenant: str) -> bool:
-        """Its request is under way, and a tenant's, or nobody's that is known. Whether it has a place: one that waits
-        gets that of somebody who holds more, or whose request does not come on."""
+        """Its request has begun, with a tenant's key or without one. Whether it may stay: for one that waits, a
+        connection of an owner with more is closed, or one whose request stalls."""
         if one in self._waiting_connections:
             holder = tenant or one.address
             if self._shares.total >= self.most and not self._close_idle() and not self._close_working(one, holder):
-                self._crowded_notice.warn("all %d connections are at work; new ones are refused", self.most)
+                self._crowded_notice.warn("all %d connections are in use; new ones are refused", self.most)
                 return False
             self.leave(one)
             self._hold(one, holder)
@@ -139,18 +139,18 @@ class OpenConnections:
         return bool(idle)
 
     def _close_working(self, one: ClientConnection, holder: str) -> bool:
-        """Close one at work for one more of this holder's, if somebody holds more than its share: of a key's one of the
-        address with most, and of these the oldest that has sent least. Else one whose request does not come on."""
-        given = self._too_many(one, holder)
-        sending = [each for each in given if each.is_sending]
-        if not given:
+        """Close a working connection for one more of this owner, if another has more than its share: of a key, one of
+        the address with most, and of those the oldest that has sent least. Otherwise one whose request stalls."""
+        candidates = self._excess(one, holder)
+        sending = [each for each in candidates if each.is_sending]
+        if not candidates:
             sending = [each for held in self._held.values() for each in held.working if each.is_stalled]
-        if sending or given:
-            self._close(min(sending, key=_bytes_received) if sending else given[-1])
-        return bool(sending or given)
+        if sending or candidates:
+            self._close(min(sending, key=_bytes_received) if sending else candidates[-1])
+        return bool(sending or candidates)
 
-    def _too_many(self, one: ClientConnection, holder: str) -> list[ClientConnection]:
-        """Those at work of whoever holds more than `holder` would, with one more; within a key, of an address."""
+    def _excess(self, one: ClientConnection, holder: str) -> list[ClientConnection]:
+        """Working connections of an owner that has more than `holder` with one more; within a key, of an address."""
         crowd = heaviest_holder(self._shares.held)
         theirs = [*self._held[crowd].working]
         by_address = Counter(each.address for each in theirs)
@@ -163,7 +163,7 @@ class OpenConnections:
 
     def _close(self, one: ClientConnection) -> None:
         self.leave(one)
-        one.give_way()
+        one.evict()
 
 
 def _bytes_received(one: ClientConnection) -> int:
@@ -171,7 +171,7 @@ def _bytes_received(one: ClientConnection) -> int:
 
 
 def client_address(client: tuple[str, int] | None) -> str:
-    """Who may have as many addresses as there are in a network of IPv6 is one."""
+    """A client's address, as the owner of its connections. A /64 network of IPv6 counts as one."""
     known = "" if client is None else client[0]
     with contextlib.suppress(ValueError):
         if (parsed := ipaddress.ip_address(known.partition("%")[0])).version == 6:
@@ -181,30 +181,30 @@ def client_address(client: tuple[str, int] | None) -> str:
 
 
 def affordable_connections(wanted: int) -> int:
-    """As many connections as were wanted, or as the limit of open files leaves room for; it is raised if it may be."""
+    """The number of connections, reduced where the limit of open files, which is raised if possible, is too low."""
     needed = len(list(Path("/dev/fd").iterdir())) + SPARE_FILES + MOST_WAITING_CONNECTIONS + wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return wanted
-    with contextlib.suppress(ValueError, OSError):  # the system may have a bound of its own
+    with contextlib.suppress(ValueError, OSError):  # the system may have a lower limit of its own
         more = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
         soft = more
     most = max(1, wanted - (needed - soft))
     if most < wanted:
-        log.warning("the limit of %d open files leaves room for %d connections, not %d", soft, most, wanted)
+        log.warning("the limit of %d open files allows %d connections, not %d", soft, most, wanted)
     return most
 
 
 PROBE_AFTER_S: Final = 10  # of silence
 PROBE_EVERY_S: Final = 5
-KEEPALIVE_PROBES: Final = 3  # that go unanswered before the connection is given up
-UNANSWERED_MS: Final = 25_000  # that what was sent may go unacknowledged, while probes have to wait
-UNSENT_BYTES: Final = 128 << 10  # that the kernel holds before it takes no more; what was sent does not count
+KEEPALIVE_PROBES: Final = 3  # without an answer, after which the connection is closed
+UNANSWERED_MS: Final = 25_000  # that sent data may stay unacknowledged, as there are no probes meanwhile
+UNSENT_BYTES: Final = 128 << 10  # in the kernel's buffer, without what was sent
 
 
 def set_keepalive_options(connection: socket.socket) -> None:
-    """Have a client that vanished without a word noticed within 25 seconds, and one that does not read soon."""
+    """Detect a client that vanished within 25 seconds, and one that does not read soon."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     # macOS has another name for the first of these, and not all of the others.
     for name, value in (

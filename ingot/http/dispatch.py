@@ -1,7 +1,7 @@
-"""From a request to the endpoint of the model that it names, which is loaded for it where it is not there.
+"""Routes a request to the endpoint of the model that it names, which is loaded first if necessary.
 
-What a body says of its model is read before the rest of it, which depends on the model. A stream may begin before its
-model is loaded: its head and keep-alives go out meanwhile. Light to import.
+The body's model fields are decoded before the rest of it, which depends on the model. A stream may begin before its
+model is loaded: its headers and keep-alives are sent meanwhile. Light to import.
 """
 
 from __future__ import annotations
@@ -45,70 +45,70 @@ class DispatchByBody:
             await LeasedRequest(self._models, self._operation, only)(scope, receive, send)
             return
         async with self._models.shared_state.bodies.reading(scope, receive, self._media_type) as body:
-            wanted = await self._wanted(body, scope)
-            entry = self._find(wanted.named)
+            selection = await self._select(body, scope)
+            entry = self._find(selection.model_name)
             self._models.allow(entry, reply_of(scope))
             scope["state"]["body"] = body
-            run = LeasedRequest(self._models, self._operation, entry, wanted)
-            if self._streams(wanted) and not self._models.fleet.is_loaded(entry.name):
-                await self._begin(run, scope, receive, send)
+            run = LeasedRequest(self._models, self._operation, entry, selection)
+            if self._streams(selection) and not self._models.fleet.is_loaded(entry.name):
+                await self._stream_early(run, scope, receive, send)
             else:
                 await run(scope, receive, send)
 
-    async def _wanted(self, body: HeldBody, scope: Scope) -> ModelSelection:
+    async def _select(self, body: HeldBody, scope: Scope) -> ModelSelection:
         if self._media_type == JSON_TYPE:
             return ModelSelection.of(body.raw)
-        # A form holds a file, which takes a moment to look through.
+        # A form holds a file, which takes a moment to parse.
         content_type = Headers(scope=scope).get("content-type", "")
         return await anyio.to_thread.run_sync(ModelSelection.of_form, body.raw, content_type)
 
-    def _find(self, named: str | None) -> ModelEntry:
+    def _find(self, name: str | None) -> ModelEntry:
         if self._operation.kind != "any":
-            return self._models.find(named, self._operation.kind)
-        return self._models.find(named, CHAT_KIND) if named in (None, DEFAULT_NAME) else self._models.named(named)
+            return self._models.find(name, self._operation.kind)
+        return self._models.find(name, CHAT_KIND) if name in (None, DEFAULT_NAME) else self._models.named(name)
 
-    def _streams(self, wanted: ModelSelection) -> bool:
+    def _streams(self, selection: ModelSelection) -> bool:
         if self._operation.begins == "unless refused":
-            return wanted.stream is not False
-        return self._operation.begins is not None and wanted.stream is True
+            return selection.stream is not False
+        return self._operation.begins is not None and selection.stream is True
 
-    async def _begin(self, run: LeasedRequest, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = reply_of(scope)
-        begun = EarlyStream(self._operation, answer, send, self._models.settings)
+    async def _stream_early(self, run: LeasedRequest, scope: Scope, receive: Receive, send: Send) -> None:
+        reply = reply_of(scope)
+        out = EarlyStream(self._operation, reply, send, self._models.settings)
         try:
-            async with begun.waiting():
+            async with out.waiting():
                 await run.take(receive)
-            await run.answer(scope, receive, begun.send)
+            await run.answer(scope, receive, out.send)
         except ClientGone:
             raise
-        except Exception as error:  # the head is out: what broke it is told in the stream
-            await begun.fail(as_ingot_error(error, answer.id))
+        except Exception as error:  # the headers are sent: the error goes into the stream
+            await out.fail(as_ingot_error(error, reply.id))
         finally:
             await run.end()
 
 
 class DispatchByQuery:
-    """One ASGI endpoint: an operation whose address may name its model, as `?model=`. Work loads it; to look at a model
-    is no reason to."""
+    """One ASGI endpoint: an operation whose URL may name its model, as `?model=`. Only one that runs the engine loads
+    the model."""
 
     def __init__(self, models: ModelRegistry, operation: Operation) -> None:
         self._models, self._operation = models, operation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        named = Request(scope).query_params.get("model")
-        kind = self._operation.kind
-        entry = self._models.find(named, kind) if self._operation.runs else self._models.loaded(named, kind)
+        name, kind = Request(scope).query_params.get("model"), self._operation.kind
+        entry = self._models.find(name, kind) if self._operation.runs else self._models.loaded(name, kind)
         self._models.allow(entry, reply_of(scope))
         await LeasedRequest(self._models, self._operation, entry)(scope, receive, send)
 
 
 class LeasedRequest:
-    """One request at one model: takes the lease, answers, ends it."""
+    """One request to one model: takes the lease, answers, ends it."""
 
     def __init__(
-        self, models: ModelRegistry, operation: Operation, entry: ModelEntry, wanted: ModelSelection | None = None
+        self, models: ModelRegistry, operation: Operation, entry: ModelEntry, selection: ModelSelection | None = None
     ) -> None:
-        self._models, self._operation, self._entry, self._wanted = models, operation, entry, wanted or ModelSelection()
+        self._models, self._operation, self._entry = models, operation, entry
+        self._selection = selection or ModelSelection()
         self._stack = AsyncExitStack()
         self._endpoint: Callable[..., Any] | None = None
 
@@ -120,8 +120,8 @@ class LeasedRequest:
             await self.end()
 
     async def take(self, receive: Receive) -> None:
-        """Wait for the model, as long as the client is there."""
-        lease = self._models.lease(self._entry, self._wanted.unload_after_s, self._wanted.within_s)
+        """Wait for the model, as long as the client is connected."""
+        lease = self._models.lease(self._entry, self._selection.unload_after_s, self._selection.within_s)
         if self._models.fleet.is_loaded(self._entry.name):
             _, endpoints = await self._stack.enter_async_context(lease)
         else:
@@ -149,10 +149,10 @@ DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(h|ms|us|µs|ns|m|s)")
 
 
 class ModelSelection(Struct):
-    """Whatever types these have: what is wrong with them is said by who reads all of the body."""
+    """The body's fields about its model, of any type: the reader of the whole body refuses invalid ones."""
 
     model: Any = None
-    name: Any = None  # what Ollama's clients called it once
+    name: Any = None  # Ollama's older name of `model`
     stream: Any = None
     keep_alive: Any = None  # Ollama's
     ttl: Any = None  # LM Studio's
@@ -171,25 +171,25 @@ class ModelSelection(Struct):
             form = read_form(raw, content_type)
         except BadRequest:
             return cls()
-        told: dict[str, Any] = {name: form[name] for name in cls.__struct_fields__ if name in form}
+        fields: dict[str, Any] = {name: form[name] for name in cls.__struct_fields__ if name in form}
         for name in ("ttl", "timeout"):
             with suppress(TypeError, ValueError):
-                told[name] = float(told.get(name, ""))
-        return cls(**told)
+                fields[name] = float(fields.get(name, ""))
+        return cls(**fields)
 
     @property
-    def named(self) -> str | None:
-        said = self.model if self.model is not None else self.name
-        return said.removesuffix(OLLAMA_LATEST) if isinstance(said, str) else None
+    def model_name(self) -> str | None:
+        name = self.model if self.model is not None else self.name
+        return name.removesuffix(OLLAMA_LATEST) if isinstance(name, str) else None
 
     @property
     def within_s(self) -> float | None:
-        """How long the request may take in all; None where nothing is said, or nothing that can be."""
+        """How long the request may take in all; None where it is not set, or invalid."""
         return float(self.timeout) if _is_number(self.timeout) and self.timeout > 0 else None
 
     @property
     def unload_after_s(self) -> float | None:
-        """How long the model is to stay after the request; infinite where it is to stay, None where nothing is said."""
+        """How long the model stays loaded after the request, which may be infinite; None where it is not set."""
         if _is_number(self.ttl):
             return float(max(0, self.ttl))
         seconds = _parse_duration(self.keep_alive)
@@ -201,7 +201,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _parse_duration(value: Any) -> float | None:
-    """Seconds, or Go's way to write them: `5m`, `1h30m`, `-1s`."""
+    """Seconds, or a duration in Go's notation: `5m`, `1h30m`, `-1s`."""
     if _is_number(value):
         return float(value)
     if not isinstance(value, str):
@@ -216,15 +216,15 @@ def _parse_duration(value: Any) -> float | None:
 
 
 class EarlyStream:
-    """What an endpoint is given to send by, once the head is out: it says the head again, which goes nowhere."""
+    """A stream whose headers are sent before its endpoint runs. `send` drops the endpoint's own headers."""
 
-    def __init__(self, operation: Operation, answer: Reply, send: Send, settings: Settings) -> None:
-        self._answer, self._send = answer, send
+    def __init__(self, operation: Operation, reply: Reply, send: Send, settings: Settings) -> None:
+        self._reply, self._send = reply, send
         self._out = StreamedResponse(send, FRAMINGS[operation.framing], settings)
 
     @asynccontextmanager
     async def waiting(self) -> AsyncIterator[None]:
-        """The head goes out, and signs of life for as long as the block lasts."""
+        """Sends the headers, and keep-alives for as long as the block lasts."""
         await self._out.start()
         async with background_task(self._out.keep_alive(list)):
             yield
@@ -234,6 +234,6 @@ class EarlyStream:
             await self._send(message)
 
     async def fail(self, error: IngotError) -> None:
-        """The stream ends in words, as its protocol has them."""
-        last = error_event(error, self._answer.scope["path"], self._answer.id)
+        """Ends the stream with the protocol's error event."""
+        last = error_event(error, self._reply.scope["path"], self._reply.id)
         await self._out.end(self._out.framing.framed([last]))

@@ -1,7 +1,7 @@
 """The outermost layer: each request gets its id, its log line, and an answer even where something broke.
 
-The audit log has a line for each request that was refused for who sent it, whence, or how many it sent. No line holds a
-key: an unknown one is named by its digest, so that a withdrawn one can be recognised.
+The audit log has a line for each request that was refused for its key, origin or rate. No line contains a key: an
+unknown one is logged as its digest, so that a withdrawn one can be recognised.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ingot.protocol.operations import PLAIN_ID, operation_at, wire_at
 log = logging.getLogger("ingot.http")
 
 MONITORING_PATHS: Final = frozenset({"/metrics", "/v1/loads", "/v1/live"})
-# Statuses after which the connection cannot be used again: the rest of a body may still be on its way.
+# Statuses after which the connection cannot be reused: the rest of a body may still be sent.
 CLOSING_STATUSES: Final = frozenset({401, 403, 408, 413, 415})
 
 
@@ -36,7 +36,7 @@ class ClientGone(Exception):
 
 
 class EdgeMiddleware:
-    """`statuses` counts the answers that went out."""
+    """`statuses` counts the answers."""
 
     def __init__(self, app: ASGIApp, statuses: Counter[int]) -> None:
         self.app, self.statuses = app, statuses
@@ -50,9 +50,9 @@ class EdgeMiddleware:
         try:
             await self.app(scope, receive, answer.send)
         except ClientGone:
-            # Whatever was begun: nobody read it to its end, unless its socket told the client why.
+            # Whatever was sent: nobody read it to its end, unless the connection was closed with an error.
             answer.status = ClientLeft.status if answer.closed_with is None else answer.closed_with.status
-        except asyncio.CancelledError:  # by a server that has stopped, and told how many there were
+        except asyncio.CancelledError:  # by a server that has stopped
             await answer.fail(Stopping("The server is shutting down."))
         except Exception as error:  # whatever it was, the client gets an answer and the log gets the reason
             await answer.fail(as_ingot_error(error, answer.id))
@@ -62,16 +62,16 @@ class EdgeMiddleware:
 
 
 class Reply:
-    """The answer to one request, as it goes out. `headers` go with it whatever it will be, an error included."""
+    """The answer to one request while it is sent. `headers` are added to any answer, also to an error."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.scope, self._send = scope, send
         self.began = time.perf_counter()
         self.status = 0
-        self.tenant = ""  # whose request it is, once the guard has seen the key
-        self.admin = False  # whether that is the administrator, or there are no keys to tell
-        self.known = True  # whether its key was given, where the server has any
-        self.body = b""  # as it came, where it is to be captured
+        self.tenant = ""  # set by the guard, from the key
+        self.admin = False  # has the administrator's rights, as everyone has where there are no keys
+        self.known = True  # has a valid key, or the server needs none
+        self.body = b""  # the raw body, where it is to be captured
         self.ended_by: Callable[[], IngotError | None] = lambda: None  # why the server ended it before its answer did
         operation, wire = operation_at(scope["path"]), wire_at(scope["path"])
         self.id = (PLAIN_ID if operation is None else operation.id_prefix) + secrets.token_hex(12)
@@ -90,7 +90,7 @@ class Reply:
 
     async def fail(self, error: IngotError) -> None:
         if self.status:
-            return  # half an answer is out: the server closes the connection, which tells the client
+            return  # half an answer is sent: the server closes the connection, so that the client knows
         if error.status in CLOSING_STATUSES:
             self.headers.append(("connection", "close"))
         if (seconds := retry_after(error)) is not None:
@@ -100,26 +100,26 @@ class Reply:
 
     @property
     def closed_with(self) -> IngotError | None:
-        """What its connection was closed with, to make room for others or as the server stops."""
-        found: IngotError | None = self.scope["state"].get("gave_way")
-        return found
+        """The error that its connection was closed with, to make room for others or as the server stops."""
+        error: IngotError | None = self.scope["state"].get("closed_with")
+        return error
 
     def write_log(self) -> None:
         took = (time.perf_counter() - self.began) * 1000
         method, path = self.scope["method"], self.scope["path"]
-        # Probes come every few seconds for as long as the server lives; what is refused without a key, and what does
-        # not come to its end before the server does, by the hundred.
-        often = (
+        # Probes come every few seconds; floods without a key, and requests that a stopping server cuts off, by the
+        # hundred.
+        is_frequent = (
             path.startswith("/health")
             or path in MONITORING_PATHS
             or (self.status == RateLimited.status and not self.known)
+            or isinstance(self.closed_with, Stopping)
         )
-        often = often or isinstance(self.closed_with, Stopping)
-        level = logging.DEBUG if often else logging.INFO
-        told = log_facts(
+        level = logging.DEBUG if is_frequent else logging.INFO
+        facts = log_facts(
             self.id, event="answered", status=self.status, took_s=round(took / 1000, 4), tenant=self.tenant
         )
-        log.log(level, "%s %.200r %d %.1f ms %s", method, path, self.status, took, self.id, extra=told)
+        log.log(level, "%s %.200r %d %.1f ms %s", method, path, self.status, took, self.id, extra=facts)
 
 
 def reply_of(scope: Scope) -> Reply:
@@ -128,7 +128,7 @@ def reply_of(scope: Scope) -> Reply:
 
 
 def as_ingot_error(error: Exception, id: str) -> IngotError:
-    """`error` as a client may see it. One that nobody foresaw is logged, and shown as nothing but an id."""
+    """`error` as a client may see it. An unexpected one is logged, and the client gets only its id."""
     if isinstance(error, IngotError):
         return error
     log.error("request %s failed", id, exc_info=error, extra=log_facts(id, event="failed"))
@@ -136,12 +136,12 @@ def as_ingot_error(error: Exception, id: str) -> IngotError:
 
 
 async def receive_nothing() -> Message:
-    """For responses, which may ask for the rest of a request and do not need it."""
+    """For responses that do not need the rest of the request."""
     return {"type": "http.disconnect"}
 
 
 class JsonResponse(Response):
-    """A response whose content is any value that JSON has a form for."""
+    """A response whose content is any value that can be encoded as JSON."""
 
     media_type = "application/json"
 
@@ -153,7 +153,7 @@ audit_log = logging.getLogger("ingot.audit")
 
 
 def audit_refusal(answer: Reply, error: IngotError, key: str) -> None:
-    """`key` is whose it was, or what can be told of it."""
+    """`key` is the name of the key, or a description of an unknown one."""
     scope = answer.scope
     address = (scope.get("client") or ("an unknown address",))[0]
     audit_log.warning(

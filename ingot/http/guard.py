@@ -1,6 +1,6 @@
-"""Who may come in: names the server answers to, origins, the key, and how much may be sent.
+"""Access control: host names, origins, API keys, rates, and body sizes.
 
-Everything here is judged before a route is chosen, so that no route can forget it.
+All of it is checked before a route is chosen, so that no route can forget it.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ PUBLIC_FOLDER: Final = "/static/"
 SAFE_METHODS: Final = ("GET", "HEAD")
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 EXPOSED_HEADERS: Final = ("x-request-id", "retry-after", *RATE_HEADERS, *RECEIPT_HEADERS)
-FLOOD_DELAY_S: Final = 1.0  # that whoever asks too often without a key waits for its refusal
+FLOOD_DELAY_S: Final = 1.0  # before a flood without a key is refused
 PREFLIGHT_AGE_S: Final = 600
-RESTART_RETRY_S: Final = 5.0  # what clients are told to wait for when the server stops
+RESTART_RETRY_S: Final = 5.0  # the retry-after of a stopping server
 
 
 class GuardMiddleware:
     def __init__(self, app: ASGIApp, shared_state: SharedState) -> None:
         self.app, self.shared_state = app, shared_state
         self._flood_notice = RareWarning(log)
-        self._follow(shared_state.settings)
+        self._apply(shared_state.settings)
 
-    def _follow(self, settings: Settings) -> None:
+    def _apply(self, settings: Settings) -> None:
         self.settings = settings
         self.names = frozenset(host_name(name) for name in ("localhost", settings.host, *settings.allowed_hosts))
         self.any_address = is_wildcard_host(settings.host)
@@ -63,16 +63,16 @@ class GuardMiddleware:
             return
         headers, answer = Headers(scope=scope), reply_of(scope)
         if self.settings is not self.shared_state.settings:
-            self._follow(self.shared_state.settings)
+            self._apply(self.shared_state.settings)
         self.tenants.refresh()
         try:
-            is_preflight = self._judge(scope, headers, answer)
+            is_preflight = self._check(scope, headers, answer)
         except IngotError as error:
             if not answer.known and isinstance(error, RateLimited):
-                # They may be many: no line is written for each, and who asks again when it is answered does so seldom.
+                # There may be many: none is logged, and a client that waits for the answer asks less often.
                 await anyio.sleep(FLOOD_DELAY_S)
             else:
-                audit_refusal(answer, error, self._called(headers))
+                audit_refusal(answer, error, self._key_name(headers))
             raise
         connection = scope["state"].get("connection")
         if connection is not None and scope["path"] not in PROBE_PATHS:
@@ -88,11 +88,10 @@ class GuardMiddleware:
     def tenants(self) -> Tenants:
         return self.shared_state.tenants
 
-    def _judge(self, scope: Scope, headers: Headers, answer: Reply) -> bool:
-        """Raises what a request is refused with for who sends it, whence, or how many. Whether a page of another origin
-        asks if it may send one."""
-        given = api_keys_in(headers)
-        tenant = self.tenants.of(given)
+    def _check(self, scope: Scope, headers: Headers, answer: Reply) -> bool:
+        """Raises the refusal of a request for its key, origin or rate. Whether it is a CORS preflight."""
+        keys = api_keys_in(headers)
+        tenant = self.tenants.of(keys)
         answer.known = not self.tenants or tenant is not None
         if not answer.known:
             self._check_unknown(scope)
@@ -106,7 +105,7 @@ class GuardMiddleware:
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
                 return True
         if self.tenants and not is_public_path(scope):
-            self._check_key(given, tenant, answer)
+            self._check_key(keys, tenant, answer)
         answer.admin = self.tenants.is_admin(answer.tenant)
         if scope["method"] == "POST" and scope["path"] in ENGINE_PATHS:
             if self.shared_state.live.draining:
@@ -115,11 +114,11 @@ class GuardMiddleware:
         return False
 
     def _check_unknown(self, scope: Scope) -> None:
-        """Refuses what an address asks for without a key beyond its share of what that may cost the others."""
+        """Refuses requests of an address without a key beyond its share."""
         address = client_address(scope.get("client"))
         budget = self.shared_state.probes if scope["path"] in PROBE_PATHS else self.shared_state.unknown
         if not budget.take(address):
-            self._flood_notice.warn("more than %d %s a second; the most are %s", budget.capacity, budget.name, address)
+            self._flood_notice.warn("more than %d %s a second; most of them %s", budget.capacity, budget.name, address)
             raise RateLimited(f"Too many {budget.name} come from this address.", retry_after=1)
 
     def _check_rate(self, answer: Reply) -> None:
@@ -129,20 +128,20 @@ class GuardMiddleware:
         finally:
             answer.headers += rates.headers(answer.tenant, key)
 
-    def _called(self, headers: Headers) -> str:
-        """Whose key a request holds, as the audit log may tell it."""
-        given = api_keys_in(headers)
-        if not given:
+    def _key_name(self, headers: Headers) -> str:
+        """The key of a request, as the audit log may show it."""
+        keys = api_keys_in(headers)
+        if not keys:
             return "none"
-        return self.tenants.of(given) or f"unknown, {tenant_name(given[0])}"
+        return self.tenants.of(keys) or f"unknown, {tenant_name(keys[0])}"
 
     def _check_host(self, headers: Headers) -> None:
         hosts = headers.getlist("host")
         if len(hosts) != 1:
-            raise BadRequest("A request has exactly one Host header.")
+            raise BadRequest("A request must have exactly one Host header.")
         found = HOST_PATTERN.fullmatch(hosts[0].strip())
         if found is None:
-            raise BadRequest("The Host header is not a name or an address, and a port if need be.")
+            raise BadRequest("The Host header must be a name or an address, optionally with a port.")
         name = host_name(found[1])
         if name in self.names:
             return
@@ -155,7 +154,7 @@ class GuardMiddleware:
         )
 
     def _check_origin(self, headers: Headers) -> bool:
-        """Whether the request comes from another origin that may call; refuses any other that may not."""
+        """Whether the request comes from another origin that is allowed; refuses other origins."""
         origins = headers.getlist("origin")
         if not origins:
             return False
@@ -168,10 +167,10 @@ class GuardMiddleware:
             "--cors-origins and that origin."
         )
 
-    def _check_key(self, given: list[str], tenant: str | None, answer: Reply) -> None:
-        if len(set(given)) > 1:
+    def _check_key(self, keys: list[str], tenant: str | None, answer: Reply) -> None:
+        if len(set(keys)) > 1:
             answer.headers.append(("www-authenticate", "Bearer"))
-            raise Unauthorized("The request holds different API keys. Send one of them.")
+            raise Unauthorized("The request has different API keys. Send one of them.")
         if tenant is None:
             answer.headers.append(("www-authenticate", "Bearer"))
             raise Unauthorized("This server needs its API key, as 'Authorization: Bearer …' or 'x-api-key: …'.")
@@ -179,19 +178,19 @@ class GuardMiddleware:
 
 
 def api_keys_in(headers: Headers) -> list[str]:
-    """Every key that a request gives, in either header."""
-    given = headers.getlist("x-api-key")
+    """All keys of a request, in either header."""
+    keys = headers.getlist("x-api-key")
     for value in headers.getlist("authorization"):
         scheme, _, token = value.partition(" ")
-        given += [token] if scheme.lower() == "bearer" else []
-    return [key for each in given if (key := each.strip())]
+        keys += [token] if scheme.lower() == "bearer" else []
+    return [key for each in keys if (key := each.strip())]
 
 
 def check_content_length(headers: Headers, most: int) -> None:
     length = headers.get("content-length", "0")
     if not (length.isascii() and length.isdigit()):
         raise BadRequest("Content-Length is not a number.")
-    # Digits are counted first: a number may be too long to be worth reading.
+    # Digits are counted first: converting a very long number takes long.
     if len(length) > 20 or int(length) > most:
         raise too_large_error(most)
 
@@ -211,7 +210,7 @@ def bound_receive(receive: Receive, most: int) -> Receive:
 
 
 def too_large_error(most: int) -> RequestTooLarge:
-    return RequestTooLarge(f"The body is larger than {most} bytes, the most this server takes.")
+    return RequestTooLarge(f"The body is larger than {most} bytes, the limit of this server.")
 
 
 def shutting_down_error() -> Stopping:
@@ -241,7 +240,7 @@ def parse_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | 
 
 
 def is_wildcard_host(host: str) -> bool:
-    """Whether `host` listens on every address. A page's own address cannot be faked by a name, so all are right."""
+    """Whether `host` listens on every address. DNS rebinding needs a name, so all addresses are allowed."""
     address = parse_address(host_name(host))
     return address is not None and address.is_unspecified
 
@@ -252,7 +251,7 @@ def is_same_origin(origin: str, host: str) -> bool:
         default = DEFAULT_PORTS[from_page.scheme]
         here = (from_page.hostname, from_page.port or default)
         return here == (to_server.hostname, to_server.port or default)
-    except (ValueError, KeyError):  # no port that is a number, or no scheme of the web
+    except (ValueError, KeyError):  # an invalid port, or another scheme
         return False
 
 

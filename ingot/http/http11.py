@@ -1,8 +1,8 @@
 """HTTP/1.1 on the socket: uvicorn's httptools protocol with bounds on what a client may hold without using it.
 
-The parser below takes a head of any size at any pace, so both are watched here, where the bytes come in; and so is
-whether they leave, as a client that does not read would otherwise hold its answer for ever. `server_config` is
-uvicorn's configuration with these bounds and without what uvicorn would add of its own.
+The parser accepts headers of any size at any pace, so both are checked here, where the bytes arrive; and so is whether
+the client reads its answer, which would otherwise be held for ever. `server_config` is uvicorn's configuration with
+these bounds.
 """
 
 from __future__ import annotations
@@ -23,14 +23,10 @@ from ingot.protocol.errors import ErrorBody, retry_after
 
 log = logging.getLogger("ingot.http")
 
-HEAD_TIMEOUT_S: Final = (
-    30.0  # from the first byte of a connection, or of the next request on it, to the end of the head
-)
-WAITING_HEAD_TIMEOUT_S: Final = 5.0  # the same, for a connection above the most
-STALLED_BODY_S: Final = (
-    5.0  # without a byte of a body after which its connection is given to another, where there are none
-)
-UNREAD_ANSWER_S: Final = 60.0  # that a client may take without reading anything of what waits for it
+HEAD_TIMEOUT_S: Final = 30.0  # from the first byte of a connection, or of its next request, to the end of the headers
+WAITING_HEAD_TIMEOUT_S: Final = 5.0  # the same, for a connection above the limit
+STALLED_BODY_S: Final = 5.0  # without a byte of a body, after which its connection may be closed for another one
+UNREAD_ANSWER_S: Final = 60.0  # that a client may read nothing of its answer
 unread_notice = RareWarning(log)
 
 
@@ -44,12 +40,12 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head = True
         self._unfinished = 0
         self._in_body = False
-        self._waits = False  # for a place among the connections
+        self._waits = False  # above the limit of connections
         self.address = ""
-        self.received = 0  # bytes of the request that comes in or is under way
-        self._heard = 0.0
-        self._patience: asyncio.TimerHandle | None = None
-        self._reading: asyncio.TimerHandle | None = None  # runs while something waits to be read by the client
+        self.received = 0  # bytes of the current request
+        self._last_received = 0.0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None  # runs while the client has something to read
         self._cycles: list[RequestResponseCycle] = []
 
     @classmethod
@@ -59,7 +55,7 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         set_keepalive_options(transport.get_extra_info("socket"))
-        # Whatever the kernel does not take at once counts as waiting for the client.
+        # What the kernel does not accept at once counts as waiting for the client.
         transport.set_write_buffer_limits(high=0)
         self.address = client_address(self.client)
         self._waits = not self.open_connections.enter(self)
@@ -69,7 +65,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._stop_waiting()
         self.resume_writing()
         self.open_connections.leave(self)
-        # The parent tells only the newest request of a pipeline that its client has gone.
+        # The parent class notifies only the newest request of a pipeline of the disconnect.
         for cycle in self._cycles:
             if not cycle.response_complete:
                 cycle.disconnected = True
@@ -78,12 +74,12 @@ class BoundedHttp(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self.received += len(data)
-        self._heard = self.loop.time()
+        self._last_received = self.loop.time()
         super().data_received(data)
-        if self._patience is None and (self.cycle is None or self.cycle.response_complete):
-            self._expect_more()  # what came was nothing that a request begins with, or of one that was answered
+        if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._expect_more()  # not the beginning of a request, or the rest of an answered one
         if self._in_head:
-            # The parser keeps a header to itself until it is whole, so what it holds is counted here.
+            # The parser buffers a header until it is complete, so its bytes are counted here.
             self._unfinished += len(data)
             if self._unfinished > self.max_head_bytes and not self.transport.is_closing():
                 self._refuse_head()
@@ -91,7 +87,7 @@ class BoundedHttp(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head, self._head_bytes, self._unfinished = True, 0, 0
-        if self._patience is None:
+        if self._head_timer is None:
             self._expect_more()
 
     def on_url(self, url: bytes) -> None:
@@ -127,14 +123,14 @@ class BoundedHttp(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._reading is None:
+        if self._unread_timer is None:
             self._expect_reading()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
 
     @property
     def is_sending(self) -> bool:
@@ -142,29 +138,29 @@ class BoundedHttp(HttpToolsProtocol):
 
     @property
     def is_stalled(self) -> bool:
-        # Nothing comes either while the server does not read.
-        return self._in_body and not self.flow.read_paused and self.loop.time() - self._heard > STALLED_BODY_S
+        # Nothing arrives while the server itself does not read.
+        return self._in_body and not self.flow.read_paused and self.loop.time() - self._last_received > STALLED_BODY_S
 
     def claim(self, tenant: str) -> None:
-        """The request on it is this tenant's, or nobody's that is known. Raises Unavailable where it cannot stay."""
+        """Count it for the tenant of its request, if there is one. Raises Unavailable where it cannot stay."""
         if not self.open_connections.claim(self, tenant):
             raise too_many_connections_error(self.open_connections.most)
 
-    def give_way(self, why: IngotError | None = None) -> None:
-        """Nobody answers on it any more; one whose answer was not begun is told why: for others, if nothing else."""
-        begun = [cycle for cycle in self._cycles if not cycle.response_complete]
-        for cycle in begun:
+    def evict(self, why: IngotError | None = None) -> None:
+        """Close the connection, with an error where its answer has not begun: by default that there are too many."""
+        unfinished = [cycle for cycle in self._cycles if not cycle.response_complete]
+        for cycle in unfinished:
             cycle.disconnected = True
             cycle.message_event.set()
-        if len(begun) == 1 and not begun[0].response_started:
+        if len(unfinished) == 1 and not unfinished[0].response_started:
             error = why or too_many_connections_error(self.open_connections.most)
-            begun[0].scope["state"]["gave_way"] = error  # for the log, which would take its client to have left
+            unfinished[0].scope["state"]["closed_with"] = error  # for the log: its client has not left
             self._refuse(error)
         else:
             self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """What the parser could not take: ours if it was too long, else no HTTP at all."""
+        """The parser failed: because of our limit, or because this is not HTTP."""
         if self._head_bytes > self.max_head_bytes:
             self._refuse_head()
         else:
@@ -176,17 +172,17 @@ class BoundedHttp(HttpToolsProtocol):
             raise ValueError("the head is too large")  # stops the parser, which then calls send_400_response
 
     def _expect_more(self) -> None:
-        """The next head, or the rest of a body that nobody reads any more, within bounded time."""
+        """Wait for the next headers, or the rest of an ignored body, within bounded time."""
         self._stop_waiting()
         seconds = WAITING_HEAD_TIMEOUT_S if self._waits else HEAD_TIMEOUT_S
-        self._patience = self.loop.call_later(seconds, self.transport.close)
+        self._head_timer = self.loop.call_later(seconds, self.transport.close)
 
     def _expect_reading(self) -> None:
         waiting = self.transport.get_write_buffer_size()
-        self._reading = self.loop.call_later(UNREAD_ANSWER_S, self._check_reading, waiting)
+        self._unread_timer = self.loop.call_later(UNREAD_ANSWER_S, self._check_reading, waiting)
 
     def _check_reading(self, waited: int) -> None:
-        """Nothing is written while something waits, so any change is the client's doing."""
+        """Nothing is written while the buffer is not empty, so a change means that the client has read."""
         if self.transport.get_write_buffer_size() != waited:
             self._expect_reading()
             return
@@ -198,12 +194,12 @@ class BoundedHttp(HttpToolsProtocol):
         self.transport.abort()
 
     def _stop_waiting(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
     def _refuse_head(self) -> None:
-        self._refuse(HeadersTooLarge(f"The head of a request may have {self.max_head_bytes} bytes."))
+        self._refuse(HeadersTooLarge(f"The headers of a request may have {self.max_head_bytes} bytes."))
 
     def _refuse(self, error: IngotError) -> None:
         body = msgspec.json.encode(ErrorBody.of(error))
@@ -215,11 +211,12 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 def too_many_connections_error(most: int) -> Unavailable:
-    return Unavailable(f"The server has as many connections as it takes ({most}), all at work.", retry_after=1)
+    return Unavailable(f"All {most} connections of the server are in use.", retry_after=1)
 
 
 def server_config(app: Any, settings: Settings, *, keep_alive_s: int, shutdown_s: int) -> uvicorn.Config:
-    """`keep_alive_s` is how long a connection may be idle, `shutdown_s` what answers have when the server stops."""
+    """`keep_alive_s` is how long a connection may be idle, `shutdown_s` how long answers may take when the server
+    stops."""
     return uvicorn.Config(
         app,
         http=BoundedHttp.with_limits(
@@ -231,8 +228,8 @@ def server_config(app: Any, settings: Settings, *, keep_alive_s: int, shutdown_s
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        # How many are taken before the loop turns to anything else; where there is no file for one, how often that is
-        # said at once. What the kernel may keep waiting is set by `listen`.
+        # The connections that are accepted at once, and how often a lack of file descriptors is logged. The kernel's
+        # own backlog is set by `listen`.
         backlog=1,
         timeout_keep_alive=keep_alive_s,
         timeout_graceful_shutdown=shutdown_s,

@@ -1,5 +1,4 @@
-"""Thread pools for work that would hold up the event loop, so many threads for each kind of it, shared fairly by
-tenants."""
+"""Thread pools for work that would block the event loop, one for each kind of work, shared fairly by tenants."""
 
 from __future__ import annotations
 
@@ -23,12 +22,12 @@ LANE_RETRY_S: Final = 1.0
 
 
 class FairTurns:
-    """Belongs to one event loop. So many may go at the same time, of which each tenant has at most `each`, and takes
-    turns with others for the next; beyond `waiting` of its own that wait, more are refused with Overloaded."""
+    """A fair semaphore of one event loop: `at_once` may run, at most `each` of one tenant, and tenants take turns.
+    Where `waiting` of a tenant wait already, more raise Overloaded."""
 
     def __init__(self, name: str, *, at_once: int, each: int, waiting: int) -> None:
         self._each, self._waiting = each, waiting
-        self._going = Shares(name, at_once)
+        self._running = Shares(name, at_once)
         self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     @asynccontextmanager
@@ -40,16 +39,16 @@ class FairTurns:
             self.leave(tenant)
 
     async def take(self, tenant: str) -> None:
-        """Waits for a turn, which is the caller's until it leaves."""
+        """Waits for a turn, which the caller has until it calls `leave`."""
         queue = self._queues.get(tenant)
         if not queue and self._has_room(tenant):
-            self._going.add(tenant, 1)
+            self._running.add(tenant, 1)
             return
         if queue is None:
             queue = self._queues[tenant] = deque()
         if len(queue) >= self._waiting:
             raise Overloaded(
-                f"{len(queue)} requests of this key wait for the same already. Try again in a moment.",
+                f"{len(queue)} requests of this key are waiting already. Try again in a moment.",
                 retry_after=LANE_RETRY_S,
             )
         turn = asyncio.get_running_loop().create_future()
@@ -57,35 +56,36 @@ class FairTurns:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # it came in the very moment in which its caller left
+            if not turn.cancelled():  # the turn came just when its caller left
                 self.leave(tenant)
             elif turn in queue:
                 queue.remove(turn)
             raise
 
     def leave(self, tenant: str) -> None:
-        self._going.add(tenant, -1)
+        self._running.add(tenant, -1)
         while (following := self._next()) is not None:
             turn = self._queues[following].popleft()
             if not turn.cancelled():
-                self._going.add(following, 1)
+                self._running.add(following, 1)
                 turn.set_result(None)
                 self._queues.move_to_end(following)
         self._queues = OrderedDict((tenant, queue) for tenant, queue in self._queues.items() if queue)
 
     def _has_room(self, tenant: str) -> bool:
-        return self._going.total < self._going.capacity and self._going.held[tenant] < self._each
+        return self._running.total < self._running.capacity and self._running.held[tenant] < self._each
 
     def _next(self) -> str | None:
-        """Whose turn it is: of those who may go, who has fewest; of these who has waited longest for one."""
+        """Whose turn it is: of the tenants that may run, the one with fewest running; then the one that waited
+        longest."""
         waiting = (tenant for tenant, queue in self._queues.items() if queue and self._has_room(tenant))
-        return min(waiting, key=lambda tenant: self._going.held[tenant], default=None)
+        return min(waiting, key=lambda tenant: self._running.held[tenant], default=None)
 
 
 class ThreadLane:
-    """Threads, which tenants have by turns.
+    """Threads that tenants use by turns.
 
-    Work whose caller is cancelled is told so (`stopping`) and keeps its thread until it stops.
+    Work whose caller is cancelled can see that (`cancellation.still_wanted`) and keeps its thread until it stops.
     """
 
     def __init__(self, name: str, *, threads: int, each: int, waiting: int) -> None:
@@ -117,5 +117,5 @@ class ThreadLane:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _ended(self, loop: asyncio.AbstractEventLoop, tenant: str) -> None:
-        with suppress(RuntimeError):  # the loop is gone, and with it all who waited
+        with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
             loop.call_soon_threadsafe(self._turns.leave, tenant)

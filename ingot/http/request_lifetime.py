@@ -1,4 +1,4 @@
-"""Requests in progress, and the three ways they end early: the client leaves, time is up, the server stops."""
+"""Requests in progress, and how they end early: the client disconnects, the deadline passes, the server stops."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from starlette.types import Receive
 from ingot.errors import DeadlineExceeded, IngotError
 from ingot.http.edge import ClientGone, Reply
 
-# The engine ends a request at its deadline by itself; this much later the edge does, as when nobody reads.
+# The engine ends a request at its deadline; this much later the edge does, for instance where nobody reads.
 DEADLINE_GRACE_S: Final = 5.0
-DRAIN_POLL_S: Final = 0.05  # how often it is looked who still runs, once the server is told to stop
+DRAIN_POLL_S: Final = 0.05  # while a stopping server waits for its requests
 
 
 class RequestLifetime:
-    """One request's work, and the right to end it from outside."""
+    """One request's work, which can be ended from outside."""
 
     def __init__(self, receive: Receive, limit_s: float, answer: Reply | None = None) -> None:
-        """`answer` is told of why it is cut off, where it is."""
         self._receive = receive
         if answer is not None:
             answer.ended_by = self._ended_by
@@ -36,7 +35,7 @@ class RequestLifetime:
             self._scope.cancel()
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Does `work`; raises the cause where it was abandoned before its end."""
+        """Runs `work`; raises the cause where it was abandoned before its end."""
         self._scope.deadline = anyio.current_time() + self._limit_s + DEADLINE_GRACE_S
         with self._scope:
             async with background_task(self._watch()):
@@ -57,42 +56,42 @@ class RequestLifetime:
 
 
 def _deadline_error() -> DeadlineExceeded:
-    return DeadlineExceeded("The request took longer than it may.")
+    return DeadlineExceeded("The request took longer than allowed.")
 
 
 class LiveRequests:
-    """The exchanges under way."""
+    """The requests in progress."""
 
     def __init__(self) -> None:
-        self._exchanges: set[RequestLifetime] = set()
-        self.draining = False  # nobody else is let in
-        self.refusal: IngotError | None = None  # why, where it is not that the server is asked to stop
+        self._requests: set[RequestLifetime] = set()
+        self.draining = False  # no more are accepted
+        self.refusal: IngotError | None = None  # why, unless the server is stopping
 
     def __len__(self) -> int:
-        return len(self._exchanges)
+        return len(self._requests)
 
-    async def run(self, exchange: RequestLifetime, work: Callable[[], Awaitable[None]]) -> None:
-        self._exchanges.add(exchange)
+    async def run(self, request: RequestLifetime, work: Callable[[], Awaitable[None]]) -> None:
+        self._requests.add(request)
         try:
-            await exchange.run(work)
+            await request.run(work)
         finally:
-            self._exchanges.discard(exchange)
+            self._requests.discard(request)
 
     async def drain(self, within_s: float, hurried: Callable[[], bool]) -> None:
-        """Let nobody else in, and wait until all have ended, time is up, or it is `hurried`."""
+        """Accept no more, and wait until all have ended, time is up, or `hurried` is true."""
         self.draining = True
         with anyio.move_on_after(within_s):
-            while self._exchanges and not hurried():
+            while self._requests and not hurried():
                 await anyio.sleep(DRAIN_POLL_S)
 
     def abandon_all(self, cause: IngotError) -> None:
-        for exchange in list(self._exchanges):
-            exchange.abandon(cause)
+        for request in list(self._requests):
+            request.abandon(cause)
 
 
 @asynccontextmanager
 async def background_task(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Runs `work` next to the block, and ends it with the block."""
+    """Runs `work` concurrently with the block, and cancels it at the block's end."""
     task = asyncio.create_task(work)
     try:
         yield

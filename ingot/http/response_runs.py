@@ -1,5 +1,4 @@
-"""Responses in progress: rounds of the engine and of the server's own tool calls, until the model has nothing more to
-ask."""
+"""Responses in progress: rounds of generation and of the server's own tool calls, until the model makes no more."""
 
 from __future__ import annotations
 
@@ -17,57 +16,37 @@ from ingot.http.edge import Reply
 from ingot.http.endpoints.generation import engine_stopped_error
 from ingot.http.request_lifetime import background_task
 from ingot.http.service import GenerationService
-from ingot.http.streaming import (
-    SSE_KEEP_ALIVE,
-    SSE_MEDIA_TYPE,
-    EventFeed,
-    EventFeedReader,
-    StreamedResponse,
-    StreamFraming,
-    frame_bare_event,
-)
+from ingot.http.streaming import NAMED_EVENTS, EventFeed, EventFeedReader, StreamedResponse
 from ingot.protocol.chat.answers import GenerationTask
-from ingot.protocol.responses.answers import ResponseBody, ResponseEvent
+from ingot.protocol.responses.answers import ResponseBody
 from ingot.protocol.responses.output import McpCallBuilder
 from ingot.protocol.responses.request import ResponsePlan
 
-MOST_SERVER_CALLS: Final = 32  # that the server makes for one response where the request does not say
-
-CANCEL_S: Final = 10.0  # what a response gets to end once it was cancelled
-
+MOST_SERVER_CALLS: Final = 32  # for one response, where the request sets no limit
+CANCEL_S: Final = 10.0  # until a cancelled response has ended
+RESPONSE_EVENTS: Final = NAMED_EVENTS
 CallTool = Callable[[str, str, str], Awaitable[str]]
-"""Calls a tool of an MCP server, by its label, with JSON arguments. Raises IngotError, in words for the model."""
-
-
+"""Calls a tool of an MCP server, by its label, with JSON arguments. Raises IngotError, whose message the model
+reads."""
 StoreRun = Callable[["ResponseRun"], Awaitable[None]]
-
-
-def frame_response_event(buffer: bytearray, chunk: Struct) -> None:
-    """An event by the name of its type."""
-    assert isinstance(chunk, ResponseEvent)
-    buffer += b"event: %s\n" % chunk.type.encode()
-    frame_bare_event(buffer, chunk)
-
-
-RESPONSE_EVENTS: Final = StreamFraming(SSE_MEDIA_TYPE, frame_response_event, alive=SSE_KEEP_ALIVE)
 
 
 async def stream_response_events(
     batches: AsyncIterable[list[Struct]], empty: Callable[[], list[Struct]], out: StreamedResponse
 ) -> None:
-    told = aiter(batches)
+    remaining = aiter(batches)
     await out.start()
-    await out.write(RESPONSE_EVENTS.framed(await anext(told, [])))
+    await out.write(RESPONSE_EVENTS.framed(await anext(remaining, [])))
     async with background_task(out.keep_alive(empty)):
-        async for events in told:
+        async for events in remaining:
             await out.write(RESPONSE_EVENTS.framed(events))
     await out.end(b"")
 
 
 class ResponseRun:
-    """One response. `start` opens the engine, which may refuse; `batches` then gives its events, to the end.
+    """One response. `start` opens the engine's stream, which may raise; `batches` then yields its events, to the end.
 
-    `keep` is called once, when the response has ended and before anybody is told.
+    `keep` is called once, when the response has ended and before its last event.
     """
 
     def __init__(
@@ -80,7 +59,7 @@ class ResponseRun:
         self._cancelled = asyncio.Event()
         self.ended = asyncio.Event()
         self.error: IngotError | None = None
-        self.feed: EventFeed | None = None  # its events, where it goes on without its client
+        self.feed: EventFeed | None = None  # its events, where it continues without its client
 
     @property
     def id(self) -> str:
@@ -90,22 +69,22 @@ class ResponseRun:
         self._stream = await self._open(self.plan.first)
 
     async def batches(self) -> AsyncGenerator[list[Struct], None]:
-        """Events for the wire, a batch at a time. Whatever breaks after `start` is told in the last one."""
+        """Events for the wire, a batch at a time. The last one reports an error after `start`."""
         composer = self.plan.composer
         yield composer.opening()
         try:
             while self._stream is not None:
-                async for told in self._round(self._stream):
-                    yield told
+                async for events in self._round(self._stream):
+                    yield events
                 for call in composer.calls:
-                    yield await self._made(call)
+                    yield await self._make(call)
                 self._stream = await self._next()
             last = composer.close()
         except IngotError as error:
             self.error = error
             last = composer.failed(error)
         finally:
-            # Here and not in the rounds: a generator that is left alone does not end those within it.
+            # Here and not in the rounds: closing a generator does not close those within it.
             self.close()
         await self._keep(self)
         self.ended.set()
@@ -119,14 +98,14 @@ class ResponseRun:
             await self.ended.wait()
 
     def silence(self, reader: EventFeedReader | None) -> list[Struct]:
-        """What fills one. Events that wait to be read have their numbers already."""
+        """An empty event, unless numbered events still wait to be read."""
         return [] if reader is not None and len(reader) else self.plan.composer.empty()
 
     def body(self) -> ResponseBody:
         return self.plan.composer.snapshot()
 
     def close(self) -> None:
-        """Lets go of the engine."""
+        """Closes the engine's stream."""
         if self._stream is not None:
             self._stream.close()
 
@@ -134,16 +113,16 @@ class ResponseRun:
         composer = self.plan.composer
         async for events in stream:
             last = events[-1]
-            told = events[:-1] if isinstance(last, Failed) else events
-            yield [chunk for event in told for chunk in composer.chunks(event)]
+            complete = events[:-1] if isinstance(last, Failed) else events
+            yield [chunk for event in complete for chunk in composer.chunks(event)]
             if isinstance(last, Failed):
                 raise last.error
             if isinstance(last, Ended):
                 return
         raise engine_stopped_error()
 
-    async def _made(self, call: McpCallBuilder) -> list[Struct]:
-        """Makes one call; what went wrong with it is the model's to read."""
+    async def _make(self, call: McpCallBuilder) -> list[Struct]:
+        """Makes one call; an error of it is for the model to read."""
         if self._calls_left <= 0:
             return [*call.failed("No more calls are allowed in this response.")]
         self._calls_left -= 1
@@ -169,7 +148,7 @@ class ResponseRun:
         made, composer.calls = composer.calls, []
         if not made or composer.cut_short or composer.waits_for_client:
             return None
-        job = await self._service.shared_state.prepare(self.plan.go_on, self.tenant)
+        job = await self._service.shared_state.prepare(self.plan.next_task, self.tenant)
         if job is None:
             composer.cut_short = True
             return None

@@ -1,7 +1,7 @@
-"""Stored responses, in one SQLite file: bounded in number, bytes and age, each tenant's apart from the others'; and the
-responses in progress, of all models.
+"""Stored responses, in one SQLite file, bounded in number, bytes and age; and the responses in progress, of all models.
+Each tenant sees its own.
 
-A response is stored with everything it answered, so that it can be continued whatever became of those before it. The
+A response is stored with its whole conversation, so that it can be continued even if those before it are deleted. The
 file also holds the secret that reasoning is signed with. Its calls block for a moment: not for an event loop. Light to
 import.
 """
@@ -40,7 +40,7 @@ log = logging.getLogger("ingot.responses")
 STORE_VERSION: Final = 1
 SECRET_BYTES: Final = 32
 DAY_S: Final = 86400.0
-STORE_ROOM_BYTES: Final = 16 << 10  # that there has to be room for before a response is begun
+STORE_ROOM_BYTES: Final = 16 << 10  # that must be free before a response begins
 STORE_LOCK_S: Final = 10.0  # for another process that writes to the same file
 STORE_SCHEMA: Final = """
 CREATE TABLE responses (
@@ -53,7 +53,7 @@ CREATE TABLE secrets (name TEXT PRIMARY KEY, value BLOB NOT NULL);
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """What the store may hold. A size is that of the compressed content."""
+    """The limits of the store. Sizes are of the compressed content."""
 
     rows: int
     size: int
@@ -62,24 +62,24 @@ class StoreLimits:
 
 @dataclass(slots=True)
 class TenantUsage:
-    """What one tenant has stored."""
+    """One tenant's stored responses."""
 
     rows: int
     size: int
 
 
 class ResponseStore:
-    """Opened at its first use, so that a server that is never asked for a response leaves no file."""
+    """Opened at its first use, so that a server without responses creates no file."""
 
-    def __init__(self, path: Path, caps: StoreLimits) -> None:
-        self._path, self._caps = path, caps
+    def __init__(self, path: Path, limits: StoreLimits) -> None:
+        self._path, self._limits = path, limits
         self._connection: sqlite3.Connection | None = None
         self._lock = threading.Lock()
         self._secret: bytes | None = None
         self._unusable_notice = RareWarning(log)
 
     def secret(self) -> bytes:
-        """What thinking is signed with. One that lasts as long as the server, where the file cannot be used."""
+        """The key that signs thinking. It lasts only as long as the server, where the file cannot be used."""
         if self._secret is None:
             try:
                 with self._using() as connection:
@@ -92,15 +92,15 @@ class ResponseStore:
     def find(self, tenant: str, response_id: str) -> StoredResponse | None:
         with self._using() as connection:
             query = "SELECT content FROM responses WHERE id = ? AND tenant = ? AND created > ?"
-            row = connection.execute(query, (response_id, tenant, time.time() - self._caps.age_s)).fetchone()
+            row = connection.execute(query, (response_id, tenant, time.time() - self._limits.age_s)).fetchone()
         if row is None:
             return None
         content = json.loads(zlib.decompress(row[0]))
         return StoredResponse(content["response"], content["input"])
 
     def keep(self, tenant: str, response: ResponseBody, items: list[dict[str, Any]]) -> None:
-        """Store a response, or what became of one that is stored. What is too much makes room: of the tenant with
-        most, the oldest first."""
+        """Store a response, or update a stored one. Beyond the limits, the oldest of the tenant with most is
+        deleted."""
         content = zlib.compress(msgspec.json.encode({"response": response, "input": items}), level=1)
         row = (response.id, tenant, time.time(), len(content), content)
         with self._using() as connection:
@@ -112,7 +112,7 @@ class ResponseStore:
             self._make_room(connection)
 
     def check(self) -> None:
-        """Raises Unavailable where nothing can be stored, so that nothing is computed that would be lost then."""
+        """Raises Unavailable where nothing can be stored, before anything is computed that would be lost."""
         with self._using() as connection:
             connection.execute("INSERT OR REPLACE INTO secrets VALUES ('room', randomblob(?))", (STORE_ROOM_BYTES,))
 
@@ -128,25 +128,24 @@ class ResponseStore:
                 self._connection = None
 
     def _make_room(self, connection: sqlite3.Connection) -> None:
-        connection.execute("DELETE FROM responses WHERE created <= ?", (time.time() - self._caps.age_s,))
-        held = {
+        connection.execute("DELETE FROM responses WHERE created <= ?", (time.time() - self._limits.age_s,))
+        usage = {
             tenant: TenantUsage(rows, size)
             for tenant, rows, size in connection.execute("SELECT tenant, count(*), sum(size) FROM responses GROUP BY 1")
         }
-        while (giver := self._giver(held)) is not None:
+        while (tenant := self._largest_user(usage)) is not None:
             query = "SELECT id, size FROM responses WHERE tenant = ? ORDER BY created, id LIMIT 1"
-            oldest, freed = connection.execute(query, (giver,)).fetchone()
+            oldest, freed = connection.execute(query, (tenant,)).fetchone()
             connection.execute("DELETE FROM responses WHERE id = ?", (oldest,))
-            held[giver].rows -= 1
-            held[giver].size -= freed
+            usage[tenant].rows -= 1
+            usage[tenant].size -= freed
 
-    def _giver(self, held: Mapping[str, TenantUsage]) -> str | None:
-        """Whose oldest response has to go: that of the tenant with most of what there is too much of. So nobody loses
-        anything of an equal share, and what others leave of theirs is anyone's."""
-        if sum(own.rows for own in held.values()) > self._caps.rows:
-            return heaviest_holder({tenant: own.rows for tenant, own in held.items()})
-        if sum(own.size for own in held.values()) > self._caps.size:
-            return heaviest_holder({tenant: own.size for tenant, own in held.items()})
+    def _largest_user(self, usage: Mapping[str, TenantUsage]) -> str | None:
+        """Beyond a limit, the tenant with most. So every tenant has its equal share, and may use what others do not."""
+        if sum(own.rows for own in usage.values()) > self._limits.rows:
+            return heaviest_holder({tenant: own.rows for tenant, own in usage.items()})
+        if sum(own.size for own in usage.values()) > self._limits.size:
+            return heaviest_holder({tenant: own.size for tenant, own in usage.items()})
         return None
 
     @contextmanager
@@ -159,9 +158,9 @@ class ResponseStore:
                 with self._connection:
                     yield self._connection
             except (sqlite3.Error, OSError, ConfigError) as error:
-                self._unusable_notice.warn("the store of responses at %s cannot be used: %s", self._path, error)
+                self._unusable_notice.warn("the response store at %s cannot be used: %s", self._path, error)
                 why = "its disk is full" if is_disk_full(error) else "the server's log says why"
-                raise Unavailable(f"The store of responses cannot be used: {why}. Send `store: false`.") from error
+                raise Unavailable(f"The response store cannot be used: {why}. Send `store: false`.") from error
 
 
 def is_disk_full(error: Exception) -> bool:
@@ -172,12 +171,12 @@ def is_disk_full(error: Exception) -> bool:
 
 def open_response_store(settings: Settings) -> ResponseStore | None:
     path = settings.responses_path
-    caps = StoreLimits(settings.responses_rows, settings.responses_bytes, settings.responses_days * DAY_S)
-    return None if path is None else ResponseStore(path, caps)
+    limits = StoreLimits(settings.responses_rows, settings.responses_bytes, settings.responses_days * DAY_S)
+    return None if path is None else ResponseStore(path, limits)
 
 
 class TenantResponses:
-    """One tenant's, as reading a body needs them."""
+    """One tenant's responses, for parsing its bodies."""
 
     def __init__(self, store: ResponseStore, tenant: str) -> None:
         self._store, self._tenant = store, tenant
@@ -190,7 +189,7 @@ class TenantResponses:
 
 
 def open_store_file(path: Path) -> sqlite3.Connection:
-    """A connection to the store at `path`, which is made where there is none. One that is damaged is set aside."""
+    """A connection to the store at `path`, which is created if necessary. A damaged one is moved aside."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return connect_store(path)
@@ -198,13 +197,13 @@ def open_store_file(path: Path) -> sqlite3.Connection:
         if isinstance(error, sqlite3.OperationalError):
             raise
         aside = path.with_name(f"{path.name}.damaged-{int(time.time())}")
-        log.warning("the store of responses was damaged (%s); it is now %s", error, aside)
+        log.warning("the response store was damaged (%s); it was moved to %s", error, aside)
         path.rename(aside)
         return connect_store(path)
 
 
 def connect_store(path: Path) -> sqlite3.Connection:
-    # Conversations are nobody else's to read, so the file is made with these rights before anything is in it.
+    # Conversations are private, so the file has these permissions before anything is in it.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     connection = sqlite3.connect(path, timeout=STORE_LOCK_S, check_same_thread=False)
     try:
@@ -241,15 +240,15 @@ class OwnedRun(Protocol):
 R = TypeVar("R", bound=OwnedRun)
 
 
-MOST_ENDED_RUNS: Final = 16  # responses that ended without their clients, whose events are held
+MOST_ENDED_RUNS: Final = 16  # background responses whose events are held after their end
 
 
 class ResponseRuns(Generic[R]):
-    """By their ids. Each tenant sees its own."""
+    """By id. Each tenant sees its own."""
 
     def __init__(self) -> None:
         self._runs: dict[str, R] = {}
-        self._lately: dict[str, tuple[str, EventFeed]] = {}  # tenants and events by ids, the newest last
+        self._ended: dict[str, tuple[str, EventFeed]] = {}  # tenants and events by id, the newest last
 
     def add(self, run: R) -> None:
         self._runs[run.id] = run
@@ -258,23 +257,22 @@ class ResponseRuns(Generic[R]):
         self._runs.pop(run.id, None)
 
     def end(self, run: R, feed: EventFeed) -> None:
-        """Remove it, and hold its events for clients that lost it and come again."""
+        """Remove it, and hold its events for clients that reconnect."""
         self.remove(run)
-        self._lately[run.id] = (run.tenant, feed)
+        self._ended[run.id] = (run.tenant, feed)
         while (
-            len(self._lately) > MOST_ENDED_RUNS
-            or sum(len(held) for _, held in self._lately.values()) > MOST_FEED_BATCHES
+            len(self._ended) > MOST_ENDED_RUNS or sum(len(feed) for _, feed in self._ended.values()) > MOST_FEED_BATCHES
         ):
-            self.forget(next(iter(self._lately)))
+            self.forget(next(iter(self._ended)))
 
     def forget(self, response_id: str) -> None:
-        self._lately.pop(response_id, None)
+        self._ended.pop(response_id, None)
 
     def find(self, tenant: str, response_id: str) -> R | None:
         run = self._runs.get(response_id)
         return run if run is not None and run.tenant == tenant else None
 
     def recently_ended(self, tenant: str, response_id: str) -> EventFeed | None:
-        """The events of one that ended without its client."""
-        owner, feed = self._lately.get(response_id, ("", None))
+        """The events of a background response that has ended."""
+        owner, feed = self._ended.get(response_id, ("", None))
         return feed if owner == tenant else None

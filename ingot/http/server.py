@@ -1,8 +1,7 @@
-"""From an application and settings to a listening server, and back to silence when a signal comes.
+"""The HTTP server: listens, serves an application, and shuts down on a signal.
 
-Settings are read again on SIGHUP: some hold at once, others wait for a restart. While a port is taken and no model is
-there to serve (a rank has died, a device was lost), `UnavailableServer` answers at it that clients should come again
-soon.
+Settings are read again on SIGHUP: some apply at once, others need a restart. While no model can be served (a rank has
+died, a device was lost), `UnavailableServer` answers on the port that clients should retry soon.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import signal
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -41,13 +40,14 @@ if TYPE_CHECKING:
     from ingot.engine.engine import Engine, ModelEngine
     from ingot.http.model_registry import ModelRegistry
 
-FORCED_EXIT_S: Final = 0.3  # what requests get for that once it is to stop at once
-GRACEFUL_SHUTDOWN_S: Final = 2.0  # what requests get to say why they did not finish, once the server is told to stop
+FORCED_EXIT_S: Final = 0.3  # the same, after a second signal
+GRACEFUL_SHUTDOWN_S: Final = 2.0  # for requests to report why they did not finish
 KEEP_ALIVE_CONNECTION_S: Final = 75
 LISTEN_BACKLOG: Final = 1024
 OUT_OF_RESOURCES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 log = logging.getLogger("ingot.http")
+no_file_notice = RareWarning(log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +73,13 @@ class Listener:
 
 
 def open_listener(settings: Settings) -> Listener:
-    """Take the port. Raises ConfigError where it cannot be had, or where it would be open to all without a key, or with
-    one that is soon guessed."""
+    """Bind the port. Raises ConfigError where that fails, or where it would be open to a network without a key or with
+    a short one."""
     refuse_short_key(settings)
     addresses = resolve_host(settings.host, settings.port)
     if not settings.keyed and not all(is_loopback_address(address) for _, address in addresses):
         raise ConfigError(
-            f"Listening on {settings.host} would let anyone on the network in. Set --api-key, or listen on 127.0.0.1.",
+            f"Listening on {settings.host} would allow anyone on the network. Set --api-key, or listen on 127.0.0.1.",
             param="api_key",
         )
     sockets: list[socket.socket] = []
@@ -103,9 +103,9 @@ def make_server(
     settings_again: Callable[[], Settings] | None = None,
     alongside: Sequence[ModelEngine] = (),
 ) -> HttpServer:
-    """A server of one engine, and of those alongside, which stay the caller's to close. `run` serves until SIGINT
-    (where it is not ignored) or SIGTERM, then lets what runs finish for a few seconds, and returns. `on_ready` gets the
-    URL once connections are taken; `settings_again` reads the settings anew, for SIGHUP."""
+    """A server of one engine and of those alongside, which the caller closes. `run` serves until SIGINT (unless it is
+    ignored) or SIGTERM, lets requests finish for a few seconds, and returns. `on_ready` gets the URL once connections
+    are accepted; `settings_again` reads the settings again, for SIGHUP."""
     return make_app_server(build_app(engine, settings, alongside), settings, on_ready, listener, settings_again)
 
 
@@ -121,8 +121,8 @@ def make_app_server(
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's, with four changes: it says when it is ready, it answers probes while requests finish, it ends what
-    outlasts that with an error that the client can read, and a signal makes it return instead of ending the process."""
+    """uvicorn's server, with four changes: it reports when it is ready, it answers probes while requests finish, it
+    ends those that take too long with an error, and a signal makes it return instead of ending the process."""
 
     def __init__(
         self,
@@ -141,14 +141,14 @@ class HttpServer(uvicorn.Server):
         self.given_up: IngotError | None = None
         self.stopped = False  # by a signal
         self.leave: Callable[[], object] = _stay_in_process
-        """Ends the process at once: what a second interrupt asks for, whatever is under way."""
+        """Ends the process at once, on a second interrupt."""
 
     @property
     def shared_state(self) -> SharedState:
         return self._models.shared_state
 
     def give_up(self, error: IngotError) -> None:
-        """End all requests with `error`, and return soon. Any thread may call it: the engine may hang by then."""
+        """End all requests with `error`, and return soon. Any thread may call it, as the engine may hang."""
         self.given_up = error
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._abandon, error)
@@ -170,9 +170,9 @@ class HttpServer(uvicorn.Server):
         await super().startup(sockets)
         for one in self.listener.sockets:
             one.listen(LISTEN_BACKLOG)
-        asyncio.get_running_loop().set_exception_handler(LoopExceptionHandler())
+        asyncio.get_running_loop().set_exception_handler(handle_loop_exception)
         if (trim := find_malloc_trim()) is not None:
-            # What loading left behind goes before anybody looks at what the server takes.
+            # Memory that loading left is freed before anybody looks at the server's size.
             await asyncio.to_thread(trim)
             self._tasks.append(asyncio.create_task(trim_heap(trim)))
         self._on_ready(self.listener.url)
@@ -191,15 +191,15 @@ class HttpServer(uvicorn.Server):
             await self._models.stop()
 
     def _refuse_unsent(self, error: IngotError) -> None:
-        """Nobody waits any more for the rest of what clients have not sent."""
+        """Refuse requests whose bodies are incomplete."""
         sending = [one for one in self.server_state.connections if isinstance(one, BoundedHttp) and one.is_sending]
         for one in sending:
-            one.give_way(error)
+            one.evict(error)
         if sending:
             log.warning("%d requests were refused whose bodies had not come", len(sending))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal asks the server to stop, or not to wait any longer for what it has to finish."""
+        """The first signal stops the server, the second one ends it without waiting."""
         self.stopped = True
         super().handle_exit(sig, frame)
         if self._loop is None or self._loop.is_closed():
@@ -207,16 +207,16 @@ class HttpServer(uvicorn.Server):
         if self.force_exit:
             self._loop.call_soon_threadsafe(self._loop.call_later, FORCED_EXIT_S, self.leave)
         else:
-            self._loop.call_soon_threadsafe(self._say_stopping)
+            self._loop.call_soon_threadsafe(self._log_stopping)
 
-    def _say_stopping(self) -> None:
+    def _log_stopping(self) -> None:
         live, limit_s = self.shared_state.live, self.shared_state.settings.drain_s
         count = f"{len(live)} request{'' if len(live) == 1 else 's'}"
         finishing = f": {count} may take up to {limit_s:g} s to finish" if live else ""
         log.warning("stopping%s; one more Ctrl-C ends at once", finishing)
 
     def reload_soon(self, number: int, frame: FrameType | None) -> None:
-        """A signal asks for the settings to be read again, or tells that the terminal was closed."""
+        """SIGHUP: read the settings again, or stop where the terminal was closed."""
         if self._terminal.is_gone:
             self.handle_exit(signal.SIGTERM, frame)
             return
@@ -225,8 +225,7 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals stop the server and nothing more, so that the caller can close the engine; SIGHUP lets it read its
-        settings again."""
+        """Signals only stop the server, so that the caller can close the engine; SIGHUP reads the settings again."""
         handlers: dict[int, Callable[[int, FrameType | None], None]] = dict.fromkeys(
             (signal.SIGTERM, *signals_not_ignored(signal.SIGINT)), self.handle_exit
         )
@@ -234,7 +233,7 @@ class HttpServer(uvicorn.Server):
             handlers[signal.SIGHUP] = self.reload_soon
         try:
             before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-        except ValueError:  # not the main thread: whoever started this one stops it
+        except ValueError:  # not the main thread: its owner stops it
             before = {}
         try:
             yield
@@ -246,28 +245,23 @@ class HttpServer(uvicorn.Server):
 
 
 def _stay_in_process() -> None:
-    """The process is somebody else's."""
+    """The default of `HttpServer.leave`: the caller owns the process."""
 
 
-class LoopExceptionHandler:
-    """What the event loop does with what nobody caught. That there is no file for a connection comes up at each try."""
-
-    def __init__(self) -> None:
-        self._no_file_notice = RareWarning(log)
-
-    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        if isinstance(error, OSError) and error.errno in OUT_OF_RESOURCES:
-            self._no_file_notice.warn("cannot take a connection: %s", error.strerror)
-        else:
-            loop.default_exception_handler(context)
+def handle_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Logs a lack of file descriptors rarely, as it recurs at each try."""
+    error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in OUT_OF_RESOURCES:
+        no_file_notice.warn("cannot accept a connection: %s", error.strerror)
+    else:
+        loop.default_exception_handler(context)
 
 
 def resolve_host(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError, OverflowError) as error:
-        raise ConfigError(f"'{host}' is no address of this machine: {error}", param="host") from error
+        raise ConfigError(f"'{host}' is not an address of this machine: {error}", param="host") from error
     return list(dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found))
 
 
@@ -277,7 +271,7 @@ def is_loopback_address(address: str) -> bool:
 
 
 def bind_socket(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
-    # The protocol is named because asyncio turns off Nagle's delay only where it is: 40 ms a token otherwise.
+    # asyncio disables Nagle's algorithm only where the protocol is named: otherwise a token takes 40 ms.
     made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -298,7 +292,7 @@ def why_port_is_refused(host: str, port: int, error: OSError) -> str:
         case errno.EACCES:
             return f"Port {port} needs rights that this user does not have. Choose one above 1023 with --port."
         case errno.EADDRNOTAVAIL:
-            return f"{host} is no address of this machine."
+            return f"{host} is not an address of this machine."
     return f"Cannot listen on {host}, port {port}: {error.strerror}"
 
 
@@ -306,44 +300,38 @@ KEY_SETTINGS: Final = frozenset({"api_key", "api_key_file", "admin_api_key"})
 RELOADABLE_SETTINGS: Final = KEY_SETTINGS | {
     *("allowed_hosts", "cors_origins", "keepalive_s", "idle_event_s", "idle_body_s", "drain_s", "log_level"),
 }
-"""What is looked at anew for each request, and so can change."""
+"""Settings that are read for each request, and so can change."""
 
 
 def reload_settings(shared_state: SharedState, settings_again: Callable[[], Settings]) -> None:
-    """Take over what may change, and name what may not. Settings that are wrong change nothing."""
+    """Apply what may change, and log what may not. Invalid settings change nothing."""
     shared_state.tenants.refresh()
     try:
         wanted, before = settings_again(), shared_state.settings
         changed = [
             field.name for field in fields(Settings) if getattr(wanted, field.name) != getattr(before, field.name)
         ]
-        taken = [name for name in changed if name in RELOADABLE_SETTINGS]
-        settings = replace(before, **{name: getattr(wanted, name) for name in taken})
+        applied = [name for name in changed if name in RELOADABLE_SETTINGS]
+        settings = replace(before, **{name: getattr(wanted, name) for name in applied})
         refuse_short_key(settings)
-        tenants = Tenants(settings) if KEY_SETTINGS & set(taken) else shared_state.tenants
+        tenants = Tenants(settings) if KEY_SETTINGS & set(applied) else shared_state.tenants
     except ConfigError as error:
         log.error("the settings stay as they were: %s", error.message)
         return
     shared_state.settings, shared_state.tenants = settings, tenants
-    log.warning(
-        "settings were read again; %s",
-        _describe_changes(taken, [name for name in changed if name not in RELOADABLE_SETTINGS]),
-    )
-
-
-def _describe_changes(taken: Iterable[str], left: Iterable[str]) -> str:
-    now, later = ", ".join(taken), ", ".join(left)
-    return f"changed: {now or 'nothing'}" + (f"; what changes with a restart: {later}" if later else "")
+    later = ", ".join(name for name in changed if name not in RELOADABLE_SETTINGS)
+    restart = f"; after a restart: {later}" if later else ""
+    log.warning("settings were read again; changed: %s%s", ", ".join(applied) or "nothing", restart)
 
 
 UNAVAILABLE_RETRY_S: Final = 2
-UNAVAILABLE_KEEP_ALIVE_S: Final = 5  # longer than clients are told to wait
+UNAVAILABLE_KEEP_ALIVE_S: Final = 5  # longer than UNAVAILABLE_RETRY_S
 UNAVAILABLE_SHUTDOWN_S: Final = 1
-UNAVAILABLE_BODY_S: Final = 2.0  # what a client has to send the rest of a body that nobody reads
+UNAVAILABLE_BODY_S: Final = 2.0  # for a client to send the rest of a body, which is ignored
 
 
 class UnavailableServer:
-    """A server on a thread of its own, on sockets that others listen at, too. Any thread may call it, one at a time."""
+    """A server on a thread of its own, on shared sockets. Any thread may call it, one at a time."""
 
     def __init__(self, sockets: Sequence[socket.socket], settings: Settings) -> None:
         self._sockets, self._settings = sockets, settings
@@ -361,12 +349,12 @@ class UnavailableServer:
         )
         server = uvicorn.Server(config)
         own = [one.dup() for one in self._sockets]
-        thread = threading.Thread(target=server.run, args=(own,), name="ingot-closed-door", daemon=True)
+        thread = threading.Thread(target=server.run, args=(own,), name="ingot-unavailable", daemon=True)
         thread.start()
         self._running = server, thread
 
     def close(self) -> None:
-        """Leave the sockets to who else listens at them; answers that were begun are finished."""
+        """Leave the sockets to the other server; answers in progress are finished."""
         if self._running is not None:
             server, thread = self._running
             server.should_exit = True
@@ -374,7 +362,7 @@ class UnavailableServer:
             self._running = None
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # The next request of the same client is to find who serves then.
+        # The client's next request should reach the other server.
         reply_of(scope).headers.append(("connection", "close"))
         with anyio.move_on_after(UNAVAILABLE_BODY_S):
             while (await receive()).get("more_body"):
@@ -383,9 +371,9 @@ class UnavailableServer:
             alive = scope["path"] == "/health/live"
             await JsonResponse(HealthBody(alive, self._reason), 200 if alive else 503)(scope, receive, send)
             return
-        raise Unavailable(f"The model is not there just now: {self._reason}.", retry_after=UNAVAILABLE_RETRY_S)
+        raise Unavailable(f"The model is not available now: {self._reason}.", retry_after=UNAVAILABLE_RETRY_S)
 
 
 def inherited_sockets(descriptors: str) -> list[socket.socket]:
-    """Sockets that the parent process listens at and has handed down, by the numbers of their files."""
+    """Listening sockets of the parent process, by their file descriptors."""
     return [socket.socket(fileno=int(each)) for each in descriptors.split(",")]

@@ -1,9 +1,8 @@
-"""Responses that take their time: how chunks become bytes (server-sent events, bare as OpenAI's chat has them or named
-as Anthropic's and the Responses API have; newline-delimited JSON), and how they are sent.
+"""Streamed and slow responses: how chunks are framed (server-sent events, bare as in OpenAI's chat or named as in
+Anthropic's and the Responses API; newline-delimited JSON), and how they are sent.
 
-A streamed response sends its headers at once, frames as they come, and keep-alives when there is nothing to say; a
-whole one, white space before its JSON. A feed holds what a background response tells, for whoever reads along, also
-from the middle.
+A streamed response sends its headers at once, frames as they come, and keep-alives in between; a whole one, white space
+before its JSON. A feed holds the events of a background response for its readers.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from ingot.protocol.operations import FramingName, Operation, load
 
 @dataclass(frozen=True, slots=True)
 class StreamFraming:
-    """`frame` adds one chunk to a buffer. `done` follows the last chunk of an answer that came to its end; `alive` is
-    what holds a connection open in a silence, empty where the format has nothing but chunks."""
+    """`frame` adds one chunk to a buffer. `done` follows the last chunk of a complete answer; `alive` is the
+    keep-alive, empty where the format only has chunks."""
 
     media_type: str
     frame: Callable[[bytearray, Struct], None]
@@ -65,8 +64,9 @@ def frame_bare_event(buffer: bytearray, chunk: Struct) -> None:
 
 
 def frame_named_event(buffer: bytearray, chunk: Struct) -> None:
-    """An event by the name of the chunk's tag."""
-    buffer += b"event: %s\n" % str(chunk.__struct_config__.tag).encode()
+    """An event named by the chunk's `type`, which is a field or the tag of its class."""
+    name = getattr(chunk, "type", None) or chunk.__struct_config__.tag
+    buffer += b"event: %s\n" % str(name).encode()
     frame_bare_event(buffer, chunk)
 
 
@@ -77,10 +77,8 @@ def frame_json_line(buffer: bytearray, chunk: Struct) -> None:
 
 NDJSON_LINES: Final = StreamFraming("application/x-ndjson", frame_json_line)
 BARE_EVENTS: Final = StreamFraming(SSE_MEDIA_TYPE, frame_bare_event, done=SSE_DONE, alive=SSE_KEEP_ALIVE)
-# llama.cpp's: the last chunk says that it is.
+# llama.cpp's, whose last chunk has a field that says so.
 BARE_CHUNKS: Final = StreamFraming(SSE_MEDIA_TYPE, frame_bare_event, alive=SSE_KEEP_ALIVE)
-
-
 NAMED_EVENTS: Final = StreamFraming(SSE_MEDIA_TYPE, frame_named_event, alive=SSE_KEEP_ALIVE)
 FRAMINGS: Final[dict[FramingName, StreamFraming]] = {
     "events": BARE_EVENTS,
@@ -91,45 +89,44 @@ FRAMINGS: Final[dict[FramingName, StreamFraming]] = {
 
 
 def framing_of(operation: Operation) -> StreamFraming:
-    """Of an operation's stream. The sign of life of some protocols is an event, too."""
+    """The framing of an operation's stream. Some protocols' keep-alive is an event."""
     framing, alive = FRAMINGS[operation.framing], operation.wire.alive
     return framing if alive is None else replace(framing, alive=framing.framed([load(alive)()]))
 
 
 class StreamedResponse:
-    """`keep_alive` runs beside whoever calls `write`; it stays silent while a write waits."""
+    """`keep_alive` runs concurrently with `write`; it sends nothing while a write waits."""
 
     def __init__(self, send: Send, framing: StreamFraming, settings: Settings) -> None:
         self._send = send
         self.framing = framing
         self._keepalive_s, self._event_s = settings.keepalive_s, settings.idle_event_s
         self._clock = asyncio.get_running_loop().time
-        self._spoke = self._told = 0.0
+        self._last_write = self._last_event = 0.0
         self._writing = False
         self.started = False
 
     async def start(self) -> None:
         self.started = True
-        self._spoke = self._told = self._clock()
+        self._last_write = self._last_event = self._clock()
         await self._send({"type": "http.response.start", "status": 200, "headers": self.framing.headers})
 
     async def write(self, frames: bytes) -> None:
-        """Events, if there are any."""
+        """Send events, if there are any."""
         if frames:
             await self._write(frames)
-            self._told = self._spoke
+            self._last_event = self._last_write
 
     async def keep_alive(self, empty: Callable[[], list[Struct]]) -> None:
-        """Fills a silence: with what holds a connection open, and less often with events that say nothing, as some
-        clients count nothing else."""
+        """Sends keep-alives, and less often empty events, as some clients count only those as activity."""
         while True:
             now = self._clock()
             if self._writing:
                 pass
-            elif now - self._told >= self._event_s:
-                self._told = now
+            elif now - self._last_event >= self._event_s:
+                self._last_event = now
                 await self.write(self.framing.framed(empty()))
-            elif now - self._spoke >= self._keepalive_s:
+            elif now - self._last_write >= self._keepalive_s:
                 await self._write(self.framing.alive)
             await asyncio.sleep(self._until_next())
 
@@ -143,11 +140,11 @@ class StreamedResponse:
                 await self._send({"type": "http.response.body", "body": frames, "more_body": True})
         finally:
             self._writing = False
-        self._spoke = self._clock()
+        self._last_write = self._clock()
 
     def _until_next(self) -> float:
         now = self._clock()
-        left = min(self._spoke + self._keepalive_s - now, self._told + self._event_s - now)
+        left = min(self._last_write + self._keepalive_s - now, self._last_event + self._event_s - now)
         return max(left, min(self._keepalive_s, self._event_s) / 10)
 
 
@@ -158,8 +155,8 @@ async def ending_in_words(
     out: StreamedResponse | None = None,
     failed: Callable[[IngotError], Iterable[Struct]] = lambda error: [ErrorBody.of(error)],
 ) -> AsyncIterator[None]:
-    """An answer that has begun ends in words, whatever breaks it within the block: a held one in a body, a stream in
-    what `failed` makes of the error."""
+    """Ends an answer that has begun with the error that the block raises: a whole one as its body, a stream as the
+    chunks of `failed`."""
     try:
         yield
     except ClientGone:
@@ -174,11 +171,10 @@ async def ending_in_words(
 
 
 class WholeResponse:
-    """One JSON body. Clients and proxies give up where nothing comes for minutes, so a body that is long in the making
-    begins with white space, which JSON allows. By then its status is 200, whatever comes of it: an error that comes
-    later is told in the body, in the shape that the protocol has for errors.
+    """One JSON body. Clients and proxies give up where nothing comes for minutes, so a slow body begins with white
+    space, which JSON allows. Its status is 200 by then: a later error is the body, in the protocol's format.
 
-    `send` is what the response is sent by, once it is there: its head goes out only where none has.
+    `send` sends the response; it drops its headers where they were sent before.
     """
 
     def __init__(self, answer: Reply, send: Send, settings: Settings) -> None:
@@ -187,8 +183,8 @@ class WholeResponse:
 
     @asynccontextmanager
     async def waiting(self) -> AsyncIterator[None]:
-        """White space goes out for as long as the block lasts."""
-        async with background_task(self._hold()):
+        """Sends white space for as long as the block lasts."""
+        async with background_task(self._send_spaces()):
             yield
 
     async def send(self, message: Message) -> None:
@@ -199,7 +195,7 @@ class WholeResponse:
         body = error_body(error, self._answer.scope["path"], self._answer.id)
         await self._send({"type": "http.response.body", "body": msgspec.json.encode(body)})
 
-    async def _hold(self) -> None:
+    async def _send_spaces(self) -> None:
         while True:
             await asyncio.sleep(self._every_s)
             if not self.begun:
@@ -209,16 +205,16 @@ class WholeResponse:
             await self._send({"type": "http.response.body", "body": b" ", "more_body": True})
 
 
-MOST_FEED_BATCHES: Final = 65_536  # batches
+MOST_FEED_BATCHES: Final = 65_536
 
 
 class EventFeed:
-    """Batches of events, the latest of which are held. Who falls further behind misses the rest, and finds the response
-    in the store."""
+    """Batches of events, of which the latest are held. A reader that falls further behind is cut off; the store has the
+    response."""
 
     def __init__(self) -> None:
         self._batches: deque[list[Struct]] = deque(maxlen=MOST_FEED_BATCHES)
-        self._told = 0  # batches in all
+        self._count = 0  # batches in all
         self._more = asyncio.Event()
         self._ended = False
 
@@ -229,11 +225,11 @@ class EventFeed:
     @property
     def whole(self) -> bool:
         """Whether the first batch is still held."""
-        return self._told == len(self._batches)
+        return self._count == len(self._batches)
 
-    def put(self, told: list[Struct]) -> None:
-        self._batches.append(told)
-        self._told += 1
+    def put(self, batch: list[Struct]) -> None:
+        self._batches.append(batch)
+        self._count += 1
         self._wake()
 
     def end(self) -> None:
@@ -241,7 +237,7 @@ class EventFeed:
         self._wake()
 
     def reader(self) -> EventFeedReader:
-        """From the first event on, for a feed that is `whole`."""
+        """Reads from the first event, of a feed that is `whole`."""
         return EventFeedReader(self)
 
     def _wake(self) -> None:
@@ -255,7 +251,7 @@ class EventFeedReader:
 
     def __len__(self) -> int:
         """Batches that wait to be read."""
-        return self._feed._told - self._next
+        return self._feed._count - self._next
 
     async def batches(self) -> AsyncGenerator[list[Struct], None]:
         feed = self._feed

@@ -1,9 +1,7 @@
-"""Who is asking: each API key is a tenant, whose requests, receipts and cached prompts no other one sees; which models
-a key is for, and how much it may ask for in a minute.
+"""API keys and rate limits. Each key is a tenant, whose requests, receipts and cached prompts no other one sees.
 
-A minute's worth of requests and tokens is there at the beginning, and flows back evenly. What a request costs in tokens
-is known only when it is over, so that one may take more than is left: the next then waits until that has flowed back.
-For one thread.
+Rates are token buckets of one minute. The tokens of a request are known only when it is over, so that one may use more
+than is left: the next then waits until the bucket has refilled. For one thread.
 """
 
 from __future__ import annotations
@@ -26,13 +24,13 @@ from ingot.http.edge import Reply, audit_refusal
 log = logging.getLogger("ingot.http")
 
 NO_TENANT = ApiKey(())
-"""Who asks where there are no keys: everybody, for whatever there is."""
+"""Everyone, where there are no keys."""
 
 
 class Tenants:
-    """The tenants of a server. Without any key there is one, nameless, and everybody is that one.
+    """The tenants of a server. Without any key there is one without a name.
 
-    A file of keys is read again when it has changed. One that is wrong by then changes nothing, and the log says so.
+    A file of keys is read again when it has changed. An invalid one changes nothing and is logged.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -54,18 +52,18 @@ class Tenants:
         return tuple(self._keys) or ("",)
 
     def key_of(self, tenant: str) -> ApiKey:
-        """What a tenant may ask for. One whose key was withdrawn meanwhile has no limits left to tell."""
+        """A tenant's key and limits; one whose key was withdrawn meanwhile has none."""
         return self._keys.get(tenant, NO_TENANT)
 
     def is_admin(self, tenant: str) -> bool:
-        """Whether it has the administrator's rights. Without any key, whoever may reach the server has them."""
+        """Whether it has the administrator's rights, as everyone has on a server without keys."""
         return not self or tenant == self._admin
 
-    def of(self, given: Sequence[str]) -> str | None:
-        """The tenant whose key is among `given`, or None. Every key is compared with all of them, always, so that
-        the time taken says nothing about the keys."""
+    def of(self, keys: Sequence[str]) -> str | None:
+        """The tenant of one of `keys`, or None. Every key is always compared with all of them, so that the time reveals
+        nothing about the keys."""
         found = None
-        for text in given:
+        for text in keys:
             raw = text.encode("latin-1", "replace")
             for key, name in self._names.items():
                 if hmac.compare_digest(raw, key):
@@ -92,27 +90,27 @@ class Tenants:
 
 
 def refuse_short_key(settings: Settings) -> None:
-    """Raises ConfigError where the key that this server asks for is soon guessed."""
+    """Raises ConfigError where the server's key is easy to guess."""
     if settings.api_key is not None and (problem := own_key_problem(settings.api_key)) is not None:
         raise ConfigError(f"api_key: {problem}", param="api_key")
 
 
 def file_stamp(path: Path) -> tuple[int, ...] | None:
-    """What differs once a file was changed; None where it is gone."""
+    """Changes when the file changes; None where it does not exist."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def warn_if_others_can_read(path: Path) -> None:
     if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-        log.warning("%s holds keys, and others on this machine may read it; `chmod 600` it", path)
+        log.warning("%s has keys, and other users of this machine may read it; `chmod 600` it", path)
 
 
 def tenant_name(key: str) -> str:
-    """A name that may be shown and logged, from which nobody gets back to the key."""
+    """A digest of the key, which may be shown and logged."""
     return blake2b(key.encode(), digest_size=8, person=b"ingot-tenant").hexdigest()
 
 
@@ -137,7 +135,7 @@ RATE_HEADERS: Final = tuple(
 
 @dataclass(slots=True)
 class RateAllowance:
-    """What is left of so many a minute."""
+    """A token bucket: what is left of `limit` a minute."""
 
     limit: int
     since: float
@@ -146,27 +144,27 @@ class RateAllowance:
     def __post_init__(self) -> None:
         self.left = self.limit
 
-    def flow(self, now: float) -> None:
+    def refill(self, now: float) -> None:
         self.left = min(self.limit, self.left + (now - self.since) * self.limit / MINUTE_S)
         self.since = now
 
     def missing_s(self, wanted: float) -> float:
-        """How long it takes until `wanted` are there."""
+        """How long it takes until `wanted` are available."""
         return max(0.0, (wanted - self.left) * MINUTE_S / self.limit)
 
 
 class RateLimits:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._kept: dict[tuple[str, RateKind], RateAllowance] = {}
+        self._buckets: dict[tuple[str, RateKind], RateAllowance] = {}
 
     def admit(self, tenant: str, key: ApiKey) -> None:
-        """Take a request in. Raises RateLimited where the minute's requests or tokens are used up."""
+        """Count a request. Raises RateLimited where the minute's requests or tokens are used up."""
         allowances = dict(self._allowances(tenant, key))
         for what, allowance in allowances.items():
             if (seconds := allowance.missing_s(1.0)) > 0:
                 raise RateLimited(
-                    f"This key may use {allowance.limit} {what} a minute, and has.", retry_after=max(1.0, seconds)
+                    f"This key has used its {allowance.limit} {what} a minute.", retry_after=max(1.0, seconds)
                 )
         if "requests" in allowances:
             allowances["requests"].left -= 1
@@ -177,7 +175,7 @@ class RateLimits:
                 allowance.left -= tokens
 
     def headers(self, tenant: str, key: ApiKey) -> list[tuple[str, str]]:
-        """What is left, where OpenAI's clients look for it."""
+        """What is left, in the headers that OpenAI's clients read."""
         return [
             (f"x-ratelimit-{name}-{what}", str(value))
             for what, allowance in self._allowances(tenant, key)
@@ -185,15 +183,15 @@ class RateLimits:
         ]
 
     def _allowances(self, tenant: str, key: ApiKey) -> Iterator[tuple[RateKind, RateAllowance]]:
-        """Those that the key has, as they stand now. One whose limit was changed begins anew."""
+        """The key's allowances, refilled. One whose limit has changed is reset."""
         now = self._clock()
         limits: dict[RateKind, int | None] = {"requests": key.requests_per_minute, "tokens": key.tokens_per_minute}
         for what, limit in limits.items():
             if limit is None:
-                self._kept.pop((tenant, what), None)
+                self._buckets.pop((tenant, what), None)
                 continue
-            kept = self._kept.get((tenant, what))
-            if kept is None or kept.limit != limit:
-                kept = self._kept[tenant, what] = RateAllowance(limit, now)
-            kept.flow(now)
-            yield what, kept
+            allowance = self._buckets.get((tenant, what))
+            if allowance is None or allowance.limit != limit:
+                allowance = self._buckets[tenant, what] = RateAllowance(limit, now)
+            allowance.refill(now)
+            yield what, allowance

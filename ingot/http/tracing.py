@@ -1,8 +1,8 @@
 """A span for each request, sent to an OpenTelemetry collector: `--otlp-traces-endpoint`, of the extra `otel`.
 
-A span is made when its request has ended, from figures that are there anyway; a thread of its own sends it, and what
-that does not come to is dropped. Attributes have the names of OpenTelemetry's conventions for generative AI, and vLLM's
-for what these have none for. Nothing of what was asked or answered is in one.
+A span is made when its request has ended, from figures that are there anyway; a thread of its own sends it, and spans
+that it cannot keep up with are dropped. Attributes have the names of OpenTelemetry's conventions for generative AI, and
+vLLM's names where those have none. Spans contain nothing of prompts and answers.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from ingot.version import __version__
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-TRACE_HEADERS: Final = ("traceparent", "tracestate")  # headers by which a client says what a request is a part of
+TRACE_HEADERS: Final = ("traceparent", "tracestate")  # the W3C trace context
 OTLP_PATH: Final = "/v1/traces"
-EXPORT_TIMEOUT_S: Final = 5.0  # that sending some may take
-TRACE_CLOSING_S: Final = 3.0  # that a server which stops waits for that
+EXPORT_TIMEOUT_S: Final = 5.0  # of one batch
+TRACE_CLOSING_S: Final = 3.0  # that a stopping server waits for it
 OTLP_PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 OTLP_HTTP: Final = "http/protobuf"
 NANOSECONDS: Final = 1_000_000_000
@@ -41,17 +41,17 @@ NANOSECONDS: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class TracedRequest:
-    """What is told of a request that ended just now."""
+    """The span of a request that has just ended."""
 
     name: str
     attributes: Mapping[str, Any]
     took_s: float
     events: Mapping[str, float]  # seconds from its beginning
-    fault: str | None  # what it ended in, if not well
+    fault: str | None  # the error it ended in, if any
 
 
 class TraceExporter:
-    """Any thread may call it; nobody waits for it but who closes it."""
+    """Any thread may call it; only `close` waits."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         from opentelemetry.sdk.resources import Resource
@@ -59,42 +59,42 @@ class TraceExporter:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        named = {"service.name": os.environ.get("OTEL_SERVICE_NAME", "ingot"), "service.version": __version__}
-        self._provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
+        service = {"service.name": os.environ.get("OTEL_SERVICE_NAME", "ingot"), "service.version": __version__}
+        self._provider = TracerProvider(resource=Resource.create(service), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("ingot", __version__)
         self._context = TraceContextTextMapPropagator()
 
-    def send(self, told: TracedRequest, headers: Mapping[str, str]) -> None:
-        """`headers` are those of `TRACE_HEADERS` that it came with."""
+    def send(self, request: TracedRequest, headers: Mapping[str, str]) -> None:
+        """`headers` are the request's `TRACE_HEADERS`."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
         end = time.time_ns()
-        began = end - int(told.took_s * NANOSECONDS)
+        began = end - int(request.took_s * NANOSECONDS)
         span = self._tracer.start_span(
-            told.name,
+            request.name,
             context=self._context.extract(headers),
             kind=SpanKind.SERVER,
-            attributes=dict(told.attributes),
+            attributes=dict(request.attributes),
             start_time=began,
         )
-        for event, after_s in told.events.items():
+        for event, after_s in request.events.items():
             span.add_event(event, timestamp=began + int(after_s * NANOSECONDS))
-        if told.fault is not None:
-            span.set_status(Status(StatusCode.ERROR, told.fault))
+        if request.fault is not None:
+            span.set_status(Status(StatusCode.ERROR, request.fault))
         span.end(end)
 
     def close(self) -> None:
-        """Send what is left, for a few seconds at most: the library would try each batch for as long as it may take."""
+        """Send what is left, for a few seconds at most: the library would retry each batch for its whole timeout."""
         sending = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         sending.start()
         sending.join(TRACE_CLOSING_S)
 
 
 def trace_context(scope: Scope) -> dict[str, str]:
-    """The headers of a request by which it is a part of something."""
-    given = Headers(scope=scope)
-    return {name: given[name] for name in TRACE_HEADERS if name in given}
+    """The trace headers of a request."""
+    headers = Headers(scope=scope)
+    return {name: headers[name] for name in TRACE_HEADERS if name in headers}
 
 
 def open_traces(endpoint: str) -> TraceExporter:
@@ -102,12 +102,12 @@ def open_traces(endpoint: str) -> TraceExporter:
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(
-            f"{endpoint!r} is no collector's address; write it like http://127.0.0.1:4318{OTLP_PATH}",
+            f"{endpoint!r} is not the URL of a collector; write it like http://127.0.0.1:4318{OTLP_PATH}",
             param="otlp_traces_endpoint",
         )
-    wanted = next((os.environ[name] for name in OTLP_PROTOCOLS if os.environ.get(name)), OTLP_HTTP)
-    if wanted != OTLP_HTTP:
-        raise ConfigError(f"spans are sent by {OTLP_HTTP}, not by {wanted}", param="otlp_traces_endpoint")
+    protocol = next((os.environ[name] for name in OTLP_PROTOCOLS if os.environ.get(name)), OTLP_HTTP)
+    if protocol != OTLP_HTTP:
+        raise ConfigError(f"spans are sent by {OTLP_HTTP}, not by {protocol}", param="otlp_traces_endpoint")
     require_extra("otel", "--otlp-traces-endpoint", param="otlp_traces_endpoint")
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
@@ -116,15 +116,14 @@ def open_traces(endpoint: str) -> TraceExporter:
 
 
 OUTPUT_TYPES: Final = {"transcription": "text", "speech": "speech"}
-"""What comes of an operation, where the conventions have a word for it."""
+"""The output types of operations, where the conventions have one."""
 
 
 def generation_span(
     model: str, request: Request, last: Ended | Failed, reasons: tuple[str, ...], span: RequestSpan
 ) -> TracedRequest:
-    """Of a request that ended just now."""
-    asked = operation_at(request.via)
-    operation = "chat" if asked is None else asked.span
+    found = operation_at(request.via)
+    operation = "chat" if found is None else found.span
     events = {"prompt": span.queued_s}
     if last.usage.completion_tokens:
         events["first_token"] = span.queued_s + span.prompt_s
@@ -148,8 +147,8 @@ def task_model_span(
     took_s: float,
     fault: str | None,
 ) -> TracedRequest:
-    """Of a request that ended just now, for a model that does not generate. `last` says how it went, where it came to
-    its end; `fault` is what it ended in otherwise."""
+    """The span of a request to a pooling or speech model. `last` is its last event, if it succeeded; else `fault` is
+    its error."""
     found = {**_common_attributes(operation, model, answer.id, answer.scope["path"]), "gen_ai.latency.e2e": took_s}
     if operation in OUTPUT_TYPES:
         found["gen_ai.output.type"] = OUTPUT_TYPES[operation]
@@ -204,13 +203,8 @@ def _generation_attributes(
 
 
 def _sampling_attributes(sampling: Sampling) -> dict[str, Any]:
-    """How tokens were to be chosen."""
-    found: dict[str, Any] = {
-        "gen_ai.request.temperature": sampling.temperature,
-        "gen_ai.request.top_p": sampling.top_p,
-        "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
-        "gen_ai.request.presence_penalty": sampling.presence_penalty,
-    }
+    names = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
+    found: dict[str, Any] = {f"gen_ai.request.{name}": getattr(sampling, name) for name in names}
     if sampling.top_k:
         found["gen_ai.request.top_k"] = sampling.top_k
     if sampling.seed is not None:

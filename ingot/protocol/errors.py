@@ -1,4 +1,4 @@
-"""Errors as the clients of each protocol expect them. OpenAI's shape is also that of every path of our own.
+"""Error bodies in each protocol's format. OpenAI's is also that of our own paths.
 
 Light to import: a server answers with these before it has imported any protocol.
 """
@@ -30,7 +30,7 @@ class ErrorBody(Struct):
 
 
 class StreamFault(Struct, tag_field="type", tag="error", kw_only=True):
-    """The event by which a stream of `/v1/responses` ends that never became one."""
+    """The error event of a stream of `/v1/responses` that failed before it began."""
 
     code: str
     message: str
@@ -43,13 +43,13 @@ class StreamFault(Struct, tag_field="type", tag="error", kw_only=True):
 
 
 def error_body(error: IngotError, path: str, request_id: str) -> Struct:
-    """The body in the shape of the protocol that `path` belongs to."""
+    """The error body of the protocol that `path` belongs to."""
     body: Struct = load(wire_at(path).error).of(error, request_id)
     return body
 
 
 def error_event(error: IngotError, path: str, request_id: str) -> Struct:
-    """The same as the last event of a stream that never became one."""
+    """The same, as the last event of a stream that failed before it began."""
     wire = wire_at(path)
     body: Struct = load(wire.fault or wire.error).of(error, request_id)
     return body
@@ -72,7 +72,7 @@ ANTHROPIC_ERROR_TYPES: Final = {
 
 
 class AnthropicErrorInfo(Struct):
-    """What clients go by rather than by words."""
+    """For clients that check codes rather than messages."""
 
     error_code: str
 
@@ -92,23 +92,16 @@ class AnthropicError(Struct, tag_field="type", tag="error", kw_only=True):
     @classmethod
     def of(cls, error: IngotError, request_id: str) -> AnthropicError:
         kind = ANTHROPIC_ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+        message = error.message
+        if isinstance(error, ContextOverflow):  # agents recognise this message, and shorten the conversation
+            message = f"prompt is too long: {error.needed} tokens > {error.limit} maximum. {message}"
+        # By this code, a client that sent a thread knows that it has to send the whole conversation.
+        is_thread = isinstance(error, Unsupported) and error.param == "thread"
+        info = AnthropicErrorInfo("thread_unsupported_request") if is_thread else UNSET
         return cls(
-            error=AnthropicErrorDetail(kind, anthropic_error_message(error), anthropic_error_info(error)),
+            error=AnthropicErrorDetail(kind, message, info),
             request_id=request_id,
         )
-
-
-def anthropic_error_info(error: IngotError) -> AnthropicErrorInfo | UnsetType:
-    """Who asks for a thread is told so by a code, and then sends the whole conversation without one."""
-    unthreaded = isinstance(error, Unsupported) and error.param == "thread"
-    return AnthropicErrorInfo("thread_unsupported_request") if unthreaded else UNSET
-
-
-def anthropic_error_message(error: IngotError) -> str:
-    """Agents know by these words that it is time to shorten the conversation."""
-    if isinstance(error, ContextOverflow):
-        return f"prompt is too long: {error.needed} tokens > {error.limit} maximum. {error.message}"
-    return error.message
 
 
 class OllamaError(Struct):

@@ -1,17 +1,18 @@
-"""`POST /infill`: what stands between two texts, as llama.cpp's server has it and editors ask for it."""
+"""`POST /infill`: llama.cpp's endpoint for filling in between two texts, which editors use."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.engine.request import Ended, Event, Request, SequenceEnded, TextDelta, TokenInfo, TokenLogprob
+from ingot.engine.request import Ended, Event, SequenceEnded, TextDelta, TokenInfo, TokenLogprob
 from ingot.protocol.chat.answers import AnswerHead, GenerationTask, Receipt, StreamedAnswer, WholeAnswer, finite_logprob
-from ingot.protocol.chat.generation_fields import RequestFields, SamplingFields, StopFields
+from ingot.protocol.chat.generation_fields import ABOUT_STREAM, RequestFields, SamplingFields, StopFields
 from ingot.protocol.chat.preparation import PreparedChat
 from ingot.protocol.chat.prompts import encode_infill_prompt, find_infill_tokens
 from ingot.protocol.lora_adapters import ABOUT_ADAPTER, AdapterField
@@ -28,8 +29,8 @@ InfillStopType = Literal["none", "eos", "limit", "word"]
 
 @dataclass(frozen=True, slots=True)
 class InfillExtraFile:
-    text: str = requires(Text(), "What the file, or a part of it, says.")
-    filename: str = accepts(INFILL_FILE_NAME, "What it is called.", default="")
+    text: str = requires(Text(), "The file's text, or a part of it.")
+    filename: str = accepts(INFILL_FILE_NAME, "Its name.", default="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,21 +40,23 @@ class InfillBody(SamplingFields, StopFields, RequestFields):
     input_prefix: str = accepts(Text(), "The text before the gap.", default="")
     input_suffix: str = accepts(Text(), "The text after it.", default="")
     input_extra: tuple[InfillExtraFile, ...] = accepts(
-        ListOf(ObjectOf(InfillExtraFile), bounds.PARTS), "Other files, which stand before these.", default=()
+        ListOf(ObjectOf(InfillExtraFile), bounds.PARTS), "Other files, which come before these.", default=()
     )
-    prompt: str = accepts(Text(), "The line that is being written: what follows input_prefix.", default="")
+    prompt: str = accepts(Text(), "The line that is being written, after input_prefix.", default="")
     n_predict: int | None = accepts(
         TokenLimitField(bounds.LEGACY_MAX_TOKENS),
         "Most tokens to generate; -1 is as many as the context holds, 0 only computes the prompt, for later requests.",
     )
     n_probs: int = accepts(
-        Int(bounds.TOP_LOGPROBS), "Give each token's log-probability, and this many likeliest ones.", default=0
+        Int(bounds.TOP_LOGPROBS),
+        "Return each token's log-probability, and those of this many likeliest tokens.",
+        default=0,
     )
-    stream: bool = accepts(Bool(), "Send the answer as server-sent events while it is made.", default=False)
+    stream: bool = accepts(Bool(), ABOUT_STREAM, default=False)
     stop: str | tuple[str, ...] = accepts(STOP_FIELD, "Text that ends the answer.", default=())
     response_fields: tuple[str, ...] = accepts(
         ListOf(INFILL_FILE_NAME, bounds.UNKNOWN_FIELDS),
-        "The fields to answer with, such as `timings/prompt_n`, which then stands under that name; none: all.",
+        "The fields of the answer, such as `timings/prompt_n`, which is then the field's name; none: all.",
         default=(),
     )
     ttl: None = accepts(TimeToLiveField(), ABOUT_TTL)
@@ -77,13 +80,13 @@ class InfillTokenProbability(InfillTopToken):
     top_logprobs: list[InfillTopToken] = []
 
     @classmethod
-    def told(cls, info: TokenInfo) -> InfillTokenProbability:
+    def of_token(cls, info: TokenInfo) -> InfillTokenProbability:
         one = InfillTopToken.of(info.chosen)
         return cls(one.id, one.token, one.bytes, one.logprob, [InfillTopToken.of(each) for each in info.top])
 
 
 class InfillTimings(Struct):
-    """Tokens that were taken over, computed and generated, and how long that took."""
+    """Tokens that were reused, computed and generated, and how long that took."""
 
     cache_n: int
     prompt_n: int
@@ -104,12 +107,12 @@ class InfillTimings(Struct):
 
 def pace_figures(tokens: int, seconds: float) -> tuple[int, float, float, float]:
     """Tokens, milliseconds, milliseconds a token, tokens a second."""
-    took = seconds * 1000
-    return tokens, took, took / max(1, tokens), tokens / seconds if seconds > 0 else 0.0
+    milliseconds = seconds * 1000
+    return tokens, milliseconds, milliseconds / max(1, tokens), tokens / seconds if seconds > 0 else 0.0
 
 
 class InfillAnswer(Struct, kw_only=True):
-    """A whole answer, or a chunk of one; all of it is told with the last."""
+    """A whole answer, or a chunk of one; the last chunk has all fields."""
 
     content: str | UnsetType = UNSET
     stop: bool | UnsetType = UNSET
@@ -127,82 +130,64 @@ class InfillAnswer(Struct, kw_only=True):
     ingot: Receipt | UnsetType = UNSET
 
 
-class InfillAnswerBuilder:
-    """What both views know: how an answer is told, and why it ended. A `mute` one tells of the prompt alone: a prompt
-    is computed with the token that follows it, which nobody asked for then."""
+class InfillChunks:
+    """Makes chunks, of which the last has all fields. They have no text where only the prompt is computed (`mute`), as
+    that takes one token which was not requested."""
 
     def __init__(self, head: AnswerHead, *, probabilities: bool, mute: bool) -> None:
         self.head, self.probabilities, self.mute = head, probabilities, mute
-        self.stop_type: InfillStopType = "none"
-        self.word = ""
 
-    def said(self, text: str, tokens: list[TokenInfo]) -> InfillAnswer:
+    def chunk(self, text: str = "", tokens: Sequence[TokenInfo] = ()) -> InfillAnswer:
         if self.mute:
-            text, tokens = "", []
-        told = [InfillTokenProbability.told(info) for info in tokens] if self.probabilities else UNSET
-        return InfillAnswer(content=text, stop=False, index=0, completion_probabilities=told)
+            text, tokens = "", ()
+        probabilities = list(map(InfillTokenProbability.of_token, tokens)) if self.probabilities else UNSET
+        return InfillAnswer(content=text, stop=False, index=0, completion_probabilities=probabilities)
 
-    def end(self, event: SequenceEnded) -> None:
-        self.word = event.stopped_by if isinstance(event.stopped_by, str) else ""
-        self.stop_type = "limit" if self.mute or event.reason == "length" else "word" if self.word else "eos"
-
-    def last(self, text: str, tokens: list[TokenInfo], ended: Ended) -> InfillAnswer:
-        made, usage = self.said(text, tokens), ended.usage
-        made.stop, made.id, made.model = True, self.head.id, self.head.model
-        made.stop_type, made.stopping_word, made.truncated = self.stop_type, self.word, False
-        made.tokens_predicted = 0 if self.mute else usage.completion_tokens
-        made.tokens_evaluated, made.tokens_cached = usage.prompt_tokens, usage.cached_tokens
-        made.timings = InfillTimings.of(ended, made.tokens_predicted)
-        made.ingot = Receipt.of(self.head, ended)
-        return made
+    def last(self, chunk: InfillAnswer, end: SequenceEnded | None, ended: Ended) -> InfillAnswer:
+        usage, word = ended.usage, end.stopped_by if end is not None and isinstance(end.stopped_by, str) else ""
+        chunk.stop, chunk.id, chunk.model = True, self.head.id, self.head.model
+        is_limit = self.mute or (end is not None and end.reason == "length")
+        chunk.stop_type = "none" if end is None else "limit" if is_limit else "word" if word else "eos"
+        chunk.stopping_word, chunk.truncated = word, False
+        chunk.tokens_predicted = 0 if self.mute else usage.completion_tokens
+        chunk.tokens_evaluated, chunk.tokens_cached = usage.prompt_tokens, usage.cached_tokens
+        chunk.timings = InfillTimings.of(ended, chunk.tokens_predicted)
+        chunk.ingot = Receipt.of(self.head, ended)
+        return chunk
 
 
 class WholeInfill(WholeAnswer):
-    def __init__(self, teller: InfillAnswerBuilder, fields: tuple[str, ...]) -> None:
-        self.teller, self.fields = teller, fields
-        self.texts: list[str] = []
-        self.tokens: list[TokenInfo] = []
-        self.ended: Ended | None = None
-
-    def take(self, event: Event) -> None:
-        match event:
-            case TextDelta():
-                self.texts.append(event.text)
-                self.tokens += event.tokens
-            case SequenceEnded():
-                self.teller.end(event)
-            case Ended():
-                self.ended = event
+    def __init__(self, chunks: InfillChunks, fields: tuple[str, ...]) -> None:
+        super().__init__(chunks.head)
+        self._chunks, self.fields = chunks, fields
 
     def body(self) -> Struct | dict[str, Any]:
-        assert self.ended is not None
-        made = self.teller.last("".join(self.texts), self.tokens, self.ended)
-        return pick_response_fields(msgspec.to_builtins(made), self.fields) if self.fields else made
+        answer = self.answers[0]
+        body = self._chunks.last(self._chunks.chunk(answer.text, answer.tokens), answer.end, self.ended)
+        return pick_response_fields(msgspec.to_builtins(body), self.fields) if self.fields else body
 
 
 class StreamedInfill(StreamedAnswer):
-    def __init__(self, teller: InfillAnswerBuilder) -> None:
-        self.teller = teller
-
-    def opening(self) -> list[Struct]:
-        return []
+    def __init__(self, chunks: InfillChunks) -> None:
+        self._chunks = chunks
+        self._end: SequenceEnded | None = None
 
     def chunks(self, event: Event) -> list[Struct]:
         match event:
             case TextDelta():
-                return [self.teller.said(event.text, list(event.tokens))]
+                return [self._chunks.chunk(event.text, event.tokens)]
             case SequenceEnded():
-                self.teller.end(event)
+                self._end = event
             case Ended():
-                return [self.teller.last("", [], event)]
+                return [self._chunks.last(self._chunks.chunk(), self._end, event)]
         return []
 
     def empty(self) -> list[Struct]:
-        return [self.teller.said("", [])]
+        return [self._chunks.chunk()]
 
 
 def pick_response_fields(answer: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
-    """The fields of these paths, each under its path; one that is not there is left out."""
+    """The values at these paths, by path; missing ones are left out."""
     found: dict[str, Any] = {}
     for field in fields:
         value: Any = answer
@@ -214,7 +199,7 @@ def pick_response_fields(answer: dict[str, Any], fields: tuple[str, ...]) -> dic
 
 
 def read_infill(value: Any, served: ServedModel, request_id: str) -> GenerationTask:
-    """The job that a decoded body asks for. Tokenizes, so it may take a while: not for an event loop."""
+    """The task of a decoded body. Tokenizes, so it may take a while: not for an event loop."""
     reading = served.reading()
     body: InfillBody = INFILL_BODY.parse(value, "", reading)
     tokens = encode_infill_prompt(
@@ -224,22 +209,17 @@ def read_infill(value: Any, served: ServedModel, request_id: str) -> GenerationT
         paths=("input_prefix", "input_suffix"),
         files=[(file.filename, file.text) for file in body.input_extra],
     )
-    request = make_infill_request(body, served, tokens, request_id)
-    head = AnswerHead.of(request_id, int(time.time()), served, reading, [tokens], request)
-    teller = InfillAnswerBuilder(head, probabilities=body.n_probs > 0, mute=body.n_predict == 0)
-    view = StreamedInfill(teller) if body.stream else WholeInfill(teller, body.response_fields)
-    return GenerationTask(request, view, "input_prefix", head)
-
-
-def make_infill_request(body: InfillBody, served: ServedModel, tokens: tuple[int, ...], request_id: str) -> Request:
-    ends = find_infill_tokens(served, path="input_suffix").ends
-    return body.request(
+    request = body.request(
         request_id,
         served,
-        [PreparedChat(tokens, None, None)],
+        [PreparedChat(tokens)],
         model=body.model,
         adapter=body.adapter,
         max_tokens=1 if body.n_predict == 0 else body.n_predict,
         sampling=body.sampling(served, logprobs=body.n_probs or None),
-        stop=body.stopping(body.stop, ends),
+        stop=body.stopping(body.stop, find_infill_tokens(served, path="input_suffix").ends),
     )
+    head = AnswerHead.of(request_id, int(time.time()), served, reading, [tokens], request)
+    chunks = InfillChunks(head, probabilities=body.n_probs > 0, mute=body.n_predict == 0)
+    view = StreamedInfill(chunks) if body.stream else WholeInfill(chunks, body.response_fields)
+    return GenerationTask(request, view, "input_prefix", head)

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made from the table of operations and from what its rows name."""
+"""The OpenAPI 3.1 document, generated from the table of operations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ingot.version import __version__
 
 SCHEMA_REFS = "#/components/schemas/{name}"
 COMMON_STATUSES = (403, 500)
-# What the document calls the statuses that the standard library does not.
+# Of statuses that the standard library does not have.
 STATUS_PHRASES = {499: "Cancelled"}
 PREFIXES = dict.fromkeys(operation.id_prefix for operation in OPERATIONS if operation.id_prefix != PLAIN_ID)
 REQUEST_ID = f"^(?:{'|'.join(PREFIXES)}|{PLAIN_ID})[0-9a-f]{{24}}$"
@@ -29,12 +29,12 @@ KEY_SCHEMES = {
 
 
 def openapi_document(terms: Terms, *, keyed: bool) -> dict[str, Any]:
-    """The OpenAPI document of a server with these terms; `keyed` where it asks for an API key."""
+    """The OpenAPI document of a server with these terms; `keyed` where it requires an API key."""
     shapes = [operation.shape for operation in OPERATIONS]
-    told = [load(named) for shape in shapes for named in (shape.answer, shape.chunk) if named is not None]
+    answers = [load(named) for shape in shapes for named in (shape.answer, shape.chunk) if named is not None]
     events = [event for operation in OPERATIONS for event in events_of(operation)]
     failures = [load(operation.wire.error) for operation in OPERATIONS]
-    _, components = msgspec.json.schema_components([*told, *events, *failures], ref_template=SCHEMA_REFS)
+    _, components = msgspec.json.schema_components([*answers, *events, *failures], ref_template=SCHEMA_REFS)
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method.lower()] = describe_operation(operation, terms, keyed)
@@ -47,10 +47,9 @@ def openapi_document(terms: Terms, *, keyed: bool) -> dict[str, Any]:
 
 
 def events_of(operation: Operation) -> tuple[type[Struct], ...]:
-    """Of an answer that is streamed as named events."""
-    named = operation.shape.events
-    found = () if named is None else load(named)
-    return found if isinstance(found, tuple) else (found,)
+    """The classes of an operation's named events."""
+    classes = () if operation.shape.events is None else load(operation.shape.events)
+    return classes if isinstance(classes, tuple) else (classes,)
 
 
 def describe_operation(operation: Operation, terms: Terms, keyed: bool) -> dict[str, Any]:
@@ -121,17 +120,19 @@ def query_parameters(query: ObjectOf, terms: Terms) -> list[Schema]:
 
 def event_schema(chunk: Schema, failed: Schema) -> Schema:
     """One server-sent event: its data is a chunk, or the error that ends the stream, or `[DONE]`."""
-    told = {"anyOf": [chunk, failed]}
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": told}
+    data = json_text_schema([chunk, failed])
     return {"type": "object", "properties": {"data": {"anyOf": [{"const": "[DONE]"}, data]}}, "required": ["data"]}
 
 
 def named_event_schema(events: list[Schema]) -> Schema:
-    """One server-sent event, named as the type in its data is."""
-    told = {"anyOf": events}
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": told}
-    properties = {"event": {"type": "string"}, "data": data}
+    """One server-sent event, whose name is the type in its data."""
+    properties = {"event": {"type": "string"}, "data": json_text_schema(events)}
     return {"type": "object", "properties": properties, "required": ["event", "data"]}
+
+
+def json_text_schema(values: list[Schema]) -> Schema:
+    """A text that is the JSON of one of `values`."""
+    return {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": values}}
 
 
 def schema_reference(named: str) -> Schema:

@@ -1,7 +1,7 @@
-"""The terms that bodies are read under: what the served models and the settings add to the bounds that never change,
-and the names under which models are served.
+"""The terms under which bodies are parsed: the bounds that depend on the served models and the settings, and the names
+of the models.
 
-A name is plain, or a pattern in which `*` stands for any text. Light to import: the HTTP edge and the settings' checks
+A name is plain, or a pattern in which `*` matches any text. Light to import: the HTTP edge and the settings' checks
 need it before any model is loaded.
 """
 
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TaskTerms:
-    """What a model that does not generate adds, as far as its kind has it."""
+    """The terms of a model that does not generate; the defaults are for a server without one."""
 
     models: tuple[str, ...] = ()
     vocab: int = 1
     dimension: int = 1  # of an embedding
-    prompts: tuple[str, ...] = ()  # the names of what may stand before a text
-    languages: tuple[str, ...] = ()  # that speech may be in, by code
+    prompts: tuple[str, ...] = ()  # the names of its prompts, which may come before a text
+    languages: tuple[str, ...] = ()  # of speech, by code
     translates: bool = False
     voices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class MediaTerms:
-    """What the served model may be shown beside text; the defaults hold for one that reads text alone."""
+    """The media that the served model takes; the defaults are for a text-only model."""
 
     kinds: tuple[str, ...] = ()  # "image", "video"
-    hosts: tuple[str, ...] = ()  # that files may be fetched from
-    withheld: bool = False  # it has a vision tower, which the settings leave out
+    hosts: tuple[str, ...] = ()  # from which files may be fetched
+    withheld: bool = False  # its vision encoder is disabled by the settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +47,17 @@ class Terms:
     vocab: int
     timeout_s: float
     strict: bool = False
-    template_variables: tuple[str, ...] = ()  # what a request may tell the chat template
-    proposers: tuple[str, ...] = ()  # who can guess ahead, by name
+    template_variables: tuple[str, ...] = ()  # of the chat template, which a request may set
+    proposers: tuple[str, ...] = ()  # of draft tokens, by name
     media: MediaTerms = MediaTerms()
     tasks: Mapping[str, TaskTerms] = field(default_factory=dict, hash=False)  # of models that do not generate, by kind
     loras: Mapping[str, LoraRef] = field(default_factory=dict, hash=False)  # adapters, by name
-    default_lora: str | None = None  # the one of requests that name none
-    unloads: bool = False  # the model may be unloaded, and requests may say when
+    default_lora: str | None = None  # for requests that name none
+    unloads: bool = False  # the model may be unloaded, and requests may set when
 
     @property
     def all_model_names(self) -> tuple[str, ...]:
-        """All names, whatever the models are for."""
+        """The names of all kinds of models."""
         further = (name for task in self.tasks.values() for name in task.models)
         return tuple(dict.fromkeys((*self.models, *self.loras, *further)))
 
@@ -67,11 +67,9 @@ class Terms:
 
 NO_TASK: Final = TaskTerms()
 NO_TERMS: Final = Terms((), 1, 1.0)
-
-
 ANY_TEXT = "*"
 DEFAULT_NAME = "default"
-"""Stands for the model that is served, or for the first."""
+"""The name of the served model, or of the first one."""
 
 
 def matches_model_name(name: str, names: Iterable[str]) -> bool:
@@ -80,7 +78,7 @@ def matches_model_name(name: str, names: Iterable[str]) -> bool:
 
 
 def model_names_schema(names: Sequence[str]) -> dict[str, Any]:
-    """The JSON schema of what `matches_model_name` takes."""
+    """The JSON schema of the names that `matches_model_name` accepts."""
     if not any(ANY_TEXT in name for name in names):
         return {"type": "string", "enum": list(names)}
     return {"type": "string", "pattern": f"^(?:{'|'.join(_quoted_name(name) for name in names)})$"}
@@ -93,7 +91,7 @@ def with_alias_names(names: Sequence[str], aliases: Iterable[str]) -> tuple[str,
 
 
 def check_aliases(aliases: Iterable[str], names: Iterable[str]) -> None:
-    """Raises ConfigError for one that leads nowhere. An alias of an alias is none."""
+    """Raises ConfigError for an alias of an unknown model. An alias of an alias is not allowed."""
     known = tuple(dict.fromkeys(names))
     for alias in aliases:
         target = alias.partition("=")[2]

@@ -17,23 +17,23 @@ SAID = (
     "takes none, as it is a cross-encoder",  # instruction
     "unknown fields",  # over all objects of a body
     "did you mean",
-    "asks for a call, but there are no",  # tool_choice against tools
-    "which is no tool",
+    "requires a call, but there are no",  # tool_choice against tools
+    "which is not a tool",
     "a tool's name has",
-    "two tools of the name",
+    "two tools named",
     "the parameters of a tool are an object",
     "cannot be combined with",  # a form of the answer against tools
-    "Say exactly once what the answer is held to",  # response_format against structured_outputs
-    "say the same thing in two ways",  # and differ
+    "Set the format of the answer exactly once",  # response_format against structured_outputs
+    "set the same option",  # and differ
     "is run on text alone",  # a picture, by its place in the conversation
     "this server fetches nothing",
-    "this server keeps no files",
+    "this server stores no files",
     "a data URL",  # what a text holds
     "no base64",
     "the file is no",
     "is the older name of",  # one thing by both its names
     "no tool_use before it has the id",  # a result against the calls before it
-    "no call before it is left",
+    "no unanswered call before it",
     "There is no stored response",  # what was stored before
     "there is no stored item",
     "input is empty",  # items that say nothing
@@ -44,7 +44,7 @@ SAID = (
     "input is not supported here",  # a picture, by whose message it is in
     "cannot fill in the middle",  # what a vocabulary names
     "needs stream to be true",  # of a query, whose fields are described one by one
-    "says how much specprefill keeps",  # a share against what it is a share of
+    "specprefill is false: choose one",  # a share against what it is a share of
     "the prompt is empty",  # what a template makes of messages that say nothing
 )
 

@@ -60,15 +60,15 @@ def test_an_adapter_is_chosen_by_its_name_behind_its_models_or_by_the_field(clie
 
 
 def test_every_protocol_takes_one(client: httpx.Client) -> None:
-    said = [{"role": "user", "content": "ab"}]
-    asked: dict[str, dict[str, Any]] = {
-        "/v1/chat/completions": {"messages": said, "max_tokens": 2},
-        "/v1/messages": {"messages": said, "max_tokens": 2},
+    output = [{"role": "user", "content": "ab"}]
+    query: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": output, "max_tokens": 2},
+        "/v1/messages": {"messages": output, "max_tokens": 2},
         "/v1/responses": {"input": "ab", "max_output_tokens": 2, "store": False},
-        "/api/chat": {"messages": said, "stream": False, "options": {"num_predict": 2}},
+        "/api/chat": {"messages": output, "stream": False, "options": {"num_predict": 2}},
         "/api/generate": {"prompt": "ab", "stream": False, "options": {"num_predict": 2}},
     }
-    for path, body in asked.items():
+    for path, body in query.items():
         for named in ({"model": "two"}, {"adapter": "two"}):
             made = client.post(path, json=body | named, timeout=60)
             assert made.status_code == 200, made.text
@@ -92,26 +92,26 @@ def test_adapters_are_listed_with_their_parent(client: httpx.Client) -> None:
 
 
 def test_adapters_come_and_go(client: httpx.Client, folders: dict[str, Path]) -> None:
-    asked = {"lora_name": "late", "lora_path": str(folders["three"])}
-    made = client.post("/v1/load_lora_adapter", json=asked)
+    query = {"lora_name": "late", "lora_path": str(folders["three"])}
+    made = client.post("/v1/load_lora_adapter", json=query)
     assert (made.status_code, made.json()["status"], made.json()["rank"]) == (200, "loaded", 6)
     assert complete(client, model="late")["model"] == "late"
-    assert client.post("/v1/load_lora_adapter", json=asked).status_code == 400
+    assert client.post("/v1/load_lora_adapter", json=query).status_code == 400
     assert client.post("/v1/unload_lora_adapter", json={"lora_name": "late"}).json()["status"] == "unloaded"
     assert client.post("/v1/completions", json={"prompt": "ab", "model": "late"}).status_code == 404
     assert client.post("/v1/unload_lora_adapter", json={"lora_name": "late"}).status_code == 404
     for name in (BASE, "a:b", "default"):
-        assert client.post("/v1/load_lora_adapter", json=asked | {"lora_name": name}).status_code == 400
-    gone = client.post("/v1/load_lora_adapter", json=asked | {"lora_path": "/nowhere"})
+        assert client.post("/v1/load_lora_adapter", json=query | {"lora_name": name}).status_code == 400
+    gone = client.post("/v1/load_lora_adapter", json=query | {"lora_path": "/nowhere"})
     assert gone.status_code == 400 and "/nowhere" not in gone.text
 
 
 def test_nobody_changes_adapters_where_that_is_not_allowed(engine: Engine) -> None:
     keys = {"api_key": "a-tenants-key", "admin_api_key": "the-admins-key"}
-    asked = {"lora_name": "late", "lora_path": "/nowhere"}
+    query = {"lora_name": "late", "lora_path": "/nowhere"}
     with running(engine, settings(**keys)) as url, httpx.Client(base_url=url) as client:
         refusals = [
-            client.post("/v1/load_lora_adapter", json=asked, headers={"x-api-key": key}) for key in keys.values()
+            client.post("/v1/load_lora_adapter", json=query, headers={"x-api-key": key}) for key in keys.values()
         ]
     assert [each.status_code for each in refusals] == [403, 403]
     assert "--allow-runtime-lora-updating" in refusals[1].json()["error"]["message"]
@@ -124,11 +124,11 @@ def test_an_adapter_can_be_what_requests_go_through_that_name_none(engine: Engin
 
 
 def test_routers_are_told_which_adapters_run(client: httpx.Client) -> None:
-    def told() -> str:
+    def result() -> str:
         lines = client.get("/metrics").text.splitlines()
         return next(line for line in lines if line.startswith("vllm:lora_requests_info{"))
 
     until = time.monotonic() + WAIT_S
-    while 'running_lora_adapters=""' not in (line := told()) and time.monotonic() < until:
+    while 'running_lora_adapters=""' not in (line := result()) and time.monotonic() < until:
         time.sleep(0.01)  # whoever was just answered may still be among them
     assert 'max_lora="8"' in line and 'running_lora_adapters=""' in line and 'waiting_lora_adapters=""' in line

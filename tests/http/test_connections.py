@@ -31,7 +31,7 @@ class Visitor:
         self.is_stalled = False
         self.sent_away = False
 
-    def give_way(self) -> None:
+    def evict(self) -> None:
         self.sent_away = True
 
 
@@ -43,7 +43,7 @@ def at_work(open_connections: OpenConnections, visitors: Sequence[Visitor], tena
 
 
 def sent_away(visitors: Sequence[Visitor]) -> list[int]:
-    return [place for place, one in enumerate(visitors) if one.sent_away]
+    return [position for position, one in enumerate(visitors) if one.sent_away]
 
 
 def test_the_connection_that_was_idle_for_longest_makes_room() -> None:
@@ -134,8 +134,8 @@ def test_addresses_of_one_network_are_one() -> None:
 
 
 def test_idle_connections_keep_nobody_out() -> None:
-    with running(ScriptedEngine(), settings(max_connections=4)) as url, ExitStack() as held:
-        idle = [held.enter_context(connect(url)) for _ in range(20)]
+    with running(ScriptedEngine(), settings(max_connections=4)) as url, ExitStack() as blocked:
+        idle = [blocked.enter_context(connect(url)) for _ in range(20)]
         assert httpx.get(f"{url}/v1/models").status_code == 200
         assert everything(idle[0]) == b""
 
@@ -147,7 +147,7 @@ def test_where_every_connection_is_at_work_a_new_one_is_told_so_and_probes_are_a
         assert engine.opened.wait(10)
         refused = httpx.get(f"{url}/v1/models")
         assert (refused.status_code, refused.headers["connection"]) == (503, "close")
-        assert "as many connections as it takes" in refused.json()["error"]["message"]
+        assert "connections of the server are in use" in refused.json()["error"]["message"]
         assert refused.headers["retry-after"]
         probed = httpx.get(f"{url}/health/live")
         assert (probed.status_code, probed.headers["connection"]) == (200, "close")
@@ -253,11 +253,11 @@ def serving(*words: str) -> subprocess.Popen[str]:
 
 
 def test_under_a_low_limit_of_files_health_answers_and_the_log_stays_short() -> None:
-    with serving() as process, ExitStack() as held:
+    with serving() as process, ExitStack() as blocked:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
         for _ in range(150):
-            held.enter_context(connect(url))
+            blocked.enter_context(connect(url))
         assert httpx.get(f"{url}/health/live").status_code == 200
         process.terminate()
         _, errors = process.communicate(timeout=20)
@@ -269,10 +269,10 @@ def test_a_server_without_a_file_to_spare_says_so_once() -> None:
         assert process.stdout is not None and process.stderr is not None
         url = process.stdout.readline().strip()
         with connect(url):
-            said = process.stderr.readline()
-            while "cannot take a connection" not in said:
-                assert said
-                said = process.stderr.readline()
+            result = process.stderr.readline()
+            while "cannot accept a connection" not in result:
+                assert result
+                result = process.stderr.readline()
             process.terminate()
             _, errors = process.communicate(timeout=20)
     assert len(errors.splitlines()) < 10, errors[:2000]

@@ -45,7 +45,7 @@ class Garage:
     async def measure(self, entry: ModelEntry) -> int:
         return 1
 
-    async def load(self, entry: ModelEntry, claim: int, told: Callable[[float], None]) -> Any:
+    async def load(self, entry: ModelEntry, claim: int, result: Callable[[float], None]) -> Any:
         self.diary.append(f"+{entry.name}")
         if entry.kind in ("embedding", "rerank"):
             return ScriptedPoolingEngine(offered(entry.kind, name=entry.name))  # type: ignore[arg-type]
@@ -71,8 +71,8 @@ def app_of(entries: tuple[ModelEntry, ...], chosen: Any, memory: int = 10) -> tu
     return build_fleet_app(Fleet(entries, garage, memory), lambda: Health(True, True, "ok", 0.0, 0, 0), chosen), garage
 
 
-async def post(app: Starlette, path: str, body: Any, **given: Any) -> Any:
-    return await call(app, "POST", path, body=body, **given)
+async def post(app: Starlette, path: str, body: Any, **values: Any) -> Any:
+    return await call(app, "POST", path, body=body, **values)
 
 
 async def form(app: Starlette, path: str, fields: dict[str, str]) -> Any:
@@ -109,7 +109,7 @@ async def test_a_request_for_numbers_loads_the_encoder_that_it_names(path: str, 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("fields", [{"model": "whisper-1"}, {"model": "ears", "stream": "true"}, {}])
-async def test_a_form_names_the_model_that_hears(fields: dict[str, str]) -> None:
+async def test_a_form_names_the_speech_to_text_model(fields: dict[str, str]) -> None:
     app, garage = made()
     answer = await form(app, "/v1/audio/transcriptions", fields)
     assert (answer.status, garage.diary) == (200, ["+ears"]) and b"Hello, you." in answer.body
@@ -133,7 +133,7 @@ async def test_a_broken_form_is_refused_in_the_words_of_a_model() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    ("path", "body", "told"),
+    ("path", "body", "result"),
     [
         ("/v1/chat/completions", {"model": "vectors", **ASK}, "makes vectors of texts (/v1/embeddings)"),
         ("/v1/messages", {"model": "judge", **ASK}, "ranks documents (/v1/rerank)"),
@@ -142,10 +142,10 @@ async def test_a_broken_form_is_refused_in_the_words_of_a_model() -> None:
         ("/v1/rerank", {"model": "vectors", "query": "a", "documents": ["b"]}, "One that does: 'judge'."),
     ],
 )
-async def test_a_model_for_something_else_is_a_400_that_says_what_it_is_for(path: str, body: Any, told: str) -> None:
+async def test_a_model_for_something_else_is_a_400_that_says_what_it_is_for(path: str, body: Any, result: str) -> None:
     app, garage = made()
     answer = await post(app, path, body)
-    assert answer.status == 400 and told in answer.body.decode() and garage.diary == []
+    assert answer.status == 400 and result in answer.body.decode() and garage.diary == []
 
 
 @pytest.mark.anyio
@@ -257,7 +257,7 @@ async def test_two_models_of_one_name_are_told_apart_by_kind() -> None:
 
 
 @pytest.mark.anyio
-async def test_voices_are_those_of_the_model_that_speaks_once_it_is_loaded() -> None:
+async def test_voices_are_those_of_the_text_to_speech_model_once_it_is_loaded() -> None:
     app, _ = made({"talk": {"path": "a"}, "mouth": {"path": "f", "kind": "speech"}})
     assert (await call(app, "GET", "/v1/audio/voices")).status == 503
     for name in ("talk", "mouth"):
@@ -267,7 +267,7 @@ async def test_voices_are_those_of_the_model_that_speaks_once_it_is_loaded() -> 
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"),
+    ("message", "seconds"),
     [
         ({}, None),
         ({"keep_alive": "5m"}, 300.0),
@@ -284,16 +284,16 @@ async def test_voices_are_those_of_the_model_that_speaks_once_it_is_loaded() -> 
         ({"ttl": "60"}, None),
     ],
 )
-def test_how_long_a_model_is_to_stay(said: dict[str, Any], seconds: float | None) -> None:
-    assert ModelSelection.of(json.dumps(said).encode()).unload_after_s == seconds
+def test_how_long_a_model_is_to_stay(message: dict[str, Any], seconds: float | None) -> None:
+    assert ModelSelection.of(json.dumps(message).encode()).unload_after_s == seconds
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"),
+    ("message", "seconds"),
     [({}, None), ({"timeout": 2}, 2.0), ({"timeout": 0}, None), ({"timeout": "soon"}, None), ({"timeout": True}, None)],
 )
-def test_how_long_a_request_may_take(said: dict[str, Any], seconds: float | None) -> None:
-    assert ModelSelection.of(json.dumps(said).encode()).within_s == seconds
+def test_how_long_a_request_may_take(message: dict[str, Any], seconds: float | None) -> None:
+    assert ModelSelection.of(json.dumps(message).encode()).within_s == seconds
 
 
 @pytest.mark.parametrize(
@@ -309,4 +309,4 @@ def test_how_long_a_request_may_take(said: dict[str, Any], seconds: float | None
     ],
 )
 def test_which_model_it_names(raw: bytes, name: str | None) -> None:
-    assert ModelSelection.of(raw).named == name
+    assert ModelSelection.of(raw).model_name == name

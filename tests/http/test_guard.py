@@ -195,9 +195,9 @@ async def test_how_much_is_going_on_is_told_only_to_who_has_a_key(path: str) -> 
 def test_a_key_is_not_so_short_that_it_is_soon_guessed(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("long-enough\nx\n")
-    for given in ({"api_key": "x"}, {"api_key_file": keys}, {"admin_api_key": "x"}):
+    for values in ({"api_key": "x"}, {"api_key_file": keys}, {"admin_api_key": "x"}):
         with pytest.raises(ConfigError, match="at least 8 characters"):
-            open_listener(settings(**given))
+            open_listener(settings(**values))
     settings(api_key="x")  # which a client of another server may need
 
 
@@ -246,10 +246,10 @@ def floods_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def sent_from(app: Any, address: str, path: str, key: str | None = None) -> int:
-    asked = Call(app, "GET", path, headers={} if key is None else {"x-api-key": key})
-    asked.scope["client"] = (address, 1)
-    async with asked:
-        return (await asked.done()).status
+    query = Call(app, "GET", path, headers={} if key is None else {"x-api-key": key})
+    query.scope["client"] = (address, 1)
+    async with query:
+        return (await query.done()).status
 
 
 async def test_a_budget_is_whole_again_a_second_later() -> None:

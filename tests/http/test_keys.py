@@ -153,13 +153,13 @@ async def test_a_request_may_stand_back_and_the_administrators_may_go_first(
     keys = key_file(tmp_path, '[alice]\nkey = "alices-key"\npriority = 3\n')
     app = build_app(engine, settings(api_key_file=keys, admin_api_key="the-admins-key"))  # type: ignore[arg-type]
 
-    async def asked(key: str, priority: int) -> int:
+    async def query(key: str, priority: int) -> int:
         headers = {"authorization": f"Bearer {key}"}
-        said = {"priority": priority} if within is None else {within: {"priority": priority}}
-        return (await call(app, path=path, body=body | said, headers=headers)).status
+        result = {"priority": priority} if within is None else {within: {"priority": priority}}
+        return (await call(app, path=path, body=body | result, headers=headers)).status
 
-    assert [await asked("alices-key", priority) for priority in (0, 4, -1, 11)] == [200, 200, 403, 400]
-    assert await asked("the-admins-key", -2) == 200
+    assert [await query("alices-key", priority) for priority in (0, 4, -1, 11)] == [200, 200, 403, 400]
+    assert await query("the-admins-key", -2) == 200
     assert [request.priority for request in engine.requests] == [3, -1, 2]
 
 

@@ -142,7 +142,7 @@ def of(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def held(pattern: str) -> dict[str, Any]:
+def blocked(pattern: str) -> dict[str, Any]:
     return ASK | {"structured_outputs": {"regex": pattern}}
 
 
@@ -175,7 +175,10 @@ class Trials:
 
 
 async def test_plain_chats_do_not_wait_for_grammars_of_their_own_tenant_or_another(tmp_path: Path) -> None:
-    async with compiling(tmp_path) as (app, gate), Call(app, body=held("slow"), headers=of("key-of-a-tenant")) as slow:
+    async with (
+        compiling(tmp_path) as (app, gate),
+        Call(app, body=blocked("slow"), headers=of("key-of-a-tenant")) as slow,
+    ):
         await gate.entered()
         for key in ("key-of-a-tenant", "key-of-another"):
             assert (await call(app, body=ASK, headers=of(key))).status == 200
@@ -187,10 +190,10 @@ async def test_plain_chats_do_not_wait_for_grammars_of_their_own_tenant_or_anoth
 async def test_a_tenant_s_slow_grammars_delay_its_own_grammars_alone_and_only_so_many_wait(tmp_path: Path) -> None:
     async with compiling(tmp_path) as (app, gate):
         tasks = [
-            asyncio.create_task(call(app, body=held(f"slow{at}"), headers=of("key-of-a-tenant"))) for at in range(12)
+            asyncio.create_task(call(app, body=blocked(f"slow{at}"), headers=of("key-of-a-tenant"))) for at in range(12)
         ]
         await gate.entered()
-        assert (await call(app, body=held("quick"), headers=of("key-of-another"))).status == 200
+        assert (await call(app, body=blocked("quick"), headers=of("key-of-another"))).status == 200
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         [refused] = [task.result() for task in done][:1]
         assert refused.status == 429 and int(refused.headers["retry-after"]) >= 1
@@ -240,12 +243,12 @@ async def test_a_client_that_leaves_stops_the_reading_of_its_request() -> None:
 
 
 async def test_a_file_that_is_fetched_for_a_client_that_left_is_given_up() -> None:
-    gate, asked = Gate(), []
+    gate, request = Gate(), []
 
     class Missing(Unfetched):
         def fetch(self, going: Callable[[], bool] = lambda: True) -> bytes | IngotError:
             gate()
-            asked.append(going())
+            request.append(going())
             gate.begun.release()
             return b""
 
@@ -260,4 +263,4 @@ async def test_a_file_that_is_fetched_for_a_client_that_left_is_given_up() -> No
     gate.open.set()
     await gate.entered()
     await shared_state.stop()
-    assert asked == [False]
+    assert request == [False]

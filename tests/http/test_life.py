@@ -101,17 +101,17 @@ async def test_new_settings_hold_at_once_or_are_named(caplog: pytest.LogCaptureF
     changed(app, allowed_hosts=("models.example.org",), max_queue=7)
     assert (await call(app, "GET", "/v1/models", headers=host)).status == 200
     assert app.state.service.settings.max_queue == settings().max_queue
-    assert "changed: allowed_hosts; what changes with a restart: max_queue" in caplog.text
+    assert "changed: allowed_hosts; after a restart: max_queue" in caplog.text
 
 
 @pytest.mark.anyio
 async def test_a_key_can_be_changed_by_the_settings() -> None:
     app = build_app(ScriptedEngine(), settings(api_key="the-first-key"))  # type: ignore[arg-type]
     changed(app, api_key="the-second-key")
-    asked = [
+    query = [
         await call(app, "GET", "/v1/models", headers={"x-api-key": f"the-{one}-key"}) for one in ("first", "second")
     ]
-    assert [made.status for made in asked] == [401, 200]
+    assert [made.status for made in query] == [401, 200]
 
 
 def test_settings_that_are_wrong_change_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -128,13 +128,13 @@ def test_settings_that_are_wrong_change_nothing(caplog: pytest.LogCaptureFixture
 
 def test_sighup_lets_a_server_read_its_settings_again(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "ingot.http")
-    wanted, asked = settings(), []
+    wanted, query = settings(), []
 
     def ask(url: str) -> None:
         os.kill(os.getpid(), signal.SIGHUP)
         while "settings were read again" not in caplog.text:
             httpx.get(f"{url}/health")  # which is answered when the event loop has turned
-        asked.append(httpx.get(f"{url}/v1/models", headers={"host": "models.example.org"}).status_code)
+        query.append(httpx.get(f"{url}/v1/models", headers={"host": "models.example.org"}).status_code)
         server.should_exit = True
 
     server = make_server(
@@ -146,7 +146,7 @@ def test_sighup_lets_a_server_read_its_settings_again(caplog: pytest.LogCaptureF
     )
     assert threading.current_thread() is threading.main_thread(), "signals are for the main thread alone"
     server.run()
-    assert asked == [200] and "changed: allowed_hosts" in caplog.text
+    assert query == [200] and "changed: allowed_hosts" in caplog.text
 
 
 def test_what_loading_left_in_the_heap_goes_before_a_server_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_what_loading_left_in_the_heap_goes_before_a_server_is_ready(monkeypatch
     assert order[:2] == ["trimmed", "ready"]
 
 
-def test_a_key_that_is_soon_guessed_is_not_taken_over(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_that_is_soon_guessed_is_not_reused(caplog: pytest.LogCaptureFixture) -> None:
     app = build_app(ScriptedEngine(), settings(api_key="the-first-key"))  # type: ignore[arg-type]
     changed(app, api_key="short")
     assert app.state.service.settings.api_key == "the-first-key"

@@ -27,46 +27,46 @@ def engine(processor: Any = TIMED) -> ScriptedEngine:
     return ScriptedEngine(tokenizer=named("qwen-3.5").tokenizer, processor=processor)
 
 
-async def ask(asked: ScriptedEngine, url: str, path: str = "/v1/chat/completions", **options: Any) -> Call:
-    app = build_app(asked, settings(**options))  # type: ignore[arg-type]
+async def ask(query: ScriptedEngine, url: str, path: str = "/v1/chat/completions", **options: Any) -> Call:
+    app = build_app(query, settings(**options))  # type: ignore[arg-type]
     parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What?"}]
     return await call(app, "POST", path, body={"messages": [{"role": "user", "content": parts}]})
 
 
 async def test_the_engine_gets_tokens_and_beside_them_what_they_stand_for() -> None:
-    asked = engine()
-    assert (await ask(asked, data_url(PICTURE))).status == 200
-    [[item]] = asked.requests[0].media
+    query = engine()
+    assert (await ask(query, data_url(PICTURE))).status == 200
+    [[item]] = query.requests[0].media
     assert (item.kind, item.grid, item.end - item.begin) == ("image", (1, 6, 4), 6)
     [frame] = item.source.frames()
     assert frame.shape == (96, 64, 3)
 
 
 async def test_an_engine_without_a_tower_is_never_asked_and_the_answer_names_the_model() -> None:
-    for asked, options in ((engine(None), {}), (engine(), {"text_only": True})):
-        made = await ask(asked, data_url(PICTURE), **options)
+    for query, options in ((engine(None), {}), (engine(), {"text_only": True})):
+        made = await ask(query, data_url(PICTURE), **options)
         assert (made.status, made.json()["error"]["code"]) == (400, "unsupported_parameter")
         assert "org/toy is run on text alone" in made.json()["error"]["message"]
-        assert not asked.requests
+        assert not query.requests
 
 
-async def test_a_file_that_is_no_picture_is_a_400_with_its_place() -> None:
+async def test_a_file_that_is_no_image_is_a_400_with_its_place() -> None:
     made = await ask(engine(), data_url(b"<svg/>"))
     error = made.json()["error"]
     assert (made.status, error["code"], error["param"]) == (400, "invalid_media", "messages.0.content.0.image_url.url")
 
 
 async def test_what_a_model_may_be_shown_is_listed() -> None:
-    for asked, taken in ((engine(), ["text", "image", "video"]), (engine(None), ["text"])):
-        app = build_app(asked, settings())  # type: ignore[arg-type]
-        assert (await call(app, "GET", "/v1/models")).json()["data"][0]["input_modalities"] == taken
+    for query, accepted in ((engine(), ["text", "image", "video"]), (engine(None), ["text"])):
+        app = build_app(query, settings())  # type: ignore[arg-type]
+        assert (await call(app, "GET", "/v1/models")).json()["data"][0]["input_modalities"] == accepted
         shown = (await call(app, "POST", "/api/show", body={"model": "default"})).json()["capabilities"]
-        assert ("vision" in shown) == (len(taken) > 1)
+        assert ("vision" in shown) == (len(accepted) > 1)
 
 
-async def test_the_openapi_document_describes_pictures_where_they_are_taken() -> None:
-    for asked, described in ((engine(), True), (engine(None), False)):
-        app = build_app(asked, settings())  # type: ignore[arg-type]
+async def test_the_openapi_document_describes_images_where_they_are_taken() -> None:
+    for query, described in ((engine(), True), (engine(None), False)):
+        app = build_app(query, settings())  # type: ignore[arg-type]
         assert ("file_data" in json.dumps((await call(app, "GET", "/openapi.json")).json())) == described
 
 
@@ -90,19 +90,19 @@ def shelf() -> Iterator[str]:
     server.server_close()
 
 
-async def test_a_picture_is_fetched_from_a_host_that_the_settings_name(shelf: str) -> None:
-    asked = engine()
-    made = await ask(asked, f"{shelf}/a.png", media_hosts=("127.0.0.1",))
-    assert made.status == 200 and asked.requests[0].media[0][0].layout.features == 6
-    gone = await ask(asked, f"{shelf}/b.png", media_hosts=("127.0.0.1",))
+async def test_an_image_is_fetched_from_a_host_that_the_settings_name(shelf: str) -> None:
+    query = engine()
+    made = await ask(query, f"{shelf}/a.png", media_hosts=("127.0.0.1",))
+    assert made.status == 200 and query.requests[0].media[0][0].layout.features == 6
+    gone = await ask(query, f"{shelf}/b.png", media_hosts=("127.0.0.1",))
     assert gone.status == 400 and "status 404" in gone.json()["error"]["message"]
-    other = await ask(asked, f"{shelf}/a.png", media_hosts=("example.org",))
+    other = await ask(query, f"{shelf}/a.png", media_hosts=("example.org",))
     assert other.status == 400 and "--media-hosts" in other.json()["error"]["message"]
-    none = await ask(asked, f"{shelf}/a.png")
+    none = await ask(query, f"{shelf}/a.png")
     assert none.status == 400 and "fetches nothing" in none.json()["error"]["message"]
 
 
-async def test_the_bytes_of_a_body_count_as_long_as_its_pictures_are_held() -> None:
+async def test_the_bytes_of_a_body_count_as_long_as_its_images_are_held() -> None:
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b"{}", "more_body": False}
 

@@ -56,14 +56,14 @@ def everything(folder: Path) -> tuple[EncodingEngine, Settings]:
     """A server with all that can be switched on, but for pictures."""
     fills = Infill(260, 261, 262, False, None, None, None, frozenset())
     engine = EncodingEngine(tokenizer=ByteTokenizer(TALKATIVE, infill=fills), proposers=("forced", "lookup"))
-    kept = settings(responses_store=str(folder / "responses.db"), archive_key_file=folder / "archive.key")
-    return engine, kept
+    stored = settings(responses_store=str(folder / "responses.db"), archive_key_file=folder / "archive.key")
+    return engine, stored
 
 
 def test_the_document_is_true(tmp_path: Path) -> None:
     """A sample: each operation is fuzzed, and one has all its fields gone through."""
-    engine, kept = everything(tmp_path)
-    with running(engine, kept) as url:
+    engine, stored = everything(tmp_path)
+    with running(engine, stored) as url:
         paths = httpx.get(f"{url}/openapi.json").json()["paths"].keys()
         (tmp_path / "schemathesis.toml").write_text(only_fuzzed(paths - {"/v1/embeddings"}))
         examined(url, f"{url}/openapi.json", tmp_path, "--phases=coverage,fuzzing", "--max-examples=1")
@@ -72,9 +72,9 @@ def test_the_document_is_true(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_document_is_true_to_the_last_field(tmp_path: Path) -> None:
-    engine, kept = everything(tmp_path)
+    engine, stored = everything(tmp_path)
     (tmp_path / "schemathesis.toml").write_text(only_fuzzed(SAME_BODIES))
-    with running(engine, kept) as url:
+    with running(engine, stored) as url:
         examined(url, f"{url}/openapi.json", tmp_path, "--phases=coverage,fuzzing", "--max-examples=2")
     assert len(engine.requests) > 100 and len(engine.encodings) > 100
 

@@ -155,38 +155,38 @@ def test_every_protocol_tells_the_same(client: httpx.Client, words: str, tools: 
 
 
 def test_a_call_that_was_cut_off_is_told_as_far_as_it_came(client: httpx.Client) -> None:
-    told = chat(client, "How is the weather?", True, 96)
-    [(name, text)] = told.calls
-    assert (name, told.end) == ("weather", "length")
+    reply = chat(client, "How is the weather?", True, 96)
+    [(name, text)] = reply.calls
+    assert (name, reply.end) == ("weather", "length")
     assert '{"city": "Zürich", "days": 2}'.startswith(json.loads(text)["_unparsed"])
 
 
 def test_a_conversation_goes_on_after_a_call_that_was_cut_off(client: httpx.Client) -> None:
     """Sent back as it was told, the answer stands in the prompt in the tokens that it was generated in."""
     function = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
-    asked = {"role": "user", "content": "How is the weather?"}
-    body = {"messages": [asked], "tools": [function], "max_tokens": 96, "temperature": 0}
+    query = {"role": "user", "content": "How is the weather?"}
+    body = {"messages": [query], "tools": [function], "max_tokens": 96, "temperature": 0}
     answer = post(client, "/v1/chat/completions", body)["choices"][0]["message"]
     result = {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "Arguments are no JSON."}
-    made = post(client, "/v1/chat/completions", body | {"messages": [asked, answer, result]})
+    made = post(client, "/v1/chat/completions", body | {"messages": [query, answer, result]})
     assert made["ingot"]["prompt"]["recalled"] == 1
 
     options = {"options": {"num_predict": 96, "temperature": 0}, "stream": False, "tools": [function]}
-    said = post(client, "/api/chat", {"messages": [asked]} | options)["message"]
+    said = post(client, "/api/chat", {"messages": [query]} | options)["message"]
     result = {"role": "tool", "tool_name": "weather", "content": "Arguments are no JSON."}
-    made = post(client, "/api/chat", {"messages": [asked, said, result]} | options)
+    made = post(client, "/api/chat", {"messages": [query, said, result]} | options)
     assert made["ingot"]["prompt"]["recalled"] == 1
 
     tool = {"name": "weather", "input_schema": SCHEMA}
     settled = {"max_tokens": 96, "temperature": 0, "tools": [tool]}
-    content = post(client, "/v1/messages", {"messages": [asked]} | settled)["content"]
+    content = post(client, "/v1/messages", {"messages": [query]} | settled)["content"]
     called = next(block["id"] for block in content if block["type"] == "tool_use")
     results = [{"type": "tool_result", "tool_use_id": called, "content": "Arguments are no JSON."}]
-    turns = [asked, {"role": "assistant", "content": content}, {"role": "user", "content": results}]
+    turns = [query, {"role": "assistant", "content": content}, {"role": "user", "content": results}]
     assert post(client, "/v1/messages", {"messages": turns} | settled)["ingot"]["prompt"]["recalled"] == 1
 
     shown = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": False}
     fixed = {"max_output_tokens": 96, "temperature": 0, "tools": [shown], "store": False}
-    items = post(client, "/v1/responses", {"input": [asked]} | fixed)["output"]
+    items = post(client, "/v1/responses", {"input": [query]} | fixed)["output"]
     output = {"type": "function_call_output", "call_id": items[-1]["call_id"], "output": "Arguments are no JSON."}
-    assert post(client, "/v1/responses", {"input": [asked, *items, output]} | fixed)["ingot"]["prompt"]["recalled"] == 1
+    assert post(client, "/v1/responses", {"input": [query, *items, output]} | fixed)["ingot"]["prompt"]["recalled"] == 1

@@ -109,12 +109,12 @@ def test_documents_get_the_same_scores_together_and_alone(client: httpx.Client) 
 
 def test_a_stream_goes_on_while_a_library_is_embedded(client: httpx.Client, engine: Engine) -> None:
     library = ["the dog is in the rain on the moon " * 6] * 400
-    told: list[int] = []
+    reply: list[int] = []
     done = threading.Event()
 
     def work() -> None:
         try:
-            told.append(len(embed(client, library)["data"]))
+            reply.append(len(embed(client, library)["data"]))
         finally:
             done.set()
 
@@ -131,7 +131,7 @@ def test_a_stream_goes_on_while_a_library_is_embedded(client: httpx.Client, engi
                 break
             during += 1
     thread.join()
-    assert told == [400] and during > 10
+    assert reply == [400] and during > 10
 
 
 def test_requests_are_listed_while_they_run_and_a_closed_socket_ends_them(client: httpx.Client, engine: Engine) -> None:

@@ -47,7 +47,7 @@ def complete(client: httpx.Client, **body: Any) -> Any:
     return made.json()
 
 
-def told(made: httpx.Response) -> list[Any]:
+def result(made: httpx.Response) -> list[Any]:
     lines = [line.removeprefix("data: ") for line in made.text.split("\n\n") if line.startswith("data: ")]
     assert lines.pop() == "[DONE]"
     return [json.loads(line) for line in lines]
@@ -63,7 +63,7 @@ def until_idle(engine: Engine) -> None:
 
 
 @contextmanager
-def held(engine: Engine) -> Iterator[None]:
+def blocked(engine: Engine) -> Iterator[None]:
     """The engine thread computes nothing meanwhile, so that nobody's answer comes to its end."""
     go_on = threading.Event()
     engines.post(engine, lambda: go_on.wait(60) and None)
@@ -76,7 +76,7 @@ def held(engine: Engine) -> Iterator[None]:
 def test_streamed_and_whole_answers_are_the_same(client: httpx.Client) -> None:
     whole = complete(client, prompt=[[5, 6], [9]], n=2)
     body = {"prompt": [[5, 6], [9]], "n": 2, "max_tokens": 8, **GREEDY, "stream": True}
-    chunks = told(client.post("/v1/completions", json=body))
+    chunks = result(client.post("/v1/completions", json=body))
     for choice in whole["choices"]:
         own = [part for chunk in chunks for part in chunk["choices"] if part["index"] == choice["index"]]
         assert "".join(part["text"] for part in own) == choice["text"]
@@ -88,7 +88,7 @@ def test_streamed_and_whole_answers_are_the_same(client: httpx.Client) -> None:
 def test_echo_with_logprobs_scores_prompt_and_answer(client: httpx.Client) -> None:
     made = complete(client, echo=True, logprobs=2)["choices"][0]
     logprobs = made["logprobs"]
-    assert {len(held) for held in logprobs.values()} == {11}
+    assert {len(blocked) for blocked in logprobs.values()} == {11}
     assert logprobs["token_logprobs"][0] is None
     assert all(value <= 0 for value in logprobs["token_logprobs"][1:])
     spans = [*logprobs["text_offset"], len(made["text"])]
@@ -174,7 +174,7 @@ def test_a_request_ends_at_its_deadline(client: httpx.Client) -> None:
 
 def test_a_full_queue_says_when_to_come_back(client: httpx.Client, engine: Engine) -> None:
     # Not all that there is room for, as whoever left a moment ago may still be on the way out.
-    with held(engine):
+    with blocked(engine):
         others = engine.generate(Request("six", ((1, 2, 3),), n=6, max_tokens=4))
         made = client.post("/v1/completions", json=LONG | {"n": 5})
     assert isinstance([event for batch in others for event in batch][-1], Ended)
@@ -193,7 +193,7 @@ def test_a_chat_is_answered(client: httpx.Client) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, **GREEDY}
     made = client.post("/v1/chat/completions", json=body).json()
     assert made["usage"]["completion_tokens"] == 4
-    chunks = told(client.post("/v1/chat/completions", json=body | {"stream": True}))
+    chunks = result(client.post("/v1/chat/completions", json=body | {"stream": True}))
     text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
     assert text == made["choices"][0]["message"]["content"]
 

@@ -58,7 +58,7 @@ def metrics_text(client: httpx.Client) -> str:
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1, "seed": 3}])
-def test_a_text_is_the_same_whoever_guesses(client: httpx.Client, sampling: dict[str, Any]) -> None:
+def test_a_text_is_the_same_whoever_draft_tokens(client: httpx.Client, sampling: dict[str, Any]) -> None:
     texts = {complete(client, speculate=who, **sampling)["choices"][0]["text"] for who in ("off", "lookup", "auto")}
     assert len(texts) == 1
 
@@ -66,13 +66,13 @@ def test_a_text_is_the_same_whoever_guesses(client: httpx.Client, sampling: dict
 def test_receipts_add_up_to_the_metrics(client: httpx.Client) -> None:
     assert "speculation" not in complete(client, speculate="off", temperature=0)["ingot"]
     assert metrics(client) == {"drafts": 0, "draft_tokens": 0, "accepted_tokens": 0}
-    told = [complete(client, speculate="lookup", temperature=0)["ingot"]["speculation"] for _ in range(3)]
+    result = [complete(client, speculate="lookup", temperature=0)["ingot"]["speculation"] for _ in range(3)]
     # The first token comes with the prompt.
-    assert all(one["passes"] + one["accepted"] == TOKENS - 1 for one in told)
-    proposed = sum(one["proposed"] for one in told)
+    assert all(one["passes"] + one["accepted"] == TOKENS - 1 for one in result)
+    proposed = sum(one["proposed"] for one in result)
     counted = metrics_from(client, proposed)
     assert counted["draft_tokens"] == proposed > 0
-    assert counted["accepted_tokens"] == sum(one["accepted"] for one in told)
+    assert counted["accepted_tokens"] == sum(one["accepted"] for one in result)
     by_place = re.findall(r"per_pos_total\{.*position=\"\d+\"\} (\d+)$", metrics_text(client), re.M)
     assert sum(map(int, by_place)) == counted["accepted_tokens"]
 

@@ -107,9 +107,9 @@ async def test_a_stream_that_the_server_cuts_off_is_no_client_that_left(caplog: 
 
 
 @pytest.mark.parametrize(
-    ("cause", "told"), [(None, DeadlineExceeded), (ClientGone(), NoneType), (shutting_down_error(), Stopping)]
+    ("cause", "result"), [(None, DeadlineExceeded), (ClientGone(), NoneType), (shutting_down_error(), Stopping)]
 )
-async def test_a_request_that_is_cut_off_knows_by_what(cause: Any, told: type[object]) -> None:
+async def test_a_request_that_is_cut_off_knows_by_what(cause: Any, result: type[object]) -> None:
     answer = Reply({"path": "/", "type": "http"}, asyncio.sleep)
     exchange = RequestLifetime(receive_never, -request_lifetime.DEADLINE_GRACE_S if cause is None else WAIT_S, answer)
     known: list[object] = [answer.ended_by()]
@@ -124,7 +124,7 @@ async def test_a_request_that_is_cut_off_knows_by_what(cause: Any, told: type[ob
 
     with pytest.raises((DeadlineExceeded, ClientGone, Stopping)):
         await exchange.run(work)
-    assert [*map(type, known)] == [NoneType, told]
+    assert [*map(type, known)] == [NoneType, result]
 
 
 async def test_a_quiet_server_says_nothing_of_requests(caplog: pytest.LogCaptureFixture) -> None:

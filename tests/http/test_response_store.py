@@ -23,7 +23,7 @@ ITEMS = [{"type": "message", "id": "msg_1", "role": "user", "content": "Hi"}]
 
 
 def response(name: str, **changes: Any) -> ResponseBody:
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "id": name,
         "created_at": 1,
         "status": "completed",
@@ -48,7 +48,7 @@ def response(name: str, **changes: Any) -> ResponseBody:
         "user": None,
         "metadata": {},
     }
-    return ResponseBody(**given | changes)
+    return ResponseBody(**values | changes)
 
 
 @pytest.fixture
@@ -65,9 +65,9 @@ def store(path: Path) -> Iterator[ResponseStore]:
 
 def test_a_response_is_found_with_what_it_answered(store: ResponseStore) -> None:
     store.keep("t", response("resp_1"), ITEMS)
-    kept = store.find("t", "resp_1")
-    assert kept is not None
-    assert (kept.response["id"], kept.response["status"], kept.input) == ("resp_1", "completed", ITEMS)
+    stored = store.find("t", "resp_1")
+    assert stored is not None
+    assert (stored.response["id"], stored.response["status"], stored.input) == ("resp_1", "completed", ITEMS)
     assert store.find("t", "resp_2") is None
 
 
@@ -88,8 +88,8 @@ def test_a_deleted_response_is_gone(store: ResponseStore) -> None:
 def test_keeping_a_response_again_tells_what_became_of_it(store: ResponseStore) -> None:
     store.keep("t", response("resp_1", status="queued"), ITEMS)
     store.keep("t", response("resp_1", status="completed"), ITEMS)
-    kept = store.find("t", "resp_1")
-    assert kept is not None and kept.response["status"] == "completed"
+    stored = store.find("t", "resp_1")
+    assert stored is not None and stored.response["status"] == "completed"
 
 
 def test_responses_and_the_secret_outlive_the_server(store: ResponseStore, path: Path) -> None:

@@ -34,9 +34,9 @@ def test_the_next_turn_takes_everything_over_from_disk(kind: str, tmp_path: Path
     own = settings(cache_dir=tmp_path)
     first = talking.start(kind, disk=tmp_path)
     with running(first, own) as url:
-        said = ask(url, history)["choices"][0]["message"]
+        result = ask(url, history)["choices"][0]["message"]
     first.close()
-    history += [said, user("And then?")]
+    history += [result, user("And then?")]
     second = talking.start(kind, disk=tmp_path)
     with running(second, own) as url:
         explained = httpx.post(f"{url}/v1/cache/explain", json={"messages": history}, timeout=60).json()
@@ -83,11 +83,11 @@ def once_pinned(url: str) -> Any:
 def test_warm_prompts_are_read_and_not_computed_again(tmp_path: Path) -> None:
     prompts = tmp_path / "system.txt"
     prompts.write_text(SYSTEM)
-    kept = tmp_path / "kept"
-    own = settings(cache_dir=kept, warm_prompts=prompts)
+    stored = tmp_path / "kept"
+    own = settings(cache_dir=stored, warm_prompts=prompts)
     pinned = []
     for _ in range(2):
-        engine = talking.start("hybrid", disk=kept)
+        engine = talking.start("hybrid", disk=stored)
         with running(engine, own) as url:
             pinned.append(once_pinned(url))
         engine.close()

@@ -11,8 +11,8 @@ from tests.http.scripted import ScriptedEngine, settings
 pytestmark = pytest.mark.anyio
 
 
-async def ask(method: str, path: str, engine: ScriptedEngine | None = None, **given: Any) -> Call:
-    return await call(build_app(engine or ScriptedEngine(), settings()), method, path, **given)  # type: ignore[arg-type]
+async def ask(method: str, path: str, engine: ScriptedEngine | None = None, **values: Any) -> Call:
+    return await call(build_app(engine or ScriptedEngine(), settings()), method, path, **values)  # type: ignore[arg-type]
 
 
 async def test_the_served_model_is_listed_under_its_own_name() -> None:

@@ -60,9 +60,9 @@ def test_off_loopback_a_key_is_needed(host: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_host_that_is_not_here_is_a_clear_error() -> None:
-    with pytest.raises(ConfigError, match="no address of this machine"):
+    with pytest.raises(ConfigError, match="not an address of this machine"):
         open_listener(settings(host="203.0.113.7", api_key="k" * 8))
-    with pytest.raises(ConfigError, match="no address of this machine"):
+    with pytest.raises(ConfigError, match="not an address of this machine"):
         open_listener(settings(host="no such host", api_key="k" * 8))
 
 
@@ -298,10 +298,10 @@ def test_who_interrupts_a_server_is_told_at_once_what_it_still_does_and_ends_it_
 def test_a_second_interrupt_ends_a_server_that_is_still_loading(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    begun, left = threading.Event(), threading.Event()
+    started, left = threading.Event(), threading.Event()
 
     async def load() -> None:
-        begun.set()
+        started.set()
         while not left.is_set():
             await asyncio.sleep(0)
 
@@ -312,7 +312,7 @@ def test_a_second_interrupt_ends_a_server_that_is_still_loading(
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        assert begun.wait(WAIT_S)
+        assert started.wait(WAIT_S)
         server.handle_exit(signal.SIGINT, None)
         assert not left.is_set()
         server.handle_exit(signal.SIGINT, None)

@@ -38,7 +38,7 @@ def chunks(body: bytes) -> list[Chunk]:
     return [chunk for chunk in found if chunk.get("type") != "ping"]
 
 
-def spoken(chunk: Chunk) -> str:
+def synthesized(chunk: Chunk) -> str:
     """The text in a chunk of any protocol."""
     choice = (chunk.get("choices") or [{}])[0]
     found = (
@@ -52,7 +52,7 @@ def spoken(chunk: Chunk) -> str:
     return next((text for text in found if text), "")
 
 
-async def told(path: str, ready: Callable[[list[Chunk]], bool], **changes: Any) -> list[Chunk]:
+async def result(path: str, ready: Callable[[list[Chunk]], bool], **changes: Any) -> list[Chunk]:
     """The chunks of an answer whose first word comes when the stream so far is `ready`."""
     engine = ScriptedEngine(None)
     async with Call(build_app(engine, settings(**changes)), path=path, body=STREAMS[path]) as made:
@@ -65,17 +65,17 @@ async def told(path: str, ready: Callable[[list[Chunk]], bool], **changes: Any) 
 
 @each
 async def test_a_silence_is_filled_with_events_that_say_nothing(path: str) -> None:
-    plain = await told(path, lambda so_far: True)
-    filled = await told(path, lambda so_far: len(so_far) >= len(plain) + 3, idle_event_s=0.01)
-    assert "".join(map(spoken, filled)) == "".join(map(spoken, plain)) == "x"
+    plain = await result(path, lambda so_far: True)
+    filled = await result(path, lambda so_far: len(so_far) >= len(plain) + 3, idle_event_s=0.01)
+    assert "".join(map(synthesized, filled)) == "".join(map(synthesized, plain)) == "x"
     kinds = [sorted(chunk) for chunk in plain]
     assert all(sorted(chunk) in kinds for chunk in filled), "they are of the kinds that the protocol has anyway"
 
 
 @each
 async def test_a_stream_that_is_only_short_of_time_has_no_more_events_than_it_needs(path: str) -> None:
-    plain = await told(path, lambda so_far: True)
-    again = await told(path, lambda so_far: True, keepalive_s=0.01, idle_event_s=3600.0)
+    plain = await result(path, lambda so_far: True)
+    again = await result(path, lambda so_far: True, keepalive_s=0.01, idle_event_s=3600.0)
     assert len(again) == len(plain)
 
 
@@ -91,8 +91,8 @@ async def test_white_space_holds_a_whole_answer_open(path: str) -> None:
         await made.done()
     assert (made.status, made.headers["content-type"]) == (200, "application/json")
     assert made.headers["x-request-id"] == engine.requests[0].id and "content-length" not in made.headers
-    held, plain = made.json(), await whole(path)
-    assert plain.keys() == held.keys()
+    blocked, plain = made.json(), await whole(path)
+    assert plain.keys() == blocked.keys()
     assert made.body.strip()[:1] == b"{" and "x" in made.body.decode()
 
 
@@ -138,7 +138,7 @@ async def whole(path: str) -> Chunk:
 
 
 async def test_the_events_of_a_response_are_numbered_without_a_gap() -> None:
-    filled = await told("/v1/responses", lambda so_far: len(so_far) >= 5, idle_event_s=0.01)
+    filled = await result("/v1/responses", lambda so_far: len(so_far) >= 5, idle_event_s=0.01)
     assert [event["sequence_number"] for event in filled] == list(range(len(filled)))
     assert [event["type"] for event in filled[:4]] == ["response.created", *["response.in_progress"] * 3]
 

@@ -17,7 +17,7 @@ def batch(number: int) -> Any:
 
 
 async def read(feed: EventFeed) -> list[Any]:
-    return [told async for told in feed.reader().batches()]
+    return [answer async for answer in feed.reader().batches()]
 
 
 async def test_whoever_reads_along_gets_every_batch_whenever_they_came() -> None:
@@ -30,8 +30,8 @@ async def test_whoever_reads_along_gets_every_batch_whenever_they_came() -> None
     await asyncio.sleep(0)
     feed.put(batch(3))
     feed.end()
-    told = [[0], [1], [2], [3]]
-    assert (await early, await late, await read(feed)) == (told, told, told)
+    answer = [[0], [1], [2], [3]]
+    assert (await early, await late, await read(feed)) == (answer, answer, answer)
 
 
 async def test_a_reader_knows_how_much_waits_for_it() -> None:

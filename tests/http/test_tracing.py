@@ -42,7 +42,7 @@ class Collector:
                 self.send_response(200)
                 self.end_headers()
 
-            def log_message(self, *told: Any) -> None:
+            def log_message(self, *answer: Any) -> None:
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -72,33 +72,33 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     made.close()
 
 
-async def spans_of(engine: ScriptedEngine, collector: Collector, **asked: Any) -> list[Any]:
+async def spans_of(engine: ScriptedEngine, collector: Collector, **sent: Any) -> list[Any]:
     app = build_app(engine, settings(otlp_traces_endpoint=collector.url))  # type: ignore[arg-type]
-    await call(app, **asked)
+    await call(app, **sent)
     await app.state.service.stop()
     return collector.spans()
 
 
 def values(attributes: Any) -> dict[str, Any]:
-    def value(told: Any) -> Any:
-        kind = told.WhichOneof("value")
-        return [value(one) for one in told.array_value.values] if kind == "array_value" else getattr(told, kind)
+    def value(answer: Any) -> Any:
+        kind = answer.WhichOneof("value")
+        return [value(one) for one in answer.array_value.values] if kind == "array_value" else getattr(answer, kind)
 
     return {attribute.key: value(attribute.value) for attribute in attributes}
 
 
 async def test_a_request_is_a_span_in_the_words_of_the_conventions(collector: Collector) -> None:
     [span] = await spans_of(ScriptedEngine(), collector, body=MESSAGES)
-    told = values(span.attributes)
+    answer = values(span.attributes)
     assert (span.name, span.kind) == ("chat org/toy", 2)
-    assert told["gen_ai.operation.name"] == "chat"
-    assert told["gen_ai.request.model"] == told["gen_ai.response.model"] == "org/toy"
-    assert (told["gen_ai.request.temperature"], told["gen_ai.request.max_tokens"]) == (0.5, 9)
-    assert told["gen_ai.response.finish_reasons"] == ["stop"]
-    assert told["gen_ai.usage.output_tokens"] == 3
-    assert told["gen_ai.usage.input_tokens"] > 0
-    assert told["gen_ai.latency.time_in_queue"] == 0.1
-    assert told["gen_ai.latency.time_to_first_token"] == pytest.approx(0.3)
+    assert answer["gen_ai.operation.name"] == "chat"
+    assert answer["gen_ai.request.model"] == answer["gen_ai.response.model"] == "org/toy"
+    assert (answer["gen_ai.request.temperature"], answer["gen_ai.request.max_tokens"]) == (0.5, 9)
+    assert answer["gen_ai.response.finish_reasons"] == ["stop"]
+    assert answer["gen_ai.usage.output_tokens"] == 3
+    assert answer["gen_ai.usage.input_tokens"] > 0
+    assert answer["gen_ai.latency.time_in_queue"] == 0.1
+    assert answer["gen_ai.latency.time_to_first_token"] == pytest.approx(0.3)
     assert [event.name for event in span.events] == ["prompt", "first_token"]
     assert span.end_time_unix_nano - span.start_time_unix_nano == pytest.approx(0.6e9, rel=1e-3)
     assert span.events[0].time_unix_nano - span.start_time_unix_nano == pytest.approx(0.1e9, rel=1e-3)
@@ -128,7 +128,7 @@ async def test_a_failed_request_is_a_failed_span(collector: Collector) -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "path", "body", "operation", "told"),
+    ("engine", "path", "body", "operation", "answer"),
     [
         (EncodingEngine, "/v1/embeddings", {"input": SECRET}, "embeddings", {"gen_ai.usage.input_tokens": 25}),
         (EncodingEngine, "/v1/rerank", {"query": "q", "documents": [SECRET]}, "rerank", {}),
@@ -137,7 +137,7 @@ async def test_a_failed_request_is_a_failed_span(collector: Collector) -> None:
     ],
 )
 async def test_a_request_that_generates_nothing_is_a_span_of_its_own_model(
-    collector: Collector, engine: type[ScriptedEngine], path: str, body: Any, operation: str, told: dict[str, Any]
+    collector: Collector, engine: type[ScriptedEngine], path: str, body: Any, operation: str, answer: dict[str, Any]
 ) -> None:
     headers = {"content-type": "multipart/form-data; boundary=b"} if isinstance(body, bytes) else {}
     made = engine()
@@ -146,7 +146,7 @@ async def test_a_request_that_generates_nothing_is_a_span_of_its_own_model(
     [model] = [each.card.name for each in made.alongside if span.name == f"{operation} {each.card.name}"]
     assert found["gen_ai.operation.name"] == operation and found["gen_ai.request.model"] == model
     assert found["gen_ai.latency.time_in_queue"] > 0 and found["gen_ai.latency.time_in_model_inference"] > 0
-    assert told.items() <= found.items()
+    assert answer.items() <= found.items()
     assert SECRET.encode() not in collector.raw[0]
 
 
@@ -167,11 +167,11 @@ async def test_a_collector_that_is_away_holds_nobody_up(caplog: pytest.LogCaptur
 async def test_a_collector_that_takes_nothing_does_not_keep_a_server_from_stopping(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given = threading.Event()
+    options = threading.Event()
 
     class Stuck:
         def export(self, spans: Any) -> Any:
-            given.wait(20)
+            options.wait(20)
 
         def shutdown(self) -> None:
             pass
@@ -182,7 +182,7 @@ async def test_a_collector_that_takes_nothing_does_not_keep_a_server_from_stoppi
     assert (await call(app, body=MESSAGES)).status == 200
     with anyio.fail_after(10):
         await app.state.service.stop()
-    given.set()
+    options.set()
 
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:4318", "grpc://127.0.0.1:4317", "http://"])

@@ -32,7 +32,7 @@ def served(infill: Infill | None = TOKENS) -> ServedModel:
     return ServedModel.of(CARD, ByteTokenizer(infill=infill), settings())  # type: ignore[arg-type]
 
 
-def asked(read: Any, body: dict[str, Any], infill: Infill | None = TOKENS) -> GenerationTask:
+def query(read: Any, body: dict[str, Any], infill: Infill | None = TOKENS) -> GenerationTask:
     job = read(body, served(infill), "req-1")
     assert isinstance(job, GenerationTask)
     return job
@@ -48,7 +48,7 @@ each_way = pytest.mark.parametrize("read", BODIES, ids=lambda read: read.__name_
 
 @each_way
 def test_every_way_of_asking_gives_the_same_prompt_and_the_same_ends(read: Any) -> None:
-    request = asked(read, BODIES[read]).request
+    request = query(read, BODIES[read]).request
     assert request.prompts == (FILLED,)
     assert request.stop.token_ids == {MIDDLE, PAD}
     assert request.reading is None and request.guide is None
@@ -57,7 +57,7 @@ def test_every_way_of_asking_gives_the_same_prompt_and_the_same_ends(read: Any) 
 @each_way
 def test_a_model_without_such_tokens_says_so(read: Any) -> None:
     with pytest.raises(Unsupported, match="cannot fill in the middle") as raised:
-        asked(read, BODIES[read], infill=None)
+        query(read, BODIES[read], infill=None)
     assert raised.value.param in ("suffix", "input_suffix")
 
 
@@ -66,46 +66,46 @@ def test_what_is_too_long_is_refused_before_it_is_encoded(read: Any, monkeypatch
     monkeypatch.setattr(ByteTokenizer, "encode_plain", lambda *_, **__: pytest.fail("it is too long"))
     for name in BODIES[read]:
         with pytest.raises(ContextOverflow) as raised:
-            asked(read, BODIES[read] | {name: "x" * 5000})
+            query(read, BODIES[read] | {name: "x" * 5000})
         assert raised.value.param == name
 
 
 def test_an_empty_suffix_asks_for_what_follows() -> None:
-    assert asked(read_completion, {"prompt": "a", "suffix": ""}, infill=None).request.prompts == ((BOS, ord("a")),)
-    assert asked(read_ollama_generate, {"prompt": "a", "suffix": "", "raw": True}, infill=None)
-    assert asked(read_infill, {"input_prefix": "a"}).request.prompts == ((BOS, PREFIX, ord("a"), SUFFIX, MIDDLE),)
+    assert query(read_completion, {"prompt": "a", "suffix": ""}, infill=None).request.prompts == ((BOS, ord("a")),)
+    assert query(read_ollama_generate, {"prompt": "a", "suffix": "", "raw": True}, infill=None)
+    assert query(read_infill, {"input_prefix": "a"}).request.prompts == ((BOS, PREFIX, ord("a"), SUFFIX, MIDDLE),)
 
 
 def test_each_prompt_is_filled_in_before_the_same_suffix_also_one_of_tokens() -> None:
-    request = asked(read_completion, {"prompt": [[97], [98]], "suffix": "c", "n": 2, "logprobs": 1}).request
+    request = query(read_completion, {"prompt": [[97], [98]], "suffix": "c", "n": 2, "logprobs": 1}).request
     assert request.prompts == tuple((BOS, PREFIX, each, SUFFIX, 99, MIDDLE) for each in (97, 98))
     assert (request.n, request.sampling.logprobs) == (2, 1)
 
 
 def test_who_ignores_ends_ignores_these_too() -> None:
-    assert asked(read_completion, {"prompt": "a", "suffix": "b", "ignore_eos": True}).request.stop.token_ids == set()
+    assert query(read_completion, {"prompt": "a", "suffix": "b", "ignore_eos": True}).request.stop.token_ids == set()
 
 
 def test_echo_and_a_suffix_contradict_each_other() -> None:
     with pytest.raises(BadRequest) as raised:
-        asked(read_completion, {"prompt": "a", "suffix": "b", "echo": True})
+        query(read_completion, {"prompt": "a", "suffix": "b", "echo": True})
     assert raised.value.param == "echo"
 
 
 @pytest.mark.parametrize("field", [{"system": "x"}, {"format": "json"}, {"think": True}])
 def test_what_goes_through_the_template_is_refused_beside_a_suffix(field: dict[str, Any]) -> None:
-    with pytest.raises(BadRequest, match="suffix leaves out"):
-        asked(read_ollama_generate, {"prompt": "a", "suffix": "b"} | field)
+    with pytest.raises(BadRequest, match="not used with a suffix"):
+        query(read_ollama_generate, {"prompt": "a", "suffix": "b"} | field)
 
 
 def test_what_asks_for_nothing_stands_beside_a_suffix() -> None:
     beside = {"system": "", "format": "", "think": False}
-    assert asked(read_ollama_generate, {"prompt": "a", "suffix": "b"} | beside).request.prompts == (FILLED,)
+    assert query(read_ollama_generate, {"prompt": "a", "suffix": "b"} | beside).request.prompts == (FILLED,)
 
 
 def test_the_line_being_written_follows_the_prefix_and_other_files_come_first() -> None:
     body = {"input_prefix": "a", "prompt": "b", "input_suffix": "c", "input_extra": [{"filename": "f", "text": "d"}]}
-    assert asked(read_infill, body).request.prompts == ((BOS, *b"#f\nd\n", PREFIX, *b"ab", SUFFIX, *b"c", MIDDLE),)
+    assert query(read_infill, body).request.prompts == ((BOS, *b"#f\nd\n", PREFIX, *b"ab", SUFFIX, *b"c", MIDDLE),)
 
 
 def test_ollama_is_told_that_the_model_can() -> None:
@@ -125,12 +125,12 @@ def test_what_llama_cpps_clients_send_is_taken_and_what_has_no_effect_named() ->
         "repeat_penalty": 1.1,
         "n_cmpl": 1,
     }
-    job = asked(read_infill, sent)
+    job = query(read_infill, sent)
     assert (job.request.max_tokens, job.request.sampling.repetition_penalty) == (1, 1.1)
     assert job.head is not None
     assert sorted(job.head.ignored) == ["id_slot", "samplers", "t_max_predict_ms"]
     with pytest.raises(Unsupported, match="/v1/completions"):
-        asked(read_infill, sent | {"n_cmpl": 2})
+        query(read_infill, sent | {"n_cmpl": 2})
 
 
 def test_every_field_of_llama_cpps_infill_is_known() -> None:
@@ -190,11 +190,16 @@ def test_ollamas_client_has_the_gap_filled_in(url: str) -> None:
 
 def test_infill_answers_in_llama_cpps_words(url: str) -> None:
     body = {"input_prefix": "def add(a, b):\n", "prompt": "    return ", "input_suffix": "\n", "n_probs": 2}
-    told = httpx.post(f"{url}/infill", json=body).json()
-    assert (told["content"], told["stop"], told["stop_type"], told["stopping_word"]) == ("a + b", True, "eos", "")
-    assert told["timings"]["predicted_n"] == told["tokens_predicted"] == 6
-    assert told["timings"]["prompt_n"] + told["tokens_cached"] == told["tokens_evaluated"]
-    first, *rest = told["completion_probabilities"]
+    answer = httpx.post(f"{url}/infill", json=body).json()
+    assert (answer["content"], answer["stop"], answer["stop_type"], answer["stopping_word"]) == (
+        "a + b",
+        True,
+        "eos",
+        "",
+    )
+    assert answer["timings"]["predicted_n"] == answer["tokens_predicted"] == 6
+    assert answer["timings"]["prompt_n"] + answer["tokens_cached"] == answer["tokens_evaluated"]
+    first, *rest = answer["completion_probabilities"]
     assert (first["token"], first["logprob"], len(first["top_logprobs"]), len(rest)) == ("a", 0.0, 2, 4)
     stopped = httpx.post(f"{url}/infill", json=body | {"stop": [" +"], "n_probs": 0}).json()
     assert (stopped["content"], stopped["stop_type"], stopped["stopping_word"]) == ("a", "word", " +")
@@ -215,8 +220,8 @@ def test_infill_streams_chunks_of_which_the_last_says_so(url: str) -> None:
 def test_only_the_fields_that_were_asked_for_are_told(url: str) -> None:
     body = {"input_prefix": CODE, "input_suffix": "\n"}
     fields = ["content", "timings/predicted_n", "truncated", "nothing/such"]
-    told = httpx.post(f"{url}/infill", json=body | {"response_fields": fields}).json()
-    assert told == {"content": "a + b", "timings/predicted_n": 6, "truncated": False}
+    answer = httpx.post(f"{url}/infill", json=body | {"response_fields": fields}).json()
+    assert answer == {"content": "a + b", "timings/predicted_n": 6, "truncated": False}
 
 
 def test_a_prompt_without_an_answer_is_computed_for_later(url: str) -> None:

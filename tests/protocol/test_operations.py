@@ -61,17 +61,17 @@ def test_every_way_of_work_and_of_framing_is_known_and_used() -> None:
 @pytest.mark.parametrize("wire", WIRES)
 def test_every_protocol_has_rows_and_words_for_errors(wire: Wire) -> None:
     paths = [row.path for row in OPERATIONS if row.wire is wire]
-    assert paths and wire_at(f"{wire.under}/nowhere") is wire
-    for told in (error_body, error_event):
-        body = told(Unavailable("Too much to do."), paths[0], "req-1")
+    assert paths and wire_at(f"{wire.prefix}/nowhere") is wire
+    for result in (error_body, error_event):
+        body = result(Unavailable("Too much to do."), paths[0], "req-1")
         assert b"Too much to do." in msgspec.json.encode(body)
 
 
 def test_an_address_is_that_of_the_protocol_which_it_begins_with() -> None:
-    said = {
+    message = {
         path: wire_at(path).error for path in ("/v1/messages", "/v1/messages/count_tokens", "/api/nothing", "/v1/x")
     }
-    assert [name.partition(":")[2] for name in said.values()] == [
+    assert [name.partition(":")[2] for name in message.values()] == [
         *("AnthropicError", "AnthropicError", "OllamaError", "ErrorBody"),
     ]
     assert wire_at("/v1/messagesandmore").error == wire_at("/v1/x").error

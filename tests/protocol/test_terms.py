@@ -83,14 +83,14 @@ def test_a_name_must_be_a_string() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("values", "result"),
     [
         ({"alias": ("claude-*",)}, "claude-*=default"),
         ({"alias": ("=default",)}, "is no alias"),
         ({"served_model_name": ("claude-*",)}, "--alias"),
     ],
 )
-def test_what_is_no_name_is_refused(given: dict[str, Any], said: str) -> None:
+def test_what_is_no_name_is_refused(values: dict[str, Any], result: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        Settings(**given)
-    assert said in raised.value.message
+        Settings(**values)
+    assert result in raised.value.message

@@ -77,8 +77,8 @@ def test_finished_blocks_are_not_drawn_again(screen: Screen, server: ScriptedSer
     screen.run("for (const node of document.querySelectorAll('.prose > *, .prose .tok-number')) node.kept = true")
     answer.gate.open()
     screen.until(lambda: screen.state() == "done")
-    kept = "return [...document.querySelectorAll('.prose > *')].map((node) => Boolean(node.kept))"
-    assert screen.run(kept) == [True, True, False]
+    stored = "return [...document.querySelectorAll('.prose > *')].map((node) => Boolean(node.kept))"
+    assert screen.run(stored) == [True, True, False]
     assert screen.run("return document.querySelector('.prose .tok-number').kept") is True
 
 
@@ -111,15 +111,15 @@ def test_a_screen_reader_hears_blocks_rather_than_tokens(screen: Screen, server:
     answer = server.answer("One", " sentence.", "\n\n", "Then", " more.", held=True)
     screen.send("Go")
 
-    def heard() -> list[str]:
+    def received() -> list[str]:
         return list(screen.run("return [...document.querySelectorAll('#announcer p')].map((p) => p.textContent)"))
 
     answer.gate.release(2)
     screen.until(lambda: screen.answers() == ["One sentence."])
-    assert heard() == ["Answering."]
+    assert received() == ["Answering."]
     answer.gate.open()
     screen.until(lambda: screen.state() == "done")
-    assert heard() == ["Answering.", "One sentence.", "Then more."]
+    assert received() == ["Answering.", "One sentence.", "Then more."]
     assert screen.find("#announcer").get_attribute("aria-live") == "polite"
 
 

@@ -60,13 +60,13 @@ def live(screen: Screen, server: ScriptedServer) -> Callable[[], Screen]:
 
     def opened() -> Screen:
         screen.browser.get(f"{server.url}/live")
-        screen.until(lambda: screen.text("#health-detail") != "Asking…")
+        screen.until(lambda: screen.text("#health-detail") != "Connecting…")
         return screen
 
     return opened
 
 
-def test_it_draws_requests_memory_kept_prompts_guesses_and_models(
+def test_it_draws_requests_memory_kept_prompts_draft_tokens_and_models(
     live: Callable[[], Screen], server: ScriptedServer
 ) -> None:
     server.live |= {"requests": [RUNNING], "past": [PAST], "engines": [engine()]}
@@ -80,10 +80,10 @@ def test_it_draws_requests_memory_kept_prompts_guesses_and_models(
     assert (screen.text("#waiting"), screen.text("#running")) == ("3", "1")
     assert screen.text("#cached-share") == "75%"
     memory = screen.text("#memory")
-    assert "Kept for anna" in memory and "300 MB" in memory and "Of 8.0 GB" in memory
+    assert "Cached for anna" in memory and "300 MB" in memory and "Of 8.0 GB" in memory
     assert "900 tokens · used 7× · 5.2 MB · pinned" in screen.text("#tree > li > p")
-    assert "on disk · 4 more behind it" in screen.text("#tree li li")
-    assert "15 of 30 tokens right, 2.50 tokens a pass" in screen.text("#guesses")
+    assert "on disk · 4 more after it" in screen.text("#tree li li")
+    assert "15 of 30 draft tokens accepted, 2.50 tokens a pass" in screen.text("#speculation")
     assert screen.text("#models li:nth-child(1)") == "toy loaded · 8,192 tokens"
     assert screen.text("#models li:nth-child(2)") == "other unloaded"
     assert screen.complaints() == []
@@ -129,8 +129,8 @@ def test_the_engines_of_several_models_are_added_up(live: Callable[[], Screen], 
     server.live["engines"] = [engine(), engine() | {"model": "other", "waiting": 1}]
     screen = live()
     assert (screen.text("#waiting"), screen.text("#running")) == ("4", "2")
-    assert "Kept for anna, other" in screen.text("#memory") and "8.0 GB" in screen.text("#memory")
-    assert "30 of 60 tokens right" in screen.text("#guesses")
+    assert "Cached for anna, other" in screen.text("#memory") and "8.0 GB" in screen.text("#memory")
+    assert "30 of 60 draft tokens accepted" in screen.text("#speculation")
 
 
 def test_tokens_a_second_are_what_the_counts_grew_by(live: Callable[[], Screen], server: ScriptedServer) -> None:
@@ -162,7 +162,7 @@ def test_an_answer_that_was_stopped_is_no_failed_one(live: Callable[[], Screen],
         PAST | began | {"outcome": outcome, "answer_s": 60.0 - number} for number, outcome in enumerate(outcomes)
     ]
     screen = live()
-    drawn, legend = screen.run(
+    rendered, legend = screen.run(
         """const canvas = document.getElementById('timeline');
         const context = canvas.getContext('2d');
         const ratio = devicePixelRatio || 1;
@@ -172,7 +172,7 @@ def test_an_answer_that_was_stopped_is_no_failed_one(live: Callable[[], Screen],
         const parts = (phase) => colour(phase).backgroundColor.match(/\\d+/g).map(Number);
         return [[0, 1, 2].map(at), ['answer', 'cancelled', 'failed'].map(parts)];"""
     )
-    assert drawn == legend and len({*map(tuple, drawn)}) == 3
+    assert rendered == legend and len({*map(tuple, rendered)}) == 3
 
 
 def test_a_key_that_is_not_the_administrators_sees_its_own_requests(

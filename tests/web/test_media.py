@@ -47,7 +47,7 @@ def test_a_model_that_reads_text_alone_is_offered_nothing(screen: Screen, server
     assert not screen.all("#attachments img")
 
 
-def test_a_picked_picture_is_shown_and_sent_before_the_words(
+def test_a_picked_image_is_shown_and_sent_before_the_words(
     screen: Screen, server: ScriptedServer, tmp_path: Path
 ) -> None:
     open_seeing(screen, server)
@@ -64,7 +64,7 @@ def test_a_picked_picture_is_shown_and_sent_before_the_words(
 @pytest.mark.parametrize(
     ("event", "target", "field"), [("paste", "#prompt", "clipboardData"), ("drop", "#transcript", "dataTransfer")]
 )
-def test_a_picture_can_be_pasted_or_dropped_and_sent_without_a_word(
+def test_an_image_can_be_pasted_or_dropped_and_sent_without_a_word(
     screen: Screen, server: ScriptedServer, event: str, target: str, field: str
 ) -> None:
     open_seeing(screen, server)
@@ -74,7 +74,7 @@ def test_a_picture_can_be_pasted_or_dropped_and_sent_without_a_word(
     assert [part["type"] for part in server.bodies[-1]["messages"][0]["content"]] == ["image_url"]
 
 
-def test_a_picture_can_be_taken_back_before_it_is_sent(screen: Screen, server: ScriptedServer, tmp_path: Path) -> None:
+def test_an_image_can_be_taken_back_before_it_is_sent(screen: Screen, server: ScriptedServer, tmp_path: Path) -> None:
     open_seeing(screen, server)
     pick(screen, tmp_path, "one.png", "two.png")
     screen.click("[aria-label='Remove one.png']")
@@ -83,7 +83,7 @@ def test_a_picture_can_be_taken_back_before_it_is_sent(screen: Screen, server: S
     assert len(server.bodies[-1]["messages"][0]["content"]) == 2
 
 
-def test_pictures_stay_with_their_message_when_it_is_edited_and_after_a_reload(
+def test_images_stay_with_their_message_when_it_is_edited_and_after_a_reload(
     screen: Screen, server: ScriptedServer, tmp_path: Path
 ) -> None:
     open_seeing(screen, server)
@@ -97,7 +97,7 @@ def test_pictures_stay_with_their_message_when_it_is_edited_and_after_a_reload(
     assert [part["type"] for part in server.bodies[-1]["messages"][0]["content"]] == ["image_url", "text"]
 
 
-def test_a_conversation_is_kept_without_pictures_that_storage_has_no_room_for(
+def test_a_conversation_is_kept_without_images_that_storage_has_no_room_for(
     screen: Screen, server: ScriptedServer, tmp_path: Path
 ) -> None:
     open_seeing(screen, server)
@@ -108,7 +108,7 @@ def test_a_conversation_is_kept_without_pictures_that_storage_has_no_room_for(
     screen.ask("What?")
     screen.run("localStorage.removeItem('filler')")
     stored = screen.run("return Object.keys(localStorage).filter((key) => key.startsWith('ingot.chat.'))")
-    kept = json.loads(screen.run("return localStorage.getItem(arguments[0])", stored[0]))
-    assert kept["messages"][0]["media"] == [{"kind": "image", "name": "large.bmp"}]
+    cached = json.loads(screen.run("return localStorage.getItem(arguments[0])", stored[0]))
+    assert cached["messages"][0]["media"] == [{"kind": "image", "name": "large.bmp"}]
     screen.reload()
-    screen.until(lambda: "large.bmp (not kept in this browser)" in screen.text(".question"))
+    screen.until(lambda: "large.bmp (not stored in this browser)" in screen.text(".question"))

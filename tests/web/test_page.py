@@ -30,15 +30,17 @@ def test_an_answer_appears_piece_by_piece_and_ends_with_its_figures(screen: Scre
     assert screen.text("#context-use") == "43 / 8,192 tokens"
 
 
-def test_an_answer_that_was_guessed_ahead_says_how_well(screen: Screen, server: ScriptedServer) -> None:
-    guessed = {"proposed": 1234, "accepted": 1000, "passes": 800, "tokens_per_pass": 2.25}
-    server.answer("One", " two", prompt_tokens=40, receipt={"speculation": guessed})
+def test_an_answer_that_was_speculation_ahead_says_how_well(screen: Screen, server: ScriptedServer) -> None:
+    speculation = {"proposed": 1234, "accepted": 1000, "passes": 800, "tokens_per_pass": 2.25}
+    server.answer("One", " two", prompt_tokens=40, receipt={"speculation": speculation})
     screen.send("Count")
     screen.until(lambda: screen.state() == "done")
-    assert screen.text(".answer .facts").endswith("prompt 40 · 1,000 of 1,234 guesses right, 2.3 tokens a pass")
+    assert screen.text(".answer .facts").endswith("prompt 40 · 1,000 of 1,234 draft tokens accepted, 2.3 tokens a pass")
 
 
-def test_guesses_that_were_asked_for_and_not_made_are_not_mentioned(screen: Screen, server: ScriptedServer) -> None:
+def test_draft_tokens_that_were_asked_for_and_not_made_are_not_mentioned(
+    screen: Screen, server: ScriptedServer
+) -> None:
     none = {"proposed": 0, "accepted": 0, "passes": 2, "tokens_per_pass": 1.0}
     server.answer("One", " two", prompt_tokens=40, receipt={"speculation": none})
     screen.send("Count")

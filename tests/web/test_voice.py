@@ -45,7 +45,7 @@ def test_silence_is_said_to_be_nothing(screen: Screen, server: ScriptedServer) -
     screen.click("#record")
     screen.until(lambda: screen.find("#record").get_attribute("aria-label") == "Stop recording")
     screen.click("#record")
-    screen.until(lambda: "Nothing was heard" in screen.text("#notice"))
+    screen.until(lambda: "No speech was recognised" in screen.text("#notice"))
     assert screen.find("#prompt").get_property("value") == ""
 
 

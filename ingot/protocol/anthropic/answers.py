@@ -1,9 +1,9 @@
-"""Events as Anthropic's messages: one body, or events of the stream."""
+"""Answers as Anthropic's messages: one body, or a stream of events."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -19,7 +19,7 @@ from ingot.engine.request import (
     Usage,
 )
 from ingot.errors import IngotError
-from ingot.protocol.chat.answers import AnswerHead, Receipt, StreamedAnswer, WholeAnswer
+from ingot.protocol.chat.answers import AnswerHead, AnswerPart, Receipt, StreamedAnswer, WholeAnswer
 from ingot.protocol.errors import AnthropicError
 from ingot.protocol.served import ThinkingSeal
 from ingot.text.parser.arguments import answer_arguments
@@ -50,7 +50,7 @@ class AnthropicOutputTokensDetails(Struct):
 
 
 class MessageUsage(Struct, kw_only=True):
-    """`input_tokens` are those of the prompt that were neither read from the cache nor put into it."""
+    """`input_tokens` are those of the prompt that were neither read from the cache nor written to it."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -61,8 +61,8 @@ class MessageUsage(Struct, kw_only=True):
 
     @classmethod
     def of(cls, usage: Usage, *, marked: bool) -> MessageUsage:
-        """`marked`: the request asks for caching. All of its prompt is kept then but the last token, which an answer
-        always computes anew."""
+        """`marked`: the request asks for caching. All of its prompt is cached then but the last token, which is always
+        computed again."""
         fresh = usage.prompt_tokens - usage.cached_tokens
         created = max(0, fresh - 1) if marked else 0
         return cls(
@@ -80,7 +80,7 @@ class AppliedEdit(Struct, tag_field="type", tag="clear_thinking_20251015"):
 
 
 class AppliedEdits(Struct):
-    """What was done to the context; an edit that changed nothing is not listed."""
+    """The edits of the context; one that changed nothing is not listed."""
 
     applied_edits: list[AppliedEdit]
 
@@ -111,6 +111,13 @@ class SignatureDeltaBody(Struct, tag_field="type", tag="signature_delta"):
 
 class InputJsonDeltaBody(Struct, tag_field="type", tag="input_json_delta"):
     partial_json: str
+
+
+EMPTY_BLOCKS: Final[dict[str, tuple[ContentBlockBody, type[TextDeltaBody] | type[ThinkingDeltaBody]]]] = {
+    "text": (TextBlockBody(""), TextDeltaBody),
+    "thinking": (ThinkingBlockBody("", ""), ThinkingDeltaBody),
+}
+"""The start of a block, and the class of its deltas."""
 
 
 class MessageStart(Struct, tag_field="type", tag="message_start"):
@@ -175,15 +182,15 @@ class MessageAnswerOptions:
     may_think: bool = False  # the answer begins with thinking, or may
     edits: AppliedEdits | None = None
 
-    def stopped(self, ended: SequenceEnded) -> MessageStopDelta:
-        match ended.reason:
+    def stop_delta(self, end: SequenceEnded) -> MessageStopDelta:
+        match end.reason:
             case "tool_calls":
                 return MessageStopDelta("tool_use", None)
             case "length":
-                spent = ended.completion_tokens >= self.max_tokens
-                return MessageStopDelta("max_tokens" if spent else "model_context_window_exceeded", None)
-        if isinstance(ended.stopped_by, str):
-            return MessageStopDelta("stop_sequence", ended.stopped_by)
+                is_limit = end.completion_tokens >= self.max_tokens
+                return MessageStopDelta("max_tokens" if is_limit else "model_context_window_exceeded", None)
+        if isinstance(end.stopped_by, str):
+            return MessageStopDelta("stop_sequence", end.stopped_by)
         return MessageStopDelta("end_turn", None)
 
     def thinking(self, text: str) -> ThinkingBlockBody:
@@ -202,153 +209,115 @@ class MessageAnswerOptions:
 
 
 class WholeMessage(WholeAnswer):
-    """One body, whose blocks are in the order in which they were written."""
+    """One body, whose blocks are in the order in which they were generated."""
 
-    def __init__(self, telling: MessageAnswerOptions) -> None:
-        self.telling = telling
-        self.content: list[ContentBlockBody] = []
-        self.pieces: list[str] = []
-        self.kind: type[TextDelta] | type[ThinkingDelta] | None = None
-        self.call: CallBegan | None = None
-        self.stop: MessageStopDelta | None = None
-        self.ended: Ended | None = None
-
-    def take(self, event: Event) -> None:
-        match event:
-            case TextDelta() | ThinkingDelta():
-                if event.text:
-                    if self.kind is not type(event):
-                        self._close()
-                        self.kind = type(event)
-                    self.pieces.append(event.text)
-            case CallBegan():
-                self._close()
-                self.call = event
-            case CallArguments():
-                self.pieces.append(event.fragment)
-            case CallEnded():
-                self._close_call(event.complete)
-            case SequenceEnded():
-                self._close()
-                self.stop = self.telling.stopped(event)
-            case Ended():
-                self.ended = event
+    def __init__(self, options: MessageAnswerOptions) -> None:
+        super().__init__(options.head)
+        self.options = options
 
     def body(self) -> MessageBody:
-        assert self.ended is not None and self.stop is not None
-        made = self.telling.message(self.content, self.stop, self.ended.usage)
-        made.ingot = Receipt.of(self.telling.head, self.ended)
-        return made
+        answer = self.answers[0]
+        assert answer.end is not None
+        content = [self._block(part) for part in answer.parts]
+        body = self.options.message(content, self.options.stop_delta(answer.end), self.ended.usage)
+        body.ingot = Receipt.of(self.head, self.ended)
+        return body
 
-    def _close(self) -> None:
-        text = "".join(self.pieces)
-        if self.kind is TextDelta:
-            self.content.append(TextBlockBody(text))
-        elif self.kind is ThinkingDelta:
-            self.content.append(self.telling.thinking(text))
-        self.kind, self.pieces = None, []
+    def _block(self, part: AnswerPart) -> ContentBlockBody:
+        if part.kind == "call":
+            return ToolUseBlockBody(part.id, part.name, answer_arguments(part.content, complete=part.complete))
+        return TextBlockBody(part.content) if part.kind == "text" else self.options.thinking(part.content)
 
-    def _close_call(self, complete: bool) -> None:
-        assert self.call is not None
-        arguments = answer_arguments("".join(self.pieces), complete=complete)
-        self.content.append(ToolUseBlockBody(self.call.id, self.call.name, arguments))
-        self.call, self.pieces = None, []
+
+BlockKind = Literal["text", "thinking", "call"]
+MessageDeltaBody = TextDeltaBody | ThinkingDeltaBody | SignatureDeltaBody | InputJsonDeltaBody
 
 
 class StreamedMessage(StreamedAnswer):
-    """Events: blocks one after another, each begun, told and ended; then how it ended, with the usage."""
+    """Events: one block after another, each with a start, deltas and a stop; then the stop reason and the usage."""
 
-    def __init__(self, telling: MessageAnswerOptions) -> None:
-        self.telling = telling
+    def __init__(self, options: MessageAnswerOptions) -> None:
+        self.options = options
         self.index = 0
-        self.open: Literal["text", "thinking", "call"] | None = None
-        self.thought: list[str] = []
+        self.open: BlockKind | None = None
+        self.thinking: list[str] = []
         self.stop: MessageStopDelta | None = None
 
     def opening(self) -> list[Struct]:
-        usage = Usage(prompt_tokens=self.telling.prompt_tokens)
-        return [MessageStart(self.telling.message([], None, usage)), MessagePing()]
+        usage = Usage(prompt_tokens=self.options.prompt_tokens)
+        return [MessageStart(self.options.message([], None, usage)), MessagePing()]
 
     def chunks(self, event: Event) -> list[Struct]:
         match event:
             case TextDelta():
-                return self._text(event.text)
+                return self._text("text", event.text)
             case ThinkingDelta():
-                return self._thinking(event.text)
+                return self._text("thinking", event.text)
             case CallBegan():
-                block = ToolUseBlockBody(event.id, event.name, {})
-                return self._begin("call", block)
+                return self._begin("call", ToolUseBlockBody(event.id, event.name, {}))
             case CallArguments():
-                return self._piece(InputJsonDeltaBody(event.fragment)) if event.fragment else []
+                return self._delta(InputJsonDeltaBody(event.fragment)) if event.fragment else []
             case CallEnded():
                 return self._end()
             case SequenceEnded():
-                self.stop = self.telling.stopped(event)
+                self.stop = self.options.stop_delta(event)
                 return self._end()
             case Ended():
                 return self._close(event)
         return []
 
     def empty(self) -> list[Struct]:
-        """An empty piece of the block that is being told. Before the first, that one is begun, of the kind that most
-        likely comes: where another does, it stays before it, without a word. Later there is none between blocks."""
-        match self.open:
-            case "thinking":
-                return self._piece(ThinkingDeltaBody(""))
-            case "call":
-                return self._piece(InputJsonDeltaBody(""))
-            case "text":
-                return self._piece(TextDeltaBody(""))
+        """An empty delta of the open block. Before the first one, a block of the likeliest kind is opened, which stays
+        empty if another kind comes. Between later blocks there is none."""
+        if self.open == "call":
+            return self._delta(InputJsonDeltaBody(""))
+        if self.open is not None:
+            return self._delta(EMPTY_BLOCKS[self.open][1](""))
         if self.index or self.stop is not None:
             return []
-        if self.telling.may_think:
-            return [*self._begin("thinking", ThinkingBlockBody("", "")), *self._piece(ThinkingDeltaBody(""))]
-        return [*self._begin("text", TextBlockBody("")), *self._piece(TextDeltaBody(""))]
+        kind: BlockKind = "thinking" if self.options.may_think else "text"
+        block, delta = EMPTY_BLOCKS[kind]
+        return [*self._begin(kind, block), *self._delta(delta(""))]
 
     def failed(self, error: IngotError) -> list[Struct]:
-        return [AnthropicError.of(error, self.telling.head.id)]
+        return [AnthropicError.of(error, self.options.head.id)]
 
-    def _text(self, text: str) -> list[Struct]:
+    def _text(self, kind: Literal["text", "thinking"], text: str) -> list[Struct]:
         if not text:
             return []
-        begun = [] if self.open == "text" else self._begin("text", TextBlockBody(""))
-        return [*begun, *self._piece(TextDeltaBody(text))]
+        block, delta = EMPTY_BLOCKS[kind]
+        start = [] if self.open == kind else self._begin(kind, block)
+        if kind == "thinking":
+            self.thinking.append(text)
+            if self.options.hides_thinking:
+                return start
+        return [*start, *self._delta(delta(text))]
 
-    def _thinking(self, text: str) -> list[Struct]:
-        if not text:
-            return []
-        begun = [] if self.open == "thinking" else self._begin("thinking", ThinkingBlockBody("", ""))
-        self.thought.append(text)
-        return begun if self.telling.hides_thinking else [*begun, *self._piece(ThinkingDeltaBody(text))]
-
-    def _begin(self, kind: Literal["text", "thinking", "call"], block: ContentBlockBody) -> list[Struct]:
-        ended = self._end()
+    def _begin(self, kind: BlockKind, block: ContentBlockBody) -> list[Struct]:
+        end = self._end()
         self.open = kind
-        return [*ended, ContentBlockStart(self.index, block)]
+        return [*end, ContentBlockStart(self.index, block)]
 
-    def _piece(
-        self, piece: TextDeltaBody | ThinkingDeltaBody | SignatureDeltaBody | InputJsonDeltaBody
-    ) -> list[Struct]:
-        return [ContentBlockDelta(self.index, piece)]
+    def _delta(self, delta: MessageDeltaBody) -> list[Struct]:
+        return [ContentBlockDelta(self.index, delta)]
 
     def _end(self) -> list[Struct]:
         if self.open is None:
             return []
-        signed: list[Struct] = []
+        signature: list[Struct] = []
         if self.open == "thinking":
-            signed = self._piece(SignatureDeltaBody(self.telling.seal.close("".join(self.thought))))
-            self.thought = []
+            signature = self._delta(SignatureDeltaBody(self.options.seal.close("".join(self.thinking))))
+            self.thinking = []
         self.open = None
         self.index += 1
-        return [*signed, ContentBlockStop(self.index - 1)]
+        return [*signature, ContentBlockStop(self.index - 1)]
 
     def _close(self, ended: Ended) -> list[Struct]:
         assert self.stop is not None
-        telling = self.telling
         delta = MessageDelta(
             delta=self.stop,
-            usage=MessageUsage.of(ended.usage, marked=telling.marked),
-            context_management=UNSET if telling.edits is None else telling.edits,
-            ingot=Receipt.of(telling.head, ended),
+            usage=MessageUsage.of(ended.usage, marked=self.options.marked),
+            context_management=UNSET if self.options.edits is None else self.options.edits,
+            ingot=Receipt.of(self.options.head, ended),
         )
         return [delta, MessageStop()]

@@ -1,7 +1,7 @@
-"""Anthropic's messages: roles and content blocks as they come over the wire, and the chat that templates take.
+"""Anthropic's messages: roles and content blocks on the wire, and the chat that templates take.
 
-A chat has one message for each turn, thinking that this server signed, and tool results as messages of their own.
-Thinking without a valid signature is left out, and the receipt says so.
+A chat has one message per turn, thinking that this server signed, and tool results as messages of their own. Thinking
+without a valid signature is left out and named in the receipt.
 """
 
 # ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
@@ -16,25 +16,28 @@ from ingot.errors import BadRequest
 from ingot.media.images import ImageFile
 from ingot.media.items import RequestImage, RequestMedia, RequestPdf
 from ingot.media.pdf import PdfFile
+from ingot.protocol.chat.ask import ABOUT_ARGUMENTS, ABOUT_ROLE, tool_call_dict
 from ingot.protocol.chat.media import (
-    Base64ImageKind,
-    Base64PdfKind,
-    ImageUrlKind,
+    BASE64_IMAGE,
+    BASE64_PDF,
+    IMAGE_URL,
+    PDF_URL,
     MediaPartKind,
     MessageListKind,
     OmittedMedia,
     PastContentKind,
-    PdfUrlKind,
     template_content,
 )
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import Anything, BodyReading, Bool, Either, ListOf, OneOf, Text
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged, text_or
 from ingot.protocol.served import ThinkingSeal
-from ingot.text.parser.arguments import arguments_as_text
 
-HOSTED_TOOL_REFUSED = "is of a tool that Anthropic's servers run; this server runs none."
-NO_FILES = "is not supported: this server keeps no files. Send the picture itself, in base64."
+HOSTED_TOOL_REFUSED = "belongs to a tool that Anthropic's servers run; this server runs none."
+NO_FILES = "is not supported: this server stores no files. Send the image itself, in base64."
+ABOUT_BLOCK = "The kind of block."
+ABOUT_URL = "Its URL, where the settings allow its host, or a data URL."
+NO_TOOLSETS = "is not supported: there are no toolsets here."
 UPLOADS_REFUSED = {"container_upload": HOSTED_TOOL_REFUSED}
 HOSTED_BLOCKS_REFUSED = dict.fromkeys(
     (
@@ -48,14 +51,14 @@ HOSTED_BLOCKS_REFUSED = dict.fromkeys(
 
 @dataclass(frozen=True, slots=True)
 class CacheControl:
-    type: str = requires(OneOf(("ephemeral",)), "What may be kept.")
-    ttl: str | None = accepts(OneOf(("5m", "1h")), "The server itself decides for how long.")
-    scope: str | None = accepts(Text(bounds.NAME_CHARS), "Kept prompts are shared by requests of one key.")
+    type: str = requires(OneOf(("ephemeral",)), "The kind of caching.")
+    ttl: str | None = accepts(OneOf(("5m", "1h")), "The server decides for how long.")
+    scope: str | None = accepts(Text(bounds.NAME_CHARS), "Cached prompts are shared by requests of one key.")
 
 
 def cache_control_field() -> Any:
-    """The field `cache_control`, which blocks of every kind may have."""
-    return accepts(ObjectOf(CacheControl), "A mark for the prompt cache, which here is automatic.")
+    """The field `cache_control`, which all blocks may have."""
+    return accepts(ObjectOf(CacheControl), "A breakpoint of the prompt cache, which is automatic here.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +68,11 @@ class CitationsDisabled:
 
 @dataclass(frozen=True, slots=True)
 class TextBlock:
-    type: str = requires(OneOf(("text",)), "The kind of block.")
+    type: str = requires(OneOf(("text",)), ABOUT_BLOCK)
     text: str = requires(Text(), "The text.")
     cache_control: CacheControl | None = cache_control_field()
     citations: tuple[Any, ...] = accepts(
-        ListOf(Anything(dict), bounds.PARTS), "What an earlier answer cited; the model does not see it.", default=()
+        ListOf(Anything(dict), bounds.PARTS), "Citations of an earlier answer; not shown to the model.", default=()
     )
 
 
@@ -79,38 +82,30 @@ SYSTEM_PROMPT = Either((Text(), TEXT_BLOCKS))
 
 @dataclass(frozen=True, slots=True)
 class Base64ImageSource:
-    type: str = requires(OneOf(("base64",)), "The picture itself.")
+    type: str = requires(OneOf(("base64",)), "The image itself.")
     media_type: str = requires(
         OneOf(("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp")), "Its type; the file's own counts."
     )
-    data: ImageFile = requires(Base64ImageKind(), "The file, in base64.")
-
-    @property
-    def picture(self) -> ImageFile:
-        return self.data
+    data: ImageFile = requires(BASE64_IMAGE, "The file, in base64.")
 
 
 @dataclass(frozen=True, slots=True)
 class UrlImageSource:
-    type: str = requires(OneOf(("url",)), "Where the picture is.")
-    url: ImageFile = requires(ImageUrlKind(), "Its address, where the settings allow to fetch it, or a data URL.")
-
-    @property
-    def picture(self) -> ImageFile:
-        return self.url
+    type: str = requires(OneOf(("url",)), "Where the image is.")
+    url: ImageFile = requires(IMAGE_URL, ABOUT_URL)
 
 
 @dataclass(frozen=True, slots=True)
 class ImageBlock:
-    type: str = requires(OneOf(("image",)), "The kind of block.")
+    type: str = requires(OneOf(("image",)), ABOUT_BLOCK)
     source: Base64ImageSource | UrlImageSource = requires(
-        tagged("type", Base64ImageSource, UrlImageSource, refused={"file": NO_FILES}), "The picture."
+        tagged("type", Base64ImageSource, UrlImageSource, refused={"file": NO_FILES}), "The image."
     )
     cache_control: CacheControl | None = cache_control_field()
 
     @property
     def medium(self) -> RequestMedia:
-        return RequestImage(self.source.picture)
+        return RequestImage(self.source.data if isinstance(self.source, Base64ImageSource) else self.source.url)
 
 
 IMAGE_PARTS = {"image": MediaPartKind("image", ObjectOf(ImageBlock))}
@@ -142,26 +137,19 @@ class BlocksDocumentSource:
 
 @dataclass(frozen=True, slots=True)
 class Base64PdfSource:
-    type: str = requires(OneOf(("base64",)), "The document is a PDF, whose pages are shown as pictures.")
+    type: str = requires(OneOf(("base64",)), "The document is a PDF, whose pages become images.")
     media_type: str = requires(OneOf(("application/pdf",)), "Its type.")
-    data: PdfFile = requires(Base64PdfKind(), "The file, in base64.")
-
-    @property
-    def file(self) -> PdfFile:
-        return self.data
+    data: PdfFile = requires(BASE64_PDF, "The file, in base64.")
 
 
 @dataclass(frozen=True, slots=True)
 class UrlPdfSource:
     type: str = requires(OneOf(("url",)), "Where the PDF is.")
-    url: PdfFile = requires(PdfUrlKind(), "Its address, where the settings allow to fetch it, or a data URL.")
-
-    @property
-    def file(self) -> PdfFile:
-        return self.url
+    url: PdfFile = requires(PDF_URL, ABOUT_URL)
 
 
-PDF_SOURCES = {
+FILE_SOURCES = {
+    "file": MediaPartKind("document", refusal="is not supported: this server stores no files. Send the document."),
     "base64": MediaPartKind("document", ObjectOf(Base64PdfSource)),
     "url": MediaPartKind("document", ObjectOf(UrlPdfSource)),
 }
@@ -169,37 +157,36 @@ PDF_SOURCES = {
 
 @dataclass(frozen=True, slots=True)
 class DocumentBlock:
-    type: str = requires(OneOf(("document",)), "The kind of block.")
+    type: str = requires(OneOf(("document",)), ABOUT_BLOCK)
     source: TextDocumentSource | BlocksDocumentSource | Base64PdfSource | UrlPdfSource | OmittedMedia = requires(
         tagged(
             *("type", TextDocumentSource, BlocksDocumentSource),
-            refused={"file": "is not supported: this server keeps no files. Send the document itself."},
-            unseen={"file": "document"},
-            media=PDF_SOURCES,
+            media=FILE_SOURCES,
         ),
         "The document, or its text.",
     )
     title: str | None = accepts(Text(), "Its title.")
-    context: str | None = accepts(Text(), "What the model should know of it.")
-    citations: CitationsDisabled | None = accepts(ObjectOf(CitationsDisabled), "Citations are not made.")
+    context: str | None = accepts(Text(), "What the model should know about it.")
+    citations: CitationsDisabled | None = accepts(ObjectOf(CitationsDisabled), "Citations are not supported.")
     cache_control: CacheControl | None = cache_control_field()
 
     @property
-    def said(self) -> list[str | RequestMedia]:
-        """Texts, and the pages of a PDF."""
+    def parts(self) -> list[str | RequestMedia]:
+        """Its text, or the pages of a PDF."""
         about = [part for part in (self.title, self.context) if part]
         if isinstance(self.source, Base64PdfSource | UrlPdfSource):
-            return [*(["\n".join(about)] if about else []), RequestPdf(self.source.file)]
+            file = self.source.data if isinstance(self.source, Base64PdfSource) else self.source.url
+            return [*(["\n".join(about)] if about else []), RequestPdf(file)]
         return ["\n".join([*about, *([self.source.text] if self.source.text else [])])]
 
 
 @dataclass(frozen=True, slots=True)
 class SearchResultBlock:
-    type: str = requires(OneOf(("search_result",)), "The kind of block.")
+    type: str = requires(OneOf(("search_result",)), ABOUT_BLOCK)
     source: str = requires(Text(), "Where it was found.")
     title: str = requires(Text(), "Its title.")
     content: tuple[TextBlock, ...] = requires(TEXT_BLOCKS, "What was found.")
-    citations: CitationsDisabled | None = accepts(ObjectOf(CitationsDisabled), "Citations are not made.")
+    citations: CitationsDisabled | None = accepts(ObjectOf(CitationsDisabled), "Citations are not supported.")
     cache_control: CacheControl | None = cache_control_field()
 
     @property
@@ -209,7 +196,7 @@ class SearchResultBlock:
 
 @dataclass(frozen=True, slots=True)
 class ToolReferenceBlock:
-    type: str = requires(OneOf(("tool_reference",)), "The kind of block.")
+    type: str = requires(OneOf(("tool_reference",)), ABOUT_BLOCK)
     tool_name: str = requires(Text(bounds.TOOL_NAME_CHARS), "A tool whose loading was deferred.")
     cache_control: CacheControl | None = cache_control_field()
 
@@ -227,32 +214,32 @@ TOOL_RESULT = ListOf(
 
 def content_of_block(block: ToolResultContent) -> list[str | RequestMedia]:
     if isinstance(block, DocumentBlock):
-        return block.said
+        return block.parts
     return [block.medium if isinstance(block, ImageBlock) else block.text]
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResultBlock:
-    type: str = requires(OneOf(("tool_result",)), "The kind of block.")
+    type: str = requires(OneOf(("tool_result",)), ABOUT_BLOCK)
     tool_use_id: str = requires(Text(bounds.IDENTIFIER_CHARS), "The call that this answers.")
     content: str | tuple[ToolResultContent, ...] = accepts(
         Either((Text(), PastContentKind(TOOL_RESULT))), "What the tool returned.", default=""
     )
-    is_error: bool = accepts(Bool(), "The tool failed, and says how.", default=False)
-    toolset_name: None = refuses("is not supported: there are no toolsets here.")
+    is_error: bool = accepts(Bool(), "The content is an error of the tool.", default=False)
+    toolset_name: None = refuses(NO_TOOLSETS)
     cache_control: CacheControl | None = cache_control_field()
 
     @property
-    def said(self) -> str | list[str | RequestMedia]:
-        """A text, or where there are pictures in it texts and those."""
-        failed = "The tool failed: " if self.is_error else ""
+    def template_content(self) -> str | list[dict[str, Any]]:
+        """A text, or parts where it has images."""
+        error = "The tool failed: " if self.is_error else ""
         if isinstance(self.content, str):
-            return failed + self.content
-        said = [each for block in self.content for each in content_of_block(block)]
-        texts = [each for each in said if isinstance(each, str)]
-        if len(texts) == len(said):
-            return failed + "\n".join(texts)
-        return [failed, *said] if failed else said
+            return error + self.content
+        parts = [part for block in self.content for part in content_of_block(block)]
+        texts = [part for part in parts if isinstance(part, str)]
+        if len(texts) == len(parts):
+            return error + "\n".join(texts)
+        return template_content([error, *parts] if error else parts)
 
     @property
     def loaded(self) -> set[str]:
@@ -263,24 +250,24 @@ class ToolResultBlock:
 
 @dataclass(frozen=True, slots=True)
 class ToolCaller:
-    type: str = requires(OneOf(("direct",)), "Who called: the model itself.")
+    type: str = requires(OneOf(("direct",)), "The caller: the model itself.")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUseBlock:
-    type: str = requires(OneOf(("tool_use",)), "The kind of block.")
+    type: str = requires(OneOf(("tool_use",)), ABOUT_BLOCK)
     id: str = requires(Text(bounds.IDENTIFIER_CHARS), "The call's id, to which a tool_result answers.")
     name: str = requires(Text(bounds.NAME_CHARS, least=1), "The tool's name.")
-    input: Any = accepts(Anything(), "Its arguments; what is no JSON object is shown as it is.")
+    input: Any = accepts(Anything(), ABOUT_ARGUMENTS)
     caller: ToolCaller | None = accepts(ObjectOf(ToolCaller), "Calls are the model's own.")
-    toolset_name: None = refuses("is not supported: there are no toolsets here.")
+    toolset_name: None = refuses(NO_TOOLSETS)
     cache_control: CacheControl | None = cache_control_field()
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingBlock:
-    type: str = requires(OneOf(("thinking",)), "The kind of block.")
-    thinking: str = requires(Text(), "What the model thought.")
+    type: str = requires(OneOf(("thinking",)), ABOUT_BLOCK)
+    thinking: str = requires(Text(), "The model's thinking.")
     signature: str = accepts(
         Text(), "As it came. Thinking that this server did not sign is left out of the prompt.", default=""
     )
@@ -289,8 +276,8 @@ class ThinkingBlock:
 
 @dataclass(frozen=True, slots=True)
 class RedactedThinkingBlock:
-    type: str = requires(OneOf(("redacted_thinking",)), "The kind of block.")
-    data: str = requires(Text(), "What another server sealed; left out of the prompt.")
+    type: str = requires(OneOf(("redacted_thinking",)), ABOUT_BLOCK)
+    data: str = requires(Text(), "Encrypted by another server; left out of the prompt.")
     cache_control: CacheControl | None = cache_control_field()
 
 
@@ -298,24 +285,31 @@ UserBlock = OmittedMedia | ImageBlock | TextBlock | DocumentBlock | SearchResult
 AssistantBlock = OmittedMedia | TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock
 
 
-@dataclass(frozen=True, slots=True)
-class AnthropicUserMessage:
-    role: str = requires(OneOf(("user",)), "Who speaks.")
-    content: str | tuple[UserBlock, ...] = requires(
-        text_or(
-            tagged("type", *TEXT_LIKE_BLOCKS, ToolResultBlock, refused=UPLOADS_REFUSED, media=IMAGE_PARTS), least=1
-        ),
-        "What the user says, and what tools returned.",
-    )
+class BlocksMessage:
+    """A message whose content is a text or blocks."""
+
+    __slots__ = ()
+    content: Any
 
     @property
-    def blocks(self) -> tuple[UserBlock, ...]:
+    def blocks(self) -> tuple[Any, ...]:
         return (TextBlock("text", self.content),) if isinstance(self.content, str) else self.content
 
 
 @dataclass(frozen=True, slots=True)
-class AnthropicAssistantMessage:
-    role: str = requires(OneOf(("assistant",)), "Who speaks.")
+class AnthropicUserMessage(BlocksMessage):
+    role: str = requires(OneOf(("user",)), ABOUT_ROLE)
+    content: str | tuple[UserBlock, ...] = requires(
+        text_or(
+            tagged("type", *TEXT_LIKE_BLOCKS, ToolResultBlock, refused=UPLOADS_REFUSED, media=IMAGE_PARTS), least=1
+        ),
+        "The user's message, and tool results.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AnthropicAssistantMessage(BlocksMessage):
+    role: str = requires(OneOf(("assistant",)), ABOUT_ROLE)
     content: str | tuple[AssistantBlock, ...] = requires(
         text_or(
             tagged(
@@ -324,24 +318,16 @@ class AnthropicAssistantMessage:
                 media=IMAGE_PARTS_REFUSED,
             )
         ),
-        "What the assistant said, thought and called.",
+        "The assistant's text, thinking and calls.",
     )
-
-    @property
-    def blocks(self) -> tuple[AssistantBlock, ...]:
-        return (TextBlock("text", self.content),) if isinstance(self.content, str) else self.content
 
 
 @dataclass(frozen=True, slots=True)
-class AnthropicSystemMessage:
-    role: str = requires(OneOf(("system",)), "Who speaks.")
+class AnthropicSystemMessage(BlocksMessage):
+    role: str = requires(OneOf(("system",)), ABOUT_ROLE)
     content: str | tuple[TextBlock, ...] = requires(
-        Either((Text(least=1), TEXT_BLOCKS)), "Instructions that hold from here on."
+        Either((Text(least=1), TEXT_BLOCKS)), "Instructions that apply from here on."
     )
-
-    @property
-    def blocks(self) -> tuple[TextBlock, ...]:
-        return (TextBlock("text", self.content),) if isinstance(self.content, str) else self.content
 
 
 AnthropicMessage = AnthropicUserMessage | AnthropicAssistantMessage | AnthropicSystemMessage
@@ -363,93 +349,78 @@ def messages_to_chat(
     seal: ThinkingSeal,
     reading: BodyReading,
 ) -> list[TemplateMessage]:
-    """`reading` is told which thinking was left out, as not signed here."""
-    told: list[TemplateMessage] = []
+    """Names in `reading` the thinking that is left out, as it was not signed here."""
+    chat: list[TemplateMessage] = []
     if system:
-        told.append(text_message("system", [system] if isinstance(system, str) else [block.text for block in system]))
-    called: dict[str, str] = {}  # names by ids
+        chat.append(text_message("system", [system] if isinstance(system, str) else [block.text for block in system]))
+    call_names: dict[str, str] = {}  # by id
     for at, message in enumerate(messages):
         path = f"messages.{at}"
         match message:
             case AnthropicSystemMessage():
-                told.append(text_message("system", [block.text for block in message.blocks]))
+                chat.append(text_message("system", [block.text for block in message.blocks]))
             case AnthropicUserMessage():
-                told += user_messages(message, called, path)
+                chat += user_messages(message, call_names, path)
             case AnthropicAssistantMessage():
-                told.append(assistant_message(message, seal, path, reading))
-                called |= {block.id: block.name for block in message.blocks if isinstance(block, ToolUseBlock)}
-    return told
+                chat.append(assistant_message(message, seal, path, reading))
+                call_names |= {block.id: block.name for block in message.blocks if isinstance(block, ToolUseBlock)}
+    return chat
 
 
-def user_messages(message: AnthropicUserMessage, called: dict[str, str], path: str) -> Iterator[TemplateMessage]:
-    """A turn of the user's: the results of tools, and what is said before, between and after them."""
-    texts: list[str | RequestMedia] = []
+def user_messages(message: AnthropicUserMessage, call_names: dict[str, str], path: str) -> Iterator[TemplateMessage]:
+    """A user's turn: tool results, and the user's own messages before, between and after them."""
+    parts: list[str | RequestMedia] = []
     for at, block in enumerate(message.blocks):
         if not isinstance(block, ToolResultBlock):
-            texts += content_of_block(block)
+            parts += content_of_block(block)
             continue
-        if texts:
-            yield text_message("user", texts)
-            texts = []
-        name = called.get(block.tool_use_id)
+        if parts:
+            yield text_message("user", parts)
+            parts = []
+        name = call_names.get(block.tool_use_id)
         if name is None:
             where = f"{path}.content.{at}.tool_use_id"
             raise BadRequest(f"{where}: no tool_use before it has the id '{block.tool_use_id[:100]}'.", param=where)
-        said = block.said
-        content = said if isinstance(said, str) else template_content(said)
-        yield {"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": content}
-    if texts:
-        yield text_message("user", texts)
+        yield {"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": block.template_content}
+    if parts:
+        yield text_message("user", parts)
 
 
 def assistant_message(
     message: AnthropicAssistantMessage, seal: ThinkingSeal, path: str, reading: BodyReading
 ) -> TemplateMessage:
-    # A text without a word may be what filled a silence of ours.
+    # An empty text may be a keep-alive of ours.
     texts = [block.text for block in message.blocks if isinstance(block, TextBlock | OmittedMedia) and block.text]
-    calls = [tool_call_dict(block) for block in message.blocks if isinstance(block, ToolUseBlock)]
+    calls = [tool_call_dict(b.id, b.name, b.input) for b in message.blocks if isinstance(b, ToolUseBlock)]
     thoughts = []
     for at, block in enumerate(message.blocks):
         if isinstance(block, ThinkingBlock | RedactedThinkingBlock):
             thought = verified_thinking(block, seal)
             if thought is None:
-                note_left_out(reading, f"{path}.content.{at}.{block.type}")
+                reading.ignore(f"{path}.content.{at}.{block.type}")
             else:
                 thoughts.append(thought)
-    told: TemplateMessage = {"role": "assistant", "content": None}
+    chat: TemplateMessage = {"role": "assistant", "content": None}
     if texts or not calls:
-        told = text_message("assistant", texts)
+        chat = text_message("assistant", texts)
     if calls:
-        told["tool_calls"] = calls
+        chat["tool_calls"] = calls
     if thoughts:
-        told["reasoning_content"] = "\n".join(thoughts)
-    return told
+        chat["reasoning_content"] = "\n".join(thoughts)
+    return chat
 
 
 def verified_thinking(block: ThinkingBlock | RedactedThinkingBlock, seal: ThinkingSeal) -> str | None:
-    """The thinking, if it is word for word what a model here thought.
-
-    What is not is left out rather than refused: an agent that was moved here in mid-conversation sends back what
-    other servers signed, and must get on.
-    """
+    """The thinking, if this server generated it. Other thinking is left out rather than refused: an agent that changes
+    servers within a conversation sends back what other servers signed."""
     if isinstance(block, RedactedThinkingBlock):
         return None
     signed = seal.open(block.signature)
     return signed if block.thinking in (signed, "") else None
 
 
-def note_left_out(reading: BodyReading, path: str) -> None:
-    if not reading.knows_ignored(path):
-        reading.ignore(path)
-
-
-def tool_call_dict(block: ToolUseBlock) -> dict[str, Any]:
-    function = {"name": block.name, "arguments": arguments_as_text(block.input)}
-    return {"id": block.id, "type": "function", "function": function}
-
-
-def text_message(role: str, said: Sequence[str | RequestMedia]) -> TemplateMessage:
-    return {"role": role, "content": template_content(said)}
+def text_message(role: str, parts: Sequence[str | RequestMedia]) -> TemplateMessage:
+    return {"role": role, "content": template_content(parts)}
 
 
 def loaded_tool_names(messages: Iterable[AnthropicMessage]) -> set[str]:
@@ -465,10 +436,10 @@ def loaded_tool_names(messages: Iterable[AnthropicMessage]) -> set[str]:
 
 
 def clear_thinking(messages: list[TemplateMessage], keep: int) -> list[str]:
-    """Takes the thinking out of all but the newest `keep` turns that have any; gives back what it was, by turn.
+    """Removes the thinking of all but the newest `keep` turns that have any; returns it, by turn.
 
-    A turn is what the assistant does between two messages of the user's, the results of tools aside. An empty thought
-    stays: where there is none, the thinking that the server remembers would come back.
+    A turn is all messages of the assistant between two messages of the user, tool results aside. An empty text remains:
+    without one, the thinking that the server remembers would come back.
     """
     turns: list[list[TemplateMessage]] = [[]]
     for message in messages:
@@ -476,10 +447,10 @@ def clear_thinking(messages: list[TemplateMessage], keep: int) -> list[str]:
             turns.append([])
         elif "reasoning_content" in message:
             turns[-1].append(message)
-    thoughtful = [turn for turn in turns if turn]
-    forgotten = thoughtful[: len(thoughtful) - keep] if keep else thoughtful
-    thoughts = ["\n".join(message["reasoning_content"] for message in turn) for turn in forgotten]
-    for turn in forgotten:
+    with_thinking = [turn for turn in turns if turn]
+    cleared = with_thinking[: len(with_thinking) - keep] if keep else with_thinking
+    thoughts = ["\n".join(message["reasoning_content"] for message in turn) for turn in cleared]
+    for turn in cleared:
         for message in turn:
             message["reasoning_content"] = ""
     return thoughts

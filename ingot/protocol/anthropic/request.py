@@ -1,8 +1,4 @@
-"""`POST /v1/messages` and `/v1/messages/count_tokens`: the bodies as Anthropic describes them, their tools, and the
-generation tasks that they become.
-
-Every field is honoured, named in the receipt, or refused by name.
-"""
+"""`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's bodies and tools, and the tasks that they become."""
 
 # ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
 
@@ -10,7 +6,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,20 +29,26 @@ from ingot.protocol.anthropic.messages import (
     clear_thinking,
     loaded_tool_names,
     messages_to_chat,
-    note_left_out,
 )
 from ingot.protocol.chat.answers import AnswerHead, GenerationTask, IgnoredNote
 from ingot.protocol.chat.ask import (
-    AskFieldNames,
+    ABOUT_STRICT,
     ChatAsk,
+    ChatFieldNames,
     ForcedToolChoice,
-    JsonSchemaOutput,
     ThinkingOptions,
     ToolChoice,
     ToolDefinition,
+    json_output,
 )
-from ingot.protocol.chat.generation_fields import ABOUT_HOLD_CALLS, RequestFields, SamplingFields, StopFields
-from ingot.protocol.chat.preparation import PreparedChat, prepare_ask
+from ingot.protocol.chat.generation_fields import (
+    ABOUT_HOLD_CALLS,
+    ABOUT_STREAM,
+    RequestFields,
+    SamplingFields,
+    StopFields,
+)
+from ingot.protocol.chat.preparation import PreparedChat, prepare_chat
 from ingot.protocol.lora_adapters import ABOUT_ADAPTER, AdapterField
 from ingot.protocol.schema import bounds, foreign
 from ingot.protocol.schema.fields import (
@@ -57,7 +58,7 @@ from ingot.protocol.schema.fields import (
     DelegateKind,
     Either,
     FieldKind,
-    IgnoredField,
+    HintField,
     Int,
     ListOf,
     OneOf,
@@ -78,13 +79,13 @@ class AnthropicTool:
     type: str | None = accepts(OneOf((CUSTOM_TOOL_TYPE,)), "A tool that the client runs.")
     description: str | None = accepts(Text(bounds.TOOL_DESCRIPTION_CHARS), "What it does.")
     input_examples: tuple[dict[str, Any], ...] = accepts(
-        ListOf(Anything(dict), bounds.PARTS), "Arguments as they may be; told with the description.", default=()
+        ListOf(Anything(dict), bounds.PARTS), "Example arguments; added to the description.", default=()
     )
-    strict: bool = accepts(Bool(), "Hold every call's arguments to the schema.", default=False)
+    strict: bool = accepts(Bool(), ABOUT_STRICT, default=False)
     defer_loading: bool = accepts(
-        Bool(), "Leave the tool out until a `tool_reference` in a tool's result names it.", default=False
+        Bool(), "Leave the tool out until a `tool_reference` in a tool result names it.", default=False
     )
-    eager_input_streaming: bool | None = accepts(Bool(), "Arguments are always streamed as they are written.")
+    eager_input_streaming: bool | None = accepts(Bool(), "Arguments are always streamed as they are generated.")
     allowed_callers: tuple[str, ...] | None = accepts(
         ListOf(OneOf(("direct",)), most=8, least=1), "Only the model itself calls tools."
     )
@@ -92,18 +93,16 @@ class AnthropicTool:
 
     @property
     def tool(self) -> ToolDefinition:
-        return ToolDefinition(self.name, self._described(), self.input_schema, self.strict)
-
-    def _described(self) -> str | None:
-        if not self.input_examples:
-            return self.description
-        examples = [json.dumps(example, ensure_ascii=False) for example in self.input_examples]
-        return "\n".join([self.description or "", "Examples of its arguments:", *examples]).lstrip("\n")
+        description = self.description
+        if self.input_examples:
+            examples = [json.dumps(example, ensure_ascii=False) for example in self.input_examples]
+            description = "\n".join([description or "", "Examples of its arguments:", *examples]).lstrip("\n")
+        return ToolDefinition(self.name, description, self.input_schema, self.strict)
 
 
 @dataclass(frozen=True, slots=True)
 class AnthropicToolKind(DelegateKind):
-    """A tool of the client's own. Those that Anthropic defines have dated names, of which there are always more."""
+    """A tool of the client's. Those that Anthropic defines have dated names, of which there are always more."""
 
     custom: ObjectOf = ObjectOf(AnthropicTool)
 
@@ -127,7 +126,7 @@ ANTHROPIC_TOOLS = ListOf(AnthropicToolKind(), most=bounds.TOOLS)
 
 @dataclass(frozen=True, slots=True)
 class AnyToolChoice:
-    type: str = requires(OneOf(("auto", "any", "none")), "As the model likes, always, or never.")
+    type: str = requires(OneOf(("auto", "any", "none")), "The model decides, always, or never.")
     disable_parallel_tool_use: bool = accepts(Bool(), "At most one call.", default=False)
 
     @property
@@ -150,26 +149,22 @@ AnthropicToolChoice = AnyToolChoice | OneToolChoice
 ANTHROPIC_TOOL_CHOICE = tagged("type", AnyToolChoice, OneToolChoice)
 
 
-def offered_tools(tools: tuple[AnthropicTool, ...], loaded: Set[str]) -> tuple[ToolDefinition, ...]:
-    """The tools that the model is shown; `loaded` are the deferred ones that were named since."""
-    return tuple(tool.tool for tool in tools if not tool.defer_loading or tool.name in loaded)
-
-
-ANTHROPIC_FIELD_NAMES = AskFieldNames(output="output_config.format", thinking="thinking")
+ANTHROPIC_FIELD_NAMES = ChatFieldNames(output="output_config.format", thinking="thinking")
 THINKING_DISPLAY = OneOf(("summarized", "omitted"))
+ABOUT_DISPLAY = "`omitted` shows only the signature, which contains the thinking."
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingEnabled:
     type: str = requires(OneOf(("enabled",)), "Think.")
     budget_tokens: int = requires(Int(bounds.THINKING_BUDGET), "Most tokens of thinking.")
-    display: str | None = accepts(THINKING_DISPLAY, "`omitted` shows only the signature, which carries the thinking.")
+    display: str | None = accepts(THINKING_DISPLAY, ABOUT_DISPLAY)
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingAdaptive:
-    type: str = requires(OneOf(("adaptive",)), "As the model, the settings and the effort have it.")
-    display: str | None = accepts(THINKING_DISPLAY, "`omitted` shows only the signature, which carries the thinking.")
+    type: str = requires(OneOf(("adaptive",)), "As the model, the settings and the effort decide.")
+    display: str | None = accepts(THINKING_DISPLAY, ABOUT_DISPLAY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +190,8 @@ JSON_FORMAT = tagged("type", AnthropicJsonFormat)
 @dataclass(frozen=True, slots=True)
 class OutputConfig:
     effort: str | None = accepts(OneOf(("low", "medium", "high", "xhigh", "max")), "How much to think.")
-    format: AnthropicJsonFormat | None = accepts(JSON_FORMAT, "The form that the answer is held to.")
-    task_budget: None = accepts(IgnoredField(), "A hint for the model, which is not told. Named in the receipt.")
+    format: AnthropicJsonFormat | None = accepts(JSON_FORMAT, "The format of the answer.")
+    task_budget: None = accepts(HintField(kind=Anything(dict)), "Not shown to the model. Named in the receipt.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +207,7 @@ class AllThinkingTurns:
 
 @dataclass(frozen=True, slots=True)
 class ClearThinking:
-    type: str = requires(OneOf(("clear_thinking_20251015",)), "Forget old thinking.")
+    type: str = requires(OneOf(("clear_thinking_20251015",)), "Remove old thinking.")
     keep: str | ThinkingTurns | AllThinkingTurns | None = accepts(
         Either((OneOf(("all",)), tagged("type", ThinkingTurns, AllThinkingTurns))), "How much of it stays."
     )
@@ -223,15 +218,15 @@ NO_SUMMARY = "is not supported: this server does not summarise conversations."
 
 @dataclass(frozen=True, slots=True)
 class ClearToolUses:
-    """Not done, as `applied_edits` tells, and named in the receipt: a conversation that grows too long is refused."""
+    """Never applied, and named in the receipt: a conversation that is too long is refused."""
 
-    type: str = requires(OneOf(("clear_tool_uses_20250919",)), "Forget old results of tools; has no effect.")
+    type: str = requires(OneOf(("clear_tool_uses_20250919",)), "Remove old tool results; has no effect.")
     trigger: dict[str, Any] | None = accepts(Anything(dict), "When.")
     keep: dict[str, Any] | None = accepts(Anything(dict), "How many stay.")
-    clear_at_least: dict[str, Any] | None = accepts(Anything(dict), "How much must go.")
+    clear_at_least: dict[str, Any] | None = accepts(Anything(dict), "How much must be removed.")
     exclude_tools: tuple[str, ...] | None = accepts(ListOf(Text(bounds.NAME_CHARS), bounds.TOOLS), "What stays.")
     clear_tool_inputs: bool | tuple[str, ...] | None = accepts(
-        Either((Bool(), ListOf(Text(bounds.NAME_CHARS), bounds.TOOLS))), "Whether arguments go too."
+        Either((Bool(), ListOf(Text(bounds.NAME_CHARS), bounds.TOOLS))), "Whether arguments are removed too."
     )
 
 
@@ -239,19 +234,19 @@ class ClearToolUses:
 class ContextManagement:
     edits: tuple[ClearThinking | ClearToolUses, ...] = accepts(
         ListOf(tagged("type", ClearThinking, ClearToolUses, refused={"compact_20260112": NO_SUMMARY}), most=16),
-        "What to take out of the conversation.",
+        "What to remove from the conversation.",
         default=(),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class MessagesMetadata:
-    user_id: str | None = accepts(Text(bounds.IDENTIFIER_CHARS), "Who asks; kept by nobody.")
+    user_id: str | None = accepts(Text(bounds.IDENTIFIER_CHARS), "The end user; not stored.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesPromptBody:
-    """What the prompt depends on."""
+    """The fields that the prompt depends on."""
 
     model: str = accepts(ModelNameField(), "A name of the served model.", default=DEFAULT_NAME)
     messages: tuple[AnthropicMessage, ...] = requires(ANTHROPIC_CONVERSATION, "The conversation so far.")
@@ -260,9 +255,9 @@ class MessagesPromptBody:
     tool_choice: AnthropicToolChoice | None = accepts(ANTHROPIC_TOOL_CHOICE, "Whether, and which, tools are called.")
     hold_calls: bool | None = accepts(Bool(), ABOUT_HOLD_CALLS)
     thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None = accepts(THINKING, "Whether to think.")
-    output_config: OutputConfig | None = accepts(ObjectOf(OutputConfig), "Effort, and the form of the answer.")
+    output_config: OutputConfig | None = accepts(ObjectOf(OutputConfig), "Effort, and the format of the answer.")
     output_format: AnthropicJsonFormat | None = accepts(JSON_FORMAT, "The older name of output_config.format.")
-    context_management: ContextManagement | None = accepts(ObjectOf(ContextManagement), "What to forget.")
+    context_management: ContextManagement | None = accepts(ObjectOf(ContextManagement), "What to remove.")
     cache_control: CacheControl | None = cache_control_field()
     speed: str | None = accepts(
         OneOf(("standard",), {"fast": "is not offered: every request is served alike."}), "There is one speed."
@@ -299,33 +294,33 @@ class MessagesPromptBody:
 
     def ask(self, served: ServedModel, reading: BodyReading) -> tuple[ChatAsk, AppliedEdits | None]:
         messages = messages_to_chat(self.system, self.messages, served.seal, reading)
-        edits = None if self.context_management is None else AppliedEdits(self._edited(messages, served, reading))
-        chosen = self.tool_choice
+        edits = None if self.context_management is None else AppliedEdits(self._edit(messages, served, reading))
+        choice, loaded = self.tool_choice, loaded_tool_names(self.messages)
         ask = ChatAsk(
             messages=messages,
-            tools=offered_tools(self.tools, loaded_tool_names(self.messages)),
-            choice="auto" if chosen is None else chosen.choice,
-            parallel=chosen is None or not chosen.disable_parallel_tool_use,
+            tools=tuple(tool.tool for tool in self.tools if not tool.defer_loading or tool.name in loaded),
+            choice="auto" if choice is None else choice.choice,
+            parallel=choice is None or not choice.disable_parallel_tool_use,
             hold_calls=self.hold_calls,
             thinking=self.thinks,
-            output=None if self.format is None else JsonSchemaOutput(self.format.schema),
+            output=None if self.format is None else json_output(self.format.schema),
             ending="continued" if self.messages[-1].role == "assistant" else "opened",
         )
         return ask, edits
 
-    def _edited(self, messages: list[dict[str, Any]], served: ServedModel, reading: BodyReading) -> list[AppliedEdit]:
+    def _edit(self, messages: list[dict[str, Any]], served: ServedModel, reading: BodyReading) -> list[AppliedEdit]:
         assert self.context_management is not None
         applied = []
         for edit in self.context_management.edits:
             if isinstance(edit, ClearToolUses):
-                note_left_out(reading, f"context_management.edits.{edit.type}")
+                reading.ignore(f"context_management.edits.{edit.type}")
                 continue
             if isinstance(edit.keep, str | AllThinkingTurns):
                 continue
-            forgotten = clear_thinking(messages, 1 if edit.keep is None else edit.keep.value)
-            tokens = sum(len(served.tokenizer.encode(text, add_special=False)) for text in forgotten)
-            if forgotten:
-                applied.append(AppliedEdit(len(forgotten), tokens))
+            cleared = clear_thinking(messages, 1 if edit.keep is None else edit.keep.value)
+            tokens = sum(len(served.tokenizer.encode(text, add_special=False)) for text in cleared)
+            if cleared:
+                applied.append(AppliedEdit(len(cleared), tokens))
         return applied
 
 
@@ -334,7 +329,7 @@ class MessagesBody(MessagesPromptBody, SamplingFields, StopFields, RequestFields
     max_tokens: int = requires(
         Int(bounds.LEGACY_MAX_TOKENS), "Most tokens to generate; 0 only computes the prompt, for later requests."
     )
-    stream: bool = accepts(Bool(), "Send the answer as server-sent events while it is made.", default=False)
+    stream: bool = accepts(Bool(), ABOUT_STREAM, default=False)
     stop_sequences: tuple[str, ...] = accepts(STOP_STRINGS_FIELD, "Text that ends the answer.", default=())
     metadata: MessagesMetadata | None = accepts(ObjectOf(MessagesMetadata), "About the request.")
     service_tier: str | None = accepts(OneOf(("auto", "standard_only")), "Every request is served alike.")
@@ -343,11 +338,13 @@ class MessagesBody(MessagesPromptBody, SamplingFields, StopFields, RequestFields
 
     container: None = refuses("is not supported: this server runs no tools of its own.")
     compaction: None = refuses(NO_SUMMARY)
-    diagnostics: None = accepts(IgnoredField(), "Every answer tells of the cache under `ingot`. Named in the receipt.")
+    diagnostics: None = accepts(
+        HintField(kind=Anything(dict)), "Every answer reports on the cache under `ingot`. Named in the receipt."
+    )
     fallbacks: None = refuses("is not supported: one model is served.", [])
     fallback_credit_token: None = refuses("is not supported: nothing is billed.")
     inference_geo: None = refuses("is not offered: the answer is computed where this server runs.")
-    thread: None = refuses("is not supported: conversations are not kept. Send all messages.")
+    thread: None = refuses("is not supported: conversations are not stored. Send all messages.")
 
 
 COUNT_TOKENS_BODY = ObjectOf(MessagesPromptBody)
@@ -365,46 +362,46 @@ class MessageTokenCount(Struct):
 
 
 def read_messages(value: Any, served: ServedModel, request_id: str) -> GenerationTask:
-    """The job that a decoded body asks for. Renders and tokenizes, so it may take a while: not for an event loop."""
+    """The task of a decoded body. Renders and tokenizes: not for an event loop."""
     reading = served.reading()
     body: MessagesBody = MESSAGES_BODY.parse(value, "", reading)
-    wanted, edits = prepare_messages(body, served, reading)
+    prepared, edits = prepare_messages(body, served, reading)
     request = body.request(
         request_id,
         served,
-        [wanted],
+        [prepared],
         model=body.model,
         adapter=body.adapter,
         max_tokens=body.max_tokens,
         sampling=body.sampling(served),
         stop=body.stopping(body.stop_sequences),
     )
-    head = AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources, request)
-    # Agents drop the thinking of an answer that does not carry the name they asked for.
+    head = AnswerHead.of(request_id, int(time.time()), served, reading, prepared.sources, request)
+    # Agents drop the thinking of an answer whose model is not the one that they requested.
     head = replace(head, model=body.model)
-    telling = MessageAnswerOptions(
+    options = MessageAnswerOptions(
         head,
         served.seal,
-        len(wanted.prompt),
+        len(prepared.prompt),
         body.max_tokens,
         marked=body.marked and body.cache != "off" and served.prefix_cache_on,
         hides_thinking=body.hides_thinking,
-        may_think=wanted.may_think,
+        may_think=prepared.may_think,
         edits=edits,
     )
-    view = StreamedMessage(telling) if body.stream else WholeMessage(telling)
-    return GenerationTask(request, view, "messages", head, wanted.turn)
+    view = StreamedMessage(options) if body.stream else WholeMessage(options)
+    return GenerationTask(request, view, "messages", head, prepared.turn)
 
 
 def count_message_tokens(value: Any, served: ServedModel) -> MessageTokenCount:
-    """What the prompt of the same body would take, by making it."""
+    """The number of tokens of the prompt, by rendering it."""
     reading = served.reading()
     body: MessagesPromptBody = COUNT_TOKENS_BODY.parse(value, "", reading)
-    wanted, edits = prepare_messages(body, served, reading)
-    count = len(wanted.prompt)
+    prepared, edits = prepare_messages(body, served, reading)
+    count = len(prepared.prompt)
     cleared = 0 if edits is None else sum(edit.cleared_input_tokens for edit in edits.applied_edits)
-    told = UNSET if edits is None else CountTokensEdits(count + cleared)
-    return MessageTokenCount(count, told, IgnoredNote.of(reading))
+    original = UNSET if edits is None else CountTokensEdits(count + cleared)
+    return MessageTokenCount(count, original, IgnoredNote.of(reading))
 
 
 def prepare_messages(
@@ -415,6 +412,6 @@ def prepare_messages(
     ask, edits = body.ask(served, reading)
     if isinstance(body, MessagesBody):
         ask = body.remembering(ask)
-    wanted = prepare_ask(served, ask, names=ANTHROPIC_FIELD_NAMES)
-    reading.ignored.extend(name for name in wanted.ignored if name not in reading.ignored)
-    return wanted, edits
+    prepared = prepare_chat(served, ask, names=ANTHROPIC_FIELD_NAMES)
+    reading.ignored.extend(name for name in prepared.ignored if name not in reading.ignored)
+    return prepared, edits

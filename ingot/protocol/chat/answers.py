@@ -1,18 +1,18 @@
 """What all generated answers have in common: their head, usage and receipt, and the two views of a request's events.
 
-A request is answered whole (`Whole`) or streamed (`Streamed`). Both views are fed the same events, in order, without
-`Failed`: the edge turns that one into an error itself. `Ended` is always the last. The receipt tells what came of the
-prefix cache: how much was reused, why no more, and where the prompt differs; texts in it are those of the asking
-tenant's own prompts, as the engine reports no others. A turn of a conversation watches its events, so that the next
-turn's prompt can hold the answer's own tokens.
+A request is answered whole (`WholeAnswer`) or streamed (`StreamedAnswer`). Both views get the same events, in order,
+without `Failed`: the edge turns that one into an error itself. `Ended` is always the last. The receipt reports on the
+prefix cache: how much was reused, why no more, and where the prompt diverged; its texts are from the tenant's own
+prompts, as the engine reports no others. A `ConversationTurn` remembers the answer's own tokens for the next prompt.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -21,14 +21,18 @@ from ingot.engine.request import (
     CacheReport,
     CallArguments,
     CallBegan,
+    CallEnded,
     Ended,
     Event,
+    Failed,
+    PromptScored,
     Request,
     SequenceEnded,
     SpeculationReport,
     TextDelta,
     ThinkingDelta,
     Timing,
+    TokenInfo,
     Usage,
 )
 from ingot.errors import IngotError
@@ -42,50 +46,121 @@ from ingot.text.chat_template.sandbox import TemplateHistory
 from ingot.text.prompt.assembly import Prompt
 from ingot.text.prompt.canonical import key_with_answer
 
-if TYPE_CHECKING:
-    from ingot.protocol.served import ServedModel
+
+@dataclass(slots=True)
+class AnswerPart:
+    """A run of text or thinking, or a tool call."""
+
+    kind: Literal["text", "thinking", "call"]
+    id: str = ""  # of a call
+    name: str = ""
+    complete: bool = True  # False for a call that ended within its arguments
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def content(self) -> str:
+        return "".join(self.pieces)
+
+
+@dataclass(slots=True)
+class SequenceAnswer:
+    """The events of one sequence, gathered: parts in the order in which they were generated."""
+
+    parts: list[AnswerPart] = field(default_factory=list)
+    calls: list[AnswerPart] = field(default_factory=list)  # those of the parts that are calls
+    tokens: list[TokenInfo] = field(default_factory=list)  # with their log-probabilities
+    prompt_scores: tuple[TokenInfo | None, ...] = ()
+    end: SequenceEnded | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(part.content for part in self.parts if part.kind == "text")
+
+    @property
+    def thinking(self) -> str:
+        return "".join(part.content for part in self.parts if part.kind == "thinking")
+
+    def take(self, event: Event) -> None:
+        match event:
+            case TextDelta():
+                self._append("text", event.text)
+            case ThinkingDelta():
+                self._append("thinking", event.text)
+            case CallBegan():
+                self.calls.append(AnswerPart("call", event.id, event.name))
+                self.parts.append(self.calls[-1])
+            case CallArguments():
+                self.calls[event.call].pieces.append(event.fragment)
+            case CallEnded():
+                self.calls[event.call].complete = event.complete
+            case PromptScored():
+                self.prompt_scores = event.tokens
+            case SequenceEnded():
+                self.end = event
+
+    def _append(self, kind: Literal["text", "thinking"], text: str) -> None:
+        if text and (not self.parts or self.parts[-1].kind != kind):
+            self.parts.append(AnswerPart(kind))
+        if text:
+            self.parts[-1].pieces.append(text)
 
 
 class WholeAnswer(ABC):
-    """Gathers the events of one request into one body."""
+    """Gathers the events of one request, of `count` sequences, into one body."""
 
-    @abstractmethod
-    def take(self, event: Event) -> None: ...
+    def __init__(self, head: AnswerHead, count: int = 1) -> None:
+        self.head = head
+        self.answers = [SequenceAnswer() for _ in range(count)]
+        self._ended: Ended | None = None
+
+    def take(self, event: Event) -> None:
+        if isinstance(event, Ended):
+            self._ended = event
+        elif not isinstance(event, Failed):
+            answer = self.answers[event.index]
+            answer.take(event)
+            if isinstance(event, TextDelta):
+                answer.tokens += event.tokens
+
+    @property
+    def ended(self) -> Ended:
+        assert self._ended is not None, "the body is made after the last event"
+        return self._ended
 
     @abstractmethod
     def body(self) -> Struct | dict[str, Any]:
-        """The answer; asked for once, after `Ended` was taken."""
+        """The answer, once `Ended` was taken."""
 
 
 class StreamedAnswer(ABC):
-    """Turns each event into the chunks that tell of it."""
+    """Turns events into chunks."""
 
-    @abstractmethod
     def opening(self) -> list[Struct]:
-        """The chunks that go out before the first event."""
+        """The chunks that are sent before the first event."""
+        return []
 
     @abstractmethod
     def chunks(self, event: Event) -> list[Struct]: ...
 
     @abstractmethod
     def empty(self) -> list[Struct]:
-        """A chunk that says nothing, for clients that take comments and pings for silence; asked for between the
-        opening and the end. What a client puts together is the same with or without it."""
+        """A chunk without content, between the opening and the end, for clients that do not count comments and pings as
+        activity. The answer that a client assembles is the same with or without it."""
 
     def failed(self, error: IngotError) -> list[Struct]:
-        """The last words of a stream that broke, which clients raise."""
+        """The last chunks of a stream that broke, which clients raise as an error."""
         return [ErrorBody.of(error)]
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationTask:
-    """A body, read: what the engine is to do, how its events are to be told, and which field holds the prompt."""
+    """A parsed body: the engine's request, the view of its events, and the field that holds the prompt."""
 
     request: Request
     view: WholeAnswer | StreamedAnswer
     prompt_field: str
-    head: AnswerHead | None = None  # what the request's receipt is written from, once it has ended
-    turn: ConversationTurn | None = None  # is given every event, to remember the answer for the next turn
+    head: AnswerHead | None = None  # for the request's receipt, once it has ended
+    turn: ConversationTurn | None = None  # takes every event, to remember the answer for the next turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +173,18 @@ class AnswerHead:
     fingerprint: str
     ignored: list[str] = field(default_factory=list)
     source: PromptSource | None = None  # of the prompts, for the receipt
-    speculate: tuple[str, ...] | None = None  # who was asked to guess ahead
-    adapter: str | None = None  # what the answer went through
+    speculate: tuple[str, ...] | None = None  # the proposers that the request names
+    adapter: str | None = None  # the LoRA adapter of the answer
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """The fields of OpenAI's answers and chunks."""
+        return {
+            "id": self.id,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
 
     @classmethod
     def of(
@@ -112,11 +197,11 @@ class AnswerHead:
         request: Request | None = None,
     ) -> AnswerHead:
         source = None if prompts is None else PromptSource.of(served, prompts)
-        made = cls(id, created, served.card.name, served.fingerprint, reading.ignored, source)
+        head = cls(id, created, served.card.name, served.fingerprint, reading.ignored, source)
         if request is None:
-            return made
+            return head
         adapter = None if request.lora is None else request.lora.name
-        return replace(made, model=adapter or made.model, speculate=request.speculate, adapter=adapter)
+        return replace(head, model=adapter or head.model, speculate=request.speculate, adapter=adapter)
 
 
 class PromptTokensDetails(Struct):
@@ -137,12 +222,12 @@ class UsageBody(Struct):
     @classmethod
     def of(cls, usage: Usage) -> UsageBody:
         total = usage.prompt_tokens + usage.completion_tokens
-        cached, thought = PromptTokensDetails(usage.cached_tokens), CompletionTokensDetails(usage.thinking_tokens)
-        return cls(usage.prompt_tokens, usage.completion_tokens, total, cached, thought)
+        cached, thinking = PromptTokensDetails(usage.cached_tokens), CompletionTokensDetails(usage.thinking_tokens)
+        return cls(usage.prompt_tokens, usage.completion_tokens, total, cached, thinking)
 
 
 class TimingBody(Struct):
-    """Seconds spent waiting, computing the prompt, and generating."""
+    """Seconds in the queue, in prefill and in decode."""
 
     queue_s: float
     prefill_s: float
@@ -150,8 +235,7 @@ class TimingBody(Struct):
 
 
 class SpeculationBody(Struct):
-    """Tokens that were guessed ahead, those of them that were right, the forward passes that drew the rest, and how
-    many tokens each of them gave."""
+    """Draft tokens, those of them that were accepted, the verification passes, and the tokens that each pass gave."""
 
     proposed: int
     accepted: int
@@ -159,17 +243,17 @@ class SpeculationBody(Struct):
     tokens_per_pass: float
 
     @classmethod
-    def of(cls, report: SpeculationReport, asked: tuple[str, ...] | None) -> SpeculationBody | UnsetType:
-        """UNSET where nothing was guessed and nobody was asked to."""
-        if not report.proposed and not asked:
+    def of(cls, report: SpeculationReport, proposers: tuple[str, ...] | None) -> SpeculationBody | UnsetType:
+        """UNSET where nothing was proposed and the request names no proposer."""
+        if not report.proposed and not proposers:
             return UNSET
         each = 1 + report.accepted / report.passes if report.passes else 0.0
         return cls(report.proposed, report.accepted, report.passes, round(each, 3))
 
 
 class Receipt(Struct):
-    """What the server did beyond the text: how long it took, what it did not have to compute, what was guessed ahead,
-    which adapter it went through, how many calls it took out of thinking, and which fields nobody knew."""
+    """What the server reports besides the answer: time, prefix cache, speculation, the adapter, how many calls were
+    found within thinking, and which fields had no effect."""
 
     timing: TimingBody
     cache: CacheReceipt | UnsetType = UNSET
@@ -186,14 +270,14 @@ class Receipt(Struct):
             *(round(seconds, 6) for seconds in (ended.timing.queue, ended.timing.prefill, ended.timing.decode))
         )
         cache, prompt = CacheReceipt.of(ended.cache, head.source), PromptReceiptNote.of(head.source)
-        guessed = SpeculationBody.of(ended.speculation, head.speculate)
-        sparse = SpecprefillReceipt.of(ended.sparse, ended.timing)
+        speculation = SpeculationBody.of(ended.speculation, head.speculate)
+        specprefill = SpecprefillReceipt.of(ended.sparse, ended.timing)
         calls = ended.calls_in_thinking or UNSET
-        return cls(timing, cache, prompt, guessed, sparse, head.adapter or UNSET, calls, head.ignored or UNSET)
+        return cls(timing, cache, prompt, speculation, specprefill, head.adapter or UNSET, calls, head.ignored or UNSET)
 
 
 class IgnoredNote(Struct):
-    """The receipt of an answer that took no engine: which fields nobody knew."""
+    """The receipt of an answer without generation: the fields that had no effect."""
 
     ignored: list[str]
 
@@ -208,26 +292,20 @@ def finite_logprob(logprob: float) -> float:
 
 
 class StreamedChoices(StreamedAnswer):
-    """One finish a choice, and the usage where it was asked for. `make` makes a chunk of its fields.
+    """OpenAI's streams: one finish per choice, and the usage where it is requested. `make` is the class of the chunks.
 
-    The last chunk, whichever it is, carries the receipt; so the last finish waits for `Ended`, which comes in the
-    same batch.
+    The last chunk carries the receipt, so the last finish waits for `Ended`, which comes in the same batch.
     """
 
     def __init__(self, make: Callable[..., Any], head: AnswerHead, count: int, *, include_usage: bool) -> None:
         self._make, self.head, self.include_usage = make, head, include_usage
+        self._common = head.common
         self.unfinished = set(range(count))
         self._last: Any = None
 
     def chunk(self, *choices: Struct) -> Any:
-        return self._make(
-            id=self.head.id,
-            created=self.head.created,
-            model=self.head.model,
-            system_fingerprint=self.head.fingerprint,
-            choices=list(choices),
-            usage=None if self.include_usage else UNSET,
-        )
+        usage = None if self.include_usage else UNSET
+        return self._make(**self._common, choices=list(choices), usage=usage)
 
     def finish(self, index: int, choice: Struct) -> list[Struct]:
         chunk = self.chunk(choice)
@@ -246,28 +324,27 @@ class StreamedChoices(StreamedAnswer):
 
 
 ReceiptReason = CacheReason | Literal["template_rewrite"]
-"""Why no more was taken over. `template_rewrite`: the chat template shows an earlier answer otherwise than it came."""
+"""Why no more was reused. `template_rewrite`: the chat template renders an earlier answer differently."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptSource:
-    """What a request's prompts were made of, to name places in them."""
+    """A request's prompts, to describe positions in them."""
 
     prompts: tuple[Prompt, ...]
     decode: Callable[[Sequence[int]], str]
-    thinking: str | None = None  # what opens a model's thinking
+    thinking: str | None = None  # the tag that opens a model's thinking
 
     @classmethod
     def of(cls, served: ServedModel, prompts: Sequence[Prompt | tuple[int, ...]]) -> PromptSource:
-        made = tuple(prompt if isinstance(prompt, Prompt) else Prompt(prompt, "") for prompt in prompts)
-        tags = served.format.thinking
-        tokenizer = served.tokenizer
-        return cls(made, lambda ids: tokenizer.decode(ids, skip_special=False), tags.open if tags else None)
+        sources = tuple(prompt if isinstance(prompt, Prompt) else Prompt(prompt, "") for prompt in prompts)
+        tags, tokenizer = served.format.thinking, served.tokenizer
+        return cls(sources, lambda ids: tokenizer.decode(ids, skip_special=False), tags.open if tags else None)
 
 
 class PromptDivergence(Struct):
-    """Where the prompt and what was kept part: `character` counts in that message's own text, or in the whole
-    prompt where it was no conversation. `ours` and `theirs` go on from there, a little."""
+    """Where the prompt diverges from the cached one: `character` counts in that message's own text, or in the whole
+    prompt where it is not a conversation. `ours` and `theirs` are the next few tokens of both."""
 
     message: int | None
     role: str | None
@@ -278,7 +355,7 @@ class PromptDivergence(Struct):
 
 
 class PromptCacheReceipt(Struct):
-    """One prompt's part in the receipt of a request that has several."""
+    """One prompt's part of the receipt, where a request has several."""
 
     matched_tokens: int
     reason: ReceiptReason
@@ -286,14 +363,14 @@ class PromptCacheReceipt(Struct):
 
     @classmethod
     def of(cls, report: CacheReport, number: int, source: PromptSource | None) -> PromptCacheReceipt:
-        parted = locate_divergence(report, number, source)
-        rewritten = report.reason == "diverged" and parted is not None and is_history_rewrite(parted, source)
-        return cls(report.matched, "template_rewrite" if rewritten else report.reason, parted)
+        divergence = locate_divergence(report, number, source)
+        rewritten = report.reason == "diverged" and divergence is not None and is_history_rewrite(divergence, source)
+        return cls(report.matched, "template_rewrite" if rewritten else report.reason, divergence)
 
 
 class PromptReceiptNote(Struct):
-    """How a conversation became a prompt: which rendering of past turns, how many past answers stand in it in the
-    tokens they were generated in, and what was done to messages that the template does not take as they were."""
+    """How a conversation was rendered: the history mode, how many past answers are in it with the tokens they were
+    generated in, and how messages were adapted to the template."""
 
     history: TemplateHistory
     recalled: int
@@ -308,8 +385,8 @@ class PromptReceiptNote(Struct):
 
 
 class CacheReceipt(Struct):
-    """`matched_tokens` of all prompts were taken over from `tier`; `reason` says why no more. `codec` is what they went
-    through, or some of them: `raw` where they are as they were computed."""
+    """`matched_tokens` of all prompts were reused from `tier`; `reason` says why no more. `codec` is how they, or some
+    of them, were stored: `raw` where they are as they were computed."""
 
     matched_tokens: int
     tier: Literal["ram", "disk"] | None
@@ -324,115 +401,90 @@ class CacheReceipt(Struct):
         if not reports:
             return UNSET
         each = [PromptCacheReceipt.of(report, number, source) for number, report in enumerate(reports)]
-        matched = sum(report.matched for report in reports)
+        matched = [report for report in reports if report.matched]
         reasons = {one.reason for one in each}
         return cls(
-            matched,
+            sum(report.matched for report in matched),
             min((report.tier for report in reports if report.tier is not None), default=None),  # disk before ram
-            _shared_codec([report for report in reports if report.matched]),
+            next((report.codec for report in matched if report.lossy), matched[0].codec if matched else None),
             reasons.pop() if len(reasons) == 1 else "several",
             each[0].diverged if len(each) == 1 else None,
             each if len(each) > 1 else UNSET,
         )
 
 
-def _shared_codec(reports: Sequence[CacheReport]) -> str | None:
-    """Of several prompts', the one that is lossy, if one is."""
-    return next((report.codec for report in reports if report.lossy), reports[0].codec if reports else None)
-
-
 def locate_divergence(report: CacheReport, number: int, source: PromptSource | None) -> PromptDivergence | None:
     if not report.theirs or source is None:
         return None
-    place = source.prompts[number].place(report.known, source.decode)
+    position = source.prompts[number].place(report.known, source.decode)
     return PromptDivergence(
-        place.message,
-        place.role or None,
-        place.character,
+        position.message,
+        position.role or None,
+        position.character,
         report.known,
         source.decode(report.ours),
         source.decode(report.theirs),
     )
 
 
-def is_history_rewrite(parted: PromptDivergence, source: PromptSource | None) -> bool:
-    """Whether one side has thinking where the other has none, in an answer that came from here."""
-    if source is None or source.thinking is None or parted.role != "assistant":
+def is_history_rewrite(divergence: PromptDivergence, source: PromptSource | None) -> bool:
+    """Whether one of both has thinking where the other has none, in an assistant's message."""
+    if source is None or source.thinking is None or divergence.role != "assistant":
         return False
-    thinks = [side.lstrip().startswith(source.thinking) for side in (parted.ours, parted.theirs)]
-    return thinks[0] != thinks[1]
+    ours, theirs = (text.lstrip().startswith(source.thinking) for text in (divergence.ours, divergence.theirs))
+    return ours != theirs
 
 
 def receipt_headers(cache: CacheReceipt | UnsetType, timing: Timing) -> list[tuple[str, str]]:
     seconds = (timing.queue, timing.prefill, timing.decode)
-    told = [(name, f"{value:.6f}") for name, value in zip(TIMING_HEADERS, seconds, strict=True)]
+    headers = [(name, f"{value:.6f}") for name, value in zip(TIMING_HEADERS, seconds, strict=True)]
     if cache is UNSET:
-        return told
-    return [(MATCHED_HEADER, str(cache.matched_tokens)), (REASON_HEADER, cache.reason), *told]
-
-
-@dataclass(slots=True)
-class _AnswerSoFar:
-    """What the client was told of one answer."""
-
-    content: list[str] = field(default_factory=list)
-    thought: list[str] = field(default_factory=list)
-    calls: list[tuple[str, str, list[str]]] = field(default_factory=list)
+        return headers
+    return [(MATCHED_HEADER, str(cache.matched_tokens)), (REASON_HEADER, cache.reason), *headers]
 
 
 class ConversationTurn:
-    """Given every event of a request's stream, it keeps each answer once that has ended. Belongs to one thread.
+    """Takes every event of a request's stream, and remembers each answer once it has ended. Belongs to one thread.
 
-    What is kept is bound to what the client was told: only a client that sends the same back gets it.
+    An answer is stored under what the client got: only a client that sends back the same will find it.
     """
 
     def __init__(self, served: ServedModel, prompt: Prompt) -> None:
         self._served, self._prompt = served, prompt
-        self._said: dict[int, _AnswerSoFar] = {}
+        self._answers: defaultdict[int, SequenceAnswer] = defaultdict(SequenceAnswer)
 
     def take(self, event: Event) -> None:
-        if not self._prompt.thread:
+        if not self._prompt.thread or isinstance(event, Ended | Failed):
             return
-        match event:
-            case TextDelta():
-                self._of(event.index).content.append(event.text)
-            case ThinkingDelta():
-                self._of(event.index).thought.append(event.text)
-            case CallBegan():
-                self._of(event.index).calls.append((event.id, event.name, []))
-            case CallArguments():
-                self._of(event.index).calls[event.call][2].append(event.fragment)
-            case SequenceEnded():
-                self._keep(self._said.pop(event.index, _AnswerSoFar()), event)
+        self._answers[event.index].take(event)
+        if isinstance(event, SequenceEnded):
+            self._remember(self._answers.pop(event.index), event)
 
-    def _of(self, index: int) -> _AnswerSoFar:
-        return self._said.setdefault(index, _AnswerSoFar())
-
-    def _keep(self, said: _AnswerSoFar, end: SequenceEnded) -> None:
-        text = "".join(said.content)
+    def _remember(self, answer: SequenceAnswer, end: SequenceEnded) -> None:
+        text = answer.text
         tokens = self._answer_tokens(end, text)
         if not tokens:
             return
-        calls = [(id, name, "".join(arguments)) for id, name, arguments in said.calls]
+        calls = [(call.id, call.name, call.content) for call in answer.calls]
         thread = key_with_answer(self._prompt.thread, self._prompt.begun + text, calls, ids=self._prompt.call_ids)
-        self._served.answers.keep(thread, self._prompt.opening, tokens, "".join(said.thought), end.missing)
+        self._served.answers.keep(thread, self._prompt.opening, tokens, answer.thinking, end.missing)
 
-    def _answer_tokens(self, end: SequenceEnded, said: str) -> Sequence[int]:
-        """The answer's tokens without what ended it, which the client was not told of.
+    def _answer_tokens(self, end: SequenceEnded, answer: str) -> Sequence[int]:
+        """The answer's tokens without the stop string or token, which the client did not get.
 
-        None where that cannot be told apart: a stop string may begin within a token.
+        Empty where they cannot be separated: a stop string may begin within a token.
         """
         if isinstance(end.stopped_by, int):
             return end.tokens[:-1]
-        if end.stopped_by is None or said.endswith(end.stopped_by):
+        if end.stopped_by is None or answer.endswith(end.stopped_by):
             return end.tokens
-        text = self._decoded(end.tokens)
-        kept = text[: text.rfind(end.stopped_by)]
+        text = self._decode(end.tokens)
+        before_stop = text[: text.rfind(end.stopped_by)]
         for count in range(len(end.tokens), -1, -1):
-            before = self._decoded(end.tokens[:count])
-            if len(before) <= len(kept):
-                return end.tokens[:count] if before == kept else ()
+            prefix = self._decode(end.tokens[:count])
+            if len(prefix) <= len(before_stop):
+                return end.tokens[:count] if prefix == before_stop else ()
         return ()
 
-    def _decoded(self, tokens: Sequence[int]) -> str:
+    def _decode(self, tokens: Sequence[int]) -> str:
         return self._served.tokenizer.decode(tokens, skip_special=False)

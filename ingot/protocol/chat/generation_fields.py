@@ -1,6 +1,6 @@
-"""The fields that every way of asking for text shares, and the one place where the engine's request is made of them.
+"""The fields that all protocols share, and the one place where the engine's request is made of them.
 
-A protocol adds its own names: where it has another for one of these, it has that one alone.
+Where a protocol has another name for one of these, it has that one alone.
 """
 
 # ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
@@ -31,7 +31,7 @@ from ingot.protocol.schema.model_fields import (
     TokenIdsField,
     stop_strings_of,
 )
-from ingot.protocol.schema.objects import ObjectOf, accepts, refuses
+from ingot.protocol.schema.objects import Is, IsGiven, Never, Not, ObjectOf, accepts, refuses
 from ingot.protocol.served import ServedModel
 from ingot.protocol.terms import DEFAULT_NAME
 from ingot.text.prompt.assembly import Prompt
@@ -40,48 +40,52 @@ SAMPLING_FIELDS = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("logit_bias", "seed"),
 )
-LOGIT_BIASES = LogitBiasesField(bounds.LOGIT_BIAS, bounds.LOGIT_BIAS_ENTRIES)
-ABOUT_LOGIT_BIAS = "Added to the logit, by token id."
-ABOUT_HOLD_CALLS = (
-    "Hold a call that the model begins by itself to its tool's schema; by default as the server's setting says."
+TEMPERATURE = Number(bounds.TEMPERATURE), "0 takes the likeliest token."
+TOP_P = Number(bounds.TOP_P), "Sample from this share of the probability."
+TOP_K = Int(bounds.TOP_K), "Sample from this many tokens; 0 or -1 is all."
+MIN_P = Number(bounds.MIN_P), "Leave out tokens less likely than this share of the likeliest one's."
+REPETITION_PENALTY = Number(bounds.REPETITION_PENALTY), "Divides the likelihood of tokens that already occur."
+PRESENCE_PENALTY = Number(bounds.PENALTY), "Subtracted from the logit of tokens that were generated."
+FREQUENCY_PENALTY = Number(bounds.PENALTY), "Subtracted from the logit for each time a token was generated."
+LOGIT_BIAS = LogitBiasesField(bounds.LOGIT_BIAS, bounds.LOGIT_BIAS_ENTRIES), "Added to the logit, by token id."
+ABOUT_LOGPROBS = "Return the log-probability of each token."
+ABOUT_TOP_LOGPROBS = "Return those of this many likeliest tokens too; needs `logprobs`."
+NEEDS_LOGPROBS = Never(
+    (IsGiven("top_logprobs"), Not(Is("logprobs", True))),
+    "top_logprobs needs logprobs to be true.",
+    param="top_logprobs",
 )
+ABOUT_STREAM = "Send the answer as server-sent events while it is generated."
+ABOUT_HOLD_CALLS = "Enforce a tool's schema in calls that the model begins by itself; by default the server's setting."
 
 
 # These have no slots, so that a body can have several of them as bases.
 @dataclass(frozen=True, kw_only=True)
 class SamplingFields:
-    """How tokens are chosen. What these leave out is as the model's makers recommend."""
+    """How tokens are sampled. The defaults are those of the model's generation_config.json."""
 
-    temperature: float | None = accepts(Number(bounds.TEMPERATURE), "0 takes the likeliest token.")
-    top_p: float | None = accepts(Number(bounds.TOP_P), "Sample from this share of the probability.")
-    top_k: int | None = accepts(Int(bounds.TOP_K), "Sample from this many tokens; 0 or -1 is all.")
-    min_p: float | None = accepts(
-        Number(bounds.MIN_P), "Leave out tokens less likely than this share of the likeliest one's."
-    )
-    repetition_penalty: float | None = accepts(
-        Number(bounds.REPETITION_PENALTY), "Divides the likelihood of tokens that already occur."
-    )
-    presence_penalty: float = accepts(
-        Number(bounds.PENALTY), "Taken off the logit of tokens that were generated.", default=0.0
-    )
-    frequency_penalty: float = accepts(
-        Number(bounds.PENALTY), "Taken off the logit for each time a token was generated.", default=0.0
-    )
-    logit_bias: tuple[tuple[int, float], ...] = accepts(LOGIT_BIASES, ABOUT_LOGIT_BIAS, default=())
+    temperature: float | None = accepts(*TEMPERATURE)
+    top_p: float | None = accepts(*TOP_P)
+    top_k: int | None = accepts(*TOP_K)
+    min_p: float | None = accepts(*MIN_P)
+    repetition_penalty: float | None = accepts(*REPETITION_PENALTY)
+    presence_penalty: float = accepts(*PRESENCE_PENALTY, default=0.0)
+    frequency_penalty: float = accepts(*FREQUENCY_PENALTY, default=0.0)
+    logit_bias: tuple[tuple[int, float], ...] = accepts(*LOGIT_BIAS, default=())
     seed: int | None = accepts(Int(bounds.SEED), "The same seed gives the same text.")
 
     def sampling(
         self, served: ServedModel, *, logprobs: int | None = None, prompt_logprobs: int | None = None
     ) -> Sampling:
-        said = {name: getattr(self, name) for name in SAMPLING_FIELDS}
+        values = {name: getattr(self, name) for name in SAMPLING_FIELDS}
         return with_sampling_defaults(
-            served.sampling, said | {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+            served.sampling, values | {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class StopFields:
-    """What ends an answer, besides texts and a number of tokens."""
+    """What ends an answer, besides stop strings and a number of tokens."""
 
     stop_token_ids: tuple[int, ...] = accepts(
         TokenIdsField(bounds.STOP_TOKENS, least=0), "Tokens that end the answer, besides the model's own.", default=()
@@ -90,10 +94,10 @@ class StopFields:
     ignore_eos: bool = accepts(Bool(), "Do not end at the model's own end tokens.", default=False)
     min_tokens: int = accepts(Int(bounds.MIN_TOKENS), "No end token before this many tokens.", default=0)
 
-    def stopping(self, texts: str | tuple[str, ...], ends: frozenset[int] = frozenset()) -> Stop:
-        """`ends` are tokens that end an answer of this kind, besides those that end all of the model's."""
+    def stopping(self, strings: str | tuple[str, ...], ends: frozenset[int] = frozenset()) -> Stop:
+        """`ends` are end tokens of this prompt format, besides the model's own."""
         return Stop(
-            strings=stop_strings_of(texts),
+            strings=stop_strings_of(strings),
             token_ids=frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else ends),
             ignore_eos=self.ignore_eos,
             min_tokens=self.min_tokens,
@@ -103,7 +107,7 @@ class StopFields:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestFields:
-    """How a request is served: what it may take over, when it has its turn, how long it may take."""
+    """How a request is served: what it may reuse, when it runs, how long it may take."""
 
     timeout: float | None = accepts(Timeout(bounds.LEAST_TIMEOUT_S), "Seconds the request may take in all.")
     cache: str = accepts(CACHE_FIELD, ABOUT_CACHE_FIELD, default="auto")
@@ -115,12 +119,12 @@ class RequestFields:
     specprefill_keep_pct: float | None = accepts(Number(bounds.KEPT_SHARE), ABOUT_SPECPREFILL_KEEP)
     priority: int = accepts(
         Int(bounds.PRIORITY),
-        "Who has less goes first; five seconds of waiting are worth one. Only the administrator's may be below 0.",
+        "Lower goes first; five seconds of waiting count as one. Only the administrator's may be below 0.",
         default=0,
     )
 
     def remembering(self, ask: ChatAsk) -> ChatAsk:
-        """Past answers are looked for where this request may look."""
+        """`ask` with this request's cache settings, under which past answers are looked up."""
         return replace(ask, salt=self.cache_salt, remembers=self.cache != "off")
 
     def sparse(self, prompts: Sequence[Prompt | tuple[int, ...]], path: str = "") -> SpecPrefillRequest | None:
@@ -140,8 +144,8 @@ class RequestFields:
         n: int = 1,
         path: str = "",
     ) -> Request:
-        """What the engine is asked for, whichever protocol it came in. Prompts are read and guided alike; `path` is
-        where in the body these fields stand."""
+        """The engine's request. All prompts are parsed and constrained alike; `path` is where in the body these fields
+        are."""
         return Request(
             id=id,
             prompts=tuple(each.prompt for each in prompts),
@@ -177,13 +181,13 @@ class GenerationBody(SamplingFields, StopFields, RequestFields):
     model: str = accepts(ModelNameField(), "The served model's name, or `default`.", default=DEFAULT_NAME)
     adapter: str | None = accepts(AdapterField(), ABOUT_ADAPTER)
     n: int = accepts(Int(bounds.CHOICES), "Answers to each prompt.", default=1)
-    stream: bool = accepts(Bool(), "Send the answer as server-sent events while it is made.", default=False)
+    stream: bool = accepts(Bool(), ABOUT_STREAM, default=False)
     stream_options: StreamOptions | None = accepts(
-        ObjectOf(StreamOptions), "How to stream. A whole answer always tells its usage."
+        ObjectOf(StreamOptions), "How to stream. An answer that is not streamed always has its usage."
     )
     stop: str | tuple[str, ...] = accepts(STOP_FIELD, "Text that ends the answer.", default=())
     ttl: None = accepts(TimeToLiveField(), ABOUT_TTL)
-    user: str | None = accepts(Text(bounds.IDENTIFIER_CHARS), "Who asks; kept by nobody.")
+    user: str | None = accepts(Text(bounds.IDENTIFIER_CHARS), "The end user; not stored.")
 
     @property
     def include_usage(self) -> bool:

@@ -1,7 +1,5 @@
-"""Text and messages made into prompt tokens; images and videos are laid out for the served model before a template sees
-them.
-
-Everything here may take a while: not for an event loop.
+"""Prompt tokens from texts and messages; images and videos are laid out for the served model before the template is
+rendered. Everything here may take a while: not for an event loop.
 """
 
 from __future__ import annotations
@@ -23,8 +21,9 @@ from ingot.text.prompt.conversation import Conversation, PromptBuilder
 from ingot.text.tokenizer.special_tokens import Infill
 from ingot.text.tool_formats.format import Format
 
-# How a rendered conversation ends: where an answer begins, after the last message, or within it.
 PromptEnding = Literal["opened", "closed", "continued"]
+"""How a rendered conversation ends: where an answer begins, after the last message, or within it."""
+ABOUT_SUFFIX = "The text after the gap that is filled in after the prompt; for models that support it."
 
 
 def encode_text(served: ServedModel, text: str, *, path: str, add_special: bool = True) -> tuple[int, ...]:
@@ -53,8 +52,8 @@ def find_infill_tokens(served: ServedModel, *, path: str) -> Infill:
     """Raises Unsupported for a model that cannot fill in the middle."""
     if served.tokenizer.infill is None:
         raise Unsupported(
-            f"{path}: the served model cannot fill in the middle: its vocabulary names no tokens for a prefix and a "
-            "suffix. Models that write code, such as Qwen2.5-Coder, StarCoder and DeepSeek-Coder, have them.",
+            f"{path}: the served model cannot fill in the middle: its vocabulary has no tokens for a prefix and a "
+            "suffix. Code models such as Qwen2.5-Coder, StarCoder and DeepSeek-Coder have them.",
             param=path,
         )
     return served.tokenizer.infill
@@ -68,15 +67,15 @@ def encode_infill_prompt(
     paths: tuple[str, str],
     files: Sequence[tuple[str, str]] = (),
 ) -> tuple[int, ...]:
-    """The prompt for what stands between two texts, which are in the body at these `paths`. Other `files`, by name and
-    text, stand before it."""
+    """The fill-in-the-middle prompt of two texts, which are in the body at these `paths`, after other `files`, each a
+    name and a text."""
     infill, tokenizer = find_infill_tokens(served, path=paths[1]), served.tokenizer
     for text, path in ((prefix, paths[0]), (suffix, paths[1]), *((text, "input_extra") for _, text in files)):
         if isinstance(text, str):
             check_text_length(served, text, path)
     before = tokenizer.encode_plain(prefix) if isinstance(prefix, str) else prefix
-    made = infill.prompt(before, tokenizer.encode_plain(suffix, leads=False))
-    return (*tokenizer.first_ids, *infill.context(files, tokenizer.encode_plain), *made)
+    prompt = infill.prompt(before, tokenizer.encode_plain(suffix, leads=False))
+    return (*tokenizer.first_ids, *infill.context(files, tokenizer.encode_plain), *prompt)
 
 
 def render_messages(
@@ -93,13 +92,13 @@ def render_messages(
     salt: str = "",
     remembers: bool = True,
 ) -> Prompt:
-    """The prompt of a conversation, with what `appended` says is to follow the text that the template gives.
+    """The prompt of a conversation. `appended` gives the text that follows the rendered template.
 
-    - `add_special` adds what the tokenizer puts around a bare text, which a template has as a rule put there itself.
-    - `history` and `format` are the server's where a request does not say.
-    - `remembers`: past answers stand in it as they were generated, and `Turn` may keep the one that follows.
+    - `add_special` adds the tokenizer's own special tokens, which templates usually contain already.
+    - `history` and `format` are by default the server's.
+    - `remembers`: past answers are in it with the tokens they were generated in, and so may be the next one.
 
-    Raises Unsupported where the template cannot show what is in the conversation.
+    Raises Unsupported where the template cannot render the conversation.
     """
     template = served.tokenizer.template
     if template is None:
@@ -120,20 +119,21 @@ def render_messages(
         most=served.card.context,
         trusted=served.trusting,
     )
-    composer = PromptBuilder(served.tokenizer, template, served.answers, served.encodings)
-    prompt = composer.compose(conversation, format or served.format, add_special=add_special)
-    heard = any(
-        isinstance(text, TranscribedText) for message in messages for text in _texts_of_content(message.get("content"))
-    )
-    return replace(prompt, adapted=(*prompt.adapted, "audio-transcribed")) if heard else prompt
+    builder = PromptBuilder(served.tokenizer, template, served.answers, served.encodings)
+    prompt = builder.compose(conversation, format or served.format, add_special=add_special)
+    if any(map(_has_transcript, messages)):
+        return replace(prompt, adapted=(*prompt.adapted, "audio-transcribed"))
+    return prompt
 
 
-def _texts_of_content(content: Any) -> list[Any]:
-    return [part.get("text") for part in content] if isinstance(content, list) else [content]
+def _has_transcript(message: dict[str, Any]) -> bool:
+    content = message.get("content")
+    texts = [part.get("text") for part in content] if isinstance(content, list) else [content]
+    return any(isinstance(text, TranscribedText) for text in texts)
 
 
 def lay_out_media(messages: list[dict[str, Any]], processor: MediaProcessor | None) -> list[dict[str, Any]]:
-    """Arithmetic on headers alone: nothing is unpacked. Raises BadMedia or Unsupported, with the message's place."""
+    """Computed from headers alone: nothing is decoded. Raises BadMedia or Unsupported, with the message's path."""
     return [
         {**message, "content": [*_lay_out_parts(message["content"], processor, f"messages.{at}")]}
         if isinstance(message.get("content"), list) and any(map(is_media_part, message["content"]))
@@ -143,7 +143,7 @@ def lay_out_media(messages: list[dict[str, Any]], processor: MediaProcessor | No
 
 
 def _lay_out_parts(content: list[Any], processor: MediaProcessor | None, path: str) -> Iterator[Any]:
-    assert processor is not None, "no body is read into media where the model takes none"
+    assert processor is not None, "bodies have media only where the model takes them"
     for part in content:
         if not is_media_part(part):
             yield part

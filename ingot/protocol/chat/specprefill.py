@@ -1,5 +1,4 @@
-"""Specprefill, prompts of which only the tokens that matter are computed: how a request asks for it, and what its
-receipt says."""
+"""Specprefill computes only the tokens of a prompt that matter: its request fields, and its part of the receipt."""
 
 from __future__ import annotations
 
@@ -13,12 +12,12 @@ from ingot.errors import BadRequest
 from ingot.text.prompt.assembly import MessageSpan, Prompt
 
 ABOUT_SPECPREFILL: Final = (
-    "Compute of a prompt only what a smaller model finds to matter, however short it is: the first token comes sooner, "
-    "and the answer is not the same. `false` forbids it. Needs a server that was started with `--specprefill`."
+    "Compute only the prompt tokens that a smaller model scores highest, however short the prompt is: the first token "
+    "comes sooner, and the answer is not the same. `false` forbids it. Needs a server started with `--specprefill`."
 )
 ABOUT_SPECPREFILL_KEEP: Final = (
-    "The share of such a prompt that is computed, of what is not always. Without `specprefill` it asks for that where "
-    "the prompt is as long as the server's `--specprefill-threshold`."
+    "The share of the scored tokens that is computed. Without `specprefill` it applies to prompts of at least the "
+    "server's `--specprefill-threshold`."
 )
 SPECPREFILL_RULES: Final = frozenset({"system", "developer"})
 """Roles whose messages are computed whole."""
@@ -28,25 +27,24 @@ TURN_BEGIN, TURN_END = 64, 256
 
 
 def specprefill_ask(
-    wanted: bool | None, keep: float | None, prompts: Sequence[Prompt | tuple[int, ...]], *, prefix: str = ""
+    enabled: bool | None, keep: float | None, prompts: Sequence[Prompt | tuple[int, ...]], *, prefix: str = ""
 ) -> SpecPrefillRequest | None:
-    """What a body says, as the engine takes it: `wanted` true is for any prompt, a share alone for long ones. Raises
-    BadRequest where one forbids what the other asks for."""
-    if wanted is False and keep is not None:
+    """The engine's options: `enabled` is for any prompt, a share alone for long ones. Raises BadRequest where the two
+    contradict each other."""
+    if enabled is False and keep is not None:
         raise BadRequest(
-            f"{prefix}specprefill_keep_pct says how much specprefill keeps, and {prefix}specprefill is false: choose "
-            "one.",
+            f"{prefix}specprefill_keep_pct is set, and {prefix}specprefill is false: choose one.",
             param=f"{prefix}specprefill_keep_pct",
         )
-    if not wanted and keep is None:
+    if not enabled and keep is None:
         return None
     whole = tuple(tuple(_whole_turns(prompt.spans)) if isinstance(prompt, Prompt) else () for prompt in prompts)
-    return SpecPrefillRequest(keep, whole, forced=wanted is True)
+    return SpecPrefillRequest(keep, whole, forced=enabled is True)
 
 
 def _whole_turns(spans: Sequence[MessageSpan]) -> Iterator[TokenRange]:
-    """What is computed in any case: rules and tools, which stand in system messages or in what the template adds, and
-    all that came after the last answer."""
+    """What is always computed: instructions and tools, which are in system messages or in what the template adds, and
+    everything after the last answer."""
     for span in spans:
         if span.message is None or span.role in SPECPREFILL_RULES:
             yield span.begin, span.end
@@ -65,8 +63,8 @@ def _whole_turns(spans: Sequence[MessageSpan]) -> Iterator[TokenRange]:
 
 
 class SpecprefillReceipt(Struct):
-    """`scored` tokens were judged, `kept` of them computed; seconds of both. The first `reused` tokens of the prompt
-    stayed as an earlier request left them. Or `reason`, why all were computed."""
+    """`scored` tokens were scored and `kept` of them computed; seconds of both. The first `reused` tokens of the prompt
+    came from an earlier request. Or `reason`, why all were computed."""
 
     scorer: str
     scored: int | UnsetType = UNSET
@@ -78,7 +76,7 @@ class SpecprefillReceipt(Struct):
 
     @classmethod
     def of(cls, reports: Sequence[SpecPrefillReport], timing: Timing) -> SpecprefillReceipt | UnsetType:
-        """UNSET where nobody asked."""
+        """UNSET where it was not requested."""
         if not reports:
             return UNSET
         scorer, used = reports[0].scorer, [report for report in reports if report.unused is None]

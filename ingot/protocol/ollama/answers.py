@@ -1,27 +1,16 @@
-"""Events as Ollama's chats and completions: one body, or lines of which the last tells the usage."""
+"""Answers of Ollama's chats and completions: one body, or lines of which the last has the usage."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.engine.request import (
-    CallArguments,
-    CallBegan,
-    CallEnded,
-    Ended,
-    Event,
-    SequenceEnded,
-    TextDelta,
-    ThinkingDelta,
-    TokenInfo,
-)
+from ingot.engine.request import CallEnded, Ended, Event, SequenceEnded, TextDelta, ThinkingDelta, TokenInfo
 from ingot.errors import IngotError
-from ingot.protocol.chat.answers import AnswerHead, Receipt, StreamedAnswer, WholeAnswer
+from ingot.protocol.chat.answers import AnswerHead, AnswerPart, Receipt, SequenceAnswer, StreamedAnswer, WholeAnswer
 from ingot.protocol.errors import OllamaError
 from ingot.protocol.openai.chat_answers import ChatTokenLogprob, chat_token_logprob
 from ingot.text.parser.arguments import answer_arguments
@@ -47,7 +36,7 @@ class OllamaMessage(Struct):
 
 
 class OllamaTimedBody(Struct, kw_only=True):
-    """What every line has; the last one tells why it ended, nanoseconds, and tokens."""
+    """The fields of every line; the last one has why it ended, nanoseconds, and tokens."""
 
     model: str
     created_at: str
@@ -73,7 +62,7 @@ class OllamaCompletionAnswer(OllamaTimedBody, kw_only=True):
 
 
 class OllamaLineContent(Struct):
-    """What a line, or a whole answer, says."""
+    """The content of a line, or of a whole answer."""
 
     text: str = ""
     thinking: str = ""
@@ -85,128 +74,92 @@ class OllamaLineContent(Struct):
 
 
 class OllamaAnswerShape:
-    """How one of the two protocols writes a line down."""
+    """How one of the two endpoints writes a line."""
 
     def __init__(self, head: AnswerHead, *, logprobs: bool = False) -> None:
         self.head, self.logprobs = head, logprobs
 
     @abstractmethod
-    def line(self, said: OllamaLineContent, *, done: bool) -> OllamaChatAnswer | OllamaCompletionAnswer: ...
+    def line(self, content: OllamaLineContent, *, done: bool) -> OllamaChatAnswer | OllamaCompletionAnswer: ...
 
     def last(
-        self, said: OllamaLineContent, reason: OllamaDoneReason, ended: Ended
+        self, content: OllamaLineContent, end: SequenceEnded | None, ended: Ended
     ) -> OllamaChatAnswer | OllamaCompletionAnswer:
-        made = self.line(said, done=True)
+        line = self.line(content, done=True)
         timing, usage = ended.timing, ended.usage
-        made.done_reason = reason
-        made.total_duration = to_nanoseconds(timing.queue + timing.prefill + timing.decode)
-        made.load_duration = 0
-        made.prompt_eval_count, made.prompt_eval_duration = usage.prompt_tokens, to_nanoseconds(timing.prefill)
-        made.eval_count, made.eval_duration = usage.completion_tokens, to_nanoseconds(timing.decode)
-        made.ingot = Receipt.of(self.head, ended)
-        return made
+        line.done_reason = "length" if end is not None and end.reason == "length" else "stop"
+        line.total_duration = to_nanoseconds(timing.queue + timing.prefill + timing.decode)
+        line.load_duration = 0
+        line.prompt_eval_count, line.prompt_eval_duration = usage.prompt_tokens, to_nanoseconds(timing.prefill)
+        line.eval_count, line.eval_duration = usage.completion_tokens, to_nanoseconds(timing.decode)
+        line.ingot = Receipt.of(self.head, ended)
+        return line
 
-    def entries(self, said: OllamaLineContent) -> list[ChatTokenLogprob] | UnsetType:
-        return [chat_token_logprob(token) for token in said.tokens] if self.logprobs and said.tokens else UNSET
+    def common(self, content: OllamaLineContent, *, done: bool) -> dict[str, Any]:
+        """The fields that lines of both endpoints have."""
+        logprobs = [*map(chat_token_logprob, content.tokens)] if self.logprobs and content.tokens else UNSET
+        created_at = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        return {"model": self.head.model, "created_at": created_at, "done": done, "logprobs": logprobs}
 
 
 class OllamaChatShape(OllamaAnswerShape):
-    def line(self, said: OllamaLineContent, *, done: bool) -> OllamaChatAnswer:
+    def line(self, content: OllamaLineContent, *, done: bool) -> OllamaChatAnswer:
         message = OllamaMessage(
-            content=said.text, thinking=said.thinking or UNSET, tool_calls=list(said.calls) or UNSET
+            content=content.text, thinking=content.thinking or UNSET, tool_calls=list(content.calls) or UNSET
         )
-        return OllamaChatAnswer(
-            model=self.head.model, created_at=utc_timestamp(), done=done, logprobs=self.entries(said), message=message
-        )
+        return OllamaChatAnswer(**self.common(content, done=done), message=message)
 
 
 class OllamaCompletionShape(OllamaAnswerShape):
-    def line(self, said: OllamaLineContent, *, done: bool) -> OllamaCompletionAnswer:
+    def line(self, content: OllamaLineContent, *, done: bool) -> OllamaCompletionAnswer:
         return OllamaCompletionAnswer(
-            model=self.head.model,
-            created_at=utc_timestamp(),
-            done=done,
-            logprobs=self.entries(said),
-            response=said.text,
-            thinking=said.thinking or UNSET,
+            **self.common(content, done=done), response=content.text, thinking=content.thinking or UNSET
         )
 
 
-class OllamaLineBuilder:
-    """Events, as things to say. A call is said whole, once it has ended."""
-
-    def __init__(self) -> None:
-        self.call: CallBegan | None = None
-        self.fragments: list[str] = []
-        self.reason: OllamaDoneReason = "stop"
-
-    def take(self, event: Event) -> OllamaLineContent:
-        match event:
-            case TextDelta():
-                return OllamaLineContent(event.text, tokens=list(event.tokens))
-            case ThinkingDelta():
-                return OllamaLineContent(thinking=event.text)
-            case CallBegan():
-                self.call, self.fragments = event, []
-            case CallArguments():
-                self.fragments.append(event.fragment)
-            case CallEnded():
-                assert self.call is not None
-                arguments = answer_arguments("".join(self.fragments), complete=event.complete)
-                return OllamaLineContent(calls=[OllamaCall(self.call.id, OllamaFunction(self.call.name, arguments))])
-            case SequenceEnded():
-                self.reason = "length" if event.reason == "length" else "stop"
-        return OllamaLineContent()
+def ollama_call(call: AnswerPart) -> OllamaCall:
+    arguments = answer_arguments(call.content, complete=call.complete)
+    return OllamaCall(call.id, OllamaFunction(call.name, arguments))
 
 
 class WholeOllamaAnswer(WholeAnswer):
     def __init__(self, shape: OllamaAnswerShape) -> None:
-        self.shape, self.gathering = shape, OllamaLineBuilder()
-        self.said: list[OllamaLineContent] = []
-        self.ended: Ended | None = None
-
-    def take(self, event: Event) -> None:
-        self.said.append(self.gathering.take(event))
-        if isinstance(event, Ended):
-            self.ended = event
+        super().__init__(shape.head)
+        self.shape = shape
 
     def body(self) -> Struct:
-        assert self.ended is not None
-        return self.shape.last(merge_line_contents(self.said), self.gathering.reason, self.ended)
+        answer = self.answers[0]
+        calls = [ollama_call(call) for call in answer.calls]
+        content = OllamaLineContent(answer.text, answer.thinking, calls, answer.tokens)
+        return self.shape.last(content, answer.end, self.ended)
 
 
 class StreamedOllamaAnswer(StreamedAnswer):
-    def __init__(self, shape: OllamaAnswerShape) -> None:
-        self.shape, self.gathering = shape, OllamaLineBuilder()
+    """Lines of text and thinking as they come. A call is one line, once it has ended."""
 
-    def opening(self) -> list[Struct]:
-        return []
+    def __init__(self, shape: OllamaAnswerShape) -> None:
+        self.shape, self._answer = shape, SequenceAnswer()
 
     def chunks(self, event: Event) -> list[Struct]:
-        if isinstance(event, Ended):
-            return [self.shape.last(OllamaLineContent(), self.gathering.reason, event)]
-        said = self.gathering.take(event)
-        return [self.shape.line(said, done=False)] if said else []
+        content = OllamaLineContent()
+        match event:
+            case TextDelta():
+                content = OllamaLineContent(event.text, tokens=list(event.tokens))
+            case ThinkingDelta():
+                content = OllamaLineContent(thinking=event.text)
+            case Ended():
+                return [self.shape.last(content, self._answer.end, event)]
+            case _:
+                self._answer.take(event)
+                if isinstance(event, CallEnded):
+                    content = OllamaLineContent(calls=[ollama_call(self._answer.calls[event.call])])
+        return [self.shape.line(content, done=False)] if content else []
 
     def empty(self) -> list[Struct]:
         return [self.shape.line(OllamaLineContent(), done=False)]
 
     def failed(self, error: IngotError) -> list[Struct]:
         return [OllamaError.of(error)]
-
-
-def merge_line_contents(parts: Iterable[OllamaLineContent]) -> OllamaLineContent:
-    parts = list(parts)
-    return OllamaLineContent(
-        "".join(part.text for part in parts),
-        "".join(part.thinking for part in parts),
-        [call for part in parts for call in part.calls],
-        [token for part in parts for token in part.tokens],
-    )
-
-
-def utc_timestamp() -> str:
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
 def to_nanoseconds(seconds: float) -> int:

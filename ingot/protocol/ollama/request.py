@@ -1,7 +1,6 @@
-"""`POST /api/chat` and `/api/generate`: the bodies and `options` as Ollama describes them, and the generation tasks
-that they become.
+"""`POST /api/chat` and `/api/generate`: Ollama's bodies and `options`, and the tasks that they become.
 
-Options that are settled when a model is loaded have no effect, and the receipt names them.
+Options that take effect when a model is loaded are named in the receipt and do nothing else.
 """
 
 # ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
@@ -21,24 +20,36 @@ from ingot.errors import BadRequest
 from ingot.media.items import RequestImage
 from ingot.protocol.chat.answers import AnswerHead, GenerationTask, Receipt
 from ingot.protocol.chat.ask import (
-    AskedOutput,
-    AskFieldNames,
+    ABOUT_ARGUMENTS,
+    ABOUT_ROLE,
     ChatAsk,
-    JsonObjectOutput,
-    JsonSchemaOutput,
+    ChatFieldNames,
+    OutputGrammar,
     ThinkingOptions,
     ToolDefinition,
+    json_output,
+    tool_call_dict,
 )
 from ingot.protocol.chat.generation_fields import (
     ABOUT_HOLD_CALLS,
-    ABOUT_LOGIT_BIAS,
-    LOGIT_BIASES,
+    ABOUT_LOGPROBS,
+    ABOUT_TOP_LOGPROBS,
+    FREQUENCY_PENALTY,
+    LOGIT_BIAS,
+    MIN_P,
+    NEEDS_LOGPROBS,
+    PRESENCE_PENALTY,
+    REPETITION_PENALTY,
+    SAMPLING_FIELDS,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
     RequestFields,
     StopFields,
 )
 from ingot.protocol.chat.media import ImageListKind, MessageListKind, OmittedMedia, template_content
-from ingot.protocol.chat.preparation import PreparedChat, prepare_ask
-from ingot.protocol.chat.prompts import encode_infill_prompt, encode_text_prompt, find_infill_tokens
+from ingot.protocol.chat.preparation import PreparedChat, prepare_chat
+from ingot.protocol.chat.prompts import ABOUT_SUFFIX, encode_infill_prompt, encode_text_prompt, find_infill_tokens
 from ingot.protocol.chat.sampling_defaults import with_sampling_defaults
 from ingot.protocol.lora_adapters import ABOUT_ADAPTER, AdapterField
 from ingot.protocol.ollama.answers import (
@@ -68,11 +79,10 @@ from ingot.protocol.schema.model_fields import STOP_FIELD, ModelNameField
 from ingot.protocol.schema.objects import Is, IsGiven, Never, Not, ObjectOf, accepts, refuses, requires
 from ingot.protocol.served import ServedModel
 from ingot.protocol.terms import DEFAULT_NAME, Terms
-from ingot.text.parser.arguments import arguments_as_text
 
 INT32_FIELD = Int((-(2**31), 2**31 - 1))
-SETTLED_AT_LOAD = "Settled when the model was loaded; without effect."
-SAMPLER_REFUSED = "is not supported: tokens are chosen by temperature, top_k, top_p, min_p and penalties."
+ABOUT_LOAD_OPTION = "Set when the model was loaded; without effect."
+SAMPLER_REFUSED = "is not supported: tokens are sampled by temperature, top_k, top_p, min_p and penalties."
 LOAD_OPTIONS = (
     *("numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap"),
     *("use_mlock", "embedding_only", "num_thread", "num_keep"),
@@ -84,7 +94,7 @@ class OllamaPromptTooLong(BadRequest):
 
 
 def load_time_field(kind: Any) -> Any:
-    return accepts(kind, SETTLED_AT_LOAD)
+    return accepts(kind, ABOUT_LOAD_OPTION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,36 +102,27 @@ class OllamaOptions(StopFields, RequestFields):
     num_predict: int | None = accepts(
         Int((-2, bounds.MAX_TOKENS[1])), "Most tokens to generate; below 1, as many as the context holds."
     )
-    # What these leave out is as the model's makers recommend.
-    temperature: float | None = accepts(Number(bounds.TEMPERATURE), "0 takes the likeliest token.")
-    top_k: int | None = accepts(Int(bounds.TOP_K), "Sample from this many tokens; 0 or -1 is all.")
-    top_p: float | None = accepts(Number(bounds.TOP_P), "Sample from this share of the probability.")
-    min_p: float | None = accepts(
-        Number(bounds.MIN_P), "Leave out tokens less likely than this share of the likeliest one's."
-    )
-    repeat_penalty: float | None = accepts(
-        Number(bounds.REPETITION_PENALTY), "Divides the likelihood of tokens that already occur."
-    )
+    temperature: float | None = accepts(*TEMPERATURE)
+    top_k: int | None = accepts(*TOP_K)
+    top_p: float | None = accepts(*TOP_P)
+    min_p: float | None = accepts(*MIN_P)
+    repeat_penalty: float | None = accepts(*REPETITION_PENALTY)
     repeat_last_n: int | None = accepts(
-        Int((-1, bounds.MAX_TOKENS[1])), "0 switches repeat_penalty off; else it counts all tokens."
+        Int((-1, bounds.MAX_TOKENS[1])), "0 switches repeat_penalty off; otherwise it counts all tokens."
     )
-    presence_penalty: float = accepts(
-        Number(bounds.PENALTY), "Taken off the logit of tokens that were generated.", default=0.0
-    )
-    frequency_penalty: float = accepts(
-        Number(bounds.PENALTY), "Taken off the logit for each time a token was generated.", default=0.0
-    )
+    presence_penalty: float = accepts(*PRESENCE_PENALTY, default=0.0)
+    frequency_penalty: float = accepts(*FREQUENCY_PENALTY, default=0.0)
     seed: int | None = accepts(Int(bounds.SEED), "The same seed gives the same text; -1 is none.")
     stop: str | tuple[str, ...] = accepts(STOP_FIELD, "Text that ends the answer.", default=())
     num_ctx: int | None = accepts(
         Int((0, bounds.PROMPT_TOKENS)),
         "Most tokens of prompt and answer together; without effect above the model's context, 0 is that.",
     )
-    logit_bias: tuple[tuple[int, float], ...] = accepts(LOGIT_BIASES, ABOUT_LOGIT_BIAS, default=())
+    logit_bias: tuple[tuple[int, float], ...] = accepts(*LOGIT_BIAS, default=())
 
     mirostat: None = refuses(SAMPLER_REFUSED, 0)
-    mirostat_tau: float | None = accepts(Number((0.0, 1e6)), "Means nothing without mirostat.")
-    mirostat_eta: float | None = accepts(Number((0.0, 1e6)), "Means nothing without mirostat.")
+    mirostat_tau: float | None = accepts(Number((0.0, 1e6)), "Has no effect without mirostat.")
+    mirostat_eta: float | None = accepts(Number((0.0, 1e6)), "Has no effect without mirostat.")
     typical_p: None = refuses(SAMPLER_REFUSED, 1.0, 1)
     tfs_z: None = refuses(SAMPLER_REFUSED, 1.0, 1)
     penalize_newline: None = refuses("is not supported: penalties count every token alike. Send true.", True)
@@ -138,60 +139,51 @@ class OllamaOptions(StopFields, RequestFields):
     use_mlock: bool | None = load_time_field(Bool())
     embedding_only: bool | None = load_time_field(Bool())
     num_thread: int | None = load_time_field(INT32_FIELD)
-    num_keep: int | None = accepts(INT32_FIELD, "No prompt is ever cut; without effect.")
+    num_keep: int | None = accepts(INT32_FIELD, "Prompts are never truncated; without effect.")
 
     def limit(self, prompt: int) -> int | None:
-        """Most tokens to generate after a prompt of this many. Raises PromptTooLong where num_ctx leaves room for none:
-        prompts are never cut here."""
-        asked = self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
+        """Most tokens to generate after a prompt of this many. Raises OllamaPromptTooLong where num_ctx has no room."""
+        limit = self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
         if not self.num_ctx:
-            return asked
+            return limit
         if prompt >= self.num_ctx:
             raise OllamaPromptTooLong(
                 f"The prompt has {prompt} tokens, and options.num_ctx leaves {self.num_ctx} for it and the answer. "
-                "Raise num_ctx, or shorten the prompt: it is never cut here.",
+                "Raise num_ctx, or shorten the prompt: prompts are never truncated.",
                 param="options.num_ctx",
             )
-        room = self.num_ctx - prompt
-        return room if asked is None else min(asked, room)
+        return min(self.num_ctx - prompt, limit or self.num_ctx)
 
     def sampling(self, defaults: Sampling, *, logprobs: int | None) -> Sampling:
-        said = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
+        values = {name: getattr(self, name) for name in SAMPLING_FIELDS if name != "repetition_penalty"} | {
             "repetition_penalty": 1.0 if self.repeat_last_n == 0 else self.repeat_penalty,
-            "logit_bias": self.logit_bias,
             "seed": None if self.seed == -1 else self.seed,
             "logprobs": logprobs,
         }
-        return with_sampling_defaults(defaults, said)
+        return with_sampling_defaults(defaults, values)
 
 
-def note_unheeded_options(given: Any, options: OllamaOptions, context: int, reading: BodyReading) -> None:
-    """Names in the receipt what in `given`, the options as they were sent, had no effect."""
-    unheeded = [name for name in LOAD_OPTIONS if given.get(name) is not None]
+def note_unheeded_options(raw: Any, options: OllamaOptions, context: int, reading: BodyReading) -> None:
+    """Names in the receipt the options without effect; `raw` are the options as they were sent."""
+    ignored = [name for name in LOAD_OPTIONS if raw.get(name) is not None]
     if options.num_ctx is not None and options.num_ctx > context:
-        unheeded.append("num_ctx")
+        ignored.append("num_ctx")
     if options.repeat_last_n not in (None, 0, -1) and options.repeat_penalty not in (None, 1.0):
-        unheeded.append("repeat_last_n")
-    for name in unheeded:
+        ignored.append("repeat_last_n")
+    for name in ignored:
         reading.ignore(f"options.{name}")
 
 
-OLLAMA_FIELD_NAMES = AskFieldNames(choice="tools", output="format", thinking="think")
-ABOUT_IMAGES = "Pictures in base64. A model that reads text alone refuses them, and past ones are left out."
+OLLAMA_FIELD_NAMES = ChatFieldNames(choice="tools", output="format", thinking="think")
+ABOUT_IMAGES = "Images in base64. A text-only model refuses them, and leaves out past ones."
 LATEST_TAG = ":latest"
-KEEP_ALIVE = "How long the model stays loaded after the request; one that is alone always stays."
+KEEP_ALIVE = "How long the model stays loaded after the request; the only model of a server always stays."
 OLLAMA_DURATION = re.compile(r"-?(?:\d+(?:\.\d+)?(?:ns|us|µs|ms|s|m|h))+|-?\d+")
 
 
 @dataclass(frozen=True, slots=True)
 class OllamaModelName(DelegateKind):
-    """A name of the served model, with or without the tag that Ollama adds to names."""
+    """A name of the served model, with or without Ollama's `:latest`."""
 
     names: FieldKind = ModelNameField()
 
@@ -204,7 +196,7 @@ class OllamaModelName(DelegateKind):
 
 @dataclass(frozen=True, slots=True)
 class OllamaDuration(FieldKind):
-    """Seconds, or a text such as `5m`. Who keeps the models has read it by then; where there is one, it stays."""
+    """Seconds, or a text such as `5m`. The model registry has read it before; the only model of a server stays."""
 
     types, words = (str, int, float), "seconds, or a duration such as 5m"
 
@@ -226,8 +218,8 @@ class OllamaDuration(FieldKind):
 @dataclass(frozen=True, slots=True)
 class OllamaCalledFunction:
     name: str = requires(Text(bounds.NAME_CHARS, least=1), "The function's name.")
-    arguments: Any = accepts(Anything(), "Its arguments; what is no JSON object is shown as it is.")
-    index: int | None = accepts(Int((0, bounds.TOOL_CALLS)), "Its place among the calls.")
+    arguments: Any = accepts(Anything(), ABOUT_ARGUMENTS)
+    index: int | None = accepts(Int((0, bounds.TOOL_CALLS)), "Its index among the calls.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,9 +231,9 @@ class OllamaPastCall:
 
 @dataclass(frozen=True, slots=True)
 class OllamaChatMessage:
-    role: str = requires(OneOf(("system", "user", "assistant", "tool")), "Who speaks.")
-    content: str = accepts(Text(), "What is said.", default="")
-    thinking: str | None = accepts(Text(), "What the assistant thought.")
+    role: str = requires(OneOf(("system", "user", "assistant", "tool")), ABOUT_ROLE)
+    content: str = accepts(Text(), "The message.", default="")
+    thinking: str | None = accepts(Text(), "The assistant's thinking.")
     tool_calls: tuple[OllamaPastCall, ...] = accepts(
         ListOf(ObjectOf(OllamaPastCall), bounds.TOOL_CALLS), "The calls it made.", default=()
     )
@@ -251,8 +243,7 @@ class OllamaChatMessage:
     images: tuple[OmittedMedia | RequestImage, ...] = accepts(ImageListKind(), ABOUT_IMAGES, default=())
 
     @property
-    def said(self) -> str | list[dict[str, Any]]:
-        """Pictures stand before the text, as Ollama has it; what stands for unseen ones behind it."""
+    def template_content(self) -> str | list[dict[str, Any]]:
         return content_with_images(self.content, self.images)
 
 
@@ -275,43 +266,33 @@ class OllamaTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaBody:
-    """What chats and completions share."""
+    """The fields that chats and completions share."""
 
     model: str = accepts(OllamaModelName(), "A name of the served model.", default=DEFAULT_NAME)
     adapter: str | None = accepts(AdapterField(), ABOUT_ADAPTER)
-    stream: bool = accepts(Bool(), "Send the answer line by line while it is made.", default=True)
-    options: OllamaOptions | None = accepts(ObjectOf(OllamaOptions), "How tokens are chosen.")
+    stream: bool = accepts(Bool(), "Send the answer line by line while it is generated.", default=True)
+    options: OllamaOptions | None = accepts(ObjectOf(OllamaOptions), "How tokens are sampled.")
     format: str | dict[str, Any] | None = accepts(
-        Either((OneOf(("json", "")), Anything(dict))), "`json`, or the JSON schema that the answer is held to."
+        Either((OneOf(("json", "")), Anything(dict))), "`json`, or the JSON schema that the answer must match."
     )
     think: bool | str | None = accepts(
         Either((Bool(), OneOf(("low", "medium", "high", "max")))), "Whether to think, or how much."
     )
     keep_alive: None = accepts(OllamaDuration(), KEEP_ALIVE)
-    logprobs: bool = accepts(Bool(), "Give the log-probability of each token.", default=False)
-    top_logprobs: int | None = accepts(
-        Int(bounds.TOP_LOGPROBS), "Give this many likeliest tokens too; needs `logprobs`."
-    )
-    truncate: None = refuses("is not supported: no prompt is ever cut. Send false.", False)
+    logprobs: bool = accepts(Bool(), ABOUT_LOGPROBS, default=False)
+    top_logprobs: int | None = accepts(Int(bounds.TOP_LOGPROBS), ABOUT_TOP_LOGPROBS)
+    truncate: None = refuses("is not supported: prompts are never truncated. Send false.", False)
     shift: None = refuses("is not supported: an answer ends where the context does. Send false.", False)
-
-    @property
-    def chosen(self) -> OllamaOptions:
-        return self.options or OllamaOptions()
 
     @property
     def thinking(self) -> ThinkingOptions:
         return ThinkingOptions(effort=self.think) if isinstance(self.think, str) else ThinkingOptions(self.think)
 
     @property
-    def output(self) -> AskedOutput | None:
-        if isinstance(self.format, dict):
-            return JsonSchemaOutput(self.format)
-        return JsonObjectOutput() if self.format == "json" else None
-
-    @property
-    def logprobs_wanted(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
+    def output(self) -> OutputGrammar | None:
+        if self.format in (None, ""):
+            return None
+        return json_output(self.format if isinstance(self.format, dict) else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,45 +322,39 @@ class OllamaChatBody(OllamaBody):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaGenerateBody(OllamaBody):
-    prompt: str = accepts(Text(), "What to answer; nothing, and no pictures, only loads the model.", default="")
+    prompt: str = accepts(Text(), "What to answer; without it and without images, only load the model.", default="")
     system: str | None = accepts(Text(), "Instructions.")
-    raw: bool = accepts(Bool(), "Go on from the prompt as it stands, without the chat template.", default=False)
-    suffix: str = accepts(
-        Text(), "The text after the gap that is to be filled in after the prompt; for models that can.", default=""
-    )
+    raw: bool = accepts(Bool(), "Continue the prompt as it is, without the chat template.", default=False)
+    suffix: str = accepts(Text(), ABOUT_SUFFIX, default="")
     images: tuple[OmittedMedia | RequestImage, ...] = accepts(ImageListKind(), ABOUT_IMAGES, default=())
-    template: None = refuses("is not supported: a request cannot bring its own template.", "")
+    template: None = refuses("is not supported: a request cannot have its own template.", "")
     context: None = refuses("is not supported: send the conversation to /api/chat.", [])
-    width: None = refuses("is not supported: no images are made.", 0)
-    height: None = refuses("is not supported: no images are made.", 0)
-    steps: None = refuses("is not supported: no images are made.", 0)
+    width: None = refuses("is not supported: no images are generated.", 0)
+    height: None = refuses("is not supported: no images are generated.", 0)
+    steps: None = refuses("is not supported: no images are generated.", 0)
 
     def ask(self) -> ChatAsk:
         messages: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
-        messages = [*messages, {"role": "user", "content": content_with_images(self.prompt, self.images)}]
+        messages.append({"role": "user", "content": content_with_images(self.prompt, self.images)})
         return ChatAsk(messages=messages, thinking=self.thinking, output=self.output)
 
 
-FILLS_THE_MIDDLE = (IsGiven("suffix"), Not(Is("suffix", "")))
-NO_TEMPLATE = "goes through the chat template, which filling in before a suffix leaves out."
-NEEDS_LOGPROBS = Never(
-    (IsGiven("top_logprobs"), Not(Is("logprobs", True))),
-    "top_logprobs needs logprobs to be true.",
-    param="top_logprobs",
-)
+HAS_SUFFIX = (IsGiven("suffix"), Not(Is("suffix", "")))
 OLLAMA_CHAT_BODY = ObjectOf(OllamaChatBody, (NEEDS_LOGPROBS,))
 OLLAMA_GENERATE_BODY = ObjectOf(
     OllamaGenerateBody,
     (
         NEEDS_LOGPROBS,
         *(
-            Never(
-                (Is("raw", True), IsGiven(name)), f"{name} goes through the chat template, which raw leaves out.", name
-            )
+            Never((Is("raw", True), IsGiven(name)), f"{name} needs the chat template, which raw does without.", name)
             for name in ("system", "format", "think", "images")
         ),
         *(
-            Never((*FILLS_THE_MIDDLE, IsGiven(name), Not(Is(name, nothing))), f"{name} {NO_TEMPLATE}", name)
+            Never(
+                (*HAS_SUFFIX, IsGiven(name), Not(Is(name, nothing))),
+                f"{name} needs the chat template, which is not used with a suffix.",
+                name,
+            )
             for name, nothing in (("system", ""), ("format", ""), ("think", False), ("images", ""))
         ),
     ),
@@ -387,61 +362,61 @@ OLLAMA_GENERATE_BODY = ObjectOf(
 
 
 def content_with_images(text: str, images: tuple[OmittedMedia | RequestImage, ...]) -> str | list[dict[str, Any]]:
-    if seen := [image for image in images if isinstance(image, RequestImage)]:
-        return template_content([*seen, text] if text else seen)
-    return "\n".join(
-        part for part in (text, *(image.text for image in images if isinstance(image, OmittedMedia))) if part
-    )
+    """Images come before the text, as in Ollama; the texts that replace omitted ones come after it."""
+    if supported := [image for image in images if isinstance(image, RequestImage)]:
+        return template_content([*supported, text] if text else supported)
+    omitted = [image.text for image in images if isinstance(image, OmittedMedia)]
+    return "\n".join(part for part in (text, *omitted) if part)
 
 
 @dataclass(slots=True)
 class PastToolCalls:
-    """Gives ids to calls that came without, and finds the call that a tool's message answers."""
+    """Gives ids to calls that have none, and finds the call that a tool's message answers."""
 
-    waiting: deque[tuple[str, str]] = field(default_factory=deque)  # ids and names
+    unanswered: deque[tuple[str, str]] = field(default_factory=deque)  # ids and names
     count: int = 0
 
-    def made(self, call: OllamaPastCall) -> dict[str, Any]:
+    def add(self, call: OllamaPastCall) -> dict[str, Any]:
         id = call.id or f"call_{self.count}"
         self.count += 1
-        self.waiting.append((id, call.function.name))
-        arguments = arguments_as_text(call.function.arguments)
-        return {"id": id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+        self.unanswered.append((id, call.function.name))
+        return tool_call_dict(id, call.function.name, call.function.arguments)
 
-    def answered(self, message: OllamaChatMessage, at: int) -> dict[str, Any]:
+    def answer(self, message: OllamaChatMessage, at: int) -> dict[str, Any]:
         name = message.tool_name or message.name
-        for one in self.waiting:
-            if message.tool_call_id == one[0] or (message.tool_call_id is None and name in (None, one[1])):
-                self.waiting.remove(one)
-                return {"role": "tool", "tool_call_id": one[0], "name": one[1], "content": message.said}
+        for call in self.unanswered:
+            id, called = call
+            if message.tool_call_id == id or (message.tool_call_id is None and name in (None, called)):
+                self.unanswered.remove(call)
+                return {"role": "tool", "tool_call_id": id, "name": called, "content": message.template_content}
         where = f"messages.{at}"
-        raise BadRequest(f"{where}: no call before it is left that this could answer.", param=where)
+        raise BadRequest(f"{where}: there is no unanswered call before it that this could answer.", param=where)
 
 
 def ollama_messages_to_chat(messages: tuple[OllamaChatMessage, ...]) -> list[dict[str, Any]]:
-    calls, told = PastToolCalls(), []
+    calls, chat = PastToolCalls(), []
     for at, message in enumerate(messages):
         if message.role == "tool":
-            told.append(calls.answered(message, at))
+            chat.append(calls.answer(message, at))
             continue
-        made: dict[str, Any] = {"role": message.role, "content": message.said}
+        content = message.template_content
+        made: dict[str, Any] = {"role": message.role, "content": content}
         if message.role == "assistant":
             if message.tool_calls:
-                made |= {"content": message.said or None, "tool_calls": [calls.made(c) for c in message.tool_calls]}
+                made |= {"content": content or None, "tool_calls": [calls.add(call) for call in message.tool_calls]}
             if message.thinking:
                 made["reasoning_content"] = message.thinking
-        told.append(made)
-    return told
+        chat.append(made)
+    return chat
 
 
 def read_ollama_chat(value: Any, served: ServedModel, request_id: str) -> GenerationTask | Struct:
-    """The job that a decoded body asks for, or at once the answer to one that asks for nothing but to be loaded."""
+    """The task of a decoded body, or the answer to one that only loads the model."""
     reading = served.reading()
     body: OllamaChatBody = OLLAMA_CHAT_BODY.parse(value, "", reading)
     if not body.messages:
         return load_only_answer(OllamaChatShape(AnswerHead.of(request_id, int(time.time()), served, reading)))
-    wanted = prepare_ask(served, body.chosen.remembering(body.ask()), names=OLLAMA_FIELD_NAMES)
-    return make_ollama_task(body, value, wanted, served, request_id, reading, "messages")
+    return make_ollama_task(body, value, prepare_ollama(served, body), served, request_id, reading, "messages")
 
 
 def read_ollama_generate(value: Any, served: ServedModel, request_id: str) -> GenerationTask | Struct:
@@ -451,57 +426,55 @@ def read_ollama_generate(value: Any, served: ServedModel, request_id: str) -> Ge
         return load_only_answer(OllamaCompletionShape(AnswerHead.of(request_id, int(time.time()), served, reading)))
     ends: frozenset[int] = frozenset()
     if body.suffix:
-        wanted = PreparedChat(
-            encode_infill_prompt(served, body.prompt, body.suffix, paths=("prompt", "suffix")), None, None
-        )
+        prepared = PreparedChat(encode_infill_prompt(served, body.prompt, body.suffix, paths=("prompt", "suffix")))
         ends = find_infill_tokens(served, path="suffix").ends
     elif body.raw:
-        wanted = PreparedChat(encode_text_prompt(served, body.prompt, path="prompt"), None, None)
+        prepared = PreparedChat(encode_text_prompt(served, body.prompt, path="prompt"))
     else:
-        wanted = prepare_ask(served, body.chosen.remembering(body.ask()), names=OLLAMA_FIELD_NAMES)
-    return make_ollama_task(body, value, wanted, served, request_id, reading, "prompt", ends)
+        prepared = prepare_ollama(served, body)
+    return make_ollama_task(body, value, prepared, served, request_id, reading, "prompt", ends)
+
+
+def prepare_ollama(served: ServedModel, body: OllamaChatBody | OllamaGenerateBody) -> PreparedChat:
+    ask = (body.options or OllamaOptions()).remembering(body.ask())
+    return prepare_chat(served, ask, names=OLLAMA_FIELD_NAMES)
 
 
 def make_ollama_task(
     body: OllamaBody,
     value: Any,
-    wanted: PreparedChat,
+    prepared: PreparedChat,
     served: ServedModel,
     request_id: str,
     reading: BodyReading,
     prompt_field: str,
     ends: frozenset[int] = frozenset(),
 ) -> GenerationTask:
-    options = body.chosen
+    options = body.options or OllamaOptions()
     note_unheeded_options(value.get("options") or {}, options, served.card.context, reading)
     request = options.request(
         request_id,
         served,
-        [wanted],
+        [prepared],
         model=body.model,
         adapter=body.adapter,
-        max_tokens=options.limit(len(wanted.prompt)),
-        sampling=options.sampling(served.sampling, logprobs=body.logprobs_wanted),
+        max_tokens=options.limit(len(prepared.prompt)),
+        sampling=options.sampling(served.sampling, logprobs=(body.top_logprobs or 0) if body.logprobs else None),
         stop=options.stopping(options.stop, ends),
         path="options.",
     )
-    reading.ignored.extend(wanted.ignored)
-    head = AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources, request)
+    reading.ignored.extend(prepared.ignored)
+    head = AnswerHead.of(request_id, int(time.time()), served, reading, prepared.sources, request)
     head = replace(head, model=body.model)
-    made = OllamaChatShape if isinstance(body, OllamaChatBody) else OllamaCompletionShape
-    shape = made(head, logprobs=body.logprobs)
-    return GenerationTask(
-        request,
-        StreamedOllamaAnswer(shape) if body.stream else WholeOllamaAnswer(shape),
-        prompt_field,
-        head,
-        wanted.turn,
-    )
+    shape_class = OllamaChatShape if isinstance(body, OllamaChatBody) else OllamaCompletionShape
+    shape = shape_class(head, logprobs=body.logprobs)
+    view = StreamedOllamaAnswer(shape) if body.stream else WholeOllamaAnswer(shape)
+    return GenerationTask(request, view, prompt_field, head, prepared.turn)
 
 
 def load_only_answer(shape: OllamaAnswerShape) -> Struct:
-    """What a client is told that wants the model loaded, which it is."""
-    made = shape.line(OllamaLineContent(), done=True)
-    made.done_reason = "load"
-    made.ingot = Receipt.of(shape.head, Ended(Usage(), Timing()))
-    return made
+    """The answer to a body that only loads the model, which is loaded by now."""
+    line = shape.line(OllamaLineContent(), done=True)
+    line.done_reason = "load"
+    line.ingot = Receipt.of(shape.head, Ended(Usage(), Timing()))
+    return line

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: the body as OpenAI describes it, and the job it becomes."""
+"""`POST /v1/chat/completions`: OpenAI's body, and the task that it becomes."""
 
 # ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
 from __future__ import annotations
@@ -7,20 +7,21 @@ import time
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from ingot.errors import BadRequest, nearest_name
+from ingot.errors import BadRequest
 from ingot.protocol.chat.answers import AnswerHead, GenerationTask
 from ingot.protocol.chat.ask import (
+    ABOUT_STRICT,
     REASONING_EFFORTS,
     REASONING_FIELD,
     RESPONSE_FORMATS_REFUSED,
     THINKING_FIELD,
-    AskedOutput,
     ChatAsk,
     CustomInputGrammar,
     CustomTextInput,
     ForcedToolChoice,
     JsonObjectResponseFormat,
     JsonSchemaResponseFormat,
+    OutputGrammar,
     ReasoningBody,
     StructuralTagResponseFormat,
     StructuredOutputs,
@@ -31,18 +32,24 @@ from ingot.protocol.chat.ask import (
     ToolDefinition,
     custom_tool_as_function,
     thinking_options,
+    unknown_tool_error,
 )
-from ingot.protocol.chat.generation_fields import ABOUT_HOLD_CALLS, GenerationBody
+from ingot.protocol.chat.generation_fields import (
+    ABOUT_HOLD_CALLS,
+    ABOUT_LOGPROBS,
+    ABOUT_TOP_LOGPROBS,
+    NEEDS_LOGPROBS,
+    GenerationBody,
+)
 from ingot.protocol.chat.media import MediaOnlyKind
-from ingot.protocol.chat.preparation import prepare_ask
+from ingot.protocol.chat.preparation import prepare_chat
 from ingot.protocol.chat.prompts import PromptEnding
-from ingot.protocol.openai.chat_answers import StreamedChat, WholeChat
+from ingot.protocol.openai.chat_answers import ChatAnswerOptions, StreamedChat, WholeChat
 from ingot.protocol.openai.messages import (
     CHAT_CONVERSATION,
+    FRAME_COUNT,
     VIDEO_FRAME_RATE,
-    VIDEO_FRAMES,
     ChatMessage,
-    MediaOptions,
     MediaReadingOptions,
     ProcessorOptions,
     messages_as_dicts,
@@ -51,20 +58,21 @@ from ingot.protocol.openai.messages import (
 from ingot.protocol.schema import bounds, foreign
 from ingot.protocol.schema.fields import Anything, Bool, Either, Int, ListOf, MapOf, OneOf, Text
 from ingot.protocol.schema.model_fields import TemplateVariablesField, TokenLimitField
-from ingot.protocol.schema.objects import Is, IsGiven, Never, Not, ObjectOf, accepts, refuses, requires, tagged
+from ingot.protocol.schema.objects import Is, Never, ObjectOf, accepts, refuses, requires, tagged
 from ingot.protocol.served import ServedModel
 from ingot.text.chat_template.sandbox import TemplateHistory
 from ingot.text.tool_formats.registry import FORMAT_NAMES, THINKING_NAMES
 
 SERVICE_TIER_REFUSED = "is not offered: every request is served alike."
+FUNCTION_NAME = Text(bounds.TOOL_NAME_CHARS, least=1)
 
 
 @dataclass(frozen=True, slots=True)
 class ChatFunctionDefinition:
-    name: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "The function's name.")
+    name: str = requires(FUNCTION_NAME, "The function's name.")
     description: str | None = accepts(Text(bounds.TOOL_DESCRIPTION_CHARS), "What it does.")
     parameters: dict[str, Any] | None = accepts(Anything(dict), "The JSON schema of its arguments.")
-    strict: bool | None = accepts(Bool(), "Hold every call's arguments to the schema.")
+    strict: bool | None = accepts(Bool(), ABOUT_STRICT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +88,16 @@ class ChatFunctionTool:
 
 @dataclass(frozen=True, slots=True)
 class ChatGrammarInput:
-    type: str = requires(OneOf(("grammar",)), "Text by a grammar.")
+    type: str = requires(OneOf(("grammar",)), "Text that follows a grammar.")
     grammar: CustomInputGrammar = requires(ObjectOf(CustomInputGrammar), "The grammar.")
 
 
 @dataclass(frozen=True, slots=True)
 class ChatCustomDefinition:
-    name: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "The tool's name.")
+    name: str = requires(FUNCTION_NAME, "The tool's name.")
     description: str | None = accepts(Text(bounds.TOOL_DESCRIPTION_CHARS), "What it does.")
     format: CustomTextInput | ChatGrammarInput | None = accepts(
-        tagged("type", CustomTextInput, ChatGrammarInput), "What the text looks like."
+        tagged("type", CustomTextInput, ChatGrammarInput), "The format of the text."
     )
 
 
@@ -104,37 +112,29 @@ class ChatCustomTool:
 
     @property
     def tool(self) -> ToolDefinition:
-        name, description, held = self.custom.name, self.custom.description, self.grammar
-        if held is None:
-            return custom_tool_as_function(name, description)
-        return custom_tool_as_function(name, description, held.syntax, held.definition)
+        return custom_tool_as_function(self.custom.name, self.custom.description, self.grammar)
 
 
 @dataclass(frozen=True, slots=True)
-class ChosenFunctionName:
-    name: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "The function to call.")
+class ChosenToolName:
+    name: str = requires(FUNCTION_NAME, "The tool to call.")
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenFunction:
     type: str = requires(OneOf(("function",)), "A function is to be called.")
-    function: ChosenFunctionName = requires(ObjectOf(ChosenFunctionName), "Which one.")
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenCustomName:
-    name: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "The tool to call.")
+    function: ChosenToolName = requires(ObjectOf(ChosenToolName), "Which one.")
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenCustom:
     type: str = requires(OneOf(("custom",)), "A custom tool is to be called.")
-    custom: ChosenCustomName = requires(ObjectOf(ChosenCustomName), "Which one.")
+    custom: ChosenToolName = requires(ObjectOf(ChosenToolName), "Which one.")
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedFunctionList:
-    mode: str = requires(OneOf(("auto", "required")), "Whether one of them is called as the model likes, or always.")
+    mode: str = requires(OneOf(("auto", "required")), "Whether the model decides to call one of them, or always does.")
     tools: tuple[ChosenFunction | ChosenCustom, ...] = requires(
         ListOf(tagged("type", ChosenFunction, ChosenCustom), bounds.TOOLS, least=1), "The tools that may be called."
     )
@@ -148,10 +148,7 @@ class ChatAllowedTools:
 
 CHAT_TOOLS = ListOf(tagged("type", ChatFunctionTool, ChatCustomTool), most=bounds.TOOLS)
 CHAT_TOOL_CHOICE = Either(
-    (
-        OneOf(("none", "auto", "required")),
-        tagged("type", ChosenFunction, ChosenCustom, ChatAllowedTools),
-    )
+    (OneOf(("none", "auto", "required")), tagged("type", ChosenFunction, ChosenCustom, ChatAllowedTools))
 )
 
 
@@ -162,15 +159,13 @@ class ChatBody(GenerationBody):
         TokenLimitField(bounds.MAX_TOKENS), "Most tokens to generate; by default, as many as the context holds."
     )
     max_tokens: int | None = accepts(TokenLimitField(bounds.MAX_TOKENS), "The older name of max_completion_tokens.")
-    logprobs: bool = accepts(Bool(), "Give the log-probability of each token.", default=False)
-    top_logprobs: int | None = accepts(
-        Int(bounds.TOP_LOGPROBS), "Give this many likeliest tokens too; needs `logprobs`."
-    )
+    logprobs: bool = accepts(Bool(), ABOUT_LOGPROBS, default=False)
+    top_logprobs: int | None = accepts(Int(bounds.TOP_LOGPROBS), ABOUT_TOP_LOGPROBS)
     add_generation_prompt: bool | None = accepts(
         Bool(), "End the prompt where an answer begins; the default unless the last message is continued."
     )
     continue_final_message: bool = accepts(
-        Bool(), "Go on with the last message, an assistant's, instead of beginning a new one.", default=False
+        Bool(), "Continue the last message, an assistant's, instead of beginning a new one.", default=False
     )
     chat_template_kwargs: dict[str, Any] | None = accepts(
         TemplateVariablesField(), "Values for variables that the model's chat template reads."
@@ -180,39 +175,39 @@ class ChatBody(GenerationBody):
         CHAT_TOOLS, "Tools that the model may call.", default=()
     )
     tool_choice: str | ChosenFunction | ChosenCustom | ChatAllowedTools | None = accepts(
-        CHAT_TOOL_CHOICE, "Whether a function is called: never, as the model likes (auto), always, or which one."
+        CHAT_TOOL_CHOICE, "Whether a function is called: never, as the model decides (auto), always, or which one."
     )
     parallel_tool_calls: bool = accepts(Bool(), "Whether an answer may hold several calls.", default=True)
     hold_calls: bool | None = accepts(Bool(), ABOUT_HOLD_CALLS)
     tool_format: str | None = accepts(
-        OneOf(FORMAT_NAMES), "How the model writes calls, where that is not what its template shows."
+        OneOf(FORMAT_NAMES), "How the model writes calls, where its template does not show it."
     )
 
     reasoning_effort: str | None = accepts(
         OneOf(REASONING_EFFORTS), "How much to think; `none` answers at once. A model that cannot think ignores it."
     )
     enable_thinking: bool | None = accepts(Bool(), "Switches thinking on or off.")
-    reasoning: ReasoningBody | None = accepts(REASONING_FIELD, "The same in OpenRouter's words.")
-    thinking: ThinkingFieldBody | None = accepts(THINKING_FIELD, "The same in DeepSeek's and Z.ai's words.")
+    reasoning: ReasoningBody | None = accepts(REASONING_FIELD, "The same, in OpenRouter's format.")
+    thinking: ThinkingFieldBody | None = accepts(THINKING_FIELD, "The same, in DeepSeek's and Z.ai's format.")
     include_reasoning: bool | None = accepts(Bool(), "`false` leaves the thinking out of the answer.")
     thinking_budget: int | None = accepts(
-        TokenLimitField(bounds.THINKING_BUDGET), "Most tokens of thinking; it is then closed, and the answer goes on."
+        TokenLimitField(bounds.THINKING_BUDGET), "Most tokens of thinking; it is then closed, and the answer continues."
     )
     template_history: TemplateHistory | None = accepts(
         OneOf(get_args(TemplateHistory)),
         "`stable` renders past turns as they were computed; `official` exactly as the model's template does.",
     )
     thinking_format: str | None = accepts(
-        OneOf(THINKING_NAMES), "How the model marks its thinking, where that is not what its template shows."
+        OneOf(THINKING_NAMES), "How the model marks its thinking, where its template does not show it."
     )
 
-    video_fps: float | None = accepts(MediaOnlyKind(VIDEO_FRAME_RATE), "Frames that are shown of a second of a clip.")
-    video_max_frames: int | None = accepts(MediaOnlyKind(VIDEO_FRAMES), "Most frames that are shown of a clip.")
+    video_fps: float | None = accepts(MediaOnlyKind(VIDEO_FRAME_RATE), "Frames per second of a video.")
+    video_max_frames: int | None = accepts(MediaOnlyKind(FRAME_COUNT), "Most frames of a video.")
     mm_processor_kwargs: ProcessorOptions | None = accepts(
-        MediaOnlyKind(ObjectOf(ProcessorOptions)), "How pictures and clips are shown, in vLLM's words."
+        MediaOnlyKind(ObjectOf(ProcessorOptions)), "How images and videos are processed, in vLLM's format."
     )
     media_io_kwargs: MediaReadingOptions | None = accepts(
-        MediaOnlyKind(ObjectOf(MediaReadingOptions)), "How clips are read, in vLLM's words."
+        MediaOnlyKind(ObjectOf(MediaReadingOptions)), "How videos are read, in vLLM's format."
     )
 
     response_format: (
@@ -226,14 +221,14 @@ class ChatBody(GenerationBody):
             StructuralTagResponseFormat,
             refused=RESPONSE_FORMATS_REFUSED,
         ),
-        "The form that the answer is held to.",
+        "The format of the answer.",
     )
     structured_outputs: StructuredOutputs | None = accepts(
-        ObjectOf(StructuredOutputs), "Another way to say what the answer is held to: exactly one of its fields."
+        ObjectOf(StructuredOutputs), "Another way to set the format of the answer: exactly one of its fields."
     )
     modalities: tuple[str, ...] | None = accepts(
         ListOf(OneOf(("text",), {"audio": "is not supported: the answer is text."}), most=2, least=1),
-        "What the answer is made of.",
+        "The types of the answer.",
     )
     service_tier: str | None = accepts(
         OneOf(("auto", "default"), dict.fromkeys(("flex", "scale", "priority", "fast"), SERVICE_TIER_REFUSED)),
@@ -241,30 +236,29 @@ class ChatBody(GenerationBody):
     )
     metadata: dict[str, str] | None = accepts(
         MapOf(Text(bounds.METADATA_VALUE_CHARS), bounds.METADATA_ENTRIES, bounds.METADATA_KEY_CHARS),
-        "Given back with the answer.",
+        "Returned with the answer.",
     )
-    safety_identifier: str | None = accepts(Text(bounds.IDENTIFIER_CHARS), "Who asks; kept by nobody.")
+    safety_identifier: str | None = accepts(Text(bounds.IDENTIFIER_CHARS), "The end user; not stored.")
     prompt_cache_key: str | None = accepts(Text(bounds.IDENTIFIER_CHARS), "A hint; prompts are matched by content.")
     prompt_cache_retention: str | None = accepts(
-        OneOf(("in_memory", "24h")), "The longest a cached prompt may be kept; none outlives the server."
+        OneOf(("in_memory", "24h")), "The longest time a prompt may be cached; none outlives the server."
     )
 
     functions: None = refuses("is not supported; send `tools`, which replaced it.", [])
     function_call: None = refuses("is not supported; send `tool_choice`, which replaced it.", "none", "auto")
-    store: None = refuses("is not supported: answers are not kept. Send false.", False)
+    store: None = refuses("is not supported: answers are not stored. Send false.", False)
     audio: None = refuses("is not supported: the answer is text.")
     prediction: None = refuses("is not supported: predicted output is not used.")
     verbosity: None = refuses("is not supported: no served model takes it. Ask for it in the prompt.")
     web_search_options: None = refuses("is not supported: this server never searches the web.")
     moderation: None = refuses("is not supported: nothing is moderated.")
-    prompt_cache_options: None = refuses("is not supported: the server decides what it keeps.")
-    chat_template: None = refuses("is not supported: a request cannot bring its own template.")
+    prompt_cache_options: None = refuses("is not supported: the server decides what it caches.")
+    chat_template: None = refuses("is not supported: a request cannot have its own template.")
 
     @property
     def limit(self) -> int | None:
-        """Both names are of an upper bound, so the lower one holds where they differ."""
-        given = [limit for limit in (self.max_completion_tokens, self.max_tokens) if limit is not None]
-        return min(given, default=None)
+        """The lower of both names' values."""
+        return min((n for n in (self.max_completion_tokens, self.max_tokens) if n is not None), default=None)
 
     @property
     def ending(self) -> PromptEnding:
@@ -276,7 +270,7 @@ class ChatBody(GenerationBody):
     def choice(self) -> ToolChoice:
         match self.tool_choice:
             case ChosenFunction() | ChosenCustom():
-                return ForcedToolChoice(_chosen_name(self.tool_choice))
+                return ForcedToolChoice(_tool_name(self.tool_choice))
             case ChatAllowedTools():
                 return "required" if self.tool_choice.allowed_tools.mode == "required" else "auto"
             case "none" | "auto" | "required":
@@ -285,72 +279,67 @@ class ChatBody(GenerationBody):
 
     @property
     def custom(self) -> frozenset[str]:
-        """The tools that take a text, by name."""
+        """The names of the custom tools."""
         return frozenset(tool.custom.name for tool in self.tools if isinstance(tool, ChatCustomTool))
 
     @property
     def described_only(self) -> list[str]:
-        """Custom tools with a grammar that the model is told of and not held to."""
+        """Custom tools whose grammar is described to the model but not enforced."""
         custom = [tool for tool in self.tools if isinstance(tool, ChatCustomTool)]
         return [tool.custom.name for tool in custom if tool.grammar is not None and tool.grammar.syntax == "lark"]
 
     @property
     def offered(self) -> tuple[ToolDefinition, ...]:
-        """The tools that the model is shown: those that it may call."""
+        """The tools that the model may call."""
         tools = tuple(tool.tool for tool in self.tools)
         if not isinstance(self.tool_choice, ChatAllowedTools):
             return tools
-        allowed = [_chosen_name(chosen) for chosen in self.tool_choice.allowed_tools.tools]
+        allowed = [_tool_name(chosen) for chosen in self.tool_choice.allowed_tools.tools]
+        known = [tool.name for tool in tools]
         for name in allowed:
-            if name not in {tool.name for tool in tools}:
-                meant = nearest_name(name, [tool.name for tool in tools])
-                hint = f" Did you mean '{meant}'?" if meant else ""
-                raise BadRequest(f"tool_choice names '{name[:100]}', which is no tool.{hint}", param="tool_choice")
+            if name not in known:
+                raise unknown_tool_error("tool_choice", name, known)
         return tuple(tool for tool in tools if tool.name in allowed)
 
     @property
-    def output(self) -> AskedOutput | None:
-        given = [] if self.structured_outputs is None else self.structured_outputs.outputs
-        if isinstance(
-            self.response_format, JsonObjectResponseFormat | JsonSchemaResponseFormat | StructuralTagResponseFormat
-        ):
-            given.append(self.response_format.output)
-        if len(given) > 1 or (self.structured_outputs is not None and not given):
+    def output(self) -> OutputGrammar | None:
+        outputs = [] if self.structured_outputs is None else self.structured_outputs.outputs
+        if self.response_format is not None and not isinstance(self.response_format, TextResponseFormat):
+            outputs.append(self.response_format.output)
+        if len(outputs) > 1 or (self.structured_outputs is not None and not outputs):
             raise BadRequest(
-                "Say exactly once what the answer is held to, in response_format or in one field of "
-                "structured_outputs.",
+                "Set the format of the answer exactly once, in response_format or in one field of structured_outputs.",
                 param="structured_outputs",
             )
-        return given[0] if given else None
+        return outputs[0] if outputs else None
 
     @property
     def thinks(self) -> ThinkingOptions:
-        layout_options, other = self.reasoning or ReasoningBody(), self.thinking or ThinkingFieldBody("auto")
+        reasoning, thinking = self.reasoning or ReasoningBody(), self.thinking or ThinkingFieldBody("auto")
         return thinking_options(
             enabled={
                 "enable_thinking": self.enable_thinking,
-                "reasoning.enabled": layout_options.enabled,
-                "thinking": other.enabled,
+                "reasoning.enabled": reasoning.enabled,
+                "thinking": thinking.enabled,
             },
             budget={
                 "thinking_budget": self.thinking_budget,
-                "reasoning.max_tokens": layout_options.max_tokens,
-                "thinking.budget_tokens": other.budget_tokens,
+                "reasoning.max_tokens": reasoning.max_tokens,
+                "thinking.budget_tokens": thinking.budget_tokens,
             },
-            effort={"reasoning_effort": self.reasoning_effort, "reasoning.effort": layout_options.effort},
+            effort={"reasoning_effort": self.reasoning_effort, "reasoning.effort": reasoning.effort},
         )
 
     @property
     def hides_thinking(self) -> bool:
         return self.include_reasoning is False or (self.reasoning is not None and self.reasoning.exclude)
 
-    @property
-    def media_options_said(self) -> MediaOptions:
-        return read_media_options(self.mm_processor_kwargs, self.media_io_kwargs, self.video_fps, self.video_max_frames)
-
     def ask(self) -> ChatAsk:
+        media_options = read_media_options(
+            self.mm_processor_kwargs, self.media_io_kwargs, self.video_fps, self.video_max_frames
+        )
         return ChatAsk(
-            messages=messages_as_dicts(self.messages, self.media_options_said),
+            messages=messages_as_dicts(self.messages, media_options),
             tools=self.offered,
             choice=self.choice,
             parallel=self.parallel_tool_calls,
@@ -365,21 +354,17 @@ class ChatBody(GenerationBody):
         )
 
 
-def _chosen_name(chosen: ChosenFunction | ChosenCustom) -> str:
-    return chosen.custom.name if isinstance(chosen, ChosenCustom) else chosen.function.name
+def _tool_name(choice: ChosenFunction | ChosenCustom) -> str:
+    return choice.custom.name if isinstance(choice, ChosenCustom) else choice.function.name
 
 
 CHAT_BODY = ObjectOf(
     ChatBody,
     (
-        Never(
-            (IsGiven("top_logprobs"), Not(Is("logprobs", True))),
-            "top_logprobs needs logprobs to be true.",
-            param="top_logprobs",
-        ),
+        NEEDS_LOGPROBS,
         Never(
             (Is("add_generation_prompt", True), Is("continue_final_message", True)),
-            "add_generation_prompt begins a new message and continue_final_message goes on with the last: choose one.",
+            "add_generation_prompt begins a new message and continue_final_message continues the last: choose one.",
             param="continue_final_message",
         ),
     ),
@@ -388,14 +373,14 @@ CHAT_BODY = ObjectOf(
 
 
 def read_chat(value: Any, served: ServedModel, request_id: str) -> GenerationTask:
-    """The job that a decoded body asks for. Renders and tokenizes, so it may take a while: not for an event loop."""
+    """The task of a decoded body. Renders and tokenizes: not for an event loop."""
     reading = served.reading()
     body: ChatBody = CHAT_BODY.parse(value, "", reading)
-    wanted = prepare_ask(served, body.remembering(body.ask()))
+    prepared = prepare_chat(served, body.remembering(body.ask()))
     request = body.request(
         request_id,
         served,
-        [wanted],
+        [prepared],
         model=body.model,
         adapter=body.adapter,
         max_tokens=body.limit,
@@ -403,19 +388,16 @@ def read_chat(value: Any, served: ServedModel, request_id: str) -> GenerationTas
         sampling=body.sampling(served, logprobs=(body.top_logprobs or 0) if body.logprobs else None),
         stop=body.stopping(body.stop),
     )
-    reading.ignored.extend(wanted.ignored)
+    reading.ignored.extend(prepared.ignored)
     reading.ignored.extend(f"tools.{name}.format" for name in body.described_only)
-    head = AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources, request)
-    return GenerationTask(request, make_chat_view(body, head), "messages", head, wanted.turn)
-
-
-def make_chat_view(body: ChatBody, head: AnswerHead) -> StreamedChat | WholeChat:
-    told: dict[str, Any] = {
-        "logprobs": body.logprobs,
-        "tiered": body.service_tier is not None,
-        "hides_thinking": body.hides_thinking,
-        "custom": body.custom,
-    }
-    if body.stream:
-        return StreamedChat(head, body.n, include_usage=body.include_usage, **told)
-    return WholeChat(head, body.n, metadata=body.metadata, **told)
+    head = AnswerHead.of(request_id, int(time.time()), served, reading, prepared.sources, request)
+    options = ChatAnswerOptions(
+        logprobs=body.logprobs,
+        tiered=body.service_tier is not None,
+        include_usage=body.include_usage,
+        metadata=body.metadata,
+        hides_thinking=body.hides_thinking,
+        custom=body.custom,
+    )
+    view = StreamedChat(head, body.n, options) if body.stream else WholeChat(head, body.n, options)
+    return GenerationTask(request, view, "messages", head, prepared.turn)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -22,7 +22,16 @@ from ingot.engine.request import (
     TokenInfo,
     TokenLogprob,
 )
-from ingot.protocol.chat.answers import AnswerHead, Receipt, StreamedChoices, UsageBody, WholeAnswer, finite_logprob
+from ingot.protocol.chat.answers import (
+    AnswerHead,
+    AnswerPart,
+    Receipt,
+    SequenceAnswer,
+    StreamedChoices,
+    UsageBody,
+    WholeAnswer,
+    finite_logprob,
+)
 from ingot.protocol.chat.ask import CustomInputDecoder
 
 
@@ -62,7 +71,7 @@ class ChatToolCall(Struct):
 
 
 class ChatAnswerMessage(Struct):
-    """The content is null where the answer is nothing but calls. The thinking goes by both names in use."""
+    """The content is null where the answer only has calls. The thinking is given under both names in use."""
 
     role: Literal["assistant"]
     content: str | None
@@ -103,7 +112,7 @@ class ChatCustomDelta(Struct):
 
 
 class ChatToolCallDelta(Struct):
-    """Announces a call by its id, type and name; later ones add to its arguments, or to a custom tool's input."""
+    """The first has a call's id, type and name; later ones add to its arguments, or to a custom tool's input."""
 
     index: int
     id: str | UnsetType = UNSET
@@ -139,112 +148,60 @@ class ChatChunk(Struct, kw_only=True):
     ingot: Receipt | UnsetType = UNSET
 
 
-@dataclass(slots=True)
-class OpenToolCall:
-    """A call whose arguments are coming in."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatAnswerOptions:
+    """The request's options for its answer."""
 
-    id: str
-    name: str
-    fragments: list[str] = field(default_factory=list)
-
-    def body(self, custom: Container[str]) -> ChatToolCall:
-        if self.name in custom:
-            argument = CustomInputDecoder()
-            text = argument.push("".join(self.fragments)) + argument.rest()
-            return ChatToolCall(self.id, "custom", custom=ChatCalledCustom(self.name, text))
-        return ChatToolCall(self.id, "function", ChatCalledFunction(self.name, "".join(self.fragments)))
+    logprobs: bool = False
+    tiered: bool = False  # the request names a service tier, which is returned
+    include_usage: bool = False  # in a stream
+    metadata: dict[str, str] | None = None  # returned in a whole answer
+    hides_thinking: bool = False
+    custom: Container[str] = ()  # the names of tools that take a text
 
 
 class WholeChat(WholeAnswer):
-    """One body. `metadata` and `tiered` are the request's own words, given back; `custom` tools take a text."""
-
-    def __init__(
-        self,
-        head: AnswerHead,
-        n: int,
-        *,
-        logprobs: bool,
-        metadata: dict[str, str] | None,
-        tiered: bool,
-        hides_thinking: bool = False,
-        custom: Container[str] = (),
-    ) -> None:
-        self.head = head
-        self.custom = custom
-        self.hides_thinking = hides_thinking
-        self.logprobs = logprobs
-        self.metadata = metadata
-        self.tiered = tiered
-        self.texts: list[list[str]] = [[] for _ in range(n)]
-        self.thoughts: list[list[str]] = [[] for _ in range(n)]
-        self.calls: list[list[OpenToolCall]] = [[] for _ in range(n)]
-        self.entries: list[list[ChatTokenLogprob]] = [[] for _ in range(n)]
-        self.reasons: list[FinishReason] = ["stop"] * n
-        self.ended: Ended | None = None
-
-    def take(self, event: Event) -> None:
-        match event:
-            case TextDelta():
-                self.texts[event.index].append(event.text)
-                if self.logprobs:
-                    self.entries[event.index] += map(chat_token_logprob, event.tokens)
-            case ThinkingDelta() if not self.hides_thinking:
-                self.thoughts[event.index].append(event.text)
-            case CallBegan():
-                self.calls[event.index].append(OpenToolCall(event.id, event.name))
-            case CallArguments():
-                self.calls[event.index][event.call].fragments.append(event.fragment)
-            case SequenceEnded():
-                self.reasons[event.index] = event.reason
-            case Ended():
-                self.ended = event
+    def __init__(self, head: AnswerHead, n: int, options: ChatAnswerOptions) -> None:
+        super().__init__(head, n)
+        self.options = options
 
     def body(self) -> ChatCompletion:
-        assert self.ended is not None
         return ChatCompletion(
-            id=self.head.id,
-            created=self.head.created,
-            model=self.head.model,
-            choices=[self._choice(index) for index in range(len(self.texts))],
+            **self.head.common,
+            choices=[self._choice(index, answer) for index, answer in enumerate(self.answers)],
             usage=UsageBody.of(self.ended.usage),
-            system_fingerprint=self.head.fingerprint,
-            service_tier="default" if self.tiered else UNSET,
-            metadata=UNSET if self.metadata is None else self.metadata,
+            service_tier="default" if self.options.tiered else UNSET,
+            metadata=UNSET if self.options.metadata is None else self.options.metadata,
             ingot=Receipt.of(self.head, self.ended),
         )
 
-    def _choice(self, index: int) -> ChatChoice:
-        text, thought = "".join(self.texts[index]), "".join(self.thoughts[index])
-        calls = [call.body(self.custom) for call in self.calls[index]]
+    def _choice(self, index: int, answer: SequenceAnswer) -> ChatChoice:
+        text, thinking = answer.text, (not self.options.hides_thinking and answer.thinking) or UNSET
         message = ChatAnswerMessage(
             "assistant",
-            text if text or not calls else None,
-            reasoning_content=thought or UNSET,
-            reasoning=thought or UNSET,
-            tool_calls=calls or UNSET,
+            text if text or not answer.calls else None,
+            reasoning_content=thinking,
+            reasoning=thinking,
+            tool_calls=[self._call(call) for call in answer.calls] or UNSET,
         )
-        logprobs = ChatLogprobs(self.entries[index]) if self.logprobs else None
-        return ChatChoice(index, message, logprobs, self.reasons[index])
+        logprobs = ChatLogprobs(list(map(chat_token_logprob, answer.tokens))) if self.options.logprobs else None
+        return ChatChoice(index, message, logprobs, answer.end.reason if answer.end else "stop")
+
+    def _call(self, call: AnswerPart) -> ChatToolCall:
+        if call.name not in self.options.custom:
+            return ChatToolCall(call.id, "function", ChatCalledFunction(call.name, call.content))
+        decoder = CustomInputDecoder()
+        text = decoder.push(call.content) + decoder.finish()
+        return ChatToolCall(call.id, "custom", custom=ChatCalledCustom(call.name, text))
 
 
 class StreamedChat(StreamedChoices):
-    """The role, then what is thought, said and called."""
+    """The role, then thinking, text and calls."""
 
-    def __init__(
-        self,
-        head: AnswerHead,
-        n: int,
-        *,
-        logprobs: bool,
-        include_usage: bool,
-        tiered: bool,
-        hides_thinking: bool = False,
-        custom: Container[str] = (),
-    ) -> None:
-        make = partial(ChatChunk, service_tier="default" if tiered else UNSET)
-        super().__init__(make, head, n, include_usage=include_usage)
-        self.logprobs, self.hides_thinking = logprobs, hides_thinking
-        self.custom = custom
+    def __init__(self, head: AnswerHead, n: int, options: ChatAnswerOptions) -> None:
+        make = partial(ChatChunk, service_tier="default" if options.tiered else UNSET)
+        super().__init__(make, head, n, include_usage=options.include_usage)
+        self.options = options
         self.inputs: dict[tuple[int, int], CustomInputDecoder] = {}
 
     def opening(self) -> list[Struct]:
@@ -255,9 +212,9 @@ class StreamedChat(StreamedChoices):
         match event:
             case TextDelta():
                 return self._text(event)
-            case ThinkingDelta() if not self.hides_thinking:
+            case ThinkingDelta() if not self.options.hides_thinking:
                 return self._delta(event.index, ChatDelta(reasoning_content=event.text, reasoning=event.text))
-            case CallBegan() if event.name in self.custom:
+            case CallBegan() if event.name in self.options.custom:
                 self.inputs[event.index, event.call] = CustomInputDecoder()
                 custom = ChatCustomDelta(event.name, "")
                 return self._call(event.index, ChatToolCallDelta(event.call, event.id, "custom", custom=custom))
@@ -270,7 +227,7 @@ class StreamedChat(StreamedChoices):
                 function = ChatFunctionDelta(arguments=event.fragment)
                 return self._call(event.index, ChatToolCallDelta(event.call, function=function))
             case CallEnded() if (argument := self.inputs.pop((event.index, event.call), None)) is not None:
-                return self._input(event.index, event.call, argument.rest())
+                return self._input(event.index, event.call, argument.finish())
             case SequenceEnded():
                 return self.finish(event.index, ChatChunkChoice(event.index, ChatDelta(), None, event.reason))
             case Ended():
@@ -281,10 +238,10 @@ class StreamedChat(StreamedChoices):
         return self._delta(min(self.unfinished), ChatDelta(content="")) if self.unfinished else []
 
     def _text(self, event: TextDelta) -> list[Struct]:
-        tokens = event.tokens if self.logprobs else ()
+        tokens = event.tokens if self.options.logprobs else ()
         if not event.text and not tokens:
             return []
-        logprobs = ChatLogprobs(list(map(chat_token_logprob, tokens))) if self.logprobs else None
+        logprobs = ChatLogprobs(list(map(chat_token_logprob, tokens))) if self.options.logprobs else None
         return [self.chunk(ChatChunkChoice(event.index, ChatDelta(content=event.text), logprobs))]
 
     def _input(self, index: int, call: int, text: str) -> list[Struct]:

@@ -1,5 +1,4 @@
-"""`POST /v1/completions`, OpenAI's legacy completions: the body, the generation task that it becomes, and its events as
-one body or as chunks."""
+"""`POST /v1/completions`, OpenAI's legacy completions: the body, its task, and the answer as one body or as chunks."""
 
 # ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
 
@@ -35,7 +34,7 @@ from ingot.protocol.chat.answers import (
 )
 from ingot.protocol.chat.generation_fields import GenerationBody
 from ingot.protocol.chat.preparation import PreparedChat
-from ingot.protocol.chat.prompts import encode_infill_prompt, encode_text_prompt, find_infill_tokens
+from ingot.protocol.chat.prompts import ABOUT_SUFFIX, encode_infill_prompt, encode_text_prompt, find_infill_tokens
 from ingot.protocol.schema import bounds, foreign
 from ingot.protocol.schema.fields import Bool, Either, Int, ListOf, Text
 from ingot.protocol.schema.model_fields import TokenIdsField, TokenLimitField
@@ -60,23 +59,21 @@ class CompletionBody(GenerationBody):
         default=bounds.LEGACY_MAX_TOKENS_DEFAULT,
     )
     best_of: int | None = accepts(
-        Int(bounds.BEST_OF), "Generate this many and give the `n` likeliest per token; not with `stream`."
+        Int(bounds.BEST_OF), "Generate this many and return the `n` likeliest per token; not with `stream`."
     )
-    echo: bool = accepts(Bool(), "Give the prompt back before the answer.", default=False)
+    echo: bool = accepts(Bool(), "Return the prompt before the answer.", default=False)
     logprobs: int | None = accepts(
-        Int(bounds.LEGACY_LOGPROBS), "Give each token's log-probability, and this many likeliest ones."
+        Int(bounds.LEGACY_LOGPROBS), "Return each token's log-probability, and those of this many likeliest tokens."
     )
-    suffix: str = accepts(
-        Text(), "The text after the gap that is to be filled in after the prompt; for models that can.", default=""
-    )
+    suffix: str = accepts(Text(), ABOUT_SUFFIX, default="")
 
     def check(self) -> None:
-        """Refuse what no schema can say: numbers that limit each other."""
+        """Refuse what no schema can express: numbers that limit each other."""
         if self.best_of is not None and self.best_of < self.n:
             raise BadRequest(f"best_of is {self.best_of} and must be at least n, {self.n}.", param="best_of")
         if self.best_of is not None and self.best_of > self.n and self.stream:
             raise BadRequest("best_of compares whole answers, which cannot be streamed.", param="best_of")
-        sequences = len(self.each()) * self.candidates
+        sequences = len(self.prompts) * self.candidates
         if sequences > bounds.SEQUENCES:
             raise BadRequest(
                 f"The prompts times the answers to each make {sequences} sequences; one request may have "
@@ -88,8 +85,8 @@ class CompletionBody(GenerationBody):
     def candidates(self) -> int:
         return self.n if self.best_of is None else self.best_of
 
-    def each(self) -> tuple[CompletionPrompt, ...]:
-        """The prompts, one by one."""
+    @property
+    def prompts(self) -> tuple[CompletionPrompt, ...]:
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
             return (self.prompt,)
         return self.prompt
@@ -100,12 +97,12 @@ COMPLETION_BODY = ObjectOf(
     (
         Never(
             (Is("max_tokens", 0), Not(Is("echo", True))),
-            "max_tokens is 0, which asks for something only with echo.",
+            "max_tokens may be 0 only with echo.",
             param="max_tokens",
         ),
         Never(
             (IsGiven("suffix"), Not(Is("suffix", "")), Is("echo", True)),
-            "echo gives a prompt back before what follows it, and with a suffix that stands in between.",
+            "echo returns the prompt before the answer, and with a suffix the answer is between both.",
             param="echo",
         ),
     ),
@@ -114,18 +111,18 @@ COMPLETION_BODY = ObjectOf(
 
 
 def read_completion(value: Any, served: ServedModel, request_id: str) -> GenerationTask:
-    """The job that a decoded body asks for. Tokenizes, so it may take a while: not for an event loop."""
+    """The task of a decoded body. Tokenizes, so it may take a while: not for an event loop."""
     reading = served.reading()
     body: CompletionBody = COMPLETION_BODY.parse(value, "", reading)
     body.check()
-    prompts = body.each()
+    prompts = body.prompts
     tokens = tuple(encode_completion_prompt(served, prompt, body.suffix) for prompt in prompts)
     ends = find_infill_tokens(served, path="suffix").ends if body.suffix else frozenset()
     scored = body.logprobs if body.logprobs is not None else (0 if body.candidates > body.n else None)
     request = body.request(
         request_id,
         served,
-        [PreparedChat(ids, None, None) for ids in tokens],
+        [PreparedChat(ids) for ids in tokens],
         model=body.model,
         adapter=body.adapter,
         max_tokens=body.max_tokens,
@@ -139,7 +136,7 @@ def read_completion(value: Any, served: ServedModel, request_id: str) -> Generat
         n=body.n,
         logprobs=body.logprobs is not None,
         echoes=tuple(
-            make_echo(served, prompt, ids, spelled=body.logprobs is not None)
+            make_echo(served, prompt, ids, with_tokens=body.logprobs is not None)
             for prompt, ids in zip(prompts, tokens, strict=True)
             if body.echo
         ),
@@ -155,10 +152,11 @@ def encode_completion_prompt(served: ServedModel, prompt: CompletionPrompt, suff
     return prompt if isinstance(prompt, tuple) else encode_text_prompt(served, prompt, path="prompt")
 
 
-def make_echo(served: ServedModel, prompt: CompletionPrompt, ids: tuple[int, ...], *, spelled: bool) -> EchoedPrompt:
-    """`prompt` to be given back, with its tokens where `spelled`."""
+def make_echo(
+    served: ServedModel, prompt: CompletionPrompt, ids: tuple[int, ...], *, with_tokens: bool
+) -> EchoedPrompt:
     text = prompt if isinstance(prompt, str) else served.tokenizer.decode(ids, skip_special=False)
-    if not spelled:
+    if not with_tokens:
         return EchoedPrompt(text)
     raws = [served.tokenizer.token_bytes(token) for token in ids]
     widths = token_bytes_of_text(served, prompt, ids, raws) if isinstance(prompt, str) else raws
@@ -168,7 +166,7 @@ def make_echo(served: ServedModel, prompt: CompletionPrompt, ids: tuple[int, ...
 
 
 def token_bytes_of_text(served: ServedModel, text: str, ids: tuple[int, ...], raws: list[bytes]) -> list[bytes]:
-    """What each token contributes to `text`: nothing where the tokenizer added it by itself."""
+    """The bytes of `text` in each token: none where the tokenizer added the token."""
     plain = tuple(served.tokenizer.encode(text, add_special=False))
     added = len(ids) - len(plain)
     if added < 0 or ids[added:] != plain:
@@ -208,7 +206,7 @@ class Completion(Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class EchoedPrompt:
-    """A prompt to give back: its text, and each token with the bytes it contributes to that text."""
+    """A prompt to return: its text, and each token with the bytes it contributes to that text."""
 
     text: str
     tokens: tuple[tuple[str, bytes], ...] = ()
@@ -216,13 +214,13 @@ class EchoedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class CompletionPlan:
-    """How many sequences run for each prompt, how many of them are told, and how."""
+    """How many sequences run for each prompt, how many of them are returned, and how."""
 
     prompts: int
     candidates: int
     n: int
     logprobs: bool
-    echoes: tuple[EchoedPrompt, ...] = ()  # one a prompt, or none
+    echoes: tuple[EchoedPrompt, ...] = ()  # one for each prompt, or none
 
     def echo(self, index: int) -> EchoedPrompt | None:
         return self.echoes[index // self.candidates] if self.echoes else None
@@ -230,7 +228,7 @@ class CompletionPlan:
 
 @dataclass(slots=True)
 class TextOffsets:
-    """Where in the text each token begins, given the tokens' bytes in order."""
+    """Where in the text each token begins, computed from the tokens' bytes in order."""
 
     at: int = 0
     decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
@@ -243,57 +241,36 @@ class TextOffsets:
 
 class WholeCompletion(WholeAnswer):
     def __init__(self, head: AnswerHead, plan: CompletionPlan) -> None:
-        self.head, self.plan = head, plan
-        count = plan.prompts * plan.candidates
-        self.texts: list[list[str]] = [[] for _ in range(count)]
-        self.logprobs = [CompletionLogprobs() for _ in range(count)]
-        self.offsets = [TextOffsets() for _ in range(count)]
-        self.reasons: list[FinishReason] = ["stop"] * count
-        self.scores = [0.0] * count
-        self.ended: Ended | None = None
-        for index in range(count):
-            if (echo := plan.echo(index)) is not None:
-                self.texts[index].append(echo.text)
-
-    def take(self, event: Event) -> None:
-        match event:
-            case PromptScored():
-                echo = self.plan.echo(event.index)
-                if echo is not None:
-                    append_prompt_logprobs(self.logprobs[event.index], self.offsets[event.index], echo, event.tokens)
-            case TextDelta():
-                self.texts[event.index].append(event.text)
-                if self.plan.logprobs:
-                    append_logprobs(self.logprobs[event.index], self.offsets[event.index], event.tokens)
-            case SequenceEnded():
-                self.reasons[event.index] = event.reason
-                self.scores[event.index] = mean_logprob(event)
-            case Ended():
-                self.ended = event
+        super().__init__(head, plan.prompts * plan.candidates)
+        self.plan = plan
 
     def body(self) -> Completion:
-        assert self.ended is not None
         return Completion(
-            id=self.head.id,
-            created=self.head.created,
-            model=self.head.model,
-            choices=[self._choice(at, sequence) for at, sequence in enumerate(self._told())],
+            **self.head.common,
+            choices=[self._choice(at, sequence) for at, sequence in enumerate(self._best())],
             usage=UsageBody.of(self.ended.usage),
-            system_fingerprint=self.head.fingerprint,
             ingot=Receipt.of(self.head, self.ended),
         )
 
-    def _told(self) -> list[int]:
-        """The sequences that are told: of each prompt's candidates the likeliest per token, best first."""
+    def _best(self) -> list[int]:
+        """The sequences to answer with: of each prompt's candidates the likeliest per token, best first."""
         width = self.plan.candidates
-        groups = (range(first, first + width) for first in range(0, len(self.texts), width))
+        groups = (range(first, first + width) for first in range(0, len(self.answers), width))
         if self.plan.n == width:
             return [sequence for group in groups for sequence in group]
-        return [s for group in groups for s in sorted(group, key=lambda s: -self.scores[s])[: self.plan.n]]
+        scores = [0.0 if answer.end is None else mean_logprob(answer.end) for answer in self.answers]
+        return [s for group in groups for s in sorted(group, key=lambda s: -scores[s])[: self.plan.n]]
 
     def _choice(self, at: int, sequence: int) -> CompletionChoice:
-        logprobs = self.logprobs[sequence] if self.plan.logprobs else None
-        return CompletionChoice("".join(self.texts[sequence]), at, logprobs, self.reasons[sequence])
+        answer, echo = self.answers[sequence], self.plan.echo(sequence)
+        logprobs: CompletionLogprobs | None = None
+        if self.plan.logprobs:
+            logprobs, offsets = CompletionLogprobs(), TextOffsets()
+            if echo is not None and answer.prompt_scores:
+                append_prompt_logprobs(logprobs, offsets, echo, answer.prompt_scores)
+            append_logprobs(logprobs, offsets, answer.tokens)
+        text = answer.text if echo is None else echo.text + answer.text
+        return CompletionChoice(text, at, logprobs, answer.end.reason if answer.end else "stop")
 
 
 class StreamedCompletion(StreamedChoices):
@@ -358,10 +335,10 @@ def append_prompt_logprobs(
     into: CompletionLogprobs, offsets: TextOffsets, echo: EchoedPrompt, scores: tuple[TokenInfo | None, ...]
 ) -> None:
     """The prompt's own tokens: the first has no score, and one that adds no text has no width."""
-    for (text, raw), scored in zip(echo.tokens, scores, strict=True):
+    for (text, raw), score in zip(echo.tokens, scores, strict=True):
         into.tokens.append(text)
-        into.token_logprobs.append(None if scored is None else finite_logprob(scored.chosen.logprob))
-        into.top_logprobs.append(None if scored is None else top_logprobs_of(scored))
+        into.token_logprobs.append(None if score is None else finite_logprob(score.chosen.logprob))
+        into.top_logprobs.append(None if score is None else top_logprobs_of(score))
         into.text_offset.append(offsets.advance_offset(raw))
 
 
@@ -375,7 +352,7 @@ def token_spelling(token: TokenLogprob) -> str:
 
 
 def spell_bytes(text: str, raw: bytes) -> str:
-    """A token as text; one that is only part of a character is spelled out, as it would look like any other."""
+    """A token as text; one that is only part of a character is written as bytes, so that it can be recognised."""
     if "�" in text and text.encode() != raw:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
     return text

@@ -1,4 +1,4 @@
-"""What `/v1/responses` gives: a response, its items, and the events that tell of it while it is made."""
+"""The answers of `/v1/responses`: a response, its items, and the events of its stream."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class MessageOutputItem(Struct, tag_field="type", tag="message"):
 
 
 class ReasoningOutputItem(Struct, tag_field="type", tag="reasoning"):
-    """The thinking stands in `summary` where a summary was asked for, else in `content`; always whole."""
+    """The thinking is in `summary` where a summary was requested, else in `content`; always in full."""
 
     id: str
     status: ResponseItemStatus
@@ -100,7 +100,7 @@ class McpError(Struct, tag_field="type", tag="mcp_tool_execution_error"):
 
 
 class McpCallOutputItem(Struct, tag_field="type", tag="mcp_call"):
-    """A call that the server itself made. `call_id` is the one that the model's conversation knows it by."""
+    """A call that the server itself made. `call_id` is its id in the model's conversation."""
 
     id: str
     status: Literal["in_progress", "completed", "incomplete", "calling", "failed"]
@@ -162,7 +162,7 @@ class ResponseOutputTokensDetails(Struct):
 
 
 class ResponseUsage(Struct):
-    """`cache_write_tokens` are the tokens of the prompt that were computed and are kept for requests to come."""
+    """`cache_write_tokens` are the prompt tokens that were computed and cached."""
 
     input_tokens: int
     input_tokens_details: ResponseInputTokensDetails
@@ -171,8 +171,8 @@ class ResponseUsage(Struct):
     total_tokens: int
 
     @classmethod
-    def of(cls, usage: Usage, *, kept: bool) -> ResponseUsage:
-        written = usage.prompt_tokens - usage.cached_tokens if kept else 0
+    def of(cls, usage: Usage, *, cached: bool) -> ResponseUsage:
+        written = usage.prompt_tokens - usage.cached_tokens if cached else 0
         return cls(
             usage.prompt_tokens,
             ResponseInputTokensDetails(usage.cached_tokens, written),
@@ -192,7 +192,7 @@ class ResponseTextEcho(Struct):
 
 
 class ResponseBody(Struct, kw_only=True):
-    """A response as it stands: what was asked, given back, and what has come of it so far."""
+    """A response so far, with the request's parameters."""
 
     id: str
     object: Literal["response"] = "response"
@@ -228,7 +228,7 @@ class ResponseBody(Struct, kw_only=True):
 
 
 class ResponseEvent(Struct, kw_only=True):
-    """One event of the stream; which fields it has follows from its type."""
+    """One event of the stream; its type decides which fields it has."""
 
     type: ResponseEventType
     sequence_number: int
@@ -247,7 +247,7 @@ class ResponseEvent(Struct, kw_only=True):
 
 
 class ResponseTokens(Struct):
-    """What a response would take as a prompt."""
+    """The number of tokens of a response's prompt."""
 
     input_tokens: int
     object: Literal["response.input_tokens"] = "response.input_tokens"
@@ -261,7 +261,7 @@ class DeletedResponse(Struct):
 
 
 class InputItemList(Struct):
-    """The items that a response answered, those of the responses before it included."""
+    """The input items of a response, including those of the responses before it."""
 
     data: list[dict[str, Any]]
     first_id: str

@@ -1,4 +1,4 @@
-"""The input items of a response as they come over the wire, and the conversation that they make up."""
+"""The input items of a response on the wire, and the conversation that they make up."""
 
 # ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
 
@@ -12,23 +12,22 @@ from ingot.media.images import ImageFile
 from ingot.media.items import RequestImage, RequestMedia, RequestPdf
 from ingot.media.layout import ImageLayoutOptions
 from ingot.media.pdf import PdfFile
-from ingot.protocol.chat.ask import custom_input_as_arguments
+from ingot.protocol.chat.ask import ABOUT_ARGUMENTS, ABOUT_ROLE, custom_input_as_arguments, tool_call_dict
 from ingot.protocol.chat.media import (
-    Base64PdfKind,
-    ImageUrlKind,
+    BASE64_PDF,
+    IMAGE_URL,
+    PDF_URL,
     MediaPartKind,
     MessageListKind,
     OmittedMedia,
-    PdfUrlKind,
     template_content,
 )
-from ingot.protocol.openai.messages import ABOUT_DETAIL, IMAGE_DETAIL, ChatAudioPart, with_options_said
+from ingot.protocol.openai.messages import ABOUT_DETAIL, IMAGE_DETAIL, ChatAudioPart, with_options
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import Anything, BodyReading, FieldKind, ListOf, OneOf, Schema, Text, generalize_path
 from ingot.protocol.schema.objects import IsGiven, Never, Not, ObjectOf, accepts, refuses, requires, tagged, text_or
 from ingot.protocol.served import ThinkingSeal
 from ingot.protocol.terms import Terms
-from ingot.text.parser.arguments import arguments_as_text
 
 HOSTED_REFUSED: Final = "items belong to a tool that this server does not have."
 HOSTED_ITEMS: Final = dict.fromkeys(
@@ -44,19 +43,24 @@ HOSTED_ITEMS: Final = dict.fromkeys(
 NAMESPACE_SEPARATOR: Final = "__"
 ITEM_IDENTIFIER = Text(bounds.IDENTIFIER_CHARS)
 ITEM_STATUS = OneOf(("in_progress", "completed", "incomplete"))
+ITEM_TOOL_NAME = Text(bounds.TOOL_NAME_CHARS, least=1)
+ITEM_NAMESPACE = Text(bounds.TOOL_NAME_CHARS)
+ABOUT_ITEM = "The kind of item."
 ABOUT_ITEM_ID = "The item's id."
-ABOUT_ITEM_STATUS = "How far the item came."
+ABOUT_ITEM_STATUS = "The item's status."
+ABOUT_PART = "The kind of part."
+NO_FILES: Final = "is not supported: this server stores no files. Send"
 
 
 @dataclass(frozen=True, slots=True)
 class InputText:
-    type: str = requires(OneOf(("input_text",)), "The kind of part.")
+    type: str = requires(OneOf(("input_text",)), ABOUT_PART)
     text: str = requires(Text(), "The text.")
 
 
 @dataclass(frozen=True, slots=True)
 class OutputTextInput:
-    type: str = requires(OneOf(("output_text",)), "The kind of part.")
+    type: str = requires(OneOf(("output_text",)), ABOUT_PART)
     text: str = requires(Text(), "The text.")
     annotations: tuple[Any, ...] | None = accepts(ListOf(Anything(), bounds.PARTS), "Not shown to the model.")
     logprobs: tuple[Any, ...] | None = accepts(ListOf(Anything(), bounds.PROMPT_TOKENS), "Not shown to the model.")
@@ -64,8 +68,8 @@ class OutputTextInput:
 
 @dataclass(frozen=True, slots=True)
 class RefusalInput:
-    type: str = requires(OneOf(("refusal",)), "The kind of part.")
-    refusal: str = requires(Text(), "What the assistant said when it declined.")
+    type: str = requires(OneOf(("refusal",)), ABOUT_PART)
+    refusal: str = requires(Text(), "The assistant's refusal.")
 
     @property
     def text(self) -> str:
@@ -74,32 +78,30 @@ class RefusalInput:
 
 @dataclass(frozen=True, slots=True)
 class InputImage:
-    type: str = requires(OneOf(("input_image",)), "The kind of part.")
-    image_url: ImageFile = requires(ImageUrlKind(), "The picture, as a data URL.")
+    type: str = requires(OneOf(("input_image",)), ABOUT_PART)
+    image_url: ImageFile = requires(IMAGE_URL, "The image, as a data URL.")
     detail: str | None = accepts(IMAGE_DETAIL, ABOUT_DETAIL)
-    file_id: None = refuses("is not supported: this server keeps no files. Send image_url, a data URL.")
+    file_id: None = refuses(f"{NO_FILES} image_url, a data URL.")
 
     @property
     def medium(self) -> RequestMedia:
-        return RequestImage(self.image_url, with_options_said(ImageLayoutOptions(), detail=self.detail))
+        return RequestImage(self.image_url, with_options(ImageLayoutOptions(), detail=self.detail))
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    type: str = requires(OneOf(("input_file",)), "The kind of part.")
-    file_data: PdfFile | None = accepts(
-        Base64PdfKind(), "A PDF, as a data URL or in base64. Its pages become pictures."
-    )
-    file_url: PdfFile | None = accepts(PdfUrlKind(), "Its address instead, where the settings allow to fetch it.")
+    type: str = requires(OneOf(("input_file",)), ABOUT_PART)
+    file_data: PdfFile | None = accepts(BASE64_PDF, "A PDF, as a data URL or in base64. Its pages become images.")
+    file_url: PdfFile | None = accepts(PDF_URL, "Its URL instead, where the settings allow its host.")
     filename: str | None = accepts(Text(bounds.NAME_CHARS), "Not shown to the model.")
     detail: str | None = accepts(IMAGE_DETAIL, ABOUT_DETAIL)
-    file_id: None = refuses("is not supported: this server keeps no files. Send file_data.")
+    file_id: None = refuses(f"{NO_FILES} file_data.")
 
     @property
     def medium(self) -> RequestMedia:
         file = self.file_data or self.file_url
-        assert file is not None, "the rules of the record want one of them"
-        return RequestPdf(file, with_options_said(ImageLayoutOptions(), detail=self.detail))
+        assert file is not None, "the rules of the record require one of them"
+        return RequestPdf(file, with_options(ImageLayoutOptions(), detail=self.detail))
 
 
 ONE_FILE: Final = (
@@ -119,8 +121,8 @@ TOOL_RESULT_CONTENT = text_or(tagged("type", InputText, media=INPUT_MEDIA))
 
 @dataclass(frozen=True, slots=True)
 class MessageInput:
-    role: str = requires(OneOf(("user", "assistant", "system", "developer")), "Who speaks.")
-    content: str | tuple[InputContentPart, ...] = requires(INPUT_CONTENT, "What is said.")
+    role: str = requires(OneOf(("user", "assistant", "system", "developer")), ABOUT_ROLE)
+    content: str | tuple[InputContentPart, ...] = requires(INPUT_CONTENT, "The message.")
     type: str | None = accepts(OneOf(("message",)), "The kind of item; may be left out of messages.")
     id: str | None = accepts(ITEM_IDENTIFIER, ABOUT_ITEM_ID)
     status: str | None = accepts(ITEM_STATUS, ABOUT_ITEM_STATUS)
@@ -129,33 +131,33 @@ class MessageInput:
 
 @dataclass(frozen=True, slots=True)
 class FunctionCallInput:
-    type: str = requires(OneOf(("function_call",)), "The kind of item.")
+    type: str = requires(OneOf(("function_call",)), ABOUT_ITEM)
     call_id: str = requires(ITEM_IDENTIFIER, "The call's id, to which its output answers.")
-    name: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "The function that was called.")
-    arguments: Any = accepts(Anything(), "Its arguments, as JSON text; what is no JSON object is shown as it is.")
-    namespace: str | None = accepts(Text(bounds.TOOL_NAME_CHARS), "The namespace that the function is of.")
+    name: str = requires(ITEM_TOOL_NAME, "The function that was called.")
+    arguments: Any = accepts(Anything(), ABOUT_ARGUMENTS)
+    namespace: str | None = accepts(ITEM_NAMESPACE, "The namespace that the function is of.")
     id: str | None = accepts(ITEM_IDENTIFIER, ABOUT_ITEM_ID)
     status: str | None = accepts(ITEM_STATUS, ABOUT_ITEM_STATUS)
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionOutputInput:
-    type: str = requires(OneOf(("function_call_output",)), "The kind of item.")
+    type: str = requires(OneOf(("function_call_output",)), ABOUT_ITEM)
     call_id: str = requires(ITEM_IDENTIFIER, "The call that this answers.")
     output: str | tuple[ToolResultPart, ...] = requires(TOOL_RESULT_CONTENT, "What the function returned.")
     id: str | None = accepts(ITEM_IDENTIFIER, ABOUT_ITEM_ID)
-    name: str | None = accepts(Text(bounds.TOOL_NAME_CHARS), "The function that was called.")
-    namespace: str | None = accepts(Text(bounds.TOOL_NAME_CHARS), "The namespace that it is of.")
+    name: str | None = accepts(ITEM_NAMESPACE, "The function that was called.")
+    namespace: str | None = accepts(ITEM_NAMESPACE, "The namespace that it is of.")
     status: str | None = accepts(ITEM_STATUS, ABOUT_ITEM_STATUS)
 
 
 @dataclass(frozen=True, slots=True)
 class CustomCallInput:
-    type: str = requires(OneOf(("custom_tool_call",)), "The kind of item.")
+    type: str = requires(OneOf(("custom_tool_call",)), ABOUT_ITEM)
     call_id: str = requires(ITEM_IDENTIFIER, "The call's id, to which its output answers.")
-    name: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "The tool that was called.")
-    input: str = requires(Text(), "What it was called with.")
-    namespace: str | None = accepts(Text(bounds.TOOL_NAME_CHARS), "The namespace that the tool is of.")
+    name: str = requires(ITEM_TOOL_NAME, "The tool that was called.")
+    input: str = requires(Text(), "Its input.")
+    namespace: str | None = accepts(ITEM_NAMESPACE, "The namespace that the tool is of.")
     id: str | None = accepts(ITEM_IDENTIFIER, ABOUT_ITEM_ID)
     status: str | None = accepts(ITEM_STATUS, ABOUT_ITEM_STATUS)
 
@@ -166,43 +168,43 @@ class CustomCallInput:
 
 @dataclass(frozen=True, slots=True)
 class CustomOutputInput:
-    type: str = requires(OneOf(("custom_tool_call_output",)), "The kind of item.")
+    type: str = requires(OneOf(("custom_tool_call_output",)), ABOUT_ITEM)
     call_id: str = requires(ITEM_IDENTIFIER, "The call that this answers.")
     output: str | tuple[ToolResultPart, ...] = requires(TOOL_RESULT_CONTENT, "What the tool returned.")
     id: str | None = accepts(ITEM_IDENTIFIER, ABOUT_ITEM_ID)
-    name: str | None = accepts(Text(bounds.TOOL_NAME_CHARS), "The tool that was called.")
+    name: str | None = accepts(ITEM_NAMESPACE, "The tool that was called.")
     status: str | None = accepts(ITEM_STATUS, ABOUT_ITEM_STATUS)
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryTextInput:
-    type: str = requires(OneOf(("summary_text",)), "The kind of part.")
+    type: str = requires(OneOf(("summary_text",)), ABOUT_PART)
     text: str = requires(Text(), "The text.")
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningTextInput:
-    type: str = requires(OneOf(("reasoning_text", "text")), "The kind of part.")
+    type: str = requires(OneOf(("reasoning_text", "text")), ABOUT_PART)
     text: str = requires(Text(), "The text.")
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningInput:
-    """What an assistant thought. Where `encrypted_content` is given it counts, else `content`, else the summary."""
+    """An assistant's thinking: `encrypted_content` if there is any, else `content`, else the summary."""
 
-    type: str = requires(OneOf(("reasoning",)), "The kind of item.")
+    type: str = requires(OneOf(("reasoning",)), ABOUT_ITEM)
     summary: tuple[SummaryTextInput, ...] = accepts(
         ListOf(ObjectOf(SummaryTextInput), bounds.PARTS), "A summary.", default=()
     )
     content: tuple[ReasoningTextInput, ...] | None = accepts(
         ListOf(ObjectOf(ReasoningTextInput), bounds.PARTS), "The thinking."
     )
-    encrypted_content: str | None = accepts(Text(), "The thinking as this server sealed it.")
+    encrypted_content: str | None = accepts(Text(), "The thinking, encrypted by this server.")
     id: str | None = accepts(ITEM_IDENTIFIER, ABOUT_ITEM_ID)
     status: str | None = accepts(ITEM_STATUS, ABOUT_ITEM_STATUS)
 
-    def thought(self, seal: ThinkingSeal) -> str | None:
-        """None where another server sealed it, or this one for another key: nobody here vouches for any of it."""
+    def thinking(self, seal: ThinkingSeal) -> str | None:
+        """None where another server encrypted it, or this one for another key."""
         if self.encrypted_content:
             return seal.open(self.encrypted_content)
         return "".join(part.text for part in self.content or self.summary)
@@ -211,21 +213,21 @@ class ReasoningInput:
 @dataclass(frozen=True, slots=True)
 class McpErrorInput:
     type: str = requires(OneOf(("mcp_tool_execution_error",)), "What went wrong.")
-    content: str = requires(Text(), "In words.")
+    content: str = requires(Text(), "The message.")
 
 
 @dataclass(frozen=True, slots=True)
 class McpCallInput:
-    """A call that the server made, with what came of it."""
+    """A call that the server made, with its result."""
 
-    type: str = requires(OneOf(("mcp_call",)), "The kind of item.")
+    type: str = requires(OneOf(("mcp_call",)), ABOUT_ITEM)
     id: str = requires(ITEM_IDENTIFIER, ABOUT_ITEM_ID)
-    server_label: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "The server that has the tool.")
-    name: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "The tool that was called.")
-    arguments: Any = accepts(Anything(), "Its arguments, as JSON text; what is no JSON object is shown as it is.")
-    call_id: str | None = accepts(ITEM_IDENTIFIER, "The id by which the conversation knows the call.")
+    server_label: str = requires(ITEM_TOOL_NAME, "The server that has the tool.")
+    name: str = requires(ITEM_TOOL_NAME, "The tool that was called.")
+    arguments: Any = accepts(Anything(), ABOUT_ARGUMENTS)
+    call_id: str | None = accepts(ITEM_IDENTIFIER, "The call's id in the conversation.")
     output: str | None = accepts(Text(), "What the tool returned.")
-    error: McpErrorInput | None = accepts(ObjectOf(McpErrorInput), "Why it did not.")
+    error: McpErrorInput | None = accepts(ObjectOf(McpErrorInput), "Its error.")
     status: str | None = accepts(
         OneOf(("in_progress", "completed", "incomplete", "calling", "failed")), ABOUT_ITEM_STATUS
     )
@@ -238,10 +240,10 @@ class McpCallInput:
 
 @dataclass(frozen=True, slots=True)
 class McpListInput:
-    """A listing of a server's tools. The model is shown what is offered now, not what once was."""
+    """A listing of a server's tools. The model is shown the current tools instead."""
 
-    type: str = requires(OneOf(("mcp_list_tools",)), "The kind of item.")
-    server_label: str = requires(Text(bounds.TOOL_NAME_CHARS), "The server.")
+    type: str = requires(OneOf(("mcp_list_tools",)), ABOUT_ITEM)
+    server_label: str = requires(ITEM_NAMESPACE, "The server.")
     tools: tuple[Any, ...] = requires(ListOf(Anything(dict), bounds.TOOLS), "Its tools.")
     id: str | None = accepts(ITEM_IDENTIFIER, ABOUT_ITEM_ID)
     error: str | None = accepts(Text(), "Why they could not be listed.")
@@ -249,10 +251,10 @@ class McpListInput:
 
 @dataclass(frozen=True, slots=True)
 class ItemReferenceInput:
-    """Stands for an item of an earlier response. Resolved before the conversation is made."""
+    """Refers to an item of an earlier response. Resolved before the conversation is built."""
 
     id: str = requires(ITEM_IDENTIFIER, "The id of an item of a stored response.")
-    type: str | None = accepts(OneOf(("item_reference",)), "The kind of item.")
+    type: str | None = accepts(OneOf(("item_reference",)), ABOUT_ITEM)
 
 
 AnyInputItem = (
@@ -273,7 +275,7 @@ TYPED_ITEMS = tagged("type", *get_args(AnyInputItem), refused=HOSTED_ITEMS)
 
 @dataclass(frozen=True, slots=True)
 class InputItemKind(FieldKind):
-    """What the field `type` says; without one, a message where there is a role, else a reference."""
+    """The kind that `type` names; without one, a message where there is a role, else a reference."""
 
     types, words = (dict,), "an item"
 
@@ -290,102 +292,97 @@ INPUT_ITEMS = MessageListKind(ListOf(InputItemKind(), most=bounds.MESSAGES))
 
 
 def namespaced_tool_name(space: str | None, name: str) -> str:
-    """What the model calls a tool that belongs to a namespace or to an MCP server."""
+    """The model's name for a tool of a namespace or of an MCP server."""
     return f"{space}{NAMESPACE_SEPARATOR}{name}" if space else name
 
 
 class InputConversation:
-    """Items, in order, put together to messages as a chat has them.
+    """Builds chat messages from items, in order; `finish` after the last.
 
-    An answer is one message in a chat and several items here: thinking, text and calls that follow one another are
-    made one message again, so that the prompt is the one that the model went on from. `finish` after the last. Thinking
-    that was sealed elsewhere is left out rather than refused: an agent that was moved here must get on.
+    An answer is one message in a chat and several items here: consecutive thinking, text and calls become one message
+    again, so that the prompt is the one that the model continued. Thinking that was encrypted elsewhere is left out
+    rather than refused, so that an agent can change servers.
     """
 
     def __init__(self, seal: ThinkingSeal) -> None:
         self._seal = seal
-        self.left_out: list[str] = []  # thinking that was sealed elsewhere
+        self.left_out: list[str] = []  # thinking that was encrypted elsewhere
         self._messages: list[dict[str, Any]] = []
-        self._names: dict[str, str] = {}  # of the tools called, by call id
+        self._call_names: dict[str, str] = {}  # by call id
         self._answer: dict[str, Any] | None = None  # the assistant's message that items are still added to
-        self._said_last = False
+        self._ends_in_text = False  # the answer's last item was a message
         self._results: list[tuple[str, str]] = []  # of the server's own calls, which follow the whole answer
 
     def add(self, item: AnyInputItem, path: str) -> None:
         match item:
             case MessageInput(role="assistant"):
-                self._say(text_of_content(item.content))
+                self._add_text(text_of_content(item.content))
             case MessageInput():
-                self._tell({"role": item.role, "content": template_parts(item.content)})
+                self._add_results()
+                self._append({"role": item.role, "content": template_parts(item.content)})
             case ReasoningInput():
-                thought = item.thought(self._seal)
-                if thought is None:
+                thinking = item.thinking(self._seal)
+                if thinking is None:
                     self.left_out.append(generalize_path(f"{path}.encrypted_content"))
-                self._think(thought or "")
+                self._add_thinking(thinking or "")
             case FunctionCallInput() | CustomCallInput():
-                self._call(item.call_id, namespaced_tool_name(item.namespace, item.name), item.arguments)
+                self._add_call(item.call_id, namespaced_tool_name(item.namespace, item.name), item.arguments)
             case FunctionOutputInput() | CustomOutputInput():
-                self._settle()
-                self._result(item.call_id, template_parts(item.output))
+                self._add_results()
+                self._add_result(item.call_id, template_parts(item.output))
             case McpCallInput():
                 call_id = item.call_id or item.id
-                self._call(call_id, namespaced_tool_name(item.server_label, item.name), item.arguments)
+                self._add_call(call_id, namespaced_tool_name(item.server_label, item.name), item.arguments)
                 self._results.append((call_id, item.result))
             case ItemReferenceInput():
-                raise BadRequest(f"{path}: an item that is referred to must not be a reference itself.", param=path)
+                raise BadRequest(f"{path}: the item of a reference must not be a reference itself.", param=path)
 
     def finish(self) -> list[dict[str, Any]]:
-        self._settle()
+        self._add_results()
         return self._messages
 
-    def _think(self, thought: str) -> None:
-        if not thought:
+    def _add_thinking(self, thinking: str) -> None:
+        if not thinking:
             return
-        self._settle()
-        answer = self._begun()
-        if answer["content"] or "tool_calls" in answer:
+        self._add_results()
+        if self._answer is not None and (self._answer["content"] or "tool_calls" in self._answer):
             self._answer = None
-            answer = self._begun()
-        answer["reasoning_content"] = answer.get("reasoning_content", "") + thought
-        self._said_last = False
+        answer = self._open_answer()
+        answer["reasoning_content"] = answer.get("reasoning_content", "") + thinking
+        self._ends_in_text = False
 
-    def _say(self, text: str) -> None:
-        self._settle()
-        if self._said_last:  # two messages in a row are two turns
+    def _add_text(self, text: str) -> None:
+        self._add_results()
+        if self._ends_in_text:  # two messages in a row are two turns
             self._answer = None
-        answer = self._begun()
+        answer = self._open_answer()
         answer["content"] = (answer["content"] or "") + text
-        self._said_last = True
+        self._ends_in_text = True
 
-    def _call(self, call_id: str, name: str, arguments: Any) -> None:
-        function = {"name": name, "arguments": arguments_as_text(arguments)}
-        self._begun().setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
-        self._names[call_id] = name
-        self._said_last = False
+    def _add_call(self, call_id: str, name: str, arguments: Any) -> None:
+        self._open_answer().setdefault("tool_calls", []).append(tool_call_dict(call_id, name, arguments))
+        self._call_names[call_id] = name
+        self._ends_in_text = False
 
-    def _settle(self) -> None:
+    def _add_results(self) -> None:
         results, self._results = self._results, []
         for call_id, result in results:
-            self._result(call_id, result)
+            self._add_result(call_id, result)
 
-    def _result(self, call_id: str, content: str | list[dict[str, Any]]) -> None:
+    def _add_result(self, call_id: str, content: str | list[dict[str, Any]]) -> None:
         message = {"role": "tool", "tool_call_id": call_id, "content": content}
-        name = self._names.get(call_id)
+        name = self._call_names.get(call_id)
         self._append(message if name is None else message | {"name": name})
 
-    def _begun(self) -> dict[str, Any]:
+    def _open_answer(self) -> dict[str, Any]:
         if self._answer is None:
             self._answer = {"role": "assistant", "content": None}
             self._messages.append(self._answer)
-            self._said_last = False
+            self._ends_in_text = False
         return self._answer
 
-    def _tell(self, message: dict[str, Any]) -> None:
-        self._settle()
-        self._append(message)
-
     def _append(self, message: dict[str, Any]) -> None:
-        self._answer, self._said_last = None, False
+        self._answer, self._ends_in_text = None, False
         self._messages.append(message)
 
 
@@ -397,13 +394,11 @@ def template_parts(content: str | tuple[InputContentPart, ...]) -> str | list[di
 
 
 def text_of_content(content: str | tuple[InputContentPart, ...]) -> str:
-    """What an assistant said, who shows no pictures."""
+    """An assistant's text; its messages have no media."""
     if isinstance(content, str):
         return content
-    return "".join(_text_of_part(part) for part in content)
-
-
-def _text_of_part(part: InputContentPart) -> str:
-    if isinstance(part, InputImage | InputFile):
-        return OmittedMedia("image" if isinstance(part, InputImage) else "file", taken=True).text
-    return part.text
+    names = {InputImage: "image", InputFile: "file"}
+    return "".join(
+        OmittedMedia(names[type(part)], supported=True).text if isinstance(part, InputImage | InputFile) else part.text
+        for part in content
+    )

@@ -1,4 +1,4 @@
-"""Every numeric bound of the wire, in one table. A pair is (least, most), both allowed."""
+"""Every numeric bound of request fields, in one table. A pair is (least, most), both allowed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHOICES: Final[IntRange] = (1, 128)
 BEST_OF: Final[IntRange] = (1, 128)
 SEQUENCES: Final = 256  # prompts times answers of one request
 
-# how a token is chosen
+# how a token is sampled
 TEMPERATURE: Final[Range] = (0.0, 2.0)
 TOP_P: Final[Range] = (0.0, 1.0)
 TOP_K: Final[IntRange] = (-1, 1_000_000)  # 0 and -1 are all
@@ -31,7 +31,7 @@ TOP_LOGPROBS: Final[IntRange] = (0, 20)
 LEGACY_LOGPROBS: Final[IntRange] = (0, 5)
 LEAST_LOGPROB: Final = -9999.0  # JSON has no infinity
 
-KEPT_SHARE: Final[Range] = (0.01, 1.0)  # of a prompt of which not all is computed
+KEPT_SHARE: Final[Range] = (0.01, 1.0)  # of a prompt under specprefill
 
 # when it stops
 STOP_STRINGS: Final = 16
@@ -39,7 +39,7 @@ STOP_STRING_CHARS: Final = 1024
 STOP_TOKENS: Final = 256
 LEAST_TIMEOUT_S: Final = 0.001
 
-PRIORITY: Final[IntRange] = (-10, 10)  # less goes first
+PRIORITY: Final[IntRange] = (-10, 10)  # lower goes first
 
 # what is sent
 MESSAGES: Final = 65_536
@@ -47,7 +47,7 @@ PARTS: Final = 4096
 TOOL_CALLS: Final = 1024
 TOOLS: Final = 1024
 PAGE: Final[IntRange] = (1, 100)  # items of one list
-SERVER_CALLS: Final[IntRange] = (1, 128)  # that the server makes itself for one response
+SERVER_CALLS: Final[IntRange] = (1, 128)  # by the server itself, for one response
 TOOL_NAME_CHARS: Final = 128
 TOOL_DESCRIPTION_CHARS: Final = 262_144
 PROMPTS: Final = 256
@@ -65,6 +65,6 @@ GRAMMAR_CHARS: Final = 262_144
 GRAMMAR_CHOICES: Final = 4096
 TEMPLATE_NUMBER: Final[Range] = (-1e9, 1e9)
 TEMPLATE_TEXT_CHARS: Final = 65_536
-UNKNOWN_FIELDS: Final = 64  # unknown fields that one body may hold
-FIELD_NAME_CHARS: Final = 64  # a longer name is no misspelling of a known one
+UNKNOWN_FIELDS: Final = 64  # of one body
+FIELD_NAME_CHARS: Final = 64  # a longer name is not a misspelling of a known one
 TTL_S: Final[Range] = (0.0, 1e9)  # seconds that a model stays loaded

@@ -1,36 +1,26 @@
-"""Fields whose bounds a model that does not generate sets: its names; an encoder's token ids, dimensions, prompts."""
+"""Fields that depend on a model that does not generate: its names; an encoder's token ids, dimensions and prompts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ingot.protocol.schema.fields import BodyReading, DelegateKind, FieldKind, Int, OneOf, Schema
 from ingot.protocol.schema.model_fields import ModelNameField, TokenIdsField
-from ingot.protocol.terms import Terms, matches_model_name, model_names_schema, unknown_model_error
-
-if TYPE_CHECKING:
-    pass
+from ingot.protocol.terms import Terms, model_names_schema
 
 
 @dataclass(frozen=True, slots=True)
-class TaskModelField(FieldKind):
-    """A name of the served model of a kind that does not generate. Any other is a 404 that lists what there is."""
+class TaskModelField(ModelNameField):
+    """A name of the served model of a kind that does not generate."""
 
-    types, words = (str,), ModelNameField.words
     model_kind: str
 
-    def parse(self, value: object, path: str, reading: BodyReading) -> str:
-        if not isinstance(value, str):
-            raise self.refuse(value, path, reading)
-        names = reading.terms.task(self.model_kind).models
-        if not matches_model_name(value, names):
-            raise unknown_model_error(value, names)
-        return value
-
     def schema(self, terms: Terms) -> Schema:
-        names = terms.task(self.model_kind).models
+        names = self.names(terms)
         return model_names_schema(names) if names else {"type": "string"}
+
+    def names(self, terms: Terms) -> tuple[str, ...]:
+        return terms.task(self.model_kind).models
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +39,13 @@ class EncoderTokenIdsField(DelegateKind):
         return TokenIdsField(self.most)
 
     def _terms(self, terms: Terms) -> Terms:
-        known = terms.task("embedding")
-        return Terms(known.models, known.vocab, terms.timeout_s, terms.strict)
+        encoder = terms.task("embedding")
+        return Terms(encoder.models, encoder.vocab, terms.timeout_s, terms.strict)
 
 
 @dataclass(frozen=True, slots=True)
 class DimensionsField(DelegateKind):
-    """How many numbers of each vector are wanted: at most as many as the model gives."""
+    """The length of the embeddings, at most that of the model's."""
 
     def kind(self, terms: Terms) -> Int:
         return Int((1, terms.task("embedding").dimension))
@@ -63,7 +53,7 @@ class DimensionsField(DelegateKind):
 
 @dataclass(frozen=True, slots=True)
 class PromptNameField(FieldKind):
-    """One of the prompts that the embedding model's files name."""
+    """One of the prompts in the embedding model's files."""
 
     types = (str,)
 
@@ -78,7 +68,7 @@ class PromptNameField(FieldKind):
 
     def wanted(self, terms: Terms) -> str:
         names = self._names(terms)
-        return OneOf(names).wanted(terms) if names else "nothing, as the model's files name no prompts"
+        return OneOf(names).wanted(terms) if names else "nothing, as the model's files have no prompts"
 
     def _names(self, terms: Terms) -> tuple[str, ...]:
         return terms.task("embedding").prompts

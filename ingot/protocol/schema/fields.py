@@ -2,8 +2,8 @@
 
 A kind's `parse` returns the value that the rest of the program wants, or raises `BadRequest` whose `param` is the
 dotted path of the offending value and whose message states what is allowed. `schema` says the same to machines; the two
-must never disagree, as the OpenAPI document is made of it. Fields that are only hints are accepted without effect and
-named in the receipt (`Unheeded`, `Passed`).
+must never disagree, as the OpenAPI document is made of it. Fields that are only hints (`HintField`) are accepted
+without effect and named in the receipt.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -24,39 +24,49 @@ Schema = dict[str, Any]
 
 @dataclass(slots=True)
 class BodyReading:
-    """One body being read: the terms it is read under, and the fields in it that nobody knows."""
+    """The state of parsing one body: the terms it is read under, and the fields that have no effect."""
 
     terms: Terms
     ignored: list[str] = field(default_factory=list)
-    past: bool = False  # what is being read now was answered before
-    media: int = 0  # pictures and clips that were read,
-    fetched: int = 0  # those of them that have to be fetched,
-    fetched_bytes: int = 0  # and what these have in all
+    past: bool = False  # the part that is parsed now was answered before
+    media: int = 0  # images, pages and videos so far
+    fetched: int = 0  # how many of them were fetched
+    fetched_bytes: int = 0  # the size of those together
 
-    def knows_ignored(self, path: str) -> bool:
+    def is_ignored(self, path: str) -> bool:
         return generalize_path(path) in self.ignored
 
     def ignore(self, path: str) -> None:
-        """Note an unknown field. Their number is bounded, as each one costs a search for what it may have meant."""
+        """Name a field in the receipt, once. Their number is bounded: each costs a search for a misspelling."""
+        if self.is_ignored(path):
+            return
         if len(self.ignored) >= UNKNOWN_FIELDS:
             raise UnknownField(f"The body holds more than {UNKNOWN_FIELDS} unknown fields.", param=path)
         self.ignored.append(generalize_path(path))
 
+    def ignore_hint(self, path: str) -> None:
+        """The same for a known field that has no effect; a strict server refuses it."""
+        if self.terms.strict:
+            raise Unsupported(f"{path} has no effect here, and this server is strict.", param=path)
+        self.ignore(path)
+
 
 class FieldKind(ABC):
-    """A set of JSON values: of these `types`, and in `words` where those do not depend on anything."""
+    """A set of JSON values: of these `types`, described by `words` unless `wanted` computes a description."""
 
     types: ClassVar[tuple[type, ...]] = (object,)
     words: ClassVar[str] = "any value"
 
-    @abstractmethod
-    def parse(self, value: object, path: str, reading: BodyReading) -> Any: ...
+    def parse(self, value: object, path: str, reading: BodyReading) -> Any:
+        if not self.admits(value):
+            raise self.refuse(value, path, reading)
+        return value
 
     @abstractmethod
     def schema(self, terms: Terms) -> Schema: ...
 
     def admits(self, value: object) -> bool:
-        """Whether `value` has the JSON type of this kind, so that `parse` is the one to judge it."""
+        """Whether `value` has the JSON type of this kind, so that its `parse` decides about it."""
         return isinstance(value, self.types)
 
     def wanted(self, terms: Terms) -> str:
@@ -71,7 +81,7 @@ class FieldKind(ABC):
 
 
 class DelegateKind(FieldKind):
-    """Another kind, which may depend on the terms, judges the value."""
+    """Delegates to another kind, which may depend on the terms."""
 
     @abstractmethod
     def kind(self, terms: Terms) -> FieldKind: ...
@@ -142,11 +152,6 @@ class Timeout(DelegateKind):
 class Bool(FieldKind):
     types, words = (bool,), "true or false"
 
-    def parse(self, value: object, path: str, reading: BodyReading) -> bool:
-        if not isinstance(value, bool):
-            raise self.refuse(value, path, reading)
-        return value
-
     def schema(self, terms: Terms) -> Schema:
         return {"type": "boolean"}
 
@@ -160,9 +165,7 @@ class Text(FieldKind):
     least: int = 0
 
     def parse(self, value: object, path: str, reading: BodyReading) -> str:
-        if not isinstance(value, str) or len(value) < self.least:
-            raise self.refuse(value, path, reading)
-        if self.chars is not None and len(value) > self.chars:
+        if not isinstance(value, str) or not self.least <= len(value) <= (self.chars or len(value)):
             raise self.refuse(value, path, reading)
         return value
 
@@ -204,14 +207,14 @@ class OneOf(FieldKind):
 
 @dataclass(frozen=True, slots=True)
 class Refused(FieldKind):
-    """A known field that cannot be honoured, unless it holds one of the values that ask for nothing."""
+    """A known field that is not supported, unless it holds one of the values that change nothing."""
 
     words = "nothing"
     reason: str
     harmless: tuple[Any, ...] = ()
 
     def parse(self, value: object, path: str, reading: BodyReading) -> None:
-        if not any(type(value) is type(free) and value == free for free in self.harmless):
+        if not is_one_of(value, self.harmless):
             raise Unsupported(f"{path} {self.reason}", param=path)
 
     def schema(self, terms: Terms) -> Schema:
@@ -230,12 +233,7 @@ class ListOf(FieldKind):
         return tuple(self.item.parse(item, f"{path}.{at}", reading) for at, item in enumerate(value))
 
     def schema(self, terms: Terms) -> Schema:
-        return {
-            "type": "array",
-            "items": self.item.schema(terms),
-            "minItems": self.least,
-            "maxItems": self.most,
-        }
+        return {"type": "array", "items": self.item.schema(terms), "minItems": self.least, "maxItems": self.most}
 
     def admits(self, value: object) -> bool:
         return isinstance(value, list) and (not value or self.item.admits(value[0]))
@@ -275,14 +273,9 @@ class MapOf(FieldKind):
 
 @dataclass(frozen=True, slots=True)
 class Anything(FieldKind):
-    """JSON that is handed on as it stands: an object (`dict`), or any value at all (`object`)."""
+    """JSON that is passed on unchanged: an object (`dict`), or any value at all (`object`)."""
 
     type: type = object
-
-    def parse(self, value: object, path: str, reading: BodyReading) -> Any:
-        if not isinstance(value, self.type):
-            raise self.refuse(value, path, reading)
-        return value
 
     def schema(self, terms: Terms) -> Schema:
         return {"type": "object"} if self.type is dict else {}
@@ -296,7 +289,7 @@ class Anything(FieldKind):
 
 @dataclass(frozen=True, slots=True)
 class Either(FieldKind):
-    """The first of `kinds` that admits the value judges it."""
+    """The first of `kinds` that admits the value parses it."""
 
     kinds: tuple[FieldKind, ...]
 
@@ -317,7 +310,7 @@ class Either(FieldKind):
 
 
 def generalize_path(path: str) -> str:
-    """`path` with `*` for each position in a list: the same field of every message is named once."""
+    """`path` with `*` for each list index: the same field of every message is named once."""
     return re.sub(r"\.\d+(?=\.)", ".*", path)
 
 
@@ -331,7 +324,7 @@ def as_whole_number(value: object) -> int | None:
 
 
 def describe_value(value: object) -> str:
-    """`value` for an error message: its worth where it is short, its size otherwise, never all of it."""
+    """`value` for an error message: itself where it is short, otherwise its size."""
     match value:
         case None | bool():
             return {None: "null", True: "true", False: "false"}[value]
@@ -345,62 +338,25 @@ def describe_value(value: object) -> str:
             return "an object"
 
 
-def note_ignored(path: str, reading: BodyReading) -> None:
-    """Names in the receipt what has no effect; a strict server refuses it."""
-    if reading.terms.strict:
-        raise Unsupported(f"{path} has no effect here, and this server is strict.", param=path)
-    if not reading.knows_ignored(path):
-        reading.ignore(path)
-
-
-@dataclass(frozen=True, slots=True)
-class IgnoredField(FieldKind):
-    """Any object."""
-
-    types, words = (dict,), "an object"
-
-    def parse(self, value: object, path: str, reading: BodyReading) -> None:
-        if not isinstance(value, dict):
-            raise self.refuse(value, path, reading)
-        note_ignored(path, reading)
-
-    def schema(self, terms: Terms) -> Schema:
-        return {"enum": [None]} if terms.strict else {"type": "object"}
+def is_one_of(value: object, values: Iterable[Any]) -> bool:
+    """Whether `value` is among `values`, where true is not 1 and 1 is not 1.0."""
+    return any(type(value) is type(each) and value == each for each in values)
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class HintField(FieldKind):
-    """Anything. What is not `harmless` asks for something that has no effect here."""
+    """A field without effect. Any value but the `harmless` ones is named in the receipt."""
 
     harmless: tuple[Any, ...]
+    kind: FieldKind
 
-    def __init__(self, *harmless: Any) -> None:
+    def __init__(self, *harmless: Any, kind: FieldKind = Anything()) -> None:
         object.__setattr__(self, "harmless", harmless)
+        object.__setattr__(self, "kind", kind)
 
     def parse(self, value: object, path: str, reading: BodyReading) -> None:
-        if not any(type(value) is type(free) and value == free for free in self.harmless):
-            note_ignored(path, reading)
+        if not is_one_of(self.kind.parse(value, path, reading), self.harmless):
+            reading.ignore_hint(path)
 
     def schema(self, terms: Terms) -> Schema:
-        return {"enum": list(self.harmless) or [None]} if terms.strict else {}
-
-
-@dataclass(frozen=True, slots=True)
-class HintWordField(FieldKind):
-    """One of a few words. Those that are not `harmless` ask for something that has no effect here."""
-
-    types = (str,)
-    values: tuple[str, ...]
-    harmless: tuple[str, ...] = ()
-
-    def parse(self, value: object, path: str, reading: BodyReading) -> None:
-        word = OneOf(self.values).parse(value, path, reading)
-        if word in self.harmless:
-            return
-        note_ignored(path, reading)
-
-    def schema(self, terms: Terms) -> Schema:
-        return OneOf(self.harmless if terms.strict else self.values).schema(terms)
-
-    def wanted(self, terms: Terms) -> str:
-        return OneOf(self.values).wanted(terms)
+        return {"enum": list(self.harmless) or [None]} if terms.strict else self.kind.schema(terms)

@@ -1,10 +1,10 @@
-"""Fields that other servers know and their clients send, with what becomes of each.
+"""Fields of other servers that clients send, and how each is handled.
 
-- `Alias`: means the same as a field of ours, and is read as that.
-- `HintField`: has no effect, and the receipt names it, unless it asks for nothing.
-- `Refused`: the answer would be another one than was asked for, so it is a 400 that says what to send.
+- `Alias`: another name of one of our fields.
+- `HintField`: has no effect and is named in the receipt, unless its value is harmless.
+- `Refused`: without it the answer would be wrong, so it is a 400 that says what to send instead.
 
-What is in no table is passed over and named too, unless it is a slip of the pen.
+A field in no table is ignored and named in the receipt, unless it is a misspelling.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ingot.protocol.schema.fields import FieldKind, HintField, Refused
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Another name of `field`, which wins where both are given."""
+    """Another name of `field`, which takes precedence."""
 
     field: str
 
@@ -40,33 +40,33 @@ SAMPLERS: Final[ForeignFields] = {
     "smoothing_factor": HintField(0, 0.0),
     "length_penalty": HintField(1, 1.0),
     "early_stopping": HintField(False),
-    "use_beam_search": Refused("is not supported: answers are drawn, not searched. Send false.", (False,)),
-    "logits_processors": Refused("is not supported: a request cannot bring code.", ([],)),
+    "use_beam_search": Refused("is not supported: answers are sampled. Send false.", (False,)),
+    "logits_processors": Refused("is not supported: a request cannot contain code.", ([],)),
     "allowed_token_ids": Refused("is not supported: name the texts that are allowed, as structured_outputs.choice."),
     "bad_words": Refused("is not supported: send logit_bias with the tokens to avoid.", ([],)),
 }
 GUIDED_DECODING: Final[ForeignFields] = {
-    "guided_json": Refused("is not known here by that name: send structured_outputs.json."),
-    "guided_regex": Refused("is not known here by that name: send structured_outputs.regex."),
-    "guided_choice": Refused("is not known here by that name: send structured_outputs.choice."),
-    "guided_grammar": Refused("is not known here: send structured_outputs.grammar, in Lark's notation."),
+    "guided_json": Refused("is not supported: send structured_outputs.json."),
+    "guided_regex": Refused("is not supported: send structured_outputs.regex."),
+    "guided_choice": Refused("is not supported: send structured_outputs.choice."),
+    "guided_grammar": Refused("is not supported: send structured_outputs.grammar, in Lark's notation."),
     "guided_decoding_backend": HintField(),
     "guided_whitespace_pattern": HintField(),
-    "grammar": Refused("is not known here: send structured_outputs.grammar, in Lark's notation.", ("",)),
-    "json_schema": Refused("is not known here by that name: send structured_outputs.json."),
-    "regex": Refused("is not known here by that name: send structured_outputs.regex."),
-    "ebnf": Refused("is not known here: send structured_outputs.grammar, in Lark's notation."),
-    "structural_tag": Refused("is not known here by that name: send response_format of that type."),
+    "grammar": Refused("is not supported: send structured_outputs.grammar, in Lark's notation.", ("",)),
+    "json_schema": Refused("is not supported: send structured_outputs.json."),
+    "regex": Refused("is not supported: send structured_outputs.regex."),
+    "ebnf": Refused("is not supported: send structured_outputs.grammar, in Lark's notation."),
+    "structural_tag": Refused("is not supported: send response_format of that type."),
 }
 _GRAMMARS_ELSEWHERE: Final = Refused(
-    "is not supported here: /v1/chat/completions holds answers to a form by that name.", ("", {}, {"type": "text"})
+    "is not supported here: send it to /v1/chat/completions.", ("", {}, {"type": "text"})
 )
 GRAMMARS_IN_CHAT: Final[ForeignFields] = {
     **{name: _GRAMMARS_ELSEWHERE if isinstance(kind, Refused) else kind for name, kind in GUIDED_DECODING.items()},
     "structured_outputs": _GRAMMARS_ELSEWHERE,
     "response_format": _GRAMMARS_ELSEWHERE,
 }
-"""The same, for protocols that hold answers to nothing by such a name."""
+"""The same, for protocols without such fields."""
 SERVING_HINTS: Final[ForeignFields] = {
     "models": HintField([]),
     "route": HintField(),
@@ -80,14 +80,14 @@ SERVING_HINTS: Final[ForeignFields] = {
     "skip_special_tokens": HintField(True),
     "spaces_between_special_tokens": HintField(True),
     "cache_prompt": HintField(True),
-    "truncate_prompt_tokens": Refused("is not supported: no prompt is ever cut. Shorten it.", (-1,)),
+    "truncate_prompt_tokens": Refused("is not supported: prompts are never truncated.", (-1,)),
     "prompt_logprobs": Refused("is not supported: send `echo` and `logprobs` to /v1/completions."),
-    "extra_body": Refused("is a client's own: its fields go into the body itself.", ({},)),
+    "extra_body": Refused("belongs to the client: its fields go into the body itself.", ({},)),
 }
 
 
 def token_limit_aliases(field: str, *names: str) -> ForeignFields:
-    """Names of the most tokens to generate, for a protocol that calls it `field`."""
+    """Other names of the token limit, which a protocol calls `field`."""
     return {name: Alias(field) for name in ("max_new_tokens", "n_predict", "num_predict", *names)}
 
 
@@ -101,7 +101,7 @@ CHAT: Final[ForeignFields] = {
     **SHARED,
     **GUIDED_DECODING,
     **token_limit_aliases("max_completion_tokens", "max_output_tokens"),
-    "echo": Refused("is not supported: the prompt is given back by /v1/completions alone. Send false.", (False,)),
+    "echo": Refused("is not supported: only /v1/completions returns the prompt. Send false.", (False,)),
     "best_of": Refused("is not supported: /v1/completions compares answers.", (1,)),
     "documents": Refused("is not supported: put documents into the messages.", ([],)),
 }
@@ -123,8 +123,8 @@ INFILL: Final[ForeignFields] = {
     "return_tokens": HintField(False),
     "n_cmpl": Refused("is not supported: /v1/completions gives several answers, with suffix and n.", (1,)),
     "post_sampling_probs": Refused("is not supported: log-probabilities are the model's own. Send false.", (False,)),
-    "grammar": Refused("is not supported: what is filled in is held to no grammar.", ("",)),
-    "json_schema": Refused("is not supported: what is filled in is held to no schema."),
+    "grammar": Refused("is not supported: infill has no grammars.", ("",)),
+    "json_schema": Refused("is not supported: infill has no schemas."),
     "lora": Refused("is not supported: send the field adapter, with its name.", ([],)),
 }
 COMPLETIONS: Final[ForeignFields] = {

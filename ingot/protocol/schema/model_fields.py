@@ -1,8 +1,5 @@
 """Fields that name a model or depend on the served one: token ids and biases, lengths and stop strings, time to live,
-prefix cache, proposers, chat template variables.
-
-Each kind reads a value under the terms of the served models (`Terms`) and gives its JSON Schema under the same terms.
-Light to import: the settings' checks use it.
+prefix cache, proposers, chat template variables. Light to import: the settings' checks use it.
 """
 
 from __future__ import annotations
@@ -12,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ingot.errors import BadRequest, ModelNotFound, UnknownField
+from ingot.errors import BadRequest, UnknownField
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.bounds import TEMPLATE_NUMBER, TEMPLATE_TEXT_CHARS, IntRange, Range
 from ingot.protocol.schema.fields import (
@@ -37,37 +34,33 @@ ADAPTER_SEPARATOR: Final = ":"
 
 @dataclass(frozen=True, slots=True)
 class ModelNameField(FieldKind):
-    """A name under which the model is served. Any other is a 404 that lists what is."""
+    """A name of the served model or of its adapters. Any other is a 404 that lists them."""
 
     types, words = (str,), "the name of a model, as a string"
 
     def parse(self, value: object, path: str, reading: BodyReading) -> str:
         if not isinstance(value, str):
             raise self.refuse(value, path, reading)
-        if not matches_model_name(value, reading.terms.models) and adapter_named_in(value, reading.terms) is None:
-            raise unknown_model_in_terms(value, reading.terms)
+        names = self.names(reading.terms)
+        if not matches_model_name(value, names):
+            raise unknown_model_error(value, [name for name in names if ADAPTER_SEPARATOR not in name])
         return value
 
     def schema(self, terms: Terms) -> Schema:
-        return model_names_schema(model_names_in(terms))
+        return model_names_schema(self.names(terms))
 
-
-def unknown_model_in_terms(name: str, terms: Terms) -> ModelNotFound:
-    return unknown_model_error(name, (*terms.models, *terms.loras))
+    def names(self, terms: Terms) -> tuple[str, ...]:
+        """Models, adapters, and adapters after a model's name."""
+        both = (f"{model}{ADAPTER_SEPARATOR}{lora}" for model in terms.models for lora in terms.loras)
+        return (*terms.models, *terms.loras, *both)
 
 
 def adapter_named_in(model: str, terms: Terms) -> str | None:
-    """The adapter that a `model` names, if it does: alone, or behind a model's name."""
+    """The adapter that `model` names, if it does: alone, or after a model's name."""
     if model in terms.loras:
         return model
     base, between, name = model.rpartition(ADAPTER_SEPARATOR)
     return name if between and name in terms.loras and matches_model_name(base, terms.models) else None
-
-
-def model_names_in(terms: Terms) -> tuple[str, ...]:
-    """What `model` may be: models' names, adapters', and these behind those."""
-    both = (f"{model}{ADAPTER_SEPARATOR}{lora}" for model in terms.models for lora in terms.loras)
-    return (*terms.models, *terms.loras, *both)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +105,8 @@ class LogitBiasesField(FieldKind):
             raise self.refuse(value, path, reading)
         number = Number(self.bounds)
         return tuple(
-            (self._token(key, path, reading.terms), number.parse(held, f"{path}.{key[:20]}", reading))
-            for key, held in value.items()
+            (self._token(key, path, reading.terms), number.parse(bias, f"{path}.{key[:20]}", reading))
+            for key, bias in value.items()
         )
 
     def schema(self, terms: Terms) -> Schema:
@@ -128,7 +121,7 @@ class LogitBiasesField(FieldKind):
         return f"an object of at most {self.most} token ids"
 
     def _token(self, key: str, path: str, terms: Terms) -> int:
-        # Only the plain numeral: two spellings of one id would be two entries that contradict each other.
+        # Only the plain numeral: two spellings of one id would be two contradicting entries.
         if not (key.isascii() and key.isdigit() and len(key) <= 12) or str(int(key)) != key:
             raise BadRequest(f"{path}: keys are token ids in decimal, got '{key[:20]}'.", param=path)
         if int(key) >= terms.vocab:
@@ -177,17 +170,17 @@ class TokenLimitField(FieldKind):
         return f"{Int(self.bounds).wanted(terms)}, or {NO_TOKEN_LIMIT} for no limit"
 
 
-def stop_strings_of(given: str | tuple[str, ...]) -> tuple[str, ...]:
-    """What of `given` can end an answer: an empty text is what some clients send for none."""
-    return tuple(text for text in ((given,) if isinstance(given, str) else given) if text)
+def stop_strings_of(stop: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Without empty strings, which some clients send for none."""
+    return tuple(text for text in ((stop,) if isinstance(stop, str) else stop) if text)
 
 
-ABOUT_TTL: Final = "Seconds that the model stays loaded after the request; one that is alone always stays."
+ABOUT_TTL: Final = "Seconds that the model stays loaded after the request; the only model of a server always stays."
 
 
 @dataclass(frozen=True, slots=True)
 class TimeToLiveField(DelegateKind):
-    """Seconds. Who keeps the models has read it by then; where there is one, it has no effect."""
+    """Seconds. The model registry has read it before; it has no effect on the only model of a server."""
 
     def parse(self, value: object, path: str, reading: BodyReading) -> None:
         self.kind(reading.terms).parse(value, path, reading)
@@ -200,20 +193,17 @@ class TimeToLiveField(DelegateKind):
 
 CACHE_FIELD: Final = OneOf(("auto", "exact", "off"))
 ABOUT_CACHE_FIELD: Final = (
-    "`off` computes everything anew and keeps nothing of this request; `exact` takes over nothing that went through a "
-    "lossy `--cache-codec`."
+    "`off` neither reads nor writes the prefix cache; `exact` reuses nothing that went through a lossy `--cache-codec`."
 )
-
-
 ABOUT_SPECULATE: Final = (
-    "Who may guess tokens ahead: `auto` for all that the server offers, `off`, or some of them, joined by commas. The "
-    "text is the same."
+    "The proposers of draft tokens: `auto` for all that the server offers, `off`, or some of them, joined by commas. "
+    "The text is the same."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ProposersField(FieldKind):
-    """Becomes what `Request.speculate` is: None for all, else the names."""
+    """Parsed as `Request.speculate`: None for all, else the names."""
 
     types = (str,)
 
@@ -243,13 +233,12 @@ class ProposersField(FieldKind):
 
 
 THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
-"""What templates call the variable that switches thinking on and off. It is taken of every model, as the field of that
-name is."""
+"""The template variables that switch thinking on and off. They are accepted for every model, as the field is."""
 TEMPLATE_VALUE = Either((Bool(), Number(TEMPLATE_NUMBER), Text(TEMPLATE_TEXT_CHARS)))
 
 
 def template_variables_problem(variables: dict[str, Any]) -> str | None:
-    """What is wrong with the values that a setting gives, whatever the template reads."""
+    """What is wrong with the values of a setting, whatever the template reads."""
     for name, value in variables.items():
         try:
             TEMPLATE_VALUE.parse(value, name, BodyReading(NO_TERMS))
@@ -260,7 +249,7 @@ def template_variables_problem(variables: dict[str, Any]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class TemplateVariablesField(FieldKind):
-    """A name that the template does not read would be ignored, so it is refused, unless it switches thinking."""
+    """A variable that the template does not read is refused, unless it switches thinking."""
 
     types, words = (dict,), "an object"
 
@@ -273,7 +262,7 @@ class TemplateVariablesField(FieldKind):
                 reads = ", ".join(known) or "none"
                 raise UnknownField(f"{path}: the chat template reads no '{name[:100]}'. It reads: {reads}.", param=path)
         return {
-            name: _variable_kind(name, known).parse(held, f"{path}.{name}", reading) for name, held in value.items()
+            name: _variable_kind(name, known).parse(each, f"{path}.{name}", reading) for name, each in value.items()
         }
 
     def schema(self, terms: Terms) -> Schema:

@@ -1,23 +1,22 @@
 """JSON objects with known fields, described by frozen dataclasses.
 
-A record's field is declared with `requires`, `accepts` or `refuses`; its metadata holds the kind and the words for the
-OpenAPI document. A field that may be left out may also be null, which means the same. An unknown field is noted as
-ignored; a known one misspelt, or any unknown one when reading strictly, is refused. Misspelt means one or two slips
-away: a letter left out, put in, replaced, or swapped with its neighbour. Rules say what the fields of one object must
-not say together; like a kind, a rule both judges and gives its JSON Schema.
+A record's field is declared with `requires`, `accepts` or `refuses`; its metadata holds the kind and the description
+for the OpenAPI document. A field that may be left out may also be null, which means the same. An unknown field is named
+in the receipt; a misspelt one (one or two typing errors away from a known one), or any unknown one when reading
+strictly, is refused. Rules state which values an object's fields must not have together; like a kind, a rule both
+checks a value and gives its JSON Schema.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 from ingot.errors import BadRequest, UnknownField, Unsupported
-from ingot.protocol.chat.media import MediaPartKind, OmittedMedia, omitted_media_schema
+from ingot.protocol.chat.media import MediaPartKind
 from ingot.protocol.schema.bounds import FIELD_NAME_CHARS, PARTS
 from ingot.protocol.schema.fields import (
     BodyReading,
@@ -29,91 +28,67 @@ from ingot.protocol.schema.fields import (
     Refused,
     Schema,
     Text,
-    note_ignored,
 )
 from ingot.protocol.schema.foreign import Alias, ForeignFields
 from ingot.protocol.terms import Terms
 
 
-class FieldCondition(ABC):
-    """Something that may be true of an object as it was sent."""
-
-    @abstractmethod
-    def holds(self, value: Mapping[str, Any]) -> bool: ...
-
-    @abstractmethod
-    def schema(self) -> Schema: ...
-
-
 @dataclass(frozen=True, slots=True)
-class IsGiven(FieldCondition):
+class Is:
+    """The condition that a field holds `value`; without one, that it holds anything but null."""
+
     name: str
+    value: bool | int | str | None = None
+    negated: bool = False
 
-    def holds(self, value: Mapping[str, Any]) -> bool:
-        return value.get(self.name) is not None
-
-    def schema(self) -> Schema:
-        return {"required": [self.name], "properties": {self.name: {"not": {"type": "null"}}}}
-
-
-@dataclass(frozen=True, slots=True)
-class Is(FieldCondition):
-    name: str
-    value: bool | int | str
-
-    def holds(self, value: Mapping[str, Any]) -> bool:
-        held = value.get(self.name)
-        return isinstance(held, bool) == isinstance(self.value, bool) and held == self.value
+    def holds(self, body: Mapping[str, Any]) -> bool:
+        found = body.get(self.name)
+        if self.value is None:
+            return (found is not None) != self.negated
+        is_same = isinstance(found, bool) == isinstance(self.value, bool) and found == self.value
+        return is_same != self.negated
 
     def schema(self) -> Schema:
-        return {"required": [self.name], "properties": {self.name: {"const": self.value}}}
+        value = {"not": {"type": "null"}} if self.value is None else {"const": self.value}
+        schema = {"required": [self.name], "properties": {self.name: value}}
+        return {"not": schema} if self.negated else schema
 
 
-@dataclass(frozen=True, slots=True)
-class Not(FieldCondition):
-    condition: FieldCondition
+IsGiven = Is
 
-    def holds(self, value: Mapping[str, Any]) -> bool:
-        return not self.condition.holds(value)
 
-    def schema(self) -> Schema:
-        return {"not": self.condition.schema()}
+def Not(condition: Is) -> Is:
+    return replace(condition, negated=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Never:
-    """Refuses an object of which all `conditions` hold, with the words `says`."""
+    """The rule that not all `conditions` hold of one object; `message` is the error."""
 
-    conditions: tuple[FieldCondition, ...]
-    says: str
+    conditions: tuple[Is, ...]
+    message: str
     param: str
 
-    def judge(self, value: Mapping[str, Any]) -> None:
-        if all(condition.holds(value) for condition in self.conditions):
-            raise BadRequest(self.says, param=self.param)
+    def check(self, body: Mapping[str, Any]) -> None:
+        if all(condition.holds(body) for condition in self.conditions):
+            raise BadRequest(self.message, param=self.param)
 
     def schema(self) -> Schema:
-        return {"not": {"allOf": [condition.schema() for condition in self.conditions]}, "description": self.says}
+        return {"not": {"allOf": [condition.schema() for condition in self.conditions]}, "description": self.message}
 
 
 def find_misspelt_name(name: str, known: Iterable[str]) -> str | None:
-    """The known name that `name` is a slip of, or None."""
-    near = [
-        (slips, each)
-        for each in known
-        if (slips := edit_distance(name, each, most=_allowed_slips(name, each))) is not None
-    ]
+    """The known name that `name` is most likely a misspelling of, or None."""
+    near = []
+    for each in known:
+        length = min(len(name), len(each))
+        edits = edit_distance(name, each, most=2 if length >= 8 else 1 if length >= 4 else 0)
+        near += [] if edits is None else [(edits, each)]
     return min(near)[1] if near else None
 
 
-def _allowed_slips(name: str, known: str) -> int:
-    """Slips that leave names of this length recognisable."""
-    length = min(len(name), len(known))
-    return 2 if length >= 8 else 1 if length >= 4 else 0
-
-
 def edit_distance(one: str, other: str, *, most: int) -> int | None:
-    """Slips between two texts, after Damerau and Levenshtein; None where there are more than `most`."""
+    """The Damerau-Levenshtein distance of two texts; None where it is more than `most`."""
     if abs(len(one) - len(other)) > most:
         return None
     before: list[int] = []
@@ -121,10 +96,10 @@ def edit_distance(one: str, other: str, *, most: int) -> int | None:
     for i, letter in enumerate(one, start=1):
         above, before, row = before, row, [i]
         for j, against in enumerate(other, start=1):
-            slips = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != against))
+            edits = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != against))
             if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == against:
-                slips = min(slips, above[j - 2] + 1)
-            row.append(slips)
+                edits = min(edits, above[j - 2] + 1)
+            row.append(edits)
     return row[-1] if row[-1] <= most else None
 
 
@@ -137,15 +112,13 @@ def accepts(kind: FieldKind, about: str, default: Any = None) -> Any:
 
 
 def refuses(reason: str, *harmless: Any) -> Any:
-    """A field that is known and cannot be honoured; `harmless` are the values that ask for nothing."""
+    """A known field that is not supported; `harmless` are the values that change nothing."""
     return field(default=None, metadata={"kind": Refused(reason, harmless), "about": f"Refused: {reason}"})
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectOf(FieldKind):
-    """An object that becomes an instance of the dataclass `cls`, unless a rule refuses what its fields say together.
-
-    `foreign` are other servers' fields that are known too."""
+    """An object that becomes an instance of the dataclass `cls`. `foreign` are other servers' fields that are known."""
 
     types, words = (dict,), "an object"
     cls: type
@@ -156,47 +129,49 @@ class ObjectOf(FieldKind):
         if not isinstance(value, dict):
             raise self.refuse(value, path, reading)
         known = field_specs(self.cls)
-        given = self._foreign(value, path, reading)
+        fields = self._parse_foreign(value, path, reading)
         for name in value:
             if name not in known and name not in self.foreign:
                 note_unknown_field(name, value[name], known, path, reading)
         for name, spec in known.items():
-            held = value.get(name)
-            if held is not None or (name in value and is_required_field(spec)):
-                given[name] = spec.metadata["kind"].parse(held, path_below(path, name), reading)
-            elif is_required_field(spec) and name not in given:
+            raw = value.get(name)
+            if raw is not None or (name in value and is_required_field(spec)):
+                fields[name] = spec.metadata["kind"].parse(raw, path_below(path, name), reading)
+            elif is_required_field(spec) and name not in fields:
                 raise BadRequest(f"{path_below(path, name)} is required.", param=path_below(path, name))
         for rule in self.rules:
-            rule.judge(value)
-        return self.cls(**given)
+            rule.check(value)
+        return self.cls(**fields)
 
-    def _foreign(self, value: Mapping[str, Any], path: str, reading: BodyReading) -> dict[str, Any]:
-        """What other servers' fields say in place of ours."""
-        given: dict[str, Any] = {}
-        for name, meant in self.foreign.items():
-            held = value.get(name)
-            if held is None:
+    def _parse_foreign(self, value: Mapping[str, Any], path: str, reading: BodyReading) -> dict[str, Any]:
+        """The values of our fields that come under other servers' names."""
+        fields: dict[str, Any] = {}
+        for name, meaning in self.foreign.items():
+            if (raw := value.get(name)) is None:
                 continue
-            read = self._kind(meant).parse(held, path_below(path, name), reading)
-            if not isinstance(meant, Alias):
+            parsed = self._kind(meaning).parse(raw, path_below(path, name), reading)
+            if not isinstance(meaning, Alias):
                 continue
-            if value.get(meant.field) is not None or meant.field in given:
-                note_ignored(path_below(path, name), reading)
+            if value.get(meaning.field) is not None or meaning.field in fields:
+                reading.ignore_hint(path_below(path, name))
             else:
-                given[meant.field] = read
-        return given
+                fields[meaning.field] = parsed
+        return fields
 
-    def _kind(self, meant: Alias | FieldKind) -> FieldKind:
-        kind: FieldKind = field_specs(self.cls)[meant.field].metadata["kind"] if isinstance(meant, Alias) else meant
+    def _kind(self, meaning: Alias | FieldKind) -> FieldKind:
+        kind: FieldKind = (
+            meaning if not isinstance(meaning, Alias) else field_specs(self.cls)[meaning.field].metadata["kind"]
+        )
         return kind
 
     def schema(self, terms: Terms) -> Schema:
         specs = field_specs(self.cls).values()
-        # What has no effect is no more than an additional property, where those are allowed.
-        shown = {
-            name: meant for name, meant in self.foreign.items() if terms.strict or not isinstance(meant, HintField)
+        # A field without effect is only an additional property, where those are allowed.
+        foreign = {
+            name: self._foreign_schema(meaning, terms)
+            for name, meaning in self.foreign.items()
+            if terms.strict or not isinstance(meaning, HintField)
         }
-        foreign = {name: self._foreign_schema(meant, terms) for name, meant in shown.items()}
         schema: Schema = {
             "type": "object",
             "properties": foreign | {spec.name: property_schema(spec, terms) for spec in specs},
@@ -208,48 +183,40 @@ class ObjectOf(FieldKind):
             schema["allOf"] = [rule.schema() for rule in self.rules]
         return schema
 
-    def _foreign_schema(self, meant: Alias | FieldKind, terms: Terms) -> Schema:
+    def _foreign_schema(self, meaning: Alias | FieldKind, terms: Terms) -> Schema:
         about = "Has no effect."
-        if isinstance(meant, Alias):
-            about = f"Another name of {meant.field}."
-        elif isinstance(meant, Refused):
-            about = f"Refused: {meant.reason}"
-        return nullable_schema(self._kind(meant).schema(terms)) | {"description": about}
+        if isinstance(meaning, Alias):
+            about = f"Another name of {meaning.field}."
+        elif isinstance(meaning, Refused):
+            about = f"Refused: {meaning.reason}"
+        return nullable_schema(self._kind(meaning).schema(terms)) | {"description": about}
 
 
 @dataclass(frozen=True, slots=True)
 class Tagged(FieldKind):
-    """An object whose field `tag` says which record it is. `refused` names known tags that cannot be honoured.
-
-    Of those, `unseen` are told to the model in a few words where they are past; it says what they are. `media` are
-    tags of pictures and the like, which depend on what the served model is shown."""
+    """An object whose field `tag` names its record. `refused` are known tags that are not supported; `media` are tags
+    of images and the like, which depend on the served model."""
 
     types = (dict,)
     tag: str
     records: Mapping[str, ObjectOf]
     refused: Mapping[str, str] = field(default_factory=dict)
-    unseen: Mapping[str, str] = field(default_factory=dict)
     media: Mapping[str, MediaPartKind] = field(default_factory=dict)
 
     def parse(self, value: object, path: str, reading: BodyReading) -> Any:
         if not isinstance(value, dict):
             raise self.refuse(value, path, reading)
         where = path_below(path, self.tag)
-        held = value.get(self.tag)
-        if isinstance(held, str) and held in self.media:
-            return self.media[held].parse(value, self.tag, path, reading)
-        if isinstance(held, str) and held in self.unseen and reading.past:
-            note_ignored(path_below(path, held), reading)
-            return OmittedMedia(self.unseen[held])
-        if isinstance(held, str) and held in self.refused:
-            raise Unsupported(f"{where}: '{held}' {self.refused[held]}", param=where)
-        name = OneOf(tuple(self.records)).parse(held, where, reading)
-        return self.records[name].parse(value, path, reading)
+        name = value.get(self.tag)
+        if isinstance(name, str) and name in self.media:
+            return self.media[name].parse(value, self.tag, path, reading)
+        if isinstance(name, str) and name in self.refused:
+            raise Unsupported(f"{where}: '{name}' {self.refused[name]}", param=where)
+        return self.records[OneOf(tuple(self.records)).parse(name, where, reading)].parse(value, path, reading)
 
     def schema(self, terms: Terms) -> Schema:
-        unseen = [omitted_media_schema(self.tag, name) for name in self.unseen]
-        media = [each.schema(self.tag, name, terms) for name, each in self.media.items()]
-        return {"anyOf": [*(record.schema(terms) for record in self.records.values()), *unseen, *media]}
+        media = [kind.schema(self.tag, name, terms) for name, kind in self.media.items()]
+        return {"anyOf": [*(record.schema(terms) for record in self.records.values()), *media]}
 
     def wanted(self, terms: Terms) -> str:
         return f"an object with '{self.tag}'"
@@ -259,16 +226,15 @@ def tagged(
     tag: str,
     *classes: type,
     refused: Mapping[str, str] | None = None,
-    unseen: Mapping[str, str] | None = None,
     media: Mapping[str, MediaPartKind] | None = None,
 ) -> Tagged:
-    """Records told apart by what the field `tag` of each may hold."""
+    """Records distinguished by the values that the field `tag` of each may have."""
     records = {name: ObjectOf(cls) for cls in classes for name in field_specs(cls)[tag].metadata["kind"].values}
-    return Tagged(tag, records, refused or {}, unseen or {}, media or {})
+    return Tagged(tag, records, refused or {}, media or {})
 
 
 def text_or(parts: Tagged, least: int = 0) -> Either:
-    """What is said: a text, or a list of parts."""
+    """A message's content: a text, or a list of parts."""
     return Either((Text(), ListOf(parts, PARTS, least)))
 
 
@@ -277,13 +243,13 @@ def field_specs(cls: type) -> Mapping[str, dataclasses.Field[Any]]:
     return {spec.name: spec for spec in dataclasses.fields(cls)}
 
 
-def note_unknown_field(name: str, held: Any, known: Mapping[str, Any], path: str, reading: BodyReading) -> None:
+def note_unknown_field(name: str, value: Any, known: Mapping[str, Any], path: str, reading: BodyReading) -> None:
     where = path_below(path, name[:FIELD_NAME_CHARS])
-    if reading.knows_ignored(where) or (held is None and not reading.terms.strict):
-        return  # null asks for nothing, as it does where the field is known
-    meant = find_misspelt_name(name, known) if len(name) <= FIELD_NAME_CHARS else None
-    if meant is not None:
-        raise UnknownField(f"Unknown field {where}: did you mean '{meant}'?", param=where)
+    if reading.is_ignored(where) or (value is None and not reading.terms.strict):
+        return  # null means the same as no field, as it does for known ones
+    near = find_misspelt_name(name, known) if len(name) <= FIELD_NAME_CHARS else None
+    if near is not None:
+        raise UnknownField(f"Unknown field {where}: did you mean '{near}'?", param=where)
     if reading.terms.strict:
         raise UnknownField(f"Unknown field {where}, and this server is strict.", param=where)
     reading.ignore(where)

@@ -1,16 +1,16 @@
-// Says to a screen reader what happens, block by block rather than token by token.
+// Announces text to screen readers, block by block rather than token by token.
 
 import { element, find } from './element.js';
 
-const KEPT = 12;
+const MAX_MESSAGES = 12;
 const MAX_TEXT = 1500;
 
 export function announce(text) {
   const region = find('announcer');
-  const said = text.trim().slice(0, MAX_TEXT);
-  if (!said) return;
-  region.append(element('p', {}, said));
-  while (region.childElementCount > KEPT) region.firstElementChild.remove();
+  const message = text.trim().slice(0, MAX_TEXT);
+  if (!message) return;
+  region.append(element('p', {}, message));
+  while (region.childElementCount > MAX_MESSAGES) region.firstElementChild.remove();
 }
 
 export function announceBlocks(nodes) {

@@ -1,4 +1,4 @@
-// One answer while it is being generated: reads the stream into a message and keeps the facts about it.
+// One answer while it is generated: reads the stream into a message and collects the facts about it.
 
 export class Answer {
   constructor(api, conversation, message) {
@@ -81,7 +81,7 @@ class Stopwatch {
     this.pieces += 1;
   }
 
-  // Without the server's count, one piece of text is taken for one token and the count is marked as a guess.
+  // Without the server's count, one piece of text counts as one token, and the count is marked as an estimate.
   facts(counted) {
     if (this.pieces === 0) return {};
     const tokens = counted ?? this.pieces;

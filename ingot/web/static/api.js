@@ -1,4 +1,4 @@
-// The server, as the page sees it. Every failure is an ApiError whose message can be shown as it stands.
+// The client of the server's API. Every failure is an ApiError whose message can be shown.
 
 import { readEvents } from './sse.js';
 
@@ -53,16 +53,16 @@ export class Api {
     throw new ApiError('The connection closed before the answer was complete.');
   }
 
-  // What is said in a recording.
-  async transcribe(sound, model) {
+  // The transcript of a recording.
+  async transcribe(audio, model) {
     const form = new FormData();
-    form.append('file', sound, `speech.${sound.type.split(/[/;]/)[1] ?? 'webm'}`);
+    form.append('file', audio, `speech.${audio.type.split(/[/;]/)[1] ?? 'webm'}`);
     form.append('model', model);
     const body = await (await this.#request('v1/audio/transcriptions', { method: 'POST', body: form })).json();
     return body.text;
   }
 
-  // Yields the bytes of a text's sound as they come: samples at 24 kHz, of 16 bits.
+  // Yields the bytes of a text's speech as they arrive: 16-bit samples at 24 kHz.
   async *speech(input, model, signal) {
     const response = await this.#request('v1/audio/speech', {
       method: 'POST',
@@ -83,7 +83,7 @@ export class Api {
     return body.data ?? [];
   }
 
-  // What the engine does now. Asks for a key where one is needed.
+  // The state of the engine. Asks for a key where one is needed.
   async live(signal) {
     return (await this.#request('v1/live', { signal })).json();
   }

@@ -1,11 +1,11 @@
-// Pictures and clips that go with the next message: picked, pasted or dropped. Offered where the model takes them.
+// Images and videos for the next message: picked, pasted or dropped. Offered where the model takes them.
 
 import { announce } from './announce.js';
 import { element, find, iconButton } from './element.js';
 import { kindOf, mediumOf, mediumView } from './media.js';
 import { notify } from './notice.js';
 
-// Fires `change` when one came or went.
+// Fires `change` when one was added or removed.
 export class Attachments extends EventTarget {
   constructor(models, field) {
     super();
@@ -42,12 +42,9 @@ export class Attachments extends EventTarget {
     this.#changed();
   }
 
-  // What is attached goes with a message.
-  take() {
-    const taken = this.list;
+  clear() {
     this.list = [];
     this.#changed();
-    return taken;
   }
 
   draw() {
@@ -64,7 +61,7 @@ export class Attachments extends EventTarget {
     return element('li', {}, mediumView(medium), iconButton('close', `Remove ${medium.name}`, drop));
   }
 
-  // Text that is pasted or dropped is the field's own business.
+  // The field itself handles pasted and dropped text.
   #receive(event, data) {
     if (!data?.files.length) return;
     event.preventDefault();

@@ -45,14 +45,14 @@ export class Composer {
 
   #send() {
     if (!this.chat.send(this.field.value, this.attachments.list)) return;
-    this.attachments.take();
+    this.attachments.clear();
     this.field.value = '';
     this.fit();
     this.draw();
     this.focus();
   }
 
-  // Behind what stands in the field.
+  // After the text in the field.
   #write(text) {
     const before = this.field.value.trimEnd();
     this.field.value = before ? `${before} ${text}` : text;

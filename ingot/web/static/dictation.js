@@ -1,11 +1,11 @@
-// What the user says becomes text in the field: recorded here, written down by the server. Offered where it can hear.
+// Dictation into the text field: recorded here, transcribed by the server. Offered where it has a speech-to-text model.
 
 import { announce } from './announce.js';
 import { find, icon } from './element.js';
 import { notify } from './notice.js';
 
 export class Dictation {
-  // `write(text)` takes what was heard.
+  // `write(text)` takes the transcript.
   constructor(api, models, write) {
     Object.assign(this, { api, models, write });
     this.button = find('record');
@@ -15,8 +15,8 @@ export class Dictation {
   }
 
   draw() {
-    // A page that is served over plain HTTP in a local network is given no microphone by the browser.
-    this.button.hidden = !this.models.hearing || !navigator.mediaDevices;
+    // Browsers offer no microphone to pages that are served over plain HTTP in a local network.
+    this.button.hidden = !this.models.speechToText || !navigator.mediaDevices;
     const label = this.recorder ? 'Stop recording' : 'Dictate';
     this.button.setAttribute('aria-label', label);
     this.button.title = label;
@@ -29,7 +29,7 @@ export class Dictation {
     try {
       microphone = await navigator.mediaDevices.getUserMedia({ audio: true });
     } catch {
-      notify('The browser gave no microphone.');
+      notify('The browser allows no microphone.');
       return;
     }
     const pieces = [];
@@ -40,19 +40,19 @@ export class Dictation {
       const { mimeType } = this.recorder;
       this.recorder = null;
       this.draw();
-      await this.#hear(new Blob(pieces, { type: mimeType }));
+      await this.#transcribe(new Blob(pieces, { type: mimeType }));
     });
     this.recorder.start();
     this.draw();
     announce('Recording.');
   }
 
-  async #hear(sound) {
+  async #transcribe(audio) {
     this.button.disabled = true;
     try {
-      const text = await this.api.transcribe(sound, this.models.hearing.id);
+      const text = await this.api.transcribe(audio, this.models.speechToText.id);
       if (text.trim()) this.write(text.trim());
-      else notify('Nothing was heard.');
+      else notify('No speech was recognised.');
     } catch (error) {
       notify(error.message);
     } finally {

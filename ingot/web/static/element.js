@@ -21,10 +21,10 @@ export function svgElement(tag, attributes = {}, ...children) {
   return node;
 }
 
-// One of the drawings at the top of index.html.
+// One of the icons at the top of index.html.
 export function icon(name) {
-  const drawing = svgElement('use', { href: `#icon-${name}` });
-  return svgElement('svg', { class: 'icon', 'aria-hidden': 'true' }, drawing);
+  const use = svgElement('use', { href: `#icon-${name}` });
+  return svgElement('svg', { class: 'icon', 'aria-hidden': 'true' }, use);
 }
 
 export function iconButton(name, label, onclick, attributes = {}) {

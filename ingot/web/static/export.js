@@ -12,8 +12,8 @@ export function asMarkdown({ title, system, messages }) {
   const parts = [`# ${title}`];
   if (system.trim()) parts.push(`**System**\n\n${system.trim()}`);
   for (const { role, content, media = [] } of messages) {
-    const said = [...media.map(({ name }) => `[${name}]`), content.trim()].filter(Boolean).join('\n\n');
-    parts.push(`**${role === 'user' ? 'You' : 'Assistant'}**\n\n${said}`);
+    const text = [...media.map(({ name }) => `[${name}]`), content.trim()].filter(Boolean).join('\n\n');
+    parts.push(`**${role === 'user' ? 'You' : 'Assistant'}**\n\n${text}`);
   }
   return `${parts.join('\n\n')}\n`;
 }

@@ -1,6 +1,6 @@
-// Figures, in words.
+// Figures as text.
 
-// What is known about an answer, for the line under it.
+// The facts about an answer, for the line under it.
 export function describe({ state, facts = {} }) {
   const parts = [];
   if (state === 'stopped') parts.push('stopped');
@@ -10,7 +10,7 @@ export function describe({ state, facts = {} }) {
   if (facts.firstTokenMs !== undefined) parts.push(`first after ${(facts.firstTokenMs / 1000).toFixed(2)} s`);
   if (facts.promptTokens) parts.push(`prompt ${count(facts.promptTokens)}`);
   if (facts.cachedTokens) parts.push(`${count(facts.cachedTokens)} cached`);
-  if (facts.proposedTokens) parts.push(guesses(facts));
+  if (facts.proposedTokens) parts.push(draftTokens(facts));
   return parts.join(' · ');
 }
 
@@ -22,10 +22,10 @@ export function speed(perSecond) {
   return perSecond < 100 ? perSecond.toFixed(1) : count(Math.round(perSecond));
 }
 
-function guesses({ proposedTokens, acceptedTokens, tokensPerPass }) {
-  return `${count(acceptedTokens)} of ${count(proposedTokens)} guesses right, ${tokensPerPass.toFixed(1)} tokens a pass`;
+function draftTokens({ proposedTokens, acceptedTokens, tokensPerPass }) {
+  return `${count(acceptedTokens)} of ${count(proposedTokens)} draft tokens accepted, ${tokensPerPass.toFixed(1)} tokens a pass`;
 }
 
-function tokens(number, isGuess) {
-  return `${isGuess ? 'about ' : ''}${count(number)} ${number === 1 ? 'token' : 'tokens'}`;
+function tokens(number, isEstimate) {
+  return `${isEstimate ? 'about ' : ''}${count(number)} ${number === 1 ? 'token' : 'tokens'}`;
 }

@@ -26,7 +26,7 @@ export class Follower {
     this.#show();
   }
 
-  // New text and a new window size move things too; only going up while the rest stays is the user's wish.
+  // New text and a new window size move things too; only scrolling up while the sizes stay is the user's doing.
   #scrolled() {
     const before = this.seen;
     const now = this.#look();

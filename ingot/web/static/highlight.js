@@ -10,8 +10,8 @@ const MAX_LINE = 4000;
 const built = new Map();
 
 export function highlighterFor(language) {
-  const asked = language.toLowerCase();
-  const name = Object.hasOwn(ALIASES, asked) ? ALIASES[asked] : asked;
+  const lower = language.toLowerCase();
+  const name = Object.hasOwn(ALIASES, lower) ? ALIASES[lower] : lower;
   if (!Object.hasOwn(LANGUAGES, name)) return null;
   if (!built.has(name)) built.set(name, build(LANGUAGES[name]));
   return built.get(name);

@@ -8,7 +8,7 @@ const OVERLAY = '(max-width: 1120px)';
 const PANELS = ['settings', 'engine'];
 
 export class Layout {
-  // `engine` is told when its panel opens and closes.
+  // `engine` has `open` and `close`, called with its panel.
   constructor(engine) {
     this.engine = engine;
     this.panel = null;
@@ -35,11 +35,11 @@ export class Layout {
 
   closePanel() {
     if (!this.panel) return;
-    const held = find(this.panel).contains(document.activeElement);
+    const hadFocus = find(this.panel).contains(document.activeElement);
     find(this.panel).hidden = true;
     const toggle = find(`${this.panel}-toggle`);
     toggle.setAttribute('aria-expanded', 'false');
-    if (held) toggle.focus();
+    if (hadFocus) toggle.focus();
     if (this.panel === 'engine') this.engine.close();
     this.panel = null;
     this.#drawScrim();

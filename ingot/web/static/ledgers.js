@@ -1,4 +1,4 @@
-// What the engine holds, in bars and lists: memory, kept prompts, guesses.
+// The state of the engine, as bars and lists: memory, cached prefixes, speculation.
 
 import { element } from './element.js';
 import { count } from './facts.js';
@@ -12,30 +12,31 @@ export function bytes(number) {
 }
 
 export function drawMemory(node, memory) {
-  const { budget_bytes: budget, weight_bytes: weights, state_bytes: states, held_bytes: held, owners } = memory;
-  const all = Math.max(budget, weights + states, 1);
-  const kept = owners.map(({ owner, kept_bytes: own }) => ledger(`Kept for ${owner || 'everybody'}`, own, all));
+  const { budget_bytes: budget, weight_bytes: weights, state_bytes: allocated, held_bytes: used, owners } = memory;
+  const all = Math.max(budget, weights + allocated, 1);
+  const cached = owners.map(({ owner, kept_bytes: own }) => ledger(`Cached for ${owner || 'everybody'}`, own, all));
   node.replaceChildren(
     ledger('Weights', weights, all),
-    ledger('States that exist', states, all),
-    ledger('States that are held', held, all),
+    ledger('KV cache, allocated', allocated, all),
+    ledger('KV cache, in use', used, all),
     ledger('In use by MLX', memory.active_bytes, all),
-    ...kept,
-    element('p', { class: 'hint' }, `Of ${bytes(budget)}; running requests have reserved ${percent(memory.used)} of the states.`),
+    ...cached,
+    element('p', { class: 'hint' }, `Of ${bytes(budget)}; running requests have reserved ${percent(memory.used)} of the KV cache.`),
   );
 }
 
-export function drawGuesses(node, { draft_tokens: guessed, accepted_tokens: right, accepted_per_position: places, drafts }) {
-  if (guessed === 0) {
-    node.replaceChildren(element('p', { class: 'hint' }, 'Nothing was guessed.'));
+export function drawSpeculation(node, { draft_tokens: proposed, accepted_tokens: accepted, accepted_per_position: positions, drafts }) {
+  if (proposed === 0) {
+    node.replaceChildren(element('p', { class: 'hint' }, 'No draft tokens were proposed.'));
     return;
   }
-  const told = `${count(right)} of ${count(guessed)} tokens right, ${((drafts + right) / drafts).toFixed(2)} tokens a pass`;
-  const rows = places.slice(0, 16).map((times, place) => ledger(`Token ${place + 1}`, times, drafts, percent(times / drafts)));
-  node.replaceChildren(element('p', {}, told), ...rows);
+  const perPass = ((drafts + accepted) / drafts).toFixed(2);
+  const summary = `${count(accepted)} of ${count(proposed)} draft tokens accepted, ${perPass} tokens a pass`;
+  const rows = positions.slice(0, 16).map((times, at) => ledger(`Token ${at + 1}`, times, drafts, percent(times / drafts)));
+  node.replaceChildren(element('p', {}, summary), ...rows);
 }
 
-// Branches come with the place of what they go on from, which stands before them.
+// A branch has the index of its parent, which comes before it.
 export function drawTree(list, branches) {
   const nodes = branches.map((branch) => ({ item: element('li', {}, element('p', {}, branchText(branch))), below: null }));
   branches.forEach(({ parent }, at) => {
@@ -44,22 +45,22 @@ export function drawTree(list, branches) {
     nodes[parent].below.append(nodes[at].item);
   });
   const roots = nodes.filter((_, at) => branches[at].parent === null).map(({ item }) => item);
-  list.replaceChildren(...(roots.length > 0 ? roots : [element('li', { class: 'hint' }, 'Nothing is kept.')]));
+  list.replaceChildren(...(roots.length > 0 ? roots : [element('li', { class: 'hint' }, 'Nothing is cached.')]));
 }
 
-function branchText({ salt, begin, end, uses, bytes: held, pinned, on_disk: filed, more }) {
-  const parts = [`${count(end - begin)} tokens`, `used ${count(uses)}×`, held > 0 ? bytes(held) : 'not in memory'];
-  if (filed) parts.push('on disk');
+function branchText({ salt, begin, end, uses, bytes: size, pinned, on_disk: isOnDisk, more }) {
+  const parts = [`${count(end - begin)} tokens`, `used ${count(uses)}×`, size > 0 ? bytes(size) : 'not in memory'];
+  if (isOnDisk) parts.push('on disk');
   if (pinned) parts.push('pinned');
-  if (more > 0) parts.push(`${count(more)} more behind it`);
+  if (more > 0) parts.push(`${count(more)} more after it`);
   if (salt) parts.push(`salt ${salt}`);
   return parts.join(' · ');
 }
 
-function ledger(name, value, all, told = bytes(value)) {
+function ledger(name, value, all, figure = bytes(value)) {
   const bar = element('progress', { max: '1', 'aria-label': name });
   bar.value = all > 0 ? Math.min(1, value / all) : 0;
-  return element('div', { class: 'ledger' }, element('span', {}, name), bar, element('span', { class: 'figure' }, told));
+  return element('div', { class: 'ledger' }, element('span', {}, name), bar, element('span', { class: 'figure' }, figure));
 }
 
 function percent(share) {

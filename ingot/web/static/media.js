@@ -1,5 +1,5 @@
-// Pictures and clips: files made into what a message holds, {kind: 'image' | 'video', name, url}, and shown again.
-// The url is a data URL: nothing is fetched, and nothing is sent anywhere before the message is.
+// Images and videos of messages: {kind: 'image' | 'video', name, url}, made from files, and their views.
+// The url is a data URL: nothing is fetched, and nothing is sent before the message is.
 
 import { element } from './element.js';
 
@@ -10,23 +10,23 @@ export function kindOf(file) {
   return KINDS.find((kind) => file.type.startsWith(`${kind}/`)) ?? null;
 }
 
-// Resolves to the medium; throws an Error whose message can be shown as it stands.
+// Resolves to the medium; throws an Error whose message can be shown.
 export async function mediumOf(file) {
   if (file.size > MOST_BYTES) throw new Error(`${file.name} is larger than ${MOST_BYTES / 1024 / 1024} MB.`);
   return { kind: kindOf(file), name: file.name, url: await dataUrl(file) };
 }
 
 export function mediumView({ kind, name, url }) {
-  if (!url) return element('span', { class: 'medium missing' }, `${name} (not kept in this browser)`);
+  if (!url) return element('span', { class: 'medium missing' }, `${name} (not stored in this browser)`);
   if (kind === 'video') return element('video', { class: 'medium', src: url, controls: true, 'aria-label': name });
   return element('img', { class: 'medium', src: url, alt: name });
 }
 
 // A message's content as the server takes it.
 export function withMedia(content, media) {
-  const shown = (media ?? []).filter(({ url }) => url);
-  if (shown.length === 0) return content;
-  const parts = shown.map(({ kind, url }) => ({ type: `${kind}_url`, [`${kind}_url`]: { url } }));
+  const present = (media ?? []).filter(({ url }) => url);
+  if (present.length === 0) return content;
+  const parts = present.map(({ kind, url }) => ({ type: `${kind}_url`, [`${kind}_url`]: { url } }));
   return content.trim() ? [...parts, { type: 'text', text: content }] : parts;
 }
 

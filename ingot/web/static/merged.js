@@ -1,4 +1,4 @@
-// The engines of all loaded models, as one.
+// The figures of all loaded models, added up.
 
 const sum = (engines, figure) => engines.reduce((total, engine) => total + figure(engine), 0);
 
@@ -10,7 +10,7 @@ export function merged(engines) {
     waiting: sum(engines, ({ waiting }) => waiting),
     totals: Object.fromEntries(names.map((name) => [name, sum(engines, ({ totals }) => totals[name])])),
     memory: memoryOf(engines),
-    speculation: guessesOf(engines.map(({ speculation }) => speculation)),
+    speculation: speculationOf(engines.map(({ speculation }) => speculation)),
   };
 }
 
@@ -30,13 +30,13 @@ function memoryOf(engines) {
   };
 }
 
-function guessesOf(counts) {
-  const longest = Math.max(0, ...counts.map(({ accepted_per_position: places }) => places.length));
-  const at = (place) => sum(counts, ({ accepted_per_position: places }) => places[place] ?? 0);
+function speculationOf(counts) {
+  const longest = Math.max(0, ...counts.map(({ accepted_per_position: positions }) => positions.length));
+  const at = (position) => sum(counts, ({ accepted_per_position: positions }) => positions[position] ?? 0);
   return {
     drafts: sum(counts, ({ drafts }) => drafts),
     draft_tokens: sum(counts, ({ draft_tokens: tokens }) => tokens),
     accepted_tokens: sum(counts, ({ accepted_tokens: tokens }) => tokens),
-    accepted_per_position: Array.from({ length: longest }, (_, place) => at(place)),
+    accepted_per_position: Array.from({ length: longest }, (_, position) => at(position)),
   };
 }

@@ -1,4 +1,4 @@
-// How one message looks. A view owns its node and redraws from the message it was given.
+// The view of one message. It owns its node and redraws it from the message.
 
 import { announce, announceBlocks } from './announce.js';
 import { copyFrom } from './clipboard.js';

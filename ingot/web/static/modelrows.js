@@ -2,36 +2,22 @@
 
 import { element } from './element.js';
 import { count } from './facts.js';
+import { Rows } from './requestrows.js';
 
 const CHANGES = { unloaded: 'load', failed: 'load', loaded: 'unload' };
 const WORDS = { load: 'Load', unload: 'Unload' };
 
-export class ModelRows {
+export class ModelRows extends Rows {
   // `change(id, what)` is called with "load" or "unload".
   constructor(list, change) {
-    this.list = list;
-    this.change = change;
-    this.rows = new Map();
-    this.isMoving = false; // whether one is on its way
+    super(list, (id) => new ModelRow(id, change));
+    this.isMoving = false; // whether one is loading or unloading
   }
 
-  // Rows are kept by id, so that a focused button stays where it is. `mayChange`: the key is the administrator's.
+  // `mayChange`: the key is the administrator's.
   show(models, mayChange) {
     this.isMoving = models.some(({ state }) => state === 'loading' || state === 'unloading');
-    const ids = new Set(models.map(({ id }) => id));
-    for (const [id, row] of this.rows) {
-      if (ids.has(id)) continue;
-      row.node.remove();
-      this.rows.delete(id);
-    }
-    for (const model of models) {
-      if (!this.rows.has(model.id)) {
-        const row = new ModelRow(model.id, this.change);
-        this.rows.set(model.id, row);
-        this.list.append(row.node);
-      }
-      this.rows.get(model.id).update(model, mayChange);
-    }
+    super.show(models, mayChange);
   }
 }
 
@@ -56,9 +42,9 @@ class ModelRow {
 }
 
 function modelText({ state, kind, progress, failure, ...model }) {
-  const said = typeof state === 'string' ? state : 'loaded';
+  const name = typeof state === 'string' ? state : 'loaded';
   const share = typeof progress === 'number' ? ` ${Math.round(100 * progress)}%` : '';
   const context = model.context_length ?? model.max_model_len;
-  const facts = [kind && kind !== 'chat' ? kind : null, `${said}${share}`, context ? `${count(context)} tokens` : null, failure];
+  const facts = [kind && kind !== 'chat' ? kind : null, `${name}${share}`, context ? `${count(context)} tokens` : null, failure];
   return facts.filter(Boolean).join(' · ');
 }

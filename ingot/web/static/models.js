@@ -7,8 +7,8 @@ export class Models {
   constructor(api) {
     this.api = api;
     this.list = [];
-    this.hearing = null; // the one that writes down what is spoken, and the one that speaks
-    this.speaking = null;
+    this.speechToText = null;
+    this.textToSpeech = null;
     this.error = null;
     this.chosen = 'default'; // the name that always means the served model
   }
@@ -22,10 +22,10 @@ export class Models {
     return this.card?.context_length ?? this.card?.max_model_len ?? null;
   }
 
-  // Whether the chosen model is shown media of this kind; a clip may be shown as its frames.
+  // Whether the chosen model takes media of this kind; a video may be sent as its frames.
   takes(kind) {
-    const taken = this.card?.input_modalities ?? [];
-    return taken.includes(kind) || (kind === 'video' && taken.includes('image'));
+    const modalities = this.card?.input_modalities ?? [];
+    return modalities.includes(kind) || (kind === 'video' && modalities.includes('image'));
   }
 
   async load() {
@@ -33,8 +33,8 @@ export class Models {
       const all = await this.api.models();
       const of = (wanted) => all.filter(({ kind = 'chat' }) => kind === wanted);
       this.list = of('chat');
-      this.hearing = of('audio')[0] ?? null;
-      this.speaking = of('speech')[0] ?? null;
+      this.speechToText = of('audio')[0] ?? null;
+      this.textToSpeech = of('speech')[0] ?? null;
       this.error = null;
       if (!this.card) this.chosen = this.list[0]?.id ?? 'default';
     } catch (error) {

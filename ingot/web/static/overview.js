@@ -1,10 +1,10 @@
-// The page about the engine: asked for each second while it can be seen, drawn from counts that only grow.
+// The engine page: polled each second while it is visible, drawn from counters.
 
 import { Api } from './api.js';
 import { find } from './element.js';
 import { count, speed } from './facts.js';
 import { KeyDialog } from './keydialog.js';
-import { drawGuesses, drawMemory, drawTree } from './ledgers.js';
+import { drawMemory, drawSpeculation, drawTree } from './ledgers.js';
 import { merged } from './merged.js';
 import { ModelRows } from './modelrows.js';
 import { notify } from './notice.js';
@@ -13,7 +13,7 @@ import { RequestRows } from './requestrows.js';
 import { Timeline } from './timeline.js';
 
 const EVERY_MS = 1000;
-const SLOWLY = 5; // what is asked for only so often
+const SLOWLY = 5; // polls between two of what changes rarely
 
 class Overview {
   constructor(api) {
@@ -47,17 +47,17 @@ class Overview {
     if (!document.hidden) this.timer = setTimeout(() => this.poll(), EVERY_MS);
   }
 
-  #draw(told) {
-    this.#drawHealth(told.ready, told.detail);
-    this.timeline.show(told);
-    this.rows.show(told.requests);
+  #draw(live) {
+    this.#drawHealth(live.ready, live.detail);
+    this.timeline.show(live);
+    this.rows.show(live.requests);
     const note = find('engine-note');
-    note.hidden = told.requests.length > 0;
+    note.hidden = live.requests.length > 0;
     note.textContent = 'Nothing is running.';
-    this.isWhole = Boolean(told.engines);
+    this.isWhole = Boolean(live.engines);
     find('only-own').hidden = this.isWhole;
     for (const section of document.querySelectorAll('.whole')) section.hidden = !this.isWhole;
-    if (told.engines?.length > 0) this.#drawEngine(merged(told.engines));
+    if (live.engines?.length > 0) this.#drawEngine(merged(live.engines));
   }
 
   #drawHealth(isReady, detail) {
@@ -80,10 +80,10 @@ class Overview {
     find('cached-share').textContent = `${Math.round(100 * share)}%`;
     find('cached-detail').textContent = `${count(totals.cached_tokens)} of ${count(totals.prompt_tokens)} tokens`;
     drawMemory(find('memory'), memory);
-    drawGuesses(find('guesses'), speculation);
+    drawSpeculation(find('speculation'), speculation);
   }
 
-  // Tokens a second since the last look; a server that was started anew counts from nothing again.
+  // Tokens a second since the last poll; a restarted server counts from zero again.
   #rates(totals, now) {
     const { before } = this;
     this.before = { totals, now };
@@ -101,19 +101,19 @@ class Overview {
     this.poll();
   }
 
-  // A load takes a while, during which the page goes on to be drawn.
+  // Loading takes a while, during which the page is still updated.
   async #changeModel(id, what) {
     try {
       const changed = this.api.changeModel(id, what);
-      this.#lookAtModels();
+      this.#pollModels();
       await changed;
     } catch (error) {
       notify(error.message);
     }
-    this.#lookAtModels();
+    this.#pollModels();
   }
 
-  #lookAtModels() {
+  #pollModels() {
     this.turn = 0;
     this.poll();
   }

@@ -5,29 +5,35 @@ import { count, speed } from './facts.js';
 
 const PHASES = { queued: 'Waiting', prefill: 'Reading', decode: 'Writing' };
 
-export class RequestRows {
-  constructor(list, cancel) {
+// Rows are kept by id, so that a focused button stays where it is. `create(id)` makes a row with a `node` and `update`.
+export class Rows {
+  constructor(list, create) {
     this.list = list;
-    this.cancel = cancel;
+    this.create = create;
     this.rows = new Map();
   }
 
-  // Rows are kept by id, so that a focused button stays where it is.
-  show(requests) {
-    const ids = new Set(requests.map(({ id }) => id));
+  show(items, ...details) {
+    const ids = new Set(items.map(({ id }) => id));
     for (const [id, row] of this.rows) {
       if (ids.has(id)) continue;
       row.node.remove();
       this.rows.delete(id);
     }
-    for (const request of requests) {
-      if (!this.rows.has(request.id)) {
-        const row = new RequestRow(request.id, this.cancel);
-        this.rows.set(request.id, row);
+    for (const item of items) {
+      if (!this.rows.has(item.id)) {
+        const row = this.create(item.id);
+        this.rows.set(item.id, row);
         this.list.append(row.node);
       }
-      this.rows.get(request.id).update(request);
+      this.rows.get(item.id).update(item, ...details);
     }
+  }
+}
+
+export class RequestRows extends Rows {
+  constructor(list, cancel) {
+    super(list, (id) => new RequestRow(id, cancel));
   }
 }
 
@@ -56,8 +62,8 @@ class RequestRow {
   }
 }
 
-function age({ age_s: told, queued_s: queued = 0, prompt_s: prompt = 0, answer_s: answer = 0 }) {
-  return told ?? queued + prompt + answer;
+function age({ age_s: seconds, queued_s: queued = 0, prompt_s: prompt = 0, answer_s: answer = 0 }) {
+  return seconds ?? queued + prompt + answer;
 }
 
 function progress(request) {

@@ -1,9 +1,9 @@
-// Reads an answer aloud, as its sound comes from the server. One at a time.
+// Reads an answer aloud while its audio arrives from the server. One at a time.
 
 import { notify } from './notice.js';
 
 const RATE = 24000; // of the samples that the server sends: 16 bits, the lower byte first
-const MOST = 4000; // letters of one request
+const MOST = 4000; // characters of one request
 
 export class Speaker {
   constructor(api, models) {
@@ -12,10 +12,10 @@ export class Speaker {
   }
 
   get isOffered() {
-    return Boolean(this.models.speaking);
+    return Boolean(this.models.textToSpeech);
   }
 
-  // `changed(isSpeaking)` is called when this text begins to be read and when that is over.
+  // `changed(isSpeaking)` is called when reading this text begins and ends.
   async toggle(text, changed) {
     const isSame = this.playing?.changed === changed;
     this.stop();
@@ -25,10 +25,10 @@ export class Speaker {
     changed(true);
     try {
       for (const piece of pieces(text)) {
-        const samples = this.api.speech(piece, this.models.speaking.id, playing.ended.signal);
+        const samples = this.api.speech(piece, this.models.textToSpeech.id, playing.ended.signal);
         for await (const bytes of samples) playing.add(bytes);
       }
-      await playing.heard();
+      await playing.played();
     } catch (error) {
       if (!playing.ended.signal.aborted) notify(error.message);
     }
@@ -41,7 +41,7 @@ export class Speaker {
   }
 }
 
-// Sound that is played while more of it comes.
+// Audio that is played while more of it arrives.
 class Playing {
   constructor(changed) {
     this.changed = changed;
@@ -60,19 +60,19 @@ class Playing {
     this.rest = joined.slice(count * 2);
     if (count === 0) return;
     const view = new DataView(joined.buffer);
-    const sound = this.context.createBuffer(1, count, RATE);
-    sound.getChannelData(0).set(Float32Array.from({ length: count }, (_, at) => view.getInt16(at * 2, true) / 32768));
+    const audio = this.context.createBuffer(1, count, RATE);
+    audio.getChannelData(0).set(Float32Array.from({ length: count }, (_, at) => view.getInt16(at * 2, true) / 32768));
     const source = this.context.createBufferSource();
-    source.buffer = sound;
+    source.buffer = audio;
     source.connect(this.context.destination);
     this.last = new Promise((resolve) => source.addEventListener('ended', resolve));
     this.until = Math.max(this.until, this.context.currentTime);
     source.start(this.until);
-    this.until += sound.duration;
+    this.until += audio.duration;
   }
 
-  // Resolves when all that came was played, or when it is over.
-  heard() {
+  // Resolves when everything was played, or when it was stopped.
+  played() {
     const over = new Promise((resolve) => this.ended.signal.addEventListener('abort', resolve));
     return Promise.race([this.last, over]);
   }
@@ -84,7 +84,7 @@ class Playing {
   }
 }
 
-// Parts of a text that are short enough for a request, which end where a line, a sentence or a word does.
+// Parts of a text that are short enough for one request and end with a line, a sentence or a word.
 export function pieces(text) {
   const found = [];
   let left = text.trim();

@@ -82,8 +82,8 @@ export function answerMessage() {
 }
 
 function titleOf({ messages }) {
-  const asked = messages.find((message) => message.role === 'user');
-  const first = (asked?.content.trim() || asked?.media?.[0].name)?.split('\n', 1)[0] ?? '';
+  const question = messages.find((message) => message.role === 'user');
+  const first = (question?.content.trim() || question?.media?.[0].name)?.split('\n', 1)[0] ?? '';
   return first.length > TITLE_LENGTH ? `${first.slice(0, TITLE_LENGTH - 1).trimEnd()}…` : first || 'New chat';
 }
 

@@ -1,4 +1,4 @@
-// Requests over the last two minutes, a bar each: how long it waited, how its prompt and its answer went.
+// Requests over the last two minutes, a bar each: queue, prompt and answer.
 
 const WINDOW_S = 120;
 const ROW_PX = 14;
@@ -29,7 +29,7 @@ function bar({ queued_s: queued, prompt_s: prompt, answer_s: answer, prompt_toke
 export function rowsOf(sorted) {
   const ends = [];
   return sorted.map(({ begin, end }) => {
-    const free = ends.findIndex((taken) => taken >= begin);
+    const free = ends.findIndex((end) => end >= begin);
     const row = free < 0 ? ends.length : free;
     ends[row] = end;
     return row;
@@ -41,18 +41,18 @@ export class Timeline {
   constructor(canvas, legend) {
     this.canvas = canvas;
     this.legend = legend;
-    this.told = {};
+    this.live = {};
     addEventListener('resize', () => this.draw());
     new MutationObserver(() => this.draw()).observe(document.documentElement, { attributeFilter: ['data-theme'] });
   }
 
-  show(told) {
-    this.told = told;
+  show(live) {
+    this.live = live;
     this.draw();
   }
 
   draw() {
-    const sorted = bars(this.told);
+    const sorted = bars(this.live);
     const rows = rowsOf(sorted);
     const count = Math.min(MOST_ROWS, Math.max(LEAST_ROWS, ...rows.map((row) => row + 1)));
     const { context, width } = this.#sized(count * (ROW_PX + GAP_PX));
@@ -68,7 +68,7 @@ export class Timeline {
         ago -= seconds;
       }
       context.fillStyle = colours[ending];
-      context.fillRect(x(end) - 1, y, 1, ROW_PX); // what took no time is seen too
+      context.fillRect(x(end) - 1, y, 1, ROW_PX); // so that an instant request is visible
     });
     this.canvas.setAttribute('aria-label', `${sorted.length} requests in the last two minutes`);
     this.canvas.dataset.bars = sorted.length;

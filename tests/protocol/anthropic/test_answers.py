@@ -118,11 +118,11 @@ PARTS = st.lists(
 
 
 def cut(draw: st.DrawFn, text: str) -> list[str]:
-    places = sorted(draw(st.sets(st.integers(0, len(text)), max_size=5)))
-    return [text[begin:end] for begin, end in zip([0, *places], [*places, len(text)], strict=True)]
+    positions = sorted(draw(st.sets(st.integers(0, len(text)), max_size=5)))
+    return [text[begin:end] for begin, end in zip([0, *positions], [*positions, len(text)], strict=True)]
 
 
-def told(draw: st.DrawFn, parts: list[Part]) -> list[Event]:
+def answer(draw: st.DrawFn, parts: list[Part]) -> list[Event]:
     events: list[Event] = []
     calls = 0
     for kind, text in parts:
@@ -144,7 +144,7 @@ def told(draw: st.DrawFn, parts: list[Part]) -> list[Event]:
 def test_however_the_events_are_cut_the_message_is_the_same(data: st.DataObject) -> None:
     parts = data.draw(PARTS)
     hidden = data.draw(st.booleans())
-    first, second = told(data.draw, parts), told(data.draw, parts)
+    first, second = answer(data.draw, parts), answer(data.draw, parts)
     message = whole(first, hides_thinking=hidden)
     assert whole(second, hides_thinking=hidden) == message
     assert added_up(streamed(first, hides_thinking=hidden)) == message
@@ -154,18 +154,18 @@ def test_however_the_events_are_cut_the_message_is_the_same(data: st.DataObject)
 @given(st.data())
 def test_a_silence_changes_nothing_but_that_a_first_block_of_another_kind_is_empty(data: st.DataObject) -> None:
     parts = data.draw(PARTS)
-    events = told(data.draw, parts)
+    events = answer(data.draw, parts)
     silences = frozenset(data.draw(st.sets(st.integers(0, len(events) - 1))))
     thinks, hidden = data.draw(st.booleans()), data.draw(st.booleans())
     plain, filled = (
-        added_up(streamed(events, places, may_think=thinks, hides_thinking=hidden))
-        for places in (frozenset[int](), silences)
+        added_up(streamed(events, positions, may_think=thinks, hides_thinking=hidden))
+        for positions in (frozenset[int](), silences)
     )
-    guessed = "thinking" if thinks else "text"
+    speculated = "thinking" if thinks else "text"
     if filled != plain:
         first = filled["content"].pop(0)
-        assert first["type"] == guessed and not first[guessed]
-        assert not plain["content"] or plain["content"][0]["type"] != guessed
+        assert first["type"] == speculated and not first[speculated]
+        assert not plain["content"] or plain["content"][0]["type"] != speculated
         assert silences, "only where there was one"
     assert filled == plain
 
@@ -263,9 +263,9 @@ def test_arguments_that_were_cut_off_are_not_guessed_at() -> None:
     ],
 )
 def test_the_usage_adds_up_to_the_prompt(marked: bool, usage: dict[str, int]) -> None:
-    told = whole([STOP, END], marked=marked)["usage"]
-    assert told.items() >= (usage | {"cache_read_input_tokens": 4, "output_tokens": 3}).items()
-    assert told["output_tokens_details"] == {"thinking_tokens": 1}
+    answer = whole([STOP, END], marked=marked)["usage"]
+    assert answer.items() >= (usage | {"cache_read_input_tokens": 4, "output_tokens": 3}).items()
+    assert answer["output_tokens_details"] == {"thinking_tokens": 1}
     first = streamed([], marked=marked)[0]["message"]["usage"]
     assert (first["input_tokens"], first["output_tokens"]) == (10, 0)
 

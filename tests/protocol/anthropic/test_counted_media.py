@@ -36,9 +36,9 @@ def conversations(draw: st.DrawFn) -> list[Block]:
     turns: list[Block] = [{"role": "user", "content": draw(PARTS)}]
     for given_back in draw(st.lists(st.booleans(), max_size=2)):
         parts = draw(PARTS)
-        said = [CALL] if given_back else [{"type": "text", "text": "So."}]
+        message = [CALL] if given_back else [{"type": "text", "text": "So."}]
         result = [{"type": "tool_result", "tool_use_id": "c1", "content": parts}] if given_back else parts
-        turns += [{"role": "assistant", "content": said}, {"role": "user", "content": result}]
+        turns += [{"role": "assistant", "content": message}, {"role": "user", "content": result}]
     return turns
 
 

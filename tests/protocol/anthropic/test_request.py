@@ -48,7 +48,7 @@ def prompt(**body: Any) -> str:
     return served().tokenizer.decode(request(**body).prompts[0], skip_special=False)
 
 
-def said(role: str, text: str) -> str:
+def output(role: str, text: str) -> str:
     return f"<|im_start|>{role}\n{text}<|im_end|>\n"
 
 
@@ -75,7 +75,7 @@ def test_the_least_that_can_be_asked() -> None:
     assert job.request.id == "msg_1"
     assert (job.request.max_tokens, job.request.n, job.request.stop) == (9, 1, Stop())
     assert isinstance(job.view, WholeMessage)
-    assert prompt() == said("user", "Hi") + OPENED
+    assert prompt() == output("user", "Hi") + OPENED
 
 
 def test_a_stream_is_asked_for() -> None:
@@ -93,17 +93,17 @@ def test_sampling_and_stopping_reach_the_engine() -> None:
 
 @pytest.mark.parametrize("system", ["Be kind.", [{"type": "text", "text": "Be kind."}]])
 def test_the_system_prompt_comes_first(system: Any) -> None:
-    assert prompt(system=system) == said("system", "Be kind.") + said("user", "Hi") + OPENED
+    assert prompt(system=system) == output("system", "Be kind.") + output("user", "Hi") + OPENED
 
 
 def test_a_system_message_stays_where_it_stands() -> None:
     late = [USER, {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}]
-    assert prompt(messages=late) == said("user", "Hi") + said("system", "Be brief.") + OPENED
+    assert prompt(messages=late) == output("user", "Hi") + output("system", "Be brief.") + OPENED
 
 
 def test_several_texts_are_one_message() -> None:
     parts = [{"type": "text", "text": "One."}, {"type": "text", "text": "Two.", "cache_control": {"type": "ephemeral"}}]
-    assert prompt(messages=[{"role": "user", "content": parts}]) == said("user", "One.\nTwo.") + OPENED
+    assert prompt(messages=[{"role": "user", "content": parts}]) == output("user", "One.\nTwo.") + OPENED
 
 
 def test_a_call_and_its_result_become_a_call_and_a_message_of_the_tool() -> None:
@@ -115,7 +115,9 @@ def test_a_call_and_its_result_become_a_call_and_a_message_of_the_tool() -> None
     ]
     text = prompt(messages=messages)
     assert 'Let me see.\n<tool_call>\n{"name": "look", "arguments": {"at": "é"}}\n</tool_call><|im_end|>' in text
-    assert text.endswith(said("user", "<tool_response>\nA wall.\n</tool_response>") + said("user", "Well?") + OPENED)
+    assert text.endswith(
+        output("user", "<tool_response>\nA wall.\n</tool_response>") + output("user", "Well?") + OPENED
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,7 +160,7 @@ def test_a_result_of_no_call_is_refused_where_it_stands() -> None:
 
 def test_a_last_message_of_the_assistants_is_continued() -> None:
     text = prompt(messages=[USER, {"role": "assistant", "content": "The answer is ("}])
-    assert text == said("user", "Hi") + OPENED + "The answer is ("
+    assert text == output("user", "Hi") + OPENED + "The answer is ("
 
 
 def test_tools_are_shown_to_the_model_with_examples() -> None:
@@ -257,8 +259,8 @@ def test_old_thinking_is_cleared_where_it_is_asked_for_and_told() -> None:
     text = prompt(**body)
     assert "Second." in text and "First." not in text
     view = read(**body).view
-    assert isinstance(view, WholeMessage) and view.telling.edits is not None
-    [applied] = view.telling.edits.applied_edits
+    assert isinstance(view, WholeMessage) and view.options.edits is not None
+    [applied] = view.options.edits.applied_edits
     assert (applied.cleared_thinking_turns, applied.cleared_input_tokens) == (1, len("First."))
 
 

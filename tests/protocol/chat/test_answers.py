@@ -137,8 +137,8 @@ def test_tenants_and_salts_keep_to_themselves() -> None:
 
 def test_an_answer_that_was_begun_by_the_client_is_known_whole() -> None:
     to = served()
-    begun = [USER, {"role": "assistant", "content": "Once "}]
-    run(to, [TextDelta(0, "upon"), ended("up-on", END)], begun, ending="continued")
+    started = [USER, {"role": "assistant", "content": "Once "}]
+    run(to, [TextDelta(0, "upon"), ended("up-on", END)], started, ending="continued")
     assert "Once up-on<|im_end|>" in next_prompt(to, content="Once upon")
 
 
@@ -238,6 +238,6 @@ def test_a_receipt_names_what_went_through_a_codec() -> None:
 
 def test_a_receipt_says_how_many_calls_were_read_out_of_thinking() -> None:
     head = AnswerHead("id", 0, "model", "print")
-    for count, said in ((2, {"calls_in_thinking": 2}), (0, {})):
+    for count, result in ((2, {"calls_in_thinking": 2}), (0, {})):
         receipt = msgspec.to_builtins(Receipt.of(head, Ended(Usage(), Timing(), calls_in_thinking=count)))
-        assert {key: receipt[key] for key in receipt.keys() & {"calls_in_thinking"}} == said
+        assert {key: receipt[key] for key in receipt.keys() & {"calls_in_thinking"}} == result

@@ -55,9 +55,9 @@ class Wire:
     within: str | None = None
 
     def body(self, field: str, value: Any) -> dict[str, Any]:
-        said = {(self.names or {}).get(field, field): value}
+        message = {(self.names or {}).get(field, field): value}
         inside = self.within is not None and field != "adapter"
-        return self.least | ({self.within: said} if inside else said)
+        return self.least | ({self.within: message} if inside else message)
 
     def request(self, body: dict[str, Any]) -> Request:
         job = self.read(body, served(), "one")
@@ -152,44 +152,46 @@ def test_every_field_of_a_request_is_known_here() -> None:
 @pytest.mark.parametrize("name", [*SAMPLING, *STOP, *REQUEST])
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_field_that_one_protocol_takes_all_of_them_take_and_document(wire: str, name: str) -> None:
-    shared, told = (SAMPLING | STOP | REQUEST)[name], WIRES[wire]
-    assert found(told.request(told.least), name) != shared.found
-    assert found(told.request(told.body(shared.field, shared.value)), name) == shared.found
-    assert told.documented(shared.field)
+    shared, result = (SAMPLING | STOP | REQUEST)[name], WIRES[wire]
+    assert found(result.request(result.least), name) != shared.found
+    assert found(result.request(result.body(shared.field, shared.value)), name) == shared.found
+    assert result.documented(shared.field)
 
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_prompt_may_be_thinned_in_every_protocol(wire: str) -> None:
-    told = WIRES[wire]
-    assert told.request(told.least).sparse is None
-    asked = told.request(told.body("specprefill", True)).sparse
-    assert isinstance(asked, SpecPrefillRequest) and asked.forced
-    share = told.request(told.body("specprefill_keep_pct", 0.25)).sparse
+    result = WIRES[wire]
+    assert result.request(result.least).sparse is None
+    query = result.request(result.body("specprefill", True)).sparse
+    assert isinstance(query, SpecPrefillRequest) and query.forced
+    share = result.request(result.body("specprefill_keep_pct", 0.25)).sparse
     assert isinstance(share, SpecPrefillRequest) and share.keep == 0.25
 
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_request_may_say_how_long_it_may_take_in_every_protocol(wire: str) -> None:
-    told, before = WIRES[wire], time.monotonic()
-    limits = [told.request(body).deadline for body in (told.body("timeout", 7.0), told.least)]
+    result, before = WIRES[wire], time.monotonic()
+    limits = [result.request(body).deadline for body in (result.body("timeout", 7.0), result.least)]
     after = time.monotonic()
     assert limits[0] is not None and before + 7.0 <= limits[0] <= after + 7.0
     assert limits[1] is not None and limits[1] >= before + served().terms.timeout_s > after + 7.0
 
 
-@pytest.mark.parametrize("wire", [name for name, told in WIRES.items() if told.least.keys() & {"messages", "input"}])
+@pytest.mark.parametrize(
+    "wire", [name for name, result in WIRES.items() if result.least.keys() & {"messages", "input"}]
+)
 def test_past_answers_are_looked_for_under_the_requests_own_salt(wire: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    told, asked = WIRES[wire], []
+    result, query = WIRES[wire], []
 
     def rendered(*_: Any, salt: str, remembers: bool, **__: Any) -> Any:
-        asked.append((salt, remembers))
+        query.append((salt, remembers))
         raise InterruptedError
 
     monkeypatch.setattr("ingot.protocol.chat.preparation.render_messages", rendered)
-    for body in (told.least, told.body("cache_salt", "mine"), told.body("cache", "off")):
+    for body in (result.least, result.body("cache_salt", "mine"), result.body("cache", "off")):
         with pytest.raises(InterruptedError):
-            told.request(body)
-    assert asked == [("", True), ("mine", True), ("", False)]
+            result.request(body)
+    assert query == [("", True), ("mine", True), ("", False)]
 
 
 def test_requests_are_made_in_one_place() -> None:

@@ -116,7 +116,7 @@ def ignored(job: GenerationTask) -> list[str]:
 
 
 @PROTOCOLS
-def test_a_picture_that_a_tool_gave_back_is_told_in_words_and_named(protocol: Protocol) -> None:
+def test_an_image_that_a_tool_gave_back_is_told_in_words_and_named(protocol: Protocol) -> None:
     for turns in ([USER, *protocol.given], [USER, *protocol.given, ANSWER, USER]):
         job = protocol.read(turns)
         assert f"Seen:\n{PLACE}" in prompt(job)
@@ -124,14 +124,14 @@ def test_a_picture_that_a_tool_gave_back_is_told_in_words_and_named(protocol: Pr
 
 
 @PROTOCOLS
-def test_a_picture_in_a_question_is_refused(protocol: Protocol) -> None:
+def test_an_image_in_a_question_is_refused(protocol: Protocol) -> None:
     for turns in ([protocol.shown], [USER, ANSWER, protocol.shown], [USER, ANSWER, protocol.shown, USER]):
         with pytest.raises(Unsupported, match="run on text alone"):
             protocol.read(turns)
 
 
 @PROTOCOLS
-def test_a_picture_in_a_question_that_was_answered_is_told_in_words_and_named(protocol: Protocol) -> None:
+def test_an_image_in_a_question_that_was_answered_is_told_in_words_and_named(protocol: Protocol) -> None:
     for turns in ([protocol.shown, ANSWER, USER], [protocol.shown, *protocol.given]):
         job = protocol.read(turns)
         assert f"Look:\n{PLACE}" in prompt(job)

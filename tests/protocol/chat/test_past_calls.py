@@ -75,8 +75,8 @@ def chat(served: ServedModel, arguments: Any) -> str:
 def messages(served: ServedModel, arguments: Any) -> str:
     call = {"type": "tool_use", "id": "call00001", "name": "look", "input": arguments}
     result = {"type": "tool_result", "tool_use_id": "call00001", "content": "Seen."}
-    said = [USER, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}, USER]
-    return text(read_messages({"messages": said, "max_tokens": 9}, served, "msg_1").request)
+    message = [USER, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}, USER]
+    return text(read_messages({"messages": message, "max_tokens": 9}, served, "msg_1").request)
 
 
 def responses(served: ServedModel, arguments: Any) -> str:

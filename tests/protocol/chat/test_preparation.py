@@ -11,7 +11,7 @@ import pytest
 from ingot.config import load_config
 from ingot.errors import BadRequest, ConfigError, Unsupported
 from ingot.protocol.chat.ask import ChatAsk, ForcedToolChoice, ThinkingOptions, ToolDefinition
-from ingot.protocol.chat.preparation import PreparedChat, prepare_ask
+from ingot.protocol.chat.preparation import PreparedChat, prepare_chat
 from ingot.protocol.served import ServedModel
 from ingot.text.grammar.calls import GrammarTool
 from ingot.text.grammar.grammars import Grammars
@@ -35,8 +35,8 @@ def served(template: str, **changes: Any) -> ServedModel:
     return ServedModel.of(CARD, tokenizer, settings(**changes))
 
 
-def ask(template: str, *, changes: dict[str, Any] | None = None, **given: Any) -> PreparedChat:
-    return prepare_ask(served(template, **(changes or {})), ChatAsk([USER], **given))
+def ask(template: str, *, changes: dict[str, Any] | None = None, **values: Any) -> PreparedChat:
+    return prepare_chat(served(template, **(changes or {})), ChatAsk([USER], **values))
 
 
 def prompt(found: PreparedChat) -> str:
@@ -90,17 +90,17 @@ def properties(schema: Mapping[str, Any]) -> list[str]:
 def test_arguments_are_held_to_the_order_in_which_the_prompt_shows_them(
     history: Any, order: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held: list[GrammarTool] = []
-    monkeypatch.setattr(Grammars, "tools", lambda self, format, tools, *rest, **more: held.extend(tools))
+    blocked: list[GrammarTool] = []
+    monkeypatch.setattr(Grammars, "tools", lambda self, format, tools, *rest, **more: blocked.extend(tools))
     found = ask(SHOWING, tools=(ToolDefinition("look", "Looks.", SCHEMA),), choice="required", history=history)
     shown = json.loads(prompt(found).removeprefix("<tool_call>").partition(" |")[0])
     assert properties(shown["function"]["parameters"]) == order
-    assert properties(held[0].parameters) == order
+    assert properties(blocked[0].parameters) == order
     assert found.reading is not None and properties(found.reading.tools[0].parameters) == order
 
 
 @pytest.mark.parametrize(
-    ("given", "param"),
+    ("values", "param"),
     [
         ({"tools": (LOOK,), "choice": ForcedToolChoice("lok")}, "tool_choice"),
         ({"choice": "required"}, "tool_choice"),
@@ -110,9 +110,9 @@ def test_arguments_are_held_to_the_order_in_which_the_prompt_shows_them(
         ({"tools": (ToolDefinition("x", parameters={"type": "string"}),)}, "tools.0"),
     ],
 )
-def test_tools_that_make_no_sense_are_refused_by_name(given: dict[str, Any], param: str) -> None:
+def test_tools_that_make_no_sense_are_refused_by_name(values: dict[str, Any], param: str) -> None:
     with pytest.raises(BadRequest) as raised:
-        ask(SWITCHED, **given)
+        ask(SWITCHED, **values)
     assert raised.value.param == param
 
 
@@ -161,7 +161,7 @@ def test_a_model_that_cannot_think_says_that_it_ignored_the_wish() -> None:
 def test_past_calls_are_counted_for_families_that_number_them() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     messages = [USER, {"role": "assistant", "content": "", "tool_calls": [call, call]}, USER]
-    found = prepare_ask(served(SWITCHED), ChatAsk(messages, tools=(LOOK,)))
+    found = prepare_chat(served(SWITCHED), ChatAsk(messages, tools=(LOOK,)))
     assert found.reading is not None and found.reading.past_calls == 2
 
 

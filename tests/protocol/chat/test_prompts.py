@@ -123,9 +123,9 @@ def test_nobody_s_prompt_is_encoded_any_further() -> None:
             encoded.append(text)
             return self._tokenizer.encode(text, **options)
 
-        def encode_with_places(self, text: str, *places: Any, **options: Any) -> Any:
+        def encode_with_places(self, text: str, *positions: Any, **options: Any) -> Any:
             encoded.append(text)
-            return self._tokenizer.encode_with_places(text, *places, **options)
+            return self._tokenizer.encode_with_places(text, *positions, **options)
 
     leaving = replace(made, tokenizer=Leaving(made.tokenizer))  # type: ignore[arg-type]
     talk = {"messages": [{"role": "user", "content": f"{at}"} for at in range(50)]}
@@ -242,7 +242,7 @@ def only(request: Any) -> MediaItem:
 
 
 @PROTOCOLS
-def test_a_picture_stands_in_the_prompt_as_its_models_processor_writes_it(protocol: str) -> None:
+def test_an_image_stands_in_the_prompt_as_its_models_processor_writes_it(protocol: str) -> None:
     read, turns = SHOWN[protocol]
     request = read(turns)
     item = only(request)
@@ -258,7 +258,7 @@ def test_every_protocol_gives_the_same_prompt_and_the_same_digest() -> None:
 
 
 @PROTOCOLS
-def test_a_picture_that_a_tool_gave_back_is_shown_in_its_result(protocol: str) -> None:
+def test_an_image_that_a_tool_gave_back_is_shown_in_its_result(protocol: str) -> None:
     read, turns = GIVEN[protocol]
     request = read(turns)
     assert only(request).layout.features == 6
@@ -268,7 +268,7 @@ def test_a_picture_that_a_tool_gave_back_is_shown_in_its_result(protocol: str) -
 
 
 @PROTOCOLS
-def test_a_picture_that_was_answered_is_shown_as_before(protocol: str) -> None:
+def test_an_image_that_was_answered_is_shown_as_before(protocol: str) -> None:
     read, turns = SHOWN[protocol]
     first = read(turns)
     later = read([*turns, {"role": "assistant", "content": "A cat."}, {"role": "user", "content": "Sure?"}])
@@ -278,7 +278,7 @@ def test_a_picture_that_was_answered_is_shown_as_before(protocol: str) -> None:
 
 @PROTOCOLS
 @pytest.mark.parametrize("data", ["", "!!!", base64.b64encode(b"<svg/>").decode(), PLAIN[:24]])
-def test_what_is_no_picture_is_refused_with_its_place(protocol: str, data: str) -> None:
+def test_what_is_no_image_is_refused_with_its_place(protocol: str, data: str) -> None:
     read, turns = SHOWN[protocol]
     wrong = _replaced(turns, PLAIN, data)
     with pytest.raises(BadRequest) as refused:
@@ -294,7 +294,7 @@ def _replaced(value: Any, old: str, new: str) -> Any:
     return [_replaced(each, old, new) for each in value] if isinstance(value, list) else value
 
 
-def test_generate_takes_pictures_too_and_not_where_it_is_raw() -> None:
+def test_generate_takes_images_too_and_not_where_it_is_raw() -> None:
     job: Any = read_ollama_generate({"prompt": "What?", "images": [PLAIN]}, seeing(), "req-1")
     assert only(job.request).layout.features == 6
     silent: Any = read_ollama_generate({"images": [PLAIN]}, seeing(), "req-1")
@@ -311,13 +311,13 @@ def test_a_model_started_for_text_alone_says_so_and_what_to_do() -> None:
             read(turns, seeing(None))
 
 
-def test_pictures_of_the_systems_and_of_assistants_are_refused() -> None:
+def test_images_of_the_systems_and_of_assistants_are_refused() -> None:
     for role in ("system", "assistant"):
-        with pytest.raises(Unsupported, match="of the user and of tools"):
+        with pytest.raises(Unsupported, match="from users and tools"):
             chat([{"role": role, "content": [text("Look:"), image_url()]}, USER][:: 1 if role == "system" else -1])
 
 
-def test_several_pictures_keep_their_order_among_messages() -> None:
+def test_several_images_keep_their_order_among_messages() -> None:
     request = chat(
         [
             {"role": "user", "content": [image_url(OTHER), text("and"), image_url()]},
@@ -339,7 +339,7 @@ def test_the_same_size_has_the_same_tokens_and_another_digest() -> None:
     assert one.prompts == other.prompts and only(one).digest != only(other).digest
 
 
-def test_a_digest_depends_on_how_the_picture_is_shown() -> None:
+def test_a_digest_depends_on_how_the_image_is_shown() -> None:
     big = file_of(600, 600)
     one, other = (
         only(chat([{"role": "user", "content": [image_url(big, detail=detail)]}])) for detail in ("high", "low")
@@ -367,17 +367,17 @@ def test_the_text_of_a_placeholder_in_a_message_is_text() -> None:
     assert request.prompts[0].count(pad) == 6
 
 
-def test_a_trusting_server_refuses_placeholders_in_messages_beside_pictures() -> None:
+def test_a_trusting_server_refuses_placeholders_in_messages_beside_images() -> None:
     with pytest.raises(BadRequest, match="only the server may write"):
         chat([{"role": "user", "content": [text("<|image_pad|>"), image_url()]}], seeing(trust_special_tokens=True))
 
 
-def test_a_template_without_a_place_for_pictures_is_given_the_models_own_words() -> None:
+def test_a_template_without_a_place_for_images_is_given_the_models_own_words() -> None:
     request = chat([{"role": "user", "content": [image_url(), text("What?")]}], seeing(UNTIMED, "qwen-2.5"))
     assert f"<|vision_start|>{'<|image_pad|>' * 6}<|vision_end|>\nWhat?" in rendered(request, "qwen-2.5")
 
 
-def test_a_prompt_that_pictures_make_too_long_is_refused_before_it_is_encoded() -> None:
+def test_a_prompt_that_images_make_too_long_is_refused_before_it_is_encoded() -> None:
     big = image_url(file_of(512, 512))
     served = seeing()
     served = replace(served, card=replace(served.card, context=5000))
@@ -386,7 +386,7 @@ def test_a_prompt_that_pictures_make_too_long_is_refused_before_it_is_encoded() 
     assert len(chat([{"role": "user", "content": [big] * 19}], served).media[0]) == 19
 
 
-def test_no_more_pictures_are_taken_than_the_table_says() -> None:
+def test_no_more_images_are_taken_than_the_table_says() -> None:
     with pytest.raises(BadRequest, match=f"at most {bounds.ITEMS}"):
         chat([{"role": "user", "content": [image_url(file_of(4, 4))] * (bounds.ITEMS + 1)}])
 
@@ -401,7 +401,7 @@ def test_addresses_are_not_fetched_and_files_of_the_machine_not_read() -> None:
             chat([{"role": "user", "content": [{"type": "image_url", "image_url": url}]}])
 
 
-def test_fields_of_pictures_have_no_effect_and_are_named_where_none_are_taken() -> None:
+def test_fields_of_images_have_no_effect_and_are_named_where_none_are_taken() -> None:
     for field, value in (
         ("video_fps", 2),
         ("video_max_frames", 8),
@@ -428,7 +428,7 @@ CLIPS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("part", CLIPS)
-def test_frames_of_a_clip_stand_in_pairs_behind_their_times(part: dict[str, Any]) -> None:
+def test_frames_of_a_video_stand_in_pairs_behind_their_times(part: dict[str, Any]) -> None:
     request = chat([{"role": "user", "content": [part, text("What?")]}])
     item = only(request)
     assert (item.kind, item.grid, item.layout.frames) == ("video", (2, 4, 4), (0, 1, 2, 3))
@@ -438,7 +438,7 @@ def test_frames_of_a_clip_stand_in_pairs_behind_their_times(part: dict[str, Any]
     assert [frame.shape for frame in item.source.frames()] == [(64, 64, 3)] * 4
 
 
-def test_clips_are_shown_as_a_request_says() -> None:
+def test_videos_are_shown_as_a_request_says() -> None:
     part = {"type": "video", "video": frame_url(FRAMES * 8)}
 
     def shown(part: dict[str, Any], **more: Any) -> int:
@@ -470,19 +470,19 @@ def test_keyframes_are_shown_instead_where_a_request_asks_for_them(part: dict[st
     assert shown({**clip, "keyframes": False}, **more) == (0, 13, 26, 39)
 
 
-def test_a_model_without_clips_is_shown_their_frames_as_pictures() -> None:
+def test_a_model_without_videos_is_shown_their_frames_as_images() -> None:
     request = chat([{"role": "user", "content": [CLIPS[0], text("What?")]}], seeing(STILLS))
     [items] = request.media
     assert [item.kind for item in items] == ["image"] * 4 and len({item.digest for item in items}) == 4
     assert rendered(request).count("<|vision_start|>") == 4
 
 
-def test_a_wish_that_frames_as_pictures_cannot_honour_is_refused_by_name() -> None:
+def test_a_wish_that_frames_as_images_cannot_honour_is_refused_by_name() -> None:
     with pytest.raises(Unsupported, match="total_pixels"):
         chat([{"role": "user", "content": [{**CLIPS[1], "total_pixels": 9999}]}], seeing(STILLS))
 
 
-def test_an_answer_is_not_remembered_under_another_picture() -> None:
+def test_an_answer_is_not_remembered_under_another_image() -> None:
     served = seeing()
     threads = set()
     for data in (PICTURE, saved(drawn(96, 64).rotate(90, expand=True)), PICTURE):
@@ -493,12 +493,12 @@ def test_an_answer_is_not_remembered_under_another_picture() -> None:
     assert len(threads) == 2
 
 
-def test_frames_of_several_sizes_are_no_clip() -> None:
+def test_frames_of_several_sizes_are_no_video() -> None:
     with pytest.raises(BadMedia, match="of one size"):
         chat([{"role": "user", "content": [{"type": "video", "video": frame_url([FRAMES[0], file_of(8, 8, "jpeg")])}]}])
 
 
-def test_a_clip_of_countless_frames_is_refused_before_any_is_read() -> None:
+def test_a_video_of_countless_frames_is_refused_before_any_is_read() -> None:
     part = {"type": "video", "video": "data:video/jpeg;base64," + "," * bounds.SENT_FRAMES}
     with pytest.raises(BadMedia, match=f"at most {bounds.SENT_FRAMES} frames"):
         chat([{"role": "user", "content": [part]}])

@@ -34,34 +34,34 @@ def served(recommended: dict[str, Any] | None = None, **changes: Any) -> ServedM
     return ServedModel.of(replace(CARD, recommended=recommended or {}), tokenizer, settings(**changes))
 
 
-def chat(to: ServedModel, **said: Any) -> Sampling:
-    return read_chat({"messages": [USER], **said}, to, "chatcmpl-1").request.sampling
+def chat(to: ServedModel, **result: Any) -> Sampling:
+    return read_chat({"messages": [USER], **result}, to, "chatcmpl-1").request.sampling
 
 
-def completion(to: ServedModel, **said: Any) -> Sampling:
-    return read_completion({"prompt": "Hi", **said}, to, "cmpl-1").request.sampling
+def completion(to: ServedModel, **result: Any) -> Sampling:
+    return read_completion({"prompt": "Hi", **result}, to, "cmpl-1").request.sampling
 
 
-def messages(to: ServedModel, **said: Any) -> Sampling:
-    return read_messages({"messages": [USER], "max_tokens": 9, **said}, to, "msg_1").request.sampling
+def messages(to: ServedModel, **result: Any) -> Sampling:
+    return read_messages({"messages": [USER], "max_tokens": 9, **result}, to, "msg_1").request.sampling
 
 
-def response(to: ServedModel, **said: Any) -> Sampling:
-    plan = read_response({"input": "Hi", **said}, to, "resp_" + "0" * 24, ResponseContext(None, {}))
+def response(to: ServedModel, **result: Any) -> Sampling:
+    plan = read_response({"input": "Hi", **result}, to, "resp_" + "0" * 24, ResponseContext(None, {}))
     body = plan.composer.snapshot()
     sampling = plan.first.request.sampling
     assert (body.temperature, body.top_p) == (sampling.temperature, sampling.top_p), "what was used is told"
     return sampling
 
 
-def ollama_chat(to: ServedModel, **said: Any) -> Sampling:
-    job: Any = read_ollama_chat({"messages": [USER], "options": said}, to, "req-1")
+def ollama_chat(to: ServedModel, **result: Any) -> Sampling:
+    job: Any = read_ollama_chat({"messages": [USER], "options": result}, to, "req-1")
     sampling: Sampling = job.request.sampling
     return sampling
 
 
-def ollama_generate(to: ServedModel, **said: Any) -> Sampling:
-    job: Any = read_ollama_generate({"prompt": "Hi", "options": said}, to, "req-1")
+def ollama_generate(to: ServedModel, **result: Any) -> Sampling:
+    job: Any = read_ollama_generate({"prompt": "Hi", "options": result}, to, "req-1")
     sampling: Sampling = job.request.sampling
     return sampling
 
@@ -124,7 +124,7 @@ def test_null_and_what_is_for_other_programs_is_passed_over_in_silence(caplog: p
         ('{"temperature": "hot"}', "expected a number from 0 to 2"),
         ('{"temperature": NaN}', "expected a number"),
         ('{"tempreature": 1}', "did you mean temperature?"),
-        ('{"max_new_tokens": 9}', "known are temperature, top_p, top_k, min_p, repetition_penalty"),
+        ('{"max_new_tokens": 9}', "there are temperature, top_p, top_k, min_p, repetition_penalty"),
         ("[1]", "is not a JSON object"),
         ("{", "is not valid JSON"),
     ],

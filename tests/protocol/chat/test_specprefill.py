@@ -14,7 +14,7 @@ def whole(*parts: tuple[str, int], added: tuple[int, ...] = ()) -> list[int]:
         begin += size
     ask = specprefill_ask(True, None, [Prompt((0,) * begin, "", tuple(spans))])
     assert ask is not None
-    covered = {place for first, end in ask.whole[0] for place in range(first, end)}
+    covered = {position for first, end in ask.whole[0] for position in range(first, end)}
     return [number for number, span in enumerate(spans) if covered.issuperset(range(span.begin, span.end))]
 
 

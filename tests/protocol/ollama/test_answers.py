@@ -77,8 +77,8 @@ def test_lines_add_up_to_the_whole_chat(parts: list[list[Event]], end: Event, lo
         assert "".join(line["message"].get(key, "") for line in lines) == body["message"].get(key, "")
     assert [one for line in lines for one in line["message"].get("tool_calls", [])] == body["message"]["tool_calls"]
     assert [one for line in lines for one in line.get("logprobs", [])] == body.get("logprobs", [])
-    kept = {key: value for key, value in body.items() if key not in ("message", "logprobs")}
-    assert {key: value for key, value in lines[-1].items() if key not in ("message", "logprobs")} == kept
+    stored = {key: value for key, value in body.items() if key not in ("message", "logprobs")}
+    assert {key: value for key, value in lines[-1].items() if key not in ("message", "logprobs")} == stored
 
 
 def test_a_call_is_told_once_and_whole() -> None:
@@ -93,8 +93,8 @@ def test_a_call_is_told_once_and_whole() -> None:
 def test_of_a_call_that_was_cut_off_its_text_is_told() -> None:
     events = [*call(0, ['{"at'], complete=False), SequenceEnded(0, "length", None, 3), END]
     body = whole(events, OllamaChatShape(HEAD))
-    [told] = body["message"]["tool_calls"]
-    assert told["function"]["arguments"] == {"_unparsed": '{"at'} and body["done_reason"] == "length"
+    [result] = body["message"]["tool_calls"]
+    assert result["function"]["arguments"] == {"_unparsed": '{"at'} and body["done_reason"] == "length"
 
 
 def test_a_completion_has_its_text_and_its_thinking() -> None:

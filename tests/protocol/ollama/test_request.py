@@ -68,7 +68,7 @@ def text(job: GenerationTask) -> str:
     return served().tokenizer.decode(job.request.prompts[0], skip_special=False)
 
 
-def said(role: str, text: str) -> str:
+def message(role: str, text: str) -> str:
     return f"<|im_start|>{role}\n{text}<|im_end|>\n"
 
 
@@ -94,7 +94,7 @@ def test_the_least_that_can_be_asked_is_streamed() -> None:
     job = chat()
     assert isinstance(job.view, StreamedOllamaAnswer)
     assert (job.request.max_tokens, job.request.sampling, job.request.stop) == (None, Sampling(), Stop())
-    assert text(job) == said("user", "Hi") + OPENED
+    assert text(job) == message("user", "Hi") + OPENED
     assert isinstance(chat(stream=False).view, WholeOllamaAnswer)
 
 
@@ -116,9 +116,9 @@ def test_options_reach_the_engine(option: str, value: Any, part: dict[str, Any])
     assert request(**{option: value}).sampling == dataclasses.replace(Sampling(), **part)
 
 
-@pytest.mark.parametrize(("given", "limit"), [(5, 5), (-1, None), (-2, None), (0, None), (None, None)])
-def test_the_number_of_tokens_is_bounded_or_not(given: int | None, limit: int | None) -> None:
-    assert request(num_predict=given).max_tokens == limit
+@pytest.mark.parametrize(("values", "limit"), [(5, 5), (-1, None), (-2, None), (0, None), (None, None)])
+def test_the_number_of_tokens_is_bounded_or_not(values: int | None, limit: int | None) -> None:
+    assert request(num_predict=values).max_tokens == limit
 
 
 @pytest.mark.parametrize("stop", ["END", ["END"]])
@@ -183,11 +183,11 @@ def test_past_thinking_and_calls_are_shown() -> None:
 
 def test_a_last_message_of_the_assistants_is_continued() -> None:
     made = text(chat(messages=[USER, {"role": "assistant", "content": "The answer is ("}]))
-    assert made == said("user", "Hi") + OPENED + "The answer is ("
+    assert made == message("user", "Hi") + OPENED + "The answer is ("
 
 
 def test_a_prompt_is_answered_as_a_conversation_or_continued_as_it_stands() -> None:
-    assert text(generate(system="Be kind.")) == said("system", "Be kind.") + said("user", "Hi") + OPENED
+    assert text(generate(system="Be kind.")) == message("system", "Be kind.") + message("user", "Hi") + OPENED
     assert text(generate(raw=True)) == "Hi"
 
 

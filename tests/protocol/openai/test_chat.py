@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai.types.chat import completion_create_params as sdk
 
-from ingot.engine.request import CallArguments, CallBegan, CallEnded, Request, Sampling, Stop
+from ingot.engine.request import CallArguments, CallBegan, CallEnded, Ended, Request, Sampling, Stop, Timing, Usage
 from ingot.errors import BadRequest, ModelNotFound, UnknownField, Unsupported
 from ingot.protocol.chat.answers import GenerationTask
 from ingot.protocol.openai.chat import ChatBody, read_chat
@@ -216,7 +216,7 @@ def test_media_is_refused_by_name(part: str) -> None:
     assert raised.value.param == "messages.0.content.0.type"
 
 
-def test_the_refusal_of_a_sound_names_what_to_use() -> None:
+def test_the_refusal_of_a_audio_names_what_to_use() -> None:
     with pytest.raises(Unsupported, match=r"'audio_url'.*input_audio.*--audio-model.*not fetched"):
         read(messages=[{"role": "user", "content": [{"type": "audio_url", "audio_url": {"url": "https://a.b/c"}}]}])
     with pytest.raises(Unsupported, match=r"'input_audio'.*--audio-model"):
@@ -230,9 +230,14 @@ def test_text_parts_reach_the_template() -> None:
 
 
 def test_every_role_is_rendered() -> None:
-    said = [{"role": "developer", "content": "Be"}, USER, {"role": "assistant", "content": None, "refusal": "No"}, USER]
-    assert "system\nBe" in prompt(messages=said)
-    assert "assistant\nNo" in prompt(messages=said)
+    result = [
+        {"role": "developer", "content": "Be"},
+        USER,
+        {"role": "assistant", "content": None, "refusal": "No"},
+        USER,
+    ]
+    assert "system\nBe" in prompt(messages=result)
+    assert "assistant\nNo" in prompt(messages=result)
 
 
 def test_a_history_of_tool_calls_is_shown_also_where_the_template_knows_none() -> None:
@@ -265,10 +270,10 @@ def test_the_prompt_may_end_after_the_last_message() -> None:
     assert prompt(add_generation_prompt=False).endswith("<|im_end|>\n")
 
 
-@pytest.mark.parametrize("said", ["Well", "end", "Well, ", [{"type": "text", "text": "Well"}]])
-def test_the_last_message_may_be_continued(said: Any) -> None:
-    text = prompt(messages=[USER, {"role": "assistant", "content": said}], continue_final_message=True)
-    assert text.endswith("assistant\n" + (said if isinstance(said, str) else "Well"))
+@pytest.mark.parametrize("result", ["Well", "end", "Well, ", [{"type": "text", "text": "Well"}]])
+def test_the_last_message_may_be_continued(result: Any) -> None:
+    text = prompt(messages=[USER, {"role": "assistant", "content": result}], continue_final_message=True)
+    assert text.endswith("assistant\n" + (result if isinstance(result, str) else "Well"))
 
 
 def test_what_is_said_of_the_cache_reaches_the_engine() -> None:
@@ -323,7 +328,8 @@ def test_a_custom_tool_is_called_with_a_text(stream: bool) -> None:
     if isinstance(view, WholeChat):
         for event in events:
             view.take(event)
-        [call] = [call.body(view.custom) for call in view.calls[0]]
+        view.take(Ended(Usage(), Timing()))
+        [call] = view.body().choices[0].message.tool_calls
         assert (call.type, call.custom.name, call.custom.input) == ("custom", "run", 'a "b" c')
         return
     assert isinstance(view, StreamedChat)
@@ -333,20 +339,20 @@ def test_a_custom_tool_is_called_with_a_text(stream: bool) -> None:
 
 
 def test_of_a_custom_tool_s_grammars_one_is_held_to_and_the_other_is_told() -> None:
-    def asked(syntax: str) -> GenerationTask:
+    def query(syntax: str) -> GenerationTask:
         grammar = {"type": "grammar", "grammar": {"syntax": syntax, "definition": "[a-z]+"}}
         custom = {"type": "custom", "custom": {"name": "run", "format": grammar}}
         return read(template=SHOWING, tools=[custom])
 
-    held, told = asked("regex"), asked("lark")
-    assert held.request.reading is not None and held.request.reading.tools[0].strict
-    assert held.head.ignored == [] and told.head.ignored == ["tools.run.format"]
+    blocked, answer = query("regex"), query("lark")
+    assert blocked.request.reading is not None and blocked.request.reading.tools[0].strict
+    assert blocked.head.ignored == [] and answer.head.ignored == ["tools.run.format"]
 
 
 def test_past_calls_of_custom_tools_are_shown() -> None:
     call = {"id": "c1", "type": "custom", "custom": {"name": "run", "input": "ls"}}
-    said = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
-    answered = [*said, {"role": "tool", "tool_call_id": "c1", "content": "a.txt"}]
+    result = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+    answered = [*result, {"role": "tool", "tool_call_id": "c1", "content": "a.txt"}]
     template = "{% for m in messages %}{% if m.tool_calls %}{{ m.tool_calls[0].function }}{% endif %}{% endfor %}"
     assert "ls" in prompt(template=template, tools=[RUN], messages=answered)
 
@@ -354,8 +360,8 @@ def test_past_calls_of_custom_tools_are_shown() -> None:
 def test_an_object_may_be_held_to_a_schema_where_other_servers_take_one() -> None:
     form = {"type": "json_object", "schema": {"type": "object", "required": ["n"], "properties": {"n": {"const": 1}}}}
     plain = request(response_format={"type": "json_object"}).guide
-    held = request(response_format=form).guide
-    assert held is not None and held is not plain
+    blocked = request(response_format=form).guide
+    assert blocked is not None and blocked is not plain
 
 
 def test_a_structural_tag_holds_what_its_trigger_begins() -> None:

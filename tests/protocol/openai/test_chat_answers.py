@@ -22,7 +22,7 @@ from ingot.engine.request import (
     Usage,
 )
 from ingot.protocol.chat.answers import AnswerHead
-from ingot.protocol.openai.chat_answers import StreamedChat, WholeChat
+from ingot.protocol.openai.chat_answers import ChatAnswerOptions, StreamedChat, WholeChat
 from tests.http.scripted import info
 
 HEAD = AnswerHead("chatcmpl-1", 1, "toy", "fp", ["quux"])
@@ -34,7 +34,7 @@ def plain(struct: msgspec.Struct) -> Any:
 
 
 def whole(events: list[Event], n: int = 1, **given: Any) -> Any:
-    view = WholeChat(HEAD, n, **{"logprobs": False, "metadata": None, "tiered": False, **given})
+    view = WholeChat(HEAD, n, ChatAnswerOptions(**given))
     for event in events:
         view.take(event)
     return plain(view.body())
@@ -42,7 +42,7 @@ def whole(events: list[Event], n: int = 1, **given: Any) -> Any:
 
 def streamed(events: list[Event], n: int = 1, *, filled: bool = False, **given: Any) -> list[Any]:
     """`filled`: every event was long in coming."""
-    view = StreamedChat(HEAD, n, **{"logprobs": False, "include_usage": False, "tiered": False, **given})
+    view = StreamedChat(HEAD, n, ChatAnswerOptions(**given))
     chunks = view.opening()
     for event in events:
         chunks += [*(view.empty() if filled else []), *view.chunks(event)]
@@ -73,8 +73,8 @@ def test_a_stream_adds_up_to_the_whole_answer(
         assert [part["finish_reason"] for part in own if part["finish_reason"]] == [choice["finish_reason"]]
         assert own[-1]["finish_reason"] is not None
         if logprobs:
-            told = [entry for part in own if part["logprobs"] for entry in part["logprobs"]["content"]]
-            assert told == choice["logprobs"]["content"]
+            answer = [entry for part in own if part["logprobs"] for entry in part["logprobs"]["content"]]
+            assert answer == choice["logprobs"]["content"]
     assert [at for at, chunk in enumerate(chunks) if "ingot" in chunk] == [len(chunks) - 1]
     assert chunks[-1]["ingot"] == body["ingot"]
     if usage:
@@ -147,7 +147,7 @@ def test_metadata_and_tier_are_given_back() -> None:
 
 
 def test_a_choice_that_ends_early_is_told_at_once() -> None:
-    view = StreamedChat(HEAD, 2, logprobs=False, include_usage=False, tiered=False)
+    view = StreamedChat(HEAD, 2, ChatAnswerOptions())
     assert len(view.chunks(SequenceEnded(1, "stop", None, 1))) == 1
     assert view.chunks(SequenceEnded(0, "stop", None, 1)) == []
     assert len(view.chunks(END)) == 1

@@ -126,9 +126,9 @@ def test_streamed_logprobs_are_those_of_the_whole_answer() -> None:
     expected = whole(echo=True, logprobs=1).choices[0]
     chunks = [chunk.choices[0] for chunk in streamed(echo=True, logprobs=1)]
     assert "".join(chunk.text for chunk in chunks) == expected.text
-    told = [chunk.logprobs for chunk in chunks if chunk.logprobs is not None]
+    result = [chunk.logprobs for chunk in chunks if chunk.logprobs is not None]
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-        assert [one for part in told for one in getattr(part, name)] == getattr(expected.logprobs, name)
+        assert [one for part in result for one in getattr(part, name)] == getattr(expected.logprobs, name)
 
 
 def test_no_logprobs_are_told_unless_asked_for() -> None:

@@ -79,7 +79,7 @@ def served(strict: bool = False) -> ServedModel:
 
 def read(*, past: Any = Shelf(), strict: bool = False, **body: Any) -> ResponsePlan:  # noqa: B008  (never changed)
     given = {"input": "Hi", **body}
-    value = {name: held for name, held in given.items() if held is not ...}
+    value = {name: blocked for name, blocked in given.items() if blocked is not ...}
     return read_response(value, served(strict=strict), ID, ResponseContext(past, REMOTE))
 
 
@@ -92,7 +92,7 @@ def ended(reason: FinishReason = "stop", completion: int = 5, thought: int = 0) 
     return [SequenceEnded(0, reason, None, completion), Ended(usage, Timing(0.1, 0.2, 0.3))]
 
 
-def told(plan: ResponsePlan, events: Iterable[Event]) -> list[dict[str, Any]]:
+def result(plan: ResponsePlan, events: Iterable[Event]) -> list[dict[str, Any]]:
     """The wire's events of one round, each of a type that OpenAI's client knows."""
     composer = plan.composer
     chunks = [*composer.opening(), *(chunk for event in events for chunk in composer.chunks(event)), *composer.close()]
@@ -184,7 +184,7 @@ def test_a_near_miss_is_told_the_right_name() -> None:
 
 def test_web_search_is_named_in_the_receipt_and_refused_where_the_server_is_strict() -> None:
     plan = read(tools=[{"type": "web_search", "external_web_access": False}])
-    receipt = told(plan, [TextDelta(0, "x"), *ended()])[-1]["response"]["ingot"]
+    receipt = result(plan, [TextDelta(0, "x"), *ended()])[-1]["response"]["ingot"]
     assert receipt["ignored"] == ["tools.web_search"]
     with pytest.raises(Unsupported, match="web_search"):
         read(strict=True, tools=[{"type": "web_search"}])
@@ -217,8 +217,8 @@ def test_the_request_carries_what_the_body_says() -> None:
 def stored(status: str = "completed") -> StoredResponse:
     thought = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
     said = {"type": "message", "id": f"msg_{'0' * 24}_1", "role": "assistant", "content": "Hello."}
-    asked = {"type": "message", "id": f"msg_{'0' * 24}_in0", "role": "user", "content": "Hi"}
-    return StoredResponse({"id": ID, "status": status, "output": [thought, said]}, [asked])
+    query = {"type": "message", "id": f"msg_{'0' * 24}_in0", "role": "user", "content": "Hi"}
+    return StoredResponse({"id": ID, "status": status, "output": [thought, said]}, [query])
 
 
 def test_a_response_is_gone_on_from_with_all_that_was_said() -> None:
@@ -276,7 +276,7 @@ def test_items_are_kept_with_types_ids_and_parts() -> None:
 
 
 def test_a_text_is_told_from_beginning_to_end() -> None:
-    events = told(read(), [TextDelta(0, "Hel"), TextDelta(0, "lo"), *ended()])
+    events = result(read(), [TextDelta(0, "Hel"), TextDelta(0, "lo"), *ended()])
     assert types(events) == [
         "created",
         "in_progress",
@@ -303,7 +303,7 @@ def test_a_text_is_told_from_beginning_to_end() -> None:
 
 def test_thinking_is_told_as_content_or_where_it_was_asked_for_as_summary() -> None:
     script = [ThinkingDelta(0, "H"), ThinkingDelta(0, "m."), TextDelta(0, "Yes"), *ended(thought=2)]
-    plain = told(read(), script)
+    plain = result(read(), script)
     assert types(plain)[2:8] == [
         "output_item.added",
         "content_part.added",
@@ -317,7 +317,7 @@ def test_thinking_is_told_as_content_or_where_it_was_asked_for_as_summary() -> N
     assert "encrypted_content" not in item
     assert plain[-1]["response"]["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
 
-    summed = told(read(reasoning={"summary": "auto"}), script)
+    summed = result(read(reasoning={"summary": "auto"}), script)
     assert types(summed)[2:8] == [
         "output_item.added",
         "reasoning_summary_part.added",
@@ -340,7 +340,7 @@ def test_thinking_that_was_sealed_elsewhere_is_left_out_and_named() -> None:
 
 def test_sealed_thinking_comes_back_into_the_prompt() -> None:
     plan = read(include=["reasoning.encrypted_content"])
-    events = told(plan, [ThinkingDelta(0, "Hm."), TextDelta(0, "Yes"), *ended()])
+    events = result(plan, [ThinkingDelta(0, "Hm."), TextDelta(0, "Yes"), *ended()])
     thought, said = events[-1]["response"]["output"]
     assert SEAL.open(thought["encrypted_content"]) == "Hm."
     only_sealed = {"type": "reasoning", "summary": [], "encrypted_content": thought["encrypted_content"]}
@@ -350,7 +350,7 @@ def test_sealed_thinking_comes_back_into_the_prompt() -> None:
 
 def test_a_call_is_told_from_beginning_to_end() -> None:
     script = [TextDelta(0, "I look."), *call(0, "look", '{"x"', ":1}"), *ended("tool_calls")]
-    events = told(read(tools=[LOOK]), script)
+    events = result(read(tools=[LOOK]), script)
     assert types(events)[7:] == [
         "output_item.done",
         "output_item.added",
@@ -370,12 +370,12 @@ def test_a_call_is_told_from_beginning_to_end() -> None:
 
 
 def test_a_call_of_a_namespaces_tool_names_both() -> None:
-    item = told(read(tools=[SPACE]), [*call(0, "agents__look", "{}"), *ended()])[-1]["response"]["output"][0]
+    item = result(read(tools=[SPACE]), [*call(0, "agents__look", "{}"), *ended()])[-1]["response"]["output"][0]
     assert (item["name"], item["namespace"]) == ("look", "agents")
 
 
 def test_a_custom_tools_text_is_told_as_it_comes() -> None:
-    events = told(read(tools=[PATCH]), [*call(0, "patch", '{"inp', 'ut": "a\\', 'nb"', "}"), *ended("tool_calls")])
+    events = result(read(tools=[PATCH]), [*call(0, "patch", '{"inp', 'ut": "a\\', 'nb"', "}"), *ended("tool_calls")])
     assert types(events)[2:7] == [
         "output_item.added",
         "custom_tool_call_input.delta",
@@ -393,7 +393,7 @@ def test_a_custom_tools_text_is_the_same_however_it_was_cut(text: str, data: st.
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=6)))
     argument = CustomInputDecoder()
     pieces = [argument.push(raw[begin:end]) for begin, end in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
-    assert "".join([*pieces, argument.rest()]) == text
+    assert "".join([*pieces, argument.finish()]) == text
 
 
 @pytest.mark.parametrize(
@@ -409,11 +409,11 @@ def test_a_custom_tools_text_is_the_same_however_it_was_cut(text: str, data: st.
 )
 def test_arguments_of_another_form_are_given_as_they_are(raw: str, text: str) -> None:
     argument = CustomInputDecoder()
-    assert argument.push(raw) + argument.rest() == text
+    assert argument.push(raw) + argument.finish() == text
 
 
 def test_an_answer_that_came_to_its_limit_is_incomplete() -> None:
-    events = told(read(max_output_tokens=5), [TextDelta(0, "Hel"), *ended("length")])
+    events = result(read(max_output_tokens=5), [TextDelta(0, "Hel"), *ended("length")])
     last = events[-1]
     assert last["type"] == "response.incomplete"
     assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
@@ -421,7 +421,7 @@ def test_an_answer_that_came_to_its_limit_is_incomplete() -> None:
 
 
 def test_a_call_that_was_cut_short_is_incomplete() -> None:
-    events = told(read(tools=[LOOK]), [*call(0, "look", '{"x', complete=False), *ended("length")])
+    events = result(read(tools=[LOOK]), [*call(0, "look", '{"x', complete=False), *ended("length")])
     assert events[-1]["response"]["output"][0]["status"] == "incomplete"
 
 
@@ -433,7 +433,7 @@ def test_logprobs_go_with_the_text_that_they_are_of() -> None:
         TextDelta(0, "Yes", (info("es", top=[("x", -2.0)]),)),
         *ended(),
     ]
-    events = told(read(top_logprobs=1), script)
+    events = result(read(top_logprobs=1), script)
     delta = next(one for one in events if one["type"] == "response.output_text.delta")
     assert [entry["token"] for entry in delta["logprobs"]] == ["Y", "es"]
     part = events[-1]["response"]["output"][1]["content"][0]
@@ -477,7 +477,7 @@ def test_what_was_asked_is_given_back() -> None:
         "user": "u",
         "text": {"format": {"type": "text"}},
     }
-    made = told(read(**body), [TextDelta(0, "x"), *ended()])[-1]["response"]
+    made = result(read(**body), [TextDelta(0, "x"), *ended()])[-1]["response"]
     for name, value in body.items():
         assert made[name] == value, name
     Response.model_validate(made)
@@ -499,7 +499,7 @@ def test_the_servers_own_calls_are_listed_made_and_gone_on_from() -> None:
     events += [*first.succeeded("text of a"), *second.failed("no such file")]
     for chunk in events:
         STREAM_EVENT.validate_python(json.loads(msgspec.json.encode(chunk)))
-    job = plan.go_on()
+    job = plan.next_task()
     assert job is not None and job.request.id == ID
     said = tokenizer().decode(job.request.prompts[0], skip_special=False)
     assert said.index("files__read") < said.index("text of a") < said.index("no such file")
@@ -518,4 +518,4 @@ def test_no_round_begins_without_tokens_left_to_spend() -> None:
     plan = read(tools=[MCP], max_output_tokens=5)
     for event in [*call(0, "files__read", "{}"), *ended("tool_calls", completion=5)]:
         plan.composer.chunks(event)
-    assert plan.go_on() is None
+    assert plan.next_task() is None

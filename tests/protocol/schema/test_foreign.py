@@ -95,8 +95,8 @@ def test_our_name_wins_over_another_which_is_named() -> None:
 
 @pytest.mark.parametrize("read", [chat, completion, response])
 def test_what_has_no_effect_is_named_unless_it_asks_for_nothing(read: Callable[..., GenerationTask]) -> None:
-    given = {"top_a": 0.2, "models": ["a", "b"], "return_token_ids": True, "tool_stream": False, "provider": {"x": 1}}
-    assert sorted(ignored(read(**given))) == sorted(given)
+    options = {"top_a": 0.2, "models": ["a", "b"], "return_token_ids": True, "tool_stream": False, "provider": {"x": 1}}
+    assert sorted(ignored(read(**options))) == sorted(options)
     assert ignored(read(top_a=0, models=[], return_token_ids=False, tool_stream=True, skip_special_tokens=True)) == []
     with pytest.raises(Unsupported, match="strict"):
         read(strict=True, top_a=0.2)
@@ -106,7 +106,7 @@ def test_what_has_no_effect_is_named_unless_it_asks_for_nothing(read: Callable[.
     ("body", "words"),
     [
         ({"guided_json": {"type": "object"}}, r"structured_outputs\.json"),
-        ({"use_beam_search": True}, "not searched"),
+        ({"use_beam_search": True}, "are sampled"),
         ({"bad_words": ["x"]}, "logit_bias"),
         ({"extra_body": {"top_k": 3}}, "into the body itself"),
     ],
@@ -147,7 +147,7 @@ def prompt(**body: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         {"reasoning": {"enabled": True}},
         {"reasoning": {"effort": "high"}},
@@ -156,45 +156,46 @@ def prompt(**body: Any) -> str:
         {"thinking": {"type": "enabled", "budget_tokens": 5}, "enable_thinking": True},
     ],
 )
-def test_thinking_is_switched_on_in_any_words(said: dict[str, Any]) -> None:
-    assert prompt(**said) == "Hi<think>"
+def test_thinking_is_switched_on_in_any_words(message: dict[str, Any]) -> None:
+    assert prompt(**message) == "Hi<think>"
 
 
 @pytest.mark.parametrize(
-    "said", [{"reasoning": {"enabled": False}}, {"reasoning": {"effort": "none"}}, {"thinking": {"type": "disabled"}}]
+    "message",
+    [{"reasoning": {"enabled": False}}, {"reasoning": {"effort": "none"}}, {"thinking": {"type": "disabled"}}],
 )
-def test_thinking_is_switched_off_in_any_words(said: dict[str, Any]) -> None:
-    assert "<think>" not in prompt(**said)
+def test_thinking_is_switched_off_in_any_words(message: dict[str, Any]) -> None:
+    assert "<think>" not in prompt(**message)
 
 
 @pytest.mark.parametrize(
-    ("said", "param"),
+    ("message", "param"),
     [
         ({"reasoning": {"enabled": False}, "enable_thinking": True}, "reasoning.enabled"),
         ({"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, "reasoning.effort"),
         ({"reasoning": {"max_tokens": 5}, "thinking": {"type": "auto", "budget_tokens": 6}}, "thinking.budget_tokens"),
     ],
 )
-def test_words_that_differ_are_refused(said: dict[str, Any], param: str) -> None:
+def test_words_that_differ_are_refused(message: dict[str, Any], param: str) -> None:
     with pytest.raises(BadRequest, match="send one") as raised:
-        chat(**said)
+        chat(**message)
     assert raised.value.param == param
 
 
-@pytest.mark.parametrize("said", [{"reasoning": {"exclude": True}}, {"include_reasoning": False}])
+@pytest.mark.parametrize("message", [{"reasoning": {"exclude": True}}, {"include_reasoning": False}])
 @pytest.mark.parametrize("stream", [True, False])
-def test_thinking_that_is_not_wanted_is_left_out_of_the_answer(said: dict[str, Any], stream: bool) -> None:
+def test_thinking_that_is_not_wanted_is_left_out_of_the_answer(message: dict[str, Any], stream: bool) -> None:
     events = [ThinkingDelta(0, "Hm."), TextDelta(0, "Yes"), SequenceEnded(0, "stop", None, 2)]
     for hidden in (True, False):
-        view: Any = chat(stream=stream, **said if hidden else {}).view
-        told = []
+        view: Any = chat(stream=stream, **message if hidden else {}).view
+        answer = []
         for event in (*events, Ended(Usage(), Timing())):
-            told += view.chunks(event) if stream else [view.take(event)]
-        assert ("Hm." in str(told if stream else view.body())) is not hidden
+            answer += view.chunks(event) if stream else [view.take(event)]
+        assert ("Hm." in str(answer if stream else view.body())) is not hidden
 
 
 @pytest.mark.parametrize(
-    ("said", "named"),
+    ("message", "named"),
     [
         ({"enable_thinking": True}, ["enable_thinking"]),
         ({"reasoning_effort": "high"}, ["reasoning_effort"]),
@@ -203,11 +204,11 @@ def test_thinking_that_is_not_wanted_is_left_out_of_the_answer(said: dict[str, A
     ],
 )
 def test_what_a_model_that_does_not_think_cannot_heed_is_named_as_it_was_said(
-    said: dict[str, Any], named: list[str]
+    message: dict[str, Any], named: list[str]
 ) -> None:
     unthinking = served(template="{% for m in messages %}{{ m.content }}{% endfor %}>")
-    assert ignored(read_chat({"messages": [USER], **said}, unthinking, "chatcmpl-1")) == named
-    assert ignored(chat(**said)) == []
+    assert ignored(read_chat({"messages": [USER], **message}, unthinking, "chatcmpl-1")) == named
+    assert ignored(chat(**message)) == []
 
 
 def test_no_effort_settles_it_and_the_switch_is_named() -> None:

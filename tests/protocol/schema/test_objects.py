@@ -143,11 +143,11 @@ def test_records_are_told_apart_by_what_their_own_fields_may_hold() -> None:
 
 
 def test_what_is_said_is_a_text_or_parts() -> None:
-    said = text_or(tagged("kind", Inner), least=1)
-    assert said.parse("Hi", "", BodyReading(TERMS)) == "Hi"
-    assert said.parse([{"kind": "inner"}], "", BodyReading(TERMS)) == (Inner("inner"),)
+    result = text_or(tagged("kind", Inner), least=1)
+    assert result.parse("Hi", "", BodyReading(TERMS)) == "Hi"
+    assert result.parse([{"kind": "inner"}], "", BodyReading(TERMS)) == (Inner("inner"),)
     with pytest.raises(BadRequest):
-        said.parse([], "", BodyReading(TERMS))
+        result.parse([], "", BodyReading(TERMS))
 
 
 objects = st.dictionaries(
@@ -168,20 +168,20 @@ rules = st.lists(conditions, min_size=1, max_size=3).map(lambda made: Never(tupl
 @example(Never((Is("a", True),), "No.", param="a"), {"a": 1})
 def test_a_rule_and_its_schema_agree_on_every_object(rule: Never, value: dict[str, Any]) -> None:
     try:
-        rule.judge(value)
-        taken = True
+        rule.check(value)
+        accepted = True
     except BadRequest as error:
         assert (error.message, error.param) == ("No.", "a")
-        taken = False
-    assert taken == jsonschema_rs.is_valid(rule.schema(), value)
+        accepted = False
+    assert accepted == jsonschema_rs.is_valid(rule.schema(), value)
 
 
 def test_a_rule_needs_all_its_conditions() -> None:
     rule = Never((IsGiven("a"), Not(Is("b", True))), "a needs b.", param="a")
-    rule.judge({"a": 1, "b": True})
-    rule.judge({"b": False})
+    rule.check({"a": 1, "b": True})
+    rule.check({"b": False})
     with pytest.raises(BadRequest, match="a needs b"):
-        rule.judge({"a": 1})
+        rule.check({"a": 1})
 
 
 NAMES = ("model", "messages", "temperature", "top_p", "top_k", "max_tokens", "n", "seed", "repetition_penalty")
